@@ -1,0 +1,180 @@
+"""The pyarrow side of a body: the judge of every message that is not exactly our template.
+
+pyarrow loads with the first call. `read_record_batch` trusts offsets that would crash the process,
+so nothing leaves here before `validate(full=True)`; and nothing is decompressed, because a
+compressed buffer names its own unpacked size and we would allocate it.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from surecast.columns.column import NO_BYTES, Body, Column, Columns, aligned, unpack_valid
+from surecast.errors import PeerError, UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["body_from_table", "decode_arrow", "read_arrow", "schema_of"]
+
+
+def schema_of(schema_id: int, explicit: bool) -> pa.Schema:
+    """The Arrow schema behind a schema id."""
+    import pyarrow as pa
+
+    fields = [pa.field("key", pa.binary()), pa.field("value", pa.binary(), nullable=False)]
+    if schema_id == 1:
+        fields.append(pa.field("tag", pa.binary()))
+    if explicit:
+        fields += [
+            pa.field("seq", pa.int64(), nullable=False),
+            pa.field("time", pa.int64(), nullable=False),
+        ]
+    return pa.schema(fields)
+
+
+def body_from_table(table: pa.Table | pa.RecordBatch) -> tuple[bytes, int]:
+    """A dense body, and its schema id, from the columns `value` and, if there, `key` and `tag`."""
+    import pyarrow as pa
+
+    names = table.schema.names
+    unknown = [name for name in names if name not in ("key", "value", "tag")]
+    if unknown or "value" not in names or len(set(names)) != len(names):
+        raise UsageError(f"columns must be value, key and tag, each once; got {names}")
+    if not table.num_rows:
+        raise UsageError("a batch has at least one event")
+    schema_id = 1 if "tag" in names else 0
+    schema = schema_of(schema_id, False)
+    arrays = []
+    for field in schema:
+        if field.name not in names:
+            arrays.append(pa.nulls(table.num_rows, pa.binary()))
+            continue
+        column = table.column(field.name)
+        if not _is_bytes(column.type):
+            raise UsageError(f"column {field.name!r} must hold bytes, not {column.type}")
+        try:
+            column = column.cast(pa.binary())
+            if isinstance(column, pa.ChunkedArray):
+                column = pa.concat_arrays(column.chunks)
+        except (pa.ArrowException, OverflowError) as problem:
+            raise UsageError(f"column {field.name!r} does not fit a batch: {problem}") from None
+        if not field.nullable and column.null_count:
+            raise UsageError(f"column {field.name!r} has nulls")
+        arrays.append(column)
+    return pa.RecordBatch.from_arrays(arrays, schema=schema).serialize().to_pybytes(), schema_id
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind):
+        return _is_bytes(kind.value_type)
+    types = pa.types
+    tests = (
+        types.is_binary,
+        types.is_large_binary,
+        types.is_fixed_size_binary,
+        types.is_string,
+        types.is_large_string,
+        types.is_null,
+    )
+    return any(test(kind) for test in tests)
+
+
+def read_arrow(body: Body, schema_id: int, rows: int, explicit: bool) -> pa.RecordBatch:
+    """`body` as a fully validated pyarrow record batch over the same memory."""
+    import pyarrow as pa
+
+    try:
+        _refuse_compressed(body)
+        message = pa.ipc.read_message(pa.py_buffer(body))
+        if message.type != "record batch":
+            raise PeerError(f"the body is a {message.type} message")
+        batch = pa.ipc.read_record_batch(message, schema_of(schema_id, explicit))
+        batch.validate(full=True)
+    except (pa.ArrowException, OSError, ValueError, OverflowError, struct.error) as problem:
+        raise PeerError(f"the body is no valid Arrow batch: {str(problem)[:200]}") from problem
+    if batch.num_rows != rows:
+        raise PeerError(f"the body has {batch.num_rows} rows, the header says {rows}")
+    return batch
+
+
+def decode_arrow(body: Body, schema_id: int, rows: int, explicit: bool | None) -> Columns:
+    if explicit is None:
+        explicit = _column_count(body) > 2 + schema_id
+    batch = read_arrow(body, schema_id, rows, explicit)
+    strings = []
+    numbers = []
+    for array in batch.columns:
+        if array.offset:
+            raise PeerError("a column does not start at its first row")
+        bitmap, *buffers = array.buffers()
+        valid = None
+        if array.null_count:
+            valid = unpack_valid(np.frombuffer(bitmap, np.uint8), rows)
+        if len(buffers) == 1:
+            if valid is not None:
+                raise PeerError("a seq or time is null")
+            numbers.append(aligned(np.frombuffer(buffers[0], np.int64, rows)))
+            continue
+        offsets = aligned(np.frombuffer(buffers[0], np.int32, rows + 1))
+        has_data = buffers[1] is not None and buffers[1].size
+        data = np.frombuffer(buffers[1], np.uint8) if has_data else NO_BYTES
+        strings.append(Column(offsets, data, valid))
+    seqs, times = numbers or (None, None)
+    return Columns(strings[0], strings[1], strings[2] if schema_id == 1 else None, seqs, times)
+
+
+# ---------------------------------------------------------------- a look into the flatbuffer
+
+
+def _record_batch_fields(body: Body) -> list[int]:
+    """Where the fields of the message's record batch are, 0 for absent ones; no trust in it.
+
+    Fields: length, nodes, buffers, compression, variadic counts. Raises struct.error or
+    PeerError when the bytes do not hang together.
+    """
+    (mark, size) = struct.unpack_from("<iI", body)
+    if mark != -1 or 8 + size > len(body):
+        raise PeerError("the body is no Arrow message")
+    meta = bytes(body[8 : 8 + size])
+    message = _table(meta, struct.unpack_from("<I", meta)[0], 5)
+    if not message[2]:
+        raise PeerError("the body's message is empty")
+    if not message[3] or 8 + size + struct.unpack_from("<q", meta, message[3])[0] != len(body):
+        raise PeerError("the body's length is not what its metadata says")
+    return _table(meta, message[2] + struct.unpack_from("<I", meta, message[2])[0], 5)
+
+
+def _table(meta: bytes, at: int, count: int) -> list[int]:
+    vtable = at - struct.unpack_from("<i", meta, at)[0]
+    if vtable < 0:
+        raise PeerError("the body's metadata points outside itself")
+    size = struct.unpack_from("<H", meta, vtable)[0]
+    fields = []
+    for slot in range(count):
+        place = 4 + 2 * slot
+        relative = struct.unpack_from("<H", meta, vtable + place)[0] if place + 2 <= size else 0
+        fields.append(at + relative if relative else 0)
+    return fields
+
+
+def _refuse_compressed(body: Body) -> None:
+    """A compressed buffer names its own unpacked size: refuse before anybody allocates it."""
+    fields = _record_batch_fields(body)
+    if fields[3] or fields[4]:
+        raise PeerError("compressed or variadic Arrow bodies are not accepted")
+
+
+def _column_count(body: Body) -> int:
+    try:
+        at = _record_batch_fields(body)[1]
+        meta = bytes(body[8 : 8 + struct.unpack_from("<I", body, 4)[0]])
+        count: int = struct.unpack_from("<I", meta, at + struct.unpack_from("<I", meta, at)[0])[0]
+    except struct.error as problem:
+        raise PeerError("the body's metadata is cut short") from problem
+    return count

@@ -1,0 +1,494 @@
+"""Batch: a run of positions of one stream, the unit of wire, log, kernels and simulator.
+
+A batch covers the half-open positions [lo, hi). Some are live rows; all the others are void, for
+one reason. Three shapes follow:
+
+    dense    every position is a row; the body has no seq or time column (the normal case)
+    void     no rows, no body
+    sparse   0 < rows < count; the body has explicit seq and time columns
+
+A body with explicit columns may also be full (rows == count) when compaction joined batches of
+different times; the body itself says whether it has them. Only the header of a batch changes on
+its way (`sequenced`); `slice`, `without` and `coalesce` make new bodies where rows are dropped.
+
+Batches are never changed once made, and may be shared freely.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from surecast.columns import codec
+from surecast.columns.column import Body, Column, Columns, Int64s, column_of, concat, null_column
+from surecast.columns.intervals import IntervalSet
+from surecast.errors import PeerError, UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "COLLECT",
+    "COLLECTED",
+    "CONFIG",
+    "CONTROL",
+    "DATA",
+    "EXPIRED",
+    "HEADER_SIZE",
+    "NONE",
+    "NO_PUBLISHER",
+    "VOID",
+    "Batch",
+    "Column",
+    "Row",
+    "coalesce",
+]
+
+HEADER_SIZE: Final = 128  # of a frame, on the wire and in the log
+NO_PUBLISHER: Final = bytes(16)
+
+# Kinds, which are also the frame types of the header.
+DATA: Final = 1
+COLLECT: Final = 2  # a GC event: one row whose value is an encoded predicate
+CONFIG: Final = 3  # one row whose value is an encoded retention policy; never void
+VOID: Final = 4
+CONTROL: Final = 16  # a control message of the wire, not a batch
+
+# Why positions are void. "Filtered" is a subscriber's own reason and never stored.
+NONE: Final = 0
+COLLECTED: Final = 1
+EXPIRED: Final = 2
+
+_SMALL_ROWS: Final = 16  # dense batches up to this size are worth joining when read back
+_NO_CRC: Final = 0  # zlib.crc32(b"")
+
+
+class Row(NamedTuple):
+    """One event as Python objects: for tests and slow paths."""
+
+    seq: int
+    time_ns: int
+    key: bytes | None
+    value: bytes
+    tag: bytes | None
+
+
+class Batch:
+    """See the module. The constructor takes header fields as they are, for the wire's decoder."""
+
+    __slots__ = (
+        "_columns",
+        "_seqs",
+        "_times",
+        "body",
+        "body_crc",
+        "count",
+        "epoch",
+        "kind",
+        "lo",
+        "nbytes",
+        "pub_no",
+        "publisher",
+        "reason",
+        "rows",
+        "schema_id",
+        "stream_id",
+        "time_ns",
+    )
+
+    def __init__(
+        self,
+        kind: int,
+        stream_id: bytes,
+        schema_id: int,
+        publisher: bytes,
+        pub_no: int,
+        lo: int,
+        count: int,
+        rows: int,
+        time_ns: int,
+        epoch: int,
+        reason: int,
+        body: Body | None,
+        body_crc: int,
+        nbytes: int,
+    ) -> None:
+        self.kind = kind
+        self.stream_id = stream_id
+        self.schema_id = schema_id
+        self.publisher = publisher
+        self.pub_no = pub_no  # of the event at lo; the events behind it count on
+        self.lo = lo  # 0: not sequenced yet
+        self.count = count  # positions covered
+        self.rows = rows  # how many of them are live
+        self.time_ns = time_ns  # of the last position
+        self.epoch = epoch
+        self.reason = reason  # of every void position
+        self.body = body  # b"" for a void range, None for a synthetic batch
+        self.body_crc = body_crc
+        self.nbytes = nbytes  # of the whole frame
+        self._columns: Columns | None = None  # the body, decoded and checked
+        self._seqs: Int64s | None = None  # of a synthetic batch with explicit rows
+        self._times: Int64s | None = None
+
+    @property
+    def hi(self) -> int:
+        return self.lo + self.count
+
+    @property
+    def is_synthetic(self) -> bool:
+        return self.body is None
+
+    def __repr__(self) -> str:
+        names = {DATA: "data", COLLECT: "collect", CONFIG: "config", VOID: "void"}
+        name = names.get(self.kind, str(self.kind))
+        return f"Batch({name} [{self.lo}, {self.hi}) rows={self.rows} reason={self.reason})"
+
+    # ------------------------------------------------------------ builders
+
+    @classmethod
+    def of(
+        cls,
+        stream_id: bytes,
+        values: Sequence[bytes],
+        keys: Sequence[bytes | None] | None = None,
+        tags: Sequence[bytes | None] | None = None,
+        *,
+        publisher: bytes = NO_PUBLISHER,
+        pub_no: int = 0,
+        kind: int = DATA,
+        time_ns: int = 0,
+    ) -> Batch:
+        """A dense batch, not sequenced yet, from Python byte strings."""
+        rows = len(values)
+        if not rows:
+            raise UsageError("a batch has at least one event")
+        for name, column in (("keys", keys), ("tags", tags)):
+            if column is not None and len(column) != rows:
+                raise UsageError(f"{len(column)} {name} for {rows} values")
+        value_column = column_of(values)
+        if value_column.valid is not None:
+            raise UsageError("a value is None; use b'' for an empty one")
+        key_column = null_column(rows) if keys is None else column_of(keys)
+        tag_column = None if tags is None else column_of(tags)
+        body = codec.encode(Columns(key_column, value_column, tag_column))
+        return cls(
+            kind, stream_id, 0 if tags is None else 1, publisher, pub_no, 0, rows, rows, time_ns,
+            0, NONE, body, zlib.crc32(body), HEADER_SIZE + len(body),
+        )  # fmt: skip
+
+    @classmethod
+    def from_arrow(
+        cls,
+        stream_id: bytes,
+        table: pa.Table | pa.RecordBatch,
+        *,
+        publisher: bytes = NO_PUBLISHER,
+        pub_no: int = 0,
+        time_ns: int = 0,
+    ) -> Batch:
+        """A dense batch from columns `value` and, if there, `key` and `tag`."""
+        from surecast.columns.arrow import body_from_table
+
+        body, schema_id = body_from_table(table)
+        rows = table.num_rows
+        return cls(
+            DATA, stream_id, schema_id, publisher, pub_no, 0, rows, rows, time_ns, 0, NONE,
+            body, zlib.crc32(body), HEADER_SIZE + len(body),
+        )  # fmt: skip
+
+    @classmethod
+    def void(
+        cls, stream_id: bytes, lo: int, hi: int, reason: int, *, time_ns: int = 0, epoch: int = 0
+    ) -> Batch:
+        """The positions [lo, hi), all void."""
+        if not 0 < lo < hi or reason not in (COLLECTED, EXPIRED):
+            raise ValueError(f"no void range: [{lo}, {hi}) reason {reason}")
+        return cls(
+            VOID, stream_id, 0, NO_PUBLISHER, 0, lo, hi - lo, 0, time_ns, epoch, reason,
+            b"", _NO_CRC, HEADER_SIZE,
+        )  # fmt: skip
+
+    @classmethod
+    def synthetic(
+        cls,
+        stream_id: bytes,
+        count: int,
+        nbytes: int,
+        *,
+        publisher: bytes = NO_PUBLISHER,
+        pub_no: int = 0,
+    ) -> Batch:
+        """A dense batch that only counts: no body, a declared frame size. For simulations."""
+        return cls(
+            DATA, stream_id, 0, publisher, pub_no, 0, count, count, 0, 0, NONE,
+            None, _NO_CRC, nbytes,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------ derived batches
+
+    def sequenced(self, lo: int, time_ns: int, epoch: int) -> Batch:
+        """This batch at its place in the stream; shares the body."""
+        if self.rows != self.count:
+            raise ValueError("only a dense batch can be sequenced")
+        made = Batch(
+            self.kind, self.stream_id, self.schema_id, self.publisher, self.pub_no, lo,
+            self.count, self.rows, time_ns, epoch, self.reason,
+            self.body, self.body_crc, self.nbytes,
+        )  # fmt: skip
+        made._columns = self._columns
+        return made
+
+    def slice(self, lo: int, hi: int) -> Batch:
+        """The part of this batch within [lo, hi), which must not miss it."""
+        lo, hi = max(lo, self.lo), min(hi, self.hi)
+        if lo >= hi:
+            raise ValueError(f"[{lo}, {hi}) has nothing of {self!r}")
+        if hi - lo == self.count:
+            return self
+        first, last = lo - self.lo, hi - self.lo
+        if self.rows != self.count:
+            first, last = np.searchsorted(self.seqs(), (lo, hi)).tolist()
+            if first == last:
+                return self._void(lo, hi, self.reason)
+        columns = None if self.body is None else self._decoded().part(first, last)
+        if not self.explicit:
+            return self._derived(lo, hi, last - first, columns, None, None, NONE)
+        seqs, times = self.seqs()[first:last], self.times()[first:last]
+        return self._derived(lo, hi, last - first, columns, seqs, times, self.reason)
+
+    def without(self, voids: IntervalSet, reason: int) -> Batch:
+        """This batch with the rows at the positions in `voids` void, for `reason`."""
+        gone = voids.clip(self.lo, self.hi) if self.rows else voids
+        if not self.rows or not gone:
+            return self
+        kept = np.flatnonzero(~gone.contains_many(self.seqs()))
+        if kept.size == self.rows:
+            return self
+        if self.kind == CONFIG:
+            raise ValueError("a CONFIG event is never void")
+        if self.rows < self.count and self.reason != reason:
+            raise ValueError(f"{self!r} cannot also be void for reason {reason}")
+        if not kept.size:
+            return self._void(self.lo, self.hi, reason)
+        columns = None if self.body is None else self._decoded().take(kept)
+        seqs, times = self.seqs()[kept], self.times()[kept]
+        return self._derived(self.lo, self.hi, kept.size, columns, seqs, times, reason)
+
+    def _void(self, lo: int, hi: int, reason: int) -> Batch:
+        return Batch.void(self.stream_id, lo, hi, reason, time_ns=self.time_ns, epoch=self.epoch)
+
+    def _derived(
+        self,
+        lo: int,
+        hi: int,
+        rows: int,
+        columns: Columns | None,
+        seqs: Int64s | None,
+        times: Int64s | None,
+        reason: int,
+    ) -> Batch:
+        """Some of this batch's rows as a batch of [lo, hi)."""
+        named = self.publisher != NO_PUBLISHER
+        made = Batch(
+            self.kind, self.stream_id, self.schema_id, self.publisher,
+            self.pub_no + lo - self.lo if named else 0, lo, hi - lo, rows, self.time_ns,
+            self.epoch, reason, self.body, _NO_CRC,
+            HEADER_SIZE + max(0, self.nbytes - HEADER_SIZE) * rows // self.rows,
+        )  # fmt: skip
+        if times is not None and hi < self.hi:
+            made.time_ns = int(times[-1])
+        made._fill(columns, seqs, times)
+        return made
+
+    def _fill(self, columns: Columns | None, seqs: Int64s | None, times: Int64s | None) -> None:
+        """Finish a batch under construction: its rows, at these seqs and times if explicit."""
+        if self.rows == self.count:
+            self.reason = NONE
+            if times is not None and times[0] == times[-1]:
+                self.time_ns = int(times[0])
+                seqs = times = None
+        if columns is None:
+            self.body, self._seqs, self._times = None, seqs, times
+            return
+        self.body = codec.encode(columns._replace(seqs=seqs, times=times))
+        self.body_crc = zlib.crc32(self.body)
+        self.nbytes = HEADER_SIZE + len(self.body)
+
+    # ------------------------------------------------------------ views
+
+    def validate(self) -> None:
+        """Check header fields against each other and the whole body; PeerError says what is wrong.
+
+        The wire calls this once for every batch that enters; views call it when nobody did.
+        """
+        if self.kind == VOID:
+            if self.rows or self.count < 1 or self.lo < 1 or self.body:
+                raise PeerError(f"no void range: {self!r}")
+        elif self.kind not in (DATA, COLLECT, CONFIG):
+            raise PeerError(f"unknown kind {self.kind}")
+        elif not 1 <= self.rows <= self.count or self.lo < 0:
+            raise PeerError(f"row count out of bounds: {self!r}")
+        elif self.kind != DATA and (self.count != 1 or self.schema_id != 0):
+            raise PeerError(f"an event of its kind stands alone: {self!r}")
+        if self.reason not in ((NONE,) if self.rows == self.count else (COLLECTED, EXPIRED)):
+            raise PeerError(f"reason does not fit: {self!r}")
+        if self.rows < self.count and self.lo < 1:
+            raise PeerError(f"void positions before sequencing: {self!r}")
+        if self.rows and self.body is not None:
+            self._decoded()
+
+    def _decoded(self) -> Columns:
+        columns = self._columns
+        if columns is None:
+            if self.body is None:
+                raise UsageError("a synthetic batch has no events to look at")
+            sparse = True if self.rows < self.count else None
+            columns = codec.decode(self.body, self.schema_id, self.rows, explicit=sparse)
+            seqs, times = columns.seqs, columns.times
+            if seqs is not None and times is not None:
+                if seqs[0] < max(1, self.lo) or seqs[-1] >= self.hi or (np.diff(seqs) < 1).any():
+                    raise PeerError(f"seqs out of order or outside {self!r}")
+                if (np.diff(times) < 0).any():
+                    raise PeerError("times decrease")
+            if self.kind != DATA and (columns.keys.valid is None or columns.keys.valid.any()):
+                raise PeerError("only DATA events have keys")
+            self._columns = columns
+        return columns
+
+    @property
+    def explicit(self) -> bool:
+        """Whether rows have their own seqs and times."""
+        if self.body is None:
+            return self._seqs is not None
+        return self.rows > 0 and self._decoded().seqs is not None
+
+    def record_batch(self) -> pa.RecordBatch:
+        """The body as pyarrow sees it, without a copy."""
+        from surecast.columns.arrow import read_arrow
+
+        if not self.body:
+            raise UsageError(f"{self!r} has no body")
+        return read_arrow(self.body, self.schema_id, self.rows, self.explicit)
+
+    def seqs(self) -> Int64s:
+        """The position of each row."""
+        seqs = self._seqs if self.body is None else self._decoded().seqs if self.body else None
+        if seqs is not None:
+            return seqs
+        return np.arange(self.lo, self.lo + self.rows, dtype=np.int64)
+
+    def times(self) -> Int64s:
+        """The time of each row."""
+        times = self._times if self.body is None else self._decoded().times if self.body else None
+        return times if times is not None else np.full(self.rows, self.time_ns, np.int64)
+
+    def keys(self) -> Column:
+        return self._decoded().keys
+
+    def values(self) -> Column:
+        return self._decoded().values
+
+    def tags(self) -> Column | None:
+        return self._decoded().tags
+
+    def to_rows(self) -> list[Row]:
+        """Every event as a Python object: tests and slow paths only."""
+        if not self.rows:
+            return []
+        columns = self._decoded()
+        tags: list[bytes | None] = [None] * self.rows
+        if columns.tags is not None:
+            tags = columns.tags.to_list()
+        values: Any = columns.values.to_list()
+        return [
+            Row(*row)
+            for row in zip(
+                self.seqs().tolist(),
+                self.times().tolist(),
+                columns.keys.to_list(),
+                values,
+                tags,
+                strict=True,
+            )
+        ]
+
+
+def coalesce(
+    batches: Sequence[Batch], rows_max: int, *, small_rows: int = _SMALL_ROWS
+) -> list[Batch]:
+    """The same positions and rows in fewer batches, for catch-up and compaction.
+
+    The input is contiguous. Void ranges join their neighbours of the same reason, and so do sparse
+    and small dense batches while they have at most `rows_max` rows together. Larger dense batches
+    and COLLECT and CONFIG events come back as the same objects.
+    """
+    joined: list[Batch] = []
+    group: list[Batch] = []
+    rows = reason = 0
+    for batch in batches:
+        if group and batch.lo != group[-1].hi:
+            raise ValueError(f"{batch!r} does not follow {group[-1]!r}")
+        alone = batch.kind in (COLLECT, CONFIG) or (
+            batch.rows == batch.count and batch.rows > small_rows
+        )
+        if group and (
+            alone
+            or rows + batch.rows > rows_max
+            or (reason and batch.reason and reason != batch.reason)
+            or not _same_shape(group, batch)
+        ):
+            joined.append(_join(group, reason))
+            group, rows, reason = [], 0, 0
+        if alone:
+            joined.append(batch)
+            continue
+        group.append(batch)
+        rows += batch.rows
+        reason = reason or batch.reason
+    if group:
+        joined.append(_join(group, reason))
+    return joined
+
+
+def _same_shape(group: list[Batch], batch: Batch) -> bool:
+    """Whether the rows of `batch` can lie in one body with those of `group`."""
+    for other in group:
+        if other.rows and batch.rows:
+            return other.schema_id == batch.schema_id and (other.body is None) == (
+                batch.body is None
+            )
+    return True
+
+
+def _join(group: list[Batch], reason: int) -> Batch:
+    """One batch of all the positions of `group`."""
+    if len(group) == 1:
+        return group[0]
+    first, last = group[0], group[-1]
+    live = [batch for batch in group if batch.rows]
+    time_ns = max(batch.time_ns for batch in group)
+    epoch = max(batch.epoch for batch in group)
+    if not live:
+        return Batch.void(first.stream_id, first.lo, last.hi, reason, time_ns=time_ns, epoch=epoch)
+    made = Batch(
+        DATA, first.stream_id, live[0].schema_id, NO_PUBLISHER, 0, first.lo, last.hi - first.lo,
+        sum(batch.rows for batch in live), time_ns, epoch, reason, None, _NO_CRC,
+        HEADER_SIZE + sum(max(0, batch.nbytes - HEADER_SIZE) for batch in live),
+    )  # fmt: skip
+    columns = None
+    if live[0].body is not None:
+        parts = [batch._decoded() for batch in live]
+        tags = [part.tags for part in parts if part.tags is not None]
+        columns = Columns(
+            concat([part.keys for part in parts]),
+            concat([part.values for part in parts]),
+            concat(tags) if tags else None,
+        )
+    seqs = np.concatenate([batch.seqs() for batch in live])
+    times = np.concatenate([batch.times() for batch in live])
+    made._fill(columns, seqs, times)
+    return made

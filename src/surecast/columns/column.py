@@ -1,0 +1,144 @@
+"""Column: variable-length byte strings side by side, as Arrow lays them out, and as numpy views."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from surecast.errors import UsageError
+
+__all__ = ["Body", "Column", "Columns", "Int32s", "Int64s", "column_of", "concat", "null_column"]
+
+Body = bytes | memoryview
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+Bools = npt.NDArray[np.bool_]
+
+DATA_MAX = (1 << 31) - 1  # offsets are 32 bits
+NO_BYTES: Bytes = np.empty(0, np.uint8)
+
+
+class Column(NamedTuple):
+    """Row i is data[offsets[i]:offsets[i + 1]], or null where valid[i] is false."""
+
+    offsets: Int32s
+    data: Bytes
+    valid: Bools | None = None  # None: no nulls
+
+    def to_list(self) -> list[bytes | None]:
+        """The rows as Python objects, for tests and slow paths."""
+        data = self.data.tobytes()
+        ends = self.offsets.tolist()
+        rows: list[bytes | None] = [data[a:b] for a, b in pairwise(ends)]
+        if self.valid is not None:
+            rows = [row if ok else None for row, ok in zip(rows, self.valid.tolist(), strict=True)]
+        return rows
+
+    def part(self, first: int, last: int) -> Column:
+        """Rows [first, last), sharing memory."""
+        valid = None if self.valid is None else self.valid[first:last]
+        return Column(self.offsets[first : last + 1], self.data, valid)
+
+    def take(self, rows: Int64s) -> Column:
+        """The rows at these indices, copied together."""
+        starts = self.offsets[rows].astype(np.int64)
+        lengths = self.offsets[rows + 1] - starts
+        offsets = np.zeros(rows.size + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
+        valid = None if self.valid is None else self.valid[rows]
+        return Column(offsets.astype(np.int32), self.data[places], valid)
+
+
+class Columns(NamedTuple):
+    """What a body holds; `seqs` and `times` when its rows do not simply follow the header's."""
+
+    keys: Column
+    values: Column
+    tags: Column | None = None
+    seqs: Int64s | None = None
+    times: Int64s | None = None
+
+    def part(self, first: int, last: int) -> Columns:
+        """Rows [first, last), sharing memory."""
+        return Columns(
+            self.keys.part(first, last),
+            self.values.part(first, last),
+            None if self.tags is None else self.tags.part(first, last),
+            None if self.seqs is None else self.seqs[first:last],
+            None if self.times is None else self.times[first:last],
+        )
+
+    def take(self, rows: Int64s) -> Columns:
+        """The rows at these indices, copied together."""
+        return Columns(
+            self.keys.take(rows),
+            self.values.take(rows),
+            None if self.tags is None else self.tags.take(rows),
+            None if self.seqs is None else self.seqs[rows],
+            None if self.times is None else self.times[rows],
+        )
+
+
+def column_of(items: Sequence[bytes | None]) -> Column:
+    """Join Python byte strings into a column."""
+    valid = None
+    strings: Any = items
+    try:
+        joined = b"".join(strings)
+    except TypeError:  # a None, or a mistake
+        valid = np.fromiter((item is not None for item in items), np.bool_, len(items))
+        strings = [b"" if item is None else item for item in items]
+        try:
+            joined = b"".join(strings)
+        except TypeError:
+            raise UsageError("keys, values and tags are bytes") from None
+    if len(joined) > DATA_MAX:
+        raise UsageError(f"a batch column holds at most {DATA_MAX} bytes, not {len(joined)}")
+    offsets = np.zeros(len(strings) + 1, np.int32)
+    np.fromiter(map(len, strings), np.int32, len(strings)).cumsum(out=offsets[1:])
+    return Column(offsets, np.frombuffer(joined, np.uint8), valid)
+
+
+def null_column(rows: int) -> Column:
+    return Column(np.zeros(rows + 1, np.int32), NO_BYTES, np.zeros(rows, np.bool_))
+
+
+def concat(columns: Sequence[Column]) -> Column:
+    """One column after the other, copied together."""
+    offsets: list[Int32s] = [np.zeros(1, np.int32)]
+    data: list[Bytes] = []
+    total = 0
+    for column in columns:
+        first, last = int(column.offsets[0]), int(column.offsets[-1])
+        offsets.append(column.offsets[1:] + np.int32(total - first))
+        data.append(column.data[first:last])
+        total += last - first
+        if total > DATA_MAX:
+            raise UsageError(f"a batch column holds at most {DATA_MAX} bytes")
+    valid = None
+    if any(column.valid is not None for column in columns):
+        valid = np.concatenate([_valid_of(column) for column in columns])
+    return Column(np.concatenate(offsets), np.concatenate(data), valid)
+
+
+def _valid_of(column: Column) -> Bools:
+    return np.ones(column.offsets.size - 1, np.bool_) if column.valid is None else column.valid
+
+
+def unpack_valid(bitmap: Bytes, rows: int) -> Bools:
+    """Arrow's validity bits as bools."""
+    return np.unpackbits(bitmap, count=rows, bitorder="little").view(np.bool_)
+
+
+def aligned(numbers: Any) -> Any:
+    """The array itself, or a copy if it does not start on its own boundary.
+
+    A frame may lie anywhere in a receive buffer, and kernels are compiled for aligned arrays.
+    """
+    return numbers if numbers.flags.aligned else numbers.copy()

@@ -1,0 +1,449 @@
+"""IntervalSet: a set of positions, held as sorted half-open runs that never touch.
+
+Two sizes matter. A window of outstanding requests has ten runs and is changed one range at a time:
+a bisection and a small move in two flat arrays. The voids of a keyed stream have 10^5 runs and take
+a thousand scattered positions with every batch: those are collected in a buffer and merged in bulk
+with numpy once there are about as many of them as there are runs, so a position costs some tens of
+nanoseconds however fragmented the set is. Questions see the buffer too; most merge it first.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from surecast.errors import PeerError
+
+__all__ = ["POSITION_MAX", "IntervalSet"]
+
+Positions = npt.NDArray[np.int64]
+
+POSITION_MAX = 1 << 61  # no position is this high
+_ONE_BY_ONE = 4  # up to this many positions, single insertions beat the bulk path
+_BUFFER_MIN = 4096
+_LOOKS = 8
+_VARINT_BYTES = 9  # of 7 bits each cover every value below POSITION_MAX
+
+
+class IntervalSet:
+    """A mutable set of non-negative integers as half-open runs."""
+
+    __slots__ = ("_buffer", "_buffered", "_his", "_looked", "_los")
+
+    def __init__(self, runs: Iterable[tuple[int, int]] = ()) -> None:
+        self._los = array("q")
+        self._his = array("q")
+        self._buffer: Positions | None = None  # positions added but not merged yet, any order
+        self._buffered = 0
+        self._looked = 0  # buffered positions that `clip` has gone through since the last merge
+        for lo, hi in runs:
+            self.add(lo, hi)
+
+    @classmethod
+    def from_arrays(cls, los: npt.ArrayLike, his: npt.ArrayLike) -> IntervalSet:
+        """The union of the ranges [los[i], his[i]), in any order, overlapping or not."""
+        lo_array = np.asarray(los, np.int64)
+        hi_array = np.asarray(his, np.int64)
+        full = lo_array < hi_array
+        made = cls()
+        made._take(*_union(lo_array[full], hi_array[full]))
+        return made
+
+    def copy(self) -> IntervalSet:
+        self._settle()
+        made = IntervalSet()
+        made._los = self._los[:]
+        made._his = self._his[:]
+        return made
+
+    # ------------------------------------------------------------ changes
+
+    def add(self, lo: int, hi: int) -> None:
+        """Add [lo, hi); an empty range adds nothing."""
+        if lo >= hi:
+            return
+        los, his = self._los, self._his
+        if not his or lo > his[-1]:
+            los.append(lo)
+            his.append(hi)
+        elif lo >= los[-1]:
+            if hi > his[-1]:
+                his[-1] = hi
+        else:
+            first = bisect_left(his, lo)  # the first run that reaches lo
+            last = bisect_right(los, hi)  # the first run wholly above hi
+            if first == last:
+                los.insert(first, lo)
+                his.insert(first, hi)
+                return
+            if lo < los[first]:
+                los[first] = lo
+            his[first] = max(hi, his[last - 1])
+            if last - first > 1:
+                del los[first + 1 : last]
+                del his[first + 1 : last]
+
+    def add_many(self, positions: npt.ArrayLike) -> None:
+        """Add single positions, in any order and with repeats; the argument is copied."""
+        given = np.asarray(positions, np.int64)
+        count = given.size
+        if count <= _ONE_BY_ONE:
+            for position in given.tolist():
+                self.add(position, position + 1)
+            return
+        buffer, filled = self._buffer, self._buffered
+        if buffer is None or filled + count > buffer.size:
+            self._settle()
+            filled = 0
+            size = max(_BUFFER_MIN, len(self._los), count)
+            if buffer is None or buffer.size < size:
+                buffer = self._buffer = np.empty(size, np.int64)
+        buffer[filled : filled + count] = given
+        self._buffered = filled + count
+
+    def update(self, other: IntervalSet) -> None:
+        """Add every position of `other`."""
+        other._settle()
+        if len(other._los) <= _ONE_BY_ONE:
+            for lo, hi in zip(other._los, other._his, strict=True):
+                self.add(lo, hi)
+            return
+        self._merge(*other.to_arrays())
+
+    def discard(self, lo: int, hi: int) -> None:
+        """Remove every position of [lo, hi)."""
+        if lo >= hi:
+            return
+        self._settle()
+        los, his = self._los, self._his
+        first = bisect_right(his, lo)  # the first run with something above lo
+        last = bisect_left(los, hi)  # the first run starting at or above hi
+        if first >= last:
+            return
+        head, tail = los[first], his[last - 1]
+        kept_los = array("q")
+        kept_his = array("q")
+        if head < lo:
+            kept_los.append(head)
+            kept_his.append(lo)
+        if tail > hi:
+            kept_los.append(hi)
+            kept_his.append(tail)
+        los[first:last] = kept_los
+        his[first:last] = kept_his
+
+    def difference_update(self, other: IntervalSet) -> None:
+        """Remove every position of `other`."""
+        other._settle()
+        if len(other._los) <= _ONE_BY_ONE:
+            for lo, hi in zip(other._los, other._his, strict=True):
+                self.discard(lo, hi)
+            return
+        if self:
+            made = self.difference(other)
+            self._los, self._his = made._los, made._his
+
+    def clear(self) -> None:
+        self._los = array("q")
+        self._his = array("q")
+        self._buffered = self._looked = 0
+
+    # ------------------------------------------------------------ new sets
+
+    def union(self, other: IntervalSet) -> IntervalSet:
+        made = self.copy()
+        made.update(other)
+        return made
+
+    def intersection(self, other: IntervalSet) -> IntervalSet:
+        small, large = (self, other) if self.runs <= other.runs else (other, self)
+        if small.runs <= _ONE_BY_ONE:
+            made = IntervalSet()
+            for lo, hi in small:
+                part = large.clip(lo, hi)
+                made._los += part._los
+                made._his += part._his
+            return made
+        return _meet(*small._views(), *large._views())
+
+    def difference(self, other: IntervalSet) -> IntervalSet:
+        if not self:
+            return IntervalSet()
+        other._settle()
+        if len(other._los) <= _ONE_BY_ONE:
+            made = self.copy()
+            made.difference_update(other)
+            return made
+        lowest, highest = self._los[0], self._his[-1]
+        return self.intersection(other.gaps(lowest, highest))
+
+    def clip(self, lo: int, hi: int) -> IntervalSet:
+        """The positions of [lo, hi) that are in the set.
+
+        Looks through the buffer instead of merging it, unless it was looked through so often that
+        merging would have been cheaper: so this is quick between many additions and without any.
+        """
+        made = IntervalSet()
+        if lo >= hi:
+            return made
+        if self._looked > _LOOKS * (len(self._los) + self._buffered):
+            self._settle()
+        los, his = self._los, self._his
+        first = bisect_right(his, lo)
+        last = bisect_left(los, hi)
+        if first < last:
+            made._los = los[first:last]
+            made._his = his[first:last]
+            if made._los[0] < lo:
+                made._los[0] = lo
+            if made._his[-1] > hi:
+                made._his[-1] = hi
+        if self._buffered:
+            assert self._buffer is not None
+            self._looked += self._buffered
+            waiting = self._buffer[: self._buffered]
+            made.add_many(waiting[(waiting >= lo) & (waiting < hi)])
+            made._settle()
+        return made
+
+    def gaps(self, lo: int, hi: int) -> IntervalSet:
+        """The positions of [lo, hi) that are not in the set."""
+        part = self.clip(lo, hi)
+        made = IntervalSet()
+        if lo >= hi:
+            return made
+        los, his = part._los, part._his
+        if not los:
+            made.add(lo, hi)
+            return made
+        made._los = array("q", (lo,)) + his if los[0] > lo else his[:]
+        made._his = los[:] if los[0] > lo else los[1:]
+        if his[-1] < hi:
+            made._his.append(hi)
+        else:
+            made._los.pop()
+        return made
+
+    # ------------------------------------------------------------ questions
+
+    def __contains__(self, position: int) -> bool:
+        return self.contains_range(position, position + 1)
+
+    def contains_range(self, lo: int, hi: int) -> bool:
+        """Whether all of [lo, hi) is in the set; true for an empty range."""
+        if lo >= hi:
+            return True
+        self._settle()
+        run = bisect_right(self._los, lo) - 1
+        return run >= 0 and self._his[run] >= hi
+
+    def contains_many(self, positions: Positions) -> npt.NDArray[np.bool_]:
+        """For each position, whether it is in the set."""
+        self._settle()
+        if not self._los:
+            return np.zeros(positions.shape, np.bool_)
+        los, his = self._views()
+        run = np.searchsorted(los, positions, side="right") - 1
+        found: npt.NDArray[np.bool_] = (run >= 0) & (positions < his[run])
+        return found
+
+    def lowest(self) -> int | None:
+        """The smallest position in the set."""
+        self._settle()
+        return self._los[0] if self._los else None
+
+    def highest(self) -> int | None:
+        """The greatest position in the set (so one below the last run's end)."""
+        self._settle()
+        return self._his[-1] - 1 if self._his else None
+
+    def lowest_missing(self, start: int) -> int:
+        """The smallest position at or above `start` that is not in the set."""
+        self._settle()
+        run = bisect_right(self._los, start) - 1
+        return max(start, self._his[run]) if run >= 0 else start
+
+    def total(self) -> int:
+        """How many positions the set has."""
+        self._settle()
+        los, his = self._views()
+        return int(his.sum() - los.sum())
+
+    @property
+    def runs(self) -> int:
+        """How many runs the set has."""
+        self._settle()
+        return len(self._los)
+
+    def to_arrays(self) -> tuple[Positions, Positions]:
+        """The runs' starts and ends, as copies."""
+        self._settle()
+        los, his = self._views()
+        return los.copy(), his.copy()
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        self._settle()
+        return iter(list(zip(self._los, self._his, strict=True)))
+
+    def __bool__(self) -> bool:
+        return bool(self._los) or self._buffered > 0
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, IntervalSet):
+            return NotImplemented
+        self._settle()
+        other._settle()
+        return self._los == other._los and self._his == other._his
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        shown = [f"[{lo}, {hi})" for lo, hi in list(self)[:8]]
+        more = f" … {self.runs} runs" if self.runs > 8 else ""
+        return f"IntervalSet({' '.join(shown)}{more})"
+
+    # ------------------------------------------------------------ wire form
+
+    def to_bytes(self) -> bytes:
+        """Varints: the number of runs, then for each the gap before it and its length."""
+        self._settle()
+        los, his = self._views()
+        if los.size and (los[0] < 0 or his[-1] > POSITION_MAX):
+            raise ValueError("positions outside [0, 2**61) have no wire form")
+        numbers = np.empty(1 + 2 * los.size, np.int64)
+        numbers[0] = los.size
+        numbers[1::2] = los
+        numbers[3::2] -= his[:-1]
+        numbers[2::2] = his - los
+        return _varints_pack(numbers)
+
+    @classmethod
+    def from_bytes(cls, data: bytes | memoryview, runs_max: int) -> IntervalSet:
+        """Read `to_bytes` back; PeerError on anything it cannot have written, or too many runs."""
+        if len(data) > _VARINT_BYTES * (2 * runs_max + 1):
+            raise PeerError(f"interval set of {len(data)} bytes exceeds {runs_max} runs")
+        numbers = _varints_unpack(data)
+        if numbers.size == 0 or numbers[0] > runs_max or numbers.size != 1 + 2 * numbers[0]:
+            raise PeerError("interval set: run count does not match its bytes, or is too high")
+        steps = numbers[1:]
+        # A run leaves a gap before it, so only the first step may be 0. Floats cannot overflow,
+        # and refuse what the sum in integers would wrap around.
+        if steps.size and (steps[1:].min() < 1 or steps.sum(dtype=np.float64) > POSITION_MAX):
+            raise PeerError("interval set: an empty or touching run, or a position out of range")
+        edges = np.cumsum(steps)
+        if steps.size and edges[-1] > POSITION_MAX:
+            raise PeerError("interval set: a position out of range")
+        made = cls()
+        made._take(edges[0::2], edges[1::2])
+        return made
+
+    # ------------------------------------------------------------ inside
+
+    def _views(self) -> tuple[Positions, Positions]:
+        """The runs as numpy arrays over the same memory: drop them before changing the set."""
+        self._settle()
+        return np.frombuffer(self._los, np.int64), np.frombuffer(self._his, np.int64)
+
+    def _take(self, los: Positions, his: Positions) -> None:
+        self._los = array("q", los.tobytes())
+        self._his = array("q", his.tobytes())
+
+    def _settle(self) -> None:
+        """Merge the buffer into the runs."""
+        if not self._buffered:
+            return
+        assert self._buffer is not None
+        ordered = np.sort(self._buffer[: self._buffered])
+        self._buffered = self._looked = 0
+        breaks = np.flatnonzero(ordered[1:] - ordered[:-1] > 1)
+        los = ordered[np.concatenate((_ZERO, breaks + 1))]
+        his = ordered[np.append(breaks, ordered.size - 1)] + 1
+        self._merge(los, his)
+
+    def _merge(self, los: Positions, his: Positions) -> None:
+        """Add runs that are in order. What lies wholly below them stays where it is."""
+        keep = bisect_left(self._his, int(los[0]))
+        if keep < len(self._los):
+            old_los = np.frombuffer(self._los, np.int64)[keep:]
+            old_his = np.frombuffer(self._his, np.int64)[keep:]
+            los, his = _union(np.concatenate((old_los, los)), np.concatenate((old_his, his)))
+            del old_los, old_his  # an array cannot be resized while a view of it lives
+            del self._los[keep:]
+            del self._his[keep:]
+        self._los.frombytes(los.tobytes())
+        self._his.frombytes(his.tobytes())
+
+
+_ZERO = np.zeros(1, np.int64)
+
+
+def _union(los: Positions, his: Positions) -> tuple[Positions, Positions]:
+    """Merge non-empty ranges in any order.
+
+    With starts and ends sorted apart, a run begins at the i-th start exactly when i ends lie
+    strictly below it: all i ranges that began before have closed again.
+    """
+    if los.size == 0:
+        return los, his
+    los = np.sort(los, kind="stable")  # timsort: our inputs are two sorted halves
+    his = np.sort(his, kind="stable")
+    begins = np.flatnonzero(los[1:] > his[:-1])
+    return los[np.concatenate((_ZERO, begins + 1))], his[np.append(begins, his.size - 1)]
+
+
+def _meet(los: Positions, his: Positions, los2: Positions, his2: Positions) -> IntervalSet:
+    """Intersect two lists of runs: each run of the first with the slice of the second it meets."""
+    first = np.searchsorted(his2, los, side="right")
+    counts = np.searchsorted(los2, his, side="left") - first
+    counts[counts < 0] = 0
+    mine = np.repeat(np.arange(los.size), counts)
+    steps = np.arange(mine.size) - np.repeat(np.cumsum(counts) - counts, counts)
+    theirs = first[mine] + steps
+    made = IntervalSet()
+    made._take(np.maximum(los[mine], los2[theirs]), np.minimum(his[mine], his2[theirs]))
+    return made
+
+
+def _varints_pack(numbers: Positions) -> bytes:
+    """LEB128, all numbers at once."""
+    sizes = np.ones(numbers.size, np.int64)
+    for power in range(1, _VARINT_BYTES):
+        more = numbers >= 1 << 7 * power
+        if not more.any():
+            break
+        sizes += more
+    ends = np.cumsum(sizes)
+    starts = ends - sizes
+    packed = np.empty(int(ends[-1]), np.uint8)
+    for index in range(int(sizes.max())):
+        has = sizes > index
+        low = (numbers[has] >> 7 * index) & 0x7F
+        packed[starts[has] + index] = low | np.where(sizes[has] > index + 1, 0x80, 0)
+    return packed.tobytes()
+
+
+def _varints_unpack(data: bytes | memoryview) -> Positions:
+    """Read LEB128 numbers to the end of `data`; PeerError if that cannot be done."""
+    packed = np.frombuffer(data, np.uint8)
+    if packed.size == 0 or packed[-1] & 0x80:
+        raise PeerError("interval set: truncated number")
+    ends = np.flatnonzero(packed < 0x80) + 1
+    starts = np.concatenate((_ZERO, ends[:-1]))
+    sizes = ends - starts
+    if sizes.max() > _VARINT_BYTES:
+        raise PeerError("interval set: number too long")
+    if (packed[ends[sizes > 1] - 1] == 0).any():
+        raise PeerError("interval set: padded number")
+    numbers: Any = np.zeros(ends.size, np.int64)
+    for index in range(int(sizes.max())):
+        has = sizes > index
+        numbers[has] |= (packed[starts[has] + index] & np.int64(0x7F)) << 7 * index
+    checked: Positions = numbers
+    if checked.max() > POSITION_MAX:
+        raise PeerError("interval set: number too large")
+    return checked

@@ -1,0 +1,456 @@
+"""Compiled loops over columns: the only code that looks at every event.
+
+Rules that keep them fast and predictable: explicit signatures on read-only contiguous arrays, so
+that no call ever compiles anything (numba converts writable arrays to read-only ones for free, and
+would otherwise compile anew for each combination); machine code cached on disk; no GIL held; plain
+arrays in and out, no Python objects. Importing this module loads everything.
+
+Each kernel has a plain-Python twin in tests/columns/twins.py that says what it means.
+
+The key table behind `put_keys` is open addressing with linear probing over pairs of words:
+
+    keys of up to 8 bytes   slot: the key, padded with zeros; position << 4 | length
+    longer keys             slot: the key's hash;             place << 4 | LONG
+                            arena[place:]: position, length, the key in words padded with zeros
+
+A slot whose second word is 0 is empty. Keys are compared byte by byte, never by hash alone: a
+collision would void a live event. The slot of a row is asked for `_AHEAD` rows before it is needed
+and its record in the arena half as many, which hides most of two cache misses.
+"""
+
+# Parameters are numpy arrays and numbers as the signatures say, which mypy cannot read.
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped, unused-ignore]
+from numba import extending, types
+
+from surecast.columns import codec
+
+__all__ = [
+    "LONG",
+    "POSITION_BITS",
+    "RING",
+    "before_seq",
+    "before_time",
+    "get_key",
+    "keep_last",
+    "match_equal",
+    "match_prefix",
+    "move_keys",
+    "offsets_ok",
+    "put_keys",
+    "warm",
+]
+
+Kernel = Callable[..., Any]
+_njit: Any = numba.njit  # numba's own types leave out some of its options
+
+LONG = 9  # the code of keys over 8 bytes
+POSITION_BITS = 59  # what a slot's second word leaves for the position
+_AHEAD = 24  # rows between asking for a slot and using it
+RING = 64  # size of the scratch arrays: a power of two above _AHEAD
+
+_U = np.uint64
+_ONE = np.uint64(1)
+_FOUR = np.uint64(4)
+_CODE = np.uint64(15)
+_PHI = np.uint64(0x9E3779B97F4A7C15)
+_MUL = np.uint64(0xD6E8FEB86659FD93)
+
+
+def _in(item: Any) -> Any:
+    return types.Array(item, 1, "C", readonly=True)
+
+
+def _out(item: Any) -> Any:
+    return types.Array(item, 1, "C")
+
+
+_INT32S, _INT64S, _BYTES, _BOOLS = (
+    _in(types.int32),
+    _in(types.int64),
+    _in(types.uint8),
+    _in(types.boolean),
+)
+_WORDS, _WORDS_OUT, _INT64S_OUT = _in(types.uint64), _out(types.uint64), _out(types.int64)
+
+
+# No kernel allocates, so none needs numba's reference counts: they cost more than the work here.
+_OPTIONS: dict[str, Any] = {
+    "nogil": True,
+    "boundscheck": False,
+    "error_model": "numpy",
+    "_nrt": False,
+}
+
+
+def _kernel(signature: Any) -> Callable[[Kernel], Kernel]:
+    made: Callable[[Kernel], Kernel] = _njit(signature, cache=True, **_OPTIONS)
+    return made
+
+
+def _helper(function: Kernel) -> Kernel:
+    # Always inlined: passing one array to a called function means pushing seven words.
+    made: Kernel = _njit(forceinline=True, **_OPTIONS)(function)
+    return made
+
+
+# ---------------------------------------------------------------- machine words
+
+
+def _intrinsic(function: Kernel) -> Kernel:
+    made: Kernel = extending.intrinsic(function)  # type: ignore[assignment, unused-ignore]
+    return made
+
+
+@_intrinsic
+def _word_at(typing_context: Any, data: Any, index: Any) -> Any:
+    """Eight bytes of a byte array from any index, as one unaligned load."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, arguments[0])
+        place = builder.gep(array.data, [arguments[1]])
+        word = builder.load(builder.bitcast(place, ir.IntType(64).as_pointer()))
+        word.align = 1
+        return word
+
+    return types.uint64(data, index), generate
+
+
+@_intrinsic
+def _prefetch(typing_context: Any, array: Any, index: Any) -> Any:
+    """Start loading array[index] into the cache, for writing."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        made = context.make_array(signature.args[0])(context, builder, arguments[0])
+        place = builder.gep(made.data, [arguments[1]])
+        place = builder.bitcast(place, ir.IntType(8).as_pointer())
+        number = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [place.type, number, number, number])
+        call = builder.module.declare_intrinsic("llvm.prefetch", [place.type], kind)
+        builder.call(call, [place, number(1), number(3), number(1)])
+        return context.get_dummy_value()
+
+    return types.void(array, index), generate
+
+
+@_helper
+def _tail(data, start, length):
+    """The up to 8 bytes from `start`, padded with zeros; never reads past the data."""
+    if length == 0:
+        return _U(0)
+    if start + 8 <= data.size:
+        return _word_at(data, start) & (~_U(0) >> _U(64 - 8 * length))
+    word = _U(0)
+    for index in range(length):
+        word |= _U(data[start + index]) << _U(8 * index)
+    return word
+
+
+@_helper
+def _mix(word):
+    word = (word ^ (word >> _U(32))) * _PHI
+    word = (word ^ (word >> _U(29))) * _MUL
+    return word ^ (word >> _U(32))
+
+
+@_helper
+def _word_of(data, start, length, seed, hash_mask):
+    """What a slot holds for this key: its bytes if they fit, else its hash."""
+    if length <= 8:
+        return _tail(data, start, length)
+    digest = seed ^ (_U(length) * _MUL)
+    stop = start + length
+    while start + 8 <= stop:
+        digest = (digest ^ _word_at(data, start)) * _PHI
+        digest ^= digest >> _U(32)
+        start += 8
+    if start < stop:
+        digest = (digest ^ _tail(data, start, stop - start)) * _PHI
+        digest ^= digest >> _U(32)
+    return digest & hash_mask
+
+
+@_helper
+def _home(word, code, seed, hash_mask, slot_mask):
+    """The slot where the search for a key starts."""
+    return np.int64(_mix(word ^ seed ^ (_U(code) << _U(56))) & hash_mask & _U(slot_mask))
+
+
+@_helper
+def _same_key(arena, place, data, start, length):
+    if arena[place + 1] != _U(length):
+        return False
+    place += 2
+    stop = start + length
+    while start + 8 <= stop:
+        if arena[place] != _word_at(data, start):
+            return False
+        place += 1
+        start += 8
+    return start == stop or arena[place] == _tail(data, start, stop - start)
+
+
+@_helper
+def _find(slots, arena, slot, word, code, data, start, length):
+    """The key's slot, or the complement of the empty one where it belongs."""
+    slot_mask = slots.size // 2 - 1
+    while True:
+        mark = slots[2 * slot + 1]
+        if mark == _U(0):
+            return ~slot
+        if (
+            slots[2 * slot] == word
+            and mark & _CODE == _U(code)
+            and (code != LONG or _same_key(arena, np.int64(mark >> _FOUR), data, start, length))
+        ):
+            return slot
+        slot = (slot + 1) & slot_mask
+
+
+@_helper
+def _position(slots, arena, slot):
+    found = np.int64(slots[2 * slot + 1] >> _FOUR)
+    if slots[2 * slot + 1] & _CODE == _U(LONG):
+        found = np.int64(arena[found])
+    return found
+
+
+# ---------------------------------------------------------------- latest per key
+
+
+@_kernel(
+    types.int64(
+        _WORDS_OUT, _WORDS_OUT,  # slots, arena
+        _WORDS, _WORDS,  # the table being left, or empty
+        _INT64S_OUT, types.uint64, types.uint64,  # counters, seed, hash_mask
+        _INT32S, _BYTES, _BOOLS, _INT64S,  # keys, seqs
+        _INT64S_OUT, _WORDS_OUT, _INT64S_OUT,  # replaced, scratch
+    )
+)  # fmt: skip
+def put_keys(
+    slots, arena, old_slots, old_arena, counters, seed, hash_mask,
+    offsets, data, valid, seqs, replaced, words, homes,
+):  # fmt: skip
+    """Make each row the newest of its key; write the positions they replace, return how many.
+
+    `valid` of size 0 means no nulls; null keys are skipped. `counters` holds the used slots and
+    the used words of the arena; the caller made both large enough. While a table is being left,
+    a key not found in the new one may still be in the old one. `words` and `homes` are scratch.
+    """
+    rows = offsets.size - 1
+    slot_mask = slots.size // 2 - 1
+    nullable = valid.size > 0
+    leaving = old_slots.size > 0
+    used, arena_used = counters[0], counters[1]
+    count = 0
+    for ahead in range(rows + _AHEAD):
+        if ahead < rows and not (nullable and not valid[ahead]):
+            start = np.int64(offsets[ahead])
+            length = np.int64(offsets[ahead + 1]) - start
+            word = _word_of(data, start, length, seed, hash_mask)
+            home = _home(word, min(length, LONG), seed, hash_mask, slot_mask)
+            words[ahead & (RING - 1)] = word
+            homes[ahead & (RING - 1)] = home
+            _prefetch(slots, 2 * home)
+        row = ahead - _AHEAD // 2
+        if arena_used > 0 and 0 <= row < rows:
+            home = homes[row & (RING - 1)] & slot_mask  # a null key's is a stale one
+            mark = slots[2 * home + 1]
+            if mark & _CODE == _U(LONG):
+                _prefetch(arena, np.int64(mark >> _FOUR))
+        row = ahead - _AHEAD
+        if row < 0 or (nullable and not valid[row]):
+            continue
+        start = np.int64(offsets[row])
+        length = np.int64(offsets[row + 1]) - start
+        code: Any = min(length, LONG)
+        word = words[row & (RING - 1)]
+        home = homes[row & (RING - 1)]
+        slot = _find(slots, arena, home, word, code, data, start, length)
+        if slot >= 0:
+            replaced[count] = _position(slots, arena, slot)
+            count += 1
+            if code == LONG:
+                arena[np.int64(slots[2 * slot + 1] >> _FOUR)] = _U(seqs[row])
+            else:
+                slots[2 * slot + 1] = _U(seqs[row]) << _FOUR | _U(code)
+            continue
+        slot = ~slot
+        if leaving:
+            home = _home(word, code, seed, hash_mask, old_slots.size // 2 - 1)
+            old = _find(old_slots, old_arena, home, word, code, data, start, length)
+            if old >= 0:
+                replaced[count] = _position(old_slots, old_arena, old)
+                count += 1
+        used += 1
+        slots[2 * slot] = word
+        if code != LONG:
+            slots[2 * slot + 1] = _U(seqs[row]) << _FOUR | _U(code)
+            continue
+        slots[2 * slot + 1] = _U(arena_used) << _FOUR | _U(code)
+        arena[arena_used] = _U(seqs[row])
+        arena[arena_used + 1] = _U(length)
+        arena_used += 2
+        stop = start + length
+        while start < stop:
+            arena[arena_used] = _tail(data, start, min(8, stop - start))
+            arena_used += 1
+            start += 8
+    counters[0], counters[1] = used, arena_used
+    return count
+
+
+@_kernel(
+    types.void(
+        _WORDS_OUT, _WORDS_OUT, _WORDS, _WORDS, _INT64S_OUT, types.uint64, types.uint64,
+        types.int64, types.int64, types.int64,
+    )
+)  # fmt: skip
+def move_keys(slots, arena, old_slots, old_arena, counters, seed, hash_mask, first, last, floor):
+    """Carry the old table's slots [first, last) over, except for positions below `floor`."""
+    slot_mask = slots.size // 2 - 1
+    used, arena_used = counters[0], counters[1]
+    for old in range(first, last):
+        mark = old_slots[2 * old + 1]
+        if mark == _U(0) or _position(old_slots, old_arena, old) < floor:
+            continue
+        word = old_slots[2 * old]
+        code = np.int64(mark & _CODE)
+        place = np.int64(mark >> _FOUR) if code == LONG else 0
+        size = (np.int64(old_arena[place + 1]) + 7) // 8 if code == LONG else 0
+        slot = _home(word, code, seed, hash_mask, slot_mask)
+        while True:
+            there = slots[2 * slot + 1]
+            if there == _U(0):
+                slots[2 * slot] = word
+                slots[2 * slot + 1] = mark
+                used += 1
+                if code == LONG:
+                    slots[2 * slot + 1] = _U(arena_used) << _FOUR | _U(code)
+                    for index in range(size + 2):
+                        arena[arena_used + index] = old_arena[place + index]
+                    arena_used += size + 2
+                break
+            if slots[2 * slot] == word and there & _CODE == _U(code):
+                same = True
+                if code == LONG:
+                    for index in range(1, size + 2):
+                        if arena[np.int64(there >> _FOUR) + index] != old_arena[place + index]:
+                            same = False
+                            break
+                if same:  # written again since: the new table knows a later position
+                    break
+            slot = (slot + 1) & slot_mask
+    counters[0], counters[1] = used, arena_used
+
+
+@_kernel(types.int64(_WORDS, _WORDS, types.uint64, types.uint64, _BYTES))
+def get_key(slots, arena, seed, hash_mask, key):
+    """The newest position of `key`, or 0."""
+    code = min(key.size, LONG)
+    word = _word_of(key, 0, key.size, seed, hash_mask)
+    home = _home(word, code, seed, hash_mask, slots.size // 2 - 1)
+    slot = _find(slots, arena, home, word, code, key, 0, key.size)
+    return _position(slots, arena, slot) if slot >= 0 else 0
+
+
+# ---------------------------------------------------------------- predicates
+
+
+@_helper
+def _below(rising, limit):
+    """How many leading entries of a non-decreasing array are below `limit`."""
+    low, high = 0, rising.size
+    while low < high:
+        middle = (low + high) >> 1
+        if rising[middle] < limit:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@_kernel(types.int64(_INT64S, types.int64))
+def before_seq(seqs, seq):
+    """How many leading rows have positions below `seq`."""
+    return _below(seqs, seq)
+
+
+@_kernel(types.int64(_INT64S, types.int64))
+def before_time(times, time_ns):
+    """How many leading rows are older than `time_ns`; times never decrease along a stream."""
+    return _below(times, time_ns)
+
+
+@_kernel(types.int64(_INT64S, types.int64, types.int64))
+def keep_last(seqs, end, n):
+    """How many leading rows are not among the `n` newest positions of a stream up to `end`."""
+    return _below(seqs, end - n)
+
+
+@_kernel(types.int64(_INT32S, _BYTES, _BOOLS, _INT64S, _BYTES, _INT64S_OUT))
+def match_prefix(offsets, data, valid, seqs, prefix, matched):
+    """Write the positions of rows that start with `prefix`, return how many."""
+    nullable = valid.size > 0
+    size = prefix.size
+    head = _tail(prefix, 0, min(8, size))
+    count = 0
+    for row in range(offsets.size - 1):
+        start = np.int64(offsets[row])
+        if np.int64(offsets[row + 1]) - start < size or (nullable and not valid[row]):
+            continue
+        if _tail(data, start, min(8, size)) != head:
+            continue
+        index = 8
+        while index < size and data[start + index] == prefix[index]:
+            index += 1
+        if index >= size:
+            matched[count] = seqs[row]
+            count += 1
+    return count
+
+
+@_kernel(types.int64(_INT32S, _BYTES, _BOOLS, _INT64S, _BYTES, _INT64S_OUT))
+def match_equal(offsets, data, valid, seqs, wanted, matched):
+    """Write the positions of rows that equal `wanted`, return how many."""
+    nullable = valid.size > 0
+    size = wanted.size
+    head = _tail(wanted, 0, min(8, size))
+    count = 0
+    for row in range(offsets.size - 1):
+        start = np.int64(offsets[row])
+        if np.int64(offsets[row + 1]) - start != size or (nullable and not valid[row]):
+            continue
+        if _tail(data, start, min(8, size)) != head:
+            continue
+        index = 8
+        while index < size and data[start + index] == wanted[index]:
+            index += 1
+        if index >= size:
+            matched[count] = seqs[row]
+            count += 1
+    return count
+
+
+@_kernel(types.boolean(_INT32S, types.int64))
+def offsets_ok(offsets, data_size):
+    """Whether every row of a column lies inside its data."""
+    falls = np.int32(0)  # no early exit: the loop vectorises
+    for row in range(offsets.size - 1):
+        falls |= np.int32(offsets[row + 1] < offsets[row])
+    return falls == 0 and offsets[0] >= 0 and offsets[-1] <= data_size
+
+
+codec.use_kernel(offsets_ok)
+
+
+def warm() -> None:
+    """Have all kernels compiled or loaded: importing this module has done it."""

@@ -1,0 +1,168 @@
+"""KeyTable: the newest position of every key, exact, and growing without a pause.
+
+Doubling a table of ten million keys at once would stop everything for a sixth of a second. So a
+full table is left step by step: a larger one takes all new entries, every later call carries some
+old slots over, and until that is done a key unknown to the new table is looked up in both. Entries
+for positions known to be void stay behind.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from surecast.columns.column import Bools, Bytes, Column, Int64s
+
+__all__ = ["KeyTable"]
+
+_SLOTS_MIN: Final = 1 << 10
+_ROWS_STEP: Final = 1 << 13  # rows a kernel call takes: bounds the pause of one call
+_MOVES_PER_ROW: Final = 8  # old slots carried over per row; more than 2 finishes in time
+_ZEROS_PER_ROW: Final = 64  # words of the next table cleared per row; over 32 is in time
+_AT_ONCE: Final = 1 << 16  # slots of a table that is not worth leaving step by step
+_ALL_VALID: Final[Bools] = np.empty(0, np.bool_)
+
+_Words = npt.NDArray[np.uint64]
+_Table = tuple[_Words, _Words]  # slots and arena, see kernels.py
+_NO_TABLE: Final[_Table] = np.zeros(0, np.uint64), np.zeros(0, np.uint64)
+
+
+class KeyTable:
+    """key → newest position. `seed` and `hash_mask` shape the hash; tests force collisions."""
+
+    def __init__(self, *, seed: int = 0x5EED, hash_mask: int = (1 << 64) - 1) -> None:
+        from surecast.columns import kernels
+
+        self._kernels = kernels
+        self._seed = np.uint64(seed)
+        self._hash_mask = np.uint64(hash_mask)
+        self._now: _Table = np.zeros(2 * _SLOTS_MIN, np.uint64), np.empty(0, np.uint64)
+        self._next: _Words | None = None  # the next table's slots, while they are prepared
+        self._cleared = 0
+        self._old = _NO_TABLE  # the table being left
+        self._moved = 0  # old slots already carried over
+        self._counters = np.zeros(2, np.int64)  # used slots, used arena words
+        self._words = np.empty(kernels.RING, np.uint64)  # scratch
+        self._homes = np.zeros(kernels.RING, np.int64)
+        self._replaced = np.empty(_ROWS_STEP, np.int64)
+        self._end = 1  # above every position entered
+        self.floor = 1  # every position below is known to be void
+
+    def put(self, keys: Column, seqs: Int64s) -> Int64s:
+        """Enter rows at rising positions; the positions they made obsolete, in no order."""
+        rows = seqs.size
+        offsets = np.ascontiguousarray(keys.offsets, np.int32)
+        data = np.ascontiguousarray(keys.data, np.uint8)
+        valid = _ALL_VALID if keys.valid is None else np.ascontiguousarray(keys.valid)
+        seqs = np.ascontiguousarray(seqs, np.int64)
+        if not rows:
+            return seqs
+        self._end = int(seqs[-1]) + 1
+        assert self._end <= 1 << self._kernels.POSITION_BITS
+        if rows <= _ROWS_STEP:
+            return self._put(offsets, data, valid, seqs)
+        found = []
+        for first in range(0, rows, _ROWS_STEP):
+            last = min(rows, first + _ROWS_STEP)
+            part = offsets[first : last + 1], data, valid[first:last], seqs[first:last]
+            found.append(self._put(*part).copy())
+        return np.concatenate(found)
+
+    def _put(self, offsets: Any, data: Bytes, valid: Bools, seqs: Int64s) -> Int64s:
+        rows = seqs.size
+        # A long key's record has two words before the key and at most one word of padding.
+        arena_need = (int(offsets[-1]) - int(offsets[0])) // 8 + 3 * rows
+        self._make_room(rows, arena_need)
+        count = self._kernels.put_keys(
+            *self._now, *self._old, self._counters, self._seed, self._hash_mask,
+            offsets, data, valid, seqs, self._replaced, self._words, self._homes,
+        )  # fmt: skip
+        return self._replaced[:count]
+
+    def get(self, key: bytes) -> int:
+        """The newest position of `key`; 0 if there is none, maybe also if it is void."""
+        wanted = np.frombuffer(key, np.uint8)
+        for table in (self._now, self._old):
+            if table[0].size:
+                found = self._kernels.get_key(*table, self._seed, self._hash_mask, wanted)
+                if found:
+                    return int(found)
+        return 0
+
+    def __len__(self) -> int:
+        """How many keys the table has (while it grows: those carried over)."""
+        return int(self._counters[0])
+
+    def _make_room(self, rows: int, arena_need: int) -> None:
+        """Have free slots for `rows` more keys, and room for their bytes."""
+        left = self._old[0].size // 2
+        if left:
+            self._move(_MOVES_PER_ROW * rows + _SLOTS_MIN)
+        used, arena_used = self._counters.tolist()
+        slots, arena = self._now
+        if used + rows > slots.size // 4 and slots.size // 2 > _AT_ONCE:
+            self._prepare(_ZEROS_PER_ROW * rows)
+        if used + rows > slots.size // 2 * 5 // 8:
+            self._move(left)
+            self._leave(rows, arena_need)
+        elif arena_used + arena_need > arena.size:
+            grown = np.empty(2 * (arena_used + arena_need), np.uint64)
+            grown[:arena_used] = arena[:arena_used]
+            self._now = slots, grown
+
+    def _prepare(self, count: int) -> None:
+        """From half full on, get the next table's memory ready, `count` words at a time.
+
+        Rows hash all over a new table, and so the first few thousand would touch, and have the
+        system find and clear, every page of it.
+        """
+        if self._next is None:
+            self._next = np.empty(2 * self._slots_next(0), np.uint64)
+            self._cleared = 0
+        until = min(self._next.size, self._cleared + count)
+        self._next[self._cleared : until] = 0
+        self._cleared = until
+
+    def _slots_next(self, rows: int) -> int:
+        """How many slots hold what will be carried over and what comes meanwhile.
+
+        Carried over is at most one key per position at or above the floor. An eighth of the
+        slots' number of rows may come before the switch, and another before the last one moved.
+        """
+        slots = self._now[0].size // 2
+        room = slots // 8
+        carried = min(slots * 5 // 8, max(0, self._end - self.floor) + room)
+        return max(_SLOTS_MIN, 1 << ((carried + room + rows) * 8 // 5).bit_length())
+
+    def _leave(self, rows: int, arena_need: int) -> None:
+        """Go on in a larger table, or as large a one if much of this one is void."""
+        arena_used = int(self._counters[1])
+        before = self._now[0].size // 2
+        slots = self._slots_next(rows)
+        if self._next is not None and self._next.size >= 2 * slots:
+            self._prepare(self._next.size)
+            fresh = self._next
+        else:
+            fresh = np.zeros(2 * slots, np.uint64)
+        self._next = None
+        self._old = self._now
+        self._now = fresh, np.empty(3 * arena_used + 2 * arena_need + _SLOTS_MIN, np.uint64)
+        self._counters[:] = 0
+        self._moved = 0
+        if before <= _AT_ONCE:
+            self._move(before)
+
+    def _move(self, count: int) -> None:
+        """Carry `count` more slots over from the table being left."""
+        left = self._old[0].size // 2
+        first, last = self._moved, min(left, self._moved + count)
+        if first < last:
+            self._kernels.move_keys(
+                *self._now, *self._old, self._counters, self._seed, self._hash_mask,
+                first, last, self.floor,
+            )  # fmt: skip
+            self._moved = last
+        if left and last == left:
+            self._old = _NO_TABLE

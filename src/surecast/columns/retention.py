@@ -1,0 +1,332 @@
+"""Retention: which positions of a stream are void, and why.
+
+A stream's policy and its GC events (COLLECT batches) make positions void. Every replica feeds the
+committed batches of a stream, in order, to its own RetentionIndex, and all of them come to the same
+voids: nothing here depends on clocks, on when a replica joined, or on whether what it was fed had
+been compacted before.
+
+The rules:
+- A GC event voids only positions below its own. So does a row under LatestPerKey.
+- A position is void for the first reason that hit it; later ones change nothing.
+- CONFIG events are never void. COLLECT events have neither key nor tag, so only predicates on
+  positions and times, and KeepLast, reach them.
+- A null key is no key: it matches nothing and replaces nothing. An empty key is a key.
+- A CONFIG event is the first event under its policy: KeepLast counts it, and LatestPerKey leaves
+  one live row per key below it.
+- KeepFor acts through the GC events the stream's head appends; no replica looks at a clock.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from surecast.columns.batch import COLLECT, COLLECTED, CONFIG, DATA, EXPIRED, NONE, VOID, Batch
+from surecast.columns.column import Int64s
+from surecast.columns.intervals import IntervalSet
+from surecast.columns.keytable import KeyTable
+from surecast.columns.rules import (
+    BeforeSeq,
+    BeforeTime,
+    Collect,
+    KeepAll,
+    KeepFor,
+    KeepLast,
+    KeyIs,
+    KeyPrefix,
+    LatestPerKey,
+    Policy,
+    Predicate,
+    TagIs,
+    check_event,
+    decode_collect,
+    decode_policy,
+    encode_collect,
+    encode_policy,
+)
+
+__all__ = [
+    "BeforeSeq",
+    "BeforeTime",
+    "Collect",
+    "KeepAll",
+    "KeepFor",
+    "KeepLast",
+    "KeyIs",
+    "KeyPrefix",
+    "LatestPerKey",
+    "Policy",
+    "Predicate",
+    "RetentionIndex",
+    "TagIs",
+    "check_event",
+    "decode_collect",
+    "decode_policy",
+    "encode_collect",
+    "encode_policy",
+    "matching",
+]
+
+# ---------------------------------------------------------------- one batch
+
+
+def matching(batch: Batch, predicate: Predicate) -> Int64s:
+    """The positions of the live rows of a batch that a predicate matches."""
+    from surecast.columns import kernels
+
+    if isinstance(predicate, BeforeSeq):
+        return batch.seqs()[: kernels.before_seq(batch.seqs(), predicate.seq)]
+    if isinstance(predicate, BeforeTime):
+        return batch.seqs()[: kernels.before_time(batch.times(), predicate.time_ns)]
+    if batch.kind != DATA:
+        return _NO_POSITIONS  # neither key nor tag
+    match predicate:
+        case KeyIs(wanted):
+            column, match = batch.keys(), kernels.match_equal
+        case KeyPrefix(wanted):
+            column, match = batch.keys(), kernels.match_prefix
+        case TagIs(wanted):
+            tags = batch.tags()
+            if tags is None:
+                return _NO_POSITIONS
+            column, match = tags, kernels.match_equal
+    found = np.empty(batch.rows, np.int64)
+    valid = _ALL_VALID if column.valid is None else column.valid
+    seqs, sought = batch.seqs(), np.frombuffer(wanted, np.uint8)
+    return found[: match(column.offsets, column.data, valid, seqs, sought, found)]
+
+
+_NO_POSITIONS: Final = np.empty(0, np.int64)
+_ALL_VALID: Final = np.empty(0, np.bool_)
+
+
+def _value(batch: Batch) -> bytes:
+    return batch.values().data.tobytes()
+
+
+def _holes(batch: Batch) -> IntervalSet:
+    """The void positions of a batch."""
+    if not batch.rows:
+        return IntervalSet([(batch.lo, batch.hi)])
+    seqs = batch.seqs()
+    return IntervalSet.from_arrays(np.append(batch.lo, seqs + 1), np.append(seqs, batch.hi))
+
+
+def _by_position(collected: IntervalSet, expired: IntervalSet) -> list[tuple[int, int, int]]:
+    """The runs of both sets as (lo, hi, reason), in order."""
+    runs = [(lo, hi, COLLECTED) for lo, hi in collected]
+    runs += [(lo, hi, EXPIRED) for lo, hi in expired]
+    return sorted(runs)
+
+
+# ---------------------------------------------------------------- the index
+
+Read = Callable[[int, int], Iterable[Batch]]
+
+
+class RetentionIndex:
+    """What is void in one stream, kept up to date by feeding it every committed batch."""
+
+    __slots__ = ("_configs", "_keys", "_low", "_spans", "end", "policy", "voids")
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.voids: dict[int, IntervalSet] = {COLLECTED: IntervalSet(), EXPIRED: IntervalSet()}
+        self.end = 1  # the first position not fed
+        self._low = 1  # below it nothing but CONFIG events is live
+        self._configs = IntervalSet()  # positions that no rule reaches
+        self._spans = _TimeSpans()
+        self._keys = KeyTable() if isinstance(policy, LatestPerKey) else None
+
+    def feed(self, batch: Batch, read: Read) -> None:
+        """Take the next committed batch; `read(lo, hi)` lends earlier ones to rare scans."""
+        if batch.lo != self.end:
+            raise ValueError(f"{batch!r} does not follow position {self.end - 1}")
+        hi = batch.hi
+        self._spans.append(batch)
+        if batch.rows < batch.count:
+            self.voids[batch.reason].update(_holes(batch))
+        if batch.kind == DATA:
+            if self._keys is not None:
+                self._put(batch, self._keys)
+        elif batch.kind == COLLECT:
+            collect = decode_collect(_value(batch))
+            self._collect(collect.predicate, collect.reason, read)
+        elif batch.kind == CONFIG:
+            self._configs.add(batch.lo, hi)
+            self._configure(decode_policy(_value(batch)), read)
+        self.end = hi
+        if isinstance(self.policy, KeepLast):
+            self._void(self._low, hi - self.policy.n, COLLECTED)
+            self._low = max(self._low, hi - self.policy.n)
+
+    def apply(self, batch: Batch) -> list[Batch]:
+        """`batch`, which was fed (or a part of it), with what is void by now left out.
+
+        The positions stay covered. One batch comes back, or several where two reasons meet.
+        """
+        assert batch.hi <= self.end
+        if batch.kind == VOID:
+            return [batch]
+        collected = self.voids[COLLECTED].clip(batch.lo, batch.hi)
+        expired = self.voids[EXPIRED].clip(batch.lo, batch.hi)
+        if not expired:
+            return [batch.without(collected, COLLECTED)]
+        if not collected:
+            return [batch.without(expired, EXPIRED)]
+        parts = []
+        runs = _by_position(collected, expired)
+        start = batch.lo
+        for (_, _, reason), following in pairwise([*runs, (batch.hi, 0, NONE)]):
+            if following[2] != reason:
+                part = batch.slice(start, following[0])
+                parts.append(part.without(self.voids[reason], reason))
+                start = following[0]
+        return parts
+
+    def void_at(self, lo: int, hi: int) -> list[tuple[int, int, int]]:
+        """The void runs within [lo, hi) as (lo, hi, reason), in order."""
+        return _by_position(self.voids[COLLECTED].clip(lo, hi), self.voids[EXPIRED].clip(lo, hi))
+
+    def live(self, lo: int, hi: int) -> IntervalSet:
+        """The positions within [lo, hi) that are not void."""
+        found = self.voids[COLLECTED].gaps(lo, hi)
+        found.difference_update(self.voids[EXPIRED].clip(lo, hi))
+        return found
+
+    # ------------------------------------------------------------ rules
+
+    def _configure(self, policy: Policy, read: Read) -> None:
+        """Follow `policy` from the CONFIG event at `end` on."""
+        self.policy = policy
+        if not isinstance(policy, LatestPerKey):
+            self._keys = None
+        elif self._keys is None:
+            self._keys = KeyTable()
+            for batch in read(self._floor(), self.end):
+                for part in self.apply(batch):
+                    if part.kind == DATA:
+                        self._put(part, self._keys)
+
+    def _put(self, batch: Batch, keys: KeyTable) -> None:
+        self._void_many(keys.put(batch.keys(), batch.seqs()), COLLECTED)
+
+    def _collect(self, predicate: Predicate, reason: int, read: Read) -> None:
+        """Apply the GC event at `end` to the positions below it."""
+        low = self._floor()
+        if isinstance(predicate, BeforeSeq):
+            self._void(low, min(predicate.seq, self.end), reason)
+        elif isinstance(predicate, BeforeTime):
+            self._void(low, self._first_at(predicate, read), reason)
+        elif isinstance(predicate, KeyIs) and self._keys is not None:
+            found = self._keys.get(predicate.key)  # the only one that can be live
+            self._void_many(np.array([found] if found else [], np.int64), reason)
+        elif isinstance(predicate, TagIs) and not isinstance(self.policy, KeepAll):
+            return  # refused before sequencing; were it not, every replica must do the same
+        else:
+            for batch in read(low, self.end):
+                self._void_many(matching(batch, predicate), reason)
+        if self._keys is not None:
+            self._keys.floor = self._floor()
+
+    def _first_at(self, predicate: BeforeTime, read: Read) -> int:
+        """The first position whose time is not before the predicate's; at most `end`."""
+        lo, hi = self._spans.find(predicate.time_ns, self.end)
+        if lo < hi:
+            for batch in read(lo, hi):
+                old = matching(batch, predicate).size
+                if old < batch.rows:
+                    return int(batch.seqs()[old])
+        return hi
+
+    # ------------------------------------------------------------ making positions void
+
+    def _floor(self) -> int:
+        """The lowest position that is live and no CONFIG event, or `end`."""
+        low = 0
+        while low < self._low:
+            low = self._low
+            for covered in (*self.voids.values(), self._configs):
+                self._low = covered.lowest_missing(self._low)
+        return low
+
+    def _void(self, lo: int, hi: int, reason: int) -> None:
+        """Void [lo, hi) except for CONFIG events and what is void for another reason."""
+        if lo >= hi:
+            return
+        voids, other = self.voids[reason], self.voids[_OTHER[reason]]
+        if not other and not self._configs:
+            voids.add(lo, hi)
+            return
+        fresh = other.gaps(lo, hi)
+        fresh.difference_update(self._configs.clip(lo, hi))
+        voids.update(fresh)
+
+    def _void_many(self, positions: Int64s, reason: int) -> None:
+        """Void positions, none of them a CONFIG event, except for those void already."""
+        other = self.voids[_OTHER[reason]]
+        if other and positions.size:
+            positions = positions[~other.contains_many(positions)]
+        self.voids[reason].add_many(positions)
+
+
+_OTHER: Final = {COLLECTED: EXPIRED, EXPIRED: COLLECTED}
+
+
+class _TimeSpans:
+    """At which positions which time begins, in bounded space.
+
+    Each span of positions has the times of its first and last row. Where they differ (a batch with
+    explicit times, or spans joined to save space) a question ends with a range to read.
+    """
+
+    __slots__ = ("_ends", "_firsts", "_lasts")
+
+    def __init__(self) -> None:
+        self._ends = array("q")
+        self._firsts = array("q")
+        self._lasts = array("q")
+
+    def append(self, batch: Batch) -> None:
+        first = last = batch.time_ns
+        lasts = self._lasts
+        if batch.rows and batch.explicit:
+            times = batch.times()
+            first, last = int(times[0]), int(times[-1])
+        elif not batch.rows:
+            if lasts:
+                self._ends[-1] = batch.hi  # what is void may have any time
+                return
+            first = last = 0
+        if lasts:
+            if first < lasts[-1]:
+                raise ValueError(f"{batch!r} is older than what comes before it")
+            if self._firsts[-1] == lasts[-1] == last:
+                self._ends[-1] = batch.hi
+                return
+        self._ends.append(batch.hi)
+        self._firsts.append(first)
+        lasts.append(last)
+        if len(lasts) > _SPANS_MAX:
+            self._ends = self._ends[1::2]
+            self._firsts = self._firsts[:-1:2]
+            self._lasts = lasts[1::2]
+
+    def find(self, time_ns: int, end: int) -> tuple[int, int]:
+        """A range [lo, hi), often empty, that the first row at or after `time_ns` is in.
+
+        If it is not, that row is at hi; all below lo is older.
+        """
+        span = bisect_left(self._lasts, time_ns)
+        lo = self._ends[span - 1] if span else 1
+        if span == len(self._lasts) or self._firsts[span] >= time_ns:
+            return min(lo, end), min(lo, end)
+        return min(lo, end), min(self._ends[span], end)
+
+
+_SPANS_MAX: Final = (1 << 16) + 1  # odd, so that one more can be joined in pairs

@@ -1,0 +1,62 @@
+"""Hypothesis strategies for streams: events as a simple list, and the batches that carry them."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from surecast.columns.batch import Batch, Row
+
+STREAM = bytes(range(16))
+PUBLISHER = b"publisher number"
+
+items = st.one_of(
+    st.none(),
+    st.binary(max_size=12),
+    st.sampled_from([b"", b"k", b"key", b"a key over eight bytes", b"\0", b"\0\0"]),
+)
+values = st.binary(max_size=20)
+
+
+@st.composite
+def dense(
+    draw: st.DrawFn, lo: int, time_ns: int, rows_max: int = 30, tagged: bool = False
+) -> Batch:
+    """A sequenced dense batch."""
+    rows = draw(st.integers(1, rows_max))
+    column = st.lists(items, min_size=rows, max_size=rows)
+    batch = Batch.of(
+        STREAM,
+        draw(st.lists(values, min_size=rows, max_size=rows)),
+        draw(st.none() | column),
+        draw(column) if tagged else None,
+        publisher=PUBLISHER,
+        pub_no=lo + 100,
+    )
+    return batch.sequenced(lo, time_ns, epoch=3)
+
+
+@st.composite
+def contiguous(draw: st.DrawFn, batches_max: int = 8, rows_max: int = 30) -> list[Batch]:
+    """Dense batches of one stream, from position 1 or later, times rising."""
+    lo = draw(st.sampled_from([1, 2, 1000]))
+    time_ns = draw(st.integers(0, 10))
+    tagged = draw(st.booleans())
+    made = []
+    for _ in range(draw(st.integers(1, batches_max))):
+        made.append(draw(dense(lo, time_ns, rows_max, tagged)))
+        lo = made[-1].hi
+        time_ns += draw(st.integers(0, 3))
+    return made
+
+
+def rows_of(batches: list[Batch]) -> list[Row]:
+    return [row for batch in batches for row in batch.to_rows()]
+
+
+def voids_of(batches: list[Batch]) -> dict[int, int]:
+    """position -> reason of everything that is not a row."""
+    found = {}
+    for batch in batches:
+        live = {row.seq for row in batch.to_rows()}
+        found |= {seq: batch.reason for seq in range(batch.lo, batch.hi) if seq not in live}
+    return found

@@ -1,0 +1,131 @@
+"""Plain-Python twins: what each kernel means, said as simply as possible.
+
+The tests hold the compiled kernels, IntervalSet, Batch and RetentionIndex against these. Nothing
+here may import what it judges, beyond the values that say what to do (policies and predicates).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from surecast.columns import rules
+from surecast.columns.batch import COLLECT, COLLECTED, CONFIG, DATA
+
+# ---------------------------------------------------------------- kernels
+
+
+class KeyTableTwin:
+    """The newest position of every key, in a dict."""
+
+    def __init__(self) -> None:
+        self.newest: dict[bytes, int] = {}
+
+    def put(self, keys: list[bytes | None], seqs: list[int]) -> list[int]:
+        replaced = []
+        for key, seq in zip(keys, seqs, strict=True):
+            if key is not None:
+                if key in self.newest:
+                    replaced.append(self.newest[key])
+                self.newest[key] = seq
+        return replaced
+
+    def get(self, key: bytes) -> int:
+        return self.newest.get(key, 0)
+
+
+def before_seq(seqs: list[int], seq: int) -> int:
+    return sum(1 for one in seqs if one < seq)
+
+
+def before_time(times: list[int], time_ns: int) -> int:
+    return sum(1 for one in times if one < time_ns)
+
+
+def keep_last(seqs: list[int], end: int, n: int) -> int:
+    newest = range(max(0, end - n), end)
+    return sum(1 for one in seqs if one not in newest)
+
+
+def match_prefix(column: list[bytes | None], seqs: list[int], prefix: bytes) -> list[int]:
+    pairs = zip(column, seqs, strict=True)
+    return [seq for item, seq in pairs if item is not None and item.startswith(prefix)]
+
+
+def match_equal(column: list[bytes | None], seqs: list[int], wanted: bytes) -> list[int]:
+    return [seq for item, seq in zip(column, seqs, strict=True) if item == wanted]
+
+
+def offsets_ok(offsets: list[int], data_size: int) -> bool:
+    inside = all(0 <= one <= data_size for one in offsets)
+    return inside and offsets == sorted(offsets)
+
+
+# ---------------------------------------------------------------- retention
+
+
+@dataclass
+class Event:
+    """One position of a stream, as a publisher would remember it."""
+
+    seq: int
+    time_ns: int
+    kind: int = DATA
+    key: bytes | None = None
+    tag: bytes | None = None
+    value: bytes = b""
+    rule: rules.Policy | rules.Collect | None = None  # of a CONFIG or COLLECT event
+
+
+@dataclass
+class RetentionTwin:
+    """Applies every rule event by event, looking at all earlier events each time."""
+
+    policy: rules.Policy
+    events: list[Event] = field(default_factory=list)
+    voids: dict[int, int] = field(default_factory=dict)  # position -> reason
+
+    def feed(self, event: Event) -> None:
+        if event.kind == CONFIG:
+            assert not isinstance(event.rule, rules.Collect | None)
+            self.policy = event.rule
+            if isinstance(self.policy, rules.LatestPerKey):
+                self._keep_latest()
+        if event.kind == COLLECT:
+            assert isinstance(event.rule, rules.Collect)
+            for old in self.events:
+                if self._matches(event.rule.predicate, old):
+                    self._void(old, event.rule.reason)
+        if isinstance(self.policy, rules.LatestPerKey) and event.key is not None:
+            for old in self.events:
+                if old.key == event.key:
+                    self._void(old, COLLECTED)
+        self.events.append(event)
+        if isinstance(self.policy, rules.KeepLast):
+            for old in self.events:
+                if old.seq <= event.seq - self.policy.n:
+                    self._void(old, COLLECTED)
+
+    def _keep_latest(self) -> None:
+        seen: set[bytes] = set()
+        for old in reversed(self.events):
+            if old.key is not None and old.seq not in self.voids:
+                if old.key in seen:
+                    self._void(old, COLLECTED)
+                seen.add(old.key)
+
+    def _matches(self, predicate: rules.Predicate, event: Event) -> bool:
+        match predicate:
+            case rules.BeforeSeq(seq):
+                return event.seq < seq
+            case rules.BeforeTime(time_ns):
+                return event.time_ns < time_ns
+            case rules.KeyIs(key):
+                return event.key == key
+            case rules.KeyPrefix(prefix):
+                return event.key is not None and event.key.startswith(prefix)
+            case rules.TagIs(tag):
+                return isinstance(self.policy, rules.KeepAll) and event.tag == tag
+
+    def _void(self, event: Event, reason: int) -> None:
+        if event.kind != CONFIG:
+            self.voids.setdefault(event.seq, reason)
