@@ -1,0 +1,16 @@
+"""Reading a log from one position to another, in bounded pieces."""
+
+from collections.abc import Iterator
+
+from surecast.core.types import Batch, Disk, LogId
+
+__all__ = ["read_through"]
+
+
+def read_through(disk: Disk, log: LogId, lo: int, hi: int, nbytes_max: int) -> Iterator[Batch]:
+    """All batches of [lo, hi), which the log must hold, about `nbytes_max` read at a time."""
+    while lo < hi:
+        batches = disk.read(log, lo, hi, nbytes_max)
+        assert batches, f"log {log.hex()[:8]} does not hold position {lo}"
+        yield from batches
+        lo = batches[-1].hi

@@ -1,0 +1,125 @@
+"""The interface of a layer that keeps replicated logs: commands down, events up.
+
+`protocols.chain` implements it; whatever sits above (Sprinkler's proxy today) speaks only this
+vocabulary, so that the two never import each other.
+"""
+
+from typing import Any
+
+import msgspec
+
+from surecast.core.types import Batch, Input, LogId
+
+__all__ = [
+    "AppendAt",
+    "AppendOwn",
+    "Appended",
+    "AskPublishers",
+    "Committed",
+    "CompactLog",
+    "PublishersAre",
+    "Recovered",
+    "Refused",
+    "RoleChanged",
+    "Submit",
+    "Submitted",
+    "TakePublishers",
+    "Truncated",
+]
+
+
+# ------------------------------------------------------------ commands from the layer above
+
+
+class Submit(Input):
+    """Append a publisher's batch exactly once; only the head accepts."""
+
+    log: LogId
+    batch: Batch
+    token: Any
+
+
+class AppendAt(Input):
+    """Append batches that have their positions already (another region gave them)."""
+
+    log: LogId
+    batches: tuple[Batch, ...]
+
+
+class AppendOwn(Input):
+    """Append a batch of the head's own making."""
+
+    log: LogId
+    batch: Batch
+
+
+class CompactLog(Input):
+    """Replace the log's positions below the last batch's end by these (same live events)."""
+
+    log: LogId
+    batches: tuple[Batch, ...]
+
+
+class AskPublishers(Input):
+    """What have publishers had accepted in `log`? Answered by PublishersAre."""
+
+    log: LogId
+    token: Any
+
+
+class TakePublishers(Input):
+    """What publishers had accepted in `log` below `end`, as another region's copy knows it."""
+
+    log: LogId
+    end: int
+    data: bytes
+
+
+class Recovered(Input):
+    """The layer above has rebuilt what an unclean replica had lost (R8)."""
+
+
+# ------------------------------------------------------------ events for the layer above
+
+
+class Submitted(msgspec.Struct, gc=False):
+    token: Any
+    seq: int  # position of the batch's first event
+
+
+class Refused(msgspec.Struct, gc=False):
+    """why: not-head, too-few-replicas, busy, out-of-order, mismatch, expired."""
+
+    token: Any
+    why: str
+    expected: int = 0  # with out-of-order: the pub_no that must come next
+
+
+class Appended(msgspec.Struct, gc=False):
+    log: LogId
+    end: int
+
+
+class Committed(msgspec.Struct, gc=False):
+    log: LogId
+    end: int
+
+
+class PublishersAre(msgspec.Struct, gc=False):
+    token: Any
+    log: LogId
+    end: int
+    data: bytes
+
+
+class Truncated(msgspec.Struct, gc=False):
+    log: LogId
+    end: int
+
+
+class RoleChanged(msgspec.Struct, gc=False):
+    epoch: int
+    members: tuple[str, ...]
+    head: bool
+    tail: bool  # serving as the tail: a new tail waits for the old one's token
+    clean: bool  # false: this chain lost its logs and must rebuild them from its peers (R8)

@@ -1,0 +1,256 @@
+"""The vocabulary between a machine and its driver: inputs in, effects out.
+
+A machine never does IO, never reads a clock and never draws its own randomness. A driver (the
+simulator or the asyncio runtime) calls `machine.step(now_ns, input)` and performs the effects it
+returns, in order. Everything here is an `msgspec.Struct(gc=False)`: cheap to make, and never
+changed once made.
+
+Channels. `Send(..., reliable=True)` uses the FIFO session between two nodes. The driver opens it
+on the first send (or on a peer's first send) and tells both ends with `PeerUp`. While it is up,
+messages arrive once and in order. When it breaks, both ends get `PeerDown`, and whatever was under
+way may or may not have arrived; a later send opens a new session, with a new `PeerUp`. A send to a
+peer that cannot be reached yields `PeerDown`. `reliable=False` is a datagram: it may be lost,
+doubled or overtaken.
+
+Back-pressure. When a session's queue passes its high-water mark the driver says `Congested(peer)`;
+when it has drained, `Writable(peer)`. Machines stop streaming in between; what they send all the
+same is still queued.
+
+Storage. `Append` extends a log; `Stored(token)` comes when it is on disk, in the order of the
+appends. Reads are calls on the injected `Disk`, which shows everything appended so far, synced or
+not. What must wait for the disk is sent on `Stored`.
+"""
+
+from random import Random
+from typing import Any, Protocol
+
+import msgspec
+
+from surecast.columns.batch import Batch
+
+Peer = str  # a node's name; the driver knows its address
+LogId = bytes  # 16 bytes; a stream's id is the id of its log
+Token = Any  # hashable; names what a completion completes
+TimerKey = Any  # hashable
+
+US = 1_000
+MS = 1_000_000
+SECOND = 1_000_000_000
+
+
+class Message(msgspec.Struct, gc=False, array_like=True, tag=True):
+    """The base of everything peers send each other; `core.wire` encodes it."""
+
+
+class Input(msgspec.Struct, gc=False):
+    """The base of what a driver, or the layer above, tells a machine."""
+
+
+class Effect(msgspec.Struct, gc=False):
+    """The base of what a machine asks of its driver, or of the layer below."""
+
+
+# ---------------------------------------------------------------- inputs
+
+
+class Start(Input):
+    """The first input of every life. `incarnation` rises with each restart of the node."""
+
+    wall_ns: int
+    incarnation: int
+
+
+class ClockSet(Input):
+    """The wall clock was stepped: it now reads `wall_ns`. (`now_ns` never jumps.)"""
+
+    wall_ns: int
+
+
+class Received(Input):
+    peer: Peer
+    message: Any
+
+
+class TimerFired(Input):
+    key: TimerKey
+
+
+class PeerUp(Input):
+    peer: Peer
+
+
+class PeerDown(Input):
+    peer: Peer
+
+
+class Congested(Input):
+    peer: Peer
+
+
+class Writable(Input):
+    peer: Peer
+
+
+class Stored(Input):
+    """What `token` named is on disk, and so is all that was asked for before it."""
+
+    token: Token
+
+
+class StoreFailed(Input):
+    """What `token` named was not written, and nothing after it in the same log was."""
+
+    token: Token
+    reason: str  # "full" | "io"
+
+
+class Compacted(Input):
+    token: Token
+
+
+class FromBelow(Input):
+    """A `Deliver` or `Emit` of the layer below, on its way up."""
+
+    event: Any
+
+
+# ---------------------------------------------------------------- effects
+
+
+class Send(Effect):
+    peer: Peer
+    message: Any
+    reliable: bool = True
+
+
+class Close(Effect):
+    """End the session with `peer` after what was sent has drained; both ends get `PeerDown`."""
+
+    peer: Peer
+
+
+class SetTimer(Effect):
+    """Fire once at `at_ns`; setting a key again replaces it."""
+
+    key: TimerKey
+    at_ns: int
+
+
+class CancelTimer(Effect):
+    key: TimerKey
+
+
+class Append(Effect):
+    """Add `batches`, contiguous from the log's end, to `log`; answered by Stored or StoreFailed."""
+
+    log: LogId
+    batches: tuple[Batch, ...]
+    token: Token
+
+
+class Truncate(Effect):
+    """Drop every position of `log` at or above `end`; ordered with the appends around it."""
+
+    log: LogId
+    end: int
+
+
+class Compact(Effect):
+    """Replace the positions of `log` below the last batch's end by `batches`; then Compacted."""
+
+    log: LogId
+    batches: tuple[Batch, ...]
+    token: Token
+
+
+class SaveState(Effect):
+    """Atomically replace the small state kept under `name`; answered by Stored or StoreFailed."""
+
+    name: str
+    data: bytes
+    token: Token
+
+
+class Deliver(Effect):
+    """Batches of a stream for the application, in order."""
+
+    stream: LogId
+    batches: tuple[Batch, ...]
+
+
+class Emit(Effect):
+    """Something the layer above (or, from the top, the driver's owner) should know."""
+
+    event: Any
+
+
+class PassDown(Effect):
+    """A command for the layer below."""
+
+    command: Any
+
+
+# ---------------------------------------------------------------- what is injected
+
+
+class Disk(Protocol):
+    """What a machine may read of its node's disk: by call, no effects."""
+
+    def logs(self) -> list[LogId]: ...
+
+    def end(self, log: LogId) -> int:
+        """The first position `log` does not hold; 1 for an empty or unknown log."""
+        ...
+
+    def read(self, log: LogId, lo: int, hi: int, nbytes_max: int) -> list[Batch]:
+        """Batches covering [lo, hi) from lo on, cut at its ends; stops past `nbytes_max`."""
+        ...
+
+    def state(self, name: str) -> bytes | None: ...
+
+
+class Machine(Protocol):
+    """A protocol state machine. `step` is its only mutator."""
+
+    def step(self, now_ns: int, inp: Any) -> list[Any]: ...
+
+
+__all__ = [
+    "MS",
+    "SECOND",
+    "US",
+    "Append",
+    "Batch",
+    "CancelTimer",
+    "ClockSet",
+    "Close",
+    "Compact",
+    "Compacted",
+    "Congested",
+    "Deliver",
+    "Disk",
+    "Effect",
+    "Emit",
+    "FromBelow",
+    "Input",
+    "LogId",
+    "Machine",
+    "Message",
+    "PassDown",
+    "Peer",
+    "PeerDown",
+    "PeerUp",
+    "Random",
+    "Received",
+    "SaveState",
+    "Send",
+    "SetTimer",
+    "Start",
+    "StoreFailed",
+    "Stored",
+    "TimerFired",
+    "TimerKey",
+    "Token",
+    "Truncate",
+    "Writable",
+]

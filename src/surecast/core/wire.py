@@ -1,0 +1,447 @@
+"""Frames: what goes over a connection and into a log, bytes to objects and back.
+
+A frame is a 128-byte header and a body. A *batch frame* carries one `Batch`, its body being the
+Arrow message exactly as the publisher built it; the same bytes are the log's record. A *control
+frame* carries one `Message` as msgpack and, behind it as whole batch frames, the batches that
+message refers to. Every frame's size is a multiple of 8, so the bodies in a stream of frames are
+as aligned as the stream's start. docs/wire.md has the layout, byte by byte.
+
+Bodies are never copied: encoding gives a list of buffers to write one after the other, decoding
+gives batches whose bodies are views into the buffer given. So that buffer must not be reused.
+
+Whatever the bytes, decoding raises nothing but `PeerError`, and takes memory in proportion to the
+bytes that are there, not to the lengths they claim. Asking the encoder for what a peer with the
+same limits would refuse is a `UsageError`.
+"""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
+from typing import Any, Final, TypeAlias
+from zlib import crc32
+
+import msgspec
+
+from surecast.columns.batch import (
+    COLLECT,
+    COLLECTED,
+    CONFIG,
+    CONTROL,
+    DATA,
+    EXPIRED,
+    HEADER_SIZE,
+    NONE,
+    VOID,
+    Batch,
+)
+from surecast.core.config import check
+from surecast.core.types import Message
+from surecast.errors import ConfigError, PeerError, UsageError
+
+__all__ = [
+    "DEFAULT_LIMITS",
+    "HEADER_SIZE",
+    "MAGIC",
+    "VERSION",
+    "Buffer",
+    "Codec",
+    "Limits",
+    "decode_batch",
+    "encode_batch",
+    "frame_size",
+]
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+MAGIC: Final = b"SCF\xf1"  # its last byte is not ASCII: no text protocol opens with it
+VERSION: Final = 1
+SPARSE: Final = 1  # flag bit 0: rows < count, the body says which positions the rows have
+
+# magic, version, type, flags, reason, body_len, body_crc, count, control_len, rows, stream_id,
+# publisher, pub_no, seq_first, time_ns, epoch, schema_id, reserved; the header's CRC follows.
+_FIELDS: Final = struct.Struct("<4sBBBBIIQII16s16sQQqQI24s")
+_CRC: Final = struct.Struct("<I")
+_INDEX: Final = struct.Struct("<I")
+_ZEROS: Final = bytes(HEADER_SIZE)
+_RESERVED: Final = bytes(24)
+_CONTROL_ZERO: Final = slice(28, _FIELDS.size)  # rows .. reserved: nothing a control frame uses
+_SEQ_END_MAX: Final = 1 << 59  # the key kernel keeps four bits of a word for itself
+_ATTACHMENT: Final = 1  # msgpack extension code: a batch, by its index behind the message
+
+_KINDS: Final = {
+    DATA: "DATA", COLLECT: "COLLECT", CONFIG: "CONFIG", VOID: "VOID", CONTROL: "CONTROL"
+}  # fmt: skip
+_UNENCODABLE: Final = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
+assert _FIELDS.size + _CRC.size == HEADER_SIZE == 128
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a node accepts from a peer, and so what it may send to one. `[limits]` in TOML."""
+
+    frame_bytes_max: int = 16 << 20  # bounds what a connection must buffer before it can judge
+    control_bytes_max: int = 1 << 20  # the msgpack part of a control frame
+    batch_rows_max: int = 1_000_000
+    attachments_max: int = 4096
+    versions: tuple[int, ...] = (VERSION,)  # accepted from peers; written is always VERSION
+    # One batch and the largest message around it fit into one frame: whatever batch is accepted
+    # can be passed on.
+    batch_bytes_max: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self.validate()
+        room = self.frame_bytes_max - HEADER_SIZE - _padded(self.control_bytes_max)
+        object.__setattr__(self, "batch_bytes_max", room)
+
+    def validate(self) -> None:
+        control, frame = self.control_bytes_max, self.frame_bytes_max
+        least = 2 * control + 4096
+        check(self, "control_bytes_max", 64 <= control <= 1 << 28, "allowed is 64 to 268435456")
+        check(
+            self,
+            "frame_bytes_max",
+            least <= frame < 1 << 32,
+            f"allowed is {least} (twice control_bytes_max and 4096) to 4294967295",
+        )
+        check(self, "batch_rows_max", 0 < self.batch_rows_max < 1 << 31, "allowed is 1 to 2^31 - 1")
+        check(self, "attachments_max", 0 <= self.attachments_max < 1 << 16, "allowed is 0 to 65535")
+        known = bool(self.versions) and all(version == VERSION for version in self.versions)
+        check(self, "versions", known, f"a list of versions this program reads: {VERSION}")
+
+
+def _padded(nbytes: int) -> int:
+    return (nbytes + 7) & ~7
+
+
+DEFAULT_LIMITS: Final = Limits()
+
+
+# ---------------------------------------------------------------- batch frames
+
+
+def encode_batch(batch: Batch, limits: Limits = DEFAULT_LIMITS) -> list[Buffer]:
+    """The buffers of the batch's frame: its header, and its body if it has one."""
+    kind, lo, count, rows, body = batch.kind, batch.lo, batch.count, batch.rows, batch.body
+    if body is None:
+        raise UsageError("a synthetic batch has no body and cannot leave the simulator")
+    size = HEADER_SIZE + len(body)
+    problem = _problem(kind, batch.reason, lo, count, rows, len(body), limits)
+    if problem is not None:
+        raise UsageError(f"cannot encode {_name(kind, lo, count)}: {problem}")
+    flags = SPARSE if 0 < rows < count else 0
+    try:
+        fields = _FIELDS.pack(
+            MAGIC, VERSION, kind, flags, batch.reason, size - HEADER_SIZE, batch.body_crc, count,
+            0, rows, batch.stream_id, batch.publisher, batch.pub_no, lo, batch.time_ns,
+            batch.epoch, batch.schema_id, b"",
+        )  # fmt: skip
+    except struct.error as error:
+        raise UsageError(f"cannot encode {_name(kind, lo, count)}: out of range: {error}") from None
+    header = fields + _CRC.pack(crc32(fields))
+    return [header, body] if body else [header]
+
+
+def decode_batch(
+    buf: Buffer, limits: Limits = DEFAULT_LIMITS, *, validate: bool = True
+) -> tuple[Batch, int]:
+    """The batch whose frame starts `buf`, and the frame's size.
+
+    CRCs are always checked. `validate=False` puts off the check of the Arrow body until somebody
+    looks into the batch: for bytes that are only passed on, or that were validated before.
+    """
+    return _decode_batch(_view(buf), 0, limits, validate)
+
+
+def _decode_batch(view: memoryview, at: int, limits: Limits, validate: bool) -> tuple[Batch, int]:
+    (
+        _, _, kind, flags, reason, body_len, body_crc, count, control_len, rows, stream_id,
+        publisher, pub_no, lo, time_ns, epoch, schema_id, _,
+    ) = _read_header(view, at, limits)  # fmt: skip
+    if kind == CONTROL:
+        raise PeerError("a control frame stands where a batch frame must be")
+    problem = _problem(kind, reason, lo, count, rows, body_len, limits)
+    if problem is None and flags != (SPARSE if 0 < rows < count else 0):
+        problem = f"flags are {flags:#04x}, which {rows:,} rows of {count:,} positions contradict"
+    if problem is None and control_len:
+        problem = f"control_len is {control_len:,} in a batch frame"
+    if problem is not None:
+        raise PeerError(f"{_name(kind, lo, count)}: {problem}")
+    size = HEADER_SIZE + body_len
+    if size > len(view) - at:
+        raise PeerError(_truncated(size, len(view) - at))
+    body = view[at + HEADER_SIZE : at + size]
+    if crc32(body) != body_crc:
+        raise PeerError(f"{_name(kind, lo, count)}: {_bad_crc('body', crc32(body), body_crc)}")
+    batch = Batch(
+        kind, stream_id, schema_id, publisher, pub_no, lo, count, rows, time_ns, epoch, reason,
+        body, body_crc, size,
+    )  # fmt: skip
+    if validate and body_len:
+        try:
+            batch.validate()
+        except PeerError as error:
+            raise PeerError(f"{_name(kind, lo, count)}: {error}") from error
+    return batch, size
+
+
+def frame_size(buf: Buffer, limits: Limits = DEFAULT_LIMITS) -> int | None:
+    """How many bytes the frame at the start of `buf` has; None until its header is complete.
+
+    What can be refused is refused early: a wrong magic or version at its first byte, an oversized
+    frame before its body is read.
+    """
+    view = _view(buf)
+    if len(view) < HEADER_SIZE:
+        _check_opening(view, 0, limits)
+        return None
+    header = _read_header(view, 0, limits)
+    return HEADER_SIZE + int(header[5])
+
+
+def _read_header(view: memoryview, at: int, limits: Limits) -> tuple[Any, ...]:
+    """All fields of the header (see `_FIELDS`), once what can be judged without the body holds."""
+    if len(view) - at < HEADER_SIZE:
+        _check_opening(view, at, limits)
+        raise PeerError(f"truncated: {len(view) - at} bytes, a header has {HEADER_SIZE}")
+    fields = _FIELDS.unpack_from(view, at)
+    if fields[0] != MAGIC or fields[1] not in limits.versions:
+        _check_opening(view, at, limits)
+    (stated,) = _CRC.unpack_from(view, at + _FIELDS.size)
+    actual = crc32(view[at : at + _FIELDS.size])
+    if actual != stated:
+        raise PeerError(f"frame: {_bad_crc('header', actual, stated)}")
+    kind, body_len, reserved = fields[2], fields[5], fields[-1]
+    if kind not in _KINDS:
+        raise PeerError(f"unknown frame type {kind}")
+    if reserved != _RESERVED:
+        raise PeerError(f"reserved header bytes are not zero: {reserved.hex()}")
+    if body_len % 8:
+        raise PeerError(f"a body of {body_len:,} bytes: not a multiple of 8")
+    size = HEADER_SIZE + body_len
+    if size > limits.batch_bytes_max and (kind != CONTROL or size > limits.frame_bytes_max):
+        raise PeerError(_too_large("frame claims", size, kind, limits))
+    return fields
+
+
+def _check_opening(view: memoryview, at: int, limits: Limits) -> None:
+    opening = bytes(view[at : at + len(MAGIC)])
+    if opening != MAGIC[: len(opening)]:
+        raise PeerError(f"not a frame: starts with {opening!r} instead of {MAGIC!r}")
+    if len(view) - at > len(MAGIC) and view[at + len(MAGIC)] not in limits.versions:
+        found, known = view[at + len(MAGIC)], ", ".join(map(str, limits.versions))
+        raise PeerError(f"frame version {found} is unknown; this node reads {known}")
+
+
+def _problem(
+    kind: int, reason: int, lo: int, count: int, rows: int, body_len: int, limits: Limits
+) -> str | None:
+    """Why a batch frame cannot have these header fields, or None."""
+    if count == 0 or lo + count > _SEQ_END_MAX:
+        return f"count is {count:,}: allowed is 1 to {_SEQ_END_MAX - lo:,}"
+    if rows > limits.batch_rows_max:
+        return f"{rows:,} rows, the limit is {limits.batch_rows_max:,} (limits.batch_rows_max)"
+    if HEADER_SIZE + body_len > limits.batch_bytes_max:
+        return _too_large("a frame of", HEADER_SIZE + body_len, kind, limits)
+    if body_len % 8:
+        return f"a body of {body_len:,} bytes: not a multiple of 8"
+    if kind == VOID:
+        if rows or body_len:
+            return f"{rows:,} rows and {body_len:,} body bytes in a void range"
+    elif not 0 < rows <= count:
+        return f"{rows:,} rows in {count:,} positions"
+    elif body_len == 0:
+        return "no body"
+    elif kind != DATA and count != 1:
+        return f"{count:,} positions, where exactly one is allowed"
+    elif kind not in (DATA, COLLECT, CONFIG):
+        return f"type {kind} is not a batch's"
+    if reason not in ((NONE,) if rows == count else (COLLECTED, EXPIRED)):
+        return f"reason {reason} with {rows:,} rows in {count:,} positions"
+    if rows < count and lo == 0:
+        return "void positions in a batch that has no place in a stream yet"
+    return None
+
+
+def _too_large(what: str, size: int, kind: int, limits: Limits) -> str:
+    most, name = limits.frame_bytes_max, "limits.frame_bytes_max"
+    if kind != CONTROL and size <= most:
+        most, name = limits.batch_bytes_max, f"{name} less limits.control_bytes_max and a header"
+    return f"{what} {size:,} bytes, the limit is {most:,} ({name})"
+
+
+def _name(kind: int, lo: int, count: int) -> str:
+    return f"{_KINDS.get(kind, kind)} batch [{lo:,}, {lo + count:,})"
+
+
+def _truncated(claimed: int, present: int) -> str:
+    return f"truncated: the frame claims {claimed:,} bytes, {present:,} are there"
+
+
+def _bad_crc(part: str, actual: int, stated: int) -> str:
+    return f"{part} CRC is {actual:#010x}, the header says {stated:#010x}"
+
+
+def _view(buf: Buffer) -> memoryview:
+    view = memoryview(buf).toreadonly()  # batches are immutable, whatever they were read into
+    return view if view.format == "B" else view.cast("B")
+
+
+# ---------------------------------------------------------------- control frames
+
+
+class Codec:
+    """Encodes and decodes control messages of the given types, and no others.
+
+    Fields typed `Batch` (or tuples of it, or optional) travel as attachments, numbered in the
+    order in which the message mentions them. A codec is not for use by two threads at once.
+    """
+
+    __slots__ = ("_attached", "_decoder", "_encoder", "_next", "_types", "limits")
+
+    def __init__(self, types: Sequence[type[Message]], limits: Limits = DEFAULT_LIMITS) -> None:
+        by_tag: dict[Any, type[Message]] = {}
+        for cls in types:
+            if not (isinstance(cls, type) and issubclass(cls, Message)):
+                raise ConfigError(f"{cls!r} is not a Message type")
+            tag = cls.__struct_config__.tag
+            if by_tag.setdefault(tag, cls) is not cls:
+                both = " and ".join(f"{c.__module__}.{c.__qualname__}" for c in (by_tag[tag], cls))
+                raise ConfigError(f"two message types are called {tag!r} on the wire: {both}")
+        if not by_tag:
+            raise ConfigError("a codec needs at least one message type")
+        self.limits = limits
+        self._types = frozenset(by_tag.values())
+        self._attached: list[Batch] = []
+        self._next = 0  # the attachment the message must mention next
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=self._attach)
+        try:
+            union: Any = reduce(or_, by_tag.values())
+            self._decoder = msgspec.msgpack.Decoder(union, ext_hook=self._attachment)
+        except TypeError as error:
+            raise ConfigError(f"these message types cannot share a connection: {error}") from None
+
+    def encode(self, message: Message) -> list[Buffer]:
+        """The buffers of the message's frame; the attached bodies are the batches' own."""
+        if type(message) not in self._types:
+            raise UsageError(f"{type(message).__name__} is not a message type of this connection")
+        name, limits = type(message).__name__, self.limits
+        self._attached = []
+        try:
+            part = self._encoder.encode(message)
+            attached = self._attached
+        except _UNENCODABLE as error:
+            raise UsageError(f"cannot encode {name}: {error}") from None
+        finally:
+            self._attached = []
+        if len(part) > limits.control_bytes_max:
+            raise UsageError(f"cannot encode {name}: {_control_excess(len(part), limits)}")
+        if len(attached) > limits.attachments_max:
+            raise UsageError(f"cannot encode {name}: {_attachment_excess(len(attached), limits)}")
+        buffers: list[Buffer] = [b""]  # the header's place
+        for batch in attached:
+            buffers += encode_batch(batch, limits)
+        body_len = _padded(len(part)) + sum(map(len, buffers))
+        if HEADER_SIZE + body_len > limits.frame_bytes_max:
+            raise UsageError(
+                f"cannot encode {name}: a frame of {HEADER_SIZE + body_len:,} bytes, the limit is "
+                f"{limits.frame_bytes_max:,} (limits.frame_bytes_max); send fewer batches at once"
+            )
+        fields = _FIELDS.pack(
+            *(MAGIC, VERSION, CONTROL, 0, 0, body_len, crc32(part), len(attached), len(part)),
+            *(0, b"", b"", 0, 0, 0, 0, 0, b""),
+        )
+        padding = _ZEROS[: _padded(len(part)) - len(part)]
+        buffers[0] = b"".join((fields, _CRC.pack(crc32(fields)), part, padding))
+        return buffers
+
+    def decode(self, buf: Buffer, *, validate: bool = True) -> tuple[Any, int]:
+        """The message whose frame starts `buf`, and the frame's size; `validate` as for a batch."""
+        view, limits = _view(buf), self.limits
+        header = _read_header(view, 0, limits)
+        kind, flags, reason, body_len, crc, count, part_len = header[2:9]
+        if kind != CONTROL:
+            raise PeerError(f"a {_KINDS[kind]} frame stands where a control frame must be")
+        if flags or reason or view[_CONTROL_ZERO] != _ZEROS[_CONTROL_ZERO]:
+            raise PeerError("control frame: a header field that only batches use is not zero")
+        if part_len > limits.control_bytes_max:
+            raise PeerError(f"control frame: {_control_excess(part_len, limits)}")
+        if count > limits.attachments_max:
+            raise PeerError(f"control frame: {_attachment_excess(count, limits)}")
+        size = HEADER_SIZE + body_len
+        if size > len(view):
+            raise PeerError(_truncated(size, len(view)))
+        part_end = HEADER_SIZE + part_len
+        at = HEADER_SIZE + _padded(part_len)
+        if at > size:
+            raise PeerError(f"control frame: a message of {part_len:,} bytes in {body_len:,}")
+        part = view[HEADER_SIZE:part_end]
+        if crc32(part) != crc:
+            raise PeerError(f"control frame: {_bad_crc('message', crc32(part), crc)}")
+        if view[part_end:at] != _ZEROS[: at - part_end]:
+            raise PeerError("control frame: the padding behind the message is not zero")
+        attached = self._read_attachments(view[:size], at, count, validate)
+        return self._read_message(part, attached), size
+
+    def _read_attachments(
+        self, view: memoryview, at: int, count: int, validate: bool
+    ) -> list[Batch]:
+        """`count` batches, back to back from `at` to exactly the end of `view`."""
+        attached: list[Batch] = []
+        while len(attached) < count:
+            try:
+                batch, size = _decode_batch(view, at, self.limits, validate)
+            except PeerError as error:
+                raise PeerError(f"attachment {len(attached)} of {count}: {error}") from None
+            attached.append(batch)
+            at += size
+        if at != len(view):
+            extra = len(view) - at
+            raise PeerError(f"control frame: {extra:,} bytes behind its {count} attachments")
+        return attached
+
+    def _read_message(self, part: memoryview, attached: list[Batch]) -> Any:
+        self._attached, self._next = attached, 0
+        try:
+            message = self._decoder.decode(part)
+            mentioned = self._next
+        except (msgspec.MsgspecError, ValueError, RecursionError, MemoryError) as error:
+            raise PeerError(f"control message: {type(error).__name__}: {error}") from None
+        finally:
+            self._attached, self._next = [], 0
+        if mentioned != len(attached):
+            count = len(attached)
+            raise PeerError(f"control message mentions {mentioned} of its {count} attachments")
+        return message
+
+    def _attach(self, value: Any) -> msgspec.msgpack.Ext:
+        """Encoder's hook: put a batch aside, and its number into the message."""
+        if not isinstance(value, Batch):
+            raise TypeError(f"{type(value).__name__} has no form on the wire")
+        self._attached.append(value)
+        return msgspec.msgpack.Ext(_ATTACHMENT, _INDEX.pack(len(self._attached) - 1))
+
+    def _attachment(self, code: int, data: memoryview) -> Batch:
+        """Decoder's hook. Each attachment once and in order: a small message that mentions one
+        large batch a thousand times would multiply the work of whoever reads it."""
+        if code != _ATTACHMENT or len(data) != _INDEX.size:
+            raise PeerError(f"control message: unknown extension {code} of {len(data)} bytes")
+        index: int = _INDEX.unpack(data)[0]
+        if index >= len(self._attached) or index != self._next:
+            raise PeerError(
+                f"control message mentions attachment {index:,} of {len(self._attached):,} "
+                f"where {self._next:,} is next"
+            )
+        self._next += 1
+        return self._attached[index]
+
+
+def _control_excess(nbytes: int, limits: Limits) -> str:
+    most = limits.control_bytes_max
+    return f"a message of {nbytes:,} bytes, the limit is {most:,} (limits.control_bytes_max)"
+
+
+def _attachment_excess(count: int, limits: Limits) -> str:
+    most = limits.attachments_max
+    return f"{count:,} attachments, the limit is {most:,} (limits.attachments_max)"
