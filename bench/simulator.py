@@ -1,0 +1,217 @@
+"""How many inputs a second the simulator steps.
+
+The workload is the mesh of a region, in small: a source publishes runs of positions; whoever makes
+progress notifies four random peers of its new end; a peer that is behind asks the first
+one that told it, and gets a batch. A thousand nodes with a view of twenty, of which four at a time
+are notified and drawn anew each second; links with delay and jitter; everything in the trace.
+
+    python bench/simulator.py
+"""
+
+import gc
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from random import Random
+from typing import Any
+
+from surecast.core.types import (
+    MS,
+    SECOND,
+    Batch,
+    LogId,
+    Message,
+    Received,
+    Send,
+    SetTimer,
+    Start,
+    TimerFired,
+)
+from surecast.sim import Link, Trace, World
+
+STREAM = bytes(range(16))
+NODES = 1000
+VIEW = 20
+FANOUT = 4
+SHUFFLE_NS = 1 * SECOND
+RUN = 100  # positions the source publishes at a time
+EVERY_NS = 5 * MS
+RETRY_NS = 200 * MS
+LINK = Link(delay_ns=10 * MS, jitter_ns=10 * MS)
+
+
+class Notify(Message):
+    stream: LogId
+    end: int
+
+
+class Request(Message):
+    stream: LogId
+    lo: int
+    hi: int
+
+
+class Events(Message):
+    batch: Batch
+
+
+class Client:
+    """Takes part in the mesh; the first one is the source and also publishes."""
+
+    __slots__ = ("active", "armed", "asked_ns", "end", "heard", "rng", "source", "teller", "view")
+
+    def __init__(self, ctx: Any, view: list[str]) -> None:
+        self.rng = ctx.rng
+        self.view = view
+        self.active: list[str] = []
+        self.end = 1  # all positions below are here
+        self.heard = 1  # how far the stream is known to go
+        self.teller = ""  # who said so first
+        self.asked_ns = 0  # when the request under way was sent; 0: none is
+        self.armed = False  # the retry timer runs
+        self.source = ctx.name == "n0"
+
+    def step(self, now_ns: int, inp: Any) -> list[Any]:
+        kind = type(inp)
+        if kind is Received:
+            message = inp.message
+            kind = type(message)
+            if kind is Notify:
+                if message.end > self.heard:
+                    self.heard, self.teller = message.end, inp.peer
+                    if not self.asked_ns:
+                        return self._ask(now_ns)
+                return []
+            if kind is Events:
+                return self._on_events(now_ns, message.batch)
+            return self._on_request(inp.peer, message)
+        if kind is Start or (kind is TimerFired and inp.key == "shuffle"):
+            self.active = self.rng.sample(self.view, FANOUT)
+            out: list[Any] = [SetTimer("shuffle", now_ns + SHUFFLE_NS)]
+            if kind is Start and self.source:
+                out.append(SetTimer("publish", now_ns + EVERY_NS))
+            return out
+        if kind is TimerFired and inp.key == "retry":
+            self.armed = False
+            if self.asked_ns and self.asked_ns + RETRY_NS <= now_ns:
+                return self._ask(now_ns)
+            if self.asked_ns:
+                self.armed = True
+                return [SetTimer("retry", self.asked_ns + RETRY_NS)]
+        elif kind is TimerFired:
+            self.end = self.heard = self.end + RUN
+            return [*self._notify(), SetTimer("publish", now_ns + EVERY_NS)]
+        return []
+
+    def _ask(self, now_ns: int) -> list[Any]:
+        self.asked_ns = now_ns
+        request = Request(STREAM, self.end, self.heard)
+        if self.armed:
+            return [Send(self.teller, request)]
+        self.armed = True
+        return [Send(self.teller, request), SetTimer("retry", now_ns + RETRY_NS)]
+
+    def _on_request(self, peer: str, message: Request) -> list[Any]:
+        lo, hi = message.lo, min(message.hi, self.end)
+        if lo >= hi:
+            return []
+        batch = Batch.synthetic(STREAM, hi - lo, 30 * (hi - lo)).sequenced(lo, 0, 0)
+        return [Send(peer, Events(batch))]
+
+    def _on_events(self, now_ns: int, batch: Batch) -> list[Any]:
+        if batch.lo != self.end:
+            return []
+        self.end = batch.hi
+        self.asked_ns = 0
+        out = self._notify()
+        if self.heard > self.end:
+            out += self._ask(now_ns)
+        return out
+
+    def _notify(self) -> list[Any]:
+        notify = Notify(STREAM, self.end)
+        return [Send(peer, notify) for peer in self.active]
+
+
+def make(seed: int, trace: Trace | None) -> World:
+    world = World(seed, LINK, trace=trace, record=False)
+    rng = Random(f"views {seed}")
+    names = [f"n{i}" for i in range(NODES)]
+    for name in names:
+        others = rng.sample([other for other in names if other != name], VIEW)
+        world.add(name, lambda ctx, others=others: Client(ctx, others))
+    return world
+
+
+def measure(seed: int, traced: bool = True, inputs: int = 1_500_000) -> dict[str, Any]:
+    """Run until so many inputs are stepped, after the sessions are up."""
+    trace = Trace() if traced else None
+    world = make(seed, trace)
+    world.run(until_ns=1 * SECOND)
+    gc.collect()
+    before, began = world.inputs, time.perf_counter()
+    world.run(until_ns=3600 * SECOND, until=lambda w: w.inputs - before >= inputs)
+    if trace is not None:
+        trace.pack()
+    took = time.perf_counter() - began
+    stepped = world.inputs - before
+    behind = [world.machine(name).end for name in world.names()]
+    return {
+        "rate": stepped / took,
+        "inputs": stepped,
+        "virtual_s": world.now_ns / SECOND,
+        "spread": max(behind) - min(behind),
+        "rows": len(trace) if trace is not None else 0,
+    }
+
+
+def bench_one_world() -> list[dict[str, Any]]:
+    """One world on one core, with the trace and without."""
+    params = {"nodes": NODES, "fanout": FANOUT, "view": VIEW}
+    rows = []
+    for traced in (True, False):
+        best = max((measure(seed, traced) for seed in range(3)), key=lambda one: one["rate"])
+        rows.append(
+            {
+                "name": "sim_inputs" if traced else "sim_inputs_untraced",
+                "value": round(best["rate"]),
+                "unit": "inputs/s",
+                "params": {**params, "inputs": best["inputs"], "trace": traced},
+            }
+        )
+    return rows
+
+
+def bench_two_worlds() -> list[dict[str, Any]]:
+    """Two worlds in two processes at once: what a sweep over seeds gets from two cores."""
+    with ProcessPoolExecutor(2) as pool:
+        list(pool.map(measure, (1, 2), (True, True), (1000, 1000)))  # imports are done
+        both = list(pool.map(measure, (1, 2)))
+    return [
+        {
+            "name": "sim_inputs_two_processes",
+            "value": round(sum(one["rate"] for one in both)),
+            "unit": "inputs/s",
+            "params": {"nodes": NODES, "fanout": FANOUT, "worlds": 2, "trace": True},
+        }
+    ]
+
+
+def profile() -> None:
+    """Where the time goes, by function; `python bench/simulator.py profile`."""
+    import cProfile
+    import pstats
+
+    world = make(1, Trace())
+    world.run(until_ns=1 * SECOND)
+    with cProfile.Profile() as collected:
+        world.run(until_ns=2 * SECOND)
+    pstats.Stats(collected).sort_stats("tottime").print_stats(20)
+
+
+if __name__ == "__main__":
+    if "profile" in sys.argv:
+        profile()
+    else:
+        for row in [*bench_one_world(), *bench_two_worlds()]:
+            print(f"{row['name']:28} {row['value']:>10,} {row['unit']}  {row['params']}")

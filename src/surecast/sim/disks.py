@@ -1,0 +1,93 @@
+"""Storage effects in a simulation: written at once, durable after a sync, answered in order.
+
+One sync runs per node at a time. Everything written while it runs goes with the next one, as with
+group commit on a real disk; the answers (`Stored`, `StoreFailed`, `Compacted`) come when their sync
+is over, in the order of the effects.
+"""
+
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from surecast.core.types import (
+    US,
+    Append,
+    Compact,
+    Compacted,
+    SaveState,
+    Stored,
+    StoreFailed,
+    Truncate,
+)
+from surecast.errors import StorageError
+from surecast.sim.network import CALL
+from surecast.sim.node import Node
+from surecast.storage.memory import DiskFull
+
+if TYPE_CHECKING:
+    from surecast.sim.world import World
+
+__all__ = ["Disks"]
+
+
+class Disks:
+    """The storage of all nodes of a world, and how long a sync takes."""
+
+    def __init__(self, world: "World", rng: Random) -> None:
+        self.world = world
+        self.rng = rng
+        self.sync_ns = 150 * US
+        self.sync_jitter_ns = 50 * US
+
+    def append(self, now_ns: int, node: Node, effect: Append) -> None:
+        try:
+            node.disk.append(effect.log, effect.batches)
+        except StorageError as problem:
+            self._answer(now_ns, node, _failed(effect.token, problem))
+        else:
+            self._answer(now_ns, node, Stored(effect.token))
+
+    def save(self, now_ns: int, node: Node, effect: SaveState) -> None:
+        try:
+            node.disk.save(effect.name, effect.data)
+        except StorageError as problem:
+            self._answer(now_ns, node, _failed(effect.token, problem))
+        else:
+            self._answer(now_ns, node, Stored(effect.token))
+
+    def truncate(self, now_ns: int, node: Node, effect: Truncate) -> None:
+        node.disk.truncate(effect.log, effect.end)
+        self._answer(now_ns, node, None)
+
+    def compact(self, now_ns: int, node: Node, effect: Compact) -> None:
+        try:
+            node.disk.compact(effect.log, effect.batches)
+        except StorageError as problem:
+            self._answer(now_ns, node, _failed(effect.token, problem))
+        else:
+            self._answer(now_ns, node, Compacted(effect.token))
+
+    def _answer(self, now_ns: int, node: Node, answer: Any) -> None:
+        node.unsynced.append(answer)
+        if node.syncing is None:
+            self._begin(now_ns, node)
+
+    def _begin(self, now_ns: int, node: Node) -> None:
+        node.syncing, node.unsynced = node.unsynced, []
+        at_ns = now_ns + self.sync_ns + int(self.rng.random() * self.sync_jitter_ns)
+        life = (node, node.incarnation, node.disk.written)
+        self.world.agenda.push(at_ns, CALL, self._synced, life)
+
+    def _synced(self, now_ns: int, node: Node, incarnation: int, mark: int) -> None:
+        if node.incarnation != incarnation or node.syncing is None:
+            return  # it crashed meanwhile
+        node.disk.sync(mark)
+        answers, node.syncing = node.syncing, None
+        if node.unsynced:
+            self._begin(now_ns, node)
+        for answer in answers:
+            if answer is not None:
+                self.world.give(node, answer)
+
+
+def _failed(token: Any, problem: StorageError) -> StoreFailed:
+    return StoreFailed(token, "full" if isinstance(problem, DiskFull) else "io")

@@ -1,0 +1,190 @@
+"""Faults as values: a swarm draws them, a script names them, the world suffers them.
+
+Each has `apply(world)` and `heal(world)`; healing what does not last (a clock jump, a wiped disk)
+does what is left to do, or nothing. `Timed` puts one on the world's agenda.
+"""
+
+from collections.abc import Sequence
+from random import Random
+
+import msgspec
+
+from surecast.core.types import MS
+from surecast.sim.links import ANY, Link
+from surecast.sim.world import World
+
+__all__ = [
+    "ClockJump",
+    "Crash",
+    "Cut",
+    "Degrade",
+    "DiskFailure",
+    "Fault",
+    "Isolate",
+    "Pause",
+    "Timed",
+    "Wipe",
+    "draw",
+]
+
+
+class Fault(msgspec.Struct, frozen=True, tag=True):
+    """The base: something that can be done to a world, and undone."""
+
+    def apply(self, world: World) -> None:
+        raise NotImplementedError
+
+    def heal(self, world: World) -> None:
+        """Nothing to do unless a fault says so."""
+
+
+class Cut(Fault, frozen=True, tag=True):
+    """Nothing passes between two nodes or sites; one way only if asked."""
+
+    a: str
+    b: str
+    two_way: bool = True
+
+    def apply(self, world: World) -> None:
+        world.cut(self.a, self.b, two_way=self.two_way)
+
+    def heal(self, world: World) -> None:
+        world.mend(self.a, self.b, two_way=self.two_way)
+
+
+class Isolate(Fault, frozen=True, tag=True):
+    """A node or site cut off from everyone."""
+
+    name: str
+
+    def apply(self, world: World) -> None:
+        world.cut(self.name, ANY)
+
+    def heal(self, world: World) -> None:
+        world.mend(self.name, ANY)
+
+
+class Degrade(Fault, frozen=True, tag=True):
+    """A link that became slow, narrow or lossy."""
+
+    a: str
+    b: str
+    link: Link
+
+    def apply(self, world: World) -> None:
+        world.degrade(self.a, self.b, self.link)
+
+    def heal(self, world: World) -> None:
+        world.mend(self.a, self.b)
+
+
+class Crash(Fault, frozen=True, tag=True):
+    """A node dies; healing restarts it on what its disk kept."""
+
+    name: str
+    lose_unsynced: bool = True
+
+    def apply(self, world: World) -> None:
+        world.crash(self.name, lose_unsynced=self.lose_unsynced)
+
+    def heal(self, world: World) -> None:
+        world.restart(self.name)
+
+
+class Wipe(Fault, frozen=True, tag=True):
+    """A node dies and its disk with it; healing starts it on an empty one."""
+
+    name: str
+
+    def apply(self, world: World) -> None:
+        world.crash(self.name)
+        world.wipe(self.name)
+
+    def heal(self, world: World) -> None:
+        world.restart(self.name)
+
+
+class Pause(Fault, frozen=True, tag=True):
+    """A node stands still, as in a long collection or a stopped virtual machine."""
+
+    name: str
+
+    def apply(self, world: World) -> None:
+        world.pause(self.name)
+
+    def heal(self, world: World) -> None:
+        world.resume(self.name)
+
+
+class ClockJump(Fault, frozen=True, tag=True):
+    """A wall clock is stepped, and stays so."""
+
+    name: str
+    delta_ns: int
+
+    def apply(self, world: World) -> None:
+        world.jump_clock(self.name, self.delta_ns)
+
+
+class DiskFailure(Fault, frozen=True, tag=True):
+    """Appends and saves fail for a while: "full" or "io"."""
+
+    name: str
+    reason: str = "io"
+
+    def apply(self, world: World) -> None:
+        world.fail_disk(self.name, self.reason)
+
+    def heal(self, world: World) -> None:
+        world.heal_disk(self.name)
+
+
+class Timed(msgspec.Struct, frozen=True):
+    """A fault from `at_ns` on, for `for_ns`."""
+
+    at_ns: int
+    for_ns: int
+    fault: Fault
+
+    def schedule(self, world: World) -> None:
+        world.call(self.at_ns, self.fault.apply)
+        world.call(self.at_ns + self.for_ns, self.fault.heal)
+
+
+KINDS = ("cut", "one-way cut", "isolate", "degrade", "crash", "pause", "clock", "disk")
+
+
+def draw(
+    rng: Random,
+    nodes: Sequence[str],
+    pairs: Sequence[tuple[str, str]],
+    kinds: Sequence[str] = KINDS,
+) -> Fault:
+    """One fault of one of `kinds`, on one of `nodes` or between one of `pairs` (sites or nodes)."""
+    kind = rng.choice(kinds)
+    name = rng.choice(nodes)
+    a, b = rng.choice(pairs) if pairs else (name, ANY)
+    if kind == "cut":
+        return Cut(a, b)
+    if kind == "one-way cut":
+        return Cut(a, b, two_way=False) if rng.random() < 0.5 else Cut(b, a, two_way=False)
+    if kind == "isolate":
+        return Isolate(name)
+    if kind == "degrade":
+        link = Link(
+            delay_ns=rng.randint(1, 200) * MS,
+            jitter_ns=rng.randint(0, 50) * MS,
+            bandwidth_bps=rng.choice((0, 1_000_000, 100_000_000)),
+            loss=rng.choice((0.0, 0.05, 0.3)),
+        )
+        return Degrade(a, b, link)
+    if kind == "crash":
+        return Crash(name, lose_unsynced=rng.random() < 0.8)
+    if kind == "wipe":
+        return Wipe(name)
+    if kind == "pause":
+        return Pause(name)
+    if kind == "clock":
+        return ClockJump(name, rng.choice((-1, 1)) * rng.randint(1, 5_000) * MS)
+    assert kind == "disk", kind
+    return DiskFailure(name, rng.choice(("full", "io")))

@@ -1,0 +1,151 @@
+"""Links: what lies between two nodes, and the queues they share.
+
+A `Link` is the description; a `Path` is one direction between two nodes, with the link's figures
+at hand. What is sent waits for its turn in a pipe: between two sites all nodes share one pipe per
+direction, within a site each node has its own uplink, and a link set for one pair of nodes has a
+pipe of its own.
+"""
+
+from collections.abc import Iterable
+from random import Random
+
+import msgspec
+
+from surecast.core.types import MS, SECOND
+
+__all__ = ["ANY", "Link", "Path", "Pipe", "Wiring"]
+
+ANY = "*"  # every node, where a node or site may be named
+
+RETRANSMIT_NS_MIN = 20 * MS
+RETRANSMITS_MAX = 12  # of one message; then it gets through
+
+
+class Link(msgspec.Struct, frozen=True):
+    """One direction between two nodes or sites.
+
+    Sessions turn loss into delay, as TCP does, and know no duplicates and no reordering;
+    datagrams see all of it.
+    """
+
+    delay_ns: int = MS
+    jitter_ns: int = 0  # up to so much is added to the delay
+    bandwidth_bps: int = 0  # 0: unlimited
+    loss: float = 0.0
+    duplicate: float = 0.0
+    reorder: float = 0.0  # how many datagrams are held up by `reorder_ns`
+    reorder_ns: int = 5 * MS
+
+
+class Pipe:
+    """A bandwidth queue: when it will have sent all it was given."""
+
+    __slots__ = ("free_ns",)
+
+    def __init__(self) -> None:
+        self.free_ns = 0
+
+
+class Path:
+    """One direction between two nodes. `plain`: neither loss nor a bandwidth limit."""
+
+    __slots__ = ("cut", "delay_ns", "dst", "jitter_ns", "link", "pipe", "plain", "src")
+
+    def __init__(self, src: str, dst: str, link: Link, pipe: Pipe, cut: bool) -> None:
+        self.src = src
+        self.dst = dst
+        self.pipe = pipe
+        self.cut = cut
+        self.set(link)
+
+    def set(self, link: Link) -> None:
+        self.link = link
+        self.delay_ns = link.delay_ns
+        self.jitter_ns = link.jitter_ns
+        self.plain = not link.loss and not link.bandwidth_bps
+
+    def sent_ns(self, now_ns: int, nbytes: int) -> int:
+        """When the last bit leaves, after all that was given to the pipe before."""
+        bps = self.link.bandwidth_bps
+        if not bps:
+            return now_ns
+        pipe = self.pipe
+        sent = max(now_ns, pipe.free_ns) + nbytes * 8 * SECOND // bps
+        pipe.free_ns = sent
+        return sent
+
+    def retransmit_ns(self, rng: Random) -> int:
+        """What losses add to the delay of something that is sent until it arrives."""
+        loss = self.link.loss
+        extra = 0
+        if loss:
+            timeout = max(4 * self.delay_ns, RETRANSMIT_NS_MIN)  # twice the round trip
+            for _ in range(RETRANSMITS_MAX):
+                if rng.random() >= loss:
+                    break
+                extra += timeout
+        return extra
+
+
+class Wiring:
+    """Which link joins which nodes, which are degraded, and which are cut."""
+
+    def __init__(self, default: Link) -> None:
+        self.default = default
+        self._links: dict[tuple[str, str], Link] = {}  # by names of nodes or of sites
+        self._degraded: dict[tuple[str, str], Link] = {}
+        self._cuts: dict[tuple[str, str], None] = {}
+        self._pipes: dict[tuple[str, str, str], Pipe] = {}
+
+    def set_link(self, a: str, b: str, link: Link) -> None:
+        self._links[a, b] = link
+
+    def degrade(self, a: str, b: str, link: Link) -> None:
+        self._degraded[a, b] = link
+
+    def cut(self, a: str, b: str) -> None:
+        self._cuts[a, b] = None
+
+    def mend(self, a: str, b: str) -> None:
+        self._cuts.pop((a, b), None)
+        self._degraded.pop((a, b), None)
+
+    def mend_all(self) -> None:
+        self._cuts.clear()
+        self._degraded.clear()
+
+    def cuts(self) -> list[tuple[str, str]]:
+        return list(self._cuts)
+
+    def path(self, src: str, src_site: str, dst: str, dst_site: str) -> Path:
+        pairs = _pairs(src, src_site, dst, dst_site)
+        if (src, dst) in self._links:
+            key = ("pair", src, dst)
+        elif src_site == dst_site:
+            key = ("uplink", src, "")
+        else:
+            key = ("sites", src_site, dst_site)
+        pipe = self._pipes.get(key)
+        if pipe is None:
+            pipe = self._pipes[key] = Pipe()
+        return Path(src, dst, self._link(pairs), pipe, any(p in self._cuts for p in pairs))
+
+    def refresh(self, paths: Iterable[tuple[Path, str, str]]) -> None:
+        """Bring paths (with the sites of both ends) up to date after a change."""
+        for path, src_site, dst_site in paths:
+            new = self.path(path.src, src_site, path.dst, dst_site)
+            path.cut = new.cut
+            path.pipe = new.pipe
+            path.set(new.link)
+
+    def _link(self, pairs: tuple[tuple[str, str], ...]) -> Link:
+        for links in (self._degraded, self._links):
+            for pair in pairs:
+                if pair in links:
+                    return links[pair]
+        return self.default
+
+
+def _pairs(src: str, src_site: str, dst: str, dst_site: str) -> tuple[tuple[str, str], ...]:
+    """What a path may be called, the most particular name first."""
+    return tuple((a, b) for a in (src, src_site, ANY) for b in (dst, dst_site, ANY))

@@ -1,0 +1,468 @@
+"""Sessions and datagrams between simulated nodes.
+
+A *session* joins two nodes. Each node has one *end* of it; what it sends through its end arrives
+in order, once, or not at all. Both ends live and die on their own, as the two halves of a TCP
+connection do:
+
+- **Opening.** The first reliable send of either side starts a handshake of one round trip; what
+  is sent meanwhile waits. Then the opener gets PeerUp, and so does the peer, half a round trip
+  later and before anything the opener sent. If the peer sends in between, it joins the attempt.
+  A crashed peer that can be reached refuses after a round trip; a peer that cannot be reached is
+  given up after `connect_timeout_ns`. Either way the opener gets one PeerDown and what waited is
+  lost. For `reconnect_ns` afterwards (longer by a random half) nothing new is tried: sends wait for
+  the attempt that begins when the time is up. So each send is followed by its arrival or by a
+  PeerDown, and a machine that answers PeerDown by sending again makes no storm.
+- **Cuts.** A message that should arrive over a cut path is held back, and flows when the path is
+  mended. If one direction stays cut for `session_timeout_ns` (each end: plus up to a quarter), the
+  end gives up: PeerDown. If it can still reach the other, that gets a reset and follows at once.
+- **Crashes.** A crashed node's peers get PeerDown within the delay of the path and `reset_ns`, or
+  as after a cut if the reset cannot reach them. Messages may still arrive before that, none after.
+- **A new session** that reaches a node which still believes in the old one ends the old one there:
+  PeerDown, then PeerUp.
+- **Closing** drains the messages under way in both directions, peer first. What the closer sends
+  after `Close` waits for the end of the old session and opens a new one.
+
+Bytes sent and not yet taken by the other node count against the end's high-water mark.
+
+`odd` and `held` keep the common case fast; the world's loop looks at nothing else. `end.odd` is set
+whenever what an end has sent may not simply be handed over: not accepted yet, cut, mended a moment
+ago, closing, congested, or the other end is gone. `end.held` is set when a send may not simply be
+put under way: not up, closing, or over a path with loss or a bandwidth limit.
+"""
+
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from surecast.core.types import (
+    MS,
+    SECOND,
+    US,
+    Congested,
+    PeerDown,
+    PeerUp,
+    Received,
+    Send,
+    Writable,
+)
+from surecast.errors import UsageError
+from surecast.sim.agenda import Agenda
+from surecast.sim.links import Link, Path, Wiring
+from surecast.sim.node import Node
+from surecast.sim.sizes import Sizes
+
+if TYPE_CHECKING:
+    from surecast.sim.world import World
+
+__all__ = ["End", "Link", "Network"]
+
+OPENING, UP, DOWN = "opening", "up", "down"
+
+# Kinds of the agenda's entries; the world's loop tells them apart.
+MESSAGE, TIMER, INPUT, DATAGRAM, CALL = range(5)
+
+
+class _Mark:
+    """Travels through a session like a message, for the network's own use."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+_ACCEPT = _Mark("accept")
+_FIN = _Mark("fin")
+
+
+_Held = list[tuple[Any, int]]  # messages and their sizes
+_NOTHING: _Held = []  # shared by all ends that hold none, which is nearly all; never changed
+
+
+def _add(held: _Held, item: tuple[Any, int]) -> _Held:
+    if not held:
+        return [item]
+    held.append(item)
+    return held
+
+
+class _HotEnd:
+    """What each message touches. The slots of a base class come first in memory: two cache lines
+    where a world of a thousand nodes would otherwise spend its time waiting for four."""
+
+    __slots__ = ("delay_ns", "held", "jitter_ns", "last_ns", "odd", "peer", "queued")
+
+
+class End(_HotEnd):
+    """One node's end of a session, and the direction away from it."""
+
+    __slots__ = (
+        "after",
+        "closing",
+        "congested",
+        "cut",
+        "flow_ns",
+        "flowing",
+        "missed",
+        "node",
+        "opener",
+        "other",
+        "path",
+        "stalled",
+        "state",
+        "waiting",
+        "watch",
+        "watched",
+    )
+
+    other: "End"
+
+    def __init__(self, node: Node, peer: Node, path: Path, opener: bool) -> None:
+        self.node = node
+        self.peer = peer
+        self.path = path
+        self.opener = opener
+        self.state = OPENING
+        self.closing = False
+        self.odd = True
+        self.last_ns = 0  # when the last message put under way arrives
+        self.queued = 0  # bytes sent and not taken yet
+        self.congested = False
+        self.waiting = _NOTHING  # to be put under way when up
+        self.after = _NOTHING  # sent after Close
+        self.stalled = _NOTHING  # was due while the path was cut
+        self.flowing = False  # mended: what is stalled, and what comes now, waits for `flow_ns`
+        self.flow_ns = 0
+        self.cut = False  # as last seen of the path
+        self.missed = False  # the handshake came to a cut path
+        self.watched = False  # one direction is cut: a timeout is running
+        self.watch = 0  # names the timeout that counts; raised to call it off
+        self.follow()
+
+    def follow(self) -> None:
+        """Bring in line with path and state what each send looks at."""
+        self.delay_ns = self.path.delay_ns
+        self.jitter_ns = self.path.jitter_ns
+        self.held = self.state is not UP or self.closing or not self.path.plain
+
+
+class Network:
+    """All sessions of a world. `world` performs what is due and steps the nodes."""
+
+    def __init__(self, world: "World", link: Link, rng: Random) -> None:
+        self.world = world
+        self.agenda: Agenda = world.agenda
+        self.wiring = Wiring(link)
+        self.sizes = Sizes()
+        self.rng = rng
+        self.connect_timeout_ns = 1 * SECOND
+        self.session_timeout_ns = 2 * SECOND
+        self.reconnect_ns = 50 * MS
+        self.reset_ns = 200 * US
+        self.high_water_bytes = 4 << 20
+
+    # ------------------------------------------------------------ sending
+
+    def send(self, now_ns: int, node: Node, effect: Send) -> None:
+        message = effect.message
+        size = self.sizes.of(message)
+        if not effect.reliable:
+            self._datagram(now_ns, node, effect.peer, message, size)
+            return
+        end = node.ends.get(effect.peer)
+        if end is None:
+            end = self._open(now_ns, node, self._find(node, effect.peer))
+        end.queued += size
+        if end.queued > self.high_water_bytes:
+            self.swell(now_ns, end)
+        received = Received(node.name, message)
+        if end.closing:
+            end.after = _add(end.after, (received, size))
+        elif end.state is UP:
+            self._put(now_ns, end, received, size)
+        else:
+            end.waiting = _add(end.waiting, (received, size))
+
+    def close(self, now_ns: int, node: Node, peer: str) -> None:
+        end = node.ends.get(peer)
+        if end is None or end.closing:
+            return
+        end.closing = end.held = end.odd = True
+        if end.state is UP:
+            self._put(now_ns, end, _FIN, 0)
+        else:
+            end.waiting = _add(end.waiting, (_FIN, 0))
+
+    def path(self, src: Node, dst: Node) -> Path:
+        path = src.paths.get(dst.name)
+        if path is None:
+            path = self.wiring.path(src.name, src.site, dst.name, dst.site)
+            src.paths[dst.name] = path
+        return path
+
+    def _find(self, node: Node, peer: str) -> Node:
+        found = self.world.nodes.get(peer)
+        if found is None or found is node:
+            raise UsageError(f"{node.name} sends to {peer!r}, which is no other node of this world")
+        return found
+
+    def _put(self, now_ns: int, end: End, what: Any, size: int) -> None:
+        """Put a message (or a mark) under way: it arrives after all put before it."""
+        path = end.path
+        at_ns = now_ns + end.delay_ns + int(self.rng.random() * end.jitter_ns)
+        if not path.plain:
+            at_ns += path.sent_ns(now_ns, size) - now_ns + path.retransmit_ns(self.rng)
+        if at_ns < end.last_ns:
+            at_ns = end.last_ns
+        else:
+            end.last_ns = at_ns
+        self.agenda.push(at_ns, MESSAGE, end, what, size)
+
+    def _datagram(self, now_ns: int, node: Node, peer: str, message: Any, size: int) -> None:
+        target = self._find(node, peer)
+        path = self.path(node, target)
+        link = path.link
+        sent_ns = path.sent_ns(now_ns, size)
+        rng = self.rng
+        if path.cut or (link.loss and rng.random() < link.loss):
+            return
+        received = Received(node.name, message)
+        copies = 2 if link.duplicate and rng.random() < link.duplicate else 1
+        for _ in range(copies):
+            at_ns = sent_ns + link.delay_ns
+            if link.jitter_ns:
+                at_ns += int(rng.random() * link.jitter_ns)
+            if link.reorder and rng.random() < link.reorder:
+                at_ns += int(rng.random() * link.reorder_ns)
+            self.agenda.push(at_ns, DATAGRAM, path, target, received)
+
+    # ------------------------------------------------------------ opening
+
+    def _open(self, now_ns: int, node: Node, peer: Node) -> End:
+        theirs = peer.ends.get(node.name)
+        if theirs is not None and theirs.other.state is OPENING:
+            end = theirs.other  # they are at it already: join
+        else:
+            end = End(node, peer, self.path(node, peer), opener=True)
+            end.other = End(peer, node, self.path(peer, node), opener=False)
+            end.other.other = end
+            begin_ns = node.quiet_until.get(peer.name, 0)
+            if begin_ns > now_ns:
+                self.agenda.push(begin_ns, CALL, self._begin, (end,))
+            else:
+                self._begin(now_ns, end)
+        node.ends[peer.name] = end
+        return end
+
+    def _begin(self, now_ns: int, end: End) -> None:
+        if end.state is OPENING:
+            self._shake(now_ns, end)
+            self.agenda.push(now_ns + self.connect_timeout_ns, CALL, self._give_up, (end,))
+
+    def _shake(self, now_ns: int, end: End) -> None:
+        """Begin the handshake; it is over after a round trip, if nothing is cut then."""
+        at_ns = now_ns
+        for path in (end.path, end.other.path):
+            at_ns += path.delay_ns + path.retransmit_ns(self.rng)
+            at_ns += int(self.rng.random() * path.jitter_ns)
+        self.agenda.push(at_ns, CALL, self._shaken, (end,))
+
+    def _shaken(self, now_ns: int, end: End) -> None:
+        if end.state is not OPENING:
+            return
+        if end.path.cut or end.other.path.cut:
+            end.missed = True  # to be tried again when mended
+        elif end.peer.machine is None:
+            self._give_up(now_ns, end)  # refused
+        else:
+            end.state = UP
+            end.follow()
+            self._put(now_ns, end, _ACCEPT, 0)
+            self._put_waiting(now_ns, end)
+            self.world.give(end.node, PeerUp(end.peer.name))
+
+    def _give_up(self, now_ns: int, end: End) -> None:
+        if end.state is not OPENING:
+            return
+        for side in (end, end.other):
+            quiet_ns = int(self.reconnect_ns * (1 + self.rng.random() / 2))
+            side.node.quiet_until[side.peer.name] = now_ns + quiet_ns
+            self._down(now_ns, side)
+
+    def _put_waiting(self, now_ns: int, end: End) -> None:
+        waiting, end.waiting = end.waiting, _NOTHING
+        for what, size in waiting:
+            self._put(now_ns, end, what, size)
+
+    def _accept(self, now_ns: int, end: End) -> None:
+        """The opener's first words reach `end`, the other side."""
+        node, peer = end.node, end.peer
+        old = node.ends.get(peer.name)
+        if old is not None and old is not end:  # a session they have given up
+            self._down(now_ns, old)
+        node.ends[peer.name] = end
+        end.state = UP
+        end.follow()
+        end.odd = end.closing or end.path.cut or end.other.state is DOWN
+        self._put_waiting(now_ns, end)
+        self.world.give(node, PeerUp(peer.name))
+
+    # ------------------------------------------------------------ arriving
+
+    def arrive_oddly(self, now_ns: int, end: End, what: Any, size: int) -> bool:
+        """Something `end` sent is due and `end` is odd. True: hand it over now."""
+        if end.path.cut or end.flowing:
+            end.stalled = _add(end.stalled, (what, size))
+            return False
+        passes = self._pass(now_ns, end, what)
+        end.odd = end.closing or end.congested or end.other.state is DOWN
+        return passes
+
+    def _pass(self, now_ns: int, end: End, what: Any) -> bool:
+        """See to the network's own marks. True: it is a message, and someone is there for it."""
+        there = end.other
+        if there.state is DOWN:
+            return False
+        if what is _ACCEPT:
+            self._accept(now_ns, there)
+            return False
+        if what is _FIN:
+            if not there.closing:
+                there.closing = there.held = there.odd = True
+                self._put(now_ns, there, _FIN, 0)
+            self._down(now_ns, there, reset=False)
+            return False
+        return True
+
+    def swell(self, now_ns: int, end: End) -> None:
+        """The queue of an end is above the mark."""
+        if not end.congested:
+            end.congested = end.odd = True
+            self._tell(now_ns, end, Congested(end.peer.name))
+
+    def taken(self, now_ns: int, end: End, size: int) -> None:
+        """A node has taken a message from `end`."""
+        end.queued -= size
+        if end.congested and end.queued * 2 < self.high_water_bytes:
+            end.congested = False
+            self._tell(now_ns, end, Writable(end.peer.name))
+
+    def _tell(self, now_ns: int, end: End, inp: Any) -> None:
+        """Give news of a session from inside an effect: as an entry, and only if it still lives."""
+        self.agenda.push(now_ns, CALL, self._told, (end, inp))
+
+    def _told(self, now_ns: int, end: End, inp: Any) -> None:
+        if end.node.ends.get(end.peer.name) is end:
+            self.world.give(end.node, inp)
+
+    # ------------------------------------------------------------ ending
+
+    def _down(self, now_ns: int, end: End, reset: bool = True) -> None:
+        """`end` is no more. The other end gets a reset, if the path is there to carry it."""
+        if end.state is DOWN:
+            return
+        node, peer, other = end.node, end.peer, end.other
+        end.state = DOWN
+        end.held = True
+        other.odd = True  # what it has sent no longer arrives
+        known = node.ends.get(peer.name) is end
+        if known:
+            del node.ends[peer.name]
+        if other.state is OPENING and peer.ends.get(node.name) is not other:
+            other.state = DOWN  # its node never heard of it
+        elif other.state is not DOWN and reset and not end.path.cut:
+            self._reset(now_ns, end)
+        if not known:
+            return
+        if end.after:  # sent after Close: these want a session of their own
+            new = self._open(now_ns, node, peer)
+            new.waiting = end.after
+            new.queued = sum(size for _, size in end.after)
+            if new.queued > self.high_water_bytes:
+                self.swell(now_ns, new)
+        self.world.give(node, PeerDown(peer.name))
+
+    def _reset(self, now_ns: int, end: End) -> None:
+        """Let the other side of `end` hear that it is gone."""
+        at_ns = now_ns + self.reset_ns + int(self.rng.random() * end.path.delay_ns)
+        self.agenda.push(at_ns, CALL, self._down, (end.other, False))
+
+    def crash(self, now_ns: int, node: Node) -> None:
+        """The node is gone, and so is its memory; call before it forgets its ends."""
+        for end in node.ends.values():
+            if end.state is OPENING and not end.opener:
+                end.waiting = end.after = _NOTHING  # their attempt goes on; we only had joined it
+                end.closing = end.congested = False
+                end.queued = 0
+            else:
+                self._vanish(now_ns, end)
+        for peer in self.world.nodes.values():  # sessions this node had not accepted yet
+            theirs = peer.ends.get(node.name)
+            if theirs is not None and theirs.state is UP and theirs.other.state is OPENING:
+                self._vanish(now_ns, theirs.other)
+
+    def _vanish(self, now_ns: int, end: End) -> None:
+        end.state = DOWN
+        other = end.other
+        other.odd = True
+        if other.state is OPENING and other.node.ends.get(end.node.name) is not other:
+            other.state = DOWN
+        elif other.state is not DOWN and not end.path.cut:
+            self._reset(now_ns, end)
+
+    # ------------------------------------------------------------ cutting and mending
+
+    def rewire(self, now_ns: int) -> None:
+        """Links, cuts or both have changed."""
+        nodes = self.world.nodes
+        for node in nodes.values():
+            self.wiring.refresh((p, node.site, nodes[p.dst].site) for p in node.paths.values())
+        for node in nodes.values():
+            for end in node.ends.values():
+                self._recheck(now_ns, end)
+                self._recheck(now_ns, end.other)
+
+    def _recheck(self, now_ns: int, end: End) -> None:
+        """Bring one end in line with the state of its paths; does nothing the second time."""
+        there = end.other
+        end.follow()
+        if end.path.cut:
+            end.odd = True
+            end.cut = True
+        elif end.cut:
+            end.cut = False
+            self._release(now_ns, end)
+        if end.state is DOWN:
+            return
+        if end.path.cut or there.path.cut:
+            if not end.watched and not (end.state is OPENING and there.state is OPENING):
+                end.watched = True
+                timeout_ns = int(self.session_timeout_ns * (1 + self.rng.random() / 4))
+                self.agenda.push(now_ns + timeout_ns, CALL, self._timeout, (end, end.watch))
+            return
+        if end.missed:
+            end.missed = False
+            self._shake(now_ns, end)
+        if end.watched:
+            end.watched = False
+            end.watch += 1
+            if there.state is DOWN:  # it could not tell us before
+                self._reset(now_ns, there)
+
+    def _release(self, now_ns: int, end: End) -> None:
+        """The path from `end` is mended: what was held back comes through after its delay."""
+        flow_ns = now_ns + end.path.delay_ns + end.path.retransmit_ns(self.rng)
+        end.flow_ns = max(end.flow_ns, flow_ns)
+        end.flowing = True
+        self.agenda.push(end.flow_ns, CALL, self._flow, (end,))
+
+    def _flow(self, now_ns: int, end: End) -> None:
+        if end.path.cut or now_ns < end.flow_ns:
+            return  # cut again meanwhile; the next mend sees to it
+        end.flowing = False
+        stalled, end.stalled = end.stalled, _NOTHING
+        for what, size in stalled:
+            if self._pass(now_ns, end, what):
+                self.world.arrive(end, what, size)
+        end.odd = end.closing or end.congested or end.other.state is not UP
+
+    def _timeout(self, now_ns: int, end: End, watch: int) -> None:
+        if end.watch == watch:
+            self._down(now_ns, end)

@@ -1,0 +1,123 @@
+"""One simulated node: a machine's life on a disk that outlives it."""
+
+from collections import deque
+from collections.abc import Callable
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from surecast.core.types import Machine, TimerKey
+from surecast.errors import UsageError
+from surecast.storage.memory import MemoryDisk
+
+if TYPE_CHECKING:
+    from surecast.sim.agenda import Entry
+    from surecast.sim.links import Path
+    from surecast.sim.network import End
+
+__all__ = ["Factory", "Node", "NodeContext"]
+
+
+class NodeContext(msgspec.Struct, frozen=True):
+    """What a factory is given to make a machine of, at each start of the node."""
+
+    name: str
+    rng: Random  # of this life alone: drawn from (seed, name, incarnation)
+    disk: MemoryDisk  # as the last life left it; machines read it as `core.types.Disk`
+    incarnation: int  # 1, 2, ...
+
+
+Factory = Callable[[NodeContext], Machine]
+
+
+class _HotNode:
+    """What each step touches, together at the front of the object."""
+
+    __slots__ = ("ends", "name", "odd", "step", "timers")
+
+
+class Node(_HotNode):
+    """A name, a disk and, while it is not crashed, a machine."""
+
+    __slots__ = (
+        "busy",
+        "disk",
+        "factory",
+        "inbox",
+        "incarnation",
+        "machine",
+        "no",
+        "paths",
+        "paused",
+        "quiet_until",
+        "seed",
+        "site",
+        "syncing",
+        "unfinished",
+        "unsynced",
+        "wall_base_ns",
+    )
+
+    def __init__(
+        self, no: int, name: str, site: str, seed: object, factory: Any, wall_ns: int
+    ) -> None:
+        self.no = no
+        self.name = name
+        self.site = site
+        self.seed = seed
+        self.factory: Factory | Machine = factory
+        self.disk = MemoryDisk()
+        self.machine: Machine | None = None
+        self.step: Callable[[int, Any], list[Any]] = _dead
+        self.incarnation = 0
+        self.wall_base_ns = wall_ns  # wall clock = this + the world's clock
+        self.paused = False
+        self.busy = False  # computing, under a cost model
+        # True when an input may not simply be stepped: crashed, paused, or CPU costs something.
+        self.odd = True
+        self.paths: dict[str, Path] = {}
+        self.forget()
+
+    def forget(self) -> None:
+        """Lose all that lives in memory."""
+        self.timers: dict[TimerKey, int] = {}  # key → order of the agenda's entry that counts
+        self.ends: dict[str, End] = {}  # peer → our end of the current session
+        self.quiet_until: dict[str, int] = {}  # peer → when the next attempt may begin
+        self.inbox: deque[Entry] = deque()  # arrived, not served yet
+        self.unfinished: list[Any] | None = None  # effects computed when the pause came
+        # Answers owed by the sync under way (None: none is), and by the one after it.
+        self.syncing: list[Any] | None = None
+        self.unsynced: list[Any] = []
+
+    def start(self) -> None:
+        """Begin a new life on the same disk."""
+        assert self.machine is None
+        self.incarnation += 1
+        self.machine = machine = self._make()
+        self.step = machine.step
+
+    def stop(self) -> None:
+        self.machine = None
+        self.step = _dead
+        self.paused = self.busy = False
+        self.odd = True
+        self.forget()
+
+    def _make(self) -> Machine:
+        factory = self.factory
+        if not is_machine(factory):
+            # A string seeds Random by its SHA-512: the same in every process.
+            rng = Random(f"{self.seed}/{self.name}/{self.incarnation}")
+            return factory(NodeContext(self.name, rng, self.disk, self.incarnation))  # type: ignore[operator]
+        if self.incarnation > 1:
+            raise UsageError(f"{self.name} was added as a machine: only a factory can restart")
+        return factory  # type: ignore[return-value]
+
+
+def is_machine(value: Any) -> bool:
+    return hasattr(value, "step") and not isinstance(value, type)
+
+
+def _dead(now_ns: int, inp: Any) -> list[Any]:
+    raise AssertionError("an input for a crashed node")

@@ -1,0 +1,89 @@
+"""Regions and the links between them.
+
+A `Topology` names sites and gives each ordered pair its link; `World.set_site_links` takes it. A
+node called "east/0" is in the site "east". Delays are one-way.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from surecast.core.types import MS, US
+from surecast.errors import UsageError
+from surecast.sim.links import Link
+
+__all__ = ["LAN", "WAN", "Topology", "line", "mesh", "star"]
+
+LAN = Link(delay_ns=100 * US, jitter_ns=20 * US)
+WAN = Link(delay_ns=40 * MS, jitter_ns=2 * MS)
+
+
+class Topology(msgspec.Struct, frozen=True):
+    """Sites and directed links; (site, site) is the link within a site."""
+
+    sites: tuple[str, ...]
+    links: dict[tuple[str, str], Link]
+
+    def neighbours(self, site: str) -> list[str]:
+        return [b for a, b in self.links if a == site and b != site]
+
+    def nodes(self, per_site: int) -> list[str]:
+        """Names for `per_site` nodes in each site: "east/0", "east/1", ..."""
+        return [f"{site}/{i}" for site in self.sites for i in range(per_site)]
+
+
+def mesh(
+    sites: Sequence[str],
+    between: Link = WAN,
+    within: Link = LAN,
+    delays_ns: Mapping[tuple[str, str], int] | None = None,
+) -> Topology:
+    """Every site joined to every other. `delays_ns[a, b]` (or [b, a]) overrides the delay."""
+    links = _within(sites, within)
+    given = dict(delays_ns or {})
+    for a in sites:
+        for b in sites:
+            if a != b:
+                delay_ns = given.get((a, b), given.get((b, a), between.delay_ns))
+                links[a, b] = msgspec.structs.replace(between, delay_ns=delay_ns)
+    for pair in given:
+        if pair not in links:
+            raise UsageError(f"a delay for {pair}, which are not two of the sites")
+    return Topology(tuple(sites), links)
+
+
+def line(sites: Sequence[str], between: Link = WAN, within: Link = LAN) -> Topology:
+    """Sites one after another; farther ones are reached through those in between."""
+    hops = {(a, b): abs(i - j) for i, a in enumerate(sites) for j, b in enumerate(sites) if i != j}
+    return _routed(sites, hops, between, within)
+
+
+def star(sites: Sequence[str], between: Link = WAN, within: Link = LAN) -> Topology:
+    """The first site in the middle; the others reach each other through it."""
+    centre = sites[0]
+    hops = {(a, b): 1 if centre in (a, b) else 2 for a in sites for b in sites if a != b}
+    return _routed(sites, hops, between, within)
+
+
+def _routed(
+    sites: Sequence[str], hops: Mapping[tuple[str, str], int], between: Link, within: Link
+) -> Topology:
+    """The network routes: a path of n hops is n times as long, and as wide as one.
+
+    A cut is between the sites it names; it does not cut the paths that lead through them.
+    """
+    links = _within(sites, within)
+    for pair, count in hops.items():
+        links[pair] = msgspec.structs.replace(
+            between,
+            delay_ns=between.delay_ns * count,
+            jitter_ns=between.jitter_ns * count,
+            loss=1 - (1 - between.loss) ** count,
+        )
+    return Topology(tuple(sites), links)
+
+
+def _within(sites: Sequence[str], link: Link) -> dict[tuple[str, str], Link]:
+    if len(set(sites)) != len(sites):
+        raise UsageError("sites must have different names")
+    return {(site, site): link for site in sites}

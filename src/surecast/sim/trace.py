@@ -1,0 +1,245 @@
+"""The record of a run: one row per input, effect and fault.
+
+While the world runs, a step costs one tuple: time, node, input, effects. Every so often the tuples
+are packed, all in one call, into MessagePack: a few hundred nanoseconds a step, and nothing of what
+happened is left out. The digest is a SHA-256 over the packed steps, so it depends on what happened
+and on nothing of the process it happened in.
+
+Rows are unfolded from the packed steps when somebody asks. `stream` names what a row is about: the
+first bytes of a stream or log in hex, or a timer's key, a token, the name of a state. `lo` and `hi`
+are positions; a timer that is set has its time in `lo`.
+"""
+
+import hashlib
+from array import array
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import msgspec
+
+from surecast.core.types import Batch, Emit
+from surecast.sim.sizes import BASE_BYTES, Sizes
+
+__all__ = ["COLUMNS", "KINDS", "Trace"]
+
+COLUMNS = ("at_ns", "node", "kind", "type", "peer", "stream", "lo", "hi", "size")
+KINDS = ("input", "effect", "fault")
+INPUT, EFFECT, FAULT = KINDS
+
+STEPS_MAX = 500  # packed when so many have come together: while they are still in the CPU cache
+
+Row = tuple[int, str, str, str, str, str, int, int, int]
+Step = tuple[int, str, Any, Any]  # at_ns, node, input, effects; a fault's text, no effects
+
+
+class _Codes(dict[type, int]):
+    """Types by a number that depends on nothing but their name."""
+
+    def __missing__(self, kind: type) -> int:
+        self[kind] = number = crc32(kind.__name__.encode())
+        return number
+
+    def of(self, things: Iterable[Any]) -> bytes:
+        return array("I", map(self.__getitem__, map(type, things))).tobytes()
+
+
+class Trace:
+    """`keep=False` keeps the digest and drops the rows: for long runs that are only compared."""
+
+    def __init__(self, keep: bool = True) -> None:
+        self.keep = keep
+        self.sizes = Sizes()  # the world puts its own here: it knows all types of messages
+        self._steps: list[Step] = []
+        # Of each pack: steps, types of the inputs, of the effects, of what was emitted.
+        self._packs: list[tuple[bytes, ...]] = []
+        self._hashes = [hashlib.sha256() for _ in range(4)]
+        self._codes = _Codes()
+        self._count = 0
+        self.record = self._steps.append  # the world's loop calls it once a step
+
+    # ------------------------------------------------------------ writing
+
+    def fault(self, at_ns: int, node: str, what: str) -> None:
+        self.record((at_ns, node, what, ()))
+
+    def pack_if_long(self) -> None:
+        if len(self._steps) >= STEPS_MAX:
+            self.pack()
+
+    def pack(self) -> None:
+        """Pack what was recorded; the world sees to it from time to time."""
+        steps = self._steps
+        if not steps:
+            return
+        effects = list(chain.from_iterable([step[3] for step in steps]))
+        codes = self._codes
+        # MessagePack leaves out the types of inputs and effects.
+        inputs = codes.of([step[2] for step in steps])
+        others = codes.of(effects)
+        emitted = b""
+        if Emit in codes:
+            emitted = codes.of([effect.event for effect in effects if type(effect) is Emit])
+        packed = (_encode(steps), inputs, others, emitted)
+        for hashed, part in zip(self._hashes, packed, strict=True):
+            hashed.update(part)
+        self._count += len(steps) + len(effects)
+        if self.keep:
+            self._packs.append(packed)
+        steps.clear()
+
+    # ------------------------------------------------------------ reading
+
+    def __len__(self) -> int:
+        """How many rows there are, kept or not."""
+        self.pack()
+        return self._count
+
+    def digest(self) -> str:
+        """SHA-256, hex, of everything so far."""
+        self.pack()
+        return hashlib.sha256(b"".join(one.digest() for one in self._hashes)).hexdigest()
+
+    def rows(self) -> Iterator[Row]:
+        """All rows, in order."""
+        self.pack()
+        kinds = {code: kind for kind, code in self._codes.items()}
+        messages = {kind.__name__: kind for kind in self.sizes.types}
+        for steps, *codes in self._packs:
+            inputs, effects, emitted = (
+                iter([kinds[c] for c in array("I", part)]) for part in codes
+            )
+            for at_ns, node, inp, out in _decode(steps, len(codes[0]) // 4):
+                kind = next(inputs)
+                if kind is str:
+                    yield (at_ns, node, FAULT, inp, "", "", 0, 0, 0)
+                    continue
+                yield (at_ns, node, INPUT, *_describe(kind, inp, messages))
+                for effect in out:
+                    kind = next(effects)
+                    if kind is Emit:
+                        messages["event"] = next(emitted)
+                    yield (at_ns, node, EFFECT, *_describe(kind, effect, messages))
+
+    def to_table(self) -> Any:
+        """The rows as a `pyarrow.Table`; names are dictionary-encoded."""
+        import pyarrow as pa
+
+        columns = list(zip(*self.rows(), strict=True)) or [()] * len(COLUMNS)
+        arrays = []
+        for name, values in zip(COLUMNS, columns, strict=True):
+            if name in ("at_ns", "lo", "hi", "size"):
+                arrays.append(pa.array(values, pa.int64()))
+            else:
+                arrays.append(pa.array(values, pa.string()).dictionary_encode())
+        return pa.table(arrays, names=list(COLUMNS))
+
+    def write_parquet(self, path: str | Path) -> None:
+        import pyarrow.parquet as pq
+
+        pq.write_table(self.to_table(), path)
+
+
+# ---------------------------------------------------------------- packing
+
+_BATCH = "batch"  # marks a batch among packed values: [_BATCH, lo, hi, nbytes, ...]
+
+
+def _pack_other(value: Any) -> Any:
+    """What MessagePack has no form for. The names of types are the same in every process."""
+    if isinstance(value, Batch):
+        return (_BATCH, value.lo, value.hi, value.nbytes, value.kind, value.rows, value.body_crc)
+    return type(value).__name__
+
+
+# Sets come out sorted: their own order is not the same in every process.
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_pack_other, order="deterministic")
+
+
+def _encode(steps: list[Step]) -> bytes:
+    """The steps one after the other, with nothing around them: packs can be joined."""
+    try:
+        packed = _ENCODER.encode(steps)
+    except (OverflowError, TypeError, ValueError):  # numbers no decoder would have let through
+        return b"".join(map(_encode_one, steps))
+    return packed[1 if len(steps) < 16 else 3 if len(steps) < 1 << 16 else 5 :]
+
+
+def _encode_one(step: Step) -> bytes:
+    try:
+        return _ENCODER.encode(step)
+    except (OverflowError, TypeError, ValueError):
+        # The types alone, which `pack` notes: a text might differ from process to process.
+        at_ns, node, _, effects = step
+        return _ENCODER.encode((at_ns, node, {}, [{} for _ in effects]))
+
+
+def _decode(steps: bytes, count: int) -> Any:
+    return msgspec.msgpack.decode(b"\xdd" + count.to_bytes(4, "big") + steps)
+
+
+# ---------------------------------------------------------------- unfolding
+
+
+def _describe(kind: type, value: Any, types: dict[str, type]) -> tuple[Any, ...]:
+    """(type, peer, stream, lo, hi, size) of a packed input or effect."""
+    fields = _fields(kind, value)
+    label, size = kind.__name__, 0
+    about = fields
+    if "message" in fields:
+        packed = fields["message"]
+        name = _tag(packed)
+        label = f"{label}.{name}"
+        about = _fields(types.get(name, kind), packed)
+        size = about.get("nbytes", BASE_BYTES + sum(map(_payload, about.values())))
+    elif kind is Emit:
+        label = f"{label}.{types['event'].__name__}"
+        about = _fields(types["event"], fields.get("event"))
+    return (label, fields.get("peer", ""), *_span(about), size)
+
+
+def _fields(kind: type, value: Any) -> dict[str, Any]:
+    if isinstance(value, dict):
+        return value
+    names = getattr(kind, "__struct_fields__", ())
+    if not isinstance(value, list) or len(value) < len(names):
+        return {}
+    return dict(zip(names, value[len(value) - len(names) :], strict=True))  # behind the tag
+
+
+def _tag(packed: Any) -> str:
+    if isinstance(packed, dict):
+        return str(packed.get("type", ""))
+    return str(packed[0]) if isinstance(packed, list) and packed else ""
+
+
+def _payload(value: Any) -> int:
+    """What `Sizes` says, from packed values."""
+    if _is_batch(value):
+        return int(value[3])
+    if isinstance(value, bytes):
+        return len(value)
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    if isinstance(value, list):
+        return sum(8 if isinstance(item, int | float | str) else _payload(item) for item in value)
+    return 0
+
+
+def _is_batch(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 7 and value[0] == _BATCH
+
+
+def _span(fields: dict[str, Any]) -> tuple[str, int, int]:
+    """Which stream (or log, timer, token, state), and which positions."""
+    about = next((fields[n] for n in ("log", "stream", "key", "name", "token") if n in fields), "")
+    if isinstance(about, bytes):
+        about = about[:4].hex()
+    batches = fields.get("batches") or [fields.get("batch")]
+    if _is_batch(batches[0]):
+        return str(about), batches[0][1], batches[-1][2]
+    lo = next((fields[n] for n in ("lo", "at_ns") if n in fields), 0)
+    hi = next((fields[n] for n in ("hi", "end") if n in fields), 0)
+    return str(about), lo if isinstance(lo, int) else 0, hi if isinstance(hi, int) else 0

@@ -1,0 +1,69 @@
+"""What messages weigh on a simulated wire."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from actors import LOG, Load, Ping, batch
+
+from surecast.core.types import Batch, LogId, Message
+from surecast.sim.sizes import BASE_BYTES, Sizes
+
+
+class Part(msgspec.Struct):
+    lo: int
+    data: bytes
+
+
+class Full(Message):
+    stream: LogId
+    batches: tuple[Batch, ...]
+    holes: tuple[tuple[int, int], ...] = ()
+    part: Part | None = None
+    table: dict[str, int] | None = None
+    other: Any = None
+
+
+class Unresolved(Message):
+    data: "NoSuchType"  # type: ignore[name-defined]  # noqa: F821
+
+
+class Plain:
+    """Not a struct: its slots are looked at."""
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+
+@pytest.mark.parametrize(
+    ("message", "extra"),
+    [
+        (Ping(1), 0),
+        (Full(LOG, ()), 16),
+        (Full(LOG, (batch(1, nbytes=100), batch(2, nbytes=50))), 16 + 150),
+        (Full(LOG, (), holes=((1, 2), (3, 4))), 16 + 32),
+        (Full(LOG, (), part=Part(1, b"12345")), 16 + 8 + 5),
+        (Full(LOG, (), table={"a": 1}), 16 + 16),
+        (Full(LOG, (), other=batch(1, nbytes=7)), 16 + 7),
+        (Unresolved(b"123"), 3),
+        (Plain(b"1234"), 4),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_size_is_the_base_and_what_is_in_it(message: Any, extra: int) -> None:
+    sizes = Sizes()
+    assert sizes.of(message) == sizes.of(message) == BASE_BYTES + extra
+
+
+def test_a_message_may_say_itself() -> None:
+    assert Sizes().of(Load(1, 12345)) == 12345
+
+
+def test_types_of_one_size_are_known_as_such() -> None:
+    sizes = Sizes()
+    for message in (Ping(1), Full(LOG, ()), Load(1, 5)):
+        sizes.of(message)
+    assert sizes.fixed == {Ping: BASE_BYTES}
+    assert list(sizes.types) == [Ping, Full, Load]
