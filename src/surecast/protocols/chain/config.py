@@ -1,0 +1,50 @@
+"""What can be set of a chain."""
+
+from dataclasses import dataclass
+
+from surecast.core.types import MS, SECOND, Peer
+from surecast.errors import ConfigError
+
+__all__ = ["ChainConfig"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChainConfig:
+    """One replica's view of its chain."""
+
+    chain: str  # the chain's name, unique in the deployment
+    name: Peer  # this replica
+    service: Peer  # where configurations come from
+    replicas: int = 3  # how many the chain should have: f + 1
+    min_replicas: int = 0  # fewer refuse publishes; 0 means 2, or 1 when replicas is 1 (R6)
+    heartbeat_ns: int = 50 * MS
+    suspect_ns: int = 500 * MS  # a silent neighbour is proposed for removal after this
+    watch_ns: int = 1 * SECOND  # how often the service is asked again
+    sync_ns: int = 200 * MS  # how often an unanswered Sync is repeated
+    save_ns: int = 100 * MS  # how far the persisted `committed` may lag
+    inflight_max: int = 64  # batches a publisher may have unacknowledged (R3)
+    publisher_ttl_ns: int = 7 * 24 * 3600 * SECOND  # idle publishers are forgotten after this (R4)
+    forward_bytes_max: int = 1 << 20  # one Forward of a catch-up
+    pending_bytes_max: int = 64 << 20  # not yet on disk; above it publishes are refused
+    join_lag_max: int = 10_000  # positions a learner may miss when the tail starts to wait for it
+    store_retry_ns: int = 100 * MS
+    store_retries_max: int = 30  # then the replica asks to be removed
+
+    def __post_init__(self) -> None:
+        if self.replicas < 1:
+            raise ConfigError(f"chain.replicas is {self.replicas}; it must be at least 1")
+        if not 0 <= self.min_replicas <= self.replicas:
+            raise ConfigError(
+                f"chain.min_replicas is {self.min_replicas}; it must lie between 0 (automatic) "
+                f"and chain.replicas ({self.replicas})"
+            )
+        if self.suspect_ns < 3 * self.heartbeat_ns:
+            raise ConfigError(
+                f"chain.suspect_ns ({self.suspect_ns}) must be at least three heartbeats "
+                f"({self.heartbeat_ns}), or healthy neighbours are removed"
+            )
+
+    @property
+    def writable_min(self) -> int:
+        """How many members a chain needs before it takes publishes."""
+        return self.min_replicas or min(2, self.replicas)

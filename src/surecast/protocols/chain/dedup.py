@@ -1,0 +1,122 @@
+"""What each publisher has had accepted in one log, so that a retry is recognised (R2-R4).
+
+A publisher numbers its events per log from 1 and retries identical batches in their first order.
+Only the batch that begins at the next number is new. The last few batches of each publisher are
+remembered with their positions, enough to answer every retry that can still come.
+
+A publisher's id is 16 bytes: the first eight are its wall-clock birth in nanoseconds, or zero for
+a *named* publisher, whose state is never forgotten. That is what keeps forgetting honest: an
+unknown publisher older than half the time-to-live is told that it expired, instead of being taken
+for a new one.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import msgspec
+
+from surecast.core.types import Batch
+from surecast.errors import PeerError
+
+__all__ = ["NEW", "Dedup", "PublisherState", "Verdict", "publisher_born_ns"]
+
+NEW, DUPLICATE, OUT_OF_ORDER, MISMATCH, EXPIRED = range(5)
+
+
+class Verdict(msgspec.Struct, gc=False):
+    kind: int
+    number: int = 0  # DUPLICATE: position of the first event; OUT_OF_ORDER: expected pub_no
+
+
+def publisher_born_ns(publisher: bytes) -> int:
+    """When an anonymous publisher was made; 0 for a named one."""
+    return int.from_bytes(publisher[:8], "big")
+
+
+@dataclass(slots=True)
+class PublisherState:
+    next_no: int = 1
+    recent: deque[tuple[int, int, int]] = field(default_factory=deque)  # (pub_no, count, lo)
+    time_ns: int = 0  # head's time of the last batch
+
+
+@dataclass(slots=True)
+class Dedup:
+    inflight_max: int
+    ttl_ns: int
+    publishers: dict[bytes, PublisherState] = field(default_factory=dict)
+
+    def check(self, batch: Batch, time_ns: int) -> Verdict:
+        """What to do with a publisher's batch that arrives at head time `time_ns`."""
+        state = self.publishers.get(batch.publisher)
+        born_ns = publisher_born_ns(batch.publisher)
+        if state is None:
+            if born_ns and time_ns - born_ns > self.ttl_ns // 2:
+                return Verdict(EXPIRED)
+            state = PublisherState()
+        elif born_ns and time_ns - state.time_ns > self.ttl_ns:
+            return Verdict(EXPIRED)
+        if batch.pub_no >= state.next_no:
+            return self._ahead(batch.pub_no, state.next_no)
+        for pub_no, count, lo in state.recent:
+            if pub_no == batch.pub_no:
+                return Verdict(DUPLICATE, lo) if count == batch.count else Verdict(MISMATCH)
+        return Verdict(OUT_OF_ORDER, state.next_no)
+
+    def _ahead(self, pub_no: int, next_no: int) -> Verdict:
+        """R3: only the next number is new; a later one has overtaken a batch still to come."""
+        return Verdict(NEW) if pub_no == next_no else Verdict(OUT_OF_ORDER, next_no)
+
+    def note(self, batch: Batch) -> None:
+        """A sequenced batch was appended here (by us as head, or copied)."""
+        if not batch.pub_no or batch.rows != batch.count:
+            return  # the head's own, or compacted: its publishers come with a snapshot (R4)
+        state = self.publishers.setdefault(batch.publisher, PublisherState())
+        if batch.pub_no < state.next_no:
+            return
+        state.next_no = batch.pub_no + batch.count
+        state.recent.append((batch.pub_no, batch.count, batch.lo))
+        state.time_ns = batch.time_ns
+        if len(state.recent) > 2 * self.inflight_max:  # the newest half may still be truncated
+            state.recent.popleft()
+
+    def truncate(self, end: int) -> None:
+        """Forget what was accepted at or above `end`: those positions are being taken back."""
+        for publisher in list(self.publishers):
+            state = self.publishers[publisher]
+            while state.recent and state.recent[-1][2] >= end:
+                state.next_no = state.recent.pop()[0]
+            if state.next_no == 1 and not state.recent:
+                del self.publishers[publisher]
+
+    def snapshot(self, end: int) -> bytes:
+        """The state at position `end`, without publishers that have expired by then."""
+        newest_ns = max((s.time_ns for s in self.publishers.values()), default=0)
+        rows = []
+        for publisher in sorted(self.publishers):
+            state = self.publishers[publisher]
+            if publisher_born_ns(publisher) and newest_ns - state.time_ns > self.ttl_ns:
+                continue
+            recent = [r for r in state.recent if r[2] < end]
+            next_no = state.next_no
+            if len(recent) < len(state.recent):
+                next_no = state.recent[len(recent)][0]
+            if next_no > 1:
+                rows.append((publisher, next_no, state.time_ns, recent))
+        return msgspec.msgpack.encode(rows)
+
+    def merge(self, data: bytes) -> None:
+        """Take over a snapshot of the same log; what is known beyond it stays."""
+        try:
+            rows = msgspec.msgpack.decode(
+                data, type=list[tuple[bytes, int, int, list[tuple[int, int, int]]]]
+            )
+        except msgspec.DecodeError as error:
+            raise PeerError(f"publishers' state cannot be read: {error}") from None
+        for publisher, next_no, time_ns, recent in rows:
+            state = self.publishers.setdefault(publisher, PublisherState())
+            known = {r[0] for r in state.recent}
+            entries = sorted([*state.recent, *(r for r in recent if r[0] not in known)])
+            state.recent = deque(entries[-2 * self.inflight_max :])
+            state.next_no = max(state.next_no, next_no)
+            state.time_ns = max(state.time_ns, time_ns)

@@ -1,0 +1,120 @@
+"""What replicas and the configuration service send each other."""
+
+import msgspec
+
+from surecast.core.types import Batch, LogId, Message
+
+__all__ = [
+    "Ack",
+    "Beat",
+    "Configuration",
+    "Forward",
+    "Member",
+    "Propose",
+    "Publishers",
+    "PublishersKept",
+    "Stale",
+    "Sync",
+    "SyncAck",
+    "TailToken",
+    "Watch",
+]
+
+
+class Member(msgspec.Struct, gc=False, array_like=True, frozen=True):
+    """A replica together with the disk it keeps its logs on: a wiped node is another member."""
+
+    name: str
+    disk: bytes
+
+
+# ------------------------------------------------------------ with the configuration service
+
+
+class Watch(Message):
+    """Tell me the configuration of `chain`, now and whenever it changes."""
+
+    chain: str
+    member: Member
+
+
+class Propose(Message):
+    """Replace configuration `epoch` by `members`; lost if the epoch has moved on."""
+
+    chain: str
+    epoch: int
+    members: tuple[Member, ...]
+
+
+class Configuration(Message):
+    """The members of `chain`, head first. Epoch 0: not founded yet."""
+
+    chain: str
+    epoch: int
+    members: tuple[Member, ...]
+
+
+# ------------------------------------------------------------ between replicas
+
+
+class Forward(Message):
+    """Positions the sender has stored. `committed` is what it knows to be everywhere."""
+
+    epoch: int
+    log: LogId
+    batches: tuple[Batch, ...]
+    committed: int
+
+
+class Ack(Message):
+    """Every replica from the sender to the tail has `log` below `upto` on disk."""
+
+    epoch: int
+    log: LogId
+    upto: int
+
+
+class Sync(Message):
+    """A successor or learner says what it holds; the predecessor sends what is missing."""
+
+    epoch: int
+    member: Member
+    ends: dict[bytes, int]  # on disk
+    committed: dict[bytes, int]
+
+
+class SyncAck(Message):
+    epoch: int
+
+
+class Publishers(Message):
+    """What publishers had accepted in `log` below `end`: the dedup state at that position."""
+
+    epoch: int
+    log: LogId
+    end: int
+    data: bytes
+
+
+class PublishersKept(Message):
+    """The receiver of `Publishers` has it on disk."""
+
+    epoch: int
+    log: LogId
+
+
+class TailToken(Message):
+    """The old tail has stopped serving; the receiver is the tail now."""
+
+    epoch: int
+
+
+class Beat(Message):
+    epoch: int
+
+
+class Stale(Message):
+    """Your epoch is over; this is the configuration I know."""
+
+    epoch: int
+    members: tuple[Member, ...]

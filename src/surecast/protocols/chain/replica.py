@@ -1,0 +1,460 @@
+"""One replica: it submits, appends, stores, forwards, commits and acknowledges.
+
+The path of a batch, at every replica alike:
+
+    appended (head: sequenced)  →  Stored  →  Forward to the successor  →  Ack back  →  committed
+
+G10 no acknowledged event is lost, no position reused, no retry doubled, no publisher's order
+broken, by up to f crashes or by a crash of all with disks kept.
+"""
+
+from typing import Any, ClassVar
+
+import msgspec
+
+from surecast.core.replicated import (
+    AppendAt,
+    Appended,
+    AppendOwn,
+    AskPublishers,
+    Committed,
+    CompactLog,
+    PublishersAre,
+    Recovered,
+    Refused,
+    Submit,
+    Submitted,
+    TakePublishers,
+)
+from surecast.core.types import (
+    Append,
+    Batch,
+    ClockSet,
+    Compact,
+    Compacted,
+    Congested,
+    Emit,
+    LogId,
+    Peer,
+    PeerDown,
+    PeerUp,
+    Received,
+    SaveState,
+    SetTimer,
+    Start,
+    Stored,
+    StoreFailed,
+    TimerFired,
+    Writable,
+)
+from surecast.protocols.chain.dedup import DUPLICATE, EXPIRED, MISMATCH, OUT_OF_ORDER
+from surecast.protocols.chain.logs import Follower, LogState, Pending
+from surecast.protocols.chain.messages import (
+    Ack,
+    Beat,
+    Configuration,
+    Forward,
+    Publishers,
+    PublishersKept,
+    Stale,
+    Sync,
+    SyncAck,
+    TailToken,
+)
+from surecast.protocols.chain.roles import Roles
+
+__all__ = ["Replica"]
+
+FORWARDS_PER_PUMP = 8  # messages of a catch-up per step, so that live traffic is not held up
+
+
+class Replica(Roles):
+    """A chain replica; the lowest layer of a region server."""
+
+    handlers: ClassVar[dict[type, str]] = {
+        Forward: "_on_forward",
+        Ack: "_on_ack",
+        Beat: "_on_beat",
+        Sync: "_on_sync",
+        SyncAck: "_on_sync_ack",
+        Publishers: "_on_publishers",
+        PublishersKept: "_on_publishers_kept",
+        TailToken: "_on_tail_token",
+        Stale: "_on_stale",
+        Configuration: "_on_configuration",
+    }
+    messages = tuple(handlers)
+    inputs: ClassVar[dict[type, str]] = {
+        Submit: "_on_submit",
+        AppendAt: "_on_append_at",
+        AppendOwn: "_on_append_own",
+        CompactLog: "_on_compact_log",
+        AskPublishers: "_on_ask_publishers",
+        TakePublishers: "_on_take_publishers",
+        Recovered: "_on_recovered",
+        Stored: "_on_stored",
+        StoreFailed: "_on_store_failed",
+        Compacted: "_on_compacted",
+        TimerFired: "_on_timer",
+        PeerUp: "_on_peer_up",
+        PeerDown: "_on_peer_down",
+        Congested: "_on_congested",
+        Writable: "_on_writable",
+        ClockSet: "_on_clock_set",
+        Start: "_on_start",
+    }
+
+    def step(self, now_ns: int, inp: Any) -> list[Any]:
+        self.now_ns = now_ns
+        out: list[Any] = []
+        self.out = out
+        kind = type(inp)
+        if kind is Received:
+            name = self.handlers[type(inp.message)]
+            self.counters[name] += 1
+            getattr(self, name)(inp.peer, inp.message)
+        elif name := self.inputs.get(kind, ""):
+            getattr(self, name)(inp)
+        return out
+
+    def _on_start(self, inp: Start) -> None:
+        self.wall_offset_ns = inp.wall_ns - self.now_ns
+        self._restore()
+        for log, state in self.logs.items():
+            self.out.append(Emit(Appended(log, state.end)))
+            self.out.append(Emit(Committed(log, state.committed)))
+        self.beat_ns = self.now_ns
+        self.dirty = False  # `committed` has moved since it was last saved
+        self.out.append(SetTimer("beat", self.now_ns + self.config.heartbeat_ns))
+        self.out.append(SetTimer("save", self.now_ns + self.config.save_ns))
+
+    def _on_clock_set(self, inp: ClockSet) -> None:
+        self.wall_offset_ns = inp.wall_ns - self.now_ns
+
+    def _on_timer(self, inp: TimerFired) -> None:
+        if inp.key == "beat":
+            self._on_beat_timer()
+        elif inp.key == "pump":
+            self._pump()
+        elif inp.key == "save":
+            self.out.append(SetTimer("save", self.now_ns + self.config.save_ns))
+            if self.dirty:
+                self.dirty = False
+                floor = {log: state.committed for log, state in self.logs.items()}
+                data = msgspec.msgpack.encode(floor)
+                self.out.append(SaveState("committed", data, ("committed",)))
+        else:
+            self._retry_appends(inp.key)
+
+    # ------------------------------------------------------------ appending
+
+    def _on_submit(self, inp: Submit) -> None:
+        """A publisher's batch: exactly once, acknowledged only when committed (R2, R3, R6)."""
+        refuse = ""
+        if not self.is_head:
+            refuse = "not-head"
+        elif len(self.members) < self.config.writable_min:
+            refuse = "too-few-replicas"
+        elif self._pending_bytes() > self.config.pending_bytes_max:
+            refuse = "busy"
+        if refuse:
+            self.out.append(Emit(Refused(inp.token, refuse)))
+            return
+        state = self._log(inp.log)
+        batch, time_ns = inp.batch, self._stamp(state)
+        verdict = state.dedup.check(batch, time_ns)
+        if verdict.kind == DUPLICATE:
+            hi = verdict.number + batch.count
+            if self._is_final(state, hi):
+                self.out.append(Emit(Submitted(inp.token, verdict.number)))
+            else:
+                state.waiting.append((hi, verdict.number, inp.token))
+        elif verdict.kind in (OUT_OF_ORDER, MISMATCH, EXPIRED):
+            why = {OUT_OF_ORDER: "out-of-order", MISMATCH: "mismatch", EXPIRED: "expired"}
+            self.out.append(Emit(Refused(inp.token, why[verdict.kind], verdict.number)))
+        else:
+            batch = batch.sequenced(state.end, time_ns, self.epoch)
+            state.waiting.append((batch.hi, batch.lo, inp.token))
+            self._append(inp.log, (batch,))
+
+    def _is_final(self, state: LogState, hi: int) -> bool:
+        """R2: a batch seen before is acknowledged only when it is committed."""
+        return hi <= state.committed
+
+    def _stamp(self, state: LogState) -> int:
+        """R10: the head's time, which never runs backwards along a log."""
+        return max(state.time_ns, self.now_ns + self.wall_offset_ns)
+
+    def _on_append_own(self, inp: AppendOwn) -> None:
+        if self.is_head:
+            state = self._log(inp.log)
+            self._append(inp.log, (inp.batch.sequenced(state.end, self._stamp(state), self.epoch),))
+
+    def _on_append_at(self, inp: AppendAt) -> None:
+        if self.is_head and self._pending_bytes() <= self.config.pending_bytes_max:
+            self._append_missing(inp.log, inp.batches)
+
+    def _append_missing(self, log: LogId, batches: tuple[Batch, ...]) -> bool:
+        """Append what is not here yet; False if there is a gap before it."""
+        end = self._log(log).end
+        fresh = []
+        for batch in batches:
+            if batch.hi <= end:
+                continue
+            if batch.lo > end:
+                self.counters["chain.gap"] += 1
+                return False
+            fresh.append(batch if batch.lo == end else batch.slice(end, batch.hi))
+            end = batch.hi
+        if fresh:
+            self._append(log, tuple(fresh))
+        return True
+
+    def _append(self, log: LogId, batches: tuple[Batch, ...]) -> None:
+        state = self._log(log)
+        assert batches[0].lo == state.end, "positions are given without gaps"
+        for batch in batches:
+            state.dedup.note(batch)
+        state.time_ns = max(state.time_ns, batches[-1].time_ns)
+        nbytes = sum(batch.nbytes for batch in batches)
+        pending = Pending(state.end, batches[-1].hi, nbytes, batches)
+        state.end = pending.hi
+        state.pending.append(pending)
+        self.out.append(Emit(Appended(log, state.end)))
+        if not state.failed:
+            self.out.append(Append(log, batches, ("append", log, state.attempt)))
+
+    def _pending_bytes(self) -> int:
+        return sum(p.nbytes for state in self.logs.values() for p in state.pending)
+
+    # ------------------------------------------------------------ the disk
+
+    def _on_stored(self, inp: Stored) -> None:
+        what = inp.token[0]
+        if what == "append":
+            _, log, attempt = inp.token
+            state = self.logs[log]
+            if attempt == state.attempt:
+                self.store_failures = 0
+                self._stored(log, state, state.pending.popleft())
+        elif what == "chain":
+            self._on_chain_saved(inp.token[1], inp.token[2])
+        elif what == "publishers":
+            self._on_publishers_saved(inp.token[1])
+        elif what == "compact":
+            self._compact_now(inp.token[1])
+
+    def _stored(self, log: LogId, state: LogState, pending: Pending) -> None:
+        """R6: now that it is on disk it may go to the successor."""
+        state.stored = pending.hi
+        for follower in (self.follower, self.learner):
+            if follower is None:
+                continue
+            if follower.sent.get(log, 1) == pending.lo and follower.peer not in self.congested:
+                follower.sent[log] = pending.hi
+                self._send(
+                    follower.peer, Forward(self.epoch, log, pending.batches, state.committed)
+                )
+            if follower.sent.get(log, 1) < state.stored or log not in follower.told:
+                self._pump()
+        if self.is_last:
+            self._advance(log)
+        elif self.active and not self.is_member and self.pred:
+            self._send(self.pred, Ack(self.epoch, log, state.stored))
+            self._commit(log, min(state.known, state.stored))
+
+    def _on_store_failed(self, inp: StoreFailed) -> None:
+        self.counters[f"chain.store-failed.{inp.reason}"] += 1
+        if inp.token[0] == "append":
+            _, log, attempt = inp.token
+            state = self.logs[log]
+            if attempt == state.attempt:
+                state.attempt += 1
+                state.failed = True
+                self.store_failures += 1
+                self.out.append(SetTimer(log, self.now_ns + self.config.store_retry_ns))
+                if self.store_failures > self.config.store_retries_max:
+                    self._leave()
+        elif inp.token[0] in ("chain", "committed"):
+            self.dirty = True
+            if inp.token[0] == "chain":
+                self.out.append(SetTimer("save chain", self.now_ns + self.config.store_retry_ns))
+        elif inp.token[0] == "publishers":  # a learner waits for it; compaction does not
+            self.out.append(SetTimer(inp.token, self.now_ns + self.config.store_retry_ns))
+
+    def _retry_appends(self, key: Any) -> None:
+        if key == "save chain":
+            self._save("refound" if not self.saved.clean and not self.active else self.join)
+            return
+        if key not in self.logs:
+            self._save_publishers(key[1], key)
+            return
+        state = self.logs[key]
+        state.failed = False
+        for pending in state.pending:
+            self.out.append(Append(key, pending.batches, ("append", key, state.attempt)))
+
+    # ------------------------------------------------------------ down the chain
+
+    def _on_forward(self, peer: Peer, message: Forward) -> None:
+        if not self._current(peer, message.epoch) or peer != self.pred:
+            return
+        if not self._append_missing(message.log, message.batches):
+            self._send_sync()
+            return
+        state = self._log(message.log)
+        state.known = max(state.known, message.committed)
+        self._commit(message.log, min(state.known, state.stored))
+
+    def _pump(self) -> None:
+        """Send the followers what they lack, a few messages at a time."""
+        more = False
+        for follower in (self.follower, self.learner):
+            if follower is not None and follower.peer not in self.congested:
+                more = self._pump_follower(follower) or more
+        if more:
+            self.out.append(SetTimer("pump", self.now_ns))
+
+    def _pump_follower(self, follower: Follower) -> bool:
+        budget = FORWARDS_PER_PUMP
+        for log, state in self.logs.items():
+            sent = follower.sent.get(log, 1)
+            while sent < state.stored and budget:
+                budget -= 1
+                batches = tuple(
+                    self.disk.read(log, sent, state.stored, self.config.forward_bytes_max)
+                )
+                self._send(follower.peer, Forward(self.epoch, log, batches, state.committed))
+                sent = batches[-1].hi
+            follower.sent[log] = sent
+            if sent < state.stored:
+                return True
+            if log not in follower.told:
+                follower.told[log] = sent
+                snapshot = self._publishers_at(state, sent)
+                self._send(follower.peer, Publishers(self.epoch, log, sent, snapshot))
+        if self.owes_token and follower is self.follower:
+            self.owes_token = False
+            self._send(follower.peer, TailToken(self.epoch))
+        return False
+
+    def _publishers_at(self, state: LogState, end: int) -> bytes:
+        """R4: what joiners and compacted logs need to recognise a retry."""
+        return state.dedup.snapshot(end)
+
+    def _on_publishers(self, peer: Peer, message: Publishers) -> None:
+        if not self._current(peer, message.epoch) or peer != self.pred:
+            return
+        state = self._log(message.log)
+        if state.end < message.end:
+            return  # what it belongs to did not arrive; the next Sync brings both
+        self._merge_publishers(message.log, message.end, message.data)
+
+    def _merge_publishers(self, log: LogId, end: int, data: bytes) -> None:
+        self.logs[log].dedup.merge(data)
+        self._save_publishers(log, ("publishers", log))
+        if self.follower and log in self.follower.told:  # otherwise it is still to be told
+            self._send(self.follower.peer, Publishers(self.epoch, log, end, data))
+
+    def _on_ask_publishers(self, inp: AskPublishers) -> None:
+        end = self._log(inp.log).committed
+        data = self._publishers_at(self.logs[inp.log], end)
+        self.out.append(Emit(PublishersAre(inp.token, inp.log, end, data)))
+
+    def _on_take_publishers(self, inp: TakePublishers) -> None:
+        if self.is_head and inp.end <= self._log(inp.log).end:
+            self._merge_publishers(inp.log, inp.end, inp.data)
+
+    def _save_publishers(self, log: LogId, token: tuple[Any, ...]) -> None:
+        state = self.logs[log]
+        data = msgspec.msgpack.encode((state.end, self._publishers_at(state, state.end)))
+        self.out.append(SaveState(f"publishers/{log.hex()}", data, token))
+
+    def _on_publishers_saved(self, log: LogId) -> None:
+        if self.active and self.pred:
+            self._send(self.pred, PublishersKept(self.epoch, log))
+
+    def _on_publishers_kept(self, peer: Peer, message: PublishersKept) -> None:
+        if self._current(peer, message.epoch):
+            for follower in (self.follower, self.learner):
+                if follower and follower.peer == peer:
+                    follower.kept[message.log] = True
+
+    # ------------------------------------------------------------ back up the chain
+
+    def _on_ack(self, peer: Peer, message: Ack) -> None:
+        if not self._current(peer, message.epoch):
+            return
+        state = self._log(message.log)
+        if peer == self.succ:
+            self._commit(message.log, min(message.upto, state.stored))
+        elif self.learner and peer == self.learner.peer:
+            upto = min(message.upto, state.stored)
+            self.learner.acked[message.log] = max(self.learner.acked.get(message.log, 1), upto)
+            if self.join:
+                self._advance(message.log)
+
+    def _advance(self, log: LogId) -> None:
+        """At the tail, what is stored is committed (unless a learner is being taken in)."""
+        if self.is_last:
+            self._commit(log, self._gate(log))
+
+    def _commit(self, log: LogId, upto: int) -> None:
+        state = self._log(log)
+        if upto <= state.committed:
+            return
+        assert upto <= state.stored, "committed beyond our own disk"
+        state.committed = upto
+        self.dirty = True
+        if self.is_member and self.pred:
+            self._send(self.pred, Ack(self.epoch, log, upto))
+        self.out.append(Emit(Committed(log, upto)))
+        if state.waiting:
+            still = []
+            for hi, lo, token in state.waiting:
+                if self._is_final(state, hi):
+                    self.out.append(Emit(Submitted(token, lo)))
+                else:
+                    still.append((hi, lo, token))
+            state.waiting = still
+
+    # ------------------------------------------------------------ compaction
+
+    def _on_compact_log(self, inp: CompactLog) -> None:
+        """R4, R5: only committed positions, and the dedup state is on disk before."""
+        state = self._log(inp.log)
+        assert inp.batches[-1].hi <= state.committed, "only what is committed is compacted"
+        self._save_publishers(inp.log, ("compact", inp))
+
+    def _compact_now(self, inp: CompactLog) -> None:
+        self.out.append(Compact(inp.log, inp.batches, ("compacted", inp.log)))
+
+    def _on_compacted(self, _inp: Compacted) -> None:
+        self.counters["chain.compacted"] += 1
+
+    # ------------------------------------------------------------ peers
+
+    def _on_peer_up(self, inp: PeerUp) -> None:
+        self.congested.pop(inp.peer, None)
+        if inp.peer == self.pred and not self.synced:
+            self._send_sync()
+        if inp.peer == self.config.service and not self.active:
+            self._watch()
+
+    def _on_peer_down(self, inp: PeerDown) -> None:
+        self.congested.pop(inp.peer, None)
+        if inp.peer == self.pred:
+            self.synced = False
+
+    def _on_congested(self, inp: Congested) -> None:
+        self.congested[inp.peer] = True
+
+    def _on_writable(self, inp: Writable) -> None:
+        self.congested.pop(inp.peer, None)
+        self._pump()
+
+    def _on_recovered(self, _inp: Recovered) -> None:
+        if not self.saved.clean:
+            self.saved.clean = True
+            self._save()
+            self._role_changed()

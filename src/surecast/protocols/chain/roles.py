@@ -1,0 +1,427 @@
+"""Who stands where: configurations, joining, being dropped, handing over the tail.
+
+Safety rests on four habits. A replica dropped by an epoch truncates what was never committed and
+comes back as a learner (R1). A tail that takes in a learner first *gates* its commits on the
+learner's copy, and only then proposes it, so the new member already has all that was ever
+acknowledged. The gate is on disk before the proposal leaves, so that a tail that crashes in
+between settles the matter with a fresh epoch before it commits alone. And a member is a name
+*and* a disk: a replica that comes back empty is nobody's successor.
+"""
+
+from collections import Counter
+from random import Random
+from typing import Any
+
+import msgspec
+
+from surecast.core.disk import read_through
+from surecast.core.replicated import Refused, RoleChanged, Truncated
+from surecast.core.types import Disk, Emit, LogId, Peer, SaveState, Send, SetTimer, Truncate
+from surecast.protocols.chain.config import ChainConfig
+from surecast.protocols.chain.dedup import Dedup
+from surecast.protocols.chain.logs import Follower, LogState
+from surecast.protocols.chain.messages import (
+    Beat,
+    Configuration,
+    Forward,
+    Member,
+    Propose,
+    Stale,
+    Sync,
+    SyncAck,
+    TailToken,
+    Watch,
+)
+
+__all__ = ["Roles"]
+
+GATING, PROPOSED = "gating", "proposed"
+
+
+class Saved(msgspec.Struct, array_like=True):
+    """What a replica must remember of its place in the chain."""
+
+    disk: bytes
+    epoch: int = 0
+    members: tuple[Member, ...] = ()
+    joining: bool = False  # a learner may have been proposed in this epoch
+    clean: bool = True  # false until the layer above has rebuilt lost logs (R8)
+
+
+class Roles:
+    """The half of a replica that knows its place; `Replica` adds what it does there."""
+
+    def __init__(
+        self, config: ChainConfig, disk: Disk, rng: Random, counters: Counter[str] | None = None
+    ) -> None:
+        self.config = config
+        self.disk = disk
+        self.rng = rng
+        self.counters: Counter[str] = Counter() if counters is None else counters
+        self.now_ns = 0
+        self.out: list[Any] = []  # effects of the step under way
+        self.wall_offset_ns = 0
+        self.logs: dict[LogId, LogState] = {}
+        self.saved = Saved(b"")
+        self.founded = False  # our disk's identity is on disk
+        self.active = False  # a configuration was adopted in this life
+        self.follower: Follower | None = None  # the successor, once it has said what it holds
+        self.learner: Follower | None = None
+        self.learner_member: Member | None = None
+        self.join = ""  # "" | GATING | PROPOSED
+        self.join_since_ns = 0
+        self.was_learner = False
+        self.has_token = True  # false: a new tail that waits for the old one
+        self.owes_token = False
+        self.synced = False  # the predecessor answered our Sync
+        self.congested: dict[Peer, bool] = {}
+        self.heard_ns: dict[Peer, int] = {}
+        self.beat_ns = self.watched_ns = self.proposed_ns = self.sync_sent_ns = 0
+        self.store_failures = 0
+
+    # ------------------------------------------------------------ where we stand
+
+    @property
+    def me(self) -> Member:
+        return Member(self.config.name, self.saved.disk)
+
+    @property
+    def epoch(self) -> int:
+        return self.saved.epoch
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        return self.saved.members
+
+    @property
+    def is_member(self) -> bool:
+        return self.active and self.me in self.members
+
+    @property
+    def is_head(self) -> bool:
+        return self.is_member and self.members[0] == self.me
+
+    @property
+    def is_last(self) -> bool:
+        return self.is_member and self.members[-1] == self.me
+
+    @property
+    def pred(self) -> Peer | None:
+        """Where our data comes from; for a learner, the tail."""
+        if not self.active or not self.members or self.is_head:
+            return None
+        if not self.is_member:
+            return next((m.name for m in reversed(self.members) if m.name != self.me.name), None)
+        return self.members[self.members.index(self.me) - 1].name
+
+    @property
+    def succ(self) -> Peer | None:
+        if not self.is_member or self.is_last:
+            return None
+        return self.members[self.members.index(self.me) + 1].name
+
+    def _send(self, peer: Peer, message: Any) -> None:
+        self.out.append(Send(peer, message))
+
+    # ------------------------------------------------------------ starting
+
+    def _restore(self) -> None:
+        data = self.disk.state("chain")
+        if data is None:
+            self.saved = Saved(self.rng.randbytes(8))
+            self._save()  # `_on_chain_saved` registers us
+        else:
+            self.saved = msgspec.msgpack.decode(data, type=Saved)
+            self.founded = True
+            self._watch()
+        committed = self.disk.state("committed")
+        floor = msgspec.msgpack.decode(committed, type=dict[bytes, int]) if committed else {}
+        for log in self.disk.logs():
+            state = self._log(log)
+            state.end = state.stored = self.disk.end(log)
+            state.committed = min(floor.get(log, 1), state.end)
+            self._restore_publishers(log, state)
+
+    def _restore_publishers(self, log: LogId, state: LogState) -> None:
+        """R4: the saved snapshot, then the batches that came after it."""
+        at = 1
+        if data := self.disk.state(f"publishers/{log.hex()}"):
+            at, snapshot = msgspec.msgpack.decode(data, type=tuple[int, bytes])
+            state.dedup.merge(snapshot)
+            state.dedup.truncate(state.end)
+        if at > 1 and state.end > 1:  # the newest time may lie below the snapshot
+            state.time_ns = self.disk.read(log, min(at, state.end) - 1, state.end, 1)[0].time_ns
+        for batch in read_through(self.disk, log, at, state.end, self.config.forward_bytes_max):
+            state.dedup.note(batch)
+            state.time_ns = max(state.time_ns, batch.time_ns)
+
+    def _log(self, log: LogId) -> LogState:
+        state = self.logs.get(log)
+        if state is None:
+            config = self.config
+            state = LogState(Dedup(config.inflight_max, config.publisher_ttl_ns))
+            self.logs[log] = state
+        return state
+
+    def _save(self, then: str = "") -> None:
+        data = msgspec.msgpack.encode(self.saved)
+        self.out.append(SaveState("chain", data, ("chain", self.epoch, then)))
+
+    def _watch(self) -> None:
+        if not self.founded:
+            return
+        self.watched_ns = self.now_ns
+        self._send(self.config.service, Watch(self.config.chain, self.me))
+
+    # ------------------------------------------------------------ configurations
+
+    def _on_configuration(self, _peer: Peer, message: Configuration) -> None:
+        if message.chain == self.config.chain:
+            self._adopt(message.epoch, message.members)
+
+    def _on_stale(self, _peer: Peer, message: Stale) -> None:
+        self._adopt(message.epoch, message.members)
+
+    def _adopt(self, epoch: int, members: tuple[Member, ...]) -> None:
+        if epoch == 0 or epoch < self.epoch or (epoch == self.epoch and self.active):
+            return
+        if epoch == self.epoch and self.saved.joining:
+            # We crashed with a learner proposed: no commits until that proposal cannot win.
+            self._propose(members)
+            return
+        if self.me not in members and all(m.name == self.config.name for m in members):
+            # We are the whole chain and our disk is gone: nobody else can act for us (R8).
+            self.saved.epoch, self.saved.clean = epoch, False
+            self._save("refound")  # `_on_chain_saved` proposes
+            return
+        moved_on = epoch > self.epoch
+        self.saved.epoch, self.saved.members, self.saved.joining = epoch, members, False
+        self.active = True
+        self.follower = self.learner = None
+        self.join = ""
+        self.synced = False
+        self.beat_ns = self.now_ns
+        self.heard_ns = {}
+        self.owes_token = self.succ == members[-1].name
+        if self.is_member:
+            self.has_token = not (self.was_learner and self.is_last and self.pred)
+            self.was_learner = False
+        else:
+            if moved_on:
+                self._drop_fork()
+            rest = tuple(m for m in members if m.name != self.config.name)
+            if len(rest) < len(members):  # our wiped disk's old self is nobody's replica any more
+                self._propose(rest)
+            self.was_learner, self.has_token = True, False
+        for state in self.logs.values():
+            if not self.is_head:
+                self._refuse_waiting(state)
+        self._save()
+        self._role_changed()
+        if self.is_last:
+            for log in self.logs:
+                self._advance(log)
+        if self.pred:
+            self._send_sync()
+
+    def _role_changed(self) -> None:
+        names = tuple(m.name for m in self.members)
+        tail = self.is_last and self.has_token
+        self.out.append(Emit(RoleChanged(self.epoch, names, self.is_head, tail, self.saved.clean)))
+
+    def _drop_fork(self) -> None:
+        """R1: the chain went on without us; what it never committed may have been replaced."""
+        for log, state in self.logs.items():
+            if state.end > state.committed:
+                self.counters["chain.truncated"] += 1
+                state.end = state.stored = state.committed
+                state.pending.clear()
+                state.attempt += 1
+                state.failed = False
+                state.dedup.truncate(state.committed)
+                self.out.append(Truncate(log, state.committed))
+                self.out.append(Emit(Truncated(log, state.committed)))
+
+    def _refuse_waiting(self, state: LogState) -> None:
+        for _hi, _lo, token in state.waiting:
+            self.out.append(Emit(Refused(token, "not-head")))
+        state.waiting.clear()
+
+    def _propose(self, members: tuple[Member, ...]) -> None:
+        self.proposed_ns = self.now_ns
+        self._send(self.config.service, Propose(self.config.chain, self.epoch, members))
+
+    def _current(self, peer: Peer, epoch: int) -> bool:
+        """Is a message of this epoch for us now? Tell whoever is behind; ask if we are."""
+        if epoch < self.epoch:
+            self.counters["chain.stale"] += 1
+            self._send(peer, Stale(self.epoch, self.members))
+            return False
+        if epoch > self.epoch or not self.active:
+            if self.now_ns - self.watched_ns > self.config.heartbeat_ns:
+                self._watch()
+            return False
+        self.heard_ns[peer] = self.now_ns
+        return True
+
+    # ------------------------------------------------------------ the regular round
+
+    def _on_beat_timer(self) -> None:
+        config, now_ns = self.config, self.now_ns
+        self.out.append(SetTimer("beat", now_ns + config.heartbeat_ns))
+        if now_ns - self.beat_ns > 3 * config.heartbeat_ns:
+            # We slept, not they: a paused replica must not accuse its neighbours on waking.
+            for peer in self.heard_ns:
+                self.heard_ns[peer] = now_ns
+        self.beat_ns = now_ns
+        if not self.founded:
+            self._save()  # the first one failed, or is still under way
+        waiting_long = now_ns - self.watched_ns > config.heartbeat_ns and not self.active
+        if waiting_long or now_ns - self.watched_ns > config.watch_ns:
+            self._watch()
+        if not self.active:
+            return
+        neighbours = [p for p in (self.pred, self.succ) if p]
+        for peer in neighbours:
+            self._send(peer, Beat(self.epoch))
+        if self.learner:
+            self._send(self.learner.peer, Beat(self.epoch))
+        if self.is_member and now_ns - self.proposed_ns > config.suspect_ns:
+            for peer in neighbours:
+                if now_ns - self.heard_ns.setdefault(peer, now_ns) > config.suspect_ns:
+                    self.counters["chain.suspected"] += 1
+                    self._propose(tuple(m for m in self.members if m.name != peer))
+                    break
+        if self.pred and not self.synced and now_ns - self.sync_sent_ns > config.sync_ns:
+            self._send_sync()
+        self._tend_learner()
+
+    def _on_beat(self, peer: Peer, message: Beat) -> None:
+        self._current(peer, message.epoch)
+
+    def _leave(self) -> None:
+        """Ask to be removed: our disk does not work, or our log is not what it should be."""
+        rest = tuple(m for m in self.members if m != self.me)
+        if self.is_member and rest:
+            self.counters["chain.left"] += 1
+            self._propose(rest)
+
+    # ------------------------------------------------------------ catching up with a predecessor
+
+    def _send_sync(self) -> None:
+        assert self.pred is not None
+        self.synced = False
+        self.sync_sent_ns = self.now_ns
+        ends = {log: state.stored for log, state in self.logs.items()}
+        committed = {log: state.committed for log, state in self.logs.items()}
+        self._send(self.pred, Sync(self.epoch, self.me, ends, committed))
+
+    def _on_sync(self, peer: Peer, message: Sync) -> None:
+        if not self._current(peer, message.epoch):
+            return
+        ahead = [x for x, end in message.ends.items() if end > self._log(x).stored]
+        if ahead:  # store-then-forward makes this impossible unless our disk lost something
+            self.counters["chain.successor-ahead"] += 1
+            self._leave()
+            return
+        if peer == self.succ:
+            self.follower = Follower(peer, dict(message.ends), {})
+            for log, upto in message.committed.items():
+                self._commit(log, min(upto, self._log(log).stored))
+        elif self.is_last and message.member not in self.members:
+            busy = self.learner and self.learner.peer != peer
+            if busy and self.learner and self.now_ns - self.learner.heard_ns < self.config.sync_ns:
+                return  # one learner at a time
+            if self.join == PROPOSED and self.learner_member != message.member:
+                return
+            self.learner = Follower(peer, dict(message.ends), dict(message.ends))
+            self.learner_member = message.member
+        else:
+            self._send(peer, Stale(self.epoch, self.members))
+            return
+        self._send(peer, SyncAck(self.epoch))
+        self._pump()
+
+    def _on_sync_ack(self, peer: Peer, message: SyncAck) -> None:
+        if self._current(peer, message.epoch) and peer == self.pred:
+            self.synced = True
+
+    # ------------------------------------------------------------ taking in a learner
+
+    def _gate(self, log: LogId) -> int:
+        """How far the tail may commit: while a learner is being taken in, only what it has."""
+        stored = self.logs[log].stored
+        if not self.join or self.learner is None:
+            return stored
+        return min(stored, self.learner.acked.get(log, 1))
+
+    def _tend_learner(self) -> None:
+        """Move a learner along: behind → gating → proposed → member (by the next epoch)."""
+        learner, config = self.learner, self.config
+        if learner is None or not self.is_last:
+            return
+        for log, state in self.logs.items():  # no Ack tells a learner what is committed
+            if learner.committed.get(log, 1) < state.committed <= learner.acked.get(log, 1):
+                learner.committed[log] = state.committed
+                self._send(learner.peer, Forward(self.epoch, log, (), state.committed))
+        gone = self.now_ns - self.heard_ns.get(learner.peer, self.now_ns) > config.suspect_ns
+        learner.heard_ns = self.heard_ns.get(learner.peer, self.now_ns)
+        if self.join == PROPOSED:
+            if self.now_ns - self.proposed_ns > config.suspect_ns:
+                # Settle it: with the learner if it lives, by a fresh epoch without it if not.
+                extra = () if gone or not self.learner_member else (self.learner_member,)
+                self._propose((*self.members, *extra))
+            return
+        if gone:
+            self._ungate()
+            self.learner = None
+            return
+        logs = self.logs.items()
+        if not all(learner.kept.get(log, False) for log in self.logs):
+            return  # it cannot recognise retries yet (R4)
+        if not self.join:
+            lag = sum(s.stored - learner.acked.get(x, 1) for x, s in logs)
+            if lag <= config.join_lag_max:
+                self.join, self.join_since_ns = GATING, self.now_ns
+        if self.join == GATING and all(learner.acked.get(x, 1) >= s.committed for x, s in logs):
+            if not self.saved.joining:
+                self.saved.joining = True
+                self._save(GATING)  # `_on_chain_saved` proposes
+        elif self.join == GATING and self.now_ns - self.join_since_ns > 4 * config.suspect_ns:
+            self._ungate()
+
+    def _on_chain_saved(self, epoch: int, then: str) -> None:
+        """What had to be on disk first."""
+        if not self.founded:
+            self.founded = True
+            self._watch()
+        if epoch != self.epoch:
+            return
+        if then == "refound" and not self.active:
+            self._propose((self.me,))
+        if then == GATING and self.join == GATING and self.saved.joining and self.learner_member:
+            self.join = PROPOSED
+            self._propose((*self.members, self.learner_member))
+
+    def _ungate(self) -> None:
+        """Give up on a learner that was not proposed yet."""
+        self.join = ""
+        self.saved.joining = False
+        for log in self.logs:
+            self._advance(log)
+
+    def _on_tail_token(self, peer: Peer, message: TailToken) -> None:
+        if self._current(peer, message.epoch) and peer == self.pred and not self.has_token:
+            self.has_token = True
+            self._role_changed()
+
+    # ------------------------------------------------------------ done by Replica
+
+    def _advance(self, log: LogId) -> None:
+        raise NotImplementedError
+
+    def _commit(self, log: LogId, upto: int) -> None:
+        raise NotImplementedError
+
+    def _pump(self) -> None:
+        raise NotImplementedError

@@ -1,0 +1,130 @@
+"""The configuration service: which replicas form a chain, in which order, as numbered epochs.
+
+The interface is two calls: `Watch` (answered now and on every change) and `Propose` (compare and
+set on the epoch). This implementation keeps its table in memory and on its node's disk; another
+may keep it in etcd. It decides nothing by itself but refuses what can never be safe: an epoch
+without a member of the last one, which might know nothing of what was acknowledged (R1).
+"""
+
+from collections import Counter
+from typing import Any, ClassVar
+
+import msgspec
+
+from surecast.core.types import (
+    MS,
+    Disk,
+    Peer,
+    Received,
+    SaveState,
+    Send,
+    SetTimer,
+    Start,
+    Stored,
+    StoreFailed,
+    TimerFired,
+)
+from surecast.protocols.chain.messages import Configuration, Member, Propose, Watch
+
+__all__ = ["ConfigService"]
+
+RETRY_NS = 100 * MS  # after a failed write of the table
+
+
+class ChainTable(msgspec.Struct, array_like=True):
+    epoch: int = 0
+    members: tuple[Member, ...] = ()
+    candidates: list[Member] = []
+
+
+class ConfigService:
+    """Serves any number of chains; `replicas` says how many found each."""
+
+    handlers: ClassVar[dict[type, str]] = {Watch: "_on_watch", Propose: "_on_propose"}
+    messages = tuple(handlers)
+
+    def __init__(
+        self,
+        chains: dict[str, tuple[Peer, ...]],
+        disk: Disk,
+        counters: Counter[str] | None = None,
+    ) -> None:
+        self.counters: Counter[str] = Counter() if counters is None else counters
+        self.replicas = chains  # configured names, head first, for the founding only
+        self.disk = disk
+        self.tables = {chain: ChainTable() for chain in chains}
+        self.watchers: dict[str, dict[Peer, bool]] = {chain: {} for chain in chains}
+        self.unsaved: dict[str, bool] = {}
+        self.out: list[Any] = []
+
+    def step(self, now_ns: int, inp: Any) -> list[Any]:
+        out: list[Any] = []
+        self.out = out
+        if isinstance(inp, Received):
+            if name := self.handlers.get(type(inp.message)):
+                self.counters[name] += 1
+                getattr(self, name)(inp.peer, inp.message)
+        elif isinstance(inp, Start):
+            if data := self.disk.state("chains"):
+                self.tables |= msgspec.msgpack.decode(data, type=dict[str, ChainTable])
+        elif isinstance(inp, Stored):
+            chain, epoch = inp.token
+            if epoch == self.tables[chain].epoch:
+                self.unsaved.pop(chain, None)
+                for peer in self.watchers[chain]:
+                    self._tell(peer, chain)
+        elif isinstance(inp, StoreFailed):
+            self.out.append(SetTimer(inp.token, now_ns + RETRY_NS))
+        elif isinstance(inp, TimerFired):
+            self._save(inp.key[0])
+        return out
+
+    def _on_watch(self, peer: Peer, message: Watch) -> None:
+        table = self.tables.get(message.chain)
+        if table is None:
+            return
+        self.watchers[message.chain][peer] = True
+        names = self.replicas[message.chain]
+        if table.epoch == 0 and message.member.name in names:
+            others = [m for m in table.candidates if m.name != message.member.name]
+            table.candidates = [*others, message.member]
+            if len(table.candidates) == len(names):
+                found = sorted(table.candidates, key=lambda m: names.index(m.name))
+                table.candidates = []
+                self._change(message.chain, tuple(found))
+            return
+        self._tell(peer, message.chain)
+
+    def _on_propose(self, peer: Peer, message: Propose) -> None:
+        table = self.tables.get(message.chain)
+        if table is None:
+            return
+        if message.epoch == table.epoch and self._is_safe(table, message.members):
+            self._change(message.chain, message.members)
+        else:
+            self._tell(peer, message.chain)
+
+    def _is_safe(self, table: ChainTable, members: tuple[Member, ...]) -> bool:
+        """R1: a member of the last epoch goes on, or a lone replica re-founds itself (R8)."""
+        if not members or len({m.name for m in members}) < len(members):
+            return False
+        names = {m.name for m in table.members}
+        return any(m in table.members for m in members) or (
+            len(members) == 1 and names == {members[0].name}
+        )
+
+    def _change(self, chain: str, members: tuple[Member, ...]) -> None:
+        table = self.tables[chain]
+        table.epoch, table.members = table.epoch + 1, members
+        self._save(chain)
+
+    def _save(self, chain: str) -> None:
+        self.unsaved[chain] = True
+        token = (chain, self.tables[chain].epoch)
+        self.out.append(SaveState("chains", msgspec.msgpack.encode(self.tables), token))
+
+    def _tell(self, peer: Peer, chain: str) -> None:
+        if chain in self.unsaved:
+            return  # tell nobody of an epoch that a crash could take back; Stored tells all
+        table = self.tables[chain]
+        self.out.append(Send(peer, Configuration(chain, table.epoch, table.members)))
