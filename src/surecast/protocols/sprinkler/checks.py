@@ -1,0 +1,357 @@
+"""Sprinkler's guarantees, judged from the outside: what publishers were told, what readers got.
+
+Nothing here uses the code it judges: retention is worked out again by plain loops over plain
+rows. A `Record` holds the history of one stream as its publishers and its readers saw it.
+
+G1 only published events, or voids of events that were published and collected
+G2 strictly rising positions, contiguous from the start
+G3 a publisher's order is the order of positions
+G4 every event, or a void over it and later a delivered event that collects it
+G5 nothing collects what comes later; no void without a collecting event (R11)
+G6 what a region holds is exactly what the rules leave, live and void without overlap
+G7 the newest event is never void
+G9 all readers reach the same end, after everything acknowledged
+G10 no acknowledged event lost, no position given twice, no retry published twice
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+
+from surecast.columns import retention
+from surecast.columns.batch import COLLECT, COLLECTED, CONFIG, DATA, EXPIRED, Batch
+from surecast.columns.retention import (
+    BeforeSeq,
+    BeforeTime,
+    Collect,
+    KeepFor,
+    KeepLast,
+    KeyIs,
+    KeyPrefix,
+    LatestPerKey,
+    Policy,
+    TagIs,
+)
+
+__all__ = ["Event", "Offered", "Reading", "Record", "Tally", "check", "surviving"]
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """One event as its publisher offered it."""
+
+    publisher: str
+    pub_no: int
+    kind: int
+    key: bytes | None
+    value: bytes
+    tag: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event as a reader got it."""
+
+    seq: int
+    time_ns: int
+    kind: int
+    key: bytes | None
+    value: bytes
+    tag: bytes | None
+
+
+@dataclass(slots=True)
+class Reading:
+    """What one reader was given of one stream, in order."""
+
+    reader: str
+    position: int = 1
+    settled: int = 1  # of an audit: where the stream ended when it began
+    events: list[Event] = field(default_factory=list)
+    voids: list[tuple[int, int, int]] = field(default_factory=list)  # (lo, hi, reason)
+    faults: list[str] = field(default_factory=list)
+
+    def take(self, batches: tuple[Batch, ...]) -> None:
+        for batch in batches:
+            if batch.lo != self.position:
+                what = "gap before" if batch.lo > self.position else "repeats"
+                self.faults.append(
+                    f"G2 {self.reader}: at {self.position}, {what} [{batch.lo}, {batch.hi})"
+                )
+            at = batch.lo
+            for row in batch.to_rows():
+                if row.seq > at:
+                    self.voids.append((at, row.seq, batch.reason))
+                self.events.append(
+                    Event(row.seq, row.time_ns, batch.kind, row.key, row.value, row.tag)
+                )
+                at = row.seq + 1
+            if batch.hi > at:
+                self.voids.append((at, batch.hi, batch.reason))
+            self.position = batch.hi
+
+
+@dataclass(slots=True)
+class Record:
+    """The history of one stream as seen from outside."""
+
+    stream: str
+    policy: Policy
+    offered: dict[bytes, Offered] = field(default_factory=dict)  # by value: values are unique
+    acked: dict[bytes, int] = field(default_factory=dict)  # value → seq
+    readings: list[Reading] = field(default_factory=list)
+    audits: list[Reading] = field(default_factory=list)  # fresh reads of each region at the end
+
+
+@dataclass(slots=True)
+class Tally:
+    published: int = 0
+    acked: int = 0
+    delivered: int = 0
+    void: int = 0
+    lost: int = 0
+    duplicated: int = 0
+    misordered: int = 0
+    violations: list[str] = field(default_factory=list)
+
+
+def check(record: Record, tally: Tally) -> None:
+    """Judge one stream; findings are added to `tally`."""
+    tally.published += len(record.offered)
+    tally.acked += len(record.acked)
+    say = tally.violations.append
+    everybody = [*record.readings, *record.audits]
+    truth: dict[int, Event] = {}
+    for reading in everybody:
+        tally.misordered += len(reading.faults)
+        tally.violations.extend(f"{record.stream}: {fault}" for fault in reading.faults[:5])
+        _events_are_genuine(record, reading, truth, tally)
+    _acks_hold(record, truth, tally)
+    _publishers_order(record, truth, tally)
+    end = max((reading.position for reading in everybody), default=1)
+    for reading in everybody:
+        tally.delivered += len(reading.events)
+        tally.void += sum(hi - lo for lo, hi, _ in reading.voids)
+        if reading.position != end:
+            say(f"{record.stream}: G9 {reading.reader} ended at {reading.position}, not {end}")
+    _times_rise(record, truth, tally)
+    collectors = _Collectors(record.policy, truth)
+    for reading in everybody:
+        _voids_are_explained(record, reading, truth, collectors, tally)
+    if len(truth) == end - 1:
+        for audit in record.audits:
+            _is_exactly_what_is_left(record, audit, truth, tally)
+
+
+def _is_exactly_what_is_left(
+    record: Record, audit: Reading, truth: dict[int, Event], tally: Tally
+) -> None:
+    """G6, G7: at the end a region holds what the rules leave, no more and no less."""
+    name = f"{record.stream}: {{}} {audit.reader}"
+    held = {event.seq for event in audit.events}
+    if audit.position > 1 and audit.position - 1 not in held:
+        tally.violations.append(f"{name.format('G7')}: the newest position is void")
+    # Rules may go on while the audit reads (expiry does): what it holds is judged by the rules
+    # that stood when it began, what it lacks by all of them.
+    before = {seq: event for seq, event in truth.items() if seq < audit.settled}
+    extra = {s for s in held if s < audit.settled} - _Collectors(record.policy, before).live()
+    missing = _Collectors(record.policy, truth).live() - held
+    if extra or missing:
+        tally.violations.append(
+            f"{name.format('G6')} holds what the rules collect {sorted(extra)[:5]}, "
+            f"lacks what they leave {sorted(missing)[:5]}"
+        )
+
+
+def _events_are_genuine(
+    record: Record, reading: Reading, truth: dict[int, Event], tally: Tally
+) -> None:
+    """G1, and no position with two events, no event at two positions."""
+    seen: dict[bytes, int] = {}
+    for event in reading.events:
+        known = truth.setdefault(event.seq, event)
+        if known != event:
+            tally.violations.append(
+                f"{record.stream}: G10 {reading.reader} got {event.value[:40]!r} at {event.seq}, "
+                f"another reader {known.value[:40]!r}"
+            )
+        offered = record.offered.get(event.value)
+        if offered is None:
+            if not _is_expiry(record, event):
+                tally.violations.append(f"{record.stream}: G1 nobody published {event}")
+            continue
+        if (offered.kind, offered.key, offered.tag) != (event.kind, event.key, event.tag):
+            tally.violations.append(f"{record.stream}: G1 changed on the way: {event}")
+        if event.value in seen:
+            tally.duplicated += 1
+            tally.violations.append(
+                f"{record.stream}: G10 {reading.reader} got {event.value[:40]!r} twice, at "
+                f"{seen[event.value]} and {event.seq}"
+            )
+        seen[event.value] = event.seq
+
+
+def _is_expiry(record: Record, event: Event) -> bool:
+    """The one kind of event that a head makes by itself: expiry in a keep_for stream."""
+    if event.kind != COLLECT:
+        return False
+    rule = retention.decode_collect(event.value)
+    policy = record.policy
+    return (
+        isinstance(policy, KeepFor)
+        and isinstance(rule.predicate, BeforeTime)
+        and rule.reason == EXPIRED
+        and rule.predicate.time_ns <= event.time_ns - policy.ns
+    )
+
+
+def _acks_hold(record: Record, truth: dict[int, Event], tally: Tally) -> None:
+    """G10: what was acknowledged is where the publisher was told, or was collected there."""
+    given: dict[int, bytes] = {}
+    reached = max((r.position for r in (*record.readings, *record.audits)), default=1)
+    at = {event.value: seq for seq, event in truth.items()}
+    for value, seq in record.acked.items():
+        if seq in given:
+            tally.violations.append(f"{record.stream}: G10 position {seq} was given twice")
+        given[seq] = value
+        known = truth.get(seq)
+        if seq >= reached or (known is not None and known.value != value):
+            tally.lost += 1
+            tally.violations.append(
+                f"{record.stream}: G10 {value[:40]!r} was acknowledged at {seq} and is lost"
+            )
+        elif at.get(value, seq) != seq:
+            tally.duplicated += 1
+            tally.violations.append(
+                f"{record.stream}: G10 {value[:40]!r} stands at {seq} and at {at[value]}"
+            )
+        elif known is None:  # void for everybody: judge the void by what the publisher offered
+            o = record.offered[value]
+            truth[seq] = Event(seq, 0, o.kind, o.key, o.value, o.tag)
+
+
+def _publishers_order(record: Record, truth: dict[int, Event], tally: Tally) -> None:
+    """G3."""
+    last: dict[str, tuple[int, int]] = {}
+    for seq in sorted(truth):
+        offered = record.offered.get(truth[seq].value)
+        if offered is None:
+            continue
+        before = last.get(offered.publisher)
+        if before is not None and offered.pub_no <= before[0]:
+            tally.misordered += 1
+            tally.violations.append(
+                f"{record.stream}: G3 {offered.publisher} published {offered.pub_no} after "
+                f"{before[0]}, yet it stands at {seq}, after {before[1]}"
+            )
+        last[offered.publisher] = (offered.pub_no, seq)
+
+
+def _times_rise(record: Record, truth: dict[int, Event], tally: Tally) -> None:
+    """R10: the head's time never runs backwards along a stream."""
+    latest = 0
+    for seq in sorted(truth):
+        time_ns = truth[seq].time_ns
+        if time_ns and time_ns < latest:
+            tally.violations.append(f"{record.stream}: R10 time runs backwards at {seq}")
+            return
+        latest = max(latest, time_ns)
+
+
+def _voids_are_explained(
+    record: Record,
+    reading: Reading,
+    truth: dict[int, Event],
+    collectors: "_Collectors",
+    tally: Tally,
+) -> None:
+    """G4, G5, R11: for each void, this reader later got a live event that collects it."""
+    got = {event.seq for event in reading.events}
+    for lo, hi, reason in reading.voids:
+        for seq in range(lo, hi):
+            event = truth.get(seq)
+            if event is None:
+                continue  # never acknowledged and never seen live: nobody knows what it was
+            if not collectors.explain(event, reason, got):
+                tally.lost += 1
+                tally.violations.append(
+                    f"{record.stream}: G4 {reading.reader} was told {seq} is void "
+                    f"({reason}), but got nothing later that collects {event.value[:40]!r}"
+                )
+                return
+
+
+class _Collectors:
+    """Which events collect which, worked out by plain loops (the oracle of the kernels)."""
+
+    def __init__(self, policy: Policy, truth: dict[int, Event]) -> None:
+        self.truth = truth
+        self.newest: dict[int, tuple[tuple[int, int], ...]] = {}
+        self.rules: list[tuple[int, Collect]] = []
+        self.by_key: dict[bytes, list[int]] = {}  # keyed events under latest_per_key
+        self.windows: list[tuple[int, list[int]]] = []  # (n, the events under keep_last(n))
+        for seq in sorted(truth):
+            event = truth[seq]
+            if event.kind == CONFIG:  # it counts under the policy it brings
+                policy = retention.decode_policy(event.value)
+            if event.kind == COLLECT:
+                self.rules.append((seq, retention.decode_collect(event.value)))
+            if isinstance(policy, KeepLast):
+                if not self.windows or self.windows[-1][0] != policy.n:
+                    self.windows.append((policy.n, []))
+                self.windows[-1][1].append(seq)
+            if isinstance(policy, LatestPerKey) and event.kind == DATA and event.key is not None:
+                self.by_key.setdefault(event.key, []).append(seq)
+
+    def of(self, event: Event) -> Iterator[tuple[int, int]]:
+        """(seq, reason) of every event that collects this one, the newest of each sort first."""
+        if event.kind == CONFIG:
+            return
+        if event.key is not None and event.kind == DATA:
+            for seq in reversed(self.by_key.get(event.key, ())):
+                if seq <= event.seq:
+                    break
+                yield seq, COLLECTED
+        for n, seqs in self.windows:
+            for seq in reversed(seqs):
+                if seq - n < event.seq:
+                    break
+                yield seq, COLLECTED
+        for seq, rule in self.rules:
+            if seq > event.seq and _matches(rule, event):
+                yield seq, rule.reason
+
+    def explain(self, event: Event, reason: int, got: set[int]) -> bool:
+        """Is `reason` a true one, and was something among `got` that collects the event?"""
+        newest = self.newest.get(event.seq)
+        if newest is None:
+            newest = self.newest[event.seq] = tuple(islice(self.of(event), 8))
+        if any(r == reason for _, r in newest) and any(seq in got for seq, _ in newest):
+            return True  # the usual case, without going through a popular key's whole history
+        return any(r == reason for _, r in self.of(event)) and any(
+            seq in got for seq, _ in self.of(event)
+        )
+
+    def live(self) -> set[int]:
+        return {seq for seq, event in self.truth.items() if next(self.of(event), None) is None}
+
+
+def _matches(rule: Collect, event: Event) -> bool:
+    predicate = rule.predicate
+    if isinstance(predicate, BeforeSeq):
+        return event.seq < predicate.seq
+    if isinstance(predicate, BeforeTime):
+        return event.time_ns < predicate.time_ns
+    if event.kind != DATA:
+        return False
+    if isinstance(predicate, KeyIs):
+        return event.key == predicate.key
+    if isinstance(predicate, KeyPrefix):
+        return event.key is not None and event.key.startswith(predicate.prefix)
+    assert isinstance(predicate, TagIs)
+    return event.tag == predicate.tag
+
+
+def surviving(policy: Policy, events: list[Event]) -> set[int]:
+    """The positions that the rules leave of a whole history."""
+    return _Collectors(policy, {event.seq: event for event in events}).live()

@@ -1,0 +1,43 @@
+"""Which streams exist. The directory is a log of the chain, so that it is replicated like one.
+
+Each region keeps its own directory log: streams it owns, and those it has heard of. Entries come
+in the log's order; the first entry of a name wins, unless a later one says that it replaces it.
+"""
+
+import msgspec
+
+from surecast.columns.batch import Batch
+from surecast.core.types import LogId
+from surecast.errors import PeerError
+from surecast.protocols.sprinkler.messages import StreamInfo
+
+__all__ = ["DIRECTORY", "Directory", "info_batch"]
+
+DIRECTORY: LogId = b"surecast.streams"  # the log's id: 16 bytes no random id will ever be
+
+
+class Directory:
+    """The committed entries, by id and by name."""
+
+    def __init__(self) -> None:
+        self.by_id: dict[LogId, StreamInfo] = {}
+        self.by_name: dict[str, StreamInfo] = {}
+
+    def apply(self, batch: Batch) -> list[StreamInfo]:
+        """Take in a committed batch of the log; the entries that are new."""
+        new = []
+        for row in batch.to_rows():
+            try:
+                info = msgspec.msgpack.decode(row.value, type=StreamInfo)
+            except msgspec.DecodeError as error:
+                raise PeerError(f"directory entry {row.seq} cannot be read: {error}") from None
+            named = self.by_name.get(info.name)
+            if info.stream_id in self.by_id or (named and info.replaces != named.stream_id):
+                continue
+            self.by_id[info.stream_id] = self.by_name[info.name] = info
+            new.append(info)
+        return new
+
+
+def info_batch(info: StreamInfo) -> Batch:
+    return Batch.of(DIRECTORY, [msgspec.msgpack.encode(info)], [info.stream_id])

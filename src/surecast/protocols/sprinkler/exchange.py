@@ -1,0 +1,391 @@
+"""What regions tell each other: the tail advertises and serves, the head pulls.
+
+G8 at most one source a stream, and none for one's own unless part of it was lost.
+G9 connected regions converge, also when publishing has stopped.
+"""
+
+from collections import Counter
+from random import Random
+from typing import Any
+
+from surecast.columns.batch import Batch
+from surecast.core.replicated import AppendAt, AskPublishers, PublishersAre, TakePublishers
+from surecast.core.types import (
+    Close,
+    Congested,
+    Disk,
+    LogId,
+    PassDown,
+    Peer,
+    PeerDown,
+    PeerUp,
+    Send,
+    SetTimer,
+    Writable,
+)
+from surecast.protocols.sprinkler.config import ProxyConfig
+from surecast.protocols.sprinkler.directory import Directory
+from surecast.protocols.sprinkler.messages import (
+    Advertise,
+    PeerEvents,
+    PublishersKnown,
+    PublishersWanted,
+    RegionStale,
+    StreamInfo,
+    Subscribe,
+    Unsubscribe,
+)
+from surecast.protocols.sprinkler.sources import (
+    PeerRegion,
+    is_given_up,
+    leads_enough,
+    leads_literally,
+    measure_rate,
+)
+from surecast.protocols.sprinkler.streams import Source, Stream
+
+__all__ = ["Exchange"]
+
+
+class Exchange:
+    """The half of a proxy that faces other regions and readers; `Proxy` adds the streams' life."""
+
+    def __init__(
+        self, config: ProxyConfig, disk: Disk, rng: Random, counters: Counter[str] | None = None
+    ) -> None:
+        self.config = config
+        self.disk = disk
+        self.rng = rng
+        self.counters: Counter[str] = Counter() if counters is None else counters
+        self.now_ns = 0
+        self.out: list[Any] = []  # effects of the step under way
+        self.wall_offset_ns = 0
+        self.directory = Directory()
+        self.directory_committed = 1
+        self.streams: dict[LogId, Stream] = {}
+        self.ends: dict[LogId, int] = {}  # as the chain reports them, known stream or not
+        self.committed: dict[LogId, int] = {}
+        self.peers = {r: PeerRegion(r) for r in config.regions if r != config.region}
+        self.epoch = 0
+        self.members: tuple[Peer, ...] = ()
+        self.is_head = self.is_tail = False
+        self.unclean_since_ns: int | None = None
+        self.asked: dict[str, list[Peer]] = {}  # stream being created → who waits
+        self.advertised: dict[Peer, dict[LogId, int]] = {}  # per session: what it was told
+        self.congested: dict[Peer, bool] = {}
+        self.early: dict[LogId, dict[Peer, int]] = {}  # subscriptions to streams not known yet
+        self.subscriptions = 0
+        self.serving: dict[Peer, bool] = {}  # peers' heads that we serve as the tail
+
+    def _send(self, peer: Peer, message: Any) -> None:
+        self.out.append(Send(peer, message))
+
+    @property
+    def head(self) -> Peer:
+        return self.members[0] if self.members else ""
+
+    def _owns(self, stream: Stream) -> bool:
+        return stream.info.owner == self.config.region
+
+    # ------------------------------------------------------------ advertising (the tail)
+
+    def _advertise_all(self) -> None:
+        for region, nodes in self.config.regions.items():
+            if region != self.config.region:
+                for node in nodes:
+                    self._advertise(node)
+
+    def _advertise(self, node: Peer) -> None:
+        known = self.advertised.get(node)
+        full = known is None
+        if known is None:
+            known = self.advertised[node] = {}
+        ends, infos = {}, []
+        for stream_id, stream in self.streams.items():
+            before = known.get(stream_id)
+            if before is None:
+                infos.append(stream.info)
+            if before != stream.committed:
+                ends[stream_id] = known[stream_id] = stream.committed
+        self.serving[node] = True
+        self._send(node, Advertise(self.config.region, self.epoch, ends, tuple(infos), full))
+
+    def _on_region_stale(self, _peer: Peer, message: RegionStale) -> None:
+        """Somebody knows a later epoch of our own region: we are not its tail any more (R7)."""
+        if message.region == self.config.region and message.epoch > self.epoch:
+            self.counters["sprinkler.told-stale"] += 1
+            self.is_tail = False
+            self._stop_serving_peers()
+
+    def _stop_serving_peers(self) -> None:
+        """R7: a tail that hands over closes its channels, so that peers look for the new one."""
+        for peer in self.serving:
+            self.out.append(Close(peer))
+        self.serving.clear()
+        self.advertised.clear()
+
+    # ------------------------------------------------------------ pulling (the head)
+
+    def _on_advertise(self, node: Peer, message: Advertise) -> None:
+        peer = self.peers.get(message.region)
+        if peer is None:
+            return
+        if message.epoch < peer.epoch:
+            self._send(node, RegionStale(peer.name, peer.epoch))
+            return
+        moved = message.epoch > peer.epoch or node != peer.tail
+        peer.epoch, peer.tail, peer.heard_ns = message.epoch, node, self.now_ns
+        if message.full:
+            peer.ends = dict(message.ends)
+            peer.full_ns = self.now_ns
+        else:
+            peer.ends.update(message.ends)
+        if not self.is_head:
+            return
+        for info in message.infos:
+            if info.stream_id not in self.directory.by_id:
+                self._record(info)
+        if moved:
+            self._follow_moved_tail(peer)
+        changed = self.streams if message.full else message.ends
+        for stream_id in list(changed):
+            if stream := self.streams.get(stream_id):
+                self._consider(stream, peer)
+        for stream in self.streams.values():
+            if stream.source and stream.source.region == peer.name:
+                stream.source.advertised_ns = self.now_ns
+
+    def _follow_moved_tail(self, peer: PeerRegion) -> None:
+        """R7: the source has a new epoch or a new tail; what it owed us must be asked for again."""
+        for stream in self.streams.values():
+            if stream.source and stream.source.region == peer.name:
+                self._subscribe(stream, peer)
+
+    def _consider(self, stream: Stream, peer: PeerRegion) -> None:
+        """`peer` has advertised: should the stream come from there?"""
+        end = peer.ends.get(stream.stream_id, 1)
+        if self._owns(stream) and not self._recover_from(stream, end):
+            return
+        source = stream.source
+        if self.config.switching == "literal":
+            if leads_literally(source, end, self.now_ns, self.config):
+                if source is None or source.region != peer.name:
+                    self._switch(stream, peer)
+                assert stream.source is not None
+                stream.source.end, stream.source.advertised_ns = end, self.now_ns
+            return
+        if source is None:
+            if end > stream.end:
+                self._subscribe(stream, peer)
+        elif source.region == peer.name:
+            source.end = max(source.end, end)
+            stream.led_since_ns = None
+        elif leads_enough(stream, end, self.now_ns, self.config):
+            self._switch(stream, peer)
+
+    def _switch(self, stream: Stream, peer: PeerRegion) -> None:
+        if stream.source is not None:
+            self.counters["sprinkler.switched"] += 1
+            self._send(stream.source.node, Unsubscribe(stream.stream_id))
+        self._subscribe(stream, peer)
+
+    def _subscribe(self, stream: Stream, peer: PeerRegion) -> None:
+        if not peer.tail:
+            return
+        end = peer.ends.get(stream.stream_id, 1)
+        stream.source = Source(peer.name, peer.tail, end, self.now_ns, self.now_ns)
+        stream.led_since_ns = None
+        stream.newest_ns = 0
+        message = Subscribe(self.config.region, self.epoch, stream.stream_id, stream.end)
+        self._send(peer.tail, message)
+
+    def _look_after_sources(self) -> None:
+        """Once a period: give up dead sources, choose new ones, finish recoveries."""
+        for stream in self.streams.values():
+            measure_rate(stream, self.config.advertise_ns)
+            self._check_recovered(stream)
+            if self.config.switching == "literal":
+                continue
+            if stream.source and self._is_given_up(stream):
+                self.counters["sprinkler.source-given-up"] += 1
+                self._send(stream.source.node, Unsubscribe(stream.stream_id))
+                stream.source = None
+            if stream.source is None:
+                self._choose(stream)
+            if stream.wants_publishers and stream.source and stream.source.end <= stream.end:
+                self._send(stream.source.node, PublishersWanted(stream.stream_id))
+        self._check_all_recovered()
+
+    def _is_given_up(self, stream: Stream) -> bool:
+        return is_given_up(stream, self.now_ns, self.config)
+
+    def _choose(self, stream: Stream) -> None:
+        """The region that is furthest ahead, the owner among equals."""
+        best: PeerRegion | None = None
+        for peer in self.peers.values():
+            if self.now_ns - peer.heard_ns > self.config.dead_ns or not peer.tail:
+                continue
+            end = peer.ends.get(stream.stream_id, 1)
+            if end <= stream.end or (best and end < best.ends[stream.stream_id]):
+                continue
+            if best and end == best.ends[stream.stream_id] and peer.name != stream.info.owner:
+                continue
+            best = peer
+        if best is not None:
+            self._consider(stream, best)
+
+    def _on_peer_events(self, node: Peer, message: PeerEvents) -> None:
+        stream = self.streams.get(message.stream)
+        source = stream.source if stream else None
+        if stream is None or not self.is_head or (source is None and self._owns(stream)):
+            self._send(node, Unsubscribe(message.stream))
+            return
+        if not message.batches:
+            return
+        if not self._fits(stream, message.batches):
+            self.counters["sprinkler.gap"] += 1
+            if source and source.node == node:
+                self._subscribe(stream, self.peers[source.region])
+            return
+        if source and source.node == node:
+            source.progress_ns = self.now_ns
+            source.end = max(source.end, message.end)
+        if message.batches[-1].hi > stream.end:
+            stream.newest_ns = max(b.time_ns for b in message.batches)
+            if any(b.rows != b.count or not b.pub_no for b in message.batches):
+                stream.wants_publishers = True
+            self.out.append(PassDown(AppendAt(message.stream, message.batches)))
+
+    def _on_publishers_wanted(self, node: Peer, message: PublishersWanted) -> None:
+        if message.stream in self.streams:
+            self.out.append(PassDown(AskPublishers(message.stream, node)))
+
+    def _on_publishers_are(self, event: PublishersAre) -> None:
+        self._send(event.token, PublishersKnown(event.log, event.end, event.data))
+
+    def _on_publishers_known(self, _node: Peer, message: PublishersKnown) -> None:
+        stream = self.streams.get(message.stream)
+        if stream and self.is_head and stream.wants_publishers and message.end <= stream.end:
+            stream.wants_publishers = False
+            command = TakePublishers(message.stream, message.end, message.data)
+            self.out.append(PassDown(command))
+
+    def _fits(self, stream: Stream, batches: tuple[Batch, ...]) -> bool:
+        """R9: voids are explicit, so a gap is damage; it is fetched again, never taken for void.
+
+        Nor is a batch taken that is older than what it follows (R10): no replica could index it.
+        """
+        times = [stream.newest_ns, *(b.time_ns for b in batches if b.rows)]
+        return batches[0].lo <= stream.end and (
+            batches[0].lo < stream.end or times == sorted(times)
+        )
+
+    # ------------------------------------------------------------ serving (any replica)
+
+    def _on_subscribe(self, peer: Peer, message: Subscribe) -> None:
+        region = self.peers.get(message.region)
+        if region is not None:
+            if message.epoch < region.epoch:
+                self._send(peer, RegionStale(region.name, region.epoch))
+                return
+            if not self.is_tail:
+                return  # its source has moved; our successor advertises to it
+        if self.subscriptions >= self.config.subscriptions_max or message.start < 1:
+            self.counters["sprinkler.subscription-refused"] += 1
+            return
+        stream = self.streams.get(message.stream)
+        table = stream.subscribers if stream else self.early.setdefault(message.stream, {})
+        self.subscriptions += peer not in table
+        table[peer] = message.start
+        if stream:
+            self._serve_one(stream, peer, idle_answer=True)
+
+    def _on_unsubscribe(self, peer: Peer, message: Unsubscribe) -> None:
+        if stream := self.streams.get(message.stream):
+            self.subscriptions -= stream.subscribers.pop(peer, None) is not None
+
+    def _serve(self, stream: Stream) -> None:
+        for peer in stream.subscribers:
+            self._serve_one(stream, peer)
+
+    def _readable(self, stream: Stream, at: int) -> list[Batch]:
+        """The next piece from `at` on, as a reader should see it."""
+        return stream.serve(
+            self.disk,
+            at,
+            stream.committed,
+            self.config.serve_bytes_max,
+            self.config.coalesce_rows_max,
+        )
+
+    def _serve_one(self, stream: Stream, peer: Peer, idle_answer: bool = False) -> None:
+        config, at = self.config, stream.subscribers[peer]
+        budget = config.serves_per_step
+        while at < stream.committed and peer not in self.congested and budget:
+            budget -= 1
+            batches = self._readable(stream, at)
+            at = batches[-1].hi
+            idle_answer = False
+            self._send(peer, PeerEvents(stream.stream_id, tuple(batches), stream.committed))
+        stream.subscribers[peer] = at
+        if idle_answer:
+            self._send(peer, PeerEvents(stream.stream_id, (), stream.committed))
+        elif at < stream.committed and peer not in self.congested:
+            self.out.append(SetTimer("serve", self.now_ns))
+
+    # ------------------------------------------------------------ sessions
+
+    def _on_peer_up(self, inp: PeerUp) -> None:
+        self.congested.pop(inp.peer, None)
+        if self.is_tail and any(
+            inp.peer in nodes
+            for region, nodes in self.config.regions.items()
+            if region != self.config.region
+        ):
+            self.advertised.pop(inp.peer, None)
+            self._advertise(inp.peer)
+
+    def _on_peer_down(self, inp: PeerDown) -> None:
+        peer = inp.peer
+        self.congested.pop(peer, None)
+        self.advertised.pop(peer, None)
+        self.serving.pop(peer, None)
+        for region in self.peers.values():
+            if region.tail == peer:
+                region.tail = ""
+        for stream in self.streams.values():
+            self.subscriptions -= stream.subscribers.pop(peer, None) is not None
+            if stream.source and stream.source.node == peer:
+                self._lost_source(stream)
+        for table in self.early.values():
+            table.pop(peer, None)
+
+    def _lost_source(self, stream: Stream) -> None:
+        if self.config.switching == "literal":
+            return
+        stream.source = None
+        if self.is_head:
+            self._choose(stream)
+
+    def _on_congested(self, inp: Congested) -> None:
+        self.congested[inp.peer] = True
+
+    def _on_writable(self, inp: Writable) -> None:
+        self.congested.pop(inp.peer, None)
+        for stream in self.streams.values():
+            if inp.peer in stream.subscribers:
+                self._serve_one(stream, inp.peer)
+
+    # ------------------------------------------------------------ done by Proxy
+
+    def _record(self, info: StreamInfo) -> None:
+        raise NotImplementedError
+
+    def _recover_from(self, stream: Stream, end: int) -> bool:
+        raise NotImplementedError
+
+    def _check_recovered(self, stream: Stream) -> None:
+        raise NotImplementedError
+
+    def _check_all_recovered(self) -> None:
+        raise NotImplementedError

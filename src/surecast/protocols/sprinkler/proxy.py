@@ -1,0 +1,377 @@
+"""A region's proxy on one replica: the upper layer over `chain`.
+
+The head takes publishes and pulls other regions' streams; the tail advertises and serves peers;
+every replica serves clients what is committed. Roles change only by what the chain says.
+
+G1 only what was published is delivered, or voids of what was collected.
+G3 a publisher's order is the order of positions. G4 each event, or a void and its collector.
+G5 nothing collects what comes later. G6 live and void partition what is held.
+G7 the newest event is never void. G8 at most one source a stream, none for one's own.
+G9 connected regions converge, also when publishing has stopped.
+"""
+
+from typing import Any, ClassVar
+
+from surecast.columns import retention
+from surecast.columns.batch import COLLECT, CONFIG, DATA, EXPIRED, Batch
+from surecast.columns.retention import BeforeTime, Collect, KeepFor, RetentionIndex, TagIs
+from surecast.core.disk import read_through
+from surecast.core.replicated import (
+    Appended,
+    AppendOwn,
+    Committed,
+    CompactLog,
+    PublishersAre,
+    Recovered,
+    Refused,
+    RoleChanged,
+    Submit,
+    Submitted,
+    Truncated,
+)
+from surecast.core.types import (
+    ClockSet,
+    Congested,
+    FromBelow,
+    PassDown,
+    Peer,
+    PeerDown,
+    PeerUp,
+    Received,
+    SetTimer,
+    Start,
+    TimerFired,
+    Writable,
+)
+from surecast.errors import PeerError, UsageError
+from surecast.protocols.sprinkler.directory import DIRECTORY, info_batch
+from surecast.protocols.sprinkler.exchange import Exchange
+from surecast.protocols.sprinkler.messages import (
+    Advertise,
+    CreateStream,
+    ForceNewStream,
+    PeerEvents,
+    PubAck,
+    Publish,
+    PublishersKnown,
+    PublishersWanted,
+    PubNack,
+    RegionStale,
+    StreamInfo,
+    StreamOpened,
+    Subscribe,
+    Unsubscribe,
+)
+from surecast.protocols.sprinkler.streams import Stream
+
+__all__ = ["Proxy"]
+
+
+class Proxy(Exchange):
+    """Knows streams, regions and clients; leaves positions, disks and copies to the chain."""
+
+    handlers: ClassVar[dict[type, str]] = {
+        Advertise: "_on_advertise",
+        Subscribe: "_on_subscribe",
+        Unsubscribe: "_on_unsubscribe",
+        PeerEvents: "_on_peer_events",
+        PublishersWanted: "_on_publishers_wanted",
+        PublishersKnown: "_on_publishers_known",
+        RegionStale: "_on_region_stale",
+        CreateStream: "_on_create_stream",
+        Publish: "_on_publish",
+    }
+    messages = tuple(handlers)
+    inputs: ClassVar[dict[type, str]] = {
+        Start: "_on_start",
+        ClockSet: "_on_clock_set",
+        TimerFired: "_on_timer",
+        PeerUp: "_on_peer_up",
+        PeerDown: "_on_peer_down",
+        Congested: "_on_congested",
+        Writable: "_on_writable",
+        ForceNewStream: "_on_force_new_stream",
+    }
+    from_below: ClassVar[dict[type, str]] = {
+        Appended: "_on_appended",
+        Committed: "_on_committed",
+        Truncated: "_on_truncated",
+        RoleChanged: "_on_role_changed",
+        PublishersAre: "_on_publishers_are",
+        Submitted: "_on_submitted",
+        Refused: "_on_refused",
+    }
+
+    def step(self, now_ns: int, inp: Any) -> list[Any]:
+        self.now_ns = now_ns
+        out: list[Any] = []
+        self.out = out
+        kind = type(inp)
+        if kind is Received:
+            name = self.handlers[type(inp.message)]
+            self.counters[name] += 1
+            getattr(self, name)(inp.peer, inp.message)
+        elif kind is FromBelow:
+            getattr(self, self.from_below[type(inp.event)])(inp.event)
+        elif name := self.inputs.get(kind, ""):
+            getattr(self, name)(inp)
+        return out
+
+    # ------------------------------------------------------------ time
+
+    def _on_start(self, inp: Start) -> None:
+        self.wall_offset_ns = inp.wall_ns - self.now_ns
+        config = self.config
+        for key, period_ns in (
+            ("advertise", config.advertise_ns),
+            ("compact", config.compact_ns),
+            ("expire", config.expire_ns),
+        ):
+            # Spread over the period, so that replicas do not all work at once.
+            self.out.append(SetTimer(key, self.now_ns + self.rng.randrange(1, period_ns + 1)))
+
+    def _on_clock_set(self, inp: ClockSet) -> None:
+        self.wall_offset_ns = inp.wall_ns - self.now_ns
+
+    def _on_timer(self, inp: TimerFired) -> None:
+        config = self.config
+        if inp.key == "advertise":
+            self.out.append(SetTimer("advertise", self.now_ns + config.advertise_ns))
+            if self.is_tail:
+                self._advertise_all()
+            if self.is_head:
+                self._look_after_sources()
+        elif inp.key == "serve":
+            for stream in self.streams.values():
+                self._serve(stream)
+        elif inp.key == "compact":
+            self.out.append(SetTimer("compact", self.now_ns + config.compact_ns))
+            for stream in self.streams.values():
+                self._maybe_compact(stream)
+        elif inp.key == "expire":
+            self.out.append(SetTimer("expire", self.now_ns + config.expire_ns))
+            if self.is_head:
+                for stream in self.streams.values():
+                    self._expire(stream)
+
+    # ------------------------------------------------------------ what the chain says
+
+    def _on_role_changed(self, event: RoleChanged) -> None:
+        was_head, was_tail = self.is_head, self.is_tail
+        self.epoch, self.members = event.epoch, event.members
+        self.is_head, self.is_tail = event.head, event.tail
+        if not event.clean and self.unclean_since_ns is None:
+            self.unclean_since_ns = self.now_ns
+        elif event.clean:
+            self.unclean_since_ns = None
+        if self.is_head and not was_head:
+            for stream in self.streams.values():
+                stream.source = None  # a new head knows only its own log
+        if not self.is_head:
+            for stream in self.streams.values():
+                stream.source = stream.recovering_since_ns = None
+            for name in self.asked:
+                self._answer_creators(name, None, "not-head")
+            self.asked.clear()
+        if was_tail and not self.is_tail:
+            self._stop_serving_peers()
+        elif self.is_tail:
+            self.advertised.clear()  # the epoch is news to everybody
+            self._advertise_all()
+        if self.is_head:
+            self._look_after_sources()
+
+    def _on_appended(self, event: Appended) -> None:
+        self.ends[event.log] = event.end
+        if stream := self.streams.get(event.log):
+            stream.end = event.end
+
+    def _on_truncated(self, event: Truncated) -> None:
+        self._on_appended(Appended(event.log, event.end))
+
+    def _on_committed(self, event: Committed) -> None:
+        self.committed[event.log] = event.end
+        if event.log == DIRECTORY:
+            self._read_directory(event.end)
+        elif stream := self.streams.get(event.log):
+            self._advance(stream)
+
+    def _visible_end(self, stream: Stream) -> int:
+        """R5: readers and retention see what is committed, and nothing else."""
+        return self.committed.get(stream.stream_id, 1)
+
+    def _advance(self, stream: Stream) -> None:
+        stream.committed = self._visible_end(stream)
+        stream.feed(self.disk, stream.committed, self.config.serve_bytes_max)
+        self._serve(stream)
+
+    # ------------------------------------------------------------ the directory
+
+    def _read_directory(self, end: int) -> None:
+        start, self.directory_committed = self.directory_committed, max(end, 1)
+        for batch in read_through(self.disk, DIRECTORY, start, end, self.config.serve_bytes_max):
+            for info in self.directory.apply(batch):
+                self._open(info)
+
+    def _open(self, info: StreamInfo) -> None:
+        stream = Stream(info, RetentionIndex(info.retention))
+        self.streams[info.stream_id] = stream
+        stream.end = self.ends.get(info.stream_id, 1)
+        stream.subscribers = self.early.pop(info.stream_id, {})
+        if self.unclean_since_ns is not None and self._owns(stream):
+            stream.recovering_since_ns = self.unclean_since_ns
+        self._answer_creators(info.name, info, "")
+        self.asked.pop(info.name, None)
+        self._advance(stream)
+
+    def _on_create_stream(self, peer: Peer, message: CreateStream) -> None:
+        name = message.name
+        if not self.is_head:
+            self._send(peer, StreamOpened(name, None, "not-head", self.head))
+        elif info := self.directory.by_name.get(name):
+            why = "" if info.retention == message.retention else "config-mismatch"
+            self._send(peer, StreamOpened(name, info, why))
+        elif self.unclean_since_ns is not None:
+            self._send(peer, StreamOpened(name, None, "recovering"))
+        elif len(self.streams) >= self.config.streams_max:
+            self._send(peer, StreamOpened(name, None, "too-many-streams"))
+        else:
+            first = name not in self.asked
+            self.asked.setdefault(name, []).append(peer)
+            if first:
+                self._record(self._new_info(name, message.retention, b""))
+
+    def _new_info(self, name: str, policy: retention.Policy, replaces: bytes) -> StreamInfo:
+        return StreamInfo(self.rng.randbytes(16), name, self.config.region, policy, replaces)
+
+    def _record(self, info: StreamInfo) -> None:
+        self.out.append(PassDown(AppendOwn(DIRECTORY, info_batch(info))))
+
+    def _answer_creators(self, name: str, info: StreamInfo | None, why: str) -> None:
+        for peer in self.asked.get(name, ()):
+            self._send(peer, StreamOpened(name, info, why, self.head))
+
+    def _on_force_new_stream(self, inp: ForceNewStream) -> None:
+        info = self.directory.by_name.get(inp.name)
+        if self.is_head and info is not None and info.owner == self.config.region:
+            self._record(self._new_info(info.name, info.retention, info.stream_id))
+
+    # ------------------------------------------------------------ publishing
+
+    def _on_publish(self, peer: Peer, message: Publish) -> None:
+        batch = message.batch
+        why = self._refusal(message)
+        if why:
+            head = self.head if why == "not-head" else ""
+            self._send(peer, PubNack(message.stream, batch.pub_no, why, 0, head))
+            return
+        token = (peer, message.stream, batch.pub_no)
+        self.out.append(PassDown(Submit(message.stream, batch, token)))
+
+    def _refusal(self, message: Publish) -> str:
+        if not self.is_head:
+            return "not-head"
+        stream = self.streams.get(message.stream)
+        if stream is None:
+            return "recovering" if self.unclean_since_ns is not None else "unknown-stream"
+        if not self._owns(stream):
+            return "not-owner"
+        if self._is_behind(stream):
+            return "recovering"
+        batch = message.batch
+        if batch.kind == DATA:
+            fine = batch.rows == batch.count > 0 and batch.pub_no > 0
+            return "" if fine else "bad-event"
+        return self._refusal_of_rule(stream, batch)
+
+    def _refusal_of_rule(self, stream: Stream, batch: Batch) -> str:
+        """R10: a rule that could undo another's collection is refused, not hoped to be harmless."""
+        if batch.kind not in (COLLECT, CONFIG) or batch.count != 1 or batch.pub_no <= 0:
+            return "bad-event"
+        row = batch.to_rows()[0]
+        try:
+            retention.check_event(batch, stream.index.policy)
+            if batch.kind == COLLECT:
+                tagged = isinstance(retention.decode_collect(row.value).predicate, TagIs)
+                if tagged and stream.reconfigured:
+                    return "bad-event"  # an earlier policy's collectors may carry tags
+        except (PeerError, UsageError):
+            return "bad-event"
+        return "" if row.key is None and row.tag is None else "bad-event"
+
+    def _on_submitted(self, event: Submitted) -> None:
+        peer, stream, pub_no = event.token
+        self._send(peer, PubAck(stream, pub_no, event.seq))
+
+    def _on_refused(self, event: Refused) -> None:
+        peer, stream, pub_no = event.token
+        head = self.head if event.why == "not-head" else ""
+        self._send(peer, PubNack(stream, pub_no, event.why, event.expected, head))
+
+    # ------------------------------------------------------------ an owner behind its peers (R8)
+
+    def _recover_from(self, stream: Stream, end: int) -> bool:
+        """May we pull our own stream? Only when a peer proves that we have lost part of it."""
+        if end > stream.end and stream.recovering_since_ns is None:
+            self.counters["sprinkler.owner-behind"] += 1
+            stream.recovering_since_ns = self.now_ns
+        return stream.recovering_since_ns is not None
+
+    def _is_behind(self, stream: Stream) -> bool:
+        return stream.recovering_since_ns is not None
+
+    def _all_heard_since(self, since_ns: int) -> bool:
+        return all(peer.heard_ns > since_ns for peer in self.peers.values())
+
+    def _check_recovered(self, stream: Stream) -> None:
+        """Resume above the maximum, once every peer has been heard and retries can be told."""
+        since_ns = stream.recovering_since_ns
+        if since_ns is None or not self._all_heard_since(since_ns) or stream.wants_publishers:
+            return
+        if all(p.ends.get(stream.stream_id, 1) <= stream.end for p in self.peers.values()):
+            stream.recovering_since_ns = stream.source = None
+
+    def _check_all_recovered(self) -> None:
+        """A chain that lost its disk is whole again when every peer's word has been followed."""
+        if self.unclean_since_ns is None or not self._all_heard_since(self.unclean_since_ns):
+            return
+        known = [stream_id for peer in self.peers.values() for stream_id in peer.ends]
+        if all(i in self.streams for i in known) and not any(
+            map(self._is_behind, self.streams.values())
+        ):
+            self.out.append(PassDown(Recovered()))
+
+    # ------------------------------------------------------------ retention
+
+    def _expire(self, stream: Stream) -> None:
+        """R10: keep_for is a collect event of the owner's head; no replica uses its own clock."""
+        policy = stream.index.policy
+        if not isinstance(policy, KeepFor) or not self._owns(stream) or self._is_behind(stream):
+            return
+        cutoff_ns = self.now_ns + self.wall_offset_ns - policy.ns
+        if 0 < self._oldest_ns(stream) < cutoff_ns:
+            rule = retention.encode_collect(Collect(BeforeTime(cutoff_ns), EXPIRED))
+            batch = Batch.of(stream.stream_id, [rule], kind=COLLECT)
+            self.out.append(PassDown(AppendOwn(stream.stream_id, batch)))
+
+    def _oldest_ns(self, stream: Stream) -> int:
+        """The time of the oldest live event; 0 if there is none."""
+        lowest = stream.index.live(1, stream.index.end).lowest()
+        if lowest is None:
+            return 0
+        (batch,) = self.disk.read(stream.stream_id, lowest, lowest + 1, 1)
+        return int(batch.times()[0])
+
+    def _maybe_compact(self, stream: Stream) -> None:
+        """Rewrite the log when enough of what it still holds has become void."""
+        voids = sum(v.total() for v in stream.index.voids.values())
+        held = stream.committed - 1 - stream.compacted_voids
+        if held <= 0 or voids - stream.compacted_voids < self.config.compact_share * held:
+            return
+        at, batches = 1, []
+        while at < stream.committed:
+            part = self._readable(stream, at)
+            batches.extend(part)
+            at = part[-1].hi
+        stream.compacted, stream.compacted_voids = stream.committed, voids
+        self.out.append(PassDown(CompactLog(stream.stream_id, tuple(batches))))

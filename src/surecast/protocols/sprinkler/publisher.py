@@ -1,0 +1,207 @@
+"""A publishing client: it numbers, sends, retries, and reports what was acknowledged.
+
+Batches leave in order and are retried identical and in order, so that the head can tell a retry
+from news (R3). Refusals that will pass are waited out; a silent or departed replica is replaced
+by the next one.
+"""
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, ClassVar
+
+from surecast.columns.batch import Batch
+from surecast.columns.retention import Policy
+from surecast.core.types import (
+    Emit,
+    LogId,
+    Peer,
+    PeerDown,
+    Received,
+    Send,
+    SetTimer,
+    Start,
+    TimerFired,
+)
+from surecast.errors import UsageError
+from surecast.protocols.sprinkler.config import PublisherConfig
+from surecast.protocols.sprinkler.messages import (
+    Acked,
+    CreateStream,
+    Failed,
+    Offer,
+    Open,
+    Opened,
+    PubAck,
+    Publish,
+    PubNack,
+    StreamOpened,
+)
+
+__all__ = ["Publisher", "anonymous_publisher"]
+
+FINAL = ("mismatch", "expired", "bad-event", "not-owner")  # waiting will not help
+
+
+def anonymous_publisher(wall_ns: int, rng: Random) -> bytes:
+    """A publisher's id: when it was born, and chance."""
+    return wall_ns.to_bytes(8, "big") + rng.randbytes(8)
+
+
+@dataclass(slots=True)
+class Line:
+    """What was offered for one stream and is not acknowledged, oldest first."""
+
+    next_no: int = 1
+    waiting: deque[Batch] = field(default_factory=deque)
+    under_way: int = 0  # how many of `waiting`, from the front, have been sent
+
+
+class Publisher:
+    handlers: ClassVar[dict[type, str]] = {
+        PubAck: "_on_pub_ack",
+        PubNack: "_on_pub_nack",
+        StreamOpened: "_on_stream_opened",
+    }
+    messages = tuple(handlers)
+
+    def __init__(
+        self, config: PublisherConfig, rng: Random, counters: Counter[str] | None = None
+    ) -> None:
+        self.config = config
+        self.rng = rng
+        self.counters: Counter[str] = Counter() if counters is None else counters
+        self.opening: dict[str, Policy] = {}  # streams asked for and not answered
+        self.publisher = b""
+        self.lines: dict[LogId, Line] = {}
+        self.target = 0
+        self.progress_ns = 0
+        self.now_ns = 0
+        self.out: list[Any] = []
+
+    def step(self, now_ns: int, inp: Any) -> list[Any]:
+        self.now_ns = now_ns
+        out: list[Any] = []
+        self.out = out
+        if isinstance(inp, Received):
+            if name := self.handlers.get(type(inp.message)):
+                self.counters[name] += 1
+                getattr(self, name)(inp.peer, inp.message)
+        elif isinstance(inp, Offer):
+            self._offer(inp)
+        elif isinstance(inp, Open):
+            self.opening[inp.name] = inp.retention
+            self.out.append(Send(self._head, CreateStream(inp.name, inp.retention)))
+        elif isinstance(inp, TimerFired):
+            self._on_timer(inp.key)
+        elif isinstance(inp, PeerDown):
+            if inp.peer == self._head:
+                self._try_next()
+        elif isinstance(inp, Start):
+            self.publisher = anonymous_publisher(inp.wall_ns, self.rng)
+            self.out.append(SetTimer("retry", now_ns + self.config.retry_ns))
+        return out
+
+    @property
+    def _head(self) -> Peer:
+        return self.config.replicas[self.target]
+
+    @property
+    def unacknowledged(self) -> int:
+        return sum(len(line.waiting) for line in self.lines.values()) + len(self.opening)
+
+    def _offer(self, inp: Offer) -> None:
+        line = self.lines.setdefault(inp.stream, Line())
+        if len(line.waiting) >= self.config.queue_max:
+            raise UsageError(
+                f"{self.config.queue_max} batches are waiting for an acknowledgement "
+                "(publisher.queue_max): publish more slowly"
+            )
+        batch = Batch.of(
+            inp.stream,
+            inp.values,
+            inp.keys,
+            inp.tags,
+            publisher=self.publisher,
+            pub_no=line.next_no,
+            kind=inp.kind,
+        )
+        line.next_no += batch.count
+        line.waiting.append(batch)
+        self._send_more(inp.stream, line)
+
+    def _send_more(self, stream: LogId, line: Line) -> None:
+        while line.under_way < min(len(line.waiting), self.config.inflight_max):
+            self.out.append(Send(self._head, Publish(stream, line.waiting[line.under_way])))
+            line.under_way += 1
+
+    def _send_again(self) -> None:
+        """Everything unacknowledged, identical and in its first order."""
+        for name, policy in self.opening.items():
+            self.out.append(Send(self._head, CreateStream(name, policy)))
+        for stream, line in self.lines.items():
+            line.under_way = 0
+            self._send_more(stream, line)
+
+    def _on_stream_opened(self, peer: Peer, message: StreamOpened) -> None:
+        if message.name not in self.opening:
+            return
+        if message.info is not None or message.why == "too-many-streams":
+            del self.opening[message.name]
+            self.progress_ns = self.now_ns
+            self.out.append(Emit(Opened(message.name, message.info, message.why)))
+        else:
+            self._refused(peer, message.why, message.head)
+
+    def _on_pub_ack(self, _peer: Peer, message: PubAck) -> None:
+        line = self.lines.get(message.stream)
+        if line is None or not any(b.pub_no == message.pub_no for b in line.waiting):
+            return  # acknowledged before
+        self.progress_ns = self.now_ns
+        if line.waiting[0].pub_no != message.pub_no:
+            return  # it overtook an earlier one, and will be said again when that is retried
+        batch = line.waiting.popleft()
+        line.under_way -= 1
+        self.out.append(Emit(Acked(message.stream, batch.pub_no, batch.count, message.seq)))
+        self._send_more(message.stream, line)
+
+    def _on_pub_nack(self, peer: Peer, message: PubNack) -> None:
+        line = self.lines.get(message.stream)
+        if line is None or not any(b.pub_no == message.pub_no for b in line.waiting):
+            return
+        if message.why in FINAL:
+            self._fail(message, line)
+        else:
+            self._refused(peer, message.why, message.head)
+
+    def _refused(self, peer: Peer, why: str, head: Peer) -> None:
+        """Not now, or not here: go where the head is said to be, and try again soon."""
+        if peer != self._head:
+            return
+        if head in self.config.replicas and head != peer:
+            self.target = self.config.replicas.index(head)
+        elif why == "not-head":
+            self.target = (self.target + 1) % len(self.config.replicas)
+        self.out.append(SetTimer("again", self.now_ns + self.config.backoff_ns))
+
+    def _fail(self, message: PubNack, line: Line) -> None:
+        """This batch can never be taken. What follows would be out of order: it fails with it."""
+        while line.waiting and line.waiting[-1].pub_no >= message.pub_no:
+            batch = line.waiting.pop()
+            line.next_no = batch.pub_no
+            self.out.append(Emit(Failed(message.stream, batch.pub_no, message.why)))
+        line.under_way = min(line.under_way, len(line.waiting))
+
+    def _on_timer(self, key: object) -> None:
+        if key == "again":
+            self._send_again()
+            return
+        self.out.append(SetTimer("retry", self.now_ns + self.config.retry_ns))
+        idle_ns = self.now_ns - self.progress_ns
+        if self.unacknowledged and idle_ns >= self.config.retry_ns:
+            self._try_next()
+
+    def _try_next(self) -> None:
+        self.target = (self.target + 1) % len(self.config.replicas)
+        if self.unacknowledged:
+            self.out.append(SetTimer("again", self.now_ns + self.config.backoff_ns))

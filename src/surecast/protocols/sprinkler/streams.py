@@ -1,0 +1,64 @@
+"""One stream at one replica."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from surecast.columns.batch import CONFIG, Batch, coalesce
+from surecast.columns.retention import RetentionIndex
+from surecast.core.disk import read_through
+from surecast.core.types import Disk, LogId, Peer
+from surecast.protocols.sprinkler.messages import StreamInfo
+
+__all__ = ["Source", "Stream"]
+
+
+@dataclass(slots=True)
+class Source:
+    """Where a stream is pulled from (`expects` of the paper)."""
+
+    region: str
+    node: Peer
+    end: int  # as last advertised by that region
+    advertised_ns: int  # when
+    progress_ns: int  # when data last arrived, or we subscribed
+
+
+@dataclass(slots=True)
+class Stream:
+    info: StreamInfo
+    index: RetentionIndex
+    end: int = 1  # appended here
+    newest_ns: int = 0  # time of the newest event pulled from another region
+    committed: int = 1  # by the chain; the only part anybody is shown (R5)
+    reconfigured: bool = False  # its retention was changed at least once
+    source: Source | None = None
+    led_since_ns: int | None = None  # since when some other region is ahead of the source
+    rate: float = 0.0  # events a second, smoothed
+    rate_end: int = 1
+    wants_publishers: bool = False  # pulled compacted batches, which do not name them (R4)
+    recovering_since_ns: int | None = None  # owner behind its peers (R8)
+    compacted: int = 1  # the log below is rewritten
+    compacted_voids: int = 0
+    subscribers: dict[Peer, int] = field(default_factory=dict)  # → next position to send
+
+    @property
+    def stream_id(self) -> LogId:
+        return self.info.stream_id
+
+    def feed(self, disk: Disk, upto: int, nbytes_max: int) -> None:
+        """Let retention see what has been committed, once, in order (R5)."""
+        index = self.index
+
+        def lend(lo: int, hi: int) -> Iterator[Batch]:
+            return read_through(disk, self.stream_id, lo, hi, nbytes_max)
+
+        for batch in lend(index.end, upto):
+            index.feed(batch, lend)
+            self.reconfigured = self.reconfigured or batch.kind == CONFIG
+
+    def serve(self, disk: Disk, lo: int, hi: int, nbytes_max: int, rows_max: int) -> list[Batch]:
+        """[lo, hi) as readers should see it: live events, and voids as ranges (R9)."""
+        raw = disk.read(self.stream_id, lo, hi, nbytes_max)
+        if not any(self.index.voids.values()):
+            return raw
+        return coalesce([part for b in raw for part in self.index.apply(b)], rows_max)

@@ -1,0 +1,30 @@
+"""What rides on what: the stacks of layers that make up a node."""
+
+from collections import Counter
+from random import Random
+
+from surecast.core.stack import Stack
+from surecast.core.types import Disk
+from surecast.protocols.chain.config import ChainConfig
+from surecast.protocols.chain.replica import Replica
+from surecast.protocols.sprinkler.config import ProxyConfig
+from surecast.protocols.sprinkler.proxy import Proxy
+
+__all__ = ["region_replica"]
+
+
+def region_replica(
+    chain: ChainConfig,
+    proxy: ProxyConfig,
+    disk: Disk,
+    rng: Random,
+    counters: Counter[str] | None = None,
+    *,
+    replica_type: type[Replica] = Replica,
+    proxy_type: type[Proxy] = Proxy,
+) -> Stack:
+    """One replica of a region: its chain below, Sprinkler's proxy above.
+
+    The types are arguments so that tests can take a rule out and see that it is missed.
+    """
+    return Stack([replica_type(chain, disk, rng, counters), proxy_type(proxy, disk, rng, counters)])

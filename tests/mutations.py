@@ -1,0 +1,148 @@
+"""Sprinkler and its chain with one binding rule taken out: the tests of the tests.
+
+A test of rule Rn runs the same story twice, with the machines as they are and with the mutant
+named here, and demands that only the second breaks a guarantee.
+"""
+
+from typing import ClassVar
+
+from surecast.columns.batch import COLLECTED, Batch
+from surecast.core.replicated import AppendAt
+from surecast.core.types import PassDown, Peer, SetTimer, TimerFired
+from surecast.protocols.chain.dedup import DUPLICATE, NEW, Dedup, Verdict
+from surecast.protocols.chain.logs import LogState, Pending
+from surecast.protocols.chain.replica import Replica
+from surecast.protocols.sprinkler.messages import PeerEvents
+from surecast.protocols.sprinkler.proxy import Proxy
+from surecast.protocols.sprinkler.sources import PeerRegion
+from surecast.protocols.sprinkler.streams import Stream
+
+
+class KeepsForks(Replica):
+    """R1 taken out: a dropped replica keeps what was never committed."""
+
+    def _drop_fork(self) -> None:
+        pass
+
+
+class AcksDuplicatesEarly(Replica):
+    """R2 taken out: a retry that was seen before is acknowledged at once."""
+
+    def _is_final(self, state: LogState, hi: int) -> bool:
+        return hi <= state.end
+
+
+class _LastNumberOnly(Dedup):
+    __slots__ = ()
+
+    def check(self, batch: Batch, time_ns: int) -> Verdict:
+        state = self.publishers.get(batch.publisher)
+        seen = state is not None and batch.pub_no < state.next_no
+        return Verdict(DUPLICATE, 1) if seen else Verdict(NEW)
+
+
+class TakesAnyNumber(Replica):
+    """R3 taken out: a batch that overtook an earlier one is taken."""
+
+    def _log(self, log: bytes) -> LogState:
+        state = super()._log(log)
+        if type(state.dedup) is Dedup:
+            config = self.config
+            state.dedup = _LastNumberOnly(config.inflight_max, config.publisher_ttl_ns)
+        return state
+
+
+class ForgetsPublishers(Replica):
+    """R4 taken out: dedup is what the log still shows."""
+
+    def _publishers_at(self, state: LogState, end: int) -> bytes:
+        return b"\x90"
+
+
+class ShowsUncommitted(Proxy):
+    """R5 taken out: readers and retention see whatever this replica has."""
+
+    def _visible_end(self, stream: Stream) -> int:
+        return self.disk.end(stream.stream_id)
+
+
+class ForwardsBeforeStoring(Replica):
+    """R6 taken out: a batch goes on, and is acknowledged, before it is on disk."""
+
+    def _append(self, log: bytes, batches: tuple[Batch, ...]) -> None:
+        super()._append(log, batches)
+        self.out.append(SetTimer(("early", log), self.now_ns))
+
+    def _on_timer(self, inp: TimerFired) -> None:
+        if inp.key[0] != "early":
+            super()._on_timer(inp)
+            return
+        state = self.logs[inp.key[1]]
+        for pending in state.pending:
+            self._stored(inp.key[1], state, pending)
+
+    def _stored(self, log: bytes, state: LogState, pending: Pending) -> None:
+        if pending.hi > state.stored:
+            super()._stored(log, state, pending)
+
+
+class IgnoresMovedTails(Proxy):
+    """R7 taken out: a new epoch or tail of the source changes nothing."""
+
+    def _follow_moved_tail(self, peer: PeerRegion) -> None:
+        pass
+
+    def _stop_serving_peers(self) -> None:
+        pass
+
+    def _is_given_up(self, stream: Stream) -> bool:
+        return False
+
+
+class NeverRecovers(Proxy):
+    """R8 taken out: an owner goes on from whatever its log has."""
+
+    def _recover_from(self, stream: Stream, end: int) -> bool:
+        return False
+
+    def _is_behind(self, stream: Stream) -> bool:
+        return False
+
+
+class TakesGapsForVoids(Proxy):
+    """R9 taken out: arrival is in order, so a gap must be what was collected (as in the paper)."""
+
+    def _on_peer_events(self, node: Peer, message: PeerEvents) -> None:
+        stream = self.streams.get(message.stream)
+        if stream and message.batches and message.batches[0].lo > stream.end:
+            lo = message.batches[0].lo
+            void = Batch.void(message.stream, stream.end, lo, COLLECTED)
+            self.out.append(PassDown(AppendAt(message.stream, (void, *message.batches))))
+            return
+        super()._on_peer_events(node, message)
+
+
+class StampsRawTime(Replica):
+    """R10 taken out, first half: events carry the clock of whoever is head."""
+
+    def _stamp(self, state: LogState) -> int:
+        return self.now_ns + self.wall_offset_ns
+
+
+class TakesAnyRule(Proxy):
+    """R10 taken out, second half: rules are taken that can undo another's collection."""
+
+    def _refusal_of_rule(self, stream: Stream, batch: Batch) -> str:
+        return ""
+
+
+class DropsWhenFull(Proxy):
+    """R11 taken out: a full server makes room without being told to."""
+
+    cap: ClassVar[int] = 50
+
+    def _advance(self, stream: Stream) -> None:
+        super()._advance(stream)
+        oldest = stream.index.end - self.cap
+        if oldest > 1:
+            stream.index.voids[COLLECTED].add(1, oldest)
