@@ -1,0 +1,6 @@
+"""Swarms: a seed draws a cluster, a workload and faults; then everything heals and must agree.
+
+Files
+    cluster.py    a simulated Sprinkler deployment, with records of what clients saw
+    sprinkler.py  one seed: draw, run, heal, judge
+"""

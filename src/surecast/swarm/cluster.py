@@ -1,0 +1,237 @@
+"""A simulated Sprinkler deployment, and the outside record of what its clients did and saw.
+
+    cluster = Cluster(seed=7, regions={"east": 2, "west": 2})
+    cluster.open("prices", "east", LatestPerKey())
+    cluster.offer(1 * SECOND, "east/pub0", "prices", [b"81"], [b"IBM"])
+    cluster.world.run(until_ns=5 * SECOND)
+    cluster.judge().violations  # []
+
+Tests, the lab, the demo and the swarm all build their clusters here.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from surecast.columns.batch import DATA
+from surecast.columns.retention import Policy
+from surecast.core.types import MS, SECOND, LogId
+from surecast.protocols.chain.config import ChainConfig
+from surecast.protocols.chain.messages import Member
+from surecast.protocols.chain.replica import Replica
+from surecast.protocols.chain.service import ConfigService
+from surecast.protocols.sprinkler.checks import Offered, Reading, Record, Tally, check
+from surecast.protocols.sprinkler.config import ProxyConfig, PublisherConfig, SubscriberConfig
+from surecast.protocols.sprinkler.messages import Acked, Failed, Follow, Offer, Open, Opened
+from surecast.protocols.sprinkler.proxy import Proxy
+from surecast.protocols.sprinkler.publisher import Publisher
+from surecast.protocols.sprinkler.subscriber import Subscriber
+from surecast.sim.links import Link
+from surecast.sim.node import NodeContext
+from surecast.sim.trace import Trace
+from surecast.sim.world import World
+from surecast.stacks import region_replica
+
+__all__ = ["Cluster"]
+
+
+class Cluster:
+    """Regions of replicas with their configuration services, publishers and subscribers."""
+
+    def __init__(
+        self,
+        seed: object,
+        regions: dict[str, int],
+        *,
+        delay_ns: Callable[[str, str], int] = lambda a, b: 20 * MS,
+        publishers: int = 1,
+        subscribers: int = 1,
+        chain: dict[str, Any] | None = None,
+        proxy: dict[str, Any] | None = None,
+        replica_type: type[Replica] = Replica,
+        proxy_type: type[Proxy] = Proxy,
+        trace: Trace | None = None,
+        reencode: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.world = World(seed, Link(300_000), trace=trace, reencode=reencode, record=False)
+        self.regions = {
+            region: tuple(f"{region}/{n}" for n in range(count))
+            for region, count in regions.items()
+        }
+        self.replica_type, self.proxy_type = replica_type, proxy_type
+        self.chain_options, self.proxy_options = chain or {}, proxy or {}
+        self.counters: dict[str, Counter[str]] = {}  # by node, through all its lives
+        self.records: dict[str, Record] = {}
+        self.owners: dict[str, str] = {}
+        self.streams: dict[str, LogId] = {}
+        self.names: dict[LogId, str] = {}
+        self.offered: dict[tuple[str, str], list[list[bytes]]] = {}  # (publisher, stream) batches
+        self.numbers: dict[tuple[str, str], int] = {}
+        self.readings: dict[tuple[str, LogId], Reading] = {}
+        self.failed: list[Failed] = []
+        self.publishers: list[str] = []
+        self.subscribers: list[str] = []
+        for a in self.regions:
+            for b in self.regions:
+                if a < b:
+                    self.world.set_link(a, b, Link(delay_ns(a, b), jitter_ns=delay_ns(a, b) // 20))
+        for region, nodes in self.regions.items():
+            self._add_region(region, nodes)
+            for n in range(publishers):
+                self._add_publisher(f"{region}/pub{n}", nodes)
+            for n in range(subscribers):
+                self.add_subscriber(f"{region}/sub{n}")
+
+    # ------------------------------------------------------------ building
+
+    def _add_region(self, region: str, nodes: tuple[str, ...]) -> None:
+        service = f"{region}/config"
+        chains = {region: nodes}
+        counters = self.counters[service] = Counter()
+        self.world.add(service, lambda ctx: ConfigService(chains, ctx.disk, counters))
+        for name in nodes:
+            self._add_replica(region, name, service)
+
+    def _add_replica(self, region: str, name: str, service: str) -> None:
+        counters = self.counters[name] = Counter()
+        options = {"replicas": len(self.regions[region]), **self.chain_options}
+        chain = ChainConfig(region, name, service, **options)
+        proxy = ProxyConfig(region, name, dict(self.regions), **self.proxy_options)
+
+        def factory(ctx: NodeContext) -> Any:
+            return region_replica(
+                chain,
+                proxy,
+                ctx.disk,
+                ctx.rng,
+                counters,
+                replica_type=self.replica_type,
+                proxy_type=self.proxy_type,
+            )
+
+        self.world.add(name, factory)
+
+    def _add_publisher(self, name: str, replicas: tuple[str, ...]) -> None:
+        counters = self.counters[name] = Counter()
+        config = PublisherConfig(replicas)
+        self.world.add(name, lambda ctx: Publisher(config, ctx.rng, counters))
+        self.world.on_emit(name, self._on_publisher)
+        self.publishers.append(name)
+
+    def add_subscriber(self, name: str, audit: bool = False) -> None:
+        """A thin subscriber that follows every stream from its first position."""
+        region = name.split("/")[0]
+        config = SubscriberConfig(self.regions[region])
+        counters = self.counters[name] = Counter()
+        self.world.add(name, lambda ctx: Subscriber(config, {}, counters))
+        self.world.on_deliver(name, self._on_deliver)
+        self.subscribers.append(name)
+        for stream in self.streams.values():
+            self._follow(name, stream, audit)
+
+    # ------------------------------------------------------------ driving
+
+    def open(self, stream: str, owner: str, policy: Policy, at_ns: int = 0) -> None:
+        self.records[stream] = Record(stream, policy)
+        self.owners[stream] = owner
+        self.world.at(at_ns, f"{owner}/pub0", Open(stream, policy))
+
+    def offer(
+        self,
+        at_ns: int,
+        publisher: str,
+        stream: str,
+        values: list[bytes],
+        keys: list[bytes | None] | None = None,
+        tags: list[bytes | None] | None = None,
+        kind: int = DATA,
+    ) -> None:
+        """Have a publisher offer these values at a time, or as soon as the stream is open."""
+
+        def do(world: World) -> None:
+            stream_id = self.streams.get(stream)
+            if stream_id is None:
+                world.call(world.now_ns + 20 * MS, do)
+                return
+            line = (publisher, stream)
+            number = self.numbers.setdefault(line, 1)
+            for i, value in enumerate(values):
+                key = keys[i] if keys else None
+                tag = tags[i] if tags else None
+                event = Offered(publisher, number + i, kind, key, value, tag)
+                assert value not in self.records[stream].offered, "values must be unique"
+                self.records[stream].offered[value] = event
+            self.numbers[line] = number + len(values)
+            self.offered.setdefault(line, []).append(values)
+            world.at(world.now_ns, publisher, Offer(stream_id, values, keys, tags, kind))
+
+        self.world.call(at_ns, do)
+
+    def _follow(self, name: str, stream: LogId, audit: bool = False) -> None:
+        reading = self.readings[name, stream] = Reading(name)
+        record = self.records[self.names[stream]]
+        reading.settled = max((r.position for r in record.readings), default=1)
+        (record.audits if audit else record.readings).append(reading)
+        self.world.at(self.world.now_ns, name, Follow(stream, 1))
+
+    def _on_publisher(self, _now_ns: int, name: str, event: Any) -> None:
+        if isinstance(event, Opened):
+            assert event.info is not None, event
+            if event.name not in self.streams:
+                self.streams[event.name] = event.info.stream_id
+                self.names[event.info.stream_id] = event.name
+                for subscriber in self.subscribers:
+                    self._follow(subscriber, event.info.stream_id)
+        elif isinstance(event, Acked):
+            stream = self.names[event.stream]
+            values = self.offered[name, stream].pop(0)
+            record = self.records[stream]
+            for i, value in enumerate(values):
+                record.acked[value] = event.seq + i
+        elif isinstance(event, Failed):
+            self.failed.append(event)
+
+    def _on_deliver(self, _now_ns: int, name: str, stream: LogId, batches: tuple[Any, ...]) -> None:
+        self.readings[name, stream].take(batches)
+
+    # ------------------------------------------------------------ looking
+
+    def members(self, region: str) -> tuple[Member, ...]:
+        """Who is in the chain by the configuration service; () while that is down."""
+        service = self.world.machine(f"{region}/config")
+        return service.tables[region].members if service else ()
+
+    def unacknowledged(self, names: Iterable[str] | None = None) -> int:
+        machines = (self.world.machine(n) for n in (names or self.publishers))
+        return sum(m.unacknowledged for m in machines if m)
+
+    def position(self, reader: str, stream: str) -> int:
+        return self.readings[reader, self.streams[stream]].position
+
+    def settled(self, readers: list[str] | None = None) -> bool:
+        """Everything offered is acknowledged, and all readers are at the same end beyond it."""
+        if len(self.streams) < len(self.records) or self.unacknowledged():
+            return False
+        for stream, record in self.records.items():
+            ends = {self.position(r, stream) for r in (readers or self.subscribers)}
+            if len(ends) != 1 or ends.pop() <= max(record.acked.values(), default=0):
+                return False
+        return True
+
+    def audit(self, within_ns: int = 30 * SECOND) -> bool:
+        """Read every region afresh, from the first position of every stream."""
+        readers = []
+        for region in self.regions:
+            readers.append(f"{region}/audit{len(self.subscribers)}")
+            self.add_subscriber(readers[-1], audit=True)
+        limit_ns = self.world.now_ns + within_ns
+        return self.world.run(limit_ns, until=lambda _: self.settled())
+
+    def judge(self) -> Tally:
+        tally = Tally()
+        for record in self.records.values():
+            check(record, tally)
+        for failed in self.failed:
+            name = self.names[failed.stream]
+            tally.violations.append(f"{name}: publish {failed.pub_no} failed: {failed.why}")
+        return tally
