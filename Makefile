@@ -1,0 +1,51 @@
+# Every target does the set-up it needs by itself: `make demo` works in a fresh clone.
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check torture bench lock clean
+
+VENV := .venv
+PY := $(VENV)/bin/python
+JOBS ?= 2
+SEEDS ?= 500
+
+INSTALLED := $(VENV)/.installed
+WARM := $(VENV)/.warm
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(WARM)  ## .venv with the pinned dependencies, kernels compiled
+
+demo: setup  ## the main job end to end: simulated regions, faults, a summary and a figure
+	$(VENV)/bin/surecast demo
+
+test: setup  ## every test
+	$(PY) -m pytest -n $(JOBS)
+
+check: setup  ## format, lint, types and the quick tests: under a minute
+	$(PY) -m ruff format --check src tests bench
+	$(PY) -m ruff check src tests bench
+	$(PY) -m mypy
+	$(PY) -m pytest -n $(JOBS) -q -m "not slow"
+
+torture: setup  ## the Sprinkler swarm under all faults; SEEDS=500
+	$(VENV)/bin/surecast sim sprinkler --seeds $(SEEDS)
+
+bench: setup  ## measure; appends to bench/results.jsonl
+	$(PY) bench/run.py
+
+lock:  ## rewrite requirements.lock from pyproject.toml
+	scripts/lock.sh
+
+clean:  ## remove what set-up, tests and runs made
+	rm -rf $(VENV) out build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf src/*.egg-info
+
+$(INSTALLED): requirements.lock pyproject.toml scripts/setup.sh
+	scripts/setup.sh
+	@touch $@
+
+# Compiling the kernels takes seconds; done here once, no test, run or server ever waits for it.
+$(WARM): $(INSTALLED) $(wildcard src/surecast/columns/*.py)
+	$(PY) -m surecast.columns.warm
+	@touch $@

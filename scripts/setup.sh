@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Make .venv hold exactly what requirements.lock names, plus this project in editable form.
+# Safe to run again: what is already there is left alone. `make setup` calls it when the lock,
+# pyproject.toml or this script changed.
+#
+# PYTHON=... picks the interpreter; otherwise the first of python3, python3.14 ... python3.11 that
+# is new enough. On Debian and Ubuntu the venv module is a package of its own: if it is missing it
+# is installed with apt-get, which needs root or sudo.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+venv=.venv
+
+new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
+
+apt_install() {
+    command -v apt-get >/dev/null || { echo "setup: please install $*" >&2; exit 1; }
+    local as_root=()
+    [ "$(id -u)" = 0 ] || as_root=(sudo)
+    echo "setup: installing $* with apt-get" >&2
+    "${as_root[@]}" apt-get update -qq
+    DEBIAN_FRONTEND=noninteractive "${as_root[@]}" apt-get install -y -qq --no-install-recommends "$@"
+}
+
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11}; do
+        if command -v "$candidate" >/dev/null && new_enough "$candidate"; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    echo "setup: no Python 3.11 or newer found (set PYTHON=/path/to/python)" >&2
+    exit 1
+}
+
+# A venv that was moved or whose interpreter is gone cannot be repaired, only remade.
+if [ -e $venv ] && ! { new_enough $venv/bin/python && $venv/bin/python -m pip --version >/dev/null 2>&1 \
+        && [ "$($venv/bin/python -c 'import sys; print(sys.prefix)')" = "$PWD/$venv" ]; }; then
+    echo "setup: remaking $venv" >&2
+    rm -rf $venv
+fi
+if [ ! -e $venv ]; then
+    python=$(find_python)
+    "$python" -c 'import ensurepip, venv' 2>/dev/null ||
+        apt_install "$("$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')"
+    "$python" -m venv $venv
+fi
+
+pip() { $venv/bin/python -m pip --disable-pip-version-check "$@"; }
+echo "setup: installing pinned dependencies into $venv" >&2
+pip install --quiet --require-hashes --no-deps -r requirements.lock
+pip install --quiet --no-deps --no-build-isolation -e .
+pip check >/dev/null || { pip check; exit 1; }
