@@ -1,0 +1,33 @@
+"""The lab: the papers' experiments, run again, each with a table, a figure and a verdict.
+
+    for id, experiment in experiments().items(): ...
+    verdict = experiments()["sprinkler-e6"].run(progress, out_dir, quick=False, seeds=(1, 2, 3))
+
+verdict.py        Experiment, Verdict, and how a run becomes three files
+figures.py        axes, lines and saving, so that all figures look alike
+sprinkler_age.py  Sprinkler E5: how keys fade with age
+sprinkler_gc.py   Sprinkler E6: how much garbage collection by key saves; its workloads are in
+                  sprinkler_keys.py, its figure in sprinkler_gc_figure.py
+
+Listing the experiments loads neither matplotlib, numba nor pyarrow. docs/lab/ is the book of
+results.
+"""
+
+from importlib import import_module
+
+from surecast.lab.verdict import SEEDS, Experiment, Progress, Verdict
+
+__all__ = ["SEEDS", "Experiment", "Progress", "Verdict", "experiments"]
+
+# Each module has a tuple EXPERIMENTS; the order here is the order of the list.
+_MODULES = ("surecast.lab.sprinkler_age", "surecast.lab.sprinkler_gc")
+
+
+def experiments() -> dict[str, Experiment]:
+    """Every experiment by its id, in the order of the papers."""
+    found: dict[str, Experiment] = {}
+    for name in _MODULES:
+        for experiment in import_module(name).EXPERIMENTS:
+            assert experiment.id not in found, f"two experiments are called {experiment.id}"
+            found[experiment.id] = experiment
+    return found

@@ -1,0 +1,306 @@
+"""Synthetic workloads: which key is updated when, at ten million events a few seconds.
+
+Popularity is a matter of *rank*: rank 1 is the most popular key. `Zipf` draws ranks of a finite
+set, `Zeta` of an unbounded one. A `population` lets new keys in while it runs: a newcomer takes a
+rank, and every key from that rank on moves down by one, so old keys slowly fade.
+
+Everything is vectorised and takes its numpy `Generator` as an argument. The one loop that cannot
+be vectorised, following keys through millions of rank insertions, is a numba kernel which is
+compiled (and cached on disk) on first use; importing this module does not import numba.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from surecast.errors import UsageError
+
+__all__ = [
+    "KEY_SIZE",
+    "KeyEvents",
+    "Newcomers",
+    "Zeta",
+    "Zipf",
+    "key_column",
+    "keys_at_ranks",
+    "poisson_arrivals",
+    "population",
+    "zeta",
+]
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+Newcomers = Literal["zeta", "last"]
+
+KEY_SIZE = 8  # bytes of a key made by `key_column`
+
+
+# ---------------------------------------------------------------- popularity
+
+
+class Zipf:
+    """Ranks 1..n, rank k with probability k**-skew / sum of all; any skew >= 0.
+
+    Sampling inverts the exact cumulative distribution, so there is no rejection and no
+    approximation beyond the 53 bits of a uniform double.
+    """
+
+    __slots__ = ("_weight_below", "n", "skew")
+
+    def __init__(self, n: int, skew: float) -> None:
+        if n < 1 or skew < 0:
+            raise UsageError(f"Zipf needs n >= 1 and skew >= 0, not n={n}, skew={skew}")
+        self.n = n
+        self.skew = skew
+        self._weight_below = _cumulative_weights(n, skew)
+
+    def probabilities(self) -> Floats:
+        """The probability of each rank, in order of rank."""
+        weights: Floats = np.arange(1, self.n + 1, dtype=np.float64) ** -self.skew
+        return weights / float(self._weight_below[-1])
+
+    def sample(self, rng: Generator, size: int) -> Ints:
+        """`size` independent ranks."""
+        return self._ranks(rng.random(size) * self._weight_below[-1], self.n)
+
+    def sample_among(self, rng: Generator, sizes: Ints) -> Ints:
+        """One rank for each element of `sizes`, Zipf over the first `sizes[i]` ranks only.
+
+        A set that grows needs no new table for each size: the weights of its first m ranks are the
+        first m weights here, so scaling the uniform draw by their sum is still exact.
+        """
+        if sizes.size and not 1 <= int(sizes.min()) <= int(sizes.max()) <= self.n:
+            raise UsageError(f"sizes must lie in 1..{self.n}")
+        return self._ranks(rng.random(sizes.size) * self._weight_below[sizes - 1], sizes)
+
+    def _ranks(self, weights: Floats, highest: int | Ints) -> Ints:
+        found = np.searchsorted(self._weight_below, weights, side="right").astype(np.int64) + 1
+        # A draw just below 1 may round up to the whole weight, one past the last rank.
+        return np.minimum(found, highest)
+
+
+class Zeta:
+    """Ranks 1, 2, 3, ... without end, rank k with probability k**-skew / zeta(skew); skew > 1."""
+
+    __slots__ = ("skew",)
+
+    def __init__(self, skew: float) -> None:
+        if skew <= 1:
+            raise UsageError(f"a Zeta distribution needs a skew above 1, not {skew}")
+        self.skew = skew
+
+    def probabilities(self, highest: int) -> Floats:
+        """The probability of each rank up to `highest`; they sum to less than 1."""
+        weights: Floats = np.arange(1, highest + 1, dtype=np.float64) ** -self.skew
+        return weights / zeta(self.skew)
+
+    def sample(self, rng: Generator, size: int) -> Ints:
+        """`size` independent ranks, on the condition that a rank fits 63 bits.
+
+        numpy's rejection sampler draws again when a rank does not fit, so what it follows is the
+        law restricted to 1..2**63-1. The part left out is `tail(2**63)`: 1.2 % at skew 1.1,
+        nothing to speak of from 1.3 on. Ranks above 2**53 are rounded to multiples of 2, 4, ...
+        """
+        return rng.zipf(self.skew, size).astype(np.int64, copy=False)
+
+    def sample_clipped(self, rng: Generator, limits: Ints) -> Ints:
+        """One rank for each limit: min(rank, limits[i]), the rank being of the whole law.
+
+        Exact: all ranks at or above the limit fall together, so the unbounded tail costs nothing
+        and none of it is left out.
+        """
+        highest = int(limits.max()) if limits.size else 1
+        below = _cumulative_weights(highest, self.skew)
+        weights = rng.random(limits.size) * zeta(self.skew)
+        found = np.searchsorted(below, weights, side="right").astype(np.int64) + 1
+        return np.minimum(found, limits)
+
+    def tail(self, rank: int) -> float:
+        """The probability of a rank at or above `rank`."""
+        return zeta(self.skew, rank) / zeta(self.skew)
+
+
+def zeta(skew: float, first: int = 1) -> float:
+    """The sum of k**-skew over k = first, first+1, ... (Riemann's zeta for first = 1).
+
+    Euler-Maclaurin from a cut-off on: the first term left out is below 1e-14 of the sum.
+    """
+    if skew <= 1 or first < 1:
+        raise UsageError(f"zeta needs skew > 1 and first >= 1, not {skew} and {first}")
+    cut = max(first, 100)
+    head = float(np.sum(np.arange(first, cut, dtype=np.float64) ** -skew))
+    edge: float = float(cut) ** -skew
+    first_term = edge * cut / (skew - 1) + edge / 2
+    second_term = skew * edge / cut / 12
+    third_term = skew * (skew + 1) * (skew + 2) * edge / cut**3 / 720
+    return head + first_term + second_term - third_term
+
+
+def _cumulative_weights(n: int, skew: float) -> Floats:
+    return np.cumsum(np.arange(1, n + 1, dtype=np.float64) ** -skew)
+
+
+# ---------------------------------------------------------------- time
+
+
+def poisson_arrivals(rng: Generator, rate: float, count: int) -> Floats:
+    """The times of the first `count` arrivals of a Poisson process with `rate` arrivals a unit."""
+    if rate <= 0:
+        raise UsageError(f"the rate of arrivals must be positive, not {rate}")
+    return np.cumsum(rng.exponential(1.0 / rate, count))
+
+
+# ---------------------------------------------------------------- growing key sets
+
+
+class KeyEvents(NamedTuple):
+    """A workload, a row an event, in order of time."""
+
+    key: Ints  # key ids, numbered in the order in which the keys came into being
+    new: Flags  # the event that brings its key into being
+    time: Floats  # in ticks
+
+
+def population(
+    rng: Generator,
+    *,
+    skew: float,
+    updates: float,
+    inserts: float,
+    events: int,
+    initial: int = 0,
+    newcomers: Newcomers = "zeta",
+) -> KeyEvents:
+    """`events` events: updates of keys by Zipf popularity, and new keys, both Poisson.
+
+    `updates` and `inserts` are means a tick. Each update hits a rank drawn by Zipf over the keys
+    there are at that moment. A new key enters at a rank drawn by Zeta with the same skew (a rank
+    beyond the last means: last), or, with newcomers="last", always as the least popular. The
+    `initial` keys have ids 0..initial-1 in order of popularity; with none, the first event is an
+    insertion whatever the draw says, as there is nothing yet to update.
+    """
+    if events < 1 or initial < 0 or updates < 0 or inserts < 0:
+        raise UsageError("a population needs events >= 1 and no negative rate or size")
+    # Two Poisson processes together are one of the summed rate whose arrivals are marked at random.
+    rate = updates + inserts
+    time = poisson_arrivals(rng, rate, events)
+    new: Flags = rng.random(events) < inserts / rate
+    if initial == 0:
+        new[0] = True
+    size_after: Ints = initial + np.cumsum(new, dtype=np.int64)
+    ranks = np.empty(events, np.int64)
+    zipf = Zipf(int(size_after[-1]), skew)
+    ranks[~new] = zipf.sample_among(rng, size_after[~new])
+    if newcomers == "last":
+        ranks[new] = size_after[new]
+    else:
+        ranks[new] = Zeta(skew).sample_clipped(rng, size_after[new])
+    return KeyEvents(keys_at_ranks(new, ranks, initial), new, time)
+
+
+def keys_at_ranks(new: Flags, ranks: Ints, initial: int = 0) -> Ints:
+    """The key id each event concerns, in a list of keys that grows by insertions.
+
+    Event i puts the next unused id at rank `ranks[i]`, moving that rank and those below it down,
+    if `new[i]`; otherwise it picks the key now at that rank. Ranks count from 1. The list starts
+    with `initial` ids in order. O(log n) an event.
+    """
+    new = np.ascontiguousarray(new, dtype=np.bool_)
+    ranks = np.ascontiguousarray(ranks, dtype=np.int64)
+    size_after = initial + np.cumsum(new, dtype=np.int64)
+    if new.shape != ranks.shape or (ranks.size and not _all_within(ranks, size_after)):
+        raise UsageError("every rank must lie between 1 and the number of keys at that moment")
+    # The initial keys are insertions, each at the end of the list as it then is.
+    before = np.arange(1, initial + 1, dtype=np.int64)
+    every_new = np.concatenate((np.ones(initial, np.bool_), new))
+    keys: Ints = _kernel()(every_new, np.concatenate((before, ranks)))
+    return keys[initial:]
+
+
+def _all_within(ranks: Ints, size_after: Ints) -> bool:
+    return bool(np.all((ranks >= 1) & (ranks <= size_after)))
+
+
+@cache
+def _kernel() -> Callable[[Flags, Ints], Ints]:
+    from numba import njit
+
+    compiled: Any = njit("int64[::1](boolean[::1], int64[::1])", cache=True, nogil=True)
+    kernel: Callable[[Flags, Ints], Ints] = compiled(_follow_insertions)
+    return kernel
+
+
+def _follow_insertions(new: Flags, ranks: Ints) -> Ints:
+    """Two passes over a Fenwick tree of slots.
+
+    A slot is a key's place in the *final* list, where insertions no longer move anything. Backwards
+    through time the last key inserted at rank r holds the r-th slot still taken, which frees it.
+    Forwards, with keys taking their slots one by one, "the key at rank r" is the r-th taken slot.
+    """
+    total = 0
+    for i in range(new.size):
+        total += new[i]
+    top = 1
+    while top < total:
+        top *= 2
+    taken = np.empty(top + 1, np.int64)
+    for i in range(1, top + 1):
+        taken[i] = i & -i  # every slot taken: each tree node counts its whole span
+    slot_of = np.empty(total, np.int64)
+    key_in = np.empty(top + 1, np.int64)
+    key = total
+    for i in range(new.size - 1, -1, -1):
+        if new[i]:
+            key -= 1
+            slot, left, step = 0, ranks[i], top
+            while step > 0:
+                if slot + step <= top and taken[slot + step] < left:
+                    slot += step
+                    left -= taken[slot]
+                step >>= 1
+            slot += 1
+            slot_of[key] = slot
+            key_in[slot] = key
+            while slot <= top:
+                taken[slot] -= 1
+                slot += slot & -slot
+    taken[:] = 0
+    keys = np.empty(new.size, np.int64)
+    for i in range(new.size):
+        if new[i]:
+            keys[i] = key
+            slot = slot_of[key]
+            key += 1
+            while slot <= top:
+                taken[slot] += 1
+                slot += slot & -slot
+        else:
+            slot, left, step = 0, ranks[i], top
+            while step > 0:
+                if slot + step <= top and taken[slot + step] < left:
+                    slot += step
+                    left -= taken[slot]
+                step >>= 1
+            keys[i] = key_in[slot + 1]
+    return keys
+
+
+# ---------------------------------------------------------------- bytes
+
+
+def key_column(ids: Ints) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
+    """Eight-byte keys as the two buffers of an Arrow binary column: offsets and data.
+
+    Big-endian, so that the order of the bytes is the order of the (non-negative) ids. No object is
+    made for any event.
+    """
+    offsets = np.arange(0, (ids.size + 1) * KEY_SIZE, KEY_SIZE, dtype=np.int64)
+    if offsets[-1] > np.iinfo(np.int32).max:
+        raise UsageError(f"{ids.size} keys are too many for one column; build smaller batches")
+    data = np.ascontiguousarray(ids, dtype=np.int64).astype(">i8").view(np.uint8)
+    return offsets.astype(np.int32), data
