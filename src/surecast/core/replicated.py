@@ -61,9 +61,10 @@ class CompactLog(Input):
 
 
 class AskPublishers(Input):
-    """What have publishers had accepted in `log`? Answered by PublishersAre."""
+    """What have publishers had accepted in `log` below `end`? Answered by PublishersAre."""
 
     log: LogId
+    end: int
     token: Any
 
 

@@ -14,7 +14,14 @@ from itertools import count
 from operator import itemgetter
 from typing import Any
 
-__all__ = ["SLOT_BITS", "Agenda", "Entry"]
+__all__ = ["CALL", "DATAGRAM", "INPUT", "MESSAGE", "SLOT_BITS", "TIMER", "Agenda", "Entry"]
+
+# Kinds of entries, and what a, b and c are:
+MESSAGE = 0  # of a session: the sender's end, Received, size
+TIMER = 1  # node, key, None; counts while `node.timers[key]` is the entry's order
+INPUT = 2  # node, incarnation it is for (None: any), input
+DATAGRAM = 3  # path, target node, Received
+CALL = 4  # function, arguments behind the time, None
 
 Entry = tuple[int, int, int, Any, Any, Any]
 

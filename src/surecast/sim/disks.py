@@ -19,12 +19,12 @@ from surecast.core.types import (
     Truncate,
 )
 from surecast.errors import StorageError
-from surecast.sim.network import CALL
+from surecast.sim.agenda import CALL
 from surecast.sim.node import Node
 from surecast.storage.memory import DiskFull
 
 if TYPE_CHECKING:
-    from surecast.sim.world import World
+    from surecast.sim.loop import Loop
 
 __all__ = ["Disks"]
 
@@ -32,7 +32,7 @@ __all__ = ["Disks"]
 class Disks:
     """The storage of all nodes of a world, and how long a sync takes."""
 
-    def __init__(self, world: "World", rng: Random) -> None:
+    def __init__(self, world: "Loop", rng: Random) -> None:
         self.world = world
         self.rng = rng
         self.sync_ns = 150 * US

@@ -23,11 +23,6 @@ connection do:
   after `Close` waits for the end of the old session and opens a new one.
 
 Bytes sent and not yet taken by the other node count against the end's high-water mark.
-
-`odd` and `held` keep the common case fast; the world's loop looks at nothing else. `end.odd` is set
-whenever what an end has sent may not simply be handed over: not accepted yet, cut, mended a moment
-ago, closing, congested, or the other end is gone. `end.held` is set when a send may not simply be
-put under way: not up, closing, or over a path with loss or a bandwidth limit.
 """
 
 from random import Random
@@ -45,108 +40,22 @@ from surecast.core.types import (
     Writable,
 )
 from surecast.errors import UsageError
-from surecast.sim.agenda import Agenda
+from surecast.sim.agenda import CALL, DATAGRAM, MESSAGE, Agenda
 from surecast.sim.links import Link, Path, Wiring
 from surecast.sim.node import Node
+from surecast.sim.session import ACCEPT, DOWN, FIN, NOTHING, OPENING, UP, End, add
 from surecast.sim.sizes import Sizes
 
 if TYPE_CHECKING:
-    from surecast.sim.world import World
+    from surecast.sim.loop import Loop
 
-__all__ = ["End", "Link", "Network"]
-
-OPENING, UP, DOWN = "opening", "up", "down"
-
-# Kinds of the agenda's entries; the world's loop tells them apart.
-MESSAGE, TIMER, INPUT, DATAGRAM, CALL = range(5)
-
-
-class _Mark:
-    """Travels through a session like a message, for the network's own use."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-
-_ACCEPT = _Mark("accept")
-_FIN = _Mark("fin")
-
-
-_Held = list[tuple[Any, int]]  # messages and their sizes
-_NOTHING: _Held = []  # shared by all ends that hold none, which is nearly all; never changed
-
-
-def _add(held: _Held, item: tuple[Any, int]) -> _Held:
-    if not held:
-        return [item]
-    held.append(item)
-    return held
-
-
-class _HotEnd:
-    """What each message touches. The slots of a base class come first in memory: two cache lines
-    where a world of a thousand nodes would otherwise spend its time waiting for four."""
-
-    __slots__ = ("delay_ns", "held", "jitter_ns", "last_ns", "odd", "peer", "queued")
-
-
-class End(_HotEnd):
-    """One node's end of a session, and the direction away from it."""
-
-    __slots__ = (
-        "after",
-        "closing",
-        "congested",
-        "cut",
-        "flow_ns",
-        "flowing",
-        "missed",
-        "node",
-        "opener",
-        "other",
-        "path",
-        "stalled",
-        "state",
-        "waiting",
-        "watch",
-        "watched",
-    )
-
-    other: "End"
-
-    def __init__(self, node: Node, peer: Node, path: Path, opener: bool) -> None:
-        self.node = node
-        self.peer = peer
-        self.path = path
-        self.opener = opener
-        self.state = OPENING
-        self.closing = False
-        self.odd = True
-        self.last_ns = 0  # when the last message put under way arrives
-        self.queued = 0  # bytes sent and not taken yet
-        self.congested = False
-        self.waiting = _NOTHING  # to be put under way when up
-        self.after = _NOTHING  # sent after Close
-        self.stalled = _NOTHING  # was due while the path was cut
-        self.flowing = False  # mended: what is stalled, and what comes now, waits for `flow_ns`
-        self.flow_ns = 0
-        self.cut = False  # as last seen of the path
-        self.missed = False  # the handshake came to a cut path
-        self.watched = False  # one direction is cut: a timeout is running
-        self.watch = 0  # names the timeout that counts; raised to call it off
-        self.follow()
-
-    def follow(self) -> None:
-        """Bring in line with path and state what each send looks at."""
-        self.delay_ns = self.path.delay_ns
-        self.jitter_ns = self.path.jitter_ns
-        self.held = self.state is not UP or self.closing or not self.path.plain
+__all__ = ["Network"]
 
 
 class Network:
     """All sessions of a world. `world` performs what is due and steps the nodes."""
 
-    def __init__(self, world: "World", link: Link, rng: Random) -> None:
+    def __init__(self, world: "Loop", link: Link, rng: Random) -> None:
         self.world = world
         self.agenda: Agenda = world.agenda
         self.wiring = Wiring(link)
@@ -174,11 +83,11 @@ class Network:
             self.swell(now_ns, end)
         received = Received(node.name, message)
         if end.closing:
-            end.after = _add(end.after, (received, size))
+            end.after = add(end.after, (received, size))
         elif end.state is UP:
             self._put(now_ns, end, received, size)
         else:
-            end.waiting = _add(end.waiting, (received, size))
+            end.waiting = add(end.waiting, (received, size))
 
     def close(self, now_ns: int, node: Node, peer: str) -> None:
         end = node.ends.get(peer)
@@ -186,9 +95,9 @@ class Network:
             return
         end.closing = end.held = end.odd = True
         if end.state is UP:
-            self._put(now_ns, end, _FIN, 0)
+            self._put(now_ns, end, FIN, 0)
         else:
-            end.waiting = _add(end.waiting, (_FIN, 0))
+            end.waiting = add(end.waiting, (FIN, 0))
 
     def path(self, src: Node, dst: Node) -> Path:
         path = src.paths.get(dst.name)
@@ -274,7 +183,7 @@ class Network:
         else:
             end.state = UP
             end.follow()
-            self._put(now_ns, end, _ACCEPT, 0)
+            self._put(now_ns, end, ACCEPT, 0)
             self._put_waiting(now_ns, end)
             self.world.give(end.node, PeerUp(end.peer.name))
 
@@ -287,7 +196,7 @@ class Network:
             self._down(now_ns, side)
 
     def _put_waiting(self, now_ns: int, end: End) -> None:
-        waiting, end.waiting = end.waiting, _NOTHING
+        waiting, end.waiting = end.waiting, NOTHING
         for what, size in waiting:
             self._put(now_ns, end, what, size)
 
@@ -309,7 +218,7 @@ class Network:
     def arrive_oddly(self, now_ns: int, end: End, what: Any, size: int) -> bool:
         """Something `end` sent is due and `end` is odd. True: hand it over now."""
         if end.path.cut or end.flowing:
-            end.stalled = _add(end.stalled, (what, size))
+            end.stalled = add(end.stalled, (what, size))
             return False
         passes = self._pass(now_ns, end, what)
         end.odd = end.closing or end.congested or end.other.state is DOWN
@@ -320,13 +229,13 @@ class Network:
         there = end.other
         if there.state is DOWN:
             return False
-        if what is _ACCEPT:
+        if what is ACCEPT:
             self._accept(now_ns, there)
             return False
-        if what is _FIN:
+        if what is FIN:
             if not there.closing:
                 there.closing = there.held = there.odd = True
-                self._put(now_ns, there, _FIN, 0)
+                self._put(now_ns, there, FIN, 0)
             self._down(now_ns, there, reset=False)
             return False
         return True
@@ -388,7 +297,7 @@ class Network:
         """The node is gone, and so is its memory; call before it forgets its ends."""
         for end in node.ends.values():
             if end.state is OPENING and not end.opener:
-                end.waiting = end.after = _NOTHING  # their attempt goes on; we only had joined it
+                end.waiting = end.after = NOTHING  # their attempt goes on; we only had joined it
                 end.closing = end.congested = False
                 end.queued = 0
             else:
@@ -406,6 +315,8 @@ class Network:
             other.state = DOWN
         elif other.state is not DOWN and not end.path.cut:
             self._reset(now_ns, end)
+        elif other.state is OPENING:  # it had joined our attempt, and cannot hear of its end
+            self.agenda.push(now_ns + self.connect_timeout_ns, CALL, self._down, (other, False))
 
     # ------------------------------------------------------------ cutting and mending
 
@@ -457,7 +368,7 @@ class Network:
         if end.path.cut or now_ns < end.flow_ns:
             return  # cut again meanwhile; the next mend sees to it
         end.flowing = False
-        stalled, end.stalled = end.stalled, _NOTHING
+        stalled, end.stalled = end.stalled, NOTHING
         for what, size in stalled:
             if self._pass(now_ns, end, what):
                 self.world.arrive(end, what, size)

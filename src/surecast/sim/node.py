@@ -14,7 +14,7 @@ from surecast.storage.memory import MemoryDisk
 if TYPE_CHECKING:
     from surecast.sim.agenda import Entry
     from surecast.sim.links import Path
-    from surecast.sim.network import End
+    from surecast.sim.session import End
 
 __all__ = ["Factory", "Node", "NodeContext"]
 

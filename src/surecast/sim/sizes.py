@@ -19,47 +19,41 @@ class Sizes:
     """`of(message)`: its own `nbytes` if it has one, else 64 and the batches and buffers in it."""
 
     def __init__(self) -> None:
-        self.types: dict[type, Callable[[Any], int]] = {}  # all that were asked for, to how
-        self.fixed: dict[type, int] = {}  # those that hold nothing but scalars
+        self.sizers: dict[type, Callable[[Any], int]] = {}  # for each type met so far
 
     def of(self, message: Any) -> int:
-        sizer = self.types.get(type(message))
+        kind = type(message)
+        sizer = self.sizers.get(kind)
         if sizer is None:
-            sizer = self._learn(type(message))
+            sizer = self.sizers[kind] = _sizer(kind)
         return sizer(message)
-
-    def _learn(self, kind: type) -> Callable[[Any], int]:
-        self.types[kind] = sizer = _sizer(kind)
-        if sizer is _base:
-            self.fixed[kind] = BASE_BYTES
-        return sizer
-
-
-def _base(message: Any) -> int:
-    return BASE_BYTES
 
 
 def _sizer(kind: type) -> Callable[[Any], int]:
+    """How to weigh a type's messages; the plainer the type, the shorter the way."""
     if hasattr(kind, "nbytes"):  # a field or a property
         return attrgetter("nbytes")
-    names = _large_fields(kind)
+    fields = _large_fields(kind)
+    names = list(fields)
     if not names:
-        return _base
+        return lambda message: BASE_BYTES
     get = attrgetter(*names)
-    if len(names) == 1:
-        return lambda message: BASE_BYTES + _payload(get(message))
-    return lambda message: BASE_BYTES + _payloads(get(message))
+    if len(names) > 1:
+        return lambda message: BASE_BYTES + sum(map(_payload, get(message)))
+    if fields[names[0]] is bytes:
+        return lambda message: BASE_BYTES + len(get(message))
+    return lambda message: BASE_BYTES + _payload(get(message))
 
 
-def _large_fields(kind: type) -> tuple[str, ...]:
-    """The fields that may hold more than a scalar, judged by the type alone."""
+def _large_fields(kind: type) -> dict[str, Any]:
+    """The fields that may hold more than a scalar, and their types."""
     if not issubclass(kind, msgspec.Struct):
-        return tuple(getattr(kind, "__slots__", ()))
+        return dict.fromkeys(getattr(kind, "__slots__", ()), Any)
     try:
         fields = msgspec.structs.fields(kind)
     except Exception:  # hints that cannot be resolved: look into every field
-        return kind.__struct_fields__
-    return tuple(field.name for field in fields if field.type not in _SCALARS)
+        return dict.fromkeys(kind.__struct_fields__, Any)
+    return {field.name: field.type for field in fields if field.type not in _SCALARS}
 
 
 def _payload(value: Any) -> int:
@@ -82,7 +76,3 @@ def _payload(value: Any) -> int:
 def _item(value: Any) -> int:
     kind = type(value)
     return 8 if kind is int or kind is str or kind is float else _payload(value)
-
-
-def _payloads(values: tuple[Any, ...]) -> int:
-    return sum(map(_payload, values))

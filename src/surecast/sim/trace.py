@@ -29,7 +29,7 @@ COLUMNS = ("at_ns", "node", "kind", "type", "peer", "stream", "lo", "hi", "size"
 KINDS = ("input", "effect", "fault")
 INPUT, EFFECT, FAULT = KINDS
 
-STEPS_MAX = 500  # packed when so many have come together: while they are still in the CPU cache
+STEPS_MAX = 100  # packed when so many have come together: while they are still in the CPU's cache
 
 Row = tuple[int, str, str, str, str, str, int, int, int]
 Step = tuple[int, str, Any, Any]  # at_ns, node, input, effects; a fault's text, no effects
@@ -74,11 +74,11 @@ class Trace:
         steps = self._steps
         if not steps:
             return
-        effects = list(chain.from_iterable([step[3] for step in steps]))
+        _, _, given, returned = zip(*steps, strict=True)
+        effects = list(chain.from_iterable(returned))
         codes = self._codes
         # MessagePack leaves out the types of inputs and effects.
-        inputs = codes.of([step[2] for step in steps])
-        others = codes.of(effects)
+        inputs, others = codes.of(given), codes.of(effects)
         emitted = b""
         if Emit in codes:
             emitted = codes.of([effect.event for effect in effects if type(effect) is Emit])
@@ -106,7 +106,7 @@ class Trace:
         """All rows, in order."""
         self.pack()
         kinds = {code: kind for kind, code in self._codes.items()}
-        messages = {kind.__name__: kind for kind in self.sizes.types}
+        messages = {kind.__name__: kind for kind in self.sizes.sizers}
         for steps, *codes in self._packs:
             inputs, effects, emitted = (
                 iter([kinds[c] for c in array("I", part)]) for part in codes

@@ -106,17 +106,36 @@ class Dedup:
         return msgspec.msgpack.encode(rows)
 
     def merge(self, data: bytes) -> None:
-        """Take over a snapshot of the same log; what is known beyond it stays."""
-        try:
-            rows = msgspec.msgpack.decode(
-                data, type=list[tuple[bytes, int, int, list[tuple[int, int, int]]]]
-            )
-        except msgspec.DecodeError as error:
-            raise PeerError(f"publishers' state cannot be read: {error}") from None
-        for publisher, next_no, time_ns, recent in rows:
+        """Add a snapshot of the same log's committed past to what is known."""
+        for publisher, next_no, time_ns, recent in _decode(data):
             state = self.publishers.setdefault(publisher, PublisherState())
             known = {r[0] for r in state.recent}
             entries = sorted([*state.recent, *(r for r in recent if r[0] not in known)])
             state.recent = deque(entries[-2 * self.inflight_max :])
             state.next_no = max(state.next_no, next_no)
             state.time_ns = max(state.time_ns, time_ns)
+
+    def replace(self, data: bytes, end: int) -> None:
+        """Take a predecessor's word for all below `end`; what was noted from there on stays.
+
+        Not a merge: what we believed below may come from a suffix that was taken back.
+        """
+        mine, self.publishers = self.publishers, {}
+        self.merge(data)
+        for publisher, before in mine.items():
+            later = [r for r in before.recent if r[2] >= end]
+            if later:
+                state = self.publishers.setdefault(publisher, PublisherState())
+                state.recent.extend(later)
+                state.next_no = max(state.next_no, before.next_no)
+                state.time_ns = max(state.time_ns, before.time_ns)
+
+
+Rows = list[tuple[bytes, int, int, list[tuple[int, int, int]]]]
+
+
+def _decode(data: bytes) -> Rows:
+    try:
+        return msgspec.msgpack.decode(data, type=Rows)
+    except msgspec.DecodeError as error:
+        raise PeerError(f"publishers' state cannot be read: {error}") from None

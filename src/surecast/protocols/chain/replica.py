@@ -348,22 +348,25 @@ class Replica(Roles):
         state = self._log(message.log)
         if state.end < message.end:
             return  # what it belongs to did not arrive; the next Sync brings both
-        self._merge_publishers(message.log, message.end, message.data)
+        state.dedup.replace(message.data, message.end)
+        self._pass_publishers_on(message.log, message.end, message.data)
 
-    def _merge_publishers(self, log: LogId, end: int, data: bytes) -> None:
-        self.logs[log].dedup.merge(data)
+    def _pass_publishers_on(self, log: LogId, end: int, data: bytes) -> None:
         self._save_publishers(log, ("publishers", log))
         if self.follower and log in self.follower.told:  # otherwise it is still to be told
             self._send(self.follower.peer, Publishers(self.epoch, log, end, data))
 
     def _on_ask_publishers(self, inp: AskPublishers) -> None:
-        end = self._log(inp.log).committed
+        end = min(inp.end, self._log(inp.log).committed)
         data = self._publishers_at(self.logs[inp.log], end)
         self.out.append(Emit(PublishersAre(inp.token, inp.log, end, data)))
 
     def _on_take_publishers(self, inp: TakePublishers) -> None:
-        if self.is_head and inp.end <= self._log(inp.log).end:
-            self._merge_publishers(inp.log, inp.end, inp.data)
+        state = self._log(inp.log)
+        if self.is_head and inp.end <= state.end:
+            state.dedup.merge(inp.data)
+            data = self._publishers_at(state, state.stored)
+            self._pass_publishers_on(inp.log, state.stored, data)
 
     def _save_publishers(self, log: LogId, token: tuple[Any, ...]) -> None:
         state = self.logs[log]

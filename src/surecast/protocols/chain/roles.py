@@ -372,23 +372,22 @@ class Roles:
                 extra = () if gone or not self.learner_member else (self.learner_member,)
                 self._propose((*self.members, *extra))
             return
-        if gone:
+        late = bool(self.join) and self.now_ns - self.join_since_ns > 4 * config.suspect_ns
+        if gone or late:
             self._ungate()
-            self.learner = None
+            self.learner = None  # it will ask again
             return
-        logs = self.logs.items()
         if not all(learner.kept.get(log, False) for log in self.logs):
             return  # it cannot recognise retries yet (R4)
+        logs = self.logs.items()
         if not self.join:
             lag = sum(s.stored - learner.acked.get(x, 1) for x, s in logs)
             if lag <= config.join_lag_max:
                 self.join, self.join_since_ns = GATING, self.now_ns
-        if self.join == GATING and all(learner.acked.get(x, 1) >= s.committed for x, s in logs):
-            if not self.saved.joining:
-                self.saved.joining = True
-                self._save(GATING)  # `_on_chain_saved` proposes
-        elif self.join == GATING and self.now_ns - self.join_since_ns > 4 * config.suspect_ns:
-            self._ungate()
+        level = all(learner.acked.get(x, 1) >= s.committed for x, s in logs)
+        if self.join == GATING and level and not self.saved.joining:
+            self.saved.joining = True
+            self._save(GATING)  # `_on_chain_saved` proposes
 
     def _on_chain_saved(self, epoch: int, then: str) -> None:
         """What had to be on disk first."""

@@ -212,8 +212,8 @@ class Exchange:
                 stream.source = None
             if stream.source is None:
                 self._choose(stream)
-            if stream.wants_publishers and stream.source and stream.source.end <= stream.end:
-                self._send(stream.source.node, PublishersWanted(stream.stream_id))
+            if 0 < stream.unnamed <= stream.end:
+                self._ask_publishers(stream)
         self._check_all_recovered()
 
     def _is_given_up(self, stream: Stream) -> bool:
@@ -252,21 +252,29 @@ class Exchange:
             source.end = max(source.end, message.end)
         if message.batches[-1].hi > stream.end:
             stream.newest_ns = max(b.time_ns for b in message.batches)
-            if any(b.rows != b.count or not b.pub_no for b in message.batches):
-                stream.wants_publishers = True
+            for batch in message.batches:
+                if batch.rows != batch.count or not batch.pub_no:
+                    stream.unnamed = batch.hi
             self.out.append(PassDown(AppendAt(message.stream, message.batches)))
+
+    def _ask_publishers(self, stream: Stream) -> None:
+        """Any region whose copy reaches beyond the compacted part can tell."""
+        for peer in self.peers.values():
+            if peer.tail and peer.ends.get(stream.stream_id, 1) >= stream.unnamed:
+                self._send(peer.tail, PublishersWanted(stream.stream_id, stream.end))
+                return
 
     def _on_publishers_wanted(self, node: Peer, message: PublishersWanted) -> None:
         if message.stream in self.streams:
-            self.out.append(PassDown(AskPublishers(message.stream, node)))
+            self.out.append(PassDown(AskPublishers(message.stream, message.end, node)))
 
     def _on_publishers_are(self, event: PublishersAre) -> None:
         self._send(event.token, PublishersKnown(event.log, event.end, event.data))
 
     def _on_publishers_known(self, _node: Peer, message: PublishersKnown) -> None:
         stream = self.streams.get(message.stream)
-        if stream and self.is_head and stream.wants_publishers and message.end <= stream.end:
-            stream.wants_publishers = False
+        if stream and self.is_head and 0 < stream.unnamed <= message.end <= stream.end:
+            stream.unnamed = 0
             command = TakePublishers(message.stream, message.end, message.data)
             self.out.append(PassDown(command))
 
@@ -358,7 +366,7 @@ class Exchange:
             if stream.source and stream.source.node == peer:
                 self._lost_source(stream)
         for table in self.early.values():
-            table.pop(peer, None)
+            self.subscriptions -= table.pop(peer, None) is not None
 
     def _lost_source(self, stream: Stream) -> None:
         if self.config.switching == "literal":

@@ -77,6 +77,7 @@ class PublishersWanted(Message):
     """Compacted batches do not say who published them; a copy made of them asks (R4, R8)."""
 
     stream: LogId
+    end: int  # of the asker's copy
 
 
 class PublishersKnown(Message):

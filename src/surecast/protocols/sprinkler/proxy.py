@@ -160,10 +160,10 @@ class Proxy(Exchange):
         was_head, was_tail = self.is_head, self.is_tail
         self.epoch, self.members = event.epoch, event.members
         self.is_head, self.is_tail = event.head, event.tail
-        if not event.clean and self.unclean_since_ns is None:
-            self.unclean_since_ns = self.now_ns
-        elif event.clean:
+        if event.clean:
             self.unclean_since_ns = None
+        elif self.unclean_since_ns is None:
+            self.unclean_since_ns = self.now_ns
         if self.is_head and not was_head:
             for stream in self.streams.values():
                 stream.source = None  # a new head knows only its own log
@@ -179,6 +179,9 @@ class Proxy(Exchange):
             self.advertised.clear()  # the epoch is news to everybody
             self._advertise_all()
         if self.is_head:
+            for stream in self.streams.values():
+                if self.unclean_since_ns is not None and self._owns(stream):
+                    stream.recovering_since_ns = self.unclean_since_ns
             self._look_after_sources()
 
     def _on_appended(self, event: Appended) -> None:
@@ -231,7 +234,7 @@ class Proxy(Exchange):
         elif info := self.directory.by_name.get(name):
             why = "" if info.retention == message.retention else "config-mismatch"
             self._send(peer, StreamOpened(name, info, why))
-        elif self.unclean_since_ns is not None:
+        elif self._is_unclean():
             self._send(peer, StreamOpened(name, None, "recovering"))
         elif len(self.streams) >= self.config.streams_max:
             self._send(peer, StreamOpened(name, None, "too-many-streams"))
@@ -273,10 +276,10 @@ class Proxy(Exchange):
             return "not-head"
         stream = self.streams.get(message.stream)
         if stream is None:
-            return "recovering" if self.unclean_since_ns is not None else "unknown-stream"
+            return "recovering" if self._is_unclean() else "unknown-stream"
         if not self._owns(stream):
             return "not-owner"
-        if self._is_behind(stream):
+        if self._is_unclean() or self._is_behind(stream):
             return "recovering"
         batch = message.batch
         if batch.kind == DATA:
@@ -317,6 +320,9 @@ class Proxy(Exchange):
             stream.recovering_since_ns = self.now_ns
         return stream.recovering_since_ns is not None
 
+    def _is_unclean(self) -> bool:
+        return self.unclean_since_ns is not None
+
     def _is_behind(self, stream: Stream) -> bool:
         return stream.recovering_since_ns is not None
 
@@ -326,7 +332,7 @@ class Proxy(Exchange):
     def _check_recovered(self, stream: Stream) -> None:
         """Resume above the maximum, once every peer has been heard and retries can be told."""
         since_ns = stream.recovering_since_ns
-        if since_ns is None or not self._all_heard_since(since_ns) or stream.wants_publishers:
+        if since_ns is None or not self._all_heard_since(since_ns) or stream.unnamed:
             return
         if all(p.ends.get(stream.stream_id, 1) <= stream.end for p in self.peers.values()):
             stream.recovering_since_ns = stream.source = None

@@ -35,7 +35,7 @@ class Stream:
     led_since_ns: int | None = None  # since when some other region is ahead of the source
     rate: float = 0.0  # events a second, smoothed
     rate_end: int = 1
-    wants_publishers: bool = False  # pulled compacted batches, which do not name them (R4)
+    unnamed: int = 0  # end of the compacted batches we pulled, which name no publishers (R4)
     recovering_since_ns: int | None = None  # owner behind its peers (R8)
     compacted: int = 1  # the log below is rewritten
     compacted_voids: int = 0

@@ -1,0 +1,78 @@
+"""Progress on stderr: a rich bar on a terminal, a plain line now and then everywhere else."""
+
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+LINE_EVERY_S = 5.0  # a log file wants signs of life, not a line per step
+
+
+class Bar:
+    """`with Bar("sim sprinkler", total) as bar: ... bar.update(done, "0 violations")`."""
+
+    def __init__(self, title: str, total: float, stream: TextIO | None = None) -> None:
+        self.title = title
+        self.total = total
+        self.stream = stream if stream is not None else sys.stderr
+        self._rich: Progress | None = None
+        self._line_at = 0.0  # monotonic seconds of the next plain line
+        self._last = ""
+
+    def __enter__(self) -> "Bar":
+        if self.stream.isatty():
+            from rich.console import Console
+            from rich.progress import (
+                BarColumn,
+                MofNCompleteColumn,
+                Progress,
+                TextColumn,
+                TimeRemainingColumn,
+            )
+
+            self._rich = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[note]}"),
+                TimeRemainingColumn(),
+                console=Console(file=self.stream),
+                transient=True,
+            )
+            self._task = self._rich.add_task(self.title, total=self.total, note="")
+            self._rich.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._rich is not None:
+            self._rich.stop()
+
+    def update(self, done: float, note: str = "", total: float | None = None) -> None:
+        """Say that `done` of `total` is behind us; a new `total` replaces the old."""
+        self.total = total if total is not None else self.total
+        if self._rich is not None:
+            self._rich.update(self._task, completed=done, total=self.total, note=note)
+            return
+        now = time.monotonic()
+        if now < self._line_at and done < self.total:
+            return
+        self._line_at = now + LINE_EVERY_S
+        line = f"{self.title}: {done:g}/{self.total:g}" + (f", {note}" if note else "")
+        if line != self._last:
+            self._last = line
+            print(line, file=self.stream, flush=True)
+
+    def say(self, text: str) -> None:
+        """Print a whole line without tearing the bar."""
+        if self._rich is not None:
+            self._rich.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(text, file=self.stream, flush=True)

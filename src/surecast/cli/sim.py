@@ -1,0 +1,201 @@
+"""`surecast sim <protocol>`: run seeds of a protocol's swarm, in parallel, and judge the whole.
+
+Each seed is one world: it draws a cluster, a workload and faults, heals, and is checked from the
+records of publishers and subscribers. Seeds share nothing, so they run in processes of their own
+and their results are added up here, in any order.
+"""
+
+import importlib
+import json
+import multiprocessing
+import os
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from typing import Annotated, Any
+
+import typer
+
+from surecast.cli.progress import Bar
+
+Result = dict[str, Any]  # a SeedResult as plain data
+Summary = dict[str, Any]
+
+SWARMS = {"sprinkler": "surecast.swarm.sprinkler:run_seed"}
+
+SUMMED = (
+    "faults_in_flight",
+    "published",
+    "acked",
+    "delivered",
+    "void",
+    "lost",
+    "duplicated",
+    "misordered",
+)
+SEEDS_FOR_COVERAGE = 50  # fewer seeds may leave a handler untouched by chance
+HOUR_NS = 3_600_000_000_000
+
+
+def sim(
+    protocol: Annotated[str, typer.Argument(help="Whose swarm to run: " + ", ".join(SWARMS))],
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds to run.")] = 100,
+    first_seed: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
+    seed: Annotated[int | None, typer.Option(min=0, help="Run this one seed only.")] = None,
+    jobs: Annotated[int, typer.Option(min=0, help="Processes; 0: one per core.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Torture a protocol in the simulator: faults drawn from each seed, then heal and check.
+
+    Exits with 1 if a guarantee was violated, or if over 50 seeds or more some message handler was
+    never reached.
+    """
+    if protocol not in SWARMS:
+        raise typer.BadParameter(
+            f"no swarm for {protocol!r}; there is one for: {', '.join(SWARMS)}",
+            param_hint="protocol",
+        )
+    wanted = [seed] if seed is not None else range(first_seed, first_seed + seeds)
+    results = []
+    violations = 0
+    with Bar(f"sim {protocol}", len(wanted)) as bar:
+        bar.update(0)
+        for result in run_seeds(protocol, wanted, jobs or os.cpu_count() or 1):
+            results.append(result)
+            violations += len(result["violations"])
+            if result["violations"]:
+                bar.say(describe_failure(protocol, result))
+            bar.update(len(results), f"{violations} violations")
+    summary = merge(protocol, results)
+    print(json.dumps(summary) if as_json else render(protocol, summary, results))
+    raise typer.Exit(0 if passed(summary) else 1)
+
+
+def load_swarm(protocol: str) -> Callable[..., Any]:
+    """The `run_seed` of a protocol; imports everything it needs."""
+    module, _, name = SWARMS[protocol].partition(":")
+    run_seed: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return run_seed
+
+
+def run_one(protocol: str, seed: int, **options: Any) -> Result:
+    """One seed as plain data. A crash of the run is a violation too, never an empty success."""
+    import msgspec
+
+    try:
+        result: Result = msgspec.to_builtins(load_swarm(protocol)(seed, **options))
+    except Exception as error:
+        story = f"run crashed: {type(error).__name__}: {error}\n{traceback.format_exc()}"
+        return {"seed": seed, "violations": [story]}
+    if not result["ok"] and not result["violations"]:
+        result["violations"] = ["run reports failure without saying which"]
+    return result
+
+
+def run_seeds(protocol: str, seeds: Iterable[int], jobs: int) -> Iterator[Result]:
+    """Results as they come. A worker that dies is reported as a violation of its seeds."""
+    todo = iter(seeds)
+    if jobs == 1:
+        yield from (run_one(protocol, seed) for seed in todo)
+        return
+    # Spawned, not forked: each worker starts clean, whatever threads this process has.
+    context = multiprocessing.get_context("spawn")
+    running: dict[Future[Result], int] = {}
+    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        try:
+            while True:
+                while len(running) < 2 * jobs and (seed := next(todo, None)) is not None:
+                    running[pool.submit(run_one, protocol, seed)] = seed
+                if not running:
+                    return
+                done, _ = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    yield future.result()
+                    del running[future]
+        except BrokenProcessPool:
+            for seed in sorted([*running.values(), *todo]):
+                yield {"seed": seed, "violations": ["not run to its end: a worker process died"]}
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def merge(protocol: str, results: Iterable[Result]) -> Summary:
+    """Add up the results of many seeds; the order they come in does not matter."""
+    ordered = sorted(results, key=lambda result: result["seed"])
+    faults: dict[str, int] = {}
+    coverage: dict[str, int] = {}
+    for result in ordered:
+        for kind, count in result.get("faults", {}).items():
+            faults[kind] = faults.get(kind, 0) + count
+        for handler, count in result.get("coverage", {}).items():
+            coverage[handler] = coverage.get(handler, 0) + count
+    enough = len(ordered) >= SEEDS_FOR_COVERAGE
+    return {
+        "protocol": protocol,
+        "seeds": len(ordered),
+        "violations": sum(len(result["violations"]) for result in ordered),
+        "simulated_hours": sum(result.get("simulated_ns", 0) for result in ordered) / HOUR_NS,
+        "faults": dict(sorted(faults.items())),
+        **{key: sum(result.get(key, 0) for result in ordered) for key in SUMMED},
+        "coverage": dict(sorted(coverage.items())),
+        "unexercised": sorted(name for name, n in coverage.items() if n == 0) if enough else [],
+        "failing_seeds": [
+            {
+                "seed": result["seed"],
+                "violations": result["violations"],
+                "replay": replay_command(protocol, result["seed"]),
+            }
+            for result in ordered
+            if result["violations"]
+        ],
+    }
+
+
+def passed(summary: Summary) -> bool:
+    """No violation; and where coverage counts, some handlers are known and all were reached."""
+    if summary["seeds"] >= SEEDS_FOR_COVERAGE and not summary["coverage"]:
+        return False
+    return not summary["violations"] and not summary["unexercised"]
+
+
+def replay_command(protocol: str, seed: int) -> str:
+    return f"surecast sim {protocol} --seed {seed}"
+
+
+def describe_failure(protocol: str, result: Result) -> str:
+    lines = [f"seed {result['seed']} violates:"]
+    lines += [f"  {violation}" for violation in result["violations"][:10]]
+    if len(result["violations"]) > 10:
+        lines.append(f"  ... and {len(result['violations']) - 10} more")
+    lines.append(f"  replay it with: {replay_command(protocol, result['seed'])}")
+    return "\n".join(lines)
+
+
+def render(protocol: str, summary: Summary, results: list[Result]) -> str:
+    """The summary for people."""
+    verdict = "passed" if passed(summary) else "FAILED"
+    rows = [
+        ("seeds", f"{summary['seeds']:,}"),
+        ("violations", f"{summary['violations']:,}"),
+        ("simulated hours", f"{summary['simulated_hours']:,.2f}"),
+        ("faults", f"{sum(summary['faults'].values()):,}"),
+        *(("  " + kind, f"{count:,}") for kind, count in summary["faults"].items()),
+        *((key.replace("_", " "), f"{summary[key]:,}") for key in SUMMED),
+        ("handlers reached", _handlers(summary["coverage"])),
+    ]
+    if len(results) == 1 and results[0].get("trace_digest"):
+        rows.append(("trace digest", results[0]["trace_digest"]))
+    width = max(len(name) for name, _ in rows)
+    lines = [f"{protocol}: {verdict}", *(f"  {name:<{width}}  {text}" for name, text in rows)]
+    if summary["unexercised"]:
+        lines.append(f"never reached in any seed: {', '.join(summary['unexercised'])}")
+    if summary["failing_seeds"]:
+        lines.append("to see a failing seed again:")
+        lines += [f"  {failing['replay']}" for failing in summary["failing_seeds"][:20]]
+    return "\n".join(lines)
+
+
+def _handlers(coverage: dict[str, int]) -> str:
+    return f"{sum(1 for count in coverage.values() if count)} of {len(coverage)}"

@@ -1,0 +1,355 @@
+"""The loop of a world: take what is next, step the node it is for, perform the effects.
+
+A node is stepped only between entries of the agenda, never from inside an effect; what an effect
+causes, even at the same instant, goes through the agenda.
+"""
+
+from collections.abc import Callable
+from heapq import heappop
+from random import Random
+from typing import Any, Self
+
+from surecast.core.types import (
+    MS,
+    Append,
+    CancelTimer,
+    Close,
+    Compact,
+    Deliver,
+    Emit,
+    Received,
+    SaveState,
+    Send,
+    SetTimer,
+    TimerFired,
+    Truncate,
+)
+from surecast.errors import UsageError
+from surecast.sim.agenda import CALL, DATAGRAM, INPUT, MESSAGE, SLOT_BITS, TIMER, Agenda, Entry
+from surecast.sim.costs import Costs
+from surecast.sim.disks import Disks
+from surecast.sim.links import ANY, Link
+from surecast.sim.network import Network
+from surecast.sim.node import Node
+from surecast.sim.session import End
+from surecast.sim.trace import Trace
+
+__all__ = ["Loop", "OnDeliver", "OnEmit"]
+
+OnDeliver = Callable[[int, str, bytes, tuple[Any, ...]], None]
+OnEmit = Callable[[int, str, Any], None]
+
+
+class Loop:
+    """What runs; `World` adds what builds and breaks."""
+
+    def __init__(
+        self,
+        seed: object,
+        link: Link | None = None,
+        *,
+        trace: Trace | None = None,
+        costs: Costs | None = None,
+        reencode: Callable[[Any], Any] | None = None,
+        record: bool = True,
+    ) -> None:
+        self.seed = seed
+        self.now_ns = 0
+        self.inputs = 0  # stepped so far
+        self.dropped = 0  # inputs for nodes that were down
+        self.trace = trace
+        self.costs = costs
+        self.reencode = reencode  # message → message, applied as it arrives; exposes aliasing
+        self.agenda = Agenda()
+        self.nodes: dict[str, Node] = {}
+        self.network = Network(self, link or Link(), Random(f"{seed}/network"))
+        self.disks = Disks(self, Random(f"{seed}/disks"))
+        if trace is not None:
+            trace.sizes = self.network.sizes
+        self._crash_rng = Random(f"{seed}/crashes")
+        self._record = record
+        self.delivered: dict[str, list[tuple[bytes, tuple[Any, ...]]]] = {}
+        self.emitted: dict[str, list[tuple[int, Any]]] = {}
+        self._on_deliver: dict[str, list[OnDeliver]] = {}
+        self._on_emit: dict[str, list[OnEmit]] = {}
+
+    # ------------------------------------------------------------ running
+
+    def run(
+        self,
+        until_ns: int,
+        until: Callable[[Self], bool] | None = None,
+        check_every_ns: int = 10 * MS,
+    ) -> bool:
+        """Run up to and including `until_ns`, or until a check finds `until(world)` true.
+
+        Returns whether it was; without a predicate, whether anything is left to happen.
+        """
+        slice_ns = check_every_ns if until is not None else 100 * MS
+        while self.now_ns < until_ns:
+            if until is not None and until(self):
+                return True
+            next_ns = self.agenda.next_ns()
+            if next_ns is None:
+                break
+            # Idle time is skipped: nothing can change a predicate in it.
+            skipped = max(0, next_ns - self.now_ns - 1) // slice_ns * slice_ns
+            self._run_to(min(until_ns, self.now_ns + skipped + slice_ns))
+        self.now_ns = max(self.now_ns, until_ns)
+        if until is not None:
+            return until(self)
+        return self.agenda.next_ns() is not None
+
+    def _run_to(self, limit_ns: int) -> None:
+        """Do all that is due by `limit_ns`. The hot loop: what is common is spelled out here."""
+        agenda, network, trace = self.agenda, self.network, self.trace
+        today, soon = agenda.today, agenda.soon
+        reencode = self.reencode
+        record = trace.record if trace is not None else None
+        send, high_water_bytes = network.send, network.high_water_bytes
+        sizer_of, size_of = network.sizes.sizers.get, network.sizes.of
+        random = network.rng.random
+        wheel, next_order, put = agenda.wheel, agenda.next_order, agenda.put
+        node: Any = None
+        inp: Any = None
+        inputs = 0
+        try:
+            while True:
+                if soon and (not today or soon[0] < today[-1]):
+                    entry = heappop(soon)
+                elif today:
+                    entry = today.pop()
+                elif agenda.advance(limit_ns):
+                    today = agenda.today
+                    if trace is not None:
+                        trace.pack_if_long()
+                    continue
+                else:
+                    break
+                now_ns, order, kind, a, b, c = entry
+                if now_ns > limit_ns:
+                    put(entry)
+                    break
+                self.now_ns = now_ns
+                if kind == MESSAGE:
+                    node = a.peer
+                    if a.odd:
+                        if network.arrive_oddly(now_ns, a, b, c):
+                            self._offer(node, entry)
+                        continue
+                    if node.odd:
+                        self._offer(node, entry)
+                        continue
+                    a.queued -= c
+                    inp = b if reencode is None else Received(b.peer, reencode(b.message))
+                elif kind == TIMER:
+                    node = a
+                    if node.timers.get(b) != order:
+                        continue
+                    if node.odd:
+                        self._offer(node, entry)
+                        continue
+                    del node.timers[b]
+                    inp = TimerFired(b)
+                elif kind == CALL:
+                    a(now_ns, *b)
+                    continue
+                else:
+                    node = a if kind == INPUT else b
+                    if kind == DATAGRAM and a.cut:
+                        continue
+                    self._offer(node, entry)
+                    continue
+                inputs += 1
+                effects = node.step(now_ns, inp)
+                if record is not None:
+                    record((now_ns, node.name, inp, effects))
+                said = None
+                for effect in effects:
+                    cls = type(effect)
+                    if cls is Send:
+                        end = node.ends.get(effect.peer)
+                        if end is None or end.held or not effect.reliable:
+                            send(now_ns, node, effect)
+                            continue
+                        # From here on `Network.send` and `Agenda.put`, for the simplest case.
+                        message = effect.message
+                        if message is not said:  # else it goes to several peers
+                            said = message
+                            received = Received(node.name, message)
+                            sizer = sizer_of(type(message))
+                            size = size_of(message) if sizer is None else sizer(message)
+                        end.queued = queued = end.queued + size
+                        if queued > high_water_bytes:
+                            network.swell(now_ns, end)
+                        at_ns = now_ns + end.delay_ns + int(random() * end.jitter_ns)
+                        if at_ns < end.last_ns:
+                            at_ns = end.last_ns
+                        else:
+                            end.last_ns = at_ns
+                        entry = (at_ns, next_order(), MESSAGE, end, received, size)
+                        later = wheel.get(at_ns >> SLOT_BITS)
+                        if later is not None:
+                            later.append(entry)
+                        else:
+                            put(entry)
+                    elif cls is SetTimer:
+                        at_ns = effect.at_ns
+                        if at_ns < now_ns:
+                            at_ns = now_ns
+                        key = effect.key
+                        node.timers[key] = order = next_order()
+                        put((at_ns, order, TIMER, node, key, None))
+                    else:
+                        _PERFORM[cls](self, now_ns, node, effect)
+        except Exception as problem:
+            if not getattr(problem, "__notes__", None):  # `_serve` says it better
+                self._note(problem, node, inp)
+            raise
+        finally:
+            self.inputs += inputs
+            if trace is not None:
+                trace.pack_if_long()
+        self.now_ns = limit_ns
+
+    def give(self, node: Node, inp: Any) -> None:
+        """Let a node have an input now; not to be called from inside an effect."""
+        self._offer(node, (self.now_ns, 0, INPUT, node, node.incarnation, inp))
+
+    def arrive(self, end: End, received: Received, size: int) -> None:
+        """A message that a session had held back."""
+        self._offer(end.peer, (self.now_ns, 0, MESSAGE, end, received, size))
+
+    def _offer(self, node: Node, entry: Entry) -> None:
+        if node.machine is None:
+            self.dropped += 1
+        elif node.paused or node.busy:
+            node.inbox.append(entry)
+        else:
+            self._serve(node, entry)
+
+    def _serve(self, node: Node, entry: Entry) -> None:
+        """Step a node with what an entry holds, unless that is out of date by now."""
+        now_ns = self.now_ns
+        _, order, kind, a, b, c = entry
+        nbytes = 0
+        if kind == MESSAGE:
+            nbytes = c
+            self.network.taken(now_ns, a, c)
+            inp = b
+        elif kind == TIMER:
+            if node.timers.get(b) != order:
+                return
+            del node.timers[b]
+            inp = TimerFired(b)
+        else:
+            if kind == INPUT and b is not None and b != node.incarnation:
+                return
+            inp = c
+        if type(inp) is Received and self.reencode is not None:
+            inp = Received(inp.peer, self.reencode(inp.message))
+        self.inputs += 1
+        try:
+            effects = node.step(now_ns, inp)
+            if self.trace is not None:
+                self.trace.record((now_ns, node.name, inp, effects))
+            if self.costs is None:
+                self._perform(now_ns, node, effects)
+                return
+        except Exception as problem:
+            self._note(problem, node, inp)
+            raise
+        nbytes += sum(self.network.sizes.of(e.message) for e in effects if type(e) is Send)
+        node.busy = True
+        done_ns = now_ns + self.costs.of(nbytes, effects)
+        self.agenda.push(done_ns, CALL, self._finish, (node, node.incarnation, effects))
+
+    def _note(self, problem: Exception, node: Node | None, inp: Any) -> None:
+        name = node.name if node is not None else "no node"
+        problem.add_note(f"{name} at {self.now_ns} ns, seed {self.seed}, given {inp!r}"[:2000])
+
+    def _finish(self, now_ns: int, node: Node, incarnation: int, effects: list[Any]) -> None:
+        """The time an input cost is over: its effects happen, and the next one is served."""
+        if node.incarnation != incarnation or node.machine is None:
+            return
+        if node.paused:
+            node.unfinished = effects
+            return
+        node.busy = False
+        self._perform(now_ns, node, effects)
+        self._work_off(now_ns, node)
+
+    def _work_off(self, now_ns: int, node: Node) -> None:
+        inbox = node.inbox
+        while inbox and not node.busy:
+            self._serve(node, inbox.popleft())
+
+    def _perform(self, now_ns: int, node: Node, effects: list[Any]) -> None:
+        for effect in effects:
+            _PERFORM[type(effect)](self, now_ns, node, effect)
+
+    # ------------------------------------------------------------ effects
+
+    def _send(self, now_ns: int, node: Node, effect: Send) -> None:
+        self.network.send(now_ns, node, effect)
+
+    def _close(self, now_ns: int, node: Node, effect: Close) -> None:
+        self.network.close(now_ns, node, effect.peer)
+
+    def _set_timer(self, now_ns: int, node: Node, effect: SetTimer) -> None:
+        at_ns = max(effect.at_ns, now_ns)
+        node.timers[effect.key] = self.agenda.push(at_ns, TIMER, node, effect.key)
+
+    def _cancel_timer(self, now_ns: int, node: Node, effect: CancelTimer) -> None:
+        node.timers.pop(effect.key, None)
+
+    def _deliver(self, now_ns: int, node: Node, effect: Deliver) -> None:
+        name = node.name
+        if self._record:
+            self.delivered[name].append((effect.stream, effect.batches))
+        if self._on_deliver:
+            for key in (name, ANY):
+                for fn in self._on_deliver.get(key, ()):
+                    fn(now_ns, name, effect.stream, effect.batches)
+
+    def _emit(self, now_ns: int, node: Node, effect: Emit) -> None:
+        name = node.name
+        if self._record:
+            self.emitted[name].append((now_ns, effect.event))
+        if self._on_emit:
+            for key in (name, ANY):
+                for fn in self._on_emit.get(key, ()):
+                    fn(now_ns, name, effect.event)
+
+    def _append(self, now_ns: int, node: Node, effect: Append) -> None:
+        self.disks.append(now_ns, node, effect)
+
+    def _save(self, now_ns: int, node: Node, effect: SaveState) -> None:
+        self.disks.save(now_ns, node, effect)
+
+    def _truncate(self, now_ns: int, node: Node, effect: Truncate) -> None:
+        self.disks.truncate(now_ns, node, effect)
+
+    def _compact(self, now_ns: int, node: Node, effect: Compact) -> None:
+        self.disks.compact(now_ns, node, effect)
+
+
+class _Table(dict[type, Callable[[Loop, int, Node, Any], None]]):
+    def __missing__(self, kind: type) -> Callable[[Loop, int, Node, Any], None]:
+        raise UsageError(f"{kind.__name__} is no effect the simulator performs")
+
+
+_PERFORM = _Table(
+    {
+        Send: Loop._send,
+        Close: Loop._close,
+        SetTimer: Loop._set_timer,
+        CancelTimer: Loop._cancel_timer,
+        Append: Loop._append,
+        Truncate: Loop._truncate,
+        Compact: Loop._compact,
+        SaveState: Loop._save,
+        Deliver: Loop._deliver,
+        Emit: Loop._emit,
+    }
+)
