@@ -1,0 +1,110 @@
+"""Run the benches and append what they measured to bench/results.jsonl, one JSON line a figure.
+
+Each module named here has functions `bench_*`, which take nothing and return rows: dicts with
+`name`, `value`, `unit` and perhaps `params`. This file adds where and when: commit, machine, date.
+Figures are comparable only on one machine, and each line says which that was.
+
+    python bench/run.py [--only columns] [--dry-run]
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results.jsonl"
+MODULES = ("columns", "wire", "simulator")
+
+Row = dict[str, Any]
+
+
+def load(name: str) -> ModuleType:
+    """A bench module by its file: `bench` is a folder of scripts, not a package."""
+    spec = importlib.util.spec_from_file_location(f"bench_{name}", HERE / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def benches(module: ModuleType) -> list[Callable[[], Any]]:
+    found = [value for name, value in vars(module).items() if name.startswith("bench_")]
+    if not found:
+        raise SystemExit(f"{module.__file__} has no function bench_*")
+    return found
+
+
+def rows(measured: Any) -> Iterator[Row]:
+    yield from [measured] if isinstance(measured, dict) else measured
+
+
+def circumstances() -> Row:
+    """What every row of one run shares."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "machine": machine(),
+    }
+
+
+def commit() -> str:
+    """The commit measured, with "+" when the source differs from it; "" outside a repository."""
+    words = ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
+    done = subprocess.run(words, cwd=HERE, capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def machine() -> Row:
+    return {
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+    }
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def show(row: Row) -> str:
+    params = ", ".join(f"{key}={value}" for key, value in row.get("params", {}).items())
+    return f"  {row['name']}: {row['value']:,} {row['unit']}" + (f"  ({params})" if params else "")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure and append to bench/results.jsonl.")
+    parser.add_argument("--only", choices=MODULES, action="append", help="just this module")
+    parser.add_argument("--dry-run", action="store_true", help="print, do not append")
+    options = parser.parse_args()
+    shared = circumstances()
+    print(f"{shared['machine']['cpu']}, {shared['machine']['cores']} cores", file=sys.stderr)
+    for name in options.only or MODULES:
+        for bench in benches(load(name)):
+            print(f"{name}.{bench.__name__}", file=sys.stderr, flush=True)
+            for row in rows(bench()):
+                print(show(row), flush=True)
+                if not options.dry_run:
+                    with RESULTS.open("a") as results:
+                        results.write(json.dumps({**row, **shared}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

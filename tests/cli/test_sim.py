@@ -1,0 +1,134 @@
+"""`surecast sim` with a swarm of our own: adding up, exit codes, and what a failure prints."""
+
+import json
+import sys
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from surecast.cli import sim
+from surecast.cli.main import app
+
+
+class FakeResult(msgspec.Struct):
+    seed: int
+    ok: bool = True
+    violations: list[str] = []
+    simulated_ns: int = sim.HOUR_NS // 2
+    faults: dict[str, int] = msgspec.field(default_factory=lambda: {"crash": 2, "cut": 1})
+    faults_in_flight: int = 1
+    published: int = 10
+    acked: int = 9
+    delivered: int = 30
+    void: int = 4
+    lost: int = 0
+    duplicated: int = 0
+    misordered: int = 0
+    coverage: dict[str, int] = msgspec.field(default_factory=lambda: {"Proxy.Advertise": 3})
+    trace_digest: str = "d1"
+
+
+@pytest.fixture
+def swarm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A module with a `run_seed`, known to the verb as the swarm called "fake"."""
+    module = ModuleType("fake_swarm")
+    module.run_seed = lambda seed: FakeResult(seed)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "fake_swarm", module)
+    monkeypatch.setitem(sim.SWARMS, "fake", "fake_swarm:run_seed")
+    return module
+
+
+def run(*words: str) -> Any:
+    return CliRunner().invoke(app, ["sim", "fake", "--jobs", "1", *words])
+
+
+def test_results_add_up(swarm: ModuleType) -> None:
+    done = run("--seeds", "4", "--first-seed", "7", "--json")
+    assert done.exit_code == 0
+    summary = json.loads(done.stdout)
+    assert summary["seeds"] == 4
+    assert summary["violations"] == 0
+    assert summary["simulated_hours"] == 2.0
+    assert summary["faults"] == {"crash": 8, "cut": 4}
+    assert summary["coverage"] == {"Proxy.Advertise": 12}
+    assert {key: summary[key] for key in sim.SUMMED} == {
+        "faults_in_flight": 4,
+        "published": 40,
+        "acked": 36,
+        "delivered": 120,
+        "void": 16,
+        "lost": 0,
+        "duplicated": 0,
+        "misordered": 0,
+    }
+    assert summary["failing_seeds"] == []
+
+
+def test_a_failing_seed_is_named_with_its_command(swarm: ModuleType) -> None:
+    def run_seed(seed: int) -> FakeResult:
+        bad = seed == 42
+        return FakeResult(seed, ok=not bad, violations=["G3: order"] * bad)
+
+    swarm.run_seed = run_seed  # type: ignore[attr-defined]
+    done = run("--seeds", "3", "--first-seed", "41")
+    assert done.exit_code == 1
+    assert "surecast sim fake --seed 42" in done.stdout
+    assert "G3: order" in done.stderr
+    failing = json.loads(run("--seeds", "3", "--first-seed", "41", "--json").stdout)
+    assert failing["violations"] == 1
+    assert failing["failing_seeds"] == [
+        {"seed": 42, "violations": ["G3: order"], "replay": "surecast sim fake --seed 42"}
+    ]
+    assert run("--seed", "42").exit_code == 1
+    assert run("--seed", "41").exit_code == 0
+
+
+def test_a_run_that_crashes_or_fails_in_silence_is_a_violation(swarm: ModuleType) -> None:
+    def crash(seed: int) -> FakeResult:
+        raise AssertionError("seq reused")
+
+    swarm.run_seed = crash  # type: ignore[attr-defined]
+    done = run("--seed", "5", "--json")
+    assert done.exit_code == 1
+    assert "seq reused" in json.loads(done.stdout)["failing_seeds"][0]["violations"][0]
+    swarm.run_seed = lambda seed: FakeResult(seed, ok=False)  # type: ignore[attr-defined]
+    assert run("--seed", "5").exit_code == 1
+
+
+def test_a_handler_never_reached_fails_a_large_run_only(swarm: ModuleType) -> None:
+    def run_seed(seed: int) -> FakeResult:
+        return FakeResult(seed, coverage={"Proxy.Advertise": 1, "Proxy.Stale": 0})
+
+    swarm.run_seed = run_seed  # type: ignore[attr-defined]
+    assert run("--seeds", "49").exit_code == 0
+    done = run("--seeds", "50")
+    assert done.exit_code == 1
+    assert "never reached in any seed: Proxy.Stale" in done.stdout
+    swarm.run_seed = lambda seed: FakeResult(seed, coverage={})  # type: ignore[attr-defined]
+    assert run("--seeds", "50").exit_code == 1
+
+
+def test_merge_does_not_depend_on_order() -> None:
+    results = [
+        msgspec.to_builtins(FakeResult(seed, violations=["x"] * (seed % 2), faults={f"f{seed}": 1}))
+        for seed in range(6)
+    ]
+    assert sim.merge("fake", results) == sim.merge("fake", reversed(results))
+    assert list(sim.merge("fake", reversed(results))["faults"]) == [f"f{n}" for n in range(6)]
+
+
+def test_worker_processes_give_the_same_results() -> None:
+    """The pool runs real processes, in which the swarm "none" is unknown: each seed reports so."""
+    results = list(sim.run_seeds("none", range(5), jobs=2))
+    assert sorted(result["seed"] for result in results) == list(range(5))
+    assert all("KeyError" in result["violations"][0] for result in results)
+
+
+@pytest.mark.parametrize(
+    "words", [["sim", "nothing"], ["sim", "sprinkler", "--seeds", "0"], ["sim"], ["nonsense"]]
+)
+def test_wrong_usage_is_exit_code_2(words: list[str]) -> None:
+    assert CliRunner().invoke(app, words).exit_code == 2

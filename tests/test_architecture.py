@@ -1,0 +1,221 @@
+"""The import rule and purity, enforced on the source text; and what importing surecast may load."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).resolve().parent.parent / "src"
+
+PURE = ("columns", "core", "parts", "protocols")
+BANNED = {"asyncio", "socket", "os", "time", "uuid", "secrets", "threading", "logging"}
+
+# What each room of surecast may import, besides itself and errors. A room not listed here is a
+# new one: give it a row. (surecast/__init__.py is the room "".)
+_BELOW_REGISTRY = {"columns", "core", "parts", "protocols"}
+_JOINED = {*_BELOW_REGISTRY, "registry", "stacks", "storage", "sim", "runtime", "server", "client"}
+_ALL = {*_JOINED, "swarm", "pipeline", "lab", "web", "cli", ""}
+SEES: dict[str, set[str]] = {
+    "errors": set(),
+    "": set(),
+    "columns": set(),
+    "core": {"columns"},
+    "parts": {"columns", "core"},
+    "protocols": {"columns", "core", "parts"},
+    "storage": {"columns", "core"},
+    "sim": {"columns", "core", "storage"},
+    "runtime": {"columns", "core", "storage"},
+    "registry": _BELOW_REGISTRY,
+    "stacks": {*_BELOW_REGISTRY, "registry"},
+    "server": _JOINED,
+    "client": _JOINED,
+    "pipeline": {"columns", "parts", "storage", "client", "protocols.checks"},
+    "swarm": {*_JOINED, "pipeline", ""},
+    "web": {*_JOINED, "swarm", "pipeline", ""},
+    "lab": _ALL,
+    "cli": _ALL,
+}
+
+
+def imports(tree: ast.AST, module: str, is_package: bool) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of everything `module` imports, wherever in the file it stands."""
+    package = module if is_package else module.rpartition(".")[0]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, base] if base else above)
+            yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            called = ast.unparse(node.func).rpartition(".")[2]
+            if called in ("import_module", "__import__"):
+                yield node.lineno, str(node.args[0].value)
+
+
+def room(name: str) -> str:
+    """The top-level part of surecast a dotted name belongs to; "" for the package itself."""
+    parts = name.split(".")
+    if len(parts) > 1 and (parts[1] in SEES or (SRC / "surecast" / parts[1]).exists()):
+        return parts[1]
+    return ""  # a name the package itself defines
+
+
+def complaints(source: str, module: str, is_package: bool = False) -> list[str]:
+    """What is wrong with the imports of `source`, were it the text of `module`."""
+    found: list[str] = []
+    here = module.partition(".")[2].partition(".")[0]
+    if here not in SEES:
+        return [f"{module}: the room {here!r} has no row in SEES"]
+    tree = ast.parse(source)
+    for line, name in imports(tree, module, is_package):
+        top = name.split(".")[0]
+        if here in PURE and top in BANNED:
+            found.append(f"{module}:{line} is pure and imports {top}")
+        if here in PURE and top == "random" and name != "random.Random":
+            found.append(f"{module}:{line} is pure and imports {name}; only the type Random may be")
+        if top != "surecast":
+            continue
+        there = room(name)
+        allowed = SEES[here] | {here, "errors"}
+        if there == "protocols" and "protocols.checks" in allowed and "checks" in name.split("."):
+            continue
+        if there not in allowed:
+            found.append(
+                f"{module}:{line} ({here or 'surecast'}) imports {name} ({there or 'surecast'})"
+            )
+        ours, theirs = _protocol(module), _protocol(name)
+        if ours and theirs and ours != theirs:
+            found.append(f"{module}:{line} protocol {ours} imports protocol {theirs}")
+    if here in PURE:
+        found += [f"{module}:{line} draws an unseeded Random" for line in _unseeded(tree)]
+    return found
+
+
+def _protocol(name: str) -> str:
+    parts = name.split(".")
+    if parts[:2] != ["surecast", "protocols"] or len(parts) < 3:
+        return ""
+    return parts[2]
+
+
+def _unseeded(tree: ast.AST) -> Iterator[int]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "Random" and not node.args:
+            yield node.lineno
+
+
+def modules() -> list[tuple[str, Path]]:
+    found = []
+    for path in sorted((SRC / "surecast").rglob("*.py")):
+        parts = list(path.relative_to(SRC).with_suffix("").parts)
+        if parts[-1] == "__init__":
+            parts.pop()
+        found.append((".".join(parts), path))
+    return found
+
+
+@pytest.mark.parametrize(("module", "path"), modules(), ids=lambda value: str(value)[-60:])
+def test_source_keeps_the_rules(module: str, path: Path) -> None:
+    assert complaints(path.read_text(), module, path.name == "__init__.py") == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "words"),
+    [
+        ("surecast.columns.x", "from surecast.core.types import Batch", "(columns) imports"),
+        ("surecast.core.x", "import surecast.parts.views", "(core) imports"),
+        ("surecast.core.x", "def f():\n    from surecast.sim.world import World", "(sim)"),
+        ("surecast.parts.x", "from surecast.protocols.chain import messages", "(protocols)"),
+        ("surecast.protocols.chain.x", "from surecast import registry", "(registry)"),
+        ("surecast.protocols.chain.x", "from ...storage.memory import MemoryDisk", "(storage)"),
+        ("surecast.storage.x", "from surecast.sim.world import World", "(sim)"),
+        ("surecast.sim.x", "from surecast.protocols.chain.replica import Replica", "(protocols)"),
+        ("surecast.runtime.x", "from surecast.sim import world", "(sim)"),
+        ("surecast.swarm.x", "from surecast.cli.main import run", "(cli)"),
+        ("surecast.swarm.x", "from surecast import lab", "(lab)"),
+        ("surecast.server.x", "from surecast.web import feed", "(web)"),
+        ("surecast.pipeline.x", "from surecast.protocols.chain.replica import R", "(protocols)"),
+        ("surecast.registry", "from surecast.stacks import x", "(stacks)"),
+        ("surecast.errors", "from surecast.core.types import MS", "(core)"),
+        ("surecast", "from surecast.columns.batch import Batch", "(columns)"),
+        ("surecast.nowhere.x", "", "no row"),
+        ("surecast.protocols.a.x", "from surecast.protocols.b.messages import M", "protocol a"),
+        ("surecast.protocols.a.x", "from surecast.protocols import b", "protocol a"),
+        ("surecast.protocols.a.x", "from ..b import messages", "protocol a"),
+        ("surecast.protocols.a.x", "import asyncio", "imports asyncio"),
+        ("surecast.core.x", "from os import path", "imports os"),
+        ("surecast.core.x", "import os.path", "imports os"),
+        ("surecast.columns.x", "import importlib\nimportlib.import_module('time')", "imports time"),
+        ("surecast.parts.x", "import random", "imports random"),
+        ("surecast.parts.x", "from random import random", "imports random.random"),
+        ("surecast.parts.x", "from random import Random\nr = Random()", "unseeded"),
+    ],
+)
+def test_the_checker_sees_violations(module: str, source: str, words: str) -> None:
+    found = complaints(source, module)
+    assert any(words in complaint for complaint in found), found
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("surecast.core.x", "from surecast.columns.batch import Batch\nfrom random import Random"),
+        ("surecast.protocols.a.x", "from surecast.protocols.a import messages"),
+        ("surecast.protocols.a.x", "from . import messages\nfrom .messages import M"),
+        ("surecast.protocols.a.x", "from surecast.errors import PeerError"),
+        ("surecast.storage.x", "import os, time, threading"),
+        ("surecast.swarm.x", "from surecast.protocols.chain import x\nfrom surecast.sim import y"),
+        ("surecast.pipeline.x", "from surecast.protocols.sprinkler.checks import g1"),
+        ("surecast.cli.x", "from surecast.lab import x\nfrom surecast.swarm import y"),
+    ],
+)
+def test_the_checker_lets_right_imports_pass(module: str, source: str) -> None:
+    assert complaints(source, module) == []
+
+
+def loaded_by(code: str) -> set[str]:
+    """Run `code` in a fresh interpreter and return the top-level modules it left loaded."""
+    tail = "\nimport sys\nprint('LOADED', *sorted({m.split('.')[0] for m in sys.modules}))"
+    run = subprocess.run(
+        [sys.executable, "-c", code + tail], capture_output=True, text=True, timeout=60
+    )
+    assert run.returncode == 0, run.stderr
+    return set(run.stdout.rpartition("LOADED")[2].split())
+
+
+HELP = """
+import runpy, sys
+sys.argv = ["surecast", *{words!r}]
+try:
+    runpy.run_module("surecast.cli.main", run_name="__main__")
+except SystemExit as end:
+    assert not end.code, end.code
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "heavy"),
+    [
+        ("import surecast", {"numba", "pyarrow", "numpy"}),
+        (HELP.format(words=["--help"]), {"numba", "pyarrow", "numpy"}),
+        (HELP.format(words=["sim", "--help"]), {"numba", "pyarrow", "numpy"}),
+        (HELP.format(words=["lab", "list"]), {"numba", "pyarrow", "matplotlib"}),
+        (HELP.format(words=["--version"]), {"numba", "pyarrow", "numpy"}),
+        ("import surecast.core.types, surecast.columns.batch", {"numba", "pyarrow"}),
+    ],
+    ids=["import", "help", "sim-help", "lab-list", "version", "types"],
+)
+def test_heavy_libraries_are_loaded_late(code: str, heavy: set[str]) -> None:
+    loaded = loaded_by(code)
+    assert "surecast" in loaded
+    assert not loaded & heavy
+
+
+def test_the_load_probe_sees_heavy_libraries() -> None:
+    assert "numpy" in loaded_by("import numpy")
