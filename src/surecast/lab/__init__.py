@@ -5,6 +5,8 @@
 
 verdict.py        Experiment, Verdict, and how a run becomes three files
 figures.py        axes, lines and saving, so that all figures look alike
+sprinkler_link.py Sprinkler E4: a link between regions fails; its runs are in
+                  sprinkler_link_run.py, its figure in sprinkler_link_figure.py
 sprinkler_age.py  Sprinkler E5: how keys fade with age
 sprinkler_gc.py   Sprinkler E6: how much garbage collection by key saves; its workloads are in
                   sprinkler_keys.py, its figure in sprinkler_gc_figure.py
@@ -20,7 +22,11 @@ from surecast.lab.verdict import SEEDS, Experiment, Progress, Verdict
 __all__ = ["SEEDS", "Experiment", "Progress", "Verdict", "experiments"]
 
 # Each module has a tuple EXPERIMENTS; the order here is the order of the list.
-_MODULES = ("surecast.lab.sprinkler_age", "surecast.lab.sprinkler_gc")
+_MODULES = (
+    "surecast.lab.sprinkler_link",
+    "surecast.lab.sprinkler_age",
+    "surecast.lab.sprinkler_gc",
+)
 
 
 def experiments() -> dict[str, Experiment]:
