@@ -292,6 +292,10 @@ class Roles:
                     self.counters["chain.suspected"] += 1
                     self._propose(tuple(m for m in self.members if m.name != peer))
                     break
+        if self.pred and not self.is_member:
+            # A tail that gave us up as a learner is silent; the session may have outlived that.
+            if now_ns - self.heard_ns.setdefault(self.pred, now_ns) > config.suspect_ns:
+                self.synced = False
         if self.pred and not self.synced and now_ns - self.sync_sent_ns > config.sync_ns:
             self._send_sync()
         self._tend_learner()

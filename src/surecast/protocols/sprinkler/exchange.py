@@ -37,6 +37,7 @@ from surecast.protocols.sprinkler.messages import (
 )
 from surecast.protocols.sprinkler.sources import (
     PeerRegion,
+    has_led,
     is_given_up,
     leads_enough,
     leads_literally,
@@ -179,8 +180,7 @@ class Exchange:
                 self._subscribe(stream, peer)
         elif source.region == peer.name:
             source.end = max(source.end, end)
-            stream.led_since_ns = None
-        elif leads_enough(stream, end, self.now_ns, self.config):
+        elif leads_enough(stream, peer.name, end, self.now_ns, self.config):
             self._switch(stream, peer)
 
     def _switch(self, stream: Stream, peer: PeerRegion) -> None:
@@ -194,7 +194,7 @@ class Exchange:
             return
         end = peer.ends.get(stream.stream_id, 1)
         stream.source = Source(peer.name, peer.tail, end, self.now_ns, self.now_ns)
-        stream.led_since_ns = None
+        stream.leads.clear()
         stream.newest_ns = 0
         message = Subscribe(self.config.region, self.epoch, stream.stream_id, stream.end)
         self._send(peer.tail, message)
@@ -212,9 +212,25 @@ class Exchange:
                 stream.source = None
             if stream.source is None:
                 self._choose(stream)
+            else:
+                self._leave_for_leader(stream)
             if 0 < stream.unnamed <= stream.end:
                 self._ask_publishers(stream)
         self._check_all_recovered()
+
+    def _leave_for_leader(self, stream: Stream) -> None:
+        """Move to a region that has been ahead of the source for long, though silent since."""
+        assert stream.source is not None
+        for peer in self.peers.values():
+            if peer.name == stream.source.region or not self._is_live(peer):
+                continue
+            end = peer.ends.get(stream.stream_id, 1)
+            if has_led(stream, peer.name, end, self.now_ns, self.config):
+                self._switch(stream, peer)
+                return
+
+    def _is_live(self, peer: PeerRegion) -> bool:
+        return bool(peer.tail) and self.now_ns - peer.heard_ns <= self.config.dead_ns
 
     def _is_given_up(self, stream: Stream) -> bool:
         return is_given_up(stream, self.now_ns, self.config)
@@ -223,7 +239,7 @@ class Exchange:
         """The region that is furthest ahead, the owner among equals."""
         best: PeerRegion | None = None
         for peer in self.peers.values():
-            if self.now_ns - peer.heard_ns > self.config.dead_ns or not peer.tail:
+            if not self._is_live(peer):
                 continue
             end = peer.ends.get(stream.stream_id, 1)
             if end <= stream.end or (best and end < best.ends[stream.stream_id]):

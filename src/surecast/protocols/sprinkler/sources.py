@@ -13,9 +13,18 @@ from dataclasses import dataclass, field
 
 from surecast.core.types import MS, SECOND, LogId, Peer
 from surecast.protocols.sprinkler.config import ProxyConfig
-from surecast.protocols.sprinkler.streams import Source, Stream
+from surecast.protocols.sprinkler.streams import Lead, Source, Stream
 
-__all__ = ["PeerRegion", "is_given_up", "leads_enough", "leads_literally", "measure_rate"]
+__all__ = [
+    "PeerRegion",
+    "has_led",
+    "is_given_up",
+    "leads_enough",
+    "leads_literally",
+    "measure_rate",
+]
+
+MARGIN_NS = 10 * MS  # of traffic: a smaller lead is noise between equals
 
 
 @dataclass(slots=True)
@@ -37,20 +46,35 @@ def leads_literally(source: Source | None, end: int, now_ns: int, config: ProxyC
     return elapsed_s > 0 and end > expected + config.literal_damping / elapsed_s
 
 
-def leads_enough(stream: Stream, end: int, now_ns: int, config: ProxyConfig) -> bool:
-    """Is another region, at `end`, enough ahead of our source to move there?"""
+def leads_enough(stream: Stream, region: str, end: int, now_ns: int, config: ProxyConfig) -> bool:
+    """Is another region, which has just advertised `end`, enough ahead of our source?"""
     source = stream.source
     assert source is not None
-    if end <= stream.end or end <= source.end:
+    lead = end - source.end
+    # Between equals a lead of a few milliseconds' traffic comes and goes.
+    if end <= stream.end or lead <= stream.rate * MARGIN_NS / SECOND:
+        stream.leads.pop(region, None)
         return False
-    period_s = config.advertise_ns / SECOND
-    damping = max(stream.rate, 1 / period_s) * period_s * (period_s + 10 * MS / SECOND)
-    lead, elapsed_s = end - source.end, (now_ns - source.advertised_ns) / SECOND
-    if lead * elapsed_s > damping:
-        return True
-    if stream.led_since_ns is None:
-        stream.led_since_ns = now_ns
-    return now_ns - stream.led_since_ns > config.dead_ns
+    period_s, elapsed_s = config.advertise_ns / SECOND, (now_ns - source.advertised_ns) / SECOND
+    damping = max(stream.rate, 1 / period_s) * period_s * (period_s + MARGIN_NS / SECOND)
+    return lead * elapsed_s > damping or has_led(stream, region, end, now_ns, config)
+
+
+def has_led(stream: Stream, region: str, end: int, now_ns: int, config: ProxyConfig) -> bool:
+    """Note whether a region is ahead of the source; has it been so for long enough?
+
+    Advertisements say it afresh while a stream moves. When it rests nobody says anything more,
+    so this must also be asked from time to time.
+    """
+    source = stream.source
+    assert source is not None
+    if end <= max(stream.end, source.end):
+        return False
+    lead = stream.leads.get(region)
+    if lead is None or now_ns - lead.seen_ns > 2 * config.advertise_ns:
+        lead = stream.leads[region] = Lead(now_ns, now_ns)
+    lead.seen_ns = now_ns
+    return now_ns - lead.since_ns > config.dead_ns
 
 
 def is_given_up(stream: Stream, now_ns: int, config: ProxyConfig) -> bool:

@@ -9,7 +9,7 @@ from surecast.core.disk import read_through
 from surecast.core.types import Disk, LogId, Peer
 from surecast.protocols.sprinkler.messages import StreamInfo
 
-__all__ = ["Source", "Stream"]
+__all__ = ["Lead", "Source", "Stream"]
 
 
 @dataclass(slots=True)
@@ -24,6 +24,14 @@ class Source:
 
 
 @dataclass(slots=True)
+class Lead:
+    """How long another region has been ahead of the source without a break."""
+
+    since_ns: int
+    seen_ns: int  # last
+
+
+@dataclass(slots=True)
 class Stream:
     info: StreamInfo
     index: RetentionIndex
@@ -32,7 +40,7 @@ class Stream:
     committed: int = 1  # by the chain; the only part anybody is shown (R5)
     reconfigured: bool = False  # its retention was changed at least once
     source: Source | None = None
-    led_since_ns: int | None = None  # since when some other region is ahead of the source
+    leads: dict[str, Lead] = field(default_factory=dict)  # regions ahead of the source
     rate: float = 0.0  # events a second, smoothed
     rate_end: int = 1
     unnamed: int = 0  # end of the compacted batches we pulled, which name no publishers (R4)
