@@ -108,9 +108,6 @@ class NeverRecovers(Proxy):
     def _is_behind(self, stream: Stream) -> bool:
         return False
 
-    def _is_unclean(self) -> bool:
-        return False
-
 
 class TakesGapsForVoids(Proxy):
     """R9 taken out: arrival is in order, so a gap must be what was collected (as in the paper)."""

@@ -277,6 +277,16 @@ def test_a_crash_loses_some_of_the_unsynced_and_never_what_was_answered() -> Non
     assert len(ends) > 3
 
 
+def test_a_sync_of_the_old_life_answers_nothing_in_the_new_one() -> None:
+    world = node()
+    world.disks.sync_jitter_ns = 0
+    world.at(0, "a", Do([Append(LOG, (batch(1),), "old")]))
+    world.call(50 * US, lambda w: (w.crash("a", lose_unsynced=False), w.restart("a")))
+    world.at(70 * US, "a", Do([Append(LOG, (batch(2),), "new")]))
+    world.run(until_ns=SECOND)
+    assert world.machine("a").seen[1:] == [(220 * US, Stored("new"))]
+
+
 def test_a_gentle_crash_loses_nothing() -> None:
     world = node()
     world.at(0, "a", Do([Append(LOG, (batch(1), batch(2)), 1)]))

@@ -16,11 +16,13 @@ from surecast.core.types import (
     PeerUp,
     Received,
     Send,
+    SetTimer,
     Start,
+    TimerFired,
     Writable,
 )
 from surecast.errors import UsageError
-from surecast.sim import Costs, Link, World
+from surecast.sim import Costs, Link, Trace, World
 from surecast.sim.faults import Timed, draw
 
 
@@ -164,6 +166,66 @@ def test_in_order_through_short_cuts(seed: int) -> None:
         assert not world.machine(name).of(PeerDown)
 
 
+class Chatter(Actor):
+    """Answers each message of a chat with the next ones, now and by timer, until it runs dry."""
+
+    def __init__(self, ctx: Any, peers: tuple[str, ...]) -> None:
+        super().__init__(ctx)
+        self.peers = [peer for peer in peers if peer != ctx.name]
+        self.said = dict.fromkeys(self.peers, 0)
+
+    def step(self, now_ns: int, inp: Any) -> list[Any]:
+        self.seen.append((now_ns, inp))
+        rng = self.ctx.rng
+        if type(inp) is Received and max(self.said.values()) < 300:
+            out = [self._next(peer) for peer in self.peers if rng.random() < 0.6]
+            if rng.random() < 0.3:
+                out.append(SetTimer(rng.choice("xyz"), now_ns + rng.randint(0, 5 * MS)))
+            return out
+        if type(inp) in (Do, TimerFired):
+            return [self._next(peer) for peer in self.peers]
+        return []
+
+    def _next(self, peer: str) -> Send:
+        self.said[peer] += 1
+        return Send(peer, Ping(self.said[peer]))
+
+
+def chat(seed: int, link: Link, *, spelled_out: bool = True) -> tuple[World, str]:
+    names = ("a", "b", "c", "d")
+    trace = Trace()
+    world = World(seed, link, trace=trace)
+    world.network.high_water_bytes = 1000
+    for name in names:
+        world.add(name, lambda ctx: Chatter(ctx, names))
+        world.at(MS, name, Do([]))
+        # A node that is odd is served by the general code, not by what the loop spells out.
+        world.nodes[name].odd = not spelled_out
+    world.run(until_ns=30 * SECOND)
+    return world, trace.digest()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_in_order_when_machines_answer_each_other(seed: int) -> None:
+    world, _ = chat(seed, Link(delay_ns=MS, jitter_ns=5 * MS))
+    for name in world.names():
+        received = [inp for _, inp in world.machine(name).of(Received)]
+        for peer in world.machine(name).peers:
+            numbers = [inp.message.number for inp in received if inp.peer == peer]
+            assert numbers == list(range(1, len(numbers) + 1))
+            assert len(numbers) == world.machine(peer).said[name] > 100
+
+
+@pytest.mark.parametrize(
+    "link",
+    [Link(delay_ns=MS, jitter_ns=5 * MS), Link(delay_ns=MS, loss=0.1, bandwidth_bps=1_000_000)],
+    ids=["plain", "lossy"],
+)
+def test_what_the_loop_spells_out_does_what_the_general_code_does(link: Link) -> None:
+    for seed in range(3):
+        assert chat(seed, link)[1] == chat(seed, link, spelled_out=False)[1]
+
+
 # ---------------------------------------------------------------- cuts
 
 
@@ -267,6 +329,15 @@ def test_a_crash_behind_a_cut_is_noticed_when_mended() -> None:
     world.run(until_ns=5 * SECOND)
     ((down_ns, _),) = world.machine("a").of(PeerDown)
     assert 200 * MS < down_ns < 211 * MS
+
+
+def test_who_joined_an_attempt_of_a_node_that_crashed_behind_a_cut_is_not_left_waiting() -> None:
+    world = pair()
+    say(world, 0, "a", "b", 1)
+    say(world, 5 * MS, "b", "a", 2)
+    world.call(6 * MS, lambda w: (w.cut("a", "b"), w.crash("a")))
+    world.run(until_ns=5 * SECOND)
+    assert world.machine("b").seen[1:] == [(6 * MS + 1 * SECOND, PeerDown("a"))]
 
 
 def test_a_new_session_ends_the_old_one_where_it_was_still_believed_in() -> None:

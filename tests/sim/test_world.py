@@ -100,6 +100,16 @@ def test_run_stops_at_its_limit_and_goes_on_from_there() -> None:
     assert world.now_ns == SECOND
 
 
+def test_run_does_what_is_due_at_this_very_instant() -> None:
+    world = solo()
+    world.run(until_ns=0)
+    assert world.machine("a").kinds() == ["Start"]
+    world.run(until_ns=MS)
+    world.at(MS, "a", Ping(1))
+    assert not world.run(until_ns=MS)
+    assert world.machine("a").kinds() == ["Start", "Ping"]
+
+
 def test_run_until_checks_the_predicate_every_so_often() -> None:
     world = solo()
     for at_ms in range(100):
@@ -214,6 +224,16 @@ def test_each_life_has_its_own_random_and_the_same_one_in_every_run() -> None:
     once = draws()
     assert once == draws()
     assert len(set(once)) == 3
+
+
+def test_inputs_of_an_old_life_do_not_reach_the_new_one() -> None:
+    world = solo()
+    world.jump_clock("a", SECOND)
+    world.crash("a")
+    world.restart("a")
+    world.run(until_ns=SECOND)
+    ((_, start),) = world.machine("a").seen
+    assert start.incarnation == 2
 
 
 def test_a_crash_drops_timers_inputs_and_memory() -> None:

@@ -19,6 +19,7 @@ __all__ = [
     "CompactLog",
     "PublishersAre",
     "Recovered",
+    "Refound",
     "Refused",
     "RoleChanged",
     "Submit",
@@ -74,6 +75,13 @@ class TakePublishers(Input):
     log: LogId
     end: int
     data: bytes
+
+
+class Refound(Input):
+    """The operator's word that no member of the chain will come back: go on from this replica.
+
+    What only the others had is lost. Choose the replica with the longest log.
+    """
 
 
 class Recovered(Input):

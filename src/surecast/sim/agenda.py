@@ -2,7 +2,7 @@
 
 Entries are tuples `(at_ns, order, kind, a, b, c)`; `order` is unique, so nothing behind it is ever
 compared, and entries of one instant happen in the order they were made. Most entries lie further
-ahead than one slot of an eighth of a millisecond and cost one list append; a slot is sorted once,
+ahead than one slot of a fifteenth of a millisecond and cost one list append; a slot is sorted once,
 when its time comes. Only what is due within the running slot goes through the heap `soon`.
 
 The world's loop reads `today` and `soon` directly: a method call per entry would be a tenth of its
@@ -27,7 +27,7 @@ Entry = tuple[int, int, int, Any, Any, Any]
 
 _AT_NS = itemgetter(0)
 
-SLOT_BITS = 17  # a slot is 2**17 ns, about an eighth of a millisecond
+SLOT_BITS = 16  # a slot is 2**16 ns, about a fifteenth of a millisecond
 
 
 class Agenda:
@@ -80,7 +80,3 @@ class Agenda:
         if times:
             return min(times)
         return self.slots[0] << SLOT_BITS if self.slots else None
-
-    def __len__(self) -> int:
-        waiting = sum(len(entries) for entries in self.wheel.values())
-        return len(self.today) + len(self.soon) + waiting

@@ -22,6 +22,7 @@ __all__ = [
     "Fault",
     "Isolate",
     "Pause",
+    "Reset",
     "Timed",
     "Wipe",
     "draw",
@@ -116,6 +117,15 @@ class Pause(Fault, frozen=True, tag=True):
         world.resume(self.name)
 
 
+class Reset(Fault, frozen=True, tag=True):
+    """All sessions of a node break at once; links and nodes are fine."""
+
+    name: str
+
+    def apply(self, world: World) -> None:
+        world.reset_sessions(self.name)
+
+
 class ClockJump(Fault, frozen=True, tag=True):
     """A wall clock is stepped, and stays so."""
 
@@ -151,7 +161,7 @@ class Timed(msgspec.Struct, frozen=True):
         world.call(self.at_ns + self.for_ns, self.fault.heal)
 
 
-KINDS = ("cut", "one-way cut", "isolate", "degrade", "crash", "pause", "clock", "disk")
+KINDS = ("cut", "one-way cut", "isolate", "degrade", "crash", "pause", "reset", "clock", "disk")
 
 
 def draw(
@@ -184,6 +194,8 @@ def draw(
         return Wipe(name)
     if kind == "pause":
         return Pause(name)
+    if kind == "reset":
+        return Reset(name)
     if kind == "clock":
         return ClockJump(name, rng.choice((-1, 1)) * rng.randint(1, 5_000) * MS)
     assert kind == "disk", kind

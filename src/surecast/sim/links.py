@@ -114,9 +114,6 @@ class Wiring:
         self._cuts.clear()
         self._degraded.clear()
 
-    def cuts(self) -> list[tuple[str, str]]:
-        return list(self._cuts)
-
     def path(self, src: str, src_site: str, dst: str, dst_site: str) -> Path:
         pairs = _pairs(src, src_site, dst, dst_site)
         if (src, dst) in self._links:

@@ -86,19 +86,17 @@ class Loop:
         Returns whether it was; without a predicate, whether anything is left to happen.
         """
         slice_ns = check_every_ns if until is not None else 100 * MS
-        while self.now_ns < until_ns:
+        while True:
             if until is not None and until(self):
                 return True
             next_ns = self.agenda.next_ns()
-            if next_ns is None:
+            if next_ns is None or next_ns > until_ns:
                 break
             # Idle time is skipped: nothing can change a predicate in it.
             skipped = max(0, next_ns - self.now_ns - 1) // slice_ns * slice_ns
             self._run_to(min(until_ns, self.now_ns + skipped + slice_ns))
         self.now_ns = max(self.now_ns, until_ns)
-        if until is not None:
-            return until(self)
-        return self.agenda.next_ns() is not None
+        return next_ns is not None if until is None else until(self)
 
     def _run_to(self, limit_ns: int) -> None:
         """Do all that is due by `limit_ns`. The hot loop: what is common is spelled out here."""
@@ -152,6 +150,7 @@ class Loop:
                     del node.timers[b]
                     inp = TimerFired(b)
                 elif kind == CALL:
+                    node, inp = None, a
                     a(now_ns, *b)
                     continue
                 else:

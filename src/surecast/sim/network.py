@@ -263,6 +263,11 @@ class Network:
 
     # ------------------------------------------------------------ ending
 
+    def reset_all(self, now_ns: int, node: Node) -> None:
+        """Break every session of a node, as a firewall that forgot its connections does."""
+        for end in list(node.ends.values()):
+            self._down(now_ns, end)
+
     def _down(self, now_ns: int, end: End, reset: bool = True) -> None:
         """`end` is no more. The other end gets a reset, if the path is there to carry it."""
         if end.state is DOWN:

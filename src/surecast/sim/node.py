@@ -47,7 +47,6 @@ class Node(_HotNode):
         "inbox",
         "incarnation",
         "machine",
-        "no",
         "paths",
         "paused",
         "quiet_until",
@@ -59,10 +58,7 @@ class Node(_HotNode):
         "wall_base_ns",
     )
 
-    def __init__(
-        self, no: int, name: str, site: str, seed: object, factory: Any, wall_ns: int
-    ) -> None:
-        self.no = no
+    def __init__(self, name: str, site: str, seed: object, factory: Any, wall_ns: int) -> None:
         self.name = name
         self.site = site
         self.seed = seed

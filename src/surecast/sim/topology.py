@@ -24,9 +24,6 @@ class Topology(msgspec.Struct, frozen=True):
     sites: tuple[str, ...]
     links: dict[tuple[str, str], Link]
 
-    def neighbours(self, site: str) -> list[str]:
-        return [b for a, b in self.links if a == site and b != site]
-
     def nodes(self, per_site: int) -> list[str]:
         """Names for `per_site` nodes in each site: "east/0", "east/1", ..."""
         return [f"{site}/{i}" for site in self.sites for i in range(per_site)]

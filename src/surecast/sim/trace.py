@@ -74,11 +74,11 @@ class Trace:
         steps = self._steps
         if not steps:
             return
-        _, _, given, returned = zip(*steps, strict=True)
-        effects = list(chain.from_iterable(returned))
+        effects = list(chain.from_iterable([step[3] for step in steps]))
         codes = self._codes
         # MessagePack leaves out the types of inputs and effects.
-        inputs, others = codes.of(given), codes.of(effects)
+        inputs = codes.of([step[2] for step in steps])
+        others = codes.of(effects)
         emitted = b""
         if Emit in codes:
             emitted = codes.of([effect.event for effect in effects if type(effect) is Emit])

@@ -45,7 +45,7 @@ class World(Loop):
             raise UsageError(f"cannot add a node {name!r}: the name is taken or no name")
         if not site and "/" in name:
             site = name.split("/", 1)[0]
-        node = Node(len(self.nodes), name, site, self.seed, factory, wall_ns)
+        node = Node(name, site, self.seed, factory, wall_ns)
         self.nodes[name] = node
         self.delivered[name] = []
         self.emitted[name] = []
@@ -145,6 +145,11 @@ class World(Loop):
         if node.machine is None:
             self._fault(name, "restart")
             self._start(node)
+
+    def reset_sessions(self, name: str) -> None:
+        """Break a node's sessions; what was under way in them is lost. They may open anew."""
+        self._fault(name, "reset")
+        self.network.reset_all(self.now_ns, self._node(name))
 
     def pause(self, name: str) -> None:
         """Stop a node's process; inputs pile up, timers are late, sessions stay."""

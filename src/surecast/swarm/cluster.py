@@ -119,16 +119,19 @@ class Cluster:
         self.world.on_emit(name, self._on_publisher)
         self.publishers.append(name)
 
-    def add_subscriber(self, name: str, audit: bool = False) -> None:
-        """A thin subscriber that follows every stream from its first position."""
+    def add_subscriber(self, name: str, replicas: tuple[str, ...] = ()) -> None:
+        """A thin subscriber that follows every stream from its first position.
+
+        By default it asks any replica of its region; with `replicas` given it is an audit.
+        """
         region = name.split("/")[0]
-        config = SubscriberConfig(self.regions[region])
+        config = SubscriberConfig(replicas or self.regions[region])
         counters = self.counters[name] = Counter()
         self.world.add(name, lambda ctx: Subscriber(config, {}, counters))
         self.world.on_deliver(name, self._on_deliver)
         self.subscribers.append(name)
         for stream in self.streams.values():
-            self._follow(name, stream, audit)
+            self._follow(name, stream, bool(replicas))
 
     # ------------------------------------------------------------ driving
 
@@ -191,6 +194,7 @@ class Cluster:
                 record.acked[value] = event.seq + i
         elif isinstance(event, Failed):
             self.failed.append(event)
+            self.offered[name, self.names[event.stream]].pop()
 
     def _on_deliver(self, _now_ns: int, name: str, stream: LogId, batches: tuple[Any, ...]) -> None:
         self.readings[name, stream].take(batches)
@@ -220,7 +224,7 @@ class Cluster:
         return True
 
     def audit(self, within_ns: int = 30 * SECOND) -> bool:
-        """Read every region afresh, from the first position of every stream.
+        """Read every replica afresh, from the first position of every stream.
 
         What all readers have reached is given a moment to reach all replicas; by the rules up to
         there the audit is judged (expiry goes on meanwhile).
@@ -228,10 +232,9 @@ class Cluster:
         for name, stream in self.streams.items():
             self.stood[stream] = min(self.position(r, name) for r in self.subscribers)
         self.world.run(self.world.now_ns + 2 * SECOND)
-        readers = []
-        for region in self.regions:
-            readers.append(f"{region}/audit{len(self.subscribers)}")
-            self.add_subscriber(readers[-1], audit=True)
+        for nodes in self.regions.values():
+            for node in nodes:
+                self.add_subscriber(f"{node}.audit{len(self.subscribers)}", (node,))
         limit_ns = self.world.now_ns + within_ns
         return self.world.run(limit_ns, until=lambda _: self.settled())
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from surecast.columns.retention import KeepLast, LatestPerKey
-from surecast.core.types import MS, SECOND, Received
+from surecast.core.replicated import Refound
+from surecast.core.types import MS, SECOND, PassDown, Received
 from surecast.protocols.sprinkler.messages import Publish
 from surecast.swarm.cluster import Cluster
 from tests import mutations
@@ -182,3 +183,42 @@ def test_rule_holds(rule: str, story: Story, mutant: type) -> None:
 @pytest.mark.parametrize(("rule", "story", "mutant"), STORIES, ids=[s[0] for s in STORIES])
 def test_story_fails_without_the_rule(rule: str, story: Story, mutant: type) -> None:
     assert story(mutant) != []
+
+
+def test_r6_an_acknowledgement_means_two_disks_also_when_the_chain_shrinks_meanwhile() -> None:
+    cluster = cluster_of({"east": 2, "west": 1})
+    publish(cluster, 3)
+    settle(cluster)
+    cluster.world.crash("east/1")
+    publish(cluster, 1)  # taken while the chain still counts two
+    run(cluster, 10 * SECOND)
+    assert [m.name for m in cluster.members("east")] == ["east/0"]
+    assert cluster.unacknowledged() == 1
+    assert heal_and_judge(cluster) == []
+    assert cluster.unacknowledged() == 0
+
+
+def test_r1_nobody_overrules_a_dropped_replica_and_an_operator_can_go_on() -> None:
+    """The only member loses its disk while the other replica, with all that was acknowledged, is
+    away: nobody goes on by himself, and the operator's choice keeps everything."""
+    cluster = cluster_of({"east": 2, "west": 1}, publishers=2, chain={"min_replicas": 1})
+    publish(cluster, 10)
+    settle(cluster)
+    world = cluster.world
+    world.cut("east", "west")
+    publish(cluster, 10)
+    wait(cluster, lambda: not cluster.unacknowledged())
+    run(cluster, SECOND)
+    world.crash("east/1")
+    wait(cluster, lambda: [m.name for m in cluster.members("east")] == ["east/0"])
+    world.crash("east/0")
+    world.wipe("east/0")
+    for node in ("east/0", "east/1"):
+        world.restart(node)
+    world.mend("east", "west")
+    publish(cluster, 5, "east/pub1")
+    run(cluster, 20 * SECOND)
+    assert cluster.unacknowledged() == 5  # nobody may act
+    world.at(world.now_ns, "east/1", PassDown(Refound()))
+    assert heal_and_judge(cluster) == []
+    assert len(cluster.records["s"].acked) == 25

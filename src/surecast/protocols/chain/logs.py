@@ -33,7 +33,8 @@ class LogState:
     pending: deque[Pending] = field(default_factory=deque)
     attempt: int = 0  # rises when appends are tried again, so late answers are told apart
     failed: bool = False  # the disk refused; the pending appends wait for the next attempt
-    waiting: list[tuple[int, int, Any]] = field(default_factory=list)  # (hi, lo, token) at the head
+    # At the head: submissions not yet final, token → (hi, lo).
+    waiting: dict[Any, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

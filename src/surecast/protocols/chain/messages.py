@@ -44,6 +44,7 @@ class Propose(Message):
     chain: str
     epoch: int
     members: tuple[Member, ...]
+    force: bool = False  # by an operator, who knows that the last members are gone
 
 
 class Configuration(Message):

@@ -21,6 +21,7 @@ from surecast.core.replicated import (
     CompactLog,
     PublishersAre,
     Recovered,
+    Refound,
     Refused,
     Submit,
     Submitted,
@@ -92,6 +93,7 @@ class Replica(Roles):
         AskPublishers: "_on_ask_publishers",
         TakePublishers: "_on_take_publishers",
         Recovered: "_on_recovered",
+        Refound: "_on_refound",
         Stored: "_on_stored",
         StoreFailed: "_on_store_failed",
         Compacted: "_on_compacted",
@@ -161,25 +163,26 @@ class Replica(Roles):
             self.out.append(Emit(Refused(inp.token, refuse)))
             return
         state = self._log(inp.log)
-        batch, time_ns = inp.batch, self._stamp(state)
-        verdict = state.dedup.check(batch, time_ns)
+        batch = inp.batch
+        verdict = state.dedup.check(batch, self.now_ns + self.wall_offset_ns)
         if verdict.kind == DUPLICATE:
             hi = verdict.number + batch.count
             if self._is_final(state, hi):
                 self.out.append(Emit(Submitted(inp.token, verdict.number)))
             else:
-                state.waiting.append((hi, verdict.number, inp.token))
+                state.waiting[inp.token] = (hi, verdict.number)
         elif verdict.kind in (OUT_OF_ORDER, MISMATCH, EXPIRED):
             why = {OUT_OF_ORDER: "out-of-order", MISMATCH: "mismatch", EXPIRED: "expired"}
             self.out.append(Emit(Refused(inp.token, why[verdict.kind], verdict.number)))
         else:
-            batch = batch.sequenced(state.end, time_ns, self.epoch)
-            state.waiting.append((batch.hi, batch.lo, inp.token))
+            batch = batch.sequenced(state.end, self._stamp(state), self.epoch)
+            state.waiting[inp.token] = (batch.hi, batch.lo)
             self._append(inp.log, (batch,))
 
     def _is_final(self, state: LogState, hi: int) -> bool:
-        """R2: a batch seen before is acknowledged only when it is committed."""
-        return hi <= state.committed
+        """R2: a batch, seen before or not, is acknowledged only when it is committed, and R6: by
+        as many replicas as an acknowledgement promises (the chain may have shrunk since)."""
+        return hi <= state.committed and len(self.members) >= self.config.writable_min
 
     def _stamp(self, state: LogState) -> int:
         """R10: the head's time, which never runs backwards along a log."""
@@ -238,7 +241,7 @@ class Replica(Roles):
                 self.store_failures = 0
                 self._stored(log, state, state.pending.popleft())
         elif what == "chain":
-            self._on_chain_saved(inp.token[1], inp.token[2])
+            self._on_chain_saved(*inp.token[1:])
         elif what == "publishers":
             self._on_publishers_saved(inp.token[1])
         elif what == "compact":
@@ -284,12 +287,17 @@ class Replica(Roles):
 
     def _retry_appends(self, key: Any) -> None:
         if key == "save chain":
-            self._save("refound" if not self.saved.clean and not self.active else self.join)
+            if not self.saved.clean and not self.active:
+                self._save("refound")
+            else:
+                self._save(self.join, self.learner.peer if self.learner else "")
             return
         if key not in self.logs:
             self._save_publishers(key[1], key)
             return
         state = self.logs[key]
+        if not state.failed:
+            return  # the suffix was taken back meanwhile
         state.failed = False
         for pending in state.pending:
             self.out.append(Append(key, pending.batches, ("append", key, state.attempt)))
@@ -370,7 +378,8 @@ class Replica(Roles):
 
     def _save_publishers(self, log: LogId, token: tuple[Any, ...]) -> None:
         state = self.logs[log]
-        data = msgspec.msgpack.encode((state.end, self._publishers_at(state, state.end)))
+        # As of what is on disk: an append that fails must not leave its publisher behind.
+        data = msgspec.msgpack.encode((state.stored, self._publishers_at(state, state.stored)))
         self.out.append(SaveState(f"publishers/{log.hex()}", data, token))
 
     def _on_publishers_saved(self, log: LogId) -> None:
@@ -412,14 +421,13 @@ class Replica(Roles):
         if self.is_member and self.pred:
             self._send(self.pred, Ack(self.epoch, log, upto))
         self.out.append(Emit(Committed(log, upto)))
-        if state.waiting:
-            still = []
-            for hi, lo, token in state.waiting:
-                if self._is_final(state, hi):
-                    self.out.append(Emit(Submitted(token, lo)))
-                else:
-                    still.append((hi, lo, token))
-            state.waiting = still
+        self._answer_waiting(state)
+
+    def _answer_waiting(self, state: LogState) -> None:
+        for token, (hi, lo) in list(state.waiting.items()):
+            if self._is_final(state, hi):
+                del state.waiting[token]
+                self.out.append(Emit(Submitted(token, lo)))
 
     # ------------------------------------------------------------ compaction
 
@@ -455,6 +463,11 @@ class Replica(Roles):
     def _on_writable(self, inp: Writable) -> None:
         self.congested.pop(inp.peer, None)
         self._pump()
+
+    def _on_refound(self, _inp: Refound) -> None:
+        if not self.is_member:
+            self.saved.clean = any(state.end > 1 for state in self.logs.values())
+            self._save("refound by force")
 
     def _on_recovered(self, _inp: Recovered) -> None:
         if not self.saved.clean:

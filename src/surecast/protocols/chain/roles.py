@@ -163,9 +163,9 @@ class Roles:
             self.logs[log] = state
         return state
 
-    def _save(self, then: str = "") -> None:
+    def _save(self, then: str = "", peer: Peer = "") -> None:
         data = msgspec.msgpack.encode(self.saved)
-        self.out.append(SaveState("chain", data, ("chain", self.epoch, then)))
+        self.out.append(SaveState("chain", data, ("chain", self.epoch, then, peer)))
 
     def _watch(self) -> None:
         if not self.founded:
@@ -189,8 +189,9 @@ class Roles:
             # We crashed with a learner proposed: no commits until that proposal cannot win.
             self._propose(members)
             return
-        if self.me not in members and all(m.name == self.config.name for m in members):
-            # We are the whole chain and our disk is gone: nobody else can act for us (R8).
+        if self.me not in members and self.config.replicas == 1:
+            # We are the whole chain and our disk is gone: nobody else can act for us (R8). With
+            # more replicas another disk may hold what ours lost; then an operator must decide.
             self.saved.epoch, self.saved.clean = epoch, False
             self._save("refound")  # `_on_chain_saved` proposes
             return
@@ -210,7 +211,7 @@ class Roles:
             if moved_on:
                 self._drop_fork()
             rest = tuple(m for m in members if m.name != self.config.name)
-            if len(rest) < len(members):  # our wiped disk's old self is nobody's replica any more
+            if rest and len(rest) < len(members):  # our name, with a disk that is gone
                 self._propose(rest)
             self.was_learner, self.has_token = True, False
         for state in self.logs.values():
@@ -218,6 +219,8 @@ class Roles:
                 self._refuse_waiting(state)
         self._save()
         self._role_changed()
+        for state in self.logs.values():
+            self._answer_waiting(state)  # a second replica may make them final (R6)
         if self.is_last:
             for log in self.logs:
                 self._advance(log)
@@ -243,7 +246,7 @@ class Roles:
                 self.out.append(Emit(Truncated(log, state.committed)))
 
     def _refuse_waiting(self, state: LogState) -> None:
-        for _hi, _lo, token in state.waiting:
+        for token in state.waiting:
             self.out.append(Emit(Refused(token, "not-head")))
         state.waiting.clear()
 
@@ -330,14 +333,17 @@ class Roles:
             return
         if peer == self.succ:
             self.follower = Follower(peer, dict(message.ends), {})
+            self.owes_token = self.members[-1].name == peer  # it may have been lost on its way
             for log, upto in message.committed.items():
                 self._commit(log, min(upto, self._log(log).stored))
         elif self.is_last and message.member not in self.members:
             busy = self.learner and self.learner.peer != peer
             if busy and self.learner and self.now_ns - self.learner.heard_ns < self.config.sync_ns:
                 return  # one learner at a time
-            if self.join == PROPOSED and self.learner_member != message.member:
-                return
+            if self.join and self.learner_member != message.member:
+                if self.join == PROPOSED:
+                    return
+                self._ungate()  # the gate was another learner's
             self.learner = Follower(peer, dict(message.ends), dict(message.ends))
             self.learner_member = message.member
         else:
@@ -391,9 +397,9 @@ class Roles:
         level = all(learner.acked.get(x, 1) >= s.committed for x, s in logs)
         if self.join == GATING and level and not self.saved.joining:
             self.saved.joining = True
-            self._save(GATING)  # `_on_chain_saved` proposes
+            self._save(GATING, learner.peer)  # `_on_chain_saved` proposes
 
-    def _on_chain_saved(self, epoch: int, then: str) -> None:
+    def _on_chain_saved(self, epoch: int, then: str, peer: Peer) -> None:
         """What had to be on disk first."""
         if not self.founded:
             self.founded = True
@@ -402,7 +408,13 @@ class Roles:
             return
         if then == "refound" and not self.active:
             self._propose((self.me,))
-        if then == GATING and self.join == GATING and self.saved.joining and self.learner_member:
+        if then == "refound by force" and not self.is_member:
+            self._send(
+                self.config.service, Propose(self.config.chain, self.epoch, (self.me,), force=True)
+            )
+        same = self.learner is not None and self.learner.peer == peer
+        if then == GATING and self.join == GATING and self.saved.joining and same:
+            assert self.learner_member is not None
             self.join = PROPOSED
             self._propose((*self.members, self.learner_member))
 
@@ -424,6 +436,9 @@ class Roles:
         raise NotImplementedError
 
     def _commit(self, log: LogId, upto: int) -> None:
+        raise NotImplementedError
+
+    def _answer_waiting(self, state: LogState) -> None:
         raise NotImplementedError
 
     def _pump(self) -> None:

@@ -99,7 +99,8 @@ class ConfigService:
         table = self.tables.get(message.chain)
         if table is None:
             return
-        if message.epoch == table.epoch and self._is_safe(table, message.members):
+        safe = message.force or self._is_safe(table, message.members)
+        if message.epoch == table.epoch and safe and message.members:
             self._change(message.chain, message.members)
         else:
             self._tell(peer, message.chain)

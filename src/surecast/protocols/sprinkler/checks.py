@@ -138,9 +138,25 @@ def check(record: Record, tally: Tally) -> None:
     collectors = _Collectors(record.policy, truth)
     for reading in everybody:
         _voids_are_explained(record, reading, truth, collectors, tally)
+    _all_positions_are_known(record, truth, end, tally)
     if len(truth) == end - 1:
         for audit in record.audits:
             _is_exactly_what_is_left(record, audit, truth, tally)
+
+
+def _all_positions_are_known(
+    record: Record, truth: dict[int, Event], end: int, tally: Tally
+) -> None:
+    """G1, G10: when every publish was acknowledged, no position is left that nobody published.
+
+    (A keep_for stream may have had expiry events that were void before anybody saw them.)
+    """
+    if len(record.acked) < len(record.offered) or isinstance(record.policy, KeepFor):
+        return
+    unknown = [seq for seq in range(1, end) if seq not in truth]
+    if unknown:
+        tally.duplicated += len(unknown)
+        tally.violations.append(f"{record.stream}: G1 nobody published positions {unknown[:5]}")
 
 
 def _is_exactly_what_is_left(

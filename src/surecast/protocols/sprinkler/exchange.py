@@ -71,6 +71,8 @@ class Exchange:
         self.members: tuple[Peer, ...] = ()
         self.is_head = self.is_tail = False
         self.unclean_since_ns: int | None = None
+        self.made: dict[LogId, bool] = {}  # streams created in this life
+        self.recorded: dict[LogId, bool] = {}  # other regions' streams put into the directory
         self.asked: dict[str, list[Peer]] = {}  # stream being created → who waits
         self.advertised: dict[Peer, dict[LogId, int]] = {}  # per session: what it was told
         self.congested: dict[Peer, bool] = {}
@@ -136,16 +138,14 @@ class Exchange:
             return
         moved = message.epoch > peer.epoch or node != peer.tail
         peer.epoch, peer.tail, peer.heard_ns = message.epoch, node, self.now_ns
+        peer.infos.update((info.stream_id, info) for info in message.infos)
         if message.full:
             peer.ends = dict(message.ends)
-            peer.full_ns = self.now_ns
         else:
             peer.ends.update(message.ends)
         if not self.is_head:
             return
-        for info in message.infos:
-            if info.stream_id not in self.directory.by_id:
-                self._record(info)
+        self._record_streams(peer)
         if moved:
             self._follow_moved_tail(peer)
         changed = self.streams if message.full else message.ends
@@ -155,6 +155,13 @@ class Exchange:
         for stream in self.streams.values():
             if stream.source and stream.source.region == peer.name:
                 stream.source.advertised_ns = self.now_ns
+
+    def _record_streams(self, peer: PeerRegion) -> None:
+        """Streams that other regions have and our directory lacks (once per headship)."""
+        for stream_id, info in peer.infos.items():
+            if stream_id not in self.directory.by_id and stream_id not in self.recorded:
+                self.recorded[stream_id] = True
+                self._record(info)
 
     def _follow_moved_tail(self, peer: PeerRegion) -> None:
         """R7: the source has a new epoch or a new tail; what it owed us must be asked for again."""
@@ -201,6 +208,8 @@ class Exchange:
 
     def _look_after_sources(self) -> None:
         """Once a period: give up dead sources, choose new ones, finish recoveries."""
+        for peer in self.peers.values():
+            self._record_streams(peer)
         for stream in self.streams.values():
             measure_rate(stream, self.config.advertise_ns)
             self._check_recovered(stream)
@@ -274,11 +283,11 @@ class Exchange:
             self.out.append(PassDown(AppendAt(message.stream, message.batches)))
 
     def _ask_publishers(self, stream: Stream) -> None:
-        """Any region whose copy reaches beyond the compacted part can tell."""
-        for peer in self.peers.values():
-            if peer.tail and peer.ends.get(stream.stream_id, 1) >= stream.unnamed:
-                self._send(peer.tail, PublishersWanted(stream.stream_id, stream.end))
-                return
+        """The region that is furthest, if its copy reaches beyond the compacted part, can tell."""
+        able = [p for p in self.peers.values() if p.tail]
+        best = max(able, key=lambda p: p.ends.get(stream.stream_id, 1), default=None)
+        if best and best.ends.get(stream.stream_id, 1) >= stream.unnamed:
+            self._send(best.tail, PublishersWanted(stream.stream_id, stream.end))
 
     def _on_publishers_wanted(self, node: Peer, message: PublishersWanted) -> None:
         if message.stream in self.streams:
@@ -325,8 +334,9 @@ class Exchange:
             self._serve_one(stream, peer, idle_answer=True)
 
     def _on_unsubscribe(self, peer: Peer, message: Unsubscribe) -> None:
-        if stream := self.streams.get(message.stream):
-            self.subscriptions -= stream.subscribers.pop(peer, None) is not None
+        stream = self.streams.get(message.stream)
+        table = stream.subscribers if stream else self.early.get(message.stream, {})
+        self.subscriptions -= table.pop(peer, None) is not None
 
     def _serve(self, stream: Stream) -> None:
         for peer in stream.subscribers:
@@ -381,8 +391,10 @@ class Exchange:
             self.subscriptions -= stream.subscribers.pop(peer, None) is not None
             if stream.source and stream.source.node == peer:
                 self._lost_source(stream)
-        for table in self.early.values():
-            self.subscriptions -= table.pop(peer, None) is not None
+        for stream_id in list(self.early):
+            self.subscriptions -= self.early[stream_id].pop(peer, None) is not None
+            if not self.early[stream_id]:
+                del self.early[stream_id]
 
     def _lost_source(self, stream: Stream) -> None:
         if self.config.switching == "literal":

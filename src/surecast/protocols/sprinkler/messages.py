@@ -121,6 +121,7 @@ class PubAck(Message):
     """The batch that began at `pub_no` stands at `seq`, on disk at every replica."""
 
     stream: LogId
+    publisher: bytes
     pub_no: int
     seq: int
 
@@ -130,6 +131,7 @@ class PubNack(Message):
     too-few-replicas, recovering, unknown-stream, not-owner, mismatch, expired, bad-event."""
 
     stream: LogId
+    publisher: bytes
     pub_no: int
     why: str
     expected: int = 0

@@ -23,6 +23,7 @@ from surecast.core.replicated import (
     CompactLog,
     PublishersAre,
     Recovered,
+    Refound,
     Refused,
     RoleChanged,
     Submit,
@@ -91,6 +92,7 @@ class Proxy(Exchange):
         Congested: "_on_congested",
         Writable: "_on_writable",
         ForceNewStream: "_on_force_new_stream",
+        Refound: "_on_refound",
     }
     from_below: ClassVar[dict[type, str]] = {
         Appended: "_on_appended",
@@ -165,8 +167,11 @@ class Proxy(Exchange):
         elif self.unclean_since_ns is None:
             self.unclean_since_ns = self.now_ns
         if self.is_head and not was_head:
+            self.recorded.clear()
             for stream in self.streams.values():
                 stream.source = None  # a new head knows only its own log
+                if not self._owns(stream):
+                    stream.unnamed = max(stream.unnamed, 1)  # the old one may not have asked
         if not self.is_head:
             for stream in self.streams.values():
                 stream.source = stream.recovering_since_ns = None
@@ -181,7 +186,7 @@ class Proxy(Exchange):
         if self.is_head:
             for stream in self.streams.values():
                 if self.unclean_since_ns is not None and self._owns(stream):
-                    stream.recovering_since_ns = self.unclean_since_ns
+                    self._begin_recovery(stream, self.unclean_since_ns)
             self._look_after_sources()
 
     def _on_appended(self, event: Appended) -> None:
@@ -221,8 +226,9 @@ class Proxy(Exchange):
         self.streams[info.stream_id] = stream
         stream.end = self.ends.get(info.stream_id, 1)
         stream.subscribers = self.early.pop(info.stream_id, {})
-        if self.unclean_since_ns is not None and self._owns(stream):
-            stream.recovering_since_ns = self.unclean_since_ns
+        fresh = info.stream_id in self.made  # made here, after the loss: it has no past
+        if self.unclean_since_ns is not None and self._owns(stream) and not fresh:
+            self._begin_recovery(stream, self.unclean_since_ns)
         self._answer_creators(info.name, info, "")
         self.asked.pop(info.name, None)
         self._advance(stream)
@@ -245,7 +251,9 @@ class Proxy(Exchange):
                 self._record(self._new_info(name, message.retention, b""))
 
     def _new_info(self, name: str, policy: retention.Policy, replaces: bytes) -> StreamInfo:
-        return StreamInfo(self.rng.randbytes(16), name, self.config.region, policy, replaces)
+        info = StreamInfo(self.rng.randbytes(16), name, self.config.region, policy, replaces)
+        self.made[info.stream_id] = True
+        return info
 
     def _record(self, info: StreamInfo) -> None:
         self.out.append(PassDown(AppendOwn(DIRECTORY, info_batch(info))))
@@ -253,6 +261,9 @@ class Proxy(Exchange):
     def _answer_creators(self, name: str, info: StreamInfo | None, why: str) -> None:
         for peer in self.asked.get(name, ()):
             self._send(peer, StreamOpened(name, info, why, self.head))
+
+    def _on_refound(self, inp: Refound) -> None:
+        self.out.append(PassDown(inp))
 
     def _on_force_new_stream(self, inp: ForceNewStream) -> None:
         info = self.directory.by_name.get(inp.name)
@@ -266,9 +277,10 @@ class Proxy(Exchange):
         why = self._refusal(message)
         if why:
             head = self.head if why == "not-head" else ""
-            self._send(peer, PubNack(message.stream, batch.pub_no, why, 0, head))
+            nack = PubNack(message.stream, batch.publisher, batch.pub_no, why, 0, head)
+            self._send(peer, nack)
             return
-        token = (peer, message.stream, batch.pub_no)
+        token = (peer, message.stream, batch.publisher, batch.pub_no)
         self.out.append(PassDown(Submit(message.stream, batch, token)))
 
     def _refusal(self, message: Publish) -> str:
@@ -279,7 +291,7 @@ class Proxy(Exchange):
             return "recovering" if self._is_unclean() else "unknown-stream"
         if not self._owns(stream):
             return "not-owner"
-        if self._is_unclean() or self._is_behind(stream):
+        if self._is_behind(stream):
             return "recovering"
         batch = message.batch
         if batch.kind == DATA:
@@ -303,13 +315,13 @@ class Proxy(Exchange):
         return "" if row.key is None and row.tag is None else "bad-event"
 
     def _on_submitted(self, event: Submitted) -> None:
-        peer, stream, pub_no = event.token
-        self._send(peer, PubAck(stream, pub_no, event.seq))
+        peer, stream, publisher, pub_no = event.token
+        self._send(peer, PubAck(stream, publisher, pub_no, event.seq))
 
     def _on_refused(self, event: Refused) -> None:
-        peer, stream, pub_no = event.token
+        peer, stream, publisher, pub_no = event.token
         head = self.head if event.why == "not-head" else ""
-        self._send(peer, PubNack(stream, pub_no, event.why, event.expected, head))
+        self._send(peer, PubNack(stream, publisher, pub_no, event.why, event.expected, head))
 
     # ------------------------------------------------------------ an owner behind its peers (R8)
 
@@ -317,8 +329,12 @@ class Proxy(Exchange):
         """May we pull our own stream? Only when a peer proves that we have lost part of it."""
         if end > stream.end and stream.recovering_since_ns is None:
             self.counters["sprinkler.owner-behind"] += 1
-            stream.recovering_since_ns = self.now_ns
+            self._begin_recovery(stream, self.now_ns)
         return stream.recovering_since_ns is not None
+
+    def _begin_recovery(self, stream: Stream, since_ns: int) -> None:
+        stream.recovering_since_ns = since_ns
+        stream.unnamed = max(stream.unnamed, 1)  # the publishers' state is part of what was lost
 
     def _is_unclean(self) -> bool:
         return self.unclean_since_ns is not None
@@ -355,18 +371,20 @@ class Proxy(Exchange):
         if not isinstance(policy, KeepFor) or not self._owns(stream) or self._is_behind(stream):
             return
         cutoff_ns = self.now_ns + self.wall_offset_ns - policy.ns
-        if 0 < self._oldest_ns(stream) < cutoff_ns:
+        if self._holds_older(stream, cutoff_ns):
             rule = retention.encode_collect(Collect(BeforeTime(cutoff_ns), EXPIRED))
             batch = Batch.of(stream.stream_id, [rule], kind=COLLECT)
             self.out.append(PassDown(AppendOwn(stream.stream_id, batch)))
 
-    def _oldest_ns(self, stream: Stream) -> int:
-        """The time of the oldest live event; 0 if there is none."""
-        lowest = stream.index.live(1, stream.index.end).lowest()
-        if lowest is None:
-            return 0
-        (batch,) = self.disk.read(stream.stream_id, lowest, lowest + 1, 1)
-        return int(batch.times()[0])
+    def _holds_older(self, stream: Stream, cutoff_ns: int) -> bool:
+        """Is a live event older than that? (Rules do not count: expiring them would never end.)"""
+        for lo, hi in stream.index.live(1, stream.index.end):
+            for batch in read_through(self.disk, stream.stream_id, lo, hi, 1):
+                if int(batch.times()[0]) >= cutoff_ns:
+                    return False
+                if batch.kind == DATA:
+                    return True
+        return False
 
     def _maybe_compact(self, stream: Stream) -> None:
         """Rewrite the log when enough of what it still holds has become void."""

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from surecast.columns.batch import Batch
 from surecast.columns.retention import Policy
 from surecast.core.types import (
+    ClockSet,
     Emit,
     LogId,
     Peer,
@@ -50,8 +51,13 @@ def anonymous_publisher(wall_ns: int, rng: Random) -> bytes:
 
 @dataclass(slots=True)
 class Line:
-    """What was offered for one stream and is not acknowledged, oldest first."""
+    """What was offered for one stream and is not acknowledged, oldest first.
 
+    Each line has an identity of its own, born with its first event and given up with a batch that
+    can never be taken: a number is never used for two different batches.
+    """
+
+    publisher: bytes
     next_no: int = 1
     waiting: deque[Batch] = field(default_factory=deque)
     under_way: int = 0  # how many of `waiting`, from the front, have been sent
@@ -72,7 +78,7 @@ class Publisher:
         self.rng = rng
         self.counters: Counter[str] = Counter() if counters is None else counters
         self.opening: dict[str, Policy] = {}  # streams asked for and not answered
-        self.publisher = b""
+        self.wall_offset_ns = 0
         self.lines: dict[LogId, Line] = {}
         self.target = 0
         self.progress_ns = 0
@@ -97,8 +103,10 @@ class Publisher:
         elif isinstance(inp, PeerDown):
             if inp.peer == self._head:
                 self._try_next()
+        elif isinstance(inp, ClockSet):
+            self.wall_offset_ns = inp.wall_ns - now_ns
         elif isinstance(inp, Start):
-            self.publisher = anonymous_publisher(inp.wall_ns, self.rng)
+            self.wall_offset_ns = inp.wall_ns - now_ns
             self.out.append(SetTimer("retry", now_ns + self.config.retry_ns))
         return out
 
@@ -110,8 +118,13 @@ class Publisher:
     def unacknowledged(self) -> int:
         return sum(len(line.waiting) for line in self.lines.values()) + len(self.opening)
 
+    def _identity(self) -> bytes:
+        return anonymous_publisher(self.now_ns + self.wall_offset_ns, self.rng)
+
     def _offer(self, inp: Offer) -> None:
-        line = self.lines.setdefault(inp.stream, Line())
+        line = self.lines.get(inp.stream)
+        if line is None:
+            line = self.lines[inp.stream] = Line(self._identity())
         if len(line.waiting) >= self.config.queue_max:
             raise UsageError(
                 f"{self.config.queue_max} batches are waiting for an acknowledgement "
@@ -122,7 +135,7 @@ class Publisher:
             inp.values,
             inp.keys,
             inp.tags,
-            publisher=self.publisher,
+            publisher=line.publisher,
             pub_no=line.next_no,
             kind=inp.kind,
         )
@@ -132,6 +145,8 @@ class Publisher:
 
     def _send_more(self, stream: LogId, line: Line) -> None:
         while line.under_way < min(len(line.waiting), self.config.inflight_max):
+            if line.waiting[line.under_way].publisher != line.waiting[0].publisher:
+                break  # what was offered under the old identity must be in its place first
             self.out.append(Send(self._head, Publish(stream, line.waiting[line.under_way])))
             line.under_way += 1
 
@@ -153,9 +168,16 @@ class Publisher:
         else:
             self._refused(peer, message.why, message.head)
 
-    def _on_pub_ack(self, _peer: Peer, message: PubAck) -> None:
+    def _line_of(self, message: PubAck | PubNack) -> Line | None:
+        """The line that still waits to hear about what the message names."""
         line = self.lines.get(message.stream)
-        if line is None or not any(b.pub_no == message.pub_no for b in line.waiting):
+        what = (message.publisher, message.pub_no)
+        waits = line is not None and any((b.publisher, b.pub_no) == what for b in line.waiting)
+        return line if waits else None
+
+    def _on_pub_ack(self, _peer: Peer, message: PubAck) -> None:
+        line = self._line_of(message)
+        if line is None:
             return  # acknowledged before
         self.progress_ns = self.now_ns
         if line.waiting[0].pub_no != message.pub_no:
@@ -166,8 +188,8 @@ class Publisher:
         self._send_more(message.stream, line)
 
     def _on_pub_nack(self, peer: Peer, message: PubNack) -> None:
-        line = self.lines.get(message.stream)
-        if line is None or not any(b.pub_no == message.pub_no for b in line.waiting):
+        line = self._line_of(message)
+        if line is None:
             return
         if message.why in FINAL:
             self._fail(message, line)
@@ -186,10 +208,15 @@ class Publisher:
 
     def _fail(self, message: PubNack, line: Line) -> None:
         """This batch can never be taken. What follows would be out of order: it fails with it."""
-        while line.waiting and line.waiting[-1].pub_no >= message.pub_no:
-            batch = line.waiting.pop()
-            line.next_no = batch.pub_no
+        failed: list[Batch] = []
+        while not failed or (failed[-1].publisher, failed[-1].pub_no) != (
+            message.publisher,
+            message.pub_no,
+        ):
+            failed.append(line.waiting.pop())
+        for batch in reversed(failed):
             self.out.append(Emit(Failed(message.stream, batch.pub_no, message.why)))
+        line.publisher, line.next_no = self._identity(), 1
         line.under_way = min(line.under_way, len(line.waiting))
 
     def _on_timer(self, key: object) -> None:

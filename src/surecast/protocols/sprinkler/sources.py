@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from surecast.core.types import MS, SECOND, LogId, Peer
 from surecast.protocols.sprinkler.config import ProxyConfig
+from surecast.protocols.sprinkler.messages import StreamInfo
 from surecast.protocols.sprinkler.streams import Lead, Source, Stream
 
 __all__ = [
@@ -35,8 +36,8 @@ class PeerRegion:
     epoch: int = 0
     tail: Peer = ""  # who advertises; "" when unreachable
     ends: dict[LogId, int] = field(default_factory=dict)
+    infos: dict[LogId, StreamInfo] = field(default_factory=dict)
     heard_ns: int = -1  # last advertisement
-    full_ns: int = -1  # last full one of the session
 
 
 def leads_literally(source: Source | None, end: int, now_ns: int, config: ProxyConfig) -> bool:

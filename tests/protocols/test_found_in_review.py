@@ -1,0 +1,218 @@
+"""Executions a reviewer found by reading; each broke a guarantee before it was mended."""
+
+from surecast.columns import retention
+from surecast.columns.batch import COLLECT, CONFIG
+from surecast.columns.retention import Collect, KeepAll, KeepFor, KeepLast, LatestPerKey, TagIs
+from surecast.core.types import MS, SECOND, US, PassDown, PeerDown, Received, TimerFired
+from surecast.protocols.sprinkler.messages import ForceNewStream, Subscribe
+from surecast.sim.links import Link
+from surecast.swarm.cluster import Cluster
+from tests.helpers import cluster_of, heal_and_judge, publish, run, settle, wait
+
+
+def chain(cluster: Cluster, node: str):
+    return cluster.world.machine(node).layers[0]
+
+
+def proxy(cluster: Cluster, node: str):
+    return cluster.world.machine(node).layers[1]
+
+
+def members(cluster: Cluster, region: str) -> list[str]:
+    return [m.name for m in cluster.members(region)]
+
+
+def test_g9_a_new_head_knows_streams_its_predecessor_never_heard_of() -> None:
+    """Only west's later head was in reach when the stream was announced, once."""
+    cluster = cluster_of({"east": 1, "west": 3})
+    world = cluster.world
+    world.cut("east", "west/0")
+    cluster.open("t", "east", KeepAll(), world.now_ns)
+    wait(cluster, lambda: "t" in cluster.streams)
+    run(cluster, SECOND)
+    world.crash("west/0")
+    wait(cluster, lambda: members(cluster, "west") == ["west/1", "west/2"])
+    publish(cluster, 5, stream="t")
+    assert heal_and_judge(cluster) == []
+
+
+def test_g9_a_tail_token_lost_with_its_session_is_sent_again() -> None:
+    cluster = cluster_of({"east": 2, "west": 1})
+    publish(cluster, 20)
+    settle(cluster)
+    world = cluster.world
+    world.crash("east/1")
+    wait(cluster, lambda: members(cluster, "east") == ["east/0"])
+    world.restart("east/1")
+    old_tail = chain(cluster, "east/0")
+    wait(cluster, lambda: len(members(cluster, "east")) == 2)
+    while not old_tail.owes_token:
+        world.run(world.now_ns + 20 * US)
+    while old_tail.owes_token:
+        world.run(world.now_ns + 20 * US)
+    world.call(world.now_ns, lambda w: w.reset_sessions("east/1"))
+    publish(cluster, 5)
+    assert heal_and_judge(cluster) == []
+    assert proxy(cluster, "east/1").is_tail
+
+
+def test_g10_a_refused_number_is_never_used_for_another_batch() -> None:
+    """A batch, having been retried, is refused twice; the second must not hit its successor."""
+    cluster = cluster_of({"east": 1, "west": 1}, {"s": ("east", LatestPerKey())})
+    world = cluster.world
+    world.degrade("east/pub0", "east/0", Link(600 * MS))  # a round trip is longer than retry_ns
+    rule = retention.encode_collect(Collect(TagIs(b"red")))  # not allowed on this stream
+    cluster.offer(world.now_ns, "east/pub0", "s", [rule], kind=COLLECT)
+    wait(cluster, lambda: bool(cluster.failed))
+    cluster.offer(world.now_ns, "east/pub0", "s", [b"x"], [b"kx"])
+    run(cluster, 10 * SECOND)
+    assert [f.why for f in cluster.failed] == ["bad-event"]
+    assert set(cluster.records["s"].acked) == {b"x"}
+    assert [v for v in heal_and_judge(cluster) if "bad-event" not in v] == []
+
+
+def test_g10_a_full_disk_that_heals_right_after_its_replica_was_dropped() -> None:
+    """A retry timer of before the truncation must not append what was taken back."""
+    cluster = cluster_of({"east": 2, "west": 1}, chain={"min_replicas": 1})
+    world = cluster.world
+    world.disks.sync_ns = 10 * MS
+    for i in range(1200):
+        cluster.offer(world.now_ns + i * 5 * MS, "east/pub0", "s", [b"%d" % i])
+    run(cluster, 200 * MS)
+    world.fail_disk("east/1", "full")
+    wait(cluster, lambda: cluster.counters["east/1"]["chain.truncated"] > 0)
+    world.heal_disk("east/1")
+    failures = cluster.counters["east/1"]["chain.store-failed.io"]
+    run(cluster, 10 * SECOND)
+    assert cluster.counters["east/1"]["chain.store-failed.io"] - failures < 10
+    assert members(cluster, "east") == ["east/0", "east/1"]
+    assert heal_and_judge(cluster) == []
+
+
+def test_g10_a_snapshot_does_not_remember_an_append_that_failed() -> None:
+    """Compaction saves the publishers while an append waits for the disk; then the node crashes."""
+    cluster = cluster_of(
+        {"east": 1, "west": 1},
+        {"s": ("east", KeepLast(3))},
+        publishers=3,
+        proxy={"compact_ns": 3600 * SECOND, "compact_share": 0.1},
+    )
+    world, stream = cluster.world, cluster.streams["s"]
+    publish(cluster, 30, "east/pub2")
+    settle(cluster)
+    run(cluster, 300 * MS)
+    world.fail_disk("east/0", "io")
+    cluster.offer(world.now_ns, "east/pub0", "s", [b"x"])
+    wait(cluster, lambda: chain(cluster, "east/0").logs[stream].failed)
+    world.cut("east/pub0", "east/0")
+    world.heal_disk("east/0")
+    world.at(world.now_ns, "east/0", TimerFired((1, "compact")))
+    run(cluster, 2 * MS)
+    assert cluster.counters["east/0"]["chain.compacted"]
+    world.crash("east/0")
+    world.restart("east/0")
+    run(cluster, 500 * MS)
+    cluster.offer(world.now_ns, "east/pub1", "s", [b"y"])  # takes the place x would have had
+    wait(cluster, lambda: world.disk("east/0").end(stream) > 31)
+    world.crash("east/0")
+    world.restart("east/0")
+    run(cluster, 3 * SECOND)
+    assert heal_and_judge(cluster) == []
+
+
+def test_g10_a_gate_for_one_learner_never_proposes_another() -> None:
+    """The tail's note of its gate is slow to reach the disk; meanwhile another learner shows up."""
+    cluster = cluster_of({"east": 3, "west": 1}, chain={"min_replicas": 1}, publishers=2)
+    publish(cluster, 50)
+    settle(cluster)
+    world = cluster.world
+    world.cut("east", "west")
+    for node in ("east/1", "east/2"):
+        world.crash(node)
+    wait(cluster, lambda: members(cluster, "east") == ["east/0"])
+    publish(cluster, 50)
+    wait(cluster, lambda: not cluster.unacknowledged())
+    world.wipe("east/2")
+    world.restart("east/1")
+    tail = chain(cluster, "east/0")
+    while tail.join != "gating":
+        world.run(world.now_ns + 20 * US)
+        if tail.learner is not None and not tail.join and not world.disk("east/0").failing:
+            world.fail_disk("east/0", "full")
+    world.crash("east/1")
+    world.degrade("east/0", "east/2", Link(1 * MS, bandwidth_bps=50_000))
+    world.restart("east/2")
+    run(cluster, SECOND)
+    world.heal_disk("east/0")
+    wait(cluster, lambda: len(members(cluster, "east")) == 2)
+    committed = tail.logs[cluster.streams["s"]].committed
+    assert world.disk(members(cluster, "east")[1]).end(cluster.streams["s"]) >= committed
+    assert heal_and_judge(cluster) == []
+
+
+def test_an_idle_keep_for_stream_stays_idle() -> None:
+    """Neither the last rule nor a CONFIG event, which is never void, is a reason to expire more."""
+    cluster = cluster_of({"east": 1, "west": 1}, {"s": ("east", KeepFor(3 * SECOND))})
+    world, stream = cluster.world, cluster.streams["s"]
+    publish(cluster, 5)
+    policy = retention.encode_policy(KeepFor(2 * SECOND))
+    cluster.offer(world.now_ns, "east/pub0", "s", [policy], kind=CONFIG)
+    run(cluster, 10 * SECOND)
+    end = world.disk("east/0").end(stream)
+    run(cluster, 60 * SECOND)
+    assert world.disk("east/0").end(stream) == end
+
+
+def test_a_clock_far_ahead_for_a_while_does_not_lock_publishers_out() -> None:
+    cluster = cluster_of({"east": 1, "west": 1}, publishers=2)
+    publish(cluster, 1)
+    settle(cluster)
+    day_ns = 24 * 3600 * SECOND
+    cluster.world.jump_clock("east/0", 4 * day_ns)
+    publish(cluster, 3)
+    cluster.world.jump_clock("east/0", -4 * day_ns)
+    run(cluster, SECOND)
+    publish(cluster, 1, "east/pub1")  # born by a right clock, long before the stream's newest time
+    assert heal_and_judge(cluster) == []
+    assert cluster.failed == []
+
+
+def test_r8_the_operator_can_give_up_a_history_and_go_on_under_a_new_id() -> None:
+    cluster = cluster_of({"east": 1, "west": 1, "north": 1})
+    publish(cluster, 20)
+    settle(cluster)
+    world = cluster.world
+    world.cut("north", "*")  # gone for good
+    world.crash("east/0")
+    world.wipe("east/0")
+    world.restart("east/0")
+    run(cluster, 5 * SECOND)
+    world.at(world.now_ns, "east/0", PassDown(ForceNewStream("s")))
+    run(cluster, 2 * SECOND)
+    info = proxy(cluster, "east/0").directory.by_name["s"]
+    assert info.stream_id != cluster.streams["s"]
+    assert info.replaces == cluster.streams["s"]
+    assert not proxy(cluster, "east/0")._is_behind(proxy(cluster, "east/0").streams[info.stream_id])
+
+
+def test_subscriptions_to_unknown_streams_leave_nothing_behind() -> None:
+    cluster = cluster_of({"east": 1, "west": 1}, proxy={"subscriptions_max": 50})
+    world = cluster.world
+    run(cluster, SECOND)
+    before = proxy(cluster, "east/0").subscriptions
+    for i in range(60):
+        message = Subscribe("", 0, b"?" * 16, 1)
+        world.at(world.now_ns, "east/0", Received(f"client{i}", message))
+        world.at(world.now_ns, "east/0", PeerDown(f"client{i}"))
+        run(cluster, MS)
+    assert proxy(cluster, "east/0").subscriptions == before
+    assert proxy(cluster, "east/0").early == {}
+
+
+def test_retries_while_the_chain_is_short_do_not_pile_up_at_the_head() -> None:
+    cluster = cluster_of({"east": 2, "west": 1})
+    cluster.world.crash("east/config")
+    cluster.world.crash("east/1")
+    publish(cluster, 16)
+    run(cluster, 60 * SECOND)
+    assert len(chain(cluster, "east/0").logs[cluster.streams["s"]].waiting) <= 16
