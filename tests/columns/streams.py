@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from surecast.columns.batch import Batch, Row
+
+# Examples for what has many cases, unless the profile asks for more.
+THOROUGH = max(400, settings().max_examples)
 
 STREAM = bytes(range(16))
 PUBLISHER = b"publisher number"

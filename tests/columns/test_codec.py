@@ -17,7 +17,7 @@ from surecast.columns.batch import COLLECTED, Batch
 from surecast.columns.column import Columns, column_of
 from surecast.columns.intervals import IntervalSet
 from surecast.errors import PeerError
-from tests.columns.streams import STREAM, items, values
+from tests.columns.streams import STREAM, THOROUGH, items, values
 
 
 @pytest.fixture(params=["compiled", "numpy"], autouse=True)
@@ -146,7 +146,7 @@ def arrow_accepts(body: bytes, schema_id: int, explicit: bool) -> bool:
     return all(batch.column(name).null_count == 0 for name in required)
 
 
-@settings(max_examples=300)
+@settings(max_examples=THOROUGH)
 @given(columns(rows_max=6), st.data())
 def test_the_verdict_on_damaged_buffers_is_pyarrows(given_columns, data) -> None:
     """The metadata stay exact, so the template judges; pyarrow must agree with it."""

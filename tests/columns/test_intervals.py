@@ -6,11 +6,13 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from surecast.columns import intervals as intervals_module
 from surecast.columns.intervals import POSITION_MAX, IntervalSet
 from surecast.errors import PeerError
+from tests.columns.streams import THOROUGH
 
 POSITIONS = st.integers(0, 80)
 RANGES = st.tuples(POSITIONS, st.integers(0, 12)).map(lambda pair: (pair[0], sum(pair)))
@@ -19,6 +21,12 @@ CHANGES = st.one_of(
     st.tuples(st.just("add_many"), st.lists(POSITIONS, max_size=30)),
     st.tuples(st.sampled_from(["update", "difference_update"]), st.lists(RANGES, max_size=12)),
 )
+
+
+@pytest.fixture(params=[2, 16], ids=["bulk", "one by one"], autouse=True)
+def few_runs(request, monkeypatch):
+    """Sets as small as the tests', through the paths for few and for many runs."""
+    monkeypatch.setattr(intervals_module, "_FEW_RUNS", request.param)
 
 
 def ints(intervals: IntervalSet) -> set[int]:
@@ -37,6 +45,12 @@ def build(runs: list[tuple[int, int]], scattered: list[int]) -> tuple[IntervalSe
     return made, {p for lo, hi in runs for p in range(lo, hi)} | set(scattered)
 
 
+MANY_RUNS = [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)]
+
+
+@settings(max_examples=THOROUGH)
+@example([("add_many", [0] * 5), ("difference_update", MANY_RUNS)])
+@example([("add", (0, 1)), ("add_many", [0, 0, 0, 0, 1]), ("difference_update", MANY_RUNS)])
 @given(st.lists(CHANGES, max_size=40))
 def test_changes_follow_a_set_of_ints(changes) -> None:
     intervals, model = IntervalSet(), set()
@@ -61,6 +75,7 @@ def test_changes_follow_a_set_of_ints(changes) -> None:
     check_shape(intervals)
 
 
+@settings(max_examples=THOROUGH)
 @given(
     st.lists(RANGES, max_size=12),
     st.lists(POSITIONS, max_size=40),
@@ -166,7 +181,7 @@ def test_wire_form_is_compact() -> None:
     assert len(every_other.to_bytes()) < 2 * 10_000 + 4
 
 
-@settings(max_examples=400)
+@settings(max_examples=THOROUGH)
 @given(st.binary(max_size=60))
 def test_any_bytes_make_a_set_or_a_peer_error(data) -> None:
     try:

@@ -51,19 +51,24 @@ def test_latest_per_key(columns, hash_mask, seed) -> None:
 
 @pytest.mark.usefixtures("growth")
 @pytest.mark.parametrize("hash_mask", [63, ALL_BITS], ids=["colliding", "spread"])
-@pytest.mark.parametrize("long", [False, True])
-def test_latest_per_key_while_the_table_grows(long, hash_mask) -> None:
+@pytest.mark.parametrize("width", [7, 8, 24])
+def test_latest_per_key_while_the_table_grows(width, hash_mask) -> None:
+    """Short keys, keys of one word (they have their own kernel), and long ones among those."""
     rng = np.random.default_rng(3)
     names = 800 if hash_mask == 63 else 30_000
     table, twin = KeyTable(hash_mask=hash_mask), twins.KeyTableTwin()
     lo = 1
     while len(twin.newest) < names * 0.9:
         picked = rng.integers(0, names, int(rng.integers(1, 400))).tolist()
-        keys = [
-            b"%07d" % n if not long or n % 3 else b"a longer key, number %d" % n for n in picked
-        ]
-        enter(table, twin, [*keys, None], lo)
-        lo += len(keys) + 1
+        widths = [8 if n % 3 and width > 8 else width for n in picked]
+        keys: list[bytes | None] = [b"%0*d" % pair for pair in zip(widths, picked, strict=True)]
+        if width != 8 or rng.random() < 0.2:
+            keys.append(None)
+        enter(table, twin, keys, lo)
+        lo += len(keys)
+        some = rng.choice(len(twin.newest), 5)
+        known = list(twin.newest)
+        assert all(table.get(known[n]) == twin.get(known[n]) for n in some)
     assert all(table.get(key) == seq for key, seq in twin.newest.items())
 
 
@@ -161,6 +166,7 @@ def variants(array: np.ndarray) -> list[np.ndarray]:
 
 def test_no_shape_of_array_compiles_anything() -> None:
     assert "put_keys" in DISPATCHERS
+    assert "put_words" in DISPATCHERS
     assert "match_prefix" in DISPATCHERS
     before = {name: getattr(kernels, name).nopython_signatures for name in DISPATCHERS}
     assert {len(signatures) for signatures in before.values()} == {1}
@@ -179,7 +185,11 @@ def test_no_shape_of_array_compiles_anything() -> None:
             matched(kernels.match_equal, Column(offsets, data, valid), [1, 2, 3, 4], b"a")
             kernels.before_seq(variants(seqs)[number], 3)
             kernels.offsets_ok(offsets, data.size)
+        words = column_of([b"8 bytes%d" % n for n in range(4)])
+        offsets, data = variants(words.offsets)[number], variants(words.data)[number]
+        table.put(Column(offsets, data), variants(seqs)[number] + 10 * number + 4)
     assert table.get(b"a") == 31
+    assert table.get(b"8 bytes3") == 38
     assert {name: getattr(kernels, name).nopython_signatures for name in DISPATCHERS} == before
 
 
@@ -206,7 +216,7 @@ def test_importing_loads_neither_numba_nor_pyarrow(module) -> None:
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 300), st.integers(0, 2**32))
 def test_long_columns_of_uniform_keys(rows, seed) -> None:
     rng = np.random.default_rng(seed)

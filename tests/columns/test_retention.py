@@ -39,7 +39,7 @@ from surecast.columns.retention import (
     matching,
 )
 from surecast.errors import PeerError, UsageError
-from tests.columns.streams import STREAM, rows_of, voids_of
+from tests.columns.streams import STREAM, THOROUGH, rows_of, voids_of
 from tests.columns.twins import Event, RetentionTwin
 
 keys = st.sampled_from([None, b"", b"a", b"ab", b"b", b"a key over eight bytes", b"\0"])
@@ -132,7 +132,7 @@ def histories(draw: st.DrawFn) -> list[tuple[Batch, list[Event]]]:
     return made
 
 
-@settings(max_examples=300)
+@settings(max_examples=THOROUGH)
 @given(policies, histories())
 def test_the_voids_are_the_twins(policy, history) -> None:
     replica, twin = Replica(policy), RetentionTwin(policy)
@@ -169,7 +169,7 @@ def check_current(replica: Replica, twin: RetentionTwin) -> None:
     )
 
 
-@settings(max_examples=200)
+@settings(max_examples=THOROUGH)
 @given(policies, histories(), st.data())
 def test_compaction_and_late_joiners_change_nothing(policy, history, data) -> None:
     """A log compacted now and then, and replicas caught up from it, come to the same voids."""

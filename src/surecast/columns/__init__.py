@@ -9,6 +9,7 @@ kernels here look at single events.
     codec.py      the body's Arrow message by template, without pyarrow
     arrow.py      the same through pyarrow, for everything else
     intervals.py  IntervalSet: sets of positions as half-open runs
+    varints.py    its numbers on the wire
     kernels.py    numba loops over columns
     keytable.py   KeyTable: the newest position of every key
     rules.py      retention policies and predicates, as they travel

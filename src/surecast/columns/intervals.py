@@ -12,11 +12,11 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from surecast.columns import varints
 from surecast.errors import PeerError
 
 __all__ = ["POSITION_MAX", "IntervalSet"]
@@ -25,9 +25,9 @@ Positions = npt.NDArray[np.int64]
 
 POSITION_MAX = 1 << 61  # no position is this high
 _ONE_BY_ONE = 4  # up to this many positions, single insertions beat the bulk path
+_FEW_RUNS = 16  # up to this many runs, one by one beats a merge
 _BUFFER_MIN = 4096
 _LOOKS = 8
-_VARINT_BYTES = 9  # of 7 bits each cover every value below POSITION_MAX
 
 
 class IntervalSet:
@@ -109,7 +109,7 @@ class IntervalSet:
     def update(self, other: IntervalSet) -> None:
         """Add every position of `other`."""
         other._settle()
-        if len(other._los) <= _ONE_BY_ONE:
+        if len(other._los) <= _FEW_RUNS:
             for lo, hi in zip(other._los, other._his, strict=True):
                 self.add(lo, hi)
             return
@@ -140,7 +140,7 @@ class IntervalSet:
     def difference_update(self, other: IntervalSet) -> None:
         """Remove every position of `other`."""
         other._settle()
-        if len(other._los) <= _ONE_BY_ONE:
+        if len(other._los) <= _FEW_RUNS:
             for lo, hi in zip(other._los, other._his, strict=True):
                 self.discard(lo, hi)
             return
@@ -174,8 +174,9 @@ class IntervalSet:
     def difference(self, other: IntervalSet) -> IntervalSet:
         if not self:
             return IntervalSet()
+        self._settle()
         other._settle()
-        if len(other._los) <= _ONE_BY_ONE:
+        if len(other._los) <= _FEW_RUNS:
             made = self.copy()
             made.difference_update(other)
             return made
@@ -320,14 +321,14 @@ class IntervalSet:
         numbers[1::2] = los
         numbers[3::2] -= his[:-1]
         numbers[2::2] = his - los
-        return _varints_pack(numbers)
+        return varints.pack(numbers)
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview, runs_max: int) -> IntervalSet:
         """Read `to_bytes` back; PeerError on anything it cannot have written, or too many runs."""
-        if len(data) > _VARINT_BYTES * (2 * runs_max + 1):
+        if len(data) > varints.SIZE_MAX * (2 * runs_max + 1):
             raise PeerError(f"interval set of {len(data)} bytes exceeds {runs_max} runs")
-        numbers = _varints_unpack(data)
+        numbers = varints.unpack(data)
         if numbers.size == 0 or numbers[0] > runs_max or numbers.size != 1 + 2 * numbers[0]:
             raise PeerError("interval set: run count does not match its bytes, or is too high")
         steps = numbers[1:]
@@ -407,43 +408,3 @@ def _meet(los: Positions, his: Positions, los2: Positions, his2: Positions) -> I
     made = IntervalSet()
     made._take(np.maximum(los[mine], los2[theirs]), np.minimum(his[mine], his2[theirs]))
     return made
-
-
-def _varints_pack(numbers: Positions) -> bytes:
-    """LEB128, all numbers at once."""
-    sizes = np.ones(numbers.size, np.int64)
-    for power in range(1, _VARINT_BYTES):
-        more = numbers >= 1 << 7 * power
-        if not more.any():
-            break
-        sizes += more
-    ends = np.cumsum(sizes)
-    starts = ends - sizes
-    packed = np.empty(int(ends[-1]), np.uint8)
-    for index in range(int(sizes.max())):
-        has = sizes > index
-        low = (numbers[has] >> 7 * index) & 0x7F
-        packed[starts[has] + index] = low | np.where(sizes[has] > index + 1, 0x80, 0)
-    return packed.tobytes()
-
-
-def _varints_unpack(data: bytes | memoryview) -> Positions:
-    """Read LEB128 numbers to the end of `data`; PeerError if that cannot be done."""
-    packed = np.frombuffer(data, np.uint8)
-    if packed.size == 0 or packed[-1] & 0x80:
-        raise PeerError("interval set: truncated number")
-    ends = np.flatnonzero(packed < 0x80) + 1
-    starts = np.concatenate((_ZERO, ends[:-1]))
-    sizes = ends - starts
-    if sizes.max() > _VARINT_BYTES:
-        raise PeerError("interval set: number too long")
-    if (packed[ends[sizes > 1] - 1] == 0).any():
-        raise PeerError("interval set: padded number")
-    numbers: Any = np.zeros(ends.size, np.int64)
-    for index in range(int(sizes.max())):
-        has = sizes > index
-        numbers[has] |= (packed[starts[has] + index] & np.int64(0x7F)) << 7 * index
-    checked: Positions = numbers
-    if checked.max() > POSITION_MAX:
-        raise PeerError("interval set: number too large")
-    return checked

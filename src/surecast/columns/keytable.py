@@ -26,7 +26,8 @@ _ALL_VALID: Final[Bools] = np.empty(0, np.bool_)
 
 _Words = npt.NDArray[np.uint64]
 _Table = tuple[_Words, _Words]  # slots and arena, see kernels.py
-_NO_TABLE: Final[_Table] = np.zeros(0, np.uint64), np.zeros(0, np.uint64)
+_NO_WORDS: Final[_Words] = np.zeros(0, np.uint64)
+_NO_TABLE: Final[_Table] = _NO_WORDS, _NO_WORDS
 
 
 class KeyTable:
@@ -72,9 +73,17 @@ class KeyTable:
 
     def _put(self, offsets: Any, data: Bytes, valid: Bools, seqs: Int64s) -> Int64s:
         rows = seqs.size
+        start = int(offsets[0])
+        size = int(offsets[-1]) - start
+        if size == 8 * rows and not valid.size and self._kernels.all_words(offsets):
+            self._make_room(rows, 0)
+            count = self._kernels.put_words(
+                self._now[0], self._old[0], _NO_WORDS, self._counters, self._seed,
+                self._hash_mask, start, data, seqs, self._replaced, self._homes,
+            )  # fmt: skip
+            return self._replaced[:count]
         # A long key's record has two words before the key and at most one word of padding.
-        arena_need = (int(offsets[-1]) - int(offsets[0])) // 8 + 3 * rows
-        self._make_room(rows, arena_need)
+        self._make_room(rows, size // 8 + 3 * rows)
         count = self._kernels.put_keys(
             *self._now, *self._old, self._counters, self._seed, self._hash_mask,
             offsets, data, valid, seqs, self._replaced, self._words, self._homes,

@@ -258,8 +258,9 @@ def _draw_rule(
     rng: Random, policy: Policy, n: int, keys: list[bytes], at_ns: int
 ) -> tuple[int, bytes]:
     """A collect rule, or now and then a change of a stream's retention."""
-    if rng.random() < 0.1 and isinstance(policy, KeepLast):
-        return CONFIG, retention.encode_policy(KeepLast(rng.randint(20, 200)))
+    if rng.random() < 0.15 and isinstance(policy, KeepLast):
+        change = KeepLast(rng.randint(20, 200)) if rng.random() < 0.6 else LatestPerKey()
+        return CONFIG, retention.encode_policy(change)
     predicates: list[retention.Predicate] = [
         BeforeSeq(rng.randint(1, max(2, 2 * n))),
         BeforeTime(1_750_000_000 * SECOND + at_ns - rng.randint(0, 3_000) * MS),

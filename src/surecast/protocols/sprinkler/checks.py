@@ -306,18 +306,25 @@ class _Collectors:
         self.rules: list[tuple[int, Collect]] = []
         self.by_key: dict[bytes, list[int]] = {}  # keyed events under latest_per_key
         self.windows: list[tuple[int, list[int]]] = []  # (n, the events under keep_last(n))
+        # A change to latest_per_key collects, there and then, all but the newest of each key.
+        self.switches: list[tuple[int, dict[bytes, int]]] = []
+        newest: dict[bytes, int] = {}
         for seq in sorted(truth):
             event = truth[seq]
             if event.kind == CONFIG:  # it counts under the policy it brings
-                policy = retention.decode_policy(event.value)
+                before, policy = policy, retention.decode_policy(event.value)
+                if isinstance(policy, LatestPerKey) and not isinstance(before, LatestPerKey):
+                    self.switches.append((seq, dict(newest)))
             if event.kind == COLLECT:
                 self.rules.append((seq, retention.decode_collect(event.value)))
             if isinstance(policy, KeepLast):
                 if not self.windows or self.windows[-1][0] != policy.n:
                     self.windows.append((policy.n, []))
                 self.windows[-1][1].append(seq)
-            if isinstance(policy, LatestPerKey) and event.kind == DATA and event.key is not None:
-                self.by_key.setdefault(event.key, []).append(seq)
+            if event.kind == DATA and event.key is not None:
+                newest[event.key] = seq
+                if isinstance(policy, LatestPerKey):
+                    self.by_key.setdefault(event.key, []).append(seq)
 
     def of(self, event: Event) -> Iterator[tuple[int, int]]:
         """(seq, reason) of every event that collects this one, the newest of each sort first."""
@@ -328,6 +335,9 @@ class _Collectors:
                 if seq <= event.seq:
                     break
                 yield seq, COLLECTED
+            for seq, newest in self.switches:
+                if seq > event.seq and newest[event.key] > event.seq:
+                    yield seq, COLLECTED
         for n, seqs in self.windows:
             for seq in reversed(seqs):
                 if seq - n < event.seq:
