@@ -18,6 +18,7 @@ from surecast.sim.faults import (
     Fault,
     Isolate,
     Pause,
+    Reset,
     Timed,
     Wipe,
 )
@@ -117,7 +118,7 @@ def test_every_kind_can_be_drawn_and_written_down() -> None:
     kinds = (*faults.KINDS, "wipe")
     drawn = [faults.draw(rng, ("a", "b"), [("x", "y")], (kind,)) for kind in kinds * 5]
     assert {type(fault) for fault in drawn} == set(Fault.__subclasses__())
-    every: Any = Cut | Isolate | Degrade | Crash | Wipe | Pause | ClockJump | DiskFailure
+    every: Any = Cut | Isolate | Degrade | Crash | Wipe | Pause | Reset | ClockJump | DiskFailure
     for fault in drawn:
         assert msgspec.json.decode(msgspec.json.encode(fault), type=every) == fault
     assert isinstance(faults.draw(rng, ("a",), [], ("cut",)), Cut)

@@ -520,3 +520,21 @@ def test_a_paused_reader_congests_its_sender() -> None:
     assert [now_ns for now_ns, _ in a.of(Congested)] == [210 * MS]
     assert [now_ns for now_ns, _ in a.of(Writable)] == [500 * MS]
     assert world.machine("b").numbers() == [0, *range(200, 220)]
+
+
+def test_a_reset_tells_both_ends_and_loses_what_was_under_way() -> None:
+    world = pair()
+    say(world, 0, "a", "b", 1)
+    say(world, SECOND, "a", "b", 2)
+    world.call(SECOND + MS, lambda w: w.reset_sessions("b"))
+    say(world, 2 * SECOND, "a", "b", 3)
+    world.run(until_ns=3 * SECOND)
+    a, b = world.machine("a"), world.machine("b")
+    assert [inp for _, inp in a.seen[1:]] == [PeerUp("b"), PeerDown("b"), PeerUp("b")]
+    assert [inp for _, inp in b.seen[1:]] == [
+        PeerUp("a"),
+        Received("a", Ping(1)),
+        PeerDown("a"),
+        PeerUp("a"),
+        Received("a", Ping(3)),
+    ]

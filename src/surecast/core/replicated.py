@@ -33,11 +33,16 @@ __all__ = [
 
 
 class Submit(Input):
-    """Append a publisher's batch exactly once; only the head accepts."""
+    """Append a publisher's batch exactly once; only the head accepts.
+
+    `refuse` says why the layer above would not take it. That counts only if the batch is new: a
+    retry of what was taken before is answered as before, whatever has changed since.
+    """
 
     log: LogId
     batch: Batch
     token: Any
+    refuse: str = ""
 
 
 class AppendAt(Input):
@@ -97,7 +102,7 @@ class Submitted(msgspec.Struct, gc=False):
 
 
 class Refused(msgspec.Struct, gc=False):
-    """why: not-head, too-few-replicas, busy, out-of-order, mismatch, expired."""
+    """why: not-head, too-few-replicas, busy, out-of-order, mismatch, expired, or `refuse`."""
 
     token: Any
     why: str

@@ -39,3 +39,20 @@ def test_a_detour_is_left_when_the_direct_link_is_back() -> None:
     publish(cluster, 4000)
     assert world.machine("z/0").layers[1].streams[stream].source.region == "x"
     settle(cluster)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_g2_a_reader_that_changes_servers_sees_no_gap_and_no_repeat(seed: int) -> None:
+    """The replica a reader follows dies again and again, in the middle of a stream."""
+    cluster = cluster_of({"east": 3, "west": 2}, seed=seed)
+    for node in ("west/0", "west/1", "west/0", "east/2", "east/1"):
+        publish(cluster, 50)
+        cluster.world.crash(node)
+        publish(cluster, 50)
+        cluster.world.restart(node)
+        publish(cluster, 50)
+        run(cluster, 2 * SECOND)
+    settle(cluster)
+    for reading in cluster.records["s"].readings:
+        assert reading.faults == []
+        assert [event.seq for event in reading.events] == list(range(1, 751))

@@ -174,6 +174,8 @@ class Replica(Roles):
         elif verdict.kind in (OUT_OF_ORDER, MISMATCH, EXPIRED):
             why = {OUT_OF_ORDER: "out-of-order", MISMATCH: "mismatch", EXPIRED: "expired"}
             self.out.append(Emit(Refused(inp.token, why[verdict.kind], verdict.number)))
+        elif inp.refuse:
+            self.out.append(Emit(Refused(inp.token, inp.refuse)))
         else:
             batch = batch.sequenced(state.end, self._stamp(state), self.epoch)
             state.waiting[inp.token] = (batch.hi, batch.lo)

@@ -139,6 +139,9 @@ def check(record: Record, tally: Tally) -> None:
     for reading in everybody:
         _voids_are_explained(record, reading, truth, collectors, tally)
     _all_positions_are_known(record, truth, end, tally)
+    for audit in record.audits:
+        if 1 < audit.position == max(hi for _, hi, _ in [(0, 1, 0), *audit.voids]):
+            say(f"{record.stream}: G7 {audit.reader}: the newest position is void")
     if len(truth) == end - 1:
         for audit in record.audits:
             _is_exactly_what_is_left(record, audit, truth, tally)
@@ -162,11 +165,9 @@ def _all_positions_are_known(
 def _is_exactly_what_is_left(
     record: Record, audit: Reading, truth: dict[int, Event], tally: Tally
 ) -> None:
-    """G6, G7: at the end a region holds what the rules leave, no more and no less."""
+    """G6: at the end a region holds what the rules leave, no more and no less."""
     name = f"{record.stream}: {{}} {audit.reader}"
     held = {event.seq for event in audit.events}
-    if audit.position > 1 and audit.position - 1 not in held:
-        tally.violations.append(f"{name.format('G7')}: the newest position is void")
     # Rules may go on while the audit reads (expiry does): what it holds is judged by the rules
     # that stood when it began, what it lacks by all of them.
     before = {seq: event for seq, event in truth.items() if seq < audit.settled}

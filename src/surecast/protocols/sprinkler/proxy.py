@@ -281,9 +281,11 @@ class Proxy(Exchange):
             self._send(peer, nack)
             return
         token = (peer, message.stream, batch.publisher, batch.pub_no)
-        self.out.append(PassDown(Submit(message.stream, batch, token)))
+        bad = self._refusal_of_event(self.streams[message.stream], batch)
+        self.out.append(PassDown(Submit(message.stream, batch, token, bad)))
 
     def _refusal(self, message: Publish) -> str:
+        """Why we cannot take publishes of this stream now, or ever."""
         if not self.is_head:
             return "not-head"
         stream = self.streams.get(message.stream)
@@ -291,9 +293,9 @@ class Proxy(Exchange):
             return "recovering" if self._is_unclean() else "unknown-stream"
         if not self._owns(stream):
             return "not-owner"
-        if self._is_behind(stream):
-            return "recovering"
-        batch = message.batch
+        return "recovering" if self._is_behind(stream) else ""
+
+    def _refusal_of_event(self, stream: Stream, batch: Batch) -> str:
         if batch.kind == DATA:
             fine = batch.rows == batch.count > 0 and batch.pub_no > 0
             return "" if fine else "bad-event"
