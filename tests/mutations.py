@@ -56,7 +56,7 @@ class ForgetsPublishers(Replica):
     """R4 taken out: dedup is what the log still shows."""
 
     def _publishers_at(self, state: LogState, end: int) -> bytes:
-        return b"\x90"
+        return b"\x92\x00\x90"
 
 
 class ShowsUncommitted(Proxy):

@@ -80,6 +80,7 @@ class TakePublishers(Input):
     log: LogId
     end: int
     data: bytes
+    horizon_ns: int = 0  # whoever was born by then and is unknown counts as forgotten
 
 
 class Refound(Input):
@@ -137,3 +138,4 @@ class RoleChanged(msgspec.Struct, gc=False):
     head: bool
     tail: bool  # serving as the tail: a new tail waits for the old one's token
     clean: bool  # false: this chain lost its logs and must rebuild them from its peers (R8)
+    lost_epoch: int = 0  # ... in which case this is the first epoch after the loss

@@ -5,9 +5,9 @@ Only the batch that begins at the next number is new. The last few batches of ea
 remembered with their positions, enough to answer every retry that can still come.
 
 A publisher's id is 16 bytes: the first eight are its wall-clock birth in nanoseconds, or zero for
-a *named* publisher, whose state is never forgotten. That is what keeps forgetting honest: an
-unknown publisher older than half the time-to-live is told that it expired, instead of being taken
-for a new one.
+a *named* publisher, whose state is never forgotten. That is what keeps forgetting honest: the
+`horizon` is the latest birth of any publisher forgotten so far, and an unknown publisher born
+before it is told that it expired, instead of being taken for a new one.
 """
 
 from collections import deque
@@ -45,13 +45,14 @@ class Dedup:
     inflight_max: int
     ttl_ns: int
     publishers: dict[bytes, PublisherState] = field(default_factory=dict)
+    horizon_ns: int = 0  # who was born by then and is unknown has been forgotten
 
     def check(self, batch: Batch, time_ns: int) -> Verdict:
         """What to do with a publisher's batch that arrives at head time `time_ns`."""
         state = self.publishers.get(batch.publisher)
         born_ns = publisher_born_ns(batch.publisher)
         if state is None:
-            if born_ns and time_ns - born_ns > self.ttl_ns // 2:
+            if 0 < born_ns <= self.horizon_ns:
                 return Verdict(EXPIRED)
             state = PublisherState()
         elif born_ns and time_ns - state.time_ns > self.ttl_ns:
@@ -89,25 +90,33 @@ class Dedup:
             if state.next_no == 1 and not state.recent:
                 del self.publishers[publisher]
 
-    def snapshot(self, end: int) -> bytes:
-        """The state at position `end`, without publishers that have expired by then."""
+    def forget(self) -> None:
+        """Drop publishers that were silent for the time-to-live; the horizon remembers them."""
         newest_ns = max((s.time_ns for s in self.publishers.values()), default=0)
+        for publisher in list(self.publishers):
+            born_ns = publisher_born_ns(publisher)
+            if born_ns and newest_ns - self.publishers[publisher].time_ns > self.ttl_ns:
+                self.horizon_ns = max(self.horizon_ns, born_ns)
+                del self.publishers[publisher]
+
+    def snapshot(self, end: int) -> bytes:
+        """The state at position `end`."""
         rows = []
         for publisher in sorted(self.publishers):
             state = self.publishers[publisher]
-            if publisher_born_ns(publisher) and newest_ns - state.time_ns > self.ttl_ns:
-                continue
             recent = [r for r in state.recent if r[2] < end]
             next_no = state.next_no
             if len(recent) < len(state.recent):
                 next_no = state.recent[len(recent)][0]
             if next_no > 1:
                 rows.append((publisher, next_no, state.time_ns, recent))
-        return msgspec.msgpack.encode(rows)
+        return msgspec.msgpack.encode((self.horizon_ns, rows))
 
     def merge(self, data: bytes) -> None:
         """Add a snapshot of the same log's committed past to what is known."""
-        for publisher, next_no, time_ns, recent in _decode(data):
+        horizon_ns, rows = _decode(data)
+        self.horizon_ns = max(self.horizon_ns, horizon_ns)
+        for publisher, next_no, time_ns, recent in rows:
             state = self.publishers.setdefault(publisher, PublisherState())
             known = {r[0] for r in state.recent}
             entries = sorted([*state.recent, *(r for r in recent if r[0] not in known)])
@@ -131,11 +140,12 @@ class Dedup:
                 state.time_ns = max(state.time_ns, before.time_ns)
 
 
-Rows = list[tuple[bytes, int, int, list[tuple[int, int, int]]]]
+Snapshot = tuple[int, list[tuple[bytes, int, int, list[tuple[int, int, int]]]]]
 
 
-def _decode(data: bytes) -> Rows:
+def _decode(data: bytes) -> Snapshot:
     try:
-        return msgspec.msgpack.decode(data, type=Rows)
+        horizon_ns, rows = msgspec.msgpack.decode(data, type=Snapshot)
     except msgspec.DecodeError as error:
         raise PeerError(f"publishers' state cannot be read: {error}") from None
+    return horizon_ns, rows

@@ -53,6 +53,7 @@ class Configuration(Message):
     chain: str
     epoch: int
     members: tuple[Member, ...]
+    lineage: int = 0  # rises when an operator founds the chain anew: older logs do not count
 
 
 # ------------------------------------------------------------ between replicas
@@ -119,3 +120,4 @@ class Stale(Message):
 
     epoch: int
     members: tuple[Member, ...]
+    lineage: int = 0

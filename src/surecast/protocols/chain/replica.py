@@ -295,7 +295,8 @@ class Replica(Roles):
                 self._save(self.join, self.learner.peer if self.learner else "")
             return
         if key not in self.logs:
-            self._save_publishers(key[1], key)
+            _, log, end, data = key
+            self._save_publishers(log, end, data, key)
             return
         state = self.logs[key]
         if not state.failed:
@@ -336,6 +337,9 @@ class Replica(Roles):
                 )
                 self._send(follower.peer, Forward(self.epoch, log, batches, state.committed))
                 sent = batches[-1].hi
+                if any(b.rows != b.count or b.explicit for b in batches):
+                    follower.told.pop(log, None)  # compacted: who published is told behind it
+                    follower.kept.pop(log, None)
             follower.sent[log] = sent
             if sent < state.stored:
                 return True
@@ -362,7 +366,7 @@ class Replica(Roles):
         self._pass_publishers_on(message.log, message.end, message.data)
 
     def _pass_publishers_on(self, log: LogId, end: int, data: bytes) -> None:
-        self._save_publishers(log, ("publishers", log))
+        self._save_publishers(log, end, data, ("publishers", log, end, data))
         if self.follower and log in self.follower.told:  # otherwise it is still to be told
             self._send(self.follower.peer, Publishers(self.epoch, log, end, data))
 
@@ -375,14 +379,13 @@ class Replica(Roles):
         state = self._log(inp.log)
         if self.is_head and inp.end <= state.end:
             state.dedup.merge(inp.data)
+            state.dedup.horizon_ns = max(state.dedup.horizon_ns, inp.horizon_ns)
             data = self._publishers_at(state, state.stored)
             self._pass_publishers_on(inp.log, state.stored, data)
 
-    def _save_publishers(self, log: LogId, token: tuple[Any, ...]) -> None:
-        state = self.logs[log]
-        # As of what is on disk: an append that fails must not leave its publisher behind.
-        data = msgspec.msgpack.encode((state.stored, self._publishers_at(state, state.stored)))
-        self.out.append(SaveState(f"publishers/{log.hex()}", data, token))
+    def _save_publishers(self, log: LogId, end: int, data: bytes, token: tuple[Any, ...]) -> None:
+        state = msgspec.msgpack.encode((end, data))
+        self.out.append(SaveState(f"publishers/{log.hex()}", state, token))
 
     def _on_publishers_saved(self, log: LogId) -> None:
         if self.active and self.pred:
@@ -437,7 +440,10 @@ class Replica(Roles):
         """R4, R5: only committed positions, and the dedup state is on disk before."""
         state = self._log(inp.log)
         assert inp.batches[-1].hi <= state.committed, "only what is committed is compacted"
-        self._save_publishers(inp.log, ("compact", inp))
+        state.dedup.forget()
+        # As of what is on disk: an append that fails must not leave its publisher behind.
+        snapshot = self._publishers_at(state, state.stored)
+        self._save_publishers(inp.log, state.stored, snapshot, ("compact", inp))
 
     def _compact_now(self, inp: CompactLog) -> None:
         self.out.append(Compact(inp.log, inp.batches, ("compacted", inp.log)))
@@ -468,11 +474,11 @@ class Replica(Roles):
 
     def _on_refound(self, _inp: Refound) -> None:
         if not self.is_member:
-            self.saved.clean = any(state.end > 1 for state in self.logs.values())
+            self.saved.clean = False  # other regions may know more of our streams (R8)
             self._save("refound by force")
 
     def _on_recovered(self, _inp: Recovered) -> None:
         if not self.saved.clean:
-            self.saved.clean = True
+            self.saved.clean, self.saved.lost_epoch = True, 0
             self._save()
             self._role_changed()

@@ -46,6 +46,8 @@ class Saved(msgspec.Struct, array_like=True):
     members: tuple[Member, ...] = ()
     joining: bool = False  # a learner may have been proposed in this epoch
     clean: bool = True  # false until the layer above has rebuilt lost logs (R8)
+    lost_epoch: int = 0  # while not clean: the first epoch after the loss
+    lineage: int = 0  # how often the chain was founded anew by force
 
 
 class Roles:
@@ -147,10 +149,11 @@ class Roles:
         at = 1
         if data := self.disk.state(f"publishers/{log.hex()}"):
             at, snapshot = msgspec.msgpack.decode(data, type=tuple[int, bytes])
+            at = min(at, state.end)  # a predecessor's word may have come before its batches
             state.dedup.merge(snapshot)
             state.dedup.truncate(state.end)
-        if at > 1 and state.end > 1:  # the newest time may lie below the snapshot
-            state.time_ns = self.disk.read(log, min(at, state.end) - 1, state.end, 1)[0].time_ns
+        if at > 1:  # the newest time may lie below the snapshot
+            state.time_ns = self.disk.read(log, at - 1, state.end, 1)[0].time_ns
         for batch in read_through(self.disk, log, at, state.end, self.config.forward_bytes_max):
             state.dedup.note(batch)
             state.time_ns = max(state.time_ns, batch.time_ns)
@@ -177,12 +180,12 @@ class Roles:
 
     def _on_configuration(self, _peer: Peer, message: Configuration) -> None:
         if message.chain == self.config.chain:
-            self._adopt(message.epoch, message.members)
+            self._adopt(message.epoch, message.members, message.lineage)
 
     def _on_stale(self, _peer: Peer, message: Stale) -> None:
-        self._adopt(message.epoch, message.members)
+        self._adopt(message.epoch, message.members, message.lineage)
 
-    def _adopt(self, epoch: int, members: tuple[Member, ...]) -> None:
+    def _adopt(self, epoch: int, members: tuple[Member, ...], lineage: int) -> None:
         if epoch == 0 or epoch < self.epoch or (epoch == self.epoch and self.active):
             return
         if epoch == self.epoch and self.saved.joining:
@@ -205,18 +208,21 @@ class Roles:
         self.heard_ns = {}
         self.owes_token = self.succ == members[-1].name
         if self.is_member:
+            if not self.saved.clean and not self.saved.lost_epoch:
+                self.saved.lost_epoch = epoch
             self.has_token = not (self.was_learner and self.is_last and self.pred)
             self.was_learner = False
         else:
-            if moved_on:
+            if lineage != self.saved.lineage:
+                self._discard()
+            elif moved_on:
                 self._drop_fork()
-            rest = tuple(m for m in members if m.name != self.config.name)
-            if rest and len(rest) < len(members):  # our name, with a disk that is gone
-                self._propose(rest)
+            self._disown_lost_disk()
             self.was_learner, self.has_token = True, False
         for state in self.logs.values():
             if not self.is_head:
                 self._refuse_waiting(state)
+        self.saved.lineage = lineage
         self._save()
         self._role_changed()
         for state in self.logs.values():
@@ -227,10 +233,27 @@ class Roles:
         if self.pred:
             self._send_sync()
 
+    def _disown_lost_disk(self) -> None:
+        """Our name is in the chain, with a disk that is gone: that member will never come back."""
+        rest = tuple(m for m in self.members if m.name != self.config.name)
+        if not self.is_member and rest and len(rest) < len(self.members):
+            self._propose(rest)
+
     def _role_changed(self) -> None:
         names = tuple(m.name for m in self.members)
         tail = self.is_last and self.has_token
-        self.out.append(Emit(RoleChanged(self.epoch, names, self.is_head, tail, self.saved.clean)))
+        self.out.append(
+            Emit(
+                RoleChanged(
+                    self.epoch,
+                    names,
+                    self.is_head,
+                    tail,
+                    self.saved.clean,
+                    self.saved.lost_epoch,
+                )
+            )
+        )
 
     def _drop_fork(self) -> None:
         """R1: the chain went on without us; what it never committed may have been replaced."""
@@ -245,6 +268,16 @@ class Roles:
                 self.out.append(Truncate(log, state.committed))
                 self.out.append(Emit(Truncated(log, state.committed)))
 
+    def _discard(self) -> None:
+        """An operator founded the chain anew: our logs belong to a past that was given up."""
+        for state in self.logs.values():
+            self.counters["chain.discarded"] += 1
+            state.committed = state.known = 1
+            state.time_ns = 0
+            state.dedup = Dedup(self.config.inflight_max, self.config.publisher_ttl_ns)
+            state.end = max(state.end, 2)  # so that it is truncated, whatever it holds
+        self._drop_fork()
+
     def _refuse_waiting(self, state: LogState) -> None:
         for token in state.waiting:
             self.out.append(Emit(Refused(token, "not-head")))
@@ -254,11 +287,14 @@ class Roles:
         self.proposed_ns = self.now_ns
         self._send(self.config.service, Propose(self.config.chain, self.epoch, members))
 
+    def _send_stale(self, peer: Peer) -> None:
+        self._send(peer, Stale(self.epoch, self.members, self.saved.lineage))
+
     def _current(self, peer: Peer, epoch: int) -> bool:
         """Is a message of this epoch for us now? Tell whoever is behind; ask if we are."""
         if epoch < self.epoch:
             self.counters["chain.stale"] += 1
-            self._send(peer, Stale(self.epoch, self.members))
+            self._send_stale(peer)
             return False
         if epoch > self.epoch or not self.active:
             if self.now_ns - self.watched_ns > self.config.heartbeat_ns:
@@ -295,6 +331,8 @@ class Roles:
                     self.counters["chain.suspected"] += 1
                     self._propose(tuple(m for m in self.members if m.name != peer))
                     break
+        if not self.is_member and now_ns - self.proposed_ns > config.suspect_ns:
+            self._disown_lost_disk()
         if self.pred and not self.is_member:
             # A tail that gave us up as a learner is silent; the session may have outlived that.
             if now_ns - self.heard_ns.setdefault(self.pred, now_ns) > config.suspect_ns:
@@ -329,7 +367,11 @@ class Roles:
         ahead = [x for x, end in message.ends.items() if end > self._log(x).stored]
         if ahead:  # store-then-forward makes this impossible unless our disk lost something
             self.counters["chain.successor-ahead"] += 1
-            self._leave()
+            if peer == self.succ:
+                self._leave()
+            return
+        if peer == self.succ and message.member not in self.members:
+            self._propose(tuple(m for m in self.members if m.name != peer))  # it lost its disk
             return
         if peer == self.succ:
             self.follower = Follower(peer, dict(message.ends), {})
@@ -347,7 +389,7 @@ class Roles:
             self.learner = Follower(peer, dict(message.ends), dict(message.ends))
             self.learner_member = message.member
         else:
-            self._send(peer, Stale(self.epoch, self.members))
+            self._send_stale(peer)
             return
         self._send(peer, SyncAck(self.epoch))
         self._pump()
@@ -387,6 +429,8 @@ class Roles:
             self._ungate()
             self.learner = None  # it will ask again
             return
+        if not self.saved.clean:
+            return  # it would take what we have for the whole (R8)
         if not all(learner.kept.get(log, False) for log in self.logs):
             return  # it cannot recognise retries yet (R4)
         logs = self.logs.items()

@@ -35,6 +35,7 @@ class ChainTable(msgspec.Struct, array_like=True):
     epoch: int = 0
     members: tuple[Member, ...] = ()
     candidates: list[Member] = []
+    lineage: int = 0
 
 
 class ConfigService:
@@ -101,6 +102,7 @@ class ConfigService:
             return
         safe = message.force or self._is_safe(table, message.members)
         if message.epoch == table.epoch and safe and message.members:
+            table.lineage += message.force
             self._change(message.chain, message.members)
         else:
             self._tell(peer, message.chain)
@@ -128,4 +130,4 @@ class ConfigService:
         if chain in self.unsaved:
             return  # tell nobody of an epoch that a crash could take back; Stored tells all
         table = self.tables[chain]
-        self.out.append(Send(peer, Configuration(chain, table.epoch, table.members)))
+        self.out.append(Send(peer, Configuration(chain, table.epoch, table.members, table.lineage)))

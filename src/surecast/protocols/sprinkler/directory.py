@@ -22,6 +22,7 @@ class Directory:
     def __init__(self) -> None:
         self.by_id: dict[LogId, StreamInfo] = {}
         self.by_name: dict[str, StreamInfo] = {}
+        self.made: dict[LogId, int] = {}  # streams created through this very log → epoch
 
     def apply(self, batch: Batch) -> list[StreamInfo]:
         """Take in a committed batch of the log; the entries that are new."""
@@ -34,10 +35,14 @@ class Directory:
             named = self.by_name.get(info.name)
             if info.stream_id in self.by_id or (named and info.replaces != named.stream_id):
                 continue
+            if row.tag is not None:
+                self.made[info.stream_id] = int(row.tag)
             self.by_id[info.stream_id] = self.by_name[info.name] = info
             new.append(info)
         return new
 
 
-def info_batch(info: StreamInfo) -> Batch:
-    return Batch.of(DIRECTORY, [msgspec.msgpack.encode(info)], [info.stream_id])
+def info_batch(info: StreamInfo, made_epoch: int) -> Batch:
+    """An entry. Streams created here, not heard of, are tagged with the epoch of their creation."""
+    tags: list[bytes | None] | None = [b"%d" % made_epoch] if made_epoch else None
+    return Batch.of(DIRECTORY, [msgspec.msgpack.encode(info)], [info.stream_id], tags)

@@ -71,7 +71,7 @@ class Exchange:
         self.members: tuple[Peer, ...] = ()
         self.is_head = self.is_tail = False
         self.unclean_since_ns: int | None = None
-        self.made: dict[LogId, bool] = {}  # streams created in this life
+        self.lost_epoch = 0
         self.recorded: dict[LogId, bool] = {}  # other regions' streams put into the directory
         self.asked: dict[str, list[Peer]] = {}  # stream being created → who waits
         self.advertised: dict[Peer, dict[LogId, int]] = {}  # per session: what it was told
@@ -202,9 +202,14 @@ class Exchange:
         end = peer.ends.get(stream.stream_id, 1)
         stream.source = Source(peer.name, peer.tail, end, self.now_ns, self.now_ns)
         stream.leads.clear()
-        stream.newest_ns = 0
+        stream.newest_ns = self._newest_ns(stream)
         message = Subscribe(self.config.region, self.epoch, stream.stream_id, stream.end)
         self._send(peer.tail, message)
+
+    def _newest_ns(self, stream: Stream) -> int:
+        """The time of the last event here; 0 if it is not on disk yet."""
+        last = self.disk.read(stream.stream_id, stream.end - 1, stream.end, 1)
+        return last[0].time_ns if last and stream.end > 1 else 0
 
     def _look_after_sources(self) -> None:
         """Once a period: give up dead sources, choose new ones, finish recoveries."""
@@ -278,7 +283,7 @@ class Exchange:
         if message.batches[-1].hi > stream.end:
             stream.newest_ns = max(b.time_ns for b in message.batches)
             for batch in message.batches:
-                if batch.rows != batch.count or not batch.pub_no:
+                if batch.rows != batch.count or batch.explicit:
                     stream.unnamed = batch.hi
             self.out.append(PassDown(AppendAt(message.stream, message.batches)))
 
@@ -294,13 +299,17 @@ class Exchange:
             self.out.append(PassDown(AskPublishers(message.stream, message.end, node)))
 
     def _on_publishers_are(self, event: PublishersAre) -> None:
-        self._send(event.token, PublishersKnown(event.log, event.end, event.data))
+        complete = self.streams[event.log].unnamed == 0
+        answer = PublishersKnown(event.log, event.end, event.data, complete)
+        self._send(event.token, answer)
 
     def _on_publishers_known(self, _node: Peer, message: PublishersKnown) -> None:
         stream = self.streams.get(message.stream)
         if stream and self.is_head and 0 < stream.unnamed <= message.end <= stream.end:
             stream.unnamed = 0
-            command = TakePublishers(message.stream, message.end, message.data)
+            # Nobody knows them all: then the unknown are told that they expired, not taken anew.
+            horizon_ns = 0 if message.complete else self.now_ns + self.wall_offset_ns
+            command = TakePublishers(message.stream, message.end, message.data, horizon_ns)
             self.out.append(PassDown(command))
 
     def _fits(self, stream: Stream, batches: tuple[Batch, ...]) -> bool:
@@ -414,7 +423,7 @@ class Exchange:
 
     # ------------------------------------------------------------ done by Proxy
 
-    def _record(self, info: StreamInfo) -> None:
+    def _record(self, info: StreamInfo, made_epoch: int = 0) -> None:
         raise NotImplementedError
 
     def _recover_from(self, stream: Stream, end: int) -> bool:

@@ -81,11 +81,12 @@ class PublishersWanted(Message):
 
 
 class PublishersKnown(Message):
-    """What publishers had accepted in `stream` below `end`."""
+    """What publishers had accepted in `stream` below `end`, as far as the sender knows."""
 
     stream: LogId
     end: int
     data: bytes
+    complete: bool
 
 
 class RegionStale(Message):

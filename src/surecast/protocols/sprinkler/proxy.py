@@ -162,6 +162,7 @@ class Proxy(Exchange):
         was_head, was_tail = self.is_head, self.is_tail
         self.epoch, self.members = event.epoch, event.members
         self.is_head, self.is_tail = event.head, event.tail
+        self.lost_epoch = event.lost_epoch
         if event.clean:
             self.unclean_since_ns = None
         elif self.unclean_since_ns is None:
@@ -185,8 +186,7 @@ class Proxy(Exchange):
             self._advertise_all()
         if self.is_head:
             for stream in self.streams.values():
-                if self.unclean_since_ns is not None and self._owns(stream):
-                    self._begin_recovery(stream, self.unclean_since_ns)
+                self._recover_if_lost(stream)
             self._look_after_sources()
 
     def _on_appended(self, event: Appended) -> None:
@@ -196,6 +196,17 @@ class Proxy(Exchange):
 
     def _on_truncated(self, event: Truncated) -> None:
         self._on_appended(Appended(event.log, event.end))
+        if self.committed.get(event.log, 1) <= event.end:
+            return
+        # The whole past was given up (the chain was founded anew): begin again.
+        self.committed[event.log] = event.end
+        if event.log == DIRECTORY:
+            self.directory_committed = event.end
+        elif stream := self.streams.get(event.log):
+            stream.index = RetentionIndex(stream.info.retention)
+            stream.committed, stream.compacted_voids = event.end, 0
+            self.subscriptions -= len(stream.subscribers)
+            stream.subscribers.clear()
 
     def _on_committed(self, event: Committed) -> None:
         self.committed[event.log] = event.end
@@ -210,7 +221,14 @@ class Proxy(Exchange):
 
     def _advance(self, stream: Stream) -> None:
         stream.committed = self._visible_end(stream)
-        stream.feed(self.disk, stream.committed, self.config.serve_bytes_max)
+        try:
+            stream.feed(self.disk, stream.committed, self.config.serve_bytes_max)
+        except (PeerError, ValueError) as problem:
+            # One stream cannot be indexed; the others, and this server, go on. An alarm.
+            self.counters["sprinkler.quarantined"] += not stream.quarantined
+            stream.quarantined = str(problem)
+        if stream.quarantined:
+            stream.committed = stream.index.end
         self._serve(stream)
 
     # ------------------------------------------------------------ the directory
@@ -226,9 +244,7 @@ class Proxy(Exchange):
         self.streams[info.stream_id] = stream
         stream.end = self.ends.get(info.stream_id, 1)
         stream.subscribers = self.early.pop(info.stream_id, {})
-        fresh = info.stream_id in self.made  # made here, after the loss: it has no past
-        if self.unclean_since_ns is not None and self._owns(stream) and not fresh:
-            self._begin_recovery(stream, self.unclean_since_ns)
+        self._recover_if_lost(stream)
         self._answer_creators(info.name, info, "")
         self.asked.pop(info.name, None)
         self._advance(stream)
@@ -240,6 +256,8 @@ class Proxy(Exchange):
         elif info := self.directory.by_name.get(name):
             why = "" if info.retention == message.retention else "config-mismatch"
             self._send(peer, StreamOpened(name, info, why))
+        elif info := self._known_elsewhere(name):
+            self._send(peer, StreamOpened(name, info, "not-owner"))
         elif self._is_unclean():
             self._send(peer, StreamOpened(name, None, "recovering"))
         elif len(self.streams) >= self.config.streams_max:
@@ -248,15 +266,18 @@ class Proxy(Exchange):
             first = name not in self.asked
             self.asked.setdefault(name, []).append(peer)
             if first:
-                self._record(self._new_info(name, message.retention, b""))
+                self._record(self._new_info(name, message.retention, b""), self.epoch)
+
+    def _known_elsewhere(self, name: str) -> StreamInfo | None:
+        """Another region has a stream of that name; ours would never be exchanged."""
+        infos = (info for peer in self.peers.values() for info in peer.infos.values())
+        return next((i for i in infos if i.name == name and i.owner != self.config.region), None)
 
     def _new_info(self, name: str, policy: retention.Policy, replaces: bytes) -> StreamInfo:
-        info = StreamInfo(self.rng.randbytes(16), name, self.config.region, policy, replaces)
-        self.made[info.stream_id] = True
-        return info
+        return StreamInfo(self.rng.randbytes(16), name, self.config.region, policy, replaces)
 
-    def _record(self, info: StreamInfo) -> None:
-        self.out.append(PassDown(AppendOwn(DIRECTORY, info_batch(info))))
+    def _record(self, info: StreamInfo, made_epoch: int = 0) -> None:
+        self.out.append(PassDown(AppendOwn(DIRECTORY, info_batch(info, made_epoch))))
 
     def _answer_creators(self, name: str, info: StreamInfo | None, why: str) -> None:
         for peer in self.asked.get(name, ()):
@@ -268,7 +289,7 @@ class Proxy(Exchange):
     def _on_force_new_stream(self, inp: ForceNewStream) -> None:
         info = self.directory.by_name.get(inp.name)
         if self.is_head and info is not None and info.owner == self.config.region:
-            self._record(self._new_info(info.name, info.retention, info.stream_id))
+            self._record(self._new_info(info.name, info.retention, info.stream_id), self.epoch)
 
     # ------------------------------------------------------------ publishing
 
@@ -333,6 +354,12 @@ class Proxy(Exchange):
             self.counters["sprinkler.owner-behind"] += 1
             self._begin_recovery(stream, self.now_ns)
         return stream.recovering_since_ns is not None
+
+    def _recover_if_lost(self, stream: Stream) -> None:
+        """Our chain lost its disks: what it owned before has to be fetched from its peers."""
+        made_since = self.directory.made.get(stream.stream_id, 0) >= max(self.lost_epoch, 1)
+        if self.unclean_since_ns is not None and self._owns(stream) and not made_since:
+            self._begin_recovery(stream, self.unclean_since_ns)
 
     def _begin_recovery(self, stream: Stream, since_ns: int) -> None:
         stream.recovering_since_ns = since_ns

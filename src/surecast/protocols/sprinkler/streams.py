@@ -38,6 +38,7 @@ class Stream:
     end: int = 1  # appended here
     newest_ns: int = 0  # time of the newest event pulled from another region
     committed: int = 1  # by the chain; the only part anybody is shown (R5)
+    quarantined: str = ""  # why its log cannot be indexed beyond `index.end`
     reconfigured: bool = False  # its retention was changed at least once
     source: Source | None = None
     leads: dict[str, Lead] = field(default_factory=dict)  # regions ahead of the source
