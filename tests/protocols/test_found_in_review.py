@@ -3,6 +3,7 @@
 from surecast.columns import retention
 from surecast.columns.batch import COLLECT, CONFIG
 from surecast.columns.retention import Collect, KeepAll, KeepFor, KeepLast, LatestPerKey, TagIs
+from surecast.core.replicated import Refound
 from surecast.core.types import MS, SECOND, US, PassDown, PeerDown, Received, TimerFired
 from surecast.protocols.sprinkler.messages import ForceNewStream, Subscribe
 from surecast.sim.links import Link
@@ -216,3 +217,158 @@ def test_retries_while_the_chain_is_short_do_not_pile_up_at_the_head() -> None:
     publish(cluster, 16)
     run(cluster, 60 * SECOND)
     assert len(chain(cluster, "east/0").logs[cluster.streams["s"]].waiting) <= 16
+
+
+# ---------------------------------------------------------------- the second round
+
+
+def lost_ack_then_collected(cluster: Cluster) -> None:
+    """pub0's only event is committed, its acknowledgement lost; then it is collected."""
+    cluster.world.cut("east/0", "east/pub0", two_way=False)
+    publish(cluster, 1)
+    run(cluster, 5 * SECOND)
+    publish(cluster, 30, "east/pub1")
+    run(cluster, 2 * SECOND)
+
+
+COMPACTING = {"compact_ns": 1 * SECOND, "compact_share": 0.1}
+
+
+def test_g10_what_a_joiner_keeps_of_publishers_is_as_of_the_log_it_was_sent() -> None:
+    """It joins a compacted log, power fails everywhere, and it is the first one up."""
+    cluster = cluster_of(
+        {"east": 2, "west": 1},
+        {"s": ("east", KeepLast(3))},
+        publishers=2,
+        chain={"min_replicas": 1},
+        proxy=COMPACTING,
+    )
+    world = cluster.world
+    world.crash("east/1")
+    wait(cluster, lambda: members(cluster, "east") == ["east/0"])
+    lost_ack_then_collected(cluster)
+    assert cluster.counters["east/0"]["chain.compacted"]
+    world.restart("east/1")
+    wait(cluster, lambda: len(members(cluster, "east")) == 2)
+    world.crash("east/1")
+    world.crash("east/0")
+    world.restart("east/1")
+    wait(cluster, lambda: members(cluster, "east") == ["east/1"])
+    run(cluster, 3 * SECOND)
+    assert heal_and_judge(cluster) == []
+
+
+def test_r8_a_chain_founded_anew_by_force_hears_its_peers_before_it_goes_on() -> None:
+    cluster = cluster_of({"east": 2, "west": 1}, publishers=2, chain={"min_replicas": 1})
+    world = cluster.world
+    publish(cluster, 10)
+    settle(cluster)
+    world.crash("east/1")
+    wait(cluster, lambda: members(cluster, "east") == ["east/0"])
+    publish(cluster, 10)
+    settle(cluster)  # west has them, east/1 has not
+    world.crash("east/0")
+    world.wipe("east/0")
+    world.cut("east", "west")
+    world.restart("east/1")
+    run(cluster, 2 * SECOND)
+    world.at(world.now_ns, "east/1", PassDown(Refound()))
+    publish(cluster, 3, "east/pub1")
+    run(cluster, 5 * SECOND)
+    assert cluster.unacknowledged() == 3
+    assert heal_and_judge(cluster) == []
+
+
+def test_r1_a_disk_from_before_the_chain_was_founded_anew_does_not_fork_it() -> None:
+    cluster = cluster_of({"east": 2, "west": 1}, publishers=2, chain={"min_replicas": 1})
+    world, stream = cluster.world, cluster.streams["s"]
+    publish(cluster, 10)
+    settle(cluster)
+    world.cut("east", "west")
+    publish(cluster, 10)
+    wait(cluster, lambda: not cluster.unacknowledged())
+    run(cluster, 500 * MS)
+    world.crash("east/1")
+    wait(cluster, lambda: members(cluster, "east") == ["east/0"])
+    world.crash("east/0")
+    world.wipe("east/0")
+    world.restart("east/0")
+    world.mend("east", "west")
+    run(cluster, SECOND)
+    world.at(world.now_ns, "east/0", PassDown(Refound()))  # east/1 is believed dead
+    run(cluster, 3 * SECOND)
+    publish(cluster, 3, "east/pub1")
+    world.restart("east/1")  # it was not
+    run(cluster, 10 * SECOND)
+    publish(cluster, 12, "east/pub1")
+    run(cluster, 10 * SECOND)
+    assert members(cluster, "east") == ["east/0", "east/1"]
+    rows = [
+        [r for b in world.disk(n).read(stream, 1, 99, 1 << 20) for r in b.to_rows()]
+        for n in ("east/0", "east/1")
+    ]
+    assert rows[0] == rows[1]
+
+
+def test_r4_a_clock_that_was_days_ahead_makes_nobody_forgotten_in_silence() -> None:
+    cluster = cluster_of(
+        {"east": 1, "west": 1}, {"s": ("east", KeepLast(3))}, publishers=2, proxy=COMPACTING
+    )
+    world = cluster.world
+    world.cut("east/0", "east/pub0", two_way=False)
+    publish(cluster, 1)
+    run(cluster, 5 * SECOND)
+    world.cut("east/pub0", "east/0")
+    for node in world.names("east"):
+        world.jump_clock(node, 8 * 24 * 3600 * SECOND)
+    run(cluster, 10 * MS)
+    publish(cluster, 30, "east/pub1")
+    run(cluster, 3 * SECOND)
+    for node in world.names("east"):
+        world.jump_clock(node, -8 * 24 * 3600 * SECOND)
+    run(cluster, SECOND)
+    world.crash("east/0")
+    world.restart("east/0")
+    problems = heal_and_judge(cluster)
+    assert [p for p in problems if "expired" not in p] == []
+    assert [f.why for f in cluster.failed] == ["expired"]  # told, and not published twice
+
+
+def test_r4_a_region_that_does_not_know_all_publishers_says_so() -> None:
+    """The owner loses its disk just after west has pulled the compacted stream."""
+    cluster = cluster_of(
+        {"east": 1, "west": 1},
+        {"s": ("east", KeepLast(3))},
+        publishers=2,
+        proxy={"compact_ns": 100 * MS, "compact_share": 0.1},
+    )
+    world, stream = cluster.world, cluster.streams["s"]
+    run(cluster, SECOND)
+    world.cut("east", "west")
+    lost_ack_then_collected(cluster)
+    world.mend("east", "west")
+    wait(cluster, lambda: proxy(cluster, "west/0").streams[stream].end == 32)
+    world.crash("east/0")
+    world.wipe("east/0")
+    world.restart("east/0")
+    problems = heal_and_judge(cluster)
+    assert [p for p in problems if "expired" not in p] == []
+
+
+def test_a_stream_that_cannot_be_indexed_is_set_aside_and_the_server_goes_on() -> None:
+    cluster = cluster_of(
+        {"east": 1, "west": 1}, {"s": ("east", KeepAll()), "t": ("east", KeepAll())}
+    )
+    world, stream = cluster.world, cluster.streams["s"]
+    publish(cluster, 3)
+    settle(cluster)
+    old = world.disk("east/0").read(stream, 1, 2, 1)[0]
+    late = old.sequenced(4, 1, 1)  # older than all before it
+    world.disk("west/0").append(stream, (late,))
+    world.crash("west/0", lose_unsynced=False)
+    world.restart("west/0")
+    run(cluster, 2 * SECOND)
+    assert world.machine("west/0") is not None
+    publish(cluster, 3, stream="t")
+    wait(cluster, lambda: cluster.position("west/sub0", "t") == 4)
+    assert "older" in proxy(cluster, "west/0").streams[stream].quarantined
