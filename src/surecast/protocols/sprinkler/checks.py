@@ -308,11 +308,13 @@ class _Collectors:
         self.by_key: dict[bytes, list[int]] = {}  # keyed events under latest_per_key
         self.windows: list[tuple[int, list[int]]] = []  # (n, the events under keep_last(n))
         # A change to latest_per_key collects, there and then, all but the newest of each key.
+        self.configs: list[int] = []
         self.switches: list[tuple[int, dict[bytes, int]]] = []
         newest: dict[bytes, int] = {}
         for seq in sorted(truth):
             event = truth[seq]
             if event.kind == CONFIG:  # it counts under the policy it brings
+                self.configs.append(seq)
                 before, policy = policy, retention.decode_policy(event.value)
                 if isinstance(policy, LatestPerKey) and not isinstance(before, LatestPerKey):
                     self.switches.append((seq, dict(newest)))
@@ -328,7 +330,18 @@ class _Collectors:
                     self.by_key.setdefault(event.key, []).append(seq)
 
     def of(self, event: Event) -> Iterator[tuple[int, int]]:
-        """(seq, reason) of every event that collects this one, the newest of each sort first."""
+        """(seq, reason) of every event that collects this one.
+
+        A CONFIG event, never void itself, vouches for all that was collected before it: the new
+        policy may well collect the events that did it.
+        """
+        yield from self._directly(event)
+        for at in self.configs:
+            if at > event.seq:
+                yield from ((at, reason) for seq, reason in self._directly(event) if seq < at)
+
+    def _directly(self, event: Event) -> Iterator[tuple[int, int]]:
+        """The newest of each sort first."""
         if event.kind == CONFIG:
             return
         if event.key is not None and event.kind == DATA:
