@@ -384,7 +384,9 @@ class Replica(Roles):
             self._pass_publishers_on(inp.log, state.stored, data)
 
     def _save_publishers(self, log: LogId, end: int, data: bytes, token: tuple[Any, ...]) -> None:
-        state = msgspec.msgpack.encode((end, data))
+        # With `committed`: a compacted log must not come back with less committed than the
+        # collectors of what it leaves out.
+        state = msgspec.msgpack.encode((end, data, self.logs[log].committed))
         self.out.append(SaveState(f"publishers/{log.hex()}", state, token))
 
     def _on_publishers_saved(self, log: LogId) -> None:

@@ -148,7 +148,8 @@ class Roles:
         """R4: the saved snapshot, then the batches that came after it."""
         at = 1
         if data := self.disk.state(f"publishers/{log.hex()}"):
-            at, snapshot = msgspec.msgpack.decode(data, type=tuple[int, bytes])
+            at, snapshot, committed = msgspec.msgpack.decode(data, type=tuple[int, bytes, int])
+            state.committed = min(max(state.committed, committed), state.end)
             at = min(at, state.end)  # a predecessor's word may have come before its batches
             state.dedup.merge(snapshot)
             state.dedup.truncate(state.end)

@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 from surecast.columns.batch import Batch
+from surecast.columns.retention import Policy
 from surecast.core.replicated import AppendAt, AskPublishers, PublishersAre, TakePublishers
 from surecast.core.types import (
     Close,
@@ -73,7 +74,7 @@ class Exchange:
         self.unclean_since_ns: int | None = None
         self.lost_epoch = 0
         self.recorded: dict[LogId, bool] = {}  # other regions' streams put into the directory
-        self.asked: dict[str, list[Peer]] = {}  # stream being created → who waits
+        self.asked: dict[str, dict[Peer, Policy]] = {}  # stream being created → who waits
         self.advertised: dict[Peer, dict[LogId, int]] = {}  # per session: what it was told
         self.congested: dict[Peer, bool] = {}
         self.early: dict[LogId, dict[Peer, int]] = {}  # subscriptions to streams not known yet
@@ -148,7 +149,8 @@ class Exchange:
         self._record_streams(peer)
         if moved:
             self._follow_moved_tail(peer)
-        changed = self.streams if message.full else message.ends
+        everything = message.full or self.config.switching == "literal"  # whose C / T shrinks
+        changed = self.streams if everything else message.ends
         for stream_id in list(changed):
             if stream := self.streams.get(stream_id):
                 self._consider(stream, peer)
@@ -279,7 +281,8 @@ class Exchange:
             return
         if source and source.node == node:
             source.progress_ns = self.now_ns
-            source.end = max(source.end, message.end)
+            if self.config.switching != "literal":  # which goes by advertisements alone
+                source.end = max(source.end, message.end)
         if message.batches[-1].hi > stream.end:
             stream.newest_ns = max(b.time_ns for b in message.batches)
             for batch in message.batches:

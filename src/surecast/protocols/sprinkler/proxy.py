@@ -264,7 +264,7 @@ class Proxy(Exchange):
             self._send(peer, StreamOpened(name, None, "too-many-streams"))
         else:
             first = name not in self.asked
-            self.asked.setdefault(name, []).append(peer)
+            self.asked.setdefault(name, {})[peer] = message.retention
             if first:
                 self._record(self._new_info(name, message.retention, b""), self.epoch)
 
@@ -280,8 +280,11 @@ class Proxy(Exchange):
         self.out.append(PassDown(AppendOwn(DIRECTORY, info_batch(info, made_epoch))))
 
     def _answer_creators(self, name: str, info: StreamInfo | None, why: str) -> None:
-        for peer in self.asked.get(name, ()):
-            self._send(peer, StreamOpened(name, info, why, self.head))
+        for peer, policy in self.asked.get(name, {}).items():
+            mismatch = info is not None and info.retention != policy
+            self._send(
+                peer, StreamOpened(name, info, "config-mismatch" if mismatch else why, self.head)
+            )
 
     def _on_refound(self, inp: Refound) -> None:
         self.out.append(PassDown(inp))
