@@ -30,7 +30,6 @@ from surecast.core.replicated import (
 from surecast.core.types import (
     Append,
     Batch,
-    ClockSet,
     Compact,
     Compacted,
     Congested,
@@ -39,7 +38,6 @@ from surecast.core.types import (
     Peer,
     PeerDown,
     PeerUp,
-    Received,
     SaveState,
     SetTimer,
     Start,
@@ -84,7 +82,6 @@ class Replica(Roles):
         Stale: "_on_stale",
         Configuration: "_on_configuration",
     }
-    messages = tuple(handlers)
     inputs: ClassVar[dict[type, str]] = {
         Submit: "_on_submit",
         AppendAt: "_on_append_at",
@@ -102,25 +99,10 @@ class Replica(Roles):
         PeerDown: "_on_peer_down",
         Congested: "_on_congested",
         Writable: "_on_writable",
-        ClockSet: "_on_clock_set",
         Start: "_on_start",
     }
 
-    def step(self, now_ns: int, inp: Any) -> list[Any]:
-        self.now_ns = now_ns
-        out: list[Any] = []
-        self.out = out
-        kind = type(inp)
-        if kind is Received:
-            name = self.handlers[type(inp.message)]
-            self.counters[name] += 1
-            getattr(self, name)(inp.peer, inp.message)
-        elif name := self.inputs.get(kind, ""):
-            getattr(self, name)(inp)
-        return out
-
-    def _on_start(self, inp: Start) -> None:
-        self.wall_offset_ns = inp.wall_ns - self.now_ns
+    def _on_start(self, _inp: Start) -> None:
         self._restore()
         for log, state in self.logs.items():
             self.out.append(Emit(Appended(log, state.end)))
@@ -129,9 +111,6 @@ class Replica(Roles):
         self.dirty = False  # `committed` has moved since it was last saved
         self.out.append(SetTimer("beat", self.now_ns + self.config.heartbeat_ns))
         self.out.append(SetTimer("save", self.now_ns + self.config.save_ns))
-
-    def _on_clock_set(self, inp: ClockSet) -> None:
-        self.wall_offset_ns = inp.wall_ns - self.now_ns
 
     def _on_timer(self, inp: TimerFired) -> None:
         if inp.key == "beat":
@@ -164,7 +143,7 @@ class Replica(Roles):
             return
         state = self._log(inp.log)
         batch = inp.batch
-        verdict = state.dedup.check(batch, self.now_ns + self.wall_offset_ns)
+        verdict = state.dedup.check(batch, self.wall_ns)
         if verdict.kind == DUPLICATE:
             hi = verdict.number + batch.count
             if self._is_final(state, hi):
@@ -188,7 +167,7 @@ class Replica(Roles):
 
     def _stamp(self, state: LogState) -> int:
         """R10: the head's time, which never runs backwards along a log."""
-        return max(state.time_ns, self.now_ns + self.wall_offset_ns)
+        return max(state.time_ns, self.wall_ns)
 
     def _on_append_own(self, inp: AppendOwn) -> None:
         if self.is_head:

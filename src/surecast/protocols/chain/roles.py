@@ -10,13 +10,13 @@ between settles the matter with a fresh epoch before it commits alone. And a mem
 
 from collections import Counter
 from random import Random
-from typing import Any
 
 import msgspec
 
 from surecast.core.disk import read_through
+from surecast.core.machine import HandlerMachine
 from surecast.core.replicated import Refused, RoleChanged, Truncated
-from surecast.core.types import Disk, Emit, LogId, Peer, SaveState, Send, SetTimer, Truncate
+from surecast.core.types import Disk, Emit, LogId, Peer, SaveState, SetTimer, Truncate
 from surecast.protocols.chain.config import ChainConfig
 from surecast.protocols.chain.dedup import Dedup
 from surecast.protocols.chain.logs import Follower, LogState
@@ -50,19 +50,16 @@ class Saved(msgspec.Struct, array_like=True):
     lineage: int = 0  # how often the chain was founded anew by force
 
 
-class Roles:
+class Roles(HandlerMachine):
     """The half of a replica that knows its place; `Replica` adds what it does there."""
 
     def __init__(
         self, config: ChainConfig, disk: Disk, rng: Random, counters: Counter[str] | None = None
     ) -> None:
+        super().__init__(counters)
         self.config = config
         self.disk = disk
         self.rng = rng
-        self.counters: Counter[str] = Counter() if counters is None else counters
-        self.now_ns = 0
-        self.out: list[Any] = []  # effects of the step under way
-        self.wall_offset_ns = 0
         self.logs: dict[LogId, LogState] = {}
         self.saved = Saved(b"")
         self.founded = False  # our disk's identity is on disk
@@ -121,9 +118,6 @@ class Roles:
         if not self.is_member or self.is_last:
             return None
         return self.members[self.members.index(self.me) + 1].name
-
-    def _send(self, peer: Peer, message: Any) -> None:
-        self.out.append(Send(peer, message))
 
     # ------------------------------------------------------------ starting
 

@@ -7,17 +7,16 @@ without a member of the last one, which might know nothing of what was acknowled
 """
 
 from collections import Counter
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import msgspec
 
+from surecast.core.machine import HandlerMachine
 from surecast.core.types import (
     MS,
     Disk,
     Peer,
-    Received,
     SaveState,
-    Send,
     SetTimer,
     Start,
     Stored,
@@ -38,11 +37,16 @@ class ChainTable(msgspec.Struct, array_like=True):
     lineage: int = 0
 
 
-class ConfigService:
+class ConfigService(HandlerMachine):
     """Serves any number of chains; `replicas` says how many found each."""
 
     handlers: ClassVar[dict[type, str]] = {Watch: "_on_watch", Propose: "_on_propose"}
-    messages = tuple(handlers)
+    inputs: ClassVar[dict[type, str]] = {
+        Start: "_on_start",
+        Stored: "_on_stored",
+        StoreFailed: "_on_store_failed",
+        TimerFired: "_on_timer",
+    }
 
     def __init__(
         self,
@@ -50,35 +54,29 @@ class ConfigService:
         disk: Disk,
         counters: Counter[str] | None = None,
     ) -> None:
-        self.counters: Counter[str] = Counter() if counters is None else counters
+        super().__init__(counters)
         self.replicas = chains  # configured names, head first, for the founding only
         self.disk = disk
         self.tables = {chain: ChainTable() for chain in chains}
         self.watchers: dict[str, dict[Peer, bool]] = {chain: {} for chain in chains}
         self.unsaved: dict[str, bool] = {}
-        self.out: list[Any] = []
 
-    def step(self, now_ns: int, inp: Any) -> list[Any]:
-        out: list[Any] = []
-        self.out = out
-        if isinstance(inp, Received):
-            if name := self.handlers.get(type(inp.message)):
-                self.counters[name] += 1
-                getattr(self, name)(inp.peer, inp.message)
-        elif isinstance(inp, Start):
-            if data := self.disk.state("chains"):
-                self.tables |= msgspec.msgpack.decode(data, type=dict[str, ChainTable])
-        elif isinstance(inp, Stored):
-            chain, epoch = inp.token
-            if epoch == self.tables[chain].epoch:
-                self.unsaved.pop(chain, None)
-                for peer in self.watchers[chain]:
-                    self._tell(peer, chain)
-        elif isinstance(inp, StoreFailed):
-            self.out.append(SetTimer(inp.token, now_ns + RETRY_NS))
-        elif isinstance(inp, TimerFired):
-            self._save(inp.key[0])
-        return out
+    def _on_start(self, _inp: Start) -> None:
+        if data := self.disk.state("chains"):
+            self.tables |= msgspec.msgpack.decode(data, type=dict[str, ChainTable])
+
+    def _on_stored(self, inp: Stored) -> None:
+        chain, epoch = inp.token
+        if epoch == self.tables[chain].epoch:
+            self.unsaved.pop(chain, None)
+            for peer in self.watchers[chain]:
+                self._tell(peer, chain)
+
+    def _on_store_failed(self, inp: StoreFailed) -> None:
+        self.out.append(SetTimer(inp.token, self.now_ns + RETRY_NS))
+
+    def _on_timer(self, inp: TimerFired) -> None:
+        self._save(inp.key[0])
 
     def _on_watch(self, peer: Peer, message: Watch) -> None:
         table = self.tables.get(message.chain)
@@ -130,4 +128,4 @@ class ConfigService:
         if chain in self.unsaved:
             return  # tell nobody of an epoch that a crash could take back; Stored tells all
         table = self.tables[chain]
-        self.out.append(Send(peer, Configuration(chain, table.epoch, table.members, table.lineage)))
+        self._send(peer, Configuration(chain, table.epoch, table.members, table.lineage))

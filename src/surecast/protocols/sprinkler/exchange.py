@@ -6,10 +6,10 @@ G9 connected regions converge, also when publishing has stopped.
 
 from collections import Counter
 from random import Random
-from typing import Any
 
 from surecast.columns.batch import Batch
 from surecast.columns.retention import Policy
+from surecast.core.machine import HandlerMachine
 from surecast.core.replicated import AppendAt, AskPublishers, PublishersAre, TakePublishers
 from surecast.core.types import (
     Close,
@@ -20,7 +20,6 @@ from surecast.core.types import (
     Peer,
     PeerDown,
     PeerUp,
-    Send,
     SetTimer,
     Writable,
 )
@@ -49,19 +48,16 @@ from surecast.protocols.sprinkler.streams import Source, Stream
 __all__ = ["Exchange"]
 
 
-class Exchange:
+class Exchange(HandlerMachine):
     """The half of a proxy that faces other regions and readers; `Proxy` adds the streams' life."""
 
     def __init__(
         self, config: ProxyConfig, disk: Disk, rng: Random, counters: Counter[str] | None = None
     ) -> None:
+        super().__init__(counters)
         self.config = config
         self.disk = disk
         self.rng = rng
-        self.counters: Counter[str] = Counter() if counters is None else counters
-        self.now_ns = 0
-        self.out: list[Any] = []  # effects of the step under way
-        self.wall_offset_ns = 0
         self.directory = Directory()
         self.directory_committed = 1
         self.streams: dict[LogId, Stream] = {}
@@ -80,9 +76,6 @@ class Exchange:
         self.early: dict[LogId, dict[Peer, int]] = {}  # subscriptions to streams not known yet
         self.subscriptions = 0
         self.serving: dict[Peer, bool] = {}  # peers' heads that we serve as the tail
-
-    def _send(self, peer: Peer, message: Any) -> None:
-        self.out.append(Send(peer, message))
 
     @property
     def head(self) -> Peer:
@@ -311,7 +304,7 @@ class Exchange:
         if stream and self.is_head and 0 < stream.unnamed <= message.end <= stream.end:
             stream.unnamed = 0
             # Nobody knows them all: then the unknown are told that they expired, not taken anew.
-            horizon_ns = 0 if message.complete else self.now_ns + self.wall_offset_ns
+            horizon_ns = 0 if message.complete else self.wall_ns
             command = TakePublishers(message.stream, message.end, message.data, horizon_ns)
             self.out.append(PassDown(command))
 

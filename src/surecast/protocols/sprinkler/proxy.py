@@ -10,7 +10,7 @@ G7 the newest event is never void. G8 at most one source a stream, none for one'
 G9 connected regions converge, also when publishing has stopped.
 """
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from surecast.columns import retention
 from surecast.columns.batch import COLLECT, CONFIG, DATA, EXPIRED, Batch
@@ -31,14 +31,11 @@ from surecast.core.replicated import (
     Truncated,
 )
 from surecast.core.types import (
-    ClockSet,
     Congested,
-    FromBelow,
     PassDown,
     Peer,
     PeerDown,
     PeerUp,
-    Received,
     SetTimer,
     Start,
     TimerFired,
@@ -82,10 +79,8 @@ class Proxy(Exchange):
         CreateStream: "_on_create_stream",
         Publish: "_on_publish",
     }
-    messages = tuple(handlers)
     inputs: ClassVar[dict[type, str]] = {
         Start: "_on_start",
-        ClockSet: "_on_clock_set",
         TimerFired: "_on_timer",
         PeerUp: "_on_peer_up",
         PeerDown: "_on_peer_down",
@@ -104,25 +99,9 @@ class Proxy(Exchange):
         Refused: "_on_refused",
     }
 
-    def step(self, now_ns: int, inp: Any) -> list[Any]:
-        self.now_ns = now_ns
-        out: list[Any] = []
-        self.out = out
-        kind = type(inp)
-        if kind is Received:
-            name = self.handlers[type(inp.message)]
-            self.counters[name] += 1
-            getattr(self, name)(inp.peer, inp.message)
-        elif kind is FromBelow:
-            getattr(self, self.from_below[type(inp.event)])(inp.event)
-        elif name := self.inputs.get(kind, ""):
-            getattr(self, name)(inp)
-        return out
-
     # ------------------------------------------------------------ time
 
-    def _on_start(self, inp: Start) -> None:
-        self.wall_offset_ns = inp.wall_ns - self.now_ns
+    def _on_start(self, _inp: Start) -> None:
         config = self.config
         for key, period_ns in (
             ("advertise", config.advertise_ns),
@@ -131,9 +110,6 @@ class Proxy(Exchange):
         ):
             # Spread over the period, so that replicas do not all work at once.
             self.out.append(SetTimer(key, self.now_ns + self.rng.randrange(1, period_ns + 1)))
-
-    def _on_clock_set(self, inp: ClockSet) -> None:
-        self.wall_offset_ns = inp.wall_ns - self.now_ns
 
     def _on_timer(self, inp: TimerFired) -> None:
         config = self.config
@@ -402,7 +378,7 @@ class Proxy(Exchange):
         policy = stream.index.policy
         if not isinstance(policy, KeepFor) or not self._owns(stream) or self._is_behind(stream):
             return
-        cutoff_ns = self.now_ns + self.wall_offset_ns - policy.ns
+        cutoff_ns = self.wall_ns - policy.ns
         if self._holds_older(stream, cutoff_ns):
             rule = retention.encode_collect(Collect(BeforeTime(cutoff_ns), EXPIRED))
             batch = Batch.of(stream.stream_id, [rule], kind=COLLECT)

@@ -8,18 +8,16 @@ by the next one.
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from surecast.columns.batch import Batch
 from surecast.columns.retention import Policy
+from surecast.core.machine import HandlerMachine
 from surecast.core.types import (
-    ClockSet,
     Emit,
     LogId,
     Peer,
     PeerDown,
-    Received,
-    Send,
     SetTimer,
     Start,
     TimerFired,
@@ -63,52 +61,41 @@ class Line:
     under_way: int = 0  # how many of `waiting`, from the front, have been sent
 
 
-class Publisher:
+class Publisher(HandlerMachine):
     handlers: ClassVar[dict[type, str]] = {
         PubAck: "_on_pub_ack",
         PubNack: "_on_pub_nack",
         StreamOpened: "_on_stream_opened",
     }
-    messages = tuple(handlers)
+    inputs: ClassVar[dict[type, str]] = {
+        Start: "_on_start",
+        Offer: "_on_offer",
+        Open: "_on_open",
+        TimerFired: "_on_timer",
+        PeerDown: "_on_peer_down",
+    }
 
     def __init__(
         self, config: PublisherConfig, rng: Random, counters: Counter[str] | None = None
     ) -> None:
+        super().__init__(counters)
         self.config = config
         self.rng = rng
-        self.counters: Counter[str] = Counter() if counters is None else counters
         self.opening: dict[str, Policy] = {}  # streams asked for and not answered
-        self.wall_offset_ns = 0
         self.lines: dict[LogId, Line] = {}
         self.target = 0
         self.progress_ns = 0
-        self.now_ns = 0
-        self.out: list[Any] = []
 
-    def step(self, now_ns: int, inp: Any) -> list[Any]:
-        self.now_ns = now_ns
-        out: list[Any] = []
-        self.out = out
-        if isinstance(inp, Received):
-            if name := self.handlers.get(type(inp.message)):
-                self.counters[name] += 1
-                getattr(self, name)(inp.peer, inp.message)
-        elif isinstance(inp, Offer):
-            self._offer(inp)
-        elif isinstance(inp, Open):
-            self.opening[inp.name] = inp.retention
-            self.out.append(Send(self._head, CreateStream(inp.name, inp.retention)))
-        elif isinstance(inp, TimerFired):
-            self._on_timer(inp.key)
-        elif isinstance(inp, PeerDown):
-            if inp.peer == self._head:
-                self._try_next()
-        elif isinstance(inp, ClockSet):
-            self.wall_offset_ns = inp.wall_ns - now_ns
-        elif isinstance(inp, Start):
-            self.wall_offset_ns = inp.wall_ns - now_ns
-            self.out.append(SetTimer("retry", now_ns + self.config.retry_ns))
-        return out
+    def _on_start(self, _inp: Start) -> None:
+        self.out.append(SetTimer("retry", self.now_ns + self.config.retry_ns))
+
+    def _on_open(self, inp: Open) -> None:
+        self.opening[inp.name] = inp.retention
+        self._send(self._head, CreateStream(inp.name, inp.retention))
+
+    def _on_peer_down(self, inp: PeerDown) -> None:
+        if inp.peer == self._head:
+            self._try_next()
 
     @property
     def _head(self) -> Peer:
@@ -119,9 +106,9 @@ class Publisher:
         return sum(len(line.waiting) for line in self.lines.values()) + len(self.opening)
 
     def _identity(self) -> bytes:
-        return anonymous_publisher(self.now_ns + self.wall_offset_ns, self.rng)
+        return anonymous_publisher(self.wall_ns, self.rng)
 
-    def _offer(self, inp: Offer) -> None:
+    def _on_offer(self, inp: Offer) -> None:
         line = self.lines.get(inp.stream)
         if line is None:
             line = self.lines[inp.stream] = Line(self._identity())
@@ -147,13 +134,13 @@ class Publisher:
         while line.under_way < min(len(line.waiting), self.config.inflight_max):
             if line.waiting[line.under_way].publisher != line.waiting[0].publisher:
                 break  # what was offered under the old identity must be in its place first
-            self.out.append(Send(self._head, Publish(stream, line.waiting[line.under_way])))
+            self._send(self._head, Publish(stream, line.waiting[line.under_way]))
             line.under_way += 1
 
     def _send_again(self) -> None:
         """Everything unacknowledged, identical and in its first order."""
         for name, policy in self.opening.items():
-            self.out.append(Send(self._head, CreateStream(name, policy)))
+            self._send(self._head, CreateStream(name, policy))
         for stream, line in self.lines.items():
             line.under_way = 0
             self._send_more(stream, line)
@@ -219,8 +206,8 @@ class Publisher:
         line.publisher, line.next_no = self._identity(), 1
         line.under_way = min(line.under_way, len(line.waiting))
 
-    def _on_timer(self, key: object) -> None:
-        if key == "again":
+    def _on_timer(self, inp: TimerFired) -> None:
+        if inp.key == "again":
             self._send_again()
             return
         self.out.append(SetTimer("retry", self.now_ns + self.config.retry_ns))

@@ -6,15 +6,14 @@ same everywhere, so nothing is missed or seen twice.
 """
 
 from collections import Counter
-from typing import Any, ClassVar
+from typing import ClassVar
 
+from surecast.core.machine import HandlerMachine
 from surecast.core.types import (
     Deliver,
     LogId,
     Peer,
     PeerDown,
-    Received,
-    Send,
     SetTimer,
     Start,
     TimerFired,
@@ -25,9 +24,14 @@ from surecast.protocols.sprinkler.messages import Follow, PeerEvents, Subscribe,
 __all__ = ["Subscriber"]
 
 
-class Subscriber:
+class Subscriber(HandlerMachine):
     handlers: ClassVar[dict[type, str]] = {PeerEvents: "_on_peer_events"}
-    messages = tuple(handlers)
+    inputs: ClassVar[dict[type, str]] = {
+        Start: "_on_start",
+        Follow: "_on_follow",
+        TimerFired: "_on_timer",
+        PeerDown: "_on_peer_down",
+    }
 
     def __init__(
         self,
@@ -35,35 +39,28 @@ class Subscriber:
         positions: dict[LogId, int],
         counters: Counter[str] | None = None,
     ) -> None:
+        super().__init__(counters)
         self.config = config
-        self.counters: Counter[str] = Counter() if counters is None else counters
         self.positions = positions  # next position wanted, by stream
         self.target = 0
         self.heard_ns = 0
-        self.now_ns = 0
-        self.out: list[Any] = []
 
-    def step(self, now_ns: int, inp: Any) -> list[Any]:
-        self.now_ns = now_ns
-        out: list[Any] = []
-        self.out = out
-        if isinstance(inp, Received):
-            if name := self.handlers.get(type(inp.message)):
-                self.counters[name] += 1
-                getattr(self, name)(inp.peer, inp.message)
-        elif isinstance(inp, Follow):
-            self.positions[inp.stream] = inp.start
-            self.out.append(Send(self._server, Subscribe("", 0, inp.stream, inp.start)))
-        elif isinstance(inp, Start):
-            self._ask()
-            self.out.append(SetTimer("idle", now_ns + self.config.idle_ns))
-        elif isinstance(inp, TimerFired):
-            self.out.append(SetTimer("idle", now_ns + self.config.idle_ns))
-            if now_ns - self.heard_ns >= self.config.idle_ns:
-                self._ask_next()
-        elif isinstance(inp, PeerDown) and inp.peer == self._server:
+    def _on_start(self, _inp: Start) -> None:
+        self._ask()
+        self.out.append(SetTimer("idle", self.now_ns + self.config.idle_ns))
+
+    def _on_follow(self, inp: Follow) -> None:
+        self.positions[inp.stream] = inp.start
+        self._send(self._server, Subscribe("", 0, inp.stream, inp.start))
+
+    def _on_timer(self, _inp: TimerFired) -> None:
+        self.out.append(SetTimer("idle", self.now_ns + self.config.idle_ns))
+        if self.now_ns - self.heard_ns >= self.config.idle_ns:
             self._ask_next()
-        return out
+
+    def _on_peer_down(self, inp: PeerDown) -> None:
+        if inp.peer == self._server:
+            self._ask_next()
 
     @property
     def _server(self) -> Peer:
@@ -72,11 +69,11 @@ class Subscriber:
     def _ask(self) -> None:
         self.heard_ns = self.now_ns
         for stream, position in self.positions.items():
-            self.out.append(Send(self._server, Subscribe("", 0, stream, position)))
+            self._send(self._server, Subscribe("", 0, stream, position))
 
     def _ask_next(self) -> None:
         for stream in self.positions:
-            self.out.append(Send(self._server, Unsubscribe(stream)))
+            self._send(self._server, Unsubscribe(stream))
         self.target = (self.target + 1) % len(self.config.replicas)
         self._ask()
 

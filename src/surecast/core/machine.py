@@ -1,0 +1,55 @@
+"""The shape most machines share: handlers found by type, effects gathered in `out`.
+
+A subclass lists its handlers by name, so that a test can override one; `messages` (what a stack
+routes to it) follows from the list. Within a step `self.now_ns` is the time and `self.out` takes
+the effects. `counters` outlives the machine: what it handled and dropped, for whoever watches.
+"""
+
+from collections import Counter
+from typing import Any, ClassVar
+
+from surecast.core.types import ClockSet, FromBelow, Peer, Received, Send, Start
+
+__all__ = ["HandlerMachine"]
+
+
+class HandlerMachine:
+    handlers: ClassVar[dict[type, str]] = {}  # message type → method(peer, message)
+    inputs: ClassVar[dict[type, str]] = {}  # other inputs → method(input)
+    from_below: ClassVar[dict[type, str]] = {}  # events of the layer below → method(event)
+    messages: tuple[type, ...] = ()
+
+    def __init_subclass__(cls) -> None:
+        cls.messages = tuple(cls.handlers)
+
+    def __init__(self, counters: Counter[str] | None = None) -> None:
+        self.counters: Counter[str] = Counter() if counters is None else counters
+        self.now_ns = 0
+        self.out: list[Any] = []
+        self.wall_offset_ns = 0  # wall clock minus `now_ns`
+
+    def step(self, now_ns: int, inp: Any) -> list[Any]:
+        self.now_ns = now_ns
+        out: list[Any] = []
+        self.out = out
+        kind = type(inp)
+        if kind is Received:
+            if name := self.handlers.get(type(inp.message)):
+                self.counters[name] += 1
+                getattr(self, name)(inp.peer, inp.message)
+        elif kind is FromBelow:
+            getattr(self, self.from_below[type(inp.event)])(inp.event)
+        else:
+            if kind is Start or kind is ClockSet:
+                self.wall_offset_ns = inp.wall_ns - now_ns
+            if name := self.inputs.get(kind):
+                getattr(self, name)(inp)
+        return out
+
+    @property
+    def wall_ns(self) -> int:
+        """What the wall clock says; it may have jumped."""
+        return self.now_ns + self.wall_offset_ns
+
+    def _send(self, peer: Peer, message: Any) -> None:
+        self.out.append(Send(peer, message))
