@@ -481,6 +481,20 @@ def test_what_a_learner_said_it_keeps_of_publishers_outlives_a_restart() -> None
     assert again.replica.logs[LOG].dedup.publishers[PUBLISHER].next_no == 11
 
 
+def test_a_learner_says_what_it_has_only_when_its_epoch_is_on_disk() -> None:
+    """Otherwise a restart would take back what the tail's gate counts on."""
+    desk = Desk()
+    desk.write()
+    desk.found(1, "b")
+    desk.refuse()  # the epoch is not saved
+    desk.hear("b", Forward(1, LOG, (sequenced(1),), 1))
+    desk.write()
+    assert desk.disk.end(LOG) == 2
+    assert desk.tell(Ack) == []
+    desk.wait(300 * MS)  # it is saved again
+    assert ("b", Ack(1, LOG, 2)) in desk.tell(Ack)
+
+
 def test_the_old_tail_hands_over_when_the_new_one_has_all() -> None:
     desk = with_learner()
     desk.found(2, "a", "b")

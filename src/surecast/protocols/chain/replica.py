@@ -244,7 +244,7 @@ class Replica(Roles):
         if self.is_last:
             self._advance(log)
         elif self.active and not self.is_member and self.pred:
-            self._send(self.pred, Ack(self.epoch, log, state.stored))
+            self._ack_as_learner(log)
             self._commit(log, min(state.known, state.stored))
 
     def _on_store_failed(self, inp: StoreFailed) -> None:

@@ -21,6 +21,7 @@ from surecast.protocols.chain.config import ChainConfig
 from surecast.protocols.chain.dedup import Dedup
 from surecast.protocols.chain.logs import Follower, LogState
 from surecast.protocols.chain.messages import (
+    Ack,
     Beat,
     Configuration,
     Forward,
@@ -77,6 +78,7 @@ class Roles(HandlerMachine):
         self.heard_ns: dict[Peer, int] = {}
         self.beat_ns = self.watched_ns = self.proposed_ns = self.sync_sent_ns = 0
         self.store_failures = 0
+        self.kept_epoch = 0  # the epoch that is on disk as ours
 
     # ------------------------------------------------------------ where we stand
 
@@ -129,6 +131,7 @@ class Roles(HandlerMachine):
         else:
             self.saved = msgspec.msgpack.decode(data, type=Saved)
             self.founded = True
+            self.kept_epoch = self.epoch
             self._watch()
         committed = self.disk.state("committed")
         floor = msgspec.msgpack.decode(committed, type=dict[bytes, int]) if committed else {}
@@ -445,6 +448,8 @@ class Roles(HandlerMachine):
             self._watch()
         if epoch != self.epoch:
             return
+        self.kept_epoch = epoch
+        self._ack_as_learner(*self.logs)
         if then == "refound" and not self.active:
             self._propose((self.me,))
         if then == "refound by force" and not self.is_member:
@@ -456,6 +461,12 @@ class Roles(HandlerMachine):
             assert self.learner_member is not None
             self.join = PROPOSED
             self._propose((*self.members, self.learner_member))
+
+    def _ack_as_learner(self, *logs: LogId) -> None:
+        """Tell the tail what we have, once a restart in this epoch would not take it back (R1)."""
+        if self.active and not self.is_member and self.pred and self.kept_epoch == self.epoch:
+            for log in logs:
+                self._send(self.pred, Ack(self.epoch, log, self.logs[log].stored))
 
     def _ungate(self) -> None:
         """Give up on a learner that was not proposed yet."""
