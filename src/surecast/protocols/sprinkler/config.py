@@ -15,6 +15,7 @@ class ProxyConfig:
     region: str
     name: Peer
     regions: dict[str, tuple[Peer, ...]] = field(default_factory=dict)  # every region's replicas
+    chain: str = ""  # the chain below; "" means the region's only one, named like it
     advertise_ns: int = 100 * MS  # A
     dead_after: int = 5  # A_dead in advertisement periods: a source silent or stuck this long
     switching: str = "production"  # or "literal": the paper's rule, which can stall
@@ -29,6 +30,7 @@ class ProxyConfig:
     subscriptions_max: int = 100_000
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "chain", self.chain or self.region)
         if self.region not in self.regions:
             raise ConfigError(f"sprinkler.regions has no entry for this region, {self.region!r}")
         if self.name not in self.regions[self.region]:

@@ -253,7 +253,8 @@ class Proxy(Exchange):
         return StreamInfo(self.rng.randbytes(16), name, self.config.region, policy, replaces)
 
     def _record(self, info: StreamInfo, made_epoch: int = 0) -> None:
-        self.out.append(PassDown(AppendOwn(DIRECTORY, info_batch(info, made_epoch))))
+        entry = info_batch(info, self.config.chain, made_epoch)
+        self.out.append(PassDown(AppendOwn(DIRECTORY, entry)))
 
     def _answer_creators(self, name: str, info: StreamInfo | None, why: str) -> None:
         for peer, policy in self.asked.get(name, {}).items():
