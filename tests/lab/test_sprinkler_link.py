@@ -116,7 +116,9 @@ def test_a_driver_repeats_what_was_refused_in_order():
     sent = [driver.step(t * 10 * MS, TimerFired("publish"))[0].message.batch for t in range(4)]
     assert [batch.pub_no for batch in sent] == [1 + n * BATCH_EVENTS for n in range(4)]
     driver.step(50 * MS, Received("r0/0", PubAck(bytes(16), b"", 1, 1)))
-    (timer,) = driver.step(50 * MS, Received("r0/0", PubNack(bytes(16), b"", sent[1].pub_no, "busy")))
+    (timer,) = driver.step(
+        50 * MS, Received("r0/0", PubNack(bytes(16), b"", sent[1].pub_no, "busy"))
+    )
     again = driver.step(timer.at_ns, TimerFired(timer.key))
     assert [send.message.batch for send in again] == sent[1:]
     assert driver.step(10 * SECOND, TimerFired("publish")) == []
