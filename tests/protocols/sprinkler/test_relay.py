@@ -28,6 +28,7 @@ def test_g9_a_resting_stream_leaves_a_source_that_is_cut_off(seed: int) -> None:
     assert {r: cluster.position(f"{r}/sub0", "s") for r in "xyz"} == dict.fromkeys("xyz", 12)
 
 
+@pytest.mark.slow
 def test_a_detour_is_left_when_the_direct_link_is_back() -> None:
     """Under steady load the owner leads its relay by a little, for ever: that is enough."""
     cluster = cluster_of({"x": 1, "y": 1, "z": 1})
