@@ -1,5 +1,8 @@
 """Executions a reviewer found by reading; each broke a guarantee before it was mended."""
 
+import msgspec
+import pytest
+
 from surecast.columns import retention
 from surecast.columns.batch import COLLECT, CONFIG
 from surecast.columns.retention import Collect, KeepAll, KeepFor, KeepLast, LatestPerKey, TagIs
@@ -334,10 +337,11 @@ def test_r4_a_clock_that_was_days_ahead_makes_nobody_forgotten_in_silence() -> N
     assert [f.why for f in cluster.failed] == ["expired"]  # told, and not published twice
 
 
-def test_r4_a_region_that_does_not_know_all_publishers_says_so() -> None:
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_r4_a_region_that_does_not_know_all_publishers_says_so(replicas: int) -> None:
     """The owner loses its disk just after west has pulled the compacted stream."""
     cluster = cluster_of(
-        {"east": 1, "west": 1},
+        {"east": 1, "west": replicas},
         {"s": ("east", KeepLast(3))},
         publishers=2,
         proxy={"compact_ns": 100 * MS, "compact_share": 0.1},
@@ -347,12 +351,111 @@ def test_r4_a_region_that_does_not_know_all_publishers_says_so() -> None:
     world.cut("east", "west")
     lost_ack_then_collected(cluster)
     world.mend("east", "west")
-    wait(cluster, lambda: proxy(cluster, "west/0").streams[stream].end == 32)
+    last = f"west/{replicas - 1}"
+    wait(cluster, lambda: proxy(cluster, last).streams[stream].committed == 32)
     world.crash("east/0")
     world.wipe("east/0")
     world.restart("east/0")
     problems = heal_and_judge(cluster)
     assert [p for p in problems if "expired" not in p] == []
+
+
+def test_g10_a_late_retry_of_a_snapshot_does_not_undo_a_newer_one() -> None:
+    """Saving what a predecessor said fails, compaction saves more, the first is tried again."""
+    cluster = cluster_of(
+        {"east": 2, "west": 1},
+        {"s": ("east", KeepLast(3))},
+        publishers=2,
+        chain={"min_replicas": 1},
+        proxy={"compact_ns": 3600 * SECOND, "compact_share": 0.1},
+    )
+    world, stream = cluster.world, cluster.streams["s"]
+    publish(cluster, 30, "east/pub1")
+    settle(cluster)
+    run(cluster, SECOND)
+    world.fail_disk("east/1", "full")
+    world.reset_sessions("east/1")
+    wait(cluster, lambda: cluster.counters["east/1"]["chain.store-failed.full"] > 0)
+    run(cluster, 2 * MS)
+    world.heal_disk("east/1")
+    for node in ("east/0", "east/1"):
+        world.cut(node, "east/pub0", two_way=False)
+    publish(cluster, 1)
+    publish(cluster, 10, "east/pub1")
+    run(cluster, 10 * MS)
+    world.at(world.now_ns, "east/1", TimerFired((1, "compact")))
+    run(cluster, 500 * MS)
+    state = world.disk("east/1").state(f"publishers/{stream.hex()}")
+    assert msgspec.msgpack.decode(state, type=tuple[int, bytes, int])[0] == 42
+    for node in ("east/0", "east/1"):
+        world.crash(node)
+    world.restart("east/1")
+    wait(cluster, lambda: members(cluster, "east") == ["east/1"])
+    run(cluster, 3 * SECOND)
+    assert heal_and_judge(cluster) == []
+
+
+def test_r8_a_lone_region_founded_anew_goes_on_without_peers_to_ask() -> None:
+    cluster = cluster_of({"east": 2}, chain={"min_replicas": 1}, publishers=2)
+    world = cluster.world
+    publish(cluster, 10)
+    settle(cluster)
+    run(cluster, SECOND)
+    world.crash("east/0")
+    wait(cluster, lambda: members(cluster, "east") == ["east/1"])
+    world.crash("east/1")
+    world.wipe("east/1")
+    world.restart("east/0")
+    run(cluster, 2 * SECOND)
+    world.at(world.now_ns, "east/0", PassDown(Refound()))
+    publish(cluster, 3, "east/pub1")
+    wait(cluster, lambda: not cluster.unacknowledged())
+    world.restart("east/1")
+    wait(cluster, lambda: len(members(cluster, "east")) == 2)
+
+
+def test_a_publisher_is_told_when_what_was_acknowledged_is_gone_for_good() -> None:
+    """An operator founds the chain anew from a replica that lacks the last acknowledged events."""
+    cluster = cluster_of({"east": 2}, chain={"min_replicas": 1})
+    world = cluster.world
+    publish(cluster, 10)
+    settle(cluster)
+    run(cluster, SECOND)
+    world.crash("east/1")
+    wait(cluster, lambda: members(cluster, "east") == ["east/0"])
+    publish(cluster, 5)
+    wait(cluster, lambda: not cluster.unacknowledged())
+    world.crash("east/0")
+    world.wipe("east/0")
+    world.restart("east/1")
+    run(cluster, 2 * SECOND)
+    world.at(world.now_ns, "east/1", PassDown(Refound()))
+    publish(cluster, 3)
+    wait(cluster, lambda: bool(cluster.failed), 60 * SECOND)
+    assert {f.why for f in cluster.failed} == {"history-lost"}
+    publish(cluster, 1)  # under a new identity
+    wait(cluster, lambda: not cluster.unacknowledged())
+
+
+def test_a_source_is_not_asked_over_and_over_for_what_does_not_fit() -> None:
+    """West's disk is full and its queue too: what it cannot take must not multiply."""
+    cluster = cluster_of(
+        {"east": 1, "west": 1},
+        chain={"pending_bytes_max": 100_000},
+        proxy={"serve_bytes_max": 4096},
+        subscribers=0,
+    )
+    world = cluster.world
+    run(cluster, SECOND)
+    world.fail_disk("west/0", "full")
+    for i in range(300):
+        value = b"%d" % i + b"x" * 2000
+        cluster.offer(world.now_ns + i * 5 * MS, "east/pub0", "s", [value])
+    run(cluster, 5 * SECOND)
+    assert cluster.counters["east/0"]["_on_subscribe"] < 100
+    world.heal_disk("west/0")
+    stream = cluster.streams["s"]
+    wait(cluster, lambda: proxy(cluster, "west/0").streams[stream].committed == 301)
 
 
 def test_a_stream_that_cannot_be_indexed_is_set_aside_and_the_server_goes_on() -> None:
@@ -372,3 +475,4 @@ def test_a_stream_that_cannot_be_indexed_is_set_aside_and_the_server_goes_on() -
     publish(cluster, 3, stream="t")
     wait(cluster, lambda: cluster.position("west/sub0", "t") == 4)
     assert "older" in proxy(cluster, "west/0").streams[stream].quarantined
+    assert cluster.counters["west/0"]["sprinkler.quarantined"] == 1

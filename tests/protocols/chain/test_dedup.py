@@ -84,6 +84,11 @@ def test_an_unknown_publisher_born_before_the_horizon_may_have_been_forgotten() 
     assert dedup.check(batch(young, 1), BORN_NS).kind == NEW
 
 
+def test_a_publisher_from_the_far_future_is_refused_before_it_can_move_the_horizon() -> None:
+    future = (BORN_NS + 1000 * TTL_NS).to_bytes(8, "big") + bytes(8)
+    assert empty().check(batch(future, 1), BORN_NS).kind == EXPIRED
+
+
 def test_named_publishers_never_expire() -> None:
     assert publisher_born_ns(NAMED) == 0
     dedup = taken(batch(NAMED, 1), batch(ANN, 1))

@@ -68,7 +68,7 @@ def clock_of_the_next_head(mutant: type | None) -> list[str]:
     world.crash("east/0")
     wait(cluster, lambda: len(cluster.members("east")) == 2)
     publish(cluster, 5)
-    wait(cluster, lambda: not cluster.unacknowledged())
+    run(cluster, 5 * SECOND)
     return heal_and_judge(cluster)
 
 
@@ -117,11 +117,7 @@ def test_rule_holds(rule: str, story: Story, mutant: type) -> None:
 
 @pytest.mark.parametrize(("rule", "story", "mutant"), STORIES, ids=[s[0] for s in STORIES])
 def test_story_fails_without_the_rule(rule: str, story: Story, mutant: type) -> None:
-    try:
-        problems = story(mutant)
-    except ValueError as problem:  # the retention index, too, insists on time's order
-        problems = [str(problem)]
-    assert problems != []
+    assert story(mutant) != []
 
 
 def test_r8_owner_waits_for_a_peer_it_cannot_hear() -> None:

@@ -7,7 +7,8 @@ remembered with their positions, enough to answer every retry that can still com
 A publisher's id is 16 bytes: the first eight are its wall-clock birth in nanoseconds, or zero for
 a *named* publisher, whose state is never forgotten. That is what keeps forgetting honest: the
 `horizon` is the latest birth of any publisher forgotten so far, and an unknown publisher born
-before it is told that it expired, instead of being taken for a new one.
+before it is told that it expired, instead of being taken for a new one. So is one whose birth lies
+further ahead than the time-to-live: forgetting it would push the horizon into the future.
 """
 
 from collections import deque
@@ -52,7 +53,7 @@ class Dedup:
         state = self.publishers.get(batch.publisher)
         born_ns = publisher_born_ns(batch.publisher)
         if state is None:
-            if 0 < born_ns <= self.horizon_ns:
+            if 0 < born_ns <= self.horizon_ns or born_ns > time_ns + self.ttl_ns:
                 return Verdict(EXPIRED)
             state = PublisherState()
         elif born_ns and time_ns - state.time_ns > self.ttl_ns:

@@ -226,7 +226,8 @@ class Replica(Roles):
         elif what == "publishers":
             self._on_publishers_saved(inp.token[1])
         elif what == "compact":
-            self._compact_now(inp.token[1])
+            if inp.token[2] == self.saved.lineage:  # otherwise that past was given up meanwhile
+                self._compact_now(inp.token[1])
 
     def _stored(self, log: LogId, state: LogState, pending: Pending) -> None:
         """R6: now that it is on disk it may go to the successor."""
@@ -275,7 +276,10 @@ class Replica(Roles):
             return
         if key not in self.logs:
             _, log, end, data = key
-            self._save_publishers(log, end, data, key)
+            state = self.logs[log]
+            if state.stored >= end:  # something newer may have been saved meanwhile
+                end, data = state.stored, self._publishers_at(state, state.stored)
+            self._save_publishers(log, end, data, ("publishers", log, end, data))
             return
         state = self.logs[key]
         if not state.failed:
@@ -346,8 +350,11 @@ class Replica(Roles):
 
     def _pass_publishers_on(self, log: LogId, end: int, data: bytes) -> None:
         self._save_publishers(log, end, data, ("publishers", log, end, data))
-        if self.follower and log in self.follower.told:  # otherwise it is still to be told
-            self._send(self.follower.peer, Publishers(self.epoch, log, end, data))
+        for follower in (self.follower, self.learner):
+            if follower and log in follower.told:
+                del follower.told[log]
+                follower.kept.pop(log, None)
+        self._pump()
 
     def _on_ask_publishers(self, inp: AskPublishers) -> None:
         end = min(inp.end, self._log(inp.log).committed)
@@ -357,7 +364,8 @@ class Replica(Roles):
     def _on_take_publishers(self, inp: TakePublishers) -> None:
         state = self._log(inp.log)
         if self.is_head and inp.end <= state.end:
-            state.dedup.merge(inp.data)
+            if inp.data:
+                state.dedup.merge(inp.data)
             state.dedup.horizon_ns = max(state.dedup.horizon_ns, inp.horizon_ns)
             data = self._publishers_at(state, state.stored)
             self._pass_publishers_on(inp.log, state.stored, data)
@@ -424,7 +432,7 @@ class Replica(Roles):
         state.dedup.forget()
         # As of what is on disk: an append that fails must not leave its publisher behind.
         snapshot = self._publishers_at(state, state.stored)
-        self._save_publishers(inp.log, state.stored, snapshot, ("compact", inp))
+        self._save_publishers(inp.log, state.stored, snapshot, ("compact", inp, self.saved.lineage))
 
     def _compact_now(self, inp: CompactLog) -> None:
         self.out.append(Compact(inp.log, inp.batches, ("compacted", inp.log)))

@@ -211,6 +211,7 @@ class Roles(HandlerMachine):
             self.has_token = not (self.was_learner and self.is_last and self.pred)
             self.was_learner = False
         else:
+            self.saved.clean, self.saved.lost_epoch = True, 0  # what we learn here is whole
             if lineage != self.saved.lineage:
                 self._discard()
             elif moved_on:
@@ -384,7 +385,7 @@ class Roles(HandlerMachine):
                 if self.join == PROPOSED:
                     return
                 self._ungate()  # the gate was another learner's
-            self.learner = Follower(peer, dict(message.ends), dict(message.ends))
+            self.learner = Follower(peer, dict(message.ends), {})  # its Acks follow
             self.learner_member = message.member
         else:
             self._send_stale(peer)
@@ -395,6 +396,7 @@ class Roles(HandlerMachine):
     def _on_sync_ack(self, peer: Peer, message: SyncAck) -> None:
         if self._current(peer, message.epoch) and peer == self.pred:
             self.synced = True
+            self._ack_as_learner(*self.logs)
 
     # ------------------------------------------------------------ taking in a learner
 

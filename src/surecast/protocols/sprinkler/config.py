@@ -58,6 +58,7 @@ class PublisherConfig:
     inflight_max: int = 16  # batches under way; at most the chain's own inflight_max
     retry_ns: int = 500 * MS  # without progress for this long, try the next replica
     backoff_ns: int = 50 * MS  # after a refusal that will pass
+    lost_ns: int = 10 * SECOND  # a head that expects what it acknowledged, for so long, lost it
     queue_max: int = 100_000  # batches offered and not acknowledged
 
 

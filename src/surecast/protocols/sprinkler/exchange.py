@@ -195,7 +195,7 @@ class Exchange(HandlerMachine):
         if not peer.tail:
             return
         end = peer.ends.get(stream.stream_id, 1)
-        stream.source = Source(peer.name, peer.tail, end, self.now_ns, self.now_ns)
+        stream.source = Source(peer.name, peer.tail, end, self.now_ns, self.now_ns, self.now_ns)
         stream.leads.clear()
         stream.newest_ns = self._newest_ns(stream)
         message = Subscribe(self.config.region, self.epoch, stream.stream_id, stream.end)
@@ -213,6 +213,8 @@ class Exchange(HandlerMachine):
         for stream in self.streams.values():
             measure_rate(stream, self.config.advertise_ns)
             self._check_recovered(stream)
+            if 0 < stream.unnamed <= stream.end:
+                self._ask_publishers(stream)
             if self.config.switching == "literal":
                 continue
             if stream.source and self._is_given_up(stream):
@@ -223,8 +225,6 @@ class Exchange(HandlerMachine):
                 self._choose(stream)
             else:
                 self._leave_for_leader(stream)
-            if 0 < stream.unnamed <= stream.end:
-                self._ask_publishers(stream)
         self._check_all_recovered()
 
     def _leave_for_leader(self, stream: Stream) -> None:
@@ -269,7 +269,11 @@ class Exchange(HandlerMachine):
             return
         if not self._fits(stream, message.batches):
             self.counters["sprinkler.gap"] += 1
-            if source and source.node == node:
+            if (
+                source
+                and source.node == node
+                and source.subscribed_ns <= self.now_ns - (self.config.advertise_ns)
+            ):  # once a period: what is under way will not fit either
                 self._subscribe(stream, self.peers[source.region])
             return
         if source and source.node == node:
@@ -285,14 +289,30 @@ class Exchange(HandlerMachine):
 
     def _ask_publishers(self, stream: Stream) -> None:
         """The region that is furthest, if its copy reaches beyond the compacted part, can tell."""
-        able = [p for p in self.peers.values() if p.tail]
-        best = max(able, key=lambda p: p.ends.get(stream.stream_id, 1), default=None)
-        if best and best.ends.get(stream.stream_id, 1) >= stream.unnamed:
-            self._send(best.tail, PublishersWanted(stream.stream_id, stream.end))
+        if self.now_ns - stream.asked_ns < self.config.dead_ns:
+            return
+        stream.asked_ns = self.now_ns
+        stream_id, since_ns = stream.stream_id, stream.recovering_since_ns
+        able = [p for p in self.peers.values() if p.tail and stream_id in p.ends]
+        best = max(able, key=lambda p: p.ends[stream_id], default=None)
+        if best and best.ends[stream_id] >= stream.unnamed:
+            self._send(best.tail, PublishersWanted(stream_id, stream.end))
+        elif not able and since_ns is not None and self._all_heard_since(since_ns):
+            stream.unnamed = 0  # nobody has the stream: whoever published before has expired
+            self.out.append(PassDown(TakePublishers(stream_id, 1, b"", self.wall_ns)))
+
+    def _all_heard_since(self, since_ns: int) -> bool:
+        return all(peer.heard_ns > since_ns for peer in self.peers.values())
 
     def _on_publishers_wanted(self, node: Peer, message: PublishersWanted) -> None:
-        if message.stream in self.streams:
-            self.out.append(PassDown(AskPublishers(message.stream, message.end, node)))
+        """Only the head knows whether its region's knowledge is complete."""
+        asker = message.asker or node
+        if message.stream not in self.streams:
+            return
+        if self.is_head:
+            self.out.append(PassDown(AskPublishers(message.stream, message.end, asker)))
+        elif not message.asker and self.head:
+            self._send(self.head, PublishersWanted(message.stream, message.end, asker))
 
     def _on_publishers_are(self, event: PublishersAre) -> None:
         complete = self.streams[event.log].unnamed == 0

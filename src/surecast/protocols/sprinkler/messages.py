@@ -78,6 +78,7 @@ class PublishersWanted(Message):
 
     stream: LogId
     end: int  # of the asker's copy
+    asker: str = ""  # when a tail passes the question on to its head
 
 
 class PublishersKnown(Message):

@@ -42,7 +42,7 @@ from surecast.core.types import (
     Writable,
 )
 from surecast.errors import PeerError, UsageError
-from surecast.protocols.sprinkler.directory import DIRECTORY, info_batch
+from surecast.protocols.sprinkler.directory import DIRECTORY, Directory, info_batch
 from surecast.protocols.sprinkler.exchange import Exchange
 from surecast.protocols.sprinkler.messages import (
     Advertise,
@@ -178,6 +178,11 @@ class Proxy(Exchange):
         self.committed[event.log] = event.end
         if event.log == DIRECTORY:
             self.directory_committed = event.end
+            self.directory = Directory()
+            self.streams.clear()
+            self.recorded.clear()
+            self.advertised.clear()
+            self.subscriptions = sum(len(table) for table in self.early.values())
         elif stream := self.streams.get(event.log):
             stream.index = RetentionIndex(stream.info.retention)
             stream.committed, stream.compacted_voids = event.end, 0
@@ -294,6 +299,8 @@ class Proxy(Exchange):
             return "recovering" if self._is_unclean() else "unknown-stream"
         if not self._owns(stream):
             return "not-owner"
+        if stream.quarantined:
+            return "quarantined"
         return "recovering" if self._is_behind(stream) else ""
 
     def _refusal_of_event(self, stream: Stream, batch: Batch) -> str:
@@ -351,9 +358,6 @@ class Proxy(Exchange):
     def _is_behind(self, stream: Stream) -> bool:
         return stream.recovering_since_ns is not None
 
-    def _all_heard_since(self, since_ns: int) -> bool:
-        return all(peer.heard_ns > since_ns for peer in self.peers.values())
-
     def _check_recovered(self, stream: Stream) -> None:
         """Resume above the maximum, once every peer has been heard and retries can be told."""
         since_ns = stream.recovering_since_ns
@@ -366,10 +370,14 @@ class Proxy(Exchange):
         """A chain that lost its disk is whole again when every peer's word has been followed."""
         if self.unclean_since_ns is None or not self._all_heard_since(self.unclean_since_ns):
             return
-        known = [stream_id for peer in self.peers.values() for stream_id in peer.ends]
-        if all(i in self.streams for i in known) and not any(
-            map(self._is_behind, self.streams.values())
-        ):
+        taken = self.directory.by_name
+        missing = any(
+            stream_id not in self.streams
+            and not (stream_id in peer.infos and peer.infos[stream_id].name in taken)
+            for peer in self.peers.values()
+            for stream_id in peer.ends
+        )
+        if not missing and not any(self._is_behind(stream) for stream in self.streams.values()):
             self.out.append(PassDown(Recovered()))
 
     # ------------------------------------------------------------ retention
@@ -377,7 +385,9 @@ class Proxy(Exchange):
     def _expire(self, stream: Stream) -> None:
         """R10: keep_for is a collect event of the owner's head; no replica uses its own clock."""
         policy = stream.index.policy
-        if not isinstance(policy, KeepFor) or not self._owns(stream) or self._is_behind(stream):
+        if not isinstance(policy, KeepFor) or not self._owns(stream):
+            return
+        if self._is_behind(stream) or stream.quarantined:
             return
         cutoff_ns = self.wall_ns - policy.ns
         if self._holds_older(stream, cutoff_ns):
@@ -399,7 +409,11 @@ class Proxy(Exchange):
         """Rewrite the log when enough of what it still holds has become void."""
         voids = sum(v.total() for v in stream.index.voids.values())
         held = stream.committed - 1 - stream.compacted_voids
-        if held <= 0 or voids - stream.compacted_voids < self.config.compact_share * held:
+        if (
+            stream.quarantined
+            or held <= 0
+            or voids - stream.compacted_voids < self.config.compact_share * held
+        ):
             return
         at, batches = 1, []
         while at < stream.committed:

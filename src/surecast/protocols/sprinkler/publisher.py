@@ -58,7 +58,12 @@ class Line:
     publisher: bytes
     next_no: int = 1
     waiting: deque[Batch] = field(default_factory=deque)
+    lost_since_ns: int | None = None  # the head expects less than it acknowledged
     under_way: int = 0  # how many of `waiting`, from the front, have been sent
+
+
+def _first(line: Line) -> tuple[bytes, int]:
+    return line.waiting[0].publisher, line.waiting[0].pub_no
 
 
 class Publisher(HandlerMachine):
@@ -169,6 +174,7 @@ class Publisher(HandlerMachine):
         self.progress_ns = self.now_ns
         if line.waiting[0].pub_no != message.pub_no:
             return  # it overtook an earlier one, and will be said again when that is retried
+        line.lost_since_ns = None
         batch = line.waiting.popleft()
         line.under_way -= 1
         self.out.append(Emit(Acked(message.stream, batch.pub_no, batch.count, message.seq)))
@@ -180,8 +186,19 @@ class Publisher(HandlerMachine):
             return
         if message.why in FINAL:
             self._fail(message, line)
+        elif self._is_history_lost(message, line):
+            self._fail(PubNack(message.stream, *_first(line), "history-lost"), line)
         else:
             self._refused(peer, message.why, message.head)
+
+    def _is_history_lost(self, message: PubNack, line: Line) -> bool:
+        """For long now the head has expected what it acknowledged before: it lost that for good."""
+        first = line.waiting[0]
+        if message.why != "out-of-order" or message.expected >= first.pub_no:
+            return False
+        if line.lost_since_ns is None:  # an old head may be behind for a moment
+            line.lost_since_ns = self.now_ns
+        return self.now_ns - line.lost_since_ns > self.config.lost_ns
 
     def _refused(self, peer: Peer, why: str, head: Peer) -> None:
         """Not now, or not here: go where the head is said to be, and try again soon."""
@@ -203,7 +220,7 @@ class Publisher(HandlerMachine):
             failed.append(line.waiting.pop())
         for batch in reversed(failed):
             self.out.append(Emit(Failed(message.stream, batch.pub_no, message.why)))
-        line.publisher, line.next_no = self._identity(), 1
+        line.publisher, line.next_no, line.lost_since_ns = self._identity(), 1, None
         line.under_way = min(line.under_way, len(line.waiting))
 
     def _on_timer(self, inp: TimerFired) -> None:

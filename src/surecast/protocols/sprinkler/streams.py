@@ -21,6 +21,7 @@ class Source:
     end: int  # as last advertised by that region
     advertised_ns: int  # when
     progress_ns: int  # when data last arrived, or we subscribed
+    subscribed_ns: int = 0
 
 
 @dataclass(slots=True)
@@ -44,6 +45,7 @@ class Stream:
     leads: dict[str, Lead] = field(default_factory=dict)  # regions ahead of the source
     rate: float = 0.0  # events a second, smoothed
     rate_end: int = 1
+    asked_ns: int = -1 << 62  # when publishers were last asked for
     unnamed: int = 0  # end of the compacted batches we pulled, which name no publishers (R4)
     recovering_since_ns: int | None = None  # owner behind its peers (R8)
     compacted: int = 1  # the log below is rewritten
