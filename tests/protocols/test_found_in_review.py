@@ -476,3 +476,24 @@ def test_a_stream_that_cannot_be_indexed_is_set_aside_and_the_server_goes_on() -
     wait(cluster, lambda: cluster.position("west/sub0", "t") == 4)
     assert "older" in proxy(cluster, "west/0").streams[stream].quarantined
     assert cluster.counters["west/0"]["sprinkler.quarantined"] == 1
+
+
+def test_r8_an_owner_resumes_above_what_its_peers_have_appended() -> None:
+    """West has taken events that its disk refuses for now; the owner loses its own disk."""
+    cluster = cluster_of({"east": 1, "west": 1}, publishers=2)
+    world, stream = cluster.world, cluster.streams["s"]
+    publish(cluster, 10)
+    settle(cluster)
+    world.fail_disk("west/0", "full")
+    publish(cluster, 5)
+    wait(cluster, lambda: not cluster.unacknowledged())
+    run(cluster, 300 * MS)
+    assert proxy(cluster, "west/0").streams[stream].end == 16
+    world.crash("east/0")
+    world.wipe("east/0")
+    world.restart("east/0")
+    publish(cluster, 8, "east/pub1")
+    run(cluster, 5 * SECOND)
+    assert cluster.unacknowledged() == 8  # five positions are spoken for
+    assert heal_and_judge(cluster) == []
+    assert len(cluster.records["s"].acked) == 23

@@ -213,7 +213,7 @@ class Exchange(HandlerMachine):
         for stream in self.streams.values():
             measure_rate(stream, self.config.advertise_ns)
             self._check_recovered(stream)
-            if 0 < stream.unnamed <= stream.end:
+            if 0 < stream.unnamed <= stream.end or stream.recovering_since_ns is not None:
                 self._ask_publishers(stream)
             if self.config.switching == "literal":
                 continue
@@ -296,7 +296,10 @@ class Exchange(HandlerMachine):
         able = [p for p in self.peers.values() if p.tail and stream_id in p.ends]
         best = max(able, key=lambda p: p.ends[stream_id], default=None)
         if best and best.ends[stream_id] >= stream.unnamed:
-            self._send(best.tail, PublishersWanted(stream_id, stream.end))
+            stream.asked_of = best.name
+            # An owner that recovers must know of each peer how far it has appended.
+            for peer in [best] if since_ns is None else able:
+                self._send(peer.tail, PublishersWanted(stream_id, stream.end))
         elif not able and since_ns is not None and self._all_heard_since(since_ns):
             stream.unnamed = 0  # nobody has the stream: whoever published before has expired
             self.out.append(PassDown(TakePublishers(stream_id, 1, b"", self.wall_ns)))
@@ -316,12 +319,18 @@ class Exchange(HandlerMachine):
 
     def _on_publishers_are(self, event: PublishersAre) -> None:
         complete = self.streams[event.log].unnamed == 0
-        answer = PublishersKnown(event.log, event.end, event.data, complete)
+        appended, region = self.streams[event.log].end, self.config.region
+        answer = PublishersKnown(event.log, event.end, event.data, complete, region, appended)
         self._send(event.token, answer)
 
     def _on_publishers_known(self, _node: Peer, message: PublishersKnown) -> None:
         stream = self.streams.get(message.stream)
-        if stream and self.is_head and 0 < stream.unnamed <= message.end <= stream.end:
+        if stream is None or not self.is_head:
+            return
+        stream.confirmed[message.region] = message.appended
+        if message.region != stream.asked_of:
+            return
+        if 0 < stream.unnamed <= message.end <= stream.end:
             stream.unnamed = 0
             # Nobody knows them all: then the unknown are told that they expired, not taken anew.
             horizon_ns = 0 if message.complete else self.wall_ns

@@ -88,6 +88,8 @@ class PublishersKnown(Message):
     end: int
     data: bytes
     complete: bool
+    region: str
+    appended: int  # where the head's own copy ends, committed or not
 
 
 class RegionStale(Message):

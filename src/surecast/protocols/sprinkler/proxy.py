@@ -350,6 +350,7 @@ class Proxy(Exchange):
 
     def _begin_recovery(self, stream: Stream, since_ns: int) -> None:
         stream.recovering_since_ns = since_ns
+        stream.confirmed.clear()
         stream.unnamed = max(stream.unnamed, 1)  # the publishers' state is part of what was lost
 
     def _is_unclean(self) -> bool:
@@ -363,7 +364,13 @@ class Proxy(Exchange):
         since_ns = stream.recovering_since_ns
         if since_ns is None or not self._all_heard_since(since_ns) or stream.unnamed:
             return
-        if all(p.ends.get(stream.stream_id, 1) <= stream.end for p in self.peers.values()):
+        holders = [p for p in self.peers.values() if stream.stream_id in p.ends]
+        # Not only what they have committed: what a peer has appended it will commit some day.
+        if all(
+            p.ends[stream.stream_id] <= stream.end
+            and stream.confirmed.get(p.name, stream.end + 1) <= stream.end
+            for p in holders
+        ):
             stream.recovering_since_ns = stream.source = None
 
     def _check_all_recovered(self) -> None:

@@ -46,6 +46,8 @@ class Stream:
     rate: float = 0.0  # events a second, smoothed
     rate_end: int = 1
     asked_ns: int = -1 << 62  # when publishers were last asked for
+    asked_of: str = ""  # the region whose answer counts
+    confirmed: dict[str, int] = field(default_factory=dict)  # to a recovering owner: by region
     unnamed: int = 0  # end of the compacted batches we pulled, which name no publishers (R4)
     recovering_since_ns: int | None = None  # owner behind its peers (R8)
     compacted: int = 1  # the log below is rewritten
