@@ -132,7 +132,8 @@ class PubAck(Message):
 
 class PubNack(Message):
     """Not taken. why: not-head (ask `head`), out-of-order (send from `expected`), busy,
-    too-few-replicas, recovering, unknown-stream, not-owner, mismatch, expired, bad-event."""
+    too-few-replicas, recovering, quarantined, unknown-stream, not-owner, mismatch, expired,
+    bad-event."""
 
     stream: LogId
     publisher: bytes
@@ -192,7 +193,8 @@ class Acked(msgspec.Struct, gc=False):
 
 
 class Failed(msgspec.Struct, gc=False):
-    """A publish that can never succeed as it is."""
+    """A publish that can never succeed as it is. why: as in PubNack, or history-lost when the
+    region has lost, by an operator's decision, what it had acknowledged."""
 
     stream: LogId
     pub_no: int
