@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from surecast.cli.progress import Bar
+from surecast.cli.progress import Bar, writable
 
 if TYPE_CHECKING:
     from surecast.swarm.demo import Demo
@@ -23,9 +23,9 @@ def demo(
     """
     from surecast.swarm.demo import run_demo
 
+    writable(out)
     with Bar("demo", 1) as bar:
         result = run_demo(seed, lambda done, total, note: bar.update(done, note, total))
-    out.mkdir(parents=True, exist_ok=True)
     figure = out / "demo.png"
     draw(result, figure)
     tally = result.tally

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from surecast.cli.progress import Bar
+from surecast.cli.progress import Bar, writable
 
 if TYPE_CHECKING:
     from surecast.lab import Experiment, Verdict
@@ -47,12 +47,13 @@ def run_experiments(
     from surecast.lab import experiments
 
     known = experiments()
-    wanted = list(known) if ids == ["all"] else ids
+    wanted = list(known) if "all" in ids else ids
     for name in wanted:
         if name not in known:
             raise typer.BadParameter(
                 f"no experiment {name!r}; there are: {', '.join(known)}", param_hint="ids"
             )
+    writable(out)
     verdicts = []
     for name in wanted:
         verdict = _run(known[name], out, quick, range(1, seeds + 1))

@@ -2,13 +2,29 @@
 
 import sys
 import time
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
+
+from surecast.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
 LINE_EVERY_S = 5.0  # a log file wants signs of life, not a line per step
+
+
+def writable(folder: Path) -> Path:
+    """Make the folder now: an hour's work should not end with nowhere to put it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".surecast-writes-here"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        why = f"cannot write to {folder}: {error.strerror}; choose another --out"
+        raise UsageError(why) from None
+    return folder
 
 
 class Bar:

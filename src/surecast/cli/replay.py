@@ -12,6 +12,7 @@ import typer
 
 from surecast import __version__
 from surecast.cli import sim
+from surecast.cli.progress import writable
 
 FAULTS_SHOWN = 200
 
@@ -115,7 +116,7 @@ def write(trace: Any, protocol: str, seed: int, path: Path) -> None:
         "trace_digest": trace.digest(),
         "surecast": __version__,
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
+    writable(path.parent)
     table = trace.to_table().replace_schema_metadata({"surecast": json.dumps(known)})
     pq.write_table(table, path)
 

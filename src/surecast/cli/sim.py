@@ -9,6 +9,8 @@ import importlib
 import json
 import multiprocessing
 import os
+import signal
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -35,12 +37,13 @@ SUMMED = (
     "misordered",
 )
 SEEDS_FOR_COVERAGE = 50  # fewer seeds may leave a handler untouched by chance
+DEFAULT_SEEDS = 100
 HOUR_NS = 3_600_000_000_000
 
 
 def sim(
     protocol: Annotated[str, typer.Argument(help="Whose swarm to run: " + ", ".join(SWARMS))],
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds to run.")] = 100,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds to run.")] = DEFAULT_SEEDS,
     first_seed: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
     seed: Annotated[int | None, typer.Option(min=0, help="Run this one seed only.")] = None,
     jobs: Annotated[int, typer.Option(min=0, help="Processes; 0: one per core.")] = 0,
@@ -56,6 +59,8 @@ def sim(
             f"no swarm for {protocol!r}; there is one for: {', '.join(SWARMS)}",
             param_hint="protocol",
         )
+    if seed is not None and (seeds != DEFAULT_SEEDS or first_seed):
+        raise typer.BadParameter("one seed, or --seeds and --first-seed", param_hint="--seed")
     wanted = [seed] if seed is not None else range(first_seed, first_seed + seeds)
     results = []
     violations = 0
@@ -102,7 +107,7 @@ def run_seeds(protocol: str, seeds: Iterable[int], jobs: int) -> Iterator[Result
     # Spawned, not forked: each worker starts clean, whatever threads this process has.
     context = multiprocessing.get_context("spawn")
     running: dict[Future[Result], int] = {}
-    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_live_with_parent) as pool:
         try:
             while True:
                 while len(running) < 2 * jobs and (seed := next(todo, None)) is not None:
@@ -116,9 +121,24 @@ def run_seeds(protocol: str, seeds: Iterable[int], jobs: int) -> Iterator[Result
         except BrokenProcessPool:
             for seed in sorted([*running.values(), *todo]):
                 yield {"seed": seed, "violations": ["not run to its end: a worker process died"]}
-        except BaseException:
+        except BaseException:  # Ctrl-C: nobody waits for the seeds under way
+            for worker in list(pool._processes.values()):
+                worker.terminate()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def _live_with_parent() -> None:
+    """A worker leaves Ctrl-C to its parent, and goes when that is gone, however it went."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def merge(protocol: str, results: Iterable[Result]) -> Summary:

@@ -60,7 +60,6 @@ _AHEAD = 24  # rows between asking for a slot and using it
 RING = 64  # size of the scratch arrays: a power of two above _AHEAD
 
 _U = np.uint64
-_ONE = np.uint64(1)
 _FOUR = np.uint64(4)
 _CODE = np.uint64(15)
 _PHI = np.uint64(0x9E3779B97F4A7C15)

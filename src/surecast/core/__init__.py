@@ -5,6 +5,8 @@ wire and in the log, and read their parameters in the same way. That common grou
 none of it does IO.
 
 - `types`: inputs, effects, the base of all messages, the interfaces a driver must offer.
+- `machine`, `stack`: the shape most machines share, and machines made of layers.
+- `replicated`, `disk`: what a layer of replicated logs offers; reading a log through.
 - `wire`: frames and control messages, bytes to objects and back, with limits and checksums.
 - `config`: TOML to typed configuration, with errors a person can act on.
 """

@@ -1,6 +1,8 @@
 """The deterministic simulator: a seed, some machines, and everything that can go wrong.
 
 world.py      the clock, the loop, effects, and faults as methods
+loop.py       the loop itself, and what each effect does
+session.py    one end of a session
 agenda.py     what happens when
 node.py       one node: machine, timers, inbox
 network.py    sessions and datagrams

@@ -2,5 +2,6 @@
 
 Files
     cluster.py    a simulated Sprinkler deployment, with records of what clients saw
+    demo.py       what `surecast demo` runs
     sprinkler.py  one seed: draw, run, heal, judge
 """

@@ -29,10 +29,8 @@ class Demo(msgspec.Struct):
     regions: list[str]
     simulated_ns: int
     inputs: int
-    events: int
     stored: dict[str, tuple[int, int]]  # by region: positions of STREAM, and how many are live
     switched: int  # how often a region changed where it pulls a stream from
-    epochs: int  # configurations the chain of east went through
     times_s: list[float]
     positions: dict[str, list[int]]  # by region, of STREAM, sampled
     longest_wait_s: float  # between two acknowledgements while the head was down
@@ -78,10 +76,8 @@ def run_demo(seed: int, progress: Callable[[int, int, str], None]) -> Demo:
         regions=list(cluster.regions),
         simulated_ns=world.now_ns,
         inputs=world.inputs,
-        events=sum(len(r.offered) for r in cluster.records.values()),
         stored={r: (a.position - 1, len(a.events)) for r, a in audits.items()},
         switched=sum(c["sprinkler.switched"] for c in cluster.counters.values()),
-        epochs=world.machine("east/config").tables["east"].epoch,
         times_s=times,
         positions=positions,
         longest_wait_s=_longest_wait(acked_s, crash / SECOND, restart / SECOND),

@@ -283,13 +283,18 @@ def _unsettled(cluster: Cluster) -> str:
 
 def _coverage(cluster: Cluster) -> dict[str, int]:
     """How often each message handler ran, by role; every handler is listed."""
-    totals = sum(cluster.counters.values(), Counter())
-    clients = sum((c for n, c in cluster.counters.items() if "/sub" in n), Counter())
+    replicas = [node for nodes in cluster.regions.values() for node in nodes]
+    services = [f"{region}/config" for region in cluster.regions]
     coverage = {}
-    for role in (Replica, Proxy, Publisher, Subscriber, ConfigService):
+    for role, nodes in (
+        (Replica, replicas),
+        (Proxy, replicas),
+        (Publisher, cluster.publishers),
+        (Subscriber, cluster.subscribers),
+        (ConfigService, services),
+    ):
         for name in role.handlers.values():
-            counts = clients if role is Subscriber else totals
-            coverage[f"{role.__name__}.{name}"] = counts[name]
+            coverage[f"{role.__name__}.{name}"] = sum(cluster.counters[n][name] for n in nodes)
     return coverage
 
 
