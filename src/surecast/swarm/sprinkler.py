@@ -94,9 +94,8 @@ def draw_plan(seed: int) -> Plan:
     rng.shuffle(policies)
     streams = {f"s{i}": (rng.choice(places), policies[i]) for i in range(rng.randint(2, 4))}
     duration_ns = rng.randint(8, 20) * SECOND
-    plan = Plan(
-        regions, delays, streams, rng.randint(1, 3), duration_ns, [], rng.randint(5, 60), False
-    )
+    publishers = max(2, rng.randint(1, 3))  # of each region, so that every stream has several
+    plan = Plan(regions, delays, streams, publishers, duration_ns, [], rng.randint(5, 60), False)
     plan.reencode = rng.random() < 0.3
     replicas = [f"{r}/{n}" for r, count in regions.items() for n in range(count)]
     services = [f"{r}/config" for r in regions]

@@ -15,7 +15,7 @@ G10 no acknowledged event lost, no position given twice, no retry published twic
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from surecast.columns import retention
@@ -245,6 +245,12 @@ def _acks_hold(record: Record, truth: dict[int, Event], tally: Tally) -> None:
         elif known is None:  # void for everybody: judge the void by what the publisher offered
             o = record.offered[value]
             truth[seq] = Event(seq, 0, o.kind, o.key, o.value, o.tag)
+    # Nobody saw the time of what was void for everybody; it is at least that of what it follows.
+    latest_ns = 0
+    for seq in sorted(truth):
+        if truth[seq].time_ns == 0:
+            truth[seq] = replace(truth[seq], time_ns=latest_ns)
+        latest_ns = max(latest_ns, truth[seq].time_ns)
 
 
 def _publishers_order(record: Record, truth: dict[int, Event], tally: Tally) -> None:
