@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from surecast.columns.retention import KeepAll, Policy
 from surecast.core.types import MS, SECOND
 from surecast.protocols.chain.replica import Replica
@@ -68,3 +70,10 @@ def heal_and_judge(cluster: Cluster) -> list[str]:
         if not cluster.audit():
             problems.append("audit not settled")
     return problems + cluster.judge().violations
+
+
+def tell_each(stories: list[tuple[str, Callable[[type | None], list[str]], type]]) -> Any:
+    """Run a test once for each (rule, story, mutant)."""
+    return pytest.mark.parametrize(
+        ("story", "mutant"), [s[1:] for s in stories], ids=[s[0] for s in stories]
+    )

@@ -2,15 +2,13 @@
 
 from collections.abc import Callable
 
-import pytest
-
 from surecast.columns import retention
 from surecast.columns.batch import COLLECT
 from surecast.columns.retention import Collect, KeepFor, KeepLast, LatestPerKey, TagIs
 from surecast.core.types import MS, SECOND, Received
 from surecast.protocols.sprinkler.messages import PeerEvents
 from tests import mutations
-from tests.helpers import cluster_of, heal_and_judge, publish, run, settle, wait
+from tests.helpers import cluster_of, heal_and_judge, publish, run, settle, tell_each, wait
 
 Story = Callable[[type | None], list[str]]
 
@@ -110,13 +108,13 @@ STORIES: list[tuple[str, Story, type]] = [
 ]
 
 
-@pytest.mark.parametrize(("rule", "story", "mutant"), STORIES, ids=[s[0] for s in STORIES])
-def test_rule_holds(rule: str, story: Story, mutant: type) -> None:
+@tell_each(STORIES)
+def test_rule_holds(story: Story, mutant: type) -> None:
     assert story(None) == []
 
 
-@pytest.mark.parametrize(("rule", "story", "mutant"), STORIES, ids=[s[0] for s in STORIES])
-def test_story_fails_without_the_rule(rule: str, story: Story, mutant: type) -> None:
+@tell_each(STORIES)
+def test_story_fails_without_the_rule(story: Story, mutant: type) -> None:
     assert story(mutant) != []
 
 

@@ -15,11 +15,11 @@ exactly-once replicated append: Sprinkler's proxy today.
     Submit(log, batch, token)   →  Submitted(token, seq) once committed, or Refused(token, why)
     AppendAt(log, batches)      →  replicate batches that already have positions
     AppendOwn(log, batch)       →  append on behalf of the head itself
-    ← Appended, Committed, RoleChanged, Truncated
+    ← Appended, Committed, RoleChanged, Truncated (all of it: core/replicated.py)
 
 Files
     config.py    what can be set
-    messages.py  what replicas, the service and the layer above say to each other
+    messages.py  what replicas and the service say to each other
     dedup.py     what each publisher has had accepted, so that a retry is recognised
     logs.py      the state of one log here, and of a follower's copy of it
     replica.py   the machine: submit, append, store, forward, commit, acknowledge

@@ -427,5 +427,5 @@ class Proxy(Exchange):
             part = self._readable(stream, at)
             batches.extend(part)
             at = part[-1].hi
-        stream.compacted, stream.compacted_voids = stream.committed, voids
+        stream.compacted_voids = voids
         self.out.append(PassDown(CompactLog(stream.stream_id, tuple(batches))))

@@ -50,8 +50,7 @@ class Stream:
     confirmed: dict[str, int] = field(default_factory=dict)  # to a recovering owner: by region
     unnamed: int = 0  # end of the compacted batches we pulled, which name no publishers (R4)
     recovering_since_ns: int | None = None  # owner behind its peers (R8)
-    compacted: int = 1  # the log below is rewritten
-    compacted_voids: int = 0
+    compacted_voids: int = 0  # positions that were void when the log was last rewritten
     subscribers: dict[Peer, int] = field(default_factory=dict)  # → next position to send
 
     @property
