@@ -51,11 +51,13 @@ PROTOCOLS: dict[str, Protocol] = {
     "sprinkler": Protocol(
         messages=f"{_SPRINKLER}.messages",
         configs={
+            "client": f"{_SPRINKLER}.config:ClientConfig",
             "proxy": f"{_SPRINKLER}.config:ProxyConfig",
             "publisher": f"{_SPRINKLER}.config:PublisherConfig",
             "subscriber": f"{_SPRINKLER}.config:SubscriberConfig",
         },
         roles={
+            "client": f"{_SPRINKLER}.client:Client",
             "proxy": f"{_SPRINKLER}.proxy:Proxy",
             "publisher": f"{_SPRINKLER}.publisher:Publisher",
             "subscriber": f"{_SPRINKLER}.subscriber:Subscriber",

@@ -15,19 +15,26 @@ from typing import Any
 
 from surecast.columns.batch import DATA
 from surecast.columns.retention import Policy
+from surecast.core.machine import NodeContext
 from surecast.core.types import MS, SECOND, LogId
 from surecast.protocols.chain.config import ChainConfig
 from surecast.protocols.chain.messages import Member
 from surecast.protocols.chain.replica import Replica
 from surecast.protocols.chain.service import ConfigService
 from surecast.protocols.sprinkler.checks import Offered, Reading, Record, Tally, check
-from surecast.protocols.sprinkler.config import ProxyConfig, PublisherConfig, SubscriberConfig
+from surecast.protocols.sprinkler.client import Client
+from surecast.protocols.sprinkler.config import (
+    ClientConfig,
+    MeshConfig,
+    ProxyConfig,
+    PublisherConfig,
+    SubscriberConfig,
+)
 from surecast.protocols.sprinkler.messages import Acked, Failed, Follow, Offer, Open, Opened
 from surecast.protocols.sprinkler.proxy import Proxy
 from surecast.protocols.sprinkler.publisher import Publisher
 from surecast.protocols.sprinkler.subscriber import Subscriber
 from surecast.sim.links import Link
-from surecast.sim.node import NodeContext
 from surecast.sim.trace import Trace
 from surecast.sim.world import World
 from surecast.stacks import region_replica
@@ -50,6 +57,9 @@ class Cluster:
         proxy: dict[str, Any] | None = None,
         replica_type: type[Replica] = Replica,
         proxy_type: type[Proxy] = Proxy,
+        client_type: type[Client] = Client,
+        mesh: MeshConfig | None = None,
+        client: dict[str, Any] | None = None,
         trace: Trace | None = None,
         reencode: Callable[[Any], Any] | None = None,
     ) -> None:
@@ -59,7 +69,10 @@ class Cluster:
             for region, count in regions.items()
         }
         self.replica_type, self.proxy_type = replica_type, proxy_type
-        self.chain_options, self.proxy_options = chain or {}, proxy or {}
+        self.client_type = client_type
+        self.mesh = mesh or MeshConfig()
+        self.chain_options, self.client_options = chain or {}, client or {}
+        self.proxy_options = {"mesh": self.mesh, **(proxy or {})}
         self.counters: dict[str, Counter[str]] = {}  # by node, through all its lives
         self.records: dict[str, Record] = {}
         self.owners: dict[str, str] = {}
@@ -71,7 +84,8 @@ class Cluster:
         self.stood: dict[LogId, int] = {}  # where streams ended when the last audit was called
         self.failed: list[Failed] = []
         self.publishers: list[str] = []
-        self.subscribers: list[str] = []
+        self.subscribers: list[str] = []  # thin readers and mesh clients, but for those that left
+        self.clients: dict[str, dict[str, int]] = {}  # mesh client → stream followed and its start
         for a in self.regions:
             for b in self.regions:
                 if a < b:
@@ -133,6 +147,43 @@ class Cluster:
         for stream in self.streams.values():
             self._follow(name, stream, bool(replicas))
 
+    def add_client(
+        self, name: str, follows: dict[str, int] | None = None, replicas: tuple[str, ...] = ()
+    ) -> None:
+        """A mesh client of its region. `follows`: stream → start (0 latest); default all from 1.
+
+        When it crashes and comes back it goes on, as an application does, where it had got to.
+        """
+        region = name.split("/")[0]
+        config = ClientConfig(
+            name, replicas or self.regions[region][::-1], self.mesh, **self.client_options
+        )
+        counters = self.counters[name] = Counter()
+        self.clients[name] = dict.fromkeys(self.streams, 1) if follows is None else follows
+
+        def factory(ctx: NodeContext) -> Client:
+            starts = {s: r.position for (n, s), r in self.readings.items() if n == name}
+            return self.client_type(config, starts, ctx.rng, counters)
+
+        self.world.on_deliver(name, self._on_deliver)
+        self.world.on_emit(name, self._on_following)
+        for stream, start in self.clients[name].items():
+            self._reading(name, self.streams[stream]).position = start
+        self.subscribers.append(name)
+        self.world.add(name, factory)
+
+    def remove_client(self, name: str) -> None:
+        """A client goes for good; what it got until then is still judged."""
+        self.subscribers.remove(name)
+        for (reader, _), reading in self.readings.items():
+            reading.left = reading.left or reader == name
+        self.world.crash(name)
+
+    def _on_following(self, _now_ns: int, name: str, event: Any) -> None:
+        reading = self.readings[name, event.stream]
+        if not reading.position:
+            reading.position = event.start
+
     # ------------------------------------------------------------ driving
 
     def open(self, stream: str, owner: str, policy: Policy, at_ns: int = 0) -> None:
@@ -171,11 +222,15 @@ class Cluster:
 
         self.world.call(at_ns, do)
 
-    def _follow(self, name: str, stream: LogId, audit: bool = False) -> None:
+    def _reading(self, name: str, stream: LogId, audit: bool = False) -> Reading:
         reading = self.readings[name, stream] = Reading(name)
         record = self.records[self.names[stream]]
         reading.settled = self.stood.get(stream, 1)
         (record.audits if audit else record.readings).append(reading)
+        return reading
+
+    def _follow(self, name: str, stream: LogId, audit: bool = False) -> None:
+        self._reading(name, stream, audit)
         self.world.at(self.world.now_ns, name, Follow(stream, 1))
 
     def _on_publisher(self, _now_ns: int, name: str, event: Any) -> None:
@@ -185,7 +240,8 @@ class Cluster:
                 self.streams[event.name] = event.info.stream_id
                 self.names[event.info.stream_id] = event.name
                 for subscriber in self.subscribers:
-                    self._follow(subscriber, event.info.stream_id)
+                    if subscriber not in self.clients:
+                        self._follow(subscriber, event.info.stream_id)
         elif isinstance(event, Acked):
             stream = self.names[event.stream]
             values = self.offered[name, stream].pop(0)
@@ -213,12 +269,15 @@ class Cluster:
     def position(self, reader: str, stream: str) -> int:
         return self.readings[reader, self.streams[stream]].position
 
+    def _readers_of(self, stream: str) -> list[str]:
+        return [r for r in self.subscribers if stream in self.clients.get(r, self.streams)]
+
     def settled(self, readers: list[str] | None = None) -> bool:
         """Everything offered is acknowledged, and all readers are at the same end beyond it."""
         if len(self.streams) < len(self.records) or self.unacknowledged():
             return False
         for stream, record in self.records.items():
-            ends = {self.position(r, stream) for r in (readers or self.subscribers)}
+            ends = {self.position(r, stream) for r in readers or self._readers_of(stream)}
             if len(ends) != 1 or ends.pop() <= max(record.acked.values(), default=0):
                 return False
         return True
@@ -230,7 +289,7 @@ class Cluster:
         there the audit is judged (expiry goes on meanwhile).
         """
         for name, stream in self.streams.items():
-            self.stood[stream] = min(self.position(r, name) for r in self.subscribers)
+            self.stood[stream] = min(self.position(r, name) for r in self._readers_of(name))
         self.world.run(self.world.now_ns + 2 * SECOND)
         for nodes in self.regions.values():
             for node in nodes:

@@ -70,6 +70,7 @@ class Reading:
     events: list[Event] = field(default_factory=list)
     voids: list[tuple[int, int, int]] = field(default_factory=list)  # (lo, hi, reason)
     faults: list[str] = field(default_factory=list)
+    left: bool = False  # it went away for good
 
     def take(self, batches: tuple[Batch, ...]) -> None:
         for batch in batches:
@@ -132,7 +133,7 @@ def check(record: Record, tally: Tally) -> None:
     for reading in everybody:
         tally.delivered += len(reading.events)
         tally.void += sum(hi - lo for lo, hi, _ in reading.voids)
-        if reading.position != end:
+        if reading.position != end and not reading.left:
             say(f"{record.stream}: G9 {reading.reader} ended at {reading.position}, not {end}")
     _times_rise(record, truth, tally)
     collectors = _Collectors(record.policy, truth)

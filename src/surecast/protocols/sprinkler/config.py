@@ -1,11 +1,46 @@
 """What can be set of a region's proxy and its clients."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from surecast.core.types import MS, SECOND, Peer
 from surecast.errors import ConfigError
 
-__all__ = ["ProxyConfig", "PublisherConfig", "SubscriberConfig", "paper"]
+__all__ = [
+    "ClientConfig",
+    "MeshConfig",
+    "ProxyConfig",
+    "PublisherConfig",
+    "SubscriberConfig",
+    "paper",
+    "paper_mesh",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class MeshConfig:
+    """How a region's clients, and its servers among them, pass events on to each other."""
+
+    view_max: int = 20  # V: peers known, for each stream
+    fanout: int = 4  # F: how many of them are told at once of anything new
+    shuffle_ns: int = 1 * SECOND  # S: how often these are drawn again
+    gossip_ns: int = 1 * SECOND  # G: how often a view is sent to a neighbour
+    server_every: int = 10  # ... and each so many times to the region's server, to heal partitions
+    # Peers that were picked tell back, nobody is told what it is known to have, and without news
+    # nothing is drawn anew. False: as printed, where all of that is done all the time.
+    mutual: bool = True
+    notify_gap_ns: int = 5 * MS  # under load: tell of several deliveries at once ...
+    notify_bytes: int = 64 << 10  # ... unless they are as large as this
+
+    def __post_init__(self) -> None:
+        for key, least in (("view_max", 1), ("fanout", 1), ("server_every", 1), ("shuffle_ns", 1)):
+            if getattr(self, key) < least:
+                raise ConfigError(f"mesh.{key} is {getattr(self, key)}; the least is {least}")
+        if self.fanout > self.view_max:
+            raise ConfigError(
+                f"mesh.fanout is {self.fanout}: only the {self.view_max} peers of a view can be "
+                "told (mesh.view_max)"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +63,7 @@ class ProxyConfig:
     expire_ns: int = 1 * SECOND  # how often keep_for streams are looked at
     streams_max: int = 10_000
     subscriptions_max: int = 100_000
+    mesh: MeshConfig = field(default_factory=MeshConfig)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "chain", self.chain or self.region)
@@ -68,6 +104,38 @@ class SubscriberConfig:
     idle_ns: int = 1 * SECOND  # nothing heard for this long: ask the next replica
 
 
+@dataclass(frozen=True, slots=True)
+class ClientConfig:
+    """A client that takes part in its region's mesh."""
+
+    name: Peer
+    replicas: tuple[Peer, ...]  # of its own region, the preferred one first
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    keep_bytes_max: int = 8 << 20  # delivered events kept for peers, for each stream
+    early_bytes_max: int = 8 << 20  # events held that came before their turn, for each stream
+    reply_bytes_max: int = 256 << 10  # one message to a peer
+    deadline_rtts: int = 3  # a peer that needs so many round trips is not waited for ...
+    deadline_ns_min: int = 20 * MS  # ... nor less than this
+    server_retry_ns: int = 500 * MS  # a server silent for so long: ask the next replica
+    silence_ns: int = 1 * SECOND  # nothing new for so long: ask a server; while it has nothing ...
+    silence_ns_max: int = 8 * SECOND  # ... ask less and less often, but at least so often
+    asks_max: int = 64  # requests under way, for each stream
+    sessions_max: int = 64  # beyond, sessions with peers no longer known are closed
+    streams_max: int = 1_000
+
+    def __post_init__(self) -> None:
+        if not self.replicas:
+            raise ConfigError("client.replicas is empty: a mesh needs a server to fall back on")
+        if self.name in self.replicas:
+            raise ConfigError(f"client.name {self.name!r} is the name of a replica")
+
+
+def paper_mesh(**options: Any) -> MeshConfig:
+    """The mesh as printed: every shuffle is announced to all it picked, whatever they have."""
+    printed: dict[str, Any] = {"shuffle_ns": 30 * MS, "mutual": False, "notify_gap_ns": 0}
+    return MeshConfig(**{**printed, **options})
+
+
 def paper(region: str, name: Peer, regions: dict[str, tuple[Peer, ...]]) -> ProxyConfig:
-    """The switching rule as printed."""
-    return ProxyConfig(region, name, regions, switching="literal")
+    """The switching rule and the mesh as printed."""
+    return ProxyConfig(region, name, regions, switching="literal", mesh=paper_mesh())

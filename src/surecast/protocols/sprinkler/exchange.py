@@ -25,8 +25,13 @@ from surecast.core.types import (
 )
 from surecast.protocols.sprinkler.config import ProxyConfig
 from surecast.protocols.sprinkler.directory import Directory
+from surecast.protocols.sprinkler.hub import Hub
 from surecast.protocols.sprinkler.messages import (
     Advertise,
+    MeshEvents,
+    MeshLeave,
+    MeshRequest,
+    MeshView,
     PeerEvents,
     PublishersKnown,
     PublishersWanted,
@@ -76,6 +81,7 @@ class Exchange(HandlerMachine):
         self.early: dict[LogId, dict[Peer, int]] = {}  # subscriptions to streams not known yet
         self.subscriptions = 0
         self.serving: dict[Peer, bool] = {}  # peers' heads that we serve as the tail
+        self.hub = Hub(self)
 
     @property
     def head(self) -> Peer:
@@ -376,12 +382,12 @@ class Exchange(HandlerMachine):
         for peer in stream.subscribers:
             self._serve_one(stream, peer)
 
-    def _readable(self, stream: Stream, at: int) -> list[Batch]:
-        """The next piece from `at` on, as a reader should see it."""
+    def _readable(self, stream: Stream, at: int, end: int = 0) -> list[Batch]:
+        """The next piece from `at` on (up to `end`), as a reader should see it."""
         return stream.serve(
             self.disk,
             at,
-            stream.committed,
+            end or stream.committed,
             self.config.serve_bytes_max,
             self.config.coalesce_rows_max,
         )
@@ -401,10 +407,43 @@ class Exchange(HandlerMachine):
         elif at < stream.committed and peer not in self.congested:
             self.out.append(SetTimer("serve", self.now_ns))
 
+    def _on_mesh_request(self, peer: Peer, message: MeshRequest) -> None:
+        """What a mesh client could not get from others; a large part at once, then it asks again.
+
+        The first message is sent whatever its queue is like: it asks only when it has the last.
+        """
+        stream, lo = self.streams.get(message.stream), message.lo
+        if stream is None or lo <= 0:
+            end = stream.committed if stream is not None else 0
+            self._send(peer, MeshEvents(message.stream, lo, lo, end, True, ()))
+            return
+        end, budget = stream.committed, self.config.serves_per_step
+        upto = min(message.hi or end, end)
+        self.hub.requested(peer, message.stream, upto)
+        while lo < upto:
+            budget -= 1
+            batches = self._readable(stream, lo, upto)
+            hi = batches[-1].hi
+            last = hi >= upto or not budget or peer in self.congested
+            at, lo = lo, hi
+            if last and hi >= upto:
+                hi = max(hi, message.hi)
+            self._send(peer, MeshEvents(message.stream, at, hi, end, last, tuple(batches)))
+            if last:
+                return
+        self._send(peer, MeshEvents(message.stream, lo, max(lo, message.hi), end, True, ()))
+
+    def _on_mesh_view(self, peer: Peer, message: MeshView) -> None:
+        self.hub.on_view(peer, message)
+
+    def _on_mesh_leave(self, peer: Peer, message: MeshLeave) -> None:
+        self.hub.on_leave(peer, message.stream)
+
     # ------------------------------------------------------------ sessions
 
     def _on_peer_up(self, inp: PeerUp) -> None:
         self.congested.pop(inp.peer, None)
+        self.hub.peer_up(inp.peer)
         if self.is_tail and any(
             inp.peer in nodes
             for region, nodes in self.config.regions.items()
@@ -416,6 +455,7 @@ class Exchange(HandlerMachine):
     def _on_peer_down(self, inp: PeerDown) -> None:
         peer = inp.peer
         self.congested.pop(peer, None)
+        self.hub.peer_down(peer)
         self.advertised.pop(peer, None)
         self.serving.pop(peer, None)
         for region in self.peers.values():

@@ -11,7 +11,14 @@ __all__ = [
     "CreateStream",
     "Failed",
     "Follow",
+    "Following",
     "ForceNewStream",
+    "MeshEvents",
+    "MeshLean",
+    "MeshLeave",
+    "MeshNotify",
+    "MeshRequest",
+    "MeshView",
     "Offer",
     "Open",
     "Opened",
@@ -25,6 +32,7 @@ __all__ = [
     "StreamInfo",
     "StreamOpened",
     "Subscribe",
+    "Unfollow",
     "Unsubscribe",
 ]
 
@@ -143,6 +151,62 @@ class PubNack(Message):
     head: str = ""
 
 
+# ------------------------------------------------------------ in a region's mesh
+
+
+class MeshNotify(Message):
+    """I have `stream` up to `end`."""
+
+    stream: LogId
+    end: int
+
+
+class MeshLean(Message):
+    """I have picked you: tell me, too, when you get something new (or do not, any longer)."""
+
+    stream: LogId
+    on: bool
+
+
+class MeshRequest(Message):
+    """Send me what you have of [lo, hi). To a server, `hi` 0 means all there is from `lo` on,
+    and `lo` 0 only asks where the stream ends."""
+
+    stream: LogId
+    lo: int
+    hi: int
+
+
+class MeshEvents(Message):
+    """What the sender has of [lo, hi), a part of what was requested; the last part if `last`.
+
+    Positions below `end` that are missing are not kept here; those from `end` on have not come yet.
+    Batches may reach beyond [lo, hi): they are passed on whole.
+    """
+
+    stream: LogId
+    lo: int
+    hi: int
+    end: int
+    last: bool
+    batches: tuple[Batch, ...]
+
+
+class MeshView(Message):
+    """Whom I know in the mesh of `stream`, and how far I am; `want`: send me yours."""
+
+    stream: LogId
+    peers: tuple[str, ...]
+    end: int
+    want: bool
+
+
+class MeshLeave(Message):
+    """I am not, or no longer, in the mesh of `stream`."""
+
+    stream: LogId
+
+
 # ------------------------------------------------------------ commands
 
 
@@ -164,10 +228,14 @@ class Open(Input):
 
 
 class Follow(Input):
-    """Deliver `stream` from position `start` on."""
+    """Deliver `stream` from position `start` on: 1 is the earliest, 0 (mesh clients) the latest."""
 
     stream: LogId
     start: int
+
+
+class Unfollow(Input):
+    stream: LogId
 
 
 class ForceNewStream(Input):
@@ -183,6 +251,13 @@ class Opened(msgspec.Struct, gc=False):
     name: str
     info: StreamInfo | None
     why: str = ""  # config-mismatch: it exists with another retention
+
+
+class Following(msgspec.Struct, gc=False):
+    """A mesh client delivers `stream` from `start` on."""
+
+    stream: LogId
+    start: int
 
 
 class Acked(msgspec.Struct, gc=False):

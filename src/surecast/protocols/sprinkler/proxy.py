@@ -44,10 +44,14 @@ from surecast.core.types import (
 from surecast.errors import PeerError, UsageError
 from surecast.protocols.sprinkler.directory import DIRECTORY, Directory, info_batch
 from surecast.protocols.sprinkler.exchange import Exchange
+from surecast.protocols.sprinkler.hub import TIMERS
 from surecast.protocols.sprinkler.messages import (
     Advertise,
     CreateStream,
     ForceNewStream,
+    MeshLeave,
+    MeshRequest,
+    MeshView,
     PeerEvents,
     PubAck,
     Publish,
@@ -78,6 +82,9 @@ class Proxy(Exchange):
         RegionStale: "_on_region_stale",
         CreateStream: "_on_create_stream",
         Publish: "_on_publish",
+        MeshView: "_on_mesh_view",
+        MeshRequest: "_on_mesh_request",
+        MeshLeave: "_on_mesh_leave",
     }
     inputs: ClassVar[dict[type, str]] = {
         Start: "_on_start",
@@ -131,6 +138,8 @@ class Proxy(Exchange):
             if self.is_head:
                 for stream in self.streams.values():
                     self._expire(stream)
+        elif inp.key in TIMERS:
+            self.hub.on_timer(inp.key)
 
     # ------------------------------------------------------------ what the chain says
 
@@ -211,6 +220,7 @@ class Proxy(Exchange):
         if stream.quarantined:
             stream.committed = stream.index.end
         self._serve(stream)
+        self.hub.advanced(stream.stream_id, stream.committed)
 
     # ------------------------------------------------------------ the directory
 
