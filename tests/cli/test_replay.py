@@ -1,8 +1,9 @@
-"""`surecast replay`, with a swarm of our own that runs a real, small world."""
+"""`surecast replay`, with a swarm of our own that runs a real, small world; and of recordings."""
 
 import json
 import sys
 from pathlib import Path
+from random import Random
 from types import ModuleType
 from typing import Any
 
@@ -12,8 +13,14 @@ from typer.testing import CliRunner
 
 from surecast.cli import sim
 from surecast.cli.main import app
-from surecast.core.types import MS, Emit, Received, Send, SetTimer, Start
+from surecast.core.machine import NodeContext
+from surecast.core.types import MS, Emit, Received, Send, SetTimer, Start, TimerFired
+from surecast.core.wire import Codec
+from surecast.registry import message_types
+from surecast.runtime.recorder import Recorder
 from surecast.sim import Link, Trace, World
+from surecast.storage.memory import MemoryDisk
+from surecast.swarm.process import build
 
 
 class Ticker:
@@ -114,3 +121,102 @@ def test_a_file_that_is_no_recording_is_wrong_usage(tmp_path: Path, text: str) -
 def test_neither_seed_nor_file_is_wrong_usage() -> None:
     assert replay("nothing-here").exit_code == 2
     assert replay(3, "--protocol", "nobody").exit_code == 2
+
+
+# ---------------------------------------------------------------- recordings
+
+
+def record(path: Path, node: str, *, wrong_at: int = -1) -> Path:
+    """A publisher's life of 50 steps, 10 ms apart; one may have another effect than it had."""
+    args = {"role": "publisher", "replicas": ["east/0"]}
+    disk = MemoryDisk()
+    machine = build(NodeContext(node, Random(f"7/{node}/1"), disk, 1), args)
+    made = Recorder(
+        path,
+        node=node,
+        build="surecast.swarm.process:build",
+        args=args,
+        seed=7,
+        incarnation=1,
+        codec=Codec(message_types()),
+        disk=disk,
+    )
+    for n in range(50):
+        inp = TimerFired("retry") if n else Start(1_000_000, 1)
+        effects = machine.step(n * 10 * MS, inp)
+        if n == wrong_at:
+            effects = [*effects, Emit("once upon a time")]
+        made.step(n * 10 * MS, inp, effects)
+    made.close()
+    return path
+
+
+def test_recordings_are_played(tmp_path: Path) -> None:
+    one, two = record(tmp_path / "1.rec", "a"), record(tmp_path / "2.rec", "b")
+    for words in ([tmp_path], [one, two]):
+        done = replay(*words)
+        assert done.exit_code == 0, done.output
+        assert done.stdout.splitlines() == [
+            "2 nodes: a, b",
+            "100 steps in 0.490 s",
+            "the recorded run was met again: 100 steps, 100 effects",
+        ]
+
+
+def test_a_recording_that_is_not_met_again_is_explained(tmp_path: Path) -> None:
+    path = record(tmp_path / "1.rec", "a", wrong_at=30)
+    done = replay(path)
+    assert done.exit_code == 1
+    assert "NOT met again:\na, life 1, step 31 at 300000000 ns: there were 2 effects" in done.stdout
+    assert "TimerFired(key='retry')" in done.stdout
+    found = json.loads(replay(path, "--json").stdout)
+    assert found["difference"]["step"] == 31
+    assert found["difference"]["recorded"][-1] == "Emit.str"
+    assert found["steps"] == 31
+
+
+def test_a_played_recording_has_a_trace(tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    path, out = record(tmp_path / "1.rec", "a"), tmp_path / "deep" / "trace.parquet"
+    done = replay(path, "--out", out, "--tail", "2")
+    assert done.exit_code == 0, done.output
+    assert "last rows:\n      0.490000 s a              input  TimerFired" in done.stdout
+    table = pq.read_table(out)
+    assert table.num_rows == 100
+    assert set(table.column_names) == {*Trace().to_table().column_names}
+    runs = [json.loads(replay(path, "--json").stdout) for _ in range(2)]
+    assert runs[0] == runs[1]
+    assert runs[0]["difference"] is None
+    assert len(runs[0]["trace_digest"]) == 64
+    assert replay(out).exit_code == 2  # that trace has no seed to run again
+
+
+def test_a_killed_nodes_recording_is_played_as_far_as_it_goes(tmp_path: Path) -> None:
+    path = record(tmp_path / "1.rec", "a")
+    path.write_bytes(path.read_bytes()[:-50])
+    done = replay(path)
+    assert done.exit_code == 0, done.output
+    assert "breaks off" in done.stdout
+    assert "met again: 49 steps" in done.stdout
+
+
+def test_a_damaged_recording_cannot_be_replayed(tmp_path: Path) -> None:
+    path = record(tmp_path / "1.rec", "a")
+    data = bytearray(path.read_bytes())
+    data[-100] ^= 1
+    path.write_bytes(data)
+    done = replay(path)
+    assert done.exit_code == 1
+    assert "CRC" in done.stdout
+    assert "CRC" in json.loads(replay(path, "--json").stdout)["error"]
+    data[4] = 77
+    path.write_bytes(data)
+    assert "version 77" in replay(path).stdout
+
+
+def test_recordings_are_not_mixed_with_other_things(tmp_path: Path) -> None:
+    assert replay(tmp_path).exit_code == 2  # an empty directory
+    path = record(tmp_path / "1.rec", "a")
+    assert replay(path, 7).exit_code == 2
+    assert replay(7, 8).exit_code == 2

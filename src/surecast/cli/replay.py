@@ -1,7 +1,8 @@
-"""`surecast replay`: run a seed of a swarm again, with its whole trace, and compare.
+"""`surecast replay`: run a seed of a swarm, or a recorded run over sockets, again, and compare.
 
-What is replayed is the seed: a world has no other input, so a recorded trace serves only to see
-whether the same thing happened again, and where it first did not.
+Of a simulated run the seed is replayed: a world has no other input, so a recorded trace serves only
+to see whether the same thing happened again, and where it first did not. Of a run over sockets the
+recordings of its nodes are (`sim.playback`): they hold every input.
 """
 
 import json
@@ -12,32 +13,35 @@ import typer
 
 from surecast import __version__
 from surecast.cli import sim
-from surecast.cli.progress import writable
+from surecast.cli.progress import Bar, writable
 
 FAULTS_SHOWN = 200
 
 
 def replay(
     what: Annotated[
-        str,
+        list[str],
         typer.Argument(
-            help="A seed; a trace written with --out; or the output of `surecast sim --json`, "
-            "whose failing seeds are then replayed."
+            help="A seed; a trace written with --out; the output of `surecast sim --json`, "
+            "whose failing seeds are then replayed; or recordings of nodes that ran over sockets, "
+            "or a directory of them."
         ),
     ],
     protocol: Annotated[str, typer.Option(help="Whose swarm, if WHAT is a seed.")] = "sprinkler",
     out: Annotated[Path | None, typer.Option(help="Write the trace here, as Parquet.")] = None,
     tail: Annotated[int, typer.Option(min=0, help="Show so many last rows of the trace.")] = 0,
     as_json: Annotated[
-        bool, typer.Option("--json", help="JSON on stdout, one line a seed.")
+        bool, typer.Option("--json", help="JSON on stdout, one line a seed or recorded run.")
     ] = False,
 ) -> None:
-    """Run a seed of the simulator again: its faults, its violations and its trace's digest.
+    """Run a seed of the simulator, or a recorded run over sockets, again.
 
-    Exits with 1 if a guarantee is violated, or if a recorded trace is not met again.
+    Exits with 1 if a guarantee is violated, or if what was recorded is not met again.
     """
+    if paths := recorded_lives(what):
+        raise typer.Exit(0 if play(paths, out, tail, as_json) else 1)
     good = True
-    for recording in recordings(what, protocol):
+    for recording in recordings(what[0], protocol):
         trace, result = run(recording["protocol"], recording["seed"])
         difference = compare(recording, trace) if recording.get("trace_digest") else None
         good = good and not result["violations"] and difference is None
@@ -48,6 +52,90 @@ def replay(
         else:
             print(render(recording, result, trace, difference, tail))
     raise typer.Exit(0 if good else 1)
+
+
+# ---------------------------------------------------------------- runs over sockets
+
+
+def recorded_lives(what: list[str]) -> list[Path]:
+    """The recordings named, if that is what is named."""
+    found: list[Path] = []
+    others: list[str] = []
+    for name in what:
+        path = Path(name)
+        if path.is_dir():
+            inside = sorted(path.glob("*.rec"))
+            if not inside:
+                raise typer.BadParameter(f"there is no recording (*.rec) in {name}")
+            found += inside
+        elif _is_recording(path):
+            found.append(path)
+        else:
+            others.append(name)
+    if others and len(what) > 1:
+        raise typer.BadParameter(f"{others[0]!r} is no recording; nothing else can be several")
+    return found
+
+
+def _is_recording(path: Path) -> bool:
+    from surecast.core.record import MAGIC
+
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
+def play(paths: list[Path], out: Path | None, tail: int, as_json: bool) -> bool:
+    """Play recordings and print what came of it; whether the recorded run was met again."""
+    import msgspec
+
+    from surecast.errors import PeerError
+    from surecast.sim.playback import play
+    from surecast.sim.trace import Trace
+
+    trace = Trace(keep=out is not None or tail > 0)
+    try:
+        with Bar("replay, MB", sum(path.stat().st_size for path in paths) / 1e6) as bar:
+            played = play(paths, trace, lambda nbytes: bar.update(nbytes / 1e6))
+    except PeerError as error:
+        if as_json:
+            print(json.dumps({"recordings": len(paths), "error": str(error)}))
+        else:
+            print(f"cannot be replayed: {error}")
+        return False
+    if out is not None:
+        writable(out.parent)
+        trace.write_parquet(out)
+    if as_json:
+        result = {"recordings": len(paths), "trace_digest": trace.digest()}
+        print(json.dumps({**result, **msgspec.to_builtins(played)}))
+    else:
+        print(render_played(played, list(trace.rows())[-tail:] if tail else []))
+    return played.difference is None
+
+
+def render_played(played: Any, last: list[Any]) -> str:
+    lives = played.lives
+    named = [f"{node} ({count} lives)" if count > 1 else node for node, count in lives.items()]
+    lines = [
+        f"{len(lives)} node{'s' * (len(lives) != 1)}: {', '.join(named)}",
+        f"{played.steps:,} steps in {played.span_ns / 1e9:.3f} s",
+    ]
+    lines += [
+        f"{path} breaks off: its process was killed, or still runs" for path in played.unclosed
+    ]
+    if last:
+        lines += ["last rows:", *(f"  {_spell(row)}" for row in last)]
+    if played.difference is None:
+        steps, effects = f"{played.steps:,} steps", f"{played.effects:,} effects"
+        lines.append(f"the recorded run was met again: {steps}, {effects}")
+    else:
+        lines.append(f"the recorded run was NOT met again:\n{played.difference}")
+    return "\n".join(lines)
+
+
+# ---------------------------------------------------------------- seeds
 
 
 def recordings(what: str, protocol: str) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The shape most machines share: handlers found by type, effects gathered in `out`.
+"""How machines are made, and the shape most share: handlers by type, effects gathered in `out`.
 
 A subclass lists its handlers by name, so that a test can override one; `messages` (what a stack
 routes to it) follows from the list. Within a step `self.now_ns` is the time and `self.out` takes
@@ -6,11 +6,27 @@ the effects. `counters` outlives the machine: what it handled and dropped, for w
 """
 
 from collections import Counter
+from collections.abc import Callable
+from random import Random
 from typing import Any, ClassVar
 
-from surecast.core.types import ClockSet, FromBelow, Peer, Received, Send, Start
+import msgspec
 
-__all__ = ["HandlerMachine"]
+from surecast.core.types import ClockSet, Disk, FromBelow, Machine, Peer, Received, Send, Start
+
+__all__ = ["Factory", "HandlerMachine", "NodeContext"]
+
+
+class NodeContext(msgspec.Struct, frozen=True):
+    """What a factory is given to make a machine of, at each start of a node, by either driver."""
+
+    name: str
+    rng: Random  # of this life alone: drawn from (seed, name, incarnation)
+    disk: Disk  # as the last life left it
+    incarnation: int  # 1, 2, ...
+
+
+Factory = Callable[[NodeContext], Machine]
 
 
 class HandlerMachine:

@@ -322,6 +322,11 @@ class Codec:
         except TypeError as error:
             raise ConfigError(f"these message types cannot share a connection: {error}") from None
 
+    @property
+    def types(self) -> tuple[type[Message], ...]:
+        """The message types, by name."""
+        return tuple(sorted(self._types, key=lambda cls: cls.__qualname__))
+
     def encode(self, message: Message) -> list[Buffer]:
         """The buffers of the message's frame; the attached bodies are the batches' own."""
         if type(message) not in self._types:

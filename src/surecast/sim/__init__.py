@@ -15,9 +15,9 @@ sizes.py      how large a message is
 trace.py      the record of a run, its digest and its table
 """
 
+from surecast.core.machine import NodeContext
 from surecast.sim.costs import Costs
 from surecast.sim.links import Link
-from surecast.sim.node import NodeContext
 from surecast.sim.topology import Topology
 from surecast.sim.trace import Trace
 from surecast.sim.world import World

@@ -5,8 +5,7 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
+from surecast.core.machine import Factory, NodeContext
 from surecast.core.types import Machine, TimerKey
 from surecast.errors import UsageError
 from surecast.storage.memory import MemoryDisk
@@ -16,19 +15,7 @@ if TYPE_CHECKING:
     from surecast.sim.links import Path
     from surecast.sim.session import End
 
-__all__ = ["Factory", "Node", "NodeContext"]
-
-
-class NodeContext(msgspec.Struct, frozen=True):
-    """What a factory is given to make a machine of, at each start of the node."""
-
-    name: str
-    rng: Random  # of this life alone: drawn from (seed, name, incarnation)
-    disk: MemoryDisk  # as the last life left it; machines read it as `core.types.Disk`
-    incarnation: int  # 1, 2, ...
-
-
-Factory = Callable[[NodeContext], Machine]
+__all__ = ["Node"]
 
 
 class _HotNode:

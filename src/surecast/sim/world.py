@@ -14,12 +14,13 @@ what breaks it.
 from collections.abc import Callable
 from typing import Any
 
+from surecast.core.machine import Factory
 from surecast.core.types import SECOND, ClockSet, Machine, Start
 from surecast.errors import UsageError
 from surecast.sim.agenda import CALL, INPUT
 from surecast.sim.links import Link
 from surecast.sim.loop import Loop, OnDeliver, OnEmit
-from surecast.sim.node import Factory, Node
+from surecast.sim.node import Node
 from surecast.sim.topology import Topology
 from surecast.storage.memory import MemoryDisk
 

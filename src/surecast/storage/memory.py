@@ -160,6 +160,11 @@ class MemoryDisk:
         self._states[name] = data
         self.nbytes += growth
 
+    def forget(self, name: str) -> None:
+        """Have no state under `name`: as if it had never been saved."""
+        old = self._states.pop(name, None)
+        self.nbytes -= len(old) if old is not None else 0
+
     # ------------------------------------------------------------ durability
 
     @property
@@ -177,6 +182,12 @@ class MemoryDisk:
         if count > 0:
             del self._unsynced[:count]
             self._forgotten += count
+
+    def rollback(self, mark: int) -> None:
+        """Undo what was written since `written` was `mark`; none of it may be synced."""
+        assert self._forgotten <= mark <= self.written
+        while self.written > mark:
+            self._undo(self._unsynced.pop())
 
     def crash(self, rng: Random, lose_unsynced: bool = True) -> int:
         """Keep a random prefix of the unsynced changes; return how many were lost."""

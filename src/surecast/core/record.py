@@ -1,0 +1,259 @@
+"""Recordings: the inputs of one life of one node, and what it answered, as bytes.
+
+A recording is made by the asyncio driver and played again in the simulator. It says how the machine
+is built, what was on its disk, and then, step by step, the time, the input in full and a digest of
+the effects (`core.canon`). docs/recordings.md has the layout.
+
+    8 bytes          magic, version, zeros
+    records          head (24 bytes: kind, lengths, number, two CRCs), meta (MessagePack), frames
+
+A token is the machine's own and may hold anything, so an answer from the disk is recorded with the
+number of the storage effect it answers (Append, Compact, SaveState; from 1 in each life) in the
+place of the token.
+
+Batches and messages stand behind the meta as the frames of `core.wire`, which check themselves. A
+process that is killed leaves an unfinished record at the end; all before it is whole, for a file is
+only ever added to. Here is what writes; `core.recording` reads.
+"""
+
+import struct
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+from zlib import crc32
+
+import msgspec
+
+from surecast.core.canon import FORMS, digest, labels, name_of, plain
+from surecast.core.types import (
+    Append,
+    Batch,
+    Compact,
+    Compacted,
+    LogId,
+    Received,
+    SaveState,
+    Stored,
+    StoreFailed,
+    Token,
+)
+from surecast.core.wire import Buffer, Codec, encode_batch
+from surecast.errors import UsageError
+
+__all__ = [
+    "MAGIC",
+    "VERSION",
+    "Closed",
+    "Ends",
+    "Header",
+    "Item",
+    "Kept",
+    "Saved",
+    "Step",
+    "Writer",
+]
+
+MAGIC: Final = b"SCR\xf1"
+VERSION: Final = 1
+RECORD_BYTES_MAX: Final = 1 << 28  # what one input may take, and so what a reader will look at
+
+PREAMBLE: Final = struct.Struct("<4sB3x")
+HEAD: Final = struct.Struct("<B3xIIII")  # kind, meta_len, tail_len, number, meta_crc
+CRC: Final = struct.Struct("<I")  # of the head
+HEAD_SIZE: Final = HEAD.size + CRC.size
+_ZEROS: Final = bytes(8)
+ATTACHMENT: Final = 1  # MessagePack extension: a batch, by its number among the frames behind
+INDEX: Final = struct.Struct("<I")
+
+HEADER, TYPE, LABEL, KEPT, SAVED, ENDS, STEP, CLOSED = range(1, 9)
+_KINDS: Final = {
+    HEADER: "header", TYPE: "type", LABEL: "label", KEPT: "batch of a log", SAVED: "state",
+    ENDS: "log's end", STEP: "step", CLOSED: "close",
+}  # fmt: skip
+
+
+ASKING: Final = frozenset((Append, Compact, SaveState))  # effects with a token
+ANSWERS: Final = frozenset((Stored, Compacted, StoreFailed))
+
+
+class Header(msgspec.Struct, frozen=True):
+    """How to build the machine again: `build` is "module:function", called with (ctx, args)."""
+
+    node: str
+    build: str
+    args: dict[str, Any]
+    seed: str
+    incarnation: int
+    messages: list[str]  # the types of the connection's codec
+    limits: tuple[int, int, int, int]  # frame bytes, control bytes, rows, attachments
+
+
+class Kept(NamedTuple):
+    """The next batch of a log, on the disk by no effect of this life."""
+
+    log: LogId
+    batch: Batch
+
+
+class Ends(NamedTuple):
+    """The log was found to end here, whatever the effects said: an append failed."""
+
+    log: LogId
+    end: int
+
+
+class Saved(NamedTuple):
+    """A state of the disk, by no effect of this life."""
+
+    name: str
+    data: bytes | None
+
+
+class Step(NamedTuple):
+    """The token of an answer from the disk is the number of the storage effect it answers."""
+
+    number: int  # from 1
+    now_ns: int
+    inp: Any
+    digest: bytes  # of the effects; empty if there were none
+    labels: list[str]  # their types
+
+
+class Closed(NamedTuple):
+    """The life ended in order, after so many steps."""
+
+    steps: int
+
+
+Item = Kept | Ends | Saved | Step | Closed
+
+
+class Writer:
+    """Turns what happens into buffers, which wait until somebody takes them. Does no IO."""
+
+    def __init__(self, codec: Codec) -> None:
+        self.codec = codec
+        self.waiting: list[Buffer] = []
+        self.waiting_bytes = 0
+        self.steps = 0
+        self.asked = 0  # storage effects so far
+        self.owed: dict[int, list[tuple[int, Token]]] = {}  # by the identity of the token
+        self._records = 0
+        self._types: dict[type, int] = {}
+        self._labels: dict[str, int] = {}
+        self._attached: list[Batch] = []
+        self._encode = msgspec.msgpack.Encoder(enc_hook=self._attach).encode
+
+    def take(self) -> bytes:
+        """All that waits."""
+        taken, self.waiting, self.waiting_bytes = self.waiting, [], 0
+        return b"".join(taken)
+
+    def opening(
+        self, node: str, build: str, args: dict[str, Any], seed: object, incarnation: int
+    ) -> None:
+        limits = self.codec.limits
+        header = Header(
+            node, build, args, str(seed), incarnation, [name_of(t) for t in self.codec.types],
+            (limits.frame_bytes_max, limits.control_bytes_max, limits.batch_rows_max,
+             limits.attachments_max),
+        )  # fmt: skip
+        self.waiting.append(PREAMBLE.pack(MAGIC, VERSION))
+        self.waiting_bytes += PREAMBLE.size
+        self._put(HEADER, self._encode(header))
+
+    def kept(self, log: LogId, batch: Batch) -> None:
+        self._put(KEPT, self._encode(log), encode_batch(batch, self.codec.limits))
+
+    def ends(self, log: LogId, end: int) -> None:
+        self._put(ENDS, self._encode((log, end)))
+
+    def saved(self, name: str, data: bytes | None) -> None:
+        self._put(SAVED, self._encode((name, data)))
+
+    def closed(self) -> None:
+        self._put(CLOSED, self._encode(self.steps))
+
+    def step(self, now_ns: int, inp: Any, effects: Sequence[Any]) -> None:
+        kind = type(inp)
+        number = self._types.get(kind)
+        if number is None:
+            number = self._introduce(kind)
+        numbers: list[int] = []
+        seen = b""
+        if effects:
+            seen = digest(effects)
+            for label in labels(effects):
+                known = self._labels.get(label)
+                if known is None:
+                    known = self._labels[label] = len(self._labels)
+                    self._put(LABEL, self._encode(label))
+                numbers.append(known)
+        tail: list[Buffer] = []
+        if kind is Received:
+            meta = self._encode((now_ns, number, (inp.peer,), seen, numbers))
+            tail = self.codec.encode(inp.message)
+        else:
+            meta = self._encode_step(now_ns, number, inp, seen, numbers)
+            if self._attached:
+                for batch in self._attached:
+                    tail += encode_batch(batch, self.codec.limits)
+                self._attached = []
+        self._put(STEP, meta, tail)
+        self.steps += 1
+        for effect in effects:
+            if type(effect) in ASKING:
+                self.asked += 1
+                self.owed.setdefault(id(effect.token), []).append((self.asked, effect.token))
+
+    def _encode_step(
+        self, now_ns: int, number: int, inp: Any, seen: bytes, numbers: list[int]
+    ) -> bytes:
+        form = FORMS[type(inp)]
+        values = [getattr(inp, name) for name, _ in form.fields]
+        if type(inp) in ANSWERS:
+            values[0] = self._answer(inp.token)
+        fields = [
+            plain(value) if is_open else value
+            for value, (_, is_open) in zip(values, form.fields, strict=True)
+        ]
+        try:
+            return self._encode((now_ns, number, fields, seen, numbers))
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise UsageError(f"cannot record {type(inp).__name__}: {error}") from None
+
+    def _answer(self, token: Token) -> int:
+        """Which storage effect this token answers: drivers give tokens back as they got them."""
+        owed = self.owed.get(id(token))
+        if owed is None:
+            raise UsageError(f"the disk answers {token!r}, which was not asked for"[:500])
+        number, _ = owed.pop(0)
+        if not owed:
+            del self.owed[id(token)]
+        return number
+
+    def _introduce(self, kind: type) -> int:
+        if not issubclass(kind, msgspec.Struct):
+            raise UsageError(f"cannot record an input of type {kind.__name__}")
+        number = self._types[kind] = len(self._types)
+        self._put(TYPE, self._encode((name_of(kind), kind.__struct_fields__)))
+        return number
+
+    def _put(self, kind: int, meta: bytes, tail: Sequence[Buffer] = ()) -> None:
+        tail_len = sum(map(len, tail))
+        if len(meta) + tail_len > RECORD_BYTES_MAX:
+            raise UsageError(
+                f"cannot record a {_KINDS[kind]} of {len(meta) + tail_len:,} bytes; "
+                f"the limit is {RECORD_BYTES_MAX:,}"
+            )
+        head = HEAD.pack(kind, len(meta), tail_len, self._records, crc32(meta))
+        whole = b"".join((head, CRC.pack(crc32(head)), meta, _ZEROS[: -len(meta) % 8]))
+        self._records += 1
+        self.waiting.append(whole)
+        self.waiting += tail
+        self.waiting_bytes += len(whole) + tail_len
+
+    def _attach(self, value: Any) -> msgspec.msgpack.Ext:
+        if not isinstance(value, Batch):
+            raise TypeError(f"{type(value).__name__} has no form in a recording")
+        self._attached.append(value)
+        return msgspec.msgpack.Ext(ATTACHMENT, INDEX.pack(len(self._attached) - 1))

@@ -1,0 +1,251 @@
+"""Reading recordings (`core.record`) back: every record checked, every input rebuilt.
+
+A recording may be damaged or come from a stranger. Whatever its bytes, reading raises nothing but
+`PeerError`, and loads nothing but modules of this package. What is missing at the end is no fault:
+`torn` says how much of an unfinished record there is.
+"""
+
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any, Final
+from zlib import crc32
+
+import msgspec
+
+from surecast.core import record
+from surecast.core.canon import FORMS, unplain
+from surecast.core.record import Closed, Ends, Header, Item, Kept, Saved, Step
+from surecast.core.types import Batch, Message, Received
+from surecast.core.wire import Buffer, Codec, Limits, decode_batch
+from surecast.errors import ConfigError, PeerError, UsageError
+
+__all__ = ["Recording", "resolve"]
+
+
+def resolve(name: str) -> Any:
+    """What "module:name" names, if that is a class or function which the module itself defines.
+
+    A recording may come from anywhere: it makes us load nothing but our own modules, and call or
+    instantiate nothing they only imported.
+    """
+    module, _, attribute = name.partition(":")
+    parts = module.split(".")
+    ours = parts[0] == "surecast" and "__main__" not in parts and attribute.isidentifier()
+    if not ours or not all(part.isidentifier() for part in parts):
+        raise PeerError(f"{name!r} is outside the package surecast; recordings load nothing else")
+    try:
+        found = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise PeerError(f"this version of surecast has no {name!r}: {error}") from None
+    if getattr(found, "__module__", None) != module or not callable(found):
+        raise PeerError(f"{name!r} is nothing that {module} defines")
+    return found
+
+
+def _struct_type(name: str) -> type[msgspec.Struct]:
+    found = resolve(name)
+    if not (isinstance(found, type) and issubclass(found, msgspec.Struct)):
+        raise PeerError(f"{name!r} is no type of input or message")
+    return found
+
+
+_SENSELESS: Final = (msgspec.MsgspecError, ValueError, TypeError, RecursionError)
+_METAS: Final = {
+    record.HEADER: Header,
+    record.TYPE: tuple[str, list[str]],
+    record.LABEL: str,
+    record.KEPT: bytes,
+    record.SAVED: tuple[str, bytes | None],
+    record.ENDS: tuple[bytes, int],
+    record.STEP: tuple[int, int, list[msgspec.Raw], bytes, list[int]],
+    record.CLOSED: int,
+}
+_DECODERS: Final[dict[int, Any]] = {k: msgspec.msgpack.Decoder(t) for k, t in _METAS.items()}
+
+
+class Recording:
+    """One recording, read from its bytes; what it yields refers to them, so they must stay."""
+
+    def __init__(self, data: Buffer) -> None:
+        self._view = memoryview(data).toreadonly()
+        self._at = record.PREAMBLE.size
+        self._number = 0
+        self._place = ""  # which record is being read, for complaints
+        self.torn = 0  # bytes of an unfinished record at the end, once all is read
+        self._types: list[type[msgspec.Struct]] = []
+        self._decoders: list[list[Any]] = []  # of each type's fields; None: any value
+        self._labels: list[str] = []
+        self._attached: list[Batch] = []
+        self._open = msgspec.msgpack.Decoder(ext_hook=self._attachment)
+        self.steps = 0
+        _check_preamble(self._view)
+        found = self._next()
+        if found is None or found[0] != record.HEADER:
+            raise PeerError("the recording breaks off before its header is complete")
+        self.header: Header = self._decode(found[0], found[1])
+        self.codec = self._make_codec()
+
+    def _make_codec(self) -> Codec:
+        types: list[type[Message]] = [_struct_type(n) for n in self.header.messages]  # type: ignore[misc]
+        frame, control, rows, attachments = self.header.limits
+        try:
+            return Codec(types, Limits(frame, control, rows, attachments))
+        except ConfigError as error:
+            raise PeerError(f"the recording's header: {error}") from None
+
+    @property
+    def position(self) -> int:
+        """How many bytes have been read."""
+        return self._at
+
+    def items(self) -> Iterator[Item]:
+        """All that was recorded, in order; to be called once."""
+        while (found := self._next()) is not None:
+            kind, meta, tail = found
+            value = self._decode(kind, meta)
+            if kind == record.STEP:
+                yield self._step(value, tail)
+            elif kind == record.TYPE:
+                self._learn(*value)
+            elif kind == record.LABEL:
+                self._labels.append(value)
+            elif kind == record.KEPT:
+                for batch in self._batches(tail):
+                    yield Kept(value, batch)
+            elif kind == record.ENDS:
+                yield Ends(*value)
+            elif kind == record.SAVED:
+                yield Saved(*value)
+            elif kind == record.CLOSED:
+                yield Closed(value)
+            else:
+                raise PeerError(f"{self._place}: a second header")
+
+    def _next(self) -> tuple[int, memoryview, memoryview] | None:
+        """Kind, meta and frames of the next record; None at the end, or where it is torn."""
+        view, at = self._view, self._at
+        left = len(view) - at
+        self._place = f"record {self._number} at byte {at:,}"
+        if left < record.HEAD_SIZE:
+            self.torn = left
+            return None
+        kind, meta_len, tail_len, number, meta_crc = record.HEAD.unpack_from(view, at)
+        (head_crc,) = record.CRC.unpack_from(view, at + record.HEAD.size)
+        if crc32(view[at : at + record.HEAD.size]) != head_crc:
+            raise PeerError(f"{self._place}: the CRC of its head is wrong")
+        if number != self._number or meta_len + tail_len > record.RECORD_BYTES_MAX:
+            raise PeerError(
+                f"{self._place}: it is number {number} and claims {meta_len + tail_len:,} bytes"
+            )
+        start = at + record.HEAD_SIZE
+        tail_at = start + meta_len + -meta_len % 8
+        if tail_at + tail_len > len(view):
+            self.torn = left
+            return None
+        meta = view[start : start + meta_len]
+        if crc32(meta) != meta_crc or any(view[start + meta_len : tail_at]):
+            raise PeerError(f"{self._place}: the CRC of its content is wrong")
+        self._at = tail_at + tail_len
+        self._number += 1
+        return kind, meta, view[tail_at : self._at]
+
+    def _decode(self, kind: int, meta: Any) -> Any:
+        if kind not in _DECODERS:
+            raise PeerError(f"{self._place}: unknown kind {kind}")
+        try:
+            return _DECODERS[kind].decode(meta)
+        except _SENSELESS as error:
+            raise PeerError(f"{self._place}: {error}") from None
+
+    def _learn(self, name: str, fields: list[str]) -> None:
+        kind = _struct_type(name)
+        try:
+            form = FORMS[kind]
+        except UsageError as error:
+            raise PeerError(f"{self._place}: {error}") from None
+        if list(kind.__struct_fields__) != fields:
+            have = ", ".join(kind.__struct_fields__)
+            raise PeerError(f"{name} has the fields {have}; it was recorded with {fields}")
+        decoders = []
+        types = {field.name: field.type for field in msgspec.structs.fields(kind)}
+        for field, is_open in form.fields:
+            decoders.append(
+                None
+                if is_open
+                else msgspec.msgpack.Decoder(types[field], ext_hook=self._attachment)
+            )
+        self._types.append(kind)
+        self._decoders.append(decoders)
+
+    def _step(self, value: tuple[Any, ...], tail: memoryview) -> Step:
+        now_ns, number, fields, seen, label_numbers = value
+        if not 0 <= number < len(self._types) or not self._known(label_numbers):
+            raise PeerError(f"{self._place}: it names a type that was not introduced")
+        kind = self._types[number]
+        if kind is Received:
+            inp = self._received(fields, tail)
+        else:
+            self._attached = self._batches(tail)
+            inp = self._input(kind, self._decoders[number], fields)
+            self._attached = []
+        self.steps += 1
+        return Step(self.steps, now_ns, inp, seen, [self._labels[n] for n in label_numbers])
+
+    def _known(self, label_numbers: list[int]) -> bool:
+        return all(0 <= n < len(self._labels) for n in label_numbers)
+
+    def _received(self, fields: list[Any], tail: memoryview) -> Received:
+        try:
+            message, size = self.codec.decode(tail)
+        except PeerError as error:
+            raise PeerError(f"{self._place}: {error}") from None
+        if size != len(tail) or len(fields) != 1:
+            raise PeerError(f"{self._place}: more than one message was received")
+        return Received(self._decode(record.LABEL, fields[0]), message)
+
+    def _input(self, kind: type[msgspec.Struct], decoders: list[Any], fields: list[Any]) -> Any:
+        if len(fields) != len(decoders):
+            raise PeerError(f"{self._place}: {len(fields)} fields for {kind.__name__}")
+        try:
+            values = [
+                unplain(self._open.decode(field), _struct_type)
+                if decoder is None
+                else decoder.decode(field)
+                for decoder, field in zip(decoders, fields, strict=True)
+            ]
+            return kind(**dict(zip(kind.__struct_fields__, values, strict=True)))
+        except _SENSELESS as error:
+            raise PeerError(f"{self._place}: {kind.__name__}: {error}") from None
+
+    def _batches(self, tail: memoryview) -> list[Batch]:
+        found = []
+        while tail:
+            try:
+                batch, size = decode_batch(tail, self.codec.limits)
+            except PeerError as error:
+                raise PeerError(f"{self._place}: {error}") from None
+            found.append(batch)
+            tail = tail[size:]
+        return found
+
+    def _attachment(self, code: int, data: memoryview) -> Batch:
+        if code != record.ATTACHMENT or len(data) != record.INDEX.size:
+            raise ValueError(f"unknown extension {code} of {len(data)} bytes")
+        index: int = record.INDEX.unpack(data)[0]
+        if index >= len(self._attached):
+            raise ValueError(f"batch {index} of {len(self._attached)}")
+        return self._attached[index]
+
+
+def _check_preamble(view: memoryview) -> None:
+    opening = bytes(view[: len(record.MAGIC)])
+    if opening != record.MAGIC:
+        raise PeerError(f"not a recording: it starts with {opening!r} instead of {record.MAGIC!r}")
+    if len(view) < record.PREAMBLE.size:
+        raise PeerError("the recording breaks off before its header is complete")
+    if view[4] != record.VERSION:
+        raise PeerError(
+            f"version {view[4]} of recordings is unknown; this program reads {record.VERSION}"
+        )
+    if any(view[5:8]):
+        raise PeerError("the recording's first bytes are damaged")

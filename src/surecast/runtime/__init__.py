@@ -1,0 +1,23 @@
+"""The asyncio driver: the machines that run in the simulator, over real TCP and UDP.
+
+node.py      a node: passes, effects, its life
+sessions.py  FIFO sessions: opening, crossing, closing, silence
+session.py   our end of one
+tcp.py       one connection: bytes to frames, buffers to bytes
+hello.py     what two drivers say to each other
+udp.py       datagrams, cut up and put together by the kernel
+chunks.py    what is received into
+timers.py    timers, and the watch on the wall clock
+book.py      names to addresses
+listen.py    TCP and UDP sockets at one port
+limits.py    how long to wait, how much to hold
+recorder.py  all that a node saw and did, to be replayed
+relay*.py    a link that can be slow, lossy or cut, for tests and demos
+recorder.py  writes down what a machine is told, for `surecast replay`
+"""
+
+from surecast.runtime.book import AddressBook
+from surecast.runtime.limits import RuntimeLimits
+from surecast.runtime.node import Node
+
+__all__ = ["AddressBook", "Node", "RuntimeLimits"]

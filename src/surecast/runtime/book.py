@@ -1,0 +1,68 @@
+"""Names to addresses. A name may carry its own: `c3@127.0.0.1:41234`.
+
+Mesh clients tell each other names and nothing else, so a name of that form must be enough to reach
+its node. An entry of the book goes before what the name says: that is how a link is led through a
+relay.
+"""
+
+from collections.abc import Mapping
+from ipaddress import ip_address
+
+from surecast.core.types import Peer
+from surecast.errors import ConfigError
+
+__all__ = ["Address", "AddressBook", "check_listen", "is_loopback", "own_address", "with_address"]
+
+Address = tuple[str, int]
+
+
+class AddressBook:
+    """Where nodes listen. May be shared by several nodes, and changed while they run."""
+
+    def __init__(self, entries: Mapping[Peer, Address] | None = None) -> None:
+        self._entries: dict[Peer, Address] = dict(entries or {})
+
+    def set(self, name: Peer, address: Address) -> None:
+        self._entries[name] = address
+
+    def remove(self, name: Peer) -> None:
+        self._entries.pop(name, None)
+
+    def find(self, name: Peer) -> Address | None:
+        """Where `name` listens; None: nobody knows, it must come to us."""
+        found = self._entries.get(name)
+        return found if found is not None else own_address(name)
+
+
+def own_address(name: Peer) -> Address | None:
+    """The address a name carries behind its last @, if it does. Any text may come from a peer."""
+    _, at, place = name.rpartition("@")
+    host, colon, port = place.rpartition(":")
+    if not (at and colon and host and port.isascii() and port.isdigit() and len(port) <= 5):
+        return None
+    if int(port) > 65535:
+        return None
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def with_address(name: Peer, address: Address) -> Peer:
+    """`name`, carrying `address` in place of the one it carries."""
+    host, port = address
+    return f"{name.rpartition('@')[0] or name}@{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_listen(host: str, insecure: bool) -> None:
+    if not insecure and not is_loopback(host):
+        raise ConfigError(
+            f"listening on {host!r} would let in anybody who can reach this machine: connections "
+            "are not encrypted yet. Listen on 127.0.0.1, or ask for it with insecure=True"
+        )

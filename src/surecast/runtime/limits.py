@@ -1,0 +1,39 @@
+"""How long a node waits, and how much it holds, before it calls a peer gone or refuses it."""
+
+from dataclasses import dataclass
+
+from surecast.core.config import check
+from surecast.core.types import MS, SECOND
+
+__all__ = ["RuntimeLimits"]
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeLimits:
+    """`[runtime]` in TOML. What a frame may hold is in `core.wire.Limits`, with the codec."""
+
+    connect_timeout_ns: int = 1 * SECOND  # from the first SYN to the peer's HELLO
+    handshake_timeout_ns: int = 2 * SECOND  # for whoever connects to us to say who it is
+    session_timeout_ns: int = 2 * SECOND  # silence after which a session is broken
+    reconnect_ns: int = 50 * MS  # pause after a failed attempt; longer by a random half
+    drain_timeout_ns: int = 5 * SECOND  # what a graceful stop waits for
+    high_water_bytes: int = 4 << 20  # queued for one peer: Congested; below half: Writable
+    queue_bytes_max: int = 64 << 20  # queued for one peer: the session is broken
+    connections_max: int = 4096
+    datagram_bytes_max: int = 65_000  # preamble and frame; above what UDP carries is refused
+    clock_jump_ns: int = 100 * MS  # the wall clock strayed so far from ours: ClockSet
+
+    def validate(self) -> None:
+        for name in ("connect", "handshake", "session", "drain"):
+            key = f"{name}_timeout_ns"
+            check(self, key, getattr(self, key) >= MS, "at least 1ms")
+        check(self, "reconnect_ns", self.reconnect_ns > 0, "above 0")
+        check(self, "high_water_bytes", self.high_water_bytes > 0, "above 0")
+        most = self.queue_bytes_max
+        check(self, "queue_bytes_max", most >= self.high_water_bytes, "high_water_bytes or more")
+        check(self, "connections_max", self.connections_max > 0, "above 0")
+        check(self, "datagram_bytes_max", 256 <= self.datagram_bytes_max <= 65_507, "256 to 65507")
+        check(self, "clock_jump_ns", self.clock_jump_ns > 0, "above 0")
+
+    def __post_init__(self) -> None:
+        self.validate()

@@ -1,0 +1,363 @@
+"""A node: one machine, run over real sockets by the rules of `core.types`.
+
+    book = AddressBook({"b": ("127.0.0.1", 7401)})
+    node = Node("a", make_machine, book=book, codec=codec, listen=("127.0.0.1", 7400))
+    await node.start()
+    node.give(Publish(batch))
+    await node.stop()
+
+Whatever happens (bytes, a timer, a sync, a command) begins a *pass*: the machine is stepped with
+each input in turn, its effects are performed, what they cause becomes further inputs, and when none
+is left everything it sent goes out, with one write a peer. The machine is never stepped from inside
+an effect, and every input goes through `step`, which is where a recorder listens.
+
+An exception from the machine is a bug of ours. The node then stops as if killed, and `failed`
+carries the exception to whoever waits for it.
+"""
+
+import asyncio
+import logging
+import socket
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from contextlib import suppress
+from random import Random
+from typing import Any, Protocol
+
+from surecast.core.machine import Factory, NodeContext
+from surecast.core.types import (
+    Append,
+    Batch,
+    CancelTimer,
+    Close,
+    Compact,
+    Deliver,
+    Emit,
+    Input,
+    LogId,
+    Machine,
+    Peer,
+    SaveState,
+    Send,
+    SetTimer,
+    Start,
+    Truncate,
+)
+from surecast.core.wire import Codec
+from surecast.errors import ConfigError, UsageError
+from surecast.runtime import hello
+from surecast.runtime.book import Address, AddressBook, check_listen, own_address, with_address
+from surecast.runtime.limits import RuntimeLimits
+from surecast.runtime.listen import bind
+from surecast.runtime.sessions import Sessions
+from surecast.runtime.tcp import Connection
+from surecast.runtime.timers import ClockWatch, Timers
+from surecast.runtime.udp import Datagrams
+from surecast.storage.memory import MemoryDisk
+from surecast.storage.store import MemoryStore, Store
+
+__all__ = ["Node", "Recorder"]
+
+log = logging.getLogger("surecast.runtime")
+
+
+class Recorder(Protocol):
+    def step(self, now_ns: int, inp: Any, effects: list[Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Node:
+    """See the module. All methods are for the thread of the event loop."""
+
+    loop: asyncio.AbstractEventLoop
+    machine: Machine
+    sessions: Sessions
+    timers: Timers
+    datagrams: Datagrams
+
+    def __init__(
+        self,
+        name: Peer,
+        factory: Factory,
+        *,
+        book: AddressBook,
+        codec: Codec,
+        listen: Address | None = ("127.0.0.1", 0),
+        disk: Store | MemoryDisk | None = None,
+        seed: object = 0,
+        region: str = "",
+        role: str = "",
+        credential: str = "",
+        epoch: Callable[[], int] = lambda: 0,
+        limits: RuntimeLimits | None = None,
+        insecure: bool = False,
+        recorder: Recorder | None = None,
+        on_deliver: Callable[[LogId, tuple[Batch, ...]], None] | None = None,
+        on_emit: Callable[[Any], None] | None = None,
+    ) -> None:
+        if listen is not None:
+            check_listen(listen[0], insecure)
+        if not 0 < len(name.encode()) <= hello.NAME_LEN_MAX - 8:  # room for a port to be found
+            raise ConfigError(f"a node's name has 1 to {hello.NAME_LEN_MAX - 8} bytes: {name!r}")
+        self.name = name
+        self.book = book
+        self.codec = codec
+        self.limits = limits or RuntimeLimits()
+        self.store: Store = (
+            MemoryStore(disk) if disk is None or isinstance(disk, MemoryDisk) else disk
+        )
+        self.counters: Counter[str] = Counter()
+        self.address: Address | None = None  # where it listens, once started
+        self.pending: deque[Any] = deque()  # inputs not stepped yet
+        self.failed: asyncio.Future[None]  # never done, unless the machine raised
+        self.running = False
+        self._factory = factory
+        self._listen = listen
+        self._seed = seed
+        self._about = (region, epoch, role, credential)
+        self._insecure = insecure
+        self._recorder = recorder
+        self._on_deliver = on_deliver
+        self._on_emit = on_emit
+        self._server: asyncio.Server | None = None
+        self._clock = ClockWatch(self.limits.clock_jump_ns)
+        self._scheduled = False  # a pass is, for what was posted outside one
+        self._step: Callable[[int, Any], list[Any]]
+
+    # ------------------------------------------------------------ life
+
+    async def start(self) -> None:
+        """Listen, make the machine and give it its Start.
+
+        A name that carries port 0 carries, from now on, the port that was found.
+        """
+        self.loop = asyncio.get_running_loop()
+        self.failed = self.loop.create_future()
+        tcp, udp = bind(self._listen, self._insecure)
+        try:
+            if tcp is not None:
+                self.address = tcp.getsockname()[:2]
+                if (carried := own_address(self.name)) is not None and carried[1] == 0:
+                    self.name = with_address(self.name, (carried[0], self.address[1]))
+            incarnation = self.store.incarnation
+            rng = Random(f"{self._seed}/{self.name}/{incarnation}")
+            context = NodeContext(self.name, rng, self.store.disk, incarnation)
+            self.machine = self._factory(context)
+        except BaseException:
+            for sock in (tcp, udp):
+                if sock is not None:
+                    sock.close()
+            raise
+        self._begin(udp, Start(self._clock.start(), incarnation))
+        if tcp is not None:
+            self._server = await self.loop.create_server(
+                lambda: Connection(self.sessions, None), sock=tcp, backlog=512
+            )
+        if self.failed.done():
+            self._stop_listening()
+            self.failed.result()
+
+    def _begin(self, udp: socket.socket, start: Start) -> None:
+        self._step = self.machine.step
+        self.sessions = Sessions(self, Random())
+        self.datagrams = Datagrams(self, udp)
+        self.timers = Timers(self.loop, self._fire)
+        self.store.attach(self._wake)
+        self._watch = self.loop.call_later(1, self._watch_clock)
+        self.running = True
+        self.pending.append(start)
+        self.settle()
+
+    async def stop(self) -> None:
+        """Step the machine no more; let what it has sent and stored go out; close."""
+        if self.running:
+            self.settle()
+            self._halt()
+            await self.sessions.drain()
+            self.sessions.abort()
+        self._stop_listening()
+        await self.loop.run_in_executor(None, self.store.close)
+        if self._recorder is not None:
+            self._recorder.close()
+            self._recorder = None
+
+    def kill(self) -> None:
+        """End as a killed process does: nothing drains, peers get a reset."""
+        if self.running:
+            self._halt()
+            self.sessions.abort()
+            self._stop_listening()
+
+    def _halt(self) -> None:
+        self.running = False
+        self.pending.clear()
+        self.timers.cancel_all()
+        self.datagrams.close()
+        self._watch.cancel()
+
+    def _stop_listening(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def fail(self, problem: Exception) -> None:
+        if not self.running:
+            return
+        log.critical("%s stops: %r", self.name, problem, exc_info=problem)
+        self.kill()
+        self.failed.set_exception(problem)
+        self.failed.exception()  # whoever waits for it sees it; nobody has to
+
+    # ------------------------------------------------------------ inputs
+
+    def give(self, inp: Input) -> None:
+        """A command of the owner; stepped in a pass of its own, soon. May be called from
+        `on_deliver` and `on_emit`."""
+        self.post(inp)
+
+    def post(self, inp: Any) -> None:
+        """Add an input to the pass under way, or begin one soon."""
+        if self.running:
+            self.pending.append(inp)
+            if not self._scheduled:
+                self._scheduled = True
+                self.loop.call_soon(self._soon)
+
+    def _soon(self) -> None:
+        self._scheduled = False
+        self.settle()
+
+    def _fire(self, fired: Any) -> None:
+        self.pending.append(fired)
+        self.settle()
+
+    def _wake(self) -> None:
+        """The store has answers; it may say so from a thread of its own."""
+        with suppress(RuntimeError):  # the loop has ended before the store
+            self.loop.call_soon_threadsafe(self._collect)
+
+    def _collect(self) -> None:
+        if self.running:
+            self.pending.extend(self.store.collect())
+            self.settle()
+
+    def _watch_clock(self) -> None:
+        self._watch = self.loop.call_later(1, self._watch_clock)
+        changed = self._clock.look()
+        if changed is not None:
+            self.counters["clock_sets"] += 1
+            self._fire(changed)
+
+    def settle(self) -> None:
+        """Do a pass to its end."""
+        sessions, datagrams = self.sessions, self.datagrams
+        try:
+            while True:
+                if self.pending:
+                    self.run_pending()
+                if not sessions.dirty and not datagrams.out:
+                    return
+                sessions.flush()
+                datagrams.flush()
+        except Exception as problem:
+            self.fail(problem)
+
+    def run_pending(self) -> None:
+        pending = self.pending
+        while pending:
+            self.step(pending.popleft())
+
+    def step(self, inp: Any) -> None:
+        """The one place where the machine gets its inputs."""
+        if not self.running:
+            return
+        now_ns = time.monotonic_ns()
+        effects = self._step(now_ns, inp)
+        if self._recorder is not None:
+            self._recorder.step(now_ns, inp, effects)
+        if not effects:
+            return
+        sessions = self.sessions
+        said = buffers = None
+        nbytes = 0
+        for effect in effects:
+            kind = type(effect)
+            if kind is not Send:
+                _PERFORM[kind](self, effect)
+                continue
+            peer = effect.peer
+            if effect.message is not said:  # else it goes to several peers
+                said = effect.message
+                buffers = self.codec.encode(said)
+                nbytes = sum(map(len, buffers))
+            assert buffers is not None
+            if not effect.reliable:
+                self.datagrams.send(peer, buffers, nbytes)
+                continue
+            session = sessions.by_peer.get(peer)
+            if session is None:
+                session = self._open(peer)
+            if session.closing:
+                session.after += buffers
+                session.after_bytes += nbytes
+            else:
+                session.out += buffers
+                session.queued += nbytes
+            if not session.dirty:
+                session.dirty = True
+                sessions.dirty.append(session)
+
+    # ------------------------------------------------------------ effects
+
+    def _open(self, peer: Peer) -> Any:
+        if peer == self.name:
+            raise UsageError(f"{self.name} sends to itself")
+        return self.sessions.open(peer)
+
+    def hello(self, to: Peer, life: bytes, attempt: int) -> hello.Hello:
+        region, epoch, role, credential = self._about
+        return hello.Hello(
+            hello.VERSION, self.name, to, life, attempt, region, epoch(), role, credential
+        )
+
+    def _close(self, effect: Close) -> None:
+        self.sessions.close(effect.peer)
+
+    def _set_timer(self, effect: SetTimer) -> None:
+        self.timers.set(effect.key, effect.at_ns)
+
+    def _cancel_timer(self, effect: CancelTimer) -> None:
+        self.timers.cancel(effect.key)
+
+    def _save(self, effect: Any) -> None:
+        self.store.perform(effect)
+
+    def _deliver(self, effect: Deliver) -> None:
+        if self._on_deliver is not None:
+            self._on_deliver(effect.stream, effect.batches)
+
+    def _emit(self, effect: Emit) -> None:
+        if self._on_emit is not None:
+            self._on_emit(effect.event)
+
+
+class _Table(dict[type, Callable[[Node, Any], None]]):
+    def __missing__(self, kind: type) -> Callable[[Node, Any], None]:
+        raise UsageError(f"{kind.__name__} is no effect the runtime performs")
+
+
+_PERFORM = _Table(
+    {
+        Close: Node._close,
+        SetTimer: Node._set_timer,
+        CancelTimer: Node._cancel_timer,
+        Append: Node._save,
+        Truncate: Node._save,
+        Compact: Node._save,
+        SaveState: Node._save,
+        Deliver: Node._deliver,
+        Emit: Node._emit,
+    }
+)

@@ -1,0 +1,279 @@
+"""One TCP connection: bytes to frames to inputs, and buffers to bytes.
+
+A receive hands over all whole frames that are there; the node steps each of them and writes what
+came of it once, at the end. What goes wrong with the bytes ends this connection and nothing else.
+"""
+
+import asyncio
+import struct
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from surecast.core.types import SECOND, Received
+from surecast.core.wire import HEADER_SIZE, Buffer, frame_size
+from surecast.errors import PeerError
+from surecast.runtime.chunks import Chunk
+from surecast.runtime.hello import (
+    BEAT,
+    BYE,
+    CODEC,
+    HELLO_LIMITS,
+    MARK_SIZE,
+    Hello,
+    Refused,
+    encode,
+)
+
+if TYPE_CHECKING:
+    from surecast.runtime.session import Session
+    from surecast.runtime.sessions import Sessions
+
+__all__ = ["ANSWERED", "ENDED", "GREETING", "PARKED", "READY", "Connection"]
+
+GREETING: Final = "greeting"  # their Hello is due
+PARKED: Final = "parked"  # they said Hello, but an attempt of our own is under way and goes first
+ANSWERED: Final = "answered"  # we answered; their first word after that makes a session of it
+READY: Final = "ready"
+ENDED: Final = "ended"  # what still comes is read and thrown away
+
+_BODY_LEN: Final = struct.Struct("<I")
+_BODY_LEN_AT: Final = 8
+_JOIN_BYTES_MAX: Final = 8 << 10  # buffers below this on average are cheaper copied than listed
+
+
+class Connection(asyncio.BufferedProtocol):
+    """A connection we opened (`session` is whose attempt it is) or accepted (None at first)."""
+
+    __slots__ = (
+        "_chunk",
+        "_deadline",
+        "_frame_bytes",
+        "dialled",
+        "heard",
+        "heard_ns",
+        "hello",
+        "paused",
+        "session",
+        "sessions",
+        "state",
+        "transport",
+        "wrote",
+    )
+
+    transport: asyncio.Transport
+
+    def __init__(self, sessions: "Sessions", session: "Session | None") -> None:
+        self.sessions = sessions
+        self.session = session
+        self.dialled = session is not None
+        self.state = GREETING
+        self.hello: Hello | None = None  # what the peer said of itself
+        self.heard = False  # anything, since the last look
+        self.heard_ns = 0
+        self.wrote = False
+        self.paused = False
+        self._chunk = Chunk()
+        self._frame_bytes = 0  # of the frame that is under way, once known
+        self._deadline: asyncio.TimerHandle | None = None
+
+    # ------------------------------------------------------------ the transport's calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        limits = self.sessions.limits
+        self.transport.set_write_buffer_limits(
+            limits.high_water_bytes, limits.high_water_bytes // 2
+        )
+        self.expect(limits.handshake_timeout_ns)
+        self.sessions.connected(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._chunk.room(self._frame_bytes)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        sessions = self.sessions
+        self.heard = True
+        chunk = self._chunk
+        chunk.fill += nbytes
+        sessions.counters["tcp_bytes_in"] += nbytes
+        try:
+            if self.state is not READY:
+                self._early()
+            if self.state is READY:
+                self._read()
+        except Exception as problem:
+            sessions.fail(problem)
+            return
+        sessions.settle()
+
+    def eof_received(self) -> bool:
+        return False  # the transport closes, and connection_lost follows
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        self.state = ENDED
+        self.sessions.lost(self, exc)
+
+    def pause_writing(self) -> None:
+        self.paused = True
+        self.sessions.congested(self)
+
+    def resume_writing(self) -> None:
+        self.paused = False
+        self.sessions.drained(self)
+
+    # ------------------------------------------------------------ receiving
+
+    def _early(self) -> None:
+        """Something came before the session is up."""
+        chunk = self._chunk
+        if self.state is ENDED:
+            chunk.at = chunk.fill
+        elif self.state is ANSWERED:
+            self.sessions.up(self)
+        elif self.state is PARKED:
+            self.refuse("frames before the Hello was answered")
+        else:
+            self._greet(chunk)
+
+    def _greet(self, chunk: Chunk) -> None:
+        try:
+            rest = chunk.view[chunk.at : chunk.fill]
+            size = frame_size(rest, HELLO_LIMITS)
+            if size is None or size > len(rest):
+                return
+            hello, _ = CODEC.decode(rest[:size])
+        except PeerError as problem:
+            self.refuse(str(problem))
+            return
+        chunk.at += size
+        if type(hello) is Refused:
+            self.sessions.refused(self, hello.why)
+        elif type(hello) is not Hello:
+            self.refuse("the first frame must be a Hello")
+        else:
+            self.hello = hello
+            self.sessions.greeted(self, hello)
+
+    def _read(self) -> None:
+        """Step the node with every whole frame. The hot loop."""
+        sessions = self.sessions
+        decode, step, settle = sessions.codec.decode, sessions.step, sessions.run_pending
+        pending = sessions.pending
+        assert self.session is not None
+        peer = self.session.peer
+        chunk = self._chunk
+        view, at, fill = chunk.view, chunk.at, chunk.fill
+        frames = 0
+        if pending:  # such as that this session is up
+            settle()
+        while fill - at >= HEADER_SIZE:
+            size = HEADER_SIZE + _BODY_LEN.unpack_from(view, at + _BODY_LEN_AT)[0]
+            if size > fill - at:
+                break
+            frame = view[at : at + size]
+            at += size
+            if size == MARK_SIZE:
+                if frame == BEAT:
+                    continue
+                if frame == BYE:
+                    sessions.bye(self)
+                    break
+            try:
+                message = decode(frame)[0]
+            except PeerError as problem:
+                self._bad_frame(frame, problem)
+                break
+            frames += 1
+            step(Received(peer, message))
+            if pending:
+                settle()
+            if self.state is not READY:
+                break
+        sessions.counters["tcp_frames_in"] += frames
+        if self.state is READY:
+            chunk.at = at
+            self._judge(view[at:fill])
+        else:
+            chunk.at = fill
+
+    def _judge(self, rest: memoryview) -> None:
+        """Look at the beginning of an unfinished frame: refuse it now, or learn its size."""
+        self._frame_bytes = 0
+        if rest:
+            try:
+                self._frame_bytes = frame_size(rest, self.sessions.codec.limits) or 0
+            except PeerError as problem:
+                self._bad_frame(rest, problem)
+
+    def _bad_frame(self, frame: memoryview, problem: PeerError) -> None:
+        try:
+            refused, _ = CODEC.decode(frame)
+        except PeerError:
+            refused = None
+        if type(refused) is Refused:
+            self.sessions.refused(self, refused.why)
+        else:
+            self.refuse(str(problem))
+
+    # ------------------------------------------------------------ sending and ending
+
+    def write(self, buffers: list[Buffer], nbytes: int) -> None:
+        """One write for all of them; they are not to be changed any more."""
+        self.wrote = True
+        if nbytes < len(buffers) * _JOIN_BYTES_MAX:
+            self.transport.write(b"".join(buffers))
+        else:
+            self.transport.writelines(buffers)
+
+    def say(self, data: bytes) -> None:
+        self.wrote = True
+        self.transport.write(data)
+
+    def expect(self, timeout_ns: int) -> None:
+        """Something must change this connection's state within so long."""
+        self._stop_waiting()
+        loop = self.sessions.loop
+        self._deadline = loop.call_later(timeout_ns / SECOND, self._too_slow)
+
+    def ready(self) -> None:
+        self._stop_waiting()
+        self.state = READY
+
+    def refuse(self, why: str) -> None:
+        """Say why, then close. The rest is read meanwhile: unread bytes would make the close a
+        reset, which destroys what the peer has not read yet, our reason with it."""
+        self.sessions.refusing(self, why)
+        self.say(encode(Refused(why[:1000])))
+        self.finish()
+
+    def finish(self) -> None:
+        """Close when all is written and the peer has closed, too; not later than a time-out."""
+        self.state = ENDED
+        self.expect(self.sessions.limits.handshake_timeout_ns)
+        if self.transport.can_write_eof() and not self.transport.is_closing():
+            self.transport.write_eof()
+
+    def close(self) -> None:
+        """Close when all is written. Only where the peer will send nothing more."""
+        self._stop_waiting()
+        self.state = ENDED
+        self.transport.close()
+
+    def abort(self) -> None:
+        self._stop_waiting()
+        self.state = ENDED
+        self.transport.abort()
+
+    def _stop_waiting(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _too_slow(self) -> None:
+        if self.state is not ENDED:
+            self.sessions.counters["handshake_timeouts"] += 1
+        self.abort()
+
+
+def describe(exc: Any) -> str:
+    return f"{type(exc).__name__}: {exc}" if exc is not None else "closed by the peer"

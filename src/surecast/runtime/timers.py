@@ -1,0 +1,85 @@
+"""A machine's timers, and the watch on the wall clock.
+
+One call of the loop stands for one key. A machine that puts a timer off again and again (a time-out
+that each message renews) costs only a number: the call stays where it is and, when it comes, finds
+that it is early and is made again.
+"""
+
+import time
+from asyncio import AbstractEventLoop, TimerHandle
+from collections.abc import Callable
+
+from surecast.core.types import SECOND, ClockSet, TimerFired, TimerKey
+
+__all__ = ["ClockWatch", "Timers"]
+
+
+class _Timer:
+    __slots__ = ("at_ns", "call_ns", "handle")
+
+    def __init__(self, at_ns: int, handle: TimerHandle) -> None:
+        self.at_ns = at_ns  # when it is due
+        self.call_ns = at_ns  # when the loop will call
+        self.handle = handle
+
+
+class Timers:
+    def __init__(self, loop: AbstractEventLoop, fire: Callable[[TimerFired], None]) -> None:
+        self._loop = loop
+        self._fire = fire
+        self._timers: dict[TimerKey, _Timer] = {}
+
+    def set(self, key: TimerKey, at_ns: int) -> None:
+        timer = self._timers.get(key)
+        if timer is not None:
+            if at_ns >= timer.call_ns:
+                timer.at_ns = at_ns
+                return
+            timer.handle.cancel()
+        self._timers[key] = _Timer(at_ns, self._call(key, at_ns))
+
+    def cancel(self, key: TimerKey) -> None:
+        timer = self._timers.pop(key, None)
+        if timer is not None:
+            timer.handle.cancel()
+
+    def cancel_all(self) -> None:
+        for timer in self._timers.values():
+            timer.handle.cancel()
+        self._timers.clear()
+
+    def _call(self, key: TimerKey, at_ns: int) -> TimerHandle:
+        delay_ns = max(0, at_ns - time.monotonic_ns())
+        return self._loop.call_later(delay_ns / SECOND, self._due, key)
+
+    def _due(self, key: TimerKey) -> None:
+        timer = self._timers[key]
+        # uvloop counts in milliseconds and may be early by one: a machine never sees that.
+        if time.monotonic_ns() < timer.at_ns:
+            timer.call_ns = timer.at_ns
+            timer.handle = self._call(key, timer.at_ns)
+            return
+        del self._timers[key]
+        self._fire(TimerFired(key))
+
+
+class ClockWatch:
+    """Tells when the wall clock has strayed from the monotonic one: set by hand, or by degrees."""
+
+    def __init__(self, jump_ns: int, wall_ns: Callable[[], int] = time.time_ns) -> None:
+        self._jump_ns = jump_ns
+        self._wall_ns = wall_ns
+        self._offset_ns = 0  # wall clock minus monotonic clock, as the machine knows it
+
+    def start(self) -> int:
+        wall_ns = self._wall_ns()
+        self._offset_ns = wall_ns - time.monotonic_ns()
+        return wall_ns
+
+    def look(self) -> ClockSet | None:
+        wall_ns = self._wall_ns()
+        offset_ns = wall_ns - time.monotonic_ns()
+        if abs(offset_ns - self._offset_ns) < self._jump_ns:
+            return None
+        self._offset_ns = offset_ns
+        return ClockSet(wall_ns)

@@ -1,0 +1,253 @@
+"""Datagrams: `Send(reliable=False)`.
+
+A datagram is a preamble that names its sender, and one frame. All that a pass sends to one peer
+goes to the kernel in as few calls as it takes: datagrams of one size in a row (the last may be
+shorter) are one `sendmsg` that the kernel cuts up (generic segmentation offload), and arrive as one
+`recvmsg` that tells the size of the pieces. Where the kernel refuses, each goes by itself.
+
+Nothing here is told to a machine: a datagram that cannot be sent is a datagram lost, and counted.
+"""
+
+import asyncio
+import errno
+import socket
+import struct
+from typing import TYPE_CHECKING, Any, Final
+from zlib import crc32
+
+from surecast.core.types import Peer, Received
+from surecast.core.wire import Buffer
+from surecast.errors import PeerError
+from surecast.runtime.book import Address
+from surecast.runtime.chunks import Chunk
+
+if TYPE_CHECKING:
+    from surecast.runtime.node import Node
+
+__all__ = ["Datagrams"]
+
+# <linux/udp.h>; Python's socket module does not name them.
+SOL_UDP: Final = 17
+UDP_SEGMENT: Final = 103
+UDP_GRO: Final = 104
+
+_SEGMENTS_MAX: Final = 64
+_DATAGRAM_MAX: Final = 65_507
+_SAFE_BYTES: Final = 1200  # if even pieces of this size are refused, the kernel does not know how
+_RECEIVES_MAX: Final = 32  # in one pass, lest a flood of datagrams keeps everything else waiting
+_PEERS_MAX: Final = 4096
+_PREAMBLE: Final = struct.Struct("<4sBBHI")  # magic, version, name length, zero, check
+_NAME_LEN_AT: Final = 5
+_MAGIC: Final = b"SCD\xf1"
+_VERSION: Final = 1
+_SEGMENT_SIZE: Final = struct.Struct("<H")
+_GRO_SIZE: Final = struct.Struct("<i")
+_WOULD_BLOCK: Final = (errno.EAGAIN, errno.ENOBUFS)
+
+
+class Datagrams:
+    """The one UDP socket of a node."""
+
+    def __init__(self, node: "Node", sock: socket.socket, offload: bool = True) -> None:
+        self.node = node
+        self.sock = sock
+        self.out: dict[Peer, list[bytes]] = {}  # gathered in this pass
+        # The largest piece the kernel is asked to cut; 0: it refused, or does not know how.
+        self.segment_bytes_max = _DATAGRAM_MAX if offload else 0
+        self._credential = node.hello("", b"", 0).credential.encode()
+        self._preamble = _preamble(node.name, self._credential)
+        self._known: dict[bytes, Peer] = {}  # preambles checked before
+        self._chunk = Chunk()
+        self._addresses: dict[tuple[str, int], Any] = {}  # as the book has it → for the socket
+        self._return: dict[Peer, Any] = {}  # where peers that no book knows were last heard from
+        self._resolving: dict[tuple[str, int], asyncio.Task[None]] = {}
+        if offload:
+            try:
+                sock.setsockopt(SOL_UDP, UDP_GRO, 1)
+            except OSError:
+                node.counters["udp_no_gro"] += 1
+        node.loop.add_reader(sock.fileno(), self._readable)
+
+    def close(self) -> None:
+        self.node.loop.remove_reader(self.sock.fileno())
+        self.sock.close()
+        self.out.clear()
+        for task in self._resolving.values():
+            task.cancel()
+
+    # ------------------------------------------------------------ sending
+
+    def send(self, peer: Peer, buffers: list[Buffer], nbytes: int) -> None:
+        size = len(self._preamble) + nbytes
+        if size > self.node.limits.datagram_bytes_max:
+            self.node.counters["udp_too_large"] += 1
+            return
+        datagram = b"".join((self._preamble, *buffers))
+        waiting = self.out.get(peer)
+        if waiting is None:
+            self.out[peer] = [datagram]
+        else:
+            waiting.append(datagram)
+
+    def flush(self) -> None:
+        out = self.out
+        if not out:
+            return
+        self.out = {}
+        counters = self.node.counters
+        for peer, datagrams in out.items():
+            address = self._find(peer)
+            if address is None:
+                counters["udp_no_address"] += len(datagrams)
+                continue
+            for group in _groups(datagrams, self.segment_bytes_max):
+                self._transmit(group, address)
+
+    def _transmit(self, group: list[bytes], address: Any) -> None:
+        counters = self.node.counters
+        size = len(group[0])
+        if len(group) > 1 and size <= self.segment_bytes_max:
+            segment = [(SOL_UDP, UDP_SEGMENT, _SEGMENT_SIZE.pack(size))]
+            try:
+                self.sock.sendmsg([b"".join(group)], segment, 0, address)
+                counters["udp_out"] += len(group)
+                counters["udp_offloaded"] += len(group)
+                return
+            except OSError as problem:
+                if problem.errno in _WOULD_BLOCK:
+                    counters["udp_send_full"] += len(group)
+                    return
+                # A piece must fit into one packet of the route; smaller ones may still go.
+                self.segment_bytes_max = size - 1 if size > _SAFE_BYTES else 0
+                counters["udp_offload_refused"] += 1
+        for datagram in group:
+            try:
+                self.sock.sendto(datagram, address)
+                counters["udp_out"] += 1
+            except OSError as problem:
+                full = problem.errno in _WOULD_BLOCK
+                counters["udp_send_full" if full else "udp_send_failed"] += 1
+
+    def _find(self, peer: Peer) -> Any:
+        """Where to send to; None: not known, or not yet."""
+        address = self.node.book.find(peer)
+        if address is None:
+            return self._return.get(peer)
+        found = self._addresses.get(address)
+        if found is None and address not in self._resolving:
+            if len(self._addresses) >= _PEERS_MAX:
+                self._addresses.clear()
+            found = self._resolve(address)
+        return found
+
+    def _resolve(self, address: Address) -> Any:
+        """A numeric address at once, else by asking; what is sent meanwhile is lost."""
+        try:
+            socket.inet_pton(self.sock.family, address[0])
+        except OSError:
+            self._resolving[address] = self.node.loop.create_task(self._look_up(address))
+            return None
+        self._addresses[address] = address
+        return address
+
+    async def _look_up(self, address: Address) -> None:
+        host, port = address
+        try:
+            found = await self.node.loop.getaddrinfo(
+                host, port, family=self.sock.family, type=socket.SOCK_DGRAM
+            )
+            self._addresses[address] = found[0][4]
+        except (OSError, ValueError):
+            self.node.counters["udp_no_address"] += 1
+        finally:
+            self._resolving.pop(address, None)
+
+    # ------------------------------------------------------------ receiving
+
+    def _readable(self) -> None:
+        node = self.node
+        ancillary = socket.CMSG_SPACE(_GRO_SIZE.size)
+        try:
+            for _ in range(_RECEIVES_MAX):
+                room = self._chunk.room(_DATAGRAM_MAX)
+                try:
+                    nbytes, extra, _, source = self.sock.recvmsg_into([room], ancillary)
+                except OSError:  # nothing more, or an error of an earlier send
+                    break
+                size = nbytes
+                for level, kind, data in extra:
+                    if level == SOL_UDP and kind == UDP_GRO:
+                        size = _GRO_SIZE.unpack(data[: _GRO_SIZE.size])[0] or nbytes
+                self._chunk.at = self._chunk.fill = self._chunk.fill + nbytes
+                for at in range(0, nbytes, size or 1):
+                    self.receive(room[at : min(at + size, nbytes)], source)
+                del room
+        except Exception as problem:
+            node.fail(problem)
+            return
+        node.settle()
+
+    def receive(self, datagram: memoryview, source: Any) -> None:
+        """Judge one datagram and step the machine with it."""
+        node = self.node
+        try:
+            peer, start = self._read_preamble(datagram)
+            message, size = node.codec.decode(datagram[start:])
+            if start + size != len(datagram):
+                raise PeerError("bytes behind the frame")
+        except PeerError:
+            node.counters["udp_refused"] += 1
+            return
+        if node.book.find(peer) is None and self._return.get(peer) != source:
+            if len(self._return) >= _PEERS_MAX:
+                self._return.clear()
+            self._return[peer] = source
+        node.counters["udp_in"] += 1
+        node.step(Received(peer, message))
+        if node.pending:
+            node.run_pending()
+
+    def _read_preamble(self, datagram: memoryview) -> tuple[Peer, int]:
+        """Who sent a datagram, and where its frame begins."""
+        if len(datagram) < _PREAMBLE.size:
+            raise PeerError("a datagram shorter than its preamble")
+        name_end = _PREAMBLE.size + datagram[_NAME_LEN_AT]
+        end = name_end + -name_end % 8
+        preamble = bytes(datagram[:end])
+        peer = self._known.get(preamble)
+        if peer is None:
+            try:
+                peer = preamble[_PREAMBLE.size : name_end].decode()
+            except UnicodeDecodeError:
+                raise PeerError("a sender's name that is not text") from None
+            if not peer or preamble != _preamble(peer, self._credential):
+                raise PeerError("not a datagram of this cluster")
+            if len(self._known) >= _PEERS_MAX:
+                self._known.clear()
+            self._known[preamble] = peer
+        return peer, end
+
+
+def _preamble(name: Peer, credential: bytes) -> bytes:
+    text = name.encode()
+    check = crc32(text, crc32(credential))
+    head = _PREAMBLE.pack(_MAGIC, _VERSION, len(text), 0, check) + text
+    return head + bytes(-len(head) % 8)
+
+
+def _groups(datagrams: list[bytes], segment_bytes_max: int) -> list[list[bytes]]:
+    """Runs of one size, the last of a run may be shorter, each within what one call may carry."""
+    groups: list[list[bytes]] = []
+    size = total = 0
+    for datagram in datagrams:
+        nbytes = len(datagram)
+        fits = groups and len(groups[-1]) < _SEGMENTS_MAX and total + nbytes <= _DATAGRAM_MAX
+        if fits and nbytes <= size <= segment_bytes_max:
+            groups[-1].append(datagram)
+            total += nbytes
+            if nbytes < size:
+                size = 0  # nothing may follow a shorter one
+        else:
+            groups.append([datagram])
+            size = total = nbytes
+    return groups

@@ -1,0 +1,251 @@
+"""Recorded lives, lived again: the same inputs at the same times, and the effects compared.
+
+Each recording (`core.record`) is one life of one node. Its machine is built anew, on a disk that
+holds what the recorded one found; every recorded input is given to it at the recorded time, and
+what it returns is compared with what was recorded. There is no network and no clock to simulate:
+what others sent, when timers fired and what became of writes are inputs and stand in the recording.
+Storage effects are performed on the simulated disk as soon as they are returned, which is what the
+machine saw of the real one; where that differed, the recording says so.
+
+Several recordings are merged by time. Each is placed by the wall clock of its `Start`, so that
+nodes of several processes can be told one after the other; a node's own steps keep their order. In
+the trace, time counts from the first step of all.
+"""
+
+import mmap
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from heapq import merge
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+
+from surecast.core.canon import digest, labels
+from surecast.core.machine import NodeContext
+from surecast.core.record import ANSWERS, ASKING, Closed, Ends, Kept, Saved, Step
+from surecast.core.recording import Recording, resolve
+from surecast.core.types import Machine, Received, Send, Start, StoreFailed, Token, Truncate
+from surecast.errors import PeerError, SurecastError
+from surecast.sim.trace import Trace
+from surecast.storage.memory import MemoryDisk
+from surecast.storage.store import apply
+
+__all__ = ["Difference", "Played", "play"]
+
+
+PROGRESS_STEPS = 5_000
+
+
+class Difference(msgspec.Struct):
+    """The first step whose effects were not the recorded ones."""
+
+    node: str
+    incarnation: int
+    step: int  # of that life, from 1
+    now_ns: int  # as the machine was told
+    inp: str
+    recorded: list[str]  # types of the effects
+    effects: list[str]  # ours, in full
+    why: str
+
+    def __str__(self) -> str:
+        place = f"{self.node}, life {self.incarnation}, step {self.step} at {self.now_ns} ns"
+        lines = [
+            f"{place}: {self.why}",
+            f"  input      {self.inp}",
+            f"  recorded   {', '.join(self.recorded) or 'no effects'}",
+        ]
+        return "\n".join([*lines, *(f"  now        {one}" for one in self.effects or ["none"])])
+
+
+class Played(msgspec.Struct):
+    """What came of it."""
+
+    lives: dict[str, int] = {}  # node → how many of its lives were played
+    steps: int = 0
+    effects: int = 0
+    span_ns: int = 0
+    unclosed: list[str] = []  # recordings that break off: their process was killed, or still runs
+    difference: Difference | None = None
+
+
+def play(
+    paths: Sequence[Path],
+    trace: Trace | None = None,
+    on_progress: Callable[[int], None] | None = None,
+) -> Played:
+    """Play the recordings, up to the first difference. Damaged ones raise PeerError.
+
+    `on_progress` is told now and then how many bytes have been played.
+    """
+    lives = [Life(path) for path in paths]
+    played = Played(lives=dict(Counter(life.node for life in lives)))
+    # A process that was killed at once leaves a life without a step.
+    origin_ns = min((life.origin_ns for life in lives if life.machine is not None), default=0)
+    for at_ns, _, life, step in merge(*(life.timed(i) for i, life in enumerate(lives))):
+        inp, effects, difference = life.step(step)
+        if trace is not None:
+            _tell(trace, at_ns - origin_ns, life.node, inp, effects)
+        played.steps += 1
+        played.effects += len(effects)
+        played.span_ns = max(played.span_ns, at_ns - origin_ns)
+        if difference is not None:
+            played.difference = difference
+            break
+        if on_progress is not None and played.steps % PROGRESS_STEPS == 0:
+            on_progress(sum(life.recording.position for life in lives))
+    else:
+        played.unclosed = [str(life.path) for life in lives if not life.closed]
+    return played
+
+
+def _tell(trace: Trace, at_ns: int, node: str, inp: Any, effects: list[Any]) -> None:
+    for carrier in (inp, *effects):
+        if type(carrier) in (Received, Send):
+            trace.sizes.of(carrier.message)  # which is how a trace gets to know types of messages
+    trace.record((at_ns, node, inp, effects))
+    trace.pack_if_long()
+
+
+class Life:
+    """One recording and the machine that lives through it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.closed = False
+        try:
+            self.recording = Recording(_content(path))
+            header = self.recording.header
+            self.node, self.incarnation = header.node, header.incarnation
+            self.disk = MemoryDisk()
+            self._items = self.recording.items()
+            self._asked = 0
+            self._tokens: dict[int, Token] = {}  # of storage effects without an answer
+            self._first = self._next_step()
+            self.machine = self._build() if self._first is not None else None
+        except SurecastError as error:
+            raise PeerError(f"{path}: {error}") from error
+        self.origin_ns = self._offset_ns = 0
+        if self._first is not None:
+            if not isinstance(self._first.inp, Start):
+                raise PeerError(f"{path}: the first input of a life is Start")
+            self.origin_ns = self._first.inp.wall_ns
+            self._offset_ns = self.origin_ns - self._first.now_ns
+
+    def _build(self) -> Machine:
+        header = self.recording.header
+        build = resolve(header.build)
+        # As both drivers seed it (`sim.node`).
+        rng = Random(f"{header.seed}/{header.node}/{header.incarnation}")
+        context = NodeContext(header.node, rng, self.disk, header.incarnation)
+        try:
+            machine: Machine = build(context, header.args)
+        except Exception as error:  # whatever: the arguments are the recording's
+            raise PeerError(f"{header.build} cannot build {header.node}: {error!r}") from error
+        return machine
+
+    def timed(self, order: int) -> Iterator[tuple[int, int, "Life", Step]]:
+        """The steps with their places in the run; the disk is brought up to date in between.
+
+        A step is fetched only when the one before it has been performed.
+        """
+        step, at_ns = self._first, self.origin_ns
+        while step is not None:
+            at_ns = max(at_ns, step.now_ns + self._offset_ns)
+            yield at_ns, order, self, step
+            try:
+                step = self._next_step()
+            except SurecastError as error:
+                raise PeerError(f"{self.path}: {error}") from error
+
+    def _next_step(self) -> Step | None:
+        for item in self._items:
+            if isinstance(item, Step):
+                return item
+            if isinstance(item, Closed):
+                self.closed = True
+            else:
+                self._find(item)
+        return None
+
+    def _find(self, item: Kept | Ends | Saved) -> None:
+        """The real disk showed this, by no effect that we have performed."""
+        disk = self.disk
+        if isinstance(item, Kept):
+            disk.append(item.log, [item.batch])
+        elif isinstance(item, Saved):
+            if item.data is None:  # saving it for the first time had failed
+                disk.forget(item.name)
+            else:
+                disk.save(item.name, item.data)
+        elif item.end > disk.end(item.log):
+            raise PeerError(f"log {item.log.hex()[:8]} grew to {item.end} by itself")
+        else:
+            disk.truncate(item.log, item.end)
+
+    def step(self, step: Step) -> tuple[Any, list[Any], Difference | None]:
+        """Live one step: its input, our effects, and how they differ from the recorded ones."""
+        assert self.machine is not None
+        effects: list[Any] = []
+        inp = self._input(step)
+        try:
+            effects = self.machine.step(step.now_ns, inp)
+            ours = digest(effects) if effects else b""
+        except Exception as error:
+            why = f"the machine fails: {error!r}"
+        else:
+            if ours == step.digest:
+                self._perform(effects)
+                return inp, effects, None
+            why = _compare(step.labels, labels(effects))
+        difference = Difference(
+            self.node, self.incarnation, step.number, step.now_ns, _short(inp), step.labels,
+            [_short(effect) for effect in effects], why,
+        )  # fmt: skip
+        return inp, effects, difference
+
+    def _input(self, step: Step) -> Any:
+        """The recorded input; an answer from the disk with the token our own effect had."""
+        inp = step.inp
+        kind = type(inp)
+        if kind not in ANSWERS:
+            return inp
+        token = self._tokens.pop(inp.token, self)
+        if token is self:
+            raise PeerError(f"{self.path}: step {step.number} answers a storage effect not asked")
+        return StoreFailed(token, inp.reason) if kind is StoreFailed else kind(token)
+
+    def _perform(self, effects: list[Any]) -> None:
+        disk = self.disk
+        for effect in effects:
+            kind = type(effect)
+            if kind in ASKING:
+                self._asked += 1
+                self._tokens[self._asked] = effect.token
+            if kind in ASKING or kind is Truncate:
+                apply(disk, effect)  # it may refuse, as the real one did: behind a failed write
+                disk.sync()
+
+
+def _compare(recorded: list[str], ours: list[str]) -> str:
+    for number, (old, new) in enumerate(zip(recorded, ours, strict=False), 1):
+        if old != new:
+            return f"effect {number} was {old} and is now {new}"
+    if len(recorded) != len(ours):
+        return f"there were {len(recorded)} effects, there are now {len(ours)}"
+    return "the effects are of the same types, but their content is not the same"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 500 else f"{text[:500]}..."
+
+
+def _content(path: Path) -> Any:
+    with path.open("rb") as file:
+        if not path.stat().st_size:
+            return b""
+        # Batches are views into it: what is not looked at is not read, and may be dropped again.
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -1,0 +1,249 @@
+"""Recordings as bytes: everything comes back, damage is seen, and nothing foreign is loaded."""
+
+import struct
+from typing import Any
+from zlib import crc32
+
+import pytest
+
+from surecast.columns.retention import KeepAll, KeepLast
+from surecast.core import record
+from surecast.core.canon import canonical
+from surecast.core.record import Closed, Ends, Kept, Saved, Step, Writer
+from surecast.core.recording import Recording, resolve
+from surecast.core.replicated import AppendAt, Refound, Submit
+from surecast.core.types import (
+    Append,
+    Batch,
+    ClockSet,
+    Compact,
+    Compacted,
+    Congested,
+    Emit,
+    Input,
+    PeerDown,
+    PeerUp,
+    Received,
+    SaveState,
+    Send,
+    SetTimer,
+    Start,
+    Stored,
+    StoreFailed,
+    TimerFired,
+    Writable,
+)
+from surecast.core.wire import Codec
+from surecast.errors import PeerError, UsageError
+from surecast.protocols.chain.messages import Ack, Beat, Forward
+from surecast.protocols.sprinkler.messages import Follow, Offer, Open
+
+LOG = bytes(range(16))
+CODEC = Codec([Ack, Beat, Forward])
+
+
+def batch(lo: int, rows: int = 2) -> Batch:
+    return Batch.of(LOG, [b"v%d" % i for i in range(rows)], [b"k"] * rows).sequenced(lo, 5, 1)
+
+
+def writer() -> Writer:
+    made = Writer(CODEC)
+    made.opening("east/0", "surecast.x:y", {"role": "replica", "n": [1, 2]}, 7, 3)
+    return made
+
+
+INPUTS: list[Any] = [
+    Start(1_000, 3),
+    ClockSet(2_000),
+    PeerUp("a"),
+    PeerDown("a"),
+    Congested("a"),
+    Writable("a"),
+    Received("a", Beat(4)),
+    Received("b", Forward(1, LOG, (batch(1), batch(3)), 1)),
+    TimerFired("beat"),
+    TimerFired((1, ("retry", LOG, (None, True, 1.5)))),
+    Offer(LOG, [b"x", b"y"], [b"k", None]),
+    Open("s", KeepLast(3)),
+    Open("s", KeepAll()),
+    Follow(LOG, 1),
+    Submit(LOG, batch(1), ("a", LOG)),
+    AppendAt(LOG, (batch(1), batch(3))),
+    Refound(),
+]
+
+
+def test_every_input_comes_back_as_it_was() -> None:
+    made = writer()
+    for number, inp in enumerate(INPUTS):
+        made.step(number, inp, [SetTimer("t", number)] if number % 2 else [])
+    recording = Recording(made.take())
+    assert recording.header.node == "east/0"
+    assert recording.header.args == {"role": "replica", "n": [1, 2]}
+    assert (recording.header.seed, recording.header.incarnation) == ("7", 3)
+    steps = [item for item in recording.items() if isinstance(item, Step)]
+    assert len(steps) == len(INPUTS)
+    for number, (step, inp) in enumerate(zip(steps, INPUTS, strict=True)):
+        assert (step.number, step.now_ns, type(step.inp)) == (number + 1, number, type(inp))
+        assert canonical([Emit(step.inp)]) == canonical([Emit(inp)])
+        assert step.labels == (["SetTimer"] if number % 2 else [])
+        assert bool(step.digest) == bool(number % 2)
+
+
+def test_answers_of_the_disk_name_the_effect_they_answer() -> None:
+    made = writer()
+    same = ("t", 1)
+    asked = [
+        Append(LOG, (batch(1),), (0, "append")),
+        SaveState("s", b"d", same),
+        SaveState("s", b"e", same),
+        Compact(LOG, (batch(1),), ("c", Refound())),
+    ]
+    made.step(0, Start(0, 1), asked[:2])
+    made.step(1, TimerFired("x"), asked[2:])
+    made.step(2, Compacted(asked[3].token), [])
+    made.step(3, Stored(asked[1].token), [])
+    made.step(4, StoreFailed(asked[2].token, "full"), [])
+    made.step(5, Stored(asked[0].token), [])
+    with pytest.raises(UsageError):
+        made.step(6, Stored(("never", "asked")), [])
+    found = [item.inp for item in Recording(made.take()).items() if isinstance(item, Step)][2:]
+    assert found == [Compacted(4), Stored(2), StoreFailed(3, "full"), Stored(1)]
+
+
+def test_what_is_on_the_disk_comes_back() -> None:
+    made = writer()
+    made.saved("chain", b"data")
+    made.saved("gone", None)
+    made.ends(LOG, 1)
+    made.kept(LOG, batch(1))
+    made.closed()
+    found = list(Recording(made.take()).items())
+    assert found[:3] == [Saved("chain", b"data"), Saved("gone", None), Ends(LOG, 1)]
+    assert isinstance(found[3], Kept)
+    assert found[3].log == LOG
+    assert found[3].batch.rows == 2
+    assert found[4:] == [Closed(0)]
+
+
+def small() -> bytes:
+    made = writer()
+    made.kept(LOG, batch(1))
+    made.step(0, Start(0, 3), [Send("a", Beat(1))])
+    made.step(1, Received("a", Forward(1, LOG, (batch(3),), 1)), [])
+    made.step(2, TimerFired(("k", LOG)), [SetTimer("k", 3)])
+    made.closed()
+    return made.take()
+
+
+def test_a_torn_end_is_left_out_wherever_it_is_torn() -> None:
+    whole = small()
+    items = list(Recording(whole).items())
+    counts = set()
+    for length in range(len(whole)):
+        try:
+            recording = Recording(whole[:length])
+        except PeerError:
+            continue  # not even the header is there
+        found = list(recording.items())
+        assert [type(item) for item in found] == [type(item) for item in items[: len(found)]]
+        assert (recording.torn == 0) == (length in boundaries(whole))
+        counts.add(len(found))
+    assert counts == set(range(len(items)))
+
+
+def boundaries(data: bytes) -> list[int]:
+    """Where records end."""
+    at, found = 8, []
+    while at < len(data):
+        _, meta, tail, *_ = record.HEAD.unpack_from(data, at)
+        at += record.HEAD_SIZE + meta + -meta % 8 + tail
+        found.append(at)
+    return found
+
+
+def test_no_changed_byte_goes_unseen() -> None:
+    whole = small()
+    for at in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[at] ^= 0x41
+        with pytest.raises(PeerError):
+            list(Recording(bytes(damaged)).items())
+
+
+def forged(kind: int, meta: bytes, **lengths: int) -> bytes:
+    """A recording whose second record is made by hand, with right CRCs."""
+    opening = writer().take()
+    meta_len, tail_len = lengths.get("meta_len", len(meta)), lengths.get("tail_len", 0)
+    head = record.HEAD.pack(kind, meta_len, tail_len, lengths.get("number", 1), crc32(meta))
+    return opening + head + struct.pack("<I", crc32(head)) + meta + bytes(-len(meta) % 8)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        forged(99, b"\xc0"),
+        forged(record.HEADER, b"\xc0"),
+        forged(record.STEP, b"\xc0"),
+        forged(record.STEP, b"\x95\x00\x00\x90\xc4\x00\x90"),  # a type that was not introduced
+        forged(record.STEP, b"\x95\x00\xff\x90\xc4\x00\x90"),  # ... by a negative number
+        forged(record.STEP, b"\xdd\xff\xff\xff\xff"),
+        forged(record.TYPE, b"\x92\xa4os:x\x90"),
+        forged(record.TYPE, b"\x92\xb9surecast.core.types:Start\x90"),  # other fields than ours
+        forged(record.CLOSED, b"\x01", meta_len=record.RECORD_BYTES_MAX + 1),
+        forged(record.CLOSED, b"\x01", tail_len=0xFFFFFFFF),
+        forged(record.CLOSED, b"\x01", number=2),
+        b"",
+        b"PAR1" + bytes(20),
+        record.MAGIC,
+        record.MAGIC + b"\x01" + bytes(3),
+    ],
+)
+def test_hostile_recordings_are_refused(data: bytes) -> None:
+    with pytest.raises(PeerError):
+        list(Recording(data).items())
+
+
+def test_an_unknown_version_is_named() -> None:
+    data = bytearray(small())
+    data[4] = 9
+    with pytest.raises(PeerError, match=r"version 9 .* this program reads 1"):
+        Recording(bytes(data))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "os:system",
+        "subprocess:run",
+        "surecastle.x:f",
+        "surecast",
+        "surecast:",
+        "surecast.cli.__main__:run",
+        "surecast.registry:import_module",  # imported there, not defined
+        "surecast.core.types:msgspec.json.decode",
+        "surecast.core.types:MS",  # no function
+        "surecast.core.types:nothing",
+        "surecast.nowhere:f",
+        "surecast..x:f",
+        "../surecast:f",
+    ],
+)
+def test_nothing_foreign_is_loaded(name: str) -> None:
+    with pytest.raises(PeerError):
+        resolve(name)
+
+
+def test_our_own_is_found() -> None:
+    assert resolve("surecast.core.types:Start") is Start
+
+
+class Foreign(Input):
+    number: int
+
+
+def test_an_input_from_elsewhere_is_recorded_but_not_loaded() -> None:
+    made = writer()
+    made.step(0, Foreign(1), [])
+    with pytest.raises(PeerError, match="outside the package"):
+        list(Recording(made.take()).items())

@@ -1,0 +1,192 @@
+"""Who may speak with whom, and what is said to those who may not."""
+
+import pytest
+from tests.runtime.stage import Ping, Stage, numbers, on_loops, play, until
+from tests.runtime.test_tcp import Caller
+
+from surecast.core.types import PeerDown, Send
+from surecast.errors import ConfigError
+from surecast.runtime import AddressBook, RuntimeLimits
+from surecast.runtime.book import own_address, with_address
+from surecast.runtime.hello import NAME_LEN_MAX, VERSION, Hello
+from surecast.runtime.listen import bind
+
+OURS = Hello(VERSION, "b", "", b"", 0, credential="secret")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, None),
+        ({"version": 2}, "protocol version 2, this node speaks 1"),
+        ({"credential": "guess"}, "wrong credential"),
+        ({"credential": ""}, "wrong credential"),
+        ({"to": "c"}, "this is b, not c"),
+        ({"name": "b"}, "is this node's own"),
+        ({"name": ""}, "a name of 0 bytes"),
+        ({"name": "x" * (NAME_LEN_MAX + 1)}, "a name of 256 bytes"),
+    ],
+)
+def test_a_hello_is_judged(changes: dict[str, object], words: str | None) -> None:
+    fields = {"version": VERSION, "name": "a", "to": "b", "life": b"", "attempt": 1}
+    problem = Hello(**{**fields, "credential": "secret", **changes}).problem(OURS)  # type: ignore[arg-type]
+    assert problem is None if words is None else words in str(problem)
+
+
+def test_who_was_called_must_be_who_answers() -> None:
+    ours = Hello(VERSION, "b", "a", b"", 0)
+    assert Hello(VERSION, "a", "b", b"", 1).problem(ours) is None
+    assert "should be a, not c" in str(Hello(VERSION, "c", "b", b"", 1).problem(ours))
+
+
+@on_loops
+def test_the_answer_says_who_we_are(loop: str) -> None:
+    async def story() -> None:
+        async with Stage() as stage:
+            b = await stage.add("b", region="east", role="replica", epoch=lambda: 7)
+            async with Caller(b) as caller:
+                hello = await caller.greet()
+                assert (hello.name, hello.to) == ("b", "x")
+                assert (hello.region, hello.role, hello.epoch) == ("east", "replica", 7)
+                assert hello.version == VERSION
+
+    play(loop, story)
+
+
+@on_loops
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"version": 99}, "protocol version 99"),
+        ({"credential": "no"}, "wrong credential"),
+        ({"to": "somebody"}, "this is b, not somebody"),
+    ],
+)
+def test_a_wrong_hello_is_refused_and_told_why(
+    loop: str, changes: dict[str, object], words: str
+) -> None:
+    async def story() -> None:
+        async with Stage() as stage:
+            b = await stage.add("b")
+            async with Caller(b) as caller:
+                caller.writer.write(caller.hello(**changes))
+                assert words in await caller.refusal()
+            assert b.counters["refused"] == 1
+
+    play(loop, story)
+
+
+@on_loops
+def test_who_is_refused_learns_it(loop: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        async with Stage() as stage:
+            a = await stage.add("a", credential="ours")
+            await stage.add("b", credential="theirs")
+            stage.do("a", Send("b", Ping(1)))
+            await until(lambda: a.machine.of(PeerDown))
+            assert a.counters["refused_by_peer"] == 1
+            assert "refused by b: 'wrong credential'" in caplog.text
+            await stage.add("c", credential="ours")
+            stage.do("a", Send("c", Ping(2)))
+            await until(lambda: numbers(stage.machine("c")) == [2])
+
+    play(loop, story)
+
+
+@on_loops
+def test_an_address_that_belongs_to_another_is_noticed(loop: str) -> None:
+    async def story() -> None:
+        async with Stage() as stage:
+            a, b = await stage.add("a"), await stage.add("b")
+            assert b.address is not None
+            stage.book.set("c", b.address)
+            stage.do("a", Send("c", Ping(1)))
+            await until(lambda: a.machine.of(PeerDown))
+            assert a.counters["refused_by_peer"] == 1
+            assert stage.kinds("b") == ["Start"]
+
+    play(loop, story)
+
+
+# ---------------------------------------------------------------- addresses
+
+
+@pytest.mark.parametrize(
+    ("name", "address"),
+    [
+        ("c3@127.0.0.1:41234", ("127.0.0.1", 41234)),
+        ("east/c3@host.example:1", ("host.example", 1)),
+        ("a@b@[::1]:7400", ("::1", 7400)),
+        ("c3", None),
+        ("c3@", None),
+        ("c3@host", None),
+        ("c3@:1", None),
+        ("c3@host:", None),
+        ("c3@host:x1", None),
+        ("c3@host:99999", None),
+        ("c3@host:²", None),
+    ],
+)
+def test_a_name_may_carry_an_address(name: str, address: tuple[str, int] | None) -> None:
+    assert own_address(name) == address
+    if address is not None:
+        assert own_address(with_address(name, address)) == address
+
+
+def test_an_entry_goes_before_what_the_name_says() -> None:
+    book = AddressBook({"b": ("127.0.0.1", 1)})
+    assert book.find("b") == ("127.0.0.1", 1)
+    assert book.find("c") is None
+    assert book.find("c@10.0.0.1:5") == ("10.0.0.1", 5)
+    book.set("c@10.0.0.1:5", ("127.0.0.1", 6))
+    assert book.find("c@10.0.0.1:5") == ("127.0.0.1", 6)
+    book.remove("c@10.0.0.1:5")
+    assert book.find("c@10.0.0.1:5") == ("10.0.0.1", 5)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.1", "example.org"])
+def test_listening_beyond_loopback_must_be_asked_for(host: str) -> None:
+    async def story() -> None:
+        async with Stage() as stage:
+            with pytest.raises(ConfigError, match="insecure=True"):
+                await stage.add("b", listen=(host, 0))
+
+    play("asyncio", story)
+
+
+def test_it_may_be_asked_for() -> None:
+    async def story() -> None:
+        async with Stage() as stage:
+            b = await stage.add("b", listen=("0.0.0.0", 0), insecure=True)
+            assert b.address is not None
+            assert b.address[0] == "0.0.0.0"
+
+    play("asyncio", story)
+
+
+def test_tcp_and_udp_share_a_port_and_a_taken_one_is_reported() -> None:
+    tcp, udp = bind(("127.0.0.1", 0), False)
+    assert tcp is not None
+    try:
+        assert tcp.getsockname() == udp.getsockname()
+        with pytest.raises(ConfigError, match="cannot listen on"):
+            bind(tcp.getsockname(), False)
+    finally:
+        tcp.close()
+        udp.close()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"session_timeout_ns": 0},
+        {"reconnect_ns": 0},
+        {"high_water_bytes": 10, "queue_bytes_max": 9},
+        {"connections_max": 0},
+        {"datagram_bytes_max": 70_000},
+        {"clock_jump_ns": 0},
+    ],
+)
+def test_limits_are_checked(wrong: dict[str, int]) -> None:
+    with pytest.raises(ConfigError):
+        RuntimeLimits(**wrong)

@@ -1,0 +1,457 @@
+"""The recorder: what it writes and when; and runs over real sockets, met again in the simulator."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from threading import Event
+from typing import Any
+
+import pytest
+from tests.sim.recorded import lend_module
+from typer.testing import CliRunner
+
+from surecast.cli.main import app
+from surecast.columns.retention import LatestPerKey
+from surecast.core.machine import NodeContext
+from surecast.core.record import Ends, Kept, Saved, Step
+from surecast.core.recording import Recording
+from surecast.core.replicated import CompactLog
+from surecast.core.types import (
+    MS,
+    SECOND,
+    Append,
+    Batch,
+    Compact,
+    Emit,
+    Received,
+    SaveState,
+    Start,
+    Stored,
+    StoreFailed,
+    TimerFired,
+    Truncate,
+)
+from surecast.core.wire import Codec
+from surecast.errors import UsageError
+from surecast.protocols.chain.messages import Beat
+from surecast.protocols.sprinkler.messages import Acked, Follow, Offer, Open, Opened
+from surecast.registry import message_types
+from surecast.runtime import AddressBook, Node
+from surecast.runtime.recorder import Recorder, recording_path
+from surecast.sim import playback
+from surecast.sim.playback import play
+from surecast.storage.journal import Journal
+from surecast.storage.memory import MemoryDisk
+from surecast.storage.store import MemoryStore
+from surecast.swarm.process import build
+
+LOG = bytes(range(16))
+BUILD = "surecast.swarm.process:build"
+
+
+def recorder(path: Path, disk: MemoryDisk | None = None, **options: Any) -> Recorder:
+    made: dict[str, Any] = {"build": BUILD, "args": {}, "seed": 1, "incarnation": 1, **options}
+    return Recorder(path, node="a", codec=Codec([Beat]), disk=disk or MemoryDisk(), **made)
+
+
+def batch(lo: int, value: bytes = b"v") -> Batch:
+    return Batch.of(LOG, [value, b"w"]).sequenced(lo, 5, 1)
+
+
+def items(path: Path) -> list[Any]:
+    return list(Recording(path.read_bytes()).items())
+
+
+# ---------------------------------------------------------------- what is written, and when
+
+
+def test_steps_reach_the_file_after_a_second_or_a_piece(tmp_path: Path) -> None:
+    path = tmp_path / "a.rec"
+    made = recorder(path)
+    assert items(path) == []  # the header is there at once
+    made.step(0, Start(0, 1), [])
+    made.step(SECOND - 1, TimerFired("x"), [])
+    assert items(path) == []
+    made.step(SECOND, TimerFired("y"), [])
+    made.flush()
+    assert len(items(path)) == 3
+    for n in range(20_000):
+        made.step(SECOND + n, Received("b", Beat(n)), [])
+    made._pieces[0].result()
+    assert 3 < len(items(path)) < 20_003
+    made.close()
+    made.close()
+    assert len(items(path)) == 20_004
+
+
+def test_each_life_has_a_file_of_its_own(tmp_path: Path) -> None:
+    path = recording_path(tmp_path, "east/0", 2)
+    assert path == tmp_path / "east.0.2.rec"
+    recorder(path).close()
+    with pytest.raises(UsageError, match="exists"):
+        recorder(path)
+
+
+def test_a_build_function_elsewhere_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="outside"):
+        recorder(tmp_path / "a.rec", build="tests.helpers:cluster_of")
+
+
+def test_the_disk_a_life_begins_with_is_recorded(tmp_path: Path) -> None:
+    disk = MemoryDisk()
+    disk.append(LOG, [batch(1), batch(3)])
+    disk.save("s", b"data")
+    recorder(tmp_path / "a.rec", disk).close()
+    found = items(tmp_path / "a.rec")
+    assert found[:2] == [Saved("s", b"data"), Ends(LOG, 1)]
+    kept = [item for item in found if isinstance(item, Kept)]
+    assert [(item.log, item.batch.lo) for item in kept] == [(LOG, 1), (LOG, 3)]
+
+
+def test_writes_taken_back_are_noted_at_the_step_that_sees_it(tmp_path: Path) -> None:
+    """As a journal does: shown at first, gone when the file could not be written."""
+    path, disk = tmp_path / "a.rec", MemoryDisk()
+    disk.append(LOG, [batch(1)])
+    disk.save("s", b"old")
+    made = recorder(path, disk)
+    asked = [
+        Append(LOG, (batch(3),), "t1"),
+        SaveState("s", b"new", "t2"),
+        Compact(LOG, (Batch.void(LOG, 1, 3, 1),), "t3"),
+    ]
+    made.step(0, Start(0, 1), asked)
+    mark = disk.written
+    disk.append(LOG, asked[0].batches)
+    disk.save("s", b"new")
+    disk.compact(LOG, asked[2].batches)
+    made.step(1, TimerFired("all is as asked"), [])
+    disk.rollback(mark)
+    for now_ns, token in enumerate(("t1", "t2", "t3"), 2):
+        made.step(now_ns, StoreFailed(token, "io"), [])
+    made.close()
+    found = items(path)[3:-1]
+    kinds = [type(item).__name__ for item in found]
+    assert kinds == ["Step", "Step", "Saved", "Ends", "Kept", "Step", "Step", "Step"]
+    assert found[2:4] == [Saved("s", b"old"), Ends(LOG, 1)]
+
+
+def test_writes_that_stay_need_no_note(tmp_path: Path) -> None:
+    path, disk = tmp_path / "a.rec", MemoryDisk()
+    made = recorder(path, disk)
+    first, second = Append(LOG, (batch(1),), "t1"), Append(LOG, (batch(3),), "t2")
+    made.step(0, Start(0, 1), [first, SaveState("s", b"1", "s")])
+    disk.append(LOG, first.batches)
+    disk.save("s", b"1")
+    made.step(1, TimerFired("x"), [second])
+    disk.append(LOG, second.batches)
+    for now_ns, token in enumerate(("t1", "s", "t2"), 2):
+        made.step(now_ns, Stored(token), [])
+    made.step(9, TimerFired("x"), [])
+    assert not made._mirror.busy
+    made.close()
+    assert {type(item) for item in items(path)[:-1]} == {Step}
+
+
+class FullDisk:
+    closed = False
+
+    def write(self, data: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_recording_that_cannot_be_written_ends_and_the_node_goes_on(tmp_path: Path) -> None:
+    made = recorder(tmp_path / "a.rec")
+    made._file.close()
+    made._file = FullDisk()  # type: ignore[assignment]
+    made.step(0, Start(0, 1), [])
+    made.flush()
+    assert "No space left" in made.problem
+    made.step(2 * SECOND, TimerFired("x"), [])
+    made.close()
+
+
+def test_a_recording_that_has_become_too_long_ends(tmp_path: Path) -> None:
+    path = tmp_path / "a.rec"
+    made = recorder(path, bytes_max=2_000)
+    for n in range(1000):
+        made.step(n * SECOND, TimerFired(n), [])
+    made.close()
+    assert "limit of 2,000 bytes" in made.problem
+    assert 2_000 < path.stat().st_size < 2_500
+    assert len(items(path)) > 10
+
+
+PROGRAM = """
+import os, signal, sys
+from pathlib import Path
+from surecast.core.types import Start, TimerFired
+from surecast.core.wire import Codec
+from surecast.protocols.chain.messages import Beat
+from surecast.runtime.recorder import Recorder
+from surecast.storage.memory import MemoryDisk
+made = Recorder(Path(sys.argv[1]), node="a", build="surecast.swarm.process:build",
+    args={"role": "publisher", "replicas": ["b"]}, seed=1, incarnation=1, codec=Codec([Beat]),
+    disk=MemoryDisk())
+from random import Random
+from surecast.core.machine import NodeContext
+from surecast.swarm.process import build
+machine = build(NodeContext("a", Random("1/a/1"), MemoryDisk(), 1),
+                {"role": "publisher", "replicas": ["b"]})
+for n in range(30_000):
+    inp = TimerFired("retry") if n else Start(0, 1)
+    made.step(n * 1000, inp, machine.step(n * 1000, inp))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_process_leaves_is_played(tmp_path: Path) -> None:
+    path = tmp_path / "a.rec"
+    done = subprocess.run([sys.executable, "-c", PROGRAM, str(path)], timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    os.truncate(path, path.stat().st_size - 5)  # wherever it broke off, this is inside a record
+    played = play([path])
+    assert played.difference is None, played.difference
+    assert 1000 < played.steps < 30_000
+    assert played.unclosed == [str(path)]
+
+
+# ---------------------------------------------------------------- on a journal
+
+
+class Scribbler:
+    """Appends, cuts, compacts and saves by chance, and says at each step all that it sees."""
+
+    def __init__(self, ctx: NodeContext) -> None:
+        self.disk, self.rng, self.asked = ctx.disk, ctx.rng, 0
+
+    def step(self, now_ns: int, inp: Any) -> list[Any]:
+        seen = [
+            (log, [(b.lo, b.hi, b.body_crc) for b in self.disk.read(log, 1, 1 << 40, 1 << 40)])
+            for log in self.disk.logs()
+        ]
+        told = [self._effect() for _ in range(self.rng.randrange(3))]
+        states = [self.disk.state(name) for name in "ab"]
+        return [*told, Emit((seen, states, getattr(inp, "token", None)))]
+
+    def _effect(self) -> Any:
+        rng, log = self.rng, bytes([self.rng.randrange(3)]) * 16
+        self.asked += 1
+        token, end = (self.asked, CompactLog(log, ())), self.disk.end(log)
+        match rng.randrange(8):
+            case 0:
+                return SaveState(rng.choice("ab"), b"%d" % self.asked, token)
+            case 1:
+                return Truncate(log, rng.randrange(max(1, end - 3), end + 1))
+            case 2 if end > 1:
+                return Compact(log, (Batch.void(log, 1, rng.randrange(2, end + 1), 1),), token)
+        values = [b"%d" % self.asked] * rng.randint(1, 3)
+        return Append(log, (Batch.of(log, values).sequenced(end, 5, 1),), token)
+
+
+class Journalist:
+    """Runs a Scribbler on a journal, whose file cannot be written now and then."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+        self.rng = Random(f"faults of {seed}")
+        self.store = Journal(directory / "disk", sync="none")
+        self.woken = Event()
+        self.store.attach(self.woken.set)
+        life = self.store.incarnation
+        made = {"args": {}, "seed": seed, "incarnation": life, "build": SCRIBBLER}
+        self.recorder = recorder(directory / f"a.{life}.rec", self.store.disk, **made)
+        rng = Random(f"{seed}/a/{life}")
+        self.machine = Scribbler(NodeContext("a", rng, self.store.disk, life))
+        self.failed = self.steps = 0
+        self.full = False
+        writev = os.writev
+
+        def write(file: int, buffers: Any) -> int:
+            if self.full:
+                raise OSError(28, "No space left on device")
+            return writev(file, buffers)
+
+        monkeypatch.setattr(os, "writev", write)
+
+    def step(self, inp: Any) -> int:
+        """How many answers the disk owes for it."""
+        self.steps += 1
+        effects = self.machine.step(self.steps, inp)
+        self.recorder.step(self.steps, inp, effects)
+        for effect in effects:
+            if not isinstance(effect, Emit):
+                self.store.perform(effect)
+        return sum(isinstance(effect, Append | Compact | SaveState) for effect in effects)
+
+    def live(self) -> None:
+        owed = self.step(Start(0, self.store.incarnation))
+        for n in range(60):
+            self.full = self.rng.random() < 0.3
+            owed += self.step(TimerFired(n))
+            while owed and (n == 59 or self.rng.random() < 0.5):
+                self.woken.wait(0.02)
+                self.woken.clear()
+                for answer in self.store.collect():
+                    self.failed += isinstance(answer, StoreFailed)
+                    owed += self.step(answer) - 1
+                self.full = self.full and n < 59
+                if self.steps > 400:
+                    break
+        self.full = False
+        self.recorder.close()
+        self.store.close()
+
+
+SCRIBBLER = "surecast.recorded_in_tests:build"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_a_failing_journal_showed_is_shown_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    lend_module(monkeypatch, build=lambda ctx, _args: Scribbler(ctx))
+    failed = 0
+    for _ in range(2):  # the second life begins with what the first has left
+        with monkeypatch.context() as patch:
+            journalist = Journalist(tmp_path, patch, seed)
+            journalist.live()
+            failed += journalist.failed
+    assert failed > 5
+    played = play(sorted(tmp_path.glob("*.rec")))
+    assert played.difference is None, played.difference
+    assert played.lives == {"a": 2}
+
+
+# ---------------------------------------------------------------- over sockets
+
+
+class Region:
+    """A chain of two, a publisher and a subscriber, each a node on a port of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.book = AddressBook({})
+        self.nodes: dict[str, Node] = {}
+        self.stores: dict[str, MemoryStore] = {}
+        self.end = 1  # of what the subscriber has got
+        self.opened: list[Opened] = []
+        self.acked: list[Acked] = []
+        self.replicas = ["east/0", "east/1"]
+
+    async def start(self) -> None:
+        region = {"region": "east", "replicas": self.replicas}
+        await self.add("east/config", {"role": "service", **region})
+        for name in self.replicas:
+            await self.add_replica(name)
+        await self.add("east/pub0", {"role": "publisher", "replicas": self.replicas})
+        reading = {"role": "subscriber", "replicas": self.replicas, "starts": {}}
+        await self.add("east/sub0", reading)
+
+    async def add_replica(self, name: str) -> None:
+        regions = {"east": self.replicas}
+        await self.add(name, {"role": "replica", "region": "east", "regions": regions})
+
+    async def add(self, name: str, args: dict[str, Any]) -> None:
+        """Start the node; again, on the disk it had, if it was there before."""
+        before = self.stores.get(name)
+        store = MemoryStore(before.disk, before.incarnation + 1) if before else MemoryStore()
+        codec = Codec(message_types())
+        made = Recorder(
+            recording_path(self.directory, name, store.incarnation),
+            node=name,
+            build=BUILD,
+            args=args,
+            seed=5,
+            incarnation=store.incarnation,
+            codec=codec,
+            disk=store.disk,
+        )
+        node = Node(
+            name,
+            lambda ctx: build(ctx, args),
+            book=self.book,
+            codec=codec,
+            disk=store,
+            seed=5,
+            recorder=made,
+            on_deliver=self._on_deliver,
+            on_emit=self._on_emit,
+        )
+        await node.start()
+        assert node.address is not None
+        self.book.set(name, node.address)
+        self.nodes[name], self.stores[name] = node, store
+
+    def _on_deliver(self, stream: bytes, batches: tuple[Batch, ...]) -> None:
+        self.end = batches[-1].hi
+
+    def _on_emit(self, event: Any) -> None:
+        if isinstance(event, Opened):
+            self.opened.append(event)
+        elif isinstance(event, Acked):
+            self.acked.append(event)
+
+    async def publish(self, stream: bytes, batches: int) -> None:
+        """Offer that many batches of ten events, and wait until they are read."""
+        goal = self.end + 10 * batches
+        for n in range(batches):
+            values = [b"%d.%d" % (goal, 10 * n + i) for i in range(10)]
+            keys: list[bytes | None] = [b"k%d" % i for i in range(10)]
+            self.nodes["east/pub0"].give(Offer(stream, values, keys))
+            await asyncio.sleep(0)
+        await until(lambda: self.end >= goal)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(5 * MS / SECOND)
+
+
+async def live(directory: Path) -> None:
+    region = Region(directory)
+    await region.start()
+    region.nodes["east/pub0"].give(Open("s", LatestPerKey()))
+    await until(lambda: bool(region.opened))
+    info = region.opened[0].info
+    assert info is not None
+    region.nodes["east/sub0"].give(Follow(info.stream_id, 1))
+    await region.publish(info.stream_id, 100)
+    region.nodes["east/1"].kill()
+    region.nodes["east/1"]._recorder.flush()  # type: ignore[union-attr]
+    await region.add_replica("east/1")
+    await region.publish(info.stream_id, 100)
+    await until(lambda: sum(ack.count for ack in region.acked) == 2000)
+    for node in region.nodes.values():
+        assert not node.failed.done()
+        await node.stop()
+
+
+def test_a_run_over_sockets_is_met_again_in_the_simulator(tmp_path: Path) -> None:
+    asyncio.run(live(tmp_path))
+    paths = sorted(tmp_path.glob("*.rec"))
+    assert len(paths) == 6
+    played = play(paths)
+    assert played.difference is None, played.difference
+    assert played.lives["east/1"] == 2
+    assert played.steps > 1000
+    assert played.unclosed == [str(tmp_path / "east.1.1.rec")]
+    done = CliRunner().invoke(app, ["replay", str(tmp_path), "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["steps"] == played.steps
+
+
+def test_another_seed_is_not_the_recorded_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asyncio.run(live(tmp_path))
+    monkeypatch.setattr(playback, "Random", lambda seed: Random(f"{seed}!"))
+    assert play(sorted(tmp_path.glob("*.rec"))).difference is not None

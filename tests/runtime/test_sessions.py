@@ -1,0 +1,474 @@
+"""Sessions over TCP: crossing, silence, back-pressure, and whatever comes at once."""
+
+import asyncio
+import logging
+import time
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import pytest
+from tests.runtime.stage import (
+    Actor,
+    Blob,
+    Do,
+    Ping,
+    Stage,
+    blob,
+    numbers,
+    on_loops,
+    play,
+    until,
+)
+
+from surecast.core.types import (
+    MS,
+    SECOND,
+    Close,
+    Congested,
+    PeerDown,
+    PeerUp,
+    Received,
+    Send,
+    Writable,
+)
+from surecast.runtime.hello import BEAT
+
+
+class Wire:
+    """Stands between two nodes, forwards bytes, and may stop to without either noticing."""
+
+    def __init__(self, target: tuple[str, int]) -> None:
+        self.target = target
+        self.flowing = asyncio.Event()
+        self.flowing.set()
+        self.connections = 0
+        self.tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> "Wire":
+        self.server = await asyncio.start_server(self._join, "127.0.0.1", 0)
+        self.address: tuple[str, int] = self.server.sockets[0].getsockname()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self.server.close()
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        far_reader, far_writer = await asyncio.open_connection(*self.target)
+        for a, b in ((reader, far_writer), (far_reader, writer)):
+            self.tasks.append(asyncio.create_task(self._carry(a, b)))
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(1 << 16):
+                await self.flowing.wait()
+                writer.write(data)
+            await self.flowing.wait()
+        except OSError:
+            pass
+        writer.close()
+
+
+# ---------------------------------------------------------------- opening
+
+
+@on_loops
+def test_many_crossings_end_in_one_session_each(loop: str) -> None:
+    """Everybody calls everybody at once, again and again: one session a pair, nothing lost."""
+    names = [f"n{i}" for i in range(6)]
+
+    async def story() -> None:
+        async with Stage(connect_timeout_ns=20 * SECOND, session_timeout_ns=20 * SECOND) as stage:
+            for name in names:
+                await stage.add(name)
+            for turn in range(5):
+                for name in names:
+                    sends = [Send(peer, Ping(turn)) for peer in names if peer != name]
+                    stage.do(name, *sends)
+                want = (turn + 1) * (len(names) - 1)
+                await until(lambda w=want: all(len(numbers(stage.machine(n))) == w for n in names))
+                for name in names:
+                    assert stage.kinds(name).count("PeerUp") == want
+                    assert stage.kinds(name).count("PeerDown") == want - len(names) + 1
+                    # n0 closes all its sessions, and so on: each pair is closed by one of them
+                    stage.do(name, *(Close(peer) for peer in names if peer > name))
+                await until(
+                    lambda w=want: all(len(stage.machine(n).of(PeerDown)) == w for n in names)
+                )
+
+    play(loop, story)
+
+
+@on_loops
+def test_a_node_that_does_not_listen_is_reached_by_the_session_it_opened(loop: str) -> None:
+    async def story() -> None:
+        async with Stage() as stage:
+            await stage.add("server")
+            await stage.add("client", listen=None)
+            stage.do("server", Send("client", Ping(1)))
+            await until(lambda: stage.machine("server").of(PeerDown))
+            assert stage.nodes["server"].counters["no_address"] == 1
+            stage.do("client", Send("server", Ping(2)))
+            await until(lambda: numbers(stage.machine("server")) == [2])
+            stage.do("server", Send("client", Ping(3)))
+            await until(lambda: numbers(stage.machine("client")) == [3])
+
+    play(loop, story)
+
+
+@on_loops
+def test_a_name_is_enough_if_it_carries_its_address(loop: str) -> None:
+    async def story() -> None:
+        async with Stage() as stage:
+            c1 = await stage.add("c1@127.0.0.1:0")
+            assert c1.address is not None
+            assert c1.name == f"c1@127.0.0.1:{c1.address[1]}"
+            stage.book.remove(c1.name)
+            await stage.add("b")
+            stage.do("b", Send(c1.name, Ping(1)))
+            await until(lambda: numbers(c1.machine) == [1])
+
+    play(loop, story)
+
+
+@on_loops
+def test_a_peer_that_answers_nothing_is_given_up(loop: str) -> None:
+    async def story() -> None:
+        silent = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
+        async with Stage(connect_timeout_ns=100 * MS) as stage:
+            a = await stage.add("a")
+            stage.book.set("b", silent.sockets[0].getsockname())
+            stage.do("a", Send("b", Ping(1)))
+            await until(lambda: stage.machine("a").of(PeerDown))
+            assert a.counters["connect_timeouts"] == 1
+            await until(lambda: not a.sessions.connections)
+        silent.close()
+
+    play(loop, story)
+
+
+class Stubborn(Actor):
+    """Sends again whenever it is told that the peer is down."""
+
+    def step(self, now_ns: int, inp: Any) -> list[Any]:
+        out = super().step(now_ns, inp)
+        return [Send("b", Ping(len(self.seen)))] if type(inp) is PeerDown else out
+
+
+@on_loops
+def test_answering_peer_down_by_sending_makes_no_storm(loop: str) -> None:
+    async def story() -> None:
+        async with Stage(reconnect_ns=40 * MS) as stage:
+            a = await stage.add("a", Stubborn)
+            began_ns = time.monotonic_ns()
+            stage.do("a", Send("b", Ping(0)))  # nobody knows b's address
+            await until(lambda: len(a.machine.of(PeerDown)) >= 5)
+            downs = [now_ns for now_ns, _ in a.machine.of(PeerDown)]
+            for one, next_one in pairwise(downs):
+                assert next_one - one >= 40 * MS
+            assert downs[0] >= began_ns
+            await stage.add("b")
+            await until(lambda: numbers(stage.machine("b")))
+
+    play(loop, story)
+
+
+# ---------------------------------------------------------------- ending
+
+
+@on_loops
+def test_silence_breaks_a_session_at_both_ends(loop: str) -> None:
+    """The wire takes and acknowledges everything and passes on nothing."""
+
+    async def story() -> None:
+        async with Stage(session_timeout_ns=300 * MS) as stage:
+            await stage.add("a")
+            b = await stage.add("b")
+            assert b.address is not None
+            async with Wire(b.address) as wire:
+                stage.book.set("b", wire.address)
+                stage.do("a", Send("b", Ping(1)))
+                await until(lambda: numbers(stage.machine("b")) == [1])
+                wire.flowing.clear()
+                stage.do("a", Send("b", Ping(2)))
+                await until(lambda: stage.machine("a").of(PeerDown))
+                await until(lambda: stage.machine("b").of(PeerDown))
+                wire.flowing.set()
+                stage.do("a", Send("b", Ping(3)))
+                await until(lambda: 3 in numbers(stage.machine("b")))
+                assert numbers(stage.machine("b")) == [1, 3]
+
+    play(loop, story)
+
+
+@on_loops
+def test_beats_keep_an_idle_session_alive(loop: str) -> None:
+    async def story() -> None:
+        async with Stage(session_timeout_ns=200 * MS) as stage:
+            a, b = await stage.add("a"), await stage.add("b")
+            stage.do("a", Send("b", Ping(1)))
+            await until(lambda: numbers(b.machine) == [1])
+            heard = a.counters["tcp_bytes_in"]
+            await until(lambda: a.counters["tcp_bytes_in"] > heard + 10 * len(BEAT))
+            assert stage.kinds("a") == ["Start", "PeerUp"]
+
+    play(loop, story)
+
+
+@on_loops
+def test_time_in_which_we_were_stopped_is_not_the_peers_silence(loop: str) -> None:
+    async def story() -> None:
+        async with Stage(session_timeout_ns=400 * MS) as stage:
+            a, b = await stage.add("a"), await stage.add("b")
+            stage.do("a", Send("b", Ping(1)))
+            await until(lambda: numbers(b.machine) == [1])
+            a.sessions._ticker.cancel()
+            (connection,) = a.sessions.connections
+            connection.heard = False
+            time.sleep(1.0)  # both live in this thread: neither could hear the other
+            a.sessions._tick()  # as a loop does that looks at its clock before its sockets
+            stage.do("a", Send("b", Ping(2)))
+            await until(lambda: numbers(b.machine) == [1, 2])
+            assert stage.kinds("a") == ["Start", "PeerUp"]
+            assert a.counters["session_timeouts"] == b.counters["session_timeouts"] == 0
+
+    play(loop, story)
+
+
+@on_loops
+def test_a_new_session_ends_the_old_one_where_it_was_still_believed_in(loop: str) -> None:
+    async def story() -> None:
+        async with Stage(session_timeout_ns=60 * SECOND) as stage:
+            a, b = await stage.add("a"), await stage.add("b")
+            assert b.address is not None
+            async with Wire(b.address) as wire:
+                stage.book.set("b", wire.address)
+                stage.do("a", Send("b", Ping(1)))
+                await until(lambda: numbers(b.machine) == [1])
+                wire.flowing.clear()  # b's death is not heard of
+                await stage.crash("b")
+                stage.book.set("b", stage.addresses["b"])
+                await stage.restart("b")
+                stage.do("b", Send("a", Ping(2)))
+                await until(lambda: numbers(a.machine) == [2])
+                assert stage.kinds("a") == ["Start", "PeerUp", "PeerDown", "PeerUp", "Received"]
+                assert a.counters["sessions_replaced"] == 1
+
+    play(loop, story)
+
+
+@on_loops
+def test_stop_drains_what_was_sent(loop: str) -> None:
+    async def story() -> None:
+        async with Stage(drain_timeout_ns=60 * SECOND) as stage:
+            a, b = await stage.add("a"), await stage.add("b")
+            # More than the sockets hold, both ways: a close with unread bytes would destroy some.
+            stage.do("a", *(Send("b", blob(n, 200_000)) for n in range(100)))
+            stage.do("b", *(Send("a", blob(n, 200_000)) for n in range(100)))
+            await until(lambda: a.machine.of(PeerUp) and b.machine.of(Received))
+            await a.stop()
+            await until(lambda: b.machine.of(PeerDown))
+            assert numbers(b.machine) == list(range(100))
+            assert stage.kinds("b")[-1] == "PeerDown"
+
+    play(loop, story)
+
+
+# ---------------------------------------------------------------- back-pressure
+
+
+@on_loops
+def test_a_peer_that_stops_reading_congests_its_sender_and_nobody_else(loop: str) -> None:
+    async def story() -> None:
+        async with Stage(high_water_bytes=1 << 20, session_timeout_ns=60 * SECOND) as stage:
+            a, b, c = [await stage.add(name) for name in "abc"]
+            stage.do("a", Send("b", Ping(0)), Send("c", Ping(0)))
+            await until(lambda: numbers(b.machine) == numbers(c.machine) == [0])
+            (transport,) = [conn.transport for conn in b.sessions.connections]
+            transport.pause_reading()
+            for number in range(1, 101):
+                stage.do("a", Send("b", blob(number, 200_000)), Send("c", Ping(number)))
+            await until(lambda: a.machine.of(Congested))
+            await until(lambda: numbers(c.machine) == list(range(101)))
+            assert [inp for _, inp in a.machine.of(Congested)] == [Congested("b")]
+            assert not a.machine.of(Writable)
+            transport.resume_reading()
+            await until(lambda: numbers(b.machine) == list(range(101)))
+            await until(lambda: a.machine.of(Writable))
+            assert [inp for _, inp in a.machine.of(Writable)] == [Writable("b")]
+            assert "PeerDown" not in stage.kinds("a")
+
+    play(loop, story)
+
+
+@on_loops
+def test_a_queue_beyond_its_bound_breaks_the_session(loop: str) -> None:
+    async def story() -> None:
+        limits = {"high_water_bytes": 1 << 20, "queue_bytes_max": 8 << 20}
+        async with Stage(session_timeout_ns=60 * SECOND, **limits) as stage:
+            a, b = await stage.add("a"), await stage.add("b")
+            stage.do("a", Send("b", Ping(0)))
+            await until(lambda: numbers(b.machine) == [0])
+            (connection,) = b.sessions.connections
+            connection.transport.pause_reading()
+            for number in range(1, 1001):
+                stage.do("a", Send("b", blob(number, 200_000)))
+                await asyncio.sleep(0)
+                if a.counters["queue_overflows"]:
+                    break
+            assert a.counters["queue_overflows"] == 1
+            await until(lambda: a.machine.of(PeerDown))
+            assert stage.kinds("a")[1:4] == ["PeerUp", "Congested", "PeerDown"]
+
+    play(loop, story)
+
+
+@on_loops
+def test_what_waits_for_a_session_is_bounded_too(loop: str) -> None:
+    async def story() -> None:
+        limits = {"high_water_bytes": 1 << 20, "queue_bytes_max": 4 << 20}
+        silent = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
+        async with Stage(connect_timeout_ns=60 * SECOND, **limits) as stage:
+            a = await stage.add("a")
+            stage.book.set("b", silent.sockets[0].getsockname())
+            for number in range(8):
+                stage.do("a", Send("b", blob(number, 600_000)))
+                await asyncio.sleep(0)
+            await until(lambda: a.machine.of(PeerDown))
+            assert stage.kinds("a") == ["Start", "Congested", "PeerDown"]
+            assert a.counters["queue_overflows"] == 1
+        silent.close()
+
+    play(loop, story)
+
+
+@on_loops
+def test_what_waits_for_the_end_of_a_session_is_bounded_too(loop: str) -> None:
+    async def story() -> None:
+        limits = {"high_water_bytes": 1 << 20, "queue_bytes_max": 4 << 20}
+        async with Stage(session_timeout_ns=60 * SECOND, **limits) as stage:
+            a, b = await stage.add("a"), await stage.add("b")
+            stage.do("a", Send("b", Ping(0)))
+            await until(lambda: numbers(b.machine) == [0])
+            (connection,) = b.sessions.connections
+            connection.transport.pause_reading()  # so that the Bye is not answered
+            stage.do("a", Close("b"))
+            for number in range(8):
+                stage.do("a", Send("b", blob(number, 600_000)))
+                await asyncio.sleep(0)
+            await until(lambda: a.machine.of(PeerDown))
+            assert stage.kinds("a") == ["Start", "PeerUp", "Congested", "PeerDown"]
+            assert a.counters["queue_overflows"] == 1
+
+    play(loop, story)
+
+
+# ---------------------------------------------------------------- all at once
+
+
+class Resender(Actor):
+    """On each `Do` sends a number to all peers, counted anew in each session; closes some."""
+
+    def __init__(self, ctx: Any, peers: list[str]) -> None:
+        super().__init__(ctx)
+        self.peers = [peer for peer in peers if peer != ctx.name]
+        self.session = dict.fromkeys(self.peers, 0)
+        self.count = dict.fromkeys(self.peers, 0)
+
+    def step(self, now_ns: int, inp: Any) -> list[Any]:
+        self.seen.append((now_ns, inp))
+        if type(inp) is PeerUp:
+            self.session[inp.peer] += 1
+            self.count[inp.peer] = 0
+        if type(inp) is not Do:
+            return []
+        out: list[Any] = []
+        for peer in self.peers:
+            self.count[peer] += 1
+            tag = (self.session[peer] << 32) + self.count[peer]
+            out.append(Send(peer, Blob(tag, bytes(self.ctx.rng.choice((10, 3000, 100_000))))))
+            if self.ctx.rng.random() < 0.01:
+                out.append(Close(peer))
+        return out
+
+
+def check_life(seen: list[tuple[int, Any]]) -> int:
+    """What a machine may rely on, in one life. Returns how many messages came."""
+    up: dict[str, bool] = {}
+    last: dict[str, int | None] = {}
+    congested: dict[str, bool] = {}
+    count = 0
+    for _, inp in seen:
+        kind = type(inp)
+        if kind is PeerUp:
+            assert not up.get(inp.peer), "up twice"
+            up[inp.peer] = True
+            last[inp.peer] = None
+        elif kind is PeerDown:
+            up[inp.peer] = congested[inp.peer] = False
+        elif kind is Congested:
+            assert not congested.get(inp.peer)
+            congested[inp.peer] = True
+        elif kind is Writable:
+            assert congested[inp.peer]
+            congested[inp.peer] = False
+        elif kind is Received:
+            assert up.get(inp.peer), "a message outside a session"
+            before, tag = last[inp.peer], inp.message.number
+            if before is not None and tag >> 32 == before >> 32:
+                assert tag == before + 1, "a gap, a duplicate or a step back in a session"
+            last[inp.peer] = tag
+            count += 1
+    return count
+
+
+@on_loops
+@pytest.mark.parametrize("seed", range(3))
+def test_no_fault_breaks_the_rules_of_sessions(loop: str, seed: int, caplog: Any) -> None:
+    caplog.set_level(logging.CRITICAL)
+    rng = Random(f"socket faults {seed}")
+    names = ["a", "b", "c"]
+    lives: list[Resender] = []
+
+    def make(ctx: Any) -> Resender:
+        lives.append(Resender(ctx, names))
+        return lives[-1]
+
+    async def story() -> None:
+        limits = {"reconnect_ns": 2 * MS, "high_water_bytes": 300_000}
+        async with Stage(session_timeout_ns=20 * SECOND, **limits) as stage:
+            for name in names:
+                await stage.add(name, make)
+            for _ in range(400):
+                for name in names:
+                    stage.do(name)
+                await asyncio.sleep(rng.choice((0, 0, 0.001, 0.003)))
+                node = stage.nodes[rng.choice(names)]
+                fault = rng.random()
+                if fault < 0.03:
+                    await stage.crash(node.name)
+                    await stage.add(node.name, make)
+                elif fault < 0.08 and node.sessions.connections:
+                    rng.choice(list(node.sessions.connections)).transport.abort()
+                elif fault < 0.10:
+                    stage.do(node.name, *(Close(peer) for peer in names if peer != node.name))
+            heard = [len(stage.machine(name).seen) for name in names]
+
+            def all_hear_all() -> bool:
+                for name in names:
+                    stage.do(name)
+                late = [
+                    {i.peer for _, i in stage.machine(n).seen[k:] if type(i) is Received}
+                    for n, k in zip(names, heard, strict=True)
+                ]
+                return all(len(peers) == 2 for peers in late)
+
+            await until(all_hear_all)
+            assert not any(node.failed.done() for node in stage.nodes.values())
+
+    play(loop, story)
+    assert sum(check_life(life.seen) for life in lives) > 300

@@ -1,0 +1,239 @@
+"""Datagrams: one at a time or cut up by the kernel, the same ones arrive."""
+
+import errno
+from random import Random
+from typing import Any
+
+import pytest
+from tests.runtime.stage import (
+    LOG,
+    Blob,
+    Ping,
+    Stage,
+    blob,
+    numbers,
+    on_loops,
+    play,
+    until,
+)
+
+from surecast.columns.batch import Batch
+from surecast.core.types import MS, Received, Send
+from surecast.core.wire import Codec
+from surecast.protocols.nakcast.checks import Record, g1_in_order_once, g2_nothing_missing
+from surecast.protocols.nakcast.config import NakcastConfig
+from surecast.protocols.nakcast.messages import Beacon, Data, Nak, Publish
+from surecast.protocols.nakcast.publisher import Publisher
+from surecast.protocols.nakcast.reader import Reader
+from surecast.runtime.node import Node
+from surecast.runtime.udp import _groups
+
+
+def refuse_offload(node: Node, code: int = errno.EINVAL) -> None:
+    """Let the kernel be one that does not cut datagrams up."""
+    real = node.datagrams.sock
+
+    class Old:
+        def sendmsg(self, *args: Any) -> int:
+            raise OSError(code, "not known here")
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+    node.datagrams.sock = Old()  # type: ignore[assignment]
+
+
+def unreliable(peer: str, message: Any) -> Send:
+    return Send(peer, message, reliable=False)
+
+
+@on_loops
+@pytest.mark.parametrize("offload", [True, False], ids=["offload", "fallback"])
+def test_datagrams_of_a_pass_arrive_the_same_either_way(loop: str, offload: bool) -> None:
+    rng = Random(5)
+    sizes = [rng.choice((10, 10, 10, 10, 500, 1200, 9000, 0)) for _ in range(300)]
+    blobs = [Blob(number, rng.randbytes(size)) for number, size in enumerate(sizes)]
+
+    async def story() -> None:
+        async with Stage() as stage:
+            a, b = await stage.add("a"), await stage.add("b")
+            if not offload:
+                refuse_offload(a)
+            for at in range(0, len(blobs), 50):
+                stage.do("a", *(unreliable("b", one) for one in blobs[at : at + 50]))
+                await until(lambda at=at: len(b.machine.of(Received)) >= at + 50)
+            assert [inp for _, inp in b.machine.of(Received)] == [Received("a", o) for o in blobs]
+            assert a.counters["udp_out"] == b.counters["udp_in"] == 300
+            assert (a.counters["udp_offloaded"] > 100) is offload
+            assert (a.counters["udp_offload_refused"] > 0) is not offload
+            assert "PeerUp" not in stage.kinds("a")
+
+    play(loop, story)
+
+
+def test_only_what_the_kernel_can_cut_is_put_together() -> None:
+    def sizes(*lengths: int, most: int = 65_507) -> list[list[int]]:
+        groups = _groups([bytes(length) for length in lengths], most)
+        return [[len(one) for one in group] for group in groups]
+
+    assert sizes(9, 9, 9) == [[9, 9, 9]]
+    assert sizes(9, 9, 5, 9, 9) == [[9, 9, 5], [9, 9]]
+    assert sizes(5, 9, 9) == [[5], [9, 9]]
+    assert sizes(*[9] * 130) == [[9] * 64, [9] * 64, [9] * 2]
+    assert sizes(40_000, 40_000, 100) == [[40_000], [40_000, 100]]
+    assert sizes(9, 9, 9, most=0) == [[9], [9], [9]]
+    assert sizes(1500, 1500, 9, 9, most=1200) == [[1500], [1500], [9, 9]]
+
+
+@on_loops
+def test_pieces_too_large_for_a_packet_do_not_stop_the_offload_of_small_ones(loop: str) -> None:
+    async def story() -> None:
+        async with Stage() as stage:
+            a, b = await stage.add("a"), await stage.add("b")
+            real = a.datagrams.sock
+            refuse_offload(a)
+            stage.do("a", *(unreliable("b", blob(n, 3000)) for n in range(5)))
+            await until(lambda: len(b.machine.of(Received)) == 5)
+            a.datagrams.sock = real
+            stage.do("a", *(unreliable("b", blob(n, 900)) for n in range(5, 10)))
+            await until(lambda: len(b.machine.of(Received)) == 10)
+            assert numbers(b.machine) == list(range(10))
+            assert a.counters["udp_offloaded"] == 5
+
+    play(loop, story)
+
+
+@on_loops
+def test_what_is_too_large_is_dropped_and_counted(loop: str) -> None:
+    async def story() -> None:
+        async with Stage(datagram_bytes_max=2000) as stage:
+            a, b = await stage.add("a"), await stage.add("b")
+            stage.do("a", unreliable("b", blob(1, 3000)), unreliable("b", Ping(2)))
+            await until(lambda: numbers(b.machine) == [2])
+            assert a.counters["udp_too_large"] == 1
+            assert not a.failed.done()
+
+    play(loop, story)
+
+
+@on_loops
+def test_what_has_no_address_or_no_room_is_counted(loop: str) -> None:
+    async def story() -> None:
+        async with Stage() as stage:
+            a = await stage.add("a")
+            await stage.add("b")
+            refuse_offload(a, errno.EAGAIN)
+            stage.do("a", unreliable("nobody", Ping(1)))
+            stage.do("a", unreliable("b", Ping(2)), unreliable("b", Ping(3)))
+            await until(lambda: a.counters["udp_send_full"] == 2)
+            assert a.counters["udp_no_address"] == 1
+
+    play(loop, story)
+
+
+@on_loops
+def test_a_host_name_is_looked_up_off_the_loop(loop: str) -> None:
+    async def story() -> None:
+        async with Stage() as stage:
+            await stage.add("a")
+            b = await stage.add("b")
+            assert b.address is not None
+            stage.book.set("b", ("localhost", b.address[1]))
+
+            def heard() -> bool:
+                stage.do("a", unreliable("b", Ping(1)))
+                return bool(numbers(b.machine))
+
+            await until(heard)
+
+    play(loop, story)
+
+
+@on_loops
+def test_a_peer_no_book_knows_is_answered_where_it_wrote_from(loop: str) -> None:
+    async def story() -> None:
+        async with Stage() as stage:
+            await stage.add("server")
+            client = await stage.add("client", listen=None)
+            stage.do("client", unreliable("server", Ping(1)))
+            await until(lambda: numbers(stage.machine("server")) == [1])
+            stage.do("server", unreliable("client", Ping(2)))
+            await until(lambda: numbers(client.machine) == [2])
+
+    play(loop, story)
+
+
+@on_loops
+def test_bytes_that_are_no_datagram_of_ours_are_counted_and_dropped(loop: str) -> None:
+    rng = Random(3)
+
+    async def story() -> None:
+        async with Stage() as stage:
+            a = await stage.add("a")
+            b = await stage.add("b")
+            c = await stage.add("c", credential="another cluster")
+            good = a.datagrams._preamble + b"".join(Codec([Ping]).encode(Ping(1)))
+            bad = [b"", b"x", good[:5], good[:20], good[:-1], bytes(2000), c.datagrams._preamble]
+            for _ in range(200):
+                at = rng.randrange(len(good))
+                bad.append(good[:at] + bytes([good[at] ^ (1 << rng.randrange(8))]) + good[at + 1 :])
+            for data in bad:
+                b.datagrams.receive(memoryview(data), ("127.0.0.1", 1))
+            assert b.counters["udp_refused"] == len(bad)
+            stage.do("c", unreliable("b", Ping(7)))
+            stage.do("a", unreliable("b", Ping(8)))
+            await until(lambda: numbers(b.machine) == [8])
+            await until(lambda: b.counters["udp_refused"] == len(bad) + 1)
+
+    play(loop, story)
+
+
+# ---------------------------------------------------------------- a protocol over it
+
+
+@on_loops
+@pytest.mark.parametrize("offload", [True, False], ids=["offload", "fallback"])
+def test_nakcast_delivers_everything_in_order_despite_loss(loop: str, offload: bool) -> None:
+    config = NakcastConfig(readers=("r1", "r2"), beacon_ns=5 * MS, window=32)
+    published = [
+        Batch.of(LOG, [f"{number}".encode()] * 3, pub_no=3 * number) for number in range(120)
+    ]
+    delivered: dict[str, list[Batch]] = {name: [] for name in config.readers}
+
+    async def story() -> None:
+        async with Stage() as stage:
+            codec = Codec([Beacon, Data, Nak])
+            p = await stage.add("p", lambda ctx: Publisher(config, LOG), codec=codec)
+            if not offload:
+                refuse_offload(p)
+            for name in config.readers:
+                got = delivered[name]
+                node = await stage.add(
+                    name,
+                    lambda ctx: Reader(config, LOG),
+                    codec=Codec([Beacon, Data, Nak]),
+                    on_deliver=lambda stream, batches, got=got: got.extend(batches),
+                )
+                lose(node, Random(name), 0.3)
+            lose(p, Random("p"), 0.3)
+            for at in range(0, len(published), 10):
+                for batch in published[at : at + 10]:
+                    p.give(Publish(batch))
+            await until(lambda: all(len(got) == len(published) for got in delivered.values()))
+            assert p.counters["udp_in"] > 0, "nothing was lost, so nothing was asked for"
+            assert bool(p.counters["udp_offloaded"]) is offload
+
+    play(loop, story)
+    record = Record(published, delivered)
+    assert g1_in_order_once(record) == g2_nothing_missing(record) == []
+
+
+def lose(node: Node, rng: Random, share: float) -> None:
+    """Drop a share of what arrives at a node."""
+    receive = node.datagrams.receive
+
+    def lossy(datagram: memoryview, source: Any) -> None:
+        if rng.random() >= share:
+            receive(datagram, source)
+
+    node.datagrams.receive = lossy  # type: ignore[method-assign]

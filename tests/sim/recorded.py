@@ -1,0 +1,113 @@
+"""Worlds whose nodes are recorded as the asyncio driver would record them."""
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from surecast.core.machine import Factory, NodeContext
+from surecast.core.types import Emit, Input
+from surecast.core.wire import Codec
+from surecast.registry import message_types
+from surecast.runtime.recorder import Recorder, recording_path
+from surecast.sim.node import Node
+
+MODULE = "surecast.recorded_in_tests"
+BUILD = f"{MODULE}:build"
+
+
+class Do(Input):
+    """Command: perform these effects."""
+
+    effects: list[Any]
+
+
+Do.__module__ = MODULE  # recordings load nothing from outside surecast
+
+
+class Recorded:
+    """While `monkeypatch` lasts, every life of every simulated node goes to `directory`.
+
+    `factories` has what nodes are made of, by name; a replay builds its machines of that, so a test
+    may put another rule in.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
+        self.directory = directory
+        self.factories: dict[str, Factory] = {}
+        self.recorders: list[Recorder] = []
+        self.codec = Codec(message_types())
+        lend_module(monkeypatch, build=self.build)
+        start = Node.start
+
+        def record(node: Node) -> None:
+            start(node)
+            self._record(node)
+
+        monkeypatch.setattr(Node, "start", record)
+
+    def build(self, ctx: NodeContext, args: dict[str, Any]) -> Any:
+        return self.factories[args["factory"]](ctx)
+
+    def _record(self, node: Node) -> None:
+        assert node.machine is not None
+        self.factories[node.name] = node.factory  # type: ignore[assignment]
+        recorder = Recorder(
+            recording_path(self.directory, node.name, node.incarnation),
+            node=node.name,
+            build=BUILD,
+            args={"factory": node.name},
+            seed=node.seed,
+            incarnation=node.incarnation,
+            codec=self.codec,
+            disk=node.disk,
+        )
+        self.recorders.append(recorder)
+        live = node.machine.step
+
+        def step(now_ns: int, inp: Any) -> list[Any]:
+            effects = live(now_ns, inp)
+            recorder.step(now_ns, inp, effects)
+            return effects
+
+        node.step = step
+
+    def paths(self) -> list[Path]:
+        """All recordings, complete as far as they go."""
+        for recorder in self.recorders:
+            recorder.flush()
+            assert not recorder.problem
+        return sorted(self.directory.glob("*.rec"))
+
+
+def lend_module(monkeypatch: pytest.MonkeyPatch, **functions: Any) -> None:
+    """Let recordings find these functions as if a module of surecast defined them."""
+    module = ModuleType(MODULE)
+    module.Do = Do  # type: ignore[attr-defined]
+    for name, function in functions.items():
+
+        def lent(ctx: NodeContext, args: dict[str, Any], function: Any = function) -> Any:
+            return function(ctx, args)
+
+        lent.__module__ = MODULE
+        setattr(module, name, lent)
+    monkeypatch.setitem(sys.modules, MODULE, module)
+
+
+class Looker:
+    """Does what it is told, and at every step says all it sees of its disk."""
+
+    def __init__(self, ctx: NodeContext) -> None:
+        self.disk = ctx.disk
+
+    def step(self, now_ns: int, inp: Any) -> list[Any]:
+        told = inp.effects if type(inp) is Do else []
+        logs = [(log, self._batches(log)) for log in self.disk.logs()]
+        states = [self.disk.state(name) for name in ("a", "b")]
+        return [*told, Emit((logs, states, getattr(inp, "token", None)))]
+
+    def _batches(self, log: bytes) -> list[tuple[int, int, int]]:
+        found = self.disk.read(log, 1, 1 << 40, 1 << 40)
+        return [(batch.lo, batch.hi, batch.body_crc) for batch in found]
