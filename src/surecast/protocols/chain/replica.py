@@ -136,7 +136,7 @@ class Replica(Roles):
             refuse = "not-head"
         elif len(self.members) < self.config.writable_min:
             refuse = "too-few-replicas"
-        elif self._pending_bytes() > self.config.pending_bytes_max:
+        elif self.pending_bytes > self.config.pending_bytes_max:
             refuse = "busy"
         if refuse:
             self.out.append(Emit(Refused(inp.token, refuse)))
@@ -175,7 +175,7 @@ class Replica(Roles):
             self._append(inp.log, (inp.batch.sequenced(state.end, self._stamp(state), self.epoch),))
 
     def _on_append_at(self, inp: AppendAt) -> None:
-        if self.is_head and self._pending_bytes() <= self.config.pending_bytes_max:
+        if self.is_head and self.pending_bytes <= self.config.pending_bytes_max:
             self._append_missing(inp.log, inp.batches)
 
     def _append_missing(self, log: LogId, batches: tuple[Batch, ...]) -> bool:
@@ -204,12 +204,10 @@ class Replica(Roles):
         pending = Pending(state.end, batches[-1].hi, nbytes, batches)
         state.end = pending.hi
         state.pending.append(pending)
+        self.pending_bytes += nbytes
         self.out.append(Emit(Appended(log, state.end)))
         if not state.failed:
             self.out.append(Append(log, batches, ("append", log, state.attempt)))
-
-    def _pending_bytes(self) -> int:
-        return sum(p.nbytes for state in self.logs.values() for p in state.pending)
 
     # ------------------------------------------------------------ the disk
 
@@ -220,7 +218,9 @@ class Replica(Roles):
             state = self.logs[log]
             if attempt == state.attempt:
                 self.store_failures = 0
-                self._stored(log, state, state.pending.popleft())
+                pending = state.pending.popleft()
+                self.pending_bytes -= pending.nbytes
+                self._stored(log, state, pending)
         elif what == "chain":
             self._on_chain_saved(*inp.token[1:])
         elif what == "publishers":

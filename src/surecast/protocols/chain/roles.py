@@ -62,6 +62,7 @@ class Roles(HandlerMachine):
         self.disk = disk
         self.rng = rng
         self.logs: dict[LogId, LogState] = {}
+        self.pending_bytes = 0  # appended and not on disk yet, of all logs
         self.saved = Saved(b"")
         self.founded = False  # our disk's identity is on disk
         self.active = False  # a configuration was adopted in this life
@@ -260,6 +261,7 @@ class Roles(HandlerMachine):
             if state.end > state.committed:
                 self.counters["chain.truncated"] += 1
                 state.end = state.stored = state.committed
+                self.pending_bytes -= sum(pending.nbytes for pending in state.pending)
                 state.pending.clear()
                 state.attempt += 1
                 state.failed = False
