@@ -1,0 +1,404 @@
+"""What the asyncio driver costs: frames through one hop, batches through one hop and three proxies.
+
+Every node is a process of its own on this machine, joined by loopback TCP. The source of a hop
+sends as fast as back-pressure lets it. Behind three proxies stand three drivers, each with a window
+of batches it publishes again and again; what counts are events that all three regions hold.
+
+    python bench/runtime.py            # prints what `bench/run.py --only runtime` would record
+    python bench/runtime.py --profile  # one run of three proxies, the first one profiled
+"""
+
+import asyncio
+import cProfile
+import json
+import pstats
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from random import Random
+from typing import Any, ClassVar
+
+from surecast.columns.batch import DATA, Batch
+from surecast.columns.retention import KeepLast, LatestPerKey, Policy
+from surecast.core.machine import HandlerMachine
+from surecast.core.types import (
+    MS,
+    Congested,
+    LogId,
+    Message,
+    Peer,
+    PeerUp,
+    Send,
+    SetTimer,
+    Start,
+    TimerFired,
+    Writable,
+)
+from surecast.core.wire import Codec
+from surecast.protocols.chain.config import ChainConfig
+from surecast.protocols.chain.service import ConfigService
+from surecast.protocols.sprinkler.config import ProxyConfig
+from surecast.protocols.sprinkler.messages import (
+    CreateStream,
+    PubAck,
+    Publish,
+    PubNack,
+    StreamOpened,
+)
+from surecast.protocols.sprinkler.publisher import anonymous_publisher
+from surecast.registry import message_types
+from surecast.runtime.book import AddressBook
+from surecast.runtime.node import Node
+from surecast.stacks import region_replica
+
+Row = dict[str, Any]
+
+WARM_S, MEASURED_S = 1.5, 4.0
+WINDOW = 32  # batches a driver has under way
+KEYS = 100_000
+POLICIES: dict[str, Policy] = {"keep_last": KeepLast(100_000_000), "latest_per_key": LatestPerKey()}
+
+
+class Blob(Message):
+    data: bytes
+
+
+class Lot(Message):
+    batch: Batch
+
+
+HOP = Codec([Blob, Lot])
+
+
+class Source(HandlerMachine):
+    """Sends the same message for ever, as much as back-pressure allows."""
+
+    inputs: ClassVar[dict[type, str]] = {
+        Start: "_on_start",
+        PeerUp: "_on_more",
+        TimerFired: "_on_more",
+        Congested: "_on_congested",
+        Writable: "_on_more",
+    }
+
+    def __init__(self, message: Message, burst: int) -> None:
+        super().__init__()
+        self.message, self.burst = message, burst
+        self.congested = False
+
+    def _on_start(self, _inp: Start) -> None:
+        self._send("sink", self.message)
+
+    def _on_congested(self, _inp: Congested) -> None:
+        self.congested = True
+
+    def _on_more(self, inp: Any) -> None:
+        if type(inp) is Writable:
+            self.congested = False
+        if not self.congested:
+            self.out += [Send("sink", self.message)] * self.burst
+            self.out.append(SetTimer("more", self.now_ns))
+
+
+class Sink(HandlerMachine):
+    handlers: ClassVar[dict[type, str]] = {Blob: "_on_blob", Lot: "_on_lot"}
+
+    def _on_blob(self, _peer: Peer, _message: Blob) -> None:
+        self.counters["frames"] += 1
+
+    def _on_lot(self, _peer: Peer, message: Lot) -> None:
+        self.counters["frames"] += 1
+        self.counters["events"] += message.batch.count
+
+
+class Driver(HandlerMachine):
+    """A closed loop: opens its stream, keeps a window of batches under way."""
+
+    handlers: ClassVar[dict[type, str]] = {
+        StreamOpened: "_on_opened",
+        PubAck: "_on_ack",
+        PubNack: "_on_nack",
+    }
+    inputs: ClassVar[dict[type, str]] = {Start: "_on_start", TimerFired: "_on_timer"}
+
+    def __init__(self, head: Peer, rows: int, policy: Policy, rng: Random) -> None:
+        super().__init__()
+        self.head, self.policy, self.rng = head, policy, rng
+        self.rows = rows
+        self.publisher = b""
+        self.stream: LogId = b""
+        self.made = [self._make() for _ in range(64)]
+        self.next_no = 1
+
+    def _make(self) -> Batch:
+        keys: list[bytes | None] | None = None
+        if isinstance(self.policy, LatestPerKey):
+            keys = [int(KEYS ** self.rng.random()).to_bytes(8, "big") for _ in range(self.rows)]
+        return Batch.of(bytes(16), [self.rng.randbytes(10) for _ in range(self.rows)], keys)
+
+    def _on_start(self, _inp: Start) -> None:
+        self.publisher = anonymous_publisher(self.wall_ns, self.rng)
+        self.out.append(SetTimer("open", self.now_ns + 300 * MS))
+
+    def _on_timer(self, _inp: TimerFired) -> None:
+        if not self.stream:
+            self._send(self.head, CreateStream(f"of {self.head}", self.policy))
+            self.out.append(SetTimer("open", self.now_ns + 300 * MS))
+
+    def _on_opened(self, _peer: Peer, message: StreamOpened) -> None:
+        if message.info is not None and not self.stream:
+            self.stream = message.info.stream_id
+            for _ in range(WINDOW):
+                self._publish()
+
+    def _publish(self) -> None:
+        like = self.made[self.next_no // self.rows % len(self.made)]
+        batch = Batch(
+            DATA, self.stream, like.schema_id, self.publisher, self.next_no, 0, like.count,
+            like.rows, 0, 0, 0, like.body, like.body_crc, like.nbytes,
+        )  # fmt: skip
+        self.next_no += like.count
+        self._send(self.head, Publish(self.stream, batch))
+
+    def _on_ack(self, _peer: Peer, message: PubAck) -> None:
+        self.counters["events"] += self.rows
+        self._publish()
+
+    def _on_nack(self, _peer: Peer, message: PubNack) -> None:
+        raise AssertionError(f"refused: {message.why}")
+
+
+# ---------------------------------------------------------------- worker processes
+
+
+async def work(spec: dict[str, Any]) -> None:
+    """Run the nodes of one process; answer each line of input with what it has counted."""
+    book = AddressBook({name: tuple(where) for name, where in spec["book"].items()})
+    rng = Random(spec["seed"])
+    role, name = spec["role"], spec["name"]
+    watched: Any
+    if role == "source":
+        message = Lot(_lot(spec["rows"])) if spec["rows"] else Blob(rng.randbytes(spec["nbytes"]))
+        watched = await _node(name, Source(message, spec["burst"]), book, HOP)
+    elif role == "sink":
+        watched = await _node(name, Sink(), book, HOP)
+    elif role == "driver":
+        driver = Driver(spec["head"], spec["rows"], POLICIES[spec["policy"]], rng)
+        watched = await _node(name, driver, book, Codec(message_types()))
+    else:
+        watched = await _proxy(spec, book)
+    reader = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    say({"ready": True})
+    while await reader.readline():
+        if watched.failed.done():
+            raise SystemExit(f"{name}: {watched.failed.exception()!r}")
+        say({"at": time.monotonic(), "cpu": time.process_time(), **look(watched.machine)})
+    await watched.stop()
+
+
+def _lot(rows: int) -> Batch:
+    rng = Random(1)
+    batch = Batch.of(bytes(range(16)), [rng.randbytes(10) for _ in range(rows)])
+    return batch.sequenced(1, 1, 1)
+
+
+async def _node(name: str, machine: Any, book: AddressBook, codec: Codec) -> Node:
+    node = Node(name, lambda _ctx: machine, book=book, codec=codec, listen=book.find(name))
+    await node.start()
+    return node
+
+
+async def _proxy(spec: dict[str, Any], book: AddressBook) -> Node:
+    """A region of one replica, with its configuration service, in one process."""
+    region, name = spec["name"].split("/")[0], spec["name"]
+    codec = Codec(message_types())
+    service = Node(
+        f"{region}/config",
+        lambda ctx: ConfigService({region: (name,)}, ctx.disk),
+        book=book,
+        codec=codec,
+        listen=book.find(f"{region}/config"),
+    )
+    await service.start()
+    regions = {r: tuple(nodes) for r, nodes in spec["regions"].items()}
+    chain = ChainConfig(region, name, f"{region}/config", 1)
+    node = Node(
+        name,
+        lambda ctx: region_replica(chain, ProxyConfig(region, name, regions), ctx.disk, ctx.rng),
+        book=book,
+        codec=codec,
+        listen=book.find(name),
+    )
+    await node.start()
+    return node
+
+
+def look(machine: Any) -> dict[str, Any]:
+    if hasattr(machine, "layers"):
+        return {"ends": {s.hex(): t.committed for s, t in machine.layers[1].streams.items()}}
+    return dict(machine.counters)
+
+
+def say(what: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
+class Workers:
+    """Worker processes by name; they end when this does."""
+
+    def __init__(self, specs: dict[str, dict[str, Any]], names: list[str]) -> None:
+        book = {name: ("127.0.0.1", _free_port()) for name in names}
+        self.processes = {}
+        for number, (name, spec) in enumerate(specs.items()):
+            whole = {"name": name, "book": book, "seed": number, "profile": False, **spec}
+            words = [sys.executable, __file__, "--worker", json.dumps(whole)]
+            self.processes[name] = subprocess.Popen(
+                words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            self._hear(name)
+
+    def _hear(self, name: str) -> dict[str, Any]:
+        line = self.processes[name].stdout.readline()  # type: ignore[union-attr]
+        if not line:
+            raise SystemExit(f"bench worker {name} has ended")
+        heard: dict[str, Any] = json.loads(line)
+        return heard
+
+    def look(self, name: str) -> dict[str, Any]:
+        stdin = self.processes[name].stdin
+        assert stdin is not None
+        stdin.write("look\n")
+        stdin.flush()
+        return self._hear(name)
+
+    def close(self) -> None:
+        for process in self.processes.values():
+            assert process.stdin is not None
+            process.stdin.close()
+        for process in self.processes.values():
+            process.wait(30)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+# ---------------------------------------------------------------- benches
+
+
+def hop(nbytes: int = 0, rows: int = 0) -> tuple[float, float, float]:
+    """(frames/s, events/s, bytes of one frame)"""
+    message: Message = Lot(_lot(rows)) if rows else Blob(bytes(nbytes))
+    size = sum(map(len, HOP.encode(message)))
+    specs: dict[str, dict[str, Any]] = {
+        "sink": {"role": "sink"},
+        "source": {
+            "role": "source",
+            "nbytes": nbytes,
+            "rows": rows,
+            "burst": max(1, min(512, (1 << 18) // size)),
+        },
+    }
+    workers = Workers(specs, list(specs))
+    try:
+        time.sleep(WARM_S)
+        before = workers.look("sink")
+        time.sleep(MEASURED_S)
+        after = workers.look("sink")
+    finally:
+        workers.close()
+    seconds = after["at"] - before["at"]
+    events = (after.get("events", 0) - before.get("events", 0)) / seconds
+    return (after["frames"] - before["frames"]) / seconds, events, size
+
+
+def three_proxies(rows: int, policy: str, profile: bool = False) -> tuple[float, dict[str, float]]:
+    """Events/s that all three regions hold, and the share of a core each process took."""
+    regions = {r: [f"{r}/0"] for r in ("east", "north", "west")}
+    specs: dict[str, dict[str, Any]] = {
+        f"{r}/0": {"role": "proxy", "regions": regions, "profile": profile and r == "east"}
+        for r in regions
+    }
+    names = [*specs, *(f"{r}/config" for r in regions)]
+    for r in regions:
+        specs[f"{r}/driver"] = {
+            "role": "driver", "head": f"{r}/0", "rows": rows, "policy": policy
+        }  # fmt: skip
+    workers = Workers(specs, [*names, *(f"{r}/driver" for r in regions)])
+    proxies = [f"{r}/0" for r in regions]
+    try:
+        time.sleep(WARM_S + 1)
+        before = {p: workers.look(p) for p in specs}
+        time.sleep(MEASURED_S)
+        after = {p: workers.look(p) for p in specs}
+    finally:
+        workers.close()
+    rate = 0.0
+    for stream in before[proxies[0]]["ends"]:
+        first = min(proxies, key=lambda p: after[p]["ends"].get(stream, 1))
+        gained = after[first]["ends"].get(stream, 1) - before[first]["ends"].get(stream, 1)
+        rate += gained / (after[first]["at"] - before[first]["at"])
+    seconds = after[proxies[0]]["at"] - before[proxies[0]]["at"]
+    cpu = {p: round((after[p]["cpu"] - before[p]["cpu"]) / seconds, 2) for p in specs}
+    return rate, cpu
+
+
+def bench_frames_one_hop() -> Iterator[Row]:
+    for nbytes in (100, 4096, 65536):
+        frames, _, size = hop(nbytes=nbytes)
+        params = {"payload": nbytes, "mb_per_s": round(frames * size / 1e6, 1)}
+        yield {"name": "frames_one_hop", "value": round(frames), "unit": "1/s", "params": params}
+
+
+def bench_batches_one_hop() -> Iterator[Row]:
+    for rows in (500, 4000):
+        _, events, size = hop(rows=rows)
+        params = {"rows": rows, "mb_per_s": round(events / rows * size / 1e6, 1)}
+        yield {"name": "events_one_hop", "value": round(events), "unit": "1/s", "params": params}
+
+
+def bench_three_proxies() -> Iterator[Row]:
+    for policy in POLICIES:
+        for rows in (500, 4000):
+            rate, cpu = three_proxies(rows, policy)
+            params = {"rows": rows, "policy": policy, "window": WINDOW, "cores": cpu}
+            yield {
+                "name": "events_three_proxies", "value": round(rate), "unit": "1/s",
+                "params": params,
+            }  # fmt: skip
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--worker"]:
+        spec = json.loads(sys.argv[2])
+        profiler = cProfile.Profile() if spec["profile"] else None
+        import uvloop
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            if profiler:
+                profiler.enable()
+            runner.run(work(spec))
+        if profiler:
+            profiler.disable()
+            stats = pstats.Stats(profiler, stream=sys.stderr)
+            stats.sort_stats("tottime").print_stats(45)
+        return
+    if sys.argv[1:2] == ["--profile"]:
+        rate, cpu = three_proxies(500, "keep_last", profile=True)
+        print(f"{rate:,.0f} events/s, {cpu}")
+        return
+    for bench in (bench_frames_one_hop, bench_batches_one_hop, bench_three_proxies):
+        for row in bench():
+            print(row, flush=True)
+
+
+if __name__ == "__main__":
+    main()
