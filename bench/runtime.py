@@ -51,6 +51,7 @@ from surecast.protocols.sprinkler.publisher import anonymous_publisher
 from surecast.registry import message_types
 from surecast.runtime.book import AddressBook
 from surecast.runtime.node import Node
+from surecast.runtime.run import run
 from surecast.stacks import region_replica
 
 Row = dict[str, Any]
@@ -214,6 +215,8 @@ async def _node(name: str, machine: Any, book: AddressBook, codec: Codec) -> Nod
 
 async def _proxy(spec: dict[str, Any], book: AddressBook) -> Node:
     """A region of one replica, with its configuration service, in one process."""
+    import surecast.columns.kernels  # noqa: F401  as a server does before it listens
+
     region, name = spec["name"].split("/")[0], spec["name"]
     codec = Codec(message_types())
     service = Node(
@@ -380,12 +383,9 @@ def main() -> None:
     if sys.argv[1:2] == ["--worker"]:
         spec = json.loads(sys.argv[2])
         profiler = cProfile.Profile() if spec["profile"] else None
-        import uvloop
-
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            if profiler:
-                profiler.enable()
-            runner.run(work(spec))
+        if profiler:
+            profiler.enable()
+        run(work(spec))
         if profiler:
             profiler.disable()
             stats = pstats.Stats(profiler, stream=sys.stderr)

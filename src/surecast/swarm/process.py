@@ -41,6 +41,7 @@ from surecast.runtime.book import AddressBook
 from surecast.runtime.limits import RuntimeLimits
 from surecast.runtime.node import Node
 from surecast.runtime.recorder import Recorder, recording_path
+from surecast.runtime.run import run as run_loop
 from surecast.stacks import region_replica
 from surecast.storage.journal import Journal
 from surecast.storage.store import MemoryStore, Store
@@ -257,14 +258,7 @@ def run(spec: ProcessSpec, control: Connection) -> None:
     """Live until told to stop, or until whoever started us is gone."""
     sys.stderr = (Path(spec.folder) / f"{file_name(spec.name)}.log").open("a", buffering=1)
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s")
-    try:
-        import uvloop
-
-        runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-    except ImportError:
-        runner = asyncio.Runner()
-    with runner:
-        runner.run(_live(spec, control))
+    run_loop(_live(spec, control))
 
 
 async def _live(spec: ProcessSpec, control: Connection) -> None:

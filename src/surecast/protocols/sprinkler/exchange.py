@@ -379,8 +379,9 @@ class Exchange(HandlerMachine):
         self.subscriptions -= table.pop(peer, None) is not None
 
     def _serve(self, stream: Stream) -> None:
+        said: dict[int, PeerEvents] = {}
         for peer in stream.subscribers:
-            self._serve_one(stream, peer)
+            self._serve_one(stream, peer, said)
 
     def _readable(self, stream: Stream, at: int, end: int = 0) -> list[Batch]:
         """The next piece from `at` on (up to `end`), as a reader should see it."""
@@ -392,15 +393,26 @@ class Exchange(HandlerMachine):
             self.config.coalesce_rows_max,
         )
 
-    def _serve_one(self, stream: Stream, peer: Peer, idle_answer: bool = False) -> None:
+    def _serve_one(
+        self,
+        stream: Stream,
+        peer: Peer,
+        said: dict[int, PeerEvents] | None = None,
+        idle_answer: bool = False,
+    ) -> None:
+        """`said`: what others were sent from a position on; a driver encodes it once."""
         config, at = self.config, stream.subscribers[peer]
         budget = config.serves_per_step
+        said = {} if said is None else said
         while at < stream.committed and peer not in self.congested and budget:
             budget -= 1
-            batches = self._readable(stream, at)
-            at = batches[-1].hi
+            message = said.get(at)
+            if message is None:
+                batches = tuple(self._readable(stream, at))
+                message = said[at] = PeerEvents(stream.stream_id, batches, stream.committed)
+            at = message.batches[-1].hi
             idle_answer = False
-            self._send(peer, PeerEvents(stream.stream_id, tuple(batches), stream.committed))
+            self._send(peer, message)
         stream.subscribers[peer] = at
         if idle_answer:
             self._send(peer, PeerEvents(stream.stream_id, (), stream.committed))

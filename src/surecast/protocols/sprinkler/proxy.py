@@ -122,6 +122,8 @@ class Proxy(Exchange):
         config = self.config
         if inp.key == "advertise":
             self.out.append(SetTimer("advertise", self.now_ns + config.advertise_ns))
+            for stream in self.streams.values():
+                stream.recent = stream.committed
             if self.is_tail:
                 self._advertise_all()
             if self.is_head:
@@ -195,6 +197,7 @@ class Proxy(Exchange):
         elif stream := self.streams.get(event.log):
             stream.index = RetentionIndex(stream.info.retention)
             stream.committed, stream.compacted_voids = event.end, 0
+            stream.recent = event.end
             self.subscriptions -= len(stream.subscribers)
             stream.subscribers.clear()
 
@@ -433,6 +436,7 @@ class Proxy(Exchange):
         ):
             return
         at, batches = 1, []
+        stream.recent = stream.committed
         while at < stream.committed:
             part = self._readable(stream, at)
             batches.extend(part)

@@ -39,6 +39,7 @@ class Stream:
     end: int = 1  # appended here
     newest_ns: int = 0  # time of the newest event pulled from another region
     committed: int = 1  # by the chain; the only part anybody is shown (R5)
+    recent: int = 1  # where that was a moment ago: from here on, batches are passed on as they came
     quarantined: str = ""  # why its log cannot be indexed beyond `index.end`
     reconfigured: bool = False  # its retention was changed at least once
     source: Source | None = None
@@ -69,8 +70,12 @@ class Stream:
             self.reconfigured = self.reconfigured or batch.kind == CONFIG
 
     def serve(self, disk: Disk, lo: int, hi: int, nbytes_max: int, rows_max: int) -> list[Batch]:
-        """[lo, hi) as readers should see it: live events, and voids as ranges (R9)."""
+        """[lo, hi) as readers should see it: live events, and voids as ranges (R9).
+
+        What has just come is passed on whole, bytes as they were published: taking out what the
+        next events made obsolete would cost more than it saves.
+        """
         raw = disk.read(self.stream_id, lo, hi, nbytes_max)
-        if not any(self.index.voids.values()):
+        if lo >= self.recent or not any(self.index.voids.values()):
             return raw
         return coalesce([part for b in raw for part in self.index.apply(b)], rows_max)
