@@ -4,18 +4,25 @@ A test of rule Rn runs the same story twice, with the machines as they are and w
 named here, and demands that only the second breaks a guarantee.
 """
 
-from typing import ClassVar
+from dataclasses import replace
+from random import Random
+from typing import Any, ClassVar
 
 from surecast.columns.batch import COLLECTED, Batch
 from surecast.core.replicated import AppendAt
-from surecast.core.types import PassDown, Peer, SetTimer, TimerFired
+from surecast.core.types import Disk, PassDown, Peer, PeerDown, SetTimer, TimerFired
 from surecast.protocols.chain.dedup import DUPLICATE, NEW, Dedup, Verdict
 from surecast.protocols.chain.logs import LogState, Pending
 from surecast.protocols.chain.replica import Replica
-from surecast.protocols.sprinkler.messages import PeerEvents
+from surecast.protocols.sprinkler.client import Client
+from surecast.protocols.sprinkler.config import ProxyConfig
+from surecast.protocols.sprinkler.feed import Ask, Feed
+from surecast.protocols.sprinkler.hub import Hub
+from surecast.protocols.sprinkler.messages import MeshEvents, MeshLean, PeerEvents
 from surecast.protocols.sprinkler.proxy import Proxy
 from surecast.protocols.sprinkler.sources import PeerRegion
 from surecast.protocols.sprinkler.streams import Stream
+from surecast.protocols.sprinkler.view import View
 
 
 class KeepsForks(Replica):
@@ -146,3 +153,136 @@ class DropsWhenFull(Proxy):
         oldest = stream.index.end - self.cap
         if oldest > 1:
             stream.index.voids[COLLECTED].add(1, oldest)
+
+
+# ---------------------------------------------------------------- the mesh
+
+
+class NeverAnnounces(Client):
+    """No re-notify after a shuffle: who was picked learns of what comes, not of what there is."""
+
+    def _announce(self, feed: Feed) -> None:
+        pass
+
+
+class NeverLowersNext(Client):
+    """R12 taken out: a peer that has less than it was asked for has been asked all the same."""
+
+    def _lower_next(self, feed: Feed, end: int) -> None:
+        pass
+
+
+class _ForgetsSenders(View):
+    __slots__ = ()
+
+    def _reinforced(self, sender: Peer) -> list[Peer]:
+        return []
+
+
+class ForgetsSenders(Client):
+    """No reinforcement: who sends its view may be struck off like anybody."""
+
+    view_type = _ForgetsSenders
+
+
+class _TakesBackTheDead(View):
+    __slots__ = ()
+
+    def drop(self, peer: Peer) -> None:
+        super().drop(peer)
+        self.gone.clear()
+
+
+class TakesBackTheDead(Client):
+    """Who was found to be gone is taken back from whoever has not found out yet."""
+
+    view_type = _TakesBackTheDead
+
+
+class LeavesHoles(Client):
+    """What a peer does not have any more is not asked of a server."""
+
+    def _fill(self, feed: Feed) -> None:
+        pass
+
+
+class WaitsForever(Client):
+    """No deadline: who was asked is waited for."""
+
+    def _look_at_deadlines(self) -> None:
+        pass
+
+
+class WaitsForTheDead(Client):
+    """A peer's end does not end the requests to it."""
+
+    def _on_peer_down(self, inp: PeerDown) -> None:
+        self.forget(inp.peer)
+
+
+class NeverPolls(Client):
+    """R12 taken out: silence is taken for rest."""
+
+    def _mind_silence(self, feed: Feed) -> None:
+        pass
+
+
+class IgnoresLeaners(Client):
+    """Only who was picked is told; who picked us is not."""
+
+    def _on_lean(self, peer: Peer, message: MeshLean) -> None:
+        pass
+
+
+class HoldsWithoutLimit(Client):
+    """G11 taken out: whatever comes early is held, whatever was delivered is kept."""
+
+    def _take(self, feed: Feed, peer: Peer, message: MeshEvents) -> None:
+        given = self.config
+        self.config = replace(given, early_bytes_max=1 << 60, keep_bytes_max=1 << 60)
+        super()._take(feed, peer, message)
+        self.config = given
+
+
+class AsksPeersAgain(Client):
+    """G11 taken out: what was dropped for want of room is asked of peers once more."""
+
+    def _heard(self, feed: Feed, peer: Peer, end: int) -> None:
+        feed.asked = 0
+        super()._heard(feed, peer, end)
+
+
+class LearnsOnlyInTime(Client):
+    """How long peers take is learned from those that were quick enough."""
+
+    def _measure(self, peer: Peer, ask: Ask | None) -> None:
+        if ask is not None:
+            super()._measure(peer, ask)
+
+
+class StaysUnknown(Client):
+    """A client that turns to another server waits for its next gossip to be known there."""
+
+    def _introduce(self) -> None:
+        pass
+
+
+class ClaimsTheFuture(Client):
+    """A start is taken for a position that has been reached."""
+
+    def _follow(self, stream: bytes, start: int) -> None:
+        super()._follow(stream, start)
+        self.feeds[stream].sure = True
+
+
+class _LonelyHub(Hub):
+    def _introduce(self) -> None:
+        pass
+
+
+class LonelyServers(Proxy):
+    """Servers do not tell each other whom they know."""
+
+    def __init__(self, config: ProxyConfig, disk: Disk, rng: Random, *counters: Any) -> None:
+        super().__init__(config, disk, rng, *counters)
+        self.hub = _LonelyHub(self)

@@ -385,3 +385,11 @@ def test_a_publish_that_failed_is_a_violation() -> None:
     assert cluster.judge().violations == []
     cluster.failed.append(Failed(cluster.streams["s"], 2, "bad-event"))
     assert cluster.judge().violations == ["s: publish 2 failed: bad-event"]
+
+
+def test_g4_who_left_is_excused_for_what_was_yet_to_come_and_for_nothing_else() -> None:
+    record = honest()
+    record.readings.append(Reading("gone", 3, 1, [], [(1, 3, COLLECTED)], left=True))
+    assert judged(record).violations == []  # 3 and 4 were to come
+    record.readings[-1] = Reading("gone", 4, 1, [], [(1, 4, COLLECTED)], left=True)
+    assert "G4 gone was told 1 is void" in "".join(judged(record).violations)

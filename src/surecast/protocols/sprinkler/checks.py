@@ -291,6 +291,8 @@ def _voids_are_explained(
 ) -> None:
     """G4, G5, R11: for each void, this reader later got a live event that collects it."""
     got = {event.seq for event in reading.events}
+    if reading.left:  # what it did not stay for would have come
+        got |= {seq for seq in truth if seq >= reading.position}
     for lo, hi, reason in reading.voids:
         for seq in range(lo, hi):
             event = truth.get(seq)

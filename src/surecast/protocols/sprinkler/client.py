@@ -84,11 +84,11 @@ class Client(Members):
     def _follow(self, stream: LogId, start: int) -> None:
         config = self.config
         view = self.view_type(config.name, config.mesh.view_max, config.replicas)
-        feed = self.feeds[stream] = Feed(stream, view, start, start)
+        feed = self.feeds[stream] = Feed(stream, view, start, start, sure=start == 1)
         feed.progress_ns, feed.patience_ns = self.now_ns, config.silence_ns
         if start:
             self.out.append(Emit(Following(stream, start)))
-        self._send(self.server, MeshView(stream, (), start, True))
+        self._send(self.server, MeshView(stream, (), feed.end, True))
         self._ask_rest(feed, self.server)
 
     def _on_unfollow(self, inp: Unfollow) -> None:
@@ -129,21 +129,41 @@ class Client(Members):
         """`peer` has the stream up to `end`: ask it for what nobody was asked for yet."""
         if end > feed.known.get(peer, 0):
             feed.known[peer] = end
+        feed.sure = feed.sure or 0 < feed.position <= end
         if feed.next >= end or not feed.position:
             return
         config = self.config
-        if feed.early_bytes >= config.early_bytes_max or len(feed.asks) >= config.asks_max:
-            feed.heard = (peer, end)  # no room now
+        # Half full is full: what came now might be dropped, and asked for again and again.
+        if 2 * feed.early_bytes >= config.early_bytes_max or len(feed.asks) >= config.asks_max:
+            self._remember(feed, peer, end)
             return
         missing = feed.missing(feed.next, end)
         feed.next = end
         for lo, hi in missing:
+            if len(feed.asks) >= config.asks_max:
+                break  # the answers will bring us to `_fill`
             if peer in self.replicas:  # servers are in the mesh, too
                 self._ask_server(feed, peer, lo, hi)
-            else:
-                patience_ns = max(config.deadline_ns_min, config.deadline_rtts * self.rtt_ns)
-                deadline_ns = self.now_ns + patience_ns
+                continue
+            if lo < feed.asked:  # dropped for want of room
+                self._ask_server(feed, self.server, lo, min(hi, feed.asked))
+                lo = feed.asked
+            if lo < hi:
+                deadline_ns = self.now_ns + self._patience_ns()
                 self._ask(feed, Ask(peer, lo, hi, self.now_ns, deadline_ns, False))
+        if peer not in self.replicas:
+            feed.asked = max(feed.asked, end)
+
+    def _remember(self, feed: Feed, peer: Peer, end: int) -> None:
+        """There is no room for what `peer` has; ask for it when there is."""
+        if feed.heard is None or end > feed.heard[1]:
+            feed.heard = (peer, end)
+
+    def _patience_ns(self) -> int:
+        """How long a peer may take; never longer than a server."""
+        config = self.config
+        patience_ns = max(config.deadline_ns_min, config.deadline_rtts * self.rtt_ns)
+        return min(patience_ns, config.server_retry_ns)
 
     def _ask(self, feed: Feed, ask: Ask) -> None:
         feed.asks.append(ask)
@@ -160,7 +180,7 @@ class Client(Members):
         if feed is None:
             self._send(peer, MeshLeave(stream))
             return
-        end = feed.position
+        end = feed.end
         if hi > feed.known.get(peer, 0):
             feed.known[peer] = min(hi, end)  # it will have that, from us or from a server
         # A peer that does not take what we send is better served by a server.
@@ -183,20 +203,22 @@ class Client(Members):
             return
         ask = feed.answered(peer, message.lo, message.hi, message.last)
         of_server = peer in self.replicas
-        if ask is not None and not of_server:
-            rtt_ns = self.now_ns - ask.sent_ns
-            self.rtt_ns += (rtt_ns - self.rtt_ns) >> 3 if self.rtt_ns else rtt_ns
+        if not of_server:
+            self._measure(peer, ask)
+        if ask is not None and not message.last:  # more is on its way
+            ask.deadline_ns = self.now_ns + (
+                self.config.server_retry_ns if of_server else self._patience_ns()
+            )
         if not feed.position:
             self._begin_at(feed, peer, message)
-            return
-        if any(batch.stream_id != feed.stream or batch.lo < 1 for batch in message.batches):
-            self.counters["mesh.bad-events"] += 1
             return
         if message.end > feed.known.get(peer, 0):
             feed.known[peer] = message.end
         before = feed.position
-        if message.batches:
-            self._take(feed, message, of_server)
+        if any(batch.stream_id != feed.stream or batch.lo < 1 for batch in message.batches):
+            self.counters["mesh.bad-events"] += 1
+        elif message.batches:
+            self._take(feed, peer, message)
         if of_server:
             self._answered_by_server(feed, peer, message, before, ask)
         elif message.end < message.hi:
@@ -207,13 +229,24 @@ class Client(Members):
             heard, feed.heard = feed.heard, None
             self._heard(feed, *heard)
 
-    def _take(self, feed: Feed, message: MeshEvents, of_server: bool) -> None:
-        before = feed.position
+    def _measure(self, peer: Peer, ask: Ask | None) -> None:
+        """Learn how long peers take, also from answers that came too late to be waited for."""
+        late_ns = self.late.pop(peer, 0)
+        if sent_ns := late_ns if ask is None else ask.sent_ns:
+            rtt_ns = min(self.now_ns - sent_ns, self.config.server_retry_ns)
+            self.rtt_ns += (rtt_ns - self.rtt_ns) >> 3 if self.rtt_ns else rtt_ns
+
+    def _take(self, feed: Feed, peer: Peer, message: MeshEvents) -> None:
+        before, next_before = feed.position, feed.next
         ready = feed.take(message.batches, self.config.early_bytes_max)
+        if feed.next < next_before:  # some were dropped
+            self._remember(feed, peer, next_before)
         if not ready:
             return
+        of_server = peer in self.replicas
         name = "mesh.positions-from-server" if of_server else "mesh.positions-from-peers"
         self.counters[name] += feed.position - before
+        feed.sure = True
         self.out.append(Deliver(feed.stream, tuple(ready)))
         nbytes_max = self.config.keep_bytes_max
         for batch in ready:
@@ -226,12 +259,13 @@ class Client(Members):
     def _lower_next(self, feed: Feed, end: int) -> None:
         """R12: the peer has less than it was asked for; the rest may be asked of another."""
         feed.next = min(feed.next, max(feed.position, end))
+        feed.asked = min(feed.asked, feed.next)
 
     def _begin_at(self, feed: Feed, peer: Peer, message: MeshEvents) -> None:
         """A server says where the latest is; until then nothing can be delivered."""
         if peer in self.replicas and message.end:
             feed.position = feed.next = message.end
-            feed.progress_ns, feed.joined = self.now_ns, True
+            feed.progress_ns, feed.joined, feed.sure = self.now_ns, True, True
             self.out.append(Emit(Following(feed.stream, message.end)))
 
     # ------------------------------------------------------------ falling back on a server
@@ -257,16 +291,19 @@ class Client(Members):
     ) -> None:
         """Go on from what a server sent: it may have more, or be behind itself."""
         feed.joined = True
+        feed.sure = feed.sure or message.end >= feed.position
         if feed.position == before and message.end <= before:
             feed.progress_ns = self.now_ns  # nothing there: ask again, but not so soon
             feed.patience_ns = min(2 * feed.patience_ns, self.config.silence_ns_max)
         if ask is None:
             return
         if not ask.hi:
-            if message.last:
-                feed.next = max(feed.next, message.end)  # all the rest is to come from a server
+            feed.next = max(feed.next, message.end)  # all the rest is to come from a server
+            if not message.last:
+                ask.hi = message.end  # if this one fails, another can go on
             if server != self.server and feed.position > before:
                 self.home = self.config.replicas.index(server)  # ours had not told us of this
+                self._introduce()
         elif message.end < ask.hi:
             # It is behind what peers have told us of; another replica is not.
             self._lower_next(feed, message.end)
@@ -294,6 +331,7 @@ class Client(Members):
                 feed.asks = [ask for ask in feed.asks if ask.deadline_ns > now_ns]
                 self.counters["mesh.late"] += len(late)
                 slow.update((ask.peer, True) for ask in late if ask.of_server)
+                self.late.update((ask.peer, ask.sent_ns) for ask in late if not ask.of_server)
         for server in slow:
             self._leave_server(server)
         self._fill_all()
@@ -309,16 +347,18 @@ class Client(Members):
             elif not feed.joined and not feed.asks:
                 self._ask_rest(feed, self.server)
 
-    def _leave_server(self, server: Peer) -> None:
+    def _leave_server(self, server: Peer, introduce: bool = True) -> None:
         if server == self.server:
             self.home = (self.home + 1) % len(self.config.replicas)
+            if introduce:
+                self._introduce()
 
     # ------------------------------------------------------------ sessions
 
     def _on_peer_down(self, inp: PeerDown) -> None:
         peer = inp.peer
-        self.forget(peer)
-        self._leave_server(peer)
+        was_up = self.forget(peer)
+        self._leave_server(peer, was_up)  # who cannot be reached is not knocked at again and again
         for feed in self.feeds.values():
             if any(ask.peer == peer for ask in feed.asks):
                 feed.asks = [ask for ask in feed.asks if ask.peer != peer]

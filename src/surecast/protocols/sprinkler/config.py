@@ -33,7 +33,13 @@ class MeshConfig:
     notify_bytes: int = 64 << 10  # ... unless they are as large as this
 
     def __post_init__(self) -> None:
-        for key, least in (("view_max", 1), ("fanout", 1), ("server_every", 1), ("shuffle_ns", 1)):
+        for key, least in (
+            ("view_max", 1),
+            ("fanout", 1),
+            ("server_every", 1),
+            ("shuffle_ns", 1),
+            ("gossip_ns", 1),
+        ):
             if getattr(self, key) < least:
                 raise ConfigError(f"mesh.{key} is {getattr(self, key)}; the least is {least}")
         if self.fanout > self.view_max:

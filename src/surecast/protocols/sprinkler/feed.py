@@ -2,6 +2,7 @@
 
 position   the next to deliver; 0 until a client that wants the latest knows where that is
 next       the first position not asked for yet; all in [position, next) is early or asked for
+asked      peers were asked for all below; what is missed there only a server is asked for
 kept       what was delivered last, whole batches, for peers that ask
 early      what came before its turn, in order, without overlaps
 asks       requests under way
@@ -10,11 +11,14 @@ asks       requests under way
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 
-from surecast.columns.batch import Batch
+from surecast.columns.batch import COLLECTED, Batch
 from surecast.core.types import LogId, Peer
 from surecast.protocols.sprinkler.view import View
 
 __all__ = ["Ask", "Feed"]
+
+
+_NOTHING = Batch.void(bytes(16), 1, 2, COLLECTED)  # where a batch was
 
 
 def _lo(batch: Batch) -> int:
@@ -43,6 +47,8 @@ class Feed:
     view: View
     position: int = 0
     next: int = 0
+    asked: int = 0
+    sure: bool = False  # the stream is known to reach `position`; a start may lie in the future
     joined: bool = False  # a server has answered
     active: list[Peer] = field(default_factory=list)  # whom we tell, and lean on
     leaning: dict[Peer, bool] = field(default_factory=dict)  # who has picked us
@@ -61,6 +67,11 @@ class Feed:
     news: bool = False  # something was delivered since the last shuffle
     heard: tuple[Peer, int] | None = None  # who has how much that we had no room for
 
+    @property
+    def end(self) -> int:
+        """How far we can say that the stream is here; 0 while that is not known."""
+        return self.position if self.sure else 0
+
     # ------------------------------------------------------------ what peers may ask for
 
     def keep(self, batch: Batch, nbytes_max: int) -> None:
@@ -69,6 +80,7 @@ class Feed:
         self.kept_bytes += batch.nbytes
         while self.kept_bytes > nbytes_max:
             self.kept_bytes -= self.kept[self.kept_from].nbytes
+            self.kept[self.kept_from] = _NOTHING  # it may be large, and the list is tidied late
             self.kept_from += 1
         if self.kept_from > 64 and self.kept_from * 2 > len(self.kept):
             del self.kept[: self.kept_from]
@@ -97,7 +109,7 @@ class Feed:
             if batch.hi > self.position:
                 ready.append(self._due(batch))
         del early[:done]
-        while self.early_bytes > early_bytes_max:  # the newest can be asked for again
+        while self.early_bytes > early_bytes_max:  # the newest will be asked for again
             batch = early.pop()
             self.early_bytes -= batch.nbytes
             self.next = min(self.next, batch.lo)

@@ -59,6 +59,11 @@ class Hub:
 
     def on_view(self, peer: Peer, message: MeshView) -> None:
         mesh = self.meshes.get(message.stream)
+        if peer in self.servers:
+            if mesh is not None and mesh.view.peers:  # who these are, one of ours should know
+                met = MeshView(message.stream, message.peers, self._end(message.stream), False)
+                self._send(self.proxy.rng.choice(mesh.view.peers), met)
+            return
         if mesh is None:
             if len(self.meshes) >= self.proxy.config.streams_max:
                 return
@@ -126,6 +131,8 @@ class Hub:
         elif key == GOSSIP:
             for stream, mesh in list(self.meshes.items()):
                 self._gossip(stream, mesh)
+            if self.proxy.rng.randrange(self.config.server_every) == 0:
+                self._introduce()
             self.running = bool(self.meshes)
             if self.running:
                 self._set_timer(GOSSIP, self.config.gossip_ns)
@@ -144,6 +151,14 @@ class Hub:
         if len(mesh.known) > 4 * self.config.view_max:
             near = {*mesh.view.peers, *mesh.active}
             mesh.known = {p: end for p, end in mesh.known.items() if p in near}
+
+    def _introduce(self) -> None:
+        """Clients that turn to another replica would otherwise never meet ours."""
+        others = [m for m in self.proxy.members if m != self.proxy.config.name]
+        if others:
+            other = self.proxy.rng.choice(others)
+            for stream, mesh in self.meshes.items():
+                self._send(other, MeshView(stream, tuple(mesh.view.peers), 0, False))
 
     def _shuffle(self, stream: LogId, mesh: Mesh) -> None:
         mesh.active = mesh.view.pick(self.config.fanout, self.proxy.rng)

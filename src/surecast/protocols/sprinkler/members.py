@@ -45,8 +45,8 @@ class Members(HandlerMachine):
         self.up: dict[Peer, bool] = {}  # sessions
         self.congested: dict[Peer, bool] = {}
         self.rtt_ns = 0  # to peers, smoothed; 0 until measured
+        self.late: dict[Peer, int] = {}  # when peers were asked that did not answer in time
         self.alarm_ns = 1 << 62  # when the deadline timer goes off
-        self.gossips = 0
 
     @property
     def server(self) -> Peer:
@@ -56,19 +56,30 @@ class Members(HandlerMachine):
 
     def _gossip(self) -> None:
         """Send each view to a neighbour, and each so often to the server even if it is none."""
-        self.gossips += 1
         mesh, rng = self.config.mesh, self.rng
-        to_server = self.gossips % mesh.server_every == 0
+        # By chance, not by count: clients that started together would always come together, in the
+        # same order, and the server would only ever remember the last of them.
+        to_server = rng.randrange(mesh.server_every) == 0
         for feed in self.feeds.values():
             peers = feed.view.peers
             # A view that is not full has the server in it: so small partitions join the rest.
             chosen = rng.randrange(len(peers) + (len(peers) < mesh.view_max))
             peer = self.server if to_server or chosen == len(peers) else peers[chosen]
-            want = len(peers) < mesh.fanout
-            self._send(peer, MeshView(feed.stream, tuple(peers), feed.position, want))
+            self._show(feed, peer)
             self._forget_strangers(feed)
         if len(self.up) > self.config.sessions_max:
             self._close_idle()
+
+    def _show(self, feed: Feed, peer: Peer) -> None:
+        peers = feed.view.peers
+        want = len(peers) < self.config.mesh.fanout
+        self._send(peer, MeshView(feed.stream, tuple(peers), feed.end, want))
+
+    def _introduce(self) -> None:
+        """A server tells of news whom it knows; one that is new to us, or to life, does not."""
+        for feed in self.feeds.values():
+            if feed.joined:
+                self._show(feed, self.server)
 
     def _on_view(self, peer: Peer, message: MeshView) -> None:
         feed = self.feeds.get(message.stream)
@@ -77,8 +88,9 @@ class Members(HandlerMachine):
             return
         mesh = self.config.mesh
         feed.view.merge(peer, message.peers[: mesh.view_max], self.rng)
+        feed.known[peer] = max(feed.known.get(peer, 0), message.end)
         if message.want:
-            self._send(peer, MeshView(feed.stream, tuple(feed.view.peers), feed.position, False))
+            self._send(peer, MeshView(feed.stream, tuple(feed.view.peers), feed.end, False))
         if len(feed.active) < min(mesh.fanout, len(feed.view.peers)):
             self._shuffle(feed, at_once=True)
         # A view says how far its sender is: when all is quiet, this finds who missed something.
@@ -107,7 +119,7 @@ class Members(HandlerMachine):
 
     def _announce(self, feed: Feed) -> None:
         """After a shuffle: else the last events before a pause may never be told to some."""
-        if feed.position:
+        if feed.end:
             self._tell(feed)
 
     def _on_lean(self, peer: Peer, message: MeshLean) -> None:
@@ -118,8 +130,7 @@ class Members(HandlerMachine):
             feed.leaning.pop(peer, None)
         elif len(feed.leaning) < 2 * self.config.mesh.view_max:
             feed.leaning[peer] = True
-            if feed.position:
-                self._tell_one(feed, peer)
+            self._tell_one(feed, peer)
 
     def _tell_soon(self, feed: Feed) -> None:
         """At once when there is little to tell of; under load, of several deliveries together."""
@@ -133,7 +144,7 @@ class Members(HandlerMachine):
 
     def _tell(self, feed: Feed) -> None:
         feed.told_ns, feed.untold_bytes = self.now_ns, 0
-        end, known, congested = feed.position, feed.known, self.congested
+        end, known, congested = feed.end, feed.known, self.congested
         notify = MeshNotify(feed.stream, end)
         if not self.config.mesh.mutual:
             for peer in feed.active:
@@ -147,23 +158,27 @@ class Members(HandlerMachine):
                     self._send(peer, notify)
 
     def _tell_one(self, feed: Feed, peer: Peer) -> None:
-        if feed.known.get(peer, 0) < feed.position and peer not in self.congested:
-            feed.known[peer] = feed.position
-            self._send(peer, MeshNotify(feed.stream, feed.position))
+        if feed.known.get(peer, 0) < feed.end and peer not in self.congested:
+            feed.known[peer] = feed.end
+            self._send(peer, MeshNotify(feed.stream, feed.end))
 
     # ------------------------------------------------------------ sessions
 
     def _on_peer_up(self, inp: PeerUp) -> None:
         self.up[inp.peer] = True
+        if inp.peer == self.server:
+            self._introduce()
 
-    def forget(self, peer: Peer) -> None:
+    def forget(self, peer: Peer) -> bool:
         """The session has ended. If there was none, the peer cannot be reached: it is gone."""
         was_up = self.up.pop(peer, False)
         self.congested.pop(peer, None)
+        self.late.pop(peer, None)
         for feed in self.feeds.values():
             self.forget_in(feed, peer)
             if not was_up:
                 feed.view.drop(peer)
+        return was_up
 
     def forget_in(self, feed: Feed, peer: Peer) -> None:
         feed.known.pop(peer, None)
@@ -191,7 +206,7 @@ class Members(HandlerMachine):
     def _on_writable(self, inp: Writable) -> None:
         self.congested.pop(inp.peer, None)
         for feed in self.feeds.values():
-            if feed.position and (inp.peer in feed.active or inp.peer in feed.leaning):
+            if inp.peer in feed.active or inp.peer in feed.leaning:
                 self._tell_one(feed, inp.peer)
 
     # ------------------------------------------------------------ done by Client
