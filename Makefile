@@ -27,8 +27,9 @@ check: setup  ## format, lint, types and the quick tests: under a minute
 	$(PY) -m mypy
 	$(PY) -m pytest -n $(JOBS) -q -m "not slow"
 
-torture: setup  ## the Sprinkler swarm under all faults; SEEDS=500
+torture: setup  ## the Sprinkler swarms, without and with meshes, under all faults; SEEDS=500
 	$(VENV)/bin/surecast sim sprinkler --seeds $(SEEDS)
+	$(VENV)/bin/surecast sim sprinkler-mesh --seeds $(SEEDS)
 
 bench: setup  ## measure; appends to bench/results.jsonl
 	$(PY) bench/run.py

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -11,6 +12,9 @@ from typer.testing import CliRunner
 
 from surecast.cli import sim
 from surecast.cli.main import app
+from surecast.swarm import sprinkler
+from surecast.swarm.sprinkler import SeedResult
+from surecast.swarm.story import Story
 
 
 class FakeResult(msgspec.Struct):
@@ -109,6 +113,33 @@ def test_a_handler_never_reached_fails_a_large_run_only(swarm: ModuleType) -> No
     assert "never reached in any seed: Proxy.Stale" in done.stdout
     swarm.run_seed = lambda seed: FakeResult(seed, coverage={})  # type: ignore[attr-defined]
     assert run("--seeds", "50").exit_code == 1
+
+
+def test_mesh_clients_add_up_and_the_slowest_to_settle_is_named() -> None:
+    one = {"seed": 1, "violations": [], "clients": {"came": 5, "left": 1}, "settled_ns": 2 * 10**9}
+    got = {"came": 7, "got from peers": 1, "got from servers": 3}
+    two = {"seed": 2, "violations": [], "clients": got, "settled_ns": 10**9}
+    summary = sim.merge("fake", [one, two])
+    assert summary["clients"]["came"] == 12
+    assert summary["clients"]["left"] == 1
+    assert sim.peer_share(summary) == 0.25
+    assert summary["settled_s_max"] == 2.0
+    shown = sim.render("fake", summary, [one, two])
+    assert "mesh clients came" in shown
+    assert "25%" in shown
+    assert "2.0 s after healing" in shown
+
+
+def test_one_seed_can_be_drawn(swarm: ModuleType, tmp_path: Path) -> None:
+    def run_seed(seed: int, story: Story) -> SeedResult:
+        return sprinkler.run_seed(8, story=story)
+
+    swarm.run_seed = run_seed  # type: ignore[attr-defined]
+    assert run("--seed", "8", "--draw", str(tmp_path / "new" / "seed.svg")).exit_code == 0
+    picture = (tmp_path / "new" / "seed.svg").read_text()
+    assert "surecast sim fake" in picture
+    assert run("--seed", "8", "--draw", str(tmp_path / "seed.txt")).exit_code == 2
+    assert run("--seeds", "8", "--draw", str(tmp_path / "seed.png")).exit_code == 2
 
 
 def test_merge_does_not_depend_on_order() -> None:

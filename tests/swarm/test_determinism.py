@@ -10,24 +10,25 @@ from pathlib import Path
 import pytest
 
 from surecast.sim.trace import Trace
-from surecast.swarm.sprinkler import run_seed
+from surecast.swarm import mesh, sprinkler
 
 SEED = 8  # small, yet with crashes, cuts, a pause and a failing disk
+MESH_SEED = 36  # small, yet with clients that come, go, stall and crash
 
-SCRIPT = f"""
+SCRIPT = """
 import hashlib, json, sys
 import pyarrow as pa
 from surecast.sim.trace import Trace
-from surecast.swarm.sprinkler import run_seed
+from surecast.swarm import mesh, sprinkler
 
 trace = Trace()
-result = run_seed({SEED}, trace=trace)
+result = {"mesh": mesh, "sprinkler": sprinkler}[sys.argv[2]].run_seed(int(sys.argv[3]), trace=trace)
 table = trace.to_table()
 sink = pa.BufferOutputStream()
 with pa.ipc.new_stream(sink, table.schema) as writer:
     writer.write_table(table)
 trace.write_parquet(sys.argv[1])
-print(json.dumps({{
+print(json.dumps({
     "digest": result.trace_digest,
     "rows": len(trace),
     "arrow": hashlib.sha256(sink.getvalue()).hexdigest(),
@@ -36,14 +37,15 @@ print(json.dumps({{
     "result": [result.published, result.acked, result.delivered, result.void, result.inputs],
     "counters": list(result.counters.items()),
     "coverage": list(result.coverage.items()),
-}}))
+    "clients": list(result.clients.items()),
+}))
 """
 
 
-def run_elsewhere(hash_seed: str, path: Path) -> dict[str, object]:
+def run_elsewhere(hash_seed: str, path: Path, swarm: str, seed: int) -> dict[str, object]:
     env = {**os.environ, "PYTHONHASHSEED": hash_seed}
     env["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
-    command = [sys.executable, "-c", SCRIPT, str(path)]
+    command = [sys.executable, "-c", SCRIPT, str(path), swarm, str(seed)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, object] = json.loads(done.stdout)
@@ -51,15 +53,17 @@ def run_elsewhere(hash_seed: str, path: Path) -> dict[str, object]:
 
 
 @pytest.mark.slow
-def test_a_seed_is_the_same_run_in_every_process(tmp_path: Path) -> None:
-    first = run_elsewhere("1", tmp_path / "one.parquet")
-    second = run_elsewhere("4242", tmp_path / "two.parquet")
+@pytest.mark.parametrize(("swarm", "seed"), [("sprinkler", SEED), ("mesh", MESH_SEED)])
+def test_a_seed_is_the_same_run_in_every_process(tmp_path: Path, swarm: str, seed: int) -> None:
+    first = run_elsewhere("1", tmp_path / "one.parquet", swarm, seed)
+    second = run_elsewhere("4242", tmp_path / "two.parquet", swarm, seed)
     assert first.pop("hash") != second.pop("hash")  # str and bytes do hash differently
     assert first == second
     assert int(str(first["rows"])) > 10_000
     assert (tmp_path / "one.parquet").read_bytes() == (tmp_path / "two.parquet").read_bytes()
     here = Trace(keep=False)
-    assert run_seed(SEED, trace=here).trace_digest == first["digest"]
+    run_seed = mesh.run_seed if swarm == "mesh" else sprinkler.run_seed
+    assert run_seed(seed, trace=here).trace_digest == first["digest"]
 
 
 @pytest.mark.slow
@@ -67,7 +71,7 @@ def test_another_seed_is_another_run() -> None:
     digests = set()
     for seed in (SEED, 11):
         trace = Trace(keep=False)
-        digests.add(run_seed(seed, trace=trace).trace_digest)
+        digests.add(sprinkler.run_seed(seed, trace=trace).trace_digest)
     assert len(digests) == 2
 
 

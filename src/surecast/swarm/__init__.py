@@ -2,6 +2,10 @@
 
 Files
     cluster.py    a simulated Sprinkler deployment, with records of what clients saw
+    crowd.py      mesh clients that come and go, looked into now and then
     demo.py       what `surecast demo` runs
+    mesh.py       draws the worlds with meshes in them
     sprinkler.py  one seed: draw, run, heal, judge
+    story.py      what became of everybody in one seed, as a picture
+    workload.py   what publishers publish
 """

@@ -30,7 +30,15 @@ from surecast.protocols.sprinkler.config import (
     PublisherConfig,
     SubscriberConfig,
 )
-from surecast.protocols.sprinkler.messages import Acked, Failed, Follow, Offer, Open, Opened
+from surecast.protocols.sprinkler.messages import (
+    Acked,
+    Failed,
+    Follow,
+    Offer,
+    Open,
+    Opened,
+    Unfollow,
+)
 from surecast.protocols.sprinkler.proxy import Proxy
 from surecast.protocols.sprinkler.publisher import Publisher
 from surecast.protocols.sprinkler.subscriber import Subscriber
@@ -86,6 +94,7 @@ class Cluster:
         self.publishers: list[str] = []
         self.subscribers: list[str] = []  # thin readers and mesh clients, but for those that left
         self.clients: dict[str, dict[str, int]] = {}  # mesh client → stream followed and its start
+        self.gone: list[str] = []  # mesh clients that left
         for a in self.regions:
             for b in self.regions:
                 if a < b:
@@ -162,7 +171,8 @@ class Cluster:
         self.clients[name] = dict.fromkeys(self.streams, 1) if follows is None else follows
 
         def factory(ctx: NodeContext) -> Client:
-            starts = {s: r.position for (n, s), r in self.readings.items() if n == name}
+            followed = [self.streams[stream] for stream in self.clients[name]]
+            starts = {stream: self.readings[name, stream].position for stream in followed}
             return self.client_type(config, starts, ctx.rng, counters)
 
         self.world.on_deliver(name, self._on_deliver)
@@ -175,9 +185,28 @@ class Cluster:
     def remove_client(self, name: str) -> None:
         """A client goes for good; what it got until then is still judged."""
         self.subscribers.remove(name)
+        self.gone.append(name)
         for (reader, _), reading in self.readings.items():
             reading.left = reading.left or reader == name
         self.world.crash(name)
+
+    def follow(self, name: str, stream: str, start: int) -> None:
+        """A mesh client follows one more stream, from `start` on (0: the latest)."""
+        self.clients[name][stream] = start
+        self._reading(name, self.streams[stream]).position = start
+        self.world.at(self.world.now_ns, name, Follow(self.streams[stream], start))
+
+    def unfollow(self, name: str, stream: str) -> None:
+        """A mesh client has had enough of a stream; what it got until then is still judged."""
+        del self.clients[name][stream]
+        self.readings[name, self.streams[stream]].left = True
+        self.world.at(self.world.now_ns, name, Unfollow(self.streams[stream]))
+
+    def heal(self) -> None:
+        """`World.heal_all`, but who left for good stays away."""
+        self.world.heal_all()
+        for name in self.gone:
+            self.world.crash(name)
 
     def _on_following(self, _now_ns: int, name: str, event: Any) -> None:
         reading = self.readings[name, event.stream]
@@ -269,7 +298,7 @@ class Cluster:
     def position(self, reader: str, stream: str) -> int:
         return self.readings[reader, self.streams[stream]].position
 
-    def _readers_of(self, stream: str) -> list[str]:
+    def readers_of(self, stream: str) -> list[str]:
         return [r for r in self.subscribers if stream in self.clients.get(r, self.streams)]
 
     def settled(self, readers: list[str] | None = None) -> bool:
@@ -277,7 +306,7 @@ class Cluster:
         if len(self.streams) < len(self.records) or self.unacknowledged():
             return False
         for stream, record in self.records.items():
-            ends = {self.position(r, stream) for r in readers or self._readers_of(stream)}
+            ends = {self.position(r, stream) for r in readers or self.readers_of(stream)}
             if len(ends) != 1 or ends.pop() <= max(record.acked.values(), default=0):
                 return False
         return True
@@ -289,7 +318,7 @@ class Cluster:
         there the audit is judged (expiry goes on meanwhile).
         """
         for name, stream in self.streams.items():
-            self.stood[stream] = min(self.position(r, name) for r in self._readers_of(name))
+            self.stood[stream] = min(self.position(r, name) for r in self.readers_of(name))
         self.world.run(self.world.now_ns + 2 * SECOND)
         for nodes in self.regions.values():
             for node in nodes:

@@ -5,6 +5,8 @@ publishers that retry, and faults of every kind, many of them while publishes ar
 all is healed, and within a bounded time every publish must be acknowledged and every reader in
 every region must be at the same end; fresh readers then read every region from the first
 position. The verdict comes from the clients' records alone (`protocols.sprinkler.checks`).
+
+A plan may also have a crowd of mesh clients in it; `mesh.py` draws such plans.
 """
 
 from collections import Counter
@@ -13,37 +15,29 @@ from typing import Any
 
 import msgspec
 
-from surecast.columns import retention
-from surecast.columns.batch import COLLECT, CONFIG
-from surecast.columns.retention import (
-    BeforeSeq,
-    BeforeTime,
-    Collect,
-    KeepAll,
-    KeepFor,
-    KeepLast,
-    KeyIs,
-    KeyPrefix,
-    LatestPerKey,
-    Policy,
-    TagIs,
-)
+from surecast.columns.retention import KeepAll, KeepFor, KeepLast, LatestPerKey, Policy
+from surecast.core.machine import HandlerMachine
 from surecast.core.types import MS, SECOND
 from surecast.protocols.chain.replica import Replica
 from surecast.protocols.chain.service import ConfigService
+from surecast.protocols.sprinkler.client import Client
 from surecast.protocols.sprinkler.proxy import Proxy
 from surecast.protocols.sprinkler.publisher import Publisher
 from surecast.protocols.sprinkler.subscriber import Subscriber
-from surecast.sim.faults import KINDS, Timed, Wipe, draw
+from surecast.sim.faults import KINDS, Crash, Fault, Pause, Timed, Wipe, draw
 from surecast.sim.trace import Trace
 from surecast.sim.world import World
 from surecast.swarm.cluster import Cluster
+from surecast.swarm.crowd import Crowd, MeshPlan
+from surecast.swarm.story import Story
+from surecast.swarm.workload import draw_workload
 
-__all__ = ["Plan", "SeedResult", "draw_plan", "run_seed"]
+__all__ = ["WARM_UP_NS", "Plan", "SeedResult", "draw_deployment", "draw_plan", "run_seed"]
 
 WARM_UP_NS = 2 * SECOND  # chains found themselves before faults begin
 REJOIN_NS = 5 * SECOND
-SETTLE_NS = 90 * SECOND  # simulated time to converge after healing
+SETTLE_NS = 90 * SECOND  # simulated time to converge after healing ...
+MESH_SETTLE_NS = 15 * SECOND  # ... where there are meshes; most need a second
 
 
 class SeedResult(msgspec.Struct):
@@ -51,6 +45,7 @@ class SeedResult(msgspec.Struct):
     ok: bool
     violations: list[str]
     simulated_ns: int
+    settled_ns: int  # how long after healing all was acknowledged and everybody at the same end
     faults: dict[str, int]
     faults_in_flight: int
     published: int
@@ -60,6 +55,7 @@ class SeedResult(msgspec.Struct):
     lost: int
     duplicated: int
     misordered: int
+    clients: dict[str, int]  # of the mesh: how many came, left, ...; positions they got from whom
     coverage: dict[str, int]
     counters: dict[str, int]
     inputs: int
@@ -77,12 +73,18 @@ class Plan(msgspec.Struct):
     faults: list[Timed]
     keys: int
     reencode: bool
+    mesh: MeshPlan | None = None
 
 
 def draw_plan(seed: int) -> Plan:
     rng = Random(f"{seed}/plan")
+    return draw_deployment(rng, rng.randint(3, 5))
+
+
+def draw_deployment(rng: Random, count: int) -> Plan:
+    """`count` regions, what is published there, and what befalls servers and links."""
     names = ("east", "west", "north", "south", "centre")
-    regions = {name: rng.randint(1, 3) for name in names[: rng.randint(3, 5)]}
+    regions = {name: rng.randint(1, 3) for name in names[:count]}
     places = list(regions)
     delays = {f"{a}-{b}": rng.randint(5, 80) for a in places for b in places if a < b}
     policies: list[Policy] = [
@@ -107,8 +109,7 @@ def draw_plan(seed: int) -> Plan:
     pairs += [(f"{r}/config", f"{r}/{i}") for r, n in regions.items() for i in range(n)]
     kinds = (*KINDS, "crash", "crash", "cut", "wipe", "region")
     for _ in range(rng.randint(3, 14)):
-        at_ns = WARM_UP_NS + rng.randrange(duration_ns)
-        for_ns = int(min(rng.expovariate(1 / (1.5 * SECOND)), 8 * SECOND)) + 20 * MS
+        at_ns, for_ns = draw_span(rng, duration_ns)
         kind = rng.choice(kinds)
         if kind == "region":  # every replica of a region at about the same time
             region = rng.choice(places)
@@ -121,18 +122,27 @@ def draw_plan(seed: int) -> Plan:
     return plan
 
 
+def draw_span(rng: Random, duration_ns: int) -> tuple[int, int]:
+    """From when on, and how long, a fault lasts."""
+    at_ns = WARM_UP_NS + rng.randrange(duration_ns)
+    return at_ns, int(min(rng.expovariate(1 / (1.5 * SECOND)), 8 * SECOND)) + 20 * MS
+
+
 def run_seed(
     seed: int,
     *,
     plan: Plan | None = None,
     replica_type: type[Replica] = Replica,
     proxy_type: type[Proxy] = Proxy,
+    client_type: type[Client] = Client,
     chain: dict[str, Any] | None = None,
     proxy: dict[str, Any] | None = None,
     trace: Trace | None = None,
+    story: Story | None = None,
 ) -> SeedResult:
     """Run one seed; the same seed gives the same run in every process."""
     plan = plan or draw_plan(seed)
+    mesh = plan.mesh
     cluster = Cluster(
         seed,
         plan.regions,
@@ -142,159 +152,173 @@ def run_seed(
         proxy=proxy,
         replica_type=replica_type,
         proxy_type=proxy_type,
+        client_type=client_type,
+        mesh=mesh.config if mesh else None,
+        client=mesh.client if mesh else None,
         trace=trace,
         reencode=_reencoder() if plan.reencode else None,
     )
-    for name, (owner, policy) in plan.streams.items():
-        cluster.open(name, owner, policy)
-    _draw_workload(seed, plan, cluster)
-    suffered: Counter[str] = Counter()
-    in_flight = [0]
-    wiped: dict[str, bool] = {}
-    for timed in plan.faults:
-        _schedule(cluster, timed, suffered, in_flight, wiped)
-    world, violations = cluster.world, []
-    heal_ns = WARM_UP_NS + plan.duration_ns + SECOND
-    try:
-        world.run(heal_ns)
-        world.heal_all()
-        if not world.run(heal_ns + SETTLE_NS, until=lambda _: cluster.settled()):
-            violations.append(_unsettled(cluster))
-        world.run(world.now_ns + REJOIN_NS)  # replicas that were dropped learn and come back
-        if not violations and not cluster.audit():
-            violations.append("G9 a fresh reader did not reach the end: " + _unsettled(cluster))
-    except Exception as problem:  # whatever a machine raises is a crash loop in production
-        notes = " ".join(getattr(problem, "__notes__", []))
-        violations.append(f"a machine failed: {problem!r} {notes[:500]}")
-    tally = cluster.judge()
-    violations += tally.violations
-    if tally.acked < 0.9 * tally.published:
-        violations.append(f"only {tally.acked} of {tally.published} publishes were acknowledged")
-    counters = sum(cluster.counters.values(), Counter())
-    return SeedResult(
-        seed=seed,
-        ok=not violations,
-        violations=violations[:20],
-        simulated_ns=world.now_ns,
-        faults=dict(suffered),
-        faults_in_flight=in_flight[0],
-        published=tally.published,
-        acked=tally.acked,
-        delivered=tally.delivered,
-        void=tally.void,
-        lost=tally.lost,
-        duplicated=tally.duplicated,
-        misordered=tally.misordered,
-        coverage=_coverage(cluster),
-        counters={k: v for k, v in sorted(counters.items()) if "." in k},
-        inputs=world.inputs,
-        trace_digest=trace.digest() if trace is not None else "",
-    )
+    trial = Trial(seed, plan, cluster, story)
+    trial.run()
+    return trial.result()
 
 
-def _schedule(
-    cluster: Cluster,
-    timed: Timed,
-    suffered: Counter[str],
-    in_flight: list[int],
-    wiped: dict[str, bool],
-) -> None:
-    fault = timed.fault
+class Trial:
+    """One seed's world on its way."""
 
-    def apply(world: World) -> None:
-        if isinstance(fault, Wipe) and not _may_wipe(cluster, fault.name, wiped):
-            return
-        suffered[type(fault).__name__.lower()] += 1
-        if cluster.unacknowledged():
-            in_flight[0] += 1
-        fault.apply(world)
-        world.call(world.now_ns + timed.for_ns, fault.heal)
+    def __init__(self, seed: int, plan: Plan, cluster: Cluster, story: Story | None) -> None:
+        self.seed, self.plan, self.cluster, self.story = seed, plan, cluster, story
+        self.violations: list[str] = []
+        self.suffered: Counter[str] = Counter()  # faults
+        self.in_flight = 0  # those that met publishes under way
+        self.wiped: dict[str, bool] = {}  # regions
+        self.settled_ns = 0
+        for name, (owner, policy) in plan.streams.items():
+            cluster.open(name, owner, policy)
+        rng, end_ns = Random(f"{seed}/workload"), WARM_UP_NS + plan.duration_ns
+        draw_workload(cluster, rng, plan.streams, plan.publishers, plan.keys, end_ns)
+        self.heal_ns = end_ns + SECOND
+        self.crowd = Crowd(cluster, plan.mesh) if plan.mesh else None
+        for timed in plan.faults:
+            self._schedule(timed)
+        if story is not None:
+            story.watch(cluster, self.heal_ns)
 
-    cluster.world.call(timed.at_ns, apply)
+    # ------------------------------------------------------------ faults
 
+    def _schedule(self, timed: Timed) -> None:
+        fault = timed.fault
 
-def _may_wipe(cluster: Cluster, name: str, wiped: dict[str, bool]) -> bool:
-    """A disk may go only while another full member lives, and once a region: more than that is
-    beyond what replicas promise."""
-    region = name.split("/")[0]
-    others = [m.name for m in cluster.members(region) if m.name != name]
-    alive = any(cluster.world.machine(n) is not None for n in others)
-    if name.endswith("/config") or not alive or region in wiped:
-        return False
-    wiped[region] = True
-    return True
+        def apply(world: World) -> None:
+            if not self._may_befall(fault):
+                return
+            self.suffered[type(fault).__name__.lower()] += 1
+            if self.cluster.unacknowledged():
+                self.in_flight += 1
+            if self.crowd and getattr(fault, "name", "") in self.cluster.clients:
+                what = {Crash: "crashed", Pause: "stalled"}.get(type(fault))
+                self.crowd.counts.update([what] if what else [])
+            if self.story is not None:
+                end_ns = world.now_ns + timed.for_ns
+                self.story.suffer(fault, self.cluster.clients, world.now_ns, end_ns)
+            fault.apply(world)
+            world.call(world.now_ns + timed.for_ns, heal)
 
+        def heal(world: World) -> None:
+            if getattr(fault, "name", "") not in self.cluster.gone:
+                fault.heal(world)
 
-def _draw_workload(seed: int, plan: Plan, cluster: Cluster) -> None:
-    rng = Random(f"{seed}/workload")
-    keys = [f"k{i}".encode() for i in range(plan.keys)]
-    weights = [1 / (i + 1) for i in range(plan.keys)]
-    used: set[bytes] = set()
-    for name, (owner, policy) in plan.streams.items():
-        for p in range(plan.publishers):
-            publisher, at_ns, n = f"{owner}/pub{p}", 100 * MS, 0
-            while at_ns < WARM_UP_NS + plan.duration_ns:
-                at_ns += int(rng.expovariate(1 / (120 * MS)))
-                if rng.random() < 0.04:
-                    rule = _draw_rule(rng, policy, n, keys, at_ns)
-                    if rule[1] not in used:
-                        used.add(rule[1])
-                        cluster.offer(at_ns, publisher, name, [rule[1]], kind=rule[0])
-                    continue
-                count = rng.choice((1, 1, 2, 5, 20))
-                values = [f"{name}.{publisher}.{n + i}".encode() for i in range(count)]
-                n += count
-                picked: list[bytes | None] = list(rng.choices(keys, weights, k=count))
-                picked = [None if rng.random() < 0.1 else k for k in picked]
-                picked = [b"" if k == b"k3" else k for k in picked]  # empty is a key, null is none
-                tags = None
-                if isinstance(policy, KeepAll) and rng.random() < 0.5:
-                    tags = [rng.choice((None, b"red", b"blue")) for _ in values]
-                cluster.offer(at_ns, publisher, name, values, picked, tags)
+        self.cluster.world.call(timed.at_ns, apply)
 
+    def _may_befall(self, fault: Fault) -> bool:
+        """Some clients have not come yet or left, and not every disk may go."""
+        names = [getattr(fault, field, "") for field in ("name", "a", "b")]
+        if self.crowd and any(map(self.crowd.is_away, names)):
+            return False
+        return not isinstance(fault, Wipe) or self._may_wipe(fault.name)
 
-def _draw_rule(
-    rng: Random, policy: Policy, n: int, keys: list[bytes], at_ns: int
-) -> tuple[int, bytes]:
-    """A collect rule, or now and then a change of a stream's retention."""
-    if rng.random() < 0.15 and isinstance(policy, KeepLast):
-        change = KeepLast(rng.randint(20, 200)) if rng.random() < 0.6 else LatestPerKey()
-        return CONFIG, retention.encode_policy(change)
-    predicates: list[retention.Predicate] = [
-        BeforeSeq(rng.randint(1, max(2, 2 * n))),
-        BeforeTime(1_750_000_000 * SECOND + at_ns - rng.randint(0, 3_000) * MS),
-        KeyIs(rng.choice(keys)),
-        KeyPrefix(rng.choice(keys)[: rng.randint(1, 2)]),
-    ]
-    if isinstance(policy, KeepAll):
-        predicates += [TagIs(b"red")] * 2
-    return COLLECT, retention.encode_collect(Collect(rng.choice(predicates)))
+    def _may_wipe(self, name: str) -> bool:
+        """A disk may go only while another full member lives, and once a region: more than that is
+        beyond what replicas promise."""
+        region = name.split("/")[0]
+        others = [m.name for m in self.cluster.members(region) if m.name != name]
+        alive = any(self.cluster.world.machine(n) is not None for n in others)
+        if name.endswith("/config") or not alive or region in self.wiped:
+            return False
+        self.wiped[region] = True
+        return True
+
+    # ------------------------------------------------------------ running and judging
+
+    def run(self) -> None:
+        cluster, world = self.cluster, self.cluster.world
+        try:
+            world.run(self.heal_ns)
+            cluster.heal()
+            limit_ns = self.heal_ns + (MESH_SETTLE_NS if self.crowd else SETTLE_NS)
+            settled = world.run(limit_ns, until=lambda _: self._settled())
+            self.settled_ns = world.now_ns - self.heal_ns
+            if not settled:
+                self.violations.append(_unsettled(cluster))
+            asked = self.crowd.requests() if self.crowd else 0
+            world.run(world.now_ns + REJOIN_NS)  # replicas that were dropped learn and come back
+            if self.crowd and settled:
+                self.crowd.mind_quiet(self.crowd.requests() - asked, REJOIN_NS)
+            if settled and not cluster.audit():
+                self.violations.append(f"a fresh reader did not reach it: {_unsettled(cluster)}")
+        except Exception as problem:  # whatever a machine raises is a crash loop in production
+            notes = " ".join(getattr(problem, "__notes__", []))
+            self.violations.append(f"a machine failed: {problem!r} {notes[:500]}")
+
+    def _settled(self) -> bool:
+        return self.cluster.settled() and not (self.crowd and self.crowd.to_come)
+
+    def result(self) -> SeedResult:
+        cluster, violations = self.cluster, self.violations
+        tally = cluster.judge()
+        violations += tally.violations
+        clients: dict[str, int] = {}
+        counters = sum(cluster.counters.values(), Counter())
+        if self.crowd:
+            violations += self.crowd.violations.values()
+            clients = dict(self.crowd.counts)
+            clients["got from peers"] = counters["mesh.positions-from-peers"]
+            clients["got from servers"] = counters["mesh.positions-from-server"]
+        if tally.acked < 0.9 * tally.published:
+            violations.append(
+                f"only {tally.acked} of {tally.published} publishes were acknowledged"
+            )
+        trace = cluster.world.trace
+        return SeedResult(
+            seed=self.seed,
+            ok=not violations,
+            violations=violations[:20],
+            simulated_ns=cluster.world.now_ns,
+            settled_ns=self.settled_ns,
+            faults=dict(self.suffered),
+            faults_in_flight=self.in_flight,
+            published=tally.published,
+            acked=tally.acked,
+            delivered=tally.delivered,
+            void=tally.void,
+            lost=tally.lost,
+            duplicated=tally.duplicated,
+            misordered=tally.misordered,
+            clients=clients,
+            coverage=_coverage(cluster),
+            counters={k: v for k, v in sorted(counters.items()) if "." in k},
+            inputs=cluster.world.inputs,
+            trace_digest=trace.digest() if trace is not None else "",
+        )
 
 
 def _unsettled(cluster: Cluster) -> str:
     waiting = {n: m.unacknowledged for n in cluster.publishers if (m := cluster.world.machine(n))}
     ends = {
-        name: {r: cluster.position(r, name) for r in cluster.subscribers}
+        name: {r: cluster.position(r, name) for r in cluster.readers_of(name)}
         for name in cluster.streams
     }
     return f"G9 no convergence after healing: unacknowledged {waiting}, positions {ends}"
 
 
 def _coverage(cluster: Cluster) -> dict[str, int]:
-    """How often each message handler ran, by role; every handler is listed."""
+    """How often each message handler ran, by role; every handler is listed, but for those of the
+    mesh where there is none."""
     replicas = [node for nodes in cluster.regions.values() for node in nodes]
-    services = [f"{region}/config" for region in cluster.regions]
-    coverage = {}
-    for role, nodes in (
-        (Replica, replicas),
-        (Proxy, replicas),
-        (Publisher, cluster.publishers),
-        (Subscriber, cluster.subscribers),
-        (ConfigService, services),
-    ):
-        for name in role.handlers.values():
-            coverage[f"{role.__name__}.{name}"] = sum(cluster.counters[n][name] for n in nodes)
-    return coverage
+    roles: dict[type[HandlerMachine], list[str]] = {
+        Replica: replicas,
+        Proxy: replicas,
+        Publisher: cluster.publishers,
+        Subscriber: [name for name in cluster.subscribers if name not in cluster.clients],
+        ConfigService: [f"{region}/config" for region in cluster.regions],
+        Client: list(cluster.clients),
+    }
+    return {
+        f"{role.__name__}.{name}": sum(cluster.counters[node][name] for node in nodes)
+        for role, nodes in roles.items()
+        for message, name in role.handlers.items()
+        if cluster.clients or message not in Client.handlers
+    }
 
 
 def _reencoder() -> Any:
