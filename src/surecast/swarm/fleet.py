@@ -25,7 +25,7 @@ from typing import Any
 from surecast.columns.batch import DATA
 from surecast.columns.retention import Policy
 from surecast.core.types import MS, LogId
-from surecast.errors import SurecastError
+from surecast.errors import SurecastError, UsageError
 from surecast.protocols.sprinkler.checks import Offered, Reading, Record, Tally, check
 from surecast.protocols.sprinkler.messages import Open
 from surecast.runtime.relay import LinkSpec, RelayProcess, RelaySpec, Shape
@@ -71,7 +71,8 @@ class Worker:
             return self.control.recv()
         except (EOFError, OSError):
             log = Path(self.spec.folder) / f"{process.file_name(self.spec.name)}.log"
-            raise SurecastError(f"{self.spec.name} has ended: {log.read_text()[-2000:]}") from None
+            words = log.read_text()[-2000:] if log.exists() else "it never began"
+            raise SurecastError(f"{self.spec.name} has ended: {words}") from None
 
     def ask(self, verb: str, *args: Any) -> Any:
         self.control.send((verb, *args))
@@ -107,6 +108,9 @@ class Fleet:
         chain: dict[str, Any] | None = None,
         record: bool = False,
     ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise UsageError(f"{folder} is not empty: a fleet keeps its journals there")
         self.folder, self.seed, self.record = folder, seed, record
         self.mesh, self.chain = mesh or {}, chain or {}
         self.wan = wan or Shape(delay_ns=10 * MS, jitter_ns=MS)
