@@ -22,7 +22,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results.jsonl"
-MODULES = ("columns", "wire", "simulator", "runtime")
+MODULES = ("columns", "wire", "simulator", "runtime", "mesh")
 
 Row = dict[str, Any]
 

@@ -225,16 +225,6 @@ def test_links_between_pages_resolve() -> None:
     assert broken == []
 
 
-def test_the_readme_example_prints_what_it_says() -> None:
-    readme = (ROOT / "README.md").read_text()
-    match = re.search(r"```python\n(.*?)```\s+prints `([^`]+)`", readme, re.S)
-    assert match, "README.md has no example"
-    done = subprocess.run(
-        [sys.executable, "-c", match[1]], capture_output=True, text=True, timeout=120
-    )
-    assert done.stdout.strip() == match[2], done.stderr
-
-
 def test_ci_runs_make_test() -> None:
     ci = ROOT / ".ci" / "run"
     assert os.access(ci, os.X_OK)

@@ -1,0 +1,59 @@
+"""What a region's servers still send when their readers form a mesh, with real processes.
+
+One region, a chain of two, so many mesh clients, each a process; the share of all positions that
+clients got from a server. By the protocol it is F/n, and what falls back on a server comes on top.
+
+    python bench/mesh.py
+"""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from surecast.columns.retention import KeepAll
+from surecast.core.types import MS
+from surecast.protocols.sprinkler.config import MeshConfig
+from surecast.swarm.fleet import Fleet
+
+Row = dict[str, Any]
+
+SIZES = (8, 50)
+EVENTS = 10_000
+ROWS, EVERY_NS = 50, 25 * MS
+
+
+def share(clients: int) -> Row:
+    with (
+        tempfile.TemporaryDirectory(prefix="surecast-mesh-") as folder,
+        Fleet(Path(folder), 1, {"east": 2}, clients) as fleet,
+    ):
+        fleet.open("s", "east", KeepAll())
+        fleet.publish("s", ROWS, EVERY_NS)
+        fleet.wait(lambda: fleet.least("s") > EVENTS)
+        fleet.quiet()
+        fleet.wait(fleet.settled)
+        got = [fleet.workers[name].ask("results")["counters"] for name in fleet.clients]
+    server = sum(c.get("mesh.positions-from-server", 0) for c in got)
+    peers = sum(c.get("mesh.positions-from-peers", 0) for c in got)
+    fanout = MeshConfig().fanout
+    params = {
+        "clients": clients,
+        "from_peers": round(peers / (peers + server), 4),
+        "copies_per_event": round(clients * server / (peers + server), 2),
+        "fanout_over_n": round(min(1.0, fanout / clients), 4),
+        "late": sum(c.get("mesh.late", 0) for c in got),
+        "fallbacks": sum(c.get("mesh.fallback", 0) for c in got),
+    }
+    value = round(server / (peers + server), 4)
+    return {"name": "mesh_share_of_server", "value": value, "unit": "", "params": params}
+
+
+def bench_share_of_server() -> Iterator[Row]:
+    for clients in SIZES:
+        yield share(clients)
+
+
+if __name__ == "__main__":
+    for row in bench_share_of_server():
+        print(row)
