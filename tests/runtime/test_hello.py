@@ -137,11 +137,30 @@ def test_an_entry_goes_before_what_the_name_says() -> None:
     book = AddressBook({"b": ("127.0.0.1", 1)})
     assert book.find("b") == ("127.0.0.1", 1)
     assert book.find("c") is None
-    assert book.find("c@10.0.0.1:5") == ("10.0.0.1", 5)
-    book.set("c@10.0.0.1:5", ("127.0.0.1", 6))
-    assert book.find("c@10.0.0.1:5") == ("127.0.0.1", 6)
-    book.remove("c@10.0.0.1:5")
-    assert book.find("c@10.0.0.1:5") == ("10.0.0.1", 5)
+    assert book.find("c@127.0.0.2:5") == ("127.0.0.2", 5)
+    book.set("c@127.0.0.2:5", ("127.0.0.1", 6))
+    assert book.find("c@127.0.0.2:5") == ("127.0.0.1", 6)
+    book.remove("c@127.0.0.2:5")
+    assert book.find("c@127.0.0.2:5") == ("127.0.0.2", 5)
+
+
+@pytest.mark.parametrize("host", ["10.0.0.1", "169.254.169.254", "example.org", "[2001:db8::1]"])
+def test_a_name_alone_leads_nobody_beyond_loopback_unless_asked_for(host: str) -> None:
+    name = f"c@{host}:5"
+    book = AddressBook()
+    assert book.find(name) is None
+    assert book.find(name, insecure=True) == (host.strip("[]"), 5)
+    book.set(name, ("10.0.0.9", 6))  # the book is our own
+    assert book.find(name) == ("10.0.0.9", 6)
+
+    async def story() -> None:
+        async with Stage() as stage:
+            a = await stage.add("a")
+            stage.do("a", Send(name, Ping(1)), Send(name, Ping(2), reliable=False))
+            await until(lambda: a.machine.of(PeerDown))
+            assert a.counters["no_address"] == a.counters["udp_no_address"] == 1
+
+    play("asyncio", story)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.1", "example.org"])

@@ -1,6 +1,7 @@
 """A node's life: passes, timers, storage, clocks, recorders, and machines that fail."""
 
 import asyncio
+import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from surecast.runtime import AddressBook, Node
 from surecast.runtime.timers import ClockWatch
 from surecast.storage.journal import Journal
 from surecast.storage.memory import MemoryDisk
+from surecast.storage.store import MemoryStore
 
 
 def batch(lo: int, count: int = 1) -> Batch:
@@ -107,13 +109,13 @@ def test_deliveries_and_events_go_to_the_owner_who_may_answer(loop: str) -> None
 class Notes:
     def __init__(self) -> None:
         self.steps: list[tuple[int, Any, list[Any]]] = []
-        self.closed = 0
+        self.closed: list[bool] = []
 
     def step(self, now_ns: int, inp: Any, effects: list[Any]) -> None:
         self.steps.append((now_ns, inp, effects))
 
-    def close(self) -> None:
-        self.closed += 1
+    def close(self, *, orderly: bool = True) -> None:
+        self.closed.append(orderly)
 
 
 @on_loops
@@ -132,7 +134,8 @@ def test_a_recorder_sees_every_step(loop: str) -> None:
             (did,) = [effects for _, inp, effects in notes.steps if type(inp) is Do]
             assert did[:3] == effects
             assert {type(inp) for _, inp in seen} == {Start, PeerUp, Received, TimerFired, Stored}
-        assert notes.closed == 1
+            await a.stop()
+        assert notes.closed == [True]
 
     play(loop, story)
 
@@ -211,6 +214,77 @@ def test_what_no_machine_may_ask_is_our_bug_too(loop: str, effect: Any, words: s
     play(loop, story)
 
 
+@on_loops
+def test_the_input_that_ended_a_machine_is_recorded(loop: str, caplog: Any) -> None:
+    caplog.set_level(logging.CRITICAL + 1)
+
+    async def story() -> None:
+        notes = Notes()
+        async with Stage() as stage:
+            a = await stage.add("a", Faulty, recorder=notes)
+            await stage.add("b")
+            stage.do("b", Send("a", Ping(12)), Send("a", Ping(13)), Send("a", Ping(14)))
+            with pytest.raises(AssertionError, match="a bug of ours"):
+                await a.failed
+            assert notes.steps[-1][1:] == (Received("b", Ping(13)), [])
+            assert notes.closed == [False]
+            await a.stop()
+            assert notes.closed == [False]
+
+    play(loop, story)
+
+
+@on_loops
+def test_a_machine_may_fail_in_the_last_pass_of_a_stop(loop: str, caplog: Any) -> None:
+    caplog.set_level(logging.CRITICAL + 1)
+
+    async def story() -> None:
+        async with Stage() as stage:
+            a = await stage.add("a", Faulty)
+            a.give(Received("b", Ping(13)))
+            await a.stop()
+            with pytest.raises(AssertionError, match="a bug of ours"):
+                await a.failed
+
+    play(loop, story)
+
+
+@on_loops
+def test_an_owner_may_end_its_node_in_the_middle_of_a_step(loop: str) -> None:
+    async def story() -> None:
+        async with Stage() as stage:
+            nodes: list[Node] = []
+            a = await stage.add("a", on_emit=lambda _: nodes[0].kill())
+            nodes.append(a)
+            await stage.add("b")
+            stage.do("a", Emit(1), Send("b", Ping(1)), SetTimer("t", 0), SaveState("s", b"", 1))
+            await until(lambda: not a.running)
+            assert not a.sessions.by_peer
+            assert not a.timers._timers
+            assert a.store.disk.states() == []
+
+    play(loop, story)
+
+
+class Broken(MemoryStore):
+    def collect(self) -> list[Any]:
+        raise AssertionError("a bug of the store")
+
+
+@on_loops
+def test_a_store_that_raises_stops_its_node_too(loop: str, caplog: Any) -> None:
+    caplog.set_level(logging.CRITICAL + 1)
+
+    async def story() -> None:
+        async with Stage() as stage:
+            a = await stage.add("a", disk=Broken())
+            stage.do("a", SaveState("s", b"", "saved"))
+            with pytest.raises(AssertionError, match="a bug of the store"):
+                await a.failed
+
+    play(loop, story)
+
+
 @pytest.mark.parametrize("name", ["", "x" * 250])
 def test_names_have_a_length(name: str) -> None:
     with pytest.raises(ConfigError, match="name"):
@@ -226,9 +300,12 @@ def test_timers_fire_once_in_order_and_never_early(loop: str) -> None:
         async with Stage() as stage:
             a = await stage.add("a")
             now_ns = time.monotonic_ns()
-            due = {name: now_ns + at * MS // 2 for name, at in zip("cab", (9, 23, 41), strict=True)}
-            stage.do("a", *(SetTimer(name, at_ns) for name, at_ns in due.items()))
+            due = {
+                name: now_ns + at * MS // 2 for name, at in zip("cab", (399, 523, 641), strict=True)
+            }
             stage.do("a", SetTimer("past", now_ns - SECOND))
+            await until(lambda: a.machine.of(TimerFired))
+            stage.do("a", *(SetTimer(name, at_ns) for name, at_ns in due.items()))
             await until(lambda: len(a.machine.of(TimerFired)) == 4)
             fired = a.machine.of(TimerFired)
             assert [inp.key for _, inp in fired] == ["past", "c", "a", "b"]

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -179,6 +180,17 @@ def test_a_recording_that_cannot_be_written_ends_and_the_node_goes_on(tmp_path: 
     made.close()
 
 
+def test_what_has_no_form_in_a_recording_ends_it_and_the_node_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "a.rec"
+    made = recorder(path)
+    made.step(0, Start(0, 1), [])
+    made.step(1, TimerFired(object()), [])
+    made.step(2, TimerFired("x"), [])
+    assert "cannot be recorded" in made.problem
+    made.close()
+    assert [type(item) for item in items(path)] == [Step]
+
+
 def test_a_recording_that_has_become_too_long_ends(tmp_path: Path) -> None:
     path = tmp_path / "a.rec"
     made = recorder(path, bytes_max=2_000)
@@ -330,6 +342,39 @@ def test_what_a_failing_journal_showed_is_shown_again(
     assert played.lives == {"a": 2}
 
 
+class Faulty:
+    def step(self, now_ns: int, inp: Any) -> list[Any]:
+        assert inp != TimerFired("fault"), "a bug of ours"
+        return []
+
+
+def test_the_recording_of_a_machine_that_failed_ends_with_what_it_failed_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL + 1)
+    lend_module(monkeypatch, build=lambda _ctx, _args: Faulty())
+    path = tmp_path / "a.rec"
+
+    async def story() -> None:
+        made = recorder(path, build=SCRIBBLER)
+        codec = Codec([Beat])
+        node = Node("a", lambda _: Faulty(), book=AddressBook(), codec=codec, recorder=made)
+        await node.start()
+        node.give(TimerFired("fine"))
+        node.give(TimerFired("fault"))
+        with pytest.raises(AssertionError, match="a bug of ours"):
+            await node.failed
+        assert len(items(path)) == 3  # at once: nobody may live to stop the node
+        await node.stop()
+
+    asyncio.run(story())
+    difference = play([path]).difference
+    assert difference is not None
+    assert difference.step == 3
+    assert "the machine fails" in difference.why
+    assert "a bug of ours" in difference.why
+
+
 # ---------------------------------------------------------------- over sockets
 
 
@@ -426,7 +471,6 @@ async def live(directory: Path) -> None:
     region.nodes["east/sub0"].give(Follow(info.stream_id, 1))
     await region.publish(info.stream_id, 100)
     region.nodes["east/1"].kill()
-    region.nodes["east/1"]._recorder.flush()  # type: ignore[union-attr]
     await region.add_replica("east/1")
     await region.publish(info.stream_id, 100)
     await until(lambda: sum(ack.count for ack in region.acked) == 2000)

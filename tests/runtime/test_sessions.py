@@ -177,7 +177,124 @@ def test_answering_peer_down_by_sending_makes_no_storm(loop: str) -> None:
     play(loop, story)
 
 
+@on_loops
+def test_sends_of_one_step_to_nobody_are_one_attempt(loop: str) -> None:
+    async def story() -> None:
+        async with Stage(reconnect_ns=1 * MS) as stage:
+            a = await stage.add("a")
+            stage.do("a", Send("b", Ping(1)), Send("b", Ping(2)), Send("b", Ping(3)))
+            await until(lambda: a.machine.of(PeerDown))
+            stage.do("a", Send("c", Ping(4)))
+            await until(lambda: len(a.machine.of(PeerDown)) == 2)
+            assert [inp.peer for _, inp in a.machine.of(PeerDown)] == ["b", "c"]
+
+    play(loop, story)
+
+
 # ---------------------------------------------------------------- ending
+
+
+class Speaker(Actor):
+    """On `Do` sends a Ping numbered by the sessions with b that it saw end."""
+
+    def step(self, now_ns: int, inp: Any) -> list[Any]:
+        super().step(now_ns, inp)
+        return [Send("b", Ping(len(self.of(PeerDown))))] if type(inp) is Do else []
+
+
+@on_loops
+def test_a_lost_session_is_told_before_commands_that_wait(loop: str) -> None:
+    """Or what they send would open the next session before the machine knows of its end."""
+
+    async def story() -> None:
+        async with Stage() as stage:
+            a, b = await stage.add("a", Speaker), await stage.add("b")
+            stage.do("a")
+            await until(lambda: numbers(b.machine) == [0])
+            for _ in range(20):
+                stage.do("a")
+            (connection,) = a.sessions.connections
+            a.sessions.lost(connection, None)  # as if the loss had been found in this very pass
+            connection.abort()
+            await until(lambda: len(numbers(b.machine)) == 21)
+            assert numbers(b.machine) == [0] + [1] * 20
+
+    play(loop, story)
+
+
+class Returner(Actor):
+    """Answers PeerDown by sending again at once."""
+
+    def step(self, now_ns: int, inp: Any) -> list[Any]:
+        out = super().step(now_ns, inp)
+        return [Send("a", Ping(10**6))] if type(inp) is PeerDown else out
+
+
+@on_loops
+def test_a_peer_that_opens_anew_does_not_cut_off_its_own_last_words(loop: str) -> None:
+    """a closes; b, with much under way to a, closes too and opens the next session at once."""
+
+    async def story() -> None:
+        async with Stage(session_timeout_ns=60 * SECOND, handshake_timeout_ns=60 * SECOND) as stage:
+            a, b = await stage.add("a"), await stage.add("b", Returner)
+            stage.do("a", Send("b", Ping(0)))
+            await until(lambda: numbers(b.machine) == [0])
+            (connection,) = a.sessions.connections
+            connection.transport.pause_reading()
+            stage.do("b", *(Send("a", blob(n, 200_000)) for n in range(100)))
+            stage.do("a", Close("b"))
+            await until(lambda: b.machine.of(PeerDown))
+            session = a.sessions.by_peer["b"]
+            await until(lambda: session.parked is not None)  # b's next session is at the door
+            connection.transport.resume_reading()
+            await until(lambda: 10**6 in numbers(a.machine))
+            assert numbers(a.machine) == [*range(100), 10**6]
+            ups = [kind for kind in stage.kinds("a") if kind.startswith("Peer")]
+            assert ups == ["PeerUp", "PeerDown", "PeerUp"]
+
+    play(loop, story)
+
+
+@on_loops
+def test_last_words_that_nobody_takes_are_given_up(loop: str) -> None:
+    """a said Bye and then reads nothing: what b has left for it is not kept for ever."""
+
+    async def story() -> None:
+        async with Stage(session_timeout_ns=300 * MS) as stage:
+            a, b = await stage.add("a"), await stage.add("b")
+            stage.do("a", Send("b", Ping(0)))
+            await until(lambda: numbers(b.machine) == [0])
+            (connection,) = a.sessions.connections
+            connection.transport.pause_reading()
+            stage.do("b", *(Send("a", blob(n, 200_000)) for n in range(100)))
+            stage.do("a", Close("b"))
+            await until(lambda: b.machine.of(PeerDown))
+            await until(lambda: not b.sessions.connections)
+            assert b.counters["closes_given_up"] == 1
+
+    play(loop, story)
+
+
+@on_loops
+def test_stop_lets_the_last_words_of_a_closed_session_out(loop: str) -> None:
+    async def story() -> None:
+        async with Stage(session_timeout_ns=60 * SECOND, drain_timeout_ns=60 * SECOND) as stage:
+            a, b = await stage.add("a"), await stage.add("b")
+            stage.do("a", Send("b", Ping(0)))
+            await until(lambda: numbers(b.machine) == [0])
+            (connection,) = a.sessions.connections
+            connection.transport.pause_reading()
+            stage.do("b", *(Send("a", blob(n, 200_000)) for n in range(100)))
+            stage.do("a", Close("b"))
+            await until(lambda: b.machine.of(PeerDown))
+            stopping = asyncio.create_task(b.stop())
+            await asyncio.sleep(0)
+            connection.transport.resume_reading()
+            await stopping
+            await until(lambda: a.machine.of(PeerDown))
+            assert numbers(a.machine) == list(range(100))
+
+    play(loop, story)
 
 
 @on_loops
@@ -278,6 +395,29 @@ def test_stop_drains_what_was_sent(loop: str) -> None:
     play(loop, story)
 
 
+@on_loops
+def test_stop_while_calling_and_in_a_flood_leaves_nothing_behind(loop: str) -> None:
+    async def story() -> None:
+        silent = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
+        async with Stage(drain_timeout_ns=60 * SECOND) as stage:
+            a, b = await stage.add("a"), await stage.add("b")
+            stage.book.set("c", silent.sockets[0].getsockname())
+            stage.book.set("d", ("127.0.0.1", 1))
+            stage.do("b", *(Send("a", blob(n, 100_000)) for n in range(200)))
+            await until(lambda: a.machine.of(Received))
+            stage.do("a", *(Send(peer, Ping(1)) for peer in "bcd"))
+            await a.stop()
+            assert not a.sessions.connections
+            assert len(asyncio.all_tasks()) == 1
+            again = await stage.add("a")  # at the same port
+            stage.do("b", Send("a", Ping(2)))
+            await until(lambda: 2 in numbers(again.machine))
+            assert 1 in numbers(b.machine)
+        silent.close()
+
+    play(loop, story)
+
+
 # ---------------------------------------------------------------- back-pressure
 
 
@@ -323,6 +463,31 @@ def test_a_queue_beyond_its_bound_breaks_the_session(loop: str) -> None:
             assert a.counters["queue_overflows"] == 1
             await until(lambda: a.machine.of(PeerDown))
             assert stage.kinds("a")[1:4] == ["PeerUp", "Congested", "PeerDown"]
+
+    play(loop, story)
+
+
+class Glutton(Actor):
+    """Answers PeerDown by sending more than a queue may hold."""
+
+    def step(self, now_ns: int, inp: Any) -> list[Any]:
+        out = super().step(now_ns, inp)
+        if type(inp) is PeerDown:
+            return [Send("b", blob(number, 600_000)) for number in range(8)]
+        return out
+
+
+@on_loops
+def test_a_machine_that_always_sends_too_much_leaves_the_loop_its_turn(loop: str) -> None:
+    async def story() -> None:
+        limits = {"high_water_bytes": 1 << 20, "queue_bytes_max": 4 << 20}
+        async with Stage(reconnect_ns=60 * SECOND, **limits) as stage:
+            a = await stage.add("a", Glutton)
+            await stage.add("c")
+            stage.do("a", Send("b", Ping(0)))
+            await until(lambda: a.counters["queue_overflows"] >= 3)
+            stage.do("a", Send("c", Ping(1)))
+            await until(lambda: numbers(stage.machine("c")) == [1])
 
     play(loop, story)
 

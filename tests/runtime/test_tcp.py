@@ -1,15 +1,29 @@
 """What comes over a connection: frames in any pieces, and bytes that are no frames."""
 
 import asyncio
+import socket
+import struct
 from contextlib import suppress
 from random import Random
 from typing import Any
 
 import pytest
-from tests.runtime.stage import LOG, Blob, Carry, Ping, Stage, blob, numbers, on_loops, play, until
+from tests.runtime.stage import (
+    LOG,
+    Actor,
+    Blob,
+    Carry,
+    Ping,
+    Stage,
+    blob,
+    numbers,
+    on_loops,
+    play,
+    until,
+)
 
 from surecast.columns.batch import Batch
-from surecast.core.types import PeerDown, Received, Send
+from surecast.core.types import PeerDown, Received, Send, SetTimer, TimerFired
 from surecast.core.wire import HEADER_SIZE, Codec, Limits
 from surecast.runtime.chunks import CHUNK_BYTES, Chunk
 from surecast.runtime.hello import BEAT, CODEC, VERSION, Hello, Refused, encode
@@ -347,5 +361,98 @@ def test_no_bytes_hurt_the_node(loop: str, seed: int) -> None:
             await until(lambda: 99 in numbers(b.machine))
             await until(lambda: len(b.sessions.connections) == 1)
             assert not b.failed.done()
+
+    play(loop, story)
+
+
+@on_loops
+def test_a_call_that_comes_to_nothing_does_not_take_our_messages_along(loop: str) -> None:
+    """A Hello may come late, of a call the peer gave up: what we then send waits for no such."""
+
+    async def story() -> None:
+        async with Stage() as stage:
+            b, x = await stage.add("b"), await stage.add("x")
+            async with Caller(b, "x") as caller:
+                caller.writer.write(caller.hello())
+                await caller.frame()
+                stage.do("b", Send("x", Ping(1)))  # joins the call
+                await until(lambda: b.sessions.by_peer["x"].used)
+            await until(lambda: numbers(x.machine) == [1])
+            assert not b.machine.of(PeerDown)
+
+    play(loop, story)
+
+
+@on_loops
+@pytest.mark.parametrize("linger", [(0, 0), (1, 0)], ids=["closes", "resets"])
+def test_who_talks_nonsense_and_hangs_up_hurts_nobody(loop: str, linger: tuple[int, int]) -> None:
+    """When the nonsense is refused, or as it is, there is no connection any more."""
+
+    async def story() -> None:
+        async with Stage() as stage:
+            b = await stage.add("b")
+            assert b.address is not None
+            for nonsense in (b"GET / HTTP/1.0\r\n\r\n", Caller(b).hello(version=99)):
+                sock = socket.create_connection(b.address)
+                sock.sendall(nonsense)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", *linger))
+                sock.close()
+            await until(lambda: b.counters["refused"] == 2)
+            await until(lambda: not b.sessions.connections)
+            assert not b.failed.done()
+            assert b.running
+
+    play(loop, story)
+
+
+# ---------------------------------------------------------------- floods
+
+
+class Hurried(Actor):
+    """Sets a timer that is due, again and again, and counts the messages that come before it."""
+
+    count = waited_max = 0
+    set_at: int | None = None
+
+    def step(self, now_ns: int, inp: Any) -> list[Any]:
+        if type(inp) is Received:
+            self.count += 1
+            if self.set_at is None:
+                self.set_at = self.count
+                return [SetTimer("now", now_ns)]
+        elif type(inp) is TimerFired:
+            assert self.set_at is not None
+            self.waited_max = max(self.waited_max, self.count - self.set_at)
+            self.set_at = None
+        return []
+
+
+def flood(address: tuple[str, int], hello: bytes, frames: int) -> None:
+    """Say hello and then send as fast as the system takes it; in a thread."""
+    with socket.create_connection(address) as sock:
+        sock.sendall(hello)
+        sock.recv(1 << 16)
+        sock.sendall(BEAT)
+        for _ in range(frames // 1000):
+            sock.sendall(ping(0) * 1000)
+        with suppress(OSError):
+            while sock.recv(1 << 16):  # a close with beats unread would destroy what they did not
+                pass
+
+
+@on_loops
+def test_a_flood_keeps_no_timer_waiting_for_more_than_a_few_receives(loop: str) -> None:
+    async def story() -> None:
+        async with Stage() as stage:
+            b = await stage.add("b", Hurried)
+            assert b.address is not None
+            hello = Caller(b).hello()
+            thread = asyncio.get_running_loop().run_in_executor(
+                None, flood, b.address, hello, 200_000
+            )
+            await until(lambda: b.machine.count == 200_000)
+            b.kill()
+            await asyncio.wait([thread])
+            assert 0 < b.machine.waited_max < 4 * CHUNK_BYTES // len(ping(0))
 
     play(loop, story)

@@ -18,10 +18,12 @@ from surecast.core.types import Append, Compact, Compacted, SaveState, Stored, S
 from surecast.errors import StorageError, UsageError
 from surecast.storage.journal import Journal
 from surecast.storage.memory import MemoryDisk
+from surecast.storage.records import Record
 from surecast.storage.store import MemoryStore, apply
 
 LOG = bytes(range(16))
 OTHER = bytes(16)
+KILLS = 3
 
 
 def batch(lo: int, count: int = 1, nbytes: int = 20, log: bytes = LOG) -> Batch:
@@ -381,7 +383,187 @@ def test_a_killed_process_loses_nothing_it_was_told_is_stored(tmp_path: Path) ->
         journal.close()
 
 
+REWRITING = """
+import sys, threading
+from surecast.columns.batch import Batch
+from surecast.core.types import Append, Compact, SaveState, Truncate
+from surecast.storage.journal import Journal
+journal = Journal(sys.argv[1], rewrite_bytes_min=2_000)
+woken = threading.Event()
+journal.attach(woken.set)
+LOG = bytes(range(16))
+number = int(journal.disk.state("s") or b"0")
+while True:
+    number += 1
+    end = journal.disk.end(LOG)
+    journal.perform(SaveState("s", b"%d" % number, (number, end, journal.rewrites)))
+    journal.perform(Append(LOG, (Batch.of(LOG, [b"%d" % end] * 3).sequenced(end, 0, 0),), None))
+    if number % 7 == 0:
+        journal.perform(Truncate(LOG, end))
+    elif number % 20 == 0:
+        journal.perform(Compact(LOG, (Batch.void(LOG, 1, end, 1),), None))
+    if number % 10 == 0:  # not so far ahead of the disk that nothing is ever answered
+        woken.wait()
+        woken.clear()
+        for answer in journal.collect():
+            if answer.token:
+                print(*answer.token, flush=True)
+"""
+
+
+def test_a_process_killed_while_it_rewrites_its_journal_loses_nothing_either(
+    tmp_path: Path,
+) -> None:
+    """Told is (a state's number, the log's end before it); later effects may be there as well."""
+    rng = Random(10)
+    rewrites = 0
+    for _ in range(KILLS):
+        process = subprocess.Popen(
+            [sys.executable, "-c", REWRITING, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(rng.randint(100, 600))]
+        process.kill()
+        lines += process.stdout.read().splitlines()[:-1]  # the last line may be cut short
+        process.wait()
+        process.stdout.close()
+        number, _, rewritten = map(int, lines[-1].split())
+        rewrites += rewritten
+        journal = Journal(tmp_path)
+        assert int(journal.disk.state("s") or 0) >= number
+        reached = journal.disk.end(LOG)
+        seqs = [b.lo for b in journal.disk.read(LOG, 1, reached, 1 << 40)]
+        assert seqs[0] == 1
+        assert reached >= int(lines[-1].split()[1]) - 3  # at most one truncate is under way
+        journal.close()
+    assert rewrites
+
+
+def test_a_journal_of_a_later_version_is_left_alone(opened: Callable[..., Driver]) -> None:
+    driver = opened()
+    driver.do(SaveState("s", b"x", 1))
+    driver.wait(1)
+    driver.close()
+    path = driver.journal.path
+    with path.open("ab") as file:
+        file.write(b"".join(Record(9, bytes(16), [b"anything"], 0, 0).encode(0)))
+    data = path.read_bytes()
+    with pytest.raises(StorageError, match="later version"):
+        opened()
+    assert path.read_bytes() == data
+
+
+@pytest.mark.parametrize("data", [b"SCJ\xf2" + bytes(100), b"Dear diary,", b"\x7fELF"])
+def test_a_file_that_is_no_journal_is_left_alone(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "journal").write_bytes(data)
+    with pytest.raises(StorageError, match="not a journal"):
+        Journal(tmp_path)
+    assert (tmp_path / "journal").read_bytes() == data
+
+
+@pytest.mark.parametrize("data", [b"", b"SC", b"SCJ\xf1", bytes(100), b"SCJ\xf1" + bytes(100)])
+def test_a_first_record_that_did_not_make_it_is_no_journal_lost(
+    tmp_path: Path, data: bytes
+) -> None:
+    (tmp_path / "journal").write_bytes(data)
+    journal = Journal(tmp_path)
+    assert journal.incarnation == 1
+    journal.close()
+
+
+def test_a_path_that_cannot_be_a_journal_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StorageError, match="cannot open"):
+        Journal(tmp_path / "file" / "node")
+    (tmp_path / "node" / "journal").mkdir(parents=True)
+    with pytest.raises(StorageError, match="cannot open"):
+        Journal(tmp_path / "node")
+
+
+def test_a_new_directory_is_entered_in_the_one_above_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+
+    def fsync(file: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{file}"))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    Journal(tmp_path / "a" / "b").close()
+    assert synced == [str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a" / "b")]
+
+
 # ---------------------------------------------------------------- failing disks
+
+
+def test_a_life_that_cannot_be_written_down_does_not_begin(
+    opened: Callable[..., Driver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened().close()
+    disk = Disk(monkeypatch)
+    disk.room = 20
+    with pytest.raises(StorageError, match="cannot write"):
+        opened()
+    disk.room = 1 << 60
+    assert opened().journal.incarnation == 2
+
+
+def test_a_torn_record_that_cannot_be_cut_off_is_the_last(
+    opened: Callable[..., Driver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What followed it would be lost when the journal is opened again."""
+    driver = opened()
+    driver.do(SaveState("s", b"kept", 0))
+    assert driver.wait(1) == [Stored(0)]
+    with monkeypatch.context() as patch:
+        disk = Disk(patch)
+        disk.room = 20
+        patch.setattr(os, "ftruncate", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "no")))
+        driver.do(SaveState("s", b"lost", 1))
+        assert driver.wait(1) == [StoreFailed(1, "full")]
+        disk.room = 1 << 60
+        for number in (2, 3):
+            driver.do(SaveState("s", b"lost", number))
+            assert driver.wait(1) == [StoreFailed(number, "io")]
+    driver.close()
+    assert opened().disk.state("s") == b"kept"
+
+
+def test_a_writer_that_meets_a_bug_answers_all_the_same(
+    opened: Callable[..., Driver],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    driver = opened()
+    with monkeypatch.context() as patch:
+        patch.setattr(Record, "encode", lambda *_: 1 / 0)
+        driver.do(SaveState("s", b"x", 1))
+        assert driver.wait(1) == [StoreFailed(1, "io")]
+    assert "ZeroDivisionError" in caplog.text
+    driver.do(SaveState("s", b"x", 2))
+    assert driver.wait(1) == [StoreFailed(2, "io")]
+    driver.close()
+    assert opened().disk.state("s") is None
+
+
+def test_a_rewrite_that_may_not_last_is_the_end(
+    opened: Callable[..., Driver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new file has the old one's place, but a crash might bring the old one back."""
+    driver = opened(rewrite_bytes_min=1000)
+
+    def fsync(file: int) -> None:
+        raise OSError(errno.EIO, "injected")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    answers: list[Any] = []
+    for number in range(50):
+        driver.do(SaveState("s", bytes(200), number))
+        answers += driver.wait(1)
+    failed = [answer for answer in answers if type(answer) is StoreFailed]
+    assert answers == [*map(Stored, range(50 - len(failed))), *failed]
+    assert 30 < len(failed) < 50
+    driver.close()
 
 
 class Disk:

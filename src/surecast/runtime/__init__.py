@@ -1,7 +1,8 @@
 """The asyncio driver: the machines that run in the simulator, over real TCP and UDP.
 
 node.py      a node: passes, effects, its life
-sessions.py  FIFO sessions: opening, crossing, closing, silence
+sessions.py  FIFO sessions: what waits, closing, silence
+opening.py   how one comes about, and which one counts when two do
 session.py   our end of one
 tcp.py       one connection: bytes to frames, buffers to bytes
 hello.py     what two drivers say to each other
@@ -11,7 +12,6 @@ timers.py    timers, and the watch on the wall clock
 book.py      names to addresses
 listen.py    TCP and UDP sockets at one port
 limits.py    how long to wait, how much to hold
-recorder.py  all that a node saw and did, to be replayed
 relay*.py    a link that can be slow, lossy or cut, for tests and demos
 recorder.py  writes down what a machine is told, for `surecast replay`
 """

@@ -3,9 +3,13 @@
 Mesh clients tell each other names and nothing else, so a name of that form must be enough to reach
 its node. An entry of the book goes before what the name says: that is how a link is led through a
 relay.
+
+A name may come from anybody, and a node says its credential to whomever it calls. So what only a
+name says is followed where a node may listen: on loopback, and elsewhere if `insecure` allows it.
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 from ipaddress import ip_address
 
 from surecast.core.types import Peer
@@ -28,12 +32,15 @@ class AddressBook:
     def remove(self, name: Peer) -> None:
         self._entries.pop(name, None)
 
-    def find(self, name: Peer) -> Address | None:
-        """Where `name` listens; None: nobody knows, it must come to us."""
+    def find(self, name: Peer, insecure: bool = False) -> Address | None:
+        """Where `name` listens; None: nobody knows, or nobody to be trusted; it must come to us."""
         found = self._entries.get(name)
-        return found if found is not None else own_address(name)
+        if found is None and (found := own_address(name)) is not None:
+            return found if insecure or is_loopback(found[0]) else None
+        return found
 
 
+@lru_cache(4096)  # asked for every datagram
 def own_address(name: Peer) -> Address | None:
     """The address a name carries behind its last @, if it does. Any text may come from a peer."""
     _, at, place = name.rpartition("@")
@@ -51,6 +58,7 @@ def with_address(name: Peer, address: Address) -> Peer:
     return f"{name.rpartition('@')[0] or name}@{f'[{host}]' if ':' in host else host}:{port}"
 
 
+@lru_cache(4096)
 def is_loopback(host: str) -> bool:
     if host == "localhost":
         return True

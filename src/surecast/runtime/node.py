@@ -12,7 +12,7 @@ is left everything it sent goes out, with one write a peer. The machine is never
 an effect, and every input goes through `step`, which is where a recorder listens.
 
 An exception from the machine is a bug of ours. The node then stops as if killed, and `failed`
-carries the exception to whoever waits for it.
+carries the exception to whoever waits for it. The recording ends with the input that did it.
 """
 
 import asyncio
@@ -32,17 +32,21 @@ from surecast.core.types import (
     CancelTimer,
     Close,
     Compact,
+    Congested,
     Deliver,
     Emit,
     Input,
     LogId,
     Machine,
     Peer,
+    PeerDown,
+    PeerUp,
     SaveState,
     Send,
     SetTimer,
     Start,
     Truncate,
+    Writable,
 )
 from surecast.core.wire import Codec
 from surecast.errors import ConfigError, UsageError
@@ -65,7 +69,7 @@ log = logging.getLogger("surecast.runtime")
 class Recorder(Protocol):
     def step(self, now_ns: int, inp: Any, effects: list[Any]) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self, *, orderly: bool = True) -> None: ...
 
 
 class Node:
@@ -171,17 +175,19 @@ class Node:
         self.settle()
 
     async def stop(self) -> None:
-        """Step the machine no more; let what it has sent and stored go out; close."""
+        """Step the machine no more; let what it has sent and stored go out; close.
+
+        What waits for a session that is not up is lost: the peer may never be there.
+        """
         if self.running:
             self.settle()
+        if self.running:  # still: the last inputs may have been its end
             self._halt()
             await self.sessions.drain()
             self.sessions.abort()
         self._stop_listening()
         await self.loop.run_in_executor(None, self.store.close)
-        if self._recorder is not None:
-            self._recorder.close()
-            self._recorder = None
+        self._stop_recording(orderly=True)
 
     def kill(self) -> None:
         """End as a killed process does: nothing drains, peers get a reset."""
@@ -189,6 +195,7 @@ class Node:
             self._halt()
             self.sessions.abort()
             self._stop_listening()
+            self._stop_recording(orderly=False)
 
     def _halt(self) -> None:
         self.running = False
@@ -201,6 +208,11 @@ class Node:
         if self._server is not None:
             self._server.close()
             self._server = None
+
+    def _stop_recording(self, orderly: bool) -> None:
+        if self._recorder is not None:
+            self._recorder.close(orderly=orderly)
+            self._recorder = None
 
     def fail(self, problem: Exception) -> None:
         if not self.running:
@@ -219,8 +231,20 @@ class Node:
 
     def post(self, inp: Any) -> None:
         """Add an input to the pass under way, or begin one soon."""
+        self._post(len(self.pending), inp)
+
+    def post_down(self, peer: Peer) -> None:
+        """A session has ended. The machine hears of it before all that waits, but for earlier news
+        of this peer: what it sends from now on goes into the next session, and it must know."""
+        at = 0
+        for place, waiting in enumerate(self.pending, 1):
+            if type(waiting) in _PEER_NEWS and waiting.peer == peer:
+                at = place
+        self._post(at, PeerDown(peer))
+
+    def _post(self, at: int, inp: Any) -> None:
         if self.running:
-            self.pending.append(inp)
+            self.pending.insert(at, inp)
             if not self._scheduled:
                 self._scheduled = True
                 self.loop.call_soon(self._soon)
@@ -240,7 +264,10 @@ class Node:
 
     def _collect(self) -> None:
         if self.running:
-            self.pending.extend(self.store.collect())
+            try:
+                self.pending.extend(self.store.collect())
+            except Exception as problem:
+                self.fail(problem)
             self.settle()
 
     def _watch_clock(self) -> None:
@@ -274,7 +301,13 @@ class Node:
         if not self.running:
             return
         now_ns = time.monotonic_ns()
-        effects = self._step(now_ns, inp)
+        try:
+            effects = self._step(now_ns, inp)
+        except Exception:
+            if self._recorder is not None:
+                with suppress(Exception):  # the machine's problem is the one to tell
+                    self._recorder.step(now_ns, inp, [])
+            raise
         if self._recorder is not None:
             self._recorder.step(now_ns, inp, effects)
         if not effects:
@@ -286,6 +319,8 @@ class Node:
             kind = type(effect)
             if kind is not Send:
                 _PERFORM[kind](self, effect)
+                if not self.running:  # the owner has ended us, from on_deliver or on_emit
+                    return
                 continue
             peer = effect.peer
             if effect.message is not said:  # else it goes to several peers
@@ -314,7 +349,10 @@ class Node:
     def _open(self, peer: Peer) -> Any:
         if peer == self.name:
             raise UsageError(f"{self.name} sends to itself")
-        return self.sessions.open(peer)
+        return self.sessions.opening.open(peer)
+
+    def find(self, peer: Peer) -> Address | None:
+        return self.book.find(peer, self._insecure)
 
     def hello(self, to: Peer, life: bytes, attempt: int) -> hello.Hello:
         region, epoch, role, credential = self._about
@@ -341,6 +379,9 @@ class Node:
     def _emit(self, effect: Emit) -> None:
         if self._on_emit is not None:
             self._on_emit(effect.event)
+
+
+_PEER_NEWS = frozenset((PeerUp, PeerDown, Congested, Writable))
 
 
 class _Table(dict[type, Callable[[Node, Any], None]]):

@@ -8,10 +8,11 @@ at the step that was the first to see it.
 
 Records collect in memory and are written in pieces by a thread, at the latest with the first step
 that comes a second after the last piece; the loop waits only if the disk falls `PIECES_MAX` of them
-behind. A recording that can no longer be written (or has become too long) ends there, with the
-reason in `problem`; the node goes on.
+behind. A recording that can no longer be written (or has become too long, or meets something that
+has no form in a recording) ends there, with the reason in `problem`; the node goes on.
 """
 
+import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -37,6 +38,8 @@ from surecast.storage.memory import MemoryDisk
 from surecast.storage.store import apply
 
 __all__ = ["Recorder", "recording_path"]
+
+log = logging.getLogger("surecast.runtime")
 
 FLUSH_BYTES = 256 << 10
 FLUSH_NS = 1 * SECOND
@@ -93,7 +96,12 @@ class Recorder:
         writer, mirror = self._writer, self._mirror
         if mirror.busy:
             self._relieve(mirror.look())
-        writer.step(now_ns, inp, effects)
+        try:
+            writer.step(now_ns, inp, effects)
+        except UsageError as error:
+            self._hand_over()
+            self._give_up(str(error))
+            return
         for effect in effects:
             if type(effect) in _STORAGE:
                 mirror.perform(effect)
@@ -107,11 +115,11 @@ class Recorder:
         while self._pieces:
             self._pieces.popleft().result()
 
-    def close(self) -> None:
-        """Say that the life ended in order, and let the file go. May be called twice."""
+    def close(self, *, orderly: bool = True) -> None:
+        """Say that the life ended in order, if so, and let the file go. May be called twice."""
         if self._file.closed:
             return
-        if not self.problem:
+        if orderly and not self.problem:
             self._writer.closed()
         self.flush()
         self._thread.shutdown()
@@ -133,7 +141,7 @@ class Recorder:
         pieces.append(self._thread.submit(self._write, data))
         self.nbytes += len(data)
         if self.nbytes > self._bytes_max:
-            self.problem = f"{self.path}: the limit of {self._bytes_max:,} bytes is reached"
+            self._give_up(f"the limit of {self._bytes_max:,} bytes is reached")
 
     def _write(self, data: bytes) -> None:
         """In the thread."""
@@ -142,7 +150,11 @@ class Recorder:
             while left:
                 left = left[self._file.write(left) :]
         except OSError as error:
-            self.problem = f"{self.path}: {error.strerror or error}"
+            self._give_up(error.strerror or str(error))
+
+    def _give_up(self, why: str) -> None:
+        self.problem = f"{self.path}: {why}"
+        log.warning("the recording ends: %s", self.problem)
 
 
 # ---------------------------------------------------------------- what became of it

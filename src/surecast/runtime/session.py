@@ -9,10 +9,11 @@ from surecast.core.wire import Buffer
 if TYPE_CHECKING:
     from surecast.runtime.tcp import Connection
 
-__all__ = ["DOWN", "OPENING", "UP", "Session"]
+__all__ = ["BREAKING", "DOWN", "OPENING", "UP", "Session"]
 
 OPENING: Final = "opening"
 UP: Final = "up"
+BREAKING: Final = "breaking"  # too much was sent into it; its end comes in a pass of its own
 DOWN: Final = "down"
 
 

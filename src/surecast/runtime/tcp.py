@@ -6,9 +6,10 @@ came of it once, at the end. What goes wrong with the bytes ends this connection
 
 import asyncio
 import struct
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from surecast.core.types import SECOND, Received
+from surecast.core.types import MS, SECOND, Received
 from surecast.core.wire import HEADER_SIZE, Buffer, frame_size
 from surecast.errors import PeerError
 from surecast.runtime.chunks import Chunk
@@ -37,6 +38,7 @@ ENDED: Final = "ended"  # what still comes is read and thrown away
 
 _BODY_LEN: Final = struct.Struct("<I")
 _BODY_LEN_AT: Final = 8
+_BURST_NS: Final = MS // 2  # a receive that kept us longer is the last before others have a turn
 _JOIN_BYTES_MAX: Final = 8 << 10  # buffers below this on average are cheaper copied than listed
 
 
@@ -84,7 +86,7 @@ class Connection(asyncio.BufferedProtocol):
             limits.high_water_bytes, limits.high_water_bytes // 2
         )
         self.expect(limits.handshake_timeout_ns)
-        self.sessions.connected(self)
+        self.sessions.opening.connected(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._chunk.room(self._frame_bytes)
@@ -95,6 +97,8 @@ class Connection(asyncio.BufferedProtocol):
         chunk = self._chunk
         chunk.fill += nbytes
         sessions.counters["tcp_bytes_in"] += nbytes
+        more = chunk.fill == len(chunk.view)
+        began_ns = monotonic_ns()
         try:
             if self.state is not READY:
                 self._early()
@@ -104,6 +108,15 @@ class Connection(asyncio.BufferedProtocol):
             sessions.fail(problem)
             return
         sessions.settle()
+        if more and monotonic_ns() - began_ns > _BURST_NS and not self.transport.is_closing():
+            # There is more, and uvloop would give it to us 32 times before it looks at anything
+            # else. One who floods us must not keep timers, disks and other peers waiting.
+            self.transport.pause_reading()
+            sessions.loop.call_soon(self._resume)
+
+    def _resume(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
 
     def eof_received(self) -> bool:
         return False  # the transport closes, and connection_lost follows
@@ -152,7 +165,7 @@ class Connection(asyncio.BufferedProtocol):
             self.refuse("the first frame must be a Hello")
         else:
             self.hello = hello
-            self.sessions.greeted(self, hello)
+            self.sessions.opening.greeted(self, hello)
 
     def _read(self) -> None:
         """Step the node with every whole frame. The hot loop."""
@@ -250,14 +263,28 @@ class Connection(asyncio.BufferedProtocol):
         """Close when all is written and the peer has closed, too; not later than a time-out."""
         self.state = ENDED
         self.expect(self.sessions.limits.handshake_timeout_ns)
-        if self.transport.can_write_eof() and not self.transport.is_closing():
-            self.transport.write_eof()
+        if not self.transport.is_closing():
+            try:
+                self.transport.write_eof()
+            except OSError:  # the peer has reset it: nobody is there to be told
+                self.abort()
 
     def close(self) -> None:
         """Close when all is written. Only where the peer will send nothing more."""
-        self._stop_waiting()
         self.state = ENDED
         self.transport.close()
+        self._linger(1 << 62)
+
+    def _linger(self, before: int) -> None:
+        """Give up on a peer that takes nothing of what is left for it."""
+        self._stop_waiting()
+        left = self.transport.get_write_buffer_size()
+        if left >= before:
+            self.sessions.counters["closes_given_up"] += 1
+            self.abort()
+        elif left:
+            timeout = self.sessions.limits.session_timeout_ns / SECOND
+            self._deadline = self.sessions.loop.call_later(timeout, self._linger, left)
 
     def abort(self) -> None:
         self._stop_waiting()

@@ -130,7 +130,7 @@ class Datagrams:
 
     def _find(self, peer: Peer) -> Any:
         """Where to send to; None: not known, or not yet."""
-        address = self.node.book.find(peer)
+        address = self.node.find(peer)
         if address is None:
             return self._return.get(peer)
         found = self._addresses.get(address)
@@ -198,7 +198,7 @@ class Datagrams:
         except PeerError:
             node.counters["udp_refused"] += 1
             return
-        if node.book.find(peer) is None and self._return.get(peer) != source:
+        if node.find(peer) is None and self._return.get(peer) != source:
             if len(self._return) >= _PEERS_MAX:
                 self._return.clear()
             self._return[peer] = source

@@ -19,6 +19,7 @@ Enough for real crashes; segments, and reads that do not live in memory, come wi
 """
 
 import errno
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -40,6 +41,8 @@ from surecast.storage.records import (
 from surecast.storage.store import apply, failed
 
 __all__ = ["Journal"]
+
+log = logging.getLogger("surecast.storage")
 
 _REWRITE_BYTES_MIN: Final = 16 << 20  # below this a journal may be all garbage
 _REWRITE_RATIO: Final = 3  # file bytes per live byte
@@ -119,11 +122,13 @@ class Journal:
 
     def _replay(self) -> None:
         """Bring memory to where the file is, and begin a new life."""
-        data = memoryview(self.path.read_bytes())
         end = 0
         try:
+            data = memoryview(self.path.read_bytes())
             for end, record in read_records(data, self._limits):  # noqa: B007
                 self._redo(record)
+        except OSError as problem:
+            raise StorageError(f"cannot read {self.path}: {problem}") from problem
         except StorageError as problem:
             raise StorageError(f"{self.path}: {problem}") from problem
         self.disk.sync()
@@ -131,7 +136,9 @@ class Journal:
         self.incarnation += 1
         try:
             self._file.cut(end)
-            self._file.append([number_record(LIFE, self.incarnation)])
+            _, unwritten = self._file.append([number_record(LIFE, self.incarnation)])
+            if unwritten is not None:  # the next life would take itself for this one
+                raise unwritten
             self._file.sync()
         except OSError as problem:
             raise StorageError(f"cannot write to {self.path}: {problem}") from problem
@@ -219,7 +226,12 @@ class Journal:
                 if self._failed or not self._queue:
                     return  # closing; and what is queued behind a failure has failed, too
                 group, self._queue = self._queue, []
-            done = self._commit(group)
+            try:
+                done = self._commit(group)
+            except Exception as bug:  # of ours: a writer that died in silence would answer nobody
+                log.exception("%s: nothing more is written", self.path)
+                self._file.give_up(OSError(errno.EIO, repr(bug)))
+                done = [(entry, "io") for entry in group if type(entry) is _Entry]
             with self._work:
                 self._done += done
                 self._failed = bool(done) and bool(done[-1][1])

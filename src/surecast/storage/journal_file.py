@@ -29,14 +29,14 @@ class JournalFile:
         self._marked = False
         self._broken: OSError | None = None
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            self._make_directory(path.parent)
             self._guard = os.open(path.parent / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as problem:
             raise StorageError(f"cannot open {path}: {problem}") from problem
         try:
             fcntl.flock(self._guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._file = self._open(path)
-            self._sync_directory()
+            self._sync_directory(path.parent)
         except OSError as problem:
             os.close(self._guard)
             why = "it is in use" if isinstance(problem, BlockingIOError) else str(problem)
@@ -67,14 +67,19 @@ class JournalFile:
         written, problem = _write_all(self._file, buffers)
         whole = bisect_right(ends, self.size + written)
         end = ends[whole - 1] if whole else self.size
-        if problem is not None:
-            os.ftruncate(self._file, end)
         self.size = end
+        if problem is not None:
+            try:
+                os.ftruncate(self._file, end)
+            except OSError as worse:  # what is torn stays there: nothing may follow it
+                self._broken = worse
         return whole, problem
 
+    def give_up(self, problem: OSError) -> None:
+        """Write nothing more; what is not synced may or may not be there."""
+        self._broken = problem
+
     def sync(self) -> None:
-        if self._broken is not None:
-            raise self._broken
         if self._durable:
             try:
                 os.fdatasync(self._file)
@@ -113,14 +118,25 @@ class JournalFile:
         os.close(self._file)
         self._file, self.size = file, size
         self._synced = size if self._durable else 0
-        self._sync_directory()
+        try:
+            self._sync_directory(self.path.parent)
+        except OSError as problem:  # after a crash, which of the two files will be there?
+            self._broken = problem
+            raise
 
     def _open(self, path: Path) -> int:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
-    def _sync_directory(self) -> None:
+    def _make_directory(self, path: Path) -> None:
+        """With those above it, each entered in its own for good."""
+        if not path.is_dir():
+            self._make_directory(path.parent)
+            path.mkdir(exist_ok=True)
+            self._sync_directory(path.parent)
+
+    def _sync_directory(self, path: Path) -> None:
         if self._durable:
-            directory = os.open(self.path.parent, os.O_RDONLY)
+            directory = os.open(path, os.O_RDONLY)
             try:
                 os.fsync(directory)
             finally:

@@ -7,6 +7,9 @@ wire frames, which carry checksums of their own; so the head's checksum covers t
 `synced` is what tells damage from a crash. It says up to where the file was known to be on disk
 when the record was written. A record that does not read, below what any later one calls synced, is
 damage: an error. Above that it is what a crash leaves of the last, unsynced writes: cut off.
+
+No crash leaves a file that opens with anything but a record's magic (or zeros), or a whole head of
+no known kind: that is another program's file, or a later version's, and not to be cut.
 """
 
 import struct
@@ -36,6 +39,7 @@ SAVE: Final = 4
 LIFE: Final = 5  # a life of the node begins; its number
 MARK: Final = 6  # nothing but its head's `synced`; the number is zero
 
+_KINDS: Final = (APPEND, TRUNCATE, COMPACT, SAVE, LIFE, MARK)
 _NO_LOG: Final = bytes(16)
 
 
@@ -86,6 +90,9 @@ def read_records(data: memoryview, limits: Limits) -> Iterator[tuple[int, Any]]:
     its offset if none does. After an Append or Compact the batches are views into `data`.
     """
     at = 0
+    opening = bytes(data[: len(_MAGIC)])
+    if opening.strip(b"\0") and opening != _MAGIC[: len(opening)]:
+        raise StorageError(f"not a journal, or one of a later version: it starts with {opening!r}")
     while at < len(data):
         try:
             end, record = _read(data, at, limits)
@@ -102,6 +109,8 @@ def read_records(data: memoryview, limits: Limits) -> Iterator[tuple[int, Any]]:
 
 def _read(data: memoryview, at: int, limits: Limits) -> tuple[int, Any]:
     kind, count, crc, nbytes, _, log = _read_head(data, at)
+    if kind not in _KINDS:
+        raise StorageError(f"the record at offset {at:,} is of kind {kind}: of a later version?")
     start = at + HEAD_SIZE
     end = start + nbytes + -nbytes % 8
     if end > len(data):
@@ -118,8 +127,8 @@ def _read(data: memoryview, at: int, limits: Limits) -> tuple[int, Any]:
         except msgspec.MsgspecError as problem:
             raise PeerError(f"a saved state that does not decode: {problem}") from None
         return end, SaveState(name, state, None)
-    if nbytes != _NUMBER.size or kind not in (TRUNCATE, LIFE, MARK):
-        raise PeerError(f"unknown record kind {kind} of {nbytes:,} bytes")
+    if nbytes != _NUMBER.size:
+        raise PeerError(f"a record of kind {kind} of {nbytes:,} bytes")
     (number,) = _NUMBER.unpack(payload)
     return end, Truncate(log, number) if kind == TRUNCATE else (kind, number)
 
