@@ -9,21 +9,13 @@ import pytest
 from surecast.columns.batch import Batch
 from surecast.core.types import MS, SECOND, Received, Start, TimerFired
 from surecast.lab import experiments
+from surecast.lab.sprinkler_driver import RATE, Driver, Load
 from surecast.lab.sprinkler_link import claims, findings, latencies, rows_of, verdict_of
-from surecast.lab.sprinkler_link_run import (
-    BATCH_BYTES,
-    BATCH_EVENTS,
-    QUICK,
-    RATE,
-    REGIONS,
-    Driver,
-    Plan,
-    Run,
-    simulate,
-)
+from surecast.lab.sprinkler_link_run import QUICK, REGIONS, Plan, Run, simulate
 from surecast.protocols.sprinkler.messages import PubAck, PubNack
 from surecast.sim.world import WALL_NS
 
+BATCH_EVENTS, BATCH_BYTES = Load(0).batch_events, Load(0).batch_bytes
 RETURNS = "after the repair it is as before"
 
 
@@ -106,11 +98,23 @@ def test_the_same_seed_gives_the_same_run():
     assert one.deliveries != other.deliveries
 
 
+@pytest.mark.slow
+def test_mesh_clients_get_everything_too_when_the_last_of_a_region_has_it():
+    plan = Plan(3, 5, 7, RATE // 2, clients=4)
+    run = simulate(1, plan)
+    assert (run.missing, run.misplaced, run.refused, run.unacknowledged) == (0, 0, 0, 0)
+    rows = rows_of(1, run)
+    assert all(row["resumed_s"] < 1 for row in rows if row["measure"] == "turning points")
+    verdict = verdict_of(rows)
+    assert verdict.id == "sprinkler-e4-mesh"
+    assert 0 < verdict.ours["from_server"].mean < 1
+
+
 # ---------------------------------------------------------------- the driver
 
 
 def test_a_driver_repeats_what_was_refused_in_order():
-    driver = Driver("s", "r0/0", 10 * SECOND, Random(1))
+    driver = Driver("s", "r0/0", Load(10 * SECOND), Random(1))
     driver.step(0, Start(WALL_NS, 1))
     driver.stream_id = bytes(16)
     sent = [driver.step(t * 10 * MS, TimerFired("publish"))[0].message.batch for t in range(4)]

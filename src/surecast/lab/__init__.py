@@ -5,8 +5,14 @@
 
 verdict.py        Experiment, Verdict, and how a run becomes three files
 figures.py        axes, lines and saving, so that all figures look alike
-sprinkler_link.py Sprinkler E4: a link between regions fails; its runs are in
-                  sprinkler_link_run.py, its figure in sprinkler_link_figure.py
+sprinkler_mesh.py Sprinkler E2: throughput of a mesh of clients; its figure is in
+                  sprinkler_mesh_figure.py, its runs are in sprinkler_mesh_run.py, the ways a mesh
+                  is run in sprinkler_mesh_points.py, what is published in sprinkler_driver.py
+sprinkler_load.py Sprinkler E3: its latency as the load grows
+sprinkler_economy.py  what a server sends as the mesh grows; mesh_measured.json is what real
+                  processes did
+sprinkler_link.py Sprinkler E4: a link between regions fails, without and with clients; its runs
+                  are in sprinkler_link_run.py, its figure in sprinkler_link_figure.py
 sprinkler_age.py  Sprinkler E5: how keys fade with age
 sprinkler_gc.py   Sprinkler E6: how much garbage collection by key saves; its workloads are in
                   sprinkler_keys.py, its figure in sprinkler_gc_figure.py
@@ -23,6 +29,9 @@ __all__ = ["SEEDS", "Experiment", "Progress", "Verdict", "experiments"]
 
 # Each module has a tuple EXPERIMENTS; the order here is the order of the list.
 _MODULES = (
+    "surecast.lab.sprinkler_mesh",
+    "surecast.lab.sprinkler_load",
+    "surecast.lab.sprinkler_economy",
     "surecast.lab.sprinkler_link",
     "surecast.lab.sprinkler_age",
     "surecast.lab.sprinkler_gc",

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from surecast.lab import figures
-from surecast.lab.sprinkler_link_run import FAILED, RATE, REGIONS
+from surecast.lab.sprinkler_link_run import FAILED, REGIONS
 from surecast.lab.verdict import Row
 
 __all__ = ["draw"]
@@ -29,20 +29,28 @@ SAID_OF_LATENCY = (
 
 def draw(rows: Sequence[Row], path: Path) -> None:
     at = {row["what"]: row["t"] for row in rows if row["measure"] == "plan"}
+    setup = next(row for row in rows if row["measure"] == "set-up")
+    rate = setup["rate"]
     figure, panels = figures.axes(2, 3, 14, 7.6)
     above, below = panels[:3], panels[3:]
     t, events = _over_seeds(rows, "throughput", "events")
-    _line(above, t, _share(events, len(REGIONS) ** 2), 0, "all events at all regions")
+    _line(above, t, _share(events, len(REGIONS) ** 2, rate), 0, "all events at all regions")
     for colour, (origin, region) in zip((2, 3), (FAILED, FAILED[::-1]), strict=True):
         t, events = _over_seeds(rows, "throughput", "events", origin=origin, region=region)
-        _line(above[1:], t, _share(events, 1), colour, f"events from {origin} at {region}")
+        _line(above[1:], t, _share(events, 1, rate), colour, f"events from {origin} at {region}")
     for colour, origin in ((0, "r0"), (1, "r2")):
         t, late_ms = _over_seeds(rows, "latency", "mean_ms", origin=origin)
         _line(below, t, late_ms, colour, f"events from {origin}")
     seeds = len({row["seed"] for row in rows})
     of = f"mean and range of {seeds} seeds, by 100 ms"
     _label(above, "E4a throughput", of, "share of the rate published [%]", "time [s]")
-    _label(below, "E4b latency to all regions", of, "ms", "time the event was published [s]")
+    _label(
+        below,
+        "E4b latency to all clients" if setup["clients"] else "E4b latency to all regions",
+        of,
+        "ms",
+        "time the event was published [s]",
+    )
     for whole, cut, mend in (above, below):
         whole.set_xlim(0, at["end"])
         cut.set_xlim(at["cut"] - 0.5, at["cut"] + 1.5)
@@ -62,9 +70,9 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     figures.save(figure, path)
 
 
-def _share(events: Floats, pairs: int) -> Floats:
+def _share(events: Floats, pairs: int, rate: int) -> Floats:
     """Events of 100 ms as per cent of what is published for so many (origin, region) pairs."""
-    return 1000 * events / (pairs * RATE)
+    return 1000 * events / (pairs * rate)
 
 
 def _over_seeds(

@@ -14,7 +14,7 @@ from tests.helpers import cluster_of
 
 HOUR = 3600 * SECOND
 PRESETS = {"default": MeshConfig(), "paper": paper_mesh()}
-SILENT_HUB = MeshConfig(gossip_ns=HOUR, shuffle_ns=HOUR, fanout=1)
+SILENT_HUB = MeshConfig(gossip_ns=HOUR, shuffle_ns=HOUR, fanout=1, server_fanout=1)
 
 
 class Watched(Client):

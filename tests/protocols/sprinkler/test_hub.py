@@ -70,7 +70,7 @@ def test_who_joins_gets_names_and_is_told_of_what_it_lacks() -> None:
 
 
 def test_what_is_new_is_told_to_a_few_that_do_not_have_it() -> None:
-    bench = Bench(fanout=2)
+    bench = Bench(server_fanout=2)
     bench.joins("a", "b", "c")
     bench.did()
     bench.commits(9)
@@ -110,7 +110,7 @@ def test_a_congested_client_is_not_told() -> None:
 
 
 def test_without_news_nothing_is_drawn_anew() -> None:
-    bench = Bench(fanout=1)
+    bench = Bench(server_fanout=1)
     bench.joins("a", "b")
     bench.did()
     bench.hub.on_timer(SHUFFLE)
@@ -124,7 +124,7 @@ def test_without_news_nothing_is_drawn_anew() -> None:
 
 
 def test_as_printed_every_shuffle_is_told() -> None:
-    bench = Bench(fanout=1, mutual=False)
+    bench = Bench(server_fanout=1, mutual=False)
     bench.joins("a", "b")
     bench.did()
     bench.hub.on_timer(SHUFFLE)
@@ -181,7 +181,7 @@ def test_a_stream_it_does_not_know_is_told_of_when_it_appears() -> None:
 
 
 def test_g12_servers_introduce_their_clients_to_each_other() -> None:
-    bench = Bench(server_every=1, fanout=1)
+    bench = Bench(server_every=1, server_fanout=1)
     bench.joins("a", "b")
     bench.did()
     bench.hub.on_timer(GOSSIP)

@@ -46,7 +46,9 @@ class Ordeal:
             {"east": 2, "west": 1},
             STREAMS,
             seed,
-            mesh=replace(PRESETS[preset], fanout=2),  # of so few clients servers would tell all
+            mesh=replace(
+                PRESETS[preset], fanout=2, server_fanout=2
+            ),  # of so few clients servers would tell all
             publishers=1,
             client={"keep_bytes_max": 20_000, "early_bytes_max": 10_000, "asks_max": 8},
             proxy={"compact_ns": 300 * MS, "compact_share": 0.2},

@@ -54,7 +54,7 @@ def full_views(cluster: Cluster) -> None:
 
 def last_before_a_pause(mutant: type | None) -> list[str]:
     """A few events, then nothing: the last ones still reach those that are picked later."""
-    mesh = MeshConfig(fanout=1, shuffle_ns=100 * MS, gossip_ns=HOUR, mutual=False)
+    mesh = MeshConfig(fanout=1, server_fanout=1, shuffle_ns=100 * MS, gossip_ns=HOUR, mutual=False)
     cluster = told(10, mutant, mesh, client=PATIENT)
     run(cluster, SECOND)
     full_views(cluster)
@@ -112,7 +112,7 @@ def names_that_die_out(mutant: type | None) -> list[str]:
 
     Chance alone strikes off five times as many as when a sender is sure to be known by one.
     """
-    mesh = MeshConfig(view_max=4, fanout=2, gossip_ns=200 * MS, server_every=10**9)
+    mesh = MeshConfig(view_max=4, fanout=2, server_fanout=2, gossip_ns=200 * MS, server_every=10**9)
     cluster = told(40, mutant, mesh)
     run(cluster, 30 * SECOND)
     unknown = 0

@@ -7,11 +7,13 @@ from surecast.core.types import MS, SECOND, Peer
 from surecast.errors import ConfigError
 
 __all__ = [
+    "BULK_DEADLINE_NS",
     "ClientConfig",
     "MeshConfig",
     "ProxyConfig",
     "PublisherConfig",
     "SubscriberConfig",
+    "bulk_mesh",
     "paper",
     "paper_mesh",
 ]
@@ -22,7 +24,8 @@ class MeshConfig:
     """How a region's clients, and its servers among them, pass events on to each other."""
 
     view_max: int = 20  # V: peers known, for each stream
-    fanout: int = 4  # F: how many of them are told at once of anything new
+    fanout: int = 4  # F: how many of them are picked, to be told at once of anything new
+    server_fanout: int = 4  # how many a server tells itself: its uplink carries a copy for each
     shuffle_ns: int = 1 * SECOND  # S: how often these are drawn again
     gossip_ns: int = 1 * SECOND  # G: how often a view is sent to a neighbour
     server_every: int = 10  # ... and each so many times to the region's server, to heal partitions
@@ -126,7 +129,7 @@ class ClientConfig:
     silence_ns: int = 1 * SECOND  # nothing new for so long: ask a server; while it has nothing ...
     silence_ns_max: int = 8 * SECOND  # ... ask less and less often, but at least so often
     asks_max: int = 64  # requests under way, for each stream
-    sessions_max: int = 64  # beyond, sessions with peers no longer known are closed
+    sessions_max: int = 400  # beyond, sessions with peers no longer known are closed
     streams_max: int = 1_000
 
     def __post_init__(self) -> None:
@@ -137,9 +140,23 @@ class ClientConfig:
 
 
 def paper_mesh(**options: Any) -> MeshConfig:
-    """The mesh as printed: every shuffle is announced to all it picked, whatever they have."""
+    """The mesh as printed: every shuffle is announced to all it picked, whatever they have, and a
+    server tells as many as a client does."""
     printed: dict[str, Any] = {"shuffle_ns": 30 * MS, "mutual": False, "notify_gap_ns": 0}
-    return MeshConfig(**{**printed, **options})
+    server_fanout = options.get("fanout", MeshConfig().fanout)
+    return MeshConfig(**{"server_fanout": server_fanout, **printed, **options})
+
+
+def bulk_mesh(**options: Any) -> MeshConfig:
+    """For streams that fill uplinks: fewer are told at once, as each will ask for a lot.
+
+    With who is picked telling back, two make four neighbours. A stalled client costs its neighbours
+    more than with the defaults. Goes with `ClientConfig(deadline_ns_min=BULK_DEADLINE_NS)`.
+    """
+    return MeshConfig(**{"fanout": 2, "server_fanout": 1, **options})
+
+
+BULK_DEADLINE_NS = 100 * MS  # an answer may wait this long in a full uplink
 
 
 def paper(region: str, name: Peer, regions: dict[str, tuple[Peer, ...]]) -> ProxyConfig:

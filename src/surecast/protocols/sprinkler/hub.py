@@ -30,6 +30,7 @@ class Mesh:
     known: dict[Peer, int] = field(default_factory=dict)  # what they have, or were told of
     told_ns: int = 0
     news: bool = False
+    settled: int = 0  # where the stream ended a gossip ago: who lacks some of this missed something
 
 
 class Hub:
@@ -74,9 +75,10 @@ class Hub:
             self._send(peer, MeshView(message.stream, tuple(mesh.view.peers), end, False))
         mesh.view.merge(peer, message.peers[: self.config.view_max], self.proxy.rng)
         mesh.known[peer] = max(mesh.known.get(peer, 0), message.end)
-        if len(mesh.active) < min(self.config.fanout, len(mesh.view.peers)):
+        if len(mesh.active) < min(self.config.server_fanout, len(mesh.view.peers)):
             self._shuffle(message.stream, mesh)
-        if 0 < message.end < end:
+        # Everybody is a little behind under load, and will hear from others.
+        if 0 < message.end < mesh.settled:
             self._tell(message.stream, end, mesh, [peer])
         if not self.running:
             self.running = True
@@ -146,8 +148,9 @@ class Hub:
         if not mesh.view.peers:
             del self.meshes[stream]
             return
+        end, mesh.settled = mesh.settled, self._end(stream)
         peer = self.proxy.rng.choice(mesh.view.peers)
-        self._send(peer, MeshView(stream, tuple(mesh.view.peers), self._end(stream), False))
+        self._send(peer, MeshView(stream, tuple(mesh.view.peers), end, False))
         if len(mesh.known) > 4 * self.config.view_max:
             near = {*mesh.view.peers, *mesh.active}
             mesh.known = {p: end for p, end in mesh.known.items() if p in near}
@@ -161,7 +164,7 @@ class Hub:
                 self._send(other, MeshView(stream, tuple(mesh.view.peers), 0, False))
 
     def _shuffle(self, stream: LogId, mesh: Mesh) -> None:
-        mesh.active = mesh.view.pick(self.config.fanout, self.proxy.rng)
+        mesh.active = mesh.view.pick(self.config.server_fanout, self.proxy.rng)
         mesh.news = False
         if end := self._end(stream):
             self._tell(stream, end, mesh, mesh.active)

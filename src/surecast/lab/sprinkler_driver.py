@@ -1,0 +1,114 @@
+"""What the simulated experiments of Sprinkler publish, and the driver that does it."""
+
+from collections import deque
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from surecast.columns.batch import Batch
+from surecast.columns.retention import KeepLast
+from surecast.core.types import MS, SECOND, Emit, Received, Send, SetTimer, Start, TimerFired
+from surecast.protocols.sprinkler.messages import (
+    CreateStream,
+    Opened,
+    PubAck,
+    Publish,
+    PubNack,
+    StreamOpened,
+)
+from surecast.protocols.sprinkler.publisher import anonymous_publisher
+
+__all__ = ["BATCH_NS", "OUR_BYTES", "PAPER_BYTES", "RATE", "RETAINED", "Driver", "Load"]
+
+RATE = 864_000  # events a second and region, the paper's load
+BATCH_NS = 10 * MS
+HEADER_BYTES = 128  # of a frame
+OUR_BYTES = 18.15  # what an event of ten bytes takes in a real frame
+PAPER_BYTES = 10.0  # ... and what the paper says it takes, with nothing around it
+RETAINED = 100_000_000  # the paper's rule: events older than this are garbage
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A steady stream: a batch of so many events every `BATCH_NS`, from `begin_ns` to `end_ns`."""
+
+    end_ns: int
+    begin_ns: int = 0
+    rate: int = RATE
+    event_bytes: float = OUR_BYTES
+
+    @property
+    def batch_events(self) -> int:
+        return self.rate * BATCH_NS // SECOND
+
+    @property
+    def batch_bytes(self) -> int:
+        return HEADER_BYTES + int(self.batch_events * self.event_bytes)
+
+
+class Driver:
+    """Opens a stream and publishes a batch every `BATCH_NS`, whatever the answers are.
+
+    A machine like `protocols.sprinkler.publisher`, but its batches only count events: they are
+    never made, so that a second of a million events costs the simulator a few hundred messages.
+    """
+
+    def __init__(self, stream: str, head: str, load: Load, rng: Random) -> None:
+        self.stream = stream
+        self.head = head
+        self.load = load
+        self.rng = rng
+        self.publisher = self.stream_id = b""
+        self.next_no = 1
+        self.waiting: deque[Batch] = deque()  # not acknowledged, oldest first
+        self.refused = 0
+
+    def step(self, now_ns: int, inp: Any) -> list[Any]:
+        if isinstance(inp, Received):
+            return self._on_answer(now_ns, inp.message)
+        if isinstance(inp, TimerFired):
+            return self._on_timer(now_ns, inp.key)
+        if isinstance(inp, Start):
+            self.publisher = anonymous_publisher(inp.wall_ns, self.rng)
+            # Chains need a moment to form; drivers do not run in step.
+            return [SetTimer("open", now_ns + 200 * MS + self.rng.randrange(BATCH_NS))]
+        return []
+
+    def _on_timer(self, now_ns: int, key: str) -> list[Any]:
+        if key == "open":
+            return [Send(self.head, CreateStream(self.stream, KeepLast(RETAINED)))]
+        if key == "again":
+            return [Send(self.head, Publish(self.stream_id, batch)) for batch in self.waiting]
+        if now_ns >= self.load.end_ns:
+            return []
+        batch = Batch.synthetic(
+            self.stream_id,
+            self.load.batch_events,
+            self.load.batch_bytes,
+            publisher=self.publisher,
+            pub_no=self.next_no,
+        )
+        self.next_no += batch.count
+        self.waiting.append(batch)
+        return [
+            Send(self.head, Publish(self.stream_id, batch)),
+            SetTimer("publish", now_ns + BATCH_NS),
+        ]
+
+    def _on_answer(self, now_ns: int, message: Any) -> list[Any]:
+        if isinstance(message, StreamOpened):
+            if message.info is None:
+                return [SetTimer("open", now_ns + 50 * MS)]
+            self.stream_id = message.info.stream_id
+            begin_ns = (
+                self.load.begin_ns + self.rng.randrange(BATCH_NS) if self.load.begin_ns else 0
+            )
+            opened = Emit(Opened(message.name, message.info))
+            return [opened, SetTimer("publish", max(now_ns, begin_ns))]
+        if isinstance(message, PubAck):
+            while self.waiting and self.waiting[0].pub_no <= message.pub_no:
+                self.waiting.popleft()  # a head acknowledges in order
+        elif isinstance(message, PubNack):
+            self.refused += 1
+            return [SetTimer("again", now_ns + 50 * MS)]
+        return []
