@@ -112,8 +112,6 @@ def verdict_of(rows: Sequence[Row]) -> Verdict:
         notes=[
             "Our mesh, fanout 4, shuffle time 1 s, settled views, clients spread over the three "
             "replicas. There is nothing to beat.",
-            "Every 1000th view is shown to a server; if every 10th is, servers tell n/10 clients "
-            "a second of what they lack just then, and the share stops falling at about 0.1 %.",
         ],
     )
 

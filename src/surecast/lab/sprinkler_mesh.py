@@ -134,9 +134,8 @@ NOTES = [
     "Printed: an event takes 10 bytes, all clients of a region turn to its tail, the tail tells F "
     "of them, and all redraw whom they tell each S. Steady tail: the same, but the tail itself "
     "redraws only each second. Ours: 18.15 bytes, clients spread over the three replicas, each of "
-    "which tells one; who is picked tells back, so a client has 2F neighbours. Untuned: each "
-    "replica tells F, a peer is given 20 ms, not 100, before a server is asked, a client has at "
-    "most 64 sessions, not 400, and shows every 10th view to a server, not every 1000th.",
+    "which tells one; who is picked tells back, so a client has 2F neighbours. Untuned: the "
+    "defaults; each replica tells F, and a peer is given 20 ms, not 100, before a server is asked.",
     "Meshes of different regions share nothing but what their proxies pass on, so one region has "
     "clients (r2, the farthest); one run with 1000 in each of the three checks that.",
     "Views are random from the start; mixing them by gossip would take longer than the run. "
