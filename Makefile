@@ -6,6 +6,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 JOBS ?= 2
 SEEDS ?= 500
+ROUNDS ?= 20
 
 INSTALLED := $(VENV)/.installed
 WARM := $(VENV)/.warm
@@ -27,9 +28,10 @@ check: setup  ## format, lint, types and the quick tests: under a minute
 	$(PY) -m mypy
 	$(PY) -m pytest -n $(JOBS) -q -m "not slow"
 
-torture: setup  ## the Sprinkler swarms, without and with meshes, under all faults; SEEDS=500
+torture: setup  ## swarms without and with meshes, then real processes, under all faults
 	$(VENV)/bin/surecast sim sprinkler --seeds $(SEEDS)
 	$(VENV)/bin/surecast sim sprinkler-mesh --seeds $(SEEDS)
+	$(PY) -m surecast.swarm.rounds --rounds $(ROUNDS)
 
 bench: setup  ## measure; appends to bench/results.jsonl
 	$(PY) bench/run.py

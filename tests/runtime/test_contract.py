@@ -274,12 +274,13 @@ class Wired:
     async def settle(self) -> None:
         cast = self.cast
         marks = cast.marks()
-        while not cast.all_heard_all(marks):
-            for a in self.names:
-                for b in self.names:
-                    if a != b:
-                        self.nodes[a].give(Tell(b, 1, 20))
-            await asyncio.sleep(0.05)
+        async with asyncio.timeout(30):
+            while not cast.all_heard_all(marks):
+                for a in self.names:
+                    for b in self.names:
+                        if a != b:
+                            self.nodes[a].give(Tell(b, 1, 20))
+                await asyncio.sleep(0.05)
         await until(cast.all_answered, "something sent was never answered")
         for node in self.nodes.values():
             if node.failed.done():

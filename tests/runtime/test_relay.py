@@ -20,7 +20,7 @@ from tests.runtime.relay_ends import (
 )
 
 from surecast.core.types import MS
-from surecast.errors import ConfigError, UsageError
+from surecast.errors import ConfigError, SurecastError, UsageError
 from surecast.runtime.relay import LinkSpec, Relay, RelayLimits, RelayProcess, RelaySpec, Shape
 from surecast.runtime.relay_wire import Lane
 
@@ -157,6 +157,17 @@ def test_a_relay_process_does_as_it_is_told() -> None:
 def test_a_relay_process_that_cannot_start_says_so(capfd: pytest.CaptureFixture[str]) -> None:
     with socket.create_server((HERE, 0)) as taken:
         link = LinkSpec("a", (HERE, 9), listen=taken.getsockname())
-        with pytest.raises(UsageError, match="has ended"):
+        with pytest.raises(SurecastError, match="has ended"):
             RelayProcess(RelaySpec(seed=1, links=(link,)))
     assert "in use" in capfd.readouterr().err
+
+
+def test_a_relay_process_that_was_killed_says_so_and_can_be_closed() -> None:
+    with RelayProcess(RelaySpec(seed=1)) as relay:
+        assert relay.alive
+        relay._process.kill()
+        relay._process.wait()
+        assert not relay.alive
+        for _ in range(2):
+            with pytest.raises(SurecastError, match="has ended"):
+                relay.cut("w")

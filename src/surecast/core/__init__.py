@@ -8,5 +8,6 @@ none of it does IO.
 - `machine`, `stack`: the shape most machines share, and machines made of layers.
 - `replicated`, `disk`: what a layer of replicated logs offers; reading a log through.
 - `wire`: frames and control messages, bytes to objects and back, with limits and checksums.
+- `canon`, `record`, `recording`: what a machine was told and answered, as bytes in a file.
 - `config`: TOML to typed configuration, with errors a person can act on.
 """

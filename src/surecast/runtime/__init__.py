@@ -12,6 +12,7 @@ timers.py    timers, and the watch on the wall clock
 book.py      names to addresses
 listen.py    TCP and UDP sockets at one port
 limits.py    how long to wait, how much to hold
+run.py       the event loop of a process of nodes
 relay*.py    a link that can be slow, lossy or cut, for tests and demos
 recorder.py  writes down what a machine is told, for `surecast replay`
 """

@@ -37,6 +37,7 @@ import select
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -292,6 +293,10 @@ class RelayProcess:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
     def add(self, link: LinkSpec) -> Address:
         address: Address = msgspec.convert(self._ask({"add": link}), Address)
         self.addresses[link.name] = address
@@ -317,7 +322,8 @@ class RelayProcess:
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.close()
+        with suppress(OSError):  # it has ended before, with a command unread
+            process.stdin.close()
         try:
             process.wait(ANSWER_MS / 1000)
         except subprocess.TimeoutExpired:
@@ -327,8 +333,11 @@ class RelayProcess:
 
     def _ask(self, command: dict[str, Any]) -> Any:
         assert self._process.stdin is not None
-        self._process.stdin.write(msgspec.json.encode(command) + b"\n")
-        self._process.stdin.flush()
+        try:
+            self._process.stdin.write(msgspec.json.encode(command) + b"\n")
+            self._process.stdin.flush()
+        except OSError:
+            raise SurecastError("the relay's process has ended") from None
         answer = self._listen()
         if "error" in answer:
             raise UsageError(answer["error"])
@@ -342,7 +351,7 @@ class RelayProcess:
         poll.register(out, select.POLLIN)
         line = out.readline() if poll.poll(ANSWER_MS) else b""
         if not line:
-            raise UsageError("the relay's process has ended or does not answer")
+            raise SurecastError("the relay's process has ended or does not answer")
         answer: dict[str, Any] = msgspec.json.decode(line)
         return answer
 

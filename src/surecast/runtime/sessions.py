@@ -160,21 +160,27 @@ class Sessions:
     def lost(self, connection: Connection, problem: Exception | None) -> None:
         """A connection is no more."""
         self.connections.pop(connection, None)
-        session, connection.session = connection.session, None
+        session = self._part(connection)
         if session is None:
             return
-        if session.parked is connection:
-            session.parked = None
-        elif session.connection is connection:
-            session.connection = None
-            if session.state is UP:
-                self.counters["sessions_lost"] += 1
-                self.down(session)
-            elif session.state is OPENING and connection.dialled:
-                self.opening.failed(session, describe(problem))
-            elif session.state is OPENING:
-                self.opening.jilted(session)
+        if session.state is UP:
+            self.counters["sessions_lost"] += 1
+            self.down(session)
+        elif session.state is OPENING and connection.dialled:
+            self.opening.failed(session, describe(problem))
+        elif session.state is OPENING:
+            self.opening.jilted(session)
         self.settle()
+
+    def _part(self, connection: Connection) -> Session | None:
+        """Take a connection from its session; that session, if it was made of this connection."""
+        session, connection.session = connection.session, None
+        if session is not None and session.parked is connection:
+            session.parked = None
+        elif session is not None and session.connection is connection:
+            session.connection = None
+            return session
+        return None
 
     def refused(self, connection: Connection, why: str) -> None:
         """The peer has told us why it will not speak with us."""
@@ -191,17 +197,13 @@ class Sessions:
         self._disown(connection)
 
     def _disown(self, connection: Connection) -> None:
-        session, connection.session = connection.session, None
+        session = self._part(connection)
         if session is None:
             return
-        if session.parked is connection:
-            session.parked = None
-        elif session.connection is connection:
-            session.connection = None
-            if session.state is UP:
-                self.down(session, quiet=True)
-            else:
-                self.opening.failed(session, "refused")
+        if session.state is UP:
+            self.down(session, quiet=True)
+        else:
+            self.opening.failed(session, "refused")
 
     def _who(self, connection: Connection) -> str:
         if connection.session is not None:

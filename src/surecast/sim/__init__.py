@@ -13,6 +13,7 @@ faults.py     faults as values, to be drawn and scheduled
 costs.py      what computing costs
 sizes.py      how large a message is
 trace.py      the record of a run, its digest and its table
+playback.py   recordings of real nodes, lived again
 """
 
 from surecast.core.machine import NodeContext

@@ -4,23 +4,32 @@
         fleet.open("orders", "east", LatestPerKey())
         fleet.publish("orders", rows=10, every_ns=5 * MS)
         fleet.kill("east/1")
-        fleet.wait(lambda: fleet.settled())
+        fleet.restart("east/1")
+        fleet.wait(lambda: fleet.least("orders") > 1000)
+        fleet.quiet()
+        fleet.wait(fleet.settled)
         fleet.judge().violations  # []
 
 Each replica, configuration service, publisher and client is a process; regions reach each other,
 and clients each other, through a relay that can delay, lose and cut. `swarm.cluster` is the same
 deployment in the simulator, and the same judge looks at both.
+
+A process that ends although nobody killed it is a fault of ours: `wait` raises what its log says
+last, and `judge` counts it. Logs, journals and recordings stay in `folder`.
 """
 
 import multiprocessing
 import os
+import random
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
-from random import Random
 from typing import Any
+
+import msgspec
 
 from surecast.columns.batch import DATA
 from surecast.columns.retention import Policy
@@ -32,14 +41,14 @@ from surecast.runtime.relay import LinkSpec, RelayProcess, RelaySpec, Shape
 from surecast.swarm import process
 from surecast.swarm.process import ProcessSpec
 
-__all__ = ["Fleet", "Worker"]
+__all__ = ["Fleet", "Worker", "end"]
 
 HOST = "127.0.0.1"
 PORTS = range(20_000, 32_000)  # below those the system hands out by itself
 ANSWER_S = 60.0  # a live process that does not answer for so long is broken
+END_S = 30.0  # ... and one that does not end is killed
 
 Address = tuple[str, int]
-Start = tuple[str, str, dict[str, Any], Address]  # a node's name, role, arguments, where it listens
 
 
 class Worker:
@@ -47,10 +56,11 @@ class Worker:
 
     def __init__(self, spec: ProcessSpec) -> None:
         self.spec = spec
-        self.stopped = False  # by SIGSTOP
-        self.start()
+        self._start()
 
-    def start(self) -> None:
+    def _start(self) -> None:
+        self.stopped = False  # by SIGSTOP
+        self.killed = False  # by us, so that it is no surprise
         # Forked from a server that has everything imported: milliseconds, and no compiled kernel
         # is loaded twice.
         context = multiprocessing.get_context("forkserver")
@@ -64,32 +74,81 @@ class Worker:
     def alive(self) -> bool:
         return self.process.is_alive()
 
-    def hear(self) -> Any:
-        if not self.control.poll(ANSWER_S):
-            raise SurecastError(f"{self.spec.name} does not answer")
-        try:
-            return self.control.recv()
-        except (EOFError, OSError):
-            log = Path(self.spec.folder) / f"{process.file_name(self.spec.name)}.log"
-            words = log.read_text()[-2000:] if log.exists() else "it never began"
-            raise SurecastError(f"{self.spec.name} has ended: {words}") from None
+    @property
+    def crashed(self) -> bool:
+        return not self.killed and not self.alive
+
+    def ready(self) -> None:
+        """Wait until it runs; it says so by itself."""
+        said = self._hear()
+        assert said == "ready", said
 
     def ask(self, verb: str, *args: Any) -> Any:
-        self.control.send((verb, *args))
-        return self.hear()
+        if self.stopped:
+            raise UsageError(f"{self.spec.name} is stopped: it cannot answer before `cont`")
+        try:
+            self.control.send((verb, *args))
+        except OSError:
+            raise SurecastError(self.last_words()) from None
+        return self._hear()
+
+    def _hear(self) -> Any:
+        try:
+            if self.control.poll(ANSWER_S):
+                return self.control.recv()
+        except (EOFError, OSError):
+            raise SurecastError(self.last_words()) from None
+        self.process.kill()  # what it may still say would be taken for another answer
+        raise SurecastError(f"no answer for {ANSWER_S:.0f} s, killed: {self.last_words()}")
+
+    def last_words(self) -> str:
+        """How it ended, and what it logged last."""
+        self.process.join(END_S)
+        log = process.log_path(self.spec)
+        words = log.read_text(errors="replace")[-2000:] if log.exists() else ""
+        return f"{self.spec.name} has ended, exit code {self.process.exitcode}; " + (
+            f"{log} ends with:\n{words}" if words else f"nothing in its log, {log}"
+        )
 
     def signal(self, number: int) -> None:
         assert self.process.pid is not None
-        os.kill(self.process.pid, number)
+        if self.alive:  # else the number may be another's by now
+            with suppress(ProcessLookupError):
+                os.kill(self.process.pid, number)
 
-    def end(self) -> None:
-        if self.stopped:
-            self.signal(signal.SIGCONT)
-        self.control.close()  # it ends when it sees that
-        self.process.join(10)
+    def stop(self) -> None:
+        self.stopped = True
+        self.signal(signal.SIGSTOP)
+
+    def cont(self) -> None:
+        self.signal(signal.SIGCONT)
+        self.stopped = False
+
+    def kill(self) -> None:
+        self.killed = True
+        self.process.kill()  # works on a stopped one, too
+        self.process.join()
+        self.stopped = False
+
+    def restart(self) -> None:
         if self.alive:
-            self.process.kill()
-            self.process.join()
+            raise UsageError(f"{self.spec.name} is running: `kill` it before it can start again")
+        self.control.close()
+        self.spec = msgspec.structs.replace(self.spec, life=self.spec.life + 1)
+        self._start()
+        self.ready()
+
+
+def end(workers: Iterable[Worker]) -> None:
+    """End processes, all at once: in order if they can, else by force."""
+    workers = list(workers)
+    for worker in workers:
+        worker.cont()
+        worker.control.close()  # it ends when it sees that
+    limit = time.monotonic() + END_S
+    for worker in workers:
+        worker.process.join(max(0.0, limit - time.monotonic()))
+        worker.kill()
 
 
 class Fleet:
@@ -116,22 +175,22 @@ class Fleet:
         self.wan = wan or Shape(delay_ns=10 * MS, jitter_ns=MS)
         self.lan = lan or Shape()
         self.regions = {r: tuple(f"{r}/{n}" for n in range(count)) for r, count in regions.items()}
-        self.rng = Random(f"{seed}/fleet")
-        self.ports = list(PORTS)
-        self.rng.shuffle(self.ports)
+        # Not from the seed: fleets side by side must not try the same ports in the same order.
+        self._ports = iter(random.sample(PORTS, len(PORTS)))
         self.workers: dict[str, Worker] = {}
         self.clients: list[str] = []
         self.audits: list[str] = []
-        self.records: dict[str, Record] = {}
+        self.policies: dict[str, Policy] = {}
         self.streams: dict[str, LogId] = {}
         self.owners: dict[str, str] = {}
-        self.failures: list[str] = []
-        self.relay = RelayProcess(RelaySpec(seed))
         self.homes: dict[str, Address] = {}  # where servers listen
+        self.relay = RelayProcess(RelaySpec(seed))
         try:
             self._found()
-            for region in self.regions:
-                self._add_publisher(region)
+            self._spawn(
+                self._spec(f"{region}/pub", "publisher", {"replicas": nodes})
+                for region, nodes in self.regions.items()
+            )
             self.add_clients(clients)
         except BaseException:
             self.close()
@@ -146,8 +205,7 @@ class Fleet:
     # ------------------------------------------------------------ building
 
     def _free_port(self) -> int:
-        while True:
-            port = self.ports.pop()
+        for port in self._ports:
             with socket.socket() as tcp, socket.socket(type=socket.SOCK_DGRAM) as udp:
                 try:
                     tcp.bind((HOST, port))
@@ -155,6 +213,7 @@ class Fleet:
                 except OSError:
                     continue
                 return port
+        raise SurecastError(f"no port in {PORTS} is free for both TCP and UDP")
 
     def _found(self) -> None:
         """Start the servers; each region's book leads to the others through the relay."""
@@ -162,28 +221,21 @@ class Fleet:
             for name in (*nodes, f"{region}/config"):
                 self.homes[name] = (HOST, self._free_port())
         for region, nodes in self.regions.items():
-            self.relay_links(region)
-            args = {"region": region, "replicas": nodes}
-            self._spawn([(f"{region}/config", "service", args, self.homes[f"{region}/config"])])
-            replica = {
-                "region": region,
-                "regions": self.regions,
-                "mesh": self.mesh,
-                "chain": self.chain,
-            }
-            self._spawn([(name, "replica", replica, self.homes[name]) for name in nodes])
+            self._add_links(region)
+            self._spawn([self._spec(f"{region}/config", "service", {"replicas": nodes})])
+            args = {"regions": self.regions, "mesh": self.mesh, "chain": self.chain}
+            self._spawn([self._spec(name, "replica", args) for name in nodes])
 
-    def relay_links(self, region: str) -> None:
+    def _add_links(self, region: str) -> None:
         """One wire for each pair of regions; links of the second region run against it."""
         for other, nodes in self.regions.items():
             if other == region:
                 continue
             wire, against = f"{min(region, other)}-{max(region, other)}", region > other
             for name in nodes:
-                link = f"{region}>{name}"
                 self.relay.add(
                     LinkSpec(
-                        link,
+                        f"{region}>{name}",
                         self.homes[name],
                         wire=wire,
                         forward=self.wan,
@@ -193,58 +245,70 @@ class Fleet:
                 )
 
     def _book(self, region: str) -> dict[str, Address]:
-        book = {}
-        for name, address in self.homes.items():
-            at_home = name.split("/")[0] == region
-            book[name] = address if at_home else self.relay.addresses.get(f"{region}>{name}")
-        return {name: address for name, address in book.items() if address is not None}
+        book = {n: home for n, home in self.homes.items() if _region(n) == region}
+        for other, nodes in self.regions.items():
+            if other != region:
+                book.update((name, self.relay.addresses[f"{region}>{name}"]) for name in nodes)
+        return book
 
-    def _spawn(self, nodes: list[Start]) -> None:
-        """Start processes side by side and wait until each is ready."""
-        for name, role, args, listen in nodes:
-            region = name.split("/")[0]
-            self.workers[name] = Worker(
-                ProcessSpec(
-                    name,
-                    role,
-                    args,
-                    listen,
-                    self._book(region),
-                    str(self.folder),
-                    self.seed,
-                    record=self.record,
-                )
-            )
-        for name, *_ in nodes:
-            assert self.workers[name].hear() == "ready"
+    def _spec(
+        self, name: str, role: str, args: dict[str, Any], listen: Address | None = None
+    ) -> ProcessSpec:
+        region = _region(name)
+        return ProcessSpec(
+            name,
+            role,
+            {"region": region, **args},
+            listen or self.homes.get(name) or (HOST, self._free_port()),
+            self._book(region),
+            str(self.folder),
+            self.seed,
+            record=self.record,
+        )
 
-    def _add_publisher(self, region: str) -> None:
-        args = {"region": region, "replicas": self.regions[region]}
-        self._spawn([(f"{region}/pub", "publisher", args, (HOST, self._free_port()))])
+    def _spawn(self, specs: Iterable[ProcessSpec]) -> list[str]:
+        """Start processes side by side and wait until each is ready; their names."""
+        names = []
+        for spec in specs:
+            assert spec.name not in self.workers, spec.name
+            self.workers[spec.name] = Worker(spec)
+            names.append(spec.name)
+        for name in names:
+            self.workers[name].ready()
+        return names
 
     def add_clients(self, count: int) -> None:
         """So many mesh clients to each region; what reaches a client comes through the relay."""
-        new: list[Start] = []
+        new: list[ProcessSpec] = []
         for region, nodes in self.regions.items():
-            args = {"region": region, "replicas": nodes[::-1], "mesh": self.mesh}
+            args = {"replicas": nodes[::-1], "mesh": self.mesh}
             for _ in range(count):
                 plain = f"{region}/c{len(self.clients) + len(new)}"
                 home = (HOST, self._free_port())
                 host, port = self.relay.add(
                     LinkSpec(plain, home, wire=plain, forward=self.lan, back=self.lan)
                 )
-                new.append((f"{plain}@{host}:{port}", "client", args, home))
-        self._spawn(new)
-        self.clients += [name for name, *_ in new]
-        for name, *_ in new:
-            self.workers[name].ask("follow", list(self.streams.values()), 1)
+                new.append(self._spec(f"{plain}@{host}:{port}", "client", args, home))
+        self.clients += (names := self._spawn(new))
+        self._follow(names, list(self.streams.values()))
+
+    def _follow(self, readers: list[str], streams: list[LogId]) -> None:
+        for name in readers:
+            self.workers[name].ask("follow", streams, 1)
 
     # ------------------------------------------------------------ driving
 
     def wait(self, condition: Callable[[], bool], within_s: float = 120.0) -> None:
         """Until a condition holds. The time is a limit for broken runs, never a measure."""
         limit = time.monotonic() + within_s
-        while not condition():
+        while True:
+            for worker in self.workers.values():
+                if worker.crashed:
+                    raise SurecastError(worker.last_words())
+            if not self.relay.alive:
+                raise SurecastError("the relay has ended, and all links with it")
+            if condition():
+                return
             if time.monotonic() > limit:
                 raise SurecastError(f"waited {within_s} s in vain; {self.describe()}")
             time.sleep(0.05)
@@ -255,9 +319,8 @@ class Fleet:
         self.wait(lambda: stream in publisher.ask("status")["opened"])
         self.streams[stream] = publisher.ask("status")["opened"][stream]
         self.owners[stream] = owner
-        self.records[stream] = Record(stream, policy)
-        for name in self.clients:
-            self.workers[name].ask("follow", [self.streams[stream]], 1)
+        self.policies[stream] = policy
+        self._follow(self.clients, [self.streams[stream]])
 
     def publish(self, stream: str, rows: int, every_ns: int, keys: int = 50) -> None:
         publisher = self.workers[f"{self.owners[stream]}/pub"]
@@ -269,23 +332,20 @@ class Fleet:
                 worker.ask("quiet")
 
     def kill(self, name: str) -> None:
-        self.workers[name].process.kill()
-        self.workers[name].process.join()
+        """SIGKILL. A publisher alone knows what it offered and is the judge's witness: not it."""
+        if name.endswith("/pub"):
+            raise UsageError(f"{name} cannot be killed: nobody else knows what it published")
+        self.workers[name].kill()
 
     def restart(self, name: str) -> None:
-        worker = self.workers[name]
-        worker.spec = _again(worker.spec)
-        worker.start()
-        assert worker.hear() == "ready"
+        self.workers[name].restart()
 
     def stop(self, name: str) -> None:
         """SIGSTOP: the process is there and does nothing."""
-        self.workers[name].stopped = True
-        self.workers[name].signal(signal.SIGSTOP)
+        self.workers[name].stop()
 
     def cont(self, name: str) -> None:
-        self.workers[name].signal(signal.SIGCONT)
-        self.workers[name].stopped = False
+        self.workers[name].cont()
 
     # ------------------------------------------------------------ looking
 
@@ -303,16 +363,13 @@ class Fleet:
         return min(p[stream] for p in self.positions(readers).values())
 
     def settled(self, readers: list[str] | None = None) -> bool:
-        """Everything offered is acknowledged, and all readers are at one end beyond it."""
+        """All that was offered is acknowledged, and all readers that run are at one end past it."""
         ends: dict[str, int] = {}
         for stream, owner in self.owners.items():
-            publisher = self.workers[f"{owner}/pub"]
-            if publisher.ask("status")["unacknowledged"]:
+            status = self.workers[f"{owner}/pub"].ask("status")
+            if status["unacknowledged"]:
                 return False
-            of_stream = [
-                a for a in publisher.ask("results")["acked"] if a[0] == self.streams[stream]
-            ]
-            ends[stream] = max((seq + count for _, _, count, seq in of_stream), default=1)
+            ends[stream] = status["ends"].get(self.streams[stream], 1)
         positions = self.positions(readers).values()
         return all(
             len({p[s] for p in positions}) == 1 and min(p[s] for p in positions) >= end
@@ -320,21 +377,20 @@ class Fleet:
         )
 
     def audit(self) -> None:
-        """Read every replica afresh, from the first position of every stream."""
-        new: list[Start] = []
-        for region, nodes in self.regions.items():
-            for node in nodes:
-                args = {"region": region, "replicas": [node]}
-                new.append((f"{node}.audit", "subscriber", args, (HOST, self._free_port())))
-        self._spawn(new)
-        self.audits = [name for name, *_ in new]
-        for name in self.audits:
-            self.workers[name].ask("follow", list(self.streams.values()), 1)
+        """Read every replica afresh, from the first position of every stream. Once."""
+        self.audits = self._spawn(
+            self._spec(f"{node}.audit", "subscriber", {"replicas": [node]})
+            for nodes in self.regions.values()
+            for node in nodes
+        )
+        self._follow(self.audits, list(self.streams.values()))
         self.wait(lambda: self.settled(self.audits + self.clients))
 
     def judge(self) -> Tally:
         """The verdict, from what publishers were told and what readers wrote down."""
         tally = Tally()
+        tally.violations += [w.last_words() for w in self.workers.values() if w.crashed]
+        records = {s: Record(s, policy) for s, policy in self.policies.items()}
         names = {stream_id: name for name, stream_id in self.streams.items()}
         for name in [n for n in self.workers if n.endswith("/pub")]:
             results = self.workers[name].ask("results")
@@ -343,33 +399,37 @@ class Fleet:
                 for i, value in enumerate(offered):
                     values[stream_id, first + i] = value
                     event = Offered(name, first + i, DATA, keys[i], value, None)
-                    self.records[names[stream_id]].offered[value] = event
+                    records[names[stream_id]].offered[value] = event
             for stream_id, pub_no, count, seq in results["acked"]:
                 for i in range(count):
-                    self.records[names[stream_id]].acked[values[stream_id, pub_no + i]] = seq + i
+                    records[names[stream_id]].acked[values[stream_id, pub_no + i]] = seq + i
             tally.violations += [f"{name}: {failed}" for failed in results["failed"]]
         for reader in (*self.clients, *self.audits):
             readings = {s: Reading(reader) for s in self.streams}
             for batch in process.read_delivered(process.delivered_path(str(self.folder), reader)):
                 readings[names[batch.stream_id]].take((batch,))
             for stream, reading in readings.items():
-                record = self.records[stream]
+                record = records[stream]
                 reading.settled = reading.position
                 (record.audits if reader in self.audits else record.readings).append(reading)
-        for record in self.records.values():
+        for record in records.values():
             check(record, tally)
         return tally
 
     def describe(self) -> str:
         ended = [n for n, w in self.workers.items() if not w.alive]
-        return f"positions {self.positions()}, ended {ended}, seed {self.seed}, in {self.folder}"
+        try:
+            positions = str(self.positions())
+        except SurecastError as error:
+            positions = f"unknown ({error})"
+        return f"positions {positions}, ended {ended}, seed {self.seed}, in {self.folder}"
 
     def close(self) -> None:
-        for worker in self.workers.values():
-            worker.end()
-        self.relay.close()
+        try:
+            end(self.workers.values())
+        finally:
+            self.relay.close()
 
 
-def _again(spec: ProcessSpec) -> ProcessSpec:
-    fields = {name: getattr(spec, name) for name in spec.__struct_fields__}
-    return ProcessSpec(**{**fields, "life": spec.life + 1})
+def _region(name: str) -> str:
+    return name.partition("/")[0]

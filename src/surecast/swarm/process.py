@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from surecast.columns.batch import Batch
-from surecast.core.types import MS, LogId
+from surecast.core.types import LogId
 from surecast.core.wire import HEADER_SIZE, Codec, decode_batch, encode_batch, frame_size
 from surecast.protocols.chain.config import ChainConfig
 from surecast.protocols.chain.service import ConfigService
@@ -33,12 +33,11 @@ from surecast.protocols.sprinkler.config import (
     PublisherConfig,
     SubscriberConfig,
 )
-from surecast.protocols.sprinkler.messages import Acked, Failed, Follow, Following, Offer, Opened
+from surecast.protocols.sprinkler.messages import Acked, Failed, Follow, Offer, Opened
 from surecast.protocols.sprinkler.publisher import Publisher
 from surecast.protocols.sprinkler.subscriber import Subscriber
 from surecast.registry import message_types
 from surecast.runtime.book import AddressBook
-from surecast.runtime.limits import RuntimeLimits
 from surecast.runtime.node import Node
 from surecast.runtime.recorder import Recorder, recording_path
 from surecast.runtime.run import run as run_loop
@@ -46,7 +45,9 @@ from surecast.stacks import region_replica
 from surecast.storage.journal import Journal
 from surecast.storage.store import MemoryStore, Store
 
-__all__ = ["ProcessSpec", "build", "delivered_path", "file_name", "read_delivered", "run"]
+__all__ = ["ProcessSpec", "build", "delivered_path", "log_path", "read_delivered", "run"]
+
+UNACKNOWLEDGED_MAX = 200  # batches; a load waits while there are more
 
 
 class ProcessSpec(msgspec.Struct, frozen=True):
@@ -59,7 +60,6 @@ class ProcessSpec(msgspec.Struct, frozen=True):
     seed: int
     life: int = 1  # how often it was started
     record: bool = False
-    session_timeout_ns: int = 2_000 * MS
 
 
 def build(ctx: Any, args: dict[str, Any]) -> Any:
@@ -91,6 +91,10 @@ def build(ctx: Any, args: dict[str, Any]) -> Any:
 
 def file_name(node: str) -> str:
     return node.partition("@")[0].replace("/", ".")
+
+
+def log_path(spec: ProcessSpec) -> Path:
+    return Path(spec.folder) / f"{file_name(spec.name)}.log"
 
 
 def delivered_path(folder: str, node: str) -> Path:
@@ -138,11 +142,11 @@ class Resident:
         self.spec = spec
         self.codec = Codec(message_types())
         self.opened: dict[str, LogId] = {}
-        self.started: dict[LogId, int] = {}  # where a mesh client began
         self.offered: list[tuple[LogId, int, list[bytes], list[bytes | None] | None]] = []
         self.acked: list[tuple[LogId, int, int, int]] = []
+        self.ends: dict[LogId, int] = {}  # how far what was acknowledged reaches
         self.failed: list[str] = []
-        self.load: asyncio.Task[None] | None = None
+        self.loads: list[asyncio.Task[None]] = []
         self.numbers: Counter[LogId] = Counter()
         folder = Path(spec.folder)
         self.notebook = Notebook(delivered_path(spec.folder, spec.name))
@@ -162,7 +166,6 @@ class Resident:
             seed=spec.seed,
             region=spec.args.get("region", ""),
             role=spec.role,
-            limits=RuntimeLimits(session_timeout_ns=spec.session_timeout_ns),
             recorder=self._recorder(args) if spec.record else None,
             on_deliver=self.notebook.take,
             on_emit=self._on_emit,
@@ -187,8 +190,8 @@ class Resident:
             self.opened[event.name] = event.info.stream_id
         elif isinstance(event, Acked):
             self.acked.append((event.stream, event.pub_no, event.count, event.seq))
-        elif isinstance(event, Following):
-            self.started.setdefault(event.stream, event.start)
+            end = event.seq + event.count
+            self.ends[event.stream] = max(end, self.ends.get(event.stream, 1))
         elif isinstance(event, Failed):
             self.failed.append(f"publish {event.pub_no} failed: {event.why}")
 
@@ -204,15 +207,13 @@ class Resident:
 
     def publish(self, stream: LogId, rows: int, every_ns: int, keys: int) -> None:
         """Offer a batch of unique values now and then, until told to stop."""
-        self.load = asyncio.get_running_loop().create_task(
-            self._publish(stream, rows, every_ns, keys)
-        )
+        self.loads.append(asyncio.create_task(self._publish(stream, rows, every_ns, keys)))
 
     async def _publish(self, stream: LogId, rows: int, every_ns: int, keys: int) -> None:
         rng = Random(f"{self.spec.seed}/{self.spec.name}/load")
         while True:
             await asyncio.sleep(every_ns / 1e9)
-            if self._unacknowledged() > 200:
+            if self._unacknowledged() > UNACKNOWLEDGED_MAX:
                 continue
             first = self.numbers[stream] + 1
             self.numbers[stream] += rows
@@ -222,9 +223,9 @@ class Resident:
             self.node.give(Offer(stream, values, picked))
 
     def quiet(self) -> None:
-        if self.load is not None:
-            self.load.cancel()
-            self.load = None
+        for load in self.loads:
+            load.cancel()
+        self.loads.clear()
 
     def _unacknowledged(self) -> int:
         machine = self.node.machine
@@ -234,10 +235,8 @@ class Resident:
         return {
             "positions": dict(self.notebook.positions),
             "opened": self.opened,
-            "started": self.started,
             "unacknowledged": self._unacknowledged(),
-            "acked": sum(count for _, _, count, _ in self.acked),
-            "failed": self.failed,
+            "ends": self.ends,
         }
 
     def results(self) -> dict[str, Any]:
@@ -248,15 +247,13 @@ class Resident:
             "offered": self.offered,
             "acked": self.acked,
             "failed": self.failed,
-            "started": self.started,
             "counters": dict(counters),
-            "runtime": dict(self.node.counters),
         }
 
 
 def run(spec: ProcessSpec, control: Connection) -> None:
-    """Live until told to stop, or until whoever started us is gone."""
-    sys.stderr = (Path(spec.folder) / f"{file_name(spec.name)}.log").open("a", buffering=1)
+    """Live until whoever started us is gone."""
+    sys.stderr = log_path(spec).open("a", buffering=1)
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s")
     run_loop(_live(spec, control))
 
@@ -264,27 +261,28 @@ def run(spec: ProcessSpec, control: Connection) -> None:
 async def _live(spec: ProcessSpec, control: Connection) -> None:
     resident = Resident(spec)
     await resident.node.start()
-    ended = asyncio.get_running_loop().create_future()
-    control.send("ready")
+    loop = asyncio.get_running_loop()
+    over: asyncio.Future[None] = loop.create_future()
 
     def on_command() -> None:
+        os.set_blocking(control.fileno(), True)  # the loop makes it what it likes
         try:
             verb, *args = control.recv()
-            if verb == "stop":
-                ended.set_result(True)
-                return
-            answer = getattr(resident, verb)(*args)
-            os.set_blocking(control.fileno(), True)  # the loop makes it what it likes
-            control.send(answer)
+            control.send(getattr(resident, verb)(*args))
         except (EOFError, OSError):
-            if not ended.done():
-                ended.set_result(False)
+            over.set_result(None)
+        except Exception as problem:
+            over.set_exception(problem)
+        if over.done():
+            loop.remove_reader(control.fileno())
 
-    loop = asyncio.get_running_loop()
     loop.add_reader(control.fileno(), on_command)
-    asked = await ended
+    control.send("ready")
+    ends = (over, resident.node.failed)
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     loop.remove_reader(control.fileno())
     resident.quiet()
     await resident.node.stop()
-    if asked:
-        control.send("stopped")
+    for end in ends:
+        if end.done():
+            end.result()  # what went wrong ends the process, and stands in its log

@@ -3,7 +3,8 @@
 A round publishes in every region while a replica is killed and started again, a link between
 regions is cut (both ways or one) and mended, and a client is stopped for ten seconds. Each fault
 comes when the readers have got so many more events, and ends when those it should not concern have
-got so many more: by conditions, so that a slow machine runs the same round as a fast one.
+got so many more: by conditions, so that a slow machine runs the same round as a fast one. A round
+that gets stuck, or in which a process ends by itself, counts as violated.
 
     python -m surecast.swarm.rounds --rounds 20 [--seed 1] [--keep FOLDER]
 """
@@ -21,6 +22,7 @@ import msgspec
 
 from surecast.columns.retention import KeepAll, KeepLast, LatestPerKey, Policy
 from surecast.core.types import MS
+from surecast.errors import SurecastError
 from surecast.runtime.relay import Shape
 from surecast.swarm.fleet import Fleet
 
@@ -47,10 +49,6 @@ class RoundResult(msgspec.Struct):
     from_servers: int = 0
     seconds: float = 0.0
 
-    @property
-    def ok(self) -> bool:
-        return not self.violations
-
 
 def run_round(
     seed: int,
@@ -66,26 +64,33 @@ def run_round(
     wan = Shape(delay_ns=rng.randrange(2, 30) * MS, jitter_ns=2 * MS, loss=rng.choice((0.0, 0.01)))
     regions = dict.fromkeys(REGIONS, 2)
     result = RoundResult(seed, [], [])
-    with Fleet(folder, seed, regions, clients, wan=wan, record=record) as fleet:
-        policies: list[Policy] = [LatestPerKey(), KeepAll(), KeepLast(300)]
-        rng.shuffle(policies)
-        for region, policy in zip(REGIONS, policies, strict=True):
-            fleet.open(f"from-{region}", region, policy)
-            fleet.publish(f"from-{region}", ROWS, EVERY_NS, KEYS)
-        story = _Story(fleet, rng, result, say)
-        story.progress(REGIONS)
-        faults = [story.kill_replica, story.cut_link, story.stop_client]
-        rng.shuffle(faults)
-        for fault in faults:
-            fault()
-        fleet.quiet()
-        say("publishing has ended; waiting for everybody")
-        fleet.wait(fleet.settled)
-        say("reading every replica afresh")
-        fleet.audit()
-        _judge(fleet, result)
+    try:
+        with Fleet(folder, seed, regions, clients, wan=wan, record=record) as fleet:
+            _run(fleet, rng, result, say)
+    except SurecastError as error:
+        result.violations.append(str(error))
     result.seconds = time.monotonic() - began
     return result
+
+
+def _run(fleet: Fleet, rng: Random, result: RoundResult, say: Callable[[str], None]) -> None:
+    policies: list[Policy] = [LatestPerKey(), KeepAll(), KeepLast(300)]
+    rng.shuffle(policies)
+    for region, policy in zip(REGIONS, policies, strict=True):
+        fleet.open(f"from-{region}", region, policy)
+        fleet.publish(f"from-{region}", ROWS, EVERY_NS, KEYS)
+    story = _Story(fleet, rng, result, say)
+    story.progress(REGIONS)
+    faults = [story.kill_replica, story.cut_link, story.stop_client]
+    rng.shuffle(faults)
+    for fault in faults:
+        fault()
+    fleet.quiet()
+    say("publishing has ended; waiting for everybody")
+    fleet.wait(fleet.settled)
+    say("reading every replica afresh")
+    fleet.audit()
+    _judge(fleet, result)
 
 
 class _Story:
@@ -161,9 +166,10 @@ def main() -> None:
                 folder = options.keep / str(seed)
                 folder.mkdir(parents=True)
             result = run_round(seed, folder, record=options.keep is not None, say=_say)
-        bad += not result.ok
+        verdict = "VIOLATED" if result.violations else "ok"
+        bad += bool(result.violations)
         print(
-            f"round {seed}: {'ok' if result.ok else 'VIOLATED'}, {'; '.join(result.faults)}; "
+            f"round {seed}: {verdict}, {'; '.join(result.faults)}; "
             f"{result.acked:,} acknowledged, {result.delivered:,} delivered, {result.lost} lost, "
             f"{result.duplicated} duplicated, {result.misordered} misordered, "
             f"{result.seconds:.0f} s",
@@ -171,6 +177,8 @@ def main() -> None:
         )
         for violation in result.violations:
             print(f"  {violation}")
+        if result.violations and not options.keep:
+            print(f"  again, with logs and recordings: --rounds 1 --seed {seed} --keep FOLDER")
     print(f"{options.rounds} rounds, {bad} with violations")
     sys.exit(1 if bad else 0)
 

@@ -70,7 +70,7 @@ class Bench:
     def at(self, position: int) -> "Bench":
         """A server has sent all below `position`."""
         ask = self.feed.asks[0]
-        assert ask.of_server
+        assert ask.peer in self.client.replicas
         batches = (batch(ask.lo, position),) if position > ask.lo else ()
         self.says("s0", MeshEvents(S, ask.lo, max(ask.lo, position), position, True, batches))
         assert self.feed.position == position

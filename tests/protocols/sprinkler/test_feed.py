@@ -134,8 +134,8 @@ def test_missing_is_what_is_neither_here_nor_asked_for(
     one.position = 1
     for lo, hi in early:
         one._hold(batch(lo, hi))
-    one.asks = [Ask("p", lo, hi, 0, 0, False) for lo, hi in asked]
-    one.asks.append(Ask("s0", 3, 0, 0, 0, True))  # nobody knows how far that reaches
+    one.asks = [Ask("p", lo, hi, 0, 0) for lo, hi in asked]
+    one.asks.append(Ask("s0", 3, 0, 0, 0))  # nobody knows how far that reaches
     covered = {s for b in one.early for s in range(b.lo, b.hi)}
     covered |= {s for lo, hi in asked for s in range(lo, hi)}
     found = one.missing(*within)
@@ -146,8 +146,8 @@ def test_missing_is_what_is_neither_here_nor_asked_for(
 
 def test_an_answer_in_parts_is_done_with_the_last() -> None:
     one = feed()
-    ask = Ask("p", 10, 20, 0, 0, False)
-    other = Ask("q", 10, 20, 0, 0, False)
+    ask = Ask("p", 10, 20, 0, 0)
+    other = Ask("q", 10, 20, 0, 0)
     one.asks = [other, ask]
     assert one.answered("p", 10, 14, False) is ask
     assert (ask.lo, ask.hi) == (14, 20)
@@ -161,7 +161,7 @@ def test_an_answer_in_parts_is_done_with_the_last() -> None:
 
 def test_requests_of_the_same_start_are_answered_in_their_order() -> None:
     one = feed()
-    first, second = Ask("s0", 5, 0, 0, 0, True), Ask("s0", 5, 9, 0, 0, True)
+    first, second = Ask("s0", 5, 0, 0, 0), Ask("s0", 5, 9, 0, 0)
     one.asks = [first, second]
     assert one.answered("s0", 5, 7, False) is first
     assert one.answered("s0", 7, 7, True) is first

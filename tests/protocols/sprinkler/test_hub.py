@@ -97,7 +97,7 @@ def test_under_load_it_tells_of_several_commits_at_once() -> None:
     bench.proxy.now_ns += 4 * MS
     bench.hub.on_timer(TELL)
     assert bench.told() == [("a", MeshNotify(S, 8))]
-    assert bench.hub.late == {}
+    assert bench.hub.untold == {}
 
 
 def test_a_congested_client_is_not_told() -> None:

@@ -150,7 +150,7 @@ class Client(Members):
                 lo = feed.asked
             if lo < hi:
                 deadline_ns = self.now_ns + self._patience_ns()
-                self._ask(feed, Ask(peer, lo, hi, self.now_ns, deadline_ns, False))
+                self._ask(feed, Ask(peer, lo, hi, self.now_ns, deadline_ns))
         if peer not in self.replicas:
             feed.asked = max(feed.asked, end)
 
@@ -284,7 +284,7 @@ class Client(Members):
 
     def _ask_server(self, feed: Feed, server: Peer, lo: int, hi: int) -> None:
         deadline_ns = self.now_ns + self.config.server_retry_ns
-        self._ask(feed, Ask(server, lo, hi, self.now_ns, deadline_ns, True))
+        self._ask(feed, Ask(server, lo, hi, self.now_ns, deadline_ns))
 
     def _answered_by_server(
         self, feed: Feed, server: Peer, message: MeshEvents, before: int, ask: Ask | None
@@ -308,13 +308,13 @@ class Client(Members):
             # It is behind what peers have told us of; another replica is not.
             self._lower_next(feed, message.end)
             self._leave_server(server)
-            if self.server != server and not any(a.of_server and not a.hi for a in feed.asks):
+            if self.server != server and all(a.hi for a in feed.asks):
                 self._ask_rest(feed, self.server)
 
     def _mind_silence(self, feed: Feed) -> None:
         """R12: after a while without news a server is asked, each time another one."""
         if self.now_ns - feed.progress_ns < feed.patience_ns or any(
-            ask.of_server for ask in feed.asks
+            ask.peer in self.replicas for ask in feed.asks
         ):
             return
         self.polled = (self.polled + 1) % len(self.config.replicas)
@@ -323,17 +323,19 @@ class Client(Members):
     def _look_at_deadlines(self) -> None:
         """Who has not answered in time is not waited for any longer."""
         now_ns = self.now_ns
-        slow: dict[Peer, bool] = {}  # servers among them
+        slow: dict[Peer, int] = {}  # and when they were asked
         self.alarm_ns = 1 << 62
         for feed in self.feeds.values():
             late = [ask for ask in feed.asks if ask.deadline_ns <= now_ns]
             if late:
                 feed.asks = [ask for ask in feed.asks if ask.deadline_ns > now_ns]
                 self.counters["mesh.late"] += len(late)
-                slow.update((ask.peer, True) for ask in late if ask.of_server)
-                self.late.update((ask.peer, ask.sent_ns) for ask in late if not ask.of_server)
-        for server in slow:
-            self._leave_server(server)
+                slow.update((ask.peer, ask.sent_ns) for ask in late)
+        for peer, sent_ns in slow.items():
+            if peer in self.replicas:
+                self._leave_server(peer)
+            else:
+                self.late[peer] = sent_ns
         self._fill_all()
         nearest = min((a.deadline_ns for f in self.feeds.values() for a in f.asks), default=0)
         if nearest and nearest <= self.alarm_ns:

@@ -36,15 +36,16 @@ class MeshConfig:
     notify_bytes: int = 64 << 10  # ... unless they are as large as this
 
     def __post_init__(self) -> None:
-        for key, least in (
-            ("view_max", 1),
-            ("fanout", 1),
-            ("server_every", 1),
-            ("shuffle_ns", 1),
-            ("gossip_ns", 1),
+        for key in (
+            "view_max",
+            "fanout",
+            "server_fanout",
+            "server_every",
+            "shuffle_ns",
+            "gossip_ns",
         ):
-            if getattr(self, key) < least:
-                raise ConfigError(f"mesh.{key} is {getattr(self, key)}; the least is {least}")
+            if getattr(self, key) < 1:
+                raise ConfigError(f"mesh.{key} is {getattr(self, key)}; the least is 1")
         if self.fanout > self.view_max:
             raise ConfigError(
                 f"mesh.fanout is {self.fanout}: only the {self.view_max} peers of a view can be "

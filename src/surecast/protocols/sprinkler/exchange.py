@@ -28,7 +28,6 @@ from surecast.protocols.sprinkler.directory import Directory
 from surecast.protocols.sprinkler.hub import Hub
 from surecast.protocols.sprinkler.messages import (
     Advertise,
-    MeshEvents,
     MeshLeave,
     MeshRequest,
     MeshView,
@@ -383,7 +382,7 @@ class Exchange(HandlerMachine):
         for peer in stream.subscribers:
             self._serve_one(stream, peer, said)
 
-    def _readable(self, stream: Stream, at: int, end: int = 0) -> list[Batch]:
+    def readable(self, stream: Stream, at: int, end: int = 0) -> list[Batch]:
         """The next piece from `at` on (up to `end`), as a reader should see it."""
         return stream.serve(
             self.disk,
@@ -408,7 +407,7 @@ class Exchange(HandlerMachine):
             budget -= 1
             message = said.get(at)
             if message is None:
-                batches = tuple(self._readable(stream, at))
+                batches = tuple(self.readable(stream, at))
                 message = said[at] = PeerEvents(stream.stream_id, batches, stream.committed)
             at = message.batches[-1].hi
             idle_answer = False
@@ -420,30 +419,7 @@ class Exchange(HandlerMachine):
             self.out.append(SetTimer("serve", self.now_ns))
 
     def _on_mesh_request(self, peer: Peer, message: MeshRequest) -> None:
-        """What a mesh client could not get from others; a large part at once, then it asks again.
-
-        The first message is sent whatever its queue is like: it asks only when it has the last.
-        """
-        stream, lo = self.streams.get(message.stream), message.lo
-        if stream is None or lo <= 0:
-            end = stream.committed if stream is not None else 0
-            self._send(peer, MeshEvents(message.stream, lo, lo, end, True, ()))
-            return
-        end, budget = stream.committed, self.config.serves_per_step
-        upto = min(message.hi or end, end)
-        self.hub.requested(peer, message.stream, upto)
-        while lo < upto:
-            budget -= 1
-            batches = self._readable(stream, lo, upto)
-            hi = batches[-1].hi
-            last = hi >= upto or not budget or peer in self.congested
-            at, lo = lo, hi
-            if last and hi >= upto:
-                hi = max(hi, message.hi)
-            self._send(peer, MeshEvents(message.stream, at, hi, end, last, tuple(batches)))
-            if last:
-                return
-        self._send(peer, MeshEvents(message.stream, lo, max(lo, message.hi), end, True, ()))
+        self.hub.on_request(peer, message)
 
     def _on_mesh_view(self, peer: Peer, message: MeshView) -> None:
         self.hub.on_view(peer, message)

@@ -38,7 +38,6 @@ class Ask:
     hi: int
     sent_ns: int
     deadline_ns: int
-    of_server: bool
 
 
 @dataclass(slots=True)

@@ -1,8 +1,8 @@
 """A server's place in the meshes of its streams: the one member that has everything.
 
-It tells a few clients of what is new, as clients tell each other, and mixes their views: whoever
-lost touch with the others meets them again here. Any replica does this for the clients that turn
-to it; all of them show only what is committed.
+It tells a few clients of what is new, as clients tell each other, answers what they ask for, and
+mixes their views: whoever lost touch with the others meets them again here. Any replica does this
+for the clients that turn to it; all of them show only what is committed.
 """
 
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from surecast.core.types import LogId, Message, Peer, Send, SetTimer
 from surecast.protocols.sprinkler.config import MeshConfig
-from surecast.protocols.sprinkler.messages import MeshNotify, MeshView
+from surecast.protocols.sprinkler.messages import MeshEvents, MeshNotify, MeshRequest, MeshView
 from surecast.protocols.sprinkler.view import View
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Hub:
         self.meshes: dict[LogId, Mesh] = {}
         self.up: dict[Peer, bool] = {}  # sessions
         self.running = False  # timers are set
-        self.late: dict[LogId, bool] = {}  # streams whose news a timer will tell
+        self.untold: dict[LogId, bool] = {}  # streams whose news a timer will tell
 
     def _end(self, stream: LogId) -> int:
         """How far a stream is committed here; 0 if it is not known."""
@@ -90,6 +90,29 @@ class Hub:
         if mesh := self.meshes.get(stream):
             _forget(mesh, peer, gone=True)
 
+    def on_request(self, peer: Peer, message: MeshRequest) -> None:
+        """What a client could not get from others: a large part at once, then it asks again.
+
+        The first message is sent whatever its queue is like: it asks only when it has the last.
+        """
+        proxy, lo = self.proxy, message.lo
+        stream, end = proxy.streams.get(message.stream), self._end(message.stream)
+        if stream is None or lo <= 0:
+            self._send(peer, MeshEvents(message.stream, lo, lo, end, True, ()))
+            return
+        upto, budget = min(message.hi or end, end), proxy.config.serves_per_step
+        self.requested(peer, message.stream, upto)
+        while lo < upto:
+            budget -= 1
+            batches = tuple(proxy.readable(stream, lo, upto))
+            at, lo = lo, batches[-1].hi
+            last = lo >= upto or not budget or peer in proxy.congested
+            hi = max(lo, message.hi) if lo >= upto else lo
+            self._send(peer, MeshEvents(message.stream, at, hi, end, last, batches))
+            if last:
+                return
+        self._send(peer, MeshEvents(message.stream, lo, max(lo, message.hi), end, True, ()))
+
     def requested(self, peer: Peer, stream: LogId, hi: int) -> None:
         """What a client asks for it will have: no need to tell it."""
         mesh = self.meshes.get(stream)
@@ -109,9 +132,9 @@ class Hub:
             mesh.told_ns = self.proxy.now_ns
             self._tell(stream, end, mesh, mesh.active)
         else:
-            if not self.late:
+            if not self.untold:
                 self._set_timer(TELL, wait_ns)
-            self.late[stream] = True
+            self.untold[stream] = True
 
     def _tell(self, stream: LogId, end: int, mesh: Mesh, peers: list[Peer]) -> None:
         notify = MeshNotify(stream, end)
@@ -125,8 +148,8 @@ class Hub:
 
     def on_timer(self, key: str) -> None:
         if key == TELL:
-            late, self.late = self.late, {}
-            for stream in late:
+            untold, self.untold = self.untold, {}
+            for stream in untold:
                 if mesh := self.meshes.get(stream):
                     mesh.told_ns = self.proxy.now_ns
                     self._tell(stream, self._end(stream), mesh, mesh.active)

@@ -438,7 +438,7 @@ class Proxy(Exchange):
         at, batches = 1, []
         stream.recent = stream.committed
         while at < stream.committed:
-            part = self._readable(stream, at)
+            part = self.readable(stream, at)
             batches.extend(part)
             at = part[-1].hi
         stream.compacted_voids = voids

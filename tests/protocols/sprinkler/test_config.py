@@ -1,0 +1,51 @@
+"""What cannot be set is refused by name; what the presets stand for."""
+
+from typing import Any
+
+import pytest
+
+from surecast.errors import ConfigError
+from surecast.protocols.sprinkler.config import (
+    ClientConfig,
+    MeshConfig,
+    bulk_mesh,
+    paper,
+    paper_mesh,
+)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"view_max": 0},
+        {"fanout": 0},
+        {"server_fanout": 0},  # nobody would ever be told of anything
+        {"server_every": 0},
+        {"shuffle_ns": 0},
+        {"gossip_ns": -1},
+        {"fanout": 21},
+    ],
+)
+def test_a_mesh_that_cannot_work_is_refused(options: dict[str, Any]) -> None:
+    (key,) = options
+    with pytest.raises(ConfigError, match=f"mesh.{key} is"):
+        MeshConfig(**options)
+
+
+def test_a_client_needs_a_server_that_is_not_itself() -> None:
+    with pytest.raises(ConfigError, match="replicas is empty"):
+        ClientConfig("c", ())
+    with pytest.raises(ConfigError, match="name of a replica"):
+        ClientConfig("c", ("s", "c"))
+
+
+def test_as_printed_servers_tell_as_many_as_clients() -> None:
+    assert paper_mesh(fanout=7).server_fanout == 7
+    assert paper_mesh(fanout=7, server_fanout=2).server_fanout == 2
+    assert not paper_mesh().mutual
+    assert paper("r", "r/0", {"r": ("r/0",)}).mesh == paper_mesh()
+
+
+def test_bulk_tells_few() -> None:
+    assert (bulk_mesh().fanout, bulk_mesh().server_fanout) == (2, 1)
+    assert bulk_mesh(fanout=3).fanout == 3
