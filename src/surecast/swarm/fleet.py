@@ -360,7 +360,8 @@ class Fleet:
         return found
 
     def least(self, stream: str, readers: list[str] | None = None) -> int:
-        return min(p[stream] for p in self.positions(readers).values())
+        """How far the last of them is; of nobody that can answer, the first position."""
+        return min((p[stream] for p in self.positions(readers).values()), default=1)
 
     def settled(self, readers: list[str] | None = None) -> bool:
         """All that was offered is acknowledged, and all readers that run are at one end past it."""

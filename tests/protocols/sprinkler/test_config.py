@@ -49,3 +49,12 @@ def test_as_printed_servers_tell_as_many_as_clients() -> None:
 def test_bulk_tells_few() -> None:
     assert (bulk_mesh().fanout, bulk_mesh().server_fanout) == (2, 1)
     assert bulk_mesh(fanout=3).fanout == 3
+
+
+@pytest.mark.parametrize(
+    "key", ["keep_bytes_max", "early_bytes_max", "reply_bytes_max", "asks_max"]
+)
+def test_a_client_without_room_is_refused(key: str) -> None:
+    options: dict[str, Any] = {key: 0}
+    with pytest.raises(ConfigError, match=f"client.{key} is 0"):
+        ClientConfig("c", ("s",), **options)
