@@ -288,7 +288,7 @@ class Workers:
 
 
 def _free_port() -> int:
-    """Below those the system hands out by itself, of which connections of the last run hold some."""
+    """Below those the system hands out, of which connections of the last run still hold some."""
     for port in Random().sample(range(20_000, 32_000), 100):
         with socket.socket() as tcp, socket.socket(type=socket.SOCK_DGRAM) as udp:
             try:

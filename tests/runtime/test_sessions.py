@@ -445,6 +445,40 @@ def test_a_peer_that_stops_reading_congests_its_sender_and_nobody_else(loop: str
     play(loop, story)
 
 
+class Heeding(Actor):
+    """Sends only while it has not heard that its peer is congested."""
+
+    def step(self, now_ns: int, inp: Any) -> list[Any]:
+        effects = super().step(now_ns, inp)
+        heard = [kind for kind in self.kinds() if kind in ("Congested", "Writable")]
+        return [] if heard and heard[-1] == "Congested" else effects
+
+
+@on_loops
+def test_congestion_is_heard_of_before_the_inputs_that_wait(loop: str) -> None:
+    """Many inputs of one pass, each answered with a lot: three proxies' sessions broke of this."""
+
+    async def story() -> None:
+        limits = {"high_water_bytes": 1 << 20, "queue_bytes_max": 8 << 20}
+        async with Stage(session_timeout_ns=60 * SECOND, **limits) as stage:
+            a, b = await stage.add("a", Heeding), await stage.add("b")
+            stage.do("a", Send("b", Ping(0)))
+            await until(lambda: numbers(b.machine) == [0])
+            (connection,) = b.sessions.connections
+            connection.transport.pause_reading()
+            for number in range(1, 101):
+                stage.do("a", Send("b", blob(number, 500_000)))
+            await until(lambda: a.machine.of(Congested))
+            connection.transport.resume_reading()
+            await until(lambda: a.machine.of(Writable))
+            stage.do("a", Send("b", Ping(1000)))
+            await until(lambda: numbers(b.machine)[-1:] == [1000])
+            assert "PeerDown" not in stage.kinds("a")
+            assert not a.counters["queue_overflows"]
+
+    play(loop, story)
+
+
 @on_loops
 def test_a_queue_beyond_its_bound_breaks_the_session(loop: str) -> None:
     async def story() -> None:

@@ -249,6 +249,17 @@ class Node:
                 self._scheduled = True
                 self.loop.call_soon(self._soon)
 
+    def press(self, inp: Congested) -> None:
+        """`post`, but before all that waits, other than earlier news of the same session."""
+        if not self.running:
+            return
+        place = 0
+        for number, waiting in enumerate(self.pending):
+            if type(waiting) in _SESSION_NEWS and waiting.peer == inp.peer:
+                place = number + 1
+        self.post(inp)
+        self.pending.insert(place, self.pending.pop())
+
     def _soon(self) -> None:
         self._scheduled = False
         self.settle()
@@ -343,6 +354,10 @@ class Node:
             if not session.dirty:
                 session.dirty = True
                 sessions.dirty.append(session)
+            if session.queued > self.limits.high_water_bytes:
+                # Before the next input: a machine that answers each of many with a lot must hear
+                # of it in time, not when the pass is over.
+                sessions.relieve(session)
 
     # ------------------------------------------------------------ effects
 
@@ -382,6 +397,9 @@ class Node:
 
 
 _PEER_NEWS = frozenset((PeerUp, PeerDown, Congested, Writable))
+
+
+_SESSION_NEWS = (PeerUp, PeerDown, Congested, Writable)
 
 
 class _Table(dict[type, Callable[[Node, Any], None]]):

@@ -74,6 +74,13 @@ class Sessions:
             if session.state is OPENING or (session.after and session.state is UP):
                 self._check_waiting(session)
 
+    def relieve(self, session: Session) -> None:
+        """Write what a session has gathered so far, in the middle of a pass."""
+        if session.state is UP:
+            self._write(session)
+        elif session.state is OPENING:
+            self._check_waiting(session)
+
     def _write(self, session: Session) -> None:
         connection, nbytes = session.connection, session.queued
         assert connection is not None
@@ -91,7 +98,7 @@ class Sessions:
             self._overflow(session)
         elif backlog > self.limits.high_water_bytes and not session.congested:
             session.congested = True
-            self.node.post(Congested(session.peer))
+            self.node.press(Congested(session.peer))
 
     def _backlog(self, session: Session) -> int:
         connection = session.connection if session.state is UP else None
@@ -126,7 +133,7 @@ class Sessions:
         session = connection.session
         if session is not None and session.state is UP and not session.congested:
             session.congested = True
-            self.node.post(Congested(session.peer))
+            self.node.press(Congested(session.peer))
 
     def drained(self, connection: Connection) -> None:
         session = connection.session
