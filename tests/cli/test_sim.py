@@ -130,6 +130,7 @@ def test_mesh_clients_add_up_and_the_slowest_to_settle_is_named() -> None:
     assert "2.0 s after healing" in shown
 
 
+@pytest.mark.slow
 def test_one_seed_can_be_drawn(swarm: ModuleType, tmp_path: Path) -> None:
     def run_seed(seed: int, story: Story) -> SeedResult:
         return sprinkler.run_seed(8, story=story)

@@ -169,6 +169,7 @@ def check_current(replica: Replica, twin: RetentionTwin) -> None:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=THOROUGH)
 @given(policies, histories(), st.data())
 def test_compaction_and_late_joiners_change_nothing(policy, history, data) -> None:

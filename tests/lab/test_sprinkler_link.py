@@ -203,6 +203,7 @@ def test_a_fast_recovery_without_return_does_not_count_as_beaten():
     assert not verdict.beaten
 
 
+@pytest.mark.slow
 def test_files_are_written_from_the_rows_alone(tmp_path):
     experiment = experiments()["sprinkler-e4"]
     rows = rows_of(1, made_up(as_the_paper_has_it))

@@ -215,6 +215,7 @@ def test_measured_points_are_well_formed():
         assert 0 < point["from_server"] <= 1
 
 
+@pytest.mark.slow
 def test_figures_are_drawn_from_rows_alone(tmp_path):
     e2 = made_up_e2(as_the_paper_has_it)
     real = {"measure": "real", "clients": 8, "from_server": 0.5, "what": "test"}

@@ -309,6 +309,7 @@ def play_wired(
     assert wrong == []
 
 
+@pytest.mark.slow
 @on_loops
 @pytest.mark.parametrize("seed", range(4))
 def test_sockets_keep_the_contract(loop: str, seed: int, caplog: Any) -> None:
@@ -410,6 +411,7 @@ class Processes:
         return cast
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_processes_keep_the_contract_through_kills_and_stops(seed: int, tmp_path: Path) -> None:
     rng = Random(f"processes {seed}")

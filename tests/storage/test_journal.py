@@ -217,6 +217,7 @@ def test_memory_alone_answers_on_the_next_pass() -> None:
 # ---------------------------------------------------------------- crashes
 
 
+@pytest.mark.slow
 def test_a_crash_at_any_byte_leaves_whole_records(
     opened: Callable[..., Driver], tmp_path: Path
 ) -> None:

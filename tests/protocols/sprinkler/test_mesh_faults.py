@@ -142,6 +142,7 @@ def ordeal(seed: int, preset: str) -> Ordeal:
     return Ordeal(seed, preset)
 
 
+@pytest.mark.slow
 @ordeals
 def test_g2_positions_rise_without_gaps_from_the_start_asked_for(seed: int, preset: str) -> None:
     """(And G11, G12: `Watched` has looked at each step of each client.)"""

@@ -54,6 +54,7 @@ def received(cluster: Cluster) -> int:
     return sum(cluster.counters[c][name] for c in cluster.clients for name in names)
 
 
+@pytest.mark.slow
 def test_a_hundred_clients_at_rest_are_quiet() -> None:
     cluster = counted(100)
     publish(cluster, 50)

@@ -70,6 +70,7 @@ def test_the_latest_of_a_stream_that_is_not_there_yet() -> None:
     assert seqs(cluster, "west/latest") == seqs(cluster, "west/earliest") == list(range(1, 21))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_stream_much_larger_than_the_buffers(preset: str) -> None:
     """20,000 events through clients that keep 10 kB: at full speed, and by those who come late."""

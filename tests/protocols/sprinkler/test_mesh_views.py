@@ -27,6 +27,7 @@ def crossing(cluster: Cluster, groups: list[list[Peer]]) -> list[int]:
     return [sum(p not in group for name in group for p in edges[name]) for group in groups]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [50, 100, 400])
 def test_g12_the_graph_is_random_and_of_small_diameter(count: int) -> None:
     cluster = mesh_of(count, mesh=VIEWS_ONLY)
