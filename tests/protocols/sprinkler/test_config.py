@@ -51,9 +51,7 @@ def test_bulk_tells_few() -> None:
     assert bulk_mesh(fanout=3).fanout == 3
 
 
-@pytest.mark.parametrize(
-    "key", ["keep_bytes_max", "early_bytes_max", "reply_bytes_max", "asks_max"]
-)
+@pytest.mark.parametrize("key", ["early_bytes_max", "reply_bytes_max", "asks_max"])
 def test_a_client_without_room_is_refused(key: str) -> None:
     options: dict[str, Any] = {key: 0}
     with pytest.raises(ConfigError, match=f"client.{key} is 0"):

@@ -138,7 +138,7 @@ class ClientConfig:
             raise ConfigError("client.replicas is empty: a mesh needs a server to fall back on")
         if self.name in self.replicas:
             raise ConfigError(f"client.name {self.name!r} is the name of a replica")
-        for key in ("keep_bytes_max", "early_bytes_max", "reply_bytes_max", "asks_max"):
+        for key in ("early_bytes_max", "reply_bytes_max", "asks_max"):
             if getattr(self, key) < 1:
                 raise ConfigError(f"client.{key} is {getattr(self, key)}; the least is 1")
 
