@@ -69,6 +69,23 @@ def test_who_joins_gets_names_and_is_told_of_what_it_lacks() -> None:
     assert bench.told() == [("c", MeshNotify(S, 5))]  # as one of those who are told
 
 
+def test_who_shows_a_view_is_told_of_what_is_a_gossip_old_and_of_nothing_newer() -> None:
+    """Under load everybody is a little behind; telling each of it made servers collapse (E2)."""
+    bench = Bench(server_fanout=1)
+    bench.joins("a")  # the one that is told of everything
+    bench.hub.on_timer(GOSSIP)
+    bench.commits(9)
+    bench.did()
+    bench.joins("b", end=5)  # lacks what has just come: others will tell it
+    assert bench.told() == []
+    bench.hub.on_timer(GOSSIP)
+    bench.did()
+    bench.joins("b", end=5)  # lacks it still
+    assert bench.told() == [("b", MeshNotify(S, 9))]
+    bench.joins("b", end=9)
+    assert bench.told() == []
+
+
 def test_what_is_new_is_told_to_a_few_that_do_not_have_it() -> None:
     bench = Bench(server_fanout=2)
     bench.joins("a", "b", "c")
