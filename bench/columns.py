@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from surecast.columns import codec, kernels
-from surecast.columns.batch import COLLECTED, Batch, coalesce
-from surecast.columns.column import Column, column_of
+from surecast.columns import codec, forms, kernels
+from surecast.columns.batch import COLLECTED, HEADER_SIZE, Batch, coalesce
+from surecast.columns.column import Column, Columns, column_of
 from surecast.columns.intervals import IntervalSet
 from surecast.columns.keytable import KeyTable
 from surecast.columns.retention import LatestPerKey, RetentionIndex
@@ -132,16 +132,19 @@ def bench_index_feed() -> list[Row]:
             batch = Batch.of(STREAM, [b"0123456789"] * rows, keys)
             batches.append(batch.sequenced(first + 1, first, 1))
             batches[-1].validate()
-        best = float("inf")
-        for _ in range(3):
-            index = RetentionIndex(LatestPerKey())
-            start = time.perf_counter()
-            for batch in batches:
-                index.feed(batch, lambda lo, hi: ())
-            index.voids[COLLECTED].total()  # includes what was still to be merged
-            best = min(best, time.perf_counter() - start)
-        rate = len(batches) * rows / best / 1e6
-        made.append(_row("index.feed", rate, "M events/s", policy="latest_per_key", rows=rows))
+        for label, at_once in (("feed", 1), ("feed_many", max(1, (1 << 14) // rows))):
+            best = float("inf")
+            for _ in range(3):
+                index = RetentionIndex(LatestPerKey())
+                start = time.perf_counter()
+                for at in range(0, len(batches), at_once):
+                    index.feed_many(batches[at : at + at_once], lambda lo, hi: ())
+                index.voids[COLLECTED].total()  # includes what was still to be merged
+                best = min(best, time.perf_counter() - start)
+            rate = len(batches) * rows / best / 1e6
+            made.append(
+                _row(f"index.{label}", rate, "M events/s", policy="latest_per_key", rows=rows)
+            )
     return made
 
 
@@ -241,36 +244,49 @@ def _add_many(runs: int) -> list[Row]:
 
 
 def bench_batches() -> list[Row]:
-    """Bodies of 1, 100 and 4000 events with 8-byte keys and 10-byte values."""
+    """Bodies of 1, 100 and 4000 events with 8-byte keys and values of 10 bytes, or of 9 to 11."""
     made = []
     for rows in (1, 100, 4000):
-        values = [b"0123456789"] * rows
         keys = [b"key%05d" % n for n in range(rows)]
-        batch = Batch.of(STREAM, values, keys).sequenced(1, 1, 1)
-        body = batch.body
-        assert isinstance(body, bytes)
-        columns = codec.decode(body, 0, rows)
-        record_batch = batch.record_batch()
-        third = IntervalSet((seq, seq + 1) for seq in range(1, rows, 3))
-        calls: dict[str, Callable[[], Any]] = {
-            "encode": lambda columns=columns: codec.encode(columns),
-            "decode": lambda body=body, rows=rows: codec.decode(body, 0, rows),
-            "of_lists": lambda values=values, keys=keys: Batch.of(STREAM, values, keys),
-            "sequenced": lambda batch=batch: batch.sequenced(1, 1, 1),
-            "encode_pyarrow": lambda record_batch=record_batch: record_batch.serialize(),
-        }
-        if rows > 1:
-            parts = [batch.slice(1, rows // 2), batch.slice(rows // 2, rows + 1)]
-            sparse = [part.without(third, COLLECTED) for part in parts]
-            calls |= {
-                "without_third": lambda batch=batch, third=third: batch.without(third, COLLECTED),
-                "slice_half": lambda batch=batch, rows=rows: batch.slice(1, rows // 2),
-                "coalesce_two": lambda sparse=sparse, rows=rows: coalesce(sparse, rows),
-            }
-        for label, call in calls.items():
-            made.append(_row(f"batch.{label}", _best(call) * 1e6, "us", rows=rows))
-        made.append(_row("batch.bytes", len(body) / rows, "bytes/event", rows=rows))
+        for lengths in ("fixed", "mixed"):
+            values = [
+                b"01234567890"[: 10 if lengths == "fixed" else 9 + n % 3] for n in range(rows)
+            ]
+            batch = Batch.of(STREAM, values, keys).sequenced(1, 1, 1)
+            for label, call in _batch_calls(batch, values, keys).items():
+                figure = _best(call) * 1e6
+                made.append(_row(f"batch.{label}", figure, "us", rows=rows, values=lengths))
+            size = (batch.nbytes - HEADER_SIZE) / rows
+            made.append(_row("batch.bytes", size, "bytes/event", rows=rows, values=lengths))
     return made
+
+
+def _batch_calls(
+    batch: Batch, values: list[bytes], keys: list[bytes]
+) -> dict[str, Callable[[], Any]]:
+    rows, body, form = batch.rows, batch.body, batch.form
+    assert body is not None
+    columns = Columns(batch.keys(), batch.values())
+    record_batch = batch.record_batch()
+    calls: dict[str, Callable[[], Any]] = {
+        "encode": lambda: forms.encode(columns, 1),
+        "decode": lambda: (
+            forms.decode(body, 0, form, rows, 1) if form else codec.decode(body, 0, rows)
+        ),
+        "of_lists": lambda: Batch.of(STREAM, values, keys),
+        "sequenced": lambda: batch.sequenced(1, 1, 1),
+        "encode_pyarrow": record_batch.serialize,
+    }
+    if rows > 1:
+        third = IntervalSet((seq, seq + 1) for seq in range(1, rows, 3))
+        parts = [batch.slice(1, rows // 2), batch.slice(rows // 2, rows + 1)]
+        sparse = [part.without(third, COLLECTED) for part in parts]
+        calls |= {
+            "without_third": lambda: batch.without(third, COLLECTED),
+            "slice_half": lambda: batch.slice(1, rows // 2),
+            "coalesce_two": lambda: coalesce(sparse, rows),
+        }
+    return calls
 
 
 def main() -> None:

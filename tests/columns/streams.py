@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import zlib
+
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from surecast.columns.batch import Batch, Row
+from surecast.columns import codec
+from surecast.columns.batch import HEADER_SIZE, Batch, Row
+from surecast.columns.column import Columns
 
 # Examples for what has many cases, unless the profile asks for more.
 THOROUGH = max(400, settings().max_examples)
@@ -64,3 +68,19 @@ def voids_of(batches: list[Batch]) -> dict[int, int]:
         live = {row.seq for row in batch.to_rows()}
         found |= {seq: batch.reason for seq in range(batch.lo, batch.hi) if seq not in live}
     return found
+
+
+def plain(batch: Batch) -> Batch:
+    """The same batch with the body of codec.py, as older builds wrote it: form 0."""
+    seqs, times = (batch.seqs(), batch.times()) if batch.explicit else (None, None)
+    columns = Columns(batch.keys(), batch.values(), batch.tags(), seqs, times)
+    return like(batch, body=codec.encode(columns), form=0)
+
+
+def like(batch: Batch, **changes: object) -> Batch:
+    """A batch with other header fields, consistent or not; its body's CRC and size fit."""
+    fields = {name: getattr(batch, name) for name in Batch.__slots__ if not name.startswith("_")}
+    fields |= changes
+    fields["body_crc"] = zlib.crc32(fields["body"])
+    fields["nbytes"] = HEADER_SIZE + len(fields["body"])
+    return Batch(**(fields | changes))

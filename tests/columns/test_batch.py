@@ -29,7 +29,17 @@ from surecast.columns.batch import (
 )
 from surecast.columns.intervals import IntervalSet
 from surecast.errors import PeerError, UsageError
-from tests.columns.streams import PUBLISHER, STREAM, contiguous, items, rows_of, values, voids_of
+from tests.columns.streams import (
+    PUBLISHER,
+    STREAM,
+    contiguous,
+    items,
+    like,
+    plain,
+    rows_of,
+    values,
+    voids_of,
+)
 
 
 def check_header(batch: Batch) -> None:
@@ -40,7 +50,7 @@ def check_header(batch: Batch) -> None:
         name: getattr(batch, name) for name in Batch.__slots__ if not name.startswith("_")
     })  # fmt: skip
     again.validate()  # from the bytes alone, as the peer does
-    assert len(fields) == 14
+    assert len(fields) == 15
     assert again.to_rows() == batch.to_rows()
     assert batch.body is not None
     assert batch.body_crc == zlib.crc32(batch.body)
@@ -320,11 +330,6 @@ def test_synthetic_batches_have_no_events_to_look_at() -> None:
 # ---------------------------------------------------------------- headers that lie
 
 
-def lying(batch: Batch, **changes: object) -> Batch:
-    fields = {name: getattr(batch, name) for name in Batch.__slots__ if not name.startswith("_")}
-    return Batch(**(fields | changes))
-
-
 @pytest.mark.parametrize(
     ("kind", "changes"),
     [
@@ -341,13 +346,16 @@ def lying(batch: Batch, **changes: object) -> Batch:
         ("dense", {"lo": -1}),
         ("dense", {"body": b""}),
         ("dense", {"body": memoryview(b"")}),
-        ("sparse", {"lo": 2}),
+        ("dense", {"form": 0}),
+        ("dense", {"form": 1 << 48}),
+        ("plain sparse", {"lo": 2}),
         ("sparse", {"lo": 0}),
+        ("sparse", {"form": 0}),
         ("sparse", {"count": 3}),
         ("sparse", {"reason": NONE}),
         ("sparse", {"reason": 3}),
         ("joined", {"lo": 0}),
-        ("joined", {"lo": 3}),
+        ("plain joined", {"lo": 3}),
         ("void", {"rows": 1}),
         ("void", {"count": 0}),
         ("void", {"lo": 0}),
@@ -366,10 +374,11 @@ def test_a_header_that_does_not_fit_its_body_is_refused(kind, changes) -> None:
         "joined": coalesce(small, 10)[0],
         "void": Batch.void(STREAM, 1, 4, EXPIRED),
         "collect": Batch.of(STREAM, [b"rule"], kind=COLLECT).sequenced(1, 1, 1),
-    }[kind]
+    }[kind.removeprefix("plain ")]
+    batch = plain(batch) if kind.startswith("plain ") else batch
     batch.validate()
     with pytest.raises(PeerError):
-        lying(batch, **changes).validate()
+        like(batch, **changes).validate()
 
 
 def test_a_rule_with_a_key_is_refused() -> None:
@@ -380,12 +389,12 @@ def test_a_rule_with_a_key_is_refused() -> None:
 @pytest.mark.parametrize("column", ["seq", "time"])
 def test_explicit_columns_in_the_wrong_order_are_refused(column) -> None:
     dense = Batch.of(STREAM, [b"v"] * 5, [b"k"] * 5).sequenced(1, 1, 1)
-    batch = dense.without(runs({2, 4}), COLLECTED)
+    batch = plain(dense.without(runs({2, 4}), COLLECTED))
     columns = batch.record_batch().to_pydict()
     columns[column] = [3, 1, 5] if column == "seq" else [2, 1, 1]
     body = pa.RecordBatch.from_pydict(columns, schema=batch.record_batch().schema).serialize()
     with pytest.raises(PeerError, match=r"order|decrease"):
-        lying(batch, body=body.to_pybytes()).validate()
+        like(batch, body=body.to_pybytes()).validate()
 
 
 def test_a_void_batch_has_no_rows() -> None:

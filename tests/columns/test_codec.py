@@ -17,7 +17,7 @@ from surecast.columns.batch import COLLECTED, Batch
 from surecast.columns.column import Columns, column_of
 from surecast.columns.intervals import IntervalSet
 from surecast.errors import PeerError
-from tests.columns.streams import STREAM, THOROUGH, items, values
+from tests.columns.streams import STREAM, THOROUGH, items, plain, values
 
 
 @pytest.fixture(params=["compiled", "numpy"], autouse=True)
@@ -174,7 +174,7 @@ def samples() -> list[tuple[Batch, bytes]]:
         dense = dense.sequenced(10, 5, 1)
         sparse = dense.without(IntervalSet([(12, 15), (20, 21)]), COLLECTED)
         no_nulls = Batch.of(STREAM, [b"v"] * 3, [b"k"] * 3, [b"t"] * 3 if tags else None)
-        for batch in (dense, sparse, no_nulls):
+        for batch in map(plain, (dense, sparse, no_nulls)):
             assert isinstance(batch.body, bytes)
             shape = batch.schema_id, batch.explicit, batch.rows
             made += [(batch, batch.body), (batch, relaid(batch.body, *shape, 64, True))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from random import Random
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from surecast.columns import intervals as intervals_module
+from surecast.columns import runs
 from surecast.columns.intervals import POSITION_MAX, IntervalSet
 from surecast.errors import PeerError
 from tests.columns.streams import THOROUGH
@@ -239,3 +241,36 @@ def test_the_highest_position_fits() -> None:
 def test_negative_positions_have_no_wire_form() -> None:
     with pytest.raises(ValueError, match="no wire form"):
         IntervalSet([(-2, 5)]).to_bytes()
+
+
+@pytest.fixture(params=["compiled", "numpy"])
+def kernels(request, monkeypatch):
+    """Both ways to merge and to look up, whichever was installed before."""
+    compiled = intervals_module.Kernels(
+        runs.sort_positions, runs.merge_positions, runs.cover_positions, runs.DIGITS
+    )
+    monkeypatch.setattr(
+        intervals_module, "_kernels", compiled if request.param == "compiled" else None
+    )
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("seed", range(8))
+def test_bulk_work_follows_a_set_of_ints(seed) -> None:
+    """Enough positions for several merges, near each other and far apart."""
+    rng = Random(seed)
+    made, twin = IntervalSet(), set()
+    top = rng.choice([100, 30_000, 1 << 40])
+    for _ in range(12):
+        if rng.random() < 0.3:
+            lo = rng.randrange(top)
+            made.add(lo, lo + 5)
+            twin.update(range(lo, lo + 5))
+        positions = [rng.randrange(top) for _ in range(rng.choice([3, 50, 5000]))]
+        made.add_many(positions)
+        twin.update(positions)
+    assert made == IntervalSet.from_arrays(sorted(twin), [one + 1 for one in sorted(twin)])
+    asked = [*sorted(rng.randrange(top) for _ in range(2000)), top]
+    found = made.contains_sorted(np.array(asked))
+    assert found.tolist() == [one in twin for one in asked]
+    assert made.contains_sorted(np.array(asked[1900:])).tolist() == found.tolist()[1900:]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surecast.columns import kernels, keytable
+from surecast.columns import kernels, keytable, runs
 from surecast.columns.column import Column, column_of
 from surecast.columns.keytable import KeyTable
 from tests.columns import twins
@@ -224,3 +224,44 @@ def test_long_columns_of_uniform_keys(rows, seed) -> None:
     for step in range(3):
         keys = [int(n).to_bytes(8, "little") for n in rng.integers(0, 50, rows)]
         enter(table, twin, keys, 1 + step * rows)
+
+
+@given(
+    st.lists(st.tuples(COLUMNS, st.booleans()), min_size=1, max_size=8),
+    st.sampled_from([16, 8192]),
+)
+def test_many_columns_at_once(columns, step) -> None:
+    """Columns of any keys, and keys of 8 bytes with or without a column around them."""
+    table, twin = KeyTable(), twins.KeyTableTwin()
+    given_columns, flat = [], []
+    for keys, narrow in columns:
+        if narrow:
+            keys = [(key or b"").ljust(8, b"-")[:8] for key in keys]
+        flat += keys
+        bare = narrow and len(keys) % 2
+        given_columns.append(b"".join(keys) if bare else column_of(keys))
+    before, keytable._ROWS_STEP = keytable._ROWS_STEP, step
+    try:
+        table._replaced = np.empty(step, np.int64)
+        replaced = table.put_many(given_columns, 5)
+    finally:
+        keytable._ROWS_STEP = before
+    assert sorted(replaced.tolist()) == sorted(twin.put(flat, list(range(5, 5 + len(flat)))))
+
+
+def test_runs_of_positions() -> None:
+    """sort_positions and merge_positions, against sorted() and a set."""
+    rng = np.random.default_rng(4)
+    for top in (2, 50, 5000, 1 << 23, 1 << 58):
+        positions = rng.integers(0, top, 300)
+        spare, expected = np.empty(300, np.int64), sorted(positions.tolist())
+        swapped = kernels.sort_positions(positions, spare, np.empty(runs.DIGITS, np.int64))
+        ordered = spare if swapped else positions
+        assert ordered.tolist() == expected
+        los = np.arange(0, 3000, 10)
+        los, his = los, los + 4
+        out_los, out_his = np.empty((2, 600), np.int64)
+        count = kernels.merge_positions(los, his, ordered, out_los, out_his)
+        made = list(zip(out_los[:count].tolist(), out_his[:count].tolist(), strict=True))
+        twin = twins.runs_of(set(expected) | {lo + i for lo in los.tolist() for i in range(4)})
+        assert made == twin

@@ -146,6 +146,40 @@ def test_the_voids_are_the_twins(policy, history) -> None:
     check_current(replica, twin)
 
 
+@settings(max_examples=THOROUGH)
+@given(policies, histories(), st.data())
+def test_feeding_many_at_once_changes_nothing(policy, history, data) -> None:
+    one, many = Replica(policy), Replica(policy)
+    batches = [batch for batch, _ in history]
+    for batch in batches:
+        one.feed(batch)
+    stored = one.log.batches
+    if data.draw(st.booleans()):  # some of them with voids
+        stored = coalesce(one.current(), data.draw(st.sampled_from([1, 5, 100])))
+    many.log.batches = stored
+    at = 0
+    while at < len(stored):
+        upto = data.draw(st.integers(at + 1, len(stored)))
+        many.index.feed_many(stored[at:upto], many.log.read)
+        assert many.index.end == stored[upto - 1].hi
+        at = upto
+    assert many.voids() == one.voids()
+    assert many.index.policy == one.index.policy
+
+
+@pytest.mark.parametrize("policy", [KeepLast(3), LatestPerKey(), KeepAll()], ids=str)
+def test_what_comes_before_a_batch_that_does_not_fit_is_fed(policy) -> None:
+    good = [data(1, [b"12345678"] * 3, 5), data(4, [b"12345678"], 6)]
+    for bad in (data(9, [b"12345678"], 7), data(5, [b"12345678"], 1)):
+        replica, expected = Replica(policy), fed(policy, *good)
+        with pytest.raises(ValueError, match=r"follow|older"):
+            replica.index.feed_many([*good, bad, data(6, [b"12345678"], 8)], replica.log.read)
+        assert replica.index.end == 5
+        assert replica.voids() == expected.voids()
+        replica.index.feed_many([data(5, [b"12345678"], 7)], replica.log.read)
+        assert replica.index.end == 6
+
+
 def check_current(replica: Replica, twin: RetentionTwin) -> None:
     """`apply` over the log gives the twin's live events and voids, and no more batches than due."""
     parts = replica.current()

@@ -60,6 +60,13 @@ def offsets_ok(offsets: list[int], data_size: int) -> bool:
     return inside and offsets == sorted(offsets)
 
 
+def runs_of(positions: set[int]) -> list[tuple[int, int]]:
+    """The runs of a set of positions, in order."""
+    begins = [one for one in sorted(positions) if one - 1 not in positions]
+    ends = [one + 1 for one in sorted(positions) if one + 1 not in positions]
+    return list(zip(begins, ends, strict=True))
+
+
 # ---------------------------------------------------------------- retention
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from surecast.columns.batch import COLLECT, COLLECTED, CONFIG, EXPIRED, Batch, Row
+from surecast.columns.batch import COLLECT, COLLECTED, CONFIG, EXPIRED, Batch, Row, coalesce
 from surecast.columns.intervals import IntervalSet
 from surecast.core.types import Message
 from surecast.core.wire import Codec, decode_batch, encode_batch
@@ -47,14 +47,47 @@ def void() -> Batch:
     return Batch.void(STREAM, 2_000, 5_000_000_000, COLLECTED)
 
 
+def narrow(count: int, lo: int = 1000) -> Batch:
+    """Keys of 8 bytes, values of 3."""
+    keys = [b"key %4d" % (i * 7 % count) for i in range(count)]
+    values = [b"%3d" % i for i in range(count)]
+    batch = Batch.of(STREAM, values, keys, publisher=PUBLISHER, pub_no=77)
+    return batch.sequenced(lo, TIME_NS + lo, 5)
+
+
+def apart(*los: int) -> Batch:
+    """Batches of different times in one, each with a hole of four, and voids between them."""
+    parts: list[Batch] = []
+    for lo in los:
+        if parts and parts[-1].hi < lo:
+            parts.append(Batch.void(STREAM, parts[-1].hi, lo, COLLECTED))
+        parts.append(narrow(10, lo).without(IntervalSet([(lo + 3, lo + 7)]), COLLECTED))
+    (joined,) = coalesce(parts, 1000)
+    return joined
+
+
 BATCHES: dict[str, Callable[[], Batch]] = {
     "data": lambda: rows(10),
-    "unsequenced": lambda: Batch.of(STREAM, [b"x"], publisher=PUBLISHER, pub_no=2**64 - 1),
     "tagged": lambda: rows(9, tagged=True),
-    "collect": lambda: rows(1, kind=COLLECT),
-    "config": lambda: rows(1, kind=CONFIG),
-    "sparse": sparse,
     "void": void,
+    # Since there are forms (docs/wire.md):
+    "form-unsequenced": lambda: Batch.of(STREAM, [b"x"], publisher=PUBLISHER, pub_no=2**64 - 1),
+    "form-collect": lambda: rows(1, kind=COLLECT),
+    "form-config": lambda: rows(1, kind=CONFIG),
+    "form-fixed": lambda: narrow(10),
+    "form-empty-values": lambda: Batch.of(STREAM, [b""] * 3, [b"a", b"b", b"c"]),
+    "form-no-keys": lambda: Batch.of(STREAM, [b"x", b"yy", b""]).sequenced(7, TIME_NS, 5),
+    "form-sparse": sparse,
+    "form-gaps-u8": lambda: apart(1000, 1010, 1020),
+    "form-gaps-u16": lambda: apart(1000, 1010, 2000),
+    "form-gaps-u32": lambda: apart(1000, 1010, 200_000),
+}
+# Written before there were forms. They are read and passed on as they are, for ever.
+PLAIN: dict[str, Callable[[], Batch]] = {
+    "unsequenced": BATCHES["form-unsequenced"],
+    "collect": BATCHES["form-collect"],
+    "config": BATCHES["form-config"],
+    "sparse": sparse,
 }
 CODEC = Codec([Golden])
 
@@ -64,24 +97,28 @@ def control() -> Golden:
 
 
 def frame(name: str) -> bytes:
-    if name == "control":
+    if name == "form-control":
         return b"".join(CODEC.encode(control()))
     return b"".join(encode_batch(BATCHES[name]()))
 
 
-@pytest.mark.parametrize("name", BATCHES)
+@pytest.mark.parametrize("name", [*BATCHES, *PLAIN])
 def test_batches_written_earlier(name: str) -> None:
     stored = (FIXTURES / f"{name}.bin").read_bytes()
-    assert frame(name) == stored
+    if name in BATCHES:
+        assert frame(name) == stored
     found, size = decode_batch(stored)
     assert size == len(stored)
     assert b"".join(encode_batch(found)) == stored
-    assert found.to_rows() == BATCHES[name]().to_rows()
+    assert found.to_rows() == (BATCHES | PLAIN)[name]().to_rows()
+    assert (found.form > 0) == name.startswith("form-")
 
 
-def test_control_frames_written_earlier() -> None:
-    stored = (FIXTURES / "control.bin").read_bytes()
-    assert frame("control") == stored
+@pytest.mark.parametrize("name", ["control", "form-control"])
+def test_control_frames_written_earlier(name: str) -> None:
+    stored = (FIXTURES / f"{name}.bin").read_bytes()
+    if name == "form-control":
+        assert frame(name) == stored
     found, size = CODEC.decode(stored)
     assert size == len(stored)
     assert b"".join(CODEC.encode(found)) == stored
@@ -103,6 +140,13 @@ def test_what_the_files_hold_is_known_apart_from_the_code_that_builds_it() -> No
     holes, _ = decode_batch((FIXTURES / "sparse.bin").read_bytes())
     assert (holes.lo, holes.hi, holes.reason) == (1000, 1010, EXPIRED)
     assert [row.seq for row in holes.to_rows()] == [1000, 1004, 1005, 1006, 1007, 1008]
+    far, _ = decode_batch((FIXTURES / "form-gaps-u32.bin").read_bytes())
+    assert (far.lo, far.hi, far.rows, far.form) == (1000, 200_010, 18, 0x1_04_0004_0009)
+    assert [far.to_rows()[i] for i in (0, 3, 12)] == [
+        Row(1000, TIME_NS + 1000, b"key    0", b"  0", None),
+        Row(1007, TIME_NS + 1000, b"key    9", b"  7", None),
+        Row(200_000, TIME_NS + 200_000, b"key    0", b"  0", None),
+    ]
     gone, _ = decode_batch((FIXTURES / "void.bin").read_bytes())
     assert (gone.lo, gone.hi, gone.rows, gone.reason) == (2_000, 5_000_000_000, 0, COLLECTED)
 
@@ -121,7 +165,7 @@ def test_the_documented_layout_is_the_layout() -> None:
 
 if __name__ == "__main__":
     FIXTURES.mkdir(exist_ok=True)
-    for name in [*BATCHES, "control"]:
+    for name in [*BATCHES, "form-control"]:
         path = FIXTURES / f"{name}.bin"
         if not path.exists():
             path.write_bytes(frame(name))

@@ -29,7 +29,7 @@ from surecast.errors import PeerError
 STREAM = bytes(range(16))
 # The offsets of docs/wire.md, on purpose not taken from the code under test.
 TYPE, FLAGS, REASON, BODY_LEN, BODY_CRC, COUNT, CONTROL_LEN, ROWS = 5, 6, 7, 8, 12, 16, 24, 28
-SEQ_FIRST, SCHEMA_ID, RESERVED, HEADER_CRC = 72, 96, 100, 124
+SEQ_FIRST, SCHEMA_ID, FORM, RESERVED, HEADER_CRC = 72, 96, 100, 108, 124
 FORMATS = {
     TYPE: "<B",
     FLAGS: "<B",
@@ -41,6 +41,7 @@ FORMATS = {
     ROWS: "<I",
     SEQ_FIRST: "<Q",
     SCHEMA_ID: "<I",
+    FORM: "<Q",
     RESERVED: "<Q",
 }
 
@@ -56,8 +57,14 @@ CODEC = Codec([Note])
 
 def dense(rows: int = 6) -> Batch:
     keys = [None if i % 3 == 2 else b"key-%d" % i for i in range(rows)]
-    batch = Batch.of(STREAM, [b"value-%d" % i for i in range(rows)], keys, keys)
+    batch = Batch.of(STREAM, [b"value" * (1 + i % 2) for i in range(rows)], keys, keys)
     return batch.sequenced(100, 5, 6)
+
+
+def narrow(rows: int = 6) -> Batch:
+    """Keys and values of one width each."""
+    values, keys = [b"value-%d" % i for i in range(rows)], [b"key-%d" % i for i in range(rows)]
+    return Batch.of(STREAM, values, keys).sequenced(100, 5, 6)
 
 
 HOLES = IntervalSet([(101, 103)])
@@ -66,9 +73,16 @@ BATCHES = [
     dense(1),
     dense().without(HOLES, COLLECTED),
     Batch.void(STREAM, 1, 9, COLLECTED),
+    narrow(),
+    narrow().without(HOLES, COLLECTED),
 ]
 FRAMES = [b"".join(encode_batch(batch)) for batch in BATCHES]
-NOTES = [Note("hello"), Note("hello", tuple(BATCHES), [1, {"a": b"b"}]), Note("", (dense(1),))]
+NOTES = [
+    Note("hello"),
+    Note("hello", tuple(BATCHES[:4]), [1, {"a": b"b"}]),
+    Note("", (dense(1),)),
+    Note("", tuple(BATCHES[4:])),
+]
 CONTROLS = [b"".join(CODEC.encode(note)) for note in NOTES]
 
 
@@ -307,6 +321,20 @@ HUGE = 0xFFFFFFF8
         (altered(FRAMES[0], seq_first=2**59 - 2), "allowed is 1 to 2"),
         (altered(FRAMES[0], count=2**64 - 1), "count is 18,446,744,073,709,551,615: allowed"),
         (altered(FRAMES[0], schema_id=77), "schema 77"),
+        (altered(FRAMES[4], schema_id=77), "schema 77"),
+        (altered(FRAMES[4], schema_id=1), "the body"),
+        (altered(FRAMES[4], rows=5, count=5), "[100, 105): the body is not laid out as its form"),
+        (altered(FRAMES[4], form=0), "no valid Arrow batch"),
+        (altered(FRAMES[4], form=0x0007_0006), "not laid out as its form says"),
+        (altered(FRAMES[4], form=0xFFFF), "not laid out as its form says"),
+        (altered(FRAMES[4], form=0xFFFE), "unknown form 0xfffe"),
+        (altered(FRAMES[4], form=0xFFFF << 16), "unknown form 0xffff0000"),
+        (altered(FRAMES[4], form=3 << 32), "unknown form 0x300000000"),
+        (altered(FRAMES[4], form=1 << 40), "unknown form 0x10000000000"),
+        (altered(FRAMES[4], form=1 << 63), "unknown form 0x8000000000000000"),
+        (altered(FRAMES[5], form=0x0008_0006), "a body without seqs"),
+        (altered(FRAMES[5], count=5), "outside"),
+        (altered(FRAMES[3], form=7), "form 0x7 of a body that is not there"),
         (altered(FRAMES[0], type=2), "6 positions, where exactly one is allowed"),
         (altered(FRAMES[0][:HEADER_SIZE], body_len=0), "no body"),
         (altered(FRAMES[3], rows=1), "1 rows and 0 body bytes in a void range"),
@@ -336,10 +364,20 @@ def test_crcs() -> None:
 
 def test_a_body_whose_offsets_point_outside_is_refused() -> None:
     frame = bytearray(FRAMES[0])
-    offsets = struct.pack("<7i", *(len(b"value-0") * i for i in range(7)))
+    offsets = struct.pack("<7i", 0, 5, 15, 20, 30, 35, 45)
     at = frame.index(offsets)
     struct.pack_into("<i", frame, at + 8, 1_000_000_000)
     assert not check_batch(seal(frame))
+
+
+def test_gaps_that_lie_are_refused() -> None:
+    """A gap of nothing, and gaps that lead out of the batch."""
+    frame = bytearray(FRAMES[5])
+    at = frame.index(bytes([1, 3, 1, 1, 0, 0, 0, 0]))
+    for place, gap, why in ((1, 0, "two rows at one position"), (3, 200, "outside")):
+        damaged = bytearray(frame)
+        damaged[at + place] = gap
+        assert why in why_not(seal(damaged))
 
 
 def ref(index: int, code: int = 1, form: str = "<I") -> bytes:

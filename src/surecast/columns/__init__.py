@@ -7,13 +7,17 @@ kernels here look at single events.
     batch.py      Batch: header fields and body, derived batches, numpy views
     column.py     Column: byte strings side by side
     codec.py      the body's Arrow message by template, without pyarrow
+    forms.py      narrower bodies: fixed-size columns, distances for seqs, runs for times
     arrow.py      the same through pyarrow, for everything else
     intervals.py  IntervalSet: sets of positions as half-open runs
     varints.py    its numbers on the wire
     kernels.py    numba loops over columns
+    runs.py       numba loops over sets of positions
+    compiled.py   how kernels are compiled
     keytable.py   KeyTable: the newest position of every key
     rules.py      retention policies and predicates, as they travel
     retention.py  RetentionIndex: which positions are void, and why
+    compaction.py the same positions without what is void, in fewer batches
     warm.py       `python -m surecast.columns.warm` compiles the kernels into numba's disk cache
 
 This package is imported by everything, so importing it (or `batch`, `intervals`, `retention`)

@@ -12,13 +12,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from surecast.columns.column import NO_BYTES, Body, Column, Columns, aligned, unpack_valid
+from surecast.columns.column import (
+    NO_BYTES,
+    Body,
+    Column,
+    Columns,
+    aligned,
+    null_column,
+    unpack_valid,
+)
 from surecast.errors import PeerError, UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["body_from_table", "decode_arrow", "read_arrow", "schema_of"]
+__all__ = ["arrow_of", "columns_from_table", "decode_arrow", "read_arrow", "schema_of"]
 
 
 def schema_of(schema_id: int, explicit: bool) -> pa.Schema:
@@ -36,36 +44,61 @@ def schema_of(schema_id: int, explicit: bool) -> pa.Schema:
     return pa.schema(fields)
 
 
-def body_from_table(table: pa.Table | pa.RecordBatch) -> tuple[bytes, int]:
-    """A dense body, and its schema id, from the columns `value` and, if there, `key` and `tag`."""
+def columns_from_table(table: pa.Table | pa.RecordBatch) -> Columns:
+    """The columns `value` and, if there, `key` and `tag`, as those of a dense batch."""
     import pyarrow as pa
 
     names = table.schema.names
     unknown = [name for name in names if name not in ("key", "value", "tag")]
     if unknown or "value" not in names or len(set(names)) != len(names):
         raise UsageError(f"columns must be value, key and tag, each once; got {names}")
-    if not table.num_rows:
+    rows = table.num_rows
+    if not rows:
         raise UsageError("a batch has at least one event")
-    schema_id = 1 if "tag" in names else 0
-    schema = schema_of(schema_id, False)
-    arrays = []
-    for field in schema:
-        if field.name not in names:
-            arrays.append(pa.nulls(table.num_rows, pa.binary()))
-            continue
-        column = table.column(field.name)
+    found = {"key": null_column(rows)}
+    for name in names:
+        column = table.column(name)
         if not _is_bytes(column.type):
-            raise UsageError(f"column {field.name!r} must hold bytes, not {column.type}")
+            raise UsageError(f"column {name!r} must hold bytes, not {column.type}")
         try:
             column = column.cast(pa.binary())
             if isinstance(column, pa.ChunkedArray):
                 column = pa.concat_arrays(column.chunks)
         except (pa.ArrowException, OverflowError) as problem:
-            raise UsageError(f"column {field.name!r} does not fit a batch: {problem}") from None
-        if not field.nullable and column.null_count:
-            raise UsageError(f"column {field.name!r} has nulls")
-        arrays.append(column)
-    return pa.RecordBatch.from_arrays(arrays, schema=schema).serialize().to_pybytes(), schema_id
+            raise UsageError(f"column {name!r} does not fit a batch: {problem}") from None
+        if name == "value" and column.null_count:
+            raise UsageError("column 'value' has nulls")
+        found[name] = _column_of(column)
+    return Columns(found["key"], found["value"], found.get("tag"))
+
+
+def _column_of(array: pa.BinaryArray) -> Column:
+    first, rows = array.offset, len(array)
+    bitmap, offsets, data = array.buffers()
+    valid = None
+    if array.null_count:
+        valid = unpack_valid(np.frombuffer(bitmap, np.uint8), first + rows)[first:]
+    ends = np.frombuffer(offsets, np.int32, first + rows + 1)[first:]
+    return Column(ends, np.frombuffer(data, np.uint8) if data else NO_BYTES, valid)
+
+
+def arrow_of(columns: Columns, rows: int) -> pa.RecordBatch:
+    """Checked columns as a record batch over the same memory."""
+    import pyarrow as pa
+
+    def binary(column: Column) -> pa.Array:
+        valid = column.valid
+        bitmap = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
+        buffers = [bitmap, pa.py_buffer(column.offsets), pa.py_buffer(column.data)]
+        return pa.Array.from_buffers(pa.binary(), rows, buffers)
+
+    arrays = [binary(columns.keys), binary(columns.values)]
+    if columns.tags is not None:
+        arrays.append(binary(columns.tags))
+    if columns.seqs is not None:
+        arrays += [pa.array(columns.seqs), pa.array(columns.times)]
+    schema = schema_of(int(columns.tags is not None), columns.seqs is not None)
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _is_bytes(kind: pa.DataType) -> bool:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from surecast.columns import codec
+from surecast.columns import codec, forms
 from surecast.columns.column import Body, Column, Columns, Int64s, column_of, concat, null_column
 from surecast.columns.intervals import IntervalSet
 from surecast.errors import PeerError, UsageError
@@ -80,6 +80,7 @@ class Batch:
     """See the module. The constructor takes header fields as they are, for the wire's decoder."""
 
     __slots__ = (
+        "_checked",
         "_columns",
         "_seqs",
         "_times",
@@ -87,6 +88,7 @@ class Batch:
         "body_crc",
         "count",
         "epoch",
+        "form",
         "kind",
         "lo",
         "nbytes",
@@ -115,6 +117,7 @@ class Batch:
         body: Body | None,
         body_crc: int,
         nbytes: int,
+        form: int = 0,
     ) -> None:
         self.kind = kind
         self.stream_id = stream_id
@@ -130,6 +133,8 @@ class Batch:
         self.body = body  # b"" for a void range, None for a synthetic batch
         self.body_crc = body_crc
         self.nbytes = nbytes  # of the whole frame
+        self.form = form  # of the body, see forms.py
+        self._checked = False  # the body is known to be right
         self._columns: Columns | None = None  # the body, decoded and checked
         self._seqs: Int64s | None = None  # of a synthetic batch with explicit rows
         self._times: Int64s | None = None
@@ -174,10 +179,10 @@ class Batch:
             raise UsageError("a value is None; use b'' for an empty one")
         key_column = null_column(rows) if keys is None else column_of(keys)
         tag_column = None if tags is None else column_of(tags)
-        body = codec.encode(Columns(key_column, value_column, tag_column))
+        body, form = forms.encode(Columns(key_column, value_column, tag_column), 0)
         return cls(
             kind, stream_id, 0 if tags is None else 1, publisher, pub_no, 0, rows, rows, time_ns,
-            0, NONE, body, zlib.crc32(body), HEADER_SIZE + len(body),
+            0, NONE, body, zlib.crc32(body), HEADER_SIZE + len(body), form,
         )  # fmt: skip
 
     @classmethod
@@ -191,13 +196,14 @@ class Batch:
         time_ns: int = 0,
     ) -> Batch:
         """A dense batch from columns `value` and, if there, `key` and `tag`."""
-        from surecast.columns.arrow import body_from_table
+        from surecast.columns.arrow import columns_from_table
 
-        body, schema_id = body_from_table(table)
-        rows = table.num_rows
+        columns = columns_from_table(table)
+        body, form = forms.encode(columns, 0)
+        rows, schema_id = table.num_rows, 0 if columns.tags is None else 1
         return cls(
             DATA, stream_id, schema_id, publisher, pub_no, 0, rows, rows, time_ns, 0, NONE,
-            body, zlib.crc32(body), HEADER_SIZE + len(body),
+            body, zlib.crc32(body), HEADER_SIZE + len(body), form,
         )  # fmt: skip
 
     @classmethod
@@ -230,6 +236,16 @@ class Batch:
 
     # ------------------------------------------------------------ derived batches
 
+    def numbered(self, publisher: bytes, pub_no: int) -> Batch:
+        """This batch as its publisher's; the body is shared."""
+        made = Batch(
+            self.kind, self.stream_id, self.schema_id, publisher, pub_no, self.lo, self.count,
+            self.rows, self.time_ns, self.epoch, self.reason, self.body, self.body_crc, self.nbytes,
+            self.form,
+        )  # fmt: skip
+        made._checked, made._columns = self._checked, self._columns
+        return made
+
     def sequenced(self, lo: int, time_ns: int, epoch: int) -> Batch:
         """This batch at its place in the stream; shares the body."""
         if self.rows != self.count:
@@ -237,9 +253,10 @@ class Batch:
         made = Batch(
             self.kind, self.stream_id, self.schema_id, self.publisher, self.pub_no, lo,
             self.count, self.rows, time_ns, epoch, self.reason,
-            self.body, self.body_crc, self.nbytes,
+            self.body, self.body_crc, self.nbytes, self.form,
         )  # fmt: skip
-        made._columns = self._columns
+        if not self.form & forms.EXPLICIT:  # else the seqs in there are those of another place
+            made._checked, made._columns = self._checked, self._columns
         return made
 
     def slice(self, lo: int, hi: int) -> Batch:
@@ -314,7 +331,7 @@ class Batch:
         if columns is None:
             self.body, self._seqs, self._times = None, seqs, times
             return
-        self.body = codec.encode(columns._replace(seqs=seqs, times=times))
+        self.body, self.form = forms.encode(columns._replace(seqs=seqs, times=times), self.lo)
         self.body_crc = zlib.crc32(self.body)
         self.nbytes = HEADER_SIZE + len(self.body)
 
@@ -339,15 +356,23 @@ class Batch:
         if self.rows < self.count and self.lo < 1:
             raise PeerError(f"void positions before sequencing: {self!r}")
         if self.rows and self.body is not None:
+            self.check_body()
+
+    def check_body(self) -> None:
+        """Check the whole body against a header that is known to be right."""
+        if self._checked:
+            return
+        dense = self.form and self.kind == DATA and self.rows == self.count
+        if not dense or not forms.matches(self.body or b"", self.schema_id, self.form, self.rows):
             self._decoded()
+        self._checked = True
 
     def _decoded(self) -> Columns:
         columns = self._columns
         if columns is None:
             if self.body is None:
                 raise UsageError("a synthetic batch has no events to look at")
-            sparse = True if self.rows < self.count else None
-            columns = codec.decode(self.body, self.schema_id, self.rows, explicit=sparse)
+            columns = self._read_body(self.body)
             seqs, times = columns.seqs, columns.times
             if seqs is not None and times is not None:
                 if seqs[0] < max(1, self.lo) or seqs[-1] >= self.hi or (np.diff(seqs) < 1).any():
@@ -359,19 +384,36 @@ class Batch:
             self._columns = columns
         return columns
 
+    def _read_body(self, body: Body) -> Columns:
+        sparse = self.rows < self.count
+        if not self.form:
+            explicit = True if sparse else None
+            return codec.decode(body, self.schema_id, self.rows, explicit=explicit)
+        if sparse and not self.form & forms.EXPLICIT:
+            raise PeerError(f"a body without seqs: {self!r}")
+        return forms.decode(body, self.schema_id, self.form, self.rows, self.lo)
+
     @property
     def explicit(self) -> bool:
         """Whether rows have their own seqs and times."""
+        if self.form:
+            return bool(self.form & forms.EXPLICIT)
         if self.body is None:
             return self._seqs is not None
         return self.rows > 0 and self._decoded().seqs is not None
 
     def record_batch(self) -> pa.RecordBatch:
-        """The body as pyarrow sees it, without a copy."""
-        from surecast.columns.arrow import read_arrow
+        """The rows as pyarrow sees them; keys, values and tags are not copied.
+
+        Columns `key`, `value` and `tag` are binary whatever the body's form, and `seq` and `time`,
+        if they are explicit, int64: all batches of a stream can go into one table.
+        """
+        from surecast.columns.arrow import arrow_of, read_arrow
 
         if not self.body:
             raise UsageError(f"{self!r} has no body")
+        if self.form:
+            return arrow_of(self._decoded(), self.rows)
         return read_arrow(self.body, self.schema_id, self.rows, self.explicit)
 
     def seqs(self) -> Int64s:
@@ -388,6 +430,11 @@ class Batch:
 
     def keys(self) -> Column:
         return self._decoded().keys
+
+    def fixed_keys(self, width: int) -> Body | None:
+        """The keys side by side, if each has this many bytes and that is easily told."""
+        self.check_body()
+        return forms.fixed_keys(self.body or b"", self.schema_id, self.form, self.rows, width)
 
     def values(self) -> Column:
         return self._decoded().values

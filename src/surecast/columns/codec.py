@@ -29,18 +29,47 @@ from surecast.columns.column import (
 )
 from surecast.errors import PeerError
 
-__all__ = ["decode", "encode", "use_kernel"]
+__all__ = ["decode", "encode", "metadata", "offsets_fit", "use_kernel"]
 
 
 # ---------------------------------------------------------------- the template
 
 
-class _Template:
-    """The metadata of one list of columns: `strings` binary ones, then seq and time if explicit.
+Pack = Callable[[int, int, Sequence[int], Sequence[int]], bytes]
+
+
+def _metadata(buffers: int, nodes: int) -> tuple[struct.Struct, tuple[bytes, bytes, bytes, bytes]]:
+    """How the metadata of a message with so many buffers and columns are packed.
 
     The layout is what Arrow's flatbuffer builder makes of it: tables first, then the vector of
-    (offset, length) per buffer, then the vector of (length, nulls) per column.
+    (offset, length) per buffer, then the vector of (length, nulls) per column. With it come the
+    bytes between body size, row count, buffers and columns, which are always the same.
     """
+    nodes_at = 88 + 16 * buffers + 8
+    size = nodes_at + 16 * nodes
+    head = bytes.fromhex("14000000000000000c0016000600050008000c000c0000000003040018000000")
+    middle = bytes.fromhex("00000a0018000c00040008000a000000")
+    start = struct.pack("<iI", -1, size - 8) + head
+    vectors = middle + struct.pack("<II", nodes_at - 4 - 64, 16)
+    layout = struct.Struct(f"<{len(start)}sq{len(vectors)}sq8s{2 * buffers}q8s{2 * nodes}q")
+    assert layout.size == size
+    return layout, (start, vectors, struct.pack("<II", 0, buffers), struct.pack("<II", 0, nodes))
+
+
+def metadata(buffers: int, nodes: int) -> tuple[Pack, int]:
+    """What packs the metadata (size of the buffers, rows, places, nodes), and their size."""
+    layout, (start, vectors, buffer_count, node_count) = _metadata(buffers, nodes)
+
+    def pack(body_size: int, rows: int, places: Sequence[int], counts: Sequence[int]) -> bytes:
+        return layout.pack(
+            start, body_size, vectors, rows, buffer_count, *places, node_count, *counts
+        )
+
+    return pack, layout.size
+
+
+class _Template:
+    """The metadata of one list of columns: `strings` binary ones, then seq and time if explicit."""
 
     __slots__ = ("columns", "constants", "layout", "pack", "peek", "size", "strings")
 
@@ -48,27 +77,9 @@ class _Template:
         self.strings = strings
         self.columns = strings + 2 * explicit
         buffers = 3 * strings + 4 * explicit
-        nodes_at = 88 + 16 * buffers + 8
-        self.size = nodes_at + 16 * self.columns
-        head = bytes.fromhex("14000000000000000c0016000600050008000c000c0000000003040018000000")
-        middle = bytes.fromhex("00000a0018000c00040008000a000000")
-        start = struct.pack("<iI", -1, self.size - 8) + head
-        vectors = middle + struct.pack("<II", nodes_at - 4 - 64, 16)
-        layout = struct.Struct(
-            f"<{len(start)}sq{len(vectors)}sq8s{2 * buffers}q8s{2 * self.columns}q"
-        )
-        buffer_count = struct.pack("<II", 0, buffers)
-        node_count = struct.pack("<II", 0, self.columns)
-        assert layout.size == self.size
-
-        def pack(body_size: int, rows: int, places: Sequence[int], nodes: Sequence[int]) -> bytes:
-            return layout.pack(
-                start, body_size, vectors, rows, buffer_count, *places, node_count, *nodes
-            )
-
-        self.pack: Callable[[int, int, Sequence[int], Sequence[int]], bytes] = pack
-        self.layout = layout
-        self.constants = start, vectors, buffer_count, node_count
+        self.pack, self.size = metadata(buffers, self.columns)
+        self.layout, self.constants = _metadata(buffers, self.columns)
+        nodes_at = self.size - 16 * self.columns
         # For each string column its data length, then its null count: all a reader must be told.
         spots = [88 + 48 * i + 40 for i in range(strings)]
         spots += [nodes_at + 16 * i + 8 for i in range(strings)]
@@ -135,8 +146,8 @@ def _dense_fields(rows: int, nulls: int, key_size: int, value_size: int) -> tupl
 
 def _encode_dense(keys: Column, values: Column) -> bytes | None:
     """The message of a dense batch without tags; None if a column must be moved first."""
-    offsets, data, valid = keys
-    value_offsets, value_data, value_valid = values
+    offsets, data, valid, _ = keys
+    value_offsets, value_data, value_valid, _ = values
     rows = value_offsets.size - 1
     key_size, value_size = data.size, value_data.size
     if (
@@ -177,7 +188,7 @@ def encode(columns: Columns) -> bytes:
     sizes = []
     nulls = []
     parts: list[bytes] = [b""]
-    for offsets, data, valid in strings:
+    for offsets, data, valid, _ in strings:
         first, last = int(offsets[0]), int(offsets[-1])
         null_count = 0 if valid is None else rows - int(np.count_nonzero(valid))
         sizes.append(last - first)
@@ -214,6 +225,11 @@ def _offsets_ok(offsets: Int32s, data_size: int) -> bool:
 
 
 _check_offsets: Callable[[Int32s, int], bool] = _offsets_ok
+
+
+def offsets_fit(offsets: Int32s, data_size: int) -> bool:
+    """Whether every row of a column lies inside its data."""
+    return _check_offsets(offsets, data_size)
 
 
 def use_kernel(check: Callable[[Int32s, int], bool]) -> None:

@@ -11,7 +11,17 @@ import numpy.typing as npt
 
 from surecast.errors import UsageError
 
-__all__ = ["Body", "Column", "Columns", "Int32s", "Int64s", "column_of", "concat", "null_column"]
+__all__ = [
+    "Body",
+    "Column",
+    "Columns",
+    "Int32s",
+    "Int64s",
+    "column_of",
+    "concat",
+    "null_column",
+    "uniform_offsets",
+]
 
 Body = bytes | memoryview
 Int32s = npt.NDArray[np.int32]
@@ -29,6 +39,7 @@ class Column(NamedTuple):
     offsets: Int32s
     data: Bytes
     valid: Bools | None = None  # None: no nulls
+    width: int = -1  # of every row, null ones included, where that is known
 
     def to_list(self) -> list[bytes | None]:
         """The rows as Python objects, for tests and slow paths."""
@@ -42,17 +53,22 @@ class Column(NamedTuple):
     def part(self, first: int, last: int) -> Column:
         """Rows [first, last), sharing memory."""
         valid = None if self.valid is None else self.valid[first:last]
-        return Column(self.offsets[first : last + 1], self.data, valid)
+        return Column(self.offsets[first : last + 1], self.data, valid, self.width)
 
     def take(self, rows: Int64s) -> Column:
         """The rows at these indices, copied together."""
+        if self.width > 0 and self.valid is None:
+            first, last = int(self.offsets[0]), int(self.offsets[-1])
+            cells = self.data[first:last].reshape(-1, self.width)
+            offsets = uniform_offsets(rows.size, self.width)
+            return Column(offsets, cells[rows].reshape(-1), None, self.width)
         starts = self.offsets[rows].astype(np.int64)
         lengths = self.offsets[rows + 1] - starts
-        offsets = np.zeros(rows.size + 1, np.int64)
-        np.cumsum(lengths, out=offsets[1:])
-        places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
+        ends = np.zeros(rows.size + 1, np.int64)
+        np.cumsum(lengths, out=ends[1:])
+        places = np.arange(ends[-1]) + np.repeat(starts - ends[:-1], lengths)
         valid = None if self.valid is None else self.valid[rows]
-        return Column(offsets.astype(np.int32), self.data[places], valid)
+        return Column(ends.astype(np.int32), self.data[places], valid, self.width)
 
 
 class Columns(NamedTuple):
@@ -105,12 +121,34 @@ def column_of(items: Sequence[bytes | None]) -> Column:
     return Column(offsets, np.frombuffer(joined, np.uint8), valid)
 
 
+def uniform_offsets(rows: int, width: int) -> Int32s:
+    """The offsets of rows of one width: a part of an array that all such columns share."""
+    if rows > _SHARED_ROWS:
+        return np.arange(rows + 1, dtype=np.int32) * np.int32(width)
+    shared = _OFFSETS.get(width)
+    if shared is None:
+        if len(_OFFSETS) >= _SHARED_WIDTHS:
+            _OFFSETS.clear()
+        shared = np.arange(_SHARED_ROWS + 1, dtype=np.int32) * np.int32(width)
+        shared.flags.writeable = False
+        _OFFSETS[width] = shared
+    return shared[: rows + 1]
+
+
+_SHARED_ROWS = 1 << 13  # times the largest width of a form: less than 2^31
+_SHARED_WIDTHS = 64
+_OFFSETS: dict[int, Int32s] = {}
+
+
 def null_column(rows: int) -> Column:
     return Column(np.zeros(rows + 1, np.int32), NO_BYTES, np.zeros(rows, np.bool_))
 
 
 def concat(columns: Sequence[Column]) -> Column:
     """One column after the other, copied together."""
+    width = columns[0].width
+    if width >= 0 and all(c.width == width and c.valid is None for c in columns):
+        return _concat_uniform(columns, width)
     offsets: list[Int32s] = [np.zeros(1, np.int32)]
     data: list[Bytes] = []
     total = 0
@@ -125,6 +163,14 @@ def concat(columns: Sequence[Column]) -> Column:
     if any(column.valid is not None for column in columns):
         valid = np.concatenate([_valid_of(column) for column in columns])
     return Column(np.concatenate(offsets), np.concatenate(data), valid)
+
+
+def _concat_uniform(columns: Sequence[Column], width: int) -> Column:
+    rows = sum(column.offsets.size - 1 for column in columns)
+    if rows * width > DATA_MAX:
+        raise UsageError(f"a batch column holds at most {DATA_MAX} bytes")
+    data = [column.data[column.offsets[0] : column.offsets[-1]] for column in columns]
+    return Column(uniform_offsets(rows, width), np.concatenate(data), None, width)
 
 
 def _valid_of(column: Column) -> Bools:

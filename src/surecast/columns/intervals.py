@@ -3,7 +3,7 @@
 Two sizes matter. A window of outstanding requests has ten runs and is changed one range at a time:
 a bisection and a small move in two flat arrays. The voids of a keyed stream have 10^5 runs and take
 a thousand scattered positions with every batch: those are collected in a buffer and merged in bulk
-with numpy once there are about as many of them as there are runs, so a position costs some tens of
+once there are four times as many of them as there are runs, so a position costs some tens of
 nanoseconds however fragmented the set is. Questions see the buffer too; most merge it first.
 """
 
@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +27,7 @@ Positions = npt.NDArray[np.int64]
 POSITION_MAX = 1 << 61  # no position is this high
 _ONE_BY_ONE = 4  # up to this many positions, single insertions beat the bulk path
 _FEW_RUNS = 16  # up to this many runs, one by one beats a merge
-_BUFFER_MIN = 4096
+_BUFFER_MIN = 8192
 _LOOKS = 8
 
 
@@ -100,7 +101,7 @@ class IntervalSet:
         if buffer is None or filled + count > buffer.size:
             self._settle()
             filled = 0
-            size = max(_BUFFER_MIN, len(self._los), count)
+            size = max(_BUFFER_MIN, 4 * len(self._los), 4 * count)
             if buffer is None or buffer.size < size:
                 buffer = self._buffer = np.empty(size, np.int64)
         buffer[filled : filled + count] = given
@@ -253,6 +254,16 @@ class IntervalSet:
         found: npt.NDArray[np.bool_] = (run >= 0) & (positions < his[run])
         return found
 
+    def contains_sorted(self, positions: Positions) -> npt.NDArray[np.bool_]:
+        """`contains_many` for positions that never fall: one pass over both."""
+        if _kernels is None or positions.size <= _FEW_RUNS:
+            return self.contains_many(positions)
+        los, his = self._views()
+        first = bisect_right(self._his, int(positions[0]))
+        found = np.empty(positions.size, np.bool_)
+        _kernels.cover(los[first:], his[first:], np.ascontiguousarray(positions), found)
+        return found
+
     def lowest(self) -> int | None:
         """The smallest position in the set."""
         self._settle()
@@ -359,12 +370,31 @@ class IntervalSet:
         if not self._buffered:
             return
         assert self._buffer is not None
-        ordered = np.sort(self._buffer[: self._buffered])
+        added = self._buffer[: self._buffered]
         self._buffered = self._looked = 0
+        if _kernels is not None:
+            self._settle_compiled(added, _kernels)
+            return
+        ordered = np.sort(added)
         breaks = np.flatnonzero(ordered[1:] - ordered[:-1] > 1)
         los = ordered[np.concatenate((_ZERO, breaks + 1))]
         his = ordered[np.append(breaks, ordered.size - 1)] + 1
         self._merge(los, his)
+
+    def _settle_compiled(self, added: Positions, kernels: Kernels) -> None:
+        spare = np.empty(added.size, np.int64)
+        if kernels.sort(added, spare, np.empty(kernels.digits, np.int64)):
+            added = spare
+        keep = bisect_left(self._his, int(added[0]))
+        old_los = np.frombuffer(self._los, np.int64)[keep:]
+        old_his = np.frombuffer(self._his, np.int64)[keep:]
+        los, his = np.empty((2, old_los.size + added.size), np.int64)
+        count = kernels.merge(old_los, old_his, added, los, his)
+        del old_los, old_his  # an array cannot be resized while a view of it lives
+        del self._los[keep:]
+        del self._his[keep:]
+        self._los.frombytes(los[:count].view(np.uint8).data)
+        self._his.frombytes(his[:count].view(np.uint8).data)
 
     def _merge(self, los: Positions, his: Positions) -> None:
         """Add runs that are in order. What lies wholly below them stays where it is."""
@@ -381,6 +411,24 @@ class IntervalSet:
 
 
 _ZERO = np.zeros(1, np.int64)
+
+
+class Kernels(NamedTuple):
+    """The compiled loops of runs.py."""
+
+    sort: Callable[[Positions, Positions, Positions], bool]
+    merge: Callable[[Positions, Positions, Positions, Positions, Positions], int]
+    cover: Callable[[Positions, Positions, Positions, npt.NDArray[np.bool_]], None]
+    digits: int  # size of the scratch array that `sort` takes
+
+
+_kernels: Kernels | None = None
+
+
+def use_kernels(kernels: Kernels) -> None:
+    """Let the kernels, once loaded, do the work on large sets."""
+    global _kernels
+    _kernels = kernels
 
 
 def _union(los: Positions, his: Positions) -> tuple[Positions, Positions]:

@@ -1,9 +1,6 @@
 """Compiled loops over columns: the only code that looks at every event.
 
-Rules that keep them fast and predictable: explicit signatures on read-only contiguous arrays, so
-that no call ever compiles anything (numba converts writable arrays to read-only ones for free, and
-would otherwise compile anew for each combination); machine code cached on disk; no GIL held; plain
-arrays in and out, no Python objects. Importing this module loads everything.
+How they are compiled is in compiled.py. Importing this module loads them all, and those of runs.py.
 
 Each kernel has a plain-Python twin in tests/columns/twins.py that says what it means.
 
@@ -23,15 +20,26 @@ and its record in the arena half as many, which hides most of two cache misses.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import ir
 from numba import extending, types
 
 from surecast.columns import codec
+from surecast.columns.compiled import (
+    BOOLS,
+    BYTES,
+    INT32S,
+    INT64S,
+    INT64S_OUT,
+    WORDS,
+    WORDS_OUT,
+    Kernel,
+    helper,
+    kernel,
+)
+from surecast.columns.runs import cover_positions, merge_positions, sort_positions
 
 __all__ = [
     "LONG",
@@ -40,19 +48,19 @@ __all__ = [
     "all_words",
     "before_seq",
     "before_time",
+    "cover_positions",
     "get_key",
     "keep_last",
     "match_equal",
     "match_prefix",
+    "merge_positions",
     "move_keys",
     "offsets_ok",
     "put_keys",
     "put_words",
+    "sort_positions",
     "warm",
 ]
-
-Kernel = Callable[..., Any]
-_njit: Any = numba.njit  # numba's own types leave out some of its options
 
 LONG = 9  # the code of keys over 8 bytes
 POSITION_BITS = 59  # what a slot's second word leaves for the position
@@ -64,43 +72,6 @@ _FOUR = np.uint64(4)
 _CODE = np.uint64(15)
 _PHI = np.uint64(0x9E3779B97F4A7C15)
 _MUL = np.uint64(0xD6E8FEB86659FD93)
-
-
-def _in(item: Any) -> Any:
-    return types.Array(item, 1, "C", readonly=True)
-
-
-def _out(item: Any) -> Any:
-    return types.Array(item, 1, "C")
-
-
-_INT32S, _INT64S, _BYTES, _BOOLS = (
-    _in(types.int32),
-    _in(types.int64),
-    _in(types.uint8),
-    _in(types.boolean),
-)
-_WORDS, _WORDS_OUT, _INT64S_OUT = _in(types.uint64), _out(types.uint64), _out(types.int64)
-
-
-# No kernel allocates, so none needs numba's reference counts: they cost more than the work here.
-_OPTIONS: dict[str, Any] = {
-    "nogil": True,
-    "boundscheck": False,
-    "error_model": "numpy",
-    "_nrt": False,
-}
-
-
-def _kernel(signature: Any) -> Callable[[Kernel], Kernel]:
-    made: Callable[[Kernel], Kernel] = _njit(signature, cache=True, **_OPTIONS)
-    return made
-
-
-def _helper(function: Kernel) -> Kernel:
-    # Always inlined: passing one array to a called function means pushing seven words.
-    made: Kernel = _njit(forceinline=True, **_OPTIONS)(function)
-    return made
 
 
 # ---------------------------------------------------------------- machine words
@@ -142,7 +113,7 @@ def _prefetch(typing_context: Any, array: Any, index: Any) -> Any:
     return types.void(array, index), generate
 
 
-@_helper
+@helper
 def _tail(data, start, length):
     """The up to 8 bytes from `start`, padded with zeros; never reads past the data."""
     if length == 0:
@@ -155,14 +126,14 @@ def _tail(data, start, length):
     return word
 
 
-@_helper
+@helper
 def _mix(word):
     word = (word ^ (word >> _U(32))) * _PHI
     word = (word ^ (word >> _U(29))) * _MUL
     return word ^ (word >> _U(32))
 
 
-@_helper
+@helper
 def _word_of(data, start, length, seed, hash_mask):
     """What a slot holds for this key: its bytes if they fit, else its hash."""
     if length <= 8:
@@ -179,13 +150,13 @@ def _word_of(data, start, length, seed, hash_mask):
     return digest & hash_mask
 
 
-@_helper
+@helper
 def _home(word, code, seed, hash_mask, slot_mask):
     """The slot where the search for a key starts."""
     return np.int64(_mix(word ^ seed ^ (_U(code) << _U(56))) & hash_mask & _U(slot_mask))
 
 
-@_helper
+@helper
 def _same_key(arena, place, data, start, length):
     if arena[place + 1] != _U(length):
         return False
@@ -199,7 +170,7 @@ def _same_key(arena, place, data, start, length):
     return start == stop or arena[place] == _tail(data, start, stop - start)
 
 
-@_helper
+@helper
 def _find(slots, arena, slot, word, code, data, start, length):
     """The key's slot, or the complement of the empty one where it belongs."""
     slot_mask = slots.size // 2 - 1
@@ -216,7 +187,7 @@ def _find(slots, arena, slot, word, code, data, start, length):
         slot = (slot + 1) & slot_mask
 
 
-@_helper
+@helper
 def _position(slots, arena, slot):
     found = np.int64(slots[2 * slot + 1] >> _FOUR)
     if slots[2 * slot + 1] & _CODE == _U(LONG):
@@ -227,13 +198,13 @@ def _position(slots, arena, slot):
 # ---------------------------------------------------------------- latest per key
 
 
-@_kernel(
+@kernel(
     types.int64(
-        _WORDS_OUT, _WORDS_OUT,  # slots, arena
-        _WORDS, _WORDS,  # the table being left, or empty
-        _INT64S_OUT, types.uint64, types.uint64,  # counters, seed, hash_mask
-        _INT32S, _BYTES, _BOOLS, _INT64S,  # keys, seqs
-        _INT64S_OUT, _WORDS_OUT, _INT64S_OUT,  # replaced, scratch
+        WORDS_OUT, WORDS_OUT,  # slots, arena
+        WORDS, WORDS,  # the table being left, or empty
+        INT64S_OUT, types.uint64, types.uint64,  # counters, seed, hash_mask
+        INT32S, BYTES, BOOLS, INT64S,  # keys, seqs
+        INT64S_OUT, WORDS_OUT, INT64S_OUT,  # replaced, scratch
     )
 )  # fmt: skip
 def put_keys(
@@ -309,7 +280,7 @@ def put_keys(
     return count
 
 
-@_kernel(types.boolean(_INT32S))
+@kernel(types.boolean(INT32S))
 def all_words(offsets):
     """Whether every row has exactly 8 bytes."""
     differ = np.int32(0)  # no early exit: the loop vectorises
@@ -318,17 +289,21 @@ def all_words(offsets):
     return differ == 0
 
 
-@_kernel(
+@kernel(
     types.int64(
-        _WORDS_OUT, _WORDS, _WORDS, _INT64S_OUT, types.uint64, types.uint64,
-        types.int64, _BYTES, _INT64S, _INT64S_OUT, _INT64S_OUT,
+        WORDS_OUT, WORDS, WORDS, INT64S_OUT, types.uint64, types.uint64,
+        types.int64, BYTES, types.int64, types.int64, INT64S, INT64S_OUT, INT64S_OUT,
     )
 )  # fmt: skip
 def put_words(
-    slots, old_slots, no_arena, counters, seed, hash_mask, start, data, seqs, replaced, homes
-):
-    """`put_keys` for keys of 8 bytes each, the first at `start`, without nulls: a third faster."""
-    rows = seqs.size
+    slots, old_slots, no_arena, counters, seed, hash_mask, start, data, rows, lo, seqs, replaced,
+    homes,
+):  # fmt: skip
+    """`put_keys` for keys of 8 bytes each, the first at `start`, without nulls: a third faster.
+
+    Without `seqs` the rows take the positions from `lo` on.
+    """
+    explicit = seqs.size > 0
     slot_mask = slots.size // 2 - 1
     leaving = old_slots.size > 0
     used = counters[0]
@@ -358,14 +333,15 @@ def put_words(
                 if old >= 0:
                     replaced[count] = np.int64(old_slots[2 * old + 1] >> _FOUR)
                     count += 1
-        slots[2 * slot + 1] = _U(seqs[row]) << _FOUR | _U(8)
+        position = seqs[row] if explicit else lo + row
+        slots[2 * slot + 1] = _U(position) << _FOUR | _U(8)
     counters[0] = used
     return count
 
 
-@_kernel(
+@kernel(
     types.void(
-        _WORDS_OUT, _WORDS_OUT, _WORDS, _WORDS, _INT64S_OUT, types.uint64, types.uint64,
+        WORDS_OUT, WORDS_OUT, WORDS, WORDS, INT64S_OUT, types.uint64, types.uint64,
         types.int64, types.int64, types.int64,
     )
 )  # fmt: skip
@@ -407,7 +383,7 @@ def move_keys(slots, arena, old_slots, old_arena, counters, seed, hash_mask, fir
     counters[0], counters[1] = used, arena_used
 
 
-@_kernel(types.int64(_WORDS, _WORDS, types.uint64, types.uint64, _BYTES))
+@kernel(types.int64(WORDS, WORDS, types.uint64, types.uint64, BYTES))
 def get_key(slots, arena, seed, hash_mask, key):
     """The newest position of `key`, or 0."""
     code = min(key.size, LONG)
@@ -420,7 +396,7 @@ def get_key(slots, arena, seed, hash_mask, key):
 # ---------------------------------------------------------------- predicates
 
 
-@_helper
+@helper
 def _below(rising, limit):
     """How many leading entries of a non-decreasing array are below `limit`."""
     low, high = 0, rising.size
@@ -433,25 +409,25 @@ def _below(rising, limit):
     return low
 
 
-@_kernel(types.int64(_INT64S, types.int64))
+@kernel(types.int64(INT64S, types.int64))
 def before_seq(seqs, seq):
     """How many leading rows have positions below `seq`."""
     return _below(seqs, seq)
 
 
-@_kernel(types.int64(_INT64S, types.int64))
+@kernel(types.int64(INT64S, types.int64))
 def before_time(times, time_ns):
     """How many leading rows are older than `time_ns`; times never decrease along a stream."""
     return _below(times, time_ns)
 
 
-@_kernel(types.int64(_INT64S, types.int64, types.int64))
+@kernel(types.int64(INT64S, types.int64, types.int64))
 def keep_last(seqs, end, n):
     """How many leading rows are not among the `n` newest positions of a stream up to `end`."""
     return _below(seqs, end - n)
 
 
-@_kernel(types.int64(_INT32S, _BYTES, _BOOLS, _INT64S, _BYTES, _INT64S_OUT))
+@kernel(types.int64(INT32S, BYTES, BOOLS, INT64S, BYTES, INT64S_OUT))
 def match_prefix(offsets, data, valid, seqs, prefix, matched):
     """Write the positions of rows that start with `prefix`, return how many."""
     nullable = valid.size > 0
@@ -473,7 +449,7 @@ def match_prefix(offsets, data, valid, seqs, prefix, matched):
     return count
 
 
-@_kernel(types.int64(_INT32S, _BYTES, _BOOLS, _INT64S, _BYTES, _INT64S_OUT))
+@kernel(types.int64(INT32S, BYTES, BOOLS, INT64S, BYTES, INT64S_OUT))
 def match_equal(offsets, data, valid, seqs, wanted, matched):
     """Write the positions of rows that equal `wanted`, return how many."""
     nullable = valid.size > 0
@@ -495,7 +471,7 @@ def match_equal(offsets, data, valid, seqs, wanted, matched):
     return count
 
 
-@_kernel(types.boolean(_INT32S, types.int64))
+@kernel(types.boolean(INT32S, types.int64))
 def offsets_ok(offsets, data_size):
     """Whether every row of a column lies inside its data."""
     falls = np.int32(0)  # no early exit: the loop vectorises
@@ -508,4 +484,11 @@ codec.use_kernel(offsets_ok)
 
 
 def warm() -> None:
-    """Have all kernels compiled or loaded: importing this module has done it."""
+    """Have all kernels loaded (importing this module has done it), and each called once.
+
+    The first call of a kernel makes numba look at the types of its arguments: some 10 ms for all of
+    them, better spent now than in an event loop.
+    """
+    from surecast.columns.warm import call_each
+
+    call_each()

@@ -8,12 +8,13 @@ for positions known to be void stay behind.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from surecast.columns.column import Bools, Bytes, Column, Int64s
+from surecast.columns.column import Body, Bools, Bytes, Column, Int64s
 
 __all__ = ["KeyTable"]
 
@@ -27,6 +28,7 @@ _ALL_VALID: Final[Bools] = np.empty(0, np.bool_)
 _Words = npt.NDArray[np.uint64]
 _Table = tuple[_Words, _Words]  # slots and arena, see kernels.py
 _NO_WORDS: Final[_Words] = np.zeros(0, np.uint64)
+_NO_SEQS: Final[Int64s] = np.zeros(0, np.int64)
 _NO_TABLE: Final[_Table] = _NO_WORDS, _NO_WORDS
 
 
@@ -71,22 +73,74 @@ class KeyTable:
             found.append(self._put(*part).copy())
         return np.concatenate(found)
 
+    def put_many(self, columns: Sequence[Column | Body], lo: int) -> Int64s:
+        """Enter the rows of several columns, one after the other, at the positions from `lo` on.
+
+        Keys of 8 bytes, which may come without a column around them, go through the kernel in
+        large runs: a call costs as much as 200 of them.
+        """
+        found: list[Int64s] = []
+        waiting: list[Body] = []
+        rows = 0
+        for column in columns:
+            words = self._words_of(column) if isinstance(column, Column) else column
+            count = -1 if words is None else len(words) // 8
+            if waiting and (words is None or rows + count > _ROWS_STEP):
+                found.append(self._put_joined(waiting, rows, lo))
+                lo, rows, waiting = lo + rows, 0, []
+            if words is None:
+                assert isinstance(column, Column)
+                size = column.offsets.size - 1
+                found.append(self.put(column, np.arange(lo, lo + size)).copy())
+                lo += size
+            else:
+                waiting.append(words)
+                rows += count
+        if waiting:
+            found.append(self._put_joined(waiting, rows, lo))
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+    def _words_of(self, column: Column) -> Body | None:
+        """The column's bytes if every key has 8 of them."""
+        offsets = column.offsets
+        rows = offsets.size - 1
+        start = int(offsets[0])
+        if column.valid is not None or int(offsets[rows]) - start != 8 * rows:
+            return None
+        if column.width != 8 and not self._kernels.all_words(np.ascontiguousarray(offsets)):
+            return None
+        return column.data[start : start + 8 * rows].data
+
+    def _put_joined(self, words: list[Body], rows: int, lo: int) -> Int64s:
+        joined = words[0] if len(words) == 1 else b"".join(words)
+        data = np.frombuffer(joined, np.uint8)
+        self._end = lo + rows
+        assert self._end <= 1 << self._kernels.POSITION_BITS
+        found = []
+        for first in range(0, rows, _ROWS_STEP):
+            count = min(rows - first, _ROWS_STEP)
+            found.append(self._put_words(8 * first, data, count, lo + first, _NO_SEQS).copy())
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
     def _put(self, offsets: Any, data: Bytes, valid: Bools, seqs: Int64s) -> Int64s:
         rows = seqs.size
         start = int(offsets[0])
         size = int(offsets[-1]) - start
         if size == 8 * rows and not valid.size and self._kernels.all_words(offsets):
-            self._make_room(rows, 0)
-            count = self._kernels.put_words(
-                self._now[0], self._old[0], _NO_WORDS, self._counters, self._seed,
-                self._hash_mask, start, data, seqs, self._replaced, self._homes,
-            )  # fmt: skip
-            return self._replaced[:count]
+            return self._put_words(start, data, rows, 0, seqs)
         # A long key's record has two words before the key and at most one word of padding.
         self._make_room(rows, size // 8 + 3 * rows)
         count = self._kernels.put_keys(
             *self._now, *self._old, self._counters, self._seed, self._hash_mask,
             offsets, data, valid, seqs, self._replaced, self._words, self._homes,
+        )  # fmt: skip
+        return self._replaced[:count]
+
+    def _put_words(self, start: int, data: Bytes, rows: int, lo: int, seqs: Int64s) -> Int64s:
+        self._make_room(rows, 0)
+        count = self._kernels.put_words(
+            self._now[0], self._old[0], _NO_WORDS, self._counters, self._seed,
+            self._hash_mask, start, data, rows, lo, seqs, self._replaced, self._homes,
         )  # fmt: skip
         return self._replaced[:count]
 

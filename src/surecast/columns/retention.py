@@ -20,14 +20,14 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import numpy as np
 
-from surecast.columns.batch import COLLECT, COLLECTED, CONFIG, DATA, EXPIRED, NONE, VOID, Batch
-from surecast.columns.column import Int64s
+from surecast.columns.batch import COLLECT, COLLECTED, CONFIG, DATA, EXPIRED, Batch
+from surecast.columns.column import Body, Column, Int64s
+from surecast.columns.compaction import by_position, strip
 from surecast.columns.intervals import IntervalSet
 from surecast.columns.keytable import KeyTable
 from surecast.columns.rules import (
@@ -49,6 +49,7 @@ from surecast.columns.rules import (
     encode_collect,
     encode_policy,
 )
+from surecast.errors import PeerError
 
 __all__ = [
     "BeforeSeq",
@@ -117,13 +118,6 @@ def _holes(batch: Batch) -> IntervalSet:
     return IntervalSet.from_arrays(np.append(batch.lo, seqs + 1), np.append(seqs, batch.hi))
 
 
-def _by_position(collected: IntervalSet, expired: IntervalSet) -> list[tuple[int, int, int]]:
-    """The runs of both sets as (lo, hi, reason), in order."""
-    runs = [(lo, hi, COLLECTED) for lo, hi in collected]
-    runs += [(lo, hi, EXPIRED) for lo, hi in expired]
-    return sorted(runs)
-
-
 # ---------------------------------------------------------------- the index
 
 Read = Callable[[int, int], Iterable[Batch]]
@@ -165,33 +159,61 @@ class RetentionIndex:
             self._void(self._low, hi - self.policy.n, COLLECTED)
             self._low = max(self._low, hi - self.policy.n)
 
+    def feed_many(self, batches: Sequence[Batch], read: Read) -> None:
+        """`feed` batches that follow each other. Dense ones cost much less this way than singly."""
+        run: list[Batch] = []
+        for batch in batches:
+            if batch.kind == DATA and batch.rows == batch.count and batch.body is not None:
+                run.append(batch)
+                continue
+            if run:
+                self._feed_run(run)
+                run = []
+            self.feed(batch, read)
+        if run:
+            self._feed_run(run)
+
+    def _feed_run(self, run: list[Batch]) -> None:
+        """`feed` dense DATA batches: nothing between them changes the rules."""
+        problem: Exception | None = None
+        columns: list[Column | Body] = []
+        end = self.end
+        for batch in run:
+            try:
+                if batch.lo != end:
+                    raise ValueError(f"{batch!r} does not follow position {end - 1}")
+                keys = None if self._keys is None else batch.fixed_keys(8) or batch.keys()
+                self._spans.append(batch)
+            except (PeerError, ValueError) as error:
+                problem = error  # what comes before it is fed all the same
+                break
+            end = batch.hi
+            if keys is not None:
+                columns.append(keys)
+        if self._keys is not None and columns:
+            self._void_many(self._keys.put_many(columns, self.end), COLLECTED)
+        self.end = end
+        if isinstance(self.policy, KeepLast):
+            self._void(self._low, end - self.policy.n, COLLECTED)
+            self._low = max(self._low, end - self.policy.n)
+        if problem is not None:
+            raise problem
+
     def apply(self, batch: Batch) -> list[Batch]:
         """`batch`, which was fed (or a part of it), with what is void by now left out.
 
         The positions stay covered. One batch comes back, or several where two reasons meet.
         """
         assert batch.hi <= self.end
-        if batch.kind == VOID:
-            return [batch]
-        collected = self.voids[COLLECTED].clip(batch.lo, batch.hi)
-        expired = self.voids[EXPIRED].clip(batch.lo, batch.hi)
-        if not expired:
-            return [batch.without(collected, COLLECTED)]
-        if not collected:
-            return [batch.without(expired, EXPIRED)]
-        parts = []
-        runs = _by_position(collected, expired)
-        start = batch.lo
-        for (_, _, reason), following in pairwise([*runs, (batch.hi, 0, NONE)]):
-            if following[2] != reason:
-                part = batch.slice(start, following[0])
-                parts.append(part.without(self.voids[reason], reason))
-                start = following[0]
-        return parts
+        return strip(batch, self.voids[COLLECTED], self.voids[EXPIRED])
+
+    def first_at(self, time_ns: int, read: Read) -> int:
+        """The first position whose time is not before `time_ns`; `end` if there is none."""
+        return self._first_at(BeforeTime(time_ns), read)
 
     def void_at(self, lo: int, hi: int) -> list[tuple[int, int, int]]:
         """The void runs within [lo, hi) as (lo, hi, reason), in order."""
-        return _by_position(self.voids[COLLECTED].clip(lo, hi), self.voids[EXPIRED].clip(lo, hi))
+        return by_position(self.voids[COLLECTED].clip(lo, hi), self.voids[EXPIRED].clip(lo, hi))
 
     def live(self, lo: int, hi: int) -> IntervalSet:
         """The positions within [lo, hi) that are not void."""

@@ -163,7 +163,7 @@ def _header(value: Any) -> msgspec.msgpack.Ext:
     header = (
         value.kind, value.stream_id, value.schema_id, value.publisher, value.pub_no, value.lo,
         value.count, value.rows, value.time_ns, value.epoch, value.reason, value.body_crc,
-        value.nbytes,
+        value.nbytes, value.form,
     )  # fmt: skip
     return msgspec.msgpack.Ext(_BATCH, _ENCODE_PLAIN(header))
 

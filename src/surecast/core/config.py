@@ -64,11 +64,13 @@ def parse(source: Source) -> Mapping[str, Any]:
         raise ConfigError("configuration is nested too deeply") from None
 
 
-def load(cls: type[T], source: Source, section: str = "") -> T:
+def load(
+    cls: type[T], source: Source, section: str = "", given: Mapping[str, Any] | None = None
+) -> T:
     """Fill `cls` from one `section` ("sprinkler", "server.limits"; "" is the whole document).
 
     A section that is absent is an empty one: the defaults hold, and a key without default is
-    reported as missing.
+    reported as missing. What is in `given` is filled in by the caller and is no key of the file.
     """
     table: Any = parse(source)
     path: list[str] = []
@@ -77,7 +79,7 @@ def load(cls: type[T], source: Source, section: str = "") -> T:
         table = table.get(name, {})
         if not isinstance(table, Mapping):
             raise ConfigError(f"[{'.'.join(path)}] must be a table, not {_show(table)}")
-    return _build(cls, table, section)
+    return _build(cls, table, section, given)
 
 
 def load_all(classes: Mapping[str, type[Any]], source: Source) -> dict[str, Any]:
@@ -106,11 +108,13 @@ def parse_bytes(text: str) -> int:
 # ---------------------------------------------------------------- inside
 
 
-def _build(cls: type[T], table: Mapping[str, Any], section: str) -> T:
-    fields = _fields(cls)
+def _build(
+    cls: type[T], table: Mapping[str, Any], section: str, given: Mapping[str, Any] | None = None
+) -> T:
+    values: dict[str, Any] = dict(given or {})
+    fields = {name: required for name, required in _fields(cls).items() if name not in values}
     _refuse_unknown(table, fields, section, "key")
     hints = get_type_hints(cls, include_extras=True)
-    values: dict[str, Any] = {}
     for name, required in fields.items():
         if name in table:
             values[name] = _convert(table[name], hints[name], name, section)

@@ -21,6 +21,7 @@ __all__ = [
     "Recovered",
     "Refound",
     "Refused",
+    "Rewritten",
     "RoleChanged",
     "Submit",
     "Submitted",
@@ -60,10 +61,14 @@ class AppendOwn(Input):
 
 
 class CompactLog(Input):
-    """Replace the log's positions below the last batch's end by these (same live events)."""
+    """Leave the void positions out of [lo, hi) of the log, all of it committed; then Rewritten."""
 
     log: LogId
-    batches: tuple[Batch, ...]
+    lo: int
+    hi: int
+    collected: bytes  # interval sets, as of `core.types.Compact`
+    expired: bytes
+    rows_max: int
 
 
 class AskPublishers(Input):
@@ -125,6 +130,15 @@ class PublishersAre(msgspec.Struct, gc=False):
     log: LogId
     end: int
     data: bytes
+
+
+class Rewritten(msgspec.Struct, gc=False):
+    """[lo, hi) was compacted, or (`done` false) could not be and is as it was."""
+
+    log: LogId
+    lo: int
+    hi: int
+    done: bool
 
 
 class Truncated(msgspec.Struct, gc=False):

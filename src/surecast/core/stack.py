@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from surecast.core.types import (
     Append,
     CancelTimer,
@@ -22,6 +24,7 @@ from surecast.core.types import (
     PassDown,
     Received,
     SaveState,
+    Send,
     SetTimer,
     Stored,
     StoreFailed,
@@ -74,30 +77,35 @@ class Stack:
             number, given = todo.popleft()
             rising: list[tuple[int, Any]] = []
             for effect in self.layers[number].step(now_ns, given):
-                self._route(number, effect, rising, out)
+                if type(effect) is Send:
+                    out.append(effect)
+                else:
+                    self._route(number, effect, rising, out)
             # Depth first, so that a layer sees the news from below in the order it was made.
-            todo.extendleft(reversed(rising))
+            if rising:
+                todo.extendleft(reversed(rising))
         return out
 
     def _route(
         self, number: int, effect: Any, moving: list[tuple[int, Any]], out: list[Any]
     ) -> None:
         kind = type(effect)
-        if kind is SetTimer:
+        if kind is Append:
+            out.append(Append(effect.log, effect.batches, (number, effect.token)))
+        elif kind is Emit and number + 1 < len(self.layers):
+            moving.append((number + 1, FromBelow(effect.event)))
+        elif kind is SetTimer:
             out.append(SetTimer((number, effect.key), effect.at_ns))
         elif kind is CancelTimer:
             out.append(CancelTimer((number, effect.key)))
-        elif kind is Append:
-            out.append(Append(effect.log, effect.batches, (number, effect.token)))
         elif kind is Compact:
-            out.append(Compact(effect.log, effect.batches, (number, effect.token)))
+            out.append(msgspec.structs.replace(effect, token=(number, effect.token)))
         elif kind is SaveState:
             out.append(SaveState(effect.name, effect.data, (number, effect.token)))
         elif kind is PassDown:
             assert number > 0, "the lowest layer has nothing below it"
             moving.append((number - 1, effect.command))
-        elif (kind is Emit or kind is Deliver) and number + 1 < len(self.layers):
-            event = effect.event if kind is Emit else effect
-            moving.append((number + 1, FromBelow(event)))
+        elif kind is Deliver and number + 1 < len(self.layers):
+            moving.append((number + 1, FromBelow(effect)))
         else:
             out.append(effect)

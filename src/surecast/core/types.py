@@ -101,10 +101,12 @@ class StoreFailed(Input):
     """What `token` named was not written, and nothing after it in the same log was."""
 
     token: Token
-    reason: str  # "full" | "io"
+    reason: str  # "full" | "io", or of a compaction "truncated": a truncate has cut into it
 
 
 class Compacted(Input):
+    """The compaction that `token` named is done: the log shows its result from now on."""
+
     token: Token
 
 
@@ -156,10 +158,18 @@ class Truncate(Effect):
 
 
 class Compact(Effect):
-    """Replace the positions of `log` below the last batch's end by `batches`; then Compacted."""
+    """Leave what is void out of [lo, hi) of `log`, and join what is small (`columns.compaction`).
+
+    Answered by Compacted or StoreFailed. What the log shows changes when Compacted is given, and
+    not before. `collected` and `expired` are interval sets of [lo, hi) as bytes.
+    """
 
     log: LogId
-    batches: tuple[Batch, ...]
+    lo: int
+    hi: int
+    collected: bytes
+    expired: bytes
+    rows_max: int  # of a batch made of several
     token: Token
 
 
@@ -204,6 +214,14 @@ class Disk(Protocol):
 
     def read(self, log: LogId, lo: int, hi: int, nbytes_max: int) -> list[Batch]:
         """Batches covering [lo, hi) from lo on, cut at its ends; stops past `nbytes_max`."""
+        ...
+
+    def first_at(self, log: LogId, time_ns: int, lo: int, hi: int) -> int:
+        """The first position of [lo, hi) in a batch whose time is not before `time_ns`, else hi.
+
+        A batch that was joined of several has the time of its last position: so no event at or
+        after `time_ns` is below, but some that are earlier may follow.
+        """
         ...
 
     def state(self, name: str) -> bytes | None: ...

@@ -36,6 +36,7 @@ from surecast.columns.batch import (
     VOID,
     Batch,
 )
+from surecast.columns.forms import matches
 from surecast.core.config import check
 from surecast.core.types import Message
 from surecast.errors import ConfigError, PeerError, UsageError
@@ -60,13 +61,14 @@ VERSION: Final = 1
 SPARSE: Final = 1  # flag bit 0: rows < count, the body says which positions the rows have
 
 # magic, version, type, flags, reason, body_len, body_crc, count, control_len, rows, stream_id,
-# publisher, pub_no, seq_first, time_ns, epoch, schema_id, reserved; the header's CRC follows.
-_FIELDS: Final = struct.Struct("<4sBBBBIIQII16s16sQQqQI24s")
+# publisher, pub_no, seq_first, time_ns, epoch, schema_id, form, reserved; the header's CRC follows.
+_FIELDS: Final = struct.Struct("<4sBBBBIIQII16s16sQQqQIQ16s")
 _CRC: Final = struct.Struct("<I")
 _INDEX: Final = struct.Struct("<I")
 _ZEROS: Final = bytes(HEADER_SIZE)
-_RESERVED: Final = bytes(24)
-_CONTROL_ZERO: Final = slice(28, _FIELDS.size)  # rows .. reserved: nothing a control frame uses
+_RESERVED: Final = bytes(16)
+_CRC_RESIDUE: Final = 0x2144DF1C  # CRC-32 of anything followed by its own CRC-32
+_UNUSED: Final = (0, bytes(16), bytes(16), 0, 0, 0, 0, 0, 0)  # rows .. form, in a control frame
 _SEQ_END_MAX: Final = 1 << 59  # the key kernel keeps four bits of a word for itself
 _ATTACHMENT: Final = 1  # msgpack extension code: a batch, by its index behind the message
 
@@ -83,8 +85,8 @@ class Limits:
 
     frame_bytes_max: int = 16 << 20  # bounds what a connection must buffer before it can judge
     control_bytes_max: int = 1 << 20  # the msgpack part of a control frame
-    batch_rows_max: int = 1_000_000
-    attachments_max: int = 4096
+    batch_rows_max: int = 1_000_000  # events in a batch
+    attachments_max: int = 4096  # batches in a message
     versions: tuple[int, ...] = (VERSION,)  # accepted from peers; written is always VERSION
     # One batch and the largest message around it fit into one frame: whatever batch is accepted
     # can be passed on.
@@ -127,15 +129,18 @@ def encode_batch(batch: Batch, limits: Limits = DEFAULT_LIMITS) -> list[Buffer]:
     if body is None:
         raise UsageError("a synthetic batch has no body and cannot leave the simulator")
     size = HEADER_SIZE + len(body)
-    problem = _problem(kind, batch.reason, lo, count, rows, len(body), limits)
-    if problem is not None:
-        raise UsageError(f"cannot encode {_name(kind, lo, count)}: {problem}")
+    dense = kind == DATA and 0 < rows == count <= limits.batch_rows_max and not batch.reason
+    fits = HEADER_SIZE < size <= limits.batch_bytes_max and not size % 8
+    if not dense or not fits or lo + count > _SEQ_END_MAX:
+        problem = _problem(kind, batch.reason, lo, count, rows, len(body), limits)
+        if problem is not None:
+            raise UsageError(f"cannot encode {_name(kind, lo, count)}: {problem}")
     flags = SPARSE if 0 < rows < count else 0
     try:
         fields = _FIELDS.pack(
             MAGIC, VERSION, kind, flags, batch.reason, size - HEADER_SIZE, batch.body_crc, count,
             0, rows, batch.stream_id, batch.publisher, batch.pub_no, lo, batch.time_ns,
-            batch.epoch, batch.schema_id, b"",
+            batch.epoch, batch.schema_id, batch.form, b"",
         )  # fmt: skip
     except struct.error as error:
         raise UsageError(f"cannot encode {_name(kind, lo, count)}: out of range: {error}") from None
@@ -157,17 +162,23 @@ def decode_batch(
 def _decode_batch(view: memoryview, at: int, limits: Limits, validate: bool) -> tuple[Batch, int]:
     (
         _, _, kind, flags, reason, body_len, body_crc, count, control_len, rows, stream_id,
-        publisher, pub_no, lo, time_ns, epoch, schema_id, _,
+        publisher, pub_no, lo, time_ns, epoch, schema_id, form, _,
     ) = _read_header(view, at, limits)  # fmt: skip
     if kind == CONTROL:
         raise PeerError("a control frame stands where a batch frame must be")
-    problem = _problem(kind, reason, lo, count, rows, body_len, limits)
-    if problem is None and flags != (SPARSE if 0 < rows < count else 0):
-        problem = f"flags are {flags:#04x}, which {rows:,} rows of {count:,} positions contradict"
-    if problem is None and control_len:
-        problem = f"control_len is {control_len:,} in a batch frame"
-    if problem is not None:
-        raise PeerError(f"{_name(kind, lo, count)}: {problem}")
+    dense = (
+        kind == DATA
+        and 0 < rows == count <= limits.batch_rows_max
+        and not (reason or flags or control_len)
+        and body_len > 0
+        and lo + count <= _SEQ_END_MAX
+    )
+    if not dense:  # which is nothing wrong, but seldom
+        problem = _problem(kind, reason, lo, count, rows, body_len, limits)
+        if problem is None:
+            problem = _contradiction(flags, count, rows, control_len, body_len, form)
+        if problem is not None:
+            raise PeerError(f"{_name(kind, lo, count)}: {problem}")
     size = HEADER_SIZE + body_len
     if size > len(view) - at:
         raise PeerError(_truncated(size, len(view) - at))
@@ -176,9 +187,12 @@ def _decode_batch(view: memoryview, at: int, limits: Limits, validate: bool) -> 
         raise PeerError(f"{_name(kind, lo, count)}: {_bad_crc('body', crc32(body), body_crc)}")
     batch = Batch(
         kind, stream_id, schema_id, publisher, pub_no, lo, count, rows, time_ns, epoch, reason,
-        body, body_crc, size,
+        body, body_crc, size, form,
     )  # fmt: skip
     if validate and body_len:
+        if dense and form and matches(body, schema_id, form, rows):
+            batch._checked = True
+            return batch, size
         try:
             batch.validate()
         except PeerError as error:
@@ -208,9 +222,9 @@ def _read_header(view: memoryview, at: int, limits: Limits) -> tuple[Any, ...]:
     fields = _FIELDS.unpack_from(view, at)
     if fields[0] != MAGIC or fields[1] not in limits.versions:
         _check_opening(view, at, limits)
-    (stated,) = _CRC.unpack_from(view, at + _FIELDS.size)
-    actual = crc32(view[at : at + _FIELDS.size])
-    if actual != stated:
+    if crc32(view[at : at + HEADER_SIZE]) != _CRC_RESIDUE:
+        (stated,) = _CRC.unpack_from(view, at + _FIELDS.size)
+        actual = crc32(view[at : at + _FIELDS.size])
         raise PeerError(f"frame: {_bad_crc('header', actual, stated)}")
     kind, body_len, reserved = fields[2], fields[5], fields[-1]
     if kind not in _KINDS:
@@ -261,6 +275,19 @@ def _problem(
         return f"reason {reason} with {rows:,} rows in {count:,} positions"
     if rows < count and lo == 0:
         return "void positions in a batch that has no place in a stream yet"
+    return None
+
+
+def _contradiction(
+    flags: int, count: int, rows: int, control_len: int, body_len: int, form: int
+) -> str | None:
+    """Why fields that follow from others cannot be what they are, or None."""
+    if flags != (SPARSE if 0 < rows < count else 0):
+        return f"flags are {flags:#04x}, which {rows:,} rows of {count:,} positions contradict"
+    if control_len:
+        return f"control_len is {control_len:,} in a batch frame"
+    if form and not body_len:
+        return f"form {form:#x} of a body that is not there"
     return None
 
 
@@ -355,7 +382,7 @@ class Codec:
             )
         fields = _FIELDS.pack(
             *(MAGIC, VERSION, CONTROL, 0, 0, body_len, crc32(part), len(attached), len(part)),
-            *(0, b"", b"", 0, 0, 0, 0, 0, b""),
+            *(0, b"", b"", 0, 0, 0, 0, 0, 0, b""),
         )
         padding = _ZEROS[: _padded(len(part)) - len(part)]
         buffers[0] = b"".join((fields, _CRC.pack(crc32(fields)), part, padding))
@@ -368,7 +395,7 @@ class Codec:
         kind, flags, reason, body_len, crc, count, part_len = header[2:9]
         if kind != CONTROL:
             raise PeerError(f"a {_KINDS[kind]} frame stands where a control frame must be")
-        if flags or reason or view[_CONTROL_ZERO] != _ZEROS[_CONTROL_ZERO]:
+        if flags or reason or header[9:18] != _UNUSED:
             raise PeerError("control frame: a header field that only batches use is not zero")
         if part_len > limits.control_bytes_max:
             raise PeerError(f"control frame: {_control_excess(part_len, limits)}")
@@ -424,8 +451,9 @@ class Codec:
         """Encoder's hook: put a batch aside, and its number into the message."""
         if not isinstance(value, Batch):
             raise TypeError(f"{type(value).__name__} has no form on the wire")
+        number = len(self._attached)
         self._attached.append(value)
-        return msgspec.msgpack.Ext(_ATTACHMENT, _INDEX.pack(len(self._attached) - 1))
+        return _NUMBERS[number] if number < len(_NUMBERS) else _number(number)
 
     def _attachment(self, code: int, data: memoryview) -> Batch:
         """Decoder's hook. Each attachment once and in order: a small message that mentions one
@@ -440,6 +468,13 @@ class Codec:
             )
         self._next += 1
         return self._attached[index]
+
+
+def _number(index: int) -> msgspec.msgpack.Ext:
+    return msgspec.msgpack.Ext(_ATTACHMENT, _INDEX.pack(index))
+
+
+_NUMBERS: Final = [_number(index) for index in range(64)]
 
 
 def _control_excess(nbytes: int, limits: Limits) -> str:

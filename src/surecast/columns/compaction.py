@@ -1,0 +1,188 @@
+"""Compaction: the same positions of a stream, without what is void, in fewer batches.
+
+One deterministic function that every store calls, so that a log compacted on disk and the same log
+compacted in a simulation hold the same batches. Readers that are behind are served by it, too.
+
+The usual case, positions void for one reason, goes through all rows of many batches at once: one
+look-up, one gathering of what is left, one body for some thousands of rows.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from surecast.columns.batch import (
+    COLLECT,
+    COLLECTED,
+    CONFIG,
+    DATA,
+    EXPIRED,
+    NO_PUBLISHER,
+    NONE,
+    VOID,
+    Batch,
+    coalesce,
+)
+from surecast.columns.column import Columns, Int64s, concat
+from surecast.columns.intervals import IntervalSet
+
+__all__ = ["by_position", "compacted", "strip", "survivors"]
+
+_SMALL_ROWS: Final = 16  # dense batches up to this size are joined
+
+
+def compacted(
+    batches: Sequence[Batch], collected: bytes, expired: bytes, rows_max: int
+) -> list[Batch]:
+    """`batches`, which are contiguous, without the positions in the (encoded) interval sets."""
+    if not batches:
+        return []
+    # A void run is at least one position long: no more of them than there are positions.
+    runs_max = batches[-1].hi - batches[0].lo
+    one = IntervalSet.from_bytes(collected, runs_max)
+    other = IntervalSet.from_bytes(expired, runs_max)
+    return survivors(batches, one, other, rows_max)
+
+
+def survivors(
+    batches: Sequence[Batch], collected: IntervalSet, expired: IntervalSet, rows_max: int
+) -> list[Batch]:
+    """`batches`, which are contiguous, with what is void left out and what is small joined."""
+    lo, hi = batches[0].lo, batches[-1].hi
+    if expired.clip(lo, hi) or any(b.body is None or b.reason == EXPIRED for b in batches):
+        parts = [part for batch in batches for part in strip(batch, collected, expired)]
+        return coalesce(parts, rows_max)
+    return _Joiner(batches, collected.clip(lo, hi), rows_max).join()
+
+
+class _Joiner:
+    """Batches whose void positions were all collected, on their way to fewer ones."""
+
+    def __init__(self, batches: Sequence[Batch], collected: IntervalSet, rows_max: int) -> None:
+        self.batches = batches
+        self.rows_max = rows_max
+        self.made: list[Batch] = []
+        self.run: list[int] = []  # batches to be joined, by number
+        self.schema_id: int | None = None  # of those that have rows left
+        self.schema_id = -1  # of their rows, if they have any
+        seqs = [batch.seqs() for batch in batches]
+        ends = np.cumsum([one.size for one in seqs])
+        self.seqs = np.concatenate(seqs)
+        self.live = ~collected.contains_sorted(self.seqs)
+        counts = np.concatenate(([0], np.cumsum(self.live)))
+        starts = np.concatenate(([0], ends[:-1]))
+        self.starts: list[int] = starts.tolist()
+        self.kept: list[int] = (counts[ends] - counts[starts]).tolist()
+
+    def join(self) -> list[Batch]:
+        for number, batch in enumerate(self.batches):
+            kept = self.kept[number]
+            whole = kept == batch.rows == batch.count
+            if batch.kind == CONFIG and not whole:
+                raise ValueError("a CONFIG event is never void")
+            if whole and (batch.kind in (COLLECT, CONFIG) or batch.rows > _SMALL_ROWS):
+                self._finish()
+                self.made.append(batch)
+                continue
+            if kept and self.schema_id not in (None, batch.schema_id):
+                self._finish()
+            if kept:
+                self.schema_id = batch.schema_id
+            self.run.append(number)
+            if kept:
+                self.schema_id = batch.schema_id
+        self._finish()
+        return self.made
+
+    def _finish(self) -> None:
+        """Make batches of the run, of at most `rows_max` rows each."""
+        run, self.run = self.run, []
+        self.schema_id = -1
+        if not run:
+            return
+        first, last = self.batches[run[0]], self.batches[run[-1]]
+        holders = [number for number in run if self.kept[number]]
+        if len(run) == 1 and self.kept[run[0]] == first.rows:
+            self.made.append(first)
+        elif not holders:
+            time_ns, epoch = self._stamp(run)
+            self.made.append(
+                Batch.void(
+                    first.stream_id, first.lo, last.hi, COLLECTED, time_ns=time_ns, epoch=epoch
+                )
+            )
+        else:
+            self._fill(run, holders, first.lo, last.hi)
+
+    def _stamp(self, run: list[int]) -> tuple[int, int]:
+        batches = [self.batches[number] for number in run]
+        return max(b.time_ns for b in batches), max(b.epoch for b in batches)
+
+    def _fill(self, run: list[int], holders: list[int], lo: int, hi: int) -> None:
+        time_ns, epoch = self._stamp(run)
+        columns, seqs, times = self._gather(holders)
+        schema_id = self.batches[holders[0]].schema_id
+        for at in range(0, seqs.size, self.rows_max):
+            upto = min(at + self.rows_max, seqs.size)
+            is_last = upto == seqs.size
+            end = hi if is_last else int(seqs[upto - 1]) + 1
+            rows, count = upto - at, end - lo
+            batch = Batch(
+                DATA, self.batches[0].stream_id, schema_id, NO_PUBLISHER, 0, lo, count, rows,
+                time_ns if is_last else int(times[upto - 1]), epoch,
+                NONE if rows == count else COLLECTED, b"", 0, 0,
+            )  # fmt: skip
+            batch._fill(columns.part(at, upto), seqs[at:upto], times[at:upto])
+            self.made.append(batch)
+            lo = end
+
+    def _gather(self, holders: list[int]) -> tuple[Columns, Int64s, Int64s]:
+        """The live rows of these batches, together."""
+        parts = [self.batches[number]._decoded() for number in holders]
+        tags = [part.tags for part in parts if part.tags is not None]
+        everything = Columns(
+            concat([part.keys for part in parts]),
+            concat([part.values for part in parts]),
+            concat(tags) if tags else None,
+        )
+        bounds = [(self.starts[n], self.starts[n] + self.batches[n].rows) for n in holders]
+        live = np.concatenate([self.live[a:b] for a, b in bounds])
+        seqs = np.concatenate([self.seqs[a:b] for a, b in bounds])
+        times = np.concatenate([self.batches[number].times() for number in holders])
+        rows = np.flatnonzero(live)
+        return everything.take(rows), seqs[rows], times[rows]
+
+
+def strip(batch: Batch, all_collected: IntervalSet, all_expired: IntervalSet) -> list[Batch]:
+    """`batch` with what is void left out.
+
+    The positions stay covered. One batch comes back, or several where two reasons meet.
+    """
+    if batch.kind == VOID:
+        return [batch]
+    collected = all_collected.clip(batch.lo, batch.hi)
+    expired = all_expired.clip(batch.lo, batch.hi)
+    if not expired:
+        return [batch.without(collected, COLLECTED)]
+    if not collected:
+        return [batch.without(expired, EXPIRED)]
+    voids = {COLLECTED: collected, EXPIRED: expired}
+    parts = []
+    start = batch.lo
+    for (_, _, reason), following in pairwise(
+        [*by_position(collected, expired), (batch.hi, 0, NONE)]
+    ):
+        if following[2] != reason:
+            part = batch.slice(start, following[0])
+            parts.append(part.without(voids[reason], reason))
+            start = following[0]
+    return parts
+
+
+def by_position(collected: IntervalSet, expired: IntervalSet) -> list[tuple[int, int, int]]:
+    """The runs of both sets as (lo, hi, reason), in order."""
+    runs = [(lo, hi, COLLECTED) for lo, hi in collected]
+    runs += [(lo, hi, EXPIRED) for lo, hi in expired]
+    return sorted(runs)

@@ -1,0 +1,70 @@
+"""How our kernels are compiled: the one place that knows numba's options.
+
+Rules that keep kernels fast and predictable: explicit signatures on read-only contiguous arrays, so
+that no call ever compiles anything (numba converts writable arrays to read-only ones for free, and
+would otherwise compile anew for each combination); machine code cached on disk; no GIL held; plain
+arrays in and out, no Python objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numba
+from numba import types
+
+__all__ = [
+    "BOOLS",
+    "BOOLS_OUT",
+    "BYTES",
+    "INT32S",
+    "INT64S",
+    "INT64S_OUT",
+    "WORDS",
+    "WORDS_OUT",
+    "Kernel",
+    "helper",
+    "kernel",
+]
+
+Kernel = Callable[..., Any]
+_njit: Any = numba.njit  # numba's own types leave out some of its options
+
+
+def _in(item: Any) -> Any:
+    return types.Array(item, 1, "C", readonly=True)
+
+
+def _out(item: Any) -> Any:
+    return types.Array(item, 1, "C")
+
+
+INT32S, INT64S, BYTES, BOOLS, WORDS = (
+    _in(types.int32),
+    _in(types.int64),
+    _in(types.uint8),
+    _in(types.boolean),
+    _in(types.uint64),
+)
+WORDS_OUT, INT64S_OUT, BOOLS_OUT = _out(types.uint64), _out(types.int64), _out(types.boolean)
+
+
+# No kernel allocates, so none needs numba's reference counts: they cost more than the work here.
+_OPTIONS: dict[str, Any] = {
+    "nogil": True,
+    "boundscheck": False,
+    "error_model": "numpy",
+    "_nrt": False,
+}
+
+
+def kernel(signature: Any) -> Callable[[Kernel], Kernel]:
+    made: Callable[[Kernel], Kernel] = _njit(signature, cache=True, **_OPTIONS)
+    return made
+
+
+def helper(function: Kernel) -> Kernel:
+    # Always inlined: passing one array to a called function means pushing seven words.
+    made: Kernel = _njit(forceinline=True, **_OPTIONS)(function)
+    return made

@@ -1,0 +1,383 @@
+"""Narrow bodies: the same Arrow message with smaller columns, where the rows allow it.
+
+The body of codec.py has binary columns, and plain seqs and times where they are explicit: 26 bytes
+for a key of 8 and a value of 10, and 16 more after compaction. Most batches can do with less:
+
+    key     fixed-size binary when all have one length; Arrow's null type when no row has one
+    value   fixed-size binary when all have one length
+    seq     the distance to the row before as u8, u16 or u32; the first row's is from lo - 1
+    time    run-end encoded: rows that came in one batch have one time
+
+A batch's `form` says which of these its body uses; it travels in the header, so the schema follows
+from the header alone. Form 0 is the body of codec.py. A body of any other form must be laid out
+exactly as it is here: whoever writes Arrow in another way writes form 0.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from surecast.columns import codec
+from surecast.columns.column import (
+    DATA_MAX,
+    NO_BYTES,
+    Body,
+    Column,
+    Columns,
+    Int64s,
+    aligned,
+    null_column,
+    uniform_offsets,
+    unpack_valid,
+)
+from surecast.errors import PeerError
+
+__all__ = ["EXPLICIT", "Form", "decode", "encode", "fixed_keys", "form_of", "matches"]
+
+VARIABLE: Final = -1  # binary: the rows have lengths of their own
+ABSENT: Final = -2  # null: no row has a key
+_WIDTH_MAX: Final = 0xFFFD
+_GAPS: Final[dict[int, Any]] = {1: np.dtype(np.uint8), 2: np.dtype("<u2"), 4: np.dtype("<u4")}
+_INT32, _INT64, _UINT8 = np.dtype(np.int32), np.dtype(np.int64), np.dtype(np.uint8)
+EXPLICIT: Final = 0xFF << 32  # the bits of a packed form that say that rows have their own seqs
+_PLANS_MAX: Final = 4096  # layouts remembered; a peer that uses more of them makes us slow, not big
+
+
+class Form(NamedTuple):
+    """How the columns of a body are laid out."""
+
+    key: int = VARIABLE  # bytes of every key
+    value: int = VARIABLE
+    gap: int = 0  # bytes of a distance between seqs; 0: rows take the positions from lo on
+    runs: bool = False  # times are run-end encoded
+
+    @property
+    def packed(self) -> int:
+        """As in the header: u16 key, u16 value, u8 gap, u8 runs, u16 zero."""
+        key = 0xFFFF if self.key == ABSENT else self.key + 1
+        return key | (self.value + 1) << 16 | self.gap << 32 | self.runs << 40
+
+
+def form_of(packed: int) -> Form:
+    """The form behind the header's number; PeerError if there is none."""
+    key, value = packed & 0xFFFF, packed >> 16 & 0xFFFF
+    gap, runs = packed >> 32 & 0xFF, packed >> 40
+    if value == 0xFFFF or key == 0xFFFE or gap not in (0, *_GAPS) or runs > (gap > 0):
+        raise PeerError(f"unknown form {packed:#x} of a body")
+    return Form(ABSENT if key == 0xFFFF else key - 1, value - 1, gap, bool(runs))
+
+
+# ---------------------------------------------------------------- where everything lies
+
+
+class _Shape:
+    """The metadata of one form: a template like codec's, with all but a few numbers known."""
+
+    __slots__ = ("fixed", "form", "pack", "size", "sized", "wanted", "widths")
+
+    def __init__(self, form: Form, tagged: bool) -> None:
+        if not tagged and not form.gap and form.key in (0, ABSENT) and form.value == 0:
+            raise PeerError("rows without any bytes")  # a million of them would cost nothing
+        self.form = form
+        self.widths = (form.key, form.value, VARIABLE) if tagged else (form.key, form.value)
+        buffers = nodes = 0
+        spots: list[tuple[int, int]] = []  # (kind, index): 0 a buffer's length, 1 nulls, 2 rows
+        for width in self.widths:
+            if width == VARIABLE:
+                spots += ((0, buffers + 2), (1, nodes))
+            buffers += {VARIABLE: 3, ABSENT: 0}.get(width, 2)
+            nodes += 1
+        if form.gap:
+            if form.runs:
+                spots.append((2, nodes + 2))
+            buffers += 6 if form.runs else 4
+            nodes += 4 if form.runs else 2
+        self.pack, self.size = codec.metadata(buffers, nodes)
+        nodes_at = self.size - 16 * nodes
+        places = (88 + 8, nodes_at + 8, nodes_at)
+        # Where the body says what does not follow from the number of rows.
+        self.wanted = [places[kind] + 16 * index for kind, index in spots]
+        self.sized = not spots  # everything follows
+        self.fixed = self.sized and len(self.widths) == 2 and min(self.widths) > 0 and not form.gap
+
+    def layout(self, rows: int, numbers: Iterator[int]) -> tuple[bytes, list[int], int]:
+        """The metadata, the (offset, length) of every buffer, and the size of it all."""
+        lengths: list[int] = []
+        nodes: list[int] = []
+        for width in self.widths:
+            if width == VARIABLE:
+                size, nulls = next(numbers), next(numbers)
+                lengths += ((rows + 7) >> 3 if nulls else 0, 4 * (rows + 1), size)
+                nodes += (rows, nulls)
+            elif width == ABSENT:
+                nodes += (rows, rows)
+            else:
+                lengths += (0, width * rows)
+                nodes += (rows, 0)
+        if self.form.gap:
+            lengths += (0, self.form.gap * rows)
+            nodes += (rows, 0, rows, 0)
+            if self.form.runs:
+                runs = next(numbers)
+                lengths += (0, 4 * runs, 0, 8 * runs)
+                nodes += (runs, 0, runs, 0)
+            else:
+                lengths += (0, 8 * rows)
+        places: list[int] = []
+        at = 0
+        for length in lengths:
+            places += (at, length)
+            at += (length + 7) & -8
+        return self.pack(at, rows, places, nodes), places, self.size + at
+
+
+class _Plan(NamedTuple):
+    """Where everything lies in one body."""
+
+    shape: _Shape
+    numbers: list[int]  # what only the body could tell
+    meta: bytes  # what its metadata must be
+    places: list[int]  # (offset, length) of every buffer
+    size: int  # of the whole body
+
+
+_SHAPES: dict[tuple[int, int], _Shape] = {}  # (schema id, form) →
+_PLANS: dict[tuple[int, int, int], _Plan] = {}  # (schema id, form, rows) → where all follows
+
+
+def _shape(schema_id: int, packed: int) -> _Shape:
+    shape = _SHAPES.get((schema_id, packed))
+    if shape is None:
+        if schema_id not in (0, 1):
+            raise PeerError(f"unknown schema {schema_id}")
+        if len(_SHAPES) >= _PLANS_MAX:
+            _SHAPES.clear()
+        shape = _SHAPES[schema_id, packed] = _Shape(form_of(packed), schema_id == 1)
+    return shape
+
+
+def _plan(body: Body, schema_id: int, packed: int, rows: int) -> _Plan:
+    """Where everything must lie, given the numbers only the body can tell."""
+    plan = _PLANS.get((schema_id, packed, rows))
+    if plan is not None:
+        return plan
+    shape = _shape(schema_id, packed)
+    if rows < 1:
+        raise PeerError(f"a body cannot have {rows} rows")
+    if max(shape.widths) * rows > DATA_MAX:
+        raise PeerError(f"{rows:,} rows of {max(shape.widths):,} bytes are too many")
+    numbers: list[int] = []
+    if not shape.sized:
+        if len(body) < shape.size:
+            raise PeerError("the body is cut short")
+        numbers = [_NUMBER.unpack_from(body, at)[0] for at in shape.wanted]
+        if min(numbers) < 0 or max(numbers) > DATA_MAX:
+            raise PeerError("the body's metadata are out of range")
+    return _Plan(shape, numbers, *shape.layout(rows, iter(numbers)))
+
+
+def _remember(key: tuple[int, int, int], plan: _Plan) -> None:
+    if key not in _PLANS:
+        if len(_PLANS) >= _PLANS_MAX:
+            _PLANS.clear()
+        _PLANS[key] = plan
+
+
+_NUMBER: Final = struct.Struct("<q")
+
+
+def matches(body: Body, schema_id: int, packed: int, rows: int) -> bool:
+    """Whether this body is wholly valid; false if `decode` must find out.
+
+    Where all lengths follow from the form and the number of rows, exact metadata are all there is
+    to check: no byte of the columns can be wrong.
+    """
+    plan = _PLANS.get((schema_id, packed, rows))
+    if plan is None or packed & EXPLICIT:
+        return False
+    return len(body) == plan.size and bytes(body[: plan.shape.size]) == plan.meta
+
+
+# ---------------------------------------------------------------- writing
+
+
+def _width(column: Column) -> int:
+    """The width of a fixed-size column that can hold these rows, or VARIABLE or ABSENT."""
+    valid = column.valid
+    if valid is not None and not valid.all():
+        return VARIABLE if valid.any() else ABSENT
+    width = column.width
+    if width < 0:
+        lengths = np.diff(column.offsets)
+        width = int(lengths[0])
+        if (lengths != width).any():
+            return VARIABLE
+    return width if width <= _WIDTH_MAX else VARIABLE
+
+
+def _gap_width(gaps: Int64s) -> int:
+    largest = int(gaps.max())
+    return 1 if largest < 1 << 8 else 2 if largest < 1 << 16 else 4 if largest < 1 << 32 else 0
+
+
+def encode(columns: Columns, lo: int) -> tuple[bytes, int]:
+    """The smallest body for these columns of a batch from `lo` on, and its form."""
+    value = _width(columns.values)
+    key = _width(columns.keys)
+    gaps = None
+    gap, runs = 0, False
+    if columns.seqs is not None:
+        assert columns.times is not None
+        gaps = np.diff(columns.seqs, prepend=lo - 1)
+        gap = _gap_width(gaps)
+        if not gap:
+            return codec.encode(columns), 0
+        ends = np.append(np.flatnonzero(np.diff(columns.times)) + 1, gaps.size)
+        runs = 12 * ends.size < 8 * gaps.size
+    elif value == 0 and key in (0, ABSENT) and columns.tags is None:
+        value = VARIABLE  # a message without any bytes has other metadata
+    packed = Form(key, value, gap, runs).packed
+    if not packed:
+        return codec.encode(columns), 0
+    shape = _shape(int(columns.tags is not None), packed)
+    parts: list[Any] = [b""]
+    numbers: list[int] = []
+    strings = (columns.keys, columns.values, columns.tags)
+    for width, column in zip(shape.widths, strings, strict=False):
+        assert column is not None
+        _add_column(column, width, parts, numbers)
+    if gaps is not None:
+        assert columns.times is not None
+        _add(parts, gaps.astype(_GAPS[gap]))
+        if runs:
+            numbers.append(ends.size)
+            _add(parts, ends.astype(np.int32))
+            _add(parts, columns.times[ends - 1])
+        else:
+            _add(parts, columns.times)
+    parts[0] = shape.layout(columns.values.offsets.size - 1, iter(numbers))[0]
+    return b"".join(parts), packed
+
+
+def _add_column(column: Column, width: int, parts: list[Any], numbers: list[int]) -> None:
+    offsets, data, valid, _ = column
+    first, last = int(offsets[0]), int(offsets[-1])
+    if width == ABSENT:
+        return
+    if width == VARIABLE:
+        rows = offsets.size - 1
+        nulls = 0 if valid is None else rows - int(np.count_nonzero(valid))
+        numbers += (last - first, nulls)
+        if nulls:
+            assert valid is not None
+            _add(parts, np.packbits(valid, bitorder="little"))
+        _add(parts, offsets - np.int32(first) if first else offsets)
+    _add(parts, data[first:last])
+
+
+def _add(parts: list[Any], buffer: Any) -> None:
+    made = buffer.tobytes()
+    parts += (made, bytes(-len(made) % 8))
+
+
+# ---------------------------------------------------------------- reading
+
+
+def decode(body: Body, schema_id: int, packed: int, rows: int, lo: int) -> Columns:
+    """Views into a body of this form after checking all of it; PeerError says what is wrong."""
+    plan = _plan(body, schema_id, packed, rows)
+    shape, numbers, meta, places, size = plan
+    start = shape.size
+    if len(body) != size or bytes(body[:start]) != meta:
+        raise PeerError("the body is not laid out as its form says")
+    if shape.sized:
+        _remember((schema_id, packed, rows), plan)  # not before a body was right: peers lie
+    if shape.fixed:
+        return _read_fixed(body, shape, places, rows)
+    spots, told = iter(zip(places[::2], places[1::2], strict=True)), iter(numbers)
+    strings = [_read_column(body, start, width, rows, spots, told) for width in shape.widths]
+    if strings[1].valid is not None:
+        raise PeerError("a value is null")
+    seqs = times = None
+    if shape.form.gap:
+        seqs = _read_seqs(_buffer(body, start, spots, _GAPS[shape.form.gap]), lo)
+        if shape.form.runs:
+            ends = _buffer(body, start, spots, _INT32)
+            times = _spread(ends, _buffer(body, start, spots, _INT64), rows)
+        else:
+            times = _buffer(body, start, spots, _INT64)
+    return Columns(strings[0], strings[1], strings[2] if schema_id else None, seqs, times)
+
+
+def _read_fixed(body: Body, shape: _Shape, places: list[int], rows: int) -> Columns:
+    """`decode` of two fixed-size columns, if that is all there is."""
+    key, value = shape.widths[:2]
+    key_data = np.frombuffer(body, _UINT8, key * rows, shape.size + places[2])
+    value_data = np.frombuffer(body, _UINT8, value * rows, shape.size + places[6])
+    return Columns(
+        Column(uniform_offsets(rows, key), key_data, None, key),
+        Column(uniform_offsets(rows, value), value_data, None, value),
+    )
+
+
+def fixed_keys(body: Body, schema_id: int, packed: int, rows: int, width: int) -> Body | None:
+    """The keys of a body that is known to be right, side by side, if all have this width."""
+    if packed & 0xFFFF != width + 1:
+        return None
+    start = _shape(schema_id, packed).size  # they are the first column, and none is null
+    return body[start : start + width * rows]
+
+
+_Spots = Iterator[tuple[int, int]]
+
+
+def _buffer(body: Body, start: int, spots: _Spots, kind: Any) -> Any:
+    """The next column's numbers; none of them is null."""
+    next(spots)
+    at, length = next(spots)
+    return aligned(np.frombuffer(body, kind, length // kind.itemsize, start + at))
+
+
+def _read_column(
+    body: Body, start: int, width: int, rows: int, spots: _Spots, told: Iterator[int]
+) -> Column:
+    if width == ABSENT:
+        return null_column(rows)
+    bitmap_at, bitmap_size = next(spots)
+    if width != VARIABLE:
+        at, size = next(spots)
+        data = np.frombuffer(body, np.uint8, size, start + at) if size else NO_BYTES
+        return Column(uniform_offsets(rows, width), data, None, width)
+    offsets_at, _ = next(spots)
+    data_at, size = next(spots)
+    nulls = (next(told), next(told))[1]
+    offsets = aligned(np.frombuffer(body, _INT32, rows + 1, start + offsets_at))
+    if not codec.offsets_fit(offsets, size):
+        raise PeerError("offsets point outside the data")
+    valid = None
+    if bitmap_size:
+        valid = unpack_valid(np.frombuffer(body, np.uint8, bitmap_size, start + bitmap_at), rows)
+        if rows - int(np.count_nonzero(valid)) != nulls:
+            raise PeerError("the null count does not match the bitmap")
+    data = np.frombuffer(body, np.uint8, size, start + data_at) if size else NO_BYTES
+    return Column(offsets, data, valid)
+
+
+def _read_seqs(gaps: Any, lo: int) -> Int64s:
+    if not gaps.all():
+        raise PeerError("two rows at one position")
+    seqs: Int64s = np.cumsum(gaps, dtype=np.int64)
+    seqs += lo - 1
+    return seqs
+
+
+def _spread(ends: Any, values: Int64s, rows: int) -> Int64s:
+    """Run-end encoded times, one for each row."""
+    lengths = np.diff(ends, prepend=np.int32(0))
+    if not ends.size or ends[0] < 1 or ends[-1] != rows or (lengths < 1).any():
+        raise PeerError("the runs of times do not cover the rows")
+    return np.repeat(values, lengths)

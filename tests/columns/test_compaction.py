@@ -1,0 +1,89 @@
+"""Compaction against its plain twin: the same positions, the same live events, in order."""
+
+from random import Random
+
+import pytest
+
+from surecast.columns.batch import COLLECT, COLLECTED, EXPIRED, VOID, Batch, coalesce
+from surecast.columns.compaction import compacted, strip, survivors
+from surecast.columns.intervals import IntervalSet
+
+STREAM = b"s" * 16
+
+
+def history(rng: Random, batches: int) -> list[Batch]:
+    """Batches of all shapes, one after the other."""
+    made: list[Batch] = []
+    lo = rng.randrange(1, 50)
+    for number in range(batches):
+        time_ns = 1000 + number // 2
+        if rng.random() < 0.1:
+            hi = lo + rng.randrange(1, 20)
+            made.append(Batch.void(STREAM, lo, hi, COLLECTED, time_ns=time_ns, epoch=number))
+        else:
+            rows = rng.choice((1, 2, 16, 17, 60))
+            kind = COLLECT if rng.random() < 0.1 else 1
+            rows = 1 if kind == COLLECT else rows
+            values = [b"%d.%d" % (number, i) for i in range(rows)]
+            keys = (
+                None
+                if kind == COLLECT
+                else [rng.choice((None, b"", b"k%d" % i)) for i in range(rows)]
+            )
+            tags = [b"t"] * rows if kind == 1 and rng.random() < 0.2 else None
+            batch = Batch.of(STREAM, values, keys, tags, publisher=b"p" * 16, pub_no=1, kind=kind)
+            batch = batch.sequenced(lo, time_ns, number)
+            if rows > 1 and rng.random() < 0.3:
+                batch = batch.without(_some(rng, lo, lo + rows, 0.4), COLLECTED)
+            made.append(batch)
+        lo = made[-1].hi
+    return made
+
+
+def _some(rng: Random, lo: int, hi: int, share: float) -> IntervalSet:
+    return IntervalSet([(seq, seq + 1) for seq in range(lo, hi) if rng.random() < share])
+
+
+def events(batches: list[Batch]) -> list[object]:
+    return [row for batch in batches for row in batch.to_rows()]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_survivors_are_what_stripping_batch_by_batch_leaves(seed: int) -> None:
+    rng = Random(seed)
+    batches = history(rng, rng.randrange(1, 40))
+    lo, hi = batches[0].lo, batches[-1].hi
+    share = rng.choice((0.0, 0.1, 0.5, 0.9, 1.0))
+    collected = _some(rng, lo, hi, share)
+    rows_max = rng.choice((1, 7, 64, 4096))
+    made = survivors(batches, collected, IntervalSet(), rows_max)
+    twin = coalesce([p for b in batches for p in strip(b, collected, IntervalSet())], rows_max)
+    assert events(made) == events(twin)
+    assert [b.lo for b in made] == [lo, *(b.hi for b in made[:-1])]
+    assert made[-1].hi == hi
+    for batch in made:
+        batch.validate()
+        assert batch.rows <= max(rows_max, 60)
+        assert batch.reason == (COLLECTED if batch.rows < batch.count else 0)
+        assert not batch.rows or batch.time_ns >= int(batch.times()[-1])
+    assert compacted(batches, collected.to_bytes(), IntervalSet().to_bytes(), rows_max)[-1].hi == hi
+
+
+def test_what_is_whole_and_large_comes_back_as_it_was() -> None:
+    batch = Batch.of(STREAM, [b"v"] * 100, publisher=b"p" * 16, pub_no=1).sequenced(1, 5, 1)
+    assert survivors([batch], IntervalSet(), IntervalSet(), 10) == [batch]
+
+
+def test_two_reasons_stay_apart() -> None:
+    batch = Batch.of(STREAM, [b"%d" % i for i in range(6)]).sequenced(1, 5, 1)
+    made = survivors([batch], IntervalSet([(1, 3)]), IntervalSet([(4, 6)]), 100)
+    assert [row.seq for b in made for row in b.to_rows()] == [3, 6]
+    assert {b.reason for b in made if b.rows < b.count} == {COLLECTED, EXPIRED}
+
+
+def test_all_void_is_one_range() -> None:
+    batches = history(Random(3), 20)
+    lo, hi = batches[0].lo, batches[-1].hi
+    (made,) = survivors(batches, IntervalSet([(lo, hi)]), IntervalSet(), 100)
+    assert (made.kind, made.lo, made.hi) == (VOID, lo, hi)
+    assert made.time_ns == max(b.time_ns for b in batches)
