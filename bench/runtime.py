@@ -145,7 +145,7 @@ class Driver(HandlerMachine):
 
     def _on_timer(self, _inp: TimerFired) -> None:
         if not self.stream:
-            self._send(self.head, CreateStream(f"of {self.head}", self.policy))
+            self._send(self.head, CreateStream(f"of-{self.head[:-2]}", self.policy))
             self.out.append(SetTimer("open", self.now_ns + 300 * MS))
 
     def _on_opened(self, _peer: Peer, message: StreamOpened) -> None:
@@ -158,14 +158,15 @@ class Driver(HandlerMachine):
         like = self.made[self.next_no // self.rows % len(self.made)]
         batch = Batch(
             DATA, self.stream, like.schema_id, self.publisher, self.next_no, 0, like.count,
-            like.rows, 0, 0, 0, like.body, like.body_crc, like.nbytes,
+            like.rows, 0, 0, 0, like.body, like.body_crc, like.nbytes, like.form,
         )  # fmt: skip
         self.next_no += like.count
         self._send(self.head, Publish(self.stream, batch))
 
     def _on_ack(self, _peer: Peer, message: PubAck) -> None:
-        self.counters["events"] += self.rows
-        self._publish()
+        for _ in range(1 + len(message.more)):
+            self.counters["events"] += self.rows
+            self._publish()
 
     def _on_nack(self, _peer: Peer, message: PubNack) -> None:
         raise AssertionError(f"refused: {message.why}")
@@ -215,8 +216,9 @@ async def _node(name: str, machine: Any, book: AddressBook, codec: Codec) -> Nod
 
 async def _proxy(spec: dict[str, Any], book: AddressBook) -> Node:
     """A region of one replica, with its configuration service, in one process."""
-    import surecast.columns.kernels  # noqa: F401  as a server does before it listens
+    from surecast.columns import kernels
 
+    kernels.warm()  # as a server does before it listens
     region, name = spec["name"].split("/")[0], spec["name"]
     codec = Codec(message_types())
     service = Node(
@@ -255,7 +257,8 @@ class Workers:
     """Worker processes by name; they end when this does."""
 
     def __init__(self, specs: dict[str, dict[str, Any]], names: list[str]) -> None:
-        book = {name: ("127.0.0.1", _free_port()) for name in names}
+        ports = _free_ports(len(names))
+        book = {name: ("127.0.0.1", port) for name, port in zip(names, ports, strict=True)}
         self.processes = {}
         for number, (name, spec) in enumerate(specs.items()):
             whole = {"name": name, "book": book, "seed": number, "profile": False, **spec}
@@ -287,17 +290,20 @@ class Workers:
             process.wait(30)
 
 
-def _free_port() -> int:
+def _free_ports(count: int) -> list[int]:
     """Below those the system hands out, of which connections of the last run still hold some."""
-    for port in Random().sample(range(20_000, 32_000), 100):
+    found: list[int] = []
+    for port in Random().sample(range(20_000, 32_000), 100 + count):
         with socket.socket() as tcp, socket.socket(type=socket.SOCK_DGRAM) as udp:
             try:
                 tcp.bind(("127.0.0.1", port))
                 udp.bind(("127.0.0.1", port))
             except OSError:
                 continue
-            return port
-    raise SystemExit("no free port between 20000 and 32000")
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise SystemExit("too few free ports between 20000 and 32000")
 
 
 # ---------------------------------------------------------------- benches
@@ -378,7 +384,9 @@ def bench_three_proxies() -> Iterator[Row]:
     for policy in POLICIES:
         for rows in (500, 4000):
             rate, cpu = three_proxies(rows, policy)
+            busy = sum(share for name, share in cpu.items() if name.endswith("/0"))
             params = {"rows": rows, "policy": policy, "window": WINDOW, "cores": cpu}
+            params["proxies_ns_per_event"] = round(1e9 * busy / rate)
             yield {
                 "name": "events_three_proxies", "value": round(rate), "unit": "1/s",
                 "params": params,
@@ -398,7 +406,7 @@ def main() -> None:
             stats.sort_stats("tottime").print_stats(45)
         return
     if sys.argv[1:2] == ["--profile"]:
-        rate, cpu = three_proxies(500, "keep_last", profile=True)
+        rate, cpu = three_proxies(500, "latest_per_key", profile=True)
         print(f"{rate:,.0f} events/s, {cpu}")
         return
     for bench in (bench_frames_one_hop, bench_batches_one_hop, bench_three_proxies):

@@ -36,8 +36,8 @@ from surecast.core.types import (
 from surecast.errors import ConfigError, UsageError
 from surecast.runtime import AddressBook, Node
 from surecast.runtime.timers import ClockWatch
-from surecast.storage.journal import Journal
 from surecast.storage.memory import MemoryDisk
+from surecast.storage.segments import SegmentStore
 from surecast.storage.store import MemoryStore
 
 
@@ -377,7 +377,7 @@ STORE = [
     Truncate(LOG, 6),
     Append(LOG, (batch(6, 3),), "second"),
     Append(LOG, (batch(99),), "gap"),
-    Compact(LOG, (Batch.void(LOG, 1, 4, 1),), "compacted"),
+    Compact(LOG, 1, 4, b"\x00", b"\x00", 50, "compacted"),
 ]
 ANSWERS = [
     Stored("first"),
@@ -395,7 +395,7 @@ def test_storage_is_answered_in_order_and_seen_at_once(
 ) -> None:
     async def story() -> None:
         async with Stage() as stage:
-            disk = Journal(tmp_path) if kind == "journal" else MemoryDisk()
+            disk = SegmentStore(tmp_path) if kind == "journal" else MemoryDisk()
             a = await stage.add("a", disk=disk)
             for effect in STORE:
                 stage.do("a", effect)
@@ -411,11 +411,11 @@ def test_storage_is_answered_in_order_and_seen_at_once(
 def test_a_life_follows_on_the_same_journal(loop: str, tmp_path: Path) -> None:
     async def story() -> None:
         async with Stage() as stage:
-            a = await stage.add("a", disk=Journal(tmp_path))
+            a = await stage.add("a", disk=SegmentStore(tmp_path))
             stage.do("a", *STORE)
             await until(lambda: len(a.machine.seen) == 6)
             await stage.crash("a")
-            a = await stage.add("a", disk=Journal(tmp_path))
+            a = await stage.add("a", disk=SegmentStore(tmp_path))
             assert a.machine.seen[0][1].incarnation == 2
             assert a.machine.ctx.disk.end(LOG) == 9
             assert a.machine.ctx.disk.state("s") == b"state"
@@ -441,7 +441,7 @@ def test_received_batches_are_stored_as_they_came(loop: str, tmp_path: Path) -> 
     async def story() -> None:
         async with Stage() as stage:
             a = await stage.add("a")
-            await stage.add("b", Echo, disk=Journal(tmp_path))
+            await stage.add("b", Echo, disk=SegmentStore(tmp_path))
             sent = [Batch.of(LOG, [f"{n}".encode()] * 50) for n in range(100)]
             for one in sent:
                 stage.do("a", Send("b", Carry(one)))
@@ -451,7 +451,7 @@ def test_received_batches_are_stored_as_they_came(loop: str, tmp_path: Path) -> 
                 range(51, 5002, 50)
             )
             await stage.crash("b")
-            again = Journal(tmp_path)
+            again = SegmentStore(tmp_path)
             kept = again.disk.read(LOG, 1, 5001, 1 << 30)
             again.close()
             assert [bytes(one.body) for one in kept] == [bytes(one.body) for one in sent]

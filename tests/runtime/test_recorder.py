@@ -18,17 +18,19 @@ from tests.sim.recorded import lend_module
 from typer.testing import CliRunner
 
 from surecast.cli.main import app
+from surecast.columns.intervals import IntervalSet
 from surecast.columns.retention import LatestPerKey
 from surecast.core.machine import NodeContext
 from surecast.core.record import Ends, Kept, Saved, Step
 from surecast.core.recording import Recording
-from surecast.core.replicated import CompactLog
+from surecast.core.replicated import Refound
 from surecast.core.types import (
     MS,
     SECOND,
     Append,
     Batch,
     Compact,
+    Compacted,
     Emit,
     Received,
     SaveState,
@@ -47,8 +49,9 @@ from surecast.runtime import AddressBook, Node
 from surecast.runtime.recorder import Recorder, recording_path
 from surecast.sim import playback
 from surecast.sim.playback import play
-from surecast.storage.journal import Journal
+from surecast.storage.config import StorageConfig
 from surecast.storage.memory import MemoryDisk
+from surecast.storage.segments import SegmentStore
 from surecast.storage.store import MemoryStore
 from surecast.swarm.process import build
 
@@ -124,22 +127,20 @@ def test_writes_taken_back_are_noted_at_the_step_that_sees_it(tmp_path: Path) ->
     asked = [
         Append(LOG, (batch(3),), "t1"),
         SaveState("s", b"new", "t2"),
-        Compact(LOG, (Batch.void(LOG, 1, 3, 1),), "t3"),
     ]
     made.step(0, Start(0, 1), asked)
     mark = disk.written
     disk.append(LOG, asked[0].batches)
     disk.save("s", b"new")
-    disk.compact(LOG, asked[2].batches)
     made.step(1, TimerFired("all is as asked"), [])
     disk.rollback(mark)
-    for now_ns, token in enumerate(("t1", "t2", "t3"), 2):
+    for now_ns, token in enumerate(("t1", "t2"), 2):
         made.step(now_ns, StoreFailed(token, "io"), [])
     made.close()
     found = items(path)[3:-1]
     kinds = [type(item).__name__ for item in found]
-    assert kinds == ["Step", "Step", "Saved", "Ends", "Kept", "Step", "Step", "Step"]
-    assert found[2:4] == [Saved("s", b"old"), Ends(LOG, 1)]
+    assert kinds == ["Step", "Step", "Saved", "Ends", "Step", "Step"]
+    assert found[2:4] == [Saved("s", b"old"), Ends(LOG, 3)]
 
 
 def test_writes_that_stay_need_no_note(tmp_path: Path) -> None:
@@ -154,7 +155,7 @@ def test_writes_that_stay_need_no_note(tmp_path: Path) -> None:
     for now_ns, token in enumerate(("t1", "s", "t2"), 2):
         made.step(now_ns, Stored(token), [])
     made.step(9, TimerFired("x"), [])
-    assert not made._mirror.busy
+    assert not disk.odd
     made.close()
     assert {type(item) for item in items(path)[:-1]} == {Step}
 
@@ -257,24 +258,30 @@ class Scribbler:
     def _effect(self) -> Any:
         rng, log = self.rng, bytes([self.rng.randrange(3)]) * 16
         self.asked += 1
-        token, end = (self.asked, CompactLog(log, ())), self.disk.end(log)
+        token, end = (self.asked, Refound()), self.disk.end(log)
         match rng.randrange(8):
             case 0:
                 return SaveState(rng.choice("ab"), b"%d" % self.asked, token)
             case 1:
                 return Truncate(log, rng.randrange(max(1, end - 3), end + 1))
             case 2 if end > 1:
-                return Compact(log, (Batch.void(log, 1, rng.randrange(2, end + 1), 1),), token)
+                lo = rng.randrange(1, end)
+                voids = IntervalSet([(lo, rng.randrange(lo + 1, end + 1))])
+                nothing = IntervalSet().to_bytes()
+                return Compact(log, lo, end, voids.to_bytes(), nothing, 50, token)
         values = [b"%d" % self.asked] * rng.randint(1, 3)
         return Append(log, (Batch.of(log, values).sequenced(end, 5, 1),), token)
 
 
 class Journalist:
-    """Runs a Scribbler on a journal, whose file cannot be written now and then."""
+    """Runs a Scribbler on a store, whose files cannot be written now and then."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
         self.rng = Random(f"faults of {seed}")
-        self.store = Journal(directory / "disk", sync="none")
+        config = StorageConfig(
+            sync="none", journal_bytes_max=4096, inline_bytes_max=300, run_bytes_min=0
+        )
+        self.store = SegmentStore(directory / "disk", config)
         self.woken = Event()
         self.store.attach(self.woken.set)
         life = self.store.incarnation
@@ -296,6 +303,8 @@ class Journalist:
     def step(self, inp: Any) -> int:
         """How many answers the disk owes for it."""
         self.steps += 1
+        if isinstance(inp, Compacted):
+            self.store.show(inp)
         effects = self.machine.step(self.steps, inp)
         self.recorder.step(self.steps, inp, effects)
         for effect in effects:
@@ -326,7 +335,7 @@ SCRIBBLER = "surecast.recorded_in_tests:build"
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_what_a_failing_journal_showed_is_shown_again(
+def test_what_a_failing_store_showed_is_shown_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     lend_module(monkeypatch, build=lambda ctx, _args: Scribbler(ctx))

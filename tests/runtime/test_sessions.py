@@ -501,6 +501,31 @@ def test_a_queue_beyond_its_bound_breaks_the_session(loop: str) -> None:
     play(loop, story)
 
 
+@on_loops
+def test_queues_that_are_too_long_together_lose_the_longest(loop: str) -> None:
+    async def story() -> None:
+        limits = {
+            "high_water_bytes": 1 << 20, "queue_bytes_max": 16 << 20, "queues_bytes_max": 16 << 20
+        }  # fmt: skip
+        async with Stage(session_timeout_ns=60 * SECOND, **limits) as stage:
+            a = await stage.add("a")
+            for name, pieces in (("b", 85), ("c", 75)):
+                reader = await stage.add(name)
+                stage.do("a", Send(name, Ping(0)))
+                await until(lambda reader=reader: numbers(reader.machine) == [0])
+                (connection,) = reader.sessions.connections
+                connection.transport.pause_reading()
+                for number in range(pieces):
+                    stage.do("a", Send(name, blob(number, 200_000)))
+            await asyncio.sleep(0)
+            assert not a.counters["queue_overflows"]  # each is within its own bound
+            a.sessions._tick()
+            await until(lambda: a.machine.of(PeerDown))
+            assert [inp.peer for *_, inp in a.machine.of(PeerDown)] == ["b"]
+
+    play(loop, story)
+
+
 class Glutton(Actor):
     """Answers PeerDown by sending more than a queue may hold."""
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from surecast.columns.intervals import IntervalSet
 from surecast.core.types import (
     MS,
     SECOND,
@@ -29,9 +30,21 @@ from surecast.storage.memory import DiskFull, MemoryDisk
 OTHER = bytes(16)
 
 
-def cells(batches: list[Batch]) -> list[tuple[int, bytes]]:
-    """Positions and what tells one batch from another: its stream, here a stamp."""
-    return [(seq, one.stream_id) for one in batches for seq in range(one.lo, one.hi)]
+NOTHING = IntervalSet().to_bytes()
+
+
+def cells(batches: list[Batch]) -> list[tuple[int, bytes | None]]:
+    """Positions and what they hold: a stamp, or None where they are void."""
+    found: list[tuple[int, bytes | None]] = []
+    for one in batches:
+        rows = {row.seq: row.value for row in one.to_rows()}
+        found += [(seq, rows.get(seq)) for seq in range(one.lo, one.hi)]
+    return found
+
+
+def compaction(lo: int, hi: int, token: Any, log: bytes = LOG) -> Compact:
+    """All of [lo, hi) is void."""
+    return Compact(log, lo, hi, IntervalSet([(lo, hi)]).to_bytes(), NOTHING, 50, token)
 
 
 # ---------------------------------------------------------------- against a model
@@ -44,7 +57,7 @@ class Model(RuleBasedStateMachine):
         super().__init__()
         self.disk = MemoryDisk()
         self.stamp = 0
-        self.logs: dict[bytes, list[bytes]] = {LOG: [], OTHER: []}
+        self.logs: dict[bytes, list[bytes | None]] = {LOG: [], OTHER: []}
         self.states: dict[str, bytes] = {}
         self.history = [self.snapshot()]  # since the last sync, one per unsynced change
 
@@ -55,8 +68,7 @@ class Model(RuleBasedStateMachine):
         out = []
         for count in counts:
             self.stamp += 1
-            stamp = self.stamp.to_bytes(16, "big")
-            out.append(Batch.synthetic(stamp, count, 100 * count).sequenced(lo, 0, 0))
+            out.append(Batch.of(LOG, [b"%d" % self.stamp] * count).sequenced(lo, 0, 0))
             lo += count
         return out
 
@@ -68,7 +80,7 @@ class Model(RuleBasedStateMachine):
         batches = self.made(len(self.logs[log]) + 1, counts)
         self.disk.append(log, batches)
         for one in batches:  # a crash may tear an append between its batches
-            self.logs[log] += [one.stream_id] * one.count
+            self.logs[log] += [cell[1] for cell in cells([one])]
             self.history.append(self.snapshot())
 
     @rule(log=st.sampled_from((LOG, OTHER)), gap=st.sampled_from((-1, 1, 7)))
@@ -87,15 +99,36 @@ class Model(RuleBasedStateMachine):
     @rule(log=st.sampled_from((LOG, OTHER)), data=st.data())
     def compact(self, log: bytes, data: st.DataObject) -> None:
         held = self.logs[log]
-        counts = data.draw(st.lists(st.integers(1, 6), max_size=4))
-        batches = self.made(1, counts)
-        if sum(counts) > len(held):
+        lo = data.draw(st.integers(0, 12))
+        hi = lo + data.draw(st.integers(0, 12))
+        gone = data.draw(st.lists(st.integers(lo, max(lo, hi - 1))))
+        voids = IntervalSet([(seq, seq + 1) for seq in gone if seq < hi])
+        rows_max = data.draw(st.sampled_from((1, 3, 100)))
+        effect = Compact(log, lo, hi, voids.to_bytes(), NOTHING, rows_max, object())
+        if not 1 <= lo < hi <= len(held) + 1:
             with pytest.raises(StorageError):
-                self.disk.compact(log, batches)
+                self.disk.ask(effect)
             return
-        self.disk.compact(log, batches)
-        if batches:
-            held[: sum(counts)] = [seq[1] for seq in cells(batches)]
+        self.disk.ask(effect)
+        self.the_same_as_the_model()
+        assert self.disk.show(effect.token)
+        for seq in gone:
+            held[seq - 1] = None
+        self.history.append(self.snapshot())
+
+    @rule(log=st.sampled_from((LOG, OTHER)), data=st.data())
+    def compact_and_cut(self, log: bytes, data: st.DataObject) -> None:
+        """A truncate between the two drops a compaction that it cuts into, and no other."""
+        if not self.logs[log]:
+            return
+        end = len(self.logs[log]) + 1
+        hi, cut = data.draw(st.integers(2, end)), data.draw(st.integers(1, end))
+        effect = compaction(1, hi, object(), log)
+        self.disk.ask(effect)
+        self.truncate(log, end - cut)
+        assert self.disk.show(effect.token) == (hi <= cut)
+        if hi <= cut:
+            self.logs[log][: hi - 1] = [None] * (hi - 1)
             self.history.append(self.snapshot())
 
     @rule(name=st.sampled_from("xy"), data=st.binary(max_size=3))
@@ -177,8 +210,10 @@ def test_capacity_counts_bytes_and_compaction_frees_them() -> None:
     disk.save("s", bytes(100))
     disk.save("s", bytes(50))
     assert disk.nbytes == 950
-    disk.compact(LOG, [batch(1, 5, nbytes=10)])
-    disk.append(LOG, [batch(10, nbytes=101)])
+    disk.ask(compaction(1, 10, "c"))
+    disk.show("c")
+    assert disk.nbytes == 50 + 128
+    disk.append(LOG, [batch(10, nbytes=601)])
     disk.truncate(LOG, 1)
     assert disk.nbytes == 50
     disk.wipe()
@@ -199,7 +234,7 @@ def test_answers_come_after_a_sync_in_order_and_one_sync_serves_many() -> None:
     world.disks.sync_jitter_ns = 0
     world.at(0, "a", Do([Append(LOG, (batch(1),), 1)]))
     world.at(50 * US, "a", Do([Append(LOG, (batch(2), batch(3)), 2), SaveState("s", b"x", 3)]))
-    world.at(100 * US, "a", Do([Append(OTHER, (batch(1),), 4), Compact(LOG, (batch(1, 3),), 5)]))
+    world.at(100 * US, "a", Do([Append(OTHER, (batch(1),), 4), compaction(1, 3, 5)]))
     world.run(until_ns=SECOND)
     assert world.machine("a").seen[1:] == [
         (150 * US, Stored(1)),
@@ -246,9 +281,9 @@ def test_compaction_works_on_a_full_disk_and_fails_on_a_broken_one() -> None:
     world = node()
     world.at(0, "a", Do([Append(LOG, (batch(1), batch(2)), 1)]))
     world.call(MS, lambda w: w.fail_disk("a", "full"))
-    world.at(2 * MS, "a", Do([Compact(LOG, (batch(1, 2),), 2)]))
+    world.at(2 * MS, "a", Do([compaction(1, 3, 2)]))
     world.call(3 * MS, lambda w: w.fail_disk("a", "io"))
-    world.at(4 * MS, "a", Do([Compact(LOG, (batch(1, 2),), 3), Truncate(LOG, 2)]))
+    world.at(4 * MS, "a", Do([compaction(1, 3, 3), Truncate(LOG, 2)]))
     world.run(until_ns=SECOND)
     assert [inp for _, inp in world.machine("a").seen[1:]] == [
         Stored(1),
@@ -256,6 +291,50 @@ def test_compaction_works_on_a_full_disk_and_fails_on_a_broken_one() -> None:
         StoreFailed(3, "io"),
     ]
     assert world.disk("a").end(LOG) == 2
+
+
+def test_a_compaction_shows_when_its_answer_is_given() -> None:
+    """Not before: not while the sync runs, nor while the answer waits for a paused node."""
+    world = node()
+    rows: list[list[int]] = []
+
+    def look(w: World) -> None:
+        rows.append([one.rows for one in w.disk("a").read(LOG, 1, 9, 1 << 30)])
+
+    world.at(0, "a", Do([Append(LOG, (batch(1, 4),), 1)]))
+    world.at(MS, "a", Do([compaction(2, 4, 2)]))
+    world.call(MS + 10 * US, look)
+    world.call(MS + 20 * US, lambda w: w.pause("a"))
+    world.call(2 * MS, look)
+    world.call(2 * MS, lambda w: w.resume("a"))
+    world.call(3 * MS, look)
+    world.run(until_ns=SECOND)
+    assert rows == [[4], [4], [1, 0, 1]]
+    assert world.disk("a").unsynced == 0
+
+
+def test_a_compaction_that_was_cut_into_has_failed() -> None:
+    world = node()
+    world.at(0, "a", Do([Append(LOG, (batch(1, 4),), 1)]))
+    world.at(MS, "a", Do([compaction(1, 3, 2), compaction(2, 5, 3), Truncate(LOG, 4)]))
+    world.run(until_ns=SECOND)
+    assert [inp for _, inp in world.machine("a").seen[2:]] == [
+        Compacted(2),
+        StoreFailed(3, "truncated"),
+    ]
+    assert [one.rows for one in world.disk("a").read(LOG, 1, 9, 1 << 30)] == [0, 1]
+
+
+def test_positions_are_found_by_time() -> None:
+    disk = MemoryDisk()
+    made = [Batch.of(LOG, [b"x"] * 3).sequenced(1 + 3 * n, 10 * n, 1) for n in range(5)]
+    disk.append(LOG, made)
+    assert [disk.first_at(LOG, t, 1, 16) for t in (-5, 0, 1, 10, 11, 40, 41)] == [
+        1, 1, 4, 4, 7, 13, 16,
+    ]  # fmt: skip
+    assert disk.first_at(LOG, 10, 5, 16) == 5
+    assert disk.first_at(LOG, 40, 1, 9) == 9
+    assert disk.first_at(OTHER, 0, 1, 9) == 9
 
 
 def test_a_crash_loses_some_of_the_unsynced_and_never_what_was_answered() -> None:

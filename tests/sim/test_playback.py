@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from recorded import BUILD, Do, Looker, Recorded, lend_module
 
+from surecast.columns.intervals import IntervalSet
 from surecast.columns.retention import LatestPerKey
 from surecast.core.machine import NodeContext
 from surecast.core.record import Writer
@@ -29,7 +30,6 @@ from surecast.core.wire import Codec
 from surecast.errors import PeerError
 from surecast.protocols.chain.messages import Beat
 from surecast.protocols.chain.replica import Replica
-from surecast.runtime import recorder as recorder_module
 from surecast.runtime.recorder import Recorder
 from surecast.sim import Trace, World
 from surecast.sim.playback import play
@@ -141,6 +141,11 @@ def batch(lo: int, value: bytes = b"v") -> Batch:
     return Batch.of(LOG, [value, value + b"w"]).sequenced(lo, 5, 1)
 
 
+def compaction(lo: int, hi: int, token: str) -> Compact:
+    voids = IntervalSet([(lo, hi)]).to_bytes()
+    return Compact(LOG, lo, hi, voids, IntervalSet().to_bytes(), 50, token)
+
+
 def tell_of_failing_disks() -> World:
     world = World(1)
     world.add("n", Looker)
@@ -160,11 +165,14 @@ def tell_of_failing_disks() -> World:
     do(3100, Append(LOG, (batch(5), batch(7)), "t6"), Truncate(LOG, 8))
     look(3110)
     world.call(4 * MS, lambda w: w.fail_disk("n", "io"))
-    do(4100, Compact(LOG, (Batch.void(LOG, 1, 5, 1),), "t7"))
+    do(4100, compaction(1, 5, "t7"))
     look(4110)
     world.call(5 * MS, lambda w: w.heal_disk("n"))
-    do(5100, Compact(LOG, (Batch.void(LOG, 1, 4, 1),), "t8"))  # ends inside a batch
+    do(5100, compaction(1, 4, "t8"))  # ends inside a batch
     look(5110)
+    do(5400, compaction(5, 8, "t8a"), Truncate(LOG, 7), Append(LOG, (batch(7),), "t8b"))
+    look(5410)
+    do(5600, Truncate(LOG, 8))
     do(6000, Append(LOG, (batch(8), batch(10), batch(12)), "t9"), SaveState("b", b"3", "t10"))
     world.call(6001 * US, lambda w: w.crash("n"))
     world.call(7 * MS, lambda w: w.restart("n"))
@@ -185,8 +193,20 @@ def test_failed_writes_are_seen_as_they_were(recorded: Recorded) -> None:
 def test_failed_writes_that_go_unrecorded_are_missed(
     recorded: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recorder_module._Mirror, "look", lambda self: iter(()))
+    monkeypatch.setattr(Recorder, "_look", lambda self: self._disk.take_notes())
     tell_of_failing_disks()
+    assert play(recorded.paths()).difference is not None
+
+
+def test_compactions_that_show_at_once_are_a_difference(
+    recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell_of_failing_disks()
+    monkeypatch.setattr(
+        MemoryDisk,
+        "ask",
+        lambda self, effect: (self._asked.append(effect), self.show(effect.token)),
+    )
     assert play(recorded.paths()).difference is not None
 
 

@@ -32,7 +32,7 @@ NAME_LEN_MAX: Final = 255
 class Hello(Message, tag="/hello"):
     version: int
     name: str
-    to: str  # whom the sender wants to reach, or has been reached by
+    to: str  # whom the sender wants to reach, or has been reached by; "": whoever listens here
     life: bytes  # random: this run of the node
     attempt: int  # connections tried so far, this one included
     region: str = ""
@@ -48,7 +48,7 @@ class Hello(Message, tag="/hello"):
             return "wrong credential"
         if not 0 < len(self.name.encode()) <= NAME_LEN_MAX:
             return f"a name of {len(self.name.encode())} bytes: allowed is 1 to {NAME_LEN_MAX}"
-        if self.to != ours.name:
+        if self.to and self.to != ours.name:  # who knows only an address asks for anybody
             return f"this is {ours.name}, not {self.to[:NAME_LEN_MAX]}"
         if self.name == ours.name:
             return f"the name {self.name} is this node's own"

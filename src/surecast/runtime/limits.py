@@ -19,7 +19,8 @@ class RuntimeLimits:
     drain_timeout_ns: int = 5 * SECOND  # what a graceful stop waits for
     high_water_bytes: int = 4 << 20  # queued for one peer: Congested; below half: Writable
     queue_bytes_max: int = 64 << 20  # queued for one peer: the session is broken
-    connections_max: int = 4096
+    queues_bytes_max: int = 1 << 30  # ... for all peers: the longest ones are broken
+    connections_max: int = 4096  # more are closed at once
     datagram_bytes_max: int = 65_000  # preamble and frame; above what UDP carries is refused
     clock_jump_ns: int = 100 * MS  # the wall clock strayed so far from ours: ClockSet
 
@@ -31,6 +32,8 @@ class RuntimeLimits:
         check(self, "high_water_bytes", self.high_water_bytes > 0, "above 0")
         most = self.queue_bytes_max
         check(self, "queue_bytes_max", most >= self.high_water_bytes, "high_water_bytes or more")
+        least = self.queues_bytes_max
+        check(self, "queues_bytes_max", least >= most, "queue_bytes_max or more")
         check(self, "connections_max", self.connections_max > 0, "above 0")
         check(self, "datagram_bytes_max", 256 <= self.datagram_bytes_max <= 65_507, "256 to 65507")
         check(self, "clock_jump_ns", self.clock_jump_ns > 0, "above 0")

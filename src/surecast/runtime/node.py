@@ -32,6 +32,7 @@ from surecast.core.types import (
     CancelTimer,
     Close,
     Compact,
+    Compacted,
     Congested,
     Deliver,
     Emit,
@@ -311,6 +312,8 @@ class Node:
         """The one place where the machine gets its inputs."""
         if not self.running:
             return
+        if type(inp) is Compacted:
+            self.store.show(inp)
         now_ns = time.monotonic_ns()
         try:
             effects = self._step(now_ns, inp)

@@ -279,6 +279,7 @@ class RelayProcess:
                 [sys.executable, "-m", "surecast.runtime.relay", str(path)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
+                start_new_session=True,  # a Ctrl-C is for us; it ends with its stdin
             )
             try:
                 ready = self._listen()["ready"]  # the spec has been read by then

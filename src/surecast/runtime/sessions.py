@@ -58,6 +58,7 @@ class Sessions:
         self._tick_ns = self.limits.session_timeout_ns // _TICKS
         self._ticked_ns = time.monotonic_ns()
         self._ticker = self.loop.call_later(self._tick_ns / SECOND, self._tick)
+        self.queued_bytes = 0  # for all peers, as last looked at
 
     # ------------------------------------------------------------ sending
 
@@ -276,7 +277,24 @@ class Sessions:
             if not connection.wrote and not session.closing:
                 connection.say(BEAT)
             connection.wrote = False
+        self._bound_all()
         self.settle()
+
+    def _bound_all(self) -> None:
+        """Many slow peers together must not take all memory: who has the longest queue goes first.
+
+        A subscriber comes back and goes on from where it was.
+        """
+        waiting = {session: self._backlog(session) for session in self.by_peer.values()}
+        total = self.queued_bytes = sum(waiting.values())
+        if total <= self.limits.queues_bytes_max:
+            return
+        for session in sorted(waiting, key=lambda one: -waiting[one]):
+            if total <= self.limits.queues_bytes_max:
+                return
+            total -= waiting[session]
+            if session.state is not BREAKING:
+                self._overflow(session)
 
     # ------------------------------------------------------------ the end of the node
 

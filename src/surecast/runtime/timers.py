@@ -6,7 +6,7 @@ that it is early and is made again.
 """
 
 import time
-from asyncio import AbstractEventLoop, TimerHandle
+from asyncio import AbstractEventLoop, Handle
 from collections.abc import Callable
 
 from surecast.core.types import SECOND, ClockSet, TimerFired, TimerKey
@@ -17,7 +17,7 @@ __all__ = ["ClockWatch", "Timers"]
 class _Timer:
     __slots__ = ("at_ns", "call_ns", "handle")
 
-    def __init__(self, at_ns: int, handle: TimerHandle) -> None:
+    def __init__(self, at_ns: int, handle: Handle) -> None:
         self.at_ns = at_ns  # when it is due
         self.call_ns = at_ns  # when the loop will call
         self.handle = handle
@@ -48,8 +48,10 @@ class Timers:
             timer.handle.cancel()
         self._timers.clear()
 
-    def _call(self, key: TimerKey, at_ns: int) -> TimerHandle:
-        delay_ns = max(0, at_ns - time.monotonic_ns())
+    def _call(self, key: TimerKey, at_ns: int) -> Handle:
+        delay_ns = at_ns - time.monotonic_ns()
+        if delay_ns <= 0:
+            return self._loop.call_soon(self._due, key)
         return self._loop.call_later(delay_ns / SECOND, self._due, key)
 
     def _due(self, key: TimerKey) -> None:

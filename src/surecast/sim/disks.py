@@ -2,7 +2,7 @@
 
 One sync runs per node at a time. Everything written while it runs goes with the next one, as with
 group commit on a real disk; the answers (`Stored`, `StoreFailed`, `Compacted`) come when their sync
-is over, in the order of the effects.
+is over, in the order of the effects. A compaction changes the log when `Compacted` is given.
 """
 
 from random import Random
@@ -22,6 +22,7 @@ from surecast.errors import StorageError
 from surecast.sim.agenda import CALL
 from surecast.sim.node import Node
 from surecast.storage.memory import DiskFull
+from surecast.storage.store import timely
 
 if TYPE_CHECKING:
     from surecast.sim.loop import Loop
@@ -60,11 +61,16 @@ class Disks:
 
     def compact(self, now_ns: int, node: Node, effect: Compact) -> None:
         try:
-            node.disk.compact(effect.log, effect.batches)
+            node.disk.ask(effect)
         except StorageError as problem:
             self._answer(now_ns, node, _failed(effect.token, problem))
         else:
             self._answer(now_ns, node, Compacted(effect.token))
+
+    def show(self, now_ns: int, node: Node, given: Compacted) -> None:
+        """The node is about to be given this: what it asked for is to be seen."""
+        if node.disk.show(given.token):
+            self._answer(now_ns, node, None)
 
     def _answer(self, now_ns: int, node: Node, answer: Any) -> None:
         node.unsynced.append(answer)
@@ -86,7 +92,7 @@ class Disks:
             self._begin(now_ns, node)
         for answer in answers:
             if answer is not None:
-                self.world.give(node, answer)
+                self.world.give(node, timely(node.disk, answer))
 
 
 def _failed(token: Any, problem: StorageError) -> StoreFailed:

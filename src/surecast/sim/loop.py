@@ -15,6 +15,7 @@ from surecast.core.types import (
     CancelTimer,
     Close,
     Compact,
+    Compacted,
     Deliver,
     Emit,
     Received,
@@ -248,6 +249,8 @@ class Loop:
         if type(inp) is Received and self.reencode is not None:
             inp = Received(inp.peer, self.reencode(inp.message))
         self.inputs += 1
+        if type(inp) is Compacted:
+            self.disks.show(now_ns, node, inp)
         try:
             effects = node.step(now_ns, inp)
             if self.trace is not None:

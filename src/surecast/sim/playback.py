@@ -4,8 +4,9 @@ Each recording (`core.record`) is one life of one node. Its machine is built ane
 holds what the recorded one found; every recorded input is given to it at the recorded time, and
 what it returns is compared with what was recorded. There is no network and no clock to simulate:
 what others sent, when timers fired and what became of writes are inputs and stand in the recording.
-Storage effects are performed on the simulated disk as soon as they are returned, which is what the
-machine saw of the real one; where that differed, the recording says so.
+Storage effects are performed on the simulated disk as soon as they are returned, compactions when
+they are answered, which is what the machine saw of the real one; where that differed, the recording
+says so.
 
 Several recordings are merged by time. Each is placed by the wall clock of its `Start`, so that
 nodes of several processes can be told one after the other; a node's own steps keep their order. In
@@ -26,7 +27,16 @@ from surecast.core.canon import digest, labels
 from surecast.core.machine import NodeContext
 from surecast.core.record import ANSWERS, ASKING, Closed, Ends, Kept, Saved, Step
 from surecast.core.recording import Recording, resolve
-from surecast.core.types import Machine, Received, Send, Start, StoreFailed, Token, Truncate
+from surecast.core.types import (
+    Compacted,
+    Machine,
+    Received,
+    Send,
+    Start,
+    StoreFailed,
+    Token,
+    Truncate,
+)
 from surecast.errors import PeerError, SurecastError
 from surecast.sim.trace import Trace
 from surecast.storage.memory import MemoryDisk
@@ -215,7 +225,13 @@ class Life:
         token = self._tokens.pop(inp.token, self)
         if token is self:
             raise PeerError(f"{self.path}: step {step.number} answers a storage effect not asked")
-        return StoreFailed(token, inp.reason) if kind is StoreFailed else kind(token)
+        if kind is StoreFailed:
+            self.disk.drop(token)
+            return StoreFailed(token, inp.reason)
+        if kind is Compacted:
+            self.disk.show(token)
+            self.disk.sync()
+        return kind(token)
 
     def _perform(self, effects: list[Any]) -> None:
         disk = self.disk

@@ -6,14 +6,24 @@ compact and per saved state. `sync` forgets them, `crash` plays them backwards d
 prefix. So a crash may tear an append of several batches, but never brings back a later write
 without the earlier ones, and never touches what was synced.
 
-The driver times the syncs; nothing here knows a clock.
+A log is a list of *pieces*. Here every piece is a batch; a `SegmentDisk` also has pieces that stand
+for many batches in a file.
+
+A compaction is asked for first (`ask`) and shown later (`show`), when its answer is given. A
+truncate in between that cuts into it, or a write taken back, drops it.
+
+What a write asked for and the disk does not show, because it was refused or taken back, is noted
+for the recorder (`take_notes`), who is called before a compaction covers it (`watcher`). The driver
+times the syncs; nothing here knows a clock.
 """
 
-from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
+from typing import Any
 
-from surecast.core.types import Batch, LogId
+from surecast.columns.compaction import compacted
+from surecast.core.types import Batch, Compact, LogId, Token
 from surecast.errors import StorageError
 
 __all__ = ["DiskFull", "MemoryDisk"]
@@ -23,28 +33,30 @@ class DiskFull(StorageError):
     """There is no room for what was to be written."""
 
 
-class _Log:
-    """Batches without gaps from position 1; `starts[i]` is `batches[i].lo`."""
+class Log:
+    """Pieces without gaps from position 1; `starts[i]` is `pieces[i].lo`."""
 
-    __slots__ = ("batches", "end", "starts")
+    __slots__ = ("end", "name", "pieces", "starts")
 
-    def __init__(self) -> None:
+    def __init__(self, name: LogId) -> None:
+        self.name = name
         self.starts: list[int] = []
-        self.batches: list[Batch] = []
+        self.pieces: list[Any] = []
         self.end = 1
 
-    def replace(self, first: int, last: int, batches: Sequence[Batch]) -> list[Batch]:
-        """Put `batches` in the place of the batches at [first, last); return those."""
-        old = self.batches[first:last]
-        self.batches[first:last] = batches
-        self.starts[first:last] = [batch.lo for batch in batches]
-        self.end = self.batches[-1].hi if self.batches else 1
+    def replace(self, first: int, last: int, pieces: Sequence[Any]) -> list[Any]:
+        """Put `pieces` in the place of those at [first, last); return the old ones."""
+        old = self.pieces[first:last]
+        self.pieces[first:last] = pieces
+        self.starts[first:last] = [piece.lo for piece in pieces]
+        self.end = self.pieces[-1].hi if self.pieces else 1
         return old
 
 
-# Undo records. A log change puts `old` back in the place of `count` batches at `first`; a state
-# change puts `old` back under its name (None: there was none).
-_LogUndo = tuple[_Log, int, int, list[Batch]]
+# Undo records. A log change puts `old` back in the place of the positions [lo, hi); positions and
+# not indices, for pieces may be joined into one meanwhile. A state change puts `old` back under its
+# name (None: there was none).
+_LogUndo = tuple[Log, int, int, Sequence[Any]]
 _StateUndo = tuple[str, bytes | None]
 
 
@@ -55,15 +67,19 @@ class MemoryDisk:
         self.capacity_bytes = capacity_bytes
         self.nbytes = 0
         self.failing = ""  # "" | "full" | "io"
-        self._logs: dict[LogId, _Log] = {}
+        self._logs: dict[LogId, Log] = {}
         self._states: dict[str, bytes] = {}
         self._unsynced: list[_LogUndo | _StateUndo] = []
         self._forgotten = 0  # undo records synced away so far
+        self._asked: list[Compact] = []  # compactions not shown yet
+        self._odd_logs: dict[LogId, int] = {}  # from where on a log is not what was asked for
+        self._odd_states: dict[str, None] = {}
+        self.watcher: Callable[[], None] | None = None  # takes notes before a compaction shows
 
     # ------------------------------------------------------------ what machines read
 
     def logs(self) -> list[LogId]:
-        return [name for name, log in self._logs.items() if log.batches]
+        return [name for name, log in self._logs.items() if log.pieces]
 
     def end(self, log: LogId) -> int:
         found = self._logs.get(log)
@@ -78,8 +94,8 @@ class MemoryDisk:
             return []
         out: list[Batch] = []
         nbytes = 0
-        for index in range(bisect_right(found.starts, lo) - 1, len(found.batches)):
-            batch = found.batches[index]
+        for index in range(bisect_right(found.starts, lo) - 1, len(found.pieces)):
+            batch = found.pieces[index]
             if batch.lo >= hi or nbytes > nbytes_max:
                 break
             if batch.lo < lo or batch.hi > hi:
@@ -87,6 +103,20 @@ class MemoryDisk:
             out.append(batch)
             nbytes += batch.nbytes
         return out
+
+    def first_at(self, log: LogId, time_ns: int, lo: int, hi: int) -> int:
+        """The first position of [lo, hi) in a batch whose time is not before `time_ns`, or hi."""
+        found = self._logs.get(log)
+        if found is None:
+            return hi
+        lo = max(lo, 1)
+        for index in range(max(bisect_right(found.starts, lo) - 1, 0), len(found.pieces)):
+            batch = found.pieces[index]
+            if batch.lo >= hi:
+                break
+            if batch.time_ns >= time_ns and batch.hi > lo:
+                return max(int(batch.lo), lo)
+        return hi
 
     def state(self, name: str) -> bytes | None:
         return self._states.get(name)
@@ -101,16 +131,22 @@ class MemoryDisk:
         found = self._log(log)
         end = found.end
         nbytes = 0
+        try:
+            for batch in batches:
+                if batch.lo != end or batch.hi <= end:
+                    raise StorageError(
+                        f"append at [{batch.lo}, {batch.hi}), but the log ends at {end}"
+                    )
+                end = batch.hi
+                nbytes += batch.nbytes
+            self._make_room(nbytes)
+        except StorageError:
+            self._note(found, found.end)
+            raise
         for batch in batches:
-            if batch.lo != end or batch.hi <= end:
-                raise StorageError(f"append at [{batch.lo}, {batch.hi}), but the log ends at {end}")
-            end = batch.hi
-            nbytes += batch.nbytes
-        self._make_room(nbytes)
-        for batch in batches:
-            self._unsynced.append((found, len(found.batches), 1, []))
             found.starts.append(batch.lo)
-            found.batches.append(batch)
+            found.pieces.append(batch)
+            self._unsynced.append((found, batch.lo, batch.hi, ()))
         found.end = end
         self.nbytes += nbytes
 
@@ -120,42 +156,23 @@ class MemoryDisk:
         end = max(end, 1)
         if end >= found.end:
             return
-        first = bisect_right(found.starts, end - 1) - 1 if end > 1 else 0
-        keep = []
-        if end > 1:
-            cut = found.batches[first]
-            if cut.hi > end:
-                keep = [cut.slice(cut.lo, end)]
-            else:
-                first += 1
-        self._replace(found, first, len(found.batches), keep)
-
-    def compact(self, log: LogId, batches: Sequence[Batch]) -> None:
-        """Put `batches` in the place of all positions below the last one's end."""
-        found = self._log(log)
-        if not batches:
-            return
-        lo = 1
-        for batch in batches:
-            if batch.lo != lo or batch.hi <= lo:
-                raise StorageError(f"compact with [{batch.lo}, {batch.hi}) where {lo} was due")
-            lo = batch.hi
-        if lo > found.end:
-            raise StorageError(f"compact up to {lo}, but the log ends at {found.end}")
-        if self.failing == "io":
-            raise StorageError("io")
-        last = bisect_right(found.starts, lo - 1)
-        keep = list(batches)
-        if found.batches[last - 1].hi > lo:  # the new prefix ends inside an old batch
-            cut = found.batches[last - 1]
-            keep.append(cut.slice(lo, cut.hi))
-        self._replace(found, 0, last, keep)
+        first = bisect_left(found.starts, end)
+        keep: list[Any] = []
+        if first and found.pieces[first - 1].hi > end:
+            first -= 1
+            keep = self._below(found.pieces[first], end)
+        self._replace(found, first, len(found.pieces), keep)
+        self._drop_above(found, end)
 
     def save(self, name: str, data: bytes) -> None:
         """Replace the state under `name`, or raise StorageError and change nothing."""
         old = self._states.get(name)
         growth = len(data) - (len(old) if old is not None else 0)
-        self._make_room(growth)
+        try:
+            self._make_room(growth)
+        except StorageError:
+            self._odd_states[name] = None
+            raise
         self._unsynced.append((name, old))
         self._states[name] = data
         self.nbytes += growth
@@ -164,6 +181,59 @@ class MemoryDisk:
         """Have no state under `name`: as if it had never been saved."""
         old = self._states.pop(name, None)
         self.nbytes -= len(old) if old is not None else 0
+
+    # ------------------------------------------------------------ compaction
+
+    def ask(self, effect: Compact) -> None:
+        """A compaction is to be shown later; raise StorageError if it cannot be done."""
+        end = self.end(effect.log)
+        if not 1 <= effect.lo < effect.hi <= end:
+            raise StorageError(
+                f"compact [{effect.lo}, {effect.hi}), but the log has positions up to {end}"
+            )
+        if self.failing == "io":
+            raise StorageError("io")
+        self._asked.append(effect)
+
+    def wants(self, token: Token) -> Compact | None:
+        """The compaction under `token`, unless it was dropped or shown."""
+        for effect in self._asked:
+            if effect.token is token:
+                return effect
+        return None
+
+    def drop(self, token: Token) -> None:
+        self._asked = [effect for effect in self._asked if effect.token is not token]
+
+    def show(self, token: Token) -> bool:
+        """Do the compaction under `token`, if it was not dropped."""
+        effect = self.wants(token)
+        if effect is None:
+            return False
+        self.drop(token)
+        log, lo, hi = effect.log, effect.lo, effect.hi
+        batches = self.read(log, lo, hi, 1 << 62)
+        self.splice(
+            log, lo, hi, compacted(batches, effect.collected, effect.expired, effect.rows_max)
+        )
+        return True
+
+    def splice(self, log: LogId, lo: int, hi: int, pieces: Sequence[Any]) -> None:
+        """Put `pieces` in the place of [lo, hi); what they cut at the ends keeps its rest."""
+        if self.odd and self.watcher is not None:
+            self.watcher()
+        found = self._log(log)
+        first = bisect_right(found.starts, lo) - 1
+        last = bisect_right(found.starts, hi - 1)
+        before, after = found.pieces[first], found.pieces[last - 1]
+        left = self._below(before, lo) if before.lo < lo else []
+        right = self._above(after, hi) if after.hi > hi else []
+        self._replace(found, first, last, [*left, *pieces, *right])
+
+    def _drop_above(self, log: Log, lo: int) -> None:
+        """What compactions of positions from `lo` on were to be made of has changed."""
+        if self._asked:
+            self._asked = [e for e in self._asked if e.log != log.name or e.hi <= lo]
 
     # ------------------------------------------------------------ durability
 
@@ -195,6 +265,8 @@ class MemoryDisk:
         for _ in range(lost):
             self._undo(self._unsynced.pop())
         self.sync()
+        self._asked.clear()
+        self.take_notes()
         return lost
 
     def wipe(self) -> None:
@@ -212,13 +284,30 @@ class MemoryDisk:
     def heal(self) -> None:
         self.failing = ""
 
+    @property
+    def odd(self) -> bool:
+        return bool(self._odd_logs or self._odd_states)
+
+    def take_notes(self) -> tuple[dict[LogId, int], list[str]]:
+        """Logs (and from where on) and states that are not what was asked for, since last asked."""
+        logs, self._odd_logs = self._odd_logs, {}
+        states, self._odd_states = list(self._odd_states), {}
+        return logs, states
+
     # ------------------------------------------------------------ inside
 
-    def _log(self, name: LogId) -> _Log:
+    def _log(self, name: LogId) -> Log:
         found = self._logs.get(name)
         if found is None:
-            found = self._logs[name] = _Log()
+            found = self._logs[name] = Log(name)
         return found
+
+    def _below(self, piece: Any, end: int) -> list[Any]:
+        """What `piece` has below `end`, which lies inside it."""
+        return [piece.slice(piece.lo, end)]
+
+    def _above(self, piece: Any, lo: int) -> list[Any]:
+        return [piece.slice(lo, piece.hi)]
 
     def _make_room(self, nbytes: int) -> None:
         if self.failing == "io":
@@ -227,24 +316,32 @@ class MemoryDisk:
         if self.failing == "full" or full:
             raise DiskFull("full")
 
-    def _replace(self, log: _Log, first: int, last: int, batches: list[Batch]) -> None:
-        old = log.replace(first, last, batches)
-        self._unsynced.append((log, first, len(batches), old))
-        self.nbytes += _nbytes(batches) - _nbytes(old)
+    def _note(self, log: Log, lo: int) -> None:
+        self._odd_logs[log.name] = min(lo, self._odd_logs.get(log.name, lo))
+
+    def _replace(self, log: Log, first: int, last: int, pieces: list[Any]) -> None:
+        lo = log.starts[first] if first < len(log.starts) else log.end
+        old = log.replace(first, last, pieces)
+        self._unsynced.append((log, lo, pieces[-1].hi if pieces else lo, old))
+        self.nbytes += _nbytes(pieces) - _nbytes(old)
 
     def _undo(self, record: _LogUndo | _StateUndo) -> None:
         if len(record) == 4:
-            log, first, count, old = record
-            new = log.replace(first, first + count, old)
+            log, lo, hi, old = record
+            first, last = bisect_left(log.starts, lo), bisect_left(log.starts, hi)
+            new = log.replace(first, last, old)
             self.nbytes += _nbytes(old) - _nbytes(new)
+            self._note(log, lo)
+            self._drop_above(log, lo)
             return
         name, data = record
         self.nbytes += (len(data) if data is not None else 0) - len(self._states[name])
+        self._odd_states[name] = None
         if data is None:
             del self._states[name]
         else:
             self._states[name] = data
 
 
-def _nbytes(batches: Iterable[Batch]) -> int:
-    return sum(batch.nbytes for batch in batches)
+def _nbytes(pieces: Iterable[Any]) -> int:
+    return sum(piece.nbytes for piece in pieces)

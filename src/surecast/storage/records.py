@@ -1,8 +1,8 @@
-"""The records of a journal file, bytes to effects and back.
+"""The records of a journal, bytes to effects and back.
 
 A record is a 56-byte head and a payload, padded to a multiple of 8. Batches are stored as their
 wire frames, which carry checksums of their own; so the head's checksum covers the head, and its
-`payload_crc` only what is not a frame.
+`payload_crc` only what is not a frame. docs/storage.md has the layout.
 
 `synced` is what tells damage from a crash. It says up to where the file was known to be on disk
 when the record was written. A record that does not read, below what any later one calls synced, is
@@ -13,17 +13,30 @@ no known kind: that is another program's file, or a later version's, and not to 
 """
 
 import struct
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 import msgspec
 
-from surecast.core.types import Append, Batch, Compact, LogId, SaveState, Truncate
+from surecast.core.types import Append, Batch, LogId, SaveState, Truncate
 from surecast.core.wire import Buffer, Limits, decode_batch, encode_batch
 from surecast.errors import PeerError, StorageError
+from surecast.storage.config import LOG_LIMITS
+from surecast.storage.manifest import Extents
 
-__all__ = ["LIFE", "MARK", "Record", "number_record", "read_records", "record_of"]
+__all__ = [
+    "LIFE",
+    "MARK",
+    "Moved",
+    "Record",
+    "Rewritten",
+    "moved_record",
+    "number_record",
+    "read_records",
+    "record_of",
+    "rewritten_record",
+]
 
 # magic, kind, zeros, count, payload_crc, payload_len, synced, log, head CRC, zeros
 _HEAD: Final = struct.Struct("<4sB3xIIQQ16s")
@@ -34,13 +47,29 @@ HEAD_SIZE: Final = _HEAD.size + _CRC.size
 
 APPEND: Final = 1
 TRUNCATE: Final = 2
-COMPACT: Final = 3
+REWRITTEN: Final = 3
 SAVE: Final = 4
 LIFE: Final = 5  # a life of the node begins; its number
 MARK: Final = 6  # nothing but its head's `synced`; the number is zero
+MOVED: Final = 7
 
-_KINDS: Final = (APPEND, TRUNCATE, COMPACT, SAVE, LIFE, MARK)
+_KINDS: Final = (APPEND, TRUNCATE, REWRITTEN, SAVE, LIFE, MARK, MOVED)
 _NO_LOG: Final = bytes(16)
+_EXTENTS: Final = msgspec.msgpack.Decoder(Extents)
+
+
+class Rewritten(NamedTuple):
+    """A compaction was shown: these batches stand in the place of what covered their positions."""
+
+    log: LogId
+    batches: tuple[Batch, ...]
+
+
+class Moved(NamedTuple):
+    """As `Rewritten`; the batches are in segments."""
+
+    log: LogId
+    extents: Extents
 
 
 class Record:
@@ -56,23 +85,39 @@ class Record:
         self.count = count
         self.crc = crc
 
+    @property
+    def size(self) -> int:
+        return HEAD_SIZE + self.nbytes + -self.nbytes % 8
+
     def encode(self, synced: int) -> list[Buffer]:
         fields = _HEAD.pack(_MAGIC, self.kind, self.count, self.crc, self.nbytes, synced, self.log)
         head = fields + _CRC.pack(crc32(fields))
-        return [head, *self.buffers, bytes(-self.nbytes % 8)]
+        padding = -self.nbytes % 8
+        return [head, *self.buffers, bytes(padding)] if padding else [head, *self.buffers]
 
 
 def record_of(effect: Any, limits: Limits) -> Record:
-    if type(effect) is Append or type(effect) is Compact:
-        kind = APPEND if type(effect) is Append else COMPACT
-        frames: list[Buffer] = []
-        for batch in effect.batches:
-            frames += encode_batch(batch, limits)
-        return Record(kind, effect.log, frames, len(effect.batches), 0)
+    if type(effect) is Append:
+        return _frames(APPEND, effect.log, effect.batches, limits)
     if type(effect) is Truncate:
         return _plain(TRUNCATE, _NUMBER.pack(effect.end), effect.log)
     assert type(effect) is SaveState, effect
     return _plain(SAVE, msgspec.msgpack.encode((effect.name, effect.data)))
+
+
+def rewritten_record(log: LogId, batches: Sequence[Batch]) -> Record:
+    return _frames(REWRITTEN, log, batches, LOG_LIMITS)
+
+
+def moved_record(log: LogId, extents: Extents) -> Record:
+    return _plain(MOVED, msgspec.msgpack.encode(extents), log)
+
+
+def _frames(kind: int, log: LogId, batches: Sequence[Batch], limits: Limits) -> Record:
+    frames: list[Buffer] = []
+    for batch in batches:
+        frames += encode_batch(batch, limits)
+    return Record(kind, log, frames, len(batches), 0)
 
 
 def number_record(kind: int, number: int) -> Record:
@@ -83,11 +128,12 @@ def _plain(kind: int, payload: bytes, log: LogId = _NO_LOG) -> Record:
     return Record(kind, log, [payload], 0, crc32(payload))
 
 
-def read_records(data: memoryview, limits: Limits) -> Iterator[tuple[int, Any]]:
-    """(end of the record, effect or (kind, number)) of each whole record from the start of `data`.
+def read_records(data: memoryview) -> Iterator[tuple[int, Any]]:
+    """The end of each whole record from the start of `data`, and the record: an effect, Rewritten,
+    Moved, or (kind, number).
 
     Ends at the first one that does not read, if a crash explains that; raises StorageError with
-    its offset if none does. After an Append or Compact the batches are views into `data`.
+    its offset if none does. Batches are views into `data`.
     """
     at = 0
     opening = bytes(data[: len(_MAGIC)])
@@ -95,7 +141,7 @@ def read_records(data: memoryview, limits: Limits) -> Iterator[tuple[int, Any]]:
         raise StorageError(f"not a journal, or one of a later version: it starts with {opening!r}")
     while at < len(data):
         try:
-            end, record = _read(data, at, limits)
+            end, record = _read(data, at)
         except PeerError as problem:
             if (claim := _synced_above(data, at)) is not None:
                 raise StorageError(
@@ -107,7 +153,7 @@ def read_records(data: memoryview, limits: Limits) -> Iterator[tuple[int, Any]]:
         at = end
 
 
-def _read(data: memoryview, at: int, limits: Limits) -> tuple[int, Any]:
+def _read(data: memoryview, at: int) -> tuple[int, Any]:
     kind, count, crc, nbytes, _, log = _read_head(data, at)
     if kind not in _KINDS:
         raise StorageError(f"the record at offset {at:,} is of kind {kind}: of a later version?")
@@ -116,11 +162,18 @@ def _read(data: memoryview, at: int, limits: Limits) -> tuple[int, Any]:
     if end > len(data):
         raise PeerError(f"{nbytes:,} bytes of payload are claimed, {len(data) - start:,} are there")
     payload = data[start : start + nbytes]
-    if kind in (APPEND, COMPACT):
-        batches = _read_batches(payload, count, limits)
-        return end, (Append if kind == APPEND else Compact)(log, batches, None)
+    if any(data[start + nbytes : end]):
+        raise PeerError("the padding behind the payload is not zero")
+    if kind in (APPEND, REWRITTEN):
+        batches = _read_batches(payload, count)
+        return end, Append(log, batches, None) if kind == APPEND else Rewritten(log, batches)
     if crc32(payload) != crc:
         raise PeerError("the payload's checksum does not match")
+    if kind == MOVED:
+        try:
+            return end, Moved(log, _EXTENTS.decode(payload))
+        except msgspec.MsgspecError as problem:
+            raise PeerError(f"extents that do not decode: {problem}") from None
     if kind == SAVE:
         try:
             name, state = msgspec.msgpack.decode(payload, type=tuple[str, bytes])
@@ -133,11 +186,11 @@ def _read(data: memoryview, at: int, limits: Limits) -> tuple[int, Any]:
     return end, Truncate(log, number) if kind == TRUNCATE else (kind, number)
 
 
-def _read_batches(payload: memoryview, count: int, limits: Limits) -> tuple[Batch, ...]:
+def _read_batches(payload: memoryview, count: int) -> tuple[Batch, ...]:
     batches: list[Batch] = []
     at = 0
     while at < len(payload):
-        batch, size = decode_batch(payload[at:], limits, validate=False)
+        batch, size = decode_batch(payload[at:], LOG_LIMITS, validate=False)
         batches.append(batch)
         at += size
     if len(batches) != count:

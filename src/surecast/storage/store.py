@@ -1,8 +1,10 @@
 """Storage effects, performed: what a driver needs of a disk, and the disk that is only memory.
 
 A `Store` shows machines its contents through `disk`. `perform` takes one storage effect and returns
-at once; its answer comes out of `collect`, in the order of the effects, some time after the store
-has called `wake` (from any thread).
+at once; its answer comes out of `collect` some time after the store has called `wake` (from any
+thread). Answers come in the order of the effects, but for those to compactions, which are done in
+the background. The driver calls `show` with each `Compacted` just before it steps the machine with
+it: that is when the log changes.
 """
 
 from collections.abc import Callable
@@ -12,12 +14,14 @@ from surecast.core.types import Append, Compact, Compacted, SaveState, Stored, S
 from surecast.errors import StorageError
 from surecast.storage.memory import DiskFull, MemoryDisk
 
-__all__ = ["MemoryStore", "Store", "apply", "failed"]
+__all__ = ["MemoryStore", "Store", "apply", "failed", "timely"]
 
 
 class Store(Protocol):
-    disk: MemoryDisk
     incarnation: int  # of the node's present life
+
+    @property
+    def disk(self) -> MemoryDisk: ...
 
     def attach(self, wake: Callable[[], None]) -> None: ...
 
@@ -25,11 +29,16 @@ class Store(Protocol):
 
     def collect(self) -> list[Any]: ...
 
+    def show(self, given: Compacted) -> None: ...
+
     def close(self) -> None: ...
 
 
 def apply(disk: MemoryDisk, effect: Any) -> Any:
-    """Make the change; the answer to give when it is durable, if one is owed."""
+    """Make the change; the answer to give when it is durable, if one is owed.
+
+    A compaction is only asked for: its answer, if `timely` lets it stand, is to be shown.
+    """
     try:
         if type(effect) is Append:
             disk.append(effect.log, effect.batches)
@@ -38,7 +47,7 @@ def apply(disk: MemoryDisk, effect: Any) -> Any:
             disk.save(effect.name, effect.data)
             return Stored(effect.token)
         if type(effect) is Compact:
-            disk.compact(effect.log, effect.batches)
+            disk.ask(effect)
             return Compacted(effect.token)
     except StorageError as problem:
         return failed(effect, "full" if isinstance(problem, DiskFull) else "io")
@@ -49,6 +58,13 @@ def apply(disk: MemoryDisk, effect: Any) -> Any:
 
 def failed(effect: Any, reason: str) -> StoreFailed | None:
     return StoreFailed(effect.token, reason) if type(effect) is not Truncate else None
+
+
+def timely(disk: MemoryDisk, answer: Any) -> Any:
+    """The answer as of now: a compaction that a truncate has cut into meanwhile failed."""
+    if type(answer) is Compacted and disk.wants(answer.token) is None:
+        return StoreFailed(answer.token, "truncated")
+    return answer
 
 
 class MemoryStore:
@@ -73,7 +89,11 @@ class MemoryStore:
 
     def collect(self) -> list[Any]:
         answers, self._answers = self._answers, []
-        return answers
+        return [timely(self.disk, answer) for answer in answers]
+
+    def show(self, given: Compacted) -> None:
+        self.disk.show(given.token)
+        self.disk.sync()
 
     def close(self) -> None:
         pass

@@ -1,0 +1,161 @@
+"""`surecast log`: what a data directory holds, and whether every record of it is right."""
+
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from surecast.cli.progress import Bar
+from surecast.errors import StorageError
+
+if TYPE_CHECKING:
+    from surecast.storage.inspect import Holdings, StreamInfo, Verdict
+
+log = typer.Typer(no_args_is_help=True, help="Look at the data directory of a node.")
+
+BAR_AFTER_S = 2.0
+DEPTH_MAX = 3  # folders below the given one in which stores are looked for
+
+Directory = Annotated[
+    Path, typer.Argument(help="A node's data directory, or a folder that holds several.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+
+
+@log.command("info")
+def show_info(directory: Directory, as_json: AsJson = False) -> None:
+    """Show the streams of a data directory: positions, live and void, segments, bytes, times."""
+    from surecast.storage.inspect import info
+
+    found = [info(path) for path in stores(directory)]
+    if as_json:
+        print(json.dumps({"stores": [_plain(one) for one in found]}))
+        return
+    for one in found:
+        print(_holdings(one))
+
+
+@log.command("verify")
+def verify_records(directory: Directory, as_json: AsJson = False) -> None:
+    """Read every record and check it. Stop the node first.
+
+    Exits with 1 if something is damaged or missing; each problem names the file and the offset.
+    """
+    found = {str(path): _verify(path) for path in stores(directory)}
+    damaged = any(verdict.problems for verdict in found.values())
+    if as_json:
+        rows = [{"path": path, **asdict(verdict)} for path, verdict in found.items()]
+        print(json.dumps({"ok": not damaged, "stores": rows}))
+    else:
+        for path, verdict in found.items():
+            print(_verdict(path, verdict))
+    if damaged:
+        raise typer.Exit(1)
+
+
+def stores(directory: Path) -> list[Path]:
+    """The stores in a folder: itself, or those below it."""
+    if not directory.is_dir():
+        raise StorageError(f"{directory} is no directory")
+    level = [directory]
+    for _ in range(DEPTH_MAX):
+        found = [path for path in level if _is_store(path)]
+        if found:
+            return sorted(found)
+        level = [below for path in level for below in path.iterdir() if below.is_dir()]
+    raise StorageError(
+        f"{directory} holds neither a manifest nor a journal, nor does a folder in it: give the "
+        "folder that `node.data_dir` names in the node's configuration"
+    )
+
+
+def _is_store(path: Path) -> bool:
+    return (path / "manifest").exists() or any(path.glob("journal-*"))
+
+
+def _verify(path: Path) -> "Verdict":
+    from surecast.storage.inspect import verify
+
+    began = time.monotonic()
+    bar: Bar | None = None
+
+    def progress(done: int, total: int) -> None:
+        nonlocal bar
+        if bar is None and time.monotonic() - began > BAR_AFTER_S:
+            bar = Bar(f"verify {path.name} (MB)", total // 1_000_000)
+            bar.__enter__()
+        if bar is not None:
+            bar.update(done // 1_000_000)
+
+    try:
+        return verify(path, progress)
+    finally:
+        if bar is not None:
+            bar.__exit__(None, None, None)
+
+
+# ---------------------------------------------------------------- for people
+
+
+def _holdings(one: "Holdings") -> str:
+    lines = [
+        f"{one.path}",
+        f"  {one.lives} lives; {one.segments} segments, {_size(one.segment_bytes)}; "
+        f"{one.journals} journals, {_size(one.journal_bytes)}"
+        + (f", of which {one.torn_bytes} bytes are a torn tail" if one.torn_bytes else ""),
+    ]
+    if one.states:
+        lines.append(f"  {len(one.states)} states, {_size(sum(one.states.values()))}")
+    for stream in one.streams:
+        lines += _stream(stream)
+    return "\n".join(lines)
+
+
+def _stream(one: "StreamInfo") -> list[str]:
+    times = ""
+    if one.time_first_ns is not None and one.time_last_ns is not None:
+        times = f"{_time(one.time_first_ns)} to {_time(one.time_last_ns)}"
+    return [
+        f"  stream {one.log.hex()}",
+        f"    positions [1, {one.end:,}): {one.live:,} live, {one.void:,} void; {times}",
+        f"    {one.batches:,} batches, {_size(one.nbytes)}, in {one.segments} segments"
+        + (f" and {_size(one.journal_bytes)} of the journal" if one.journal_bytes else ""),
+    ]
+
+
+def _verdict(path: str, verdict: "Verdict") -> str:
+    read = (
+        f"{path}: {verdict.records:,} records in {verdict.segments} segments and "
+        f"{verdict.journals} journals, {_size(verdict.nbytes)}"
+    )
+    lines = [f"{read}: {f'{len(verdict.problems)} problems' if verdict.problems else 'all right'}"]
+    if verdict.torn_bytes:
+        lines.append(
+            f"  {verdict.torn_bytes} bytes at the end of the journal are what a crash left of a "
+            "record nobody was told is stored; opening the store cuts them off"
+        )
+    lines += [f"  {problem}" for problem in verdict.problems]
+    if verdict.problems:
+        lines.append("  next: stop the node, and let it be restored from another replica")
+    return "\n".join(lines)
+
+
+def _plain(one: "Holdings") -> dict[str, Any]:
+    made = {**asdict(one), "path": str(one.path)}
+    made["streams"] = [{**row, "log": row["log"].hex()} for row in made["streams"]]
+    return made
+
+
+def _size(nbytes: int) -> str:
+    if nbytes < 10_000:
+        return f"{nbytes} bytes"
+    return f"{nbytes / 1e6:,.1f} MB" if nbytes < 10e9 else f"{nbytes / 1e9:,.1f} GB"
+
+
+def _time(time_ns: int) -> str:
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(time_ns / 1e9, UTC).isoformat(timespec="milliseconds")

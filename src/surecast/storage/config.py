@@ -1,0 +1,46 @@
+"""What a node keeps on its disk, how surely, and how much of it in memory."""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from surecast.core.config import check
+from surecast.core.wire import Limits
+
+__all__ = ["LOG_LIMITS", "StorageConfig"]
+
+# What is read back was accepted once, by whatever limits held then.
+LOG_LIMITS: Final = Limits(
+    frame_bytes_max=(1 << 32) - 1, control_bytes_max=1 << 20, batch_rows_max=(1 << 31) - 1
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StorageConfig:
+    """`[storage]` in TOML."""
+
+    sync: Literal["data", "none"] = "data"  # "none": a power cut may take what was acknowledged
+    journal_bytes_max: int = 64 << 20  # then its batches move to segments; bounds memory
+    backlog_bytes_max: int = 256 << 20  # in journals not moved yet; more waits for the move
+    segment_bytes_max: int = 256 << 20  # of one file; a move of more makes several
+    queue_bytes_max: int = 256 << 20  # waiting to be written; more is refused as by a full disk
+    inline_bytes_max: int = 1 << 20  # a compaction's result; larger ones get a segment at once
+    run_bytes_min: int = 1 << 20  # a log's runs in segments are joined until they are as large
+    maps_max: int = 256  # segments mapped, and so files open, at a time
+    memory_bytes_max: int = 4 << 30  # of a node without a data folder; then it is a full disk
+
+    def validate(self) -> None:
+        check(self, "sync", self.sync in ("data", "none"), '"data" or "none"')
+        journal = self.journal_bytes_max
+        check(self, "journal_bytes_max", 1 << 12 <= journal <= 1 << 34, "4KiB to 16GiB")
+        backlog = self.backlog_bytes_max
+        check(self, "backlog_bytes_max", backlog >= 2 * journal, "twice journal_bytes_max or more")
+        segment = self.segment_bytes_max
+        check(self, "segment_bytes_max", 1 << 12 <= segment <= 1 << 40, "4KiB to 1TiB")
+        check(self, "queue_bytes_max", self.queue_bytes_max >= 1 << 12, "4KiB or more")
+        check(self, "inline_bytes_max", 0 <= self.inline_bytes_max <= journal, "up to the journal")
+        check(self, "run_bytes_min", 0 <= self.run_bytes_min <= segment, "up to segment_bytes_max")
+        check(self, "maps_max", self.maps_max >= 1, "1 or more")
+        check(self, "memory_bytes_max", self.memory_bytes_max >= 1 << 20, "1MiB or more")
+
+    def __post_init__(self) -> None:
+        self.validate()

@@ -1,0 +1,159 @@
+"""Extents: pieces of a log that lie in segments, and the segments that are there.
+
+An extent is a run of a segment, or a part of one that begins and ends with a batch. A log holds
+extents as it holds batches; what of them is in memory is no more than where they are.
+
+A segment's file may go when no extent refers to it any more: no log's, no manifest's, none of a
+move or compaction under way. Python counts that; the last extent's end puts the segment's number on
+`Shelf.gone`. Batches read before hold the memory map and may be read on.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from threading import Lock
+from typing import Final
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from surecast.core.types import Batch
+from surecast.storage.folder import Paths
+from surecast.storage.segment_file import Mapped, Numbers
+
+__all__ = ["Extent", "Segment", "Shelf"]
+
+_LOOK_AHEAD: Final = 64  # entries of an index taken at a time
+
+
+class Shelf:
+    """All segments in use; those looked at last are mapped."""
+
+    def __init__(self, folder: Paths, maps_max: int) -> None:
+        self.folder = folder
+        self.gone: deque[int] = deque()  # numbers of segments that nobody refers to
+        self._maps_max = maps_max
+        self._segments: WeakValueDictionary[int, Segment] = WeakValueDictionary()
+        self._maps: OrderedDict[int, Mapped] = OrderedDict()
+        self._lock = Lock()  # the loop reads, and so do moves and compactions in a thread
+
+    def segment(self, number: int) -> "Segment":
+        found = self._segments.get(number)
+        if found is None:
+            found = self._segments[number] = Segment(self, number)
+        return found
+
+    def mapped(self, number: int) -> Mapped:
+        with self._lock:
+            found = self._maps.get(number)
+            if found is None:
+                found = self._maps[number] = Mapped(self.folder.segment(number), number)
+                if len(self._maps) > self._maps_max:
+                    self._maps.popitem(last=False)
+            else:
+                self._maps.move_to_end(number)
+            return found
+
+    def take_gone(self) -> list[int]:
+        """Segments that may be removed."""
+        taken = []
+        while self.gone:
+            taken.append(self.gone.popleft())
+        with self._lock:
+            for number in taken:
+                self._maps.pop(number, None)
+        return taken
+
+
+class Segment:
+    """Alive as long as an extent refers to it."""
+
+    __slots__ = ("__weakref__", "number", "shelf")
+
+    def __init__(self, shelf: Shelf, number: int) -> None:
+        self.shelf = shelf
+        self.number = number
+
+    def __del__(self) -> None:
+        self.shelf.gone.append(self.number)
+
+
+class Extent:
+    """The batches of [lo, hi) in one run of a segment."""
+
+    __slots__ = ("hi", "lo", "nbytes", "run", "segment", "time_max")
+
+    def __init__(
+        self, segment: Segment, run: int, lo: int, hi: int, nbytes: int, time_max: int
+    ) -> None:
+        self.segment = segment
+        self.run = run
+        self.lo = lo
+        self.hi = hi
+        self.nbytes = nbytes
+        self.time_max = time_max  # no batch of it is later
+
+    def __repr__(self) -> str:
+        return f"Extent([{self.lo}, {self.hi}) in segment {self.segment.number} run {self.run})"
+
+    def row(self) -> tuple[int, int, int, int, int, int]:
+        """As it stands in a manifest."""
+        return self.segment.number, self.run, self.lo, self.hi, self.nbytes, self.time_max
+
+    def located(self, lo: int, hi: int) -> Iterator[tuple[int, Batch]]:
+        """Offset and batch of all batches with a position in [lo, hi); their checksums hold."""
+        mapped, los, offsets, *_ = self._index()
+        first, last = self._places(los, lo, hi)
+        for start in range(first, last, _LOOK_AHEAD):
+            some = slice(start, min(start + _LOOK_AHEAD, last))
+            for place, at in zip(los[some].tolist(), offsets[some].tolist(), strict=True):
+                yield at, mapped.batch(at, place)[0]
+
+    def batches(self, lo: int, hi: int) -> Iterator[Batch]:
+        for _, batch in self.located(lo, hi):
+            yield batch
+
+    def batch_at(self, seq: int) -> Batch:
+        """The batch that holds `seq`."""
+        return next(self.batches(seq, seq + 1))
+
+    def clip(self, lo: int, hi: int) -> "Extent":
+        """The part between two positions at which batches begin."""
+        lo, hi = max(lo, self.lo), min(hi, self.hi)
+        if (lo, hi) == (self.lo, self.hi):
+            return self
+        mapped, los, offsets, *_ = self._index()
+        first, last = self._places(los, lo, hi)
+        run = mapped.run(self.run)
+        end = int(offsets[last]) if last < run.batches else run.at + run.nbytes
+        nbytes = end - int(offsets[first])
+        return Extent(self.segment, self.run, lo, hi, nbytes, self.time_max)
+
+    def first_at(self, time_ns: int, lo: int, hi: int) -> int | None:
+        """The first position of [lo, hi) in a batch whose time is not before `time_ns`."""
+        if self.time_max < time_ns:
+            return None
+        _, los, _, times, _ = self._index()
+        first, last = self._places(los, lo, hi)
+        late = times[first:last] >= time_ns  # all of them: void ranges may carry no time
+        if not late.any():
+            return None
+        return max(int(los[first + int(late.argmax())]), lo, self.lo)
+
+    def summary(self) -> tuple[int, int, int, int]:
+        """Batches, rows, first and last time: all from the index."""
+        _, los, _, times, rows = self._index()
+        some = slice(*self._places(los, self.lo, self.hi))
+        count, live = len(times[some]), int(rows[some].sum())
+        return count, live, int(times[some].min()), int(times[some].max())
+
+    def _index(self) -> tuple[Mapped, Numbers, Numbers, Numbers, Numbers]:
+        mapped = self.segment.shelf.mapped(self.segment.number)
+        return mapped, *mapped.index(mapped.run(self.run), self.run)
+
+    def _places(self, los: Numbers, lo: int, hi: int) -> tuple[int, int]:
+        """Which of the run's batches have a position in [lo, hi) and in this extent."""
+        lo, hi = max(lo, self.lo), min(hi, self.hi)
+        if lo >= hi:
+            return 0, 0
+        first, last = np.searchsorted(los, (lo, hi - 1), "right").tolist()
+        return first - 1, last

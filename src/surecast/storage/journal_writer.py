@@ -1,0 +1,204 @@
+"""The thread that writes the journal: all that is queued, then one sync (group commit).
+
+While it writes and syncs, the next records gather. A record that cannot be written fails, with
+everything behind it; the writer then waits until its owner has set memory back (`resume`). A sync
+that fails is final, for nobody knows what is on disk after it.
+
+What stands in journals is also in memory, until it has moved to segments. If that falls behind by
+`backlog_bytes_max`, the writer waits for the move under way: answers come later, whoever waits for
+them sends less, and memory stays bounded.
+"""
+
+import errno
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from surecast.storage.folder import FULL
+from surecast.storage.journal_file import JournalFile
+from surecast.storage.mover import Snapshot
+from surecast.storage.records import Record
+
+__all__ = ["Entry", "JournalWriter"]
+
+log = logging.getLogger("surecast.storage")
+
+
+class Entry:
+    """An effect on its way to the journal."""
+
+    __slots__ = ("after", "answer", "before", "effect", "record")
+
+    def __init__(
+        self, effect: Any, record: Record | None, answer: Any, before: int, after: int
+    ) -> None:
+        self.effect = effect
+        self.record = record  # None: nothing to write, only an answer to give in its turn
+        self.answer = answer
+        self.before = before  # the disk's mark before and after the change
+        self.after = after
+
+
+Item = Entry | Snapshot  # at a snapshot the journal goes on in a new file
+Done = list[tuple[Entry, str]]  # with "" or why it failed
+
+
+class JournalWriter:
+    def __init__(
+        self,
+        file: JournalFile,
+        wake: Callable[[], None],
+        on_rotated: Callable[[Snapshot, int | OSError], None],
+        sealed_bytes: int,
+        backlog_bytes_max: int,
+    ) -> None:
+        self.pending_bytes = 0  # queued, or being written
+        self._backlog_bytes_max = backlog_bytes_max
+        self._sealed_bytes = sealed_bytes  # of journals that are complete and have not moved
+        self._leaving: int | None = None  # of these, what the move under way takes; None: no move
+        self._file = file
+        self._wake = wake
+        self._on_rotated = on_rotated  # with the new file's number, or why there is none
+        self._work = threading.Condition()  # guards what follows, and `pending_bytes`
+        self._queue: list[Item] = []
+        self._done: Done = []
+        self._failed = False
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+        self._thread.start()
+
+    # ------------------------------------------------------------ the owner's side
+
+    @property
+    def size(self) -> int:
+        """Of the journal's file, with what is on its way to it."""
+        return self._file.size + self.pending_bytes
+
+    def put(self, *items: Item) -> None:
+        nbytes = 0
+        for item in items:
+            if type(item) is Entry and item.record is not None:
+                nbytes += item.record.size
+        with self._work:
+            self._queue += items
+            self.pending_bytes += nbytes
+            self._work.notify()
+
+    def take(self) -> tuple[Done, list[Snapshot], bool]:
+        """What became of entries, in order. If something failed: all behind it, too, the snapshots
+        among it, and the writer waits for `resume`."""
+        with self._work:
+            done, self._done = self._done, []
+            dropped: list[Snapshot] = []
+            if self._failed:
+                rest, self._queue = self._queue, []
+                self.pending_bytes = 0
+                reason = done[-1][1]
+                done += [(item, reason) for item in rest if type(item) is Entry]
+                dropped = [item for item in rest if type(item) is Snapshot]
+            return done, dropped, self._failed
+
+    def relieve(self, moved: bool) -> None:
+        """The move that began at the last snapshot is over."""
+        with self._work:
+            if moved and self._leaving is not None:
+                self._sealed_bytes -= self._leaving
+            self._leaving = None
+            self._work.notify()
+
+    def resume(self) -> None:
+        with self._work:
+            self._failed = False
+            self._work.notify()
+
+    def close(self) -> None:
+        """Write what is queued and let go of the file."""
+        with self._work:
+            if self._closing:
+                return
+            self._closing = True
+            self._work.notify()
+        self._thread.join()
+        self._file.close()
+
+    # ------------------------------------------------------------ the thread's side
+
+    def _run(self) -> None:
+        while True:
+            with self._work:
+                while not self._closing and (self._failed or not self._queue or self._behind):
+                    self._work.wait()
+                if self._failed or not self._queue:
+                    return  # closing; and what is queued behind a failure has failed, too
+                group, self._queue = self._queue, []
+                nbytes = self.pending_bytes
+            try:
+                done = self._commit(group)
+            except Exception as bug:  # of ours: a writer that died in silence would answer nobody
+                log.exception("%s: nothing more is written", self._file.folder.path)
+                self._file.give_up(OSError(errno.EIO, repr(bug)))
+                done = [(item, "io") for item in group if type(item) is Entry]
+            with self._work:
+                self._done += done
+                self._failed = bool(done) and bool(done[-1][1])
+                self.pending_bytes -= nbytes
+                idle = not self._queue and not self._failed
+            if done:
+                self._wake()
+            if idle:
+                self._file.mark()
+
+    @property
+    def _behind(self) -> bool:
+        return self._leaving is not None and self.backlog_bytes > self._backlog_bytes_max
+
+    @property
+    def backlog_bytes(self) -> int:
+        """In journals that have not moved."""
+        return self._sealed_bytes + self._file.size
+
+    def _commit(self, group: list[Item]) -> Done:
+        """Write and sync a group; each entry with "" or why it, and all behind it, failed."""
+        done: Done = []
+        entries: list[Entry] = []
+        for item in group:
+            if type(item) is Entry:
+                entries.append(item)
+            elif type(item) is Snapshot:
+                done += self._write(entries, done)
+                entries = []
+                self._rotate(item, bool(done) and bool(done[-1][1]))
+        return done + self._write(entries, done)
+
+    def _write(self, entries: list[Entry], before: Done) -> Done:
+        if before and before[-1][1]:
+            return [(entry, before[-1][1]) for entry in entries]
+        records = [entry.record for entry in entries if entry.record is not None]
+        whole, reason = len(records), ""
+        try:
+            whole, problem = self._file.append(records)
+            if problem is not None:
+                reason = "full" if problem.errno in FULL else "io"
+            self._file.sync()
+        except OSError:  # of the sync: nobody knows what is on disk
+            whole, reason = 0, "io"
+        out: Done = []
+        for entry in entries:
+            whole -= entry.record is not None
+            out.append((entry, reason if whole < 0 else ""))
+        return out
+
+    def _rotate(self, snapshot: Snapshot, failed: bool) -> None:
+        new: int | OSError = OSError("what was written before has failed")
+        if not failed:
+            try:
+                size = self._file.size
+                self._file.rotate()
+                new = self._file.number
+                with self._work:
+                    self._sealed_bytes += size
+                    self._leaving = self._sealed_bytes
+            except OSError as problem:  # no room for another file: this one is as good as before
+                new = problem
+        self._on_rotated(snapshot, new)

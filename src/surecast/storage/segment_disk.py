@@ -1,0 +1,195 @@
+"""What a segment store shows: logs of batches in memory and extents in segments, as one."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any, Final
+
+from surecast.core.types import Batch, LogId
+from surecast.storage.extents import Extent
+from surecast.storage.memory import Log, MemoryDisk
+
+__all__ = ["SegmentDisk", "batches_of"]
+
+_PINS_RATIO: Final = 2  # a body may keep a buffer so many times its size in memory
+
+
+class SegmentDisk(MemoryDisk):
+    """A `MemoryDisk` most of whose batches are not in memory.
+
+    Whatever its pieces, it shows the same batches as a MemoryDisk after the same changes: an extent
+    that is cut inside a batch leaves that batch's rest as a piece of its own.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._dirty: dict[LogId, None] = {}  # logs changed since `take_dirty`
+
+    def read(self, log: LogId, lo: int, hi: int, nbytes_max: int) -> list[Batch]:
+        found = self._logs.get(log)
+        if found is None:
+            return []
+        lo, hi = max(lo, 1), min(hi, found.end)
+        if lo >= hi:
+            return []
+        first = bisect_right(found.starts, lo) - 1
+        return batches_of(found.pieces, lo, hi, nbytes_max, first)
+
+    def first_at(self, log: LogId, time_ns: int, lo: int, hi: int) -> int:
+        found = self._logs.get(log)
+        if found is None:
+            return hi
+        lo = max(lo, 1)
+        for index in range(max(bisect_right(found.starts, lo) - 1, 0), len(found.pieces)):
+            piece = found.pieces[index]
+            if piece.lo >= hi:
+                break
+            if type(piece) is Extent:
+                at = piece.first_at(time_ns, lo, hi)
+                if at is not None:
+                    return at
+            elif piece.time_ns >= time_ns and piece.hi > lo:
+                return int(max(piece.lo, lo))
+        return hi
+
+    def append(self, log: LogId, batches: Sequence[Batch]) -> None:
+        super().append(log, [own(batch) for batch in batches])
+        self._dirty[log] = None
+
+    # ------------------------------------------------------------ moves
+
+    def load(self, log: LogId, extents: list[Extent]) -> None:
+        """A log as the manifest has it."""
+        found = self._log(log)
+        found.replace(0, 0, extents)
+        self.nbytes += sum(extent.nbytes for extent in extents)
+
+    def take_dirty(self) -> dict[LogId, list[Any]]:
+        """The pieces of all logs that were changed since this was asked last."""
+        dirty, self._dirty = self._dirty, {}
+        return {log: list(self._log(log).pieces) for log in dirty}
+
+    def dirty_again(self, logs: Sequence[LogId]) -> None:
+        self._dirty.update(dict.fromkeys(logs))
+
+    def pieces(self, log: LogId, lo: int, hi: int) -> list[Any]:
+        """The pieces that cover [lo, hi), which the log holds."""
+        found = self._log(log)
+        first, last = bisect_right(found.starts, lo) - 1, bisect_right(found.starts, hi - 1)
+        return found.pieces[first:last]
+
+    def moved(self, log: LogId, old: Sequence[Any], new: Extent) -> None:
+        """The pieces `old`, one after the other, are also in `new`.
+
+        What of them is still there gives its place to the part of `new` that holds the same. May be
+        called for some of the pieces at a time.
+        """
+        found = self._log(log)
+        index = max(bisect_right(found.starts, new.lo) - 1, 0)
+        at = 0
+        while index < len(found.pieces) and at < len(old):
+            piece = found.pieces[index]
+            if piece.lo < old[at].lo:
+                index += 1
+            elif piece is not old[at]:
+                at += 1
+            else:
+                count = 1
+                while (
+                    at + count < len(old)
+                    and index + count < len(found.pieces)
+                    and found.pieces[index + count] is old[at + count]
+                ):
+                    count += 1
+                lo, first = piece.lo, index
+                if index and _goes_on(found.pieces[index - 1], new, lo):
+                    first = index - 1
+                    lo = found.pieces[first].lo
+                part = new.clip(lo, old[at + count - 1].hi)
+                gone = found.replace(first, index + count, [part])
+                self.nbytes += part.nbytes - sum(one.nbytes for one in gone)
+                index = first + 1
+                at += count
+
+    @property
+    def held_bytes(self) -> int:
+        """Of batches in memory: for tests and figures, it looks at every piece."""
+        return sum(
+            piece.nbytes
+            for log in self._logs.values()
+            for piece in log.pieces
+            if type(piece) is Batch
+        )
+
+    # ------------------------------------------------------------ inside
+
+    def _replace(self, log: Log, first: int, last: int, pieces: list[Any]) -> None:
+        super()._replace(log, first, last, pieces)
+        self._dirty[log.name] = None
+
+    def _below(self, piece: Any, end: int) -> list[Any]:
+        if type(piece) is not Extent:
+            return super()._below(piece, end)
+        cut = piece.batch_at(end - 1)
+        whole = [piece.clip(piece.lo, cut.lo)] if cut.lo > piece.lo else []
+        if cut.hi == end:
+            return [piece.clip(piece.lo, end)]
+        return [*whole, own(cut.slice(cut.lo, end))]
+
+    def _above(self, piece: Any, lo: int) -> list[Any]:
+        if type(piece) is not Extent:
+            return super()._above(piece, lo)
+        cut = piece.batch_at(lo)
+        if cut.lo == lo:
+            return [piece.clip(lo, piece.hi)]
+        whole = [piece.clip(cut.hi, piece.hi)] if cut.hi < piece.hi else []
+        return [own(cut.slice(lo, cut.hi)), *whole]
+
+
+def _goes_on(piece: Any, new: Extent, lo: int) -> bool:
+    """Whether `piece` is the part of `new` that ends at `lo`."""
+    return (
+        type(piece) is Extent
+        and piece.segment is new.segment
+        and piece.run == new.run
+        and piece.hi == lo
+    )
+
+
+def batches_of(
+    pieces: Sequence[Any], lo: int, hi: int, nbytes_max: int = 1 << 62, first: int = 0
+) -> list[Batch]:
+    """The batches of [lo, hi) in pieces that cover it, cut at its ends; stops past `nbytes_max`."""
+    out: list[Batch] = []
+    nbytes = 0
+    for index in range(first, len(pieces)):
+        piece = pieces[index]
+        if piece.lo >= hi:
+            break
+        if piece.hi <= lo:
+            continue
+        for batch in (piece,) if type(piece) is Batch else piece.batches(lo, hi):
+            if batch.lo < lo or batch.hi > hi:
+                batch = batch.slice(lo, hi)
+            out.append(batch)
+            nbytes += batch.nbytes
+            if nbytes > nbytes_max:
+                return out
+    return out
+
+
+def own(batch: Batch) -> Batch:
+    """The batch with a body of its own, if that is a small part of a large buffer.
+
+    A frame is a slice of what was received at once, and kept alone would keep all of it.
+    """
+    body = batch.body
+    if type(body) is not memoryview:
+        return batch
+    whole = body.obj
+    if len(whole) <= _PINS_RATIO * len(body):  # type: ignore[arg-type]
+        return batch
+    return Batch(
+        batch.kind, batch.stream_id, batch.schema_id, batch.publisher, batch.pub_no, batch.lo,
+        batch.count, batch.rows, batch.time_ns, batch.epoch, batch.reason, bytes(body),
+        batch.body_crc, batch.nbytes, batch.form,
+    )  # fmt: skip

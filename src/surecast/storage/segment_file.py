@@ -1,0 +1,208 @@
+"""The file of a segment: runs of batches of several logs, as their frames, and an index behind.
+
+    header      32 bytes: magic, number of the segment, CRC
+    frames      of each run back to back, byte for byte as they came over the wire
+    indices     of each run four columns: first position, offset, time and rows of each batch
+    directory   64 bytes a run: log, positions, where its frames and its index are
+    footer      32 bytes: where the directory is, CRCs, magic
+
+A segment is written once, synced, and never changed. It is read through a memory map; batches are
+views into it. Every byte is covered by a checksum: the frames' own, checked at each read; the
+others', checked when the segment is mapped or a run is first looked at. docs/storage.md has it byte
+by byte.
+"""
+
+import mmap
+import os
+import struct
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+
+from surecast.core.types import Batch, LogId
+from surecast.core.wire import Buffer, decode_batch, encode_batch
+from surecast.errors import PeerError, StorageError
+from surecast.storage.config import LOG_LIMITS
+from surecast.storage.folder import write_all
+
+__all__ = ["Mapped", "Run", "SegmentWriter"]
+
+_MAGIC: Final = b"SCS\xf1"
+_HEADER: Final = struct.Struct("<4s4xQ12xI")  # magic, number, CRC
+_RUN: Final = struct.Struct("<16sQQQQQII")  # the fields of Run
+_FOOTER: Final = struct.Struct("<QIIQ4sI")  # directory_at, runs, its CRC, size, magic, CRC
+_COLUMNS: Final = 4  # of an index
+_SLICE_BYTES: Final = 256 << 10  # written at a time
+_SLICE_BATCHES: Final = 64
+
+Numbers = npt.NDArray[np.int64]
+
+
+class Run(NamedTuple):
+    """Batches of one log that lie in one piece."""
+
+    log: LogId
+    lo: int
+    hi: int
+    at: int  # of its first frame
+    nbytes: int
+    index_at: int
+    batches: int
+    index_crc: int
+
+
+class SegmentWriter:
+    """Writes one segment: `begin` a run, `add` its batches, and so on; then `finish`."""
+
+    def __init__(self, path: Path, number: int, breathe: Callable[[], None]) -> None:
+        self.path = path
+        self.size = 0
+        self.runs: list[Run] = []
+        self._breathe = breathe  # called between slices of work; may raise to end it
+        self._buffers: list[Buffer] = []
+        self._waiting = self._batches = 0
+        self._indices: list[tuple[array[int], ...]] = []
+        self._current: tuple[LogId, int] | None = None
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._file = os.open(path, flags, 0o644)
+        head = _HEADER.pack(_MAGIC, number, 0)[:-4]
+        self._put(head + struct.pack("<I", crc32(head)))
+
+    def begin(self, log: LogId) -> int:
+        """The number of the run that what is added from now on belongs to."""
+        self.end()
+        self._current = (log, self.size)
+        self._indices.append(tuple(array("q") for _ in range(_COLUMNS)))
+        return len(self.runs)
+
+    def add(self, batch: Batch) -> None:
+        los, offsets, times, rows = self._indices[-1]
+        los.append(batch.lo)
+        offsets.append(self.size)
+        times.append(batch.time_ns)
+        rows.append(batch.rows)
+        self._hi = batch.hi
+        for buffer in encode_batch(batch, LOG_LIMITS):
+            self._put(buffer)
+        self._batches += 1
+        if self._waiting >= _SLICE_BYTES or self._batches >= _SLICE_BATCHES:
+            self._flush()
+
+    def end(self) -> tuple[int, int]:
+        """Close the run: its bytes and its latest time."""
+        if self._current is None:
+            return 0, 0
+        log, at = self._current
+        los, _, times, _ = self._indices[-1]
+        self.runs.append(Run(log, los[0], self._hi, at, self.size - at, 0, len(los), 0))
+        self._current = None
+        return self.size - at, max(times)
+
+    def finish(self) -> None:
+        """Index, directory and footer; then everything is on disk (but for the file's name)."""
+        self.end()
+        runs = []
+        for run, columns in zip(self.runs, self._indices, strict=True):
+            index = b"".join(column.tobytes() for column in columns)
+            runs.append(run._replace(index_at=self.size, index_crc=crc32(index)))
+            self._put(index)
+            if self._waiting >= _SLICE_BYTES:
+                self._flush()
+        self.runs = runs
+        directory, at = b"".join(_RUN.pack(*run) for run in runs), self.size
+        self._put(directory)
+        fields = (at, len(runs), crc32(directory), at + len(directory) + _FOOTER.size, _MAGIC, 0)
+        footer = _FOOTER.pack(*fields)[:-4]
+        self._put(footer + struct.pack("<I", crc32(footer)))
+        self._flush()
+        os.fsync(self._file)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def _put(self, buffer: Buffer) -> None:
+        self._buffers.append(buffer)
+        self._waiting += len(buffer)
+        self.size += len(buffer)
+
+    def _flush(self) -> None:
+        buffers, self._buffers = self._buffers, []
+        self._waiting = self._batches = 0
+        _, problem = write_all(self._file, buffers)
+        if problem is not None:
+            raise problem
+        self._breathe()
+
+
+class Mapped:
+    """A segment's file in memory, as far as it is looked at."""
+
+    def __init__(self, path: Path, number: int) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                if os.fstat(file.fileno()).st_size < _HEADER.size + _FOOTER.size:
+                    raise self._damage(0, "it is too short")
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as problem:
+            raise StorageError(f"cannot read {path}: {problem}") from problem
+        self.view = memoryview(self._map)
+        self.size = len(self.view)
+        self._check_header(number)
+        self._directory_at, self.runs = self._read_footer()
+        self._checked = bytearray(self.runs)  # whether the run's index was
+
+    def run(self, number: int) -> Run:
+        if not 0 <= number < self.runs:
+            raise self._damage(self._directory_at, f"there is no run {number}")
+        return Run(*_RUN.unpack_from(self.view, self._directory_at + number * _RUN.size))
+
+    def index(self, run: Run, number: int) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+        """First position, offset, time and rows of each batch."""
+        nbytes = 8 * _COLUMNS * run.batches
+        if not self._checked[number]:
+            index = self.view[run.index_at : run.index_at + nbytes]
+            if len(index) != nbytes or crc32(index) != run.index_crc:
+                raise self._damage(run.index_at, "the index's checksum does not match")
+            self._checked[number] = 1
+        columns = np.frombuffer(self.view, "<i8", _COLUMNS * run.batches, run.index_at)
+        los, offsets, times, rows = columns.reshape(_COLUMNS, run.batches)
+        return los, offsets, times, rows
+
+    def batch(self, at: int, lo: int) -> tuple[Batch, int]:
+        """The batch at an offset, which must begin at position `lo`, and its size."""
+        try:
+            batch, size = decode_batch(
+                self.view[at : self._directory_at], LOG_LIMITS, validate=False
+            )
+            if batch.lo != lo:
+                raise PeerError(f"it begins at {batch.lo} instead of {lo}")
+        except PeerError as problem:
+            raise self._damage(at, str(problem)) from problem
+        return batch, size
+
+    def _check_header(self, number: int) -> None:
+        magic, found, crc = _HEADER.unpack_from(self.view)
+        if magic != _MAGIC:
+            why = f"not a segment, or one of a later version: it starts with {magic!r}"
+            raise StorageError(f"{self.path}: {why}")
+        if crc != crc32(self.view[: _HEADER.size - 4]) or found != number:
+            raise self._damage(0, f"its header does not match, or is that of segment {found}")
+
+    def _read_footer(self) -> tuple[int, int]:
+        at = self.size - _FOOTER.size
+        start, runs, directory_crc, size, magic, crc = _FOOTER.unpack_from(self.view, at)
+        if magic != _MAGIC or crc != crc32(self.view[at : self.size - 4]) or size != self.size:
+            raise self._damage(at, "its footer does not match: is the file complete?")
+        directory = self.view[start:at]
+        if len(directory) != runs * _RUN.size or crc32(directory) != directory_crc:
+            raise self._damage(start, "the directory's checksum does not match")
+        return start, runs
+
+    def _damage(self, at: int, why: str) -> StorageError:
+        return StorageError(f"{self.path}: the record at offset {at:,} is damaged: {why}")

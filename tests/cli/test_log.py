@@ -1,0 +1,132 @@
+"""`surecast log info` and `surecast log verify` on stores of known content."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.storage.stores import LOG, OTHER, Driver, batch, compact, small
+from typer.testing import CliRunner
+
+from surecast.cli import log as log_module
+from surecast.cli.log import log
+from surecast.core.types import Append, SaveState
+from surecast.errors import StorageError
+from surecast.storage.manifest import read_manifest
+
+SECOND = 1_000_000_000
+
+
+def call(*args: str, code: int = 0) -> str:
+    result = CliRunner().invoke(log, list(args))
+    assert result.exit_code == code, result.output
+    return result.stdout
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A store of two streams: one long and partly compacted, one of two positions."""
+    path = tmp_path / "data" / "replica"
+    driver = Driver(path, small())
+    for n in range(40):
+        lo = 1 + 3 * n
+        driver.do(Append(LOG, (batch(lo, 3, 100, time_ns=n * SECOND),), n))
+        driver.wait(1)
+    driver.do(Append(OTHER, (batch(1, 2, log=OTHER),), "o"), SaveState("s", b"state", "s"))
+    driver.wait(2)
+    driver.do(compact(LOG, 1, 31, "c", [(2, 22)]))
+    driver.wait(1)
+    driver.settle()
+    driver.close()
+    return path
+
+
+def test_info_tells_what_is_there(folder: Path) -> None:
+    text = call("info", str(folder))
+    assert f"stream {LOG.hex()}" in text
+    assert "positions [1, 121): 100 live, 20 void" in text
+    assert "1970-01-01T00:00:39.000+00:00" in text
+    assert "positions [1, 3): 2 live, 0 void" in text
+    (store,) = json.loads(call("info", "--json", str(folder)))["stores"]
+    streams = {one["log"]: one for one in store["streams"]}
+    long = streams[LOG.hex()]
+    assert (long["end"], long["live"], long["void"]) == (121, 100, 20)
+    assert long["segments"] >= 1
+    assert long["time_last_ns"] == 39 * SECOND
+    assert store["states"] == {"s": 5}
+    assert store["lives"] == 1
+
+
+def test_a_folder_of_stores_will_do(folder: Path) -> None:
+    assert call("info", str(folder.parent)) == call("info", str(folder))
+
+
+def test_a_store_that_is_right_is_said_to_be(folder: Path) -> None:
+    assert "all right" in call("verify", str(folder))
+    found = json.loads(call("verify", "--json", str(folder)))
+    assert found["ok"] is True
+    (store,) = found["stores"]
+    assert store["records"] > 20
+    assert store["nbytes"] == sum(
+        path.stat().st_size for path in folder.iterdir() if path.name[:3] in ("seg", "jou")
+    )
+
+
+def test_looking_changes_nothing(folder: Path) -> None:
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    call("info", str(folder))
+    call("verify", str(folder))
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_each_damaged_record_is_named(folder: Path) -> None:
+    path = sorted(folder.glob("segment-*"))[0]
+    data = bytearray(path.read_bytes())
+    for at in (40, 700):
+        data[at] ^= 1
+    path.write_bytes(data)
+    text = call("verify", str(folder), code=1)
+    assert "2 problems" in text
+    assert f"{path}: the record at offset 32 is damaged" in text
+    assert "restored from another replica" in text
+    found = json.loads(call("verify", "--json", str(folder), code=1))
+    assert found["ok"] is False
+    assert len(found["stores"][0]["problems"]) == 2
+
+
+def test_damage_of_journal_and_manifest_is_named(folder: Path) -> None:
+    journal = sorted(folder.glob("journal-*"))[-1]
+    data = journal.read_bytes()
+    journal.write_bytes(b"\xff" + data[1:])
+    assert str(journal) in call("verify", str(folder), code=1)
+    journal.write_bytes(data + b"torn")
+    assert "4 bytes at the end of the journal" in call("verify", str(folder))
+    journal.write_bytes(data)
+    manifest = folder / "manifest"
+    manifest.write_bytes(manifest.read_bytes()[:-1])
+    assert "manifest: damaged" in call("verify", str(folder), code=1)
+
+
+def test_a_missing_segment_is_named(folder: Path) -> None:
+    """Whether the manifest refers to it or a record of the journal."""
+    manifest = read_manifest(folder / "manifest")
+    used = {row[0] for rows in manifest.logs.values() for row in rows}
+    for path in [folder / f"segment-{number:010}" for number in sorted(used)]:
+        data = path.read_bytes()
+        path.unlink()
+        assert path.name in call("verify", str(folder), code=1)
+        path.write_bytes(data)
+
+
+def test_long_checks_show_a_bar(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(log_module, "BAR_AFTER_S", -1.0)
+    log_module._verify(folder)
+    assert "verify replica" in capsys.readouterr().err
+
+
+def test_what_is_no_store_is_refused_with_a_hint(tmp_path: Path) -> None:
+    for path, words in ((tmp_path, "node.data_dir"), (tmp_path / "none", "no directory")):
+        result = CliRunner().invoke(log, ["info", str(path)])
+        assert isinstance(result.exception, StorageError)
+        assert words in str(result.exception)

@@ -1,0 +1,150 @@
+"""A disk that remembers what a power cut, or a killed process, would leave at every step.
+
+While it is in place, every call that changes a file or a directory is noted, and before and after
+each the two images are kept: `killed` is what the system has been told, `unplugged` only what a
+completed sync covers. An image is a directory as a dict, name → content.
+"""
+
+import os
+import threading
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+Image = dict[str, bytes]
+_CHANGES = ("write", "writev", "ftruncate", "fsync", "fdatasync", "rename", "unlink")
+
+
+class Power:
+    """Watches one directory. `told` is called for how far the owner has been told by then."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, told: Any, seed: int) -> None:
+        self.folder = folder
+        self.told = told
+        self.steps: list[tuple[str, int, Image]] = []  # what was done, told by then, image
+        self.calls: dict[str, int] = {}
+        self._rng = Random(seed)
+        self._lock = threading.RLock()
+        self._files: dict[int, str] = {}  # open file → name ("." for the directory)
+        self._entries: Image = {}  # as of the last sync of the directory; content as synced
+        self._synced: dict[str, bytes] = {}  # name now → content as synced
+        self._real = {name: getattr(os, name) for name in (*_CHANGES, "open", "close")}
+        for name in self._real:
+            monkeypatch.setattr(os, name, getattr(self, "_" + name))
+
+    # ------------------------------------------------------------ images
+
+    def killed(self) -> Image:
+        return {p.name: p.read_bytes() for p in self.folder.iterdir() if p.name != "lock"}
+
+    def synced(self) -> Image:
+        """Nothing but what was synced."""
+        with self._lock:
+            return dict(self._entries)
+
+    def unplugged(self) -> Image:
+        """Nothing but what was synced; or, of each file, some of what was not."""
+        image = dict(self._entries)
+        if self._rng.random() < 0.5:
+            return image
+        now = self.killed()
+        for name, old in image.items():
+            new = now.get(name, b"")
+            if new.startswith(old):
+                some = bytearray(new[: len(old) + self._rng.randint(0, len(new) - len(old))])
+                if len(some) > len(old) and self._rng.random() < 0.3:  # a sector that was lost
+                    at = max(len(old), self._rng.randrange(len(some)) // 512 * 512)
+                    end = min(at // 512 * 512 + 512, len(some))
+                    some[at:end] = bytes(end - at)
+                image[name] = bytes(some)
+        return image
+
+    def _note(self, what: str) -> None:
+        told = self.told()
+        for image in (self.killed(), self.unplugged()):
+            if not self.steps or self.steps[-1][2] != image:
+                self.steps.append((what, told, image))
+
+    def _step(self, call: str, file: str, do: Any) -> Any:
+        with self._lock:
+            if not file:
+                return do()
+            self.calls[call] = self.calls.get(call, 0) + 1
+            self._note(f"before {call} {file}")
+            result = do()
+            self._note(f"after {call} {file}")
+            return result
+
+    # ------------------------------------------------------------ the calls
+
+    def _name(self, path: Any) -> str:
+        path = Path(path)
+        if path == self.folder:
+            return "."
+        return path.name if path.parent == self.folder and path.name != "lock" else ""
+
+    def _open(self, path: Any, flags: int, *rest: Any, **more: Any) -> int:
+        name = self._name(path)
+        with self._lock:
+            new = name not in ("", ".") and not Path(path).exists()
+            file: int = self._real["open"](path, flags, *rest, **more)
+            if name:
+                self._files[file] = name
+            if new or (name not in ("", ".") and flags & os.O_TRUNC):
+                self._synced[name] = b""
+                self._note(f"after open {name}")
+            return file
+
+    def _close(self, file: int) -> None:
+        with self._lock:
+            self._files.pop(file, None)
+            self._real["close"](file)
+
+    def _write(self, file: int, data: Any) -> Any:
+        return self._step("write", self._of(file), lambda: self._real["write"](file, data))
+
+    def _writev(self, file: int, data: Any) -> Any:
+        return self._step("writev", self._of(file), lambda: self._real["writev"](file, data))
+
+    def _ftruncate(self, file: int, size: int) -> Any:
+        return self._step("ftruncate", self._of(file), lambda: self._real["ftruncate"](file, size))
+
+    def _of(self, file: int) -> str:
+        return self._files.get(file, "")
+
+    def _fsync(self, file: int) -> Any:
+        return self._step("fsync", self._of(file), lambda: self._sync("fsync", file))
+
+    def _fdatasync(self, file: int) -> Any:
+        return self._step("fdatasync", self._of(file), lambda: self._sync("fdatasync", file))
+
+    def _sync(self, call: str, file: int) -> None:
+        self._real[call](file)
+        name = self._of(file)
+        if name == ".":
+            present = [p.name for p in self.folder.iterdir() if p.name != "lock"]
+            self._entries = {n: self._synced.get(n, b"") for n in present}
+        else:
+            self._synced[name] = (self.folder / name).read_bytes()
+            if name in self._entries:
+                self._entries[name] = self._synced[name]
+
+    def _rename(self, old: Any, new: Any) -> Any:
+        def do() -> None:
+            self._real["rename"](old, new)
+            self._synced[self._name(new)] = self._synced.pop(self._name(old))
+
+        return self._step("rename", self._name(old), do)
+
+    def _unlink(self, path: Any, **more: Any) -> Any:
+        return self._step("unlink", self._name(path), lambda: self._real["unlink"](path, **more))
+
+
+def put(image: Image, folder: Path) -> Path:
+    """Lay an image out as a directory."""
+    folder.mkdir(parents=True)
+    for name, data in image.items():
+        (folder / name).write_bytes(data)
+    return folder
