@@ -8,17 +8,33 @@ from dataclasses import replace
 from random import Random
 from typing import Any, ClassVar
 
+import msgspec
+
 from surecast.columns.batch import COLLECTED, Batch
-from surecast.core.replicated import AppendAt
+from surecast.core.disk import read_through
+from surecast.core.replicated import AppendAt, Appended
 from surecast.core.types import Disk, PassDown, Peer, PeerDown, SetTimer, TimerFired
 from surecast.protocols.chain.dedup import DUPLICATE, NEW, Dedup, Verdict
 from surecast.protocols.chain.logs import LogState, Pending
 from surecast.protocols.chain.replica import Replica
 from surecast.protocols.sprinkler.client import Client
 from surecast.protocols.sprinkler.config import ProxyConfig
+from surecast.protocols.sprinkler.cursors import Cursor, Cursors
 from surecast.protocols.sprinkler.feed import Ask, Feed
+from surecast.protocols.sprinkler.forwarding import Forwarding
 from surecast.protocols.sprinkler.hub import Hub
-from surecast.protocols.sprinkler.messages import MeshEvents, MeshLean, PeerEvents
+from surecast.protocols.sprinkler.messages import (
+    Advance,
+    Attach,
+    Locate,
+    Located,
+    MeshEvents,
+    MeshLean,
+    PeerEvents,
+    PubAck,
+    Publish,
+    PubNack,
+)
 from surecast.protocols.sprinkler.proxy import Proxy
 from surecast.protocols.sprinkler.sources import PeerRegion
 from surecast.protocols.sprinkler.streams import Stream
@@ -71,6 +87,18 @@ class ShowsUncommitted(Proxy):
 
     def _visible_end(self, stream: Stream) -> int:
         return self.disk.end(stream.stream_id)
+
+    def _on_appended(self, event: Appended) -> None:
+        super()._on_appended(event)
+        if stream := self.streams.get(event.log):
+            self._advance(stream)
+
+    def _advance(self, stream: Stream) -> None:
+        super()._advance(stream)
+        self.feed(stream)  # at once, not in runs
+
+    def _maybe_compact(self, stream: Stream) -> None:
+        """The chain below would notice, and stop."""
 
 
 class ForwardsBeforeStoring(Replica):
@@ -148,8 +176,8 @@ class DropsWhenFull(Proxy):
 
     cap: ClassVar[int] = 50
 
-    def _advance(self, stream: Stream) -> None:
-        super()._advance(stream)
+    def feed(self, stream: Stream, budget_bytes: int = 1 << 62) -> None:
+        super().feed(stream, budget_bytes)
         oldest = stream.index.end - self.cap
         if oldest > 1:
             stream.index.voids[COLLECTED].add(1, oldest)
@@ -286,3 +314,165 @@ class LonelyServers(Proxy):
     def __init__(self, config: ProxyConfig, disk: Disk, rng: Random, *counters: Any) -> None:
         super().__init__(config, disk, rng, *counters)
         self.hub = _LonelyHub(self)
+
+
+# ---------------------------------------------------------------- other regions' streams
+
+
+class TablesMayDiffer(Proxy):
+    """Streams are created though regions disagree on who owns them."""
+
+    def _refusal_of_name(self, name: str) -> str:
+        self.owners = b""
+        for peer in self.peers.values():
+            peer.owners = b""
+        return super()._refusal_of_name(name)
+
+
+class _Renaming(Forwarding):
+    """Publishes as itself: with an identity of its own, not the client's."""
+
+    def _alias(self, publisher: bytes) -> bytes:
+        return bytes(a ^ b for a, b in zip(publisher, self.proxy.config.name.encode() * 16))  # noqa: B905
+
+    def publish(self, client: Peer, owner: str, message: Publish) -> None:
+        batch = message.batch
+        renamed = batch.numbered(bytes(8) + self._alias(batch.publisher)[8:], batch.pub_no)
+        self.real = {**getattr(self, "real", {}), renamed.publisher: batch.publisher}
+        super().publish(client, owner, Publish(message.stream, renamed))
+
+    def on_ack(self, peer: Peer, message: PubAck) -> None:
+        if client := self._client_of(peer, message):
+            real = self.real[message.publisher]
+            self.proxy.send(client, msgspec.structs.replace(message, publisher=real))
+
+
+class ForwardsUnderItsOwnName(Proxy):
+    """A retry that comes through another replica is not known to be one."""
+
+    def __init__(self, config: ProxyConfig, disk: Disk, rng: Random, *counters: Any) -> None:
+        super().__init__(config, disk, rng, *counters)
+        self.forwarding = _Renaming(self)
+
+
+class _Gullible(Forwarding):
+    def _client_of(self, peer: Peer, message: PubAck | PubNack) -> Peer:
+        return self.clients.get((message.stream, message.publisher), "")
+
+
+class TakesAnybodysAck(Proxy):
+    """Whoever claims to speak for the owner is believed."""
+
+    def __init__(self, config: ProxyConfig, disk: Disk, rng: Random, *counters: Any) -> None:
+        super().__init__(config, disk, rng, *counters)
+        self.forwarding = _Gullible(self)
+
+
+# ---------------------------------------------------------------- named subscriptions
+
+
+class _WithCursors(Proxy):
+    cursors_type: ClassVar[type[Cursors]] = Cursors
+
+    def __init__(self, config: ProxyConfig, disk: Disk, rng: Random, *counters: Any) -> None:
+        super().__init__(config, disk, rng, *counters)
+        self.cursors = self.cursors_type(self)
+
+
+class _NoBarrier(Cursors):
+    def role_changed(self) -> None:
+        super().role_changed()
+        self.barrier = 0
+
+
+class AnswersBeforeTheBarrier(_WithCursors):
+    """A new head speaks before what its predecessors wrote is committed."""
+
+    cursors_type = _NoBarrier
+
+
+class _NoFence(Cursors):
+    def on_advance(self, peer: Peer, message: Advance) -> None:
+        holder = self._latest(message.name).holder
+        super().on_advance(peer, msgspec.structs.replace(message, holder=holder))
+
+
+class MovesForAnybody(_WithCursors):
+    """Who was replaced can still move the cursor."""
+
+    cursors_type = _NoFence
+
+
+class _FromMemory(Cursors):
+    def on_attach(self, peer: Peer, message: Attach) -> None:
+        holds = self.table.get(message.name, Cursor()).holder == message.holder
+        if self.proxy.is_head and holds and message.name not in self.written:
+            self._answer(peer, message, "")
+        else:
+            super().on_attach(peer, message)
+
+
+class AnswersHoldersFromMemory(_WithCursors):
+    """Who holds a name is told so without asking the chain."""
+
+    cursors_type = _FromMemory
+
+
+class _Hasty(Cursors):
+    def _wait(self, peer: Peer, question: Attach | Advance) -> None:
+        if isinstance(question, Advance):
+            self._answer(peer, question, "")
+        else:
+            super()._wait(peer, question)
+
+
+class AnswersUncommitted(_WithCursors):
+    """A holder is told that it has advanced as soon as that is written."""
+
+    cursors_type = _Hasty
+
+
+class _ForgetsWritten(Cursors):
+    def _latest(self, name: str) -> Cursor:
+        return self.table.get(name, Cursor())
+
+
+class FencesLate(_WithCursors):
+    """A holder counts until its successor is committed, whatever was written since."""
+
+    cursors_type = _ForgetsWritten
+
+
+# ---------------------------------------------------------------- times and retention
+
+
+class NamesVoidPlaces(Proxy):
+    """Where a time begins is what the log at hand says: compacted or not."""
+
+    def _on_locate(self, peer: Peer, message: Locate) -> None:
+        stream = self.streams[message.stream]
+        self.feed(stream)
+
+        def lend(lo: int, hi: int) -> Any:
+            return read_through(self.disk, message.stream, lo, hi, 1 << 20)
+
+        seq = stream.index.first_at(message.time_ns, lend)
+        self.send(peer, Located(message.token, seq))
+
+
+class ServesUnfed(Proxy):
+    """Late readers are served by what retention happens to know."""
+
+    def readable(self, stream: Stream, at: int, end: int = 0) -> list[Batch]:
+        fed, self.feed = self.feed, lambda *_: None  # type: ignore[assignment,method-assign]
+        try:
+            return super().readable(stream, at, end)
+        finally:
+            self.feed = fed  # type: ignore[method-assign]
+
+
+class FeedsAtOnce(Proxy):
+    """A long log is taken in at once, and everybody waits."""
+
+    def feed(self, stream: Stream, budget_bytes: int = 1 << 62) -> None:
+        super().feed(stream)

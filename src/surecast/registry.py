@@ -52,12 +52,14 @@ PROTOCOLS: dict[str, Protocol] = {
         messages=f"{_SPRINKLER}.messages",
         configs={
             "client": f"{_SPRINKLER}.config:ClientConfig",
+            "inquirer": f"{_SPRINKLER}.config:InquirerConfig",
             "proxy": f"{_SPRINKLER}.config:ProxyConfig",
             "publisher": f"{_SPRINKLER}.config:PublisherConfig",
             "subscriber": f"{_SPRINKLER}.config:SubscriberConfig",
         },
         roles={
             "client": f"{_SPRINKLER}.client:Client",
+            "inquirer": f"{_SPRINKLER}.inquirer:Inquirer",
             "proxy": f"{_SPRINKLER}.proxy:Proxy",
             "publisher": f"{_SPRINKLER}.publisher:Publisher",
             "subscriber": f"{_SPRINKLER}.subscriber:Subscriber",

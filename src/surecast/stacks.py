@@ -1,16 +1,19 @@
-"""What rides on what: the stacks of layers that make up a node."""
+"""What rides on what, and what stands side by side: the machines that make up a node."""
 
 from collections import Counter
 from random import Random
 
+from surecast.core.side import Side
 from surecast.core.stack import Stack
 from surecast.core.types import Disk
 from surecast.protocols.chain.config import ChainConfig
 from surecast.protocols.chain.replica import Replica
-from surecast.protocols.sprinkler.config import ProxyConfig
+from surecast.protocols.sprinkler.config import InquirerConfig, ProxyConfig, PublisherConfig
+from surecast.protocols.sprinkler.inquirer import Inquirer
 from surecast.protocols.sprinkler.proxy import Proxy
+from surecast.protocols.sprinkler.publisher import Publisher
 
-__all__ = ["region_replica"]
+__all__ = ["client_desk", "region_replica"]
 
 
 def region_replica(
@@ -28,3 +31,13 @@ def region_replica(
     The types are arguments so that tests can take a rule out and see that it is missed.
     """
     return Stack([replica_type(chain, disk, rng, counters), proxy_type(proxy, disk, rng, counters)])
+
+
+def client_desk(
+    publisher: PublisherConfig,
+    inquirer: InquirerConfig,
+    rng: Random,
+    counters: Counter[str] | None = None,
+) -> Side:
+    """What a client does besides reading: it publishes, and asks its region questions."""
+    return Side([Publisher(publisher, rng, counters), Inquirer(inquirer, counters)])

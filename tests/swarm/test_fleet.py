@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from surecast.columns.batch import COLLECTED, Batch
-from surecast.columns.retention import KeepAll
+from surecast.columns.retention import KeepAll, LatestPerKey
 from surecast.core.types import MS
+from surecast.core.wire import encode_batch
 from surecast.errors import SurecastError, UsageError
 from surecast.protocols.sprinkler.messages import Offer
 from surecast.swarm.fleet import HOST, Fleet, Worker, end
-from surecast.swarm.process import Notebook, ProcessSpec, log_path
+from surecast.swarm.notebook import Notebook, delivered_path, read_delivered
+from surecast.swarm.process import ProcessSpec, log_path
 
 
 def spec(folder: Path, name: str = "r/config", role: str = "service", port: int = 0) -> ProcessSpec:
@@ -113,27 +115,66 @@ def test_what_was_torn_by_a_kill_is_not_in_the_notebook(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_fleet_notices_what_ends_unbidden(tmp_path: Path) -> None:
-    with Fleet(tmp_path, 1, {"r": 1}, clients=1) as fleet:
+    with Fleet(tmp_path, 1, {"r": 2}, clients=1) as fleet:
         for stream in ("a", "b"):  # two loads of one publisher, both ended by `quiet`
             fleet.open(stream, "r", KeepAll())
             fleet.publish(stream, rows=5, every_ns=5 * MS)
         fleet.wait(lambda: fleet.least("a") > 20 and fleet.least("b") > 20)
         fleet.quiet()
-        fleet.wait(fleet.settled)
+        fleet.rest()
         fleet.audit()
         assert fleet.judge().violations == fleet.judge().violations == []
         with pytest.raises(UsageError, match="r/pub"):
             fleet.kill("r/pub")
 
-        fleet.workers["r/config"].process.kill()  # not by `Fleet.kill`
-        fleet.workers["r/config"].process.join()
-        with pytest.raises(SurecastError, match="r/config has ended, exit code -9"):
+        fleet.workers["r/witness"].process.kill()  # not by `Fleet.kill`
+        fleet.workers["r/witness"].process.join()
+        with pytest.raises(SurecastError, match="r/witness has ended, exit code -9"):
             fleet.wait(lambda: True)
-        assert any("r/config" in violation for violation in fleet.judge().violations)
-        fleet.kill("r/config")  # now it is known
+        assert any("r/witness" in violation for violation in fleet.judge().violations)
+        fleet.kill("r/witness")  # now it is known
+        assert fleet.members("r") == []
 
         fleet.relay._process.kill()
         fleet.relay._process.wait()
         with pytest.raises(SurecastError, match="relay has ended"):
             fleet.wait(lambda: True)
     assert all(gone(worker) for worker in fleet.workers.values())
+
+
+@pytest.mark.slow
+def test_servers_are_killed_and_clients_come_back_with_their_place(tmp_path: Path) -> None:
+    """A stream created and published by way of a region that does not own it."""
+    with Fleet(tmp_path, 1, {"east": 2, "west": 1}, clients=1, thin=1) as fleet:
+        fleet.open("east.s", "west", LatestPerKey())
+        assert fleet.owner("east.s") == "east"
+        assert fleet.members("east") == ["east-1", "east-2"]
+        for region in fleet.regions:
+            fleet.publish("east.s", 5, 5 * MS, keys=10, region=region)
+        thin = fleet.thin[1]
+        fleet.wait(lambda: fleet.least("east.s") > 50)
+        for name in ("east-1", "west-1", thin):
+            fleet.kill(name)
+        at = fleet.least("east.s")
+        for name in ("east-1", "west-1", thin):
+            fleet.restart(name)
+        fleet.wait(lambda: fleet.least("east.s") > at + 200)
+        fleet.quiet()
+        fleet.rest()
+        fleet.audit()
+        tally = fleet.judge()
+        assert tally.violations == []
+        assert tally.acked == tally.published > 250
+        assert {p for p, _ in published(fleet)} == {"east/pub", "west/pub"}
+
+        # The verdict is from the notebooks: with a batch torn out it is another one.
+        path = delivered_path(str(tmp_path), thin)
+        torn = read_delivered(path)
+        del torn[len(torn) // 2]
+        path.write_bytes(b"".join(bytes(part) for batch in torn for part in encode_batch(batch)))
+        assert any("G2" in violation for violation in fleet.judge().violations)
+
+
+def published(fleet: Fleet) -> list[tuple[str, bytes]]:
+    offers = {name: fleet.workers[name].ask("results")["offered"] for name in fleet.publishers}
+    return [(name, value) for name, made in offers.items() for o in made for value in o[2]]

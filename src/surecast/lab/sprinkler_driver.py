@@ -106,7 +106,8 @@ class Driver:
             opened = Emit(Opened(message.name, message.info))
             return [opened, SetTimer("publish", max(now_ns, begin_ns))]
         if isinstance(message, PubAck):
-            while self.waiting and self.waiting[0].pub_no <= message.pub_no:
+            last = message.more[-1][0] if message.more else message.pub_no
+            while self.waiting and self.waiting[0].pub_no <= last:
                 self.waiting.popleft()  # a head acknowledges in order
         elif isinstance(message, PubNack):
             self.refused += 1

@@ -1,6 +1,6 @@
 """Swarms: a seed draws a cluster, a workload and faults; then everything heals and must agree.
 
-Simulated, all but the last three files; those do the same to real processes.
+Simulated, down to workload.py; the files below it do the same to real processes.
 
 Files
     cluster.py    a simulated Sprinkler deployment, with records of what clients saw
@@ -11,6 +11,14 @@ Files
     story.py      what became of everybody in one seed, as a picture
     workload.py   what publishers publish
     fleet.py      a deployment of processes, links through a relay, and the same judge
-    process.py    what runs in one of them
+    wiring.py     who listens where, and who reaches whom through what
+    worker.py     a process that is asked, stopped, killed and started again
+    process.py    what runs in one: a server as `surecast serve` runs it, a publisher, a reader
+    notebook.py   what a reader was given, written down as it came
+    diary.py      a program with named subscriptions; the region keeps its place
+    misfortunes.py  what can happen to a fleet
+    outlook.py    what should get on meanwhile
     rounds.py     one seed: processes killed, stopped and cut off (`python -m`)
+    load.py       programs at full load
+    stall.py      one of them stops reading (`python -m`)
 """

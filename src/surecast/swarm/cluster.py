@@ -68,6 +68,7 @@ class Cluster:
         client_type: type[Client] = Client,
         mesh: MeshConfig | None = None,
         client: dict[str, Any] | None = None,
+        publisher: dict[str, Any] | None = None,
         trace: Trace | None = None,
         reencode: Callable[[Any], Any] | None = None,
     ) -> None:
@@ -81,6 +82,7 @@ class Cluster:
         self.mesh = mesh or MeshConfig()
         self.chain_options, self.client_options = chain or {}, client or {}
         self.proxy_options = {"mesh": self.mesh, **(proxy or {})}
+        self.publisher_options = publisher or {}
         self.counters: dict[str, Counter[str]] = {}  # by node, through all its lives
         self.records: dict[str, Record] = {}
         self.owners: dict[str, str] = {}
@@ -91,10 +93,12 @@ class Cluster:
         self.readings: dict[tuple[str, LogId], Reading] = {}
         self.stood: dict[LogId, int] = {}  # where streams ended when the last audit was called
         self.failed: list[Failed] = []
+        self.unopened: list[Opened] = []  # streams that somebody was refused
         self.publishers: list[str] = []
         self.subscribers: list[str] = []  # thin readers and mesh clients, but for those that left
         self.clients: dict[str, dict[str, int]] = {}  # mesh client → stream followed and its start
-        self.gone: list[str] = []  # mesh clients that left
+        self.callers: list[str] = []  # who asks questions (`callers.py`)
+        self.gone: list[str] = []  # clients that left
         for a in self.regions:
             for b in self.regions:
                 if a < b:
@@ -137,7 +141,7 @@ class Cluster:
 
     def _add_publisher(self, name: str, replicas: tuple[str, ...]) -> None:
         counters = self.counters[name] = Counter()
-        config = PublisherConfig(replicas)
+        config = PublisherConfig(replicas, **self.publisher_options)
         self.world.add(name, lambda ctx: Publisher(config, ctx.rng, counters))
         self.world.on_emit(name, self._on_publisher)
         self.publishers.append(name)
@@ -215,10 +219,13 @@ class Cluster:
 
     # ------------------------------------------------------------ driving
 
-    def open(self, stream: str, owner: str, policy: Policy, at_ns: int = 0) -> None:
+    def open(
+        self, stream: str, owner: str, policy: Policy, at_ns: int = 0, opener: str = ""
+    ) -> None:
+        """Have a publisher (by default one of the owner's region) create a stream."""
         self.records[stream] = Record(stream, policy)
         self.owners[stream] = owner
-        self.world.at(at_ns, f"{owner}/pub0", Open(stream, policy))
+        self.world.at(at_ns, opener or f"{owner}/pub0", Open(stream, policy))
 
     def offer(
         self,
@@ -264,8 +271,10 @@ class Cluster:
 
     def _on_publisher(self, _now_ns: int, name: str, event: Any) -> None:
         if isinstance(event, Opened):
-            assert event.info is not None, event
-            if event.name not in self.streams:
+            if event.info is None or event.why:
+                self.unopened.append(event)
+            elif event.name not in self.streams:
+                assert event.info.owner == self.owners[event.name], event.info
                 self.streams[event.name] = event.info.stream_id
                 self.names[event.info.stream_id] = event.name
                 for subscriber in self.subscribers:
@@ -330,6 +339,7 @@ class Cluster:
         tally = Tally()
         for record in self.records.values():
             check(record, tally)
+        tally.violations += [f"{each.name}: not opened: {each.why}" for each in self.unopened]
         for failed in self.failed:
             name = self.names[failed.stream]
             tally.violations.append(f"{name}: publish {failed.pub_no} failed: {failed.why}")

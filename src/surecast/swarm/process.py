@@ -1,9 +1,9 @@
 """One node of a deployment as a process of its own: what runs in it, and how it is steered.
 
-`run(spec, control)` is the life of such a process. Its machine is built by `build`, the same
-function that a recording names to have it built again. What a reader is given is written, batch by
-batch as it came, to a file beside the node's journal: that file is the application. A process that
-is killed and started again goes on where its file ends.
+`run(spec, control)` is the life of such a process. Replicas and witnesses are exactly what
+`surecast serve` runs, made from the same configuration document. Publishers and readers are their
+machines in a node, built by `build`, the function that a recording names to have them built again;
+what a reader is given goes to its notebook.
 
 Commands come over a pipe, one answer to each; the process ends with the pipe.
 """
@@ -22,7 +22,7 @@ import msgspec
 
 from surecast.columns.batch import Batch
 from surecast.core.types import LogId
-from surecast.core.wire import HEADER_SIZE, Codec, decode_batch, encode_batch, frame_size
+from surecast.core.wire import Codec
 from surecast.protocols.chain.config import ChainConfig
 from surecast.protocols.chain.service import ConfigService
 from surecast.protocols.sprinkler.client import Client
@@ -33,7 +33,7 @@ from surecast.protocols.sprinkler.config import (
     PublisherConfig,
     SubscriberConfig,
 )
-from surecast.protocols.sprinkler.messages import Acked, Failed, Follow, Offer, Opened
+from surecast.protocols.sprinkler.messages import Acked, Failed, Follow, OfferBatch, Opened
 from surecast.protocols.sprinkler.publisher import Publisher
 from surecast.protocols.sprinkler.subscriber import Subscriber
 from surecast.registry import message_types
@@ -41,19 +41,25 @@ from surecast.runtime.book import AddressBook
 from surecast.runtime.node import Node
 from surecast.runtime.recorder import Recorder, recording_path
 from surecast.runtime.run import run as run_loop
+from surecast.server.config import build as server_config
+from surecast.server.region import RegionServer
+from surecast.server.status import Status, look
 from surecast.stacks import region_replica
-from surecast.storage.journal import Journal
-from surecast.storage.store import MemoryStore, Store
+from surecast.storage.store import MemoryStore
+from surecast.swarm.diary import Diary
+from surecast.swarm.load import Gauge, Pump
+from surecast.swarm.notebook import Notebook, delivered_path, file_name
 
-__all__ = ["ProcessSpec", "build", "delivered_path", "log_path", "read_delivered", "run"]
+__all__ = ["ProcessSpec", "build", "log_path", "run"]
 
-UNACKNOWLEDGED_MAX = 200  # batches; a load waits while there are more
+UNACKNOWLEDGED_MAX = 100  # batches of a stream; its load waits while there are more
+STREAMS_SHOWN = 100
 
 
 class ProcessSpec(msgspec.Struct, frozen=True):
     name: str
-    role: str  # replica, service, publisher, client, subscriber
-    args: dict[str, Any]  # of `build`, beside the role
+    role: str  # server (a replica or a witness), publisher, client, subscriber; pump, gauge, diary
+    args: dict[str, Any]  # of `build`, beside the role; of a server, its configuration document
     listen: tuple[str, int]
     book: dict[str, tuple[str, int]]  # whom it reaches where: at home, or through a relay
     folder: str
@@ -63,21 +69,23 @@ class ProcessSpec(msgspec.Struct, frozen=True):
 
 
 def build(ctx: Any, args: dict[str, Any]) -> Any:
-    """The machine of a node: `args` has its role and what that needs."""
-    role, region = args["role"], args.get("region", "")
-    replicas = tuple(args.get("replicas", ()))
+    """The machine of a node: `args` has its role and what that needs.
+
+    (Servers in processes of their own are built by `server.nodes`; tests that have them in their
+    own process and name them freely make them here.)
+    """
+    role, replicas = args["role"], tuple(args.get("replicas", ()))
     counters: Counter[str] = Counter()
     if role == "replica":
+        region = args["region"]
         regions = {name: tuple(nodes) for name, nodes in args["regions"].items()}
-        chain = ChainConfig(
-            region, ctx.name, f"{region}/config", len(regions[region]), **args.get("chain", {})
-        )
-        proxy = ProxyConfig(region, ctx.name, regions, mesh=MeshConfig(**args.get("mesh", {})))
+        chain = ChainConfig(region, ctx.name, f"{region}/config", len(regions[region]))
+        proxy = ProxyConfig(region, ctx.name, regions)
         return region_replica(chain, proxy, ctx.disk, ctx.rng, counters)
     if role == "service":
-        return ConfigService({region: replicas}, ctx.disk, counters)
+        return ConfigService({args["region"]: replicas}, ctx.disk, counters)
     if role == "publisher":
-        return Publisher(PublisherConfig(replicas), ctx.rng, counters)
+        return Publisher(PublisherConfig(replicas, **args.get("knobs", {})), ctx.rng, counters)
     starts = {bytes.fromhex(stream): start for stream, start in args["starts"].items()}
     if role == "client":
         config = ClientConfig(ctx.name, replicas, MeshConfig(**args.get("mesh", {})))
@@ -86,76 +94,65 @@ def build(ctx: Any, args: dict[str, Any]) -> Any:
     return Subscriber(SubscriberConfig(replicas), starts, counters)
 
 
-# ---------------------------------------------------------------- what a reader was given
-
-
-def file_name(node: str) -> str:
-    return node.partition("@")[0].replace("/", ".")
-
-
 def log_path(spec: ProcessSpec) -> Path:
     return Path(spec.folder) / f"{file_name(spec.name)}.log"
 
 
-def delivered_path(folder: str, node: str) -> Path:
-    return Path(folder) / f"{file_name(node)}.delivered"
+# ---------------------------------------------------------------- what lives in a process
 
 
-def read_delivered(path: Path) -> list[Batch]:
-    """The batches in the file, in order; an unfinished one at its end is not there."""
-    data = memoryview(path.read_bytes() if path.exists() else b"")
-    found = []
-    while len(data) >= HEADER_SIZE:
-        size = frame_size(data)
-        if size is None or size > len(data):
-            break
-        found.append(decode_batch(data)[0])
-        data = data[size:]
-    return found
+class Host:
+    """A replica or a witness (in a region of one replica: both), as `surecast serve` runs them."""
 
+    def __init__(self, spec: ProcessSpec) -> None:
+        self.server = RegionServer(server_config(spec.args))
 
-class Notebook:
-    """The file of what was delivered, and how far each stream has come in it."""
+    async def start(self) -> None:
+        await self.server.start()
 
-    def __init__(self, path: Path) -> None:
-        self.positions: dict[LogId, int] = {}
-        kept = 0
-        for batch in read_delivered(path):
-            self.positions[batch.stream_id] = batch.hi
-            kept += batch.nbytes
-        self.file = path.open("ab", buffering=0)
-        self.file.truncate(kept)
+    async def stop(self) -> None:
+        await self.server.drain()
 
-    def take(self, stream: LogId, batches: tuple[Batch, ...]) -> None:
-        frames = [part for batch in batches for part in encode_batch(batch)]
-        self.file.write(b"".join(frames))  # in one piece: a kill comes before it or after it
-        self.positions[stream] = batches[-1].hi
+    def failures(self) -> list[asyncio.Future[None]]:
+        return [node.failed for node in self.server.nodes]
 
+    def status(self) -> Status:
+        return look(self.server, STREAMS_SHOWN)
 
-# ---------------------------------------------------------------- the process
+    def members(self) -> list[str]:
+        """The chain of the region, by the witness that lives here."""
+        assert self.server.witness is not None
+        service = self.server.witness.machine
+        assert isinstance(service, ConfigService)
+        return [m.name for table in service.tables.values() for m in table.members]
+
+    def results(self) -> dict[str, Any]:
+        counters: Counter[str] = sum((node.counters for node in self.server.nodes), Counter())
+        counters["store.moves"] = sum(getattr(n.store, "moves", 0) for n in self.server.nodes)
+        if self.server.replica is not None:
+            counters += self.server.proxy.counters  # which are its chain's, too
+        return {"counters": dict(counters)}
 
 
 class Resident:
-    """A node, what it was asked to do and what came of it."""
+    """A publisher or a reader, what it was asked to do and what came of it."""
 
     def __init__(self, spec: ProcessSpec) -> None:
         self.spec = spec
         self.codec = Codec(message_types())
         self.opened: dict[str, LogId] = {}
-        self.offered: list[tuple[LogId, int, list[bytes], list[bytes | None] | None]] = []
-        self.acked: list[tuple[LogId, int, int, int]] = []
+        # Stream, number of the first, values, keys; the token of an offer is its place here.
+        self.offered: list[tuple[LogId, int, list[bytes], list[bytes | None]]] = []
+        self.acked: dict[int, int] = {}  # token → seq
         self.ends: dict[LogId, int] = {}  # how far what was acknowledged reaches
         self.failed: list[str] = []
         self.loads: list[asyncio.Task[None]] = []
         self.numbers: Counter[LogId] = Counter()
-        folder = Path(spec.folder)
         self.notebook = Notebook(delivered_path(spec.folder, spec.name))
         args = {"role": spec.role, **spec.args}
         if spec.role in ("client", "subscriber"):
             args["starts"] = {s.hex(): at for s, at in self.notebook.positions.items()}
-        self.store: Store = MemoryStore(incarnation=spec.life)
-        if spec.role in ("replica", "service"):
-            self.store = Journal(folder / file_name(spec.name))
+        self.store = MemoryStore(incarnation=spec.life)
         self.node = Node(
             spec.name,
             lambda ctx: build(ctx, args),
@@ -164,7 +161,6 @@ class Resident:
             listen=spec.listen,
             disk=self.store,
             seed=spec.seed,
-            region=spec.args.get("region", ""),
             role=spec.role,
             recorder=self._recorder(args) if spec.record else None,
             on_deliver=self.notebook.take,
@@ -189,11 +185,21 @@ class Resident:
             assert event.info is not None, event.why
             self.opened[event.name] = event.info.stream_id
         elif isinstance(event, Acked):
-            self.acked.append((event.stream, event.pub_no, event.count, event.seq))
+            self.acked[event.token] = event.seq
             end = event.seq + event.count
             self.ends[event.stream] = max(end, self.ends.get(event.stream, 1))
         elif isinstance(event, Failed):
             self.failed.append(f"publish {event.pub_no} failed: {event.why}")
+
+    async def start(self) -> None:
+        await self.node.start()
+
+    async def stop(self) -> None:
+        self.quiet()
+        await self.node.stop()
+
+    def failures(self) -> list[asyncio.Future[None]]:
+        return [self.node.failed]
 
     # ------------------------------------------------------------ commands
 
@@ -213,23 +219,29 @@ class Resident:
         rng = Random(f"{self.spec.seed}/{self.spec.name}/load")
         while True:
             await asyncio.sleep(every_ns / 1e9)
-            if self._unacknowledged() > UNACKNOWLEDGED_MAX:
+            if self._unacknowledged(stream) > UNACKNOWLEDGED_MAX:
                 continue
             first = self.numbers[stream] + 1
             self.numbers[stream] += rows
             values = [f"{self.spec.name}.{first + i}".encode() for i in range(rows)]
             picked: list[bytes | None] = [f"k{rng.randrange(keys)}".encode() for _ in values]
+            token = len(self.offered)
             self.offered.append((stream, first, values, picked))
-            self.node.give(Offer(stream, values, picked))
+            self.node.give(OfferBatch(stream, Batch.of(stream, values, picked), token))
 
     def quiet(self) -> None:
         for load in self.loads:
             load.cancel()
         self.loads.clear()
 
-    def _unacknowledged(self) -> int:
+    def _unacknowledged(self, stream: LogId | None = None) -> int:
         machine = self.node.machine
-        return machine.unacknowledged if isinstance(machine, Publisher) else 0
+        if not isinstance(machine, Publisher):
+            return 0
+        if stream is None:
+            return machine.unacknowledged
+        line = machine.lines.get(stream)
+        return len(line.waiting) if line is not None else 0
 
     def status(self) -> dict[str, Any]:
         return {
@@ -241,14 +253,15 @@ class Resident:
 
     def results(self) -> dict[str, Any]:
         machine: Any = self.node.machine
-        layers = getattr(machine, "layers", (machine,))
-        counters: Counter[str] = sum((layer.counters for layer in layers), Counter())
         return {
             "offered": self.offered,
             "acked": self.acked,
             "failed": self.failed,
-            "counters": dict(counters),
+            "counters": dict(machine.counters),
         }
+
+
+# ---------------------------------------------------------------- the process
 
 
 def run(spec: ProcessSpec, control: Connection) -> None:
@@ -258,9 +271,18 @@ def run(spec: ProcessSpec, control: Connection) -> None:
     run_loop(_live(spec, control))
 
 
+def _resident(spec: ProcessSpec) -> Any:
+    if spec.role == "server":
+        return Host(spec)
+    if spec.role == "diary":
+        return Diary(spec.args, delivered_path(spec.folder, spec.name))
+    users = {"pump": Pump, "gauge": Gauge}
+    return users[spec.role](spec.args) if spec.role in users else Resident(spec)
+
+
 async def _live(spec: ProcessSpec, control: Connection) -> None:
-    resident = Resident(spec)
-    await resident.node.start()
+    resident = _resident(spec)
+    await resident.start()
     loop = asyncio.get_running_loop()
     over: asyncio.Future[None] = loop.create_future()
 
@@ -278,11 +300,10 @@ async def _live(spec: ProcessSpec, control: Connection) -> None:
 
     loop.add_reader(control.fileno(), on_command)
     control.send("ready")
-    ends = (over, resident.node.failed)
+    ends = (over, *resident.failures())
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     loop.remove_reader(control.fileno())
-    resident.quiet()
-    await resident.node.stop()
+    await resident.stop()
     for end in ends:
         if end.done():
             end.result()  # what went wrong ends the process, and stands in its log

@@ -1,10 +1,12 @@
 """Rounds with real processes: a fleet, its misfortunes drawn from a seed, and the verdict.
 
-A round publishes in every region while a replica is killed and started again, a link between
-regions is cut (both ways or one) and mended, and a client is stopped for ten seconds. Each fault
-comes when the readers have got so many more events, and ends when those it should not concern have
-got so many more: by conditions, so that a slow machine runs the same round as a fast one. A round
-that gets stuck, or in which a process ends by itself, counts as violated.
+Three regions, of three replicas, two and one; every kind of retention, with logs cut into pieces so
+small that they are moved and compacted many times; publishers in the region that owns a stream and
+in another; mesh clients, thin subscribers and programs with named subscriptions. Meanwhile
+replicas, whole regions, witnesses, readers and links fail and come back (`misfortunes.py`), up to
+three at a time. Each begins or ends when all those that it should not concern (`outlook.py`) have
+got so many more events: by conditions, so that a slow machine runs the same round as a fast one. A
+round that gets stuck, or in which a process ends by itself, counts as violated.
 
     python -m surecast.swarm.rounds --rounds 20 [--seed 1] [--keep FOLDER]
 """
@@ -13,6 +15,7 @@ import argparse
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -20,23 +23,42 @@ from typing import Any
 
 import msgspec
 
-from surecast.columns.retention import KeepAll, KeepLast, LatestPerKey, Policy
-from surecast.core.types import MS
+from surecast.columns.retention import KeepAll, KeepFor, KeepLast, LatestPerKey, Policy
+from surecast.core.disk import read_through
+from surecast.core.types import MS, SECOND
 from surecast.errors import SurecastError
 from surecast.runtime.relay import Shape
+from surecast.storage.segments import SegmentStore
 from surecast.swarm.fleet import Fleet
+from surecast.swarm.misfortunes import KINDS, Fate, Misfortune
 
-__all__ = ["RoundResult", "run_round"]
+__all__ = ["REGIONS", "RoundResult", "run_round"]
 
-REGIONS = ("east", "north", "west")
-STOPPED_S = 10.0
-ROWS, EVERY_NS, KEYS = 8, 20 * MS, 40
-STEP = 200  # positions of a stream between one event of the story and the next
+REGIONS = {"east": 3, "north": 1, "west": 2}
+ROWS, EVERY_NS, KEYS = 8, 40 * MS, 40
+STEPS = (50, 150, 400)  # positions of a stream between one event of the story and the next
+AT_ONCE = 3  # misfortunes
+READ_BYTES = 1 << 20
+SETTINGS: dict[str, dict[str, Any]] = {
+    "storage": {
+        "journal_bytes_max": 64 << 10,
+        "segment_bytes_max": 64 << 10,
+        "inline_bytes_max": 4 << 10,
+        "run_bytes_min": 16 << 10,
+        "maps_max": 4,
+    },
+    "sprinkler": {
+        "compact_ns": 100 * MS,
+        "expire_ns": 200 * MS,
+        "piece_rows_max": 256,
+        "coalesce_rows_max": 64,
+    },
+}
 
 
 class RoundResult(msgspec.Struct):
     seed: int
-    faults: list[str]
+    faults: list[str]  # in order: "kill-head east-1", ...
     violations: list[str]
     published: int = 0
     acked: int = 0
@@ -45,8 +67,12 @@ class RoundResult(msgspec.Struct):
     lost: int = 0
     duplicated: int = 0
     misordered: int = 0
+    forwarded: int = 0  # events published in a region that does not own their stream
+    in_flight: int = 0  # batches that were under way when a misfortune began
     from_peers: int = 0  # positions that mesh clients got from each other ...
     from_servers: int = 0
+    moves: int = 0  # journals that went to segments, in the last life of each replica ...
+    rewritten: int = 0  # ... and compactions
     seconds: float = 0.0
 
 
@@ -54,43 +80,65 @@ def run_round(
     seed: int,
     folder: Path,
     *,
-    clients: int = 8,
+    kinds: tuple[str, ...] = KINDS,
+    clients: int = 3,
     record: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> RoundResult:
-    """3 regions × chain of 2, `clients` mesh clients each."""
+    """One of each of `kinds`, with `clients` mesh clients and a thin subscriber in each region."""
     began = time.monotonic()
     rng = Random(f"{seed}/round")
     wan = Shape(delay_ns=rng.randrange(2, 30) * MS, jitter_ns=2 * MS, loss=rng.choice((0.0, 0.01)))
-    regions = dict.fromkeys(REGIONS, 2)
     result = RoundResult(seed, [], [])
     try:
-        with Fleet(folder, seed, regions, clients, wan=wan, record=record) as fleet:
-            _run(fleet, rng, result, say)
+        with Fleet(
+            folder, seed, REGIONS, clients, thin=1, wan=wan, settings=SETTINGS, record=record
+        ) as fleet:
+            _run(fleet, rng, kinds, result, say)
+        _reread(fleet)
     except SurecastError as error:
         result.violations.append(str(error))
     result.seconds = time.monotonic() - began
     return result
 
 
-def _run(fleet: Fleet, rng: Random, result: RoundResult, say: Callable[[str], None]) -> None:
-    policies: list[Policy] = [LatestPerKey(), KeepAll(), KeepLast(300)]
-    rng.shuffle(policies)
-    for region, policy in zip(REGIONS, policies, strict=True):
-        fleet.open(f"from-{region}", region, policy)
-        fleet.publish(f"from-{region}", ROWS, EVERY_NS, KEYS)
-    story = _Story(fleet, rng, result, say)
-    story.progress(REGIONS)
-    faults = [story.kill_replica, story.cut_link, story.stop_client]
-    rng.shuffle(faults)
-    for fault in faults:
-        fault()
+def _run(
+    fleet: Fleet,
+    rng: Random,
+    kinds: tuple[str, ...],
+    result: RoundResult,
+    say: Callable[[str], None],
+) -> None:
+    _publish(fleet, rng)
+    _Story(fleet, rng, result, say).tell(list(kinds))
     fleet.quiet()
     say("publishing has ended; waiting for everybody")
-    fleet.wait(fleet.settled)
+    fleet.rest()
     say("reading every replica afresh")
     fleet.audit()
     _judge(fleet, result)
+
+
+def _publish(fleet: Fleet, rng: Random) -> None:
+    """A stream of each retention; each region owns one at least. Two regions publish to each."""
+    policies: dict[str, Policy] = {
+        "latest": LatestPerKey(),
+        "all": KeepAll(),
+        "last": KeepLast(300),
+        "for": KeepFor(2 * SECOND),
+    }
+    owners = [*REGIONS, rng.choice(list(REGIONS))]
+    rng.shuffle(owners)
+    for (name, policy), owner in zip(policies.items(), owners, strict=True):
+        stream = f"{owner}.{name}"
+        other = rng.choice([region for region in REGIONS if region != owner])
+        fleet.open(stream, rng.choice((owner, other)), policy)
+        for region in (owner, other):
+            fleet.publish(stream, ROWS, EVERY_NS, KEYS, region)
+    # Those of keep_for have entries of the head's own in between, which programs are not shown.
+    shown = [s for s, policy in fleet.policies.items() if not isinstance(policy, KeepFor)]
+    for region in ("east", "west"):
+        fleet.add_named(f"{region}/named", shown)
 
 
 class _Story:
@@ -98,47 +146,65 @@ class _Story:
         self, fleet: Fleet, rng: Random, result: RoundResult, say: Callable[[str], None]
     ) -> None:
         self.fleet, self.rng, self.result, self.say = fleet, rng, result, say
+        self.fate = Fate(fleet, rng)
 
-    def progress(self, regions: tuple[str, ...], readers: list[str] | None = None) -> None:
-        """Wait until all that can answer have so much more of these regions' streams."""
-        goals = {}
-        for region in regions:
-            stream = f"from-{region}"
-            goals[stream] = self.fleet.least(stream, readers) + STEP
-        self.fleet.wait(lambda: all(self.fleet.least(s, readers) >= g for s, g in goals.items()))
+    def tell(self, kinds: list[str]) -> None:
+        """Every kind once, in any order, some while others last; at the end all is well."""
+        self.rng.shuffle(kinds)
+        lasting: list[Misfortune] = []
+        self.progress()
+        while kinds or lasting:
+            full, chance = len(lasting) == AT_ONCE, self.rng.random()
+            if lasting and (full or not kinds or chance < 0.4):
+                over = lasting.pop(self.rng.randrange(len(lasting)))
+                self.say(f"over: {over}")
+                over.end()
+            elif not self._begin(kinds[-1], lasting) and lasting:
+                kinds.insert(0, kinds.pop())  # nobody is left for it now: later
+                continue
+            else:
+                kinds.pop()
+            self.progress()
 
-    def _begin(self, what: str) -> None:
-        self.result.faults.append(what)
-        self.say(what)
+    def _begin(self, kind: str, lasting: list[Misfortune]) -> bool:
+        in_flight = self.fleet.in_flight()
+        misfortune = self.fate.begin(kind)
+        if misfortune is None:
+            return False
+        self.result.in_flight += in_flight
+        lasting.append(misfortune)
+        self.result.faults.append(str(misfortune))
+        self.say(str(misfortune))
+        return True
 
-    def kill_replica(self) -> None:
-        region = self.rng.choice(REGIONS)
-        replica = self.rng.choice(self.fleet.regions[region])
-        self._begin(f"kill {replica}")
-        self.fleet.kill(replica)
-        # Its region takes no publishes with one replica (R6), but its clients read on.
-        self.progress(tuple(r for r in REGIONS if r != region))
-        self.fleet.restart(replica)
-        self.progress(REGIONS)
+    def progress(self) -> None:
+        """Wait until all that should get on have got so much more."""
+        fleet, step = self.fleet, self.rng.choice(STEPS)
+        goals = {
+            (reader, stream): position + step
+            for reader, at in fleet.positions().items()
+            for stream, position in at.items()
+        }
 
-    def cut_link(self) -> None:
-        a, b = sorted(self.rng.sample(REGIONS, 2))
-        direction = self.rng.choice(("both", "both", "forward", "back"))
-        self._begin(f"cut {a}-{b} {direction}")
-        self.fleet.relay.cut(f"{a}-{b}", direction)
-        self.progress(REGIONS)  # by way of the third
-        self.fleet.relay.mend(f"{a}-{b}")
-        self.progress(REGIONS)
+        def waiting() -> list[tuple[str, str]]:
+            now, reached = fleet.positions(), self._reached()
+            return [
+                (reader, stream)
+                for (reader, stream), goal in goals.items()
+                if now[reader][stream] < goal
+                and fleet.wiring.region_of(reader) in reached[fleet.owner(stream)]
+            ]
 
-    def stop_client(self) -> None:
-        client = self.rng.choice(self.fleet.clients)
-        self._begin(f"stop {client.partition('@')[0]}")
-        self.fleet.stop(client)
-        until = time.monotonic() + STOPPED_S  # the fault itself lasts so long
-        while time.monotonic() < until:
-            self.progress(REGIONS)
-        self.fleet.cont(client)
-        self.progress(REGIONS)
+        try:
+            fleet.wait(lambda: not waiting())
+        except SurecastError as error:
+            stuck = ", ".join(f"{reader} of {stream}" for reader, stream in waiting()[:5])
+            raise SurecastError(f"no progress of {stuck}: {error}") from error
+
+    def _reached(self) -> dict[str, list[str]]:
+        """Owner → regions that its events should get to now."""
+        self.fate.look()
+        return {region: self.fate.outlook.reached_from(region) for region in self.fleet.regions}
 
 
 def _judge(fleet: Fleet, result: RoundResult) -> None:
@@ -146,41 +212,79 @@ def _judge(fleet: Fleet, result: RoundResult) -> None:
     for name in ("published", "acked", "delivered", "void", "lost", "duplicated", "misordered"):
         setattr(result, name, getattr(tally, name))
     result.violations = tally.violations[:20]
-    for name in fleet.clients:
-        counters: dict[str, Any] = fleet.workers[name].ask("results")["counters"]
+    own = {stream_id: fleet.owner(name) for name, stream_id in fleet.streams.items()}
+    for name, worker in fleet.workers.items():
+        results = worker.ask("results")
+        counters = results["counters"]
         result.from_peers += counters.get("mesh.positions-from-peers", 0)
         result.from_servers += counters.get("mesh.positions-from-server", 0)
+        result.moves += counters.get("store.moves", 0)
+        result.rewritten += counters.get("sprinkler.rewritten", 0)
+        for stream_id, _, values, _ in results.get("offered", ()):
+            result.forwarded += len(values) * (own[stream_id] != fleet.wiring.region_of(name))
+
+
+def _reread(fleet: Fleet) -> None:
+    """Every data folder opens again, and every record in it can be read."""
+    for names in fleet.regions.values():
+        for name in names:
+            store = SegmentStore(fleet.folder / name / "log")
+            try:
+                for log in store.disk.logs():
+                    for _ in read_through(store.disk, log, 1, store.disk.end(log), READ_BYTES):
+                        pass
+            finally:
+                store.close()
+
+
+# ---------------------------------------------------------------- from the shell
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Rounds with real processes, killed and cut off.")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1, help="of the first round")
-    parser.add_argument("--keep", type=Path, help="leave logs, journals and recordings here")
+    parser.add_argument("--keep", type=Path, help="leave logs, data and recordings here")
     options = parser.parse_args()
-    bad = 0
+    results = []
     for seed in range(options.seed, options.seed + options.rounds):
         with tempfile.TemporaryDirectory(prefix="surecast-round-") as scratch:
-            folder = Path(scratch)
-            if options.keep:
-                folder = options.keep / str(seed)
-                folder.mkdir(parents=True)
+            folder = options.keep / str(seed) if options.keep else Path(scratch)
             result = run_round(seed, folder, record=options.keep is not None, say=_say)
-        verdict = "VIOLATED" if result.violations else "ok"
-        bad += bool(result.violations)
-        print(
-            f"round {seed}: {verdict}, {'; '.join(result.faults)}; "
-            f"{result.acked:,} acknowledged, {result.delivered:,} delivered, {result.lost} lost, "
-            f"{result.duplicated} duplicated, {result.misordered} misordered, "
-            f"{result.seconds:.0f} s",
-            flush=True,
-        )
-        for violation in result.violations:
-            print(f"  {violation}")
+        results.append(result)
+        _show(result)
         if result.violations and not options.keep:
             print(f"  again, with logs and recordings: --rounds 1 --seed {seed} --keep FOLDER")
-    print(f"{options.rounds} rounds, {bad} with violations")
-    sys.exit(1 if bad else 0)
+    _sum_up(results)
+    sys.exit(1 if any(result.violations for result in results) else 0)
+
+
+def _show(result: RoundResult) -> None:
+    print(
+        f"round {result.seed}: {'VIOLATED' if result.violations else 'ok'}, "
+        f"{len(result.faults)} misfortunes, {result.in_flight} batches in flight; "
+        f"{result.acked:,} acknowledged ({result.forwarded:,} by way of another region), "
+        f"{result.delivered:,} delivered, {result.void:,} void, {result.lost} lost, "
+        f"{result.duplicated} duplicated, {result.misordered} misordered; "
+        f"{result.moves} moves, {result.rewritten} compactions; {result.seconds:.0f} s",
+        flush=True,
+    )
+    for violation in result.violations:
+        print(f"  {violation}")
+
+
+def _sum_up(results: list[RoundResult]) -> None:
+    kinds = Counter(fault.split()[0] for result in results for fault in result.faults)
+    counts = ", ".join(f"{kind} {kinds[kind]}" for kind in KINDS)
+    bad = sum(bool(result.violations) for result in results)
+    totals = {
+        name: sum(getattr(result, name) for result in results)
+        for name in ("acked", "delivered", "void", "in_flight", "lost", "duplicated", "misordered")
+    }
+    print(
+        f"{len(results)} rounds, {bad} with violations; {sum(kinds.values())} misfortunes: {counts}"
+    )
+    print(", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in totals.items()))
 
 
 def _say(what: str) -> None:

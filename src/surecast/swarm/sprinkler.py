@@ -6,7 +6,10 @@ all is healed, and within a bounded time every publish must be acknowledged and 
 every region must be at the same end; fresh readers then read every region from the first
 position. The verdict comes from the clients' records alone (`protocols.sprinkler.checks`).
 
-A plan may also have a crowd of mesh clients in it; `mesh.py` draws such plans.
+Publishers of other regions than the owner's publish through their own, streams are created from
+anywhere, and clients hold named subscriptions, watch patterns and ask for times (`callers.py`).
+
+A plan may also have a crowd of mesh clients in it; `mesh.py` draws such plans, without the latter.
 """
 
 from collections import Counter
@@ -21,12 +24,14 @@ from surecast.core.types import MS, SECOND
 from surecast.protocols.chain.replica import Replica
 from surecast.protocols.chain.service import ConfigService
 from surecast.protocols.sprinkler.client import Client
+from surecast.protocols.sprinkler.inquirer import Inquirer
 from surecast.protocols.sprinkler.proxy import Proxy
 from surecast.protocols.sprinkler.publisher import Publisher
 from surecast.protocols.sprinkler.subscriber import Subscriber
 from surecast.sim.faults import KINDS, Crash, Fault, Pause, Timed, Wipe, draw
 from surecast.sim.trace import Trace
 from surecast.sim.world import World
+from surecast.swarm.callers import ONLY_HERE, Callers, CallersPlan, draw_callers
 from surecast.swarm.cluster import Cluster
 from surecast.swarm.crowd import Crowd, MeshPlan
 from surecast.swarm.story import Story
@@ -38,6 +43,7 @@ WARM_UP_NS = 2 * SECOND  # chains found themselves before faults begin
 REJOIN_NS = 5 * SECOND
 SETTLE_NS = 90 * SECOND  # simulated time to converge after healing ...
 MESH_SETTLE_NS = 15 * SECOND  # ... where there are meshes; most need a second
+PATIENCE_NS = 600 * SECOND  # of publishers with an owner out of reach: it will be back
 
 
 class SeedResult(msgspec.Struct):
@@ -60,6 +66,18 @@ class SeedResult(msgspec.Struct):
     counters: dict[str, int]
     inputs: int
     trace_digest: str = ""
+    callers: dict[str, int] = {}  # how often something was asked and answered
+
+
+class Abroad(msgspec.Struct):
+    """What is asked of a region by others, or from outside."""
+
+    owners: dict[str, str]  # the table: prefix → region
+    openers: dict[str, str]  # stream → the publisher that creates it
+    publishers: dict[str, list[str]]  # stream → those of other regions that publish to it
+    late: dict[str, tuple[str, Policy, int]]  # further streams: owner, retention, when
+    proxy: dict[str, int]  # settings that make retention and compaction work in small steps
+    callers: CallersPlan
 
 
 class Plan(msgspec.Struct):
@@ -74,11 +92,42 @@ class Plan(msgspec.Struct):
     keys: int
     reencode: bool
     mesh: MeshPlan | None = None
+    abroad: Abroad | None = None
 
 
 def draw_plan(seed: int) -> Plan:
     rng = Random(f"{seed}/plan")
-    return draw_deployment(rng, rng.randint(3, 5))
+    plan = draw_deployment(rng, rng.randint(3, 5))
+    plan.abroad = _draw_abroad(Random(f"{seed}/abroad"), plan)
+    return plan
+
+
+def _draw_abroad(rng: Random, plan: Plan) -> Abroad:
+    places = list(plan.regions)
+    owners, openers = {}, {}
+    late: dict[str, tuple[str, Policy, int]] = {}
+    if rng.random() < 0.8:  # else each region owns what is made there
+        owners = {"": rng.choice(places), "late": rng.choice(places), "late.b": rng.choice(places)}
+        owners |= {name: owner for name, (owner, _) in plan.streams.items()}
+        openers = {name: f"{rng.choice(places)}/pub0" for name in plan.streams}
+    names = {"late.a": "late", "late.b.c": "late.b", "more": ""}
+    for name in rng.sample(list(names), rng.randint(0, 2)):
+        opener = rng.choice(places)
+        at_ns = WARM_UP_NS + rng.randrange(plan.duration_ns // 2)
+        late[name] = owners.get(names[name], opener), KeepLast(rng.randint(5, 50)), at_ns
+        openers[name] = f"{opener}/pub0"
+    everybody = [f"{place}/pub{n}" for place in places for n in range(plan.publishers)]
+    publishers = {
+        name: [p for p in rng.sample(everybody, rng.randint(0, 2)) if not p.startswith(owner)]
+        for name, (owner, _) in plan.streams.items()
+    }
+    proxy = {
+        "piece_rows_max": rng.choice((16, 100, 1 << 16)),
+        "feed_rows": rng.choice((1, 16, 1 << 14)),
+        "feed_bytes": rng.choice((1, 2_000, 16 << 20)),
+    }
+    callers = draw_callers(rng, places, list(plan.streams), WARM_UP_NS, plan.duration_ns)
+    return Abroad(owners, openers, publishers, late, proxy, callers)
 
 
 def draw_deployment(rng: Random, count: int) -> Plan:
@@ -142,14 +191,16 @@ def run_seed(
 ) -> SeedResult:
     """Run one seed; the same seed gives the same run in every process."""
     plan = plan or draw_plan(seed)
-    mesh = plan.mesh
+    mesh, abroad = plan.mesh, plan.abroad
+    drawn = {**abroad.proxy, "owners": abroad.owners} if abroad else {}
     cluster = Cluster(
         seed,
         plan.regions,
         delay_ns=lambda a, b: plan.delays_ms[f"{min(a, b)}-{max(a, b)}"] * MS,
         publishers=plan.publishers,
         chain=chain,
-        proxy=proxy,
+        proxy={**drawn, **(proxy or {})},
+        publisher={"owner_ns": PATIENCE_NS},
         replica_type=replica_type,
         proxy_type=proxy_type,
         client_type=client_type,
@@ -173,16 +224,31 @@ class Trial:
         self.in_flight = 0  # those that met publishes under way
         self.wiped: dict[str, bool] = {}  # regions
         self.settled_ns = 0
+        abroad = plan.abroad
         for name, (owner, policy) in plan.streams.items():
-            cluster.open(name, owner, policy)
+            cluster.open(name, owner, policy, 0, abroad.openers.get(name, "") if abroad else "")
         rng, end_ns = Random(f"{seed}/workload"), WARM_UP_NS + plan.duration_ns
-        draw_workload(cluster, rng, plan.streams, plan.publishers, plan.keys, end_ns)
+        others = abroad.publishers if abroad else None
+        draw_workload(cluster, rng, plan.streams, plan.publishers, plan.keys, end_ns, others)
+        self.callers: Callers | None = None
+        if abroad:
+            self._open_late(abroad, rng)
+            self.callers = Callers(cluster, abroad.callers, Random(f"{seed}/callers"))
         self.heal_ns = end_ns + SECOND
         self.crowd = Crowd(cluster, plan.mesh) if plan.mesh else None
         for timed in plan.faults:
             self._schedule(timed)
         if story is not None:
             story.watch(cluster, self.heal_ns)
+
+    def _open_late(self, abroad: Abroad, rng: Random) -> None:
+        """A few events each, by whoever created the stream."""
+        for name, (owner, policy, at_ns) in abroad.late.items():
+            opener = abroad.openers[name]
+            self.cluster.open(name, owner, policy, at_ns, opener)
+            late = {name: (owner, policy)}
+            until_ns = at_ns + SECOND
+            draw_workload(self.cluster, rng, late, 1, 5, until_ns, {name: [opener]}, at_ns)
 
     # ------------------------------------------------------------ faults
 
@@ -246,6 +312,8 @@ class Trial:
                 self.crowd.mind_quiet(self.crowd.requests() - asked, REJOIN_NS)
             if settled and not cluster.audit():
                 self.violations.append(f"a fresh reader did not reach it: {_unsettled(cluster)}")
+            elif settled and self.callers:
+                self.callers.finish()
         except Exception as problem:  # whatever a machine raises is a crash loop in production
             notes = " ".join(getattr(problem, "__notes__", []))
             self.violations.append(f"a machine failed: {problem!r} {notes[:500]}")
@@ -259,6 +327,8 @@ class Trial:
         violations += tally.violations
         clients: dict[str, int] = {}
         counters = sum(cluster.counters.values(), Counter())
+        if self.callers:
+            violations += self.callers.violations
         if self.crowd:
             violations += self.crowd.violations.values()
             clients = dict(self.crowd.counts)
@@ -289,6 +359,7 @@ class Trial:
             counters={k: v for k, v in sorted(counters.items()) if "." in k},
             inputs=cluster.world.inputs,
             trace_digest=trace.digest() if trace is not None else "",
+            callers=self.callers.counts() if self.callers else {},
         )
 
 
@@ -303,13 +374,14 @@ def _unsettled(cluster: Cluster) -> str:
 
 def _coverage(cluster: Cluster) -> dict[str, int]:
     """How often each message handler ran, by role; every handler is listed, but for those of the
-    mesh where there is none."""
+    mesh where there is none, and of callers where there are none."""
     replicas = [node for nodes in cluster.regions.values() for node in nodes]
     roles: dict[type[HandlerMachine], list[str]] = {
         Replica: replicas,
         Proxy: replicas,
         Publisher: cluster.publishers,
         Subscriber: [name for name in cluster.subscribers if name not in cluster.clients],
+        Inquirer: cluster.callers,
         ConfigService: [f"{region}/config" for region in cluster.regions],
         Client: list(cluster.clients),
     }
@@ -317,7 +389,8 @@ def _coverage(cluster: Cluster) -> dict[str, int]:
         f"{role.__name__}.{name}": sum(cluster.counters[node][name] for node in nodes)
         for role, nodes in roles.items()
         for message, name in role.handlers.items()
-        if cluster.clients or message not in Client.handlers
+        if (cluster.clients or message not in Client.handlers)
+        and (cluster.callers or not (role is Inquirer or (role is Proxy and message in ONLY_HERE)))
     }
 
 

@@ -30,14 +30,21 @@ def draw_workload(
     publishers: int,
     keys: int,
     until_ns: int,
+    abroad: Mapping[str, list[str]] | None = None,
+    from_ns: int = 100 * MS,
 ) -> None:
-    """Have all publishers of a stream's owner publish to it, now and then, until `until_ns`."""
+    """Have all publishers of a stream's owner publish to it, now and then, until `until_ns`.
+
+    `abroad`: publishers of other regions that do so in the place of as many of them.
+    """
     names = [f"k{i}".encode() for i in range(keys)]
     weights = [1 / (i + 1) for i in range(keys)]
     used: set[bytes] = set()
     for name, (owner, policy) in streams.items():
-        for p in range(publishers):
-            publisher, at_ns, n = f"{owner}/pub{p}", 100 * MS, 0
+        others = (abroad or {}).get(name, [])
+        local = [f"{owner}/pub{p}" for p in range(publishers - len(others))]
+        for publisher in (*local, *others):
+            at_ns, n = from_ns, 0
             while at_ns < until_ns:
                 at_ns += int(rng.expovariate(1 / (120 * MS)))
                 if rng.random() < 0.04:

@@ -17,7 +17,7 @@ class ChainConfig:
     service: Peer  # where configurations come from
     replicas: int = 3  # how many the chain should have: f + 1
     min_replicas: int = 0  # fewer refuse publishes; 0 means 2, or 1 when replicas is 1 (R6)
-    heartbeat_ns: int = 50 * MS
+    heartbeat_ns: int = 50 * MS  # how often neighbours hear from each other
     suspect_ns: int = 500 * MS  # a silent neighbour is proposed for removal after this
     watch_ns: int = 1 * SECOND  # how often the service is asked again
     sync_ns: int = 200 * MS  # how often an unanswered Sync is repeated
@@ -27,7 +27,7 @@ class ChainConfig:
     forward_bytes_max: int = 1 << 20  # one Forward of a catch-up
     pending_bytes_max: int = 64 << 20  # not yet on disk; above it publishes are refused
     join_lag_max: int = 10_000  # positions a learner may miss when the tail starts to wait for it
-    store_retry_ns: int = 100 * MS
+    store_retry_ns: int = 100 * MS  # after a failed write
     store_retries_max: int = 30  # then the replica asks to be removed
 
     def __post_init__(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from surecast.columns.batch import DATA
 from surecast.core.replicated import (
     AppendAt,
     Appended,
@@ -23,6 +24,7 @@ from surecast.core.replicated import (
     Recovered,
     Refound,
     Refused,
+    Rewritten,
     Submit,
     Submitted,
     TakePublishers,
@@ -226,8 +228,11 @@ class Replica(Roles):
         elif what == "publishers":
             self._on_publishers_saved(inp.token[1])
         elif what == "compact":
-            if inp.token[2] == self.saved.lineage:  # otherwise that past was given up meanwhile
-                self._compact_now(inp.token[1])
+            command = inp.token[1]
+            if inp.token[2] == self.saved.lineage:
+                self._compact_now(command)
+            else:  # that past was given up meanwhile
+                self.out.append(Emit(Rewritten(command.log, command.lo, command.hi, False)))
 
     def _stored(self, log: LogId, state: LogState, pending: Pending) -> None:
         """R6: now that it is on disk it may go to the successor."""
@@ -264,8 +269,14 @@ class Replica(Roles):
             self.dirty = True
             if inp.token[0] == "chain":
                 self.out.append(SetTimer("save chain", self.now_ns + self.config.store_retry_ns))
-        elif inp.token[0] == "publishers":  # a learner waits for it; compaction does not
+        elif inp.token[0] == "publishers":  # a learner waits for it
             self.out.append(SetTimer(inp.token, self.now_ns + self.config.store_retry_ns))
+        elif inp.token[0] == "compact":
+            command = inp.token[1]
+            self.out.append(Emit(Rewritten(command.log, command.lo, command.hi, False)))
+        elif inp.token[0] == "compacted":
+            _, log, lo, hi = inp.token
+            self.out.append(Emit(Rewritten(log, lo, hi, False)))
 
     def _retry_appends(self, key: Any) -> None:
         if key == "save chain":
@@ -320,7 +331,7 @@ class Replica(Roles):
                 )
                 self._send(follower.peer, Forward(self.epoch, log, batches, state.committed))
                 sent = batches[-1].hi
-                if any(b.rows != b.count or b.explicit for b in batches):
+                if any(b.rows != b.count or (b.kind == DATA and not b.pub_no) for b in batches):
                     follower.told.pop(log, None)  # compacted: who published is told behind it
                     follower.kept.pop(log, None)
             follower.sent[log] = sent
@@ -418,27 +429,36 @@ class Replica(Roles):
         self._answer_waiting(state)
 
     def _answer_waiting(self, state: LogState) -> None:
-        for token, (hi, lo) in list(state.waiting.items()):
-            if self._is_final(state, hi):
-                del state.waiting[token]
-                self.out.append(Emit(Submitted(token, lo)))
+        waiting = state.waiting
+        while waiting:
+            token = next(iter(waiting))
+            hi, lo = waiting[token]
+            if not self._is_final(state, hi):
+                return  # what waits behind it came later (or is a retry, and can wait, too)
+            del waiting[token]
+            self.out.append(Emit(Submitted(token, lo)))
 
     # ------------------------------------------------------------ compaction
 
     def _on_compact_log(self, inp: CompactLog) -> None:
         """R4, R5: only committed positions, and the dedup state is on disk before."""
         state = self._log(inp.log)
-        assert inp.batches[-1].hi <= state.committed, "only what is committed is compacted"
+        assert inp.hi <= state.committed, "only what is committed is compacted"
         state.dedup.forget()
         # As of what is on disk: an append that fails must not leave its publisher behind.
         snapshot = self._publishers_at(state, state.stored)
         self._save_publishers(inp.log, state.stored, snapshot, ("compact", inp, self.saved.lineage))
 
     def _compact_now(self, inp: CompactLog) -> None:
-        self.out.append(Compact(inp.log, inp.batches, ("compacted", inp.log)))
+        token = ("compacted", inp.log, inp.lo, inp.hi)
+        self.out.append(
+            Compact(inp.log, inp.lo, inp.hi, inp.collected, inp.expired, inp.rows_max, token)
+        )
 
-    def _on_compacted(self, _inp: Compacted) -> None:
+    def _on_compacted(self, inp: Compacted) -> None:
         self.counters["chain.compacted"] += 1
+        _, log, lo, hi = inp.token
+        self.out.append(Emit(Rewritten(log, lo, hi, True)))
 
     # ------------------------------------------------------------ peers
 

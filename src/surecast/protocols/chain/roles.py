@@ -80,12 +80,17 @@ class Roles(HandlerMachine):
         self.beat_ns = self.watched_ns = self.proposed_ns = self.sync_sent_ns = 0
         self.store_failures = 0
         self.kept_epoch = 0  # the epoch that is on disk as ours
+        self._take_place()
 
     # ------------------------------------------------------------ where we stand
 
-    @property
-    def me(self) -> Member:
-        return Member(self.config.name, self.saved.disk)
+    def _take_place(self) -> None:
+        """Note where we stand; asked for with every batch, so it is kept, not worked out."""
+        saved = self.saved
+        self.me = Member(self.config.name, saved.disk)
+        self.is_member = self.active and self.me in saved.members
+        self.is_head = self.is_member and saved.members[0] == self.me
+        self.is_last = self.is_member and saved.members[-1] == self.me
 
     @property
     def epoch(self) -> int:
@@ -94,18 +99,6 @@ class Roles(HandlerMachine):
     @property
     def members(self) -> tuple[Member, ...]:
         return self.saved.members
-
-    @property
-    def is_member(self) -> bool:
-        return self.active and self.me in self.members
-
-    @property
-    def is_head(self) -> bool:
-        return self.is_member and self.members[0] == self.me
-
-    @property
-    def is_last(self) -> bool:
-        return self.is_member and self.members[-1] == self.me
 
     @property
     def pred(self) -> Peer | None:
@@ -128,11 +121,13 @@ class Roles(HandlerMachine):
         data = self.disk.state("chain")
         if data is None:
             self.saved = Saved(self.rng.randbytes(8))
+            self._take_place()
             self._save()  # `_on_chain_saved` registers us
         else:
             self.saved = msgspec.msgpack.decode(data, type=Saved)
             self.founded = True
             self.kept_epoch = self.epoch
+            self._take_place()
             self._watch()
         committed = self.disk.state("committed")
         floor = msgspec.msgpack.decode(committed, type=dict[bytes, int]) if committed else {}
@@ -200,6 +195,7 @@ class Roles(HandlerMachine):
         moved_on = epoch > self.epoch
         self.saved.epoch, self.saved.members, self.saved.joining = epoch, members, False
         self.active = True
+        self._take_place()
         self.follower = self.learner = None
         self.join = ""
         self.synced = False

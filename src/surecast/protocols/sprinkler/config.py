@@ -9,6 +9,7 @@ from surecast.errors import ConfigError
 __all__ = [
     "BULK_DEADLINE_NS",
     "ClientConfig",
+    "InquirerConfig",
     "MeshConfig",
     "ProxyConfig",
     "PublisherConfig",
@@ -61,7 +62,10 @@ class ProxyConfig:
     name: Peer
     regions: dict[str, tuple[Peer, ...]] = field(default_factory=dict)  # every region's replicas
     chain: str = ""  # the chain below; "" means the region's only one, named like it
-    advertise_ns: int = 100 * MS  # A
+    owners: dict[str, str] = field(default_factory=dict)  # prefix of names → region that owns them
+    addresses: dict[Peer, str] = field(default_factory=dict)  # told to clients: where replicas are
+    http: dict[Peer, str] = field(default_factory=dict)  # ... and where they show their state
+    advertise_ns: int = 100 * MS  # A: how often a region tells the others how far it is
     dead_after: int = 5  # A_dead in advertisement periods: a source silent or stuck this long
     switching: str = "production"  # or "literal": the paper's rule, which can stall
     literal_damping: float = 1.0  # C of the literal rule, in event seconds
@@ -69,10 +73,15 @@ class ProxyConfig:
     serves_per_step: int = 8  # messages a step, so that one reader far behind holds nobody up
     coalesce_rows_max: int = 4096  # rows of a batch made of survivors
     compact_ns: int = 1 * SECOND  # how often logs are looked at
-    compact_share: float = 0.5  # ... and rewritten when this share of what they hold is void
+    compact_share: float = 0.5  # ... and rewritten where this share of what they hold is void,
+    piece_rows_max: int = 1 << 16  # ... in pieces of so many events
+    piece_bytes_max: int = 8 << 20  # ... or so many bytes
+    feed_rows: int = 1 << 14  # committed positions that retention takes in at once
+    feed_bytes: int = 16 << 20  # ... and at most so much a step
     expire_ns: int = 1 * SECOND  # how often keep_for streams are looked at
-    streams_max: int = 10_000
-    subscriptions_max: int = 100_000
+    streams_max: int = 10_000  # in the directory; more are not created
+    subscriptions_max: int = 100_000  # of readers, at one replica
+    cursors_max: int = 10_000  # named subscriptions
     mesh: MeshConfig = field(default_factory=MeshConfig)
 
     def __post_init__(self) -> None:
@@ -83,6 +92,12 @@ class ProxyConfig:
             raise ConfigError(
                 f"sprinkler.regions[{self.region!r}] does not list this replica, {self.name!r}"
             )
+        for prefix, region in self.owners.items():
+            if region not in self.regions:
+                raise ConfigError(
+                    f"owners[{prefix!r}] is {region!r}, which is no region; there are: "
+                    f"{', '.join(self.regions)}"
+                )
         if self.switching not in ("production", "literal"):
             raise ConfigError(
                 f"sprinkler.switching is {self.switching!r}; use 'production' or 'literal'"
@@ -106,6 +121,15 @@ class PublisherConfig:
     backoff_ns: int = 50 * MS  # after a refusal that will pass
     lost_ns: int = 10 * SECOND  # a head that expects what it acknowledged, for so long, lost it
     queue_max: int = 100_000  # batches offered and not acknowledged
+    owner_ns: int = 10 * SECOND  # an owner out of reach for so long: what waits for it fails
+
+
+@dataclass(frozen=True, slots=True)
+class InquirerConfig:
+    replicas: tuple[Peer, ...]  # of its own region
+    retry_ns: int = 500 * MS  # without an answer for this long, ask the next replica
+    backoff_ns: int = 50 * MS  # after a refusal that will pass
+    questions_max: int = 10_000
 
 
 @dataclass(frozen=True, slots=True)

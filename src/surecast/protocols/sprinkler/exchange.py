@@ -7,7 +7,7 @@ G9 connected regions converge, also when publishing has stopped.
 from collections import Counter
 from random import Random
 
-from surecast.columns.batch import Batch
+from surecast.columns.batch import DATA, Batch
 from surecast.columns.retention import Policy
 from surecast.core.machine import HandlerMachine
 from surecast.core.replicated import AppendAt, AskPublishers, PublishersAre, TakePublishers
@@ -16,29 +16,43 @@ from surecast.core.types import (
     Congested,
     Disk,
     LogId,
+    Message,
     PassDown,
     Peer,
     PeerDown,
     PeerUp,
+    Send,
     SetTimer,
     Writable,
 )
+from surecast.errors import StorageError
 from surecast.protocols.sprinkler.config import ProxyConfig
+from surecast.protocols.sprinkler.cursors import Cursors
+from surecast.protocols.sprinkler.desk import Desk
 from surecast.protocols.sprinkler.directory import Directory
+from surecast.protocols.sprinkler.forwarding import Forwarding
 from surecast.protocols.sprinkler.hub import Hub
 from surecast.protocols.sprinkler.messages import (
+    Advance,
     Advertise,
+    Attach,
+    Introduce,
+    Locate,
     MeshLeave,
     MeshRequest,
     MeshView,
     PeerEvents,
+    PubAck,
     PublishersKnown,
     PublishersWanted,
     RegionStale,
     StreamInfo,
     Subscribe,
     Unsubscribe,
+    UnwatchStreams,
+    WatchStreams,
 )
+from surecast.protocols.sprinkler.names import owners_digest
 from surecast.protocols.sprinkler.sources import (
     PeerRegion,
     has_led,
@@ -71,16 +85,29 @@ class Exchange(HandlerMachine):
         self.epoch = 0
         self.members: tuple[Peer, ...] = ()
         self.is_head = self.is_tail = False
+        self.draining = False  # about to stop: no more publishes
         self.unclean_since_ns: int | None = None
         self.lost_epoch = 0
         self.recorded: dict[LogId, bool] = {}  # other regions' streams put into the directory
-        self.asked: dict[str, dict[Peer, Policy]] = {}  # stream being created → who waits
+        # Stream being created → who waits, and for what.
+        self.asked: dict[str, dict[Peer, Policy | None]] = {}
         self.advertised: dict[Peer, dict[LogId, int]] = {}  # per session: what it was told
         self.congested: dict[Peer, bool] = {}
         self.early: dict[LogId, dict[Peer, int]] = {}  # subscriptions to streams not known yet
         self.subscriptions = 0
         self.serving: dict[Peer, bool] = {}  # peers' heads that we serve as the tail
+        self.unserved: dict[LogId, Stream] = {}  # streams with something new for their subscribers
+        # Acknowledgements to be sent: (client, stream, publisher) → (pub_no, seq) each.
+        self.unsaid: dict[tuple[Peer, LogId, bytes], list[tuple[int, int]]] = {}
+        self.owners = owners_digest(config.owners)
         self.hub = Hub(self)
+        self.desk = Desk(self)
+        self.cursors = Cursors(self)
+        self.forwarding = Forwarding(self)
+
+    def send(self, peer: Peer, message: Message) -> None:
+        """For the parts of this machine."""
+        self.out.append(Send(peer, message))
 
     @property
     def head(self) -> Peer:
@@ -110,7 +137,11 @@ class Exchange(HandlerMachine):
             if before != stream.committed:
                 ends[stream_id] = known[stream_id] = stream.committed
         self.serving[node] = True
-        self._send(node, Advertise(self.config.region, self.epoch, ends, tuple(infos), full))
+        region = self.config.region
+        self._send(
+            node,
+            Advertise(region, self.epoch, ends, tuple(infos), full, self.head, self.owners),
+        )
 
     def _on_region_stale(self, _peer: Peer, message: RegionStale) -> None:
         """Somebody knows a later epoch of our own region: we are not its tail any more (R7)."""
@@ -137,6 +168,7 @@ class Exchange(HandlerMachine):
             return
         moved = message.epoch > peer.epoch or node != peer.tail
         peer.epoch, peer.tail, peer.heard_ns = message.epoch, node, self.now_ns
+        peer.head, peer.owners = message.head, message.owners
         peer.infos.update((info.stream_id, info) for info in message.infos)
         if message.full:
             peer.ends = dict(message.ends)
@@ -236,14 +268,14 @@ class Exchange(HandlerMachine):
         """Move to a region that has been ahead of the source for long, though silent since."""
         assert stream.source is not None
         for peer in self.peers.values():
-            if peer.name == stream.source.region or not self._is_live(peer):
+            if peer.name == stream.source.region or not self.is_live(peer):
                 continue
             end = peer.ends.get(stream.stream_id, 1)
             if has_led(stream, peer.name, end, self.now_ns, self.config):
                 self._switch(stream, peer)
                 return
 
-    def _is_live(self, peer: PeerRegion) -> bool:
+    def is_live(self, peer: PeerRegion) -> bool:
         return bool(peer.tail) and self.now_ns - peer.heard_ns <= self.config.dead_ns
 
     def _is_given_up(self, stream: Stream) -> bool:
@@ -253,7 +285,7 @@ class Exchange(HandlerMachine):
         """The region that is furthest ahead, the owner among equals."""
         best: PeerRegion | None = None
         for peer in self.peers.values():
-            if not self._is_live(peer):
+            if not self.is_live(peer):
                 continue
             end = peer.ends.get(stream.stream_id, 1)
             if end <= stream.end or (best and end < best.ends[stream.stream_id]):
@@ -288,7 +320,7 @@ class Exchange(HandlerMachine):
         if message.batches[-1].hi > stream.end:
             stream.newest_ns = max(b.time_ns for b in message.batches)
             for batch in message.batches:
-                if batch.rows != batch.count or batch.explicit:
+                if batch.rows != batch.count or (batch.kind == DATA and not batch.pub_no):
                     stream.unnamed = batch.hi
             self.out.append(PassDown(AppendAt(message.stream, message.batches)))
 
@@ -377,20 +409,44 @@ class Exchange(HandlerMachine):
         table = stream.subscribers if stream else self.early.get(message.stream, {})
         self.subscriptions -= table.pop(peer, None) is not None
 
+    def _serve_soon(self, stream: Stream) -> None:
+        """With all else that happens now: several commits make one message."""
+        if not self.unserved and not self.unsaid:
+            self.out.append(SetTimer("serve", self.now_ns))
+        self.unserved[stream.stream_id] = stream
+
+    def _serve_now(self) -> None:
+        acks, self.unsaid = self.unsaid, {}
+        for (peer, stream_id, publisher), pairs in acks.items():
+            (pub_no, seq), *more = pairs
+            self._send(peer, PubAck(stream_id, publisher, pub_no, seq, tuple(more)))
+        streams, self.unserved = self.unserved, {}
+        for stream in streams.values():
+            self._serve(stream)
+
     def _serve(self, stream: Stream) -> None:
         said: dict[int, PeerEvents] = {}
         for peer in stream.subscribers:
             self._serve_one(stream, peer, said)
 
     def readable(self, stream: Stream, at: int, end: int = 0) -> list[Batch]:
-        """The next piece from `at` on (up to `end`), as a reader should see it."""
-        return stream.serve(
-            self.disk,
-            at,
-            end or stream.committed,
-            self.config.serve_bytes_max,
-            self.config.coalesce_rows_max,
-        )
+        """The next piece from `at` on (up to `end`), as a reader should see it.
+
+        Nothing, if retention must see it first and finds that it cannot be indexed.
+        """
+        if at < stream.recent:
+            self.feed(stream)
+        try:
+            return stream.serve(
+                self.disk,
+                at,
+                min(end or stream.committed, stream.committed),
+                self.config.serve_bytes_max,
+                self.config.coalesce_rows_max,
+            )
+        except StorageError as problem:
+            self._damaged(stream, problem, at)
+            return []
 
     def _serve_one(
         self,
@@ -408,6 +464,8 @@ class Exchange(HandlerMachine):
             message = said.get(at)
             if message is None:
                 batches = tuple(self.readable(stream, at))
+                if not batches:
+                    break  # it could not be indexed, and is shown only up to there
                 message = said[at] = PeerEvents(stream.stream_id, batches, stream.committed)
             at = message.batches[-1].hi
             idle_answer = False
@@ -416,7 +474,7 @@ class Exchange(HandlerMachine):
         if idle_answer:
             self._send(peer, PeerEvents(stream.stream_id, (), stream.committed))
         elif at < stream.committed and peer not in self.congested:
-            self.out.append(SetTimer("serve", self.now_ns))
+            self._serve_soon(stream)
 
     def _on_mesh_request(self, peer: Peer, message: MeshRequest) -> None:
         self.hub.on_request(peer, message)
@@ -426,6 +484,26 @@ class Exchange(HandlerMachine):
 
     def _on_mesh_leave(self, peer: Peer, message: MeshLeave) -> None:
         self.hub.on_leave(peer, message.stream)
+
+    # ------------------------------------------------------------ what clients ask
+
+    def _on_introduce(self, peer: Peer, _message: Introduce) -> None:
+        self.desk.introduce(peer)
+
+    def _on_watch_streams(self, peer: Peer, message: WatchStreams) -> None:
+        self.desk.on_watch(peer, message)
+
+    def _on_unwatch_streams(self, peer: Peer, message: UnwatchStreams) -> None:
+        self.desk.on_unwatch(peer, message.token)
+
+    def _on_locate(self, peer: Peer, message: Locate) -> None:
+        self.desk.on_locate(peer, message)
+
+    def _on_attach(self, peer: Peer, message: Attach) -> None:
+        self.cursors.on_attach(peer, message)
+
+    def _on_advance(self, peer: Peer, message: Advance) -> None:
+        self.cursors.on_advance(peer, message)
 
     # ------------------------------------------------------------ sessions
 
@@ -444,6 +522,9 @@ class Exchange(HandlerMachine):
         peer = inp.peer
         self.congested.pop(peer, None)
         self.hub.peer_down(peer)
+        self.desk.peer_down(peer)
+        self.cursors.peer_down(peer)
+        self.forwarding.peer_down(peer)
         self.advertised.pop(peer, None)
         self.serving.pop(peer, None)
         for region in self.peers.values():
@@ -477,6 +558,12 @@ class Exchange(HandlerMachine):
     # ------------------------------------------------------------ done by Proxy
 
     def _record(self, info: StreamInfo, made_epoch: int = 0) -> None:
+        raise NotImplementedError
+
+    def feed(self, stream: Stream) -> None:
+        raise NotImplementedError
+
+    def _damaged(self, stream: Stream, problem: StorageError, end: int) -> None:
         raise NotImplementedError
 
     def _recover_from(self, stream: Stream, end: int) -> bool:

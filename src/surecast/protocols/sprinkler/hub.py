@@ -105,12 +105,15 @@ class Hub:
         while lo < upto:
             budget -= 1
             batches = tuple(proxy.readable(stream, lo, upto))
+            if not batches:
+                break  # it could not be indexed, and is shown only up to there
             at, lo = lo, batches[-1].hi
             last = lo >= upto or not budget or peer in proxy.congested
             hi = max(lo, message.hi) if lo >= upto else lo
             self._send(peer, MeshEvents(message.stream, at, hi, end, last, batches))
             if last:
                 return
+        end = self._end(message.stream)
         self._send(peer, MeshEvents(message.stream, lo, max(lo, message.hi), end, True, ()))
 
     def requested(self, peer: Peer, stream: LogId, hi: int) -> None:

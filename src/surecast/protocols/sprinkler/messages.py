@@ -1,18 +1,32 @@
 """What regions and clients send each other, and what users of the machines say and hear."""
 
+from typing import Any
+
 import msgspec
 
 from surecast.columns.retention import Policy
-from surecast.core.types import Batch, Input, LogId, Message
+from surecast.core.types import Batch, Input, LogId, Message, Peer
 
 __all__ = [
     "Acked",
+    "Advance",
+    "Advanced",
     "Advertise",
+    "Answered",
+    "Attach",
+    "Attached",
     "CreateStream",
+    "Drain",
+    "Drop",
     "Failed",
     "Follow",
     "Following",
     "ForceNewStream",
+    "Inquire",
+    "Introduce",
+    "Introduced",
+    "Locate",
+    "Located",
     "MeshEvents",
     "MeshLean",
     "MeshLeave",
@@ -20,6 +34,7 @@ __all__ = [
     "MeshRequest",
     "MeshView",
     "Offer",
+    "OfferBatch",
     "Open",
     "Opened",
     "PeerEvents",
@@ -31,9 +46,12 @@ __all__ = [
     "RegionStale",
     "StreamInfo",
     "StreamOpened",
+    "StreamsAre",
     "Subscribe",
     "Unfollow",
     "Unsubscribe",
+    "UnwatchStreams",
+    "WatchStreams",
 ]
 
 
@@ -58,6 +76,8 @@ class Advertise(Message):
     ends: dict[bytes, int]
     infos: tuple[StreamInfo, ...]
     full: bool
+    head: str = ""  # who takes publishes for what the region owns
+    owners: bytes = b""  # a digest of its ownership table
 
 
 class Subscribe(Message):
@@ -110,13 +130,30 @@ class RegionStale(Message):
 # ------------------------------------------------------------ with clients
 
 
+class Introduce(Message):
+    """Who are you, and who else serves this region?"""
+
+
+class Introduced(Message):
+    region: str
+    name: Peer  # who answers
+    replicas: dict[str, str]  # of its region: name → host:port
+    http: dict[str, str]  # the same, where they show their state
+
+
 class CreateStream(Message):
+    """Open the stream, or create it. `retention` None: whatever it has, or keep all."""
+
     name: str
-    retention: Policy
+    retention: Policy | None
 
 
 class StreamOpened(Message):
-    """The stream exists and every replica knows it. `why` says why not, if it does not."""
+    """The stream exists and every replica knows it. `why` says why not, if it does not.
+
+    why: not-head (ask `head`), recovering and owner-unreachable (later), config-mismatch (it has
+    another retention), too-many-streams, bad-name, owners-differ (regions disagree on who owns it).
+    """
 
     name: str
     info: StreamInfo | None
@@ -130,17 +167,19 @@ class Publish(Message):
 
 
 class PubAck(Message):
-    """The batch that began at `pub_no` stands at `seq`, on disk at every replica."""
+    """The batch that began at `pub_no` stands at `seq`, on disk at every replica. `more`: as
+    many of the same publisher's, later ones."""
 
     stream: LogId
     publisher: bytes
     pub_no: int
     seq: int
+    more: tuple[tuple[int, int], ...] = ()
 
 
 class PubNack(Message):
     """Not taken. why: not-head (ask `head`), out-of-order (send from `expected`), busy,
-    too-few-replicas, recovering, quarantined, unknown-stream, not-owner, mismatch, expired,
+    too-few-replicas, recovering, quarantined, unknown-stream, owner-unreachable, mismatch, expired,
     bad-event."""
 
     stream: LogId
@@ -148,6 +187,83 @@ class PubNack(Message):
     pub_no: int
     why: str
     expected: int = 0
+    head: str = ""
+
+
+# Questions of a client. Each has a token, which its answers repeat.
+
+
+class WatchStreams(Message):
+    """Which streams match `pattern`, now and from now on? Any replica knows."""
+
+    token: int
+    pattern: str
+
+
+class StreamsAre(Message):
+    """Streams that match and where each ends here; `complete`: that was all there is, for now."""
+
+    token: int
+    infos: tuple[StreamInfo, ...]
+    ends: tuple[int, ...]
+    complete: bool
+    why: str = ""  # too-many
+
+
+class UnwatchStreams(Message):
+    token: int
+
+
+class Locate(Message):
+    """From where on are the events of `stream` not older than `time_ns`? -1: where does it end?"""
+
+    token: int
+    stream: LogId
+    time_ns: int
+
+
+class Located(Message):
+    token: int
+    seq: int
+    why: str = ""  # unknown-stream
+
+
+class Attach(Message):
+    """Let `holder` read as the subscription `name`. `take`: whoever holds it now loses it."""
+
+    token: int
+    name: str
+    holder: bytes  # 16 random bytes
+    take: bool
+
+
+class Attached(Message):
+    """It reads from `positions` on (a stream that is missing: from 1).
+
+    Sent again with why fenced when somebody else takes the name. why: not-head (ask `head`),
+    fenced, recovering and busy (later), too-many, bad-name.
+    """
+
+    token: int
+    positions: dict[bytes, int]
+    why: str = ""
+    head: str = ""
+
+
+class Advance(Message):
+    """The holder has dealt with everything below these positions."""
+
+    token: int
+    name: str
+    holder: bytes
+    positions: dict[bytes, int]
+
+
+class Advanced(Message):
+    """That is on disk at every replica, or (`why` as in Attached) it is not."""
+
+    token: int
+    why: str = ""
     head: str = ""
 
 
@@ -220,11 +336,34 @@ class Offer(Input):
     kind: int = 1  # DATA; COLLECT and CONFIG take one encoded value
 
 
+class OfferBatch(Input):
+    """Publish a batch that has neither number nor place yet; Acked and Failed repeat `token`."""
+
+    stream: LogId
+    batch: Batch
+    token: int
+
+
 class Open(Input):
-    """Open the stream, or create it if there is none of that name."""
+    """Open the stream, or create it if there is none of that name. None: whatever it keeps."""
 
     name: str
-    retention: Policy
+    retention: Policy | None
+
+
+class Inquire(Input):
+    """Send `question` to a replica (`of_head`: the head) until it is answered. `keep`: further
+    answers come until `Drop`, and it is asked again wherever the answers come from by then."""
+
+    question: Any  # a message with a token
+    of_head: bool = False
+    keep: bool = False
+
+
+class Drop(Input):
+    """The answers to `token` are no longer of interest."""
+
+    token: int
 
 
 class Follow(Input):
@@ -236,6 +375,10 @@ class Follow(Input):
 
 class Unfollow(Input):
     stream: LogId
+
+
+class Drain(Input):
+    """This replica is about to stop: take no more publishes; those taken are still answered."""
 
 
 class ForceNewStream(Input):
@@ -260,17 +403,27 @@ class Following(msgspec.Struct, gc=False):
     start: int
 
 
+class Answered(msgspec.Struct, gc=False):
+    """An answer to a question that was asked with `Inquire`; its `why` is final."""
+
+    token: int
+    answer: Any
+
+
 class Acked(msgspec.Struct, gc=False):
     stream: LogId
     pub_no: int
     count: int
     seq: int
+    token: int = 0  # of OfferBatch
 
 
 class Failed(msgspec.Struct, gc=False):
     """A publish that can never succeed as it is. why: as in PubNack, or history-lost when the
-    region has lost, by an operator's decision, what it had acknowledged."""
+    region has lost, by an operator's decision, what it had acknowledged. After owner-unreachable
+    it is not known whether the owner took the batch before it was cut off."""
 
     stream: LogId
     pub_no: int
     why: str
+    token: int = 0

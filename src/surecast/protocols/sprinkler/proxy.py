@@ -13,8 +13,15 @@ G9 connected regions converge, also when publishing has stopped.
 from typing import ClassVar
 
 from surecast.columns import retention
-from surecast.columns.batch import COLLECT, CONFIG, DATA, EXPIRED, Batch
-from surecast.columns.retention import BeforeTime, Collect, KeepFor, RetentionIndex, TagIs
+from surecast.columns.batch import COLLECT, COLLECTED, CONFIG, DATA, EXPIRED, Batch
+from surecast.columns.retention import (
+    BeforeTime,
+    Collect,
+    KeepAll,
+    KeepFor,
+    RetentionIndex,
+    TagIs,
+)
 from surecast.core.disk import read_through
 from surecast.core.replicated import (
     Appended,
@@ -25,6 +32,7 @@ from surecast.core.replicated import (
     Recovered,
     Refound,
     Refused,
+    Rewritten,
     RoleChanged,
     Submit,
     Submitted,
@@ -41,14 +49,20 @@ from surecast.core.types import (
     TimerFired,
     Writable,
 )
-from surecast.errors import PeerError, UsageError
+from surecast.errors import PeerError, StorageError, UsageError
+from surecast.protocols.sprinkler.cursors import CURSORS
 from surecast.protocols.sprinkler.directory import DIRECTORY, Directory, info_batch
 from surecast.protocols.sprinkler.exchange import Exchange
 from surecast.protocols.sprinkler.hub import TIMERS
 from surecast.protocols.sprinkler.messages import (
+    Advance,
     Advertise,
+    Attach,
     CreateStream,
+    Drain,
     ForceNewStream,
+    Introduce,
+    Locate,
     MeshLeave,
     MeshRequest,
     MeshView,
@@ -63,10 +77,18 @@ from surecast.protocols.sprinkler.messages import (
     StreamOpened,
     Subscribe,
     Unsubscribe,
+    UnwatchStreams,
+    WatchStreams,
 )
+from surecast.protocols.sprinkler.names import is_name, owner_of
+from surecast.protocols.sprinkler.pieces import Pieces
 from surecast.protocols.sprinkler.streams import Stream
 
 __all__ = ["Proxy"]
+
+
+def _mismatch(info: StreamInfo, wanted: retention.Policy | None) -> str:
+    return "" if wanted is None or wanted == info.retention else "config-mismatch"
 
 
 class Proxy(Exchange):
@@ -81,7 +103,16 @@ class Proxy(Exchange):
         PublishersKnown: "_on_publishers_known",
         RegionStale: "_on_region_stale",
         CreateStream: "_on_create_stream",
+        StreamOpened: "_on_stream_opened",
         Publish: "_on_publish",
+        PubAck: "_on_pub_ack",
+        PubNack: "_on_pub_nack",
+        Introduce: "_on_introduce",
+        WatchStreams: "_on_watch_streams",
+        UnwatchStreams: "_on_unwatch_streams",
+        Locate: "_on_locate",
+        Attach: "_on_attach",
+        Advance: "_on_advance",
         MeshView: "_on_mesh_view",
         MeshRequest: "_on_mesh_request",
         MeshLeave: "_on_mesh_leave",
@@ -93,6 +124,7 @@ class Proxy(Exchange):
         PeerDown: "_on_peer_down",
         Congested: "_on_congested",
         Writable: "_on_writable",
+        Drain: "_on_drain",
         ForceNewStream: "_on_force_new_stream",
         Refound: "_on_refound",
     }
@@ -100,6 +132,7 @@ class Proxy(Exchange):
         Appended: "_on_appended",
         Committed: "_on_committed",
         Truncated: "_on_truncated",
+        Rewritten: "_on_rewritten",
         RoleChanged: "_on_role_changed",
         PublishersAre: "_on_publishers_are",
         Submitted: "_on_submitted",
@@ -123,17 +156,22 @@ class Proxy(Exchange):
         if inp.key == "advertise":
             self.out.append(SetTimer("advertise", self.now_ns + config.advertise_ns))
             for stream in self.streams.values():
+                self.feed(stream)
                 stream.recent = stream.committed
             if self.is_tail:
                 self._advertise_all()
             if self.is_head:
                 self._look_after_sources()
-        elif inp.key == "serve":
+        elif inp.key == "feed":
             for stream in self.streams.values():
-                self._serve(stream)
+                if stream.committed < self._visible_end(stream):
+                    self._advance(stream)
+        elif inp.key == "serve":
+            self._serve_now()
         elif inp.key == "compact":
             self.out.append(SetTimer("compact", self.now_ns + config.compact_ns))
-            for stream in self.streams.values():
+            for stream in (*self.streams.values(), self.cursors.log):
+                stream.pieces.tidy = True
                 self._maybe_compact(stream)
         elif inp.key == "expire":
             self.out.append(SetTimer("expire", self.now_ns + config.expire_ns))
@@ -175,6 +213,8 @@ class Proxy(Exchange):
             for stream in self.streams.values():
                 self._recover_if_lost(stream)
             self._look_after_sources()
+        if was_head != self.is_head:
+            self.cursors.role_changed()
 
     def _on_appended(self, event: Appended) -> None:
         self.ends[event.log] = event.end
@@ -191,13 +231,16 @@ class Proxy(Exchange):
             self.directory_committed = event.end
             self.directory = Directory()
             self.streams.clear()
+            self.unserved.clear()
             self.recorded.clear()
             self.advertised.clear()
             self.subscriptions = sum(len(table) for table in self.early.values())
+        elif event.log == CURSORS:
+            self.cursors.reset()
         elif stream := self.streams.get(event.log):
             stream.index = RetentionIndex(stream.info.retention)
-            stream.committed, stream.compacted_voids = event.end, 0
-            stream.recent = event.end
+            stream.pieces = self._pieces()
+            stream.committed = stream.recent = event.end
             self.subscriptions -= len(stream.subscribers)
             stream.subscribers.clear()
 
@@ -205,6 +248,8 @@ class Proxy(Exchange):
         self.committed[event.log] = event.end
         if event.log == DIRECTORY:
             self._read_directory(event.end)
+        elif event.log == CURSORS:
+            self.cursors.committed(event.end)
         elif stream := self.streams.get(event.log):
             self._advance(stream)
 
@@ -213,17 +258,47 @@ class Proxy(Exchange):
         return self.committed.get(stream.stream_id, 1)
 
     def _advance(self, stream: Stream) -> None:
-        stream.committed = self._visible_end(stream)
-        try:
-            stream.feed(self.disk, stream.committed, self.config.serve_bytes_max)
-        except (PeerError, ValueError) as problem:
-            # One stream cannot be indexed; the others, and this server, go on. An alarm.
-            self.counters["sprinkler.quarantined"] += not stream.quarantined
-            stream.quarantined = str(problem)
-        if stream.quarantined:
-            stream.committed = stream.index.end
-        self._serve(stream)
+        """More of the stream is committed, or retention has seen more of what was."""
+        config, shown = self.config, stream.committed
+        end = self._visible_end(stream)
+        if not stream.quarantined:
+            stream.committed = end
+            if end - stream.index.end >= config.feed_rows:
+                self.feed(stream, config.feed_bytes)
+            if end - stream.index.end >= config.feed_rows:
+                # A long log, at the start: readers wait for retention, others do not wait for us.
+                # (Not for what they were shown before: large events can outrun the budget.)
+                stream.committed = max(stream.index.end, shown)
+                self.out.append(SetTimer("feed", self.now_ns))
+        if stream.subscribers:
+            self._serve_soon(stream)
         self.hub.advanced(stream.stream_id, stream.committed)
+
+    def feed(self, stream: Stream, budget_bytes: int = 1 << 62) -> None:
+        """Bring retention up to what is committed: before anything depends on what is void."""
+        if stream.quarantined or stream.index.end >= stream.committed:
+            return
+        try:
+            stream.feed(self.disk, self.config.serve_bytes_max, budget_bytes)
+        except (PeerError, ValueError) as problem:
+            self._quarantine(stream, str(problem), stream.index.end)
+        except StorageError as problem:
+            self._damaged(stream, problem, stream.index.end)
+
+    def _damaged(self, stream: Stream, problem: StorageError, end: int) -> None:
+        """Our disk is at fault: if others have the stream whole, we are better out of their way."""
+        if len(self.members) > 1:
+            raise problem
+        self._quarantine(stream, str(problem), end)
+
+    def _quarantine(self, stream: Stream, why: str, end: int) -> None:
+        """One stream cannot be read from `end` on; the others, and this server, go on. An alarm."""
+        self.counters["sprinkler.quarantined"] += 1
+        stream.quarantined = why
+        stream.committed = end
+
+    def _pieces(self) -> Pieces:
+        return Pieces(self.config.piece_rows_max, self.config.piece_bytes_max)
 
     # ------------------------------------------------------------ the directory
 
@@ -234,7 +309,7 @@ class Proxy(Exchange):
                 self._open(info)
 
     def _open(self, info: StreamInfo) -> None:
-        stream = Stream(info, RetentionIndex(info.retention))
+        stream = Stream(info, RetentionIndex(info.retention), self._pieces())
         self.streams[info.stream_id] = stream
         stream.end = self.ends.get(info.stream_id, 1)
         stream.subscribers = self.early.pop(info.stream_id, {})
@@ -242,25 +317,55 @@ class Proxy(Exchange):
         self._answer_creators(info.name, info, "")
         self.asked.pop(info.name, None)
         self._advance(stream)
+        self.desk.opened(info)
 
     def _on_create_stream(self, peer: Peer, message: CreateStream) -> None:
-        name = message.name
+        name, wanted = message.name, message.retention
         if not self.is_head:
             self._send(peer, StreamOpened(name, None, "not-head", self.head))
         elif info := self.directory.by_name.get(name):
-            why = "" if info.retention == message.retention else "config-mismatch"
-            self._send(peer, StreamOpened(name, info, why))
-        elif info := self._known_elsewhere(name):
-            self._send(peer, StreamOpened(name, info, "not-owner"))
+            self._send(peer, StreamOpened(name, info, _mismatch(info, wanted)))
         elif self._is_unclean():
             self._send(peer, StreamOpened(name, None, "recovering"))
-        elif len(self.streams) >= self.config.streams_max:
-            self._send(peer, StreamOpened(name, None, "too-many-streams"))
+        elif why := self._refusal_of_name(name):
+            self._send(peer, StreamOpened(name, None, why))
         else:
-            first = name not in self.asked
-            self.asked.setdefault(name, {})[peer] = message.retention
-            if first:
-                self._record(self._new_info(name, message.retention, b""), self.epoch)
+            self._create(peer, message)
+
+    def _refusal_of_name(self, name: str) -> str:
+        if not is_name(name):
+            return "bad-name"
+        coming = 0 if name in self.asked else len(self.asked)
+        if len(self.streams) + coming >= self.config.streams_max:
+            return "too-many-streams"
+        if any(self.is_live(p) and p.owners != self.owners for p in self.peers.values()):
+            self.counters["sprinkler.owners-differ"] += 1
+            return "owners-differ"
+        return ""
+
+    def _create(self, peer: Peer, message: CreateStream) -> None:
+        """Make the stream, or have its owner make it; whoever waits is told when it is here."""
+        name = message.name
+        elsewhere = self._known_elsewhere(name)
+        here = self.config.region
+        owner = elsewhere.owner if elsewhere else owner_of(self.config.owners, name, here)
+        if owner != here:
+            if why := self.forwarding.create(owner, message):
+                self._send(peer, StreamOpened(name, None, why))
+            else:  # asked each time: the owner's answer may have been lost
+                self.asked.setdefault(name, {})[peer] = message.retention
+            return
+        first = name not in self.asked
+        self.asked.setdefault(name, {})[peer] = message.retention
+        if first:
+            policy = KeepAll() if message.retention is None else message.retention
+            self._record(self._new_info(name, policy, b""), self.epoch)
+
+    def _on_stream_opened(self, peer: Peer, message: StreamOpened) -> None:
+        """The owner's answer. The stream itself comes with its advertisements."""
+        if self.is_head and self.forwarding.on_opened(peer, message):
+            self._answer_creators(message.name, None, message.why)
+            self.asked.pop(message.name, None)
 
     def _known_elsewhere(self, name: str) -> StreamInfo | None:
         """Another region has a stream of that name; ours would never be exchanged."""
@@ -276,10 +381,11 @@ class Proxy(Exchange):
 
     def _answer_creators(self, name: str, info: StreamInfo | None, why: str) -> None:
         for peer, policy in self.asked.get(name, {}).items():
-            mismatch = info is not None and info.retention != policy
-            self._send(
-                peer, StreamOpened(name, info, "config-mismatch" if mismatch else why, self.head)
-            )
+            answer = why if info is None else _mismatch(info, policy)
+            self._send(peer, StreamOpened(name, info, answer, self.head))
+
+    def _on_drain(self, _inp: Drain) -> None:
+        self.draining = True
 
     def _on_refound(self, inp: Refound) -> None:
         self.out.append(PassDown(inp))
@@ -291,8 +397,17 @@ class Proxy(Exchange):
 
     # ------------------------------------------------------------ publishing
 
+    def _on_pub_ack(self, peer: Peer, message: PubAck) -> None:
+        self.forwarding.on_ack(peer, message)
+
+    def _on_pub_nack(self, peer: Peer, message: PubNack) -> None:
+        self.forwarding.on_nack(peer, message)
+
     def _on_publish(self, peer: Peer, message: Publish) -> None:
-        batch = message.batch
+        batch, stream = message.batch, self.streams.get(message.stream)
+        if stream is not None and not self._owns(stream):
+            self.forwarding.publish(peer, stream.info.owner, message)
+            return
         why = self._refusal(message)
         if why:
             head = self.head if why == "not-head" else ""
@@ -307,19 +422,25 @@ class Proxy(Exchange):
         """Why we cannot take publishes of this stream now, or ever."""
         if not self.is_head:
             return "not-head"
+        if self.draining:
+            return "busy"
         stream = self.streams.get(message.stream)
         if stream is None:
             return "recovering" if self._is_unclean() else "unknown-stream"
-        if not self._owns(stream):
-            return "not-owner"
         if stream.quarantined:
             return "quarantined"
-        return "recovering" if self._is_behind(stream) else ""
+        if self._is_behind(stream):
+            return "recovering"
+        if message.batch.kind == DATA:
+            return ""
+        self.feed(stream)  # a rule is judged by all that came before it
+        return "busy" if stream.index.end < self._visible_end(stream) else ""
 
     def _refusal_of_event(self, stream: Stream, batch: Batch) -> str:
         if batch.kind == DATA:
-            fine = batch.rows == batch.count > 0 and batch.pub_no > 0
-            return "" if fine else "bad-event"
+            # Its rows' places and times are ours to give.
+            fine = batch.rows == batch.count > 0 and batch.pub_no > 0 and not batch.explicit
+            return "" if fine and batch.lo == 0 else "bad-event"
         return self._refusal_of_rule(stream, batch)
 
     def _refusal_of_rule(self, stream: Stream, batch: Batch) -> str:
@@ -339,7 +460,9 @@ class Proxy(Exchange):
 
     def _on_submitted(self, event: Submitted) -> None:
         peer, stream, publisher, pub_no = event.token
-        self._send(peer, PubAck(stream, publisher, pub_no, event.seq))
+        if not self.unserved and not self.unsaid:
+            self.out.append(SetTimer("serve", self.now_ns))
+        self.unsaid.setdefault((peer, stream, publisher), []).append((pub_no, event.seq))
 
     def _on_refused(self, event: Refused) -> None:
         peer, stream, publisher, pub_no = event.token
@@ -404,6 +527,7 @@ class Proxy(Exchange):
 
     def _expire(self, stream: Stream) -> None:
         """R10: keep_for is a collect event of the owner's head; no replica uses its own clock."""
+        self.feed(stream)
         policy = stream.index.policy
         if not isinstance(policy, KeepFor) or not self._owns(stream):
             return
@@ -426,20 +550,28 @@ class Proxy(Exchange):
         return False
 
     def _maybe_compact(self, stream: Stream) -> None:
-        """Rewrite the log when enough of what it still holds has become void."""
-        voids = sum(v.total() for v in stream.index.voids.values())
-        held = stream.committed - 1 - stream.compacted_voids
-        if (
-            stream.quarantined
-            or held <= 0
-            or voids - stream.compacted_voids < self.config.compact_share * held
-        ):
+        """Rewrite a part of the log when enough of what it still holds has become void."""
+        self.feed(stream)
+        if stream.quarantined:
             return
-        at, batches = 1, []
-        stream.recent = stream.committed
-        while at < stream.committed:
-            part = self.readable(stream, at)
-            batches.extend(part)
-            at = part[-1].hi
-        stream.compacted_voids = voids
-        self.out.append(PassDown(CompactLog(stream.stream_id, tuple(batches))))
+        collected, expired = stream.index.voids[COLLECTED], stream.index.voids[EXPIRED]
+        if worth := stream.pieces.begin([collected, expired], self.config.compact_share):
+            lo, hi = worth
+            first, second = collected.clip(lo, hi), expired.clip(lo, hi)
+            stream.rewriting_rows = hi - lo - first.total() - second.total()
+            command = CompactLog(
+                stream.stream_id, lo, hi, first.to_bytes(), second.to_bytes(),
+                self.config.coalesce_rows_max,
+            )  # fmt: skip
+            self.out.append(PassDown(command))
+
+    def _on_rewritten(self, event: Rewritten) -> None:
+        stream = self.cursors.log if event.log == CURSORS else self.streams.get(event.log)
+        if stream is None or stream.pieces.under_way != (event.lo, event.hi):
+            return  # that past was given up
+        if event.done:
+            self.counters["sprinkler.rewritten"] += 1
+            stream.pieces.done(event.lo, event.hi, stream.rewriting_rows)
+            self._maybe_compact(stream)  # while there is something worth it
+        else:
+            stream.pieces.failed()

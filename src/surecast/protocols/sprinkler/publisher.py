@@ -29,6 +29,7 @@ from surecast.protocols.sprinkler.messages import (
     CreateStream,
     Failed,
     Offer,
+    OfferBatch,
     Open,
     Opened,
     PubAck,
@@ -39,7 +40,9 @@ from surecast.protocols.sprinkler.messages import (
 
 __all__ = ["Publisher", "anonymous_publisher"]
 
-FINAL = ("mismatch", "expired", "bad-event", "not-owner")  # waiting will not help
+FINAL = ("mismatch", "expired", "bad-event")  # waiting will not help
+NEVER_OPENED = ("too-many-streams", "bad-name", "owners-differ")
+UNREACHABLE = "owner-unreachable"
 
 
 def anonymous_publisher(wall_ns: int, rng: Random) -> bytes:
@@ -58,7 +61,9 @@ class Line:
     publisher: bytes
     next_no: int = 1
     waiting: deque[Batch] = field(default_factory=deque)
+    tokens: deque[int] = field(default_factory=deque)  # of `waiting`, one each
     lost_since_ns: int | None = None  # the head expects less than it acknowledged
+    cut_off_since_ns: int | None = None  # the owner's region is out of reach
     under_way: int = 0  # how many of `waiting`, from the front, have been sent
 
 
@@ -75,6 +80,7 @@ class Publisher(HandlerMachine):
     inputs: ClassVar[dict[type, str]] = {
         Start: "_on_start",
         Offer: "_on_offer",
+        OfferBatch: "_on_offer_batch",
         Open: "_on_open",
         TimerFired: "_on_timer",
         PeerDown: "_on_peer_down",
@@ -86,7 +92,8 @@ class Publisher(HandlerMachine):
         super().__init__(counters)
         self.config = config
         self.rng = rng
-        self.opening: dict[str, Policy] = {}  # streams asked for and not answered
+        self.opening: dict[str, Policy | None] = {}  # streams asked for and not answered
+        self.cut_off_since_ns: dict[str, int] = {}  # those whose owner is out of reach
         self.lines: dict[LogId, Line] = {}
         self.target = 0
         self.progress_ns = 0
@@ -114,26 +121,25 @@ class Publisher(HandlerMachine):
         return anonymous_publisher(self.wall_ns, self.rng)
 
     def _on_offer(self, inp: Offer) -> None:
-        line = self.lines.get(inp.stream)
+        batch = Batch.of(inp.stream, inp.values, inp.keys, inp.tags, kind=inp.kind)
+        self._take(inp.stream, batch, 0)
+
+    def _on_offer_batch(self, inp: OfferBatch) -> None:
+        self._take(inp.stream, inp.batch, inp.token)
+
+    def _take(self, stream: LogId, batch: Batch, token: int) -> None:
+        line = self.lines.get(stream)
         if line is None:
-            line = self.lines[inp.stream] = Line(self._identity())
+            line = self.lines[stream] = Line(self._identity())
         if len(line.waiting) >= self.config.queue_max:
             raise UsageError(
                 f"{self.config.queue_max} batches are waiting for an acknowledgement "
                 "(publisher.queue_max): publish more slowly"
             )
-        batch = Batch.of(
-            inp.stream,
-            inp.values,
-            inp.keys,
-            inp.tags,
-            publisher=line.publisher,
-            pub_no=line.next_no,
-            kind=inp.kind,
-        )
+        line.waiting.append(batch.numbered(line.publisher, line.next_no))
+        line.tokens.append(token)
         line.next_no += batch.count
-        line.waiting.append(batch)
-        self._send_more(inp.stream, line)
+        self._send_more(stream, line)
 
     def _send_more(self, stream: LogId, line: Line) -> None:
         while line.under_way < min(len(line.waiting), self.config.inflight_max):
@@ -144,23 +150,40 @@ class Publisher(HandlerMachine):
 
     def _send_again(self) -> None:
         """Everything unacknowledged, identical and in its first order."""
-        for name, policy in self.opening.items():
-            self._send(self._head, CreateStream(name, policy))
-        for stream, line in self.lines.items():
+        for name in self.opening:
+            self._send_one_again(name)
+        for stream in self.lines:
+            self._send_one_again(stream)
+
+    def _send_one_again(self, what: LogId | str) -> None:
+        if isinstance(what, str):
+            if what in self.opening:
+                self._send(self._head, CreateStream(what, self.opening[what]))
+        elif line := self.lines.get(what):
             line.under_way = 0
-            self._send_more(stream, line)
+            self._send_more(what, line)
 
     def _on_stream_opened(self, peer: Peer, message: StreamOpened) -> None:
-        if message.name not in self.opening:
+        name, why = message.name, message.why
+        if name not in self.opening:
             return
-        if message.info is not None or message.why == "too-many-streams":
-            del self.opening[message.name]
+        given_up = why == UNREACHABLE and self._is_cut_off(
+            self.cut_off_since_ns.setdefault(name, self.now_ns)
+        )
+        if message.info is not None or why in NEVER_OPENED or given_up:
+            del self.opening[name]
+            self.cut_off_since_ns.pop(name, None)
             self.progress_ns = self.now_ns
-            self.out.append(Emit(Opened(message.name, message.info, message.why)))
+            self.out.append(Emit(Opened(name, message.info, why)))
         else:
-            self._refused(peer, message.why, message.head)
+            if why != UNREACHABLE:
+                self.cut_off_since_ns.pop(name, None)
+            self._refused(peer, why, message.head, name)
 
-    def _line_of(self, message: PubAck | PubNack) -> Line | None:
+    def _is_cut_off(self, since_ns: int) -> bool:
+        return self.now_ns - since_ns >= self.config.owner_ns
+
+    def _line_of(self, message: PubNack) -> Line | None:
         """The line that still waits to hear about what the message names."""
         line = self.lines.get(message.stream)
         what = (message.publisher, message.pub_no)
@@ -168,17 +191,23 @@ class Publisher(HandlerMachine):
         return line if waits else None
 
     def _on_pub_ack(self, _peer: Peer, message: PubAck) -> None:
-        line = self._line_of(message)
+        line = self.lines.get(message.stream)
         if line is None:
+            return
+        for pub_no, seq in ((message.pub_no, message.seq), *message.more):
+            self._acked(line, message, pub_no, seq)
+        self._send_more(message.stream, line)
+
+    def _acked(self, line: Line, message: PubAck, pub_no: int, seq: int) -> None:
+        if not any(b.publisher == message.publisher and b.pub_no == pub_no for b in line.waiting):
             return  # acknowledged before
         self.progress_ns = self.now_ns
-        if line.waiting[0].pub_no != message.pub_no:
+        if line.waiting[0].pub_no != pub_no:
             return  # it overtook an earlier one, and will be said again when that is retried
-        line.lost_since_ns = None
-        batch = line.waiting.popleft()
-        line.under_way -= 1
-        self.out.append(Emit(Acked(message.stream, batch.pub_no, batch.count, message.seq)))
-        self._send_more(message.stream, line)
+        line.lost_since_ns = line.cut_off_since_ns = None
+        batch, token = line.waiting.popleft(), line.tokens.popleft()
+        line.under_way = max(0, line.under_way - 1)
+        self.out.append(Emit(Acked(message.stream, pub_no, batch.count, seq, token)))
 
     def _on_pub_nack(self, peer: Peer, message: PubNack) -> None:
         line = self._line_of(message)
@@ -188,8 +217,16 @@ class Publisher(HandlerMachine):
             self._fail(message, line)
         elif self._is_history_lost(message, line):
             self._fail(PubNack(message.stream, *_first(line), "history-lost"), line)
+        elif message.why == UNREACHABLE:
+            if line.cut_off_since_ns is None:
+                line.cut_off_since_ns = self.now_ns
+            if self._is_cut_off(line.cut_off_since_ns):
+                self._fail(PubNack(message.stream, *_first(line), UNREACHABLE), line)
+            else:
+                self._refused(peer, message.why, message.head, message.stream)
         else:
-            self._refused(peer, message.why, message.head)
+            line.cut_off_since_ns = None
+            self._refused(peer, message.why, message.head, message.stream)
 
     def _is_history_lost(self, message: PubNack, line: Line) -> bool:
         """For long now the head has expected what it acknowledged before: it lost that for good."""
@@ -200,32 +237,41 @@ class Publisher(HandlerMachine):
             line.lost_since_ns = self.now_ns
         return self.now_ns - line.lost_since_ns > self.config.lost_ns
 
-    def _refused(self, peer: Peer, why: str, head: Peer) -> None:
-        """Not now, or not here: go where the head is said to be, and try again soon."""
+    def _refused(self, peer: Peer, why: str, head: Peer, what: LogId | str) -> None:
+        """Not now, or not here: go where the head is said to be, and try again soon.
+
+        All of it if the head has moved; else only the stream (or the name) that was refused, for
+        the others may be well.
+        """
         if peer != self._head:
             return
         if head in self.config.replicas and head != peer:
             self.target = self.config.replicas.index(head)
         elif why == "not-head":
             self.target = (self.target + 1) % len(self.config.replicas)
-        self.out.append(SetTimer("again", self.now_ns + self.config.backoff_ns))
+        key = "again" if why == "not-head" else ("again", what)
+        self.out.append(SetTimer(key, self.now_ns + self.config.backoff_ns))
 
     def _fail(self, message: PubNack, line: Line) -> None:
         """This batch can never be taken. What follows would be out of order: it fails with it."""
-        failed: list[Batch] = []
-        while not failed or (failed[-1].publisher, failed[-1].pub_no) != (
+        failed: list[tuple[Batch, int]] = []
+        while not failed or (failed[-1][0].publisher, failed[-1][0].pub_no) != (
             message.publisher,
             message.pub_no,
         ):
-            failed.append(line.waiting.pop())
-        for batch in reversed(failed):
-            self.out.append(Emit(Failed(message.stream, batch.pub_no, message.why)))
-        line.publisher, line.next_no, line.lost_since_ns = self._identity(), 1, None
+            failed.append((line.waiting.pop(), line.tokens.pop()))
+        for batch, token in reversed(failed):
+            self.out.append(Emit(Failed(message.stream, batch.pub_no, message.why, token)))
+        line.publisher, line.next_no = self._identity(), 1
+        line.lost_since_ns = line.cut_off_since_ns = None
         line.under_way = min(line.under_way, len(line.waiting))
 
     def _on_timer(self, inp: TimerFired) -> None:
         if inp.key == "again":
             self._send_again()
+            return
+        if inp.key != "retry":
+            self._send_one_again(inp.key[1])
             return
         self.out.append(SetTimer("retry", self.now_ns + self.config.retry_ns))
         idle_ns = self.now_ns - self.progress_ns

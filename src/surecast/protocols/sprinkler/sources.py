@@ -35,6 +35,8 @@ class PeerRegion:
     name: str
     epoch: int = 0
     tail: Peer = ""  # who advertises; "" when unreachable
+    head: Peer = ""  # who takes publishes of what it owns
+    owners: bytes = b""  # its table of owners, as a digest
     ends: dict[LogId, int] = field(default_factory=dict)
     infos: dict[LogId, StreamInfo] = field(default_factory=dict)
     heard_ns: int = -1  # last advertisement

@@ -3,13 +3,18 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from surecast.columns.batch import CONFIG, Batch, coalesce
+from surecast.columns.batch import COLLECTED, CONFIG, EXPIRED, Batch
+from surecast.columns.compaction import survivors
 from surecast.columns.retention import RetentionIndex
 from surecast.core.disk import read_through
 from surecast.core.types import Disk, LogId, Peer
 from surecast.protocols.sprinkler.messages import StreamInfo
+from surecast.protocols.sprinkler.pieces import Pieces
 
 __all__ = ["Lead", "Source", "Stream"]
+
+
+_SEARCH_BYTES = 64 << 10  # read at a time to find a position
 
 
 @dataclass(slots=True)
@@ -35,7 +40,8 @@ class Lead:
 @dataclass(slots=True)
 class Stream:
     info: StreamInfo
-    index: RetentionIndex
+    index: RetentionIndex  # of what is committed, fed in runs: `committed` may be ahead of it
+    pieces: Pieces = field(default_factory=Pieces)
     end: int = 1  # appended here
     newest_ns: int = 0  # time of the newest event pulled from another region
     committed: int = 1  # by the chain; the only part anybody is shown (R5)
@@ -51,23 +57,45 @@ class Stream:
     confirmed: dict[str, int] = field(default_factory=dict)  # to a recovering owner: by region
     unnamed: int = 0  # end of the compacted batches we pulled, which name no publishers (R4)
     recovering_since_ns: int | None = None  # owner behind its peers (R8)
-    compacted_voids: int = 0  # positions that were void when the log was last rewritten
+    rewriting_rows: int = 0  # what the rewrite under way will leave
     subscribers: dict[Peer, int] = field(default_factory=dict)  # → next position to send
 
     @property
     def stream_id(self) -> LogId:
         return self.info.stream_id
 
-    def feed(self, disk: Disk, upto: int, nbytes_max: int) -> None:
-        """Let retention see what has been committed, once, in order (R5)."""
+    def feed(self, disk: Disk, nbytes_max: int, budget_bytes: int = 1 << 62) -> None:
+        """Let retention see what has been committed, once, in order (R5), about `budget_bytes`."""
         index = self.index
 
         def lend(lo: int, hi: int) -> Iterator[Batch]:
             return read_through(disk, self.stream_id, lo, hi, nbytes_max)
 
-        for batch in lend(index.end, upto):
-            index.feed(batch, lend)
-            self.reconfigured = self.reconfigured or batch.kind == CONFIG
+        while index.end < self.committed and budget_bytes > 0:
+            batches = disk.read(self.stream_id, index.end, self.committed, nbytes_max)
+            assert batches, f"{self.info.name} does not hold position {index.end}"
+            index.feed_many(batches, lend)
+            for batch in batches:
+                self.pieces.note(batch)
+                self.reconfigured = self.reconfigured or batch.kind == CONFIG
+                budget_bytes -= batch.nbytes
+
+    def first_at(self, time_ns: int, disk: Disk) -> int:
+        """The first live position whose time is not before `time_ns`; if there is none, the end.
+
+        Live, because a copy that was compacted knows no times of what is void: so it is the same in
+        every region.
+        """
+
+        def lend(lo: int, hi: int) -> Iterator[Batch]:
+            return read_through(disk, self.stream_id, lo, hi, _SEARCH_BYTES)
+
+        seq, before = self.index.first_at(time_ns, lend), 0
+        while before < seq:
+            before = seq
+            for voids in self.index.voids.values():
+                seq = voids.lowest_missing(seq)
+        return min(seq, self.index.end)
 
     def serve(self, disk: Disk, lo: int, hi: int, nbytes_max: int, rows_max: int) -> list[Batch]:
         """[lo, hi) as readers should see it: live events, and voids as ranges (R9).
@@ -78,4 +106,6 @@ class Stream:
         raw = disk.read(self.stream_id, lo, hi, nbytes_max)
         if lo >= self.recent or not any(self.index.voids.values()):
             return raw
-        return coalesce([part for b in raw for part in self.index.apply(b)], rows_max)
+        assert not raw or raw[-1].hi <= self.index.end, "retention sees it before late readers do"
+        voids = self.index.voids
+        return survivors(raw, voids[COLLECTED], voids[EXPIRED], rows_max) if raw else raw

@@ -19,7 +19,13 @@ from surecast.core.types import (
     TimerFired,
 )
 from surecast.protocols.sprinkler.config import SubscriberConfig
-from surecast.protocols.sprinkler.messages import Follow, PeerEvents, Subscribe, Unsubscribe
+from surecast.protocols.sprinkler.messages import (
+    Follow,
+    PeerEvents,
+    Subscribe,
+    Unfollow,
+    Unsubscribe,
+)
 
 __all__ = ["Subscriber"]
 
@@ -29,6 +35,7 @@ class Subscriber(HandlerMachine):
     inputs: ClassVar[dict[type, str]] = {
         Start: "_on_start",
         Follow: "_on_follow",
+        Unfollow: "_on_unfollow",
         TimerFired: "_on_timer",
         PeerDown: "_on_peer_down",
     }
@@ -42,6 +49,7 @@ class Subscriber(HandlerMachine):
         super().__init__(counters)
         self.config = config
         self.positions = positions  # next position wanted, by stream
+        self.asked_ns: dict[LogId, int] = {}  # when each stream was last asked for by its follower
         self.target = 0
         self.heard_ns = 0
 
@@ -51,11 +59,17 @@ class Subscriber(HandlerMachine):
 
     def _on_follow(self, inp: Follow) -> None:
         self.positions[inp.stream] = inp.start
+        self.asked_ns[inp.stream] = self.now_ns
         self._send(self._server, Subscribe("", 0, inp.stream, inp.start))
+
+    def _on_unfollow(self, inp: Unfollow) -> None:
+        if self.positions.pop(inp.stream, None) is not None:
+            self.asked_ns.pop(inp.stream, None)
+            self._send(self._server, Unsubscribe(inp.stream))
 
     def _on_timer(self, _inp: TimerFired) -> None:
         self.out.append(SetTimer("idle", self.now_ns + self.config.idle_ns))
-        if self.now_ns - self.heard_ns >= self.config.idle_ns:
+        if self.positions and self.now_ns - self.heard_ns >= self.config.idle_ns:
             self._ask_next()
 
     def _on_peer_down(self, inp: PeerDown) -> None:
@@ -91,5 +105,7 @@ class Subscriber(HandlerMachine):
         self.positions[message.stream] = position
         if fresh:
             self.out.append(Deliver(message.stream, tuple(fresh)))
-        if gap:  # damage, never a void (R9): another replica may have it whole
+        # What was under way for an earlier Follow does not fit: what we asked for comes behind it.
+        stale = self.now_ns - self.asked_ns.get(message.stream, -1 << 62) < self.config.idle_ns
+        if gap and not stale:  # damage, never a void (R9): another replica may have it whole
             self._ask_next()

@@ -1,0 +1,156 @@
+"""Which parts of a log are worth rewriting: its positions in pieces, and what each still holds.
+
+A log is compacted piece by piece, so that the work at a time is bounded whatever the history. A
+piece is worth it when a share of the rows it held when it was last written has become void, or
+when it is made of many tiny batches. Neighbours that have shrunk, or are not much larger, are
+rewritten with it and become one piece again, so there are never many more pieces than live events
+ask for, and what is rewritten is a small multiple of what was published.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from surecast.columns.batch import Batch
+from surecast.columns.column import Int64s
+from surecast.columns.intervals import IntervalSet
+
+__all__ = ["Piece", "Pieces"]
+
+SMALL_ROWS = 16  # batches below this, on average, are worth joining
+BATCHES_MIN = 64  # ... if there are so many
+JOINED = 4  # times as large as the piece itself a neighbour may be, to be rewritten with it
+AT_ONCE = 8  # pieces rewritten together: what a rewrite reads is a multiple of a piece's bounds
+
+
+@dataclass(slots=True)
+class Piece:
+    lo: int
+    hi: int
+    rows: int = 0  # held when it was last written
+    nbytes: int = 0
+    batches: int = 0
+
+    @property
+    def is_tiny_batches(self) -> bool:
+        return self.batches >= BATCHES_MIN and self.rows < SMALL_ROWS * self.batches
+
+
+class Pieces:
+    """Closed pieces, contiguous from position 1, and the one that still grows."""
+
+    def __init__(self, rows_max: int = 1 << 16, nbytes_max: int = 8 << 20) -> None:
+        self.rows_max = rows_max
+        self.nbytes_max = nbytes_max
+        self.closed: list[Piece] = []
+        self.open = Piece(1, 1)
+        self.under_way: tuple[int, int] | None = None
+        self.looked = -1  # how many positions were void when nothing was worth it
+        # The open piece may be closed before it is full, once: its owner sets this now and then. (A
+        # busy stream always has a little to rewrite; each rewrite would find the next one waiting.)
+        self.tidy = True
+
+    def note(self, batch: Batch) -> None:
+        """The log goes on with `batch`."""
+        piece = self.open
+        piece.hi = batch.hi
+        piece.rows += batch.rows
+        piece.nbytes += batch.nbytes
+        piece.batches += 1
+        if piece.rows >= self.rows_max or piece.nbytes >= self.nbytes_max:
+            self._close()
+
+    def begin(self, voids: list[IntervalSet], share: float) -> tuple[int, int] | None:
+        """[lo, hi) to rewrite now, if something is worth it and nothing is under way."""
+        if self.under_way:
+            return None
+        total = sum(one.total() for one in voids)
+        if total == self.looked:
+            return None
+        tidied, self.tidy = self.tidy, False
+        if tidied:
+            self._close_if_worth_it(voids, share)
+        if not self.closed:
+            return None
+        live = self._live(voids)
+        gone = [piece.rows - rows for piece, rows in zip(self.closed, live, strict=True)]
+        worth = [
+            i
+            for i, piece in enumerate(self.closed)
+            if gone[i] >= max(1, share * piece.rows) or piece.is_tiny_batches
+        ]
+        if not worth:
+            self.looked = total if tidied else -1
+            return None
+        first = max(worth, key=lambda i: gone[i])
+        self.under_way = self._with_neighbours(first, live, gone, share)
+        return self.under_way
+
+    def _close_if_worth_it(self, voids: list[IntervalSet], share: float) -> None:
+        piece = self.open
+        if piece.rows < SMALL_ROWS:
+            return
+        gone = sum(one.clip(piece.lo, piece.hi).total() for one in voids)
+        gone -= piece.hi - piece.lo - piece.rows  # void before it came
+        if gone >= max(1, share * piece.rows):
+            self._close()
+
+    def _close(self) -> None:
+        self.closed.append(self.open)
+        self.open = Piece(self.open.hi, self.open.hi)
+        self.looked = -1
+
+    def _with_neighbours(
+        self, first: int, live: list[int], gone: list[int], share: float
+    ) -> tuple[int, int]:
+        """The piece and those beside it that have shrunk as well, while one piece will do."""
+        last, rows, held = first + 1, live[first], self.closed[first].rows
+
+        def joins(i: int) -> bool:
+            shrunk = gone[i] >= max(1, share * self.closed[i].rows)
+            near = live[i] <= JOINED * held and 4 * live[i] <= self.rows_max
+            fits = rows + live[i] <= self.rows_max and last - first < AT_ONCE
+            return fits and (shrunk or near)
+
+        while last < len(self.closed) and joins(last):
+            rows, held = rows + live[last], held + self.closed[last].rows
+            last += 1
+        while first > 0 and joins(first - 1):
+            first -= 1
+            rows, held = rows + live[first], held + self.closed[first].rows
+        return self.closed[first].lo, self.closed[last - 1].hi
+
+    def done(self, lo: int, hi: int, rows: int) -> None:
+        """[lo, hi) was rewritten and holds `rows` now."""
+        self.under_way = None
+        inside = [i for i, piece in enumerate(self.closed) if lo <= piece.lo and piece.hi <= hi]
+        if not inside:
+            return
+        first, last = inside[0], inside[-1] + 1
+        old = self.closed[first:last]
+        held = sum(piece.rows for piece in old)
+        nbytes = sum(piece.nbytes for piece in old) * rows // max(held, 1)
+        self.closed[first:last] = [Piece(lo, hi, rows, nbytes, 1)]
+        self.looked = -1
+
+    def failed(self) -> None:
+        self.under_way = None
+
+    def _live(self, voids: list[IntervalSet]) -> list[int]:
+        """How many positions of each closed piece are live."""
+        edges = np.array([*(piece.lo for piece in self.closed), self.closed[-1].hi], np.int64)
+        below = sum((_below(one, edges) for one in voids), np.zeros(edges.size, np.int64))
+        counts: list[int] = (np.diff(edges) - np.diff(below)).tolist()
+        return counts
+
+
+def _below(voids: IntervalSet, edges: Int64s) -> Int64s:
+    """How many positions of `voids` lie below each edge."""
+    los, his = voids.to_arrays()
+    if not los.size:
+        return np.zeros(edges.size, np.int64)
+    whole = np.concatenate((np.zeros(1, np.int64), np.cumsum(his - los)))
+    run = np.searchsorted(los, edges, "right") - 1  # the last run that begins at or below the edge
+    inside = np.minimum(edges, his[run]) - los[run]
+    found: Int64s = np.where(run < 0, 0, whole[np.maximum(run, 0)] + inside)
+    return found

@@ -1,0 +1,277 @@
+"""What can happen to a fleet: each kind of misfortune, how it begins and how it ends.
+
+Which ones befall whom is drawn from a seed. The outlook is told of each, so that a round knows what
+should still get on. All of them are survivable in any combination, for no disk is lost.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from surecast.core.types import MS
+from surecast.runtime.relay import Shape
+from surecast.server.config import witness_name
+from surecast.swarm.fleet import Fleet
+from surecast.swarm.outlook import Outlook
+
+__all__ = ["KINDS", "Fate", "Misfortune"]
+
+PLACES = {"kill-head": 0, "kill-middle": 1, "kill-tail": -1}
+KINDS = (
+    *PLACES,
+    "kill-region",  # all replicas at once; their disks are kept
+    "kill-site",  # the same with its witness
+    "kill-again",  # a replica, and some times more while it starts
+    "stop-replica",
+    "kill-witness",
+    "cut-link",  # between two regions, both ways or one
+    "slow-link",  # it delays and loses much more than it should
+    "cut-publisher",
+    "reset-publisher",  # its connections break, again and again, and are made anew
+    "kill-client",
+    "kill-thin",
+    "kill-named",  # its place is kept by the region
+    "stop-reader",
+)
+SLOW = Shape(delay_ns=150 * MS, jitter_ns=100 * MS, loss=0.05)
+RESETS = 5
+AGAIN, AGAIN_S = 4, 0.6  # how often, and how long it has at most before it is killed again
+
+
+@dataclass(slots=True)
+class Misfortune:
+    kind: str
+    whom: str
+    end: Callable[[], None]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.whom}"
+
+
+class Fate:
+    """Draws misfortunes and lets them begin. At most one at a time befalls anybody."""
+
+    def __init__(self, fleet: Fleet, rng: Random) -> None:
+        self.fleet, self.rng = fleet, rng
+        self.outlook = Outlook(fleet.regions)
+        self.struck: dict[str, bool] = {}  # readers killed or stopped
+        self.slow: dict[str, bool] = {}  # links between regions
+
+    def begin(self, kind: str) -> Misfortune | None:
+        """None: there is nobody left whom it could befall now."""
+        if kind in PLACES:
+            return self._kill_replica(kind)
+        method: Callable[[], Misfortune | None] = getattr(self, f"_{kind.replace('-', '_')}")
+        return method()
+
+    def look(self) -> None:
+        """Who is in which chain now."""
+        for region in self.fleet.regions:
+            if members := self.fleet.members(region):
+                self.outlook.members[region] = members
+
+    def _pick(self, choices: list[str]) -> str:
+        """One draw, whatever the choices: a story goes on the same way if they are a few less."""
+        number = self.rng.randrange(1 << 30)
+        return choices[number % len(choices)] if choices else ""
+
+    # ------------------------------------------------------------ servers
+
+    def _kill_replica(self, kind: str) -> Misfortune | None:
+        least = 3 if kind == "kill-middle" else 2
+        region = self._pick([r for r in self.fleet.regions if len(self.outlook.up(r)) >= least])
+        if not region:
+            return None
+        up = self.outlook.up(region)
+        members = [name for name in self.fleet.members(region) if name in up] or up
+        name = members[min(PLACES[kind], len(members) - 1)]
+        return self._kill(kind, name, {region: [name]})
+
+    def _kill_region(self) -> Misfortune | None:
+        region = self._pick([r for r in self.fleet.regions if self.outlook.up(r)])
+        if not region:
+            return None
+        return self._kill("kill-region", region, {region: self.outlook.up(region)})
+
+    def _kill_site(self) -> Misfortune | None:
+        fleet, outlook = self.fleet, self.outlook
+        region = self._pick([r for r in fleet.regions if outlook.up(r) and r not in outlook.blind])
+        if not region:
+            return None
+        witness = witness_name(region) if fleet.wiring.has_witness(region) else ""
+        if witness:
+            fleet.kill(witness)
+            outlook.witness_down(region)
+        replicas = self._kill("kill-site", region, {region: outlook.up(region)})
+
+        def end() -> None:
+            replicas.end()
+            if witness:
+                fleet.restart(witness)
+                outlook.witness_up(region)
+
+        return Misfortune("kill-site", region, end)
+
+    def _kill(self, kind: str, whom: str, victims: dict[str, list[str]]) -> Misfortune:
+        pairs = [(region, name) for region, names in victims.items() for name in names]
+        for region, name in pairs:
+            self.fleet.kill(name)
+            self.outlook.replica_down(region, name)
+
+        def end() -> None:
+            for region, name in pairs:
+                self.fleet.restart(name)
+                self.outlook.replica_up(region, name)
+
+        return Misfortune(kind, whom, end)
+
+    def _kill_again(self) -> Misfortune | None:
+        region = self._pick([r for r in self.fleet.regions if self.outlook.up(r)])
+        name = self._pick(self.outlook.up(region) if region else [])
+        pauses = [self.rng.uniform(0.0, AGAIN_S) for _ in range(AGAIN)]
+        if not name:
+            return None
+        once = self._kill("kill-again", name, {region: [name]})
+
+        def end() -> None:
+            for pause in pauses:
+                self.fleet.crash_again(name, pause)
+            once.end()
+
+        return Misfortune("kill-again", name, end)
+
+    def _stop_replica(self) -> Misfortune | None:
+        region = self._pick([r for r in self.fleet.regions if self.outlook.up(r)])
+        name = self._pick(self.outlook.up(region) if region else [])
+        if not name:
+            return None
+        self.fleet.stop(name)
+        self.outlook.replica_down(region, name)
+
+        def end() -> None:
+            self.fleet.cont(name)
+            self.outlook.replica_up(region, name)
+
+        return Misfortune("stop-replica", name, end)
+
+    def _kill_witness(self) -> Misfortune | None:
+        fleet, outlook = self.fleet, self.outlook
+        region = self._pick(
+            [r for r in fleet.regions if fleet.wiring.has_witness(r) and r not in outlook.blind]
+        )
+        if not region:
+            return None
+        if len(outlook.up(region)) == len(fleet.regions[region]):
+            # One that came back a moment ago may still be on its way into the chain.
+            fleet.wait(lambda: sorted(fleet.members(region)) == sorted(fleet.regions[region]))
+        self.look()
+        fleet.kill(witness_name(region))
+        outlook.witness_down(region)
+
+        def end() -> None:
+            fleet.restart(witness_name(region))
+            outlook.witness_up(region)
+
+        return Misfortune("kill-witness", region, end)
+
+    # ------------------------------------------------------------ links
+
+    def _cut_link(self) -> Misfortune | None:
+        cut = self.outlook.cut
+        wire = self._pick([wire for wire in self.fleet.wiring.wires() if wire not in cut])
+        direction = self._pick(["both", "both", "forward", "back"])
+        if not wire:
+            return None
+        self.fleet.relay.cut(wire, direction)
+        cut[wire] = True
+
+        def end() -> None:
+            self.fleet.relay.mend(wire)
+            del cut[wire]
+
+        return Misfortune("cut-link", f"{wire} {direction}", end)
+
+    def _slow_link(self) -> Misfortune | None:
+        wires = [wire for wire in self.fleet.wiring.wires() if wire not in self.slow]
+        wire = self._pick([wire for wire in wires if wire not in self.outlook.cut])
+        if not wire:
+            return None
+        self.fleet.relay.degrade(wire, SLOW)
+        self.slow[wire] = True
+
+        def end() -> None:
+            if wire not in self.outlook.cut:  # else what mends that mends this
+                self.fleet.relay.mend(wire)
+            del self.slow[wire]
+
+        return Misfortune("slow-link", wire, end)
+
+    def _cut_publisher(self) -> Misfortune | None:
+        mute = self.outlook.mute
+        region = self._pick([r for r in self.fleet.regions if r not in mute])
+        direction = self._pick(["both", "forward", "back"])
+        if not region:
+            return None
+        self.fleet.relay.cut(f"{region}/pub", direction)
+        mute[region] = True
+
+        def end() -> None:
+            self.fleet.relay.mend(f"{region}/pub")
+            del mute[region]
+
+        return Misfortune("cut-publisher", f"{region}/pub {direction}", end)
+
+    def _reset_publisher(self) -> Misfortune | None:
+        region = self._pick(list(self.fleet.regions))
+
+        def reset() -> None:
+            for _ in range(RESETS):
+                self._reset(region)
+
+        reset()
+        return Misfortune("reset-publisher", f"{region}/pub", reset)
+
+    def _reset(self, region: str) -> None:
+        """Break the connections of a publisher, and wait until it has made new ones."""
+        relay, wire = self.fleet.relay, f"{region}/pub"
+        before = relay.stats()[wire].accepted
+        relay.reset(wire)
+        if region not in self.outlook.mute and self.outlook.works(region):
+            self.fleet.wait(lambda: relay.stats()[wire].accepted > before)
+
+    # ------------------------------------------------------------ readers
+
+    def _kill_client(self) -> Misfortune | None:
+        return self._kill_reader("kill-client", self.fleet.clients)
+
+    def _kill_thin(self) -> Misfortune | None:
+        return self._kill_reader("kill-thin", self.fleet.thin)
+
+    def _kill_named(self) -> Misfortune | None:
+        return self._kill_reader("kill-named", list(self.fleet.named))
+
+    def _kill_reader(self, kind: str, readers: list[str]) -> Misfortune | None:
+        name = self._pick([reader for reader in readers if reader not in self.struck])
+        if not name:
+            return None
+        self.fleet.kill(name)
+        self.struck[name] = True
+
+        def end() -> None:
+            self.fleet.restart(name)
+            del self.struck[name]
+
+        return Misfortune(kind, name.partition("@")[0], end)
+
+    def _stop_reader(self) -> Misfortune | None:
+        name = self._pick([reader for reader in self.fleet.readers if reader not in self.struck])
+        if not name:
+            return None
+        self.fleet.stop(name)
+        self.struck[name] = True
+
+        def end() -> None:
+            self.fleet.cont(name)
+            del self.struck[name]
+
+        return Misfortune("stop-reader", name.partition("@")[0], end)

@@ -1,0 +1,166 @@
+"""Compaction at a replica: what is on disk before, what is said after, and what interrupts it."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from surecast.columns.intervals import IntervalSet
+from surecast.columns.retention import KeepLast
+from surecast.core.replicated import CompactLog, Rewritten
+from surecast.core.types import MS, SECOND, Compact, Compacted, SaveState, Stored, StoreFailed
+from surecast.protocols.chain.messages import Configuration, Member
+from tests.helpers import cluster_of, heal_and_judge, publish, run, settle, wait
+from tests.protocols.chain.test_chain import LOG, Desk, founded
+
+VOIDS = IntervalSet([(1, 3)]).to_bytes()
+NONE = IntervalSet().to_bytes()
+COMMAND = CompactLog(LOG, 1, 4, VOIDS, NONE, 4096)
+
+
+def lone(count: int = 5) -> Desk:
+    """A chain of one with `count` events on disk."""
+    desk = founded(1, "a", replicas=1)
+    for _ in range(count):
+        desk.submit()
+    desk.write()
+    desk.said.clear()
+    return desk
+
+
+def one(desk: Desk, kind: type) -> Any:
+    (found,) = [effect for effect in desk.asked if isinstance(effect, kind)]
+    desk.asked.remove(found)
+    return found
+
+
+def test_r4_who_published_is_on_disk_before_anything_is_left_out() -> None:
+    desk = lone()
+    desk.give(COMMAND)
+    save = one(desk, SaveState)
+    assert save.name == f"publishers/{LOG.hex()}"
+    end, _, committed = msgspec.msgpack.decode(save.data)
+    assert (end, committed) == (6, 6)  # with it: how far its collectors are committed
+    assert desk.asked == []
+    desk.give(Stored(save.token))
+    compact = one(desk, Compact)
+    assert (compact.log, compact.lo, compact.hi) == (LOG, 1, 4)
+    assert (compact.collected, compact.expired, compact.rows_max) == (VOIDS, NONE, 4096)
+    assert desk.said == []  # not yet
+    desk.give(Compacted(compact.token))
+    assert desk.said == [Rewritten(LOG, 1, 4, True)]
+
+
+def test_r5_what_is_not_committed_is_not_compacted() -> None:
+    desk = founded(1, "a", "b")  # nobody acknowledges
+    for _ in range(5):
+        desk.submit()
+    desk.write()
+    with pytest.raises(AssertionError, match="committed"):
+        desk.give(COMMAND)
+
+
+@pytest.mark.parametrize("reason", ["full", "io"])
+def test_a_snapshot_that_cannot_be_written_ends_it(reason: str) -> None:
+    desk = lone()
+    desk.give(COMMAND)
+    desk.refuse(reason)
+    assert desk.asked == []
+    assert desk.answers(Rewritten) == [Rewritten(LOG, 1, 4, False)]
+
+
+def test_a_rewrite_that_fails_or_was_cut_into_leaves_all_as_it_was() -> None:
+    desk = lone()
+    desk.give(COMMAND)
+    desk.give(Stored(one(desk, SaveState).token))
+    desk.give(StoreFailed(one(desk, Compact).token, "truncated"))
+    assert desk.answers(Rewritten) == [Rewritten(LOG, 1, 4, False)]
+    desk.give(COMMAND)  # and may be tried again
+    desk.give(Stored(one(desk, SaveState).token))
+    assert one(desk, Compact).hi == 4
+
+
+def test_a_past_that_was_given_up_meanwhile_is_not_compacted() -> None:
+    """The chain is founded anew by force, without us, between the snapshot and the rewrite."""
+    desk = lone()
+    desk.give(COMMAND)
+    save = one(desk, SaveState)
+    desk.hear("service", Configuration("chain", 7, (Member("z", b"z"),), 1))
+    config = desk.replica.config
+    if config.replicas == 1:  # a lone replica would found itself anew: speak for the service
+        desk.replica.saved.lineage = 1
+    desk.asked.clear()
+    desk.give(Stored(save.token))
+    assert not [effect for effect in desk.asked if isinstance(effect, Compact)]
+    assert Rewritten(LOG, 1, 4, False) in desk.said
+
+
+def test_the_snapshot_is_as_of_what_is_on_disk() -> None:
+    """An append under way may still fail: its publisher must not be remembered for it."""
+    desk = lone()
+    desk.submit()
+    desk.give(COMMAND)
+    end, data, _ = msgspec.msgpack.decode(one(desk, SaveState).data)
+    ((_, next_no, _, _),) = msgspec.msgpack.decode(data)[1]
+    assert (end, next_no) == (6, 6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_g10_crashes_at_any_moment_of_a_compaction_lose_and_double_nothing(seed: int) -> None:
+    """Small pieces, slow disks, crashes of each replica in turn while it rewrites."""
+    print(f"seed {seed}")
+    cluster = cluster_of(
+        {"east": 3, "west": 1},
+        {"s": ("east", KeepLast(20))},
+        seed=seed,
+        publishers=2,
+        proxy={"compact_ns": 20 * MS, "compact_share": 0.2, "piece_rows_max": 16},
+    )
+    world = cluster.world
+    world.disks.sync_ns = 3 * MS
+    for i in range(300):
+        for p in range(2):
+            cluster.offer(world.now_ns + i * 10 * MS, f"east/pub{p}", "s", [b"%d.%d" % (p, i)])
+    for n in range(5):
+        node = f"east/{(seed + n) % 3}"
+        run(cluster, 300 * MS)
+        stream, pieces = cluster.streams["s"], None
+        if world.machine(node) is not None:
+            pieces = world.machine(node).layers[1].streams[stream].pieces
+            wait(cluster, lambda pieces=pieces: pieces.under_way is not None)  # type: ignore[misc]
+        run(cluster, (seed + n) % 4 * MS)  # before the snapshot is written, between, after
+        world.crash(node)
+        run(cluster, 100 * MS)
+        world.restart(node)
+    assert heal_and_judge(cluster) == []
+    assert cluster.counters["east/0"]["chain.compacted"]
+
+
+@pytest.mark.slow
+def test_a_learner_comes_while_the_tail_compacts() -> None:
+    cluster = cluster_of(
+        {"east": 2, "west": 1},
+        {"s": ("east", KeepLast(10))},
+        publishers=2,
+        chain={"min_replicas": 1},
+        proxy={"compact_ns": 20 * MS, "compact_share": 0.2, "piece_rows_max": 16},
+    )
+    world = cluster.world
+    publish(cluster, 100, "east/pub1")
+    settle(cluster)
+    world.crash("east/1")
+    wait(cluster, lambda: len(cluster.members("east")) == 1)
+    world.cut("east/0", "east/pub0", two_way=False)  # an acknowledgement that is lost ...
+    publish(cluster, 1)
+    run(cluster, SECOND)
+    publish(cluster, 100, "east/pub1")  # ... of an event that is collected and compacted
+    world.wipe("east/1")
+    world.restart("east/1")
+    publish(cluster, 100, "east/pub1")
+    wait(cluster, lambda: len(cluster.members("east")) == 2, 20 * SECOND)
+    world.crash("east/0")
+    world.wipe("east/0")  # what is known of publishers now came with the learner's copy
+    wait(cluster, lambda: [m.name for m in cluster.members("east")] == ["east/1"])
+    assert heal_and_judge(cluster) == []
+    assert len(cluster.records["s"].acked) == 301
