@@ -1,10 +1,25 @@
 """Every error Surecast raises on purpose, under one root.
 
-Two blames are kept apart: `ConfigError` and `UsageError` are the caller's to mend, `PeerError` is
-what a peer (or a corrupt disk block) sent us. An `AssertionError` is our own bug.
+Blames are kept apart. `ConfigError` and `UsageError` are the caller's to mend, `PeerError` is what
+a peer (or a corrupt disk block) sent us, and the rest is what a client of a region may meet: each
+message says what happened and what to do next. An `AssertionError` is our own bug.
 """
 
-__all__ = ["ConfigError", "PeerError", "StorageError", "SurecastError", "UsageError"]
+__all__ = [
+    "Closed",
+    "ConfigError",
+    "ConnectError",
+    "Fenced",
+    "NotSupported",
+    "OwnerUnreachable",
+    "PeerError",
+    "PublishError",
+    "QueueFull",
+    "StorageError",
+    "StreamConfigMismatch",
+    "SurecastError",
+    "UsageError",
+]
 
 
 class SurecastError(Exception):
@@ -19,9 +34,56 @@ class UsageError(SurecastError):
     """The caller asked for something that cannot be done as asked."""
 
 
+class NotSupported(UsageError):
+    """What was asked for is part of the surface, but is not built yet."""
+
+
+class StreamConfigMismatch(UsageError):
+    """The stream exists and keeps its events by another rule than the one asked for."""
+
+
 class PeerError(SurecastError):
     """Bytes from outside do not make sense: truncated, oversized, corrupt, or of unknown kind."""
 
 
 class StorageError(SurecastError):
     """The disk could not do what was asked of it."""
+
+
+class ConnectError(SurecastError):
+    """No server of the region could be reached; the message says what each address answered."""
+
+
+class Closed(SurecastError):
+    """The client or the subscription was closed."""
+
+
+class QueueFull(SurecastError):
+    """As much as may be is unacknowledged: `publish_soon` did not take the event."""
+
+
+class Fenced(SurecastError):
+    """Somebody else has opened the named subscription; this one reads no more."""
+
+
+class PublishError(SurecastError):
+    """Events were not published, or it is not known whether they were (`maybe_taken`).
+
+    `acknowledged` has the positions, as half-open runs, of what one `publish_many` did get
+    published before.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        maybe_taken: bool = False,
+        acknowledged: tuple[tuple[int, int], ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.maybe_taken = maybe_taken
+        self.acknowledged = acknowledged
+
+
+class OwnerUnreachable(PublishError):
+    """The region that owns the stream cannot be reached from this one."""

@@ -1,32 +1,182 @@
-"""`surecast demo`: it runs, its figure is there, and its exit code means something."""
+"""`surecast demo`: real processes, nothing lost; its exit code means something; nothing stays."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from surecast.cli.main import app
+from surecast.protocols.sprinkler.checks import Tally
 from surecast.swarm import demo
+from surecast.swarm.audit import judge
+from surecast.swarm.ledger import ReadEvents, load_offered, load_read
+
+EVENTS = 20_000
+READERS = [
+    *(f"{region}-mesh-{i}" for region in ("east", "west", "north") for i in (1, 2)),
+    "west-thin",
+]
+GONE_S_MAX = 60.0
+
+
+def start(folder: Path, *flags: str) -> "subprocess.Popen[str]":
+    """The demo as a process of its own, which keeps what it keeps in `folder`."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "surecast.cli", "demo", "--events", str(EVENTS), *flags],
+        env={**os.environ, "TMPDIR": str(folder)},
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def processes_of(folder: Path) -> list[str]:
+    """Command lines of processes that were told of something in `folder`."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue  # it has just ended
+        if str(folder) in line:
+            found.append(line)
+    return found
+
+
+def wait_until_gone(folder: Path) -> None:
+    deadline = time.monotonic() + GONE_S_MAX
+    while left := processes_of(folder):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+class Ran:
+    """One whole run, kept."""
+
+    def __init__(self, folder: Path) -> None:
+        process = start(folder, "--json", "--keep", "--out", str(folder / "out"))
+        self.stdout, self.stderr = process.communicate()
+        self.code = process.returncode
+        self.folder = folder
+
+    @property
+    def told(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.stdout)
+        return found
+
+    def readers(self) -> Iterator[ReadEvents]:
+        return (load_read(Path(self.told["folder"]) / f"{name}.npz") for name in READERS)
+
+    def judged(self, readers: Iterator[ReadEvents]) -> Tally:
+        offered = load_offered(Path(self.told["folder"]) / "publisher.npz")
+        return judge(offered, readers, EVENTS + 1)
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    return Ran(tmp_path_factory.mktemp("demo"))
 
 
 @pytest.mark.slow
-def test_the_demo_loses_nothing_and_draws_a_figure(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["demo", "--json", "--out", str(tmp_path)])
-    assert result.exit_code == 0, result.output
-    told = json.loads(result.stdout.splitlines()[-1])
-    assert told["published"] == told["acked"] == 25_000
+def test_through_a_cut_and_a_kill_nothing_is_lost(ran: Ran) -> None:
+    assert ran.code == 0, ran.stderr
+    told = ran.told
+    assert told["published"] == told["acked"] == EVENTS
+    assert told["delivered"] + told["void"] == EVENTS * len(READERS)
     assert (told["lost"], told["duplicated"], told["misordered"]) == (0, 0, 0)
-    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
+    assert told["violations"] == []
+    assert [what for what, _, _ in told["faults"]] == [
+        "line east – west cut",
+        "east-1 killed",
+        "west alone",
+    ]
+    assert told["missed_events"] == EVENTS * 0.65
+    assert 0 < told["shipped_bytes"] < told["missed_bytes"]
+    assert len(set(told["kept"].values())) == 1, "every region keeps the same"
+    assert Path(told["figure"]).read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_violation_is_an_exit_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    tally = demo.Tally(published=2, acked=2, lost=1, violations=["s: G10 lost"])
-    fake = demo.Demo(tally, True, ["east"], 1, 1, {"east": (2, 1)}, 0, [0.0], {"east": [1]}, 0.0)
-    monkeypatch.setattr(demo, "run_demo", lambda seed, progress: fake)
-    result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path)])
+@pytest.mark.slow
+def test_its_acts_are_told_by_name(ran: Ran) -> None:
+    acts = [line[9:] for line in ran.stderr.splitlines() if line[:6].strip()[:1].isdigit()]
+    assert acts[0].startswith("starting 3 regions × 2 replicas")
+    assert "line east – west cut: west goes on through north" in acts
+    assert "lines mended: west catches up" in acts
+    assert acts[-1] == "audit"
+
+
+@pytest.mark.slow
+def test_nothing_of_it_runs_on(ran: Ran) -> None:
+    assert processes_of(ran.folder) == []
+
+
+@pytest.mark.slow
+def test_the_ledgers_alone_give_the_same_verdict_and_a_spoilt_one_another(ran: Ran) -> None:
+    tally = ran.judged(ran.readers())
+    assert tally.violations == []
+    assert tally.delivered == ran.told["delivered"]
+
+    def spoilt() -> Iterator[ReadEvents]:
+        for reader in ran.readers():
+            if reader.reader == "north-mesh-2":  # forgets the newest event but one
+                for name in ("seq", "time_us", "key", "value"):
+                    setattr(reader, name, np.delete(getattr(reader, name), -2))
+            yield reader
+
+    assert ran.judged(spoilt()).lost == 1
+
+
+def fake(tally: Tally) -> demo.Demo:
+    line = demo.Line([0.0, 1.0], [1, 3])
+    lines = {"acknowledged": line, "east-mesh-1": line}
+    return demo.Demo(
+        events=2, seed=7, tally=tally, seconds=1.0, faults=[demo.Fault("cut", 0.2, 0.4)],
+        lines=lines, burst_events=1, burst_s=0.1, longest_pause_s=0.5, down_s=0.1,
+        switched_to="north",
+        missed_events=1, missed_bytes=100, shipped_bytes=10, catch_up_s=0.1, kept={"east": 2},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_a_violation_is_an_exit_code(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: list[str]
+) -> None:
+    tally = Tally(published=2, acked=2, lost=1, violations=["G10 acknowledged and lost 2"])
+    monkeypatch.setattr(demo, "run_demo", lambda *_: fake(tally))
+    result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path), *flags])
     assert result.exit_code == 1
-    assert "G10 lost" in result.output
+    assert "G10 acknowledged and lost 2" in result.output
+
+
+def test_no_violation_is_exit_code_0(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(demo, "run_demo", lambda *_: fake(Tally(published=2, acked=2)))
+    result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert "90% saved" in result.output
+    assert (tmp_path / "demo.png").exists()
+
+
+def test_a_run_that_does_not_settle_is_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def stuck(*_: object) -> None:
+        raise demo.DemoFailed("nothing came of it")
+
+    monkeypatch.setattr(demo, "run_demo", stuck)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "out")])
+    assert result.exit_code == 1
+    assert "--keep" in result.output
 
 
 def test_nowhere_to_write_is_said_before_the_work(tmp_path: Path) -> None:
@@ -34,3 +184,21 @@ def test_nowhere_to_write_is_said_before_the_work(tmp_path: Path) -> None:
     blocked.touch()
     result = CliRunner().invoke(app, ["demo", "--out", str(blocked / "deeper")])
     assert "choose another --out" in str(result.exception)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_however_it_ends_its_processes_end(tmp_path: Path, number: signal.Signals) -> None:
+    process = start(tmp_path, "--out", str(tmp_path / "out"))
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "cut" in line:  # in the middle of it
+            break
+    assert len(processes_of(tmp_path)) > 9
+    process.send_signal(number)
+    process.stderr.read()
+    code = process.wait()
+    wait_until_gone(tmp_path)
+    if number != signal.SIGKILL:
+        assert code == 130
+        assert list(tmp_path.glob("surecast-demo-*")) == []

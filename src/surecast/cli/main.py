@@ -6,17 +6,26 @@ from typing import Annotated
 import typer
 
 from surecast import SurecastError, __version__
+from surecast.cli.bench import bench
 from surecast.cli.demo import demo
 from surecast.cli.lab import lab
+from surecast.cli.log import log
+from surecast.cli.options import exit_code
+from surecast.cli.publish import publish
 from surecast.cli.replay import replay
+from surecast.cli.serve import serve
 from surecast.cli.sim import sim
+from surecast.cli.status import status
+from surecast.cli.streams import streams
+from surecast.cli.subscribe import subscribe
+from surecast.cli.up import up
 
 app = typer.Typer(
     name="surecast",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Replicated event streams, their simulator and their experiments.",
+    help="Replicated event streams: servers, publishers, readers; their simulator and experiments.",
 )
 
 
@@ -32,22 +41,30 @@ def options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Replicated event streams, their simulator and their experiments."""
+    """Replicated event streams: servers, publishers, readers; their simulator and experiments."""
 
 
+app.command()(up)
+app.command()(publish)
+app.command()(subscribe)
+app.command()(streams)
+app.command()(status)
+app.command()(serve)
 app.command()(demo)
 app.command()(sim)
 app.command()(replay)
+app.add_typer(bench, name="bench")
+app.add_typer(log, name="log")
 app.add_typer(lab, name="lab")
 
 
 def run() -> None:
-    """The console script: our own errors are one line and exit code 2, not a traceback."""
+    """The console script: our own errors are a line and an exit code, not a traceback."""
     try:
         app()
     except SurecastError as error:
         print(f"surecast: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(exit_code(error))
     except KeyboardInterrupt:
         sys.exit(130)
 

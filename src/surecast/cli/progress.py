@@ -30,9 +30,16 @@ def writable(folder: Path) -> Path:
 class Bar:
     """`with Bar("sim sprinkler", total) as bar: ... bar.update(done, "0 violations")`."""
 
-    def __init__(self, title: str, total: float, stream: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        title: str,
+        total: float,
+        stream: TextIO | None = None,
+        line_every_s: float = LINE_EVERY_S,
+    ) -> None:
         self.title = title
         self.total = total
+        self.line_every_s = line_every_s
         self.stream = stream if stream is not None else sys.stderr
         self._rich: Progress | None = None
         self._line_at = 0.0  # monotonic seconds of the next plain line
@@ -80,8 +87,8 @@ class Bar:
         now = time.monotonic()
         if now < self._line_at and done < self.total:
             return
-        self._line_at = now + LINE_EVERY_S
-        line = f"{self.title}: {done:g}/{self.total:g}" + (f", {note}" if note else "")
+        self._line_at = now + self.line_every_s
+        line = f"{self.title}: {_count(done)}/{_count(self.total)}" + (f", {note}" if note else "")
         if line != self._last:
             self._last = line
             print(line, file=self.stream, flush=True)
@@ -92,3 +99,7 @@ class Bar:
             self._rich.console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:
             print(text, file=self.stream, flush=True)
+
+
+def _count(number: float) -> str:
+    return f"{number:,.0f}" if number == int(number) else f"{number:g}"

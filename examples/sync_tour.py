@@ -1,0 +1,16 @@
+"""The API without an event loop: `python examples/sync_tour.py [url]`."""
+
+import sys
+from itertools import islice
+
+from surecast import sync
+
+client = sync.local() if len(sys.argv) < 2 else sync.connect(sys.argv[1])
+with client:
+    stream = client.stream("tour.sync")
+    first = stream.publish(b"first")
+    for n in range(1000):
+        stream.publish_soon(b"%d" % n)
+    client.flush()
+    for event in islice(stream.subscribe(start=first), 3):
+        print(event.seq, event.value)

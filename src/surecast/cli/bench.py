@@ -1,0 +1,159 @@
+"""`surecast bench`: measure this machine with real processes; see `surecast.bench`."""
+
+from collections.abc import Callable
+from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from surecast.cli.progress import Bar, writable
+
+if TYPE_CHECKING:
+    from surecast.bench.report import Progress, Report
+
+bench = typer.Typer(
+    no_args_is_help=True,
+    help="Measure: real servers, publishers and readers on this machine.",
+)
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+Folder = Annotated[
+    Path,
+    typer.Option(
+        "--dir",
+        help="Where data and logs lie meanwhile. Durable figures are of the disk below it.",
+        show_default=True,
+    ),
+]
+DIR = Path("out/bench")
+Durable = Annotated[
+    bool | None,
+    typer.Option("--durable/--memory", help="Sync before acknowledging, or keep in memory only."),
+]
+Seconds = Annotated[float, typer.Option(min=0.1, max=3600, help="How long each figure takes.")]
+Keys = Annotated[int, typer.Option(min=1, help="How many keys there are.")]
+Skew = Annotated[float, typer.Option(min=0, help="Of the keys' popularity (Zipf); 0: uniform.")]
+
+
+@bench.command()
+def geo(
+    replicas: Annotated[
+        list[int] | None, typer.Option(min=1, max=9, help="Of each region. Default: 1 and 2.")
+    ] = None,
+    batch: Annotated[
+        list[int] | None, typer.Option(min=1, help="Events a batch. Default: 500 and 4000.")
+    ] = None,
+    durable: Durable = None,
+    seconds: Seconds = 8.0,
+    window: Annotated[
+        int, typer.Option(min=1, max=64, help="Batches a driver has under way.")
+    ] = 32,
+    keys: Keys = 100_000,
+    skew: Skew = 1.1,
+    folder: Folder = DIR,
+    as_json: Json = False,
+) -> None:
+    """Events a second that all of three regions hold. Without options: the whole table."""
+    from surecast.bench import geo as module
+
+    options = module.GeoOptions(
+        replicas=replicas or (1, 2),
+        batches=batch or (500, 4000),
+        durable=(False, True) if durable is None else (durable,),
+        seconds=seconds,
+        window=window,
+        keys=keys,
+        skew=skew,
+    )
+    _run("geo", module.measure, options, folder, as_json)
+
+
+@bench.command()
+def fanout(
+    subscribers: Annotated[int, typer.Option(min=1, max=256, help="Reader processes.")] = 16,
+    events: Annotated[int, typer.Option(min=1, help="Each reader gets so many.")] = 2_000_000,
+    batch: Annotated[int, typer.Option(min=1, help="Events a batch.")] = 500,
+    folder: Folder = DIR,
+    as_json: Json = False,
+) -> None:
+    """One publisher, many readers of one region, thin and as a mesh; NATS beside it."""
+    from surecast.bench import fanout as module
+
+    options = module.FanoutOptions(subscribers, events, batch)
+    _run("fanout", module.measure, options, folder, as_json)
+
+
+@bench.command()
+def latency(
+    rate: Annotated[float, typer.Option(min=1, help="Events a second.")] = 2_000,
+    seconds: Seconds = 10.0,
+    durable: Durable = False,
+    folder: Folder = DIR,
+    as_json: Json = False,
+) -> None:
+    """Single events from publish to acknowledgement and delivery, here and in another region."""
+    from surecast.bench import latency as module
+
+    options = module.LatencyOptions(rate, seconds, bool(durable))
+    _run("latency", module.measure, options, folder, as_json)
+
+
+@bench.command()
+def durable(
+    batch: Annotated[
+        list[int] | None, typer.Option(min=1, help="Events a batch. Default: 500 and 4000.")
+    ] = None,
+    tasks: Annotated[int, typer.Option(min=1, help="That publish single events.")] = 1_000,
+    seconds: Seconds = 5.0,
+    folder: Folder = DIR,
+    as_json: Json = False,
+) -> None:
+    """Events a second that are on disk before they are acknowledged."""
+    from surecast.bench import durable as module
+
+    options = module.DurableOptions(batch or (500, 4000), tasks, seconds)
+    _run("durable", module.measure, options, folder, as_json)
+
+
+@bench.command()
+def catchup(
+    events: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Published meanwhile. Default: 150000 and 1000000."),
+    ] = None,
+    keys: Keys = 100_000,
+    skew: Skew = 1.1,
+    durable: Durable = False,
+    folder: Folder = DIR,
+    as_json: Json = False,
+) -> None:
+    """Bytes that a region is sent after an outage, with retention and without."""
+    from surecast.bench import catchup as module
+
+    options = module.CatchupOptions(
+        events or (150_000, 1_000_000), keys, skew, durable=bool(durable)
+    )
+    _run("catchup", module.measure, options, folder, as_json)
+
+
+def _run(
+    name: str,
+    measure: "Callable[[Any, Path, Progress], Report]",
+    options: Any,
+    folder: Path,
+    as_json: bool,
+) -> None:
+    """Measure and print; exit code 1 if anything that was counted was lost or doubled."""
+    place = Path(mkdtemp(prefix=f"{name}-", dir=writable(folder)))
+    with Bar(f"bench {name}", 1) as bar:
+
+        def progress(done: int, total: int, note: str) -> None:
+            bar.update(done, note, total)
+
+        report = measure(options, place, progress)
+    if report.exact:  # otherwise, or if it ended with an error, the workers' logs are wanted
+        rmtree(place)
+    print(report.to_json().decode() if as_json else "\n".join(report.lines()))
+    raise typer.Exit(0 if report.exact else 1)

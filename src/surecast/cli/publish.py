@@ -1,0 +1,211 @@
+"""`surecast publish STREAM [VALUE…]`: events from arguments, lines, or lines of JSON."""
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, BinaryIO
+
+import typer
+
+from surecast.cli.options import (
+    DEFAULT_URL,
+    RETENTIONS,
+    AsJson,
+    Token,
+    Url,
+    parse_retention,
+    run_async,
+)
+from surecast.cli.progress import Bar
+from surecast.errors import PublishError, UsageError
+
+if TYPE_CHECKING:
+    from surecast.client.stream import Stream
+    from surecast.columns.rules import Policy
+
+READ_BYTES = 1 << 20
+LINE_BYTES_MAX = 16 << 20
+PROGRESS_S = 2.0  # what takes longer shows how far it is
+RUNS_SHOWN = 8
+
+Pairs = list[tuple[bytes | None, bytes]]
+
+
+def publish(
+    stream: Annotated[str, typer.Argument(help="Its name, such as orders.eu; made if need be.")],
+    values: Annotated[list[str] | None, typer.Argument(help="An event each.")] = None,
+    key: Annotated[str | None, typer.Option(help="The key of every value or line.")] = None,
+    url: Url = DEFAULT_URL,
+    lines: Annotated[
+        Path | None, typer.Option(help="A file, or - for stdin: each line is an event.")
+    ] = None,
+    ndjson: Annotated[
+        Path | None,
+        typer.Option(help='A file, or -: each line is {"key": …, "value": …}.'),
+    ] = None,
+    retain: Annotated[
+        str | None, typer.Option(help=f"What a new stream keeps: {RETENTIONS}.")
+    ] = None,
+    token: Token = "",
+    as_json: AsJson = False,
+) -> None:
+    """Publish events and print the positions they were given, once they are safe.
+
+    Without values, --lines or --ndjson the lines of stdin are published as they come.
+    """
+    given = [bool(values), lines is not None, ndjson is not None]
+    if sum(given) > 1:
+        raise typer.BadParameter("give values, --lines or --ndjson, only one of them")
+    if key is not None and ndjson is not None:
+        raise typer.BadParameter("with --ndjson each line has its own key", param_hint="--key")
+    if not any(given):
+        if sys.stdin.isatty():
+            raise typer.BadParameter("give values, --lines FILE, --ndjson FILE, or pipe lines in")
+        lines = Path("-")
+    policy = parse_retention(retain)
+    common = None if key is None else key.encode()
+    if values:
+        source: Source = Values([(common, value.encode()) for value in values])
+    else:
+        source = Lines(ndjson or lines or Path("-"), common, as_objects=ndjson is not None)
+    run_async(_publish(url, token, stream, policy, source, as_json))
+
+
+async def _publish(
+    url: str, token: str, name: str, policy: "Policy | None", source: "Source", as_json: bool
+) -> int:
+    import surecast
+
+    done = Done()
+    try:
+        async with surecast.connect(url, token=token) as client:
+            stream = await client.stream(name, retain=policy)
+            await _all(stream, source, done)
+    except PublishError as problem:
+        for run in problem.acknowledged:
+            done.add(run)
+        print(f"surecast: {problem}", file=sys.stderr)
+        _tell(name, done, as_json, "only these are published for certain")
+        return 1
+    except (UsageError, asyncio.CancelledError):  # wrong input in the middle; Ctrl-C
+        if done.count:
+            _tell(name, done, as_json, "published before that")
+        raise
+    _tell(name, done, as_json, "")
+    return 0
+
+
+async def _all(stream: "Stream", source: "Source", done: "Done") -> None:
+    began = time.monotonic()
+    bar: Bar | None = None
+    try:
+        async for pairs in source.pairs():
+            keys = [key for key, _ in pairs]
+            some = keys if any(key is not None for key in keys) else None
+            for run in (await stream.publish_many([v for _, v in pairs], keys=some)).runs:
+                done.add(run)
+            if bar is None and time.monotonic() - began > PROGRESS_S:
+                bar = Bar(f"publish {stream.name}", source.total).__enter__()
+            if bar is not None:
+                rate = done.count / (time.monotonic() - began)
+                bar.update(source.position, f"{done.count:,} events, {rate:,.0f}/s")
+    finally:
+        if bar is not None:
+            bar.__exit__(None, None, None)
+
+
+class Done:
+    """What was acknowledged: half-open runs of positions, neighbours joined."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.runs: list[tuple[int, int]] = []
+
+    def add(self, run: tuple[int, int]) -> None:
+        lo, hi = run
+        self.count += hi - lo
+        if self.runs and self.runs[-1][1] == lo:
+            self.runs[-1] = (self.runs[-1][0], hi)
+        else:
+            self.runs.append((lo, hi))
+
+
+def _tell(name: str, done: Done, as_json: bool, note: str) -> None:
+    if as_json:
+        print(json.dumps({"stream": name, "count": done.count, "seqs": done.runs}))
+        return
+    runs = [str(lo) if hi == lo + 1 else f"{lo}-{hi - 1}" for lo, hi in done.runs[:RUNS_SHOWN]]
+    more = f" and {len(done.runs) - RUNS_SHOWN} more runs" if len(done.runs) > RUNS_SHOWN else ""
+    events = "1 event" if done.count == 1 else f"{done.count:,} events"
+    said = f"{name}: {', '.join(runs)}{more} ({events})" if runs else f"{name}: no events"
+    print(said + (f", {note}" if note else ""))
+
+
+# ---------------------------------------------------------------- where events come from
+
+
+class Values:
+    """The arguments."""
+
+    total = 0.0
+
+    def __init__(self, given: Pairs) -> None:
+        self.given = given
+        self.position = 0.0
+
+    async def pairs(self) -> AsyncIterator[Pairs]:
+        yield self.given
+
+
+class Lines:
+    """A file or stdin, read as it comes; whole lines are handed on at once."""
+
+    def __init__(self, path: Path, key: bytes | None, *, as_objects: bool) -> None:
+        self.path = path
+        self.key = key
+        self.as_objects = as_objects
+        self.position = 0.0  # in bytes
+        self.number = 0  # of the line
+        self.file = self._open()
+        self.total = float(os.fstat(self.file.fileno()).st_size)
+
+    def _open(self) -> BinaryIO:
+        if str(self.path) == "-":
+            return sys.stdin.buffer
+        try:
+            return self.path.open("rb")
+        except OSError as problem:
+            raise UsageError(f"cannot read {self.path}: {problem.strerror}") from None
+
+    async def pairs(self) -> AsyncIterator[Pairs]:
+        rest = b""
+        while data := await asyncio.to_thread(os.read, self.file.fileno(), READ_BYTES):
+            self.position += len(data)
+            whole, newline, tail = data.rpartition(b"\n")
+            if newline:
+                yield [self._pair(line) for line in (rest + whole).split(b"\n")]
+                rest = tail
+            else:
+                rest += data
+            if len(rest) > LINE_BYTES_MAX:
+                raise UsageError(f"line {self.number + 1} is longer than {LINE_BYTES_MAX:,} bytes")
+        if rest:
+            yield [self._pair(rest)]
+
+    def _pair(self, line: bytes) -> tuple[bytes | None, bytes]:
+        self.number += 1
+        if not self.as_objects:
+            return self.key, line
+        from surecast.server.ndjson import parse_line
+
+        try:
+            return parse_line(line)
+        except UsageError as problem:
+            raise UsageError(f"{self.path}, line {self.number}: {problem}") from None
+
+
+Source = Values | Lines

@@ -1,0 +1,51 @@
+"""`surecast serve CONFIG`: one node of a region, until it is told to stop."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def serve(
+    config: Annotated[
+        Path, typer.Argument(help="A TOML file; docs/configuration.md lists every key.")
+    ],
+    check_config: Annotated[
+        bool, typer.Option("--check-config", help="Check it, say what it means, and end.")
+    ] = False,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", help="SECTION.KEY=VALUE, in place of the file's.", metavar="KEY=VALUE"
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="With --check-config: one JSON object on stdout.")
+    ] = False,
+) -> None:
+    """Run one node of a region: a replica, or its witness.
+
+    The environment may set keys, too: SURECAST_NODE__HTTP=127.0.0.1:7480 is node.http. SIGTERM and
+    Ctrl-C end it in order. Exits with 0 when it was told to stop, 1 when it had to, 2 when the
+    configuration is wrong.
+    """
+    from surecast.server.settings import load_config
+
+    loaded = load_config(config, set_ or ())
+    if not check_config:
+        from surecast.server.process import serve as run
+
+        raise typer.Exit(run(loaded))
+    from surecast.server.check import problems, summary
+
+    found = problems(loaded)
+    if as_json:
+        facts = [{"what": what, "is": text} for what, text in summary(loaded)]
+        print(json.dumps({"ok": not found, "problems": found, "summary": facts}))
+    else:
+        rows = summary(loaded)
+        width = max(len(what) for what, _ in rows)
+        print("\n".join(f"{what:<{width}}  {text}" for what, text in rows))
+        print("\n".join(f"PROBLEM: {one}" for one in found) or f"{config} is fine")
+    raise typer.Exit(2 if found else 0)

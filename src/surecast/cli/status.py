@@ -1,0 +1,184 @@
+"""`surecast status`: regions, chains, positions, links and alarms, as the servers themselves say.
+
+A server of the region is asked who else is there; then every replica, of every region that they
+know the HTTP address of, is asked for its /v1/status.
+"""
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from surecast.cli.options import DEFAULT_URL, AsJson, Token, Url, console, run_async
+from surecast.errors import ConnectError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+ANSWER_S_MAX = 3.0
+HARMLESS = ("in-memory",)
+
+Facts = dict[str, Any]  # a Status (server/status.py) as plain data
+
+
+def status(
+    url: Url = DEFAULT_URL,
+    token: Token = "",
+    streams: Annotated[int, typer.Option(min=0, help="Show at most so many streams.")] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """Show how a deployment is: regions, their chains, streams, links, and what is wrong.
+
+    Exits with 0 if all is well, 1 if something is wrong or somebody does not answer.
+    """
+    run_async(_status(url, token, streams, as_json))
+
+
+async def _status(url: str, token: str, streams_max: int, as_json: bool) -> int:
+    found, silent = await gather(url, token)
+    wrong = [a for s in found.values() for a in s["alarms"] if a["code"] not in HARMLESS]
+    if as_json:
+        print(json.dumps({"nodes": found, "silent": silent, "ok": not (wrong or silent)}))
+    else:
+        tell(found, silent, streams_max)
+    return 1 if wrong or silent else 0
+
+
+# ---------------------------------------------------------------- asking
+
+
+async def gather(url: str, token: str) -> tuple[dict[str, Facts], dict[str, str]]:
+    """What every node says of itself; and why others said nothing."""
+    import surecast
+    from surecast.client.bootstrap import parse_url
+
+    async with surecast.connect(url, token=token) as client:
+        host, places = parse_url(url)[0][0], client.http
+    if not places:
+        raise ConnectError(
+            f"the servers at {url} have no HTTP port: set node.http to see their status"
+        )
+    found: dict[str, Facts] = {}
+    silent: dict[str, str] = {}
+    while places:
+        asked = {name: _ask(place, host, token) for name, place in places.items()}
+        answers = await asyncio.gather(*asked.values(), return_exceptions=True)
+        for name, answer in zip(asked, answers, strict=True):
+            if isinstance(answer, BaseException):
+                silent[name] = str(answer)
+            else:
+                found[name] = answer
+        known = [region["http"] for facts in found.values() for region in facts["regions"]]
+        heard = {name: place for more in known for name, place in more.items()}
+        places = {n: p for n, p in heard.items() if n not in found and n not in silent}
+    return dict(sorted(found.items())), silent
+
+
+async def _ask(place: str, host: str, token: str) -> Facts:
+    name, _, port = place.rpartition(":")
+    if name in ("0.0.0.0", "[::]"):  # it listens everywhere: where we reached it will do
+        place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return await asyncio.to_thread(_fetch, f"http://{place}/v1/status", token)
+
+
+def _fetch(where: str, token: str) -> Facts:
+    from urllib.error import HTTPError
+    from urllib.request import Request, urlopen
+
+    request = Request(where, headers={"Authorization": f"Bearer {token}"} if token else {})
+    try:
+        with urlopen(request, timeout=ANSWER_S_MAX) as answer:
+            facts: Facts = json.loads(answer.read())
+            return facts
+    except HTTPError as refused:
+        hint = "; give --token" if refused.code == 401 else ""
+        raise ConnectError(f"{where} answers {refused.code} {refused.reason}{hint}") from None
+    except (OSError, ValueError) as problem:
+        why = getattr(problem, "reason", problem)
+        raise ConnectError(f"{where} does not answer: {why}") from None
+
+
+# ---------------------------------------------------------------- showing
+
+
+def tell(found: dict[str, Facts], silent: dict[str, str], streams_max: int) -> None:
+    from rich.markup import escape
+
+    page = console()
+    page.print(_chains(found, silent))
+    page.print(_streams(found, streams_max))
+    alarms = [(name, alarm) for name, facts in found.items() for alarm in facts["alarms"]]
+    seen: dict[str, list[str]] = {}
+    for name, alarm in alarms:
+        seen.setdefault(alarm["code"], []).append(f"{name}: {alarm['what']}")
+    meaning = {alarm["code"]: alarm for _, alarm in alarms}
+    for code, lines in seen.items():
+        colour = "yellow" if code in HARMLESS else "red"
+        page.print(f"[{colour}]{code}[/{colour}]  {escape('; '.join(lines))}", highlight=False)
+        page.print(f"    {escape(meaning[code]['means'])}", highlight=False)
+        page.print(f"    To do: {escape(meaning[code]['todo'])}", highlight=False)
+    for name, why in silent.items():
+        page.print(f"[red]no answer[/red]  {escape(f'{name}: {why}')}", highlight=False)
+    if not alarms and not silent:
+        page.print("[green]all is well[/green]")
+
+
+def regions_of(found: dict[str, Facts]) -> list[str]:
+    here = {facts["node"]["region"]: None for facts in found.values()}
+    there = {r["name"]: None for facts in found.values() for r in facts["regions"]}
+    return list(here | there)
+
+
+def _chains(found: dict[str, Facts], silent: dict[str, str]) -> "Table":
+    """A row per replica: who is what, since which epoch, and whom it hears."""
+    from rich.table import Table
+
+    table = Table("region", "replica", "place", "epoch", "takes publishes", "hears", "HTTP")
+    for name, facts in sorted(found.items(), key=lambda item: (item[1]["node"]["region"], item[0])):
+        node, chain = facts["node"], facts["chain"]
+        hears = [
+            f"{r['name']} " + ("[green]up[/green]" if r["up"] else "[red]down[/red]")
+            for r in facts["regions"]
+        ]
+        writable = "yes" if chain["writable"] else "[red]no[/red]"
+        table.add_row(
+            node["region"], name, chain["place"], str(chain["epoch"]), writable,
+            ", ".join(hears) or "–", node["http"],
+        )  # fmt: skip
+    for name in silent:
+        table.add_row("?", name, "[red]no answer[/red]", "", "", "", "")
+    return table
+
+
+def _streams(found: dict[str, Facts], streams_max: int) -> "Table":
+    """A row per stream: how far each region is, by the replica there that is furthest."""
+    from rich.table import Table
+
+    regions = regions_of(found)
+    titles = [f"end in {region}" for region in regions]
+    table = Table("stream", "owner", "keeps", *titles, "lag", "live", "void")
+    rows: dict[str, Facts] = {}
+    ends: dict[str, dict[str, int]] = {}
+    for facts in found.values():
+        for stream in facts["streams"]:
+            name = stream["name"]
+            at = ends.setdefault(name, {})
+            for region, end in stream["regions"].items():
+                at[region] = max(end, at.get(region, 0))
+            if name not in rows or stream["committed"] > rows[name]["committed"]:
+                rows[name] = stream
+    for name in sorted(rows)[:streams_max]:
+        stream, at = rows[name], ends[name]
+        most = max(at.values())
+        lag = max(most - at.get(region, 1) for region in regions)
+        table.add_row(
+            name, stream["owner"], stream["retention"],
+            *(f"{at[region]:,}" if region in at else "–" for region in regions),
+            f"[yellow]{lag:,}[/yellow]" if lag else "0",
+            f"{stream['live']:,}", f"{stream['void']:,}",
+        )  # fmt: skip
+    hidden = max([len(rows), *(facts["streams_total"] for facts in found.values())]) - streams_max
+    if hidden > 0:
+        table.caption = f"and {hidden:,} more: --streams shows more, --json all there are"
+    return table

@@ -1,0 +1,55 @@
+"""`surecast streams`: what streams there are."""
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from surecast.cli.options import DEFAULT_URL, AsJson, Token, Url, console, run_async
+
+if TYPE_CHECKING:
+    from surecast.protocols.sprinkler.messages import StreamInfo
+
+
+def streams(
+    pattern: Annotated[str, typer.Argument(help="A name or pattern, such as 'orders.>'.")] = ">",
+    url: Url = DEFAULT_URL,
+    token: Token = "",
+    as_json: AsJson = False,
+) -> None:
+    """List streams: name, the region that owns it, what it keeps.
+
+    How far they have come, in every region: `surecast status`.
+    """
+    run_async(_streams(pattern, url, token, as_json))
+
+
+async def _streams(pattern: str, url: str, token: str, as_json: bool) -> int:
+    import surecast
+
+    async with surecast.connect(url, token=token) as client:
+        found = await client.streams(pattern)
+    if as_json:
+        print(json.dumps([_facts(info) for info in found]))
+    elif not found:
+        which = "" if pattern == ">" else f" that match {pattern}"
+        print(f"no streams{which} yet: `surecast publish demo.hello 'hello, world'` makes one")
+    else:
+        from rich.table import Table
+
+        table = Table("stream", "owner", "keeps")
+        for info in found:
+            table.add_row(*(_facts(info)[key] for key in ("name", "owner", "retention")))
+        console().print(table)
+    return 0
+
+
+def _facts(info: "StreamInfo") -> dict[str, str]:
+    from surecast.server.status import show_policy
+
+    return {
+        "name": info.name,
+        "owner": info.owner,
+        "retention": show_policy(info.retention),
+        "stream_id": info.stream_id.hex(),
+    }

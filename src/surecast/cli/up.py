@@ -1,0 +1,150 @@
+"""`surecast up`: a whole deployment on this machine, of real processes, until Ctrl-C."""
+
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from surecast.cli.options import DEFAULT_URL, console
+from surecast.cli.progress import Bar
+
+if TYPE_CHECKING:
+    from surecast.server.cluster import Cluster
+    from surecast.server.layout import Layout
+
+READY_S_MAX = 120.0
+LOOK_S = 0.2
+
+
+def up(
+    regions: Annotated[int, typer.Option(min=1, max=16, help="Regions.")] = 3,
+    replicas: Annotated[int, typer.Option(min=1, max=7, help="Replicas of each region.")] = 2,
+    folder: Annotated[
+        Path, typer.Option("--dir", help="Where configuration, data and logs go.")
+    ] = Path("out/up"),
+    base_port: Annotated[int, typer.Option(min=1, max=65_000, help="The first data port.")] = 7400,
+    in_memory: Annotated[
+        bool, typer.Option("--in-memory", help="Keep nothing on disk: all is lost at the end.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="When ready: one JSON object on stdout.")
+    ] = False,
+) -> None:
+    """Start a deployment on this machine: regions of replicas, each a process of its own.
+
+    Writes a configuration file for each under --dir, to be copied and changed. Ctrl-C ends all in
+    order; started again with the same --dir, everything is still there. Exits with 1 if a process
+    ended that was not asked to.
+    """
+    from surecast.server.cluster import Cluster
+    from surecast.server.layout import plan
+
+    signal.signal(signal.SIGTERM, _as_interrupt)
+    layout = plan(folder, regions, replicas, base_port, in_memory)
+    code = 0
+    try:
+        with Cluster(layout, _say) as cluster:
+            _wait_ready(cluster)
+            if as_json:
+                print(json.dumps(facts(layout)), flush=True)
+            else:
+                tell(layout)
+            code = watch(cluster)
+            _say("\nstopping")
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    raise typer.Exit(code)
+
+
+def watch(cluster: "Cluster") -> int:
+    """Pass warnings on and report who ends, until we are interrupted; the exit code."""
+    code = 0
+    list(cluster.warnings())  # what was said before all were ready is of no interest now
+    try:
+        while cluster.running:
+            for line in cluster.warnings():
+                _say(line)
+            for name, exit_code in cluster.dead():
+                code = 1
+                again = f"{_command()} serve {cluster.nodes[name].config}"
+                _say(
+                    f"{name} ended, and was not asked to (exit code {exit_code}). Its last words:\n"
+                    f"{cluster.last_lines(name)}\n  start it again, in another shell: {again}"
+                )
+            time.sleep(LOOK_S)
+        _say("all processes have ended")
+    except KeyboardInterrupt:
+        pass
+    return code
+
+
+def _wait_ready(cluster: "Cluster") -> None:
+    from surecast.server.cluster import ClusterError
+
+    try:
+        with Bar("starting", len(cluster.nodes)) as bar:
+            cluster.wait_ready(READY_S_MAX, lambda done, total: bar.update(done, "ready", total))
+    except ClusterError as problem:
+        _say(f"surecast: {problem}")
+        raise typer.Exit(1) from None
+
+
+def tell(layout: "Layout") -> None:
+    """A table, and what to try next."""
+    from rich.table import Table
+
+    table = Table("region", "node", "url", "HTTP")
+    for node in layout.nodes:
+        url = node.url if node.role == "replica" else "(witness)"
+        table.add_row(node.region, node.name, url, f"http://{node.http}")
+    page = console()
+    page.print(table)
+    command, first, *others = _command(), *layout.regions()
+    near = layout.of(first)[0].url
+    near = "" if near == DEFAULT_URL else f" --url {near}"
+    far = f" --url {layout.of(others[0])[0].url}" if others else near
+    kept = "nothing is kept on disk" if layout.in_memory else f"data in {layout.folder / 'data'}"
+    page.print(
+        f"Configuration in {layout.folder / 'config'}, logs in {layout.folder / 'logs'}, {kept}.\n"
+        f"Ctrl-C stops all of it.\n\nNext, in another shell:\n"
+        f"  {command} subscribe 'demo.>'{far}   # reads in {others[0] if others else first}\n"
+        f"  {command} publish demo.hello 'hello, world'{near}\n"
+        f"  {command} status{near}",
+        highlight=False,
+        markup=False,
+    )
+
+
+def facts(layout: "Layout") -> dict[str, object]:
+    nodes = [
+        {
+            "name": node.name, "region": node.region, "role": node.role, "url": node.url,
+            "http": f"http://{node.http}", "config": str(node.config),
+        }
+        for node in layout.nodes
+    ]  # fmt: skip
+    return {"folder": str(layout.folder), "in_memory": layout.in_memory, "nodes": nodes}
+
+
+def _command() -> str:
+    """How this program is called from here."""
+    here = Path(sys.argv[0])
+    if here.name != "surecast" or shutil.which("surecast") == str(here.absolute()):
+        return "surecast"
+    path = os.path.relpath(here)
+    return path if not path.startswith("..") else str(here)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _as_interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

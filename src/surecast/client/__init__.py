@@ -1,0 +1,71 @@
+"""The Python API: what `surecast.connect`, `surecast.local` and `surecast.sync` give.
+
+A client is made of *nodes*, the same that servers are made of: a desk that publishes and asks, and
+readers. Their machines see to retries, reconnects and failover; the files here see to bounds,
+order, waiting and cancellation.
+
+connection.py    Client: the region, its streams, its subscriptions
+link.py          where its servers are, and the nodes that speak with them
+bootstrap.py     from a url to the names and addresses of a region's servers
+options.py       ClientOptions: every bound and every wait
+desk.py          the node that publishes and asks, as results to wait for
+stream.py        Stream: publish, publish_soon, publish_many, collect, subscribe
+outbox.py        events become batches, in order, within bounds
+many.py          lists and tables cut into batches
+subscription.py  Subscription: what users iterate over
+reading.py       how a subscription begins, finds its streams and ends
+feed.py          its buffer, and where it is in each stream
+readers.py       the nodes that read
+cursor.py        the place of a named subscription
+events.py        Event, Seqs
+rows.py          batches as events
+arrow.py         batches as Arrow record batches
+rules.py         keep_all(), latest_per_key(), before_seq() …
+failures.py      what refusals mean and what to do about them
+sync.py          the same without await
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from surecast.client.connection import Client
+from surecast.client.options import ClientOptions
+
+__all__ = ["connect", "local"]
+
+
+def connect(
+    url: str = "surecast://127.0.0.1:7400",
+    *,
+    token: str = "",
+    mesh: bool = False,
+    options: ClientOptions | None = None,
+) -> Client:
+    """A client of the region at `url`, which may name several of its servers.
+
+        async with surecast.connect("surecast://10.0.0.1:7400,10.0.0.2:7400") as client: ...
+        client = await surecast.connect()  # and `await client.close()` at the end
+
+    `mesh=True`: its subscriptions take events from, and pass them on to, other clients of the
+    region, so that thousands of them cost the servers no more than a few.
+    """
+    return Client(url, token=token, mesh=mesh, options=options)
+
+
+def local(
+    data_dir: str | Path | None = None,
+    *,
+    mesh: bool = False,
+    options: ClientOptions | None = None,
+) -> Client:
+    """A client with a region of its own, in this process: no server, for tests and small programs.
+
+        async with surecast.local() as client: ...
+
+    With a `data_dir` the region finds its streams there again; without one they end with it.
+    """
+    from surecast.server.local import LocalRegion
+
+    folder = None if data_dir is None else Path(data_dir)
+    return Client("", mesh=mesh, options=options, local=LocalRegion(folder))

@@ -1,0 +1,345 @@
+"""The client: one connection to a region, its streams and its subscriptions."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import weakref
+from collections.abc import Generator
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from surecast.client.bootstrap import parse_url
+from surecast.client.desk import Desk, desk_factory
+from surecast.client.failures import bad_name, open_error, subscription_error
+from surecast.client.link import Link
+from surecast.client.options import ClientOptions
+from surecast.client.outbox import Outbox
+from surecast.client.readers import Readers
+from surecast.client.reading import Ask, Reading, Start, check_start
+from surecast.client.stream import Stream
+from surecast.client.subscription import Subscription
+from surecast.columns.rules import Policy
+from surecast.core.types import SECOND, LogId
+from surecast.errors import Closed, ConnectError, NotSupported, PublishError, UsageError
+from surecast.protocols.sprinkler.messages import StreamInfo, StreamsAre, WatchStreams
+from surecast.protocols.sprinkler.names import is_name, is_pattern
+
+if TYPE_CHECKING:
+    from surecast.server.local import LocalRegion
+
+__all__ = ["Client"]
+
+log = logging.getLogger("surecast.client")
+
+
+class Client:
+    """A client of a region. `surecast.connect(url)` and `surecast.local()` make one.
+
+        async with surecast.connect("surecast://127.0.0.1:7400") as client:
+            stream = await client.stream("orders.eu")
+
+    `client = await surecast.connect(url)` works, too; then `await client.close()` at the end. It
+    reconnects by itself, and resumes without loss or repetition. All methods are for the event
+    loop it was opened in; `surecast.sync` is for programs without one.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str = "",
+        mesh: bool = False,
+        options: ClientOptions | None = None,
+        local: LocalRegion | None = None,
+    ) -> None:
+        self._options = options or ClientOptions()
+        self._link = Link(
+            [] if local is not None else parse_url(url), token, self._options, self._broken
+        )
+        self._mesh = mesh
+        self._local = local
+        self._desk = Desk()
+        self._outboxes: dict[LogId, Outbox] = {}
+        self._readings: weakref.WeakSet[Reading] = weakref.WeakSet()
+        self._readers: Readers
+        self._watchdog: asyncio.Task[None] | None = None
+        self._state: Literal["new", "open", "closed"] = "new"
+
+    # ------------------------------------------------------------ its life
+
+    async def open(self) -> Client:
+        """Connect. `async with` and `await surecast.connect(...)` do it for you."""
+        if self._state == "open":
+            return self
+        self._check_not_closed()
+        try:
+            if self._local is not None:
+                await self._local.start()
+                self._link.addresses = parse_url(self._local.url)
+            region = await self._link.discover()
+            replicas = tuple(region.replicas)
+            self._readers = Readers(self._link, replicas, self._mesh, self._options)
+            name, factory = f"d-{secrets.token_hex(8)}", desk_factory(replicas)
+            self._desk.node = self._link.node(name, "desk", factory, on_emit=self._desk.on_emit)
+            await self._desk.node.start()
+        except BaseException:
+            if self._local is not None:
+                await self._local.stop()
+            raise
+        self._watchdog = asyncio.get_running_loop().create_task(self._watch_region())
+        self._state = "open"
+        return self
+
+    def __await__(self) -> Generator[Any, None, Client]:
+        return self.open().__await__()
+
+    async def __aenter__(self) -> Client:
+        return await self.open()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if problem is None:
+            await self.close()
+            return
+        try:
+            await self.close()
+        except (PublishError, Closed) as lost:  # must not hide what ended the block
+            log.warning("while closing after %r: %s", problem, lost)
+
+    async def close(self) -> None:
+        """Publish what is under way, store the places of named subscriptions, disconnect.
+
+        Raises what the last `flush()` would have. What is not acknowledged within
+        `ClientOptions.close_timeout_ns` is given up: it may or may not be published.
+        """
+        if self._state != "open":
+            self._state = "closed"
+            return
+        self._state = "closed"
+        try:
+            closed = "the client was closed while this subscription was read"
+            await asyncio.gather(*(reading.close(Closed(closed)) for reading in self._readings))
+            await self._flush_before_close()
+        finally:
+            await self._stop()
+
+    async def _flush_before_close(self) -> None:
+        try:
+            async with asyncio.timeout(self._options.close_timeout_ns / SECOND):
+                await self._flush()
+        except TimeoutError:
+            left = sum(outbox.unacknowledged for outbox in self._outboxes.values())
+            raise Closed(
+                f"closed with {left} batches not acknowledged after "
+                f"{self._options.close_timeout_ns / SECOND:g} s: they may or may not be published"
+            ) from None
+
+    async def _stop(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+        for outbox in self._outboxes.values():
+            outbox.stop()
+        self._desk.fail("the client is closed")
+        await self._readers.stop()
+        await self._desk.node.stop()
+        if self._local is not None:
+            await self._local.stop()
+
+    def _check_not_closed(self) -> None:
+        if self._state == "closed":
+            raise Closed("this client is closed: make another with surecast.connect(...)")
+
+    def _check(self) -> None:
+        self._check_not_closed()
+        if self._state == "new":
+            raise UsageError(
+                "the client is not connected: use `async with surecast.connect(...) as client` or "
+                "`client = await surecast.connect(...)`"
+            )
+
+    # ------------------------------------------------------------ the region
+
+    @property
+    def region(self) -> str:
+        """The name of the region it is connected to."""
+        self._check()
+        return self._link.region.name
+
+    @property
+    def http(self) -> dict[str, str]:
+        """Where the region's servers show their state, by their names."""
+        self._check()
+        return dict(self._link.region.http)
+
+    def _broken(self, problem: BaseException) -> None:
+        """A machine has raised: a bug of ours. Nobody shall wait for what will never come."""
+        said = f"the client stopped after an internal error, please report it: {problem!r}"
+        self._desk.fail(said)
+        for reading in list(self._readings):
+            reading.feed.fail(Closed(said))
+
+    async def _watch_region(self) -> None:
+        """When nobody can be reached any more, ask the url's addresses where the servers are."""
+        period = self._options.rediscover_ns / SECOND
+        while True:
+            await asyncio.sleep(period)
+            wanted = self._desk.busy or any(not r.feed.ended for r in self._readings)
+            if wanted and not self._link.is_connected():
+                with suppress(ConnectError):
+                    await self._link.discover()
+
+    # ------------------------------------------------------------ streams
+
+    async def stream(
+        self,
+        name: str,
+        *,
+        retain: Policy | None = None,
+        delivery: str = "broadcast",
+        schema: Any = None,
+    ) -> Stream:
+        """Open a stream, or create it.
+
+            stream = await client.stream("cache.invalidate", retain=surecast.latest_per_key())
+
+        `retain` says what a new stream keeps (default `keep_all()`) and must agree with what an
+        old one keeps; leave it out to take the stream as it is.
+        """
+        self._check()
+        if delivery != "broadcast" or schema is not None:
+            what = f"delivery={delivery!r}" if delivery != "broadcast" else "schema="
+            raise NotSupported(
+                f"{what} comes with a later version; this one has delivery='broadcast', whose "
+                "events are bytes"
+            )
+        if retain is not None and not isinstance(retain, Policy):
+            raise UsageError(
+                "retain is keep_all(), keep_last(n), keep_for(timedelta) or latest_per_key(), not "
+                f"{retain!r}"
+            )
+        if not isinstance(name, str) or not is_name(name):
+            raise UsageError(bad_name(name))
+        opened = await self._desk.open(name, retain)
+        if opened.info is None or opened.why:
+            raise open_error(opened, retain)
+        return Stream(self, opened.info, self._outbox(opened.info))
+
+    def _outbox(self, info: StreamInfo) -> Outbox:
+        outbox = self._outboxes.get(info.stream_id)
+        if outbox is None:
+            outbox = Outbox(info.name, info.stream_id, self._desk, self._options)
+            self._outboxes[info.stream_id] = outbox
+        return outbox
+
+    async def streams(self, pattern: str = ">") -> list[StreamInfo]:
+        """The streams that match, as this region knows them, by name."""
+        self._check()
+        _check_pattern(pattern)
+        found: dict[bytes, StreamInfo] = {}
+        complete: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def told(answer: StreamsAre | Exception) -> None:
+            if complete.done():
+                return
+            if isinstance(answer, Exception):
+                complete.set_exception(answer)
+            elif answer.why:
+                complete.set_exception(subscription_error(pattern, answer.why))
+            else:
+                found.update((info.stream_id, info) for info in answer.infos)
+                if answer.complete:
+                    complete.set_result(None)
+
+        token = self._desk.watch(lambda number: WatchStreams(number, pattern), told)
+        try:
+            await complete
+        finally:
+            self._desk.drop(token)
+        return sorted(found.values(), key=lambda info: info.name)
+
+    async def flush(self) -> None:
+        """Wait until all that was published is acknowledged.
+
+        Raises PublishError if events of `publish_soon` could not be published since the last time.
+        """
+        self._check()
+        await self._flush()
+
+    async def _flush(self) -> None:
+        outboxes = list(self._outboxes.values())
+        if outboxes:
+            await asyncio.wait([outbox.flushed() for outbox in outboxes])
+        errors = [error for outbox in outboxes if (error := outbox.take_error()) is not None]
+        if errors:
+            for other in errors[1:]:
+                errors[0].add_note(str(other))
+            raise errors[0]
+
+    # ------------------------------------------------------------ subscriptions
+
+    def subscribe(
+        self,
+        pattern: str,
+        *,
+        start: Start = "latest",
+        voids: bool = False,
+        name: str | None = None,
+        ack: Literal["auto", "manual"] = "auto",
+        where: Any = None,
+    ) -> Subscription:
+        """Read all streams that match, also those that appear later (from their first event on).
+
+            async for event in client.subscribe("cache.>", start="earliest"):
+                print(event.stream, event.seq, event.value)
+
+        In a pattern `*` stands for one token and a last `>` for one or more; a name without them
+        is waited for until the stream exists. Order holds within each stream. The rest as in
+        `Stream.subscribe`.
+        """
+        self._check()
+        _check_pattern(pattern)
+        return self._subscribe(pattern, None, start, voids, name, ack, where)
+
+    def _subscribe(
+        self,
+        pattern: str,
+        info: StreamInfo | None,
+        start: Start,
+        voids: bool,
+        name: str | None,
+        ack: str,
+        where: Any,
+    ) -> Subscription:
+        self._check()
+        check_start(start)
+        if where is not None:
+            raise NotSupported("where= comes with delivery='filtered', in a later version")
+        if ack not in ("auto", "manual"):
+            raise UsageError(f'ack is "auto" or "manual", not {ack!r}')
+        if ack == "manual" and name is None:
+            raise UsageError(
+                'ack="manual" needs a name=: only a named subscription keeps its place'
+            )
+        if name is not None and not is_name(name):
+            raise UsageError(
+                f"a subscription's name is made like a stream's, such as billing.eu, not {name!r}"
+            )
+        ask = Ask(pattern, info, start, voids, name, ack == "manual")
+        reading = Reading(ask, self._desk, self._readers, self._options)
+        self._readings.add(reading)
+        return Subscription(reading)
+
+
+def _check_pattern(pattern: str) -> None:
+    if not isinstance(pattern, str) or not is_pattern(pattern):
+        raise UsageError(
+            f"{pattern!r} is no name or pattern of streams: tokens with dots between them, * for "
+            "any one token, > at the end for one or more, such as orders.* or orders.>"
+        )

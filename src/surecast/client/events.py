@@ -1,0 +1,114 @@
+"""What users see: events, and the positions that publishing gave them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Final, Literal, overload
+
+import msgspec
+
+__all__ = ["Event", "Kind", "Seqs"]
+
+Kind = Literal["event", "void", "lost"]
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Event(msgspec.Struct, frozen=True, gc=False):
+    """One event of a stream, or (kind "void") a range of positions that hold none.
+
+    `seq` of a void is its last position, so `event.seq + 1` is always where to go on. Why a range
+    is void: "collected" by a rule or a publisher, "expired", or "control" (an entry of the stream's
+    own, such as a `collect`).
+    """
+
+    stream: str
+    seq: int
+    key: bytes | None
+    value: bytes
+    time_ns: int  # since 1970; given by the stream's owner, never decreasing along seq
+    tag: bytes | None = None
+    kind: Kind = "event"
+    count: int = 1  # positions it stands for
+    reason: str = ""
+
+    @property
+    def time(self) -> datetime:
+        """When the owner of the stream took the event, to the microsecond; `time_ns` is exact."""
+        return _EPOCH + timedelta(microseconds=self.time_ns // 1000)
+
+    @property
+    def range(self) -> range:
+        """The positions it stands for: half-open, `range.start` to `range.stop`."""
+        return range(self.seq + 1 - self.count, self.seq + 1)
+
+    @property
+    def attributes(self) -> dict[str, bytes]:
+        """Typed attributes come with schemas; until then there is at most a `tag`."""
+        return {} if self.tag is None else {"tag": self.tag}
+
+
+class Seqs:
+    """The positions that a `publish_many` was given, as runs: usually one.
+
+        seqs = await stream.publish_many([b"a", b"b", b"c"])
+        seqs.first, seqs.last, len(seqs), list(seqs), seqs.runs  # 1, 3, 3, [1, 2, 3], ((1, 4),)
+
+    Position i is that of the i-th value.
+    """
+
+    __slots__ = ("_length", "runs")
+
+    runs: tuple[tuple[int, int], ...]  # half-open
+
+    def __init__(self, runs: Iterable[tuple[int, int]]) -> None:
+        joined: list[tuple[int, int]] = []
+        for lo, hi in runs:
+            if joined and joined[-1][1] == lo:
+                joined[-1] = (joined[-1][0], hi)
+            elif lo < hi:
+                joined.append((lo, hi))
+        self.runs = tuple(joined)
+        self._length = sum(hi - lo for lo, hi in joined)
+
+    @property
+    def first(self) -> int:
+        return self.runs[0][0]
+
+    @property
+    def last(self) -> int:
+        return self.runs[-1][1] - 1
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[int]:
+        for lo, hi in self.runs:
+            yield from range(lo, hi)
+
+    def __contains__(self, seq: object) -> bool:
+        return isinstance(seq, int) and any(lo <= seq < hi for lo, hi in self.runs)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self._length))]
+        place = index + self._length if index < 0 else index
+        for lo, hi in self.runs:
+            if 0 <= place < hi - lo:
+                return lo + place
+            place -= hi - lo
+        raise IndexError(f"{index}, of {self._length} positions")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Seqs) and other.runs == self.runs
+
+    def __hash__(self) -> int:
+        return hash(self.runs)
+
+    def __repr__(self) -> str:
+        return f"Seqs({', '.join(f'[{lo}, {hi})' for lo, hi in self.runs)})"

@@ -1,0 +1,361 @@
+"""Publishing to one stream: events become batches, batches leave in order, bounds are kept.
+
+Single events gather in a *draft*. It is sealed into a batch when it is full, when its first event
+has waited long enough (`publish_soon`), or at once (`publish`): then with whatever other tasks have
+published in the same turn of the loop. While many batches are under way a draft keeps gathering:
+under load batches grow by themselves.
+
+What is not acknowledged is bounded by bytes. A `publish` that finds no room is put in line and
+takes its place in the stream when its turn comes; if its caller gives up before, it never happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from surecast.client.desk import Desk
+from surecast.client.failures import publish_error
+from surecast.client.options import ClientOptions
+from surecast.columns.batch import Batch
+from surecast.core.types import SECOND, LogId
+from surecast.errors import Closed, PublishError, QueueFull, UsageError
+from surecast.protocols.sprinkler.messages import Acked, Failed
+
+__all__ = ["EVENT_OVERHEAD", "Outbox"]
+
+EVENT_OVERHEAD: Final = 16  # bytes an event counts for, beside its own
+
+_IDLE, _LINGERS, _SOON = 0, 1, 2  # when the draft will be sealed
+
+
+class Parcel:
+    """A batch on its way, and who waits for it."""
+
+    __slots__ = ("batch", "marks", "nbytes", "soon", "waiters", "whole")
+
+    def __init__(self, batch: Batch, nbytes: int) -> None:
+        self.batch = batch
+        self.nbytes = nbytes
+        self.waiters: list[tuple[int, asyncio.Future[int]]] = []  # row → its position
+        self.whole: asyncio.Future[tuple[int, int]] | None = None  # the batch's positions
+        self.soon = 0  # events nobody waits for: if they fail, `flush` says so
+        self.marks: list[Mark] = []
+
+
+class Mark:
+    """A point in the outbox; done when all parcels before it have ended, well or not."""
+
+    __slots__ = ("future", "left")
+
+    def __init__(self, future: asyncio.Future[None]) -> None:
+        self.future = future
+        self.left = 0
+
+    def one_ended(self) -> None:
+        self.left -= 1
+        if self.left <= 0 and not self.future.done():
+            self.future.set_result(None)
+
+
+class Outbox:
+    """See the module. One for each stream a client publishes to, whoever holds its handles."""
+
+    def __init__(self, name: str, stream: LogId, desk: Desk, options: ClientOptions) -> None:
+        self.name = name
+        self.stream = stream
+        self.options = options
+        self.nbytes = 0  # of all that is not acknowledged
+        self._rows_max = options.batch_rows_max
+        self._draft_room = min(options.batch_bytes_max, options.event_bytes_max)
+        self._room = options.outbox_bytes_max
+        self._desk = desk
+        self._loop = asyncio.get_running_loop()
+        self._new_draft()
+        self._due = _IDLE
+        self._timer: asyncio.Handle | None = None
+        self._queue: deque[Parcel] = deque()  # sealed, but enough are under way
+        self._parcels: dict[Parcel, None] = {}  # all that have not ended, in order
+        self._under_way = 0
+        self._blocked: deque[tuple[int, asyncio.Future[int], Callable[[], None]]] = deque()
+        self._error: PublishError | None = None
+        self._errors = 0  # events of publish_soon that failed
+        self._stopped = False
+
+    def _new_draft(self) -> None:
+        self.values: list[bytes] = []
+        self._keys: list[bytes | None] | None = None  # of all values, from the first key on
+        self._tags: list[bytes | None] | None = None
+        self._draft_bytes = 0
+        self._waiters: list[tuple[int, asyncio.Future[int]]] = []
+
+    @property
+    def unacknowledged(self) -> int:
+        """Batches not acknowledged, counting the draft."""
+        return len(self._parcels) + bool(self.values) + len(self._blocked)
+
+    # ------------------------------------------------------------ taking events
+
+    def size_of(self, value: bytes, key: bytes | None, tag: bytes | None) -> int:
+        """What an event counts for; refuses what cannot be published."""
+        self._check()
+        for what, data in (("value", value), ("key", key), ("tag", tag)):
+            if type(data) is not bytes and (data is not None or what == "value"):
+                raise UsageError(f"a {what} is bytes, not {type(data).__name__}: {data!r:.60}")
+        size = len(value) + len(key or b"") + len(tag or b"")
+        if size > self.options.event_bytes_max:
+            raise UsageError(
+                f"an event of {size:,} bytes: at most {self.options.event_bytes_max:,} are allowed "
+                "(ClientOptions.event_bytes_max). Publish it in parts"
+            )
+        return size + EVENT_OVERHEAD
+
+    def _check(self) -> None:
+        if self._stopped:
+            raise Closed(f"the client is closed: nothing more can be published to {self.name!r}")
+
+    def publish(self, value: bytes, key: bytes | None, tag: bytes | None) -> asyncio.Future[int]:
+        """Take an event, now or when there is room; the future gets its position."""
+        size = self.size_of(value, key, tag)
+        future: asyncio.Future[int] = self._loop.create_future()
+        take = partial(self._take, value, key, tag, size, future)
+        if self._blocked or self.nbytes + size > self.options.outbox_bytes_max:
+            self._blocked.append((size, future, take))
+        else:
+            take()
+        return future
+
+    def _take(
+        self,
+        value: bytes,
+        key: bytes | None,
+        tag: bytes | None,
+        size: int,
+        future: asyncio.Future[int],
+    ) -> None:
+        self._append(value, key, tag, size)
+        self._waiters.append((len(self.values) - 1, future))
+        self._seal_soon()
+
+    def publish_soon(self, value: bytes, key: bytes | None, tag: bytes | None) -> None:
+        """Take an event if there is room.
+
+        Most events join a draft that has begun and is far from any bound: they take the short way.
+        """
+        keys = self._keys
+        if (
+            self._due != _IDLE
+            and tag is None
+            and self._tags is None
+            and type(value) is bytes
+            and (type(key) is bytes or (key is None and keys is None))
+            and len(self.values) < self._rows_max
+            and not self._blocked
+        ):
+            size = len(value) + EVENT_OVERHEAD
+            if key is not None:
+                size += len(key)
+            draft_bytes = self._draft_bytes + size
+            nbytes = self.nbytes + size
+            if draft_bytes <= self._draft_room and nbytes <= self._room:
+                if key is not None:
+                    if keys is None:
+                        keys = self._keys = [None] * len(self.values)
+                    keys.append(key)
+                self.values.append(value)
+                self._draft_bytes = draft_bytes
+                self.nbytes = nbytes
+                return
+        size = self.size_of(value, key, tag)
+        if self._blocked or self.nbytes + size > self._room:
+            raise self.full()
+        self.accept(value, key, tag, size)
+
+    def accept(self, value: bytes, key: bytes | None, tag: bytes | None, size: int) -> None:
+        """`publish_soon`, room or not: whoever calls has seen to the bound."""
+        self._append(value, key, tag, size)
+        if self._due == _IDLE:
+            self._due = _LINGERS
+            linger = self.options.linger_ns / SECOND
+            self._timer = self._loop.call_later(linger, self._seal_due)
+
+    def full(self) -> QueueFull:
+        return QueueFull(
+            f"{self.nbytes:,} bytes published to {self.name} are not acknowledged yet, and "
+            f"{self.options.outbox_bytes_max:,} may be (ClientOptions.outbox_bytes_max): "
+            "`await client.flush()`, or publish with `await stream.publish(...)`, which waits"
+        )
+
+    def _append(self, value: bytes, key: bytes | None, tag: bytes | None, size: int) -> None:
+        """Add an event to the draft, which is sealed before if both do not fit in one batch."""
+        self.nbytes += size
+        full = self._draft_bytes + size > self.options.batch_bytes_max
+        if full or len(self.values) >= self.options.batch_rows_max:
+            self.seal()
+        if tag is not None or self._tags is not None:
+            if self._tags is None:
+                self._tags = [None] * len(self.values)
+            self._tags.append(tag)
+        if key is not None or self._keys is not None:
+            if self._keys is None:
+                self._keys = [None] * len(self.values)
+            self._keys.append(key)
+        self.values.append(value)
+        self._draft_bytes += size
+
+    # ------------------------------------------------------------ sealing
+
+    def _seal_soon(self) -> None:
+        """Somebody waits: as soon as what others publish in this turn of the loop is in, too."""
+        if not self._parcels:
+            self.seal()
+        elif self._due != _SOON:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._due = _SOON
+            self._timer = self._loop.call_soon(self._seal_due)
+
+    def _seal_due(self) -> None:
+        self._timer = None
+        if self._has_room():
+            self.seal()
+        # Else it stays due, and the next acknowledgement seals it.
+
+    def seal(self) -> None:
+        """Make the draft a batch and send it on its way."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._due = _IDLE
+        if not self.values:
+            return
+        batch = Batch.of(self.stream, self.values, self._keys, self._tags)
+        parcel = Parcel(batch, self._draft_bytes)
+        parcel.waiters = self._waiters
+        parcel.soon = len(self.values) - len(self._waiters)
+        self._new_draft()
+        self._send(parcel)
+
+    def _has_room(self) -> bool:
+        return self._under_way < self.options.outbox_batches_max
+
+    def _send(self, parcel: Parcel) -> None:
+        self._parcels[parcel] = None
+        self._queue.append(parcel)
+        self._pump()
+
+    def _pump(self) -> None:
+        while self._has_room():
+            if not self._queue:
+                if self._due != _IDLE and self._timer is None:
+                    self.seal()  # comes back here
+                return
+            parcel = self._queue.popleft()
+            self._under_way += 1
+            self._desk.offer(self.stream, parcel.batch, partial(self._ended, parcel))
+
+    # ------------------------------------------------------------ whole batches
+
+    def publish_batch(self, batch: Batch, size: int) -> tuple[Parcel, asyncio.Future[int]]:
+        """Take a batch, now or when there is room; the future is done when it is taken.
+
+        The parcel's `whole` gets the batch's positions.
+        """
+        self._check()
+        parcel = Parcel(batch, size)
+        parcel.whole = self._loop.create_future()
+        placed: asyncio.Future[int] = self._loop.create_future()
+        take = partial(self._take_batch, parcel, placed)
+        if self._blocked or (self.nbytes and self.nbytes + size > self.options.outbox_bytes_max):
+            self._blocked.append((size, placed, take))
+        else:
+            take()
+        return parcel, placed
+
+    def _take_batch(self, parcel: Parcel, placed: asyncio.Future[int]) -> None:
+        self.seal()
+        self.nbytes += parcel.nbytes
+        placed.set_result(0)
+        self._send(parcel)
+
+    # ------------------------------------------------------------ how it ends
+
+    def _ended(self, parcel: Parcel, how: Acked | Failed) -> None:
+        self._under_way -= 1
+        self.nbytes -= parcel.nbytes
+        del self._parcels[parcel]
+        if isinstance(how, Acked):
+            for row, future in parcel.waiters:
+                if not future.done():
+                    future.set_result(how.seq + row)
+            if parcel.whole is not None and not parcel.whole.done():
+                parcel.whole.set_result((how.seq, how.seq + how.count))
+        else:
+            self._failed(parcel, how.why)
+        for mark in parcel.marks:
+            mark.one_ended()
+        self._unblock()
+        self._pump()
+
+    def _failed(self, parcel: Parcel, why: str) -> None:
+        futures = [future for _, future in parcel.waiters]
+        for future in (*futures, parcel.whole):
+            if future is not None and not future.done():
+                future.set_exception(publish_error(self.name, why))
+        if parcel.soon:
+            self._error = self._error or publish_error(self.name, why)
+            self._errors += parcel.soon
+
+    def _unblock(self) -> None:
+        """Let those in line take their places, as far as there is room."""
+        while self._blocked:
+            size, future, take = self._blocked[0]
+            if self.nbytes and self.nbytes + size > self.options.outbox_bytes_max:
+                return
+            self._blocked.popleft()
+            if not future.done():  # else its caller has given up
+                take()
+
+    # ------------------------------------------------------------ flush
+
+    def flushed(self) -> asyncio.Future[None]:
+        """Done when all that was taken or stands in line by now has ended."""
+        future: asyncio.Future[None] = self._loop.create_future()
+        if self._blocked:
+            in_line: asyncio.Future[int] = self._loop.create_future()
+            self._blocked.append((0, in_line, partial(self._mark, future)))
+        else:
+            self._mark(future)
+        return future
+
+    def _mark(self, future: asyncio.Future[None]) -> None:
+        self.seal()
+        mark = Mark(future)
+        mark.left = len(self._parcels)
+        for parcel in self._parcels:
+            parcel.marks.append(mark)
+        if not mark.left:
+            mark.one_ended()
+
+    def take_error(self) -> PublishError | None:
+        """What went wrong with events of `publish_soon` since this was last asked."""
+        error, count = self._error, self._errors
+        self._error, self._errors = None, 0
+        if error is not None:
+            error.args = (f"{count:,} events of publish_soon: {error}",)
+        return error
+
+    def stop(self) -> None:
+        """The client closes: what stands in line is not taken, and nothing else will be."""
+        self._stopped = True
+        self.seal()
+        blocked, self._blocked = self._blocked, deque()
+        for _, future, take in blocked:
+            if isinstance(take, partial) and take.func == self._mark:
+                take()
+            elif not future.done():
+                future.set_exception(publish_error(self.name, "not-sent"))
+                future.exception()  # its caller may have left without a word

@@ -1,0 +1,83 @@
+"""Batches as lists of events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import repeat
+from typing import Any, Final
+
+import numpy as np
+
+from surecast.client.events import Event
+from surecast.columns.batch import COLLECTED, DATA, EXPIRED, VOID, Batch
+from surecast.columns.column import Column
+
+__all__ = ["events_of"]
+
+_FEW: Final = 4  # rows for which looking takes longer than it saves
+_REASONS: Final = {COLLECTED: "collected", EXPIRED: "expired"}
+
+
+def events_of(batch: Batch, stream: str, voids: bool) -> list[Event]:
+    """The events of a batch; with `voids` also what stands at all its other positions."""
+    if batch.kind != DATA:
+        if not voids:
+            return []
+        reason = _REASONS[batch.reason] if batch.kind == VOID else "control"
+        return [_void(stream, batch.lo, batch.hi, batch.time_ns, reason)]
+    values = _strings(batch.values())
+    columns: list[Iterable[Any]] = [
+        repeat(stream),
+        range(batch.lo, batch.hi),
+        _keys(batch),
+        values,
+        repeat(batch.time_ns),
+    ]
+    tags = batch.tags()
+    if tags is not None:
+        columns.append(_strings(tags))
+    if batch.explicit:
+        columns[1], columns[4] = batch.seqs().tolist(), batch.times().tolist()
+    # The struct is called from C, row by row: no Python code runs in between.
+    events = list(map(Event, *columns))
+    if voids and batch.rows < batch.count:
+        return _with_voids(batch, stream, events)
+    return events
+
+
+def _keys(batch: Batch) -> Iterable[bytes | None]:
+    column = batch.keys()
+    if column.valid is not None and not column.data.size and not column.valid.any():
+        return repeat(None)
+    return _strings(column)
+
+
+def _strings(column: Column) -> list[Any]:
+    """The rows of a column. Those of equal length, the usual case, are cut by numpy: a fifth of the
+    time of Python's slices."""
+    offsets = column.offsets
+    first, last = int(offsets[0]), int(offsets[-1])
+    rows = offsets.size - 1
+    width = (last - first) // rows
+    if column.valid is None and width and rows > _FEW:
+        if column.width == width or (np.diff(offsets) == width).all():
+            cut: list[Any] = column.data[first:last].view(f"V{width}").tolist()
+            return cut
+    return column.to_list()
+
+
+def _void(stream: str, lo: int, hi: int, time_ns: int, reason: str) -> Event:
+    return Event(stream, hi - 1, None, b"", time_ns, None, "void", hi - lo, reason)
+
+
+def _with_voids(batch: Batch, stream: str, events: list[Event]) -> list[Event]:
+    found: list[Event] = []
+    reason, at, time_ns = _REASONS[batch.reason], batch.lo, batch.time_ns
+    for event in events:
+        if at < event.seq:
+            found.append(_void(stream, at, event.seq, event.time_ns, reason))
+        found.append(event)
+        at = event.seq + 1
+    if at < batch.hi:
+        found.append(_void(stream, at, batch.hi, time_ns, reason))
+    return found

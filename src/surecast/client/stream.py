@@ -1,0 +1,162 @@
+"""A stream as its publishers and readers hold it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Literal
+
+from surecast.client.events import Seqs
+from surecast.client.many import Chunk, chunks_of
+from surecast.client.outbox import EVENT_OVERHEAD, Outbox
+from surecast.client.reading import Start
+from surecast.client.subscription import Subscription
+from surecast.columns.batch import COLLECT, Batch
+from surecast.columns.rules import Collect, KeepAll, Policy, Predicate, TagIs, encode_collect
+from surecast.errors import PublishError, UsageError
+from surecast.protocols.sprinkler.messages import StreamInfo
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from surecast.client.connection import Client
+
+__all__ = ["Stream"]
+
+
+class Stream:
+    """An open stream. `await client.stream(name)` makes one; as many as you like may be held.
+
+    Events published through one client to one stream keep the order of the calls.
+    """
+
+    def __init__(self, client: Client, info: StreamInfo, outbox: Outbox) -> None:
+        self._client = client
+        self._info = info
+        self._outbox = outbox
+
+    @property
+    def name(self) -> str:
+        return self._info.name
+
+    @property
+    def retain(self) -> Policy:
+        """What the stream keeps, as fixed when it was created."""
+        return self._info.retention
+
+    @property
+    def owner(self) -> str:
+        """The region that gives its events their positions."""
+        return self._info.owner
+
+    def __repr__(self) -> str:
+        return f"<Stream {self.name!r}>"
+
+    # ------------------------------------------------------------ publishing
+
+    async def publish(
+        self, value: bytes, *, key: bytes | None = None, tag: bytes | None = None
+    ) -> int:
+        """Publish an event and return its position, once it is on disk at every replica.
+
+            seq = await stream.publish(b"on", key=b"lamp:7")
+
+        Waits while too much is unacknowledged. If it is cancelled the event may still be published;
+        retries, reconnects and failovers never publish it twice.
+        """
+        return await self._outbox.publish(value, key, tag)
+
+    def publish_soon(
+        self, value: bytes, *, key: bytes | None = None, tag: bytes | None = None
+    ) -> None:
+        """Publish in the background, in batches; `await client.flush()` waits for all of it.
+
+            for row in rows:
+                stream.publish_soon(row)
+            await client.flush()
+
+        Raises QueueFull, and takes nothing, while too much is unacknowledged. If it fails later,
+        the next `flush()` says so.
+        """
+        self._outbox.publish_soon(value, key, tag)
+
+    async def publish_many(
+        self,
+        values: Iterable[bytes] | pa.Table | pa.RecordBatch,
+        *,
+        keys: Iterable[bytes | None] | None = None,
+        tags: Iterable[bytes | None] | None = None,
+    ) -> Seqs:
+        """Publish many events in order and return their positions, once all are on disk.
+
+            seqs = await stream.publish_many([b"a", b"b"], keys=[b"k1", b"k2"])
+            seqs = await stream.publish_many(table)  # columns value and, if you like, key and tag
+
+        They leave in batches; other publishers' events may come to stand between two of them, which
+        is why the answer has runs. If some fail, the error tells which did not (`acknowledged`).
+        """
+        chunks = chunks_of(self._info.stream_id, values, keys, tags, self._outbox.options)
+        ended: list[asyncio.Future[tuple[int, int]]] = []
+        try:
+            for chunk in chunks:
+                ended.append(await self._send(chunk))
+            if ended:
+                await asyncio.wait(ended)
+            return Seqs(future.result() for future in ended)
+        except PublishError as problem:
+            acked = [f.result() for f in ended if f.done() and not f.exception()]
+            problem.acknowledged = Seqs(acked).runs
+            raise
+        finally:
+            for future in ended:
+                future.cancel()
+
+    async def _send(self, chunk: Chunk) -> asyncio.Future[tuple[int, int]]:
+        parcel, placed = self._outbox.publish_batch(chunk.batch, chunk.nbytes)
+        await placed
+        await asyncio.sleep(0)  # let it leave before the next is built
+        assert parcel.whole is not None
+        return parcel.whole
+
+    async def collect(self, which: Predicate) -> int:
+        """Declare events obsolete: from here on they are void, in every region.
+
+            await stream.collect(surecast.before_seq(10_000))
+
+        The declaration takes a position in the stream itself, which is returned, and reaches what
+        stands before it. See before_seq, before_time, key_is, key_prefix, tag_is.
+        """
+        if not isinstance(which, Predicate):
+            raise UsageError(
+                "collect takes before_seq(...), before_time(...), key_is(...), key_prefix(...) or "
+                f"tag_is(...), not {which!r}"
+            )
+        if isinstance(which, TagIs) and not isinstance(self.retain, KeepAll):
+            raise UsageError(f"tag_is needs a stream that keeps all events; {self!r} does not")
+        value = encode_collect(Collect(which))
+        batch = Batch.of(self._info.stream_id, [value], kind=COLLECT)
+        parcel, placed = self._outbox.publish_batch(batch, len(value) + EVENT_OVERHEAD)
+        await placed
+        assert parcel.whole is not None
+        return (await parcel.whole)[0]
+
+    # ------------------------------------------------------------ reading
+
+    def subscribe(
+        self,
+        start: Start = "latest",
+        *,
+        voids: bool = False,
+        name: str | None = None,
+        ack: Literal["auto", "manual"] = "auto",
+        where: Any = None,
+    ) -> Subscription:
+        """Read the stream.
+
+            async for event in stream.subscribe(start="earliest"): ...
+
+        `start`: "earliest", "latest" (the end at this moment: `await sub.ready()` to be sure), a
+        position or a datetime with a time zone. `voids`: also get ranges that hold no events.
+        `name`, `ack`: see Subscription.
+        """
+        return self._client._subscribe(self.name, self._info, start, voids, name, ack, where)

@@ -1,0 +1,175 @@
+"""What `subscribe` gives: an asynchronous iterator of events, or of Arrow batches."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator
+from operator import length_hint
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from surecast.client.events import Event
+from surecast.client.feed import Feed
+from surecast.client.reading import Reading
+from surecast.errors import NotSupported, UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Subscription"]
+
+
+class Subscription:
+    """Events of one stream or several, in the order of each stream, without gaps or repetitions.
+
+        async for event in stream.subscribe(start="earliest"):
+            print(event.seq, event.key, event.value)
+
+    It begins to read when it is made, up to a bound. Leaving the loop keeps its place: another loop
+    over the same object goes on behind. It ends with `close()`, with its `async with` block, or
+    when the program lets go of it. One task at a time may iterate.
+
+    A *named* subscription (`name=`) keeps its place in the region. Asking for the next event
+    acknowledges the one before; with `ack="manual"` only `ack` does. After a restart it goes on
+    behind the last event acknowledged, so what was in hand at a crash comes again.
+    """
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+        self._feed: Feed = reading.feed
+        weakref.finalize(self, reading.forget).atexit = False
+
+    def __repr__(self) -> str:
+        ask = self._reading.ask
+        named = "" if ask.name is None else f" name={ask.name!r}"
+        return f"<Subscription {ask.pattern!r}{named}>"
+
+    # ------------------------------------------------------------ reading
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self._named() if self._feed.named else self._unnamed()
+
+    async def __anext__(self) -> Event:
+        """One event: `await anext(sub)`. A loop over the subscription is faster."""
+        feed = self._feed
+        while True:
+            for event in feed.rows:
+                feed.hand = event
+                if feed.cursor is not None:
+                    feed.cursor.moved()
+                return event
+            if not await feed.next_rows():
+                raise StopAsyncIteration
+
+    async def _unnamed(self) -> AsyncGenerator[Event, None]:
+        """The fast path: while a batch lasts, an event costs no more than the step of a generator.
+
+        Iterations share `rows`, so that a loop goes on where the one before was left.
+        """
+        feed = self._feed
+        while True:
+            for event in feed.rows:
+                yield event
+            if not await feed.next_rows():
+                return
+
+    async def _named(self) -> AsyncGenerator[Event, None]:
+        feed = self._feed
+        while True:
+            for event in feed.rows:
+                feed.hand = event
+                cursor = feed.cursor
+                if cursor is not None and not cursor.armed:
+                    cursor.moved()
+                yield event
+            if not await feed.next_rows():
+                return
+
+    def batches(self) -> AsyncIterator[pa.RecordBatch]:
+        """Whole batches, without a copy: `pyarrow.RecordBatch` of stream, seq, key, value, tag and
+        timestamp.
+
+            async for batch in stream.subscribe(start=1).batches():
+                total += pc.sum(pc.binary_length(batch.column("value"))).as_py()
+
+        Positions that are void are not there; they show as steps in `seq`.
+        """
+        if self._feed.voids:
+            raise NotSupported(
+                "batches with voids come with the Spark connector: iterate over events to get "
+                "voids, or subscribe without voids=True"
+            )
+        if length_hint(self._feed.rows):
+            raise UsageError(
+                "this subscription is in the midst of a batch, event by event: read on like that, "
+                "or subscribe once more for batches"
+            )
+        return self._batches()
+
+    async def _batches(self) -> AsyncGenerator[pa.RecordBatch, None]:
+        from surecast.client.arrow import record_batch_of
+
+        feed = self._feed
+        while (found := await feed.next_batch()) is not None:
+            line, batch = found
+            table = record_batch_of(batch, line.name)
+            if table is not None:
+                yield table
+
+    async def ready(self) -> Subscription:
+        """Wait until it is known where it begins: from here on, "latest" misses nothing.
+
+        A subscription by pattern is ready when it knows the streams there are.
+        """
+        await self._feed.ready()
+        return self
+
+    # ------------------------------------------------------------ acknowledging
+
+    async def ack(self, item: Event | pa.RecordBatch) -> None:
+        """All events of its stream up to this one (or this batch) are dealt with.
+
+        Returns when that is on disk at every replica of the region.
+        """
+        feed = self._feed
+        if feed.cursor is None:
+            raise UsageError(
+                "only a named subscription keeps its place: subscribe(..., name=...)"
+                if self._reading.ask.name is None
+                else "nothing has been read yet: there is nothing to acknowledge"
+            )
+        stream, end = _place(item)
+        line = feed.names.get(stream)
+        if line is None or end > line.next:
+            raise UsageError(f"{stream} up to {end - 1} was not read by {self!r}")
+        feed.acknowledge(line, end)
+        await feed.cursor.stored_at_least({line.stream: end})
+
+    # ------------------------------------------------------------ ending
+
+    async def close(self) -> None:
+        """Read no more. A named subscription stores its place first."""
+        await self._reading.close()
+
+    async def __aenter__(self) -> Subscription:
+        return await self.ready()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+def _place(item: Any) -> tuple[str, int]:
+    """The stream of an event or a batch of events, and the first position behind it."""
+    if isinstance(item, Event):
+        return item.stream, item.seq + 1
+    try:
+        return item.column("stream")[0].as_py(), item.column("seq")[-1].as_py() + 1
+    except (AttributeError, KeyError, IndexError, TypeError):
+        raise UsageError(
+            f"ack takes an event or a batch of the subscription, not {item!r}"
+        ) from None

@@ -1,0 +1,172 @@
+"""What is wrong at a node, what that means and what to do: for `surecast status`, logs, metrics.
+
+The same table makes docs/configuration.md's list of alarms, so each code is explained in one place.
+"""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from surecast.runtime.session import UP
+from surecast.server.region import RegionServer
+
+__all__ = ["CODES", "Alarm", "alarms"]
+
+NAMED_MAX = 10  # streams named one by one; the rest is counted
+
+
+class Code(msgspec.Struct, frozen=True):
+    means: str
+    todo: str
+    blocks: bool = False  # not ready while it lasts
+
+
+CODES: dict[str, Code] = {
+    "in-memory": Code(
+        "node.data_dir is empty: everything this node holds is gone when its process ends.",
+        "Set node.data_dir, unless losing it is fine.",
+    ),
+    "not-founded": Code(
+        "The chain does not exist yet: it is founded once the witness and every replica of the "
+        "region have met.",
+        "Start the witness and all replicas of the region; look for links that are down.",
+        blocks=True,
+    ),
+    "not-in-chain": Code(
+        "This replica is no member of its chain now: it is catching up with the others, or it "
+        "cannot reach them. Clients are served by the others.",
+        "Wait while `surecast status` shows a learner. If it does not join, see that it reaches "
+        "the chain's tail and the witness.",
+        blocks=True,
+    ),
+    "witness-unreachable": Code(
+        "The witness cannot be reached. The chain goes on as it is, but nobody can be removed "
+        "from it or join it: the next failure of a replica stops it.",
+        "Start the witness again, on the same data folder, or mend the link to it.",
+    ),
+    "too-few-replicas": Code(
+        "The chain has fewer members than an acknowledgement promises (chain.min_replicas). "
+        "Publishes wait; readers are served.",
+        "Start the missing replicas. They join by themselves.",
+    ),
+    "replicas-missing": Code(
+        "The chain works with fewer replicas than are configured.",
+        "Start the missing replicas. They join by themselves.",
+    ),
+    "disks-lost": Code(
+        "This chain lost its disks and fetches its streams from other regions. Publishes of what "
+        "it owns wait until every other region has been heard.",
+        "See that the other regions can be reached. If one will never come back, see "
+        "docs/operations.md, 'A region that is gone'.",
+    ),
+    "disk-failing": Code(
+        "Writes to the data folder fail and are tried again. If that goes on, the replica leaves "
+        "its chain.",
+        "Make room on the disk, or replace it: `surecast log verify` tells what is damaged.",
+    ),
+    "disk-behind": Code(
+        "More is waiting for the disk than chain.pending_bytes_max allows: publishes are refused "
+        "for now and tried again by their clients.",
+        "Use a faster disk, fewer publishers or larger batches.",
+    ),
+    "region-unreachable": Code(
+        "Another region is not heard from. Streams it owns get no new events here, unless a third "
+        "region passes them on; publishes to them from here fail.",
+        "Mend the link, or start that region. Nothing is lost meanwhile: it catches up.",
+    ),
+    "owners-differ": Code(
+        "Another region's [owners] table is not like ours, so the two may disagree on who numbers "
+        "a stream. No streams are created while they differ.",
+        "Give all regions the same [owners] and restart those that were wrong.",
+        blocks=True,
+    ),
+    "stream-quarantined": Code(
+        "Part of a stream's log here cannot be read. What comes before that is served; publishes "
+        "are refused. Other replicas may be whole.",
+        "Run `surecast log verify` on the data folder. If the other replicas are well, empty this "
+        "one's data folder: it is filled again from them.",
+    ),
+    "stream-recovering": Code(
+        "Other regions have events of a stream that this region owns and lost. It fetches them "
+        "before it takes publishes.",
+        "See that the other regions can be reached; it ends by itself.",
+    ),
+}
+
+
+class Alarm(msgspec.Struct, frozen=True):
+    """Something is wrong here: what, what it means, what to do."""
+
+    code: str
+    what: str
+    means: str
+    todo: str
+    blocks: bool
+
+
+def alarms(server: RegionServer) -> list[Alarm]:
+    return [
+        Alarm(code, what, CODES[code].means, CODES[code].todo, CODES[code].blocks)
+        for code, what in _found(server)
+    ]
+
+
+def _found(server: RegionServer) -> Iterator[tuple[str, str]]:
+    if not server.config.node.data_dir:
+        yield "in-memory", f"{server.config.name} keeps nothing on disk"
+    if server.replica is not None:
+        yield from _of_chain(server)
+        yield from _of_regions(server)
+        yield from _of_streams(server)
+
+
+def _of_chain(server: RegionServer) -> Iterator[tuple[str, str]]:
+    chain, configured = server.chain, server.config.region.replicas
+    members = [member.name for member in chain.members]
+    assert server.replica is not None
+    session = server.replica.sessions.by_peer.get(chain.config.service)
+    if session is None or session.state is not UP:
+        yield "witness-unreachable", f"no session with {chain.config.service}"
+    if not chain.epoch:
+        yield "not-founded", f"{server.config.node.region} waits for {', '.join(configured)}"
+    elif not chain.is_member:
+        yield "not-in-chain", f"epoch {chain.epoch} has {', '.join(members) or 'nobody'}"
+    missing = [name for name in configured if name not in members]
+    if chain.active and len(members) < chain.config.writable_min:
+        need = chain.config.writable_min
+        yield "too-few-replicas", f"{len(members)} of {need}; missing: {', '.join(missing)}"
+    elif chain.active and missing:
+        yield "replicas-missing", ", ".join(missing)
+    if chain.active and not chain.saved.clean:
+        yield "disks-lost", f"since epoch {chain.saved.lost_epoch}"
+    if chain.store_failures:
+        yield "disk-failing", f"{chain.store_failures} writes in a row"
+    if chain.pending_bytes > chain.config.pending_bytes_max:
+        yield "disk-behind", f"{chain.pending_bytes:,} bytes wait"
+
+
+def _of_regions(server: RegionServer) -> Iterator[tuple[str, str]]:
+    proxy = server.proxy
+    for peer in proxy.peers.values():
+        if not proxy.is_live(peer):
+            ago = (proxy.now_ns - peer.heard_ns) / 1e9
+            yield (
+                "region-unreachable",
+                f"{peer.name}, "
+                + (f"last heard {ago:.0f} s ago" if peer.heard_ns >= 0 else "never heard"),
+            )
+        if peer.heard_ns >= 0 and peer.owners != proxy.owners:
+            yield "owners-differ", peer.name
+
+
+def _of_streams(server: RegionServer) -> Iterator[tuple[str, str]]:
+    streams = server.proxy.streams.values()
+    bad = [(s.info.name, s.quarantined) for s in streams if s.quarantined]
+    for name, why in bad[:NAMED_MAX]:
+        yield "stream-quarantined", f"{name}: {why}"
+    if len(bad) > NAMED_MAX:
+        yield "stream-quarantined", f"and {len(bad) - NAMED_MAX} more"
+    back = [s.info.name for s in streams if s.recovering_since_ns is not None]
+    if back:
+        more = f" and {len(back) - NAMED_MAX} more" if len(back) > NAMED_MAX else ""
+        yield "stream-recovering", ", ".join(back[:NAMED_MAX]) + more

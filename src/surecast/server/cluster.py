@@ -1,0 +1,210 @@
+"""A deployment on this machine as real processes: started, watched, stopped in order.
+
+    cluster = Cluster(plan(Path("out/up"), regions=3, replicas=2, base_port=7400))
+    with cluster:                       # writes files, starts processes
+        cluster.wait_ready(60)
+        cluster.kill("east-2")          # SIGKILL, for those who want to see what happens
+        cluster.start("east-2")
+
+Each process has its own file, data folder and log. None outlives this one.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+from surecast.errors import SurecastError, UsageError
+from surecast.server.config import parse_address
+from surecast.server.layout import Layout, Planned
+
+__all__ = ["Cluster", "ClusterError"]
+
+LOOK_S = 0.1
+STOP_S_MAX = 20  # then it is killed
+LAST_LINES = 12  # of a log, when its process is dead
+_PR_SET_PDEATHSIG = 1
+
+
+class ClusterError(SurecastError):
+    """A process of the cluster did not come up; the message has the end of its log."""
+
+
+class Cluster:
+    """See the module. `nodes` has the running and the dead, by name."""
+
+    def __init__(self, layout: Layout, say: Callable[[str], None] = lambda text: None) -> None:
+        self.layout = layout
+        self.say = say
+        self.nodes = {node.name: node for node in layout.nodes}
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self._read: dict[str, int] = {}  # how much of each log has been looked at
+
+    # ------------------------------------------------------------ life
+
+    def __enter__(self) -> "Cluster":
+        check_ports(self.layout)
+        self.layout.write()
+        try:
+            for name in self.nodes:
+                self.start(name)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self, name: str) -> None:
+        """Start a process; what it says goes to its log."""
+        node = self.nodes[name]
+        path = self.layout.log(node)
+        path.touch()
+        self._read[name] = path.stat().st_size
+        # What the environment says of one node cannot be meant for all of them.
+        env = {key: v for key, v in os.environ.items() if not key.startswith("SURECAST_NODE__")}
+        with path.open("ab") as log:
+            self.running[name] = subprocess.Popen(
+                [sys.executable, "-m", "surecast.cli", "serve", str(node.config)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=env,
+                start_new_session=True,  # Ctrl-C is for us: they are stopped in order
+                preexec_fn=_end_with_parent,
+            )
+
+    def kill(self, name: str) -> None:
+        """SIGKILL: the process has no say."""
+        process = self.running.pop(name)
+        process.kill()
+        process.wait()
+
+    def stop(self) -> None:
+        """End all: replicas first, for their witness may be asked to the last."""
+        for role in ("replica", "witness"):
+            ending = {n: p for n, p in self.running.items() if self.nodes[n].role == role}
+            for process in ending.values():
+                process.terminate()
+            deadline = time.monotonic() + STOP_S_MAX
+            for name, process in ending.items():
+                try:
+                    process.wait(max(0.1, deadline - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    self.say(f"{name} does not end: killed")
+                    process.kill()
+                    process.wait()
+                del self.running[name]
+
+    # ------------------------------------------------------------ looking
+
+    def wait_ready(
+        self, timeout_s: float, progress: Callable[[int, int], None] = lambda done, all: None
+    ) -> None:
+        """Until every process says that it is ready; ClusterError if one ends, or time is up."""
+        deadline = time.monotonic() + timeout_s
+        waiting = dict(self.nodes)
+        while True:
+            for name, code in self.dead():
+                raise ClusterError(f"{name} ended with exit code {code}:\n{self.last_lines(name)}")
+            reasons = {name: not_ready(node) for name, node in waiting.items()}
+            waiting = {name: node for name, node in waiting.items() if reasons[name]}
+            progress(len(self.nodes) - len(waiting), len(self.nodes))
+            if not waiting:
+                return
+            if time.monotonic() > deadline:
+                lines = "\n".join(f"  {name}: {'; '.join(reasons[name])}" for name in waiting)
+                raise ClusterError(
+                    f"not ready after {timeout_s:g} s:\n{lines}\n"
+                    f"Their logs are in {self.layout.folder / 'logs'}"
+                )
+            time.sleep(LOOK_S)
+
+    def dead(self) -> Iterator[tuple[str, int]]:
+        """Processes that ended by themselves since this was last asked, with their exit codes."""
+        for name, process in list(self.running.items()):
+            code = process.poll()
+            if code is not None:
+                del self.running[name]
+                yield name, code
+
+    def warnings(self) -> Iterator[str]:
+        """Lines of the logs, since this was last asked, that are more than information."""
+        for name, node in self.nodes.items():
+            path = self.layout.log(node)
+            if name not in self._read or path.stat().st_size <= self._read[name]:
+                continue
+            with path.open("rb") as file:
+                file.seek(self._read[name])
+                text = file.read()
+            whole, newline, _ = text.rpartition(b"\n")
+            self._read[name] += len(whole) + len(newline)
+            for line in whole.decode(errors="replace").splitlines():
+                if any(f" {level} " in line[:40] for level in ("warning", "error", "critical")):
+                    yield line
+
+    def last_lines(self, name: str) -> str:
+        path = self.layout.log(self.nodes[name])
+        lines = _tail(path).splitlines()[-LAST_LINES:]
+        return "\n".join(f"  {line}" for line in lines) + f"\n  (all of it: {path})"
+
+
+def check_ports(layout: Layout) -> None:
+    """UsageError for the first port that somebody has taken."""
+    for node in layout.nodes:
+        for text, kinds in (
+            (node.listen, (socket.SOCK_STREAM, socket.SOCK_DGRAM)),
+            (node.http, (socket.SOCK_STREAM,)),
+        ):
+            for kind in kinds:
+                with socket.socket(socket.AF_INET, kind) as probe:
+                    if kind is socket.SOCK_STREAM:
+                        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    try:
+                        probe.bind(parse_address(text))
+                    except OSError:
+                        port = parse_address(text)[1]
+                        raise UsageError(
+                            f"port {port}, wanted for {node.name}, is taken. Stop what uses it (is "
+                            "`surecast up` running already?), or choose others with --base-port"
+                        ) from None
+
+
+def not_ready(node: Planned) -> list[str]:
+    """Why not; nothing if it is."""
+    try:
+        with urlopen(f"http://{node.http}/readyz", timeout=2) as answer:
+            answer.read()
+            return []
+    except HTTPError as refused:
+        reasons: list[str] = json.loads(refused.read()).get("reasons", [])
+        return reasons or [f"HTTP {refused.code}"]
+    except OSError as problem:
+        return [f"no answer at http://{node.http}/readyz ({getattr(problem, 'reason', problem)})"]
+
+
+def _tail(path: Path, nbytes: int = 16 << 10) -> str:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - nbytes))
+        return file.read().decode(errors="replace")
+
+
+def _end_with_parent() -> None:
+    """In the child: end in order when whoever started us is gone, however it went (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

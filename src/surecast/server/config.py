@@ -1,0 +1,315 @@
+"""What can be set of a region server: the sections of its TOML file, and the rules between them.
+
+`[node]` is this process; `[regions.*]` and `[owners]` describe the deployment and are the same
+everywhere but for addresses, which are as *this* node reaches the others (a relay or a NAT may
+stand between). The rest are the knobs of the layers, each with a default. `build` joins them into
+one `ServerConfig`, or says in a `ConfigError` what is wrong, where, and what is allowed.
+"""
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from surecast.core.config import check, load
+from surecast.core.types import SECOND, Peer
+from surecast.core.wire import Limits
+from surecast.errors import ConfigError
+from surecast.protocols.chain.config import ChainConfig
+from surecast.protocols.sprinkler.config import MeshConfig, ProxyConfig
+from surecast.runtime.book import Address, is_loopback
+from surecast.runtime.limits import RuntimeLimits
+from surecast.storage.config import StorageConfig
+
+__all__ = [
+    "HttpConfig",
+    "LogConfig",
+    "NodeConfig",
+    "RegionConfig",
+    "ServerConfig",
+    "build",
+    "parse_address",
+    "show_address",
+    "witness_name",
+]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", re.ASCII)
+_NAME_RULE = "letters, digits, '-', '_' and '.', at most 63, a letter or digit first"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """This process."""
+
+    region: str  # one of [regions]
+    data_dir: str  # where it keeps its logs; "": in memory only, gone when the process ends
+    name: str = ""  # of a replica, as in its region's `replicas`; a witness needs none
+    role: Literal["replica", "witness"] = "replica"  # what it is to its region
+    listen: str = "127.0.0.1:7400"  # host:port for clients, replicas and other regions (TCP, UDP)
+    http: str = "127.0.0.1:7480"  # host:port of health, metrics and status; "": none
+    token: str = ""  # what everybody must show: nodes of the deployment, clients, HTTP under /v1
+    insecure: bool = False  # allow addresses beyond loopback: nothing is encrypted yet
+    record: str = ""  # folder to record every input in, for `surecast replay`; "": no recording
+
+    def validate(self) -> None:
+        for key in ("listen", "http"):
+            text = getattr(self, key)
+            if key == "http" and not text:
+                continue
+            host = _address(text, key)[0]
+            check(
+                self, key, self.insecure or is_loopback(host),
+                "anybody who can reach this machine could connect, and nothing is encrypted yet. "
+                "Listen on 127.0.0.1, or set insecure = true if the network is yours alone",
+            )  # fmt: skip
+        fixed = not self.record or parse_address(self.listen)[1] > 0
+        check(self, "record", fixed, "a recording needs node.listen to name a port, not 0")
+        named = bool(self.name) or self.role == "witness"
+        check(self, "name", named, "a replica needs a name; give the one its region lists")
+
+
+@dataclass(frozen=True, slots=True)
+class RegionConfig:
+    """A region, as this node reaches it."""
+
+    replicas: dict[str, str]  # name = "host:port"; the first is the first head
+    witness: str = ""  # host:port of its witness; "": inside the only replica
+    http: dict[str, str] = field(default_factory=dict)  # name = "host:port", for `surecast status`
+
+    def validate(self) -> None:
+        check(self, "replicas", bool(self.replicas), "a region has at least one replica")
+        for name, address in self.replicas.items():
+            _check_name("replica", name)
+            _address(address, f"replicas.{name}")
+        if self.witness:
+            _address(self.witness, "witness")
+        for name, address in self.http.items():
+            if name not in self.replicas:
+                known = ", ".join(self.replicas)
+                raise ConfigError(f"http names {name!r}, which is no replica here: {known}")
+            _address(address, f"http.{name}")
+
+
+@dataclass(frozen=True, slots=True)
+class HttpConfig:
+    """Bounds of the HTTP port; where it listens is `node.http`."""
+
+    connections_max: int = 64  # at a time; more are answered 503
+    body_bytes_max: int = 16 << 20  # of one request
+    streams_max: int = 1_000  # shown one by one, in metrics and status
+    publish_timeout_ns: int = 30 * SECOND  # a POST of events that takes longer is answered 504
+
+    def validate(self) -> None:
+        for key in ("connections_max", "body_bytes_max", "streams_max", "publish_timeout_ns"):
+            check(self, key, getattr(self, key) > 0, "above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig:
+    """What the process says on stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"  # and worse
+    format: Literal["text", "json"] = "text"  # a line for people, or an object for programs
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """All of it, checked."""
+
+    node: NodeConfig
+    regions: dict[str, RegionConfig]
+    owners: dict[str, str]
+    chain: ChainConfig  # of a witness: its region's first replica's
+    sprinkler: ProxyConfig
+    storage: StorageConfig
+    runtime: RuntimeLimits
+    limits: Limits
+    http: HttpConfig
+    log: LogConfig
+
+    @property
+    def name(self) -> Peer:
+        """This node's name on the wire."""
+        return self.node.name or witness_name(self.node.region)
+
+    @property
+    def region(self) -> RegionConfig:
+        return self.regions[self.node.region]
+
+    @property
+    def is_witness(self) -> bool:
+        return self.node.role == "witness"
+
+    @property
+    def has_witness_inside(self) -> bool:
+        return not self.is_witness and not self.region.witness
+
+
+# Sections that fill one class each. Of [chain] and [sprinkler], some fields follow from the rest.
+SECTIONS: dict[str, type[Any]] = {
+    "node": NodeConfig,
+    "http": HttpConfig,
+    "log": LogConfig,
+    "storage": StorageConfig,
+    "runtime": RuntimeLimits,
+    "limits": Limits,
+    "mesh": MeshConfig,
+}
+DERIVED = {
+    "chain": ("chain", "name", "service", "replicas"),
+    "sprinkler": ("region", "name", "regions", "chain", "mesh", "owners", "addresses", "http"),
+}
+TABLES = ("regions", "owners", "chain", "sprinkler")  # and these are read one by one
+
+
+def witness_name(region: str) -> Peer:
+    return f"{region}/witness"
+
+
+def parse_address(text: str) -> Address:
+    """ "127.0.0.1:7400" or "[::1]:7400" → ("127.0.0.1", 7400)."""
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not (colon and host and port.isascii() and port.isdigit() and int(port) <= 65535):
+        raise ConfigError('not an address; write "host:port", such as "127.0.0.1:7400"')
+    return host, int(port)
+
+
+def show_address(address: Address) -> str:
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def build(document: Mapping[str, Any]) -> ServerConfig:
+    """The whole document as one configuration."""
+    _refuse_unknown(document)
+    filled = {section: load(cls, document, section) for section, cls in SECTIONS.items()}
+    node: NodeConfig = filled["node"]
+    regions = _regions(document.get("regions", {}))
+    _check_place(node, regions)
+    owners = _owners(document.get("owners"), node, regions)
+    who = node.name if node.role == "replica" else next(iter(regions[node.region].replicas))
+    names = {region: tuple(config.replicas) for region, config in regions.items()}
+    here = regions[node.region]
+    chain = load(ChainConfig, document, "chain", {
+        "chain": node.region,
+        "name": who,
+        "service": witness_name(node.region),
+        "replicas": len(here.replicas),
+    })  # fmt: skip
+    told = {
+        "region": node.region,
+        "name": who,
+        "regions": names,
+        "chain": "",
+        "mesh": filled["mesh"],
+        "owners": owners,
+        "addresses": dict(here.replicas),
+        "http": {**here.http, **({who: node.http} if node.http and who == node.name else {})},
+    }
+    proxy = load(ProxyConfig, document, "sprinkler", told)
+    return ServerConfig(
+        node, regions, owners, chain, proxy,
+        filled["storage"],
+        filled["runtime"], filled["limits"], filled["http"], filled["log"],
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- inside
+
+
+def _refuse_unknown(document: Mapping[str, Any]) -> None:
+    known = (*SECTIONS, *TABLES)
+    for section in document:
+        if section not in known:
+            near = difflib.get_close_matches(section, known, n=1)
+            hint = f"did you mean [{near[0]}]? " if near else ""
+            raise ConfigError(f"unknown section [{section}]; {hint}Allowed: {', '.join(known)}")
+
+
+def _address(text: str, key: str) -> Address:
+    try:
+        return parse_address(text)
+    except ConfigError as problem:
+        raise ConfigError(f"{key} = {text!r}: {problem}") from None
+
+
+def _check_name(what: str, name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"{what} name {name!r}: allowed are {_NAME_RULE}")
+
+
+def _regions(table: Any) -> dict[str, RegionConfig]:
+    if not isinstance(table, Mapping) or not table:
+        raise ConfigError(
+            "there are no [regions]: add one, such as\n"
+            '  [regions.east]\n  replicas = { "east-1" = "127.0.0.1:7400" }'
+        )
+    regions: dict[str, RegionConfig] = {}
+    names: dict[str, str] = {}
+    places: dict[str, str] = {}
+    for region in table:
+        _check_name("region", region)
+        config = regions[region] = load(RegionConfig, {"regions": table}, f"regions.{region}")
+        if len(config.replicas) > 1 and not config.witness:
+            raise ConfigError(
+                f"[regions.{region}] has {len(config.replicas)} replicas and no witness. Give the "
+                "address of one, which is best a machine of its own: inside a replica it would be "
+                "gone together with it"
+            )
+        for name, address in {**config.replicas, witness_name(region): config.witness}.items():
+            if name in names:
+                raise ConfigError(f"{name!r} is in [regions.{names[name]}] and [regions.{region}]")
+            names[name] = region
+            if address and not address.endswith(":0") and address in places:
+                raise ConfigError(f"{places[address]} and {name} have one address, {address}")
+            places[address] = name
+    return regions
+
+
+def _check_place(node: NodeConfig, regions: dict[str, RegionConfig]) -> None:
+    """Is this node one of the deployment it describes?"""
+    if node.region not in regions:
+        raise ConfigError(
+            f"[node] region = {node.region!r}: there is no such region; [regions] has "
+            + ", ".join(regions)
+        )
+    here = regions[node.region]
+    if node.role == "witness":
+        if node.name not in ("", witness_name(node.region)):
+            raise ConfigError(
+                f"[node] name = {node.name!r}: a witness is called {witness_name(node.region)}; "
+                "leave the name out"
+            )
+        if not here.witness:
+            raise ConfigError(f"[regions.{node.region}] gives no address of its witness")
+    elif node.name not in here.replicas:
+        raise ConfigError(
+            f"[node] name = {node.name!r}: [regions.{node.region}] lists no such replica, only "
+            + ", ".join(here.replicas)
+        )
+
+
+def _owners(table: Any, node: NodeConfig, regions: dict[str, RegionConfig]) -> dict[str, str]:
+    """Who numbers the events of which streams: the longest prefix of whole words decides."""
+    if table is None and len(regions) == 1:
+        return {"": node.region}
+    if not isinstance(table, Mapping) or "" not in table:
+        raise ConfigError(
+            "[owners] needs a default, the region that owns every stream no other line names:\n"
+            f'  [owners]\n  "" = "{next(iter(regions))}"'
+        )
+    for prefix, owner in table.items():
+        if owner not in regions:
+            raise ConfigError(
+                f"[owners] {prefix!r} = {owner!r}: there is no such region, only "
+                + ", ".join(regions)
+            )
+        words = prefix.split(".") if prefix else []
+        if not all(words) or any(word in ("*", ">") for word in words):
+            raise ConfigError(
+                f"[owners] {prefix!r}: a prefix is whole words of stream names with dots between, "
+                'such as "orders.eu"; it needs no wildcard'
+            )
+    return dict(table)

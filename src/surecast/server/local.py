@@ -1,0 +1,61 @@
+"""A region inside the caller's own event loop: one replica and its witness, on loopback.
+
+    region = LocalRegion()
+    await region.start()
+    client = surecast.connect(region.url)
+    await region.stop()
+
+It is the real server without the process around it. With a data folder, what was acknowledged is
+there again at the next start; without one it lives as long as the object.
+"""
+
+from pathlib import Path
+
+from surecast.errors import UsageError
+from surecast.server.config import build, show_address
+from surecast.server.region import RegionServer
+
+__all__ = ["LocalRegion"]
+
+
+class LocalRegion:
+    """See the module. Every method is for the thread of its event loop."""
+
+    def __init__(self, data_dir: Path | str | None = None, name: str = "local") -> None:
+        replica = f"{name}-1"
+        self.config = build(
+            {
+                "node": {
+                    "name": replica,
+                    "region": name,
+                    "data_dir": "" if data_dir is None else str(data_dir),
+                    "listen": "127.0.0.1:0",
+                    "http": "",
+                },
+                "regions": {name: {"replicas": {replica: "127.0.0.1:0"}}},
+            }
+        )
+        self.server: RegionServer | None = None
+
+    async def start(self) -> None:
+        """Listen. Founding the chain takes a moment more; clients wait for it by themselves."""
+        if self.server is not None:
+            raise UsageError("this region runs already; stop it first")
+        server = RegionServer(self.config)
+        await server.start()
+        self.server = server
+
+    async def stop(self) -> None:
+        """Let what is under way go out, write what is queued, close. May be started again."""
+        server, self.server = self.server, None
+        if server is not None:
+            await server.drain()
+
+    @property
+    def url(self) -> str:
+        """Where clients connect to."""
+        if self.server is None or self.server.replica is None:
+            raise UsageError("this region is not running: `await region.start()` first")
+        address = self.server.replica.address
+        assert address is not None
+        return f"surecast://{show_address(address)}"

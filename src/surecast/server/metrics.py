@@ -1,0 +1,141 @@
+"""`/metrics`: what a node knows, for Prometheus. Looked at in the loop, written by a thread."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from surecast.server.region import RegionServer
+from surecast.server.status import Status, StreamStatus, look
+
+__all__ = ["CONTENT_TYPE", "Scrape"]
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+NODE_GAUGES = {
+    "ready": "1 if clients should come here",
+    "sessions": "sessions that are up, with nodes and clients",
+    "queued_bytes": "bytes waiting to be sent, all sessions",
+    "streams": "streams in the directory",
+    "store_pending_bytes": "bytes on their way to the disk",
+}
+CHAIN_GAUGES = {
+    "epoch": "number of the chain's configuration",
+    "members": "replicas in the chain",
+    "pending_bytes": "bytes appended and not on disk yet",
+    "unanswered": "publishes taken in and not acknowledged yet",
+}
+STREAM_GAUGES = {
+    "end": "next position to be appended here",
+    "committed": "next position to be committed; what readers are shown ends here",
+    "live": "events that are kept",
+    "void": "positions proven not to be needed",
+    "kept_bytes": "bytes of batches in the log, about",
+    "lag": "positions that some region has and this one has not",
+    "subscribers": "readers fed by this replica",
+}
+
+
+class Scrape(Collector):
+    """One look at a server; `text` of it may be made in another thread, for it takes a while."""
+
+    def __init__(self, server: RegionServer, streams_max: int) -> None:
+        self.status = look(server, streams_max)
+        self.counters = list(_counters(server))
+
+    def text(self) -> bytes:
+        registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        registry.register(self)
+        return generate_latest(registry)
+
+    def describe(self) -> list[Metric]:
+        return []  # known only when collected
+
+    def collect(self) -> Iterator[Metric]:
+        status, node = self.status, self.status.node
+        about = GaugeMetricFamily(
+            "surecast_node", "who this is", labels=["name", "region", "role", "version"]
+        )
+        about.add_metric([node.name, node.region, node.role, node.version], 1)
+        yield about
+        values = {
+            "ready": status.ready,
+            "sessions": status.sessions,
+            "queued_bytes": status.queued_bytes,
+            "streams": status.streams_total,
+            "store_pending_bytes": node.store_pending_bytes,
+        }
+        for key, help_text in NODE_GAUGES.items():
+            yield GaugeMetricFamily(f"surecast_{key}", help_text, value=float(values[key]))
+        yield from _chain(status)
+        yield from _links(status)
+        yield from _streams(status.streams)
+        yield from self.counters
+        raised = GaugeMetricFamily("surecast_alarms", "alarms raised, by code", labels=["code"])
+        codes = [alarm.code for alarm in status.alarms]
+        for code in sorted(set(codes)):
+            raised.add_metric([code], codes.count(code))
+        yield raised
+
+
+def _chain(status: Status) -> Iterator[Metric]:
+    chain = status.chain
+    if chain is None:
+        return
+    place = GaugeMetricFamily("surecast_chain_place", "where we stand", labels=["place"])
+    place.add_metric([chain.place], 1)
+    yield place
+    for key, help_text in CHAIN_GAUGES.items():
+        value = len(chain.members) if key == "members" else getattr(chain, key)
+        yield GaugeMetricFamily(f"surecast_chain_{key}", help_text, value=value)
+
+
+def _links(status: Status) -> Iterator[Metric]:
+    up = GaugeMetricFamily("surecast_region_up", "1 if the region is heard from", labels=["region"])
+    for region in status.regions:
+        up.add_metric([region.name], float(region.up))
+    yield up
+    links = GaugeMetricFamily(
+        "surecast_link_up", "1 if the session is up", labels=["node", "region"]
+    )
+    for link in status.links:
+        links.add_metric([link.node, link.region], float(link.up))
+    yield links
+
+
+def _streams(streams: list[StreamStatus]) -> Iterator[Metric]:
+    for key, help_text in STREAM_GAUGES.items():
+        family = GaugeMetricFamily(f"surecast_stream_{key}", help_text, labels=["stream", "owner"])
+        for stream in streams:
+            family.add_metric([stream.name, stream.owner], getattr(stream, key))
+        yield family
+    ends = GaugeMetricFamily(
+        "surecast_stream_region_end",
+        "how far each region has come, as far as is known here",
+        labels=["stream", "region"],
+    )
+    for stream in streams:
+        for region, end in stream.regions.items():
+            ends.add_metric([stream.name, region], end)
+    yield ends
+
+
+def _counters(server: RegionServer) -> Iterator[Metric]:
+    """The machines' own counters: messages handled, and things that happened, by name."""
+    handled = CounterMetricFamily("surecast_messages", "messages handled", labels=["message"])
+    happened = CounterMetricFamily("surecast_happened", "what happened", labels=["what"])
+    driver = CounterMetricFamily("surecast_runtime", "what the driver did", labels=["what"])
+    for node in server.nodes:
+        for what, count in sorted(node.counters.items()):
+            driver.add_metric([f"{what}" if node is server.nodes[0] else f"witness_{what}"], count)
+        layers: Any = getattr(node.machine, "layers", (node.machine,))
+        counters = layers[0].counters  # the layers of a node share one
+        for what, count in sorted(counters.items()):
+            if what.startswith("_on_"):
+                handled.add_metric([what.removeprefix("_on_")], count)
+            else:
+                happened.add_metric([what], count)
+    yield from (handled, happened, driver)

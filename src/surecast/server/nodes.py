@@ -1,0 +1,164 @@
+"""From configuration to nodes: their machines, stores and address books.
+
+`build` makes the machine of a node from plain data, because a recording names it to have the
+machine made again. A node that listens on port 0 tells its clients the port that was found.
+"""
+
+import secrets
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from surecast.core.machine import NodeContext
+from surecast.core.types import Machine, Peer
+from surecast.core.wire import Codec
+from surecast.errors import StorageError
+from surecast.protocols.chain.config import ChainConfig
+from surecast.protocols.chain.service import ConfigService
+from surecast.protocols.sprinkler.config import ProxyConfig
+from surecast.registry import message_types
+from surecast.runtime.book import AddressBook
+from surecast.runtime.node import Node
+from surecast.runtime.recorder import Recorder, recording_path
+from surecast.server.config import ServerConfig, parse_address, show_address, witness_name
+from surecast.stacks import region_replica
+from surecast.storage.memory import MemoryDisk
+from surecast.storage.segments import SegmentStore
+from surecast.storage.store import MemoryStore, Store
+
+__all__ = ["build", "open_store", "replica_node", "started", "witness_node"]
+
+
+def build(ctx: NodeContext, args: dict[str, Any]) -> Machine:
+    """The machine of a node; `args` is what `replica_args` and `witness_args` make."""
+    counters: Counter[str] = Counter()
+    if args["role"] == "witness":
+        return ConfigService({args["region"]: tuple(args["replicas"])}, ctx.disk, counters)
+    chain = msgspec.convert(args["chain"], ChainConfig)
+    proxy = msgspec.convert(args["sprinkler"], ProxyConfig)
+    return region_replica(chain, proxy, ctx.disk, ctx.rng, counters)
+
+
+def replica_args(config: ServerConfig) -> dict[str, Any]:
+    return {
+        "role": "replica",
+        "chain": msgspec.to_builtins(config.chain),
+        "sprinkler": msgspec.to_builtins(config.sprinkler),
+    }
+
+
+def witness_args(config: ServerConfig) -> dict[str, Any]:
+    return {
+        "role": "witness",
+        "region": config.node.region,
+        "replicas": list(config.region.replicas),
+    }
+
+
+def open_store(config: ServerConfig, part: str) -> Store:
+    """The disk of a node: `part` of its data folder, or memory if it has none."""
+    if not config.node.data_dir:
+        return MemoryStore(MemoryDisk(config.storage.memory_bytes_max))
+    folder = Path(config.node.data_dir) / part
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise StorageError(
+            f"cannot make the data folder {folder}: {problem.strerror}; mend that, or set "
+            "node.data_dir to a folder that this user may write to"
+        ) from problem
+    return SegmentStore(folder, config.storage, limits=config.limits)
+
+
+def replica_node(config: ServerConfig, witness: Node | None = None) -> Node:
+    """This region's replica; `witness` is the one inside this process, already listening."""
+    store = open_store(config, "log")
+    args = replica_args(config)
+
+    def make(ctx: NodeContext) -> Machine:
+        assert node.address is not None
+        host, port = parse_address(config.region.replicas[config.name])
+        if not port:
+            args["sprinkler"]["addresses"][config.name] = show_address((host, node.address[1]))
+        return build(ctx, args)
+
+    node = _node(config, config.name, make, store, args, config.node.listen)
+    if witness is not None:
+        assert witness.address is not None
+        node.book.set(witness.name, witness.address)
+    return node
+
+
+def witness_node(config: ServerConfig) -> Node:
+    """The region's witness; inside a replica, it listens for that replica alone."""
+    listen = config.node.listen if config.is_witness else "127.0.0.1:0"
+    args = witness_args(config)
+    store = open_store(config, "witness")
+    name = witness_name(config.node.region)
+    return _node(config, name, lambda ctx: build(ctx, args), store, args, listen)
+
+
+async def started(node: Node) -> Node:
+    """`node`, started; if it cannot be, its folder is free again."""
+    try:
+        await node.start()
+    except BaseException:
+        node.store.close()
+        raise
+    return node
+
+
+def _node(
+    config: ServerConfig, name: Peer, factory: Any, store: Store, args: dict[str, Any], listen: str
+) -> Node:
+    codec = Codec(message_types(), config.limits)
+    seed = secrets.token_hex(16)  # stream ids are drawn from it: no two lives may share one
+    try:
+        recorder = _recorder(config, name, store, args, codec, seed) if config.node.record else None
+        return Node(
+            name,
+            factory,
+            book=_book(config, name),
+            codec=codec,
+            listen=parse_address(listen),
+            disk=store,
+            seed=seed,
+            region=config.node.region,
+            role=args["role"],
+            credential=config.node.token,
+            limits=config.runtime,
+            insecure=config.node.insecure,
+            recorder=recorder,
+        )
+    except BaseException:
+        store.close()
+        raise
+
+
+def _book(config: ServerConfig, me: Peer) -> AddressBook:
+    book = AddressBook()
+    for region, known in config.regions.items():
+        places = {**known.replicas, witness_name(region): known.witness}
+        for name, address in places.items():
+            if address and name != me:
+                book.set(name, parse_address(address))
+    return book
+
+
+def _recorder(
+    config: ServerConfig, name: Peer, store: Store, args: dict[str, Any], codec: Codec, seed: str
+) -> Recorder:
+    folder = Path(config.node.record)
+    folder.mkdir(parents=True, exist_ok=True)
+    return Recorder(
+        recording_path(folder, name, store.incarnation),
+        node=name,
+        build="surecast.server.nodes:build",
+        args=args,
+        seed=seed,
+        incarnation=store.incarnation,
+        codec=codec,
+        disk=store.disk,
+    )

@@ -1,0 +1,158 @@
+"""The life of `surecast serve`: start, say so, watch, end in order.
+
+SIGTERM and SIGINT drain: publishes under way are answered, sessions are closed, the disk is
+written, exit code 0. A second signal ends the process at once; what was acknowledged is on disk
+either way. A node that cannot go on (its disk is damaged, or a machine of ours has a bug) ends the
+process with exit code 1 and a paragraph that says what happened and what to do.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import traceback
+from typing import Any
+
+from surecast.errors import ConfigError, StorageError
+from surecast.runtime.run import run as run_loop
+from surecast.server import logs
+from surecast.server.alarms import alarms
+from surecast.server.config import ServerConfig, show_address
+from surecast.server.http import HttpPort
+from surecast.server.region import RegionServer
+from surecast.server.status import not_ready
+
+__all__ = ["serve"]
+
+log = logging.getLogger("surecast.server")
+
+LOOK_S = 0.2  # how often alarms are looked at
+LASTS = 3  # looks that an alarm must outlast: what passes by itself at a start is no news
+
+
+def serve(config: ServerConfig) -> int:
+    """Run until told to stop; the exit code."""
+    logs.set_up(config.log)
+    code = 1
+
+    async def live() -> None:
+        nonlocal code
+        code = await _Life(config).run()
+
+    run_loop(live())
+    return code
+
+
+class _Life:
+    def __init__(self, config: ServerConfig) -> None:
+        self.config = config
+        self.server = RegionServer(config)
+        self.http = HttpPort(self.server) if config.node.http else None
+        self.told = asyncio.Event()  # to stop
+        self.signals = 0
+        self.ready = False
+        self.raised: dict[tuple[str, str], int] = {}  # alarm → looks it has lasted
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        try:
+            await self.server.start()
+            if self.http is not None:
+                await self.http.start()
+        except (ConfigError, StorageError) as problem:
+            await self.server.stop()
+            return self._cannot_start(problem)
+        self._say_hello()
+        watch = asyncio.create_task(self._watch())
+        told = asyncio.create_task(self.told.wait())
+        failures = [watch, *(node.failed for node in self.server.nodes)]
+        ends: list[asyncio.Future[Any]] = [told, *failures]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        failed = [end.exception() for end in failures if end.done()]
+        for task in (watch, told):
+            task.cancel()
+        await self._end(failed[0] if failed else None)
+        return 1 if failed else 0
+
+    async def _end(self, problem: BaseException | None) -> None:
+        if problem is None:
+            log.info("%s: draining; a second signal ends it at once", self.config.name)
+            await self.server.drain()
+        else:
+            await self.server.stop()
+        if self.http is not None:
+            await self.http.stop()
+        if problem is None:
+            log.info("%s: stopped", self.config.name)
+        else:
+            print(_paragraph(self.config, problem), file=sys.stderr, flush=True)
+
+    def _on_signal(self, number: int) -> None:
+        self.signals += 1
+        if self.signals > 1:
+            os._exit(128 + number)
+        self.told.set()
+
+    def _cannot_start(self, problem: Exception) -> int:
+        print(f"surecast: {self.config.name} cannot start: {problem}", file=sys.stderr, flush=True)
+        return 2 if isinstance(problem, ConfigError) else 1
+
+    # ------------------------------------------------------------ what it says
+
+    def _say_hello(self) -> None:
+        config = self.config
+        address = self.server.nodes[0].address
+        assert address is not None
+        http = "no HTTP"
+        if self.http is not None and self.http.address is not None:
+            http = f"http://{show_address(self.http.address)}"
+        log.info(
+            "%s, %s of region %s: surecast://%s, %s, pid %d",
+            config.name, config.node.role, config.node.region, show_address(address), http,
+            os.getpid(),
+        )  # fmt: skip
+        if not config.node.data_dir:
+            log.warning("%s KEEPS NOTHING ON DISK: node.data_dir is empty", config.name)
+
+    async def _watch(self) -> None:
+        """Say when it becomes ready, and what is wrong for longer than a moment."""
+        while True:
+            if not self.ready and not not_ready(self.server):
+                self.ready = True
+                log.info("%s: ready", self.config.name)
+            now = {(alarm.code, alarm.what): alarm for alarm in alarms(self.server)}
+            codes = {code for code, _ in now}
+            for key in [key for key in self.raised if key not in now]:
+                lasted = self.raised.pop(key)
+                if lasted >= LASTS and key[0] not in codes:
+                    log.info("%s: over: %s", self.config.name, key[0])
+            for key, alarm in now.items():
+                lasted = self.raised[key] = self.raised.get(key, 0) + 1
+                if lasted == LASTS and alarm.code != "in-memory":
+                    said = f"{alarm.code}: {alarm.what}. {alarm.means} {alarm.todo}"
+                    log.warning("%s: %s", self.config.name, said)
+            await asyncio.sleep(LOOK_S)
+
+
+def _paragraph(config: ServerConfig, problem: BaseException) -> str:
+    """What happened, where, what to do: the last thing a process says."""
+    place = os.path.abspath(config.node.data_dir) if config.node.data_dir else "memory"
+    if isinstance(problem, StorageError):
+        todo = (
+            f"Its data folder is {place}. Run `surecast log verify` on it: that names what is "
+            "damaged. If the other replicas of the region are well, move the folder away and start "
+            "again: this one is filled from them."
+        )
+    else:
+        last = traceback.extract_tb(problem.__traceback__)[-1:]
+        where = f"{os.path.basename(last[0].filename)}:{last[0].lineno}" if last else "somewhere"
+        todo = (
+            f"This is a bug of Surecast, at {where}; the log above has the whole story. What was "
+            f"acknowledged is safe in {place}. Start it again; if it stops at the same place, set "
+            "node.record to a folder and report the recording."
+        )
+    what = f"{type(problem).__name__}: {problem}"
+    return f"surecast: {config.name} had to stop. {what}\n{todo}"

@@ -1,0 +1,107 @@
+"""Where a server's configuration comes from: a TOML file, then the environment, then flags.
+
+    SURECAST_NODE__HTTP=127.0.0.1:7480        [node] http
+    --set node.http=127.0.0.1:7480            the same, and it wins
+    --set 'owners."orders.eu"=west'           a line of TOML, its quotes optional
+
+Variables of the environment have two underscores between section and key, and are read in lower
+case. One that begins with SURECAST_ and has no two underscores is none of ours.
+"""
+
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from surecast.core.config import parse
+from surecast.errors import ConfigError
+from surecast.server.config import SECTIONS, ServerConfig, build
+
+__all__ = ["load_config"]
+
+PREFIX = "SURECAST_"
+
+
+def load_config(
+    path: Path, flags: Iterable[str] = (), environ: Mapping[str, str] | None = None
+) -> ServerConfig:
+    """The configuration in `path`, with what the environment and `flags` put in its place."""
+    try:
+        document = dict(parse(path.read_bytes()))
+    except OSError as problem:
+        raise ConfigError(
+            f"cannot read {path}: {problem.strerror}. `surecast up` writes some to out/up/config"
+        ) from None
+    except ConfigError as problem:
+        raise ConfigError(f"{path}: {problem}") from None
+    given = {f"--set {flag}": _flag(flag) for flag in flags}
+    changes = {**_from_environment(os.environ if environ is None else environ), **given}
+    try:
+        for change in changes.values():
+            document = _merged(document, change)
+        return build(document)
+    except ConfigError as problem:
+        also = f" (with {', '.join(changes)})" if changes else ""
+        raise ConfigError(f"{path}{also}: {problem}") from None
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    found = {}
+    for name in sorted(environ):
+        if name.startswith(PREFIX) and "__" in name:
+            words = [word for word in name.removeprefix(PREFIX).lower().split("__") if word]
+            found[name] = _nested(words, environ[name])
+    return found
+
+
+def _flag(flag: str) -> dict[str, Any]:
+    """`node.http=...` as the part of a document that it is."""
+    key, equals, text = flag.partition("=")
+    try:
+        words = _path(tomllib.loads(f"{key} = 0"))
+    except tomllib.TOMLDecodeError:
+        words = []
+    if not (equals and words):
+        raise ConfigError(
+            f"--set {flag}: write SECTION.KEY=VALUE, such as node.http=127.0.0.1:7480"
+        )
+    return _nested(words, text)
+
+
+def _path(document: Mapping[str, Any]) -> list[str]:
+    words = []
+    at: Any = document
+    while isinstance(at, Mapping) and len(at) == 1:
+        word, at = next(iter(at.items()))
+        words.append(word)
+    return words
+
+
+def _nested(words: list[str], text: str) -> dict[str, Any]:
+    value = _value(words, text)
+    for word in reversed(words):
+        value = {word: value}
+    result: dict[str, Any] = value
+    return result
+
+
+def _value(words: list[str], text: str) -> Any:
+    """The text as TOML, or as itself where that says nothing or where text is wanted."""
+    cls = SECTIONS.get(words[0]) if len(words) == 2 else None
+    wanted = get_type_hints(cls).get(words[1]) if cls is not None else None
+    try:
+        value = tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        return text
+    return text if wanted is str and not isinstance(value, str) else value
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    both = dict(below)
+    for key, value in above.items():
+        old = both.get(key)
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            value = _merged(old, value)
+        both[key] = value
+    return both

@@ -1,0 +1,189 @@
+"""`surecast serve` as a real process: what it answers, how it ends, what it says when it cannot."""
+
+import asyncio
+import json
+import signal
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.server.processes import (
+    Process,
+    Served,
+    ask,
+    config_text,
+    free_ports,
+    get,
+    surecast,
+    wait_for,
+)
+
+import surecast as api
+
+
+@pytest.mark.slow
+def test_a_node_answers_and_ends_in_order(tmp_path: Path) -> None:
+    with Served(tmp_path, durable=True) as served:
+        assert get(f"http://{served.http}/healthz")[0] == 200
+        assert ask(f"http://{served.http}/v1/streams/a.b/events", b"x")[0] == 200
+        _, found = get(f"http://{served.http}/v1/streams")
+        assert [stream["name"] for stream in found["streams"]] == ["a.b"]
+        assert (
+            'surecast_stream_committed{owner="east",stream="a.b"} 2'
+            in (get(f"http://{served.http}/metrics")[1])
+        )
+        assert served.end() == 0
+        assert "east-1: ready" in served.said()
+        assert "east-1: stopped" in served.said()
+        assert "Traceback" not in served.said()
+
+
+@pytest.mark.slow
+def test_nothing_acknowledged_is_lost_by_sigterm_under_load(tmp_path: Path) -> None:
+    async def load(url: str, acked: dict[int, bytes], enough: asyncio.Event) -> None:
+        async with api.connect(url) as client:
+            stream = await client.stream("s")
+            number = 0
+            while True:
+                values = [b"%d" % (number + i) for i in range(100)]
+                seqs = await stream.publish_many(values)
+                acked.update(zip(seqs, values, strict=True))
+                number += 100
+                if number >= 5000:
+                    enough.set()
+
+    async def main() -> None:
+        acked: dict[int, bytes] = {}
+        enough = asyncio.Event()
+        task = asyncio.create_task(load(served.url, acked, enough))
+        await asyncio.wait_for(enough.wait(), 60)
+        assert await asyncio.to_thread(served.end) == 0  # while the load goes on
+        await asyncio.to_thread(served.start)
+        count = len(acked)
+        while len(acked) < count + 1000:  # it goes on, without being told
+            await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        found: dict[int, bytes] = {}
+        async with api.connect(served.url) as client:
+            async for event in client.subscribe("s", start="earliest"):
+                found[event.seq] = event.value
+                if event.seq >= max(acked):
+                    break
+        assert {seq: found[seq] for seq in acked} == acked
+        assert list(found.values()) == [b"%d" % i for i in range(len(found))]  # once, in order
+
+    with Served(tmp_path, durable=True) as served:
+        asyncio.run(main())
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
+    # A session that never says Bye keeps the drain waiting: long enough for the second signal.
+    more = '[runtime]\ndrain_timeout_ns = "60s"\n'
+    with Served(tmp_path, more=more) as served, half_open(served.url):
+        served.popen.send_signal(signal.SIGTERM)
+        wait_for(lambda: "draining" in served.said(), "the drain begins")
+        assert served.end(signal.SIGTERM) == 128 + signal.SIGTERM
+
+
+def half_open(url: str) -> socket.socket:
+    """A peer that says Hello and then nothing, not even goodbye."""
+    from surecast.runtime import hello
+
+    host, _, port = url.removeprefix("surecast://").partition(":")
+    peer = socket.create_connection((host, int(port)))
+    peer.sendall(hello.encode(hello.Hello(hello.VERSION, "mute", "", b"12345678", 1)))
+    assert peer.recv(1 << 16)  # its Hello
+    peer.sendall(hello.BEAT)
+    return peer
+
+
+@pytest.mark.slow
+def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    with Served(tmp_path / "one") as served:
+        again = surecast("serve", str(served.config))
+        assert again.returncode == 2
+        assert "east-1 cannot start: cannot listen on 127.0.0.1:" in again.stderr
+        assert "Traceback" not in again.stderr
+        checked = surecast("serve", str(served.config), "--check-config")
+        assert checked.returncode == 2
+        assert "PROBLEM: node.http: cannot listen on" in checked.stdout
+
+
+@pytest.mark.slow
+def test_a_data_folder_that_is_in_use_or_damaged(tmp_path: Path) -> None:
+    port, http = free_ports(2)
+    with Served(tmp_path, durable=True) as served:
+        ask(f"http://{served.http}/v1/streams/s/events", b"x" * 1000)
+        other = tmp_path / "other.toml"
+        other.write_text(config_text(port, http, str(tmp_path / "data")))
+        second = surecast("serve", str(other))
+        assert second.returncode == 1, second.stderr
+        assert "east-1 cannot start" in second.stderr
+        assert "Traceback" not in second.stderr
+        assert served.end() == 0
+    journal = max((tmp_path / "data" / "log").glob("journal*"))
+    damaged = bytearray(journal.read_bytes())
+    damaged[len(damaged) // 3] ^= 0xFF
+    journal.write_bytes(damaged)
+    third = surecast("serve", str(served.config))
+    assert third.returncode == 1, third.stderr
+    assert str(journal.name) in third.stderr
+    assert "Traceback" not in third.stderr
+
+
+@pytest.mark.slow
+def test_a_bug_ends_it_with_a_paragraph(tmp_path: Path) -> None:
+    port, http = free_ports(2)
+    config = tmp_path / "node.toml"
+    config.write_text(config_text(port, http))
+    broken = tmp_path / "sitecustomize.py"
+    broken.write_text(
+        "from surecast.protocols.sprinkler.proxy import Proxy\n"
+        "def _on_create_stream(self, peer, message): raise KeyError('a bug')\n"
+        "Proxy._on_create_stream = _on_create_stream\n"
+    )
+    with Process(tmp_path, ["serve", str(config)], {"PYTHONPATH": str(tmp_path)}) as served:
+        wait_for(lambda: "ready" in served.said(), "ready")
+        with suppress(OSError):  # it may have time for an answer, or not
+            code, _ = ask(f"http://127.0.0.1:{http}/v1/streams/s/events", b"x")
+            assert code >= 500
+        assert served.popen.wait(30) == 1
+        said = served.said()
+        assert "surecast: east-1 had to stop. KeyError: 'a bug'" in said
+        assert "This is a bug of Surecast, at sitecustomize.py:2" in said
+        assert "set node.record to a folder and report the recording" in said
+
+
+def test_check_config_says_what_a_file_means(tmp_path: Path) -> None:
+    port, http = free_ports(2)
+    config = tmp_path / "node.toml"
+    config.write_text(config_text(port, http, str(tmp_path / "data")))
+    checked = surecast("serve", str(config), "--check-config")
+    assert checked.returncode == 0, checked.stderr
+    assert "east-1, replica of region east" in checked.stdout
+    assert f"{config} is fine" in checked.stdout
+    assert not (tmp_path / "data").exists()  # a check leaves no trace
+    as_json = surecast("serve", str(config), "--check-config", "--json")
+    found: dict[str, Any] = json.loads(as_json.stdout)
+    assert found["ok"] is True
+
+
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        ("node.htp=1", "[node] unknown key 'htp'; did you mean 'http'?"),
+        ("node.listen=0.0.0.0:7400", "set insecure = true"),
+        ("node.data_dir=/dev/null/data", "PROBLEM: node.data_dir: /dev/null is not a folder"),
+    ],
+)
+def test_a_wrong_configuration_is_exit_code_2(tmp_path: Path, flag: str, words: str) -> None:
+    port, http = free_ports(2)
+    config = tmp_path / "node.toml"
+    config.write_text(config_text(port, http))
+    checked = surecast("serve", str(config), "--check-config", "--set", flag)
+    assert checked.returncode == 2
+    assert words in checked.stdout + checked.stderr

@@ -1,0 +1,97 @@
+"""`surecast status`: what is shown of what servers say."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.server.processes import Served, surecast
+
+from surecast.cli.status import regions_of, tell
+
+
+def facts(name: str, region: str, **more: Any) -> dict[str, Any]:
+    other = "west" if region == "east" else "east"
+    return {
+        "node": {"name": name, "region": region, "http": "127.0.0.1:1"},
+        "chain": {"place": "head", "epoch": 3, "writable": True},
+        "regions": [{"name": other, "up": True, "http": {}}],
+        "streams": [],
+        "streams_total": 0,
+        "alarms": [],
+        **more,
+    }
+
+
+def stream(name: str, committed: int, regions: dict[str, int]) -> dict[str, Any]:
+    return {
+        "name": name, "owner": "east", "retention": "keep-all", "committed": committed,
+        "regions": regions, "live": committed - 1, "void": 0,
+    }  # fmt: skip
+
+
+def test_all_is_well(capsys: pytest.CaptureFixture[str]) -> None:
+    found = {"e-1": facts("e-1", "east"), "w-1": facts("w-1", "west")}
+    assert regions_of(found) == ["east", "west"]
+    tell(found, {}, 10)
+    said = capsys.readouterr().out
+    assert "all is well" in said
+    assert "west up" in said
+
+
+def test_the_furthest_word_on_each_region_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    found = {
+        "e-1": facts("e-1", "east", streams=[stream("s", 101, {"east": 101, "west": 40})]),
+        "w-1": facts("w-1", "west", streams=[stream("s", 91, {"west": 91, "east": 95})]),
+    }
+    tell(found, {}, 10)
+    row = next(line for line in capsys.readouterr().out.splitlines() if "keep-all" in line)
+    cells = [cell.strip() for cell in row.strip("│").split("│")]
+    assert cells == ["s", "east", "keep-all", "101", "91", "10", "100", "0"]
+
+
+def test_alarms_say_what_they_mean_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    alarm = {"code": "owners-differ", "what": "west [x]", "means": "Means.", "todo": "Do."}
+    found = {"e-1": facts("e-1", "east", alarms=[alarm])}
+    tell(found, {"e-2": "http://x does not answer"}, 10)
+    said = capsys.readouterr().out
+    assert "owners-differ  e-1: west [x]" in said
+    assert "To do: Do." in said
+    assert "no answer  e-2: http://x does not answer" in said
+    assert "all is well" not in said
+
+
+def test_too_many_streams_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    many = [stream(f"s{i}", 2, {"east": 2}) for i in range(5)]
+    tell({"e-1": facts("e-1", "east", streams=many, streams_total=7)}, {}, 3)
+    assert "and 4 more" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_status_of_a_real_node_behind_a_token(tmp_path: Path) -> None:
+    with Served(tmp_path, token="secret") as served:
+        refused = surecast("status", "--url", served.url)
+        assert refused.returncode == 3
+        assert "wrong credential" in refused.stderr
+        found = surecast("status", "--json", "--url", served.url, "--token", "secret")
+        assert found.returncode == 0, found.stderr  # only in-memory, which is harmless
+        status = json.loads(found.stdout)
+        assert status["nodes"]["east-1"]["chain"]["place"] == "alone"
+    gone = surecast("status", "--url", served.url)
+    assert gone.returncode == 3
+    assert "surecast up" in gone.stderr
+
+
+@pytest.mark.slow
+def test_a_node_without_http_says_what_to_set(tmp_path: Path) -> None:
+    with Served(tmp_path) as served:
+        served.end()
+        text = served.config.read_text().replace(f'http = "{served.http}"', 'http = ""')
+        served.config.write_text(text)
+        from tests.server.processes import Process, wait_for
+
+        with Process(tmp_path / "again", ["serve", str(served.config)]) as again:
+            wait_for(lambda: "ready" in again.said(), "ready")
+            found = surecast("status", "--url", served.url)
+            assert found.returncode == 3
+            assert "set node.http" in found.stderr

@@ -1,0 +1,168 @@
+"""Regions of real server nodes on loopback, to be killed and restarted, for the client's tests."""
+
+import asyncio
+import os
+import random
+import socket
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+from surecast.client.connection import Client
+from surecast.client.options import ClientOptions
+from surecast.core.types import MS
+from surecast.core.wire import Codec
+from surecast.protocols.chain.config import ChainConfig
+from surecast.protocols.chain.service import ConfigService
+from surecast.protocols.sprinkler.config import ProxyConfig
+from surecast.registry import message_types
+from surecast.runtime import AddressBook, Node, RuntimeLimits
+from surecast.stacks import region_replica
+from surecast.storage.memory import MemoryDisk
+from surecast.storage.store import MemoryStore
+
+__all__ = ["Regions", "play", "until"]
+
+HOST = "127.0.0.1"
+_RNG = random.Random(os.getpid())  # tests that run at once look at different ports
+# Failures are noticed fast, so that the tests are.
+LIMITS = RuntimeLimits(
+    connect_timeout_ns=300 * MS, session_timeout_ns=1_000 * MS, reconnect_ns=10 * MS
+)
+
+
+def play(story: Callable[[], Awaitable[None]], seconds: float = 60) -> None:
+    """Run a story; one that hangs fails."""
+
+    async def main() -> None:
+        async with asyncio.timeout(seconds):
+            await story()
+
+    asyncio.run(main())
+
+
+async def until(condition: Callable[[], Any], what: str = "") -> None:
+    limit = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < limit, what or "waited in vain"
+        await asyncio.sleep(0.005)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports to listen at, free for TCP and UDP; none that the system hands out by itself."""
+    found: list[int] = []
+    while len(found) < count:
+        port = _RNG.randrange(10_000, 20_000)
+        with (
+            socket.socket() as tcp,
+            socket.socket(type=socket.SOCK_DGRAM) as udp,
+            suppress(OSError),
+        ):
+            tcp.bind((HOST, port))
+            udp.bind((HOST, port))
+            found.append(port)
+    return found
+
+
+class Regions:
+    """`Regions(east=2, west=1)`: replicas and a witness for each, in this event loop.
+
+    Disks outlive their nodes: what is killed comes back with what it had.
+    """
+
+    def __init__(self, owners: dict[str, str] | None = None, token: str = "", **sizes: int) -> None:
+        self.owners = owners or {}
+        self.token = token
+        self.names = {
+            region: tuple(f"{region}-{n + 1}" for n in range(size))
+            for region, size in sizes.items()
+        }
+        nodes = [name for names in self.names.values() for name in names]
+        nodes += [f"{region}/witness" for region in sizes]
+        self.ports = dict(zip(nodes, free_ports(len(nodes)), strict=True))
+        self.disks = {name: MemoryDisk() for name in nodes}
+        self.lives: Counter[str] = Counter()
+        self.nodes: dict[str, Node] = {}
+        self.links = AddressBook({name: (HOST, port) for name, port in self.ports.items()})
+
+    async def __aenter__(self) -> "Regions":
+        for name in self.ports:
+            await self.start(name)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        for name in list(self.nodes):
+            await self.kill(name)
+
+    # ------------------------------------------------------------ nodes
+
+    async def start(self, name: str) -> None:
+        assert name not in self.nodes
+        self.lives[name] += 1
+        node = Node(
+            name,
+            lambda ctx: self._machine(ctx, name),
+            book=self.links,
+            codec=Codec(message_types()),
+            listen=(HOST, self.ports[name]),
+            disk=MemoryStore(self.disks[name], incarnation=self.lives[name]),
+            seed=f"{name}/{self.lives[name]}/{self.ports[name]}",
+            limits=LIMITS,
+            credential=self.token,
+        )
+        await node.start()
+        self.nodes[name] = node
+
+    def _machine(self, ctx: Any, name: str) -> Any:
+        region, _, _ = name.replace("/", "-").rpartition("-")
+        if name.endswith("/witness"):
+            return ConfigService({region: self.names[region]}, ctx.disk, Counter())
+        chain = ChainConfig(region, name, f"{region}/witness", len(self.names[region]))
+        addresses = {peer: f"{HOST}:{self.ports[peer]}" for peer in self.names[region]}
+        proxy = ProxyConfig(
+            region, name, self.names, owners=self.owners, addresses=addresses, advertise_ns=20 * MS
+        )
+        return region_replica(chain, proxy, ctx.disk, ctx.rng, Counter())
+
+    async def kill(self, name: str) -> None:
+        node = self.nodes.pop(name)
+        node.kill()
+        await node.stop()
+
+    async def restart(self, name: str) -> None:
+        if name in self.nodes:
+            await self.kill(name)
+        await self.start(name)
+
+    async def move(self, name: str) -> None:
+        """Restart it at another port."""
+        if name in self.nodes:
+            await self.kill(name)
+        self.ports[name] = free_ports(1)[0]
+        self.links.set(name, (HOST, self.ports[name]))
+        await self.start(name)
+
+    def proxy(self, name: str) -> Any:
+        """The upper layer of a replica, to be looked at."""
+        machine: Any = self.nodes[name].machine
+        return machine.layers[1]
+
+    def head(self, region: str) -> str | None:
+        """The replica that is head now, if there is one alive."""
+        for name in self.names[region]:
+            if name in self.nodes and self.proxy(name).is_head:
+                return name
+        return None
+
+    # ------------------------------------------------------------ clients
+
+    def url(self, region: str) -> str:
+        places = ",".join(f"{HOST}:{self.ports[name]}" for name in self.names[region])
+        return f"surecast://{places}"
+
+    def client(self, region: str, mesh: bool = False, **options: Any) -> Client:
+        return Client(
+            self.url(region), token=self.token, mesh=mesh, options=ClientOptions(**options)
+        )

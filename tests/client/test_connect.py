@@ -1,0 +1,315 @@
+"""Connecting: urls, errors that say what to do, other regions, servers that move."""
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+import surecast
+from surecast.client.bootstrap import Region, parse_url
+from surecast.client.connection import Client
+from surecast.client.link import Link
+from surecast.client.options import ClientOptions
+from surecast.client.readers import Readers
+from surecast.errors import (
+    Closed,
+    ConfigError,
+    ConnectError,
+    NotSupported,
+    OwnerUnreachable,
+    StreamConfigMismatch,
+    UsageError,
+)
+from tests.client.stage import HOST, Regions, free_ports, play, until
+
+
+@pytest.mark.parametrize(
+    ("url", "addresses"),
+    [
+        ("surecast://h:1", [("h", 1)]),
+        ("surecast://h", [("h", 7400)]),
+        ("surecast://h:1,i:2/", [("h", 1), ("i", 2)]),
+        ("surecast://[::1]:5,[::1]", [("::1", 5), ("::1", 7400)]),
+    ],
+)
+def test_urls(url: str, addresses: list[tuple[str, int]]) -> None:
+    assert parse_url(url) == addresses
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "h:1", "nats://h:1", "surecast://", "surecast://h:x", "surecast://h:0", "surecast://:5",
+     "surecast://h:70000", "surecast://a:1,,b:2", "surecast://" + ",".join(["h:1"] * 65)],
+)  # fmt: skip
+def test_what_is_no_url(url: str) -> None:
+    with pytest.raises(UsageError):
+        surecast.connect(url)
+
+
+def test_nobody_there_says_who_was_asked_and_what_to_do() -> None:
+    async def story() -> None:
+        (free,) = free_ports(1)
+
+        async def mute(reader: Any, writer: Any) -> None:
+            await reader.read()
+            writer.close()
+
+        async def rude(reader: Any, writer: Any) -> None:
+            await reader.readexactly(100)
+            writer.close()
+
+        async def web(_reader: Any, writer: Any) -> None:
+            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(200))
+
+        servers = [await asyncio.start_server(serve, HOST, 0) for serve in (mute, rude, web)]
+        ports = [server.sockets[0].getsockname()[1] for server in servers]
+        places = ",".join(f"{HOST}:{port}" for port in (free, *ports))
+        options = ClientOptions(connect_timeout_ns=100_000_000)
+        with pytest.raises(ConnectError) as caught:
+            await surecast.connect(f"surecast://{places}", options=options)
+        said = str(caught.value)
+        for words in (
+            f"{HOST}:{free} refused the connection",
+            f"{HOST}:{ports[0]} did not answer within 0.1 s",
+            f"{HOST}:{ports[1]} c",  # closed it, or cannot be reached: it sent a reset
+            f"{HOST}:{ports[2]} said something else: not a frame",
+            "`surecast up`",
+        ):
+            assert words in said
+        for server in servers:
+            server.close()
+
+    play(story)
+
+
+def test_an_unknown_host() -> None:
+    async def story() -> None:
+        with pytest.raises(ConnectError, match=r"no\.such\.host\.invalid:1 (cannot|did not)"):
+            await surecast.connect("surecast://no.such.host.invalid:1")
+        with pytest.raises(ConnectError, match="cannot be reached"):
+            await surecast.connect(f"surecast://{'x' * 70}:1")  # no host can be called that
+
+    play(story)
+
+
+def test_one_address_that_answers_is_enough() -> None:
+    async def story() -> None:
+        async with Regions(east=2) as regions:
+            (free,) = free_ports(1)
+            port = regions.ports["east-2"]
+            url = f"surecast://{HOST}:{free},{HOST}:{port}"
+            async with surecast.connect(url) as client:
+                assert client.region == "east"
+                assert await (await client.stream("s")).publish(b"x") == 1
+
+    play(story)
+
+
+def test_tokens() -> None:
+    async def story() -> None:
+        async with Regions(token="secret", east=1) as regions:
+            for token in ("", "wrong"):
+                with pytest.raises(ConnectError, match="token="):
+                    await surecast.connect(regions.url("east"), token=token)
+            async with surecast.connect(regions.url("east"), token="secret") as client:
+                stream = await client.stream("s")
+                await stream.publish(b"x")
+                assert (await anext(stream.subscribe(start=1))).value == b"x"
+
+    play(story)
+
+
+def test_a_client_must_be_opened_and_can_be_closed_twice() -> None:
+    async def story() -> None:
+        async with Regions(east=1) as regions:
+            client = regions.client("east")
+            with pytest.raises(UsageError, match="await"):
+                await client.stream("s")
+            with pytest.raises(UsageError, match="await"):
+                client.subscribe("s")
+            assert await client is client
+            async with client:
+                await client.stream("s")
+            await client.close()
+            with pytest.raises(Closed):
+                await client
+            with pytest.raises(Closed):
+                await client.flush()
+
+    play(story)
+
+
+def test_what_ends_the_block_is_not_hidden() -> None:
+    async def story() -> None:
+        async with Regions(east=1) as regions:
+
+            async def block() -> None:
+                async with regions.client("east", close_timeout_ns=1_000_000) as client:
+                    stream = await client.stream("s")
+                    await regions.kill("east-1")
+                    stream.publish_soon(b"x")
+                    raise ZeroDivisionError
+
+            with pytest.raises(ZeroDivisionError):
+                await block()
+
+    play(story)
+
+
+# ------------------------------------------------------------ streams
+
+
+def test_retention_mismatch_says_both() -> None:
+    async def story() -> None:
+        async with Regions(east=1) as regions, regions.client("east") as client:
+            await client.stream("s", retain=surecast.keep_for(timedelta(hours=1)))
+            with pytest.raises(StreamConfigMismatch) as caught:
+                await client.stream("s", retain=surecast.latest_per_key())
+            assert "keep_for(timedelta(seconds=3600))" in str(caught.value)
+            assert "latest_per_key()" in str(caught.value)
+            taken = await client.stream("s")
+            assert taken.retain == surecast.keep_for(timedelta(hours=1))
+            assert taken.owner == "east"
+
+    play(story)
+
+
+def test_many_open_one_stream_at_once_with_different_wishes() -> None:
+    async def story() -> None:
+        async with Regions(east=1) as regions, regions.client("east") as client:
+            wishes = [surecast.keep_last(5), None, surecast.keep_all(), surecast.keep_last(5)]
+            opening = [asyncio.ensure_future(client.stream("s", retain=w)) for w in wishes * 5]
+            given_up = opening[:4:3] + opening[8:10]
+            await asyncio.sleep(0)
+            for task in given_up:
+                task.cancel()
+            ended = await asyncio.gather(*opening, return_exceptions=True)
+            for n, result in enumerate(ended):
+                if opening[n] in given_up:
+                    assert isinstance(result, asyncio.CancelledError)
+                elif n % 4 == 2:
+                    assert isinstance(result, StreamConfigMismatch)
+                else:
+                    assert isinstance(result, surecast.Stream)
+            assert not client._desk.busy
+
+    play(story)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a..b", "a.*", ">", "x" * 300, None])
+def test_names_that_are_none(name: Any) -> None:
+    async def story() -> None:
+        async with Regions(east=1) as regions, regions.client("east") as client:
+            with pytest.raises(UsageError, match=r"orders\.eu"):
+                await client.stream(name)
+
+    play(story)
+
+
+@pytest.mark.slow
+def test_owner_unreachable() -> None:
+    async def story() -> None:
+        regions = Regions(owners={"": "east", "w": "west"}, east=1, west=1)
+        async with regions, regions.client("east") as client:
+            there = await client.stream("w.s")
+            assert there.owner == "west"
+            assert await there.publish(b"x") == 1
+            assert (await anext(there.subscribe(start=1))).value == b"x"
+            await regions.kill("west-1")
+            failing = [
+                asyncio.ensure_future(there.publish(b"y")),
+                asyncio.ensure_future(client.stream("w.new")),
+            ]
+            here = await client.stream("s")
+            assert await here.publish(b"not disturbed") == 1
+            with pytest.raises(OwnerUnreachable) as caught:
+                await failing[0]
+            assert caught.value.maybe_taken
+            with pytest.raises(OwnerUnreachable, match="surecast status"):
+                await failing[1]
+            await regions.start("west-1")
+            seq = await there.publish(b"z")
+            assert seq in (2, 3)  # y may have been taken
+
+    play(story, 120)
+
+
+# ------------------------------------------------------------ the region moves
+
+
+@pytest.mark.slow
+def test_servers_that_come_back_elsewhere_are_found_through_the_url() -> None:
+    async def story() -> None:
+        async with Regions(east=2) as regions:
+            client = await regions.client("east", rediscover_ns=50_000_000)
+            stream = await client.stream("s")
+            sub = stream.subscribe(start=1)
+            await stream.publish(b"1")
+            assert (await anext(sub)).seq == 1
+            await regions.kill("east-1")
+            await regions.move("east-2")
+            client._link.addresses = parse_url(regions.url("east"))  # a name that resolves anew
+            waiting = asyncio.ensure_future(stream.publish(b"2"))
+            await regions.move("east-1")
+            client._link.addresses = parse_url(regions.url("east"))
+            assert await waiting == 2
+            assert (await anext(sub)).seq == 2
+            await client.close()
+
+    play(story, 120)
+
+
+def test_a_bug_in_a_machine_is_told_to_all_who_wait() -> None:
+    async def story() -> None:
+        async with Regions(east=1) as regions:
+            client = await regions.client("east", close_timeout_ns=100_000_000)
+            stream = await client.stream("s")
+            sub = stream.subscribe()
+            reading = asyncio.ensure_future(anext(sub))
+            await regions.kill("east-1")
+            waiting = asyncio.ensure_future(stream.publish(b"x"))
+            asking = asyncio.ensure_future(client.stream("t"))
+            await asyncio.sleep(0.01)
+            client._desk.node.give(object())  # type: ignore[arg-type]
+            client._desk.node.fail(RuntimeError("a bug"))
+            for task in (waiting, asking, reading):
+                with pytest.raises(surecast.SurecastError):
+                    await task
+            with pytest.raises(Closed, match="report"):
+                await client.stream("u")
+            await client.close()
+
+    play(story)
+
+
+def test_mesh_beyond_this_machine_needs_a_word() -> None:
+    link = Link([], "", ClientOptions(), lambda _problem: None)
+    link.region = Region("east", {"a": (HOST, 1)}, {}, own_host="10.1.2.3")
+    with pytest.raises(NotSupported, match="insecure"):
+        Readers(link, ("a",), True, ClientOptions())
+    Readers(link, ("a",), True, ClientOptions(insecure=True))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"batch_rows_max": 0}, {"event_bytes_max": 1 << 30}, {"outbox_bytes_max": 1000},
+     {"linger_ns": -1}, {"batch_bytes_max": 15 << 20}, {"readers_max": 0}],
+)  # fmt: skip
+def test_options_have_bounds(wrong: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        ClientOptions(**wrong)  # type: ignore[arg-type]
+
+
+def test_local_keeps_its_streams_in_a_folder(tmp_path: Any) -> None:
+    async def story() -> None:
+        for seq in (1, 2):
+            client: Client = surecast.local(tmp_path / "data")
+            async with client:
+                stream = await client.stream("s")
+                assert await stream.publish(b"%d" % seq) == seq
+                sub = stream.subscribe(start=1)
+                assert [(await anext(sub)).seq for _ in range(seq)] == list(range(1, seq + 1))
+        await until(lambda: True)
+
+    play(story)

@@ -1,0 +1,334 @@
+"""Publishing over sockets: positions, order, bounds, cancellation, exactly once through faults."""
+
+import asyncio
+import random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import surecast
+from surecast.client.connection import Client
+from surecast.client.stream import Stream
+from surecast.errors import Closed, NotSupported, PublishError, QueueFull, UsageError
+from tests.client.stage import Regions, play, until
+
+
+async def read(stream: Stream, count: int, **how: Any) -> list[surecast.Event]:
+    """The first `count` events of a stream."""
+    found: list[surecast.Event] = []
+    async for event in stream.subscribe(start="earliest", **how):
+        found.append(event)
+        if len(found) == count:
+            break
+    return found
+
+
+def test_publish_returns_positions_in_order() -> None:
+    async def story() -> None:
+        async with Regions(east=1) as regions, regions.client("east") as client:
+            stream = await client.stream("a.b")
+            assert [await stream.publish(b"%d" % n, key=b"k") for n in range(5)] == [1, 2, 3, 4, 5]
+            together = await asyncio.gather(*(stream.publish(b"g%d" % n) for n in range(100)))
+            assert together == list(range(6, 106))
+            events = await read(stream, 105)
+            assert [e.value for e in events[:6]] == [b"0", b"1", b"2", b"3", b"4", b"g0"]
+            assert [e.seq for e in events] == list(range(1, 106))
+            assert events[0].key == b"k"
+            assert events[5].key is None
+            assert events[0].stream == "a.b"
+            assert events[0].kind == "event"
+            assert events[0].range == range(1, 2)
+            assert events[0].time.tzinfo is not None
+            assert events[0].attributes == {}
+
+    play(story)
+
+
+def test_publish_many_takes_lists_iterables_and_tables() -> None:
+    async def story() -> None:
+        options = {"batch_rows_max": 10, "batch_bytes_max": 1000}
+        async with Regions(east=1) as regions, regions.client("east", **options) as client:
+            stream = await client.stream("many")
+            seqs = await stream.publish_many([b"v%d" % n for n in range(25)])
+            assert (seqs.first, seqs.last, len(seqs), seqs.runs) == (1, 25, 25, ((1, 26),))
+            assert (await stream.publish_many(b"x" for _ in range(3))).runs == ((26, 29),)
+            table = pa.table({"value": [b"t1", b"t2"] * 10, "key": [b"a", None] * 10})
+            assert (await stream.publish_many(table)).runs == ((29, 49),)
+            tagged = pa.record_batch({"value": [b"w"], "tag": [b"red"]})
+            assert list(await stream.publish_many(tagged)) == [49]
+            assert len(await stream.publish_many([])) == 0
+            large = await stream.publish_many(
+                [b"x" * 900, b"y" * 3000, b"z"], keys=[b"k", None, b""]
+            )
+            assert large.runs == ((50, 53),)
+            events = await read(stream, 52)
+            assert [e.value for e in events[:25]] == [b"v%d" % n for n in range(25)]
+            assert events[28:30] == [
+                surecast.Event("many", 29, b"a", b"t1", events[28].time_ns),
+                surecast.Event("many", 30, None, b"t2", events[29].time_ns),
+            ]
+            assert events[48].attributes == {"tag": b"red"}
+            assert [(e.key, len(e.value)) for e in events[49:]] == [
+                (b"k", 900), (None, 3000), (b"", 1)
+            ]  # fmt: skip
+
+    play(story)
+
+
+def test_nothing_is_sent_of_what_cannot_be_published() -> None:
+    async def story() -> None:
+        async with Regions(east=1) as regions, regions.client("east") as client:
+            stream = await client.stream("s")
+            too_large = b"x" * (client._options.event_bytes_max + 1)
+            wrong: list[Any] = [
+                stream.publish(too_large),
+                stream.publish("text"),  # type: ignore[arg-type]
+                stream.publish(b"", key="text"),  # type: ignore[arg-type]
+                stream.publish_many([b"fine", too_large]),
+                stream.publish_many([b"fine", None]),  # type: ignore[list-item]
+                stream.publish_many([b"fine"], keys=[b"a", b"b"]),
+                stream.publish_many([b"fine"], keys=["a"]),  # type: ignore[list-item]
+                stream.publish_many(b"bytes"),
+                stream.publish_many(pa.table({"value": [1, 2]})),
+                stream.publish_many(pa.table({"value": [b"", None]})),
+                stream.publish_many(pa.table({"value": [b""], "price": [1]})),
+                stream.collect(17),  # type: ignore[arg-type]
+            ]
+            for attempt in wrong:
+                with pytest.raises(UsageError):
+                    await attempt
+            with pytest.raises(UsageError):
+                stream.publish_soon(too_large)
+            assert await stream.publish(b"first") == 1
+
+    play(story)
+
+
+def test_publish_soon_keeps_the_order_of_calls_and_flush_waits() -> None:
+    async def story() -> None:
+        async with Regions(east=1) as regions, regions.client("east") as client:
+            stream = await client.stream("soon")
+            again = await client.stream("soon")  # another handle, the same line of events
+            waiting = []
+            for n in range(500):
+                (stream if n % 2 else again).publish_soon(b"%d" % n, key=b"k%d" % n)
+                if n % 100 == 50:
+                    waiting.append(asyncio.ensure_future(stream.publish(b"now")))
+                    await asyncio.sleep(0)
+            await client.flush()
+            assert all(future.done() for future in waiting)
+            events = await read(stream, 505)
+            assert [int(e.value) for e in events if e.value != b"now"] == list(range(500))
+
+    play(story)
+
+
+def test_leaving_the_block_publishes_what_is_under_way() -> None:
+    async def story() -> None:
+        async with Regions(east=1) as regions:
+            async with regions.client("east") as client:
+                stream = await client.stream("s")
+                for n in range(10_000):
+                    stream.publish_soon(b"%d" % n)
+            with pytest.raises(Closed):
+                stream.publish_soon(b"late")
+            with pytest.raises(Closed):
+                await stream.publish(b"late")
+            with pytest.raises(Closed):
+                await client.stream("s")
+            async with regions.client("east") as client:
+                events = await read(await client.stream("s"), 10_000)
+                assert [int(e.value) for e in events] == list(range(10_000))
+
+    play(story)
+
+
+def test_bounds_publish_waits_and_publish_soon_raises() -> None:
+    async def story() -> None:
+        bounds = {
+            "outbox_bytes_max": 40_000, "batch_bytes_max": 4_000, "event_bytes_max": 8_000,
+            "outbox_batches_max": 2,
+        }  # fmt: skip
+        async with Regions(east=1) as regions, regions.client("east", **bounds) as client:
+            stream = await client.stream("s")
+            await regions.kill("east-1")  # nothing is acknowledged now
+            for _ in range(40):
+                stream.publish_soon(bytes(984))
+            with pytest.raises(QueueFull, match="flush"):
+                stream.publish_soon(bytes(984))
+            assert stream._outbox.nbytes == 40_000
+            blocked = [asyncio.ensure_future(stream.publish(b"b%d" % n)) for n in range(3)]
+            await asyncio.sleep(0.05)
+            assert not any(future.done() for future in blocked)
+            blocked[1].cancel()  # never takes place
+            await regions.start("east-1")
+            assert await blocked[0] == 41
+            assert await blocked[2] == 42
+            await client.flush()
+            assert stream._outbox.nbytes == 0
+            assert stream._outbox.unacknowledged == 0
+            assert [e.value for e in (await read(stream, 42))[40:]] == [b"b0", b"b2"]
+
+    play(story)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_storm_of_cancellations_breaks_neither_client_nor_order(seed: int) -> None:
+    rng = random.Random(seed)
+
+    async def story() -> None:
+        bounds = {
+            "outbox_bytes_max": 6_000, "batch_bytes_max": 500, "event_bytes_max": 1_000,
+            "outbox_batches_max": 3, "batch_rows_max": 7,
+        }  # fmt: skip
+        async with Regions(east=2) as regions, regions.client("east", **bounds) as client:
+            stream = await client.stream("s")
+            sent: dict[bytes, asyncio.Future[Any]] = {}
+            for n in range(1500):
+                value = b"%d" % n
+                if rng.random() < 0.1:
+                    task = asyncio.ensure_future(stream.publish_many([value, value + b"!"]))
+                else:
+                    task = asyncio.ensure_future(stream.publish(value))
+                sent[value] = task
+                if rng.random() < 0.3:
+                    await asyncio.sleep(rng.choice([0, 0, 0.001]))
+                if rng.random() < 0.5:
+                    rng.choice(list(sent.values())[-20:]).cancel()
+                if n in (500, 1000):
+                    await regions.restart(rng.choice(regions.names["east"]))
+            await asyncio.wait(sent.values())
+            await client.flush()
+            end = await stream.publish(b"end")
+            values = [event.value for event in await read(stream, end)]
+            assert len(set(values)) == len(values), "published twice"
+            order = [int(value.rstrip(b"!")) for value in values[:-1]]
+            assert order == sorted(order), "calls of one client keep their order"
+            for value, future in sent.items():
+                if future.cancelled():
+                    continue
+                seq = future.result() if isinstance(future.result(), int) else future.result().first
+                assert values[seq - 1] == value
+            assert client._desk.busy is False
+
+    play(story)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [11, 12, 13, 14])
+def test_failover_in_the_midst_of_publishing_exactly_once(seed: int) -> None:
+    """Heads and others die under load: what is acknowledged stands once, and in order."""
+    rng = random.Random(seed)
+    print(f"seed {seed}")
+
+    async def story() -> None:
+        async with Regions(east=3) as regions, regions.client("east") as client:
+            stream = await client.stream("s")
+            acked: dict[int, bytes] = {}
+            stop = False
+
+            async def load(name: str) -> None:
+                n = 0
+                while not stop:
+                    values = [f"{name}.{n + i}".encode() for i in range(rng.randrange(1, 30))]
+                    n += len(values)
+                    seqs = await stream.publish_many(values)
+                    acked.update(zip(seqs, values, strict=True))
+                    await asyncio.sleep(0.001)
+
+            loads = [asyncio.ensure_future(load(name)) for name in ("x", "y")]
+            for _ in range(6):
+                before = len(acked)
+                victims = [regions.head("east") or "east-1", rng.choice(regions.names["east"])]
+                for victim in dict.fromkeys(victims[: rng.choice([1, 1, 2])]):
+                    await regions.kill(victim)
+                    await asyncio.sleep(rng.random() * 0.1)
+                    await regions.start(victim)
+                await until(lambda before=before: len(acked) > before + 100)  # type: ignore[misc]
+            stop = True
+            await asyncio.gather(*loads)
+            end = await stream.publish(b"end")
+            events = await read(stream, end)
+            assert [event.seq for event in events] == list(range(1, end + 1))
+            values = [event.value for event in events]
+            assert len(set(values)) == len(values)
+            assert all(values[seq - 1] == value for seq, value in acked.items())
+            for name in (b"x", b"y"):
+                own = [int(v.partition(b".")[2]) for v in values if v.startswith(name + b".")]
+                assert own == list(range(len(own)))
+
+    play(story, 120)
+
+
+def test_collect_makes_events_void_and_says_where_it_stands() -> None:
+    async def story() -> None:
+        async with Regions(east=1) as regions, regions.client("east") as client:
+            stream = await client.stream("s")
+            await stream.publish_many([b"%d" % n for n in range(10)], keys=[b"a", b"b"] * 5)
+            assert await stream.collect(surecast.before_seq(5)) == 11
+            assert await stream.collect(surecast.key_is(b"b")) == 12
+            await stream.publish(b"last")
+            async with stream.subscribe(start="earliest", voids=True) as sub:
+                seen = [await anext(sub)]
+                while seen[-1].value != b"last":
+                    seen.append(await anext(sub))
+            covered = [seq for event in seen for seq in event.range]
+            assert covered == list(range(1, 14))
+            assert {event.kind for event in seen} <= {"event", "void"}
+            assert seen[-2].kind == "void"
+            assert seen[-2].reason == "control"
+            while [e.seq for e in await read(stream, 4)] != [5, 7, 9, 13]:
+                await asyncio.sleep(0.01)  # what is recent is passed on as it came
+
+    play(story)
+
+
+def test_errors_of_the_background_come_with_flush() -> None:
+    async def story() -> None:
+        async with Regions(east=1) as regions, regions.client("east") as client:
+            stream = await client.stream("s", retain=surecast.latest_per_key())
+            batch = surecast.client.stream.Batch.of(stream._info.stream_id, [b"\xff"], kind=2)
+            parcel, _ = stream._outbox.publish_batch(batch, 100)  # a collect that cannot be read
+            stream.publish_soon(b"behind it")
+            with pytest.raises(PublishError, match="1 events of publish_soon"):
+                await client.flush()
+            assert parcel.whole is not None
+            with pytest.raises(PublishError):
+                await parcel.whole
+            await client.flush()  # said once
+            assert await stream.publish(b"fine again") == 1
+
+    play(story)
+
+
+def test_what_is_not_built_yet_says_so() -> None:
+    async def story() -> None:
+        async with Regions(east=1) as regions, regions.client("east") as client:
+            for asked in ({"delivery": "filtered"}, {"schema": object()}):
+                with pytest.raises(NotSupported, match="comes with"):
+                    await client.stream("s", **asked)  # type: ignore[arg-type]
+            stream = await client.stream("s", delivery="broadcast")
+            with pytest.raises(NotSupported, match="comes with"):
+                stream.subscribe(where="px > 80")
+
+    play(story)
+
+
+def test_closing_gives_up_on_what_nobody_acknowledges() -> None:
+    async def story() -> None:
+        async with Regions(east=1) as regions:
+            client: Client = await regions.client("east", close_timeout_ns=50_000_000)
+            stream = await client.stream("s")
+            await regions.kill("east-1")
+            stream.publish_soon(b"x")
+            waiting = asyncio.ensure_future(stream.publish(b"y"))
+            await asyncio.sleep(0)
+            with pytest.raises(Closed, match="may or may not"):
+                await client.close()
+            with pytest.raises(PublishError) as caught:
+                await waiting
+            assert caught.value.maybe_taken
+
+    play(story)

@@ -1,0 +1,151 @@
+"""The twin without await: same surface, same semantics, from plain threads."""
+
+import inspect
+import threading
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+import surecast
+from surecast import sync
+from surecast.client import sync as twin
+from surecast.client.connection import Client
+from surecast.client.options import ClientOptions
+from surecast.client.stream import Stream
+from surecast.client.subscription import Subscription
+from surecast.errors import Closed, ConnectError, QueueFull, StreamConfigMismatch
+
+
+@pytest.mark.parametrize(
+    ("plain", "awaited"),
+    [(sync.Client, Client), (sync.Stream, Stream), (sync.Subscription, Subscription)],
+)
+def test_the_surface_is_the_same(plain: type, awaited: type) -> None:
+    own = {"open"}  # a plain client is open when it is made
+    for name, method in vars(awaited).items():
+        if name.startswith("_") or name in own:
+            continue
+        assert hasattr(plain, name), f"{plain.__name__} has no {name}"
+        if inspect.isfunction(method):
+            ours = inspect.signature(getattr(plain, name)).parameters
+            theirs = inspect.signature(method).parameters
+            assert list(ours.values()) == list(theirs.values()), name
+    for name in ("connect", "local"):
+        ours = inspect.signature(getattr(twin, name)).parameters
+        assert ours == inspect.signature(getattr(surecast, name)).parameters
+
+
+def test_all_of_it_in_one_go(tmp_path: Path) -> None:
+    with sync.local(tmp_path / "data") as client:
+        stream = client.stream("s.a", retain=surecast.keep_all())
+        assert stream.publish(b"1", key=b"k") == 1
+        assert stream.publish_many([b"2", b"3"]).runs == ((2, 4),)
+        for n in range(4, 1001):
+            stream.publish_soon(b"%d" % n)
+        client.flush()
+        events = list(islice(stream.subscribe(start=1), 1000))
+        assert [int(e.value) for e in events] == list(range(1, 1001))
+        assert [e.seq for e in events] == list(range(1, 1001))
+        with client.subscribe("s.*", start=datetime.now(UTC) + timedelta(days=1)) as sub:
+            stream.publish(b"later")
+            assert next(iter(sub)).value == b"later"
+        batches = stream.subscribe(start=1).batches()
+        rows = 0
+        while rows < 1001:
+            rows += next(batches).num_rows
+        named = stream.subscribe(start=1, name="n", ack="manual")
+        for event in named:
+            if event.seq == 500:
+                named.ack(event)
+                break
+        named.close()
+        assert next(iter(stream.subscribe(name="n"))).seq == 501
+        assert stream.collect(surecast.before_seq(10)) == 1002
+        assert [info.name for info in client.streams()] == ["s.a"]
+        assert client.region == "local"
+        with pytest.raises(StreamConfigMismatch):
+            client.stream("s.a", retain=surecast.keep_last(3))
+    with pytest.raises(Closed):
+        client.stream("s.a")
+    client.close()
+
+
+def test_automatic_acknowledgement_follows_the_event_in_hand() -> None:
+    with sync.local(options=ClientOptions(ack_every_ns=1_000_000)) as client:
+        stream = client.stream("s")
+        stream.publish_many([b"x"] * 100)
+        sub = stream.subscribe(start=1, name="n")
+        for event in sub:
+            if event.seq == 42:
+                break
+        sub.close()  # with 42 in hand
+        assert next(iter(stream.subscribe(name="n"))).seq == 42
+
+
+def test_publish_soon_is_bounded() -> None:
+    options = ClientOptions(outbox_bytes_max=30_000, event_bytes_max=10_000, batch_bytes_max=10_000)
+    with sync.local(options=options) as client:
+        stream = client.stream("s")
+        taken = full = 0
+        while not full:
+            try:
+                stream.publish_soon(bytes(5000))
+                taken += 1
+            except QueueFull:
+                full += 1
+        client.flush()
+        assert next(iter(stream.subscribe(start=taken))).seq == taken
+
+
+def test_many_threads_share_a_client() -> None:
+    with sync.local() as client:
+        stream = client.stream("s")
+        positions: list[int] = []
+
+        def work(name: str) -> None:
+            for n in range(50):
+                positions.append(stream.publish(f"{name}.{n}".encode()))
+                stream.publish_soon(f"{name}.{n}+".encode())
+
+        threads = [threading.Thread(target=work, args=(name,)) for name in "abcd"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        client.flush()
+        assert len(set(positions)) == 200
+        values = [e.value for e in islice(stream.subscribe(start=1), 400)]
+        assert len(set(values)) == 400
+        for name in "abcd":
+            own = [v for v in values if v.startswith(name.encode()) and not v.endswith(b"+")]
+            assert own == [f"{name}.{n}".encode() for n in range(50)]
+
+
+def test_closing_ends_an_iteration_in_another_thread() -> None:
+    with sync.local() as client:
+        stream = client.stream("s")
+        sub = stream.subscribe(start=1)
+        seen: list[int] = []
+        begun = threading.Event()
+
+        def read() -> None:
+            for event in sub:
+                seen.append(event.seq)
+                begun.set()
+
+        thread = threading.Thread(target=read)
+        thread.start()
+        stream.publish(b"x")
+        assert begun.wait(10)
+        sub.close()
+        thread.join(10)
+        assert not thread.is_alive()
+        assert seen == [1]
+
+
+def test_nobody_there() -> None:
+    with pytest.raises(ConnectError, match="surecast up"):
+        sync.connect("surecast://127.0.0.1:1")
+    assert not [t for t in threading.enumerate() if t.name == "surecast"]

@@ -1,0 +1,176 @@
+"""What users hold: events, positions, rules; and how batches become events."""
+
+import random
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+import surecast
+from surecast.client.arrow import SCHEMA, record_batch_of
+from surecast.client.events import Event, Seqs
+from surecast.client.many import _cuts, chunks_of
+from surecast.client.options import ClientOptions
+from surecast.client.rows import events_of
+from surecast.client.rules import describe, ns_of
+from surecast.columns.batch import COLLECTED, EXPIRED, Batch
+from surecast.columns.intervals import IntervalSet
+from surecast.errors import UsageError
+
+SID = b"s" * 16
+
+
+def test_seqs_are_runs() -> None:
+    seqs = Seqs([(1, 4), (4, 6), (9, 9), (10, 12)])
+    assert seqs.runs == ((1, 6), (10, 12))
+    assert list(seqs) == [1, 2, 3, 4, 5, 10, 11]
+    assert (len(seqs), seqs.first, seqs.last) == (7, 1, 11)
+    assert [seqs[i] for i in range(7)] == list(seqs)
+    assert seqs[-1] == 11
+    assert seqs[4:6] == [5, 10]
+    assert 5 in seqs
+    assert 6 not in seqs
+    assert "5" not in seqs
+    assert repr(seqs) == "Seqs([1, 6), [10, 12))"
+    assert seqs == Seqs([(1, 6), (10, 12)])
+    assert not Seqs([])
+    with pytest.raises(IndexError):
+        seqs[7]
+    with pytest.raises(IndexError):
+        seqs[-8]
+
+
+def test_an_event_tells_its_time_and_range() -> None:
+    event = Event("s", 7, b"k", b"v", 1_700_000_000_123_456_789)
+    assert event.time == datetime(2023, 11, 14, 22, 13, 20, 123456, tzinfo=UTC)
+    assert event.range == range(7, 8)
+    assert event.attributes == {}
+    void = Event("s", 9, None, b"", 0, None, "void", 4, "expired")
+    assert void.range == range(6, 10)
+    with pytest.raises(AttributeError):
+        event.seq = 8  # type: ignore[misc]
+
+
+def plain_events(batch: Batch, voids: bool) -> list[tuple[Any, ...]]:
+    """The twin: position by position."""
+    rows = {row.seq: row for row in batch.to_rows()}
+    found: list[tuple[Any, ...]] = []
+    for seq in range(batch.lo, batch.hi):
+        if seq in rows:
+            row = rows[seq]
+            found.append(("event", seq, 1, row.key, row.value, row.tag, row.time_ns))
+        elif voids:
+            if found and found[-1][0] == "void":
+                found[-1] = ("void", seq, found[-1][2] + 1)
+            else:
+                found.append(("void", seq, 1))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_batches_become_events(seed: int) -> None:
+    rng = random.Random(seed)
+    rows = rng.choice([1, 2, 5, 40]) if seed else 9_000
+    width = rng.choice([None, 0, 1, 8])
+
+    def one() -> bytes:
+        return rng.randbytes(rng.randrange(12) if width is None else width)
+
+    def some(null: float) -> list[bytes | None]:
+        return [None if rng.random() < null else one() for _ in range(rows)]
+
+    values: Any = some(0)
+    keys = rng.choice([None, some(0), some(0.3), some(1)])
+    tags = rng.choice([None, some(0.5)])
+    batch = Batch.of(SID, values, keys, tags, time_ns=5).sequenced(100, 77, 1)
+    if rng.random() < 0.6:
+        gone = IntervalSet()
+        for _ in range(3):
+            lo = rng.randrange(100, 100 + rows)
+            gone.add(lo, lo + rng.randrange(1, 4))
+        batch = batch.without(gone, rng.choice([COLLECTED, EXPIRED]))
+    for voids in (False, True):
+        seen = [
+            (e.kind, e.seq, e.count, e.key, e.value, e.tag, e.time_ns)
+            if e.kind == "event"
+            else (e.kind, e.seq, e.count)
+            for e in events_of(batch, "s", voids)
+        ]
+        assert seen == plain_events(batch, voids)
+    table = record_batch_of(batch, "s")
+    events = events_of(batch, "s", False)
+    if table is None:
+        assert not events
+        return
+    table.validate(full=True)
+    assert table.schema == SCHEMA
+    assert table.column("stream").to_pylist() == ["s"] * len(events)
+    assert table.column("seq").to_pylist() == [e.seq for e in events]
+    assert table.column("key").to_pylist() == [e.key for e in events]
+    assert table.column("value").to_pylist() == [e.value for e in events]
+    assert table.column("tag").to_pylist() == [e.tag for e in events]
+    assert table.column("timestamp").to_pylist() == [e.time for e in events]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_cuts_cover_everything_within_bounds(seed: int) -> None:
+    rng = random.Random(seed)
+    options = ClientOptions(batch_rows_max=rng.randrange(1, 20), batch_bytes_max=1000)
+    sizes = [rng.choice([0, 10, 300, 5000]) for _ in range(rng.randrange(1, 200))]
+    if rng.random() < 0.3:
+        sizes = [min(size, 10) for size in sizes]
+    cuts = list(_cuts(sizes, options))
+    assert [i for lo, hi in cuts for i in range(lo, hi)] == list(range(len(sizes)))
+    for lo, hi in cuts:
+        assert hi - lo <= options.batch_rows_max
+        assert sum(sizes[lo:hi]) <= 1000 or hi - lo == 1
+
+
+def test_chunks_of_nothing() -> None:
+    assert list(chunks_of(SID, [], None, None, ClientOptions())) == []
+
+
+def test_rules_and_how_they_are_said() -> None:
+    hour = timedelta(hours=1)
+    for policy, words in [
+        (surecast.keep_all(), "keep_all()"),
+        (surecast.keep_last(3), "keep_last(3)"),
+        (surecast.keep_for(hour), "keep_for(timedelta(seconds=3600))"),
+        (surecast.latest_per_key(), "latest_per_key()"),
+    ]:
+        assert describe(policy) == words
+        assert eval(words, {**vars(surecast), **_rules(), "timedelta": timedelta}) == policy
+
+
+def _rules() -> dict[str, Any]:
+    return {name: getattr(surecast, name) for name in surecast.__all__ if name != "sync"}
+
+
+@pytest.mark.parametrize(
+    ("rule", "argument"),
+    [("keep_last", 0), ("keep_last", 1.5), ("keep_last", True), ("keep_for", 60),
+     ("keep_for", timedelta(0)), ("before_seq", -1), ("before_seq", "1"), ("key_is", "text"),
+     ("key_prefix", None), ("tag_is", 1), ("before_time", 5),
+     ("before_time", datetime(2026, 1, 1))],
+)  # fmt: skip
+def test_rules_refuse_what_makes_no_sense(rule: str, argument: Any) -> None:
+    with pytest.raises(UsageError):
+        getattr(surecast, rule)(argument)
+
+
+def test_times_have_zones() -> None:
+    utc = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    assert ns_of(utc) == ns_of(utc.astimezone(timezone(timedelta(hours=5))))
+    assert ns_of(utc) == 1767268800 * 10**9
+    assert ns_of(datetime(1960, 1, 1, tzinfo=UTC)) == 0
+
+
+def test_every_name_of_the_package_is_there() -> None:
+    for name in surecast.__all__:
+        assert getattr(surecast, name) is not None
+    assert set(surecast.__all__) <= set(dir(surecast))
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = surecast.nothing  # type: ignore[attr-defined]
+    errors = [v for v in vars(surecast.errors).values() if isinstance(v, type)]
+    assert len(errors) > 10
+    assert all(issubclass(error, surecast.SurecastError) for error in errors)

@@ -1,0 +1,164 @@
+"""Real `surecast` processes for tests: started, waited for, and always ended."""
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+COMMAND = [sys.executable, "-m", "surecast.cli"]
+WAIT_S = 90.0
+
+
+def clean_env() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if not k.startswith("SURECAST_")}
+
+
+def surecast(*words: str, stdin: str | bytes = b"") -> subprocess.CompletedProcess[str]:
+    """Run a verb to its end."""
+    given = stdin.decode() if isinstance(stdin, bytes) else stdin
+    return subprocess.run(
+        [*COMMAND, *words],
+        input=given,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        env=clean_env(),
+    )
+
+
+def wait_for(what: Callable[[], Any], why: str) -> Any:
+    """The first answer that is true; no test waits for less than it must."""
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        if found := what():
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"waited {WAIT_S:g} s in vain: {why}")
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+
+
+def free_base(count: int) -> int:
+    """A port from which on `count` are free, below those the system hands out."""
+    for _ in range(200):
+        base = random.randrange(11_000, 30_000)
+        try:
+            with ExitStack() as stack:
+                for port in range(base, base + count):
+                    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+                        stack.enter_context(socket.socket(socket.AF_INET, kind)).bind(
+                            ("127.0.0.1", port)
+                        )
+            return base
+        except OSError:
+            continue
+    raise AssertionError("no free range of ports")
+
+
+def get(url: str, token: str = "", **headers: str) -> tuple[int, Any]:
+    return ask(url, None, token, **headers)
+
+
+def ask(url: str, body: bytes | None, token: str = "", **headers: str) -> tuple[int, Any]:
+    """Status and body, the latter decoded if it is JSON."""
+    given = {name.replace("_", "-"): value for name, value in headers.items()}
+    if token:
+        given["Authorization"] = f"Bearer {token}"
+    try:
+        with urlopen(Request(url, data=body, headers=given), timeout=WAIT_S) as answer:
+            status, data = answer.status, answer.read()
+            kind = answer.headers.get("content-type", "")
+    except HTTPError as refused:
+        status, data = refused.code, refused.read()
+        kind = refused.headers.get("content-type", "")
+    return status, json.loads(data) if "json" in kind else data.decode()
+
+
+def is_ready(http: str) -> bool:
+    try:
+        return get(f"http://{http}/readyz")[0] == 200
+    except OSError:
+        return False
+
+
+class Process:
+    """A running verb whose output goes to files; SIGKILLed at the end if it still runs."""
+
+    def __init__(self, folder: Path, words: Sequence[str], env: dict[str, str] | None = None):
+        folder.mkdir(parents=True, exist_ok=True)
+        self.out, self.err = folder / "out", folder / "err"
+        with self.out.open("ab") as out, self.err.open("ab") as err:
+            self.popen = subprocess.Popen(
+                [*COMMAND, *words],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env={**clean_env(), **(env or {})},
+            )
+
+    def __enter__(self) -> "Process":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.popen.poll() is None:
+            self.popen.kill()
+        self.popen.wait()
+
+    def said(self) -> str:
+        return self.out.read_text() + self.err.read_text()
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        self.popen.send_signal(number)
+        return self.popen.wait(WAIT_S)
+
+
+def config_text(
+    port: int, http: int, data_dir: str = "", *, token: str = "", more: str = ""
+) -> str:
+    """A region of one."""
+    return (
+        f'[node]\nname = "east-1"\nregion = "east"\nlisten = "127.0.0.1:{port}"\n'
+        f'http = "127.0.0.1:{http}"\ndata_dir = "{data_dir}"\ntoken = "{token}"\n'
+        f'[regions.east]\nreplicas = {{ "east-1" = "127.0.0.1:{port}" }}\n{more}'
+    )
+
+
+class Served(Process):
+    """`surecast serve` of a region of one, ready."""
+
+    def __init__(self, folder: Path, *, durable: bool = False, token: str = "", more: str = ""):
+        port, http = free_ports(2)
+        self.url, self.http = f"surecast://127.0.0.1:{port}", f"127.0.0.1:{http}"
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.config = folder / "node.toml"
+        data = str(folder / "data") if durable else ""
+        self.config.write_text(config_text(port, http, data, token=token, more=more))
+        self.start()
+
+    def start(self) -> None:
+        super().__init__(self.folder, ["serve", str(self.config)])
+        wait_for(lambda: is_ready(self.http) or self.popen.poll() is not None, "ready")
+        assert self.popen.poll() is None, self.said()

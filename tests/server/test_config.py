@@ -1,0 +1,240 @@
+"""Everything that can be wrong with a server's configuration is said, with what is allowed."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from surecast.errors import ConfigError
+from surecast.server.config import build, parse_address, show_address, witness_name
+from surecast.server.settings import load_config
+
+GOOD: dict[str, Any] = {
+    "node": {"name": "east-1", "region": "east", "data_dir": "data"},
+    "regions": {
+        "east": {
+            "replicas": {"east-1": "127.0.0.1:7400", "east-2": "127.0.0.1:7401"},
+            "witness": "127.0.0.1:7402",
+            "http": {"east-2": "127.0.0.1:7481"},
+        },
+        "west": {"replicas": {"west-1": "127.0.0.1:7410"}},
+    },
+    "owners": {"": "east", "orders.eu": "west"},
+}
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    """GOOD with one thing else (None: without it)."""
+    document = copy.deepcopy(GOOD)
+    *above, last = path.split("/")
+    at: Any = document
+    for word in above:
+        at = at.setdefault(word, {})
+    if value is None:
+        del at[last]
+    else:
+        at[last] = value
+    return document
+
+
+def test_a_good_document_becomes_what_the_layers_need() -> None:
+    config = build(GOOD)
+    assert config.name == "east-1"
+    assert config.chain.service == "east/witness"
+    assert config.chain.chain == "east"
+    assert config.chain.replicas == 2
+    proxy = config.sprinkler
+    assert proxy.regions == {"east": ("east-1", "east-2"), "west": ("west-1",)}
+    assert proxy.owners == {"": "east", "orders.eu": "west"}
+    assert proxy.addresses == {"east-1": "127.0.0.1:7400", "east-2": "127.0.0.1:7401"}
+    assert proxy.http == {"east-1": "127.0.0.1:7480", "east-2": "127.0.0.1:7481"}
+    assert not config.has_witness_inside
+
+
+def test_knobs_reach_their_layers() -> None:
+    document = {
+        **GOOD,
+        "chain": {"heartbeat_ns": "20ms"},
+        "sprinkler": {"advertise_ns": "50ms"},
+        "mesh": {"fanout": 3},
+        "storage": {"sync": "none"},
+    }
+    config = build(document)
+    assert config.chain.heartbeat_ns == 20_000_000
+    assert config.sprinkler.advertise_ns == 50_000_000
+    assert config.sprinkler.mesh.fanout == 3
+    assert config.storage.sync == "none"
+
+
+def test_a_witness_needs_no_name() -> None:
+    document = changed("node", {"region": "east", "role": "witness", "data_dir": ""})
+    config = build(document)
+    assert config.is_witness
+    assert config.name == witness_name("east")
+
+
+def test_a_region_of_one_has_its_witness_inside() -> None:
+    document = changed("node", {"name": "west-1", "region": "west", "data_dir": ""})
+    assert build(document).has_witness_inside
+
+
+def test_one_region_owns_everything() -> None:
+    regions = {"east": GOOD["regions"]["east"]}
+    assert build({"node": GOOD["node"], "regions": regions}).owners == {"": "east"}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        ("nodes", {}, "unknown section [nodes]; did you mean [node]?"),
+        ("node/htp", "x", "[node] unknown key 'htp'; did you mean 'http'?"),
+        ("node/region", None, "[node] missing key 'region'"),
+        ("node/data_dir", None, "[node] missing key 'data_dir'"),
+        ("node/name", "", "a replica needs a name"),
+        ("node/name", "east-3", "[regions.east] lists no such replica, only east-1, east-2"),
+        ("node/region", "south", "no such region; [regions] has east, west"),
+        ("node/role", "leader", "role = 'leader'"),
+        ("node/listen", "7400", "listen = '7400': not an address; write \"host:port\""),
+        ("node/listen", "127.0.0.1:99999", "not an address"),
+        ("node/http", "localhost:x", "not an address"),
+        ("node/listen", "0.0.0.0:7400", "set insecure = true"),
+        ("node/http", "10.0.0.1:7480", "set insecure = true"),
+        ("node", {"region": "east", "role": "witness", "name": "w", "data_dir": ""}, "leave the"),
+        (
+            "node",
+            {"region": "west", "role": "witness", "data_dir": ""},
+            "no address of its witness",
+        ),
+        (
+            "node",
+            {**GOOD["node"], "listen": "127.0.0.1:0", "record": "rec"},
+            "a recording needs node.listen to name a port",
+        ),
+        ("regions", {}, "there are no [regions]"),
+        ("regions/east/replicas", {}, "at least one replica"),
+        ("regions/east/replicas", {"a b": "127.0.0.1:1"}, "replica name 'a b'"),
+        ("regions/east/replicas", {"x@y": "127.0.0.1:1"}, "replica name 'x@y'"),
+        ("regions/ea st", {"replicas": {"z": "127.0.0.1:1"}}, "region name 'ea st'"),
+        ("regions/east/replicas/east-2", "nowhere", "not an address"),
+        ("regions/east/replicas/east-2", "127.0.0.1:7400", "have one address"),
+        ("regions/east/witness", None, "2 replicas and no witness"),
+        ("regions/east/witness", "x", "not an address"),
+        ("regions/east/witness", "127.0.0.1:7401", "have one address"),
+        ("regions/east/http/zzz", "127.0.0.1:1", "http names 'zzz', which is no replica here"),
+        ("regions/east/leader", "x", "[regions.east] unknown key 'leader'"),
+        ("regions/west/replicas", {"east-1": "127.0.0.1:9"}, "[regions.east] and [regions.west]"),
+        ("owners", None, "[owners] needs a default"),
+        ("owners/", None, "[owners] needs a default"),
+        ("owners/x", "south", "no such region, only east, west"),
+        ("owners/a..b", "east", "whole words"),
+        ("owners/a.>", "east", "it needs no wildcard"),
+        ("chain/name", "x", "[chain] unknown key 'name'"),
+        ("chain/min_replicas", 3, "chain.min_replicas is 3"),
+        ("chain/heartbeat_ns", "fast", "[chain] heartbeat_ns = 'fast': not a duration"),
+        ("sprinkler/region", "x", "[sprinkler] unknown key 'region'"),
+        ("sprinkler/switching", "odd", "use 'production' or 'literal'"),
+        ("mesh/fanout", 0, "mesh.fanout is 0"),
+        ("storage/sync", "maybe", "[storage] sync = 'maybe'"),
+        ("http/connections_max", 0, "[http] connections_max = 0: above 0"),
+        ("runtime/connections_max", 0, "[runtime] connections_max = 0: above 0"),
+        ("limits/frame_bytes_max", "1KiB", "[limits] frame_bytes_max"),
+        ("log/level", "loud", "[log] level = 'loud'"),
+    ],
+)
+def test_what_is_wrong_is_said(path: str, value: Any, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build(changed(path, value))
+    assert words in str(caught.value)
+
+
+def test_insecure_lets_it_listen_anywhere() -> None:
+    document = changed("node/listen", "0.0.0.0:7400")
+    document["node"]["insecure"] = True
+    assert build(document).node.listen == "0.0.0.0:7400"
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1:7400", "[::1]:7400", "example.org:1"])
+def test_addresses_survive(text: str) -> None:
+    assert show_address(parse_address(text)) == text
+
+
+# ---------------------------------------------------------------- where it comes from
+
+FILE = """
+[node]
+name = "east-1"
+region = "east"
+data_dir = ""
+http = "127.0.0.1:1000"
+[regions.east]
+replicas = { "east-1" = "127.0.0.1:7400" }
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "node.toml"
+    path.write_text(FILE)
+    return path
+
+
+def test_the_environment_wins_over_the_file_and_flags_over_both(path: Path) -> None:
+    environ = {
+        "SURECAST_NODE__HTTP": "127.0.0.1:2000",
+        "SURECAST_LOG__LEVEL": "debug",
+        "SURECAST_URL": "surecast://is-not-ours",
+        "OTHER__THING": "x",
+    }
+    assert load_config(path, (), {}).node.http == "127.0.0.1:1000"
+    config = load_config(path, (), environ)
+    assert (config.node.http, config.log.level) == ("127.0.0.1:2000", "debug")
+    config = load_config(path, ["node.http=127.0.0.1:3000"], environ)
+    assert config.node.http == "127.0.0.1:3000"
+
+
+def test_flags_are_toml_with_optional_quotes(path: Path) -> None:
+    flags = [
+        "node.insecure=true",
+        'node.http="127.0.0.1:5"',
+        "runtime.connect_timeout_ns=250ms",
+        "http.connections_max=7",
+        'owners.""=east',
+        'owners."orders.eu"=east',
+        "node.token=12345",
+    ]
+    config = load_config(path, flags, {})
+    assert config.node.insecure is True
+    assert config.node.http == "127.0.0.1:5"
+    assert config.runtime.connect_timeout_ns == 250_000_000
+    assert config.http.connections_max == 7
+    assert config.owners == {"": "east", "orders.eu": "east"}
+    assert config.node.token == "12345"  # text where text is wanted
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "words"),
+    [
+        (["node.http"], {}, "write SECTION.KEY=VALUE"),
+        (["=3"], {}, "write SECTION.KEY=VALUE"),
+        (["node.htp=3"], {}, "(with --set node.htp=3): [node] unknown key"),
+        ([], {"SURECAST_NODE__HTP": "3"}, "(with SURECAST_NODE__HTP): [node] unknown key"),
+        ([], {"SURECAST_NODES__HTTP": "3"}, "unknown section [nodes]"),
+        (["http.connections_max=many"], {}, "[http] connections_max = 'many'"),
+    ],
+)
+def test_what_was_given_elsewhere_is_named(
+    path: Path, flags: list[str], environ: dict[str, str], words: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, flags, environ)
+    assert words in str(caught.value)
+
+
+def test_a_file_that_is_not_there_or_no_toml(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="`surecast up` writes some"):
+        load_config(tmp_path / "none.toml")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[node\n")
+    with pytest.raises(ConfigError, match=r"broken.toml: configuration is not valid TOML"):
+        load_config(broken)

@@ -1,0 +1,234 @@
+"""What a region says of itself over HTTP, and what it may be told there."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from surecast import connect, keep_last
+from surecast.server.config import build
+from surecast.server.http import HttpPort, make_app
+from surecast.server.openapi import document
+from surecast.server.publishing import Publishing
+from surecast.server.region import RegionServer
+from surecast.server.status import look, not_ready
+from tests.server.processes import ask, get
+
+
+async def until(what: Callable[[], Any]) -> None:
+    while not what():
+        await asyncio.sleep(0.01)
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(60):
+            await main()
+
+    asyncio.run(bounded())
+
+
+class Open:
+    """A region of one with an HTTP port."""
+
+    def __init__(self, **node: Any) -> None:
+        node = {
+            "name": "e-1", "region": "e", "data_dir": "",
+            "listen": "127.0.0.1:0", "http": "127.0.0.1:0", **node,
+        }  # fmt: skip
+        regions = {"e": {"replicas": {"e-1": "127.0.0.1:0"}}}
+        limits = {"body_bytes_max": 1000, "streams_max": 2}
+        self.server = RegionServer(build({"node": node, "regions": regions, "http": limits}))
+        self.port = HttpPort(self.server)
+
+    async def __aenter__(self) -> "Open":
+        await self.server.start()
+        await self.port.start()
+        await until(lambda: not not_ready(self.server))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.server.drain()
+        await self.port.stop()
+
+    async def get(self, path: str, token: str = "", **headers: str) -> tuple[int, Any]:
+        return await asyncio.to_thread(get, self.where(path), token, **headers)
+
+    async def post(
+        self, path: str, body: bytes, token: str = "", **headers: str
+    ) -> tuple[int, Any]:
+        return await asyncio.to_thread(ask, self.where(path), body, token, **headers)
+
+    def streams(self) -> list[Any]:
+        return list(self.server.proxy.streams.values())
+
+    def where(self, path: str) -> str:
+        assert self.port.address is not None
+        return f"http://127.0.0.1:{self.port.address[1]}{path}"
+
+
+def test_health_status_and_streams() -> None:
+    async def main() -> None:
+        async with Open() as region:
+            assert await region.get("/healthz") == (200, {"status": "alive"})
+            assert await region.get("/readyz") == (200, {"ready": True, "reasons": []})
+            address = region.server.nodes[0].address
+            assert address is not None
+            async with connect(f"surecast://127.0.0.1:{address[1]}") as client:
+                for name in ("a", "b", "c"):
+                    stream = await client.stream(name, retain=keep_last(2))
+                    await stream.publish_many([b"x"] * 5)
+                await until(lambda: all(s.index.end == 6 for s in region.streams()))
+                code, found = await region.get("/v1/streams")
+                assert (code, found["total"]) == (200, 3)
+                assert [s["name"] for s in found["streams"]] == ["a", "b"]  # streams_max = 2
+                code, one = await region.get("/v1/streams/c")
+                assert (one["committed"], one["live"], one["void"]) == (6, 2, 3)
+                assert (one["owner"], one["retention"]) == ("e", "keep-last:2")
+                assert (one["regions"], one["lag"]) == ({"e": 6}, 0)
+                assert (await region.get("/v1/streams/d"))[0] == 404
+            code, status = await region.get("/v1/status")
+            assert status["chain"]["place"] == "alone"
+            assert [alarm["code"] for alarm in status["alarms"]] == ["in-memory"]
+            assert {link["node"] for link in status["links"]} == {"e-1", "e/witness"}
+
+    run(main)
+
+
+def test_metrics_can_be_read_by_prometheus() -> None:
+    async def main() -> None:
+        async with Open() as region:
+            await region.post("/v1/streams/a/events", b"x")
+            code, text = await region.get("/metrics")
+            assert code == 200
+            found = {
+                (sample.name, *sample.labels.values()): sample.value
+                for family in text_string_to_metric_families(text)
+                for sample in family.samples
+            }
+            assert found["surecast_ready",] == 1
+            assert found["surecast_chain_epoch",] == 1
+            assert found["surecast_stream_committed", "e", "a"] == 2  # labels come sorted
+            assert found["surecast_alarms", "in-memory"] == 1
+            assert found["surecast_messages_total", "publish"] >= 1
+            assert found["process_resident_memory_bytes",] > 1 << 20
+
+    run(main)
+
+
+def test_events_come_by_http() -> None:
+    async def main() -> None:
+        async with Open() as region:
+            lines = b'{"key": "k", "value": "1"}\n{"value": "2"}\n'
+            kind = {"content_type": "application/x-ndjson"}
+            answer = await region.post("/v1/streams/s/events", lines, **kind)
+            assert answer == (200, {"stream": "s", "seqs": [[1, 3]]})
+            answer = await region.post("/v1/streams/s/events?key=raw", b"\xff\n")
+            assert answer == (200, {"stream": "s", "seqs": [[3, 4]]})
+            address = region.server.nodes[0].address
+            assert address is not None
+            async with connect(f"surecast://127.0.0.1:{address[1]}") as client:
+                events = []
+                async for event in client.subscribe("s", start="earliest"):
+                    events.append((event.key, event.value))
+                    if len(events) == 3:
+                        break
+            assert events == [(b"k", b"1"), (None, b"2"), (b"raw", b"\xff\n")]
+            code, wrong = await region.post("/v1/streams/s/events", b"{}\nno", **kind)
+            assert code == 400
+            assert "line 2: not JSON" in wrong["error"]
+            assert (await region.post("/v1/streams/s/events", b"\n", **kind))[0] == 400
+            assert (await region.post("/v1/streams/a%20b/events", b"x"))[0] == 400
+            assert (await region.post("/v1/streams/s/events", b"x" * 1001))[0] == 413
+
+    run(main)
+
+
+def test_the_token_guards_v1_and_web_pages_change_nothing() -> None:
+    async def main() -> None:
+        async with Open(token="secret") as region:
+            assert (await region.get("/healthz"))[0] == 200
+            assert (await region.get("/metrics"))[0] == 200
+            for path in ("/v1/status", "/v1/streams", "/v1/streams/x"):
+                assert (await region.get(path))[0] == 401
+                assert (await region.get(path, "wrong"))[0] == 401
+                assert (await region.get(path, "secret"))[0] in (200, 404)
+            events = "/v1/streams/s/events"
+            assert (await region.post(events, b"x"))[0] == 401
+            assert (await region.post(events, b"x", "secret", Origin="http://evil"))[0] == 403
+            assert (await region.post(events, b"x", "secret"))[0] == 200
+
+    run(main)
+
+
+def test_an_operator_must_mean_it() -> None:
+    async def main() -> None:
+        async with Open() as region:
+            code, said = await region.post("/v1/admin/refound", b"")
+            assert code == 400
+            assert "yes-i-know-what-is-lost=true" in said["error"]
+            sure = "yes-i-know-what-is-lost=true"
+            assert (await region.post(f"/v1/admin/refound?{sure}", b""))[0] == 409  # is a member
+            force = f"/v1/admin/force-new-stream?{sure}&stream=s"
+            assert (await region.post(force, b""))[0] == 404
+            await region.post("/v1/streams/s/events", b"x")
+            before = (await region.get("/v1/streams/s"))[1]["stream_id"]
+            assert (await region.post(force, b"", Origin="http://evil"))[0] == 403
+            assert (await region.post(force, b""))[0] == 202
+            proxy = region.server.proxy
+            await until(lambda: proxy.directory.by_name["s"].stream_id.hex() != before)
+
+    run(main)
+
+
+def test_a_region_without_its_witness_says_so_and_goes_on() -> None:
+    async def main() -> None:
+        async with Open() as region:
+            server = region.server
+            assert server.witness is not None
+            await server.witness.stop()
+            await until(lambda: "witness-unreachable" in [a.code for a in look(server, 0).alarms])
+            assert not not_ready(server)
+            assert (await region.post("/v1/streams/s/events", b"x"))[0] == 200
+
+    run(main)
+
+
+def test_a_draining_server_is_not_ready_and_takes_nothing() -> None:
+    async def main() -> None:
+        async with Open() as region:
+            region.server.draining = True
+            code, said = await region.get("/readyz")
+            assert (code, said["ready"]) == (503, False)
+            assert "draining" in said["reasons"][0]
+            assert (await region.post("/v1/streams/s/events", b"x"))[0] == 503
+
+    run(main)
+
+
+def test_openapi_describes_exactly_the_routes() -> None:
+    async def main() -> None:
+        server = Open().server
+        app = make_app(server, Publishing(server))
+        routes = {
+            (route.path, method.lower())  # type: ignore[attr-defined]
+            for route in app.routes
+            for method in route.methods - {"HEAD"}  # type: ignore[attr-defined]
+        }
+        described = {(path, m) for path, item in document()["paths"].items() for m in item}
+        assert described == routes
+
+    run(main)
+
+
+def test_openapi_is_whole() -> None:
+    text = json.dumps(document())
+    refs = {part.split('"')[0] for part in text.split('"#/components/schemas/')[1:]}
+    assert refs <= set(document()["components"]["schemas"])
+    for path, item in document()["paths"].items():
+        for operation in item.values():
+            assert operation["summary"], path
+            named = {p["name"] for p in operation.get("parameters", ()) if p["in"] == "path"}
+            assert named == ({"name"} if "{name}" in path else set())

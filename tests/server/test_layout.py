@@ -1,0 +1,69 @@
+"""A deployment on one machine: what is planned can be served, and fits together."""
+
+import socket
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from surecast.errors import UsageError
+from surecast.server.cluster import check_ports
+from surecast.server.config import build
+from surecast.server.layout import plan
+from tests.server.processes import free_base
+
+
+@pytest.mark.parametrize(("regions", "replicas"), [(1, 1), (3, 2), (5, 1), (2, 3)])
+def test_every_file_is_a_configuration_and_all_agree(
+    tmp_path: Path, regions: int, replicas: int
+) -> None:
+    layout = plan(tmp_path, regions, replicas, 7400)
+    layout.write()
+    assert layout.nodes[0].listen == "127.0.0.1:7400"  # everybody's default url
+    configs = {}
+    for node in layout.nodes:
+        document = tomllib.loads(node.config.read_text())
+        config = configs[node.name] = build(document)
+        assert config.name == node.name
+        assert config.node.listen == node.listen
+        assert config.node.http == node.http
+        assert Path(config.node.data_dir).parent == tmp_path.absolute() / "data"
+    assert len({tuple(c.owners.items()) for c in configs.values()}) == 1
+    assert len({str(c.regions) for c in configs.values()}) == 1
+    witnesses = regions if replicas > 1 else 0
+    assert len(configs) == regions * replicas + witnesses
+    places = [p for node in layout.nodes for p in (node.listen, node.http)]
+    assert len(set(places)) == len(places)
+
+
+def test_regions_have_names_people_can_say() -> None:
+    assert plan(Path("x"), 5, 1, 7400).regions() == ["east", "west", "north", "r4", "r5"]
+
+
+def test_ports_do_not_run_over() -> None:
+    with pytest.raises(UsageError, match="lower --base-port"):
+        plan(Path("x"), 3, 2, 65_500)
+    many = plan(Path("x"), 16, 7, 7400)  # more nodes than lie between the two kinds of port
+    places = [p for node in many.nodes for p in (node.listen, node.http)]
+    assert len(set(places)) == len(places)
+
+
+def test_data_of_another_shape_is_not_touched(tmp_path: Path) -> None:
+    plan(tmp_path, 3, 2, 7400).write()
+    plan(tmp_path, 3, 2, 8400).write()  # other ports are fine
+    with pytest.raises(UsageError, match="Use another --dir, or remove"):
+        plan(tmp_path, 2, 2, 7400).write()
+    plan(tmp_path, 2, 2, 7400, in_memory=True).write()  # needs no data
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+    base = free_base(90)
+    layout = plan(tmp_path, 1, 2, base)
+    check_ports(layout)
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+        with socket.socket(socket.AF_INET, kind) as taken:
+            taken.bind(("127.0.0.1", base + 1))
+            if kind is socket.SOCK_STREAM:
+                taken.listen()
+            with pytest.raises(UsageError, match=f"port {base + 1}, wanted for east-2, is taken"):
+                check_ports(layout)

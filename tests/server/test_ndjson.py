@@ -1,0 +1,58 @@
+"""Events as lines of JSON."""
+
+import json
+
+import pytest
+
+from surecast.errors import UsageError
+from surecast.server.ndjson import as_json, parse_line, parse_lines
+
+
+@pytest.mark.parametrize(
+    ("line", "pair"),
+    [
+        (b'{"key": "k", "value": "v"}', (b"k", b"v")),
+        (b'{"value": "v"}', (None, b"v")),
+        (b'{"key": "", "value": ""}', (b"", b"")),
+        (b'{"key": "k"}', (b"k", b"")),
+        (b'{"key": "k", "value": null}', (b"k", b"")),
+        (b'{"value": {"a": [1, 2]}}', (None, b'{"a":[1,2]}')),
+        (b'{"value": 7}', (None, b"7")),
+        (b'{"key_base64": "AP8=", "value_base64": "/w=="}', (b"\x00\xff", b"\xff")),
+        ('{"value": "ü"}'.encode(), (None, "ü".encode())),
+        (b'{"stream": "s", "seq": 4, "kind": "event", "time": "x", "value": "v"}', (None, b"v")),
+    ],
+)
+def test_lines_are_events(line: bytes, pair: tuple[bytes | None, bytes]) -> None:
+    assert parse_line(line) == pair
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b"plain text", "not JSON"),
+        (b"[1]", "not an object"),
+        (b'{"val": 1}', "unknown field 'val'; allowed: key,"),
+        (b'{"key": 3}', "a key is text"),
+        (b'{"key": "k", "key_base64": ""}', "both key and key_base64"),
+        (b'{"value_base64": "?"}', "value_base64 is not base64"),
+        (b'{"value_base64": 3}', "value_base64 is not base64"),
+        (b'{"kind": "void", "seq": 3}', "'void' cannot be published"),
+        (b"[" * 100_000, "not"),
+    ],
+)
+def test_what_is_no_event_is_said(line: bytes, words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_line(line)
+    assert words in str(caught.value)
+
+
+def test_the_line_that_is_wrong_is_named() -> None:
+    with pytest.raises(UsageError, match="line 3: not JSON"):
+        list(parse_lines([b'{"value": "a"}', b"", b"oops"]))
+
+
+@pytest.mark.parametrize("data", [b"", b"text", "ü\n\t".encode(), b"\x00\xff"])
+def test_what_is_shown_can_be_published_again(data: bytes) -> None:
+    line = json.dumps({**as_json("key", data), **as_json("value", data)}).encode()
+    assert parse_line(line) == (data, data)

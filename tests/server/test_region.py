@@ -1,0 +1,136 @@
+"""The nodes of one process: draining, recording, a folder that is free again."""
+
+import asyncio
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from surecast import ClientOptions, Closed, StorageError, connect
+from surecast.protocols.sprinkler.messages import Drain
+from surecast.server.config import ServerConfig, build
+from surecast.server.local import LocalRegion
+from surecast.server.region import RegionServer
+from surecast.server.status import not_ready
+from tests.server.processes import free_ports
+
+
+def config(folder: Path, **node: str) -> ServerConfig:
+    mine = {
+        "name": "e-1", "region": "e", "data_dir": str(folder / "data"),
+        "listen": "127.0.0.1:0", "http": "", **node,
+    }  # fmt: skip
+    return build({"node": mine, "regions": {"e": {"replicas": {"e-1": mine["listen"]}}}})
+
+
+def url_of(server: RegionServer) -> str:
+    assert server.replica is not None
+    assert server.replica.address is not None
+    return f"surecast://127.0.0.1:{server.replica.address[1]}"
+
+
+def test_a_draining_replica_takes_no_publishes() -> None:
+    async def main() -> None:
+        region = LocalRegion()
+        await region.start()
+        server = region.server
+        assert server is not None
+        assert server.replica is not None
+        brief = ClientOptions(close_timeout_ns=1_000_000)  # what is given up need not be waited for
+        async with asyncio.timeout(60), connect(region.url, options=brief) as client:
+            stream = await client.stream("s")
+            assert await stream.publish(b"before") == 1
+            server.replica.give(Drain())
+            tried = server.proxy.counters["_on_publish"]
+            late = asyncio.create_task(stream.publish(b"after"))
+            while server.proxy.counters["_on_publish"] < tried + 3:  # it is tried again and again
+                await asyncio.sleep(0.01)
+            assert not late.done()
+            assert [s.end for s in server.proxy.streams.values()] == [2]
+            late.cancel()
+            await asyncio.gather(late, return_exceptions=True)
+            await region.stop()
+
+    with suppress(Closed):
+        asyncio.run(main())
+
+
+def test_a_folder_has_one_user_at_a_time(tmp_path: Path) -> None:
+    async def main() -> None:
+        first, second = RegionServer(config(tmp_path)), RegionServer(config(tmp_path))
+        await first.start()
+        with pytest.raises(StorageError):
+            await second.start()
+        await first.stop()
+        third = RegionServer(config(tmp_path))
+        await third.start()
+        await third.stop()
+
+    asyncio.run(main())
+
+
+def test_two_lives_never_draw_the_same_stream_id(tmp_path: Path) -> None:
+    async def one() -> bytes:
+        region = LocalRegion()
+        await region.start()
+        async with connect(region.url) as client:
+            await client.stream("s")
+            assert region.server is not None
+            found = region.server.proxy.directory.by_name["s"].stream_id
+        await region.stop()
+        return found
+
+    assert asyncio.run(one()) != asyncio.run(one())
+
+
+def test_a_recorded_life_can_be_lived_again(tmp_path: Path) -> None:
+    from surecast.sim.playback import play
+
+    async def main() -> None:
+        listen = f"127.0.0.1:{free_ports(1)[0]}"
+        server = RegionServer(config(tmp_path, listen=listen, record=str(tmp_path / "rec")))
+        await server.start()
+        while not_ready(server):
+            await asyncio.sleep(0.01)
+        async with connect(url_of(server)) as client:
+            stream = await client.stream("s")
+            await stream.publish_many([b"x"] * 100)
+        await server.drain()
+
+    asyncio.run(main())
+    found = sorted((tmp_path / "rec").glob("*.rec"))
+    assert [path.name for path in found] == ["e-1.1.rec", "e.witness.1.rec"]
+    played = play(found)
+    assert played.difference is None
+    assert played.unclosed == []
+    assert played.steps > 10
+
+
+def test_regions_that_disagree_on_owners_are_not_ready() -> None:
+    ports = free_ports(2)
+
+    def region(name: str, owners: dict[str, str]) -> RegionServer:
+        places = {"e": f"127.0.0.1:{ports[0]}", "w": f"127.0.0.1:{ports[1]}"}
+        mine = {"name": f"{name}-1", "region": name, "data_dir": "", "http": ""}
+        regions = {one: {"replicas": {f"{one}-1": place}} for one, place in places.items()}
+        node = {**mine, "listen": places[name]}
+        return RegionServer(build({"node": node, "regions": regions, "owners": owners}))
+
+    async def main() -> None:
+        east, west = region("e", {"": "e"}), region("w", {"": "e", "x": "w"})
+        await east.start()
+        async with asyncio.timeout(60):
+            while not_ready(east):  # alone it is ready: a region works without the others
+                await asyncio.sleep(0.01)
+            await west.start()
+            while not any("owners-differ: w" in why for why in not_ready(east)):
+                await asyncio.sleep(0.01)
+            await west.stop()
+            west = region("w", {"": "e"})
+            await west.start()
+            while not_ready(east) or not_ready(west):  # mended
+                await asyncio.sleep(0.01)
+        await west.stop()
+        await east.stop()
+
+    asyncio.run(main())
