@@ -16,7 +16,7 @@ help:  ## this list
 
 setup: $(WARM)  ## .venv with the pinned dependencies, kernels compiled
 
-demo: setup  ## the main job end to end: simulated regions, faults, a summary and a figure
+demo: setup  ## the main job end to end: real servers, a cut line, a killed server, an audit, a figure
 	$(VENV)/bin/surecast demo
 
 test: setup  ## every test
@@ -28,10 +28,11 @@ check: setup  ## format, lint, types and the quick tests: under a minute
 	$(PY) -m mypy
 	$(PY) -m pytest -n $(JOBS) -q -m "not slow"
 
-torture: setup  ## swarms without and with meshes, then real processes, under all faults
+torture: setup  ## swarms without and with meshes, then real processes, under all faults and stalls
 	$(VENV)/bin/surecast sim sprinkler --seeds $(SEEDS)
 	$(VENV)/bin/surecast sim sprinkler-mesh --seeds $(SEEDS)
 	$(PY) -m surecast.swarm.rounds --rounds $(ROUNDS)
+	$(PY) -m surecast.swarm.stall --seconds 30
 
 bench: setup  ## measure; appends to bench/results.jsonl
 	$(PY) bench/run.py

@@ -10,19 +10,17 @@ Figures are comparable only on one machine, and each line says which that was.
 import argparse
 import importlib.util
 import json
-import os
-import platform
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from surecast.bench.machine import circumstances
+
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results.jsonl"
-MODULES = ("columns", "wire", "simulator", "runtime", "mesh")
+MODULES = ("columns", "wire", "simulator", "runtime", "mesh", "client", "cluster")
 
 Row = dict[str, Any]
 
@@ -47,41 +45,6 @@ def benches(module: ModuleType) -> list[Callable[[], Any]]:
 
 def rows(measured: Any) -> Iterator[Row]:
     yield from [measured] if isinstance(measured, dict) else measured
-
-
-def circumstances() -> Row:
-    """What every row of one run shares."""
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
-        "machine": machine(),
-    }
-
-
-def commit() -> str:
-    """The commit measured, with "+" when the source differs from it; "" outside a repository."""
-    words = ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
-    done = subprocess.run(words, cwd=HERE, capture_output=True, text=True)
-    return done.stdout.strip() if done.returncode == 0 else ""
-
-
-def machine() -> Row:
-    return {
-        "cpu": _cpu(),
-        "cores": os.cpu_count(),
-        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "system": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-    }
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def show(row: Row) -> str:

@@ -17,10 +17,11 @@ BANNED = {"asyncio", "socket", "os", "time", "uuid", "secrets", "threading", "lo
 # new one: give it a row. (surecast/__init__.py is the room "".)
 _BELOW_REGISTRY = {"columns", "core", "parts", "protocols"}
 _JOINED = {*_BELOW_REGISTRY, "registry", "stacks", "storage", "sim", "runtime", "server", "client"}
-_ALL = {*_JOINED, "swarm", "pipeline", "lab", "web", "cli", ""}
+_ALL = {*_JOINED, "swarm", "bench", "pipeline", "lab", "web", "cli", ""}
 SEES: dict[str, set[str]] = {
     "errors": set(),
-    "": set(),
+    "": {"client", "sync"},
+    "sync": {"client"},
     "columns": set(),
     "core": {"columns"},
     "parts": {"columns", "core"},
@@ -34,6 +35,7 @@ SEES: dict[str, set[str]] = {
     "client": _JOINED,
     "pipeline": {"columns", "parts", "storage", "client", "protocols.checks"},
     "swarm": {*_JOINED, "pipeline", ""},
+    "bench": {*_JOINED, "swarm", "pipeline", ""},
     "web": {*_JOINED, "swarm", "pipeline", ""},
     "lab": _ALL,
     "cli": _ALL,

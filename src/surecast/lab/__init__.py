@@ -5,6 +5,7 @@
 
 verdict.py        Experiment, Verdict, and how a run becomes three files
 figures.py        axes, lines and saving, so that all figures look alike
+sprinkler_drivers.py  Sprinkler E1: throughput of real proxies as drivers are added
 sprinkler_mesh.py Sprinkler E2: throughput of a mesh of clients; its figure is in
                   sprinkler_mesh_figure.py, its runs are in sprinkler_mesh_run.py, the ways a mesh
                   is run in sprinkler_mesh_points.py, what is published in sprinkler_driver.py
@@ -29,6 +30,7 @@ __all__ = ["SEEDS", "Experiment", "Progress", "Verdict", "experiments"]
 
 # Each module has a tuple EXPERIMENTS; the order here is the order of the list.
 _MODULES = (
+    "surecast.lab.sprinkler_drivers",
     "surecast.lab.sprinkler_mesh",
     "surecast.lab.sprinkler_load",
     "surecast.lab.sprinkler_economy",

@@ -1,0 +1,82 @@
+"""Events made beforehand, and what must be left of them.
+
+A driver that made its events as it goes would be what is measured. So a pool of batches is made
+once, from a seed, and published round after round, each time with new numbers: every event has a
+position of its own, though values repeat. Whoever knows the seed can say what stands where, and
+what `latest_per_key` must have left: that is how readers are judged.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from surecast.columns.batch import Batch
+from surecast.errors import UsageError
+from surecast.parts.workload import Zipf
+
+__all__ = ["KEY_BYTES", "VALUE_BYTES", "Pool", "PoolSpec"]
+
+KEY_BYTES, VALUE_BYTES = 8, 10
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSpec:
+    """What a pool is made from; plain, so that it can be sent to a worker."""
+
+    seed: int
+    events: int  # rounded down to whole batches
+    batch: int  # events of one
+    keys: int = 100_000  # 0: events without keys
+    skew: float = 1.1  # Zipf; 0: uniform
+
+    def __post_init__(self) -> None:
+        if not 0 < self.batch <= self.events:
+            raise UsageError(f"a pool of {self.events} events has no batch of {self.batch}")
+
+
+class Pool:
+    """The batches of a pool, in the order they are published."""
+
+    def __init__(self, spec: PoolSpec) -> None:
+        self.spec = spec
+        rng = np.random.default_rng(spec.seed)
+        self.size = spec.events // spec.batch * spec.batch
+        self._values = rng.bytes(VALUE_BYTES * self.size)
+        self.ids: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        if spec.keys:
+            ranks = Zipf(spec.keys, spec.skew).sample(rng, self.size)
+            # Popular keys lie anywhere among the others.
+            self.ids = rng.permutation(spec.keys).astype(np.int64)[ranks - 1]
+        self._keys = self.ids.astype(f">u{KEY_BYTES}").tobytes()
+
+    @cached_property
+    def batches(self) -> list[Batch]:
+        """Neither numbered nor of any stream yet."""
+        step = self.spec.batch
+        return [self._batch(first, first + step) for first in range(0, self.size, step)]
+
+    def _batch(self, lo: int, hi: int) -> Batch:
+        keys = [self.key(i) for i in range(lo, hi)] if self.spec.keys else None
+        return Batch.of(bytes(16), [self.value(i) for i in range(lo, hi)], keys)
+
+    def key(self, number: int) -> bytes | None:
+        """Of the event published as `number`, counted from 0."""
+        at = number % self.size * KEY_BYTES
+        return self._keys[at : at + KEY_BYTES] if self.spec.keys else None
+
+    def value(self, number: int) -> bytes:
+        at = number % self.size * VALUE_BYTES
+        return self._values[at : at + VALUE_BYTES]
+
+    def live(self, published: int) -> dict[bytes, int]:
+        """The newest number of each key when so many were published: the plain rule, no kernel."""
+        if not self.spec.keys:
+            raise UsageError("a pool without keys has no newest event of a key")
+        found: dict[bytes, int] = {}
+        for number in range(max(0, published - self.size), published):
+            key = self.key(number)
+            assert key is not None
+            found[key] = number
+        return found
