@@ -133,7 +133,7 @@ def test_a_counted_batch_is_as_large_as_a_real_one():
     values, keys = [b"0123456789"] * BATCH_EVENTS, [b""] * BATCH_EVENTS
     values[-1], keys[-1] = b"012345678", b"k"
     real = Batch.of(bytes(16), values, keys)
-    assert real.nbytes == pytest.approx(BATCH_BYTES, rel=0.001)
+    assert real.nbytes == pytest.approx(BATCH_BYTES, rel=0.01)
     assert Batch.of(bytes(16), [b"0123456789"] * BATCH_EVENTS).nbytes < BATCH_BYTES
 
 
