@@ -129,7 +129,7 @@ def test_a_driver_repeats_what_was_refused_in_order():
 
 
 def test_a_counted_batch_is_as_large_as_a_real_one():
-    """One whose keys and values vary in length: where they do not, ours are smaller than what is counted."""
+    """One whose keys and values vary in length: where they do not, ours are smaller."""
     values, keys = [b"0123456789"] * BATCH_EVENTS, [b""] * BATCH_EVENTS
     values[-1], keys[-1] = b"012345678", b"k"
     real = Batch.of(bytes(16), values, keys)

@@ -23,6 +23,7 @@ __all__ = [
     "Refused",
     "Rewritten",
     "RoleChanged",
+    "StoreFull",
     "Submit",
     "Submitted",
     "TakePublishers",
@@ -139,6 +140,10 @@ class Rewritten(msgspec.Struct, gc=False):
     lo: int
     hi: int
     done: bool
+
+
+class StoreFull(msgspec.Struct, gc=False):
+    """Something could not be written for want of room: whatever can be let go should be."""
 
 
 class Truncated(msgspec.Struct, gc=False):

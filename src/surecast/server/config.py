@@ -96,7 +96,7 @@ class HttpConfig:
     """Bounds of the HTTP port; where it listens is `node.http`."""
 
     connections_max: int = 64  # at a time; more are answered 503
-    body_bytes_max: int = 16 << 20  # of one request
+    body_bytes_max: int = 4 << 20  # of one request
     streams_max: int = 1_000  # shown one by one, in metrics and status
     publish_timeout_ns: int = 30 * SECOND  # a POST of events that takes longer is answered 504
 

@@ -16,7 +16,7 @@ import msgspec
 
 from surecast.errors import UsageError
 
-__all__ = ["Pair", "as_json", "parse_line", "parse_lines"]
+__all__ = ["Pair", "as_json", "parse_line", "parse_lines", "parse_slices"]
 
 Pair = tuple[bytes | None, bytes]  # key, value
 
@@ -25,14 +25,28 @@ _SHOWN = {"stream", "seq", "time", "kind", "range", "reason", "tag", "tag_base64
 _decoder = msgspec.json.Decoder()
 
 
-def parse_lines(lines: Iterable[bytes]) -> Iterator[Pair]:
+def parse_lines(lines: Iterable[bytes], first: int = 1) -> Iterator[Pair]:
     """The events in `lines`; empty lines are skipped. UsageError names the line that is wrong."""
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(lines, first):
         if line.strip():
             try:
                 yield parse_line(line)
             except UsageError as problem:
                 raise UsageError(f"line {number}: {problem}") from None
+
+
+def parse_slices(body: bytes, lines_max: int) -> Iterator[list[Pair]]:
+    """The events in `body`, as of so many lines at a time."""
+    at, number = 0, 0
+    while at < len(body):
+        lines: list[bytes] = []
+        while at < len(body) and len(lines) < lines_max:
+            end = body.find(b"\n", at)
+            end = len(body) if end < 0 else end
+            lines.append(body[at:end])
+            at = end + 1
+        yield list(parse_lines(lines, number + 1))
+        number += len(lines)
 
 
 def parse_line(line: bytes) -> Pair:

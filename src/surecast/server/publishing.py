@@ -20,7 +20,7 @@ from surecast.errors import (
     UsageError,
 )
 from surecast.server.config import show_address
-from surecast.server.ndjson import parse_lines
+from surecast.server.ndjson import Pair, parse_slices
 from surecast.server.region import RegionServer
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Publishing"]
 
 CLOSE_NS = 1 * SECOND  # for what is under way when the process ends
+SLICE_LINES = 500  # parsed at a time
 STATUS: list[tuple[type[SurecastError], int]] = [
     (OwnerUnreachable, 503),
     (QueueFull, 503),
@@ -52,7 +53,7 @@ class Publishing:
         """The positions the events were given, as half-open runs."""
         timeout_s = self.server.config.http.publish_timeout_ns / 1e9
         try:
-            pairs = list(parse_lines(body.split(b"\n"))) if lines else [(_key(key), body)]
+            pairs = await _parsed(body) if lines else [(_key(key), body)]
             if not pairs:
                 raise UsageError("no events in the request")
             async with asyncio.timeout(timeout_s):
@@ -90,6 +91,16 @@ class Publishing:
                 client = connect(url, token=token, options=options)
                 self._client = await client.open()
             return self._client
+
+
+async def _parsed(body: bytes) -> list[Pair]:
+    """The events of a request, a slice at a time: a long one must not hold the servers' loop."""
+    pairs: list[Pair] = []
+    slices = parse_slices(body, SLICE_LINES)
+    for some in slices:
+        pairs += some
+        await asyncio.sleep(0)
+    return pairs
 
 
 def _key(text: str | None) -> bytes | None:

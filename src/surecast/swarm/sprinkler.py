@@ -314,6 +314,8 @@ class Trial:
                 self.violations.append(f"a fresh reader did not reach it: {_unsettled(cluster)}")
             elif settled and self.callers:
                 self.callers.finish()
+                # Expiry has gone on meanwhile: judge when everybody has the same again.
+                world.run(world.now_ns + SETTLE_NS, until=lambda _: self._settled())
         except Exception as problem:  # whatever a machine raises is a crash loop in production
             notes = " ".join(getattr(problem, "__notes__", []))
             self.violations.append(f"a machine failed: {problem!r} {notes[:500]}")

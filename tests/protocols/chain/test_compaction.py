@@ -8,7 +8,16 @@ import pytest
 from surecast.columns.intervals import IntervalSet
 from surecast.columns.retention import KeepLast
 from surecast.core.replicated import CompactLog, Rewritten
-from surecast.core.types import MS, SECOND, Compact, Compacted, SaveState, Stored, StoreFailed
+from surecast.core.types import (
+    MS,
+    SECOND,
+    Compact,
+    Compacted,
+    SaveState,
+    Stored,
+    StoreFailed,
+    TimerFired,
+)
 from surecast.protocols.chain.messages import Configuration, Member
 from tests.helpers import cluster_of, heal_and_judge, publish, run, settle, wait
 from tests.protocols.chain.test_chain import LOG, Desk, founded
@@ -75,9 +84,39 @@ def test_a_rewrite_that_fails_or_was_cut_into_leaves_all_as_it_was() -> None:
     desk.give(Stored(one(desk, SaveState).token))
     desk.give(StoreFailed(one(desk, Compact).token, "truncated"))
     assert desk.answers(Rewritten) == [Rewritten(LOG, 1, 4, False)]
-    desk.give(COMMAND)  # and may be tried again
-    desk.give(Stored(one(desk, SaveState).token))
+    desk.give(COMMAND)  # and may be tried again; who published is on disk already
     assert one(desk, Compact).hi == 4
+
+
+def test_a_large_snapshot_is_not_written_for_each_piece() -> None:
+    desk = lone()
+    desk.give(COMMAND)
+    save = one(desk, SaveState)
+    desk.give(Stored(save.token))
+    desk.give(Compacted(one(desk, Compact).token))
+    for _ in range(5):
+        desk.submit()
+    desk.write()
+    later = CompactLog(LOG, 4, 9, NONE, NONE, 4096)
+    state = desk.replica.logs[LOG]
+    state.kept_bytes = 1 << 20  # as if it had been: then the next comes a second later
+    desk.asked.clear()
+    desk.give(later)
+    assert not [effect for effect in desk.asked if isinstance(effect, SaveState | Compact)]
+    desk.give(TimerFired(("compact", LOG)))
+    end, *_ = msgspec.msgpack.decode(one(desk, SaveState).data)
+    assert end == 11
+
+
+def test_a_snapshot_replaced_by_an_older_one_covers_less() -> None:
+    desk = lone()
+    desk.give(COMMAND)
+    desk.give(Stored(one(desk, SaveState).token))
+    desk.give(Compacted(one(desk, Compact).token))
+    state = desk.replica.logs[LOG]
+    assert state.kept == 6
+    desk.replica._save_publishers(LOG, 2, b"", ("publishers", LOG, 2, b""))
+    assert state.kept == 2
 
 
 def test_a_past_that_was_given_up_meanwhile_is_not_compacted() -> None:

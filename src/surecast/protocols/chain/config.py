@@ -24,6 +24,8 @@ class ChainConfig:
     save_ns: int = 100 * MS  # how far the persisted `committed` may lag
     inflight_max: int = 64  # batches a publisher may have unacknowledged (R3)
     publisher_ttl_ns: int = 7 * 24 * 3600 * SECOND  # idle publishers are forgotten after this (R4)
+    publishers_max: int = 100_000  # ... and beyond so many in a log, the longest idle ones
+    snapshot_ns_per_byte: int = 1_000  # their state is written again after 1 s for each megabyte
     forward_bytes_max: int = 1 << 20  # one Forward of a catch-up
     pending_bytes_max: int = 64 << 20  # not yet on disk; above it publishes are refused
     join_lag_max: int = 10_000  # positions a learner may miss when the tail starts to wait for it

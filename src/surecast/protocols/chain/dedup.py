@@ -45,6 +45,7 @@ class PublisherState:
 class Dedup:
     inflight_max: int
     ttl_ns: int
+    publishers_max: int = 100_000
     publishers: dict[bytes, PublisherState] = field(default_factory=dict)
     horizon_ns: int = 0  # who was born by then and is unknown has been forgotten
 
@@ -92,11 +93,17 @@ class Dedup:
                 del self.publishers[publisher]
 
     def forget(self) -> None:
-        """Drop publishers that were silent for the time-to-live; the horizon remembers them."""
+        """Drop publishers that were silent for the time-to-live, and the longest silent if there
+        are too many; the horizon remembers them."""
         newest_ns = max((s.time_ns for s in self.publishers.values()), default=0)
+        silent_ns = newest_ns - self.ttl_ns
+        over = len(self.publishers) - self.publishers_max
+        if over > 0:  # some more at once, so that it is not done for each newcomer
+            times = sorted(s.time_ns for s in self.publishers.values())
+            silent_ns = max(silent_ns, times[min(over + self.publishers_max // 10, len(times) - 1)])
         for publisher in list(self.publishers):
             born_ns = publisher_born_ns(publisher)
-            if born_ns and newest_ns - self.publishers[publisher].time_ns > self.ttl_ns:
+            if born_ns and self.publishers[publisher].time_ns < silent_ns:
                 self.horizon_ns = max(self.horizon_ns, born_ns)
                 del self.publishers[publisher]
 

@@ -4,6 +4,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from surecast.core.parts import Parts
+from surecast.core.replicated import CompactLog
 from surecast.core.types import Batch, LogId, Peer
 from surecast.protocols.chain.dedup import Dedup
 
@@ -33,6 +35,12 @@ class LogState:
     pending: deque[Pending] = field(default_factory=deque)
     attempt: int = 0  # rises when appends are tried again, so late answers are told apart
     failed: bool = False  # the disk refused; the pending appends wait for the next attempt
+    parts: Parts = field(default_factory=Parts)  # of the publishers' state a predecessor sends
+    kept: int = 1  # the publishers' state on disk covers what is below
+    saves: int = 0  # how often it was written: only the last one counts
+    compacting: CompactLog | None = None  # waits for it to be written again
+    kept_ns: int = -1 << 62  # when it was last written for a compaction ...
+    kept_bytes: int = 0  # ... and how large it was
     # At the head: submissions not yet final, token → (hi, lo).
     waiting: dict[Any, tuple[int, int]] = field(default_factory=dict)
 

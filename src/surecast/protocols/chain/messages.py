@@ -90,12 +90,17 @@ class SyncAck(Message):
 
 
 class Publishers(Message):
-    """What publishers had accepted in `log` below `end`: the dedup state at that position."""
+    """What publishers had accepted in `log` below `end`: the dedup state at that position.
+
+    `data` is a part, from `at` on, of `total` bytes; parts come in order.
+    """
 
     epoch: int
     log: LogId
     end: int
     data: bytes
+    at: int = 0
+    total: int = 0
 
 
 class PublishersKept(Message):

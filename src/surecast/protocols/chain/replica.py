@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from surecast.columns.batch import DATA
+from surecast.core.parts import parts_of
 from surecast.core.replicated import (
     AppendAt,
     Appended,
@@ -25,6 +26,7 @@ from surecast.core.replicated import (
     Refound,
     Refused,
     Rewritten,
+    StoreFull,
     Submit,
     Submitted,
     TakePublishers,
@@ -121,6 +123,9 @@ class Replica(Roles):
             self._pump()
         elif inp.key == "save":
             self.out.append(SetTimer("save", self.now_ns + self.config.save_ns))
+            for state in self.logs.values():
+                if len(state.dedup.publishers) > self.config.publishers_max:
+                    state.dedup.forget()
             if self.dirty:
                 self.dirty = False
                 floor = {log: state.committed for log, state in self.logs.items()}
@@ -230,6 +235,9 @@ class Replica(Roles):
         elif what == "compact":
             command = inp.token[1]
             if inp.token[2] == self.saved.lineage:
+                state = self.logs[command.log]
+                if inp.token[4] == state.saves:
+                    state.kept = inp.token[3]
                 self._compact_now(command)
             else:  # that past was given up meanwhile
                 self.out.append(Emit(Rewritten(command.log, command.lo, command.hi, False)))
@@ -255,6 +263,8 @@ class Replica(Roles):
 
     def _on_store_failed(self, inp: StoreFailed) -> None:
         self.counters[f"chain.store-failed.{inp.reason}"] += 1
+        if inp.reason == "full":
+            self.out.append(Emit(StoreFull()))
         if inp.token[0] == "append":
             _, log, attempt = inp.token
             state = self.logs[log]
@@ -284,6 +294,14 @@ class Replica(Roles):
                 self._save("refound")
             else:
                 self._save(self.join, self.learner.peer if self.learner else "")
+            return
+        if key[0] == "compact":
+            state = self.logs[key[1]]
+            command, state.compacting = state.compacting, None
+            if command is not None and command.hi <= state.committed:
+                self._keep_publishers(command, state)
+            elif command is not None:  # that past was given up
+                self.out.append(Emit(Rewritten(command.log, command.lo, command.hi, False)))
             return
         if key not in self.logs:
             _, log, end, data = key
@@ -340,7 +358,9 @@ class Replica(Roles):
             if log not in follower.told:
                 follower.told[log] = sent
                 snapshot = self._publishers_at(state, sent)
-                self._send(follower.peer, Publishers(self.epoch, log, sent, snapshot))
+                for at, part in parts_of(snapshot):
+                    message = Publishers(self.epoch, log, sent, part, at, len(snapshot))
+                    self._send(follower.peer, message)
         if self.owes_token and follower is self.follower:
             self.owes_token = False
             self._send(follower.peer, TailToken(self.epoch))
@@ -356,8 +376,10 @@ class Replica(Roles):
         state = self._log(message.log)
         if state.end < message.end:
             return  # what it belongs to did not arrive; the next Sync brings both
-        state.dedup.replace(message.data, message.end)
-        self._pass_publishers_on(message.log, message.end, message.data)
+        data = state.parts.take(message.at, message.data, message.total or len(message.data))
+        if data is not None:
+            state.dedup.replace(data, message.end)
+            self._pass_publishers_on(message.log, message.end, data)
 
     def _pass_publishers_on(self, log: LogId, end: int, data: bytes) -> None:
         self._save_publishers(log, end, data, ("publishers", log, end, data))
@@ -384,8 +406,11 @@ class Replica(Roles):
     def _save_publishers(self, log: LogId, end: int, data: bytes, token: tuple[Any, ...]) -> None:
         # With `committed`: a compacted log must not come back with less committed than the
         # collectors of what it leaves out.
-        state = msgspec.msgpack.encode((end, data, self.logs[log].committed))
-        self.out.append(SaveState(f"publishers/{log.hex()}", state, token))
+        state = self.logs[log]
+        state.saves += 1
+        state.kept = min(state.kept, end)
+        saved = msgspec.msgpack.encode((end, data, state.committed))
+        self.out.append(SaveState(f"publishers/{log.hex()}", saved, token))
 
     def _on_publishers_saved(self, log: LogId) -> None:
         if self.active and self.pred:
@@ -444,10 +469,23 @@ class Replica(Roles):
         """R4, R5: only committed positions, and the dedup state is on disk before."""
         state = self._log(inp.log)
         assert inp.hi <= state.committed, "only what is committed is compacted"
+        if inp.hi <= state.kept:
+            self._compact_now(inp)
+            return
+        wait_ns = state.kept_ns + state.kept_bytes * self.config.snapshot_ns_per_byte - self.now_ns
+        if wait_ns > 0:  # a large state is not written for each piece; it covers the next ones too
+            state.compacting = inp
+            self.out.append(SetTimer(("compact", inp.log), self.now_ns + wait_ns))
+            return
+        self._keep_publishers(inp, state)
+
+    def _keep_publishers(self, inp: CompactLog, state: LogState) -> None:
         state.dedup.forget()
         # As of what is on disk: an append that fails must not leave its publisher behind.
         snapshot = self._publishers_at(state, state.stored)
-        self._save_publishers(inp.log, state.stored, snapshot, ("compact", inp, self.saved.lineage))
+        state.kept_ns, state.kept_bytes = self.now_ns, len(snapshot)
+        token = ("compact", inp, self.saved.lineage, state.stored, state.saves + 1)
+        self._save_publishers(inp.log, state.stored, snapshot, token)
 
     def _compact_now(self, inp: CompactLog) -> None:
         token = ("compacted", inp.log, inp.lo, inp.hi)

@@ -155,10 +155,12 @@ class Roles(HandlerMachine):
     def _log(self, log: LogId) -> LogState:
         state = self.logs.get(log)
         if state is None:
-            config = self.config
-            state = LogState(Dedup(config.inflight_max, config.publisher_ttl_ns))
-            self.logs[log] = state
+            state = self.logs[log] = LogState(self._dedup())
         return state
+
+    def _dedup(self) -> Dedup:
+        config = self.config
+        return Dedup(config.inflight_max, config.publisher_ttl_ns, config.publishers_max)
 
     def _save(self, then: str = "", peer: Peer = "") -> None:
         data = msgspec.msgpack.encode(self.saved)
@@ -262,6 +264,7 @@ class Roles(HandlerMachine):
                 state.attempt += 1
                 state.failed = False
                 state.dedup.truncate(state.committed)
+                state.kept = min(state.kept, state.committed)
                 self.out.append(Truncate(log, state.committed))
                 self.out.append(Emit(Truncated(log, state.committed)))
 
@@ -269,9 +272,9 @@ class Roles(HandlerMachine):
         """An operator founded the chain anew: our logs belong to a past that was given up."""
         for state in self.logs.values():
             self.counters["chain.discarded"] += 1
-            state.committed = state.known = 1
+            state.committed = state.known = state.kept = 1
             state.time_ns = 0
-            state.dedup = Dedup(self.config.inflight_max, self.config.publisher_ttl_ns)
+            state.dedup = self._dedup()
             state.end = max(state.end, 2)  # so that it is truncated, whatever it holds
         self._drop_fork()
 

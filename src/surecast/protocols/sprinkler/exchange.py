@@ -7,9 +7,12 @@ G9 connected regions converge, also when publishing has stopped.
 from collections import Counter
 from random import Random
 
+import msgspec
+
 from surecast.columns.batch import DATA, Batch
 from surecast.columns.retention import Policy
 from surecast.core.machine import HandlerMachine
+from surecast.core.parts import Parts, parts_of
 from surecast.core.replicated import AppendAt, AskPublishers, PublishersAre, TakePublishers
 from surecast.core.types import (
     Close,
@@ -66,6 +69,20 @@ from surecast.protocols.sprinkler.streams import Source, Stream
 __all__ = ["Exchange"]
 
 
+STREAMS_A_MESSAGE = 1000  # in one advertisement
+PARTS_MAX = 1000  # of one advertisement
+
+
+def _whole(parts: list[Advertise], last: Advertise) -> Advertise:
+    """An advertisement that came in parts."""
+    ends: dict[LogId, int] = {}
+    infos: list[StreamInfo] = []
+    for part in (*parts, last):
+        ends |= part.ends
+        infos += part.infos
+    return msgspec.structs.replace(last, ends=ends, infos=tuple(infos)) if parts else last
+
+
 class Exchange(HandlerMachine):
     """The half of a proxy that faces other regions and readers; `Proxy` adds the streams' life."""
 
@@ -87,6 +104,7 @@ class Exchange(HandlerMachine):
         self.is_head = self.is_tail = False
         self.draining = False  # about to stop: no more publishes
         self.unclean_since_ns: int | None = None
+        self.full_until_ns = -1 << 62  # the disk has said that it is full
         self.lost_epoch = 0
         self.recorded: dict[LogId, bool] = {}  # other regions' streams put into the directory
         # Stream being created → who waits, and for what.
@@ -95,6 +113,8 @@ class Exchange(HandlerMachine):
         self.congested: dict[Peer, bool] = {}
         self.early: dict[LogId, dict[Peer, int]] = {}  # subscriptions to streams not known yet
         self.subscriptions = 0
+        self.partial: dict[Peer, list[Advertise]] = {}  # advertisements that come in parts
+        self.known: dict[Peer, Parts] = {}  # ... and publishers' states
         self.serving: dict[Peer, bool] = {}  # peers' heads that we serve as the tail
         self.unserved: dict[LogId, Stream] = {}  # streams with something new for their subscribers
         # Acknowledgements to be sent: (client, stream, publisher) → (pub_no, seq) each.
@@ -129,19 +149,31 @@ class Exchange(HandlerMachine):
         full = known is None
         if known is None:
             known = self.advertised[node] = {}
-        ends, infos = {}, []
+        ends: dict[LogId, int] = {}
+        infos: list[StreamInfo] = []
         for stream_id, stream in self.streams.items():
             before = known.get(stream_id)
             if before is None:
                 infos.append(stream.info)
             if before != stream.committed:
                 ends[stream_id] = known[stream_id] = stream.committed
+            if len(ends) >= STREAMS_A_MESSAGE:
+                self._say(node, ends, infos, full, more=True)
+                ends, infos = {}, []
         self.serving[node] = True
-        region = self.config.region
-        self._send(
-            node,
-            Advertise(region, self.epoch, ends, tuple(infos), full, self.head, self.owners),
-        )
+        self._say(node, ends, infos, full)
+
+    def _say(
+        self,
+        node: Peer,
+        ends: dict[LogId, int],
+        infos: list[StreamInfo],
+        full: bool,
+        more: bool = False,
+    ) -> None:
+        region, epoch = self.config.region, self.epoch
+        message = Advertise(region, epoch, ends, tuple(infos), full, self.head, self.owners, more)
+        self._send(node, message)
 
     def _on_region_stale(self, _peer: Peer, message: RegionStale) -> None:
         """Somebody knows a later epoch of our own region: we are not its tail any more (R7)."""
@@ -163,6 +195,12 @@ class Exchange(HandlerMachine):
         peer = self.peers.get(message.region)
         if peer is None:
             return
+        if message.more:  # what it says counts as a whole: half of the streams are not all of them
+            self.partial.setdefault(node, []).append(message)
+            if len(self.partial[node]) > PARTS_MAX:
+                del self.partial[node]
+            return
+        message = _whole(self.partial.pop(node, []), message)
         if message.epoch < peer.epoch:
             self._send(node, RegionStale(peer.name, peer.epoch))
             return
@@ -357,12 +395,17 @@ class Exchange(HandlerMachine):
     def _on_publishers_are(self, event: PublishersAre) -> None:
         complete = self.streams[event.log].unnamed == 0
         appended, region = self.streams[event.log].end, self.config.region
-        answer = PublishersKnown(event.log, event.end, event.data, complete, region, appended)
-        self._send(event.token, answer)
+        for at, part in parts_of(event.data):
+            answer = PublishersKnown(
+                event.log, event.end, part, complete, region, appended, at, len(event.data)
+            )
+            self._send(event.token, answer)
 
-    def _on_publishers_known(self, _node: Peer, message: PublishersKnown) -> None:
+    def _on_publishers_known(self, node: Peer, message: PublishersKnown) -> None:
         stream = self.streams.get(message.stream)
-        if stream is None or not self.is_head:
+        parts = self.known.setdefault(node, Parts())
+        data = parts.take(message.at, message.data, message.total or len(message.data))
+        if data is None or stream is None or not self.is_head:
             return
         stream.confirmed[message.region] = message.appended
         if message.region != stream.asked_of:
@@ -371,7 +414,7 @@ class Exchange(HandlerMachine):
             stream.unnamed = 0
             # Nobody knows them all: then the unknown are told that they expired, not taken anew.
             horizon_ns = 0 if message.complete else self.wall_ns
-            command = TakePublishers(message.stream, message.end, message.data, horizon_ns)
+            command = TakePublishers(message.stream, message.end, data, horizon_ns)
             self.out.append(PassDown(command))
 
     def _fits(self, stream: Stream, batches: tuple[Batch, ...]) -> bool:
@@ -379,6 +422,8 @@ class Exchange(HandlerMachine):
 
         Nor is a batch taken that is older than what it follows (R10): no replica could index it.
         """
+        if any(b.stream_id != stream.stream_id for b in batches):
+            return False
         times = [stream.newest_ns, *(b.time_ns for b in batches if b.rows)]
         return batches[0].lo <= stream.end and (
             batches[0].lo < stream.end or times == sorted(times)
@@ -526,6 +571,8 @@ class Exchange(HandlerMachine):
         self.cursors.peer_down(peer)
         self.forwarding.peer_down(peer)
         self.advertised.pop(peer, None)
+        self.partial.pop(peer, None)
+        self.known.pop(peer, None)
         self.serving.pop(peer, None)
         for region in self.peers.values():
             if region.tail == peer:

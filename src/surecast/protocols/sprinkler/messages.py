@@ -78,6 +78,7 @@ class Advertise(Message):
     full: bool
     head: str = ""  # who takes publishes for what the region owns
     owners: bytes = b""  # a digest of its ownership table
+    more: bool = False  # this is a part: it counts with the next message
 
 
 class Subscribe(Message):
@@ -110,7 +111,10 @@ class PublishersWanted(Message):
 
 
 class PublishersKnown(Message):
-    """What publishers had accepted in `stream` below `end`, as far as the sender knows."""
+    """What publishers had accepted in `stream` below `end`, as far as the sender knows.
+
+    `data` is a part, from `at` on, of `total` bytes; parts come in order.
+    """
 
     stream: LogId
     end: int
@@ -118,6 +122,8 @@ class PublishersKnown(Message):
     complete: bool
     region: str
     appended: int  # where the head's own copy ends, committed or not
+    at: int = 0
+    total: int = 0
 
 
 class RegionStale(Message):

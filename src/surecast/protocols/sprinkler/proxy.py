@@ -34,11 +34,13 @@ from surecast.core.replicated import (
     Refused,
     Rewritten,
     RoleChanged,
+    StoreFull,
     Submit,
     Submitted,
     Truncated,
 )
 from surecast.core.types import (
+    SECOND,
     Congested,
     PassDown,
     Peer,
@@ -87,6 +89,9 @@ from surecast.protocols.sprinkler.streams import Stream
 __all__ = ["Proxy"]
 
 
+FULL_NS = 10 * SECOND  # a disk counts as full for so long after it said so
+
+
 def _mismatch(info: StreamInfo, wanted: retention.Policy | None) -> str:
     return "" if wanted is None or wanted == info.retention else "config-mismatch"
 
@@ -133,6 +138,7 @@ class Proxy(Exchange):
         Committed: "_on_committed",
         Truncated: "_on_truncated",
         Rewritten: "_on_rewritten",
+        StoreFull: "_on_store_full",
         RoleChanged: "_on_role_changed",
         PublishersAre: "_on_publishers_are",
         Submitted: "_on_submitted",
@@ -437,6 +443,8 @@ class Proxy(Exchange):
         return "busy" if stream.index.end < self._visible_end(stream) else ""
 
     def _refusal_of_event(self, stream: Stream, batch: Batch) -> str:
+        if batch.stream_id != stream.stream_id:
+            return "bad-event"  # readers would take it for another stream's
         if batch.kind == DATA:
             # Its rows' places and times are ours to give.
             fine = batch.rows == batch.count > 0 and batch.pub_no > 0 and not batch.explicit
@@ -531,12 +539,13 @@ class Proxy(Exchange):
         policy = stream.index.policy
         if not isinstance(policy, KeepFor) or not self._owns(stream):
             return
-        if self._is_behind(stream) or stream.quarantined:
+        if self._is_behind(stream) or stream.quarantined or stream.committed < stream.expiring:
             return
         cutoff_ns = self.wall_ns - policy.ns
         if self._holds_older(stream, cutoff_ns):
             rule = retention.encode_collect(Collect(BeforeTime(cutoff_ns), EXPIRED))
             batch = Batch.of(stream.stream_id, [rule], kind=COLLECT)
+            stream.expiring = stream.end + 1  # at least
             self.out.append(PassDown(AppendOwn(stream.stream_id, batch)))
 
     def _holds_older(self, stream: Stream, cutoff_ns: int) -> bool:
@@ -555,7 +564,9 @@ class Proxy(Exchange):
         if stream.quarantined:
             return
         collected, expired = stream.index.voids[COLLECTED], stream.index.voids[EXPIRED]
-        if worth := stream.pieces.begin([collected, expired], self.config.compact_share):
+        # On a full disk anything that is void is worth it.
+        share = 0.0 if self.now_ns < self.full_until_ns else self.config.compact_share
+        if worth := stream.pieces.begin([collected, expired], share):
             lo, hi = worth
             first, second = collected.clip(lo, hi), expired.clip(lo, hi)
             stream.rewriting_rows = hi - lo - first.total() - second.total()
@@ -564,6 +575,13 @@ class Proxy(Exchange):
                 self.config.coalesce_rows_max,
             )  # fmt: skip
             self.out.append(PassDown(command))
+
+    def _on_store_full(self, _event: StoreFull) -> None:
+        first = self.now_ns >= self.full_until_ns
+        self.full_until_ns = self.now_ns + FULL_NS
+        if first:
+            for stream in (*self.streams.values(), self.cursors.log):
+                stream.pieces.looked = -1
 
     def _on_rewritten(self, event: Rewritten) -> None:
         stream = self.cursors.log if event.log == CURSORS else self.streams.get(event.log)

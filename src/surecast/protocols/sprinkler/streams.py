@@ -57,6 +57,7 @@ class Stream:
     confirmed: dict[str, int] = field(default_factory=dict)  # to a recovering owner: by region
     unnamed: int = 0  # end of the compacted batches we pulled, which name no publishers (R4)
     recovering_since_ns: int | None = None  # owner behind its peers (R8)
+    expiring: int = 0  # the last rule that expires events is not committed below this
     rewriting_rows: int = 0  # what the rewrite under way will leave
     subscribers: dict[Peer, int] = field(default_factory=dict)  # → next position to send
 
