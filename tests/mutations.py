@@ -85,7 +85,7 @@ class ForgetsPublishers(Replica):
 class ShowsUncommitted(Proxy):
     """R5 taken out: readers and retention see whatever this replica has."""
 
-    def _visible_end(self, stream: Stream) -> int:
+    def visible_end(self, stream: Stream) -> int:
         return self.disk.end(stream.stream_id)
 
     def _on_appended(self, event: Appended) -> None:

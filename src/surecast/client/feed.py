@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
+import numpy as np
+
 from surecast.client.cursor import Cursor
 from surecast.client.events import Event
 from surecast.client.options import ClientOptions
@@ -37,15 +39,25 @@ ROWS_JOINED: Final = (
 class Line:
     """One stream of a subscription."""
 
-    __slots__ = ("acked", "name", "next", "paused", "read", "stream")
+    __slots__ = ("acked", "name", "next", "not_before_ns", "paused", "read", "stream")
 
-    def __init__(self, stream: LogId, name: str, start: int) -> None:
+    def __init__(self, stream: LogId, name: str, start: int, not_before_ns: int = 0) -> None:
         self.stream = stream
         self.name = name
         self.next = start  # the first position that is not here
         self.read = start  # the first that the user has not asked to go beyond
         self.acked = start  # the first that the user has not acknowledged by hand
         self.paused = False
+        self.not_before_ns = not_before_ns  # older events are not wanted; 0: none are too old
+
+    def wanted(self, batch: Batch) -> Batch | None:
+        """The part of `batch` that is not too old. A region that is behind what the time asked for
+        begins at its own end, and older events may come first."""
+        if batch.rows and int(batch.times()[-1]) >= self.not_before_ns:
+            first = int(batch.seqs()[np.searchsorted(batch.times(), self.not_before_ns)])
+            self.not_before_ns = 0  # time never runs backwards
+            return batch if first == batch.seqs()[0] else batch.slice(first, batch.hi)
+        return None
 
 
 class Feed:
@@ -75,12 +87,12 @@ class Feed:
 
     # ------------------------------------------------------------ what comes in
 
-    def add(self, stream: LogId, name: str, start: int) -> None:
+    def add(self, stream: LogId, name: str, start: int, not_before_ns: int = 0) -> None:
         """Read `stream` from `start` on."""
         if self.ended:
             return
         assert self.reader is not None
-        line = self.lines[stream] = self.names[name] = Line(stream, name, start)
+        line = self.lines[stream] = self.names[name] = Line(stream, name, start, not_before_ns)
         self.reader.claim(stream, self.take_in)
         if self.paused:
             line.paused = True
@@ -100,6 +112,11 @@ class Feed:
             if batch.lo < line.next:
                 batch = batch.slice(line.next, batch.hi)
             line.next = batch.hi
+            if line.not_before_ns:
+                wanted = line.wanted(batch)
+                if wanted is None:
+                    continue
+                batch = wanted
             self.nbytes += batch.nbytes
             self._inbox.append((line, batch))
         if self.nbytes >= self.options.buffer_bytes_max:

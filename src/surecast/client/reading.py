@@ -164,7 +164,10 @@ class Reading:
         return found
 
     def _follow(self, info: StreamInfo, start: int) -> None:
-        self.feed.add(info.stream_id, info.name, start)
+        asked = self.ask.start
+        by_time = isinstance(asked, datetime) and info.stream_id not in self._stored()
+        not_before_ns = ns_of(asked) if by_time and isinstance(asked, datetime) else 0
+        self.feed.add(info.stream_id, info.name, start, not_before_ns)
 
     def _look_if_ready(self) -> None:
         if self._complete and not self._locating and self._beginning.done():

@@ -85,6 +85,9 @@ def test_a_rewrite_that_fails_or_was_cut_into_leaves_all_as_it_was() -> None:
     desk.give(StoreFailed(one(desk, Compact).token, "truncated"))
     assert desk.answers(Rewritten) == [Rewritten(LOG, 1, 4, False)]
     desk.give(COMMAND)  # and may be tried again; who published is on disk already
+    save = one(desk, SaveState)
+    assert (save.name, msgspec.msgpack.decode(save.data)) == (f"committed/{LOG.hex()}", 6)
+    desk.give(Stored(save.token))
     assert one(desk, Compact).hi == 4
 
 

@@ -470,7 +470,11 @@ class Replica(Roles):
         state = self._log(inp.log)
         assert inp.hi <= state.committed, "only what is committed is compacted"
         if inp.hi <= state.kept:
-            self._compact_now(inp)
+            # Not without this: a compacted log must not come back with less committed than the
+            # collectors of what it leaves out.
+            token = ("compact", inp, self.saved.lineage, 0, 0)
+            data = msgspec.msgpack.encode(state.committed)
+            self.out.append(SaveState(f"committed/{inp.log.hex()}", data, token))
             return
         wait_ns = state.kept_ns + state.kept_bytes * self.config.snapshot_ns_per_byte - self.now_ns
         if wait_ns > 0:  # a large state is not written for each piece; it covers the next ones too

@@ -140,6 +140,9 @@ class Roles(HandlerMachine):
     def _restore_publishers(self, log: LogId, state: LogState) -> None:
         """R4: the saved snapshot, then the batches that came after it."""
         at = 1
+        if data := self.disk.state(f"committed/{log.hex()}"):
+            alone = msgspec.msgpack.decode(data, type=int)
+            state.committed = min(max(state.committed, alone), state.end)
         if data := self.disk.state(f"publishers/{log.hex()}"):
             at, snapshot, committed = msgspec.msgpack.decode(data, type=tuple[int, bytes, int])
             state.committed = min(max(state.committed, committed), state.end)

@@ -15,6 +15,7 @@ from surecast.protocols.sprinkler.messages import (
     WatchStreams,
 )
 from surecast.protocols.sprinkler.names import is_pattern, matches
+from surecast.protocols.sprinkler.streams import Stream
 
 if TYPE_CHECKING:
     from surecast.protocols.sprinkler.exchange import Exchange
@@ -70,7 +71,7 @@ class Desk:
 
     def _tell(self, peer: Peer, token: int, infos: list[StreamInfo], complete: bool) -> None:
         streams = self.proxy.streams
-        ends = tuple(streams[info.stream_id].committed for info in infos)
+        ends = tuple(self._end(streams[info.stream_id]) for info in infos)
         self.proxy.send(peer, StreamsAre(token, tuple(infos), ends, complete))
 
     def peer_down(self, peer: Peer) -> None:
@@ -83,8 +84,15 @@ class Desk:
         if stream is None:
             self.proxy.send(peer, Located(message.token, 0, "unknown-stream"))
             return
-        seq = stream.committed
+        seq = end = self._end(stream)
         if message.time_ns >= 0:
             self.proxy.feed(stream)
+            if stream.index.end < end:  # a long log, just opened: times are not known yet
+                self.proxy.send(peer, Located(message.token, 0, "recovering"))
+                return
             seq = stream.first_at(message.time_ns, self.proxy.disk)
         self.proxy.send(peer, Located(message.token, seq))
+
+    def _end(self, stream: Stream) -> int:
+        """Where it ends, though readers may not be shown all of it before retention has seen it."""
+        return stream.committed if stream.quarantined else self.proxy.visible_end(stream)

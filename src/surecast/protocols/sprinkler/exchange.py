@@ -610,6 +610,9 @@ class Exchange(HandlerMachine):
     def feed(self, stream: Stream) -> None:
         raise NotImplementedError
 
+    def visible_end(self, stream: Stream) -> int:
+        raise NotImplementedError
+
     def _damaged(self, stream: Stream, problem: StorageError, end: int) -> None:
         raise NotImplementedError
 

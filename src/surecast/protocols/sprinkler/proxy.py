@@ -170,7 +170,7 @@ class Proxy(Exchange):
                 self._look_after_sources()
         elif inp.key == "feed":
             for stream in self.streams.values():
-                if stream.committed < self._visible_end(stream):
+                if stream.committed < self.visible_end(stream):
                     self._advance(stream)
         elif inp.key == "serve":
             self._serve_now()
@@ -259,14 +259,14 @@ class Proxy(Exchange):
         elif stream := self.streams.get(event.log):
             self._advance(stream)
 
-    def _visible_end(self, stream: Stream) -> int:
+    def visible_end(self, stream: Stream) -> int:
         """R5: readers and retention see what is committed, and nothing else."""
         return self.committed.get(stream.stream_id, 1)
 
     def _advance(self, stream: Stream) -> None:
         """More of the stream is committed, or retention has seen more of what was."""
         config, shown = self.config, stream.committed
-        end = self._visible_end(stream)
+        end = self.visible_end(stream)
         if not stream.quarantined:
             stream.committed = end
             if end - stream.index.end >= config.feed_rows:
@@ -440,7 +440,7 @@ class Proxy(Exchange):
         if message.batch.kind == DATA:
             return ""
         self.feed(stream)  # a rule is judged by all that came before it
-        return "busy" if stream.index.end < self._visible_end(stream) else ""
+        return "busy" if stream.index.end < self.visible_end(stream) else ""
 
     def _refusal_of_event(self, stream: Stream, batch: Batch) -> str:
         if batch.stream_id != stream.stream_id:
