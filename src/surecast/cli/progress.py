@@ -85,10 +85,11 @@ class Bar:
             self._rich.update(self._task, completed=done, total=self.total, note=note)
             return
         now = time.monotonic()
-        if now < self._line_at and done < self.total:
+        if now < self._line_at and (done < self.total or not self.total):
             return
         self._line_at = now + self.line_every_s
-        line = f"{self.title}: {_count(done)}/{_count(self.total)}" + (f", {note}" if note else "")
+        count = f"{_count(done)}/{_count(self.total)}" if self.total else _count(done)
+        line = f"{self.title}: {count}" + (f", {note}" if note else "")
         if line != self._last:
             self._last = line
             print(line, file=self.stream, flush=True)

@@ -112,7 +112,8 @@ async def _all(stream: "Stream", source: "Source", done: "Done") -> None:
                 bar = Bar(f"publish {stream.name}", source.total).__enter__()
             if bar is not None:
                 rate = done.count / (time.monotonic() - began)
-                bar.update(source.position, f"{done.count:,} events, {rate:,.0f}/s")
+                at = source.position if source.total else done.count
+                bar.update(at, f"{done.count:,} events, {rate:,.0f}/s")
     finally:
         if bar is not None:
             bar.__exit__(None, None, None)

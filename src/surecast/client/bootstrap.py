@@ -74,8 +74,9 @@ async def discover(
         except (OSError, PeerError, EOFError, ValueError) as problem:  # ValueError: no host name
             problems.append(f"{host}:{port} {_said(problem)}")
     raise ConnectError(
-        f"no server of the region answers: {'; '.join(problems)}. Is it running, and is the "
-        "address right? `surecast up` starts a region on this machine; surecast.local() needs none"
+        f"no answer: {'; '.join(problems)}. If other servers of the region run, name them too: "
+        "surecast://host:port,host:port (`surecast up` prints them). If none does, `surecast up` "
+        "starts a cluster on this machine; surecast.local() needs no server"
     )
 
 

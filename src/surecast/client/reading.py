@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from surecast.client.cursor import Cursor
@@ -164,9 +164,10 @@ class Reading:
         return found
 
     def _follow(self, info: StreamInfo, start: int) -> None:
-        asked = self.ask.start
-        by_time = isinstance(asked, datetime) and info.stream_id not in self._stored()
-        not_before_ns = ns_of(asked) if by_time and isinstance(asked, datetime) else 0
+        asked, not_before_ns = self.ask.start, 0
+        if isinstance(asked, datetime) and info.stream_id not in self._stored():
+            # Its region may be behind that time. A time to come means the end, as it is now.
+            not_before_ns = ns_of(asked) if asked <= datetime.now(UTC) else 0
         self.feed.add(info.stream_id, info.name, start, not_before_ns)
 
     def _look_if_ready(self) -> None:

@@ -418,6 +418,8 @@ class Batch:
 
     def seqs(self) -> Int64s:
         """The position of each row."""
+        if self.form and not self.form & forms.EXPLICIT:
+            return np.arange(self.lo, self.lo + self.rows, dtype=np.int64)
         seqs = self._seqs if self.body is None else self._decoded().seqs if self.body else None
         if seqs is not None:
             return seqs
@@ -425,6 +427,8 @@ class Batch:
 
     def times(self) -> Int64s:
         """The time of each row."""
+        if self.form and not self.form & forms.EXPLICIT:
+            return np.full(self.rows, self.time_ns, np.int64)
         times = self._times if self.body is None else self._decoded().times if self.body else None
         return times if times is not None else np.full(self.rows, self.time_ns, np.int64)
 

@@ -66,10 +66,8 @@ class _Joiner:
         self.made: list[Batch] = []
         self.run: list[int] = []  # batches to be joined, by number
         self.schema_id: int | None = None  # of those that have rows left
-        self.schema_id = -1  # of their rows, if they have any
-        seqs = [batch.seqs() for batch in batches]
-        ends = np.cumsum([one.size for one in seqs])
-        self.seqs = np.concatenate(seqs)
+        ends = np.cumsum([batch.rows for batch in batches])
+        self.seqs = _positions(batches)
         self.live = ~collected.contains_sorted(self.seqs)
         counts = np.concatenate(([0], np.cumsum(self.live)))
         starts = np.concatenate(([0], ends[:-1]))
@@ -153,6 +151,23 @@ class _Joiner:
         times = np.concatenate([self.batches[number].times() for number in holders])
         rows = np.flatnonzero(live)
         return everything.take(rows), seqs[rows], times[rows]
+
+
+def _positions(batches: Sequence[Batch]) -> Int64s:
+    """The positions of all rows; runs of dense batches are one range."""
+    found: list[Int64s] = []
+    dense = 0  # where the run of dense batches under way began
+    for batch in batches:
+        if batch.rows == batch.count and batch.form and not batch.explicit:
+            dense = dense or batch.lo
+            continue
+        if dense:
+            found.append(np.arange(dense, batch.lo, dtype=np.int64))
+            dense = 0
+        found.append(batch.seqs())
+    if dense:
+        found.append(np.arange(dense, batches[-1].hi, dtype=np.int64))
+    return np.concatenate(found)
 
 
 def strip(batch: Batch, all_collected: IntervalSet, all_expired: IntervalSet) -> list[Batch]:

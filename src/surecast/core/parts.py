@@ -6,6 +6,7 @@ from typing import Final
 __all__ = ["PART_BYTES", "Parts", "parts_of"]
 
 PART_BYTES: Final = 256 << 10
+TOTAL_MAX: Final = 256 << 20  # of one state
 
 
 def parts_of(data: bytes) -> Iterator[tuple[int, bytes]]:
@@ -24,7 +25,7 @@ class Parts:
         """The whole, once its last part is here; a part out of its place begins nothing."""
         if at == 0:
             self._got = bytearray()
-        if at != len(self._got) or (total and not data):
+        if at != len(self._got) or (total and not data) or total > TOTAL_MAX:
             self._got = bytearray()
             return None
         self._got += data

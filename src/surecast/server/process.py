@@ -123,7 +123,8 @@ class _Life:
             if not self.ready and not not_ready(self.server):
                 self.ready = True
                 log.info("%s: ready", self.config.name)
-            now = {(alarm.code, alarm.what): alarm for alarm in alarms(self.server)}
+            # By the first word of what: the rest may count seconds.
+            now = {(a.code, a.what.split(",")[0]): a for a in alarms(self.server)}
             codes = {code for code, _ in now}
             for key in [key for key in self.raised if key not in now]:
                 lasted = self.raised.pop(key)

@@ -72,10 +72,10 @@ class ProxyConfig:
     serve_bytes_max: int = 256 << 10  # one message to a peer or subscriber
     serves_per_step: int = 8  # messages a step, so that one reader far behind holds nobody up
     coalesce_rows_max: int = 4096  # rows of a batch made of survivors
-    compact_ns: int = 1 * SECOND  # how often logs are looked at
-    compact_share: float = 0.5  # ... and rewritten where this share of what they hold is void,
-    piece_rows_max: int = 1 << 16  # ... in pieces of so many events
-    piece_bytes_max: int = 8 << 20  # ... or so many bytes
+    compact_ns: int = 2 * SECOND  # how often logs are looked at
+    compact_share: float = 0.75  # ... and rewritten where this share of what they hold is void,
+    piece_rows_max: int = 1 << 18  # ... in pieces of so many events
+    piece_bytes_max: int = 16 << 20  # ... or so many bytes
     feed_rows: int = 1 << 14  # committed positions that retention takes in at once
     feed_bytes: int = 16 << 20  # ... and at most so much a step
     expire_ns: int = 1 * SECOND  # how often keep_for streams are looked at

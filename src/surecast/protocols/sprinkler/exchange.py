@@ -55,7 +55,7 @@ from surecast.protocols.sprinkler.messages import (
     UnwatchStreams,
     WatchStreams,
 )
-from surecast.protocols.sprinkler.names import owners_digest
+from surecast.protocols.sprinkler.names import owner_of, owners_digest
 from surecast.protocols.sprinkler.sources import (
     PeerRegion,
     has_led,
@@ -70,7 +70,7 @@ __all__ = ["Exchange"]
 
 
 STREAMS_A_MESSAGE = 1000  # in one advertisement
-PARTS_MAX = 1000  # of one advertisement
+PARTS_MAX = 100  # of one advertisement
 
 
 def _whole(parts: list[Advertise], last: Advertise) -> Advertise:
@@ -193,8 +193,8 @@ class Exchange(HandlerMachine):
 
     def _on_advertise(self, node: Peer, message: Advertise) -> None:
         peer = self.peers.get(message.region)
-        if peer is None:
-            return
+        if peer is None or node not in self.config.regions[message.region]:
+            return  # only a region's own servers speak for it
         if message.more:  # what it says counts as a whole: half of the streams are not all of them
             self.partial.setdefault(node, []).append(message)
             if len(self.partial[node]) > PARTS_MAX:
@@ -403,6 +403,8 @@ class Exchange(HandlerMachine):
 
     def _on_publishers_known(self, node: Peer, message: PublishersKnown) -> None:
         stream = self.streams.get(message.stream)
+        if self.forwarding.region_of.get(node) != message.region:
+            return  # only a region's own servers speak for it
         parts = self.known.setdefault(node, Parts())
         data = parts.take(message.at, message.data, message.total or len(message.data))
         if data is None or stream is None or not self.is_head:
@@ -453,6 +455,8 @@ class Exchange(HandlerMachine):
         stream = self.streams.get(message.stream)
         table = stream.subscribers if stream else self.early.get(message.stream, {})
         self.subscriptions -= table.pop(peer, None) is not None
+        if stream is None and not table:
+            self.early.pop(message.stream, None)
 
     def _serve_soon(self, stream: Stream) -> None:
         """With all else that happens now: several commits make one message."""
@@ -574,6 +578,10 @@ class Exchange(HandlerMachine):
         self.partial.pop(peer, None)
         self.known.pop(peer, None)
         self.serving.pop(peer, None)
+        for name in [name for name, creators in self.asked.items() if peer in creators]:
+            del self.asked[name][peer]
+            if not self.asked[name] and self._is_elsewhere(name):
+                del self.asked[name]
         for region in self.peers.values():
             if region.tail == peer:
                 region.tail = ""
@@ -585,6 +593,11 @@ class Exchange(HandlerMachine):
             self.subscriptions -= self.early[stream_id].pop(peer, None) is not None
             if not self.early[stream_id]:
                 del self.early[stream_id]
+
+    def _is_elsewhere(self, name: str) -> bool:
+        """Whether another region was asked for the stream: ours, once begun, will be made."""
+        here = self.config.region
+        return owner_of(self.config.owners, name, here) != here
 
     def _lost_source(self, stream: Stream) -> None:
         if self.config.switching == "literal":

@@ -40,7 +40,7 @@ from surecast.protocols.sprinkler.messages import (
 
 __all__ = ["Publisher", "anonymous_publisher"]
 
-FINAL = ("mismatch", "expired", "bad-event")  # waiting will not help
+FINAL = ("mismatch", "expired", "bad-event", "quarantined")  # waiting will not help
 NEVER_OPENED = ("too-many-streams", "bad-name", "owners-differ")
 UNREACHABLE = "owner-unreachable"
 
