@@ -146,7 +146,7 @@ def test_a_reader_that_goes_away_is_no_error(served: Served) -> None:
 def test_errors_have_codes_and_say_what_to_do(served: Served) -> None:
     nobody = surecast("publish", "a", "x", "--url", "surecast://127.0.0.1:1")
     assert nobody.returncode == 3
-    assert "`surecast up` starts a region" in nobody.stderr
+    assert "`surecast up` starts a cluster" in nobody.stderr
     assert surecast("publish", "a b", "x", "--url", served.url).returncode == 2
     assert surecast("publish", "a", "x", "--url", "http://x").returncode == 2
     assert surecast("subscribe", "a..b", "--url", served.url).returncode == 2

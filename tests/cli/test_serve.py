@@ -34,8 +34,8 @@ def test_a_node_answers_and_ends_in_order(tmp_path: Path) -> None:
             'surecast_stream_committed{owner="east",stream="a.b"} 2'
             in (get(f"http://{served.http}/metrics")[1])
         )
+        wait_for(lambda: "east-1: ready" in served.said(), "it says when it is ready")
         assert served.end() == 0
-        assert "east-1: ready" in served.said()
         assert "east-1: stopped" in served.said()
         assert "Traceback" not in served.said()
 

@@ -177,7 +177,7 @@ def _add_clients(cluster: Cluster, region: str, plan: Plan) -> list[str]:
         # The tail first: the head's uplink is busy with the chain.
         config = SubscriberConfig(replicas[::-1])
         cluster.world.add(names[0], lambda _: Subscriber(config, {}))
-    make = partial(Driver, f"from {region}", replicas[0], load)
+    make = partial(Driver, f"from-{region}", replicas[0], load)
     cluster.world.add(f"{region}/driver", lambda context: make(context.rng))
     return names
 

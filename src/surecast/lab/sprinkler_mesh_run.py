@@ -234,7 +234,7 @@ def _build(seed: object, setting: Setting) -> tuple[Cluster, list[str]]:
         world.set_link(region, region, Link(WITHIN_NS, bandwidth_bps=WITHIN_BPS))
         if region in setting.meshed:
             names += add_mesh(cluster, region, setting.clients, setting.spread, **options)
-        make = partial(Driver, f"from {region}", cluster.regions[region][0], load)
+        make = partial(Driver, f"from-{region}", cluster.regions[region][0], load)
         world.add(f"{region}/driver", partial(_driver, make))
     return cluster, names
 
