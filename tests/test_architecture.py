@@ -201,6 +201,7 @@ except SystemExit as end:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "heavy"),
     [

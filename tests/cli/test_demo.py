@@ -147,6 +147,7 @@ def fake(tally: Tally) -> demo.Demo:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [[], ["--json"]])
 def test_a_violation_is_an_exit_code(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: list[str]

@@ -158,6 +158,7 @@ def test_a_bug_ends_it_with_a_paragraph(tmp_path: Path) -> None:
         assert "set node.record to a folder and report the recording" in said
 
 
+@pytest.mark.slow
 def test_check_config_says_what_a_file_means(tmp_path: Path) -> None:
     port, http = free_ports(2)
     config = tmp_path / "node.toml"
@@ -172,6 +173,7 @@ def test_check_config_says_what_a_file_means(tmp_path: Path) -> None:
     assert found["ok"] is True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flag", "words"),
     [

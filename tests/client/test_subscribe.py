@@ -325,6 +325,7 @@ def test_closing_ends_a_loop_and_closing_the_client_says_so() -> None:
     play(story)
 
 
+@pytest.mark.slow
 def test_a_forgotten_subscription_is_closed() -> None:
     async def story() -> None:
         async with Regions(east=1) as regions, regions.client("east") as client:

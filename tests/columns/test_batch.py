@@ -62,6 +62,7 @@ def check_header(batch: Batch) -> None:
 # ---------------------------------------------------------------- builders
 
 
+@pytest.mark.slow
 @given(st.data(), st.integers(1, 40), st.booleans())
 def test_of_keeps_every_event(data, rows, tagged) -> None:
     column = st.lists(items, min_size=rows, max_size=rows)
@@ -162,6 +163,7 @@ def runs(positions: set[int]) -> IntervalSet:
     return IntervalSet((position, position + 1) for position in positions)
 
 
+@pytest.mark.slow
 @given(contiguous(), holes, st.sampled_from([COLLECTED, EXPIRED]))
 def test_without_drops_exactly_those_rows(batches, positions, reason) -> None:
     for batch in batches:
@@ -174,6 +176,7 @@ def test_without_drops_exactly_those_rows(batches, positions, reason) -> None:
         assert (left is batch) == (not hit)
 
 
+@pytest.mark.slow
 @given(contiguous(), holes, holes)
 def test_without_twice_is_without_both(batches, first, second) -> None:
     for batch in batches:
@@ -184,6 +187,7 @@ def test_without_twice_is_without_both(batches, first, second) -> None:
         check_header(left)
 
 
+@pytest.mark.slow
 @given(contiguous(batches_max=3), holes, st.data())
 def test_slice_keeps_rows_and_positions(batches, positions, data) -> None:
     for whole in batches:
@@ -204,6 +208,7 @@ def test_slice_keeps_rows_and_positions(batches, positions, data) -> None:
         assert batch.slice(batch.lo, batch.hi) is batch
 
 
+@pytest.mark.slow
 @given(contiguous(), holes, st.integers(1, 80), st.integers(0, 20), st.data())
 def test_coalesce_keeps_rows_and_positions(batches, positions, rows_max, small, data) -> None:
     reasons = [data.draw(st.sampled_from([COLLECTED, EXPIRED])) for _ in batches]

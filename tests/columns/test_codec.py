@@ -61,6 +61,7 @@ def shape_of(plain: dict[str, list]) -> tuple[int, int, bool]:
     return int("tag" in plain), len(plain["value"]), "seq" in plain
 
 
+@pytest.mark.slow
 @given(columns())
 def test_encode_writes_what_pyarrow_writes(given_columns) -> None:
     made, plain = given_columns
@@ -70,6 +71,7 @@ def test_encode_writes_what_pyarrow_writes(given_columns) -> None:
     assert codec.encode(made) == expected
 
 
+@pytest.mark.slow
 @given(columns(), st.data())
 def test_encode_of_a_part_is_the_part_encoded(given_columns, data) -> None:
     made, plain = given_columns
@@ -83,6 +85,7 @@ def test_encode_of_a_part_is_the_part_encoded(given_columns, data) -> None:
     assert plain_of(found) == {name: column[first:last] for name, column in plain.items()}
 
 
+@pytest.mark.slow
 @given(columns(), st.integers(0, 9), st.booleans())
 def test_decode_reads_it_back_without_pyarrow(given_columns, shift, told) -> None:
     """From bytes, and from any place in a larger buffer, aligned or not."""
@@ -98,6 +101,7 @@ def test_decode_reads_it_back_without_pyarrow(given_columns, shift, told) -> Non
         assert found.values.offsets.flags.aligned
 
 
+@pytest.mark.slow
 @given(columns(), st.sampled_from([16, 64]), st.booleans())
 def test_other_layouts_go_through_pyarrow(given_columns, alignment, bitmaps) -> None:
     """Wider padding, and bitmaps where nothing is null: valid Arrow, but not our template."""
@@ -146,6 +150,7 @@ def arrow_accepts(body: bytes, schema_id: int, explicit: bool) -> bool:
     return all(batch.column(name).null_count == 0 for name in required)
 
 
+@pytest.mark.slow
 @settings(max_examples=THOROUGH)
 @given(columns(rows_max=6), st.data())
 def test_the_verdict_on_damaged_buffers_is_pyarrows(given_columns, data) -> None:
@@ -196,6 +201,7 @@ def looked_through(batch: Batch, body: bytes) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_damaged_bodies_raise_peer_error_or_are_harmless(seed) -> None:
     rng = random.Random(seed)
@@ -225,6 +231,7 @@ def test_bodies_cut_short_or_grown_are_refused(seed) -> None:
         assert not looked_through(batch, rng.randbytes(len(body)))
 
 
+@pytest.mark.slow
 def test_numbers_at_the_edges_of_metadata_are_refused() -> None:
     """Every 8-byte field of the metadata set to sizes that overflow when added or multiplied."""
     for batch, body in samples():

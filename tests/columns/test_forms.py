@@ -86,6 +86,7 @@ def held_by(found: Columns) -> dict[str, list]:
     return held
 
 
+@pytest.mark.slow
 @settings(max_examples=THOROUGH)
 @given(columns())
 def test_encode_writes_what_pyarrow_writes(given_columns) -> None:
@@ -112,6 +113,7 @@ def test_encode_writes_what_pyarrow_writes(given_columns) -> None:
     assert read.equals(batch)
 
 
+@pytest.mark.slow
 @settings(max_examples=THOROUGH)
 @given(columns(), st.integers(0, 9))
 def test_decode_reads_it_back_from_any_place(given_columns, shift) -> None:
@@ -228,6 +230,7 @@ def looked_through(batch: Batch, **changes: object) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_damaged_bodies_raise_peer_error_or_are_harmless(seed) -> None:
     rng = random.Random(seed)

@@ -50,6 +50,7 @@ def build(runs: list[tuple[int, int]], scattered: list[int]) -> tuple[IntervalSe
 MANY_RUNS = [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)]
 
 
+@pytest.mark.slow
 @settings(max_examples=THOROUGH)
 @example([("add_many", [0] * 5), ("difference_update", MANY_RUNS)])
 @example([("add", (0, 1)), ("add_many", [0, 0, 0, 0, 1]), ("difference_update", MANY_RUNS)])
@@ -77,6 +78,7 @@ def test_changes_follow_a_set_of_ints(changes) -> None:
     check_shape(intervals)
 
 
+@pytest.mark.slow
 @settings(max_examples=THOROUGH)
 @given(
     st.lists(RANGES, max_size=12),

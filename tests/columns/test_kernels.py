@@ -193,6 +193,7 @@ def test_no_shape_of_array_compiles_anything() -> None:
     assert {name: getattr(kernels, name).nopython_signatures for name in DISPATCHERS} == before
 
 
+@pytest.mark.slow
 def test_kernels_come_from_the_cache_on_disk() -> None:
     """A fresh process loads all kernels and compiles none."""
     script = (

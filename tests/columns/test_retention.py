@@ -132,6 +132,7 @@ def histories(draw: st.DrawFn) -> list[tuple[Batch, list[Event]]]:
     return made
 
 
+@pytest.mark.slow
 @settings(max_examples=THOROUGH)
 @given(policies, histories())
 def test_the_voids_are_the_twins(policy, history) -> None:
@@ -146,6 +147,7 @@ def test_the_voids_are_the_twins(policy, history) -> None:
     check_current(replica, twin)
 
 
+@pytest.mark.slow
 @settings(max_examples=THOROUGH)
 @given(policies, histories(), st.data())
 def test_feeding_many_at_once_changes_nothing(policy, history, data) -> None:

@@ -199,6 +199,7 @@ def test_any_text_is_a_quantity_or_a_config_error(text: str) -> None:
             assert read(text) >= 0
 
 
+@pytest.mark.slow
 @given(
     st.dictionaries(
         st.sampled_from(["region", "advertise_ns", "window", "peers", "link", "links", "nope"]),

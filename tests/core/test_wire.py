@@ -214,6 +214,7 @@ def test_a_message_comes_back_as_it_was(message: Message, rest: bytes) -> None:
     assert plain(found) == plain(message)
 
 
+@pytest.mark.slow
 @given(st.lists(messages, max_size=4), st.integers(1, 300))
 def test_a_stream_of_frames_is_cut_at_frame_size(sent: list[Message], step: int) -> None:
     stream = b"".join(joined(CODEC.encode(message)) for message in sent)

@@ -222,6 +222,7 @@ def mutate(frame: bytearray, changes: list[tuple[float, str, int]], start: int) 
     return frame
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.sampled_from(FRAMES[:3]), edits)
 def test_mutated_bodies_reach_arrow(frame: bytes, changes: list[tuple[float, str, int]]) -> None:

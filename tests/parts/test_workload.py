@@ -198,6 +198,7 @@ def insertions(draw):
     return new, ranks, initial
 
 
+@pytest.mark.slow
 @given(insertions())
 @settings(max_examples=300, deadline=None)
 def test_keys_at_ranks_agrees_with_a_plain_list(case):

@@ -325,6 +325,7 @@ def test_sockets_keep_the_contract(loop: str, seed: int, caplog: Any) -> None:
     assert judge(cast.lives) > 200
 
 
+@pytest.mark.slow
 @on_loops
 @pytest.mark.parametrize("seed", range(3))
 def test_sockets_lose_nothing_by_closing(loop: str, seed: int) -> None:

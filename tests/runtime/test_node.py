@@ -356,6 +356,7 @@ def test_the_clock_watch_tells_jumps_and_no_more() -> None:
     assert type(watch.look()) is ClockSet
 
 
+@pytest.mark.slow
 @on_loops
 def test_a_machine_hears_that_the_clock_was_set(loop: str) -> None:
     async def story() -> None:

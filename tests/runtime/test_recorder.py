@@ -75,6 +75,7 @@ def items(path: Path) -> list[Any]:
 # ---------------------------------------------------------------- what is written, and when
 
 
+@pytest.mark.slow
 def test_steps_reach_the_file_after_a_second_or_a_piece(tmp_path: Path) -> None:
     path = tmp_path / "a.rec"
     made = recorder(path)
@@ -226,6 +227,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_leaves_is_played(tmp_path: Path) -> None:
     path = tmp_path / "a.rec"
     done = subprocess.run([sys.executable, "-c", PROGRAM, str(path)], timeout=60)
@@ -334,6 +336,7 @@ class Journalist:
 SCRIBBLER = "surecast.recorded_in_tests:build"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_what_a_failing_store_showed_is_shown_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int

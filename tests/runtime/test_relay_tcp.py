@@ -332,6 +332,7 @@ def test_a_target_that_refuses_and_a_full_link_reset_the_caller() -> None:
     run(test)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [Shape(), Shape(delay_ns=MS), Shape(bandwidth_bps=8 * 10**9)])
 def test_a_slow_reader_does_not_fill_the_relay(shape: Shape) -> None:
     data = Random(1).randbytes(48 << 20)  # more than the kernel's buffers on the way take

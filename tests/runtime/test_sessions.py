@@ -336,6 +336,7 @@ def test_beats_keep_an_idle_session_alive(loop: str) -> None:
     play(loop, story)
 
 
+@pytest.mark.slow
 @on_loops
 def test_time_in_which_we_were_stopped_is_not_the_peers_silence(loop: str) -> None:
     async def story() -> None:
@@ -650,6 +651,7 @@ def check_life(seen: list[tuple[int, Any]]) -> int:
     return count
 
 
+@pytest.mark.slow
 @on_loops
 @pytest.mark.parametrize("seed", range(3))
 def test_no_fault_breaks_the_rules_of_sessions(loop: str, seed: int, caplog: Any) -> None:

@@ -440,6 +440,7 @@ def flood(address: tuple[str, int], hello: bytes, frames: int) -> None:
                 pass
 
 
+@pytest.mark.slow
 @on_loops
 def test_a_flood_keeps_no_timer_waiting_for_more_than_a_few_receives(loop: str) -> None:
     async def story() -> None:

@@ -413,6 +413,7 @@ def check_life(seen: list[tuple[int, Any]]) -> int:
     return count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(24))
 def test_no_fault_breaks_the_rules_of_sessions(seed: int) -> None:
     """Everything at once; each life of each node sees sessions as `core.types` promises them."""

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from actors import LOG, Actor, Do, batch
 
 from surecast.core.types import (
@@ -186,6 +187,7 @@ def chaos(seed: int, hash_seed: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_seed_gives_the_same_trace_in_every_process() -> None:
     runs = [chaos(5, "1"), chaos(5, "2")]
     assert runs[0] == runs[1]

@@ -33,6 +33,7 @@ def compare(rng: Random, ours: MemoryDisk, model: MemoryDisk) -> None:
             assert ours.first_at(log, time_ns, lo, hi) == model.first_at(log, time_ns, lo, hi)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_any_effects_show_the_same_at_every_point(tmp_path: Path, seed: int) -> None:
     """Also across reopening; moves happen where they will."""

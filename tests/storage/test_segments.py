@@ -97,6 +97,7 @@ def test_a_directory_has_one_owner(opened: Opened, tmp_path: Path) -> None:
     assert "a directory of its own" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_one_sync_serves_all_that_waited(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = opened()
     syncs: list[int] = []

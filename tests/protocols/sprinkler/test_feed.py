@@ -3,6 +3,7 @@
 import itertools
 from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -48,6 +49,7 @@ class Twin:
             self.position += 1
 
 
+@pytest.mark.slow
 @given(arrivals, st.integers(1, 30))
 @settings(max_examples=200)
 def test_each_position_is_delivered_once_and_in_order(
@@ -76,6 +78,7 @@ def test_each_position_is_delivered_once_and_in_order(
     assert all(value == b"event %d" % seq for seq, value in rows(delivered).items())
 
 
+@pytest.mark.slow
 @given(arrivals, st.integers(100, 1500), st.integers(100, 1500))
 @settings(max_examples=200)
 def test_g11_buffers_stay_below_their_caps(

@@ -44,6 +44,7 @@ def test_a_region_with_many_streams_advertises_in_parts_that_count_as_one() -> N
     assert all(info.stream_id in west.peers["east"].ends for info in infos)
 
 
+@pytest.mark.slow
 def test_many_publishers_reach_a_new_replica_in_parts() -> None:
     cluster = cluster_of({"east": 2, "west": 1}, chain={"min_replicas": 1})
     publish(cluster, 3)

@@ -160,6 +160,7 @@ def test_g2_positions_rise_without_gaps_from_the_start_asked_for(seed: int, pres
                 assert lo == hi, (seed, preset)
 
 
+@pytest.mark.slow
 @ordeals
 def test_g4_every_client_gets_every_event_or_a_void_over_it(seed: int, preset: str) -> None:
     one = ordeal(seed, preset)
@@ -258,6 +259,7 @@ def worst(seed: int, preset: str, kind: str) -> int:
     return max(got)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("kind", ["pause", "crash", "cut", "reset"])
 def test_g13_a_client_that_stalls_or_dies_delays_no_other(kind: str, preset: str) -> None:

@@ -181,6 +181,7 @@ def test_a_peer_that_talks_nonsense_costs_its_own_rate(lie: str) -> None:
     assert cluster.judge().violations == []
 
 
+@pytest.mark.slow
 def test_a_storm_of_leaving_and_joining() -> None:
     """Clients that unfollow and follow again all the time; the others get on."""
     cluster = settled_mesh(10, {"east": 1})

@@ -8,6 +8,8 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from surecast.core.types import MS, SECOND, Received
 from surecast.protocols.sprinkler.client import Client
 from surecast.protocols.sprinkler.config import MeshConfig
@@ -359,11 +361,13 @@ STORIES: list[tuple[str, Story, type]] = [
 ]
 
 
+@pytest.mark.slow
 @tell_each(STORIES)
 def test_rule_holds(story: Story, mutant: type) -> None:
     assert story(None) == []
 
 
+@pytest.mark.slow
 @tell_each(STORIES)
 def test_story_fails_without_the_rule(story: Story, mutant: type) -> None:
     assert story(mutant) != []

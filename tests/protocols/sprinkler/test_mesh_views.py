@@ -49,6 +49,7 @@ def test_g12_the_graph_is_random_and_of_small_diameter(count: int) -> None:
     assert sum(known) == 20 * count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "preset"), [(1, "default"), (2, "default"), (3, "paper")])
 def test_g12_heals_from_a_partition_of_clients(seed: int, preset: str) -> None:
     """Groups that share only the server for a while; some small enough to know each other all."""

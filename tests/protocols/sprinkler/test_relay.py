@@ -42,6 +42,7 @@ def test_a_detour_is_left_when_the_direct_link_is_back() -> None:
     settle(cluster)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_g2_a_reader_that_changes_servers_sees_no_gap_and_no_repeat(seed: int) -> None:
     """The replica a reader follows dies again and again, in the middle of a stream."""

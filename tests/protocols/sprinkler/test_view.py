@@ -2,6 +2,7 @@
 
 from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ steps = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(steps, st.integers(1, 20), st.integers())
 @settings(max_examples=300)
 def test_g12_a_view_is_bounded_without_oneself_and_with_the_sender(
