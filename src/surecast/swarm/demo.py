@@ -45,6 +45,7 @@ SHARES = {"steady": 0.1, "cut": 0.1, "failover": 0.1, "away": 0.65}  # of the ev
 BATCH_ROWS, BATCHES_MIN = 500, 400  # a small run has small batches, or its acts have too few
 PACED_S = 4.0  # what the events of a quiet act take
 LAST_S = 2.0
+KEPT_LOOKS = 50  # at what regions keep, before they are told apart
 DOWN_S = 2.0  # from the kill to the new start
 READY_S_MAX = 60.0
 STUCK_S = 60.0  # nothing has moved for so long: something is wrong
@@ -215,9 +216,13 @@ class Story:
     def finish(self) -> None:
         """All has arrived: the clients write their ledgers and end."""
         self.act = "clients write down what they got"
-        for region in self.cluster.layout.regions():
-            streams = self._look(region).get("streams", [])
-            self.kept[region] = next((s["live"] for s in streams if s["name"] == STREAM), 0)
+        for _ in range(KEPT_LOOKS):  # retention is fed a moment after the events are there
+            for region in self.cluster.layout.regions():
+                streams = self._look(region).get("streams", [])
+                self.kept[region] = next((s["live"] for s in streams if s["name"] == STREAM), 0)
+            if len(set(self.kept.values())) == 1:
+                break
+            time.sleep(0.1)
         for child in self.children.all.values():
             child.tell(finish=True)
         self.until(lambda: self.children.every("saved"))
