@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surecast.core.config import check, load, load_all, parse, parse_bytes, parse_ns
+from surecast.core.config import check, load, parse, parse_bytes, parse_ns
 from surecast.core.wire import Limits
 from surecast.errors import ConfigError
 
@@ -135,14 +135,6 @@ def test_documents_that_are_not_toml() -> None:
     assert "too deeply" in refusal("x = " + "[" * 100_000)
     with pytest.raises(ConfigError, match="not UTF-8"):
         load(Proxy, b"\xff\xfe", "proxy")
-
-
-def test_load_all_refuses_a_section_nobody_reads() -> None:
-    classes = {"link": Link, "limits": Limits}
-    loaded = load_all(classes, "[link]\nloss = 0.5")
-    assert loaded == {"link": Link(loss=0.5), "limits": Limits()}
-    with pytest.raises(ConfigError, match="unknown section 'limit'; did you mean 'limits'"):
-        load_all(classes, "[limit]\nbatch_rows_max = 1")
 
 
 def test_limits_come_from_toml() -> None:

@@ -25,7 +25,7 @@ import msgspec
 
 from surecast.errors import ConfigError
 
-__all__ = ["check", "load", "load_all", "parse", "parse_bytes", "parse_ns"]
+__all__ = ["check", "load", "parse", "parse_bytes", "parse_ns"]
 
 T = TypeVar("T")
 Source = Mapping[str, Any] | str | bytes  # a parsed document, or TOML text
@@ -80,13 +80,6 @@ def load(
         if not isinstance(table, Mapping):
             raise ConfigError(f"[{'.'.join(path)}] must be a table, not {_show(table)}")
     return _build(cls, table, section, given)
-
-
-def load_all(classes: Mapping[str, type[Any]], source: Source) -> dict[str, Any]:
-    """Fill a class per top-level section; a section no class claims is an error, not ignored."""
-    document = parse(source)
-    _refuse_unknown(document, classes, "", "section")
-    return {section: load(cls, document, section) for section, cls in classes.items()}
 
 
 def check(config: object, key: str, ok: bool, allowed: str) -> None:

@@ -41,10 +41,6 @@ def numbers(data: bytes | memoryview) -> Words:
     return np.frombuffer(data, ">u8").astype(np.uint64)
 
 
-def _no_words() -> Words:
-    return np.empty(0, np.uint64)
-
-
 def _no_numbers() -> Int64s:
     return np.empty(0, np.int64)
 
