@@ -16,10 +16,17 @@ def history(rng: Random, batches: int) -> list[Batch]:
     made: list[Batch] = []
     lo = rng.randrange(1, 50)
     for number in range(batches):
-        time_ns = 1000 + number // 2
+        time_ns = 1000 + 2 * number
         if rng.random() < 0.1:
             hi = lo + rng.randrange(1, 20)
             made.append(Batch.void(STREAM, lo, hi, COLLECTED, time_ns=time_ns, epoch=number))
+        elif made and rng.random() < 0.3:  # several of one layout, as a busy publisher sends them
+            rows, width = rng.choice((2, 20)), rng.choice((3, 8))
+            for i in range(rng.randrange(1, 6)):
+                keys = [rng.randbytes(width) for _ in range(rows)]
+                values = [rng.randbytes(10) for _ in range(rows)]
+                batch = Batch.of(STREAM, values, keys, publisher=b"p" * 16, pub_no=1)
+                made.append(batch.sequenced(made[-1].hi, time_ns + i // 3, number))
         else:
             rows = rng.choice((1, 2, 16, 17, 60))
             kind = COLLECT if rng.random() < 0.1 else 1

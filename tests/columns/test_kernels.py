@@ -254,11 +254,14 @@ def test_runs_of_positions() -> None:
     """sort_positions and merge_positions, against sorted() and a set."""
     rng = np.random.default_rng(4)
     for top in (2, 50, 5000, 1 << 23, 1 << 58):
-        positions = rng.integers(0, top, 300)
-        spare, expected = np.empty(300, np.int64), sorted(positions.tolist())
-        swapped = kernels.sort_positions(positions, spare, np.empty(runs.DIGITS, np.int64))
-        ordered = spare if swapped else positions
-        assert ordered.tolist() == expected
+        given = rng.integers(0, top, 300)
+        expected = sorted(given.tolist())
+        for words in (1, 3, 40, 200):  # how many of them become bits
+            made, counts = np.empty(300, np.int64), np.empty(runs.DIGITS, np.int64)
+            size = kernels.sort_positions(given.copy(), made, counts, np.empty(words, np.uint64))
+            ordered = made[:size]
+            assert (np.diff(ordered) >= 0).all()
+            assert set(ordered.tolist()) == set(expected)
         los = np.arange(0, 3000, 10)
         los, his = los, los + 4
         out_los, out_his = np.empty((2, 600), np.int64)

@@ -440,6 +440,11 @@ class Batch:
         self.check_body()
         return forms.fixed_keys(self.body or b"", self.schema_id, self.form, self.rows, width)
 
+    @property
+    def is_fixed(self) -> bool:
+        """Whether its body is a key and a value of one width each, row by row, and nothing else."""
+        return self.rows == self.count and forms.is_fixed(self.schema_id, self.form)
+
     def values(self) -> Column:
         return self._decoded().values
 

@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 
+from surecast.columns import forms
 from surecast.columns.batch import (
     COLLECT,
     COLLECTED,
@@ -86,8 +87,6 @@ class _Joiner:
                 continue
             if kept and self.schema_id not in (None, batch.schema_id):
                 self._finish()
-            if kept:
-                self.schema_id = batch.schema_id
             self.run.append(number)
             if kept:
                 self.schema_id = batch.schema_id
@@ -138,19 +137,60 @@ class _Joiner:
 
     def _gather(self, holders: list[int]) -> tuple[Columns, Int64s, Int64s]:
         """The live rows of these batches, together."""
-        parts = [self.batches[number]._decoded() for number in holders]
-        tags = [part.tags for part in parts if part.tags is not None]
-        everything = Columns(
-            concat([part.keys for part in parts]),
-            concat([part.values for part in parts]),
-            concat(tags) if tags else None,
-        )
-        bounds = [(self.starts[n], self.starts[n] + self.batches[n].rows) for n in holders]
-        live = np.concatenate([self.live[a:b] for a, b in bounds])
-        seqs = np.concatenate([self.seqs[a:b] for a, b in bounds])
-        times = np.concatenate([self.batches[number].times() for number in holders])
-        rows = np.flatnonzero(live)
-        return everything.take(rows), seqs[rows], times[rows]
+        parts: list[Columns] = []
+        for group in self._alike(holders):
+            at, to = self.starts[group[0]], self.starts[group[-1]] + self.batches[group[-1]].rows
+            rows = np.flatnonzero(self.live[at:to])
+            parts.append(self._rows_of(group, rows)._replace(seqs=self.seqs[at:to][rows]))
+        return _joined(parts)
+
+    def _alike(self, holders: list[int]) -> list[list[int]]:
+        """The batches in groups: neighbours laid out in the same way, or single ones."""
+        groups: list[list[int]] = []
+        group: list[int] = []
+        before: Batch | None = None
+        for number in holders:
+            batch = self.batches[number]
+            if (
+                before is not None
+                and number == group[-1] + 1
+                and batch.form == before.form
+                and batch.rows == before.rows
+                and batch.schema_id == before.schema_id
+            ):
+                group.append(number)
+                continue
+            group = [number]
+            groups.append(group)
+            before = batch if batch.is_fixed else None
+        return groups
+
+    def _rows_of(self, group: list[int], rows: Int64s) -> Columns:
+        """Some rows of batches laid out in the same way, with their times."""
+        batches = [self.batches[number] for number in group]
+        if len(batches) == 1:
+            times = batches[0].times()
+            return batches[0]._decoded()._replace(seqs=None, times=times).take(rows)
+        one = batches[0]
+        for batch in batches:
+            batch.check_body()
+        bodies = [batch.body for batch in batches]
+        columns = forms.take_fixed(bodies, one.schema_id, one.form, one.rows, rows)
+        times = np.array([batch.time_ns for batch in batches])
+        return columns._replace(times=times[rows // one.rows])
+
+
+def _joined(parts: list[Columns]) -> tuple[Columns, Int64s, Int64s]:
+    """Columns one after the other, and their seqs and times, which all of them have."""
+    seqs = [part.seqs for part in parts if part.seqs is not None]
+    times = [part.times for part in parts if part.times is not None]
+    tags = [part.tags for part in parts if part.tags is not None]
+    everything = Columns(
+        concat([part.keys for part in parts]),
+        concat([part.values for part in parts]),
+        concat(tags) if tags else None,
+    )
+    return everything, np.concatenate(seqs), np.concatenate(times)
 
 
 def _positions(batches: Sequence[Batch]) -> Int64s:

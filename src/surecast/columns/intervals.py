@@ -29,6 +29,7 @@ _ONE_BY_ONE = 4  # up to this many positions, single insertions beat the bulk pa
 _FEW_RUNS = 16  # up to this many runs, one by one beats a merge
 _BUFFER_MIN = 8192
 _LOOKS = 8
+_WORD_EACH = 2  # positions that are sorted with one more word of bits: 32 bits a position
 
 
 class IntervalSet:
@@ -382,9 +383,10 @@ class IntervalSet:
         self._merge(los, his)
 
     def _settle_compiled(self, added: Positions, kernels: Kernels) -> None:
-        spare = np.empty(added.size, np.int64)
-        if kernels.sort(added, spare, np.empty(kernels.digits, np.int64)):
-            added = spare
+        ordered = np.empty(added.size, np.int64)
+        bits = np.empty(added.size // _WORD_EACH + 1, np.uint64)
+        size = kernels.sort(added, ordered, np.empty(kernels.digits, np.int64), bits)
+        added = ordered[:size]
         keep = bisect_left(self._his, int(added[0]))
         old_los = np.frombuffer(self._los, np.int64)[keep:]
         old_his = np.frombuffer(self._his, np.int64)[keep:]
@@ -416,7 +418,7 @@ _ZERO = np.zeros(1, np.int64)
 class Kernels(NamedTuple):
     """The compiled loops of runs.py."""
 
-    sort: Callable[[Positions, Positions, Positions], bool]
+    sort: Callable[[Positions, Positions, Positions, npt.NDArray[np.uint64]], int]
     merge: Callable[[Positions, Positions, Positions, Positions, Positions], int]
     cover: Callable[[Positions, Positions, Positions, npt.NDArray[np.bool_]], None]
     digits: int  # size of the scratch array that `sort` takes

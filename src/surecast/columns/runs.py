@@ -1,8 +1,8 @@
 """Compiled loops over sets of positions: what a large IntervalSet spends its time on.
 
-Without them (numba not loaded) `intervals.py` does the same with numpy. Sorting is a radix sort:
-positions lie close together, so two or three passes over eleven bits each do, at a fifth of the
-time of numpy's sort.
+Without them (numba not loaded) `intervals.py` does the same with numpy. Most positions to be sorted
+lie not far below the highest: those become bits of a map, which is read out in order. The others
+go through a radix sort, eleven bits at a time.
 """
 
 # Parameters are numpy arrays and numbers as the signatures say, which mypy cannot read.
@@ -10,21 +10,28 @@ time of numpy's sort.
 
 from __future__ import annotations
 
+import numpy as np
 from numba import types
 
 from surecast.columns import intervals
-from surecast.columns.compiled import BOOLS_OUT, INT64S, INT64S_OUT, kernel
+from surecast.columns.compiled import BOOLS_OUT, INT64S, INT64S_OUT, WORDS_OUT, helper, kernel
 
 __all__ = ["DIGITS", "cover_positions", "merge_positions", "sort_positions"]
+
+_ONE = np.uint64(1)
+_TOP_SIX = np.uint64(58)
+_DE_BRUIJN = np.uint64(0x03F79D71B4CB0A89)  # each six bits in a row of it are different
+_PLACES = np.zeros(64, np.int64)  # by the top six bits of the lowest bit times that: its place
+for _place in range(64):
+    _PLACES[(int(_DE_BRUIJN) << _place & 0xFFFF_FFFF_FFFF_FFFF) >> 58] = _place
 
 _BITS = 11
 DIGITS = 1 << _BITS  # size of the scratch array of counts
 
 
-@kernel(types.boolean(INT64S_OUT, INT64S_OUT, INT64S_OUT))
-def sort_positions(positions, spare, counts):
-    """Sort `positions`; whether the result is in `spare`, which has the same size."""
-    size = positions.size
+@helper
+def _sort_by_radix(positions, out, size, counts):
+    """Sort the first `size` positions into `out`."""
     low = high = positions[0]
     for index in range(1, size):
         low = min(low, positions[index])
@@ -32,7 +39,7 @@ def sort_positions(positions, spare, counts):
     swapped = False
     shift = 0
     while (high - low) >> shift:
-        source, target = (spare, positions) if swapped else (positions, spare)
+        source, target = (out, positions) if swapped else (positions, out)
         counts[:] = 0
         for index in range(size):
             counts[((source[index] - low) >> shift) & (DIGITS - 1)] += 1
@@ -47,7 +54,40 @@ def sort_positions(positions, spare, counts):
             counts[digit] += 1
         swapped = not swapped
         shift += _BITS
-    return swapped
+    if not swapped:
+        for index in range(size):
+            out[index] = positions[index]
+
+
+@kernel(types.int64(INT64S_OUT, INT64S_OUT, INT64S_OUT, WORDS_OUT))
+def sort_positions(positions, out, counts, bits):
+    """Sort `positions`, which are overwritten, into `out` of the same size; returns how many.
+
+    Repeats may be left out. `bits` is how large a map may be, at least one word.
+    """
+    high = positions[0]
+    for index in range(1, positions.size):
+        high = max(high, positions[index])
+    base = ((high >> 6) - bits.size + 1) << 6  # the position of the map's first bit
+    bits[:] = 0
+    size = 0
+    for index in range(positions.size):
+        position = positions[index]
+        if position >= base:
+            bits[(position - base) >> 6] |= _ONE << np.uint64(position & 63)
+        else:
+            positions[size] = position
+            size += 1
+    if size:
+        _sort_by_radix(positions, out, size, counts)
+    for word in range(bits.size):
+        left = bits[word]
+        while left:
+            lowest = left & (~left + _ONE)
+            left ^= lowest
+            out[size] = base + 64 * word + _PLACES[(lowest * _DE_BRUIJN) >> _TOP_SIX]
+            size += 1
+    return size
 
 
 @kernel(types.int64(INT64S, INT64S, INT64S, INT64S_OUT, INT64S_OUT))
