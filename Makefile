@@ -20,6 +20,7 @@ demo: setup  ## the main job end to end: real servers, a cut line, a killed serv
 	$(VENV)/bin/surecast demo
 
 test: setup  ## every test
+	scripts/services.sh
 	$(PY) -m pytest -n $(JOBS)
 
 check: setup  ## format, lint, types and the quick tests: under a minute
@@ -45,7 +46,7 @@ clean:  ## remove what set-up, tests and runs made
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 	rm -rf src/*.egg-info
 
-$(INSTALLED): requirements.lock pyproject.toml scripts/setup.sh
+$(INSTALLED): requirements.lock pyproject.toml scripts/setup.sh scripts/java.sh scripts/packages.sh
 	scripts/setup.sh
 	@touch $@
 

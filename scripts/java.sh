@@ -1,16 +1,14 @@
 #!/usr/bin/env bash
-# Make sure a Java 17+ runtime is there, for Spark. Not part of set-up yet: nothing in the
-# repository needs Java until the Spark source and sink exist; `make setup` will call this then.
+# Make sure a Java 17+ runtime is there, for Spark. Looks where surecast.pipeline.session looks:
+# JAVA_HOME, the PATH, /usr/lib/jvm.
 set -euo pipefail
+. "$(dirname "$0")/packages.sh"
 
-java_version() { java -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p' | head -1; }
+version() { "$1" -version 2>&1 | sed -n 's/.*version "\(1\.\)\{0,1\}\([0-9]*\).*/\2/p' | head -1; }
 
-if command -v java >/dev/null && [ "$(java_version)" -ge 17 ]; then
-    exit 0
-fi
-command -v apt-get >/dev/null || { echo "java: please install a Java 17 runtime" >&2; exit 1; }
-as_root=()
-[ "$(id -u)" = 0 ] || as_root=(sudo)
-"${as_root[@]}" apt-get update -qq
-DEBIAN_FRONTEND=noninteractive "${as_root[@]}" apt-get install -y -qq --no-install-recommends \
-    openjdk-17-jre-headless
+for java in "${JAVA_HOME:-}/bin/java" "$(command -v java || true)" /usr/lib/jvm/*/bin/java; do
+    if [ -x "$java" ] && [ "$(version "$java")" -ge 17 ] 2>/dev/null; then
+        exit 0
+    fi
+done
+apt_install openjdk-17-jre-headless

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Make .venv hold exactly what requirements.lock names, plus this project in editable form.
+# Make .venv hold exactly what requirements.lock names, plus this project in editable form, and see
+# that there is a Java for Spark.
 # Safe to run again: what is already there is left alone. `make setup` calls it when the lock,
 # pyproject.toml or this script changed.
 #
@@ -9,17 +10,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=.venv
+. scripts/packages.sh
 
 new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
-
-apt_install() {
-    command -v apt-get >/dev/null || { echo "setup: please install $*" >&2; exit 1; }
-    local as_root=()
-    [ "$(id -u)" = 0 ] || as_root=(sudo)
-    echo "setup: installing $* with apt-get" >&2
-    "${as_root[@]}" apt-get update -qq
-    DEBIAN_FRONTEND=noninteractive "${as_root[@]}" apt-get install -y -qq --no-install-recommends "$@"
-}
 
 find_python() {
     local candidate
@@ -51,3 +44,4 @@ echo "setup: installing pinned dependencies into $venv" >&2
 pip install --quiet --require-hashes --no-deps -r requirements.lock
 pip install --quiet --no-deps --no-build-isolation -e .
 pip check >/dev/null || { pip check; exit 1; }
+scripts/java.sh

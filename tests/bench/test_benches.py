@@ -23,6 +23,7 @@ from surecast.bench.pool import Pool, PoolSpec
 from surecast.bench.report import Report, Row
 from surecast.cli.bench import bench
 from surecast.errors import SurecastError
+from tests.programs import needs
 
 
 def quiet(*_: object) -> None:
@@ -126,8 +127,8 @@ def test_fanout_delivers_everything_to_everybody_once(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(nats.installed() is None, reason="nats-server is not installed")
 def test_nats_beside_it(tmp_path: Path) -> None:
+    needs("nats-server")
     rate = nats.fanout(tmp_path, 2, 5_000, 10)
     assert rate is not None
     assert rate > 0

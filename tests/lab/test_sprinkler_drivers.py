@@ -36,7 +36,7 @@ MORE_WITH_MORE = [GOOD[2], GOOD[1], GOOD[0]]
     ("totals", "failing"),
     [
         (GOOD, None),
-        (FLAT_START, "more drivers, more throughput, at first"),
+        (FLAT_START, "more drivers carry more"),
         (STILL_RISING, "then it saturates"),
         (MORE_WITH_MORE, "the peak does not rise with more proxies"),
     ],

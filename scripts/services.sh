@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Programs that some tests need beside ours: nats-server (benches measure against it) and chromium
+# (pages are looked at). What cannot be installed here is only named: the tests that lack it are
+# skipped, and say so, except in CI (SURECAST_CI=1), where they must run.
+set -uo pipefail
+. "$(dirname "$0")/packages.sh"
+
+missing=()
+for program in nats-server chromium; do
+    command -v "$program" >/dev/null || missing+=("$program")
+done
+[ ${#missing[@]} = 0 ] && exit 0
+# A package must not start a service of its own on this machine.
+refuse=/usr/sbin/policy-rc.d
+if [ "$(id -u)" = 0 ] && [ ! -e $refuse ]; then
+    printf '#!/bin/sh\nexit 101\n' > $refuse && chmod +x $refuse
+    trap 'rm -f $refuse' EXIT
+fi
+apt_install "${missing[@]}" && exit 0
+echo "services: without ${missing[*]} some tests will be skipped" >&2
+[ "${SURECAST_CI:-}" = 1 ] && exit 1
+exit 0

@@ -1,0 +1,19 @@
+"""Programs of the system that some tests need: `needs("chromium")` skips, but never in CI."""
+
+import os
+import shutil
+
+import pytest
+
+__all__ = ["needs"]
+
+
+def needs(program: str) -> str:
+    """Where it is. Without it the test is skipped; in CI it fails, for there it must run."""
+    found = shutil.which(program)
+    if found is None:
+        why = f"{program} is not installed: scripts/services.sh installs it"
+        if os.environ.get("SURECAST_CI") == "1":
+            pytest.fail(why)
+        pytest.skip(why)
+    return found
