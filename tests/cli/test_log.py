@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_info_tells_what_is_there(folder: Path) -> None:
     text = call("info", str(folder))
-    assert f"stream {LOG.hex()}" in text
+    assert f"(not in the directory)  {LOG.hex()}" in text
     assert "positions [1, 121): 100 live, 20 void" in text
     assert "1970-01-01T00:00:39.000+00:00" in text
     assert "positions [1, 3): 2 live, 0 void" in text
@@ -130,3 +130,15 @@ def test_what_is_no_store_is_refused_with_a_hint(tmp_path: Path) -> None:
         result = CliRunner().invoke(log, ["info", str(path)])
         assert isinstance(result.exception, StorageError)
         assert words in str(result.exception)
+
+
+@pytest.mark.slow
+def test_streams_are_shown_by_name(tmp_path: Path) -> None:
+    from surecast import sync
+
+    with sync.local(tmp_path) as client:
+        client.stream("orders.eu").publish(b"1")
+    result = CliRunner().invoke(log, ["info", str(tmp_path)])
+    assert "  orders.eu  " in result.stdout, result.output
+    found = json.loads(CliRunner().invoke(log, ["info", str(tmp_path), "--json"]).stdout)
+    assert "orders.eu" in [row["name"] for store in found["stores"] for row in store["streams"]]

@@ -1,8 +1,10 @@
 """`surecast publish`, `subscribe` and `streams`, as a user of the shell meets them."""
 
+import asyncio
 import json
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from surecast.cli.subscribe import as_line, as_object, parse_start
 from surecast.client.events import Event
 
 pytestmark = pytest.mark.slow
+publish_module = sys.modules[Done.__module__]
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +54,19 @@ def test_lines_of_stdin_and_files(served: Served, tmp_path: Path) -> None:
     done = surecast("publish", "file", "--lines", str(path), "--url", served.url)
     assert done.stdout == "file: 1-3 (3 events)\n"  # an empty line is an empty event
     assert surecast("publish", "none", "--url", served.url).stdout == "none: no events\n"
+    assert "none" not in surecast("streams", "--url", served.url).stdout, "made by nothing"
+
+
+def test_waiting_is_not_silent(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(publish_module, "WAITS_S", 0.01)
+    done = Done()
+    done.waits_for = 1
+    asyncio.run(publish_module._say_that_it_waits("orders", done))
+    said = capsys.readouterr().err
+    assert "orders: waiting for an acknowledgement" in said
+    assert "surecast status" in said
 
 
 def test_ndjson_goes_round(served: Served) -> None:

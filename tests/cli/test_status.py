@@ -14,13 +14,18 @@ def facts(name: str, region: str, **more: Any) -> dict[str, Any]:
     other = "west" if region == "east" else "east"
     return {
         "node": {"name": name, "region": region, "http": "127.0.0.1:1"},
-        "chain": {"place": "head", "epoch": 3, "writable": True},
-        "regions": [{"name": other, "up": True, "http": {}}],
+        "chain": {
+            "place": "head", "epoch": 3, "writable": True,
+            "configured": [f"{region[0]}-1", f"{region[0]}-2"],
+        },
+        "regions": [
+            {"name": other, "up": True, "http": {}, "replicas": {f"{other[0]}-1": "127.0.0.1:2"}}
+        ],
         "streams": [],
         "streams_total": 0,
         "alarms": [],
         **more,
-    }
+    }  # fmt: skip
 
 
 def stream(name: str, committed: int, regions: dict[str, int]) -> dict[str, Any]:
@@ -48,6 +53,18 @@ def test_the_furthest_word_on_each_region_counts(capsys: pytest.CaptureFixture[s
     row = next(line for line in capsys.readouterr().out.splitlines() if "keep-all" in line)
     cells = [cell.strip() for cell in row.strip("│").split("│")]
     assert cells == ["s", "east", "keep-all", "101", "91", "10", "100", "0"]
+
+
+def test_a_silent_replica_is_shown_in_its_region(capsys: pytest.CaptureFixture[str]) -> None:
+    tell({"e-1": facts("e-1", "east")}, {"e-2": "dead", "w-1": "dead", "x": "dead"}, 10)
+    said = capsys.readouterr().out
+    rows = [line.strip("│").split("│")[:3] for line in said.splitlines() if "no answer" in line]
+    shown = [[cell.strip() for cell in row] for row in rows if len(row) == 3]
+    assert shown == [
+        ["east", "e-2", "no answer"],
+        ["west", "w-1", "no answer"],
+        ["?", "x", "no answer"],
+    ]
 
 
 def test_alarms_say_what_they_mean_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,11 +31,13 @@ def show_info(directory: Directory, as_json: AsJson = False) -> None:
     from surecast.storage.inspect import info
 
     found = [info(path) for path in stores(directory)]
+    names = [_names(one.path) for one in found]
     if as_json:
-        print(json.dumps({"stores": [_plain(one) for one in found]}))
+        rows = [_plain(one, known) for one, known in zip(found, names, strict=True)]
+        print(json.dumps({"stores": rows}))
         return
-    for one in found:
-        print(_holdings(one))
+    for one, known in zip(found, names, strict=True):
+        print(_holdings(one, known))
 
 
 @log.command("verify")
@@ -100,7 +102,20 @@ def _verify(path: Path) -> "Verdict":
 # ---------------------------------------------------------------- for people
 
 
-def _holdings(one: "Holdings") -> str:
+def _names(path: Path) -> dict[bytes, str]:
+    """What the streams of a replica's store are called, and its own logs."""
+    from surecast.protocols.sprinkler.cursors import CURSORS
+    from surecast.protocols.sprinkler.directory import DIRECTORY, Directory
+    from surecast.storage.inspect import batches
+
+    directory = Directory()
+    for batch in batches(path, DIRECTORY):
+        directory.apply(batch)
+    known = {stream: info.name for stream, info in directory.by_id.items()}
+    return {DIRECTORY: "(which streams there are)", CURSORS: "(named subscriptions)", **known}
+
+
+def _holdings(one: "Holdings", names: dict[bytes, str]) -> str:
     lines = [
         f"{one.path}",
         f"  {one.lives} lives; {one.segments} segments, {_size(one.segment_bytes)}; "
@@ -110,16 +125,16 @@ def _holdings(one: "Holdings") -> str:
     if one.states:
         lines.append(f"  {len(one.states)} states, {_size(sum(one.states.values()))}")
     for stream in one.streams:
-        lines += _stream(stream)
+        lines += _stream(stream, names)
     return "\n".join(lines)
 
 
-def _stream(one: "StreamInfo") -> list[str]:
+def _stream(one: "StreamInfo", names: dict[bytes, str]) -> list[str]:
     times = ""
     if one.time_first_ns is not None and one.time_last_ns is not None:
         times = f"{_time(one.time_first_ns)} to {_time(one.time_last_ns)}"
     return [
-        f"  stream {one.log.hex()}",
+        f"  {names.get(one.log, '(not in the directory)')}  {one.log.hex()}",
         f"    positions [1, {one.end:,}): {one.live:,} live, {one.void:,} void; {times}",
         f"    {one.batches:,} batches, {_size(one.nbytes)}, in {one.segments} segments"
         + (f" and {_size(one.journal_bytes)} of the journal" if one.journal_bytes else ""),
@@ -143,9 +158,11 @@ def _verdict(path: str, verdict: "Verdict") -> str:
     return "\n".join(lines)
 
 
-def _plain(one: "Holdings") -> dict[str, Any]:
+def _plain(one: "Holdings", names: dict[bytes, str]) -> dict[str, Any]:
     made = {**asdict(one), "path": str(one.path)}
-    made["streams"] = [{**row, "log": row["log"].hex()} for row in made["streams"]]
+    made["streams"] = [
+        {**row, "log": row["log"].hex(), "name": names.get(row["log"])} for row in made["streams"]
+    ]
     return made
 
 

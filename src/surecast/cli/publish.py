@@ -24,11 +24,14 @@ from surecast.cli.progress import Bar
 from surecast.errors import PublishError, UsageError
 
 if TYPE_CHECKING:
+    from surecast.client.connection import Client
     from surecast.client.stream import Stream
     from surecast.columns.rules import Policy
 
 READ_BYTES = 1 << 20
 LINE_BYTES_MAX = 16 << 20
+WAITS_S = 3.0  # without an acknowledgement, until that is said
+CLOSE_NS = 1_000_000_000
 PROGRESS_S = 2.0  # what takes longer shows how far it is
 RUNS_SHOWN = 8
 
@@ -81,10 +84,15 @@ async def _publish(
     import surecast
 
     done = Done()
+    # Whoever presses Ctrl-C has waited enough for what is not acknowledged.
+    options = surecast.ClientOptions(close_timeout_ns=CLOSE_NS)
     try:
-        async with surecast.connect(url, token=token) as client:
-            stream = await client.stream(name, retain=policy)
-            await _all(stream, source, done)
+        async with surecast.connect(url, token=token, options=options) as client:
+            waits = asyncio.create_task(_say_that_it_waits(name, done))
+            try:
+                await _all(client, name, policy, source, done)
+            finally:
+                waits.cancel()
     except PublishError as problem:
         for run in problem.acknowledged:
             done.add(run)
@@ -99,15 +107,37 @@ async def _publish(
     return 0
 
 
-async def _all(stream: "Stream", source: "Source", done: "Done") -> None:
+async def _say_that_it_waits(name: str, done: "Done") -> None:
+    """Silence is worrying: say once why nothing happens."""
+    while True:
+        before = done.waits_for, done.count
+        await asyncio.sleep(WAITS_S)
+        if done.waits_for and before == (done.waits_for, done.count):
+            print(
+                f"surecast: {name}: waiting for an acknowledgement; it comes when every replica of "
+                "the stream's region has the events. `surecast status` shows who is missing. "
+                "Ctrl-C gives up",
+                file=sys.stderr,
+            )
+            return
+
+
+async def _all(
+    client: "Client", name: str, policy: "Policy | None", source: "Source", done: "Done"
+) -> None:
     began = time.monotonic()
     bar: Bar | None = None
+    stream: Stream | None = None
     try:
         async for pairs in source.pairs():
+            done.waits_for += 1
+            if stream is None:  # not before there is something to publish: it may be made by this
+                stream = await client.stream(name, retain=policy)
             keys = [key for key, _ in pairs]
             some = keys if any(key is not None for key in keys) else None
             for run in (await stream.publish_many([v for _, v in pairs], keys=some)).runs:
                 done.add(run)
+            done.waits_for = 0
             if bar is None and time.monotonic() - began > PROGRESS_S:
                 bar = Bar(f"publish {stream.name}", source.total).__enter__()
             if bar is not None:
@@ -124,6 +154,7 @@ class Done:
 
     def __init__(self) -> None:
         self.count = 0
+        self.waits_for = 0  # calls that have not come back
         self.runs: list[tuple[int, int]] = []
 
     def add(self, run: tuple[int, int]) -> None:

@@ -147,8 +147,19 @@ def _chains(found: dict[str, Facts], silent: dict[str, str]) -> "Table":
             ", ".join(hears) or "–", node["http"],
         )  # fmt: skip
     for name in silent:
-        table.add_row("?", name, "[red]no answer[/red]", "", "", "", "")
+        table.add_row(_region_of(name, found), name, "[red]no answer[/red]", "", "", "", "")
     return table
+
+
+def _region_of(name: str, found: dict[str, Facts]) -> str:
+    """The region of a replica that does not answer, by what the others say."""
+    for facts in found.values():
+        if name in facts["chain"]["configured"]:
+            return str(facts["node"]["region"])
+        for region in facts["regions"]:
+            if name in region["replicas"]:
+                return str(region["name"])
+    return "?"
 
 
 def _streams(found: dict[str, Facts], streams_max: int) -> "Table":

@@ -83,9 +83,13 @@ class Link:
         return made
 
     def is_connected(self) -> bool:
-        """Whether any node has a session with anybody."""
+        """Whether any node has a session with a server; members of a mesh do not count."""
         running = [node for node in self._nodes if node.running]
-        return any(s.state == UP for node in running for s in node.sessions.by_peer.values())
+        return any(
+            session.state == UP and peer in self.region.replicas
+            for node in running
+            for peer, session in node.sessions.by_peer.items()
+        )
 
 
 class _Watched(Node):

@@ -19,7 +19,7 @@ from surecast.storage.records import Moved, read_records
 from surecast.storage.recovery import Replay, content_of, journals_of
 from surecast.storage.segment_file import Mapped, Run
 
-__all__ = ["Holdings", "StreamInfo", "Verdict", "info", "verify"]
+__all__ = ["Holdings", "StreamInfo", "Verdict", "batches", "info", "verify"]
 
 _MAPS_MAX = 16
 Progress = Callable[[int, int], None]  # bytes read, of so many
@@ -79,12 +79,7 @@ class Verdict:
 
 def info(path: str | os.PathLike[str]) -> Holdings:
     """What a directory holds; StorageError if it is no store, or cannot be opened as it is."""
-    folder = _existing(path)
-    manifest = read_manifest(folder.manifest)
-    journals = journals_of(folder, manifest)
-    replay = Replay(Shelf(folder, _MAPS_MAX), manifest)
-    for number in journals:
-        replay.play(folder.journal(number))
+    folder, journals, replay = _played(path)
     disk = replay.disk
     segments = [folder.segment(number) for number in folder.numbers("segment")]
     return Holdings(
@@ -98,6 +93,23 @@ def info(path: str | os.PathLike[str]) -> Holdings:
         sum(folder.journal(number).stat().st_size for number in journals),
         replay.cut_bytes,
     )
+
+
+def batches(path: str | os.PathLike[str], log: LogId) -> list[Batch]:
+    """All that a directory holds of one log, which should be a small one."""
+    disk = _played(path)[2].disk
+    return disk.read(log, 1, disk.end(log), 1 << 62)
+
+
+def _played(path: str | os.PathLike[str]) -> tuple[Paths, list[int], Replay]:
+    """The store as it would be if it were opened."""
+    folder = _existing(path)
+    manifest = read_manifest(folder.manifest)
+    journals = journals_of(folder, manifest)
+    replay = Replay(Shelf(folder, _MAPS_MAX), manifest)
+    for number in journals:
+        replay.play(folder.journal(number))
+    return folder, journals, replay
 
 
 def _stream(pieces: list[Batch | Extent], log: LogId) -> StreamInfo:
