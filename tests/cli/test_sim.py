@@ -10,8 +10,10 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from surecast.cli import sim
 from surecast.cli.main import app
+from surecast.cli.sim import peer_share, render
+from surecast.errors import UsageError
+from surecast.lab import torture
 from surecast.swarm import sprinkler
 from surecast.swarm.sprinkler import SeedResult
 from surecast.swarm.story import Story
@@ -21,7 +23,7 @@ class FakeResult(msgspec.Struct):
     seed: int
     ok: bool = True
     violations: list[str] = []
-    simulated_ns: int = sim.HOUR_NS // 2
+    simulated_ns: int = torture.HOUR_NS // 2
     faults: dict[str, int] = msgspec.field(default_factory=lambda: {"crash": 2, "cut": 1})
     faults_in_flight: int = 1
     published: int = 10
@@ -41,7 +43,7 @@ def swarm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module = ModuleType("fake_swarm")
     module.run_seed = lambda seed: FakeResult(seed)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "fake_swarm", module)
-    monkeypatch.setitem(sim.SWARMS, "fake", "fake_swarm:run_seed")
+    monkeypatch.setitem(torture.SWARMS, "fake", "fake_swarm:run_seed")
     return module
 
 
@@ -58,7 +60,7 @@ def test_results_add_up(swarm: ModuleType) -> None:
     assert summary["simulated_hours"] == 2.0
     assert summary["faults"] == {"crash": 8, "cut": 4}
     assert summary["coverage"] == {"Proxy.Advertise": 12}
-    assert {key: summary[key] for key in sim.SUMMED} == {
+    assert {key: summary[key] for key in torture.SUMMED} == {
         "faults_in_flight": 4,
         "published": 40,
         "acked": 36,
@@ -119,12 +121,12 @@ def test_mesh_clients_add_up_and_the_slowest_to_settle_is_named() -> None:
     one = {"seed": 1, "violations": [], "clients": {"came": 5, "left": 1}, "settled_ns": 2 * 10**9}
     got = {"came": 7, "got from peers": 1, "got from servers": 3}
     two = {"seed": 2, "violations": [], "clients": got, "settled_ns": 10**9}
-    summary = sim.merge("fake", [one, two])
+    summary = torture.merge("fake", [one, two])
     assert summary["clients"]["came"] == 12
     assert summary["clients"]["left"] == 1
-    assert sim.peer_share(summary) == 0.25
+    assert peer_share(summary) == 0.25
     assert summary["settled_s_max"] == 2.0
-    shown = sim.render("fake", summary, [one, two])
+    shown = render("fake", summary, [one, two])
     assert "mesh clients came" in shown
     assert "25%" in shown
     assert "2.0 s after healing" in shown
@@ -148,15 +150,64 @@ def test_merge_does_not_depend_on_order() -> None:
         msgspec.to_builtins(FakeResult(seed, violations=["x"] * (seed % 2), faults={f"f{seed}": 1}))
         for seed in range(6)
     ]
-    assert sim.merge("fake", results) == sim.merge("fake", reversed(results))
-    assert list(sim.merge("fake", reversed(results))["faults"]) == [f"f{n}" for n in range(6)]
+    assert torture.merge("fake", results) == torture.merge("fake", reversed(results))
+    assert list(torture.merge("fake", reversed(results))["faults"]) == [f"f{n}" for n in range(6)]
 
 
 def test_worker_processes_give_the_same_results() -> None:
     """The pool runs real processes, in which the swarm "none" is unknown: each seed reports so."""
-    results = list(sim.run_seeds("none", range(5), jobs=2))
+    results = list(torture.run_seeds("none", range(5), jobs=2))
     assert sorted(result["seed"] for result in results) == list(range(5))
     assert all("KeyError" in result["violations"][0] for result in results)
+
+
+def test_a_run_is_entered_into_the_ledger(swarm: ModuleType, tmp_path: Path) -> None:
+    ledger = tmp_path / "new" / "torture.jsonl"
+
+    def run_seed(seed: int) -> FakeResult:
+        return FakeResult(seed, ok=seed != 8, violations=["G3: order"] * (seed == 8))
+
+    swarm.run_seed = run_seed  # type: ignore[attr-defined]
+    assert run("--seeds", "4", "--ledger", str(ledger)).exit_code == 0
+    assert run("--seeds", "3", "--first-seed", "7", "--ledger", str(ledger)).exit_code == 1
+    first, second = (json.loads(line) for line in ledger.read_text().splitlines())
+    assert (first["protocol"], first["first_seed"], first["seeds"]) == ("fake", 0, 4)
+    assert (first["faults"], first["faults_in_flight"]) == (12, 4)
+    assert (first["passed"], first["violations"], first["failing_seeds"]) == (True, 0, [])
+    assert {key: first[key] for key in torture.SUMMED} == {
+        "faults_in_flight": 4,
+        "published": 40,
+        "acked": 36,
+        "delivered": 120,
+        "void": 16,
+        "lost": 0,
+        "duplicated": 0,
+        "misordered": 0,
+    }
+    assert {"commit", "date", "machine", "seconds", "simulated_hours", "ran"} <= first.keys()
+    assert (second["first_seed"], second["passed"], second["failing_seeds"]) == (7, False, [8])
+
+
+def test_a_ledger_that_cannot_be_written_is_refused_before_the_work(
+    swarm: ModuleType, tmp_path: Path
+) -> None:
+    begun = []
+
+    def run_seed(seed: int) -> FakeResult:
+        begun.append(seed)
+        return FakeResult(seed)
+
+    swarm.run_seed = run_seed  # type: ignore[attr-defined]
+    done = run("--seeds", "4", "--ledger", str(tmp_path))
+    assert isinstance(done.exception, UsageError)
+    assert "--ledger" in str(done.exception)
+    assert begun == []
+
+
+def test_spark_draws_nothing_and_has_no_jobs(swarm: ModuleType, tmp_path: Path) -> None:
+    assert run("--seeds", "4", "--on-spark").exit_code == 2
+    words = ["sim", "fake", "--seed", "1", "--on-spark", "--draw", str(tmp_path / "x.png")]
+    assert CliRunner().invoke(app, words).exit_code == 2
 
 
 @pytest.mark.parametrize(

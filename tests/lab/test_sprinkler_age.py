@@ -6,12 +6,8 @@ import numpy as np
 import pytest
 
 from surecast.lab import experiments
-from surecast.lab.sprinkler_age import (
-    _verdict,
-    ages_at_invalidation,
-    bin_by_age,
-    fit_line,
-)
+from surecast.lab.run import run
+from surecast.lab.sprinkler_age import ages_at_invalidation, bin_by_age, fit_line, verdict_of
 
 
 def test_ages_against_a_plain_walk_through_the_population():
@@ -57,11 +53,12 @@ def test_the_fit_finds_a_power_law_and_its_flaws():
 
 def fits(slopes, levels, r2=0.999):
     """A fit a curve; slopes by skew, levels by λ."""
-    return {
-        (skew, lam): [{"slope": slope, "r2": r2, "worst": 1.0, "at_100": level, "age_last": 100}]
+    fit = {"measure": "line", "seed": 1, "ticks": 1000, "r2": r2, "worst": 1.0, "age_last": 100}
+    return [
+        fit | {"skew": skew, "lambda": lam, "slope": slope, "at_100": level}
         for skew, slope in zip((1.1, 1.3, 1.5), slopes, strict=True)
         for lam, level in zip((20, 200), levels, strict=True)
-    }
+    ]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +71,7 @@ def fits(slopes, levels, r2=0.999):
     ],
 )
 def test_each_claim_can_fail(case, failing):
-    verdict = _verdict(case, 1000, [1])
+    verdict = verdict_of(case)
     assert verdict.reproduced == (failing is None)
     claims = {name: verdict.ours[name] for name in ("straight", "steeper", "higher")}
     assert [name for name, holds in claims.items() if not holds] == ([failing] if failing else [])
@@ -83,7 +80,7 @@ def test_each_claim_can_fail(case, failing):
 @pytest.mark.slow
 def test_quick_run_reproduces_figure_9(tmp_path):
     experiment = experiments()["sprinkler-e5"]
-    verdict = experiment.run(lambda *_: None, tmp_path, quick=True, seeds=(1, 2, 3))
+    verdict = run(experiment, lambda *_: None, tmp_path, quick=True, seeds=(1, 2, 3))
     assert verdict.reproduced
     lines = verdict.ours["lines"]
     for skew in (1.1, 1.3, 1.5):

@@ -5,13 +5,15 @@ import pytest
 from surecast.errors import SurecastError
 from surecast.lab import experiments
 from surecast.lab import sprinkler_drivers as e1
+from surecast.lab.run import run
+from surecast.lab.summary import summarise
 
 
 def rows(totals, runs=(1,)):
     """A row a point: `totals` has a list a number of proxies, one total for 1, 2, 4 … drivers."""
     return [
         {
-            "run": run,
+            "seed": run,
             "proxies": proxies,
             "drivers": 2**place,
             "total": total * (1 + run / 100),
@@ -63,7 +65,9 @@ def test_the_verdict_has_mean_least_and_greatest_over_runs():
 
 
 def test_the_figure_is_drawn_from_the_rows(tmp_path):
-    e1.draw(rows(GOOD, runs=(1, 2)), tmp_path / "e1.png")
+    experiment = experiments()["sprinkler-e1"]
+    summary = summarise(rows(GOOD, runs=(1, 2)), list(experiment.by), list(experiment.values))
+    e1.draw(summary, tmp_path / "e1.png")
     assert (tmp_path / "e1.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -73,7 +77,7 @@ def test_a_run_that_lost_something_has_no_result(monkeypatch):
     lost = Run(1.0, {}, 1, 1.0, {"others": 0.0, "east-1": 0.5}, ["west-1 has 3 events"])
     monkeypatch.setattr(e1, "broadcast", lambda *_args, **_options: lost)
     with pytest.raises(SurecastError, match="lost or doubled"):
-        e1._point(1, 1, 1, quick=True)
+        e1.run_point(e1.points(True, [1])[0])
 
 
 @pytest.mark.slow
@@ -82,7 +86,7 @@ def test_a_small_run_with_real_processes(tmp_path, monkeypatch):
     monkeypatch.setattr(e1, "PROXIES", (1, 2, 3))
     monkeypatch.setattr(e1, "SECONDS_QUICK", 0.2)
     experiment = experiments()["sprinkler-e1"]
-    verdict = experiment.run(lambda *_: None, tmp_path, quick=True, seeds=(1, 2))
+    verdict = run(experiment, lambda *_: None, tmp_path, quick=True, seeds=(1, 2))
     assert verdict.seeds == [1], "a quick look takes one run"
     assert verdict.ours["three_proxies_events_per_s"].min > 0
     files = experiment.files(tmp_path)

@@ -12,6 +12,7 @@ from surecast.lab import experiments
 from surecast.lab.sprinkler_driver import RATE, Driver, Load
 from surecast.lab.sprinkler_link import claims, findings, latencies, rows_of, verdict_of
 from surecast.lab.sprinkler_link_run import QUICK, REGIONS, Plan, Run, simulate
+from surecast.lab.summary import summarise
 from surecast.protocols.sprinkler.messages import PubAck, PubNack
 from surecast.sim.world import WALL_NS
 
@@ -212,7 +213,7 @@ def test_files_are_written_from_the_rows_alone(tmp_path):
     experiment = experiments()["sprinkler-e4"]
     rows = rows_of(1, made_up(as_the_paper_has_it))
     figure = tmp_path / "e4.png"
-    experiment.draw(rows, figure)
+    experiment.draw(summarise(rows, list(experiment.by), list(experiment.values)), figure)
     assert figure.read_bytes().startswith(b"\x89PNG")
     written = json.loads(verdict_of(rows).to_json())
     assert {"paper", "ours", "reproduced", "beaten", "scale", "seeds"} <= written.keys()

@@ -5,15 +5,23 @@ import pytest
 from surecast.core.types import MS, SECOND
 from surecast.lab import experiments, sprinkler_economy, sprinkler_load, sprinkler_mesh
 from surecast.lab.sprinkler_driver import BATCH_NS, PAPER_BYTES, RATE, Load
-from surecast.lab.sprinkler_mesh_points import Point, ours, printed, row_of, steady, untuned
+from surecast.lab.sprinkler_mesh_points import (
+    ours,
+    printed,
+    row_of,
+    setting_of,
+    steady,
+    untuned,
+)
 from surecast.lab.sprinkler_mesh_run import simulate
+from surecast.lab.summary import summarise
 
 OFFERED = 3 * RATE / 1e6
 SIZE = 40
 
 
 def row(setting, seed=1, **names):
-    return row_of(Point(seed, setting, names), simulate(seed, setting))
+    return row_of(seed, setting, names, simulate(seed, setting))
 
 
 # ---------------------------------------------------------------- the simulation
@@ -24,6 +32,25 @@ def test_loads_are_as_named():
     assert load.batch_events * SECOND // BATCH_NS == RATE
     assert load.batch_bytes == 128 + 10 * load.batch_events
     assert ours(2, 1000, 10, load=1 / 6).rate == RATE // 6
+
+
+def test_a_point_says_how_its_mesh_is_set():
+    point = {"reading": "short", "way": "printed", "fanout": 4, "shuffle_ms": 300, "seed": 1}
+    made = setting_of({**point, "clients": 7, "keep_ns": MS, "meshed": ["r0", "r2"]})
+    assert made == printed(4, 300, 7, keep_ns=MS, meshed=("r0", "r2"))
+    with pytest.raises(TypeError, match="nonsense"):
+        setting_of({**point, "clients": 7, "nonsense": 1})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", [sprinkler_mesh, sprinkler_load], ids=["e2", "e3"])
+def test_a_point_gives_the_row_that_is_declared_and_the_same_again(module):
+    (experiment,) = module.EXPERIMENTS
+    point = experiment.points(True, [7])[0] | {"clients": 10}
+    (one,), (again,) = experiment.run_point(point), experiment.run_point(point)
+    assert one == again
+    assert one.keys() <= experiment.columns.keys()
+    assert one["seed"] == 7
 
 
 @pytest.mark.slow
@@ -86,11 +113,12 @@ def test_the_same_seed_gives_the_same_run():
 @pytest.mark.slow
 def test_a_servers_share_falls_with_the_number_of_clients():
     rows = [
-        row_of(point, simulate(point.seed, point.setting))
-        for point in sprinkler_economy.points(quick=True, seed=1)
+        row
+        for point in sprinkler_economy.points(True, [1])
+        for row in sprinkler_economy.run_one(point)
     ]
     assert [name for name, holds in sprinkler_economy.claims(rows).items() if not holds] == []
-    by_size = {r["clients"]: r["from_server"] for r in rows if r["told"] == 3}
+    by_size = {r["clients"]: r["from_server"] for r in rows if r.get("told") == 3}
     assert by_size[10] / by_size[100] == pytest.approx(10, rel=0.2)
 
 
@@ -103,20 +131,13 @@ def made_up_e2(throughput):
         {
             "measure": "point",
             "seed": 1,
-            **point.names,
-            "fanout": point.setting.mesh.fanout,
-            "shuffle_ms": point.setting.mesh.shuffle_ns / MS,
-            "clients": point.setting.clients,
-            "throughput": throughput(
-                point.names["reading"],
-                point.setting.mesh.fanout,
-                point.setting.mesh.shuffle_ns / MS,
-            ),
+            **{name: point[name] for name in ("reading", "fanout", "shuffle_ms", "clients")},
+            "throughput": throughput(point["reading"], point["fanout"], point["shuffle_ms"]),
             **dict.fromkeys(("least", "copies", "fallbacks", "server_backlog_ms"), 1.0),
             "misplaced": 0,
             "inputs": 1,
         }
-        for point in sprinkler_mesh.points(True, 1)
+        for point in sprinkler_mesh.points(True, [1])
     ]
 
 
@@ -152,17 +173,15 @@ def test_e2_can_fail(throughput, broken):
 
 def made_up_e3(knee_at, latency_ms=150.0):
     rows = []
-    for point in sprinkler_load.points(True, 1):
-        sixths = point.names["sixths"]
+    for point in sprinkler_load.points(True, [1]):
+        sixths = point["sixths"]
         offered = OFFERED * sixths / 6
         over = sixths >= knee_at
         rows.append(
             {
                 "measure": "point",
                 "seed": 1,
-                **point.names,
-                "fanout": point.setting.mesh.fanout,
-                "clients": point.setting.clients,
+                **{name: point[name] for name in ("reading", "fanout", "sixths", "clients")},
                 "offered": offered,
                 "throughput": 0.7 * offered if over else offered,
                 "unfinished": 0.5 if over else 0.0,
@@ -226,5 +245,6 @@ def test_figures_are_drawn_from_rows_alone(tmp_path):
         ("sprinkler-economy", [share | {"clients": 10, "from_server": 0.3}, real]),
     ):
         figure = tmp_path / f"{name}.png"
-        experiments()[name].draw(rows, figure)
+        experiment = experiments()[name]
+        experiment.draw(summarise(rows, list(experiment.by), list(experiment.values)), figure)
         assert figure.read_bytes().startswith(b"\x89PNG")

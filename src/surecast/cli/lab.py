@@ -1,8 +1,9 @@
-"""`surecast lab`: list the experiments of the papers and run them again."""
+"""`surecast lab`: list the papers' experiments, run them again, make a book of the results."""
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,8 +11,14 @@ from surecast.cli.progress import Bar, writable
 
 if TYPE_CHECKING:
     from surecast.lab import Experiment, Verdict
+    from surecast.lab.run import Where
 
 lab = typer.Typer(no_args_is_help=True, help="The papers' experiments, run again.")
+
+SEEDS, SWEEP_SEEDS = 3, 5
+
+Out = Annotated[Path, typer.Option(help="Where tables, figures and verdicts go.")]
+OUT = Path("out/lab")
 
 
 @lab.command("list")
@@ -23,7 +30,7 @@ def list_experiments(
 
     found = experiments().values()
     if as_json:
-        keys = ("id", "title", "question", "paper")
+        keys = ("id", "title", "question", "setup", "paper")
         print(json.dumps([{key: getattr(one, key) for key in keys} for one in found]))
         return
     for one in found:
@@ -33,18 +40,38 @@ def list_experiments(
 @lab.command("run")
 def run_experiments(
     ids: Annotated[list[str], typer.Argument(help="Ids from `surecast lab list`, or `all`.")],
-    out: Annotated[Path, typer.Option(help="Where tables, figures and verdicts go.")] = Path(
-        "out/lab"
-    ),
+    out: Out = OUT,
     quick: Annotated[bool, typer.Option("--quick", help="The same shape, much smaller.")] = False,
-    seeds: Annotated[int, typer.Option(min=1, help="How often, from seed 1 on.")] = 3,
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=1, help=f"How often, from seed 1 on: {SEEDS}; a sweep {SWEEP_SEEDS}."),
+    ] = None,
+    sweep: Annotated[
+        bool, typer.Option("--sweep", help="On Spark: every point with every seed is a task.")
+    ] = False,
+    master: Annotated[
+        str, typer.Option(help="With --sweep: local[2], spark://host:7077, sc://host …")
+    ] = "local[*]",
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Run again what an earlier run has left in --out.")
+    ] = False,
+    any_source: Annotated[
+        bool,
+        typer.Option("--any-source", help="Use what is there even if the source has changed."),
+    ] = False,
+    point: Annotated[
+        str | None, typer.Option(help="Only this point, here, as a failed run names it.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="With --point: its seed.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The verdicts as a JSON list.")] = False,
 ) -> None:
-    """Run experiments; each leaves a table, a figure and a verdict.
+    """Run experiments; each leaves tables, a figure and a verdict.
 
-    Exits with 1 if some claim of a paper was not reproduced.
+    A run that was stopped goes on where it was. Exits with 1 if some claim of a paper was not
+    reproduced, or if points failed.
     """
     from surecast.lab import experiments
+    from surecast.lab.run import PointFailed, demand_sweepable
 
     known = experiments()
     wanted = list(known) if "all" in ids else ids
@@ -54,57 +81,124 @@ def run_experiments(
                 f"no experiment {name!r}; there are: {', '.join(known)}", param_hint="ids"
             )
     writable(out)
-    verdicts = []
-    for name in wanted:
-        verdict = _run(known[name], out, quick, range(1, seeds + 1))
-        verdicts.append(verdict)
-        if not as_json:
-            print(render(known[name], verdict, out))
+    if point is not None:
+        if len(wanted) != 1 or sweep or seeds is not None:
+            hint = "one experiment, --seed and --quick go with it, nothing else"
+            raise typer.BadParameter(hint, param_hint="--point")
+        _run_point(known[wanted[0]], point, 1 if seed is None else seed, quick, out, as_json)
+        return
+    if seed is not None:
+        raise typer.BadParameter("it goes with --point; how many: --seeds", param_hint="--seed")
+    if sweep and "all" in ids:
+        for name in [name for name in wanted if known[name].alone]:
+            typer.echo(f"left out, as it measures real processes: {name}", err=True)
+            wanted.remove(name)
+    for name in wanted if sweep else ():
+        demand_sweepable(known[name])  # before Spark starts
+    count = seeds or (SWEEP_SEEDS if sweep else SEEDS)
+    verdicts: list[Verdict] = []
+    failures = 0
+    with ExitStack() as stack:
+        where = _where(stack, sweep, master)
+        for name in wanted:
+            try:
+                verdict = _run(
+                    known[name], out, quick, range(1, count + 1), where, fresh, any_source
+                )
+            except PointFailed as failed:
+                failures += 1
+                typer.echo(str(failed), err=True)
+                continue
+            verdicts.append(verdict)
+            if not as_json:
+                print(render(known[name], verdict, out))
     if as_json:
         print(json.dumps([json.loads(verdict.to_json()) for verdict in verdicts]))
-    raise typer.Exit(0 if all(verdict.reproduced for verdict in verdicts) else 1)
+    good = not failures and all(verdict.reproduced for verdict in verdicts)
+    raise typer.Exit(0 if good else 1)
 
 
-def _run(experiment: "Experiment", out: Path, quick: bool, seeds: range) -> "Verdict":
+def _where(stack: ExitStack, sweep: bool, master: str) -> "Where":
+    from surecast.lab.run import Where
+
+    if not sweep:
+        return Where()
+    from surecast.pipeline.session import spark_session
+
+    with Bar("Spark", total=0) as bar:
+        bar.update(0, f"starting, {master}")
+        spark = spark_session(master, app="surecast lab")
+    stack.callback(spark.stop)
+    return Where(spark=spark, master=master)
+
+
+def _run(
+    experiment: "Experiment",
+    out: Path,
+    quick: bool,
+    seeds: range,
+    where: "Where",
+    fresh: bool,
+    any_source: bool,
+) -> "Verdict":
+    from surecast.lab.run import run
+
     with Bar(experiment.id, total=1) as bar:
 
         def progress(done: int, total: int, note: str) -> None:
             bar.update(done, note, total)
 
-        return experiment.run(progress, out, quick, list(seeds))
+        return run(experiment, progress, out, quick, list(seeds), where, fresh, any_source)
+
+
+def _run_point(
+    experiment: "Experiment", name: str, seed: int, quick: bool, out: Path, as_json: bool
+) -> None:
+    from surecast.lab.run import point_called, run_one
+
+    rows = run_one(experiment, point_called(experiment, name, seed, quick), out)
+    if as_json:
+        print(json.dumps(rows))
+        return
+    print(f"{experiment.id}, {name}, seed {seed}: {len(rows)} rows; `lab run` goes on from there")
+
+
+@lab.command("report")
+def report(
+    out: Annotated[Path, typer.Option(help="Where `lab run` has left its results.")] = OUT,
+    to: Annotated[
+        Path | None, typer.Option(help="The folder of the book; by itself: report in --out.")
+    ] = None,
+) -> None:
+    """Make a book of static pages from what is in --out; open its index.html."""
+    from surecast.lab import experiments
+    from surecast.lab.book import write_book
+
+    folder = writable(to or out / "report")
+    book = write_book(list(experiments().values()), out, folder)
+    missing = f"; not run yet: {', '.join(book.missing)}" if book.missing else ""
+    total = len(book.pages) + len(book.missing)
+    print(f"{book.index}: {len(book.pages)} of {total} experiments{missing}")
 
 
 def render(experiment: "Experiment", verdict: "Verdict", out: Path) -> str:
     """Claim by claim: the paper's number beside ours."""
+    from surecast.lab.verdict import short
+
     judged = "reproduced" if verdict.reproduced else "NOT reproduced"
     lines = [
         f"{experiment.id}: {experiment.title}",
         f"  {judged}{', beaten' if verdict.beaten else ''}"
         f" ({verdict.scale}; seeds {', '.join(map(str, verdict.seeds))}; {verdict.wall_s:.1f} s)",
+        f"  {verdict.headline}",
     ]
     claims = [*verdict.paper, *(claim for claim in verdict.ours if claim not in verdict.paper)]
     for claim in claims:
         lines.append(f"  {claim}")
         if claim in verdict.paper:
-            lines.append(f"    paper  {_short(verdict.paper[claim])}")
+            lines.append(f"    paper  {short(verdict.paper[claim])}")
         if claim in verdict.ours:
-            lines.append(f"    ours   {_short(verdict.ours[claim])}")
+            lines.append(f"    ours   {short(verdict.ours[claim])}")
     lines += [f"  note: {note}" for note in verdict.notes]
     lines += [f"  {what:<8} {path}" for what, path in experiment.files(out).items()]
     return "\n".join(lines)
-
-
-def _short(value: Any) -> str:
-    """A value of a verdict for people: numbers with few digits, spreads as mean [least, most]."""
-    import msgspec
-
-    plain = msgspec.to_builtins(value)
-    if isinstance(plain, float):
-        return f"{plain:.4g}"
-    if isinstance(plain, dict) and plain.keys() == {"mean", "min", "max"}:
-        return f"{plain['mean']:.4g} [{plain['min']:.4g}, {plain['max']:.4g}]"
-    if isinstance(plain, dict):
-        return ", ".join(f"{key}: {_short(item)}" for key, item in plain.items())
-    if isinstance(plain, list):
-        return ", ".join(_short(item) for item in plain)
-    return str(plain)

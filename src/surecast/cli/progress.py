@@ -44,6 +44,7 @@ class Bar:
         self._rich: Progress | None = None
         self._line_at = 0.0  # monotonic seconds of the next plain line
         self._last = ""
+        self._ended = False
 
     def __enter__(self) -> "Bar":
         if self.stream.isatty():
@@ -85,8 +86,10 @@ class Bar:
             self._rich.update(self._task, completed=done, total=self.total, note=note)
             return
         now = time.monotonic()
-        if now < self._line_at and (done < self.total or not self.total):
+        is_end = bool(self.total) and done >= self.total
+        if now < self._line_at and (not is_end or self._ended):
             return
+        self._ended = is_end  # said at once; whatever else is said there can wait
         self._line_at = now + self.line_every_s
         count = f"{_count(done)}/{_count(self.total)}" if self.total else _count(done)
         line = f"{self.title}: {count}" + (f", {note}" if note else "")

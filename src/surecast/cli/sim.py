@@ -1,49 +1,47 @@
 """`surecast sim <protocol>`: run seeds of a protocol's swarm, in parallel, and judge the whole.
 
-Each seed is one world: it draws a cluster, a workload and faults, heals, and is checked from the
-records of publishers and subscribers. Seeds share nothing, so they run in processes of their own
-and their results are added up here, in any order.
+What a seed is, and how results add up, is lab/torture.py; here are the options and what people see.
 """
 
-import importlib
 import json
-import multiprocessing
 import os
-import signal
-import threading
-import traceback
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from surecast.cli.progress import Bar, writable
-
-Result = dict[str, Any]  # a SeedResult as plain data
-Summary = dict[str, Any]
-
-SWARMS = {
-    "sprinkler": "surecast.swarm.sprinkler:run_seed",
-    "sprinkler-mesh": "surecast.swarm.mesh:run_seed",
-}
-
-SUMMED = (
-    "faults_in_flight",
-    "published",
-    "acked",
-    "delivered",
-    "void",
-    "lost",
-    "duplicated",
-    "misordered",
+from surecast.lab.torture import (
+    SUMMED,
+    SWARMS,
+    Result,
+    Summary,
+    append_to_ledger,
+    ledger_line,
+    load_swarm,
+    merge,
+    passed,
+    replay_command,
+    run_one,
+    run_seeds,
+    run_seeds_on_spark,
 )
-SEEDS_FOR_COVERAGE = 50  # fewer seeds may leave a handler untouched by chance
+
+__all__ = [
+    "SWARMS",
+    "Result",
+    "describe_failure",
+    "load_swarm",
+    "merge",
+    "passed",
+    "render",
+    "run_one",
+    "sim",
+]
+
 DEFAULT_SEEDS = 100
-HOUR_NS = 3_600_000_000_000
 
 
 def sim(
@@ -54,6 +52,15 @@ def sim(
     jobs: Annotated[int, typer.Option(min=0, help="Processes; 0: one per core.")] = 0,
     draw: Annotated[
         Path | None, typer.Option(help="With --seed: draw the run into this .png or .svg.")
+    ] = None,
+    on_spark: Annotated[
+        bool, typer.Option("--on-spark", help="Every seed a Spark task, wherever --master is.")
+    ] = False,
+    master: Annotated[
+        str, typer.Option(help="With --on-spark: local[2], spark://host:7077, sc://host …")
+    ] = "local[*]",
+    ledger: Annotated[
+        Path | None, typer.Option(help="Append this run to a file, one JSON line a run.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
@@ -75,44 +82,60 @@ def sim(
         if draw.suffix not in (".png", ".svg"):
             raise typer.BadParameter(f"{draw} is neither .png nor .svg", param_hint="--draw")
         writable(draw.parent)
-    wanted = [seed] if seed is not None else range(first_seed, first_seed + seeds)
-    results = []
-    violations = 0
-    with Bar(f"sim {protocol}", len(wanted)) as bar:
-        bar.update(0)
+    if on_spark and (draw is not None or jobs):
+        raise typer.BadParameter("Spark has neither --draw nor --jobs", param_hint="--on-spark")
+    if ledger is not None:
+        append_to_ledger(ledger)
+    wanted = [seed] if seed is not None else list(range(first_seed, first_seed + seeds))
+    started = time.perf_counter()
+    if on_spark:
+        results = _on_spark(protocol, wanted, master)
+    else:
         found = run_seeds(protocol, wanted, jobs or os.cpu_count() or 1)
         if draw is not None and seed is not None:
             found = iter([run_and_draw(protocol, seed, draw)])
+        results = _watched(protocol, found, len(wanted))
+    summary = merge(protocol, results)
+    if ledger is not None:
+        ran = f"Spark, {master}" if on_spark else "processes"
+        line = ledger_line(summary, wanted[0], time.perf_counter() - started, ran)
+        append_to_ledger(ledger, line)
+    print(json.dumps(summary) if as_json else render(protocol, summary, results))
+    raise typer.Exit(0 if passed(summary) else 1)
+
+
+def _watched(protocol: str, found: Iterable[Result], total: int) -> list[Result]:
+    """All results, each failure told as it comes."""
+    results = []
+    violations = 0
+    with Bar(f"sim {protocol}", total) as bar:
+        bar.update(0)
         for result in found:
             results.append(result)
             violations += len(result["violations"])
             if result["violations"]:
                 bar.say(describe_failure(protocol, result))
             bar.update(len(results), f"{violations} violations")
-    summary = merge(protocol, results)
-    print(json.dumps(summary) if as_json else render(protocol, summary, results))
-    raise typer.Exit(0 if passed(summary) else 1)
+    return results
 
 
-def load_swarm(protocol: str) -> Callable[..., Any]:
-    """The `run_seed` of a protocol; imports everything it needs."""
-    module, _, name = SWARMS[protocol].partition(":")
-    run_seed: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    return run_seed
+def _on_spark(protocol: str, seeds: Sequence[int], master: str) -> list[Result]:
+    """All results at once; failures are told at the end."""
+    from surecast.pipeline.session import spark_session
 
-
-def run_one(protocol: str, seed: int, **options: Any) -> Result:
-    """One seed as plain data. A crash of the run is a violation too, never an empty success."""
-    import msgspec
-
-    try:
-        result: Result = msgspec.to_builtins(load_swarm(protocol)(seed, **options))
-    except Exception as error:
-        story = f"run crashed: {type(error).__name__}: {error}\n{traceback.format_exc()}"
-        return {"seed": seed, "violations": [story]}
-    if not result["ok"] and not result["violations"]:
-        result["violations"] = ["run reports failure without saying which"]
-    return result
+    with Bar(f"sim {protocol}", len(seeds)) as bar:
+        bar.update(0, "starting Spark")
+        spark = spark_session(master, app=f"surecast sim {protocol}")
+        try:
+            results = run_seeds_on_spark(
+                spark, protocol, seeds, lambda done, total, note: bar.update(done, note, total)
+            )
+        finally:
+            spark.stop()
+        for result in results:
+            if result["violations"]:
+                bar.say(describe_failure(protocol, result))
+    return results
 
 
 def run_and_draw(protocol: str, seed: int, path: Path) -> Result:
@@ -128,100 +151,11 @@ def run_and_draw(protocol: str, seed: int, path: Path) -> Result:
     return result
 
 
-def run_seeds(protocol: str, seeds: Iterable[int], jobs: int) -> Iterator[Result]:
-    """Results as they come. A worker that dies is reported as a violation of its seeds."""
-    todo = iter(seeds)
-    if jobs == 1:
-        yield from (run_one(protocol, seed) for seed in todo)
-        return
-    # Spawned, not forked: each worker starts clean, whatever threads this process has.
-    context = multiprocessing.get_context("spawn")
-    running: dict[Future[Result], int] = {}
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_live_with_parent) as pool:
-        try:
-            while True:
-                while len(running) < 2 * jobs and (seed := next(todo, None)) is not None:
-                    running[pool.submit(run_one, protocol, seed)] = seed
-                if not running:
-                    return
-                done, _ = wait(running, return_when=FIRST_COMPLETED)
-                for future in done:
-                    yield future.result()
-                    del running[future]
-        except BrokenProcessPool:
-            for seed in sorted([*running.values(), *todo]):
-                yield {"seed": seed, "violations": ["not run to its end: a worker process died"]}
-        except BaseException:  # Ctrl-C: nobody waits for the seeds under way
-            for worker in list(pool._processes.values()):
-                worker.terminate()
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
-def _live_with_parent() -> None:
-    """A worker leaves Ctrl-C to its parent, and goes when that is gone, however it went."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def merge(protocol: str, results: Iterable[Result]) -> Summary:
-    """Add up the results of many seeds; the order they come in does not matter."""
-    ordered = sorted(results, key=lambda result: result["seed"])
-    coverage = _add_up(ordered, "coverage")
-    enough = len(ordered) >= SEEDS_FOR_COVERAGE
-    return {
-        "protocol": protocol,
-        "seeds": len(ordered),
-        "violations": sum(len(result["violations"]) for result in ordered),
-        "simulated_hours": sum(result.get("simulated_ns", 0) for result in ordered) / HOUR_NS,
-        "settled_s_max": max((r.get("settled_ns", 0) for r in ordered), default=0) / 1e9,
-        "faults": _add_up(ordered, "faults"),
-        "clients": _add_up(ordered, "clients"),
-        **{key: sum(result.get(key, 0) for result in ordered) for key in SUMMED},
-        "coverage": coverage,
-        "unexercised": sorted(name for name, n in coverage.items() if n == 0) if enough else [],
-        "failing_seeds": [
-            {
-                "seed": result["seed"],
-                "violations": result["violations"],
-                "replay": replay_command(protocol, result["seed"]),
-            }
-            for result in ordered
-            if result["violations"]
-        ],
-    }
-
-
-def _add_up(results: Iterable[Result], key: str) -> dict[str, int]:
-    total: Counter[str] = Counter()
-    for result in results:
-        total.update(result.get(key, {}))
-    return dict(sorted(total.items()))
-
-
 def peer_share(summary: Summary) -> float:
     """Of all positions that mesh clients got, how many came from other clients; 0 if none did."""
     clients: dict[str, int] = summary["clients"]
     peers, servers = clients.get("got from peers", 0), clients.get("got from servers", 0)
     return peers / max(1, peers + servers)
-
-
-def passed(summary: Summary) -> bool:
-    """No violation; and where coverage counts, some handlers are known and all were reached."""
-    if summary["seeds"] >= SEEDS_FOR_COVERAGE and not summary["coverage"]:
-        return False
-    return not summary["violations"] and not summary["unexercised"]
-
-
-def replay_command(protocol: str, seed: int) -> str:
-    return f"surecast sim {protocol} --seed {seed}"
 
 
 def describe_failure(protocol: str, result: Result) -> str:

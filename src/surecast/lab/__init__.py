@@ -1,10 +1,17 @@
 """The lab: the papers' experiments, run again, each with a table, a figure and a verdict.
 
     for id, experiment in experiments().items(): ...
-    verdict = experiments()["sprinkler-e6"].run(progress, out_dir, quick=False, seeds=(1, 2, 3))
+    verdict = lab.run.run(experiments()["sprinkler-e6"], progress, out_dir, seeds=(1, 2, 3))
 
-verdict.py        Experiment, Verdict, and how a run becomes three files
+verdict.py        Experiment (a list of points, what to do with one, what to make of all), Verdict
+run.py            from an experiment to its files: points run here, in processes or on Spark
+points.py         a point's rows as a file that is whole, and known to be of this source
+pool.py           tasks in processes of this machine; pipeline/sweep.py does the same on Spark
+summary.py        means, confidence intervals and quartiles over seeds: in numpy, and as Spark SQL
+student.py        Student's t
 figures.py        axes, lines and saving, so that all figures look alike
+book.py           `surecast lab report`: the results as static pages; html.py makes the HTML
+torture.py        seeds of a swarm: run, added up, and entered into a ledger (`surecast sim`)
 sprinkler_drivers.py  Sprinkler E1: throughput of real proxies as drivers are added
 sprinkler_mesh.py Sprinkler E2: throughput of a mesh of clients; its figure is in
                   sprinkler_mesh_figure.py, its runs are in sprinkler_mesh_run.py, the ways a mesh
@@ -24,9 +31,9 @@ results.
 
 from importlib import import_module
 
-from surecast.lab.verdict import SEEDS, Experiment, Progress, Verdict
+from surecast.lab.verdict import Experiment, Progress, Verdict
 
-__all__ = ["SEEDS", "Experiment", "Progress", "Verdict", "experiments"]
+__all__ = ["Experiment", "Progress", "Verdict", "experiments"]
 
 # Each module has a tuple EXPERIMENTS; the order here is the order of the list.
 _MODULES = (

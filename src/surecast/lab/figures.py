@@ -5,9 +5,12 @@ matplotlib is imported on use, and only its Agg canvas: no display, no global st
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["axes", "log_log", "paper_line", "percent_axis", "save"]
+if TYPE_CHECKING:
+    from surecast.lab.summary import Line
+
+__all__ = ["axes", "band", "bars", "log_log", "paper_line", "percent_axis", "save"]
 
 # Colour-blind safe (Okabe and Ito), in order of use.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -46,6 +49,24 @@ def _label(ax: Any, title: str, x: str, y: str) -> None:
     ax.tick_params(labelsize=8)
     ax.grid(True, which="major", color="#dddddd", linewidth=0.6)
     ax.set_axisbelow(True)
+
+
+def bars(
+    ax: Any, line: "Line", label: str | None, colour: str, style: str = "o-", **more: Any
+) -> None:
+    """A few points, each with a bar for its confidence interval."""
+    errors = [
+        [mean - low for mean, low in zip(line.mean, line.low, strict=True)],
+        [high - mean for mean, high in zip(line.mean, line.high, strict=True)],
+    ]
+    options = {"lw": 1.4, "ms": 4, "capsize": 3, "elinewidth": 1, **more}
+    ax.errorbar(line.x, line.mean, yerr=errors, fmt=style, color=colour, label=label, **options)
+
+
+def band(ax: Any, line: "Line", label: str | None, colour: str, style: str = "-") -> None:
+    """Many points: the mean as a line, its confidence interval as a band around it."""
+    ax.plot(line.x, line.mean, style, color=colour, linewidth=1.3, label=label)
+    ax.fill_between(line.x, line.low, line.high, color=colour, alpha=0.25, lw=0)
 
 
 def paper_line(

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from itertools import pairwise
 from math import ceil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
 from surecast.lab import figures
-from surecast.lab.verdict import Experiment, Progress, Row, Verdict, spread
+from surecast.lab.summary import Summary
+from surecast.lab.verdict import Experiment, Point, Row, Verdict, spread
 from surecast.parts.workload import population
 
 __all__ = ["EXPERIMENTS"]
@@ -34,24 +34,29 @@ BIN_EVENTS_MIN = 20  # fewer in a bin, and its logarithm is mostly noise
 STRAIGHT_R2 = 0.99
 
 
-def measure(progress: Progress, quick: bool, seeds: Sequence[int]) -> tuple[list[Row], Verdict]:
-    """Invalidations by age of key for each skew and λ, and a straight line fitted to each."""
+def points(quick: bool, seeds: Sequence[int]) -> list[Point]:
+    """Each skew with each λ."""
     ticks = TICKS_QUICK if quick else TICKS
-    cases = [(skew, lam, seed) for skew in SKEWS for lam in LAMBDAS for seed in seeds]
-    rows: list[Row] = []
-    fits: dict[tuple[float, int], list[Row]] = {}
-    for done, (skew, lam, seed) in enumerate(cases):
-        progress(done, len(cases), f"skew {skew}, λ {lam}, seed {seed}")
-        ages = ages_at_invalidation(
-            np.random.default_rng([seed, round(skew * 100), lam]), skew, lam, ticks
-        )
-        binned = bin_by_age(ages, ticks)
-        fit = fit_line(binned, AGE_FIRST, ticks // 10)
-        fits.setdefault((skew, lam), []).append(fit)
-        case = {"skew": skew, "lambda": lam, "seed": seed}
-        rows += [case | row | {"fit": fit["level"] * row["age"] ** fit["slope"]} for row in binned]
-    progress(len(cases), len(cases), "done")
-    return rows, _verdict(fits, ticks, seeds)
+    return [
+        {"skew": skew, "lambda": lam, "ticks": ticks, "seed": seed}
+        for skew in SKEWS
+        for lam in LAMBDAS
+        for seed in seeds
+    ]
+
+
+def run_point(point: Point) -> list[Row]:
+    """Invalidations by age of key, and a straight line fitted to them."""
+    skew, lam, ticks, seed = (point[name] for name in ("skew", "lambda", "ticks", "seed"))
+    rng = np.random.default_rng([seed, round(skew * 100), lam])
+    binned = bin_by_age(ages_at_invalidation(rng, skew, lam, ticks), ticks)
+    fit = fit_line(binned, AGE_FIRST, ticks // 10)
+    case = {"skew": skew, "lambda": lam, "seed": seed}
+    rows = [
+        case | {"measure": "age", **row, "fit": fit["level"] * row["age"] ** fit["slope"]}
+        for row in binned
+    ]
+    return [*rows, case | {"measure": "line", "ticks": ticks, **fit}]
 
 
 def ages_at_invalidation(rng: Generator, skew: float, lam: float, ticks: int) -> Ints:
@@ -104,7 +109,12 @@ def fit_line(binned: Sequence[Row], age_lo: float, age_hi: float) -> Row:
     }
 
 
-def _verdict(fits: dict[tuple[float, int], list[Row]], ticks: int, seeds: Sequence[int]) -> Verdict:
+def verdict_of(rows: Sequence[Row]) -> Verdict:
+    fits: dict[tuple[float, int], list[Row]] = {}
+    for row in rows:
+        if row["measure"] == "line":
+            fits.setdefault((row["skew"], row["lambda"]), []).append(row)
+    ticks = next(iter(fits.values()))[0]["ticks"]
     lines = {
         f"skew {skew}, λ {lam}": {
             "slope": spread([fit["slope"] for fit in by_seed]),
@@ -115,7 +125,8 @@ def _verdict(fits: dict[tuple[float, int], list[Row]], ticks: int, seeds: Sequen
         }
         for (skew, lam), by_seed in fits.items()
     }
-    straight = all(fit["r2"] >= STRAIGHT_R2 for by_seed in fits.values() for fit in by_seed)
+    all_fits = [fit for by_seed in fits.values() for fit in by_seed]
+    straight = all(fit["r2"] >= STRAIGHT_R2 for fit in all_fits)
     # A claim about order must hold between any two seeds, not only between means.
     steeper = all(
         min(_each(fits[low, lam], "slope")) > max(_each(fits[high, lam], "slope"))
@@ -127,8 +138,13 @@ def _verdict(fits: dict[tuple[float, int], list[Row]], ticks: int, seeds: Sequen
         for skew in SKEWS
         for less, more in pairwise(LAMBDAS)
     )
+    steepest, flattest = (
+        str(spread(_each(fits[skew, LAMBDAS[-1]], "slope"), 3)) for skew in (SKEWS[-1], SKEWS[0])
+    )
     return Verdict(
         id="sprinkler-e5",
+        headline=f"lines with R² of at least {min(_each(all_fits, 'r2')):.4f}; slope {flattest} at "
+        f"skew {SKEWS[0]}, {steepest} at skew {SKEWS[-1]}",
         paper={
             "straight": "popularity falls with age roughly as a Zipf-like law",
             "steeper": "the line is steeper with larger skew",
@@ -138,7 +154,7 @@ def _verdict(fits: dict[tuple[float, int], list[Row]], ticks: int, seeds: Sequen
         reproduced=straight and steeper and higher,
         beaten=False,
         scale=f"{ticks} ticks from an empty set, {NEW_KEYS_A_TICK} new keys and λ updates a tick",
-        seeds=list(seeds),
+        seeds=list(dict.fromkeys(row["seed"] for row in rows)),
         notes=[
             "Reading: λ is the mean number of events a tick; a new key enters at a rank drawn by "
             "Zeta(skew) (beyond the last key: last) and pushes the others down; updates draw a rank"
@@ -157,29 +173,30 @@ def _each(fits: Sequence[Row], name: str) -> list[float]:
     return [fit[name] for fit in fits]
 
 
-def draw(rows: Sequence[Row], path: Path) -> None:
+def draw(summary: Summary, path: Path) -> None:
     """Figure 9: a colour a skew, a marker a λ; the mean of the seeds, the fits as thin lines."""
     figure, (ax,) = figures.axes(1, 1, 7.5, 5.4)
-    ticks = max(row["age_hi"] for row in rows)
+    ticks = max(summary.each("age_hi"))
     for colour, skew in zip(figures.COLOURS, SKEWS, strict=False):
         for marker, lam in zip("sox", LAMBDAS, strict=False):
-            ages, means, fitted = _mean_over_seeds(rows, skew, lam)
-            inside = (ages >= AGE_FIRST) & (ages <= ticks / 10)
-            slope = np.polyfit(np.log(ages[inside]), np.log(fitted[inside]), 1)[0]
+            which = {"skew": skew, "lambda": lam}
+            slope = summary.mean("slope", measure="line", **which)
             mark = " (named in the paper)" if (skew, lam) == (1.1, 200) else ""
-            ax.plot(
-                ages,
-                means,
+            hit = {row["age"] for row in summary.pick("events", **which) if row["max"] > 0}
+            figures.bars(
+                ax,
+                summary.line("age", "invalidations", **which).only(hit),
+                f"skew {skew}, λ {lam}: slope {slope:.2f}{mark}",
+                colour,
                 marker,
-                color=colour,
-                markersize=4,
                 fillstyle="none" if marker == "s" else "full",
-                label=f"skew {skew}, λ {lam}: slope {slope:.2f}{mark}",
             )
-            ax.plot(ages[inside], fitted[inside], color=colour, linewidth=1)
+            inside = {age for age in hit if AGE_FIRST <= age <= ticks / 10}
+            fit = summary.line("age", "fit", **which).only(inside)
+            ax.plot(fit.x, fit.mean, color=colour, linewidth=1)
     figures.log_log(
         ax,
-        "Sprinkler E5 (Fig. 9): invalidations of keys by age",
+        f"Sprinkler E5 (Fig. 9): invalidations of keys by age; {summary.caption}",
         "age of the key when invalidated [ticks]",
         "invalidations per tick of age, whole run",
     )
@@ -190,18 +207,6 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     figures.save(figure, path)
 
 
-def _mean_over_seeds(rows: Sequence[Row], skew: float, lam: int) -> tuple[Any, Any, Any]:
-    """Ages with enough events to show, and the means of count and fit at each."""
-    by_age: dict[float, list[Row]] = {}
-    for row in rows:
-        if row["skew"] == skew and row["lambda"] == lam:
-            by_age.setdefault(row["age"], []).append(row)
-    shown = {age: of for age, of in by_age.items() if sum(row["events"] for row in of) > 0}
-    means = [float(np.mean([row["invalidations"] for row in of])) for of in shown.values()]
-    fitted = [float(np.exp(np.mean(np.log([row["fit"] for row in of])))) for of in shown.values()]
-    return np.array(list(shown)), np.array(means), np.array(fitted)
-
-
 EXPERIMENTS = (
     Experiment(
         id="sprinkler-e5",
@@ -209,7 +214,32 @@ EXPERIMENTS = (
         question="Do old keys draw fewer updates, as a straight line on logarithmic axes?",
         paper="Zipf-like decay with age, steeper with more skew, higher with larger λ; "
         "skew 1.1 with λ = 200 resembles a real social site. Axis values unknown.",
-        measure=measure,
+        setup="The workload model runs from an empty set of keys: a tick brings ten new keys and λ "
+        "updates on average. Counted is, for every update, the age in ticks of the key it hits. No "
+        "protocol takes part: this checks the generator that E6 uses.",
+        by={
+            "measure": str,
+            "skew": float,
+            "lambda": int,
+            "age": float,
+            "age_lo": int,
+            "age_hi": int,
+        },
+        values={
+            "events": int,
+            "invalidations": float,
+            "fit": float,
+            "ticks": int,
+            "slope": float,
+            "level": float,
+            "r2": float,
+            "worst": float,
+            "age_last": float,
+            "at_100": float,
+        },
+        points=points,
+        run_point=run_point,
+        verdict_of=verdict_of,
         draw=draw,
     ),
 )

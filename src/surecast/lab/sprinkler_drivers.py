@@ -15,9 +15,10 @@ from surecast.bench.machine import machine
 from surecast.columns.rules import KeepLast
 from surecast.errors import SurecastError
 from surecast.lab import figures
-from surecast.lab.verdict import Experiment, Progress, Row, Verdict, spread
+from surecast.lab.summary import Summary
+from surecast.lab.verdict import Experiment, Point, Row, Verdict, spread
 
-__all__ = ["EXPERIMENTS", "claims", "draw", "verdict_of"]
+__all__ = ["EXPERIMENTS", "claims", "draw", "points", "run_point", "verdict_of"]
 
 PROXIES = (1, 2, 3)
 DRIVERS = (1, 2, 4, 8)  # for each proxy
@@ -31,39 +32,37 @@ FLAT = 1.25  # a last doubling of drivers that gains less than this has reached 
 FALL = 1.05  # more proxies may carry this much more and still not count as a rise
 
 
-def measure(progress: Progress, quick: bool, seeds: Sequence[int]) -> tuple[list[Row], Verdict]:
+def points(quick: bool, seeds: Sequence[int]) -> list[Point]:
     """A seed is a run; a quick look takes one."""
-    runs = list(seeds)[:1] if quick else list(seeds)
-    drivers = DRIVERS_QUICK if quick else DRIVERS
-    todo = [(run, proxies, count) for run in runs for proxies in PROXIES for count in drivers]
-    rows: list[Row] = []
-    for done, (run, proxies, count) in enumerate(todo):
-        progress(done, len(todo), f"{proxies} proxies, {count} drivers each, run {run}")
-        rows.append(_point(run, proxies, count, quick))
-    progress(len(todo), len(todo), "done")
-    return rows, verdict_of(rows)
+    seconds, warm_s = (SECONDS_QUICK, WARM_QUICK_S) if quick else (SECONDS, WARM_S)
+    return [
+        {"proxies": proxies, "drivers": drivers, "seconds": seconds, "warm_s": warm_s, "seed": run}
+        for run in (list(seeds)[:1] if quick else seeds)
+        for proxies in PROXIES
+        for drivers in (DRIVERS_QUICK if quick else DRIVERS)
+    ]
 
 
-def _point(run: int, proxies: int, drivers: int, quick: bool) -> Row:
+def run_point(point: Point) -> list[Row]:
+    proxies, drivers = point["proxies"], point["drivers"]
     load = Load(
         REGIONS[:proxies], KeepLast(RETAINED), BATCH, drivers=drivers, window=1,
         pool_events=20 * BATCH, keys=0,
     )  # fmt: skip
-    seconds, warm_s = (SECONDS_QUICK, WARM_QUICK_S) if quick else (SECONDS, WARM_S)
     with tempfile.TemporaryDirectory(prefix="surecast-e1-") as folder:
-        measured = broadcast(Path(folder), load, warm_s, seconds, audit=False)
+        measured = broadcast(Path(folder), load, point["warm_s"], point["seconds"], audit=False)
     if measured.problems:
         raise SurecastError(
             f"E1 with {proxies} proxies and {drivers} drivers lost or doubled events, so it has no "
             f"result: {'; '.join(measured.problems)}"
         )
-    return _row(run, proxies, drivers, measured)
+    return [_row(point["seed"], proxies, drivers, measured)]
 
 
 def _row(run: int, proxies: int, drivers: int, measured: Run) -> Row:
     servers = [f"{region}-1" for region in REGIONS[:proxies]]
     return {
-        "run": run,
+        "seed": run,
         "proxies": proxies,
         "drivers": drivers,
         "total": measured.rate,
@@ -106,10 +105,12 @@ def verdict_of(rows: Sequence[Row]) -> Verdict:
     three = _curve(rows, 3)
     best = max(three, key=lambda count: three[count])
     peak = _totals(rows, 3, best)
-    runs = list(dict.fromkeys(row["run"] for row in rows))
+    runs = list(dict.fromkeys(row["seed"] for row in rows))
     here = machine()
     return Verdict(
         id="sprinkler-e1",
+        headline=f"{spread([total / 1e6 for total in peak], 2)} M events/s with three proxies and "
+        f"{best} drivers each",
         paper={
             "three_proxies_events_per_s": [PAPER_LOW, PAPER_HIGH],
             "shape": "rises with drivers, saturates; the peak falls slightly with more proxies",
@@ -141,38 +142,31 @@ def verdict_of(rows: Sequence[Row]) -> Verdict:
             "rule that each event makes garbage of those so much older. In memory, one replica.",
             "Counted is what all proxies have committed; afterwards every proxy must hold exactly "
             "what was acknowledged. Beaten means a mean peak above 2.7 M/s with three proxies.",
-            f"Saturated: the last step in drivers gains less than {FLAT - 1:.0%}. More drivers carry "
-            "more: the peak is above one driver a proxy. With two or three proxies one driver each "
-            "already fills two cores, so there the rise is small, and single steps may bring none.",
+            f"Saturated: the last step in drivers gains less than {FLAT - 1:.0%}. More drivers "
+            "carry more: the peak is above one driver a proxy. With two or three proxies one "
+            "driver each already fills two cores, so there the rise is small, and single steps may "
+            "bring none.",
         ],
     )
 
 
-def draw(rows: Sequence[Row], path: Path) -> None:
-    """Figures 4a and 4b: total and per driver; a bar from the least to the greatest run."""
+def draw(summary: Summary, path: Path) -> None:
+    """Figures 4a and 4b: total and per driver."""
     figure, panels = figures.axes(1, 2, 10, 4.4)
     names = {"total": "in all", "per_driver": "per driver"}
     for ax, (column, name) in zip(panels, names.items(), strict=True):
         for colour, proxies in zip(figures.COLOURS, PROXIES, strict=False):
-            mine = [row for row in rows if row["proxies"] == proxies]
-            counts = sorted({row["drivers"] for row in mine})
-            runs = [[r[column] / 1e6 for r in mine if r["drivers"] == n] for n in counts]
-            means = [_mean(values) for values in runs]
-            spans = [
-                [mean - min(values) for mean, values in zip(means, runs, strict=True)],
-                [max(values) - mean for mean, values in zip(means, runs, strict=True)],
-            ]
-            ax.errorbar(
-                counts, means, yerr=spans, fmt="o-", ms=4, capsize=3, color=colour,
-                label=f"{proxies} {'proxy' if proxies == 1 else 'proxies'}",
-            )  # fmt: skip
-        ax.set_title(f"Sprinkler E1 (Fig. 4): throughput {name}", fontsize=10)
+            line = summary.line("drivers", column, proxies=proxies).scaled(1e-6)
+            label = f"{proxies} {'proxy' if proxies == 1 else 'proxies'}"
+            figures.bars(ax, line, label, colour)
+        ax.set_title(f"E1 (Fig. 4): throughput {name}; {summary.caption}", fontsize=10)
         ax.set_xlabel("drivers per proxy", fontsize=9)
         ax.set_ylabel("M events/s in all proxies", fontsize=9)
         ax.set_ylim(bottom=0)
         ax.tick_params(labelsize=8)
         ax.grid(True, color="#dddddd", linewidth=0.6)
-    ends = (min(row["drivers"] for row in rows), max(row["drivers"] for row in rows))
+    drivers = summary.each("drivers")
+    ends = (drivers[0], drivers[-1])
     low, high = (PAPER_LOW / 1e6,) * 2, (PAPER_HIGH / 1e6,) * 2
     figures.paper_line(panels[0], ends, low, "paper: 2.6–2.7 with 3 proxies")
     figures.paper_line(panels[0], ends, high, "_nolegend_")
@@ -188,7 +182,22 @@ EXPERIMENTS = (
         question="How many events a second do fully connected proxies carry?",
         paper="It rises, then saturates; the peak falls slightly with more proxies; three carry "
         "2.6–2.7 M events/s, each process on a machine of its own.",
-        measure=measure,
+        setup="Real processes. Each proxy is a region server of one replica, in memory; each "
+        "driver sends 500 events of 10 bytes in one batch, waits until they are committed, and "
+        "sends the next. Counted are positions that all proxies have committed, for 3 s after 1 s. "
+        "All processes share one machine, where the paper had one for each.",
+        by={"proxies": int, "drivers": int},
+        values={
+            "total": float,
+            "per_driver": float,
+            "events": int,
+            "proxy_cores": float,
+            "other_cores": float,
+        },
+        points=points,
+        run_point=run_point,
+        verdict_of=verdict_of,
         draw=draw,
+        alone=True,
     ),
 )

@@ -14,50 +14,48 @@ from typing import Any
 
 from surecast.core.types import SECOND
 from surecast.lab import figures
-from surecast.lab.sprinkler_mesh_points import Point, ours, row_of
-from surecast.lab.sprinkler_mesh_run import REPLICAS, simulate
-from surecast.lab.verdict import Experiment, Progress, Row, Verdict, spread
+from surecast.lab.sprinkler_mesh_points import NAMES, VALUES, run_point
+from surecast.lab.sprinkler_mesh_run import REPLICAS
+from surecast.lab.summary import Summary
+from surecast.lab.verdict import Experiment, Point, Row, Verdict, spread
 
 __all__ = ["EXPERIMENTS", "claims", "measured", "points", "verdict_of"]
 
 LOAD = 1 / 8  # of the paper's: about 100,000 events a second, one stream
 SIZES = (10, 30, 100, 300, 1000)
 READINGS = {"each replica tells 1": 1, "each replica tells 4": 4}
+REAL = "real processes"
 EXCESS_MAX = 0.5  # copies beyond those to clients a server tells of everything
 
 
-def points(quick: bool, seed: int) -> list[Point]:
-    found = []
-    for reading, fanout in READINGS.items():
-        for size in (10, 100) if quick else SIZES:
-            setting = ours(
-                4,
-                1000,
-                size,
-                server_fanout=fanout,
-                load=LOAD,
-                regions=("r0",),
-                meshed=("r0",),
-                measure_ns=(1 if quick else 2) * SECOND,
-            )
-            found.append(Point(seed, setting, {"reading": reading, "told": fanout * REPLICAS}))
-    return found
+def points(quick: bool, seeds: Sequence[int]) -> list[Point]:
+    found: list[Point] = [
+        {"reading": reading, "clients": size, "seconds": 1 if quick else 2}
+        for reading in READINGS
+        for size in ((10, 100) if quick else SIZES)
+    ]
+    simulated = [{**point, "seed": seed} for seed in seeds for point in found]
+    return [*simulated, {"reading": REAL, "clients": 0, "seed": seeds[0]}]
+
+
+def run_one(point: Point) -> list[Row]:
+    if point["reading"] == REAL:
+        return [{**row, "seed": point["seed"]} for row in measured()]
+    told = READINGS[point["reading"]]
+    setting = {"way": "ours", "fanout": 4, "shuffle_ms": 1000, "server_fanout": told, "load": LOAD}
+    place = {"regions": ["r0"], "meshed": ["r0"], "measure_ns": point["seconds"] * SECOND}
+    named = {name: point[name] for name in ("reading", "clients", "seed")}
+    return run_point({**named, **setting, **place}, told=told * REPLICAS)
+
+
+def heaviest(point: Point) -> float:
+    return float(point["clients"])
 
 
 def measured() -> list[Row]:
     """Points of real processes, if there are any."""
     text = files("surecast.lab").joinpath("mesh_measured.json").read_text()
-    return [{"measure": "real", **point} for point in json.loads(text)]
-
-
-def measure(progress: Progress, quick: bool, seeds: Sequence[int]) -> tuple[list[Row], Verdict]:
-    todo = [point for seed in seeds for point in points(quick, seed)]
-    rows = []
-    for done, point in enumerate(todo):
-        progress(done, len(todo), f"{point.setting.clients} clients")
-        rows.append(row_of(point, simulate(point.seed, point.setting)))
-    progress(len(todo), len(todo), "done")
-    return rows + measured(), verdict_of(rows + measured())
+    return [{"measure": "real", "reading": REAL, **point} for point in json.loads(text)]
 
 
 def claims(rows: Sequence[Row]) -> dict[str, bool]:
@@ -84,6 +82,7 @@ def claims(rows: Sequence[Row]) -> dict[str, bool]:
 def verdict_of(rows: Sequence[Row]) -> Verdict:
     simulated = [row for row in rows if row["measure"] == "point"]
     held = claims(rows)
+    least = min(row["told"] for row in simulated)
 
     def shares(reading: str) -> dict[str, Any]:
         found: dict[int, list[float]] = {}
@@ -92,8 +91,12 @@ def verdict_of(rows: Sequence[Row]) -> Verdict:
                 found.setdefault(row["clients"], []).append(row["from_server"])
         return {f"{size} clients": spread(values, 5) for size, values in found.items()}
 
+    most = max(row["clients"] for row in simulated)
+    copies = [row["copies"] for row in simulated if row["clients"] == most and row["told"] == least]
     return Verdict(
         id="sprinkler-economy",
+        headline=f"servers send {spread(copies, 2)} copies of an event to {most} clients, when "
+        f"they tell {least}",
         paper={"share_from_servers": "none given; F copies of each event leave the proxy: F/n"},
         ours={
             "share_from_servers": {reading: shares(reading) for reading in READINGS},
@@ -116,23 +119,22 @@ def verdict_of(rows: Sequence[Row]) -> Verdict:
     )
 
 
-def draw(rows: Sequence[Row], path: Path) -> None:
+def draw(summary: Summary, path: Path) -> None:
     figure, (ax,) = figures.axes(1, 1, 7, 4.8)
     for n, (reading, fanout) in enumerate(READINGS.items()):
-        mine = [row for row in rows if row.get("reading") == reading]
-        sizes = sorted({row["clients"] for row in mine})
-        shares = [[row["from_server"] for row in mine if row["clients"] == s] for s in sizes]
-        colour = figures.COLOURS[n]
-        ax.plot(sizes, [sum(v) / len(v) for v in shares], "o", color=colour, label=reading)
+        line = summary.line("clients", "from_server", reading=reading)
+        figures.bars(ax, line, reading, figures.COLOURS[n], "o")
         told = fanout * REPLICAS
-        ideal = [min(1.0, told / size) for size in sizes]
-        ax.plot(sizes, ideal, "--", lw=1, color=colour, label=f"{told}/n")
-    real = [row for row in rows if row["measure"] == "real"]
-    if real:
-        xs, ys = [row["clients"] for row in real], [row["from_server"] for row in real]
-        ax.plot(xs, ys, "k*", ms=10, label="real processes")
+        ideal = [min(1.0, told / size) for size in line.x]
+        ax.plot(line.x, ideal, "--", lw=1, color=figures.COLOURS[n], label=f"{told}/n")
+    real = summary.line("clients", "from_server", reading=REAL)
+    if real.x:
+        ax.plot(real.x, real.mean, "k*", ms=10, label=REAL)
     figures.log_log(
-        ax, "Share of a client's events that servers send", "clients in the region", "share"
+        ax,
+        f"Share of a client's events that servers send; {summary.caption}",
+        "clients in the region",
+        "share",
     )
     ax.legend(fontsize=8)
     figures.save(figure, path)
@@ -144,7 +146,15 @@ EXPERIMENTS = (
         title="What a server sends as the mesh grows",
         question="Does a server's work for each client fall as 1/n?",
         paper="Not measured there; a proxy notifies F clients, whatever their number.",
-        measure=measure,
+        setup="Simulated: one region of three replicas, a stream of about 100,000 events/s, 10 to "
+        "1000 mesh clients with a fanout of 4. Counted is which share of their events came from a "
+        "server; a few points of real processes stand beside it.",
+        by={**NAMES, "told": int, "clients": int, "what": str},
+        values={name: kind for name, kind in VALUES.items() if name != "clients"},
+        points=points,
+        run_point=run_one,
+        verdict_of=verdict_of,
         draw=draw,
+        weight=heaviest,
     ),
 )

@@ -11,13 +11,14 @@ region, where it ends at the last of them all.
 """
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from surecast.core.types import MS, SECOND
-from surecast.lab.sprinkler_link_figure import draw
+from surecast.lab.sprinkler_link_figure import ALL, draw
 from surecast.lab.sprinkler_link_run import (
     DELAYS_MS,
     FAILED,
@@ -30,7 +31,7 @@ from surecast.lab.sprinkler_link_run import (
     Run,
     simulate,
 )
-from surecast.lab.verdict import Experiment, Progress, Row, Spread, Verdict, spread
+from surecast.lab.verdict import Experiment, Point, Row, Spread, Verdict, spread
 from surecast.sim.world import WALL_NS
 
 __all__ = ["EXPERIMENTS"]
@@ -53,15 +54,17 @@ def rows_of(seed: int, run: Run) -> list[Row]:
     bins = plan.end_s * SECOND // BIN_NS
     starts = np.arange(bins) * (BIN_NS / SECOND)
     rows: list[Row] = [
-        {"measure": "plan", "seed": seed, "t": float(at), "what": what}
+        {"measure": "plan", "seed": seed, "at": float(at), "what": what}
         for what, at in (("cut", plan.cut_s), ("mend", plan.mend_s), ("end", plan.end_s))
     ]
     rows.append({"measure": "set-up", "seed": seed, "rate": plan.rate, "clients": plan.clients})
+    total = np.zeros(bins)
     for (origin, region), got in run.deliveries.items():
         ends, when = np.array(got)[:, :2].T
         events = np.bincount(when // BIN_NS, np.diff(ends, prepend=1), bins)[:bins]
-        case = {"measure": "throughput", "seed": seed, "origin": origin, "region": region}
-        rows += [case | {"t": t, "events": n} for t, n in zip(starts, events, strict=True)]
+        total += events
+        rows += _throughput(seed, origin, region, starts, events)
+    rows += _throughput(seed, ALL, ALL, starts, total)
     for origin in REGIONS:
         sent_ns, late_ms = latencies(run, origin, REGIONS)
         which = sent_ns // BIN_NS
@@ -84,6 +87,13 @@ def rows_of(seed: int, run: Run) -> list[Row]:
         found = {"from_server": share, "fallbacks": fallbacks}
         rows.append({"measure": "mesh", "seed": seed, **found})
     return rows
+
+
+def _throughput(
+    seed: int, origin: str, region: str, starts: NDArray[Any], events: NDArray[Any]
+) -> list[Row]:
+    case = {"measure": "throughput", "seed": seed, "origin": origin, "region": region}
+    return [case | {"t": float(t), "events": float(n)} for t, n in zip(starts, events, strict=True)]
 
 
 def latencies(run: Run, origin: str, regions: Sequence[str]) -> tuple[Ints, Floats]:
@@ -143,12 +153,12 @@ def _turning_points(seed: int, run: Run, origin: str, region: str) -> Row:
 
 def findings(rows: Sequence[Row]) -> dict[str, Any]:
     """What the paper's claims are judged by, from the rows of one seed."""
-    at = {row["what"]: row["t"] for row in rows if row["measure"] == "plan"}
+    at = {row["what"]: row["at"] for row in rows if row["measure"] == "plan"}
     cut_s, mend_s, end_s = at["cut"], at["mend"], at["end"]
     per_s = SECOND / BIN_NS
     total = np.zeros(round(end_s * per_s))
     for row in rows:
-        if row["measure"] == "throughput":
+        if row["measure"] == "throughput" and row["origin"] == ALL:
             total[round(row["t"] * per_s)] += row["events"] * per_s / len(REGIONS)
 
     def throughput(lo_s: float, hi_s: float) -> Floats:
@@ -201,24 +211,18 @@ def claims(found: dict[str, Any]) -> dict[str, bool]:
     }
 
 
-def measure(progress: Progress, quick: bool, seeds: Sequence[int]) -> tuple[list[Row], Verdict]:
-    return _measure(progress, QUICK if quick else FULL, seeds)
+def points(quick: bool, seeds: Sequence[int]) -> list[Point]:
+    return [asdict(QUICK if quick else FULL) | {"seed": seed} for seed in seeds]
 
 
-def measure_mesh(
-    progress: Progress, quick: bool, seeds: Sequence[int]
-) -> tuple[list[Row], Verdict]:
-    return _measure(progress, MESH_QUICK if quick else MESH, seeds)
+def mesh_points(quick: bool, seeds: Sequence[int]) -> list[Point]:
+    return [asdict(MESH_QUICK if quick else MESH) | {"seed": seed} for seed in seeds]
 
 
-def _measure(progress: Progress, plan: Plan, seeds: Sequence[int]) -> tuple[list[Row], Verdict]:
-    """Run every seed; the verdict is drawn from the rows alone."""
-    rows: list[Row] = []
-    for done, seed in enumerate(seeds):
-        progress(done, len(seeds), f"seed {seed}: {plan.end_s} s of four regions")
-        rows += rows_of(seed, simulate(seed, plan))
-    progress(len(seeds), len(seeds), "done")
-    return rows, verdict_of(rows)
+def run_point(point: Point) -> list[Row]:
+    """A point is a plan and a seed."""
+    plan = Plan(**{name: value for name, value in point.items() if name != "seed"})
+    return rows_of(point["seed"], simulate(point["seed"], plan))
 
 
 def verdict_of(rows: Sequence[Row]) -> Verdict:
@@ -236,11 +240,14 @@ def verdict_of(rows: Sequence[Row]) -> Verdict:
 
     no_dip = all(found["mended_dip"] > NO_DIP for found in by_seed)
     fast = all(found["resumed_s"] < 0.5 for found in by_seed)
-    ends = {row["what"]: row["t"] for row in rows if row["measure"] == "plan"}
+    ends = {row["what"]: row["at"] for row in rows if row["measure"] == "plan"}
     setup = next(row for row in rows if row["measure"] == "set-up")
     rate, clients = setup["rate"], setup["clients"]
+    caught_up = of("caught_up_s", 2)
     return Verdict(
         id="sprinkler-e4-mesh" if clients else "sprinkler-e4",
+        headline=f"events flow again {of('resumed_s', 2)} s after the cut; "
+        + (f"caught up after {caught_up} s" if caught_up else "not caught up"),
         paper={
             "dip": "throughput drops briefly when the link fails (t = 19)",
             "recovery": "shortly after t = 20: about 1 s after the cut",
@@ -317,7 +324,7 @@ def _mesh(rows: Sequence[Row]) -> dict[str, Any]:
 
 def _detours(rows: Sequence[Row]) -> list[str]:
     """Every change of source from the cut on, in words."""
-    cut_s = next(row["t"] for row in rows if row.get("what") == "cut")
+    cut_s = next(row["at"] for row in rows if row.get("what") == "cut")
     return [
         f"seed {row['seed']}, {row['t']:.2f} s: {row['region']} pulls {row['origin']}'s stream "
         f"from {row['source'] or 'nobody'}"
@@ -326,6 +333,26 @@ def _detours(rows: Sequence[Row]) -> list[str]:
     ]
 
 
+SETUP = (
+    "Simulated: four regions of three replicas, each publishing a stream that all others follow; "
+    "10 to 32 ms one way between them. The link of 15 ms between r2 and r3 is cut and mended "
+    "later. Everything is measured at subscribers, by 100 ms: throughput counts each event at each "
+    "region, latency is from the owner's head until the last region has it. "
+)
+BY = {
+    "measure": str,
+    "origin": str,
+    "region": str,
+    "t": float,
+    "what": str,
+    "source": str,
+}
+VALUES = {
+    **dict.fromkeys(("at", "events", "mean_ms", "max_ms", "resumed_s", "caught_up_s"), float),
+    **dict.fromkeys(("returned_s", "direct_ms", "detour_ms", "from_server"), float),
+    **dict.fromkeys(("rate", "clients", "missing", "misplaced", "refused", "inputs"), int),
+    "fallbacks": int,
+}
 PAPER = (
     "The link between regions 2 and 3 is down from t = 19 to 41 s: throughput dips, recovers "
     "shortly after t = 20, exceeds normal for about 5 s and glitches after 41; latencies from "
@@ -336,16 +363,27 @@ EXPERIMENTS = (
         id="sprinkler-e4",
         title="A link between regions fails (Figs. 7 and 8)",
         question="Do events find another way when the link between two regions is cut?",
+        setup=SETUP + "A region has one subscriber, at its tail.",
         paper=PAPER,
-        measure=measure,
+        by=BY,
+        values=VALUES,
+        points=points,
+        run_point=run_point,
+        verdict_of=verdict_of,
         draw=draw,
     ),
     Experiment(
         id="sprinkler-e4-mesh",
         title="A link between regions fails, as clients see it (Figs. 7 and 8)",
         question="... and what do hundreds of clients behind them notice of it?",
+        setup=SETUP
+        + "A region has a mesh of clients, and has an event when the last of them does.",
         paper=PAPER,
-        measure=measure_mesh,
+        by=BY,
+        values=VALUES,
+        points=mesh_points,
+        run_point=run_point,
+        verdict_of=verdict_of,
         draw=draw,
     ),
 )

@@ -1,19 +1,17 @@
 """Sprinkler E4's figure: throughput above, latency below; the whole run, the cut, the mending."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from surecast.lab import figures
 from surecast.lab.sprinkler_link_run import FAILED, REGIONS
-from surecast.lab.verdict import Row
+from surecast.lab.summary import Line, Summary
 
-__all__ = ["draw"]
+__all__ = ["ALL", "draw"]
 
-Floats = NDArray[np.float64]
+ALL = "all"  # origins, or regions, together
 
 SAID_OF_THROUGHPUT = (
     "paper, cut: drops, recovers after about 1 s,\n"
@@ -27,30 +25,30 @@ SAID_OF_LATENCY = (
 )
 
 
-def draw(rows: Sequence[Row], path: Path) -> None:
-    at = {row["what"]: row["t"] for row in rows if row["measure"] == "plan"}
-    setup = next(row for row in rows if row["measure"] == "set-up")
-    rate = setup["rate"]
+def draw(summary: Summary, path: Path) -> None:
+    at = {what: summary.mean("at", what=what) for what in ("cut", "mend", "end")}
+    rate, clients = (summary.mean(name, measure="set-up") for name in ("rate", "clients"))
     figure, panels = figures.axes(2, 3, 14, 7.6)
     above, below = panels[:3], panels[3:]
-    t, events = _over_seeds(rows, "throughput", "events")
-    _line(above, t, _share(events, len(REGIONS) ** 2, rate), 0, "all events at all regions")
-    for colour, (origin, region) in zip((2, 3), (FAILED, FAILED[::-1]), strict=True):
-        t, events = _over_seeds(rows, "throughput", "events", origin=origin, region=region)
-        _line(above[1:], t, _share(events, 1, rate), colour, f"events from {origin} at {region}")
+    for where, colour, origin, region in (
+        (above, 0, ALL, ALL),
+        (above[1:], 2, *FAILED),
+        (above[1:], 3, *FAILED[::-1]),
+    ):
+        pairs = len(REGIONS) ** 2 if origin == ALL else 1
+        # Events of 100 ms as per cent of what is published for so many (origin, region) pairs.
+        line = summary.line("t", "events", origin=origin, region=region).scaled(
+            1000 / (pairs * rate)
+        )
+        name = "all events at all regions" if origin == ALL else f"events from {origin} at {region}"
+        _line(where, line, colour, name)
     for colour, origin in ((0, "r0"), (1, "r2")):
-        t, late_ms = _over_seeds(rows, "latency", "mean_ms", origin=origin)
-        _line(below, t, late_ms, colour, f"events from {origin}")
-    seeds = len({row["seed"] for row in rows})
-    of = f"mean and range of {seeds} seeds, by 100 ms"
-    _label(above, "E4a throughput", of, "share of the rate published [%]", "time [s]")
-    _label(
-        below,
-        "E4b latency to all clients" if setup["clients"] else "E4b latency to all regions",
-        of,
-        "ms",
-        "time the event was published [s]",
-    )
+        line = summary.line("t", "mean_ms", measure="latency", origin=origin)
+        _line(below, line, colour, f"events from {origin}")
+    figure.suptitle(f"Sprinkler E4 (Figs. 7, 8): {summary.caption}, by 100 ms", fontsize=10)
+    _label(above, "throughput", "share of the rate published [%]", "time [s]")
+    title = "latency to all clients" if clients else "latency to all regions"
+    _label(below, title, "ms", "time the event was published [s]")
     for whole, cut, mend in (above, below):
         whole.set_xlim(0, at["end"])
         cut.set_xlim(at["cut"] - 0.5, at["cut"] + 1.5)
@@ -70,34 +68,15 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     figures.save(figure, path)
 
 
-def _share(events: Floats, pairs: int, rate: int) -> Floats:
-    """Events of 100 ms as per cent of what is published for so many (origin, region) pairs."""
-    return 1000 * events / (pairs * rate)
-
-
-def _over_seeds(
-    rows: Sequence[Row], measure: str, value: str, **which: str
-) -> tuple[Floats, Floats]:
-    """Times, and the values there, summed over what `which` leaves open, with a row a seed."""
-    sums: dict[int, dict[float, float]] = {}
-    for row in rows:
-        if row["measure"] == measure and all(row[name] == is_ for name, is_ in which.items()):
-            of_seed = sums.setdefault(row["seed"], {})
-            of_seed[row["t"]] = of_seed.get(row["t"], 0) + row[value]
-    times = [t for t in next(iter(sums.values())) if all(t in of_seed for of_seed in sums.values())]
-    return np.array(times), np.array([[of_seed[t] for t in times] for of_seed in sums.values()])
-
-
-def _line(panels: Sequence[Any], t: Floats, values: Floats, colour: int, label: str) -> None:
-    shade, middle = figures.COLOURS[colour], t + 0.05
+def _line(panels: Sequence[Any], line: Line, colour: int, label: str) -> None:
+    middle = replace(line, x=[t + 0.05 for t in line.x])
     for ax in panels:
-        ax.plot(middle, values.mean(0), color=shade, linewidth=1.3, label=label)
-        ax.fill_between(middle, values.min(0), values.max(0), color=shade, alpha=0.2, lw=0)
+        figures.band(ax, middle, label, figures.COLOURS[colour])
 
 
-def _label(panels: Sequence[Any], title: str, of: str, y: str, x: str) -> None:
-    for ax, part in zip(panels, (of, "around the cut", "around the mending"), strict=True):
-        ax.set_title(f"{title}: {part}", fontsize=10)
+def _label(panels: Sequence[Any], title: str, y: str, x: str) -> None:
+    for ax, part in zip(panels, ("", ", around the cut", ", around the mending"), strict=True):
+        ax.set_title(f"{title}{part}", fontsize=10)
         ax.set_xlabel(x, fontsize=9)
         ax.set_ylabel(y, fontsize=9)
         ax.tick_params(labelsize=8)

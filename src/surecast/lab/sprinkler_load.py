@@ -6,14 +6,16 @@ the last client has it. docs/lab/sprinkler.md discusses the result.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from surecast.core.types import MS
 from surecast.lab import figures
 from surecast.lab.sprinkler_driver import RATE
-from surecast.lab.sprinkler_mesh_points import Point, ours, printed, run_all, steady
-from surecast.lab.verdict import Experiment, Progress, Row, Spread, Verdict, spread
+from surecast.lab.sprinkler_mesh_points import NAMES, VALUES, run_point, weight
+from surecast.lab.summary import Summary
+from surecast.lab.verdict import Experiment, Point, Row, Spread, Verdict, spread
 
 __all__ = ["EXPERIMENTS", "claims", "curve", "knee", "points", "verdict_of"]
 
@@ -26,30 +28,31 @@ PRINTED, STEADY, OURS = READINGS = ("printed", "steady tail", "ours")
 ALL = "ours, in all regions"
 
 
-def points(quick: bool, seed: int) -> list[Point]:
-    """All runs of a seed."""
+def points(quick: bool, seeds: Sequence[int]) -> list[Point]:
+    """All runs of all seeds."""
     size, sixths = (SMALL, (1, 5, 11)) if quick else (FULL, SIXTHS)
     found: list[Point] = []
 
-    def add(reading: str, setting: Any, sixth: int) -> None:
-        found.append(Point(seed, setting, {"reading": reading, "sixths": sixth}))
+    def add(sixth: int, reading: str, way: str, fanout: int, **options: Any) -> None:
+        shuffle_ms = OWN_SHUFFLE_MS if way == "ours" else SHUFFLE_MS
+        point = {"reading": reading, "way": way, "fanout": fanout, "shuffle_ms": shuffle_ms}
+        found.append({**point, "clients": size, "sixths": sixth, **options})
 
     for sixth in sixths:
-        options: dict[str, Any] = {"load": sixth / 6, "drain_ns": 500 * MS}
         for fanout in (4,) if quick else (2, 4):
-            add(PRINTED, printed(fanout, SHUFFLE_MS, size, **options), sixth)
+            add(sixth, PRINTED, "printed", fanout)
         for fanout in (2, 4) if quick else (2, 4, 8):
-            add(STEADY, steady(fanout, SHUFFLE_MS, size, **options), sixth)
-        add(OURS, ours(2, OWN_SHUFFLE_MS, size, **options), sixth)
+            add(sixth, STEADY, "steady", fanout)
+        add(sixth, OURS, "ours", 2)
         if sixth == 5 and not quick:
-            everywhere = ours(2, OWN_SHUFFLE_MS, size, meshed=("r0", "r1", "r2"), **options)
-            add(ALL, everywhere, sixth)
-    return found
+            add(sixth, ALL, "ours", 2, meshed=["r0", "r1", "r2"])
+    return [{**point, "seed": seed} for seed in seeds for point in found]
 
 
-def measure(progress: Progress, quick: bool, seeds: Sequence[int]) -> tuple[list[Row], Verdict]:
-    rows = run_all([point for seed in seeds for point in points(quick, seed)], progress)
-    return rows, verdict_of(rows)
+def run_sixths(point: Point) -> list[Row]:
+    plain = {name: value for name, value in point.items() if name != "sixths"}
+    load = {"load": point["sixths"] / 6, "drain_ns": 500 * MS}
+    return run_point({**plain, **load}, sixths=point["sixths"])
 
 
 def curve(rows: Sequence[Row], reading: str, fanout: int) -> list[Row]:
@@ -120,8 +123,11 @@ def verdict_of(rows: Sequence[Row]) -> Verdict:
     at_five = next(point for point in own if point["sixths"] == 5)
     fast = max(at_five[f"latency_{o}"] for o in ORIGINS) < 200 and _keeps_up(own)
     readings = dict.fromkeys(row["reading"] for row in rows)
+    at_five_ms = _latency(rows, OURS, 2, 5)
     return Verdict(
         id="sprinkler-e3",
+        headline=f"our mesh: {at_five_ms} ms until the last client has an event, at 5/6 of the "
+        f"load; it keeps up {f'below {knee(own)}/6' if knee(own) else 'with all loads'}",
         paper={
             "latency_ms": "generally below 300 before saturation",
             "saturation": "some fanouts are overloaded at the highest loads",
@@ -180,13 +186,17 @@ def _latency(rows: Sequence[Row], reading: str, fanout: int, sixths: int) -> Spr
     )
 
 
-def draw(rows: Sequence[Row], path: Path) -> None:
+def draw(summary: Summary, path: Path) -> None:
     figure, panels = figures.axes(1, 2, 12, 4.8)
     for ax, origin in zip(panels, ORIGINS, strict=True):
         for reading, style in ((PRINTED, "x:"), (STEADY, "o-"), (OURS, "s-")):
-            for fanout, line in _lines(rows, reading).items():
+            for fanout in summary.each("fanout", reading=reading):
+                which = {"reading": reading, "fanout": fanout}
+                late = summary.line("sixths", f"latency_{origin}", **which)
+                carried = summary.line("sixths", "throughput", **which).only(late.x)
                 colour = "#000000" if reading == OURS else COLOURS[fanout]
-                _plot(ax, line, origin, colour, style, f"{reading}, F = {fanout}")
+                line = replace(late, x=carried.mean)
+                figures.bars(ax, line, f"{reading}, F = {fanout}", colour, style)
         figures.paper_line(ax, (0, 5), (300, 300), "paper: below 300 ms before saturation")
         ax.axvline(3 * RATE / 1e6, color=figures.PAPER, lw=1, ls=":", zorder=1)
         ax.set_xlim(0, 5)
@@ -198,15 +208,11 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         ax.grid(True, color="#dddddd", linewidth=0.6)
         ax.set_axisbelow(True)
     panels[0].legend(fontsize=8)
+    figure.suptitle(f"Sprinkler E3 (Fig. 6): {summary.caption}", fontsize=10)
     figures.save(figure, path)
 
 
 COLOURS = dict(zip((2, 4, 8), figures.COLOURS, strict=False))
-
-
-def _plot(ax: Any, line: Sequence[Row], origin: str, colour: str, style: str, label: str) -> None:
-    xs, ys = [p["throughput"] for p in line], [p[f"latency_{origin}"] for p in line]
-    ax.plot(xs, ys, style, color=colour, lw=1.4, ms=4, label=label)
 
 
 EXPERIMENTS = (
@@ -217,7 +223,15 @@ EXPERIMENTS = (
         paper="Loads of 1/6 to 11/6 of 2.592 M events/s, shuffle time 30 ms: throughput grows "
         "until the system saturates; before that latency to 3000 clients is generally below "
         "300 ms.",
-        measure=measure,
+        setup="As E2, with a shuffle time of 30 ms (ours: 1 s), at loads of 1/6 to 11/6 of "
+        "2.592 M events/s. Latency is from the arrival at the head of an event's own region until "
+        "the last client of the farthest region has it, the mean over the batches of one second.",
+        by={**NAMES, "sixths": int},
+        values=VALUES,
+        points=points,
+        run_point=run_sixths,
+        verdict_of=verdict_of,
         draw=draw,
+        weight=weight,
     ),
 )

@@ -1,9 +1,13 @@
-"""The ways a mesh is run in Sprinkler E2 and E3, and a run as a row of their tables."""
+"""The ways a mesh is run in Sprinkler E2 and E3, and a run as a row of their tables.
 
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
-from multiprocessing import get_context
+A point names its way, and whatever of `Setting` differs from what that way has by itself:
+
+    {"reading": "short Recv", "way": "printed", "fanout": 4, "shuffle_ms": 300, "clients": 1000,
+     "keep_ns": 100_000_000, "seed": 1}
+
+`reading` is what the table calls it.
+"""
+
 from typing import Any
 
 import numpy as np
@@ -11,21 +15,31 @@ import numpy as np
 from surecast.core.types import MS, SECOND
 from surecast.lab.sprinkler_driver import PAPER_BYTES
 from surecast.lab.sprinkler_mesh_run import REPLICAS, Outcome, Setting, simulate
-from surecast.lab.verdict import Progress, Row
+from surecast.lab.verdict import Point, Row
 from surecast.protocols.sprinkler.config import MeshConfig, bulk_mesh, paper_mesh
 
-__all__ = ["Point", "ours", "printed", "row_of", "run_all", "steady", "untuned"]
+__all__ = ["NAMES", "VALUES", "ours", "printed", "row_of", "run_point", "setting_of", "steady"]
 
-WORKERS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """A run, and what names it in the table."""
-
-    seed: int
-    setting: Setting
-    names: dict[str, Any]
+# What the rows of these experiments have in common.
+NAMES = {"measure": str, "reading": str, "fanout": int, "shuffle_ms": float}
+VALUES = {
+    "clients": int,
+    "load": float,
+    "offered": float,
+    "throughput": float,
+    "least": float,
+    "most": float,
+    "from_server": float,
+    "copies": float,
+    "fallbacks": float,
+    "late": float,
+    "full_uplinks": float,
+    "server_backlog_ms": float,
+    "misplaced": int,
+    "inputs": int,
+    "unfinished": float,
+    **{f"latency{which}_r{n}": float for n in range(3) for which in ("", "_max")},
+}
 
 
 def printed(fanout: int, shuffle_ms: int, clients: int, **options: Any) -> Setting:
@@ -62,28 +76,36 @@ def untuned(fanout: int, shuffle_ms: int, clients: int, **options: Any) -> Setti
     return Setting(mesh, clients, **{"deadline_ns": 20 * MS, **options})
 
 
-def run_all(points: Sequence[Point], progress: Progress) -> list[Row]:
-    """Simulate all points, two at a time, the largest first; rows in the order of the points."""
-    rows: dict[int, Row] = {}
-    with ProcessPoolExecutor(WORKERS, get_context("spawn")) as pool:
-        order = sorted(range(len(points)), key=lambda n: -points[n].setting.mesh.fanout)
-        under_way = {pool.submit(_run, points[n]): n for n in order}
-        for done in as_completed(under_way):
-            number = under_way[done]
-            rows[number] = done.result()
-            named = ", ".join(f"{k} {v}" for k, v in points[number].names.items())
-            progress(len(rows), len(points), named)
-    return [rows[n] for n in range(len(points))]
+WAYS = {"printed": printed, "steady": steady, "ours": ours, "untuned": untuned}
+NAMED = ("reading", "way", "fanout", "shuffle_ms", "clients", "seed")  # the rest are options
 
 
-def _run(point: Point) -> Row:
-    return row_of(point, simulate(point.seed, point.setting))
+def setting_of(point: Point) -> Setting:
+    options = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in point.items()
+        if name not in NAMED
+    }
+    make = WAYS[point["way"]]
+    return make(point["fanout"], point["shuffle_ms"], point["clients"], **options)
 
 
-def row_of(point: Point, outcome: Outcome) -> Row:
+def weight(point: Point) -> float:
+    """More clients who pass on to more others take longer."""
+    return float(point["clients"] * len(point.get("meshed", "r")) * point["fanout"])
+
+
+def run_point(point: Point, **names: Any) -> list[Row]:
+    """One run is one row; `names` are further columns of it."""
+    setting = setting_of(point)
+    names = {"reading": point["reading"], **names}
+    return [row_of(point["seed"], setting, names, simulate(point["seed"], setting))]
+
+
+def row_of(seed: int, setting: Setting, names: dict[str, Any], outcome: Outcome) -> Row:
     """Throughput is events delivered a client and second, in millions; latency is until all the
     clients had an event, of those published in the measured time."""
-    setting, counts = point.setting, outcome.counts
+    counts = outcome.counts
     seconds = setting.measure_ns / SECOND
     rates = np.array(list(outcome.delivered.values())) / seconds / 1e6
     from_server = counts["mesh.positions-from-server"]
@@ -92,8 +114,8 @@ def row_of(point: Point, outcome: Outcome) -> Row:
     servers = [f"{region}/{n}" for region in setting.meshed for n in range(REPLICAS)]
     return {
         "measure": "point",
-        "seed": point.seed,
-        **point.names,
+        "seed": seed,
+        **names,
         "fanout": setting.mesh.fanout,
         "shuffle_ms": setting.mesh.shuffle_ns / MS,
         "clients": setting.clients,
@@ -110,7 +132,6 @@ def row_of(point: Point, outcome: Outcome) -> Row:
         "server_backlog_ms": max(outcome.backlog_ns[name] for name in servers) / MS,
         "misplaced": outcome.misplaced,
         "inputs": outcome.inputs,
-        "wall_s": round(outcome.wall_s, 1),
         **_latency(setting, outcome),
     }
 

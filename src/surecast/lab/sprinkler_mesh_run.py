@@ -4,7 +4,6 @@
 which uplinks were full.
 """
 
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -86,7 +85,6 @@ class Outcome:
     full_share: float  # of all clients' uplinks, when looked at
     misplaced: int
     inputs: int
-    wall_s: float
 
 
 class _Settled(Client):
@@ -168,7 +166,6 @@ class _Watch:
 
 
 def simulate(seed: object, setting: Setting) -> Outcome:
-    started = time.perf_counter()
     cluster, names = _build(seed, setting)
     world = cluster.world
     watch = _Watch(setting, len(names))
@@ -205,7 +202,6 @@ def simulate(seed: object, setting: Setting) -> Outcome:
         full / max(1, looks),
         watch.misplaced,
         world.inputs,
-        time.perf_counter() - started,
     )
 
 

@@ -1,47 +1,67 @@
 """What an experiment is, and the verdict it ends with.
 
-An experiment has two halves. `measure` runs it and returns plain rows and a verdict; `draw` makes
-the figure from the rows alone, so whatever the figure shows is in the table.
+An experiment is a list of *points*: plain parameters, each with one seed. A point knows nothing of
+the others, so points run in this process, in processes of their own or as Spark tasks, and give the
+same rows wherever they ran (lab/run.py). The verdict is drawn from all rows; the figure from their
+summary over seeds alone (lab/summary.py), so whatever the figure shows is in that table.
 """
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from statistics import mean, stdev
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from surecast.errors import UsageError
+from surecast.lab.student import t_factor
 
-__all__ = ["SEEDS", "Experiment", "Progress", "Row", "Spread", "Verdict", "spread"]
+if TYPE_CHECKING:
+    from surecast.lab.summary import Summary
+
+__all__ = [
+    "Experiment",
+    "Point",
+    "Progress",
+    "Row",
+    "Spread",
+    "Verdict",
+    "number",
+    "short",
+    "spread",
+]
 
 Progress = Callable[[int, int, str], None]  # (steps done, steps in all, what is going on)
+Point = dict[str, Any]  # the parameters of one run, "seed" among them; what JSON can hold
 Row = dict[str, Any]
-SEEDS = (1, 2, 3)
 
 
 class Spread(msgspec.Struct):
     """A number measured once a seed."""
 
     mean: float
+    ci95: float | None  # half the width of its 95 % confidence interval; None: a single seed
     min: float
     max: float
+    n: int
+
+    def __str__(self) -> str:
+        return number(self.mean) + ("" if self.ci95 is None else f" ± {number(self.ci95, 2)}")
 
 
 def spread(values: Sequence[float], digits: int = 4) -> Spread:
-    """Mean, least and greatest of one value a seed."""
-    return Spread(
-        round(sum(values) / len(values), digits),
-        round(min(values), digits),
-        round(max(values), digits),
-    )
+    """Mean, its confidence, least and greatest of one value a seed."""
+    n = len(values)
+    ci95 = round(t_factor(n) * stdev(values) / n**0.5, digits) if n > 1 else None
+    middle, least, most = (round(float(f(values)), digits) for f in (mean, min, max))
+    return Spread(middle, ci95, least, most, n)
 
 
 class Verdict(msgspec.Struct, kw_only=True):
     """The paper's claim beside what we measured. One JSON object with these keys."""
 
     id: str
+    headline: str  # ours, in a line
     paper: dict[str, Any]  # claim -> number or sentence
     ours: dict[str, Any]  # the same claims as measured, and whatever belongs to them
     reproduced: bool  # every claim holds, in the reading that `notes` names
@@ -49,7 +69,15 @@ class Verdict(msgspec.Struct, kw_only=True):
     scale: str  # how large this run was
     seeds: list[int]
     notes: list[str]  # readings, and everything that differs from the paper
-    wall_s: float = 0.0
+    # What follows is filled in by the run.
+    quick: bool = False  # the small variant, for a first look
+    points: int = 0
+    points_s: float = 0.0  # of all points, whoever ran them and when
+    wall_s: float = 0.0  # of this run; little if all points were there already
+    ran: str = ""  # where the points ran
+    date: str = ""
+    commit: str = ""
+    machine: dict[str, Any] = {}
 
     def to_json(self) -> bytes:
         return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
@@ -57,51 +85,63 @@ class Verdict(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """One figure or table of a paper."""
+    """One figure or table of a paper.
+
+    `by` and `values` are all columns of its rows besides "seed", with their types (str, int, float
+    or bool): rows that agree in `by` differ only in their seed, and `values` are what is averaged
+    over seeds.
+    """
 
     id: str  # "sprinkler-e5"
     title: str
     question: str
+    setup: str  # what runs, and what is counted, in a few sentences
     paper: str  # what the paper shows, in one or two sentences
-    measure: Callable[[Progress, bool, Sequence[int]], tuple[list[Row], Verdict]]
-    draw: Callable[[Sequence[Row], Path], None]
+    by: Mapping[str, type]
+    values: Mapping[str, type]
+    points: Callable[[bool, Sequence[int]], list[Point]]  # (quick, seeds) → every point
+    run_point: Callable[[Point], list[Row]]  # the same rows for the same point, anywhere
+    verdict_of: Callable[[Sequence[Row]], Verdict]
+    draw: Callable[["Summary", Path], None]
+    weight: Callable[[Point], float] = lambda _: 0.0  # the heaviest points begin first
+    alone: bool = False
+    """Its points are real processes that want the machine to themselves: one after the other, in
+    no sweep, and measured anew each time."""
+
+    @property
+    def columns(self) -> dict[str, type]:
+        return {"seed": int, **self.by, **self.values}
 
     def files(self, out_dir: Path) -> dict[str, Path]:
-        """Where a run leaves its table, figure and verdict."""
-        ends = {"table": "parquet", "figure": "png", "verdict": "json"}
+        """Where a run leaves its rows, their summary, its figure and its verdict."""
+        ends = {
+            "table": "parquet",
+            "summary": "summary.parquet",
+            "figure": "png",
+            "verdict": "json",
+        }
         return {what: Path(out_dir) / f"{self.id}.{end}" for what, end in ends.items()}
 
-    def run(
-        self,
-        progress: Progress,
-        out_dir: Path,
-        quick: bool = False,
-        seeds: Sequence[int] = SEEDS,
-    ) -> Verdict:
-        """Measure, write the three files and return the verdict.
 
-        `quick` keeps the shape at a size fit for a test. A number without a spread is no result,
-        so several seeds are wanted; a single one is allowed for a first look.
-        """
-        if not seeds:
-            raise UsageError(f"{self.id} needs at least one seed")
-        started = time.perf_counter()
-        rows, verdict = self.measure(progress, quick, list(seeds))
-        verdict.wall_s = round(time.perf_counter() - started, 2)
-        files = self.files(out_dir)
-        files["table"].parent.mkdir(parents=True, exist_ok=True)
-        _write_table(rows, files["table"])
-        self.draw(rows, files["figure"])
-        files["verdict"].write_bytes(verdict.to_json())
-        return verdict
+def number(value: float, digits: int = 4) -> str:
+    """So many digits that count, and no exponent for large numbers."""
+    return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:.{digits}g}"
 
 
-def _write_table(rows: list[Row], path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    # Rows may differ in what they measure. `Table.from_pylist` would take the first row's columns
-    # for all and drop the rest in silence.
-    names = dict.fromkeys(name for row in rows for name in row)
-    columns = {name: [row.get(name) for row in rows] for name in names}
-    pq.write_table(pa.table(columns), path)
+def short(value: Any) -> str:
+    """A value of a verdict for people: few digits, a spread as mean ± confidence [least, most]."""
+    plain = msgspec.to_builtins(value)
+    if isinstance(plain, bool):
+        return "yes" if plain else "no"
+    if isinstance(plain, float):
+        return number(plain)
+    if plain is None:
+        return "–"
+    if isinstance(plain, dict) and {"mean", "min", "max"} <= plain.keys():
+        about = "" if plain.get("ci95") is None else f" ± {number(plain['ci95'], 2)}"
+        return f"{number(plain['mean'])}{about} [{number(plain['min'])}, {number(plain['max'])}]"
+    if isinstance(plain, dict):
+        return ", ".join(f"{key}: {short(item)}" for key, item in plain.items())
+    if isinstance(plain, list):
+        return ", ".join(short(item) for item in plain)
+    return str(plain)

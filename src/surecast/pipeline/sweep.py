@@ -1,0 +1,136 @@
+"""Independent tasks on Spark: one Spark task each, and a failure costs only the task that failed.
+
+    for number, result, error in run_tasks(spark, simulate, points, progress): ...
+
+`function` and the tasks travel by pickle, so the function must be importable where executors run
+(`session.spark_session` sends this package along) and a task is best plain data. It is called once
+a task, or again if its executor is lost: give tasks no effects that cannot be repeated.
+
+An exception in a task comes back as its text. A Python process that *dies* – out of memory, a crash
+in native code – makes Spark fail the whole job; the job is then run again in halves, until the task
+that kills its process stands alone.
+"""
+
+import pickle
+import traceback
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from surecast.errors import SurecastError
+from surecast.pipeline.progress import watch
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+__all__ = ["Done", "run_tasks"]
+
+Task = TypeVar("Task")
+Progress = Callable[[int, int, str], None]  # (tasks done, tasks in all, a word about it)
+Done = tuple[int, Any, str]  # the task's number, what it returned, why it failed ("": it did not)
+
+SCHEMA = "number BIGINT, result BINARY, error STRING"
+
+
+def run_tasks(
+    spark: "SparkSession",
+    function: Callable[[Task], Any],
+    tasks: Sequence[Task],
+    progress: Progress = lambda *_: None,
+) -> list[Done]:
+    """Call `function` with every task, in the order given as far as there are cores for it.
+
+    The answer is in the order of the tasks; what failed is among it.
+    """
+    done: list[Done] = []
+    waiting = [list(range(len(tasks)))] if tasks else []
+    while waiting:
+        numbers = waiting.pop()
+        behind = len(done)
+
+        def tell(count: int, _: int, note: str, behind: int = behind) -> None:
+            progress(min(behind + count, len(tasks)), len(tasks), note)
+
+        try:
+            done += _job(spark, function, {n: tasks[n] for n in numbers}, tell)
+        except _job_failures() as problem:
+            _let_interrupts_through(problem)
+            _demand_life(spark, problem)
+            if len(numbers) == 1:
+                done.append((numbers[0], None, f"its process died: {_first_line(problem)}"))
+                continue
+            half = len(numbers) // 2
+            waiting += [numbers[half:], numbers[:half]]
+    progress(len(tasks), len(tasks), "")
+    return sorted(done, key=lambda one: one[0])
+
+
+def _job(
+    spark: "SparkSession", function: Callable[[Any], Any], tasks: dict[int, Any], progress: Progress
+) -> list[Done]:
+    """One Spark job with a partition a task."""
+    numbers = list(tasks)
+
+    def perform(batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
+        import pyarrow as pa
+
+        for batch in batches:
+            places = batch.column(0).to_pylist()
+            for number, task in ((numbers[place], tasks[numbers[place]]) for place in places):
+                result, error = _attempt(function, task)
+                made = {"number": [number], "result": [result], "error": [error]}
+                yield pa.RecordBatch.from_pydict(made, _arrow_schema())
+
+    group = f"surecast-sweep-{uuid.uuid4().hex[:8]}"
+    placed = spark.range(0, len(numbers), 1, len(numbers))
+    with watch(spark, group, progress):
+        found = placed.mapInArrow(perform, SCHEMA).toArrow()
+    return [
+        (row["number"], None if row["error"] else pickle.loads(row["result"]), row["error"])
+        for row in found.to_pylist()
+    ]
+
+
+def _attempt(function: Callable[[Any], Any], task: Any) -> tuple[bytes, str]:
+    try:
+        return pickle.dumps(function(task)), ""
+    except Exception as error:
+        return b"", f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
+
+
+def _arrow_schema() -> "pa.Schema":
+    import pyarrow as pa
+
+    return pa.schema([("number", pa.int64()), ("result", pa.binary()), ("error", pa.string())])
+
+
+def _job_failures() -> tuple[type[Exception], ...]:
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
+    return (PySparkException, Py4JError)
+
+
+def _let_interrupts_through(problem: BaseException) -> None:
+    """Ctrl-C cancels the job, and Spark's complaint of that hides the interrupt behind itself."""
+    behind: BaseException | None = problem
+    while behind is not None:
+        if isinstance(behind, KeyboardInterrupt):
+            raise behind
+        behind = behind.__context__
+
+
+def _demand_life(spark: "SparkSession", problem: Exception) -> None:
+    """Go on only if Spark itself still works; otherwise every task would fail for its reason."""
+    try:
+        spark.range(1).collect()
+    except Exception as error:
+        raise SurecastError(
+            f"Spark stopped in the middle of a sweep: {_first_line(problem)}. Start it again: what "
+            "is done is not done twice"
+        ) from error
+
+
+def _first_line(problem: Exception) -> str:
+    return (str(problem).strip() or type(problem).__name__).splitlines()[0]

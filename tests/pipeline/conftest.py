@@ -1,0 +1,31 @@
+"""One Spark for all tests of the pipeline: a test that takes `spark` is slow and of its group.
+
+Such tests need no marks of their own. All of them run in one worker of xdist (`--dist loadgroup`),
+because a second JVM would take more than it gives.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.xdist_group("spark"))
+
+
+@pytest.fixture(scope="session")
+def spark() -> "Iterator[SparkSession]":
+    from surecast.pipeline.session import spark_session
+
+    conf = {"spark.sql.shuffle.partitions": "4", "spark.default.parallelism": "4"}
+    session = spark_session("local[2]", app="tests", conf=conf)
+    yield session
+    session.stop()

@@ -1,0 +1,259 @@
+"""Tasks on Spark: each counted once, failures alone; and the lab's sweeps, equal to a plain run."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from surecast.errors import SurecastError
+from surecast.lab import experiments, points, torture
+from surecast.lab.run import PointFailed, Where, run
+from surecast.lab.summary import summarise, summarise_on_spark
+from surecast.lab.verdict import Experiment, Point
+from surecast.pipeline.sweep import run_tasks
+from tests.lab.toys import TOY, run_point, toy
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def quiet(*_: object) -> None:
+    pass
+
+
+# ---------------------------------------------------------------- tasks
+
+
+def square(n: int) -> dict[str, Any]:
+    return {"n": n, "square": n * n, "pid": os.getpid()}
+
+
+def troubled(n: int) -> int:
+    if n == 3:
+        raise ValueError("three is not allowed")
+    if n == 5:
+        os._exit(1)  # as when native code crashes
+    return n
+
+
+def test_every_task_is_answered_in_order_from_other_processes(spark: "SparkSession") -> None:
+    told: list[tuple[int, int, str]] = []
+    done = run_tasks(spark, square, [5, 3, 8, 1], lambda *step: told.append(step))
+    assert [number for number, _, _ in done] == [0, 1, 2, 3]
+    assert [result["square"] for _, result, _ in done] == [25, 9, 64, 1]
+    assert os.getpid() not in {result["pid"] for _, result, _ in done}
+    assert told[-1][:2] == (4, 4)
+    assert all(count <= total == 4 for count, total, _ in told)
+
+
+def test_no_tasks_are_no_job(spark: "SparkSession") -> None:
+    assert run_tasks(spark, square, []) == []
+
+
+def test_a_failure_is_told_and_costs_no_other_task(spark: "SparkSession") -> None:
+    done = run_tasks(spark, troubled, [1, 2, 3, 4])
+    assert [result for _, result, _ in done] == [1, 2, None, 4]
+    assert [bool(error) for _, _, error in done] == [False, False, True, False]
+    assert "three is not allowed" in done[2][2]
+    assert "in troubled" in done[2][2], "where it happened"
+
+
+def test_a_process_that_dies_takes_only_its_task_along(spark: "SparkSession") -> None:
+    done = run_tasks(spark, troubled, list(range(8)))
+    assert [result for _, result, _ in done] == [0, 1, 2, None, 4, None, 6, 7]
+    assert "process died" in done[5][2]
+
+
+def test_a_dead_spark_is_not_taken_for_dead_tasks(
+    spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyspark.errors import PySparkException
+
+    from surecast.pipeline import sweep
+
+    def lost(*_: object) -> None:
+        raise PySparkException("the driver is gone\nand more")
+
+    monkeypatch.setattr(sweep, "_job", lost)
+    monkeypatch.setattr(type(spark), "range", lost)
+    with pytest.raises(SurecastError, match="the driver is gone"):
+        run_tasks(spark, square, [1, 2])
+
+
+def test_ctrl_c_ends_a_sweep_although_spark_hides_it(
+    spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark answers an interrupt with the complaint that its job was cancelled."""
+    from pyspark.errors import PySparkException
+
+    from surecast.pipeline import sweep
+
+    def interrupted(*_: object) -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise PySparkException("Job 7 cancelled")
+
+    monkeypatch.setattr(sweep, "_job", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_tasks(spark, square, [1, 2])
+
+
+# ---------------------------------------------------------------- sweeps
+
+
+def on(spark: "SparkSession") -> Where:
+    return Where(spark=spark, master="local[2]")
+
+
+def close(one: Any, two: Any) -> bool:
+    if isinstance(one, float) and isinstance(two, float):
+        return one == pytest.approx(two, rel=1e-9, abs=1e-9)
+    return bool(one == two)
+
+
+def smallest(name: str) -> Experiment:
+    """Of a simulated experiment only the points with ten clients."""
+    whole = experiments()[name]
+
+    def points(quick: bool, seeds: Sequence[int]) -> list[Point]:
+        return [point for point in whole.points(quick, seeds) if point["clients"] <= 10]
+
+    return replace(whole, points=points)
+
+
+@pytest.mark.parametrize(
+    "experiment",
+    [TOY, experiments()["sprinkler-e5"], smallest("sprinkler-economy")],
+    ids=lambda experiment: experiment.id,
+)
+def test_a_sweep_gives_what_a_plain_run_gives(
+    spark: "SparkSession", experiment: Experiment, tmp_path: Path
+) -> None:
+    """The same rows, the same summary (numpy's against Spark SQL's), the same verdict."""
+    plain = run(experiment, quiet, tmp_path / "plain", True, (1, 2, 3))
+    swept = run(experiment, quiet, tmp_path / "swept", True, (1, 2, 3), on(spark))
+    kept = [experiment.files(tmp_path / how) for how in ("plain", "swept")]
+    rows, swept_rows = (pq.read_table(files["table"]).to_pylist() for files in kept)
+    assert rows == swept_rows
+    summary, swept_summary = (pq.read_table(files["summary"]).to_pylist() for files in kept)
+    assert len(summary) == len(swept_summary) > 0
+    for one, two in zip(summary, swept_summary, strict=True):
+        assert one.keys() == two.keys()
+        assert all(close(one[name], two[name]) for name in one), (one, two)
+    assert (plain.ours, plain.headline) == (swept.ours, swept.headline)
+    assert swept.ran == "Spark, local[2]"
+
+
+def test_statistics_by_sql_are_those_of_numpy_with_any_number_of_seeds(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    for count in (1, 2, 6):
+        where = tmp_path / str(count)
+        run(TOY, quiet, where, seeds=range(count), where=Where(jobs=1))
+        files = sorted((where / "toy" / "points").rglob("*.parquet"))
+        rows = [row for point in TOY.points(False, range(count)) for row in run_point(point)]
+        expected = summarise(rows, list(TOY.by), list(TOY.values)).rows
+        found = summarise_on_spark(spark, files, TOY.by, TOY.values, count).rows
+        assert len(found) == len(expected)
+        for one, two in zip(found, expected, strict=True):
+            assert all(close(one[name], two[name]) for name in two), (one, two)
+
+
+def test_a_sweep_runs_only_what_is_missing(spark: "SparkSession", tmp_path: Path) -> None:
+    run(TOY, quiet, tmp_path, seeds=(1,), where=on(spark))
+    before = {path: path.stat().st_ino for path in tmp_path.rglob("seed-*.parquet")}
+    told: list[tuple[int, int, str]] = []
+    run(TOY, lambda *step: told.append(step), tmp_path, seeds=(1, 2), where=on(spark))
+    assert told[0] == (3, 6, "3 are there already")
+    assert told[-1][:2] == (6, 6)
+    after = {path: path.stat().st_ino for path in tmp_path.rglob("seed-*.parquet")}
+    assert len(after) == 6
+    assert before.items() <= after.items()
+
+
+def test_failed_points_of_a_sweep_are_named_and_the_others_kept(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    failing = toy({(10, 2): "raise", (100, 1): "die"})
+    with pytest.raises(PointFailed) as caught:
+        run(failing, quiet, tmp_path, seeds=(1, 2), where=on(spark))
+    failed = {(one.point["scale"], one.point["seed"]): one for one in caught.value.failed}
+    assert failed.keys() == {(10, 2), (100, 1)}
+    assert "too much" in failed[10, 2].why
+    assert "--seed 1" in failed[100, 1].repeat
+    assert len(list(tmp_path.rglob("seed-*.parquet"))) == 4
+    mended = replace(failing, points=TOY.points)
+    assert run(mended, quiet, tmp_path, seeds=(1, 2), where=on(spark)).points == 6
+
+
+def test_a_folder_executors_do_not_share_is_named(
+    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(points, "is_done", lambda task: False)  # as if the files were elsewhere
+    with pytest.raises(SurecastError, match="--out must be a folder"):
+        run(TOY, quiet, tmp_path, seeds=(1,), where=on(spark))
+
+
+def test_a_killed_sweep_goes_on_where_it_was(spark: "SparkSession", tmp_path: Path) -> None:
+    """A real driver, killed with all it started once some points are there."""
+    words = [sys.executable, "-m", "surecast.cli.main", "lab", "run", "sprinkler-e6", "--quick"]
+    words += ["--sweep", "--seeds", "1", "--master", "local[2]", "--out", str(tmp_path)]
+    folder = tmp_path / "sprinkler-e6" / "points"
+    points.source_digest.cache_clear()  # of the source as that process will find it
+    sweep = subprocess.Popen(
+        words, cwd=ROOT, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    assert sweep.stderr is not None
+    total = len(experiments()["sprinkler-e6"].points(True, [1]))
+    while len(done := list(folder.rglob("seed-*.parquet"))) < 3:
+        assert sweep.poll() is None, sweep.stderr.read()
+        time.sleep(0.02)
+    os.killpg(sweep.pid, signal.SIGKILL)
+    sweep.wait()
+    sweep.stderr.close()
+    before = {path: path.stat().st_ino for path in done}
+    assert len(before) < total, "it was too late to kill it"
+    told: list[tuple[int, int, str]] = []
+    run(
+        experiments()["sprinkler-e6"],
+        lambda *step: told.append(step),
+        tmp_path,
+        True,
+        (1,),
+        on(spark),
+    )
+    assert told[0][0] >= 3
+    assert told[-1][:2] == (total, total)
+    after = {path: path.stat().st_ino for path in folder.rglob("seed-*.parquet")}
+    assert len(after) == total
+    assert before.items() <= after.items(), "what was done is not done again"
+
+
+# ---------------------------------------------------------------- swarms
+
+
+def test_seeds_of_a_swarm_on_spark_give_the_same_summary(spark: "SparkSession") -> None:
+    seeds = [3, 4]
+    here = torture.merge("sprinkler", torture.run_seeds("sprinkler", seeds, 1))
+    there = torture.merge("sprinkler", torture.run_seeds_on_spark(spark, "sprinkler", seeds, quiet))
+    assert there == here
+    assert json.loads(json.dumps(there)) == there
+
+
+def test_a_crash_in_a_seed_on_spark_is_its_violation(spark: "SparkSession") -> None:
+    results = torture.run_seeds_on_spark(spark, "none", [7, 8], quiet)
+    assert [result["seed"] for result in results] == [7, 8]
+    assert all("KeyError" in result["violations"][0] for result in results)
+    assert not torture.passed(torture.merge("none", results))
