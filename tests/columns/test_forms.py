@@ -334,3 +334,20 @@ def test_a_null_count_that_lies_is_refused() -> None:
     assert body[at] == 0b10101
     for bits in (0b11101, 0b00101, 0b11111):
         assert not looked_through(batch, body=body[:at] + bytes([bits]) + body[at + 1 :])
+
+
+def test_bodies_of_one_form_are_joined_and_taken_from() -> None:
+    """Also of single rows and single bytes, where a slice of all bodies has gaps."""
+    for width, rows in ((1, 1), (1, 3), (8, 2)):
+        batches = [
+            Batch.of(b"s" * 16, [b"%d" % i * width] * rows, [b"k" * width] * rows) for i in range(4)
+        ]
+        bodies, one = [batch.body for batch in batches], batches[0]
+        joined = forms.join_fixed(bodies, 0, one.form, rows)
+        assert joined.values.data.flags.c_contiguous
+        assert joined.keys.data.flags.c_contiguous
+        wanted = [b"%d" % i * width for i in range(4) for _ in range(rows)]
+        assert joined.values.to_list() == wanted
+        assert joined.keys.to_list() == [b"k" * width] * 4 * rows
+        taken = forms.take_fixed(bodies, 0, one.form, rows, np.array([4 * rows - 1, 0]))
+        assert taken.values.to_list() == [wanted[-1], wanted[0]]

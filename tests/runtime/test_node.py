@@ -402,7 +402,10 @@ def test_storage_is_answered_in_order_and_seen_at_once(
                 stage.do("a", effect)
             await until(lambda: a.machine.ctx.disk.end(LOG) == 9)
             await until(lambda: len(a.machine.seen) == 6)
-            assert [inp for _, inp in a.machine.seen[1:]] == ANSWERS
+            given = [inp for _, inp in a.machine.seen[1:]]
+            # Compactions go on beside the writes: theirs may come before or between the answers.
+            assert [inp for inp in given if not isinstance(inp, Compacted)] == ANSWERS[:-1]
+            assert ANSWERS[-1] in given
             assert a.machine.ctx.disk.state("s") == b"state"
 
     play(loop, story)

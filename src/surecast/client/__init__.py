@@ -16,6 +16,7 @@ subscription.py  Subscription: what users iterate over
 reading.py       how a subscription begins, finds its streams and ends
 feed.py          its buffer, and where it is in each stream
 readers.py       the nodes that read
+ranges.py        a node that reads ranges of positions, for Spark
 cursor.py        the place of a named subscription
 events.py        Event, Seqs
 rows.py          batches as events

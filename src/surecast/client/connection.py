@@ -24,7 +24,7 @@ from surecast.client.subscription import Subscription
 from surecast.columns.rules import Policy
 from surecast.core.types import SECOND, LogId
 from surecast.errors import Closed, ConnectError, NotSupported, PublishError, UsageError
-from surecast.protocols.sprinkler.messages import StreamInfo, StreamsAre, WatchStreams
+from surecast.protocols.sprinkler.messages import Locate, StreamInfo, StreamsAre, WatchStreams
 from surecast.protocols.sprinkler.names import is_name, is_pattern
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Client:
         self._mesh = mesh
         self._local = local
         self._desk = Desk()
-        self._outboxes: dict[LogId, Outbox] = {}
+        self._outboxes: dict[LogId | tuple[LogId, bytes], Outbox] = {}
         self._readings: weakref.WeakSet[Reading] = weakref.WeakSet()
         self._readers: Readers
         self._watchdog: asyncio.Task[None] | None = None
@@ -238,11 +238,22 @@ class Client:
             self._outboxes[info.stream_id] = outbox
         return outbox
 
+    def _named_outbox(self, info: StreamInfo, publisher: bytes, pub_no: int) -> Outbox:
+        """One under an identity of the user's; it replaces an earlier one of the same identity."""
+        named = (publisher, pub_no)
+        outbox = Outbox(info.name, info.stream_id, self._desk, self._options, named)
+        self._outboxes[info.stream_id, publisher] = outbox
+        return outbox
+
     async def streams(self, pattern: str = ">") -> list[StreamInfo]:
         """The streams that match, as this region knows them, by name."""
+        return [info for info, _ in await self.ends(pattern)]
+
+    async def ends(self, pattern: str = ">") -> list[tuple[StreamInfo, int]]:
+        """The streams that match, by name, and the first position that each does not have yet."""
         self._check()
         _check_pattern(pattern)
-        found: dict[bytes, StreamInfo] = {}
+        found: dict[bytes, tuple[StreamInfo, int]] = {}
         complete: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def told(answer: StreamsAre | Exception) -> None:
@@ -253,7 +264,8 @@ class Client:
             elif answer.why:
                 complete.set_exception(subscription_error(pattern, answer.why))
             else:
-                found.update((info.stream_id, info) for info in answer.infos)
+                for info, end in zip(answer.infos, answer.ends, strict=True):
+                    found[info.stream_id] = info, end
                 if answer.complete:
                     complete.set_result(None)
 
@@ -262,7 +274,16 @@ class Client:
             await complete
         finally:
             self._desk.drop(token)
-        return sorted(found.values(), key=lambda info: info.name)
+        return sorted(found.values(), key=lambda one: one[0].name)
+
+    async def locate(self, stream: LogId, time_ns: int) -> int:
+        """The position of the first event not older than `time_ns`; the end if there is none."""
+        self._check()
+        located = await self._desk.ask(lambda token: Locate(token, stream, time_ns))
+        if located.why:
+            raise subscription_error(stream.hex(), located.why)
+        found: int = located.seq
+        return found
 
     async def flush(self) -> None:
         """Wait until all that was published is acknowledged.

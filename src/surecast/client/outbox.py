@@ -7,6 +7,10 @@ under load batches grow by themselves.
 
 What is not acknowledged is bounded by bytes. A `publish` that finds no room is put in line and
 takes its place in the stream when its turn comes; if its caller gives up before, it never happened.
+
+A *named* outbox publishes under an identity, and from a number on, that its user keeps elsewhere:
+what was published before under the same numbers is recognised by the stream's owner and not
+published again. After a failure it takes nothing more: no number may ever get another batch.
 """
 
 from __future__ import annotations
@@ -62,9 +66,19 @@ class Mark:
 
 
 class Outbox:
-    """See the module. One for each stream a client publishes to, whoever holds its handles."""
+    """See the module. One for each stream a client publishes to, whoever holds its handles.
 
-    def __init__(self, name: str, stream: LogId, desk: Desk, options: ClientOptions) -> None:
+    `named`: a publisher's id (see protocols/chain/dedup.py) and its next number.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        stream: LogId,
+        desk: Desk,
+        options: ClientOptions,
+        named: tuple[bytes, int] | None = None,
+    ) -> None:
         self.name = name
         self.stream = stream
         self.options = options
@@ -84,6 +98,8 @@ class Outbox:
         self._error: PublishError | None = None
         self._errors = 0  # events of publish_soon that failed
         self._stopped = False
+        self._named = named
+        self._failure = ""  # why a named outbox takes no more
 
     def _new_draft(self) -> None:
         self.values: list[bytes] = []
@@ -116,6 +132,8 @@ class Outbox:
     def _check(self) -> None:
         if self._stopped:
             raise Closed(f"the client is closed: nothing more can be published to {self.name!r}")
+        if self._failure:
+            raise publish_error(self.name, self._failure)
 
     def publish(self, value: bytes, key: bytes | None, tag: bytes | None) -> asyncio.Future[int]:
         """Take an event, now or when there is room; the future gets its position."""
@@ -243,6 +261,10 @@ class Outbox:
         return self._under_way < self.options.outbox_batches_max
 
     def _send(self, parcel: Parcel) -> None:
+        if self._named is not None:
+            publisher, number = self._named
+            parcel.batch = parcel.batch.numbered(publisher, number)
+            self._named = publisher, number + parcel.batch.count
         self._parcels[parcel] = None
         self._queue.append(parcel)
         self._pump()
@@ -255,6 +277,9 @@ class Outbox:
                 return
             parcel = self._queue.popleft()
             self._under_way += 1
+            if self._failure:
+                self._loop.call_soon(self._ended, parcel, Failed(self.stream, 0, self._failure))
+                continue
             self._desk.offer(self.stream, parcel.batch, partial(self._ended, parcel))
 
     # ------------------------------------------------------------ whole batches
@@ -292,8 +317,10 @@ class Outbox:
                 if not future.done():
                     future.set_result(how.seq + row)
             if parcel.whole is not None and not parcel.whole.done():
-                parcel.whole.set_result((how.seq, how.seq + how.count))
+                parcel.whole.set_result((how.seq, how.seq + how.count if how.seq else 0))
         else:
+            if self._named is not None:
+                self._failure = self._failure or how.why
             self._failed(parcel, how.why)
         for mark in parcel.marks:
             mark.one_ended()

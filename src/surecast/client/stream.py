@@ -45,6 +45,11 @@ class Stream:
         return self._info.retention
 
     @property
+    def stream_id(self) -> bytes:
+        """16 random bytes that are this stream's own, whatever its name."""
+        return self._info.stream_id
+
+    @property
     def owner(self) -> str:
         """The region that gives its events their positions."""
         return self._info.owner
@@ -117,6 +122,27 @@ class Stream:
         await asyncio.sleep(0)  # let it leave before the next is built
         assert parcel.whole is not None
         return parcel.whole
+
+    async def publish_batch(self, batch: Batch) -> asyncio.Future[tuple[int, int]]:
+        """Publish a batch as it is; returns when there is room for it.
+
+        The future gets its positions, from and to, when it is on disk (0 and 0: a named publisher's
+        that was there before, its place forgotten). For connectors that make their own batches.
+        """
+        return await self._send(Chunk(batch, batch.nbytes))
+
+    def named(self, publisher: bytes, pub_no: int) -> Stream:
+        """This stream for a publisher that keeps its identity and numbers by itself.
+
+        Events take the numbers from `pub_no` on. Those that the stream's owner has taken before
+        under this identity are not published again: whoever repeats batches from any number on,
+        identical and in order, gets each of them published once. After a failure nothing more is
+        taken; begin again from a number that is known.
+        """
+        if len(publisher) != 16 or pub_no < 1:
+            raise UsageError("a publisher's id is 16 bytes, and its numbers begin at 1")
+        outbox = self._client._named_outbox(self._info, publisher, pub_no)
+        return Stream(self._client, self._info, outbox)
 
     async def collect(self, which: Predicate) -> int:
         """Declare events obsolete: from here on they are void, in every region.

@@ -24,7 +24,9 @@ from surecast.client.outbox import Outbox
 from surecast.client.reading import Start
 from surecast.client.stream import Stream as AsyncStream
 from surecast.client.subscription import Subscription as AsyncSubscription
+from surecast.columns.batch import Batch
 from surecast.columns.rules import Policy, Predicate
+from surecast.core.types import LogId
 from surecast.errors import Closed
 from surecast.protocols.sprinkler.messages import StreamInfo
 
@@ -158,6 +160,14 @@ class Client:
     def streams(self, pattern: str = ">") -> list[StreamInfo]:
         return self._loop.call(self._inner.streams(pattern))
 
+    def ends(self, pattern: str = ">") -> list[tuple[StreamInfo, int]]:
+        """The streams that match, and where they end; see `surecast.Client.ends`."""
+        return self._loop.call(self._inner.ends(pattern))
+
+    def locate(self, stream: LogId, time_ns: int) -> int:
+        """The first position at or after a time; see `surecast.Client.locate`."""
+        return self._loop.call(self._inner.locate(stream, time_ns))
+
     def flush(self) -> None:
         """Wait until all that was published is acknowledged; see `surecast.Client.flush`."""
         self._loop.call(self._inner.flush())
@@ -229,6 +239,10 @@ class Stream:
         return self._inner.retain
 
     @property
+    def stream_id(self) -> bytes:
+        return self._inner.stream_id
+
+    @property
     def owner(self) -> str:
         return self._inner.owner
 
@@ -254,6 +268,23 @@ class Stream:
     ) -> Seqs:
         """Publish many events and return their positions; see `surecast.Stream.publish_many`."""
         return self._loop.call(self._inner.publish_many(values, keys=keys, tags=tags))
+
+    def publish_batch(self, batch: Batch) -> tuple[int, int]:
+        """Publish a batch as it is, and wait; see `surecast.Stream.publish_batch`."""
+
+        async def work() -> tuple[int, int]:
+            return await (await self._inner.publish_batch(batch))
+
+        return self._loop.call(work())
+
+    def named(self, publisher: bytes, pub_no: int) -> Stream:
+        """This stream for a publisher that numbers by itself; see `surecast.Stream.named`."""
+
+        async def work() -> AsyncStream:
+            return self._inner.named(publisher, pub_no)
+
+        inner = self._loop.call(work())
+        return Stream(inner, Line(inner._outbox, self._loop), self._loop)
 
     def collect(self, which: Predicate) -> int:
         """Declare events obsolete; see `surecast.Stream.collect`."""

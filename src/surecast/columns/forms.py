@@ -44,6 +44,7 @@ __all__ = [
     "fixed_keys",
     "form_of",
     "is_fixed",
+    "join_fixed",
     "matches",
     "take_fixed",
 ]
@@ -364,6 +365,22 @@ def take_fixed(
     return Columns(
         Column(uniform_offsets(taken.size, key), keys.reshape(-1), None, key),
         Column(uniform_offsets(taken.size, value), values.reshape(-1), None, value),
+    )
+
+
+def join_fixed(bodies: Sequence[Body | None], schema_id: int, packed: int, rows: int) -> Columns:
+    """All rows of such bodies, one after the other."""
+    key, value = _shape(schema_id, packed).widths[:2]
+    start = _shape(schema_id, packed).size
+    second = start + ((key * rows + 7) & -8)
+    each = np.frombuffer(b"".join(bodies), _UINT8).reshape(len(bodies), -1)  # type: ignore[arg-type]
+    total = rows * len(bodies)
+    # A copy in any case: of single bytes numpy would give a view with gaps.
+    keys = np.ascontiguousarray(each[:, start : start + key * rows]).reshape(-1)
+    values = np.ascontiguousarray(each[:, second : second + value * rows]).reshape(-1)
+    return Columns(
+        Column(uniform_offsets(total, key), keys, None, key),
+        Column(uniform_offsets(total, value), values, None, value),
     )
 
 

@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from surecast.columns.intervals import POSITION_MAX
 from surecast.core.replicated import Refound
 from surecast.core.types import PassDown
 from surecast.errors import ConfigError
@@ -28,6 +29,7 @@ from surecast.protocols.sprinkler.messages import ForceNewStream
 from surecast.protocols.sprinkler.names import is_name
 from surecast.runtime.book import Address, is_loopback
 from surecast.server.config import parse_address, show_address
+from surecast.server.files import files_of
 from surecast.server.metrics import CONTENT_TYPE, Scrape
 from surecast.server.openapi import document
 from surecast.server.publishing import Publishing
@@ -109,6 +111,7 @@ def make_app(server: RegionServer, publishing: Publishing) -> Starlette:
         Route("/v1/streams", pages.guarded(pages.streams)),
         Route("/v1/streams/{name}", pages.guarded(pages.stream)),
         Route("/v1/streams/{name}/events", pages.guarded(pages.publish), methods=["POST"]),
+        Route("/v1/streams/{name}/files", pages.guarded(pages.files)),
         Route("/v1/admin/refound", pages.guarded(pages.refound), methods=["POST"]),
         Route("/v1/admin/force-new-stream", pages.guarded(pages.force), methods=["POST"]),
     ]
@@ -167,6 +170,18 @@ class Pages:
         self._need_replica()
         name = request.path_params["name"]
         found = stream_named(self.server, name)
+        if found is None:
+            raise HTTPException(404, f"there is no stream {name!r} here; see /v1/streams")
+        return _json(found)
+
+    async def files(self, request: Request) -> Response:
+        self._need_replica()
+        name, query = request.path_params["name"], request.query_params
+        try:
+            lo, hi = int(query.get("lo", "1")), int(query.get("hi", str(POSITION_MAX)))
+        except ValueError:
+            raise HTTPException(400, "lo and hi are positions, such as ?lo=1&hi=1000") from None
+        found = files_of(self.server, name, max(1, lo), min(hi, POSITION_MAX))
         if found is None:
             raise HTTPException(404, f"there is no stream {name!r} here; see /v1/streams")
         return _json(found)

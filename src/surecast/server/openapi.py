@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from surecast.server.files import StreamFiles
 from surecast.server.status import Status, StreamStatus
 
 __all__ = ["document"]
@@ -48,6 +49,7 @@ _KEY = {
     "description": "of a raw event",
     "schema": {"type": "string"},
 }
+_RANGE = [{"name": name, "in": "query", "schema": {"type": "integer"}} for name in ("lo", "hi")]
 _STREAM = {"name": "stream", "in": "query", "required": True, "schema": {"type": "string"}}
 _CONFIRM = {
     "name": "yes-i-know-what-is-lost",
@@ -59,7 +61,7 @@ _CONFIRM = {
 
 def document() -> dict[str, Any]:
     """The whole description."""
-    types = (Status, StreamList, StreamStatus, Problem, Ready, Published, Alive, Done)
+    types = (Status, StreamList, StreamStatus, StreamFiles, Problem, Ready, Published, Alive, Done)
     schemas, components = msgspec.json.schema_components(
         types, ref_template="#/components/schemas/{name}"
     )
@@ -130,6 +132,12 @@ def _paths(refs: dict[Any, Any]) -> dict[str, Any]:
         "/v1/streams": get("the streams", refs[StreamList], 401, 404),
         "/v1/streams/{name}": get("one stream", refs[StreamStatus], 401, 404, parameters=[_NAME]),
         "/v1/streams/{name}/events": {"post": publish},
+        "/v1/streams/{name}/files": get(
+            "where it lies on this server's disk, and which positions are void",
+            refs[StreamFiles],
+            *(400, 401, 404),
+            parameters=[_NAME, *_RANGE],
+        ),
         "/v1/admin/refound": {"post": refound},
         "/v1/admin/force-new-stream": {"post": force},
     }

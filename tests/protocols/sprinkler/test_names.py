@@ -7,6 +7,7 @@ import pytest
 
 from surecast.protocols.sprinkler.names import (
     NAME_LEN_MAX,
+    is_internal,
     is_name,
     is_pattern,
     matches,
@@ -59,6 +60,30 @@ def test_matching_against_a_twin() -> None:
     assert min(both) > 300  # it was a trial of both
 
 
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        (">", False),
+        ("*", False),
+        ("*.>", False),
+        ("*.orders", False),
+        ("_spark.>", True),
+        ("_spark.*", True),
+        ("_spark.orders", True),
+    ],
+)
+def test_wildcards_do_not_stand_for_an_internal_first_token(pattern: str, found: bool) -> None:
+    assert matches(pattern, "_spark.orders") is found
+    assert is_internal("_spark.orders")
+
+
+def test_only_the_first_token_makes_a_name_internal() -> None:
+    assert not is_internal("orders._x")
+    assert all(matches(pattern, "orders._x") for pattern in (">", "*.*", "*._x", "orders.>"))
+    assert not matches(">", "_one")
+    assert matches("_one", "_one")
+
+
 OWNERS = {"": "rest", "orders": "east", "orders.eu": "west", "orders.eu.paris": "north"}
 
 
@@ -78,6 +103,16 @@ OWNERS = {"": "rest", "orders": "east", "orders.eu": "west", "orders.eu.paris": 
 )
 def test_owner_is_that_of_the_longest_prefix_by_tokens(name: str, owner: str) -> None:
     assert owner_of(OWNERS, name, "here") == owner
+
+
+def test_an_internal_stream_is_where_the_one_it_serves_is() -> None:
+    assert owner_of(OWNERS, "_spark.orders.eu.paris", "here") == "north"
+    assert owner_of(OWNERS, "_spark.other", "here") == "rest"
+    assert owner_of(OWNERS, "_spark", "here") == "rest"
+    assert owner_of({"orders": "east"}, "_spark.orders", "here") == "east"
+    assert owner_of({"orders": "east"}, "_spark", "here") == "here"
+    explicit = {**OWNERS, "_spark": "south"}
+    assert owner_of(explicit, "_spark.orders.eu.paris", "here") == "south"
 
 
 def test_owner_without_an_entry_is_where_it_is_made() -> None:

@@ -26,6 +26,7 @@ Files
     view.py        whom a member of a mesh knows
     publisher.py   a client that publishes, retries and gets acknowledgements
     subscriber.py  a thin client that follows streams from its region's servers
+    fetcher.py     a thin client that fetches ranges of positions
     checks.py      the guarantees as functions of publishers' and subscribers' records
 
 Spec and departures: docs/protocols/sprinkler.md.

@@ -343,7 +343,11 @@ class Offer(Input):
 
 
 class OfferBatch(Input):
-    """Publish a batch that has neither number nor place yet; Acked and Failed repeat `token`."""
+    """Publish a batch that has no place yet; Acked and Failed repeat `token`.
+
+    With a publisher and number of its own it is a *named* publisher's, who counts by itself and
+    goes on counting after a restart; its batches are offered in the order of their numbers.
+    """
 
     stream: LogId
     batch: Batch
@@ -417,6 +421,8 @@ class Answered(msgspec.Struct, gc=False):
 
 
 class Acked(msgspec.Struct, gc=False):
+    """`seq` 0: a named publisher's batch that was taken so long ago that its place is forgotten."""
+
     stream: LogId
     pub_no: int
     count: int

@@ -3,6 +3,10 @@
 Batches leave in order and are retried identical and in order, so that the head can tell a retry
 from news (R3). Refusals that will pass are waited out; a silent or departed replica is replaced
 by the next one.
+
+A *named* publisher's batches come with its id and their numbers. It may have offered them before,
+in an earlier life or at another client at this moment: what the head took then it recognises, and
+no number is ever given to another batch, not even after a failure.
 """
 
 from collections import Counter, deque
@@ -44,6 +48,8 @@ FINAL = ("mismatch", "expired", "bad-event", "quarantined")  # waiting will not 
 NEVER_OPENED = ("too-many-streams", "bad-name", "owners-differ")
 UNREACHABLE = "owner-unreachable"
 
+LineKey = LogId | tuple[LogId, bytes]  # a stream; or a stream and a named publisher
+
 
 def anonymous_publisher(wall_ns: int, rng: Random) -> bytes:
     """A publisher's id: when it was born, and chance."""
@@ -55,7 +61,8 @@ class Line:
     """What was offered for one stream and is not acknowledged, oldest first.
 
     Each line has an identity of its own, born with its first event and given up with a batch that
-    can never be taken: a number is never used for two different batches.
+    can never be taken: a number is never used for two different batches. A named publisher's line
+    keeps the identity it was given.
     """
 
     publisher: bytes
@@ -65,6 +72,11 @@ class Line:
     lost_since_ns: int | None = None  # the head expects less than it acknowledged
     cut_off_since_ns: int | None = None  # the owner's region is out of reach
     under_way: int = 0  # how many of `waiting`, from the front, have been sent
+    named: bool = False
+
+
+def _key(stream: LogId, line: Line) -> LineKey:
+    return (stream, line.publisher) if line.named else stream
 
 
 def _first(line: Line) -> tuple[bytes, int]:
@@ -94,7 +106,7 @@ class Publisher(HandlerMachine):
         self.rng = rng
         self.opening: dict[str, Policy | None] = {}  # streams asked for and not answered
         self.cut_off_since_ns: dict[str, int] = {}  # those whose owner is out of reach
-        self.lines: dict[LogId, Line] = {}
+        self.lines: dict[LineKey, Line] = {}
         self.target = 0
         self.progress_ns = 0
 
@@ -128,9 +140,14 @@ class Publisher(HandlerMachine):
         self._take(inp.stream, inp.batch, inp.token)
 
     def _take(self, stream: LogId, batch: Batch, token: int) -> None:
-        line = self.lines.get(stream)
+        key: LineKey = (stream, batch.publisher) if batch.pub_no else stream
+        line = self.lines.get(key)
         if line is None:
-            line = self.lines[stream] = Line(self._identity())
+            named = batch.pub_no > 0
+            line = Line(batch.publisher if named else self._identity(), named=named)
+            line.next_no = batch.pub_no or 1
+            self.lines[key] = line
+        assert not line.named or batch.pub_no == line.next_no, "a number was left out"
         if len(line.waiting) >= self.config.queue_max:
             raise UsageError(
                 f"{self.config.queue_max} batches are waiting for an acknowledgement "
@@ -140,6 +157,9 @@ class Publisher(HandlerMachine):
         line.tokens.append(token)
         line.next_no += batch.count
         self._send_more(stream, line)
+
+    def _find(self, stream: LogId, publisher: bytes) -> Line | None:
+        return self.lines.get((stream, publisher)) or self.lines.get(stream)
 
     def _send_more(self, stream: LogId, line: Line) -> None:
         while line.under_way < min(len(line.waiting), self.config.inflight_max):
@@ -152,16 +172,16 @@ class Publisher(HandlerMachine):
         """Everything unacknowledged, identical and in its first order."""
         for name in self.opening:
             self._send_one_again(name)
-        for stream in self.lines:
-            self._send_one_again(stream)
+        for key in self.lines:
+            self._send_one_again(key)
 
-    def _send_one_again(self, what: LogId | str) -> None:
+    def _send_one_again(self, what: LineKey | str) -> None:
         if isinstance(what, str):
             if what in self.opening:
                 self._send(self._head, CreateStream(what, self.opening[what]))
         elif line := self.lines.get(what):
             line.under_way = 0
-            self._send_more(what, line)
+            self._send_more(what[0] if isinstance(what, tuple) else what, line)
 
     def _on_stream_opened(self, peer: Peer, message: StreamOpened) -> None:
         name, why = message.name, message.why
@@ -185,13 +205,13 @@ class Publisher(HandlerMachine):
 
     def _line_of(self, message: PubNack) -> Line | None:
         """The line that still waits to hear about what the message names."""
-        line = self.lines.get(message.stream)
+        line = self._find(message.stream, message.publisher)
         what = (message.publisher, message.pub_no)
         waits = line is not None and any((b.publisher, b.pub_no) == what for b in line.waiting)
         return line if waits else None
 
     def _on_pub_ack(self, _peer: Peer, message: PubAck) -> None:
-        line = self.lines.get(message.stream)
+        line = self._find(message.stream, message.publisher)
         if line is None:
             return
         for pub_no, seq in ((message.pub_no, message.seq), *message.more):
@@ -204,10 +224,20 @@ class Publisher(HandlerMachine):
         self.progress_ns = self.now_ns
         if line.waiting[0].pub_no != pub_no:
             return  # it overtook an earlier one, and will be said again when that is retried
+        self._ended(message.stream, line, seq)
+
+    def _ended(self, stream: LogId, line: Line, seq: int) -> None:
+        """The first that waits is in its place."""
         line.lost_since_ns = line.cut_off_since_ns = None
         batch, token = line.waiting.popleft(), line.tokens.popleft()
         line.under_way = max(0, line.under_way - 1)
-        self.out.append(Emit(Acked(message.stream, pub_no, batch.count, seq, token)))
+        self.out.append(Emit(Acked(stream, batch.pub_no, batch.count, seq, token)))
+        self._drop_if_idle(stream, line)
+
+    def _drop_if_idle(self, stream: LogId, line: Line) -> None:
+        """A named publisher knows by itself where it goes on."""
+        if line.named and not line.waiting:
+            self.lines.pop((stream, line.publisher), None)
 
     def _on_pub_nack(self, peer: Peer, message: PubNack) -> None:
         line = self._line_of(message)
@@ -215,6 +245,8 @@ class Publisher(HandlerMachine):
             return
         if message.why in FINAL:
             self._fail(message, line)
+        elif line.named and message.why == "out-of-order" and message.expected > message.pub_no:
+            self._taken_before(message, line)
         elif self._is_history_lost(message, line):
             self._fail(PubNack(message.stream, *_first(line), "history-lost"), line)
         elif message.why == UNREACHABLE:
@@ -223,10 +255,25 @@ class Publisher(HandlerMachine):
             if self._is_cut_off(line.cut_off_since_ns):
                 self._fail(PubNack(message.stream, *_first(line), UNREACHABLE), line)
             else:
-                self._refused(peer, message.why, message.head, message.stream)
+                self._refused(peer, message.why, message.head, _key(message.stream, line))
         else:
             line.cut_off_since_ns = None
-            self._refused(peer, message.why, message.head, message.stream)
+            self._refused(peer, message.why, message.head, _key(message.stream, line))
+
+    def _taken_before(self, message: PubNack, line: Line) -> None:
+        """The head is beyond this batch and remembers it no more: it was committed long ago.
+
+        A head remembers twice as many of a publisher's batches as may be under way at once, so what
+        it has forgotten was acknowledged, as was all before it, to whoever published it then.
+        """
+        batch = next(b for b in line.waiting if b.pub_no == message.pub_no)
+        if message.expected < batch.pub_no + batch.count:  # it was cut otherwise then
+            self._fail(PubNack(message.stream, batch.publisher, batch.pub_no, "mismatch"), line)
+            return
+        self.progress_ns = self.now_ns
+        while line.waiting and line.waiting[0].pub_no <= message.pub_no:
+            self._ended(message.stream, line, 0)
+        self._send_more(message.stream, line)
 
     def _is_history_lost(self, message: PubNack, line: Line) -> bool:
         """For long now the head has expected what it acknowledged before: it lost that for good."""
@@ -237,7 +284,7 @@ class Publisher(HandlerMachine):
             line.lost_since_ns = self.now_ns
         return self.now_ns - line.lost_since_ns > self.config.lost_ns
 
-    def _refused(self, peer: Peer, why: str, head: Peer, what: LogId | str) -> None:
+    def _refused(self, peer: Peer, why: str, head: Peer, what: LineKey | str) -> None:
         """Not now, or not here: go where the head is said to be, and try again soon.
 
         All of it if the head has moved; else only the stream (or the name) that was refused, for
@@ -262,9 +309,11 @@ class Publisher(HandlerMachine):
             failed.append((line.waiting.pop(), line.tokens.pop()))
         for batch, token in reversed(failed):
             self.out.append(Emit(Failed(message.stream, batch.pub_no, message.why, token)))
-        line.publisher, line.next_no = self._identity(), 1
+        if not line.named:
+            line.publisher, line.next_no = self._identity(), 1
         line.lost_since_ns = line.cut_off_since_ns = None
         line.under_way = min(line.under_way, len(line.waiting))
+        self._drop_if_idle(message.stream, line)
 
     def _on_timer(self, inp: TimerFired) -> None:
         if inp.key == "again":

@@ -1,0 +1,103 @@
+"""Where a stream lies on this server's disk, for readers that can see its files.
+
+A reader on the same machine (or with the same disks mounted) need not have gigabytes sent: it maps
+the segments itself. What it must be told is which parts of which segments hold the positions it
+wants, as they are now, and which of these positions are void: files are not rewritten for each
+event that became obsolete. Files go when a move or a compaction has put others in their place; who
+does not find one asks again.
+
+Only committed positions are told of, and only those that retention has seen.
+"""
+
+from typing import Final
+
+import msgspec
+
+from surecast.columns.batch import COLLECTED, EXPIRED
+from surecast.columns.intervals import IntervalSet
+from surecast.errors import StorageError
+from surecast.protocols.sprinkler.streams import Stream
+from surecast.server.region import RegionServer
+from surecast.storage.extents import Extent
+from surecast.storage.segments import SegmentStore
+
+__all__ = ["FileExtent", "StreamFiles", "files_of"]
+
+RUNS_MAX: Final = 100_000  # void ranges in one answer; then it is about fewer positions
+EXTENTS_MAX: Final = 256
+
+
+class FileExtent(msgspec.Struct, array_like=True):
+    """Positions [lo, hi) are in this run of this segment, whose index has this checksum."""
+
+    segment: int
+    run: int
+    lo: int
+    hi: int
+    index_crc: int
+
+
+class StreamFiles(msgspec.Struct):
+    """Positions [lo, hi), perhaps fewer than were asked for; what no extent holds is elsewhere."""
+
+    stream_id: str
+    directory: str  # "": nothing is kept on disk
+    lo: int
+    hi: int
+    collected: bytes  # void positions: IntervalSet.to_bytes
+    expired: bytes
+    extents: list[FileExtent]
+
+
+def files_of(server: RegionServer, name: str, lo: int, hi: int) -> StreamFiles | None:
+    """None if there is no such stream. For the thread of the event loop; changes nothing."""
+    info = server.proxy.directory.by_name.get(name)
+    stream = server.proxy.streams.get(info.stream_id) if info is not None else None
+    if stream is None or server.replica is None:
+        return None
+    hi = max(lo, min(hi, stream.committed, stream.index.end))
+    collected, expired, hi = _voids(stream, lo, hi)
+    directory = ""
+    extents: list[FileExtent] = []
+    store = server.replica.store
+    if isinstance(store, SegmentStore):
+        directory = store.path
+        extents, hi = _extents(store, stream, lo, hi)
+    return StreamFiles(
+        stream.stream_id.hex(),
+        directory,
+        lo,
+        hi,
+        collected.clip(lo, hi).to_bytes(),
+        expired.clip(lo, hi).to_bytes(),
+        extents,
+    )
+
+
+def _voids(stream: Stream, lo: int, hi: int) -> tuple[IntervalSet, IntervalSet, int]:
+    """The void positions of [lo, hi), and how much of it they say."""
+    both = [stream.index.voids[reason].clip(lo, hi) for reason in (COLLECTED, EXPIRED)]
+    for voids in both:
+        if voids.runs > RUNS_MAX:
+            hi = min(hi, int(voids.to_arrays()[0][RUNS_MAX]))
+    return both[0], both[1], hi
+
+
+def _extents(store: SegmentStore, stream: Stream, lo: int, hi: int) -> tuple[list[FileExtent], int]:
+    found: list[FileExtent] = []
+    if lo >= hi or stream.quarantined:
+        return found, hi
+    for piece in store.disk.pieces(stream.stream_id, lo, hi):
+        if type(piece) is not Extent:
+            continue
+        if len(found) == EXTENTS_MAX:
+            return found, piece.lo
+        try:
+            mapped = piece.segment.shelf.mapped(piece.segment.number)
+            crc = mapped.run(piece.run).index_crc
+        except StorageError:
+            continue  # damaged: the server will find out when it reads there
+        found.append(
+            FileExtent(piece.segment.number, piece.run, max(lo, piece.lo), min(hi, piece.hi), crc)
+        )
+    return found, hi

@@ -1,0 +1,147 @@
+"""A publisher with an identity of its own, over sockets: whoever repeats is recognised."""
+
+import asyncio
+from random import Random
+
+import pytest
+
+from surecast.client.stream import Stream
+from surecast.columns.batch import Batch
+from surecast.errors import PublishError, UsageError
+from tests.client.stage import Regions, play, until
+from tests.client.test_publish import read
+
+NAME = bytes(8) + b"the-sink"
+
+
+def batches(stream: Stream, count: int, rows: int = 3) -> list[Batch]:
+    return [
+        Batch.of(stream.stream_id, [b"%d" % (n * rows + i) for i in range(rows)])
+        for n in range(count)
+    ]
+
+
+async def publish(stream: Stream, first: int, some: list[Batch]) -> list[tuple[int, int]]:
+    line = stream.named(NAME, first)
+    futures = [await line.publish_batch(batch) for batch in some]
+    return [await future for future in futures]
+
+
+def test_what_was_published_before_is_not_published_again() -> None:
+    async def story() -> None:
+        async with Regions(east=1) as regions:
+            async with regions.client("east") as client:
+                stream = await client.stream("s")
+                some = batches(stream, 10)
+                assert await publish(stream, 1, some[:4]) == [(1, 4), (4, 7), (7, 10), (10, 13)]
+            async with regions.client("east") as client:  # another life, from the beginning
+                stream = await client.stream("s")
+                places = await publish(stream, 1, some)
+                assert places == [(1 + 3 * n, 4 + 3 * n) for n in range(10)]
+                assert await publish(stream, 31, batches(stream, 1)) == [(31, 34)]
+                assert await stream.publish(b"not named") == 34
+                values = [event.value for event in await read(stream, 34)]
+                assert values[:30] == [b"%d" % n for n in range(30)]
+
+    play(story)
+
+
+def test_what_was_published_so_long_ago_that_its_place_is_forgotten() -> None:
+    """A head remembers 128 batches of a publisher."""
+
+    async def story() -> None:
+        async with Regions(east=1) as regions, regions.client("east") as client:
+            stream = await client.stream("s")
+            some = batches(stream, 300)
+            places = await publish(stream, 1, some)
+            again = await publish(stream, 1, some)
+            assert again[:100] == [(0, 0)] * 100
+            assert again[-100:] == places[-100:]
+            assert await stream.publish(b"end") == 901
+
+    play(story)
+
+
+@pytest.mark.slow
+def test_two_at_once_publish_everything_once() -> None:
+    """The one that was taken for dead and its successor, through a region's failures."""
+    rng = Random(5)
+
+    async def story() -> None:
+        async with Regions(east=2) as regions:
+            clients = [regions.client("east") for _ in range(2)]
+            for client in clients:
+                await client.open()
+            streams = [await client.stream("s") for client in clients]
+            some = batches(streams[0], 400)
+
+            async def slowly(stream: Stream) -> None:
+                line = stream.named(NAME, 1)
+                for batch in some:
+                    await (await line.publish_batch(batch))
+                    if rng.random() < 0.1:
+                        await asyncio.sleep(rng.random() * 0.02)
+
+            work = [asyncio.create_task(slowly(stream)) for stream in streams]
+            for _ in range(3):
+                await asyncio.sleep(0.2)
+                victim = rng.choice(regions.names["east"])
+                await regions.kill(victim)
+                await asyncio.sleep(0.2)
+                await regions.start(victim)
+                await until(lambda: regions.head("east"))
+            await asyncio.gather(*work)
+            assert await streams[0].publish(b"end") == 1201
+            values = [event.value for event in await read(streams[0], 1200)]
+            assert values == [b"%d" % n for n in range(1200)]
+            for client in clients:
+                await client.close()
+
+    play(story)
+
+
+def test_through_a_region_that_does_not_own_the_stream() -> None:
+    async def story() -> None:
+        async with Regions({"": "east"}, east=1, west=1) as regions:
+            async with regions.client("west") as client:
+                stream = await client.stream("s")
+                some = batches(stream, 200)
+                await publish(stream, 1, some[:150])
+            async with regions.client("west") as client:
+                stream = await client.stream("s")
+                places = await publish(stream, 1, some)
+                assert places[0] == (0, 0)
+                assert places[-1] == (598, 601)
+                assert await stream.publish(b"end") == 601
+
+    play(story)
+
+
+def test_after_a_failure_nothing_more_is_taken() -> None:
+    async def story() -> None:
+        async with Regions(east=1) as regions, regions.client("east") as client:
+            stream = await client.stream("s")
+            some = batches(stream, 5)
+            await publish(stream, 1, some[:2])
+            line = stream.named(NAME, 4)
+            other = Batch.of(stream.stream_id, [b"four", b"rows", b"here", b"!"])
+            futures = [await line.publish_batch(batch) for batch in (other, *some[2:])]
+            await asyncio.wait(futures)
+            assert all(isinstance(future.exception(), PublishError) for future in futures)
+            assert "another batch" in str(futures[0].exception())
+            with pytest.raises(PublishError):
+                await line.publish_batch(some[3])
+            assert await publish(stream, 7, some[2:]) == [(7, 10), (10, 13), (13, 16)]
+
+    play(story)
+
+
+def test_what_is_no_identity() -> None:
+    async def story() -> None:
+        async with Regions(east=1) as regions, regions.client("east") as client:
+            stream = await client.stream("s")
+            for publisher, number in ((b"short", 1), (NAME, 0)):
+                with pytest.raises(UsageError, match="16 bytes"):
+                    stream.named(publisher, number)
+
+    play(story)
