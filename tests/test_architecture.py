@@ -33,7 +33,7 @@ SEES: dict[str, set[str]] = {
     "stacks": {*_BELOW_REGISTRY, "registry"},
     "server": _JOINED,
     "client": _JOINED,
-    "pipeline": {"columns", "parts", "storage", "client", "protocols.checks"},
+    "pipeline": {"columns", "parts", "storage", "client", "protocols.checks", ""},
     "swarm": {*_JOINED, "pipeline", ""},
     "bench": {*_JOINED, "swarm", "pipeline", ""},
     "web": {*_JOINED, "swarm", "pipeline", ""},

@@ -1,6 +1,8 @@
 """Spark's way to find Surecast: PySpark scans packages named `pyspark_*` for a `DefaultSource`.
 
-The data source is not written yet, so nothing is registered and Spark ignores this package.
+So `spark.read.format("surecast")` needs nothing but an installed `surecast[spark]`.
 """
 
-__all__: list[str] = []
+from surecast.pipeline.source import SurecastSource as DefaultSource
+
+__all__ = ["DefaultSource"]

@@ -1,0 +1,132 @@
+"""What one task does: the batches of its ranges, as record batches.
+
+From segments, if a server's are visible here; otherwise, and for what they do not have, from the
+region's servers over one connection. An event loop in a thread of its own receives and checks while
+this thread joins and Spark takes; between the two is a bounded buffer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from surecast.client.bootstrap import parse_url
+from surecast.client.options import ClientOptions
+from surecast.client.ranges import RangeReader, ShortError, StallError
+from surecast.client.sync import Loop
+from surecast.columns.batch import Batch
+from surecast.errors import SurecastError
+from surecast.pipeline import files
+from surecast.pipeline.loss import lost, remedy
+from surecast.pipeline.offsets import Place
+from surecast.pipeline.plan import Range
+from surecast.pipeline.region import Server
+from surecast.pipeline.rows import record_batches
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Task", "batches_of", "read"]
+
+log = logging.getLogger("surecast.pipeline")
+
+PATIENCE_S: Final = 60.0  # without a single batch; a region may be catching up
+BUFFER_BYTES: Final = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """All that a task must know: executors are told nothing else."""
+
+    ranges: tuple[Range, ...]
+    url: str
+    token: str
+    servers: tuple[Server, ...]  # that answer over HTTP
+    files: bool  # read their segments, where they are visible
+    voids: bool
+    fail_on_loss: bool
+    patience_s: float = PATIENCE_S
+
+
+def read(task: Task) -> Iterator[pa.RecordBatch]:
+    """The rows of a task, stream by stream, in the order of each stream."""
+    with ExitStack() as stack:
+        line = Line(task, stack)
+        for one in task.ranges:
+            yield from record_batches(batches_of(one, task, line), one.stream, task.voids)
+
+
+def batches_of(one: Range, task: Task, line: Line) -> Iterator[Batch]:
+    """The batches of one range, in order, each position once."""
+    seen = files.visible(task.servers) if task.files else []
+    try:
+        if seen:
+            yield from files.read(one, seen[0], task.token, line.fetcher(one))
+        else:
+            yield from line.fetch(one, one.lo, one.hi)
+    except ShortError as problem:
+        said = f"stream {one.stream!r}, positions {one.lo} to {one.hi - 1}: {problem}"
+        if task.servers:
+            place = Place(one.stream_id, one.hi)
+            is_lost = lost(one.stream, place, [s.http for s in task.servers], task.token)
+        else:
+            is_lost = "" if problem.end else said
+        if not is_lost:
+            raise SurecastError(
+                f"{said}. It may come: the region is behind, or starting. Try again later, or with "
+                "the url of another region"
+            ) from None
+        if task.fail_on_loss:
+            raise remedy([is_lost]) from None
+        log.warning("%s; failOnDataLoss=false: going on without it", is_lost)
+
+
+class Line:
+    """The connection of one task, made when it is first needed."""
+
+    def __init__(self, task: Task, stack: ExitStack) -> None:
+        self._task = task
+        self._stack = stack
+        self._loop: Loop | None = None
+        self._reader: RangeReader | None = None
+
+    def fetcher(self, one: Range) -> files.Elsewhere:
+        return lambda lo, hi: self.fetch(one, lo, hi)
+
+    def fetch(self, one: Range, lo: int, hi: int) -> Iterator[Batch]:
+        """[lo, hi) of the range's stream, from the region's servers."""
+        loop, reader = self._open()
+        batches = reader.read(one.stream_id, lo, hi)
+        while True:
+            try:
+                some = loop.call(_next(batches))
+            except StallError as problem:
+                raise SurecastError(
+                    f"option url: {problem} (stream {one.stream!r}, positions {lo} to {hi - 1})"
+                ) from None
+            if some is None:
+                return
+            yield from some
+
+    def _open(self) -> tuple[Loop, RangeReader]:
+        if self._loop is None or self._reader is None:
+            task = self._task
+            loop = Loop()
+            self._stack.callback(loop.stop)
+            reader = RangeReader(
+                parse_url(task.url),
+                token=task.token,
+                options=ClientOptions(buffer_bytes_max=BUFFER_BYTES),
+                patience_s=task.patience_s,
+            )
+            loop.call(reader.__aenter__())
+            self._stack.callback(lambda: loop.call(reader.__aexit__(None, None, None)))
+            self._loop, self._reader = loop, reader
+        return self._loop, self._reader
+
+
+async def _next(batches: AsyncIterator[list[Batch]]) -> list[Batch] | None:
+    return await anext(batches, None)

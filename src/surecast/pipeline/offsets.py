@@ -1,0 +1,179 @@
+"""Where to begin and to end, and how a streaming query's place is written down.
+
+A *bound* is what a user says: earliest, latest, a position or a time, for all streams or for each.
+A *place* is what it comes to: the next position of each stream, with the stream's id, so that a
+stream that was made anew under the same name is not taken for the old one. Positions are the same
+in every region, and so is a place: a query may go on elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from surecast.errors import UsageError
+
+__all__ = [
+    "EARLIEST",
+    "LATEST",
+    "At",
+    "Bound",
+    "Place",
+    "Time",
+    "bound_of",
+    "places_from",
+    "places_to",
+    "share",
+    "timestamp_of",
+    "timestamps_of",
+]
+
+_POSITION_MAX: Final = 1 << 59
+_WORDS: Final = {"earliest": -2, "latest": -1}
+_MS: Final = 10**6  # in nanoseconds
+_MS_MAX: Final = (1 << 63) // _MS
+
+
+class At(NamedTuple):
+    """A position; -2 is the earliest, -1 the latest."""
+
+    seq: int
+
+
+class Time(NamedTuple):
+    """The first event at or after it."""
+
+    ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Where each stream begins, or ends."""
+
+    option: str  # that said so; "": nobody did
+    rest: At | Time  # of streams not named
+    each: Mapping[str, At | Time] = field(default_factory=dict)
+
+    def of(self, stream: str) -> At | Time:
+        return self.each.get(stream, self.rest)
+
+
+EARLIEST: Final = Bound("", At(-2))
+LATEST: Final = Bound("", At(-1))
+
+
+# ---------------------------------------------------------------- what users say
+
+
+def bound_of(option: str, text: str) -> Bound:
+    """Of `startingOffsets` and `endingOffsets`: a word, or JSON by stream."""
+    word = text.strip().lower()
+    if word in _WORDS:
+        return Bound(option, At(_WORDS[word]))
+    if not text.lstrip().startswith("{"):
+        raise UsageError(
+            f'option {option} is earliest, latest or JSON such as {{"orders": 123}}, not {text!r}'
+        )
+    each = {name: At(_position(option, name, said)) for name, said in _json(option, text).items()}
+    rest = EARLIEST if option.startswith("starting") else LATEST
+    return Bound(option, rest.rest, each)
+
+
+def _position(option: str, name: str, said: Any) -> int:
+    if isinstance(said, str) and said.lower() in _WORDS:
+        said = _WORDS[said.lower()]
+    ending = option.startswith("ending")
+    if isinstance(said, bool) or not isinstance(said, int) or not -2 <= said <= _POSITION_MAX:
+        raise UsageError(
+            f"option {option}, stream {name!r}: a position from 1 on, "
+            f'"earliest" (-2) or "latest" (-1), not {said!r}'
+        )
+    if said == 0 or (ending and said == -2):
+        raise UsageError(
+            f"option {option}, stream {name!r}: positions begin at 1"
+            + ("; to end at the earliest is to read nothing" if said else "")
+        )
+    return said
+
+
+def timestamp_of(option: str, text: str) -> Bound:
+    """Of `startingTimestamp`: milliseconds since 1970, for all streams."""
+    try:
+        said: Any = int(text)
+    except ValueError:
+        said = text
+    return Bound(option, _time(option, "", said))
+
+
+def timestamps_of(option: str, text: str) -> Bound:
+    """Of `startingOffsetsByTimestamp`: the same by stream."""
+    each = {name: _time(option, name, said) for name, said in _json(option, text).items()}
+    rest = EARLIEST if option.startswith("starting") else LATEST
+    return Bound(option, rest.rest, each)
+
+
+def _time(option: str, name: str, said: Any) -> Time:
+    if isinstance(said, bool) or not isinstance(said, int) or not 0 <= said <= _MS_MAX:
+        where = f", stream {name!r}" if name else ""
+        raise UsageError(
+            f"option {option}{where}: milliseconds since 1970, such as 1767225600000, not {said!r}"
+        )
+    return Time(said * _MS)
+
+
+def _json(option: str, text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as problem:
+        raise UsageError(f"option {option} is no JSON: {problem}. It is {text!r}") from None
+    if not isinstance(found, dict) or not found:
+        raise UsageError(f'option {option} is JSON by stream, such as {{"orders": 123}}: {text!r}')
+    for name, said in found.items():
+        if isinstance(said, dict):
+            raise UsageError(
+                f"option {option}, stream {name!r}: streams have no partitions; write "
+                f'{{"{name}": 123}}'
+            )
+    return found
+
+
+# ---------------------------------------------------------------- what Spark writes down
+
+
+class Place(NamedTuple):
+    """How far a query is in one stream."""
+
+    stream_id: bytes
+    next: int
+
+
+def places_to(places: Mapping[str, Place]) -> dict[str, Any]:
+    """As Spark's offset log has it; equal places look equal."""
+    return {
+        name: {"id": place.stream_id.hex(), "next": place.next}
+        for name, place in sorted(places.items())
+    }
+
+
+def places_from(offset: Mapping[str, Any]) -> dict[str, Place]:
+    try:
+        return {
+            name: Place(bytes.fromhex(said["id"]), int(said["next"]))
+            for name, said in offset.items()
+        }
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise UsageError(
+            f"the checkpoint holds an offset that is not Surecast's: {json.dumps(offset)[:200]}. "
+            "Was it made by a query on another source? Give this one a checkpointLocation of its "
+            "own"
+        ) from None
+
+
+def share(backlog: Mapping[str, int], most: int) -> dict[str, int]:
+    """`most` events among streams that have so many to read: by size, and at least one each."""
+    total = sum(backlog.values())
+    if total <= most:
+        return dict(backlog)
+    return {name: max(1, size * most // total) if size else 0 for name, size in backlog.items()}

@@ -1,0 +1,202 @@
+"""What a reader may be told, as checked values. Whatever is wrong is said with the option's name.
+
+The names are those of Spark's Kafka connector where they mean the same. Spark hands options over in
+lower case; here they get their spelling back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Final
+
+from surecast.client.bootstrap import parse_url
+from surecast.client.failures import bad_name
+from surecast.client.words import is_name, is_pattern
+from surecast.errors import UsageError
+from surecast.pipeline.offsets import (
+    EARLIEST,
+    LATEST,
+    Bound,
+    bound_of,
+    timestamp_of,
+    timestamps_of,
+)
+
+__all__ = ["NAMES", "SourceOptions", "check_names", "parse"]
+
+URL: Final = "surecast://127.0.0.1:7400"
+NAMES: Final = (
+    "url",
+    "token",
+    "subscribe",
+    "subscribePattern",
+    "startingOffsets",
+    "startingTimestamp",
+    "startingOffsetsByTimestamp",
+    "endingOffsets",
+    "endingTimestamp",
+    "endingOffsetsByTimestamp",
+    "maxOffsetsPerTrigger",
+    "minPartitions",
+    "failOnDataLoss",
+    "includeVoids",
+    "segments",
+)
+_STARTS: Final = NAMES[4:7]
+_ENDS: Final = NAMES[7:10]
+# What users of the Kafka connector may still have in their hands.
+_ELSEWHERE: Final = {
+    "kafka.bootstrap.servers": "the servers are named by url=surecast://host:port",
+    "assign": "a stream has one line of positions: use subscribe",
+    "path": "load() takes no path: name streams with subscribe or subscribePattern",
+    "stream": "that is where a writer writes to; a reader takes subscribe",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """One reader's options."""
+
+    url: str = URL
+    token: str = ""
+    streams: tuple[str, ...] = ()  # by name; or
+    pattern: str = ""
+    start: Bound = EARLIEST
+    end: Bound = LATEST
+    trigger_offsets_max: int | None = None
+    partitions_min: int = 1
+    fail_on_loss: bool = True
+    voids: bool = False
+    files: bool = True  # read segments that this machine can see
+
+    @property
+    def wanted(self) -> str:
+        """The streams as their user named them."""
+        return f"subscribePattern={self.pattern}" if self.pattern else (
+            f"subscribe={','.join(self.streams)}"
+        )  # fmt: skip
+
+
+def parse(given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
+    """The options of a batch or a streaming reader; UsageError names the first that is wrong."""
+    check_names(given, NAMES)
+    options = {name: given[key] for key in given for name in NAMES if name.lower() == key.lower()}
+    if streaming and (found := [name for name in _ENDS if name in options]):
+        raise UsageError(
+            f"option {found[0]} is for spark.read: a streaming query goes on; stop it with "
+            "trigger(availableNow=True) or query.stop()"
+        )
+    url = options.get("url", URL)
+    try:
+        parse_url(url)
+    except UsageError as problem:
+        raise UsageError(f"option url: {problem}") from None
+    streams, pattern = _wanted(options)
+    start = _bound(options, _STARTS, LATEST if streaming else EARLIEST)
+    end = _bound(options, _ENDS, LATEST)
+    _check_bounds(start, end, streams, pattern)
+    most = options.get("maxOffsetsPerTrigger")
+    return SourceOptions(
+        url,
+        options.get("token", ""),
+        streams,
+        pattern,
+        start,
+        end,
+        None if most is None else _number("maxOffsetsPerTrigger", most),
+        _number("minPartitions", options.get("minPartitions", "1")),
+        _boolean("failOnDataLoss", options.get("failOnDataLoss", "true")),
+        _boolean("includeVoids", options.get("includeVoids", "false")),
+        _choice("segments", options.get("segments", "auto"), ("auto", "never")) == "auto",
+    )
+
+
+def check_names(given: Iterable[str], known: Iterable[str]) -> None:
+    """UsageError for the first name that is not known, with the nearest that is."""
+    spelled = {name.lower(): name for name in known}
+    for name in given:
+        if name.lower() in spelled:
+            continue
+        if hint := _ELSEWHERE.get(name.lower()):
+            raise UsageError(f"option {name}: {hint}")
+        near = get_close_matches(name.lower(), spelled, 1)
+        meant = f"did you mean {spelled[near[0]]}?" if near else ""
+        raise UsageError(
+            f"unknown option {name}: {meant or 'there are ' + ', '.join(spelled.values())}"
+        )
+
+
+def _wanted(options: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
+    names, pattern = options.get("subscribe"), options.get("subscribePattern")
+    if (names is None) == (pattern is None):
+        both = "subscribe and subscribePattern are both given: use" if names else "say"
+        raise UsageError(
+            f"{both} which streams to read, with subscribe=orders,trades or with "
+            "subscribePattern=orders.>"
+        )
+    if pattern is not None:
+        if not is_pattern(pattern):
+            raise UsageError(
+                f"option subscribePattern: {pattern!r} is no pattern of streams: tokens with dots "
+                "between them, * for any one token, > at the end for one or more, such as orders.>"
+            )
+        return (), pattern
+    assert names is not None
+    found = tuple(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
+    if not found:
+        raise UsageError("option subscribe is empty: name streams, such as subscribe=orders,trades")
+    for name in found:
+        if not is_name(name):
+            hint = " (patterns go into subscribePattern)" if is_pattern(name) else ""
+            raise UsageError(f"option subscribe: {bad_name(name)}{hint}")
+    return found, ""
+
+
+def _bound(options: Mapping[str, str], names: tuple[str, ...], default: Bound) -> Bound:
+    given = [name for name in names if name in options]
+    if not given:
+        return default
+    if len(given) > 1:
+        raise UsageError(f"options {' and '.join(given)} say the same in two ways: give one")
+    name = given[0]
+    text = options[name]
+    if name.endswith("Timestamp") and "Offsets" not in name:
+        return timestamp_of(name, text)
+    return timestamps_of(name, text) if name.endswith("ByTimestamp") else bound_of(name, text)
+
+
+def _check_bounds(start: Bound, end: Bound, streams: tuple[str, ...], pattern: str) -> None:
+    for bound in (start, end):
+        strange = [name for name in bound.each if streams and name not in streams]
+        if strange:
+            raise UsageError(
+                f"option {bound.option} names {strange[0]!r}, which subscribe does not: "
+                f"{', '.join(streams)}"
+            )
+    if end.option and end.rest == EARLIEST.rest:
+        raise UsageError(
+            f"option {end.option}: nothing is before the earliest position. Use latest, positions "
+            'such as {"orders": 123}, or leave it out'
+        )
+
+
+def _number(name: str, text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise UsageError(f"option {name} is a whole number from 1 on, not {text!r}")
+    return number
+
+
+def _boolean(name: str, text: str) -> bool:
+    return _choice(name, text, ("true", "false")) == "true"
+
+
+def _choice(name: str, text: str, choices: tuple[str, ...]) -> str:
+    if text.lower() not in choices:
+        raise UsageError(f"option {name} is {' or '.join(choices)}, not {text!r}")
+    return text.lower()

@@ -1,0 +1,70 @@
+"""Ranges of positions cut into tasks.
+
+A task should be worth its start: a hundred thousand events or more. Many small streams share one,
+and a large stream is cut into several, at equal numbers of events: where most of a stream is void,
+equal numbers of positions would leave some tasks with nothing to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from surecast.columns.intervals import IntervalSet
+
+__all__ = ["EVENTS_MIN", "Range", "after", "cut"]
+
+EVENTS_MIN: Final = 100_000  # of a task, unless there are fewer, or more tasks are asked for
+EVENTS_MAX: Final = 1_000_000
+TASKS: Final = 16  # as many if they are worth it: Spark has the cores, we do not know how many
+
+
+class Range(NamedTuple):
+    """Positions [lo, hi) of one stream, to be read by one task."""
+
+    stream: str
+    stream_id: bytes
+    lo: int
+    hi: int
+
+
+def cut(
+    ranges: Sequence[tuple[Range, IntervalSet | None]], tasks_min: int = 1
+) -> list[tuple[Range, ...]]:
+    """What each task reads. With each range come its void positions, as far as they are known."""
+    sizes = [_events(one, voids) for one, voids in ranges]
+    total = sum(sizes)
+    most = min(EVENTS_MAX, max(EVENTS_MIN, -(-total // TASKS)))
+    if tasks_min > 1:
+        most = min(most, max(1, total // tasks_min))
+    tasks: list[list[Range]] = []
+    room = 0
+    for (one, voids), size in zip(ranges, sizes, strict=True):
+        pieces = max(1, -(-size // most))
+        ends = [after(one.lo, one.hi, size * n // pieces, voids) for n in range(1, pieces)]
+        for lo, hi in zip([one.lo, *ends], [*ends, one.hi], strict=True):
+            each = size // pieces
+            if not tasks or each > room:
+                tasks.append([])
+                room = most
+            room -= max(each, 1)
+            tasks[-1].append(one._replace(lo=lo, hi=hi))
+    return [tuple(task) for task in tasks]
+
+
+def after(lo: int, hi: int, events: int, voids: IntervalSet | None) -> int:
+    """The position behind the first so many events of [lo, hi), or hi if there are fewer."""
+    if not voids:
+        return min(hi, lo + events)
+    starts, ends = voids.clip(lo, hi).to_arrays()
+    lengths = ends - starts
+    before = np.cumsum(lengths) - lengths  # void positions before each run
+    runs = int(np.searchsorted(starts - lo - before, events))
+    return min(hi, lo + events + int(lengths[:runs].sum()))
+
+
+def _events(one: Range, voids: IntervalSet | None) -> int:
+    gone = voids.clip(one.lo, one.hi).total() if voids else 0
+    return one.hi - one.lo - gone

@@ -1,0 +1,234 @@
+"""A region, asked without await: which streams it has, where they end, what of them is void.
+
+For the driver, which plans. Every question has a deadline: a query that cannot be planned fails
+with a reason, it does not hang. Errors name the option that is to blame.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from base64 import b64decode
+from collections.abc import Coroutine
+from difflib import get_close_matches
+from types import TracebackType
+from typing import Any, Final, NamedTuple, TypeVar
+from urllib.error import HTTPError
+from urllib.parse import quote
+from urllib.request import Request, urlopen
+
+from surecast.client.bootstrap import parse_url
+from surecast.client.connection import Client
+from surecast.client.options import ClientOptions
+from surecast.client.sync import Loop
+from surecast.client.words import SECOND, StreamInfo, show_address
+from surecast.columns.intervals import IntervalSet
+from surecast.errors import ConnectError, SurecastError, UsageError
+
+__all__ = ["Known", "Region", "Server", "Voids", "ask_server"]
+
+T = TypeVar("T")
+
+ANSWER_S: Final = 8.0  # for a first answer: a bad url is known within ten seconds
+PATIENCE_S: Final = 60.0  # for one of a region that has answered before
+APPEAR_S: Final = 2.0  # for a stream that was made a moment ago, perhaps in another region
+HTTP_S: Final = 3.0
+LOOK_S: Final = 0.1
+NEAR: Final = 5  # names to offer in place of one that is not there
+
+
+class Known(NamedTuple):
+    """A stream as the region has it."""
+
+    info: StreamInfo
+    end: int  # the first position that is not there yet
+
+    @property
+    def stream_id(self) -> bytes:
+        return self.info.stream_id
+
+
+class Server(NamedTuple):
+    """Where a server answers over HTTP, and where its log lies ("": nowhere, or not known)."""
+
+    http: str
+    directory: str
+
+
+class Voids(NamedTuple):
+    """The void positions of [lo, hi)."""
+
+    lo: int
+    hi: int
+    positions: IntervalSet
+
+
+class Region:
+    """See the module. Open from its making to `close`; for any thread, one at a time."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self.url = url
+        self.token = token
+        addresses = parse_url(url)
+        each_ns = int(min(3.0, ANSWER_S / len(addresses)) * SECOND)
+        self._client = Client(url, token=token, options=ClientOptions(connect_timeout_ns=each_ns))
+        self._loop = Loop()
+        self._patience_s = ANSWER_S
+        try:
+            self._call(self._client.open())
+        except BaseException as problem:
+            self._loop.stop()
+            if isinstance(problem, ConnectError):
+                raise self._refused(problem) from None
+            raise
+        self.name = self._client.region
+
+    def __enter__(self) -> Region:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if not self._loop.closed:
+            try:
+                self._loop.call(self._client.close())
+            finally:
+                self._loop.stop()
+
+    @property
+    def addresses(self) -> str:
+        """A url of all its servers, for others to connect to."""
+        replicas = self._client._link.region.replicas.values()
+        places = dict.fromkeys([*parse_url(self.url), *replicas])
+        return f"surecast://{','.join(show_address(place) for place in places)}"
+
+    # ------------------------------------------------------------ streams
+
+    def streams(self, names: tuple[str, ...], pattern: str = "") -> dict[str, Known]:
+        """The streams of these names that there are, or those that match, by name."""
+
+        async def ask() -> list[tuple[StreamInfo, int]]:
+            asked = [self._client.ends(one) for one in (names or (pattern,))]
+            return [known for answer in await asyncio.gather(*asked) for known in answer]
+
+        found = self._call(ask())
+        replaced = {info.replaces for info, _ in found}  # histories that were given up
+        return {
+            info.name: Known(info, end) for info, end in found if info.stream_id not in replaced
+        }
+
+    def expect(self, names: tuple[str, ...], pattern: str = "") -> dict[str, Known]:
+        """`streams`; UsageError if one of the names is not there, or none matches."""
+        deadline = time.monotonic() + APPEAR_S
+        while True:
+            found = self.streams(names, pattern)
+            missing = [name for name in names if name not in found]
+            if found and not missing:
+                return found
+            if time.monotonic() > deadline:
+                break
+            time.sleep(LOOK_S)
+        wanted = missing[0] if missing else pattern
+        there = sorted(self.streams((), ">"))
+        near = get_close_matches(wanted, there, NEAR) or there[:NEAR]
+        offered = f"There is {', '.join(near)}" if near else "It has no streams at all"
+        if pattern:
+            raise UsageError(
+                f"option subscribePattern: no stream of region {self.name!r} matches {pattern!r}. "
+                f"{offered}"
+            )
+        raise UsageError(
+            f"option subscribe: region {self.name!r} has no stream {wanted!r}. {offered}"
+        )
+
+    def locate(self, stream_id: bytes, time_ns: int) -> int:
+        """The position of the first event not older than `time_ns`; the end if there is none."""
+        return self._call(self._client.locate(stream_id, time_ns))
+
+    def settle(self, stream_ids: list[bytes]) -> None:
+        """Have retention look at all of these streams, as it does before a server shows them: what
+        is told of files is then the same."""
+
+        async def ask() -> None:
+            await asyncio.gather(*(self._client.locate(one, 0) for one in stream_ids))
+
+        self._call(ask())
+
+    # ------------------------------------------------------------ over HTTP
+
+    @property
+    def https(self) -> tuple[str, ...]:
+        """Where its servers answer over HTTP."""
+        return tuple(self._client.http.values())
+
+    def servers(self, name: str) -> list[Server]:
+        """Those that answer over HTTP. `name` is a stream they have."""
+        found = []
+        for http in self.https:
+            said = ask_server(http, f"/v1/streams/{quote(name)}/files?lo=1&hi=1", self.token)
+            if said is not None:
+                found.append(Server(http, str(said.get("directory", ""))))
+        return found
+
+    def voids(self, name: str, stream_id: bytes, lo: int, hi: int) -> Voids | None:
+        """The void positions from `lo` on, as far as one answer has room; None if nobody says."""
+        path = f"/v1/streams/{quote(name)}/files?lo={lo}&hi={hi}"
+        for http in self.https:
+            said = ask_server(http, path, self.token)
+            if said is not None and said["stream_id"] == stream_id.hex():
+                collected, expired = voids_in(said)
+                return Voids(lo, int(said["hi"]), collected.union(expired))
+        return None
+
+    # ------------------------------------------------------------ inside
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        async def bounded() -> T:
+            async with asyncio.timeout(self._patience_s):
+                return await work
+
+        try:
+            answer = self._loop.call(bounded())
+        except TimeoutError:
+            raise SurecastError(
+                f"option url: the region at {self.url} has not answered for "
+                f"{self._patience_s:g} s. Is it running (`surecast status`)? A query may go on "
+                "with the url of another region"
+            ) from None
+        self._patience_s = PATIENCE_S
+        return answer
+
+    def _refused(self, problem: ConnectError) -> SurecastError:
+        if "token=" in str(problem):
+            return UsageError(
+                f"option token: the region at {self.url} refuses it. Give the token its servers "
+                f"were started with (node.token). {problem}"
+            )
+        return ConnectError(f"option url: {problem}")
+
+
+def ask_server(http: str, path: str, token: str) -> dict[str, Any] | None:
+    """A server's answer; None if it has none: it may be gone, or know nothing of it."""
+    request = Request(f"http://{http}{path}")
+    if token:
+        request.add_header("Authorization", f"Bearer {token}")
+    try:
+        with urlopen(request, timeout=HTTP_S) as answer:
+            said: dict[str, Any] = json.loads(answer.read())
+            return said
+    except (HTTPError, OSError, ValueError):
+        return None
+
+
+def voids_in(said: dict[str, Any]) -> tuple[IntervalSet, IntervalSet]:
+    """The collected and the expired positions that a server told of."""
+    runs_max = max(1, int(said["hi"]) - int(said["lo"]))
+    collected, expired = (b64decode(said[key]) for key in ("collected", "expired"))
+    return IntervalSet.from_bytes(collected, runs_max), IntervalSet.from_bytes(expired, runs_max)

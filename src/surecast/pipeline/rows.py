@@ -1,0 +1,276 @@
+"""Batches as Spark's columns.
+
+Spark likes about 20,000 rows at a time; a stream has batches of whatever its publishers sent. So
+batches are joined, whole columns at a time: what is in every row the same (the stream's name, the
+kind, the range) is cut from arrays made once, keys and values are copied together, and positions
+and times are counted out. No row is touched by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from surecast.columns import forms
+from surecast.columns.batch import DATA, Batch
+from surecast.columns.column import Column, Columns, Int64s, concat
+
+__all__ = ["DDL", "SCHEMA", "record_batches"]
+
+DDL: Final = (
+    "stream string, seq bigint, kind string, range bigint, key binary, value binary, "
+    "attributes map<string,binary>, timestamp timestamp"
+)
+_ATTRIBUTES: Final = pa.map_(pa.string(), pa.binary())
+_TIME: Final = pa.timestamp("us", tz="UTC")
+SCHEMA: Final = pa.schema(
+    [
+        pa.field("stream", pa.string()),
+        pa.field("seq", pa.int64()),
+        pa.field("kind", pa.string()),
+        pa.field("range", pa.int64()),
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("attributes", _ATTRIBUTES),
+        pa.field("timestamp", _TIME),
+    ]
+)
+ROWS: Final = 20_000  # about so many in a record batch
+NBYTES: Final = 16 << 20  # or so many bytes
+_JOINED_ROWS: Final = 1024  # bodies up to this size are joined before they are taken apart
+
+
+def record_batches(
+    batches: Iterable[Batch], stream: str, voids: bool, rows: int = ROWS, nbytes: int = NBYTES
+) -> Iterator[pa.RecordBatch]:
+    """The events of batches that follow each other; with `voids` also the ranges without any."""
+    group: list[Batch] = []
+    group_rows = group_bytes = 0
+    for batch in batches:
+        if batch.kind != DATA and not voids:
+            continue
+        group.append(batch)
+        group_rows += batch.rows
+        group_bytes += batch.nbytes
+        if group_rows >= rows or group_bytes >= nbytes:
+            yield from _cut(_record_batch(group, stream, voids), rows)
+            group, group_rows, group_bytes = [], 0, 0
+    if group:
+        yield from _cut(_record_batch(group, stream, voids), rows)
+
+
+def _cut(table: pa.RecordBatch, rows: int) -> Iterator[pa.RecordBatch]:
+    """In pieces of about `rows` rows, all of about one size."""
+    pieces = max(1, table.num_rows // rows)
+    each = -(-table.num_rows // pieces)
+    for at in range(0, table.num_rows, each):
+        yield table if pieces == 1 else table.slice(at, each)
+
+
+def _record_batch(group: list[Batch], stream: str, voids: bool) -> pa.RecordBatch:
+    events = [batch for batch in group if batch.kind == DATA]
+    if not voids or (len(events) == len(group) and all(b.rows == b.count for b in events)):
+        return _events(events, stream)
+    los, his, times = _void_runs(group)
+    ranges = _void_rows(stream, los, his, times)
+    if not events:
+        return ranges
+    rows = _events(events, stream)
+    if not los.size:
+        return rows
+    order = np.argsort(np.concatenate((_seqs(events), his - 1)), kind="stable")
+    mixed = pa.Table.from_batches([rows, ranges]).take(pa.array(order))
+    return mixed.combine_chunks().to_batches()[0]
+
+
+# ---------------------------------------------------------------- events
+
+
+def _events(batches: list[Batch], stream: str) -> pa.RecordBatch:
+    rows = sum(batch.rows for batch in batches)
+    names, kinds, ones, no_attributes = _constants(stream, _room(rows))
+    columns = _joined(batches)
+    tags = columns.tags
+    return pa.RecordBatch.from_arrays(
+        [
+            names.slice(0, rows),
+            _numbers(pa.int64(), _seqs(batches)),
+            kinds.slice(0, rows),
+            ones.slice(0, rows),
+            _binary(columns.keys, rows),
+            _binary(columns.values, rows),
+            no_attributes.slice(0, rows) if tags is None else _attributes(tags, rows),
+            _numbers(_TIME, _times(batches)),
+        ],
+        schema=SCHEMA,
+    )
+
+
+def _joined(batches: list[Batch]) -> Columns:
+    """The keys, values and tags of all rows."""
+    parts = [part for some in _alike(batches) for part in _parts(some)]
+    if len(parts) == 1:
+        return parts[0]
+    tags: Column | None = None
+    if any(part.tags is not None for part in parts):
+        tags = concat([_tags_of(part) for part in parts])
+    return Columns(
+        concat([part.keys for part in parts]), concat([part.values for part in parts]), tags
+    )
+
+
+def _alike(batches: list[Batch]) -> Iterator[list[Batch]]:
+    """Neighbours that are small and laid out in the same way together, others by themselves."""
+    group: list[Batch] = []
+    for batch in batches:
+        if group and (batch.form != group[0].form or batch.rows != group[0].rows):
+            yield group
+            group = []
+        if batch.rows <= _JOINED_ROWS and batch.is_fixed:
+            group.append(batch)
+        else:
+            yield [batch]
+    if group:
+        yield group
+
+
+def _parts(some: list[Batch]) -> list[Columns]:
+    one = some[0]
+    if len(some) == 1:
+        return [Columns(one.keys(), one.values(), one.tags())]
+    for batch in some:
+        batch.check_body()
+    bodies = [batch.body for batch in some]
+    return [forms.join_fixed(bodies, one.schema_id, one.form, one.rows)]
+
+
+def _tags_of(part: Columns) -> Column:
+    if part.tags is not None:
+        return part.tags
+    rows = part.values.offsets.size - 1
+    return Column(np.zeros(rows + 1, np.int32), np.empty(0, np.uint8), np.zeros(rows, np.bool_))
+
+
+def _seqs(batches: Sequence[Batch]) -> Int64s:
+    """The position of each row; dense batches that follow each other are one range."""
+    found: list[Int64s] = []
+    lo = hi = 0  # of the dense run under way
+    for batch in batches:
+        if batch.explicit:
+            found += (np.arange(lo, hi), batch.seqs())
+            lo = hi = 0
+        elif batch.lo == hi:
+            hi = batch.hi
+        else:
+            found.append(np.arange(lo, hi))
+            lo, hi = batch.lo, batch.hi
+    found.append(np.arange(lo, hi))
+    return np.concatenate(found) if len(found) > 2 or found[0].size else found[-1]
+
+
+def _times(batches: Sequence[Batch]) -> Int64s:
+    """The time of each row in microseconds, as Spark's are."""
+    if any(batch.explicit for batch in batches):
+        return np.concatenate([batch.times() for batch in batches]) // 1000
+    times = np.array([batch.time_ns // 1000 for batch in batches])
+    return np.repeat(times, [batch.rows for batch in batches])
+
+
+# ---------------------------------------------------------------- voids
+
+
+def _void_runs(group: list[Batch]) -> tuple[Int64s, Int64s, Int64s]:
+    """The runs of positions without an event: where each begins and ends, and a time for it.
+
+    A range has the time of the event behind it: when that came, its positions were there.
+    """
+    runs: list[tuple[Any, Any, Any]] = []
+    for batch in group:
+        if batch.kind != DATA:
+            runs.append(([batch.lo], [batch.hi], [batch.time_ns]))
+        elif batch.rows < batch.count:
+            seqs = batch.seqs()
+            los, his = np.append(batch.lo, seqs + 1), np.append(seqs, batch.hi)
+            gaps = los < his
+            runs.append((los[gaps], his[gaps], np.append(batch.times(), batch.time_ns)[gaps]))
+    if not runs:
+        none = np.empty(0, np.int64)
+        return none, none, none
+    los, his, times = (np.concatenate(column) for column in zip(*runs, strict=True))
+    return los, his, times // 1000
+
+
+def _void_rows(stream: str, los: Int64s, his: Int64s, times: Int64s) -> pa.RecordBatch:
+    rows = los.size
+    names, _, _, no_attributes = _constants(stream, _room(rows))
+    return pa.RecordBatch.from_arrays(
+        [
+            names.slice(0, rows),
+            pa.array(his - 1, pa.int64()),
+            _repeated("void", rows),
+            pa.array(his - los, pa.int64()),
+            pa.nulls(rows, pa.binary()),
+            pa.nulls(rows, pa.binary()),
+            no_attributes.slice(0, rows),
+            pa.array(times, pa.int64(), mask=times == 0).cast(_TIME),  # 0: nobody remembers
+        ],
+        schema=SCHEMA,
+    )
+
+
+# ---------------------------------------------------------------- columns of Arrow
+
+
+def _room(rows: int) -> int:
+    """Of arrays that are kept: a few sizes, so that few are made."""
+    return max(1 << 15, 1 << (rows - 1).bit_length() if rows else 0)
+
+
+@lru_cache(64)
+def _constants(stream: str, rows: int) -> tuple[pa.Array, pa.Array, pa.Array, pa.Array]:
+    """Columns of so many rows of which each is the same: stream, kind, range, attributes."""
+    return (
+        _repeated(stream, rows),
+        _repeated("event", rows),
+        pa.array(np.ones(rows, np.int64)),
+        pa.nulls(rows, _ATTRIBUTES),
+    )
+
+
+def _repeated(text: str, rows: int) -> pa.Array:
+    data = text.encode()
+    offsets = np.arange(rows + 1, dtype=np.int32) * np.int32(len(data))
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data * rows)]
+    return pa.Array.from_buffers(pa.string(), rows, buffers)
+
+
+def _numbers(kind: pa.DataType, numbers: Int64s) -> pa.Array:
+    return pa.Array.from_buffers(kind, numbers.size, [None, pa.py_buffer(numbers)])
+
+
+def _binary(column: Column, rows: int) -> pa.Array:
+    valid = column.valid
+    bitmap = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
+    buffers = [bitmap, pa.py_buffer(column.offsets), pa.py_buffer(column.data)]
+    return pa.Array.from_buffers(pa.binary(), rows, buffers)
+
+
+def _attributes(tags: Column, rows: int) -> pa.Array:
+    """{"tag": …} for each row that has one, and null for those that have none."""
+    valid = np.ones(rows, np.bool_) if tags.valid is None else tags.valid
+    offsets = np.zeros(rows + 1, np.int32)
+    np.cumsum(valid, out=offsets[1:])
+    values = _binary(tags, rows)
+    if tags.valid is not None:
+        values = values.drop_null()
+    entries = pa.StructArray.from_arrays(
+        [_repeated("tag", len(values)), values],
+        fields=[_ATTRIBUTES.key_field, _ATTRIBUTES.item_field],
+    )
+    bitmap = None if tags.valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
+    buffers = [bitmap, pa.py_buffer(offsets)]
+    return pa.Array.from_buffers(_ATTRIBUTES, rows, buffers, children=[entries])

@@ -1,0 +1,351 @@
+"""The data source as Spark sees it: `spark.read|readStream.format("surecast")`.
+
+Spark makes these objects in Python processes of its own: one that plans a batch, one that lives as
+long as a streaming query, and the executors' workers, to which readers travel pickled. So a reader
+holds nothing but its options until it is asked something, and a task has all it needs with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    Filter,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from surecast.client.words import matches
+from surecast.columns.intervals import IntervalSet
+from surecast.errors import UsageError
+from surecast.pipeline.fetch import Task, read
+from surecast.pipeline.filters import Narrow
+from surecast.pipeline.loss import loss_of, remedy
+from surecast.pipeline.offsets import Bound, Place, Time, places_from, places_to, share
+from surecast.pipeline.options import SourceOptions, parse
+from surecast.pipeline.plan import EVENTS_MIN, Range, after, cut
+from surecast.pipeline.region import Known, Region, Server
+from surecast.pipeline.rows import DDL
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["SurecastSource"]
+
+log = logging.getLogger("surecast.pipeline")
+
+SERVERS_S: Final = 30.0  # how long it is believed where servers keep their files
+TIME_US_MAX: Final = (1 << 63) // 1000
+GRACE_S: Final = 5.0  # that a loss must last: a region that just came up knows little at first
+GRACE_S_MAX: Final = 30.0  # where no HTTP port tells whether servers are ready
+LOOK_S: Final = 0.25
+
+
+class SurecastSource(DataSource):
+    """`spark.read.format("surecast").option("subscribe", "orders")`; options.py has the rest."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "surecast"
+
+    def schema(self) -> str:
+        """Asked for by `load()`, so options that cannot be are refused there already."""
+        parse(self.options, streaming=False)
+        return DDL
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        _check_schema(schema)
+        return BatchReader(parse(self.options, streaming=False))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        _check_schema(schema)
+        return StreamReader(parse(self.options, streaming=True))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from surecast.pipeline.sink import batch_writer
+
+        return batch_writer(dict(self.options), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from surecast.pipeline.sink import stream_writer
+
+        return stream_writer(dict(self.options), schema, overwrite)
+
+
+def _check_schema(schema: StructType) -> None:
+    wanted = [tuple(column.split(" ")) for column in DDL.split(", ")]
+    given = [(field.name, field.dataType.simpleString()) for field in schema.fields]
+    if given != wanted:
+        raise UsageError(
+            f"the columns of a stream are {DDL}: leave out .schema(...), and select or cast "
+            "afterwards"
+        )
+
+
+class Work(InputPartition):
+    """A task for Spark."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+
+
+def _rows(partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    if isinstance(partition, Work):  # Spark makes one of nothing where there is none
+        yield from read(partition.value)
+
+
+# ---------------------------------------------------------------- planning
+
+
+def _position(region: Region, known: Known, bound: Bound) -> int:
+    """Where a bound is in a stream; UsageError if that is beyond its end."""
+    said = bound.of(known.info.name)
+    if isinstance(said, Time):
+        return region.locate(known.stream_id, said.ns)
+    if said.seq > known.end:
+        raise UsageError(
+            f"option {bound.option}: {known.info.name!r} has no position {said.seq} yet, its next "
+            f"event gets {known.end}. Use a position up to that, or latest"
+        )
+    return {-2: 1, -1: known.end}.get(said.seq, said.seq)
+
+
+def _tasks(
+    region: Region, options: SourceOptions, ranges: list[Range], servers: tuple[Server, ...]
+) -> list[InputPartition]:
+    """The ranges cut into tasks, by what is known of their voids."""
+    with_voids: list[tuple[Range, IntervalSet | None]] = []
+    if options.files and any(server.directory for server in servers):
+        region.settle([one.stream_id for one in ranges])
+    for one in ranges:
+        found = None
+        if one.hi - one.lo > EVENTS_MIN or options.partitions_min > 1:
+            found = region.voids(one.stream, one.stream_id, one.lo, one.hi)
+        with_voids.append((one, None if found is None else found.positions))
+    url, token = region.addresses, options.token
+    return [
+        Work(Task(task, url, token, servers, options.files, options.voids, options.fail_on_loss))
+        for task in cut(with_voids, options.partitions_min)
+    ]
+
+
+# ---------------------------------------------------------------- batch
+
+
+class BatchReader(DataSourceReader):
+    """Reads what there is between two bounds."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self.options = options
+        self.narrow = Narrow(options.voids)
+        self.pushFilters = _PushFilters(self.narrow)  # type: ignore[method-assign]
+
+    def partitions(self) -> list[InputPartition]:
+        options = self.options
+        with Region(options.url, options.token) as region:
+            known = region.expect(options.streams, options.pattern)
+            each = [
+                self._range(region, one)
+                for name, one in sorted(known.items())
+                if self.narrow.wants(name)
+            ]
+            ranges = [one for one in each if one.lo < one.hi]
+            if not ranges:
+                return []
+            return _tasks(region, options, ranges, tuple(region.servers(ranges[0].stream)))
+
+    def _range(self, region: Region, known: Known) -> Range:
+        start, end, narrow = self.options.start, self.options.end, self.narrow
+        lo, hi = _position(region, known, start), _position(region, known, end)
+        if lo > hi:
+            raise UsageError(
+                f"option {start.option or end.option}: stream {known.info.name!r} would begin at "
+                f"{lo} and end before {hi}. Begin earlier ({start.option or 'startingOffsets'}) or "
+                f"end later ({end.option or 'endingOffsets'})"
+            )
+        lo, hi = max(lo, narrow.lo), min(hi, narrow.hi)
+        if narrow.time_lo_us > 0:
+            lo = max(lo, region.locate(known.stream_id, narrow.time_lo_us * 1000))
+        if narrow.time_hi_us < TIME_US_MAX:
+            hi = min(hi, region.locate(known.stream_id, max(0, narrow.time_hi_us * 1000)))
+        return Range(known.info.name, known.stream_id, lo, hi)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _rows(partition)
+
+
+class _PushFilters:
+    """`pushFilters` of a reader, for sessions with and without filter push-down.
+
+    Where it is switched off, as it is by default, Spark refuses every reader that has a method of
+    that name instead of not calling it. So this passes for the one that every reader inherits.
+    """
+
+    __func__ = staticmethod(DataSourceReader.pushFilters)
+
+    def __init__(self, narrow: Narrow) -> None:
+        self.narrow = narrow
+
+    def __call__(self, filters: list[Filter]) -> list[Filter]:
+        return self.narrow.take(filters)
+
+
+# ---------------------------------------------------------------- streaming
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads on and on. Its place is that of every stream; see offsets.py."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self.options = options
+        self._region: Region | None = None
+        self._servers: tuple[Server, ...] = ()
+        self._servers_at = -SERVERS_S
+        self._target: dict[str, Known] | None = None  # of a query that ends with what there is
+        self._latest: dict[str, Place] | None = None
+        self._accepted: dict[str, Place] = {}  # losses that are no news
+
+    # ------------------------------------------------------------ what Spark asks
+
+    def initialOffset(self) -> dict[str, Any]:
+        known = self.region.expect(self.options.streams, self.options.pattern)
+        start = self.options.start
+        return places_to(
+            {
+                name: Place(one.stream_id, _position(self.region, one, start))
+                for name, one in known.items()
+            }
+        )
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        most = self.options.trigger_offsets_max
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = self.region.streams(self.options.streams, self.options.pattern)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        places = places_from(start)
+        known, lost = self._known(places)
+        self._latest = {name: Place(one.stream_id, one.end) for name, one in known.items()}
+        ends = {name: self._end(name, one) for name, one in known.items()}
+        begins = {name: _begin(places.get(name), one, name in lost) for name, one in known.items()}
+        backlog = {name: max(0, ends[name] - begins[name].next) for name in known}
+        if isinstance(limit, ReadMaxRows):
+            shares = share(backlog, limit.max_rows)
+            reached = {
+                name: self._reach(begins[name], ends[name], name, n) for name, n in shares.items()
+            }
+        else:
+            reached = {name: begins[name].next + size for name, size in backlog.items()}
+        after = {name: begins[name]._replace(next=seq) for name, seq in reached.items()}
+        return places_to({**places, **after})
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        return None if self._latest is None else places_to(self._latest)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        before, after = places_from(start), places_from(end)
+        ranges = []
+        for name, place in after.items():
+            old = before.get(name)
+            lo = old.next if old is not None and old.stream_id == place.stream_id else 1
+            if lo < place.next:
+                ranges.append(Range(name, place.stream_id, lo, place.next))
+        if not ranges:
+            return []
+        # A batch that is planned again after a restart may name what has gone meanwhile.
+        _, lost = self._known({one.stream: Place(one.stream_id, one.lo) for one in ranges})
+        ranges = [one for one in ranges if one.stream not in lost]
+        return _tasks(self.region, self.options, ranges, self._files(ranges)) if ranges else []
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _rows(partition)
+
+    def stop(self) -> None:
+        if self._region is not None:
+            self._region.close()
+            self._region = None
+
+    # ------------------------------------------------------------ inside
+
+    @property
+    def region(self) -> Region:
+        if self._region is None:
+            self._region = Region(self.options.url, self.options.token)
+        return self._region
+
+    def _files(self, ranges: list[Range]) -> tuple[Server, ...]:
+        """What executors are told of servers; asked for now and then."""
+        if time.monotonic() - self._servers_at >= SERVERS_S:
+            self._servers = tuple(self.region.servers(ranges[0].stream))
+            self._servers_at = time.monotonic()
+        return self._servers
+
+    def _known(self, places: Mapping[str, Place]) -> tuple[dict[str, Known], dict[str, str]]:
+        """The streams there are, and what is lost of those that the query has read.
+
+        A loss counts when it lasts; then it ends the query, or is accepted.
+        """
+        options, region = self.options, self.region
+        deadline = time.monotonic() + (GRACE_S if region.https else GRACE_S_MAX)
+        while True:
+            known = region.streams(options.streams, options.pattern)
+            lost = {
+                name: what
+                for name, place in places.items()
+                if self._is_wanted(name) and (what := loss_of(name, place, known.get(name), region))
+            }
+            news = {
+                name: what
+                for name, what in lost.items()
+                if self._accepted.get(name) != places[name]
+            }
+            if not news or time.monotonic() > deadline:
+                break
+            time.sleep(LOOK_S)
+        if news and options.fail_on_loss:
+            raise remedy(list(news.values()))
+        for name, what in news.items():
+            log.warning("%s; failOnDataLoss=false: going on with what is there", what)
+            self._accepted[name] = places[name]
+        return known, lost
+
+    def _is_wanted(self, name: str) -> bool:
+        """Whether a stream that was read is still asked for: options may change at a restart."""
+        options = self.options
+        return matches(options.pattern, name) if options.pattern else name in options.streams
+
+    def _end(self, name: str, known: Known) -> int:
+        if self._target is None:
+            return known.end
+        target = self._target.get(name)
+        return target.end if target is not None and target.stream_id == known.stream_id else 1
+
+    def _reach(self, begin: Place, end: int, name: str, events: int) -> int:
+        """The position behind so many events: what is void does not count, as far as is known."""
+        if begin.next + events >= end:
+            return max(begin.next, end)
+        found = self.region.voids(name, begin.stream_id, begin.next, end)
+        return after(begin.next, end, events, None if found is None else found.positions)
+
+
+def _begin(place: Place | None, known: Known, lost: bool) -> Place:
+    """Where to go on in a stream: new ones begin at 1, and so do those made anew."""
+    if place is None or place.stream_id != known.stream_id:
+        return Place(known.stream_id, 1)
+    return place._replace(next=known.end) if lost else place

@@ -1,0 +1,173 @@
+"""A region of one server in a thread: with an HTTP port, files that fill fast, and a life.
+
+with Served(tmp_path / "data") as region:
+    region.publish("orders", [b"1", b"2"])
+    spark.read.format("surecast").options(url=region.url, subscribe="orders").load()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from surecast import sync
+from surecast.client.sync import Loop
+from surecast.columns.rules import Policy
+from surecast.server.config import build
+from surecast.server.http import HttpPort
+from surecast.server.region import RegionServer
+from surecast.server.status import not_ready
+
+__all__ = ["Served", "wait_for"]
+
+WAIT_S = 60.0
+
+
+def wait_for(what: Callable[[], Any], why: str = "") -> Any:
+    """The first answer that is true."""
+    deadline = time.monotonic() + WAIT_S
+    while not (found := what()):
+        assert time.monotonic() < deadline, f"waited in vain: {why}"
+        time.sleep(0.02)
+    return found
+
+
+def free_ports(count: int) -> list[int]:
+    """Below those that the system hands out by itself, so that nobody takes them meanwhile."""
+    rng, found = random.SystemRandom(), []
+    while len(found) < count:
+        port = rng.randrange(10_000, 20_000)
+        with (
+            socket.socket() as tcp,
+            socket.socket(type=socket.SOCK_DGRAM) as udp,
+            suppress(OSError),
+        ):
+            tcp.bind(("127.0.0.1", port))
+            udp.bind(("127.0.0.1", port))
+            found.append(port)
+    return found
+
+
+class Served:
+    """See the module. `stop`, `start` and `wipe` are its misfortunes."""
+
+    def __init__(
+        self, data: Path | None, *, token: str = "", http: bool = True, journal: int = 1 << 16
+    ) -> None:
+        self.data = data
+        data_port, http_port = free_ports(2)
+        self.url = f"surecast://127.0.0.1:{data_port}"
+        self.token = token
+        listen = f"127.0.0.1:{data_port}"
+        self.config = build(
+            {
+                "node": {
+                    "name": "local-1",
+                    "region": "local",
+                    "data_dir": "" if data is None else str(data),
+                    "listen": listen,
+                    "http": f"127.0.0.1:{http_port}" if http else "",
+                    "token": token,
+                },
+                "regions": {"local": {"replicas": {"local-1": listen}}},
+                "storage": {
+                    "journal_bytes_max": journal,
+                    "inline_bytes_max": min(journal, 1 << 14),
+                    "run_bytes_min": 0,
+                },
+                "sprinkler": {"compact_ns": 100_000_000, "piece_rows_max": 1 << 12},
+            }
+        )
+        self.server: RegionServer | None = None
+        self._loop = Loop()
+        self._http: HttpPort | None = None
+
+    def __enter__(self) -> Served:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        self._loop.stop()
+
+    def start(self) -> None:
+        self._loop.call(self._start())
+
+    async def _start(self) -> None:
+        server = RegionServer(self.config)
+        await server.start()
+        self.server = server
+        if self.config.node.http:
+            self._http = HttpPort(server)
+            await self._http.start()
+        while not_ready(server):
+            await asyncio.sleep(0.01)
+
+    def stop(self) -> None:
+        if self.server is not None:
+            self._loop.call(self._stop())
+
+    async def _stop(self) -> None:
+        assert self.server is not None
+        await self.server.drain()
+        if self._http is not None:
+            await self._http.stop()
+        self.server = None
+
+    def wipe(self) -> None:
+        """Everything it had is gone, as after a fire."""
+        assert self.data is not None
+        self.stop()
+        shutil.rmtree(self.data)
+        self.start()
+
+    def keep(self, at: Path) -> None:
+        """A copy of its disk, as it is now."""
+        assert self.data is not None
+        self.stop()
+        shutil.copytree(self.data, at)
+        self.start()
+
+    def restore(self, at: Path) -> None:
+        assert self.data is not None
+        self.stop()
+        shutil.rmtree(self.data)
+        shutil.copytree(at, self.data)
+        self.start()
+
+    # ------------------------------------------------------------ its streams
+
+    def client(self) -> sync.Client:
+        return sync.connect(self.url, token=self.token)
+
+    def publish(
+        self,
+        name: str,
+        values: Sequence[bytes],
+        keys: Sequence[bytes | None] | None = None,
+        tags: Sequence[bytes | None] | None = None,
+        retain: Policy | None = None,
+    ) -> None:
+        with self.client() as client:
+            stream = client.stream(name, retain=retain)
+            if values:
+                stream.publish_many(list(values), keys=keys, tags=tags)
+
+    def segments(self) -> int:
+        """How many files hold batches that have left the journal."""
+        assert self.data is not None
+        return len(list((self.data / "log").glob("segment-*")))
+
+    def seen_by_retention(self, name: str) -> int:
+        """Up to where retention has looked."""
+        assert self.server is not None
+        proxy = self.server.proxy
+        info = proxy.directory.by_name.get(name)
+        return 1 if info is None else proxy.streams[info.stream_id].index.end

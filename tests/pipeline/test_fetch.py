@@ -1,0 +1,299 @@
+"""What a task reads, over real sockets and from real files: the same rows either way."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import surecast
+from surecast.columns.batch import Batch
+from surecast.columns.intervals import IntervalSet
+from surecast.errors import SurecastError
+from surecast.pipeline import fetch, files, loss
+from surecast.pipeline.fetch import Line, Task, batches_of
+from surecast.pipeline.loss import DataLoss
+from surecast.pipeline.plan import Range
+from surecast.pipeline.region import Known, Region
+from tests.pipeline.regions import Served, wait_for
+
+
+@pytest.fixture
+def region(tmp_path: Path) -> Iterator[Served]:
+    with Served(tmp_path / "data") as served:
+        yield served
+
+
+def plan(region: Served, name: str = "orders", **changes: Any) -> Task:
+    """A task that reads all of a stream, from files if it can see them."""
+    with Region(region.url, region.token) as asked:
+        known = asked.expect((name,))[name]
+        servers = tuple(asked.servers(name))
+        asked.settle([known.stream_id])
+        given: dict[str, Any] = {
+            "ranges": (Range(name, known.stream_id, 1, known.end),),
+            "url": region.url,
+            "token": region.token,
+            "servers": servers,
+            "files": True,
+            "voids": True,
+            "fail_on_loss": True,
+            "patience_s": 5.0,
+        }
+    return Task(**{**given, **changes})
+
+
+def rows(task: Task) -> list[dict[str, Any]]:
+    return [row for one in fetch.read(task) for row in one.to_pylist()]
+
+
+def batches(task: Task) -> list[Batch]:
+    with ExitStack() as stack:
+        line = Line(task, stack)
+        return [b for one in task.ranges for b in batches_of(one, task, line)]
+
+
+def events(found: list[dict[str, Any]]) -> list[tuple[int, bytes]]:
+    return [(row["seq"], row["value"]) for row in found if row["kind"] == "event"]
+
+
+def from_servers(task: Task) -> Task:
+    return replace(task, files=False)
+
+
+def test_all_of_a_stream_from_servers(region: Served) -> None:
+    values = [b"%d" % n for n in range(30_000)]
+    region.publish("orders", values, [b"k%d" % (n % 7) for n in range(30_000)])
+    found = rows(plan(region, files=False))
+    assert events(found) == list(enumerate(values, 1))
+    assert {row["stream"] for row in found} == {"orders"}
+    assert found[9]["key"] == b"k2"
+    times = [row["timestamp"] for row in found]
+    assert times == sorted(times)
+
+
+def test_a_part_of_a_stream_is_exactly_that(region: Served) -> None:
+    region.publish("orders", [b"%d" % n for n in range(1, 10_001)])
+    task = plan(region)
+    for lo, hi in ((1, 2), (4_000, 4_001), (4_096, 4_098), (777, 9_999), (10_000, 10_001)):
+        one = task.ranges[0]._replace(lo=lo, hi=hi)
+        for each in (task, from_servers(task)):
+            found = events(rows(replace(each, ranges=(one,))))
+            assert found == [(n, b"%d" % n) for n in range(lo, hi)]
+
+
+def test_files_and_servers_give_the_same_rows(region: Served, monkeypatch: Any) -> None:
+    rng = random.Random(7)
+    values = [rng.randbytes(10) for _ in range(40_000)]
+    keys = [b"%08d" % rng.randrange(500) for _ in range(40_000)]
+    region.publish("orders", values, keys, retain=surecast.latest_per_key())
+    with region.client() as client:
+        client.stream("orders").collect(surecast.key_prefix(b"0000001"))
+    wait_for(lambda: region.segments() > 0, "nothing left the journal")
+    task = plan(region)
+    opened: list[int] = []
+    monkeypatch.setattr(files, "_from_file", _counting(files._from_file, opened))
+    wait_for(lambda: rows(task) and opened, "no file was read")
+    seen, served = rows(task), rows(from_servers(task))
+    assert events(seen) == events(served)
+    assert _covered(seen) == _covered(served) == 40_002  # the last is the collect itself
+    live = dict(zip(keys, values, strict=True))
+    wanted = {v for k, v in live.items() if not k.startswith(b"0000001")}
+    assert {value for _, value in events(seen)} == wanted
+
+
+def _counting(real: Any, opened: list[int]) -> Any:
+    def counted(one: Range, shelf: Any, row: Any, lo: int, hi: int) -> Iterator[Batch]:
+        opened.append(hi - lo)
+        return real(one, shelf, row, lo, hi)  # type: ignore[no-any-return]
+
+    return counted
+
+
+def _covered(found: list[dict[str, Any]]) -> int:
+    """Each position once, in order; the first that is not there."""
+    at = 1
+    for row in found:
+        assert row["seq"] - row["range"] + 1 == at, row
+        at = row["seq"] + 1
+    return at
+
+
+@pytest.mark.slow
+def test_while_compaction_takes_files_away(region: Served) -> None:
+    """Every live event is there, and every position once, whatever the store does meanwhile."""
+    rng = random.Random(11)
+    over = threading.Event()
+    newest: dict[bytes, bytes] = {}
+
+    def publish() -> None:
+        with region.client() as client:
+            stream = client.stream("orders", retain=surecast.latest_per_key())
+            for turn in range(150):
+                keys = [b"%08d" % rng.randrange(300) for _ in range(500)]
+                values = [b"%010d" % (turn * 500 + n) for n in range(500)]
+                stream.publish_many(values, keys=keys)
+                newest.update(zip(keys, values, strict=True))
+        over.set()
+
+    publisher = threading.Thread(target=publish)
+    publisher.start()
+    try:
+        wait_for(lambda: region.segments() > 0 or over.is_set(), "nothing left the journal")
+        looked = 0
+        while not over.is_set() or looked < 3:
+            task = plan(region)
+            found = rows(task)
+            assert _covered(found) == task.ranges[0].hi
+            looked += 1
+    finally:
+        publisher.join()
+    task = plan(region)
+    for each in (task, from_servers(task)):
+        last = {row["key"]: row["value"] for row in rows(each) if row["kind"] == "event"}
+        assert last == newest
+
+
+def test_a_damaged_record_comes_from_the_servers(region: Served, tmp_path: Path) -> None:
+    """In a copy of the files, for the server reads its own."""
+    values = [b"%010d" % n for n in range(20_000)]
+    region.publish("orders", values, [b"12345678"] * 20_000)
+    wait_for(lambda: region.segments() > 1, "nothing left the journal")
+    task = plan(region)
+    good = Path(task.servers[0].directory)
+    other = tmp_path / "copy"
+    other.mkdir()
+    for path in good.glob("segment-*"):
+        data = bytearray(path.read_bytes())
+        data[len(data) // 3] ^= 0xFF
+        (other / path.name).write_bytes(data)
+    assert events(_read_at(task, other)) == list(enumerate(values, 1))
+    for path in list(other.iterdir())[:1]:
+        path.unlink()  # gone
+    assert events(_read_at(task, other)) == list(enumerate(values, 1))
+
+
+def test_files_of_another_store_are_not_read(region: Served, tmp_path: Path) -> None:
+    """The same names, the same streams' names, all checksums right: and other events."""
+    region.publish("orders", [b"right %06d" % n for n in range(10_000)])
+    wait_for(lambda: region.segments() > 0, "nothing left the journal")
+    with Served(tmp_path / "other") as stranger:
+        stranger.publish("orders", [b"wrong %06d" % n for n in range(10_000)])
+        wait_for(lambda: stranger.segments() > 0, "nothing left the journal")
+        task = plan(region)
+        found = events(_read_at(task, tmp_path / "other" / "log"))
+    assert [value for _, value in found] == [b"right %06d" % n for n in range(10_000)]
+
+
+def _read_at(task: Task, directory: Path) -> list[dict[str, Any]]:
+    """Read with the server's answers, but from files that lie elsewhere."""
+    real = files.Paths
+    files.Paths = lambda _: real(directory)  # type: ignore[assignment,misc]
+    try:
+        return rows(task)
+    finally:
+        files.Paths = real  # type: ignore[misc]
+
+
+def test_without_http_everything_comes_from_servers(tmp_path: Path) -> None:
+    with Served(tmp_path / "data", http=False) as region:
+        region.publish("orders", [b"a", b"b"])
+        task = plan(region)
+        assert task.servers == ()
+        assert events(rows(task)) == [(1, b"a"), (2, b"b")]
+
+
+def test_a_token_opens_both_ports(tmp_path: Path) -> None:
+    with Served(tmp_path / "data", token="sesame") as region:
+        region.publish("orders", [b"0123456789"] * 10_000)
+        wait_for(lambda: region.segments() > 0, "nothing left the journal")
+        task = plan(region)
+        assert len(task.servers) == 1
+        assert len(events(rows(task))) == 10_000
+        assert len(events(rows(from_servers(task)))) == 10_000
+
+
+def test_what_retention_took_is_void_and_not_lost(region: Served) -> None:
+    region.publish("orders", [b"%d" % n for n in range(5_000)], retain=surecast.keep_last(10))
+    found = rows(plan(region))
+    assert _covered(found) == 5_001
+    assert events(found)[-10:] == [(n + 1, b"%d" % n) for n in range(4_990, 5_000)]
+
+
+@pytest.mark.parametrize("fail_on_loss", [True, False])
+def test_positions_that_nobody_has_are_lost(region: Served, fail_on_loss: bool) -> None:
+    region.publish("orders", [b"1", b"2"])
+    task = plan(region, patience_s=0.5, fail_on_loss=fail_on_loss)
+    (one,) = task.ranges
+    for strange, said, left in (
+        (one._replace(hi=10), "nobody has more of it than up to 2", 2),
+        (one._replace(stream_id=b"?" * 16), "made anew", 0),
+        (one._replace(stream="nobody", stream_id=b"?" * 16), "does not exist any more", 0),
+    ):
+        changed = replace(task, ranges=(strange,))
+        if fail_on_loss:
+            with pytest.raises(DataLoss, match=f"{said}.*failOnDataLoss=false"):
+                rows(changed)
+        else:
+            assert len(rows(changed)) == left
+
+
+@pytest.mark.parametrize("fail_on_loss", [True, False])
+def test_what_may_still_come_is_not_lost(
+    region: Served, fail_on_loss: bool, monkeypatch: Any
+) -> None:
+    """Where another region has more, or no server is ready, nobody goes on without it."""
+    region.publish("orders", [b"1", b"2"])
+    task = plan(region, patience_s=0.5, fail_on_loss=fail_on_loss)
+    late = replace(task, ranges=(task.ranges[0]._replace(hi=10),))
+    real = loss.ask_server
+
+    def ahead(http: str, path: str, token: str) -> dict[str, Any] | None:
+        said = real(http, path, token)
+        if said is not None and "regions" in said:
+            said["regions"]["west"] = 10
+        return said
+
+    def starting(http: str, path: str, token: str) -> dict[str, Any] | None:
+        return None if path == "/readyz" else real(http, path, token)
+
+    for answer in (ahead, starting):
+        monkeypatch.setattr(loss, "ask_server", answer)
+        with pytest.raises(SurecastError, match="It may come") as refused:
+            rows(late)
+        assert not isinstance(refused.value, DataLoss)
+
+
+def test_a_server_that_is_away_for_a_while_is_waited_for(region: Served) -> None:
+    region.publish("orders", [b"%010d" % n for n in range(60_000)])
+    task = plan(region, files=False, patience_s=30.0)
+    found = fetch.read(task)
+    some = next(found)
+    region.stop()
+    region.start()
+    count = some.num_rows + sum(one.num_rows for one in found)
+    assert count == 60_000
+
+
+def test_what_a_region_knows_of_its_streams(region: Served) -> None:
+    region.publish("orders", [b"%d" % n for n in range(3_000)], retain=surecast.keep_last(100))
+    region.publish("trades", [])
+    with Region(region.url, "") as asked:
+        found = asked.streams((), ">")
+        assert {name: one.end for name, one in found.items()} == {"orders": 3_001, "trades": 1}
+        orders = found["orders"]
+        assert isinstance(orders, Known)
+        assert asked.locate(orders.stream_id, 0) >= 1
+        assert asked.locate(orders.stream_id, 1 << 62) == 3_001
+        asked.settle([orders.stream_id])
+        voids = asked.voids("orders", orders.stream_id, 1, 3_001)
+        assert voids is not None
+        assert voids.hi == 3_001
+        assert voids.positions == IntervalSet([(1, 2_901)])
+        assert asked.voids("orders", b"?" * 16, 1, 10) is None

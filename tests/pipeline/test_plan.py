@@ -1,0 +1,107 @@
+"""Ranges cut into tasks, and filters that make them narrower."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime
+from itertools import pairwise
+
+import pytest
+
+from surecast.columns.intervals import IntervalSet
+from surecast.pipeline.plan import EVENTS_MIN, Range, after, cut
+
+ID = bytes(16)
+
+
+def test_a_large_stream_is_cut_into_tasks_of_one_size() -> None:
+    tasks = cut([(Range("a", ID, 1, 20_000_001), None)])
+    ranges = [one for task in tasks for one in task]
+    assert ranges[0].lo == 1
+    assert ranges[-1].hi == 20_000_001
+    assert all(before.hi == after.lo for before, after in pairwise(ranges))
+    assert {one.hi - one.lo for one in ranges} == {1_000_000}
+
+
+def test_small_streams_share_a_task() -> None:
+    tasks = cut([(Range(f"s{n}", ID, 1, 101), None) for n in range(3_000)])
+    assert len(tasks) == 3
+    assert [one.stream for task in tasks for one in task] == [f"s{n}" for n in range(3_000)]
+
+
+@pytest.mark.parametrize("wanted", [2, 7, 64])
+def test_as_many_tasks_as_were_asked_for(wanted: int) -> None:
+    tasks = cut([(Range("a", ID, 1, 1000), None), (Range("b", ID, 500, 600), None)], wanted)
+    assert wanted <= len(tasks) <= wanted + 3
+    total = sum(one.hi - one.lo for task in tasks for one in task)
+    assert total == 999 + 100
+
+
+def test_fewer_events_than_tasks_asked_for() -> None:
+    assert len(cut([(Range("a", ID, 1, 4), None)], 10)) == 3
+
+
+def test_what_is_void_does_not_count() -> None:
+    voids = IntervalSet([(1, 9_000_001)])
+    tasks = cut([(Range("a", ID, 1, 10_000_001), voids)])
+    sizes = [one.hi - max(one.lo, 9_000_001) for (one,) in tasks]
+    assert len(tasks) == 10
+    assert set(sizes) == {EVENTS_MIN}
+    assert tasks[0][0].lo == 1
+    assert len(cut([(Range("a", ID, 1, 9_000_001), voids)])) == 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_position_behind_so_many_events(seed: int) -> None:
+    rng = random.Random(seed)
+    voids = IntervalSet()
+    for _ in range(rng.randrange(8)):
+        lo = rng.randrange(1, 60)
+        voids.add(lo, lo + rng.randrange(1, 10))
+    lo, hi = 5, 50
+    live = [seq for seq in range(lo, hi) if seq not in voids]
+    for events in range(len(live) + 3):
+        at = after(lo, hi, events, voids)
+        assert lo <= at <= hi
+        assert sum(seq < at for seq in live) == min(events, len(live)), f"seed {seed}"
+
+
+def test_filters_become_ranges() -> None:
+    pytest.importorskip("pyspark")
+    from pyspark.sql import datasource as ds
+
+    from surecast.pipeline.filters import Narrow
+
+    kept = [
+        ds.EqualTo(("kind",), "event"),
+        ds.Not(ds.EqualTo(("stream",), "a")),
+        ds.GreaterThan(("key",), b"x"),
+        ds.EqualTo(("stream", "x"), "a"),
+        ds.IsNull(("stream",)),
+        ds.In(("seq",), [1, 2]),
+        ds.StringEndsWith(("stream",), "x"),
+    ]
+    taken = [
+        ds.IsNotNull(("stream",)),
+        ds.IsNotNull(("seq",)),
+        ds.In(("stream",), ["a.x", "a.y", "b"]),
+        ds.StringStartsWith(("stream",), "a."),
+        ds.GreaterThan(("seq",), 5),
+        ds.GreaterThanOrEqual(("seq",), 7),
+        ds.LessThanOrEqual(("seq",), 20),
+        ds.LessThan(("seq",), 30),
+        ds.GreaterThanOrEqual(("timestamp",), datetime(2026, 1, 1, tzinfo=UTC)),
+        ds.LessThanOrEqual(("timestamp",), datetime(2026, 1, 2, 0, 0, 0, 5, tzinfo=UTC)),
+    ]
+    narrow = Narrow(voids=False)
+    assert narrow.take([*taken, *kept]) == kept
+    assert [name for name in ("a.x", "a.y", "a.z", "b") if narrow.wants(name)] == ["a.x", "a.y"]
+    assert (narrow.lo, narrow.hi) == (7, 21)
+    day_us = 86_400 * 10**6
+    first = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp()) * 10**6
+    assert (narrow.time_lo_us, narrow.time_hi_us) == (first, first + day_us + 6)
+    times = [taken[-2], taken[-1], ds.IsNotNull(("timestamp",))]
+    assert Narrow(voids=True).take(times) == times  # void ranges have no exact times
+    narrow = Narrow(voids=False)
+    narrow.take([ds.EqualTo(("seq",), 9), ds.EqualTo(("stream",), "a")])
+    assert (narrow.lo, narrow.hi, narrow.names) == (9, 10, {"a"})

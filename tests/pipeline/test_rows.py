@@ -1,0 +1,144 @@
+"""Batches as Spark's columns, held against the events that plain Python makes of them."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from surecast.client.rows import events_of
+from surecast.columns.batch import (
+    COLLECT,
+    COLLECTED,
+    CONFIG,
+    EXPIRED,
+    Batch,
+)
+from surecast.columns.intervals import IntervalSet
+from surecast.columns.retention import encode_collect, encode_policy
+from surecast.columns.rules import BeforeSeq, Collect, KeepAll
+from surecast.pipeline.rows import SCHEMA, record_batches
+
+STREAM = bytes(range(16))
+
+
+def draw(rng: random.Random, positions: int) -> list[Batch]:
+    """Batches of all shapes, one behind the other."""
+    batches: list[Batch] = []
+    lo, time_ns = 1, 1_700_000_000_000_000_000
+    while lo <= positions:
+        time_ns += rng.randrange(1, 10**9)
+        shape = rng.choice(("fixed", "fixed", "mixed", "tagged", "sparse", "void", "rule"))
+        rows = rng.choice((1, 3, 7, 7, 7, 50, 1500))
+        if shape == "void":
+            reason = rng.choice((COLLECTED, EXPIRED))
+            stamp = rng.choice((0, time_ns))
+            batches.append(Batch.void(STREAM, lo, lo + rows, reason, time_ns=stamp))
+            lo += rows
+            continue
+        if shape == "rule":
+            kind = rng.choice((COLLECT, CONFIG))
+            rule = encode_policy(KeepAll()) if kind == CONFIG else _collect()
+            batches.append(Batch.of(STREAM, [rule], kind=kind).sequenced(lo, time_ns, 1))
+            lo += 1
+            continue
+        batch = _data(rng, shape, rows).sequenced(lo, time_ns, 1)
+        if shape == "sparse" and rows > 1:
+            gone = [n for n in range(lo, lo + rows) if rng.random() < 0.5] or [lo]
+            batch = batch.without(IntervalSet([(n, n + 1) for n in gone]), COLLECTED)
+        batches.append(batch)
+        lo += rows
+    return batches
+
+
+def _collect() -> bytes:
+    return encode_collect(Collect(BeforeSeq(1)))
+
+
+def _data(rng: random.Random, shape: str, rows: int) -> Batch:
+    if shape == "fixed":
+        return Batch.of(
+            STREAM,
+            [rng.randbytes(10) for _ in range(rows)],
+            [rng.randbytes(8) for _ in range(rows)],
+        )
+    values = [rng.randbytes(rng.randrange(12)) for _ in range(rows)]
+    keys = [rng.choice((None, b"", rng.randbytes(5))) for _ in range(rows)]
+    tags = None
+    if shape == "tagged":
+        tags = [rng.choice((None, b"red", b"")) for _ in range(rows)]
+    return Batch.of(STREAM, values, keys, tags)
+
+
+def expected(batches: list[Batch], voids: bool) -> list[dict[str, Any]]:
+    rows = []
+    for batch in batches:
+        for event in events_of(batch, "orders", voids):
+            void = event.kind == "void"
+            rows.append(
+                {
+                    "stream": "orders",
+                    "seq": event.seq,
+                    "kind": event.kind,
+                    "range": event.count,
+                    "key": event.key,
+                    "value": None if void else event.value,
+                    "attributes": [("tag", event.tag)] if event.tag is not None else None,
+                    "timestamp": event.time if event.time_ns else None,
+                }
+            )
+    return rows
+
+
+@pytest.mark.parametrize("voids", [False, True])
+@pytest.mark.parametrize("seed", range(8))
+def test_every_event_and_every_range_becomes_a_row(seed: int, voids: bool) -> None:
+    batches = draw(random.Random(seed), 3_000)
+    made = list(record_batches(batches, "orders", voids, rows=1_000))
+    for one in made:
+        one.validate(full=True)
+        assert one.schema == SCHEMA
+    rows = [row for one in made for row in one.to_pylist()]
+    wanted = expected(batches, voids)
+    assert [row["seq"] for row in rows] == [row["seq"] for row in wanted], f"seed {seed}"
+    assert rows == wanted, f"seed {seed}"
+
+
+def test_positions_are_covered_exactly_once_with_voids() -> None:
+    batches = draw(random.Random(99), 5_000)
+    rows = [r for one in record_batches(batches, "s", True, rows=500) for r in one.to_pylist()]
+    at = 1
+    for row in rows:
+        assert row["seq"] - row["range"] + 1 == at
+        at = row["seq"] + 1
+    assert at == batches[-1].hi
+
+
+@pytest.mark.parametrize("each", [1, 100, 4096, 50_000])
+def test_record_batches_are_about_as_large_as_spark_likes_them(each: int) -> None:
+    batches = [
+        Batch.of(STREAM, [b"0123456789"] * each, [b"12345678"] * each).sequenced(lo, 5, 1)
+        for lo in range(1, 100_001, each)
+    ]
+    sizes = [one.num_rows for one in record_batches(batches, "s", False)]
+    assert sum(sizes) == batches[-1].hi - 1
+    assert all(10_000 <= size <= 40_000 for size in sizes[:-1])
+
+
+def test_large_values_end_a_record_batch_early() -> None:
+    batches = [Batch.of(STREAM, [bytes(1 << 20)]).sequenced(n, 5, 1) for n in range(1, 41)]
+    sizes = [one.nbytes for one in record_batches(batches, "s", False)]
+    assert len(sizes) == 3
+    assert max(sizes) < 18 << 20
+
+
+def test_nothing_becomes_nothing() -> None:
+    void = Batch.void(STREAM, 1, 1000, COLLECTED)
+    assert list(record_batches([], "s", True)) == []
+    assert list(record_batches([void], "s", False)) == []
+    (one,) = record_batches([void], "s", True)
+    assert one.column("seq").to_pylist() == [999]
+    assert one.column("range").to_pylist() == [999]
+    assert isinstance(one, pa.RecordBatch)
