@@ -21,7 +21,7 @@ demo: setup  ## the main job end to end: real servers, a cut line, a killed serv
 
 test: setup  ## every test
 	scripts/services.sh
-	$(PY) -m pytest -n $(JOBS)
+	$(PY) -m pytest -n $(JOBS) --dist loadgroup
 
 check: setup  ## format, lint, types and the quick tests: under a minute
 	$(PY) -m ruff format --check src tests bench
@@ -29,11 +29,13 @@ check: setup  ## format, lint, types and the quick tests: under a minute
 	$(PY) -m mypy
 	$(PY) -m pytest -n $(JOBS) -q -m "not slow"
 
-torture: setup  ## swarms without and with meshes, then real processes, under all faults and stalls
-	$(VENV)/bin/surecast sim sprinkler --seeds $(SEEDS)
-	$(VENV)/bin/surecast sim sprinkler-mesh --seeds $(SEEDS)
+torture: setup  ## swarms, then real processes, under all faults and stalls; Spark's drivers and regions killed
+	$(VENV)/bin/surecast sim sprinkler --seeds $(SEEDS) --ledger bench/torture.jsonl
+	$(VENV)/bin/surecast sim sprinkler-mesh --seeds $(SEEDS) --ledger bench/torture.jsonl
 	$(PY) -m surecast.swarm.rounds --rounds $(ROUNDS)
 	$(PY) -m surecast.swarm.stall --seconds 30
+	$(PY) -m surecast.swarm.sink_rounds --rounds $(ROUNDS)
+	$(PY) -m surecast.swarm.spark_rounds --minutes 10
 
 bench: setup  ## measure; appends to bench/results.jsonl
 	$(PY) bench/run.py

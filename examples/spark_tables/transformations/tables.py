@@ -1,0 +1,40 @@
+"""Tables of one stream, in which voids become deletes.
+
+`events`   every event, appended exactly once as the stream goes on
+`voids`    which positions are void by now, as the region sees it at this run
+`live`     the events that are not: when retention or a publisher makes an event void, its row is
+           gone from here after the next run
+`latest`   the last live event of each key (latest.sql)
+"""
+
+from pyspark import pipelines as dp
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+spark = SparkSession.active()
+OPTIONS = {
+    "url": spark.conf.get("surecast.url"),
+    "subscribe": spark.conf.get("surecast.stream"),
+}
+
+
+@dp.table
+def events() -> DataFrame:
+    rows = spark.readStream.format("surecast").options(**OPTIONS)
+    rows = rows.option("startingOffsets", "earliest").load()
+    return rows.select("seq", "key", "value", "timestamp")
+
+
+@dp.materialized_view
+def voids() -> DataFrame:
+    rows = spark.read.format("surecast").options(**OPTIONS).option("includeVoids", "true").load()
+    first = f.col("seq") - f.col("range") + 1
+    return rows.where("kind = 'void'").select(first.alias("first"), f.col("seq").alias("last"))
+
+
+@dp.materialized_view
+def live() -> DataFrame:
+    gone = f.col("seq").between(f.col("first"), f.col("last"))
+    return spark.read.table("events").join(
+        f.broadcast(spark.read.table("voids")), gone, "left_anti"
+    )

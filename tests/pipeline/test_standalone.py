@@ -1,0 +1,65 @@
+"""A real Spark cluster, a master and two workers, with our package shipped to it."""
+
+import json
+import os
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+
+from surecast.server.cluster import Cluster
+from surecast.swarm.demo_cluster import free_layout
+from tests.pipeline.standalone import Standalone
+
+ROOT = Path(__file__).parents[2]
+EVENTS = 5_000
+
+
+@pytest.mark.slow
+def test_read_write_archive_and_a_sweep_on_a_standalone_cluster(tmp_path: Path) -> None:
+    from surecast import sync
+
+    values = [b"value %d" % i for i in range(EVENTS)]
+    with Cluster(free_layout(tmp_path / "region", 1, 1)) as region:
+        region.wait_ready(60)
+        (replica,) = (node for node in region.layout.nodes if node.role == "replica")
+        url = f"surecast://{replica.listen}"
+        with sync.connect(url) as client:
+            stream = client.stream("from")
+            stream.publish_many(values, keys=[b"%06d" % i for i in range(EVENTS)])
+        with Standalone(tmp_path) as cluster:
+            done = subprocess.run(
+                [
+                    sys.executable,
+                    "-m",
+                    "tests.pipeline.standalone_jobs",
+                    cluster.url,
+                    url,
+                    tmp_path,
+                ],
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                capture_output=True,
+                text=True,
+                timeout=400,
+            )
+        assert done.returncode == 0, done.stderr[-4000:]
+        found = json.loads(done.stdout.splitlines()[-1])
+        with sync.connect(url) as client:
+            stream = client.stream("to")
+            last = stream.publish(b"end")
+            published: list[bytes] = []
+            for event in stream.subscribe(start="earliest"):
+                if event.seq == last:
+                    break
+                published.append(event.value)
+    assert found["executors"] == 2
+    assert found["read"] == [EVENTS, sum(map(zlib.crc32, values))]
+    assert found["written"] == 1000
+    assert published == values[:1000], "in the order of the sort"
+    assert (found["archived"], found["in the archive"]) == (EVENTS, EVENTS)
+    assert found["failed"] == []
+    assert [one["n"] for one in found["swept"]] == [n * n for n in range(6)]
+    assert all("surecast.zip" in one["from"] for one in found["swept"]), "what was shipped is used"
