@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.programs import needs
 from typer.testing import CliRunner
 
 from surecast.bench import broadcast as broadcast_module
@@ -23,7 +24,6 @@ from surecast.bench.pool import Pool, PoolSpec
 from surecast.bench.report import Report, Row
 from surecast.cli.bench import bench
 from surecast.errors import SurecastError
-from tests.programs import needs
 
 
 def quiet(*_: object) -> None:

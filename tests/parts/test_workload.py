@@ -131,6 +131,18 @@ def test_zeta_fits_the_law_restricted_to_63_bits(skew):
     assert chi_square_excess(counts_of(ranks, 10_000), expected) < 4
 
 
+@pytest.mark.parametrize("skew", [1.1, 1.2])
+def test_zeta_fits_among_ranks_that_no_double_tells_apart(skew):
+    """Where 1 + 1/rank rounds to 1. numpy's own `zipf` takes half as many again there."""
+    law = Zeta(skew)
+    ranks = law.sample(np.random.default_rng(8), DRAWS)
+    edges = [1, 2**20, 2**40, 2**50, 2**53, 2**56, 2**60, 2**63]
+    counted = [int(((ranks >= lo) & (ranks < hi)).sum()) for lo, hi in pairwise(edges)]
+    from_on = np.array([law.tail(edge) for edge in edges])
+    expected = -np.diff(from_on) / (1 - from_on[-1]) * DRAWS
+    assert chi_square_excess(counted, expected) < 4
+
+
 def test_zeta_leaves_out_as_much_as_its_docstring_says():
     assert Zeta(1.1).tail(2**63) == pytest.approx(0.012, abs=0.0005)
     assert Zeta(1.3).tail(2**63) < 1e-5

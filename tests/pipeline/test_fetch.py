@@ -21,6 +21,7 @@ from surecast.pipeline.fetch import Line, Task, batches_of
 from surecast.pipeline.loss import DataLoss
 from surecast.pipeline.plan import Range
 from surecast.pipeline.region import Known, Region
+from surecast.server.files import files_of
 from tests.pipeline.regions import Served, wait_for
 
 
@@ -189,6 +190,45 @@ def test_files_of_another_store_are_not_read(region: Served, tmp_path: Path) -> 
         task = plan(region)
         found = events(_read_at(task, tmp_path / "other" / "log"))
     assert [value for _, value in found] == [b"right %06d" % n for n in range(10_000)]
+
+
+def test_files_of_a_store_that_went_another_way_are_not_read(
+    region: Served, tmp_path: Path
+) -> None:
+    """The same stream, the same segments by name; from some position on, other events."""
+    region.publish("orders", [b"right %06d" % n for n in range(100)])
+    region.keep(tmp_path / "other")
+    with Served(tmp_path / "other") as stranger:
+        stranger.publish("orders", [b"wrong %06d" % n for n in range(100, 10_000)])
+        region.publish("orders", [b"right %06d" % n for n in range(100, 10_000)])
+        for one in (region, stranger):
+            wait_for(lambda served=one: served.segments() > 0, "nothing left the journal")
+        task = plan(region)
+        assert task.ranges[0].stream_id == plan(stranger).ranges[0].stream_id
+        found = events(_read_at(task, tmp_path / "other" / "log"))
+    assert [value for _, value in found] == [b"right %06d" % n for n in range(10_000)]
+
+
+def test_only_what_is_committed_and_seen_is_told_of(region: Served) -> None:
+    region.publish("orders", [b"%010d" % n for n in range(10_000)])
+    wait_for(lambda: region.segments() > 0, "nothing left the journal")
+    plan(region)
+    assert region.server is not None
+    proxy = region.server.proxy
+    stream = proxy.streams[proxy.directory.by_name["orders"].stream_id]
+    told = files_of(region.server, "orders", 1, 1 << 60)
+    assert told is not None
+    assert told.hi == 10_001
+    assert told.extents
+    for place, seen in (("committed", 50), ("index", 20)):
+        if place == "committed":
+            stream.committed = seen
+        else:
+            stream.index.end = seen
+        told = files_of(region.server, "orders", 1, 1 << 60)
+        assert told is not None
+        assert told.hi == seen
+        assert max(extent.hi for extent in told.extents) <= seen
 
 
 def _read_at(task: Task, directory: Path) -> list[dict[str, Any]]:

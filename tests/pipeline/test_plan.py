@@ -102,6 +102,15 @@ def test_filters_become_ranges() -> None:
     assert (narrow.time_lo_us, narrow.time_hi_us) == (first, first + day_us + 6)
     times = [taken[-2], taken[-1], ds.IsNotNull(("timestamp",))]
     assert Narrow(voids=True).take(times) == times  # void ranges have no exact times
+    for one, span in (
+        (ds.GreaterThan(("seq",), 5), (6, None)),
+        (ds.GreaterThanOrEqual(("seq",), 5), (5, None)),
+        (ds.LessThan(("seq",), 5), (1, 5)),
+        (ds.LessThanOrEqual(("seq",), 5), (1, 6)),
+    ):
+        narrow = Narrow(voids=False)
+        assert narrow.take([one]) == []
+        assert (narrow.lo, narrow.hi) == (span[0], span[1] or narrow.hi)
     narrow = Narrow(voids=False)
     narrow.take([ds.EqualTo(("seq",), 9), ds.EqualTo(("stream",), "a")])
     assert (narrow.lo, narrow.hi, narrow.names) == (9, 10, {"a"})

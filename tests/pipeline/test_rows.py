@@ -15,6 +15,7 @@ from surecast.columns.batch import (
     CONFIG,
     EXPIRED,
     Batch,
+    coalesce,
 )
 from surecast.columns.intervals import IntervalSet
 from surecast.columns.retention import encode_collect, encode_policy
@@ -104,6 +105,32 @@ def test_every_event_and_every_range_becomes_a_row(seed: int, voids: bool) -> No
     wanted = expected(batches, voids)
     assert [row["seq"] for row in rows] == [row["seq"] for row in wanted], f"seed {seed}"
     assert rows == wanted, f"seed {seed}"
+
+
+def test_a_void_range_has_the_time_of_the_event_behind_it() -> None:
+    """Of batches that were joined each event has its own time."""
+    joined = coalesce(
+        [
+            Batch.of(STREAM, [b"a", b"b", b"c"]).sequenced(1, 1_000, 1),
+            Batch.of(STREAM, [b"d", b"e", b"f"]).sequenced(4, 5_000, 1),
+            Batch.of(STREAM, [b"g", b"h"]).sequenced(7, 9_000, 1),
+        ],
+        100,
+    )
+    (sparse,) = [b.without(IntervalSet([(1, 2), (3, 5), (7, 9)]), COLLECTED) for b in joined]
+    (made,) = record_batches([sparse], "s", True)
+    rows = [
+        (row["seq"], row["range"], row["kind"], row["timestamp"].microsecond)
+        for row in made.to_pylist()
+    ]
+    assert rows == [
+        (1, 1, "void", 1),
+        (2, 1, "event", 1),
+        (4, 2, "void", 5),
+        (5, 1, "event", 5),
+        (6, 1, "event", 5),
+        (8, 2, "void", 9),
+    ]
 
 
 def test_positions_are_covered_exactly_once_with_voids() -> None:

@@ -11,6 +11,7 @@ from surecast.cli.demo import demo
 from surecast.cli.lab import lab
 from surecast.cli.log import log
 from surecast.cli.options import exit_code
+from surecast.cli.pipeline import pipeline
 from surecast.cli.publish import publish
 from surecast.cli.replay import replay
 from surecast.cli.serve import serve
@@ -56,6 +57,7 @@ app.command()(replay)
 app.add_typer(bench, name="bench")
 app.add_typer(log, name="log")
 app.add_typer(lab, name="lab")
+app.add_typer(pipeline, name="pipeline")
 
 
 def run() -> None:

@@ -102,11 +102,26 @@ class Zeta:
     def sample(self, rng: Generator, size: int) -> Ints:
         """`size` independent ranks, on the condition that a rank fits 63 bits.
 
-        numpy's rejection sampler draws again when a rank does not fit, so what it follows is the
-        law restricted to 1..2**63-1. The part left out is `tail(2**63)`: 1.2 % at skew 1.1,
-        nothing to speak of from 1.3 on. Ranks above 2**53 are rounded to multiples of 2, 4, ...
+        The part left out is `tail(2**63)`: 1.2 % at skew 1.1, nothing to speak of from 1.3 on.
+        Ranks above 2**53 are rounded to multiples of 2, 4, ...
+
+        Devroye's rejection, as numpy's `zipf` does it, which forgets that 1 + 1/rank rounds to 1:
+        it takes too many ranks above 2**53, and at skew 1.1 too few of all others by 0.8 %.
         """
-        return rng.zipf(self.skew, size).astype(np.int64, copy=False)
+        above = self.skew - 1
+        lowest = float(2.0 ** (-63 * above))  # a uniform draw below it would give more than 63 bits
+        found = np.empty(size, np.int64)
+        taken = 0
+        while taken < size:
+            count = size - taken
+            draws = lowest + (1.0 - lowest) * (1.0 - rng.random(count))
+            ranks = np.floor(draws ** (-1.0 / above))
+            steps = np.expm1(above * np.log1p(1.0 / ranks))  # (1 + 1/rank) ** above - 1
+            chance = rng.random(count) * ranks * steps / (2.0**above - 1)
+            ranks = ranks[(chance <= (1.0 + steps) / 2.0**above) & (ranks < 2.0**63)]
+            found[taken : taken + ranks.size] = ranks.astype(np.int64)
+            taken += ranks.size
+        return found
 
     def sample_clipped(self, rng: Generator, limits: Ints) -> Ints:
         """One rank for each limit: min(rank, limits[i]), the rank being of the whole law.

@@ -1,0 +1,331 @@
+"""`surecast pipeline <job>`: the jobs of surecast.pipeline.jobs, on any Spark master."""
+
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from surecast.cli.options import DEFAULT_URL, RETENTIONS, AsJson, Token, Url, parse_retention
+from surecast.cli.progress import Bar
+from surecast.errors import SurecastError, UsageError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from surecast.pipeline.jobs.audit import Audit
+    from surecast.pipeline.jobs.top_keys import TopKey
+
+pipeline = typer.Typer(no_args_is_help=True, help="Streams in Spark, and Spark in streams.")
+
+Master = Annotated[
+    str,
+    typer.Option(
+        "--master", envvar="SURECAST_MASTER",
+        help="local[*], spark://host:7077, yarn, k8s://…, or sc://host:15002 (Connect).",
+    ),
+]  # fmt: skip
+Streams = Annotated[str, typer.Argument(help="A name or a pattern, such as orders or orders.>")]
+LOCAL = "local[*]"
+
+
+@contextmanager
+def _spark(master: str, job: str) -> Iterator["SparkSession"]:
+    """A session for one command. What Spark complains of becomes a line that says what to do."""
+    from pyspark.errors import PySparkException
+
+    from surecast.pipeline.session import spark_session
+
+    spark = spark_session(master, app=f"surecast {job}")
+    try:
+        yield spark
+    except PySparkException as problem:
+        raise SurecastError(why(problem)) from problem
+    finally:
+        spark.stop()
+
+
+@contextmanager
+def _watched(spark: "SparkSession", job: str) -> Iterator[None]:
+    """A bar of Spark's tasks."""
+    from surecast.pipeline.progress import watch
+
+    bar = Bar(f"{job} (tasks)", 0)
+    with bar, watch(spark, job, lambda done, total, note: bar.update(done, note, total)):
+        yield
+
+
+def why(problem: Exception) -> str:
+    """What a user should read of an error of Spark: our own words, if it carries some."""
+    text = str(problem)
+    ours = re.findall(r"surecast\.errors\.\w+: (.+)", text)
+    if ours:
+        return str(ours[-1])
+    python = re.findall(r"^(\w[\w.]*(?:Error|Exception): .+)", text, re.MULTILINE)
+    return str(python[-1]) if python else (text.strip() or type(problem).__name__).splitlines()[0]
+
+
+def _source(streams: str, url: str, token: str, **more: str) -> dict[str, str]:
+    by = "subscribePattern" if any(sign in streams for sign in "*>") else "subscribe"
+    options = {"url": url, by: streams, "startingOffsets": "earliest", **more}
+    return {**options, "token": token} if token else options
+
+
+def _tell(as_json: bool, words: str, facts: dict[str, Any]) -> None:
+    print(json.dumps(facts) if as_json else words)
+
+
+# ---------------------------------------------------------------- archive and back
+
+
+@pipeline.command("archive")
+def archive_streams(
+    streams: Streams,
+    to: Annotated[str, typer.Option(help="A folder, or any path Spark can write to.")],
+    url: Url = DEFAULT_URL,
+    token: Token = "",
+    follow: Annotated[bool, typer.Option("--follow", help="Go on until Ctrl-C.")] = False,
+    every: Annotated[str, typer.Option(help="With --follow: how often.")] = "10 seconds",
+    master: Master = LOCAL,
+    as_json: AsJson = False,
+) -> None:
+    """Streams → Parquet by stream and day, voids included, exactly once.
+
+    Run it again to add what is new: its place is kept in the folder.
+    """
+    from surecast.pipeline.jobs import archive as job
+
+    began = time.monotonic()
+    with _spark(master, "archive") as spark, Bar(f"archive {streams} (rows)", 0) as bar:
+        options = _source(streams, url, token)
+        if follow:
+            _until_ctrl_c(job.follow(spark, to, options, once=False, every=every), bar)
+            return
+        rows = job.archive(spark, to, options, lambda done, word: bar.update(done, word))
+    seconds = round(time.monotonic() - began, 1)
+    _tell(
+        as_json, f"{to}: {rows:,} rows added in {seconds:g} s", {"rows": rows, "seconds": seconds}
+    )
+
+
+def _until_ctrl_c(query: "StreamingQuery", bar: Bar) -> None:
+    rows, seen = 0, -1
+    try:
+        while not query.awaitTermination(1):
+            for progress in query.recentProgress:
+                if progress["batchId"] > seen:
+                    seen = progress["batchId"]
+                    rows += progress["numInputRows"]
+            bar.update(rows, query.status["message"])
+    except KeyboardInterrupt:
+        query.stop()
+
+
+@pipeline.command("replay")
+def replay_rows(
+    source: Annotated[str, typer.Argument(help="An archive, or other Parquet with value and seq.")],
+    to: Annotated[str, typer.Option(help="The stream to publish to.")],
+    stream: Annotated[str, typer.Option(help="Which stream of the archive.")] = "",
+    rate: Annotated[float, typer.Option(min=0, help="Events a second; 0: no limit.")] = 0.0,
+    name: Annotated[str, typer.Option(help="Of this replay: run again under it, it goes on.")] = "",
+    positions: Annotated[int, typer.Option(min=1, help="Published at a time.")] = 100_000,
+    url: Url = DEFAULT_URL,
+    token: Token = "",
+    master: Master = LOCAL,
+    as_json: AsJson = False,
+) -> None:
+    """An archive → a stream, in order, at a given rate."""
+    from surecast.pipeline.jobs.replay import replay
+
+    options = {"url": url, **({"token": token} if token else {})}
+    with _spark(master, "replay") as spark, Bar(f"replay to {to}", 0) as bar:
+        rows = spark.read.parquet(source)
+        if stream:
+            rows = rows.where(rows["stream"] == stream)
+        events = replay(
+            rows, to, options, rate=rate, name=name, positions=positions,
+            say=lambda done, total: bar.update(done, total=total),
+        )  # fmt: skip
+    _tell(as_json, f"{to}: {events:,} events published", {"stream": to, "events": events})
+
+
+# ---------------------------------------------------------------- at rest
+
+
+@pipeline.command("compact")
+def compact_archive(
+    source: Annotated[str, typer.Argument(help="An archive: rows as the source gives them.")],
+    to: Annotated[str, typer.Option(help="Where what is left goes; must not exist.")],
+    retain: Annotated[str, typer.Option(help=f"The rule: {RETENTIONS}.")],
+    holes_are_void: Annotated[
+        bool, typer.Option("--holes-are-void", help="The archive was written without voids.")
+    ] = False,
+    master: Master = LOCAL,
+    as_json: AsJson = False,
+) -> None:
+    """Retention at rest: what a rule leaves of an archive, and void ranges for the rest."""
+    from surecast.pipeline.jobs.compact import compact
+
+    policy = parse_retention(retain)
+    assert policy is not None
+    with _spark(master, "compact") as spark, _watched(spark, "compact"):
+        rows = spark.read.parquet(source)
+        before = rows.where("kind = 'event'").count()
+        compact(rows, policy, holes_are_void=holes_are_void).write.parquet(to)
+        left = spark.read.parquet(to).where("kind = 'event'").count()
+    saved = 1 - left / before if before else 0.0
+    words = f"{to}: {left:,} of {before:,} events are left ({saved:.1%} less)"
+    _tell(as_json, words, {"before": before, "left": left, "saved": saved})
+
+
+@pipeline.command("audit")
+def audit_trace(
+    trace: Annotated[str, typer.Argument(help="A folder with published, delivered and readers.")],
+    retain: Annotated[
+        str, typer.Option(help="What the streams keep: keep-all, latest-per-key or keep-last:N.")
+    ] = "keep-all",
+    master: Master = LOCAL,
+    as_json: AsJson = False,
+) -> None:
+    """From traces of publishers and readers: lost, duplicated, misordered, void, latency.
+
+    Exits with 1 if something was lost, duplicated, misordered or otherwise wrong.
+    """
+    import msgspec
+
+    from surecast.pipeline.jobs.audit import audit
+    from surecast.pipeline.jobs.trace import load
+
+    policy = parse_retention(retain)
+    assert policy is not None
+    with _spark(master, "audit") as spark, _watched(spark, "audit"):
+        found = audit(load(spark, trace), policy)
+    if as_json:
+        print(msgspec.json.encode({"sound": found.sound, **msgspec.to_builtins(found)}).decode())
+    else:
+        _show_audit(found)
+    raise typer.Exit(0 if found.sound else 1)
+
+
+def _show_audit(found: "Audit") -> None:
+    print(
+        f"published {found.published:,}, acknowledged {found.acked:,}, delivered "
+        f"{found.delivered:,}, void {found.void:,}\n"
+        f"lost {found.lost:,}, duplicated {found.duplicated:,}, misordered {found.misordered:,}"
+    )
+    for region, latency in sorted(found.regions.items()):
+        print(
+            f"latency in {region}: p50 {latency.p50_ms:.1f} ms, p90 {latency.p90_ms:.1f}, "
+            f"p99 {latency.p99_ms:.1f}, at most {latency.max_ms:.1f}"
+        )
+    for violation in found.violations:
+        print(f"VIOLATED {violation}")
+    print("sound" if found.sound else "NOT sound")
+
+
+# ---------------------------------------------------------------- made up, and counted
+
+
+@pipeline.command("workload")
+def make_workload(
+    events: Annotated[int, typer.Option(min=1, help="How many.")],
+    to: Annotated[str, typer.Option(help="Parquet to write; without it, rows are counted.")] = "",
+    law: Annotated[str, typer.Option(help="zipf, zeta or population.")] = "zipf",
+    keys: Annotated[int, typer.Option(min=0, help="How many (population: at first).")] = 100_000,
+    skew: Annotated[float, typer.Option(min=0, help="Of their popularity.")] = 1.1,
+    rate: Annotated[float, typer.Option(help="Events a second, Poisson.")] = 1_000_000.0,
+    value_bytes: Annotated[int, typer.Option(min=0, help="Of every value.")] = 10,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed, the same events.")] = 1,
+    check: Annotated[
+        bool, typer.Option("--check/--no-check", help="Judge the keys of a sample by the law.")
+    ] = True,
+    master: Master = LOCAL,
+    as_json: AsJson = False,
+) -> None:
+    """Synthetic events of any number, as rows of an archive; memory stays flat.
+
+    Exits with 1 if a sample's keys do not follow the law.
+    """
+    from surecast.pipeline.jobs import fit
+    from surecast.pipeline.jobs.workload import LAWS, Workload, law_of, workload
+
+    if law not in LAWS:
+        raise typer.BadParameter(f"one of {', '.join(LAWS)}", param_hint="--law")
+    spec = Workload(
+        events=events, law=law, keys=keys, skew=skew, rate=rate, value_bytes=value_bytes, seed=seed
+    )
+    began = time.monotonic()
+    judged = None
+    with _spark(master, "workload") as spark, _watched(spark, "workload"):
+        rows = workload(spark, spec)
+        if to:
+            rows.write.parquet(to)
+            rows = spark.read.parquet(to)
+        made = rows.count()
+        if check and law != "population":
+            sample = rows.sample(min(1.0, SAMPLE / events), seed)
+            judged = fit.goodness_of_fit(sample, law_of(spec))
+    seconds = round(time.monotonic() - began, 1)
+    facts: dict[str, Any] = {"events": made, "seconds": seconds, "to": to}
+    words = f"{made:,} events in {seconds:g} s" + (f", in {to}" if to else ", counted")
+    if judged is not None:
+        facts["fit"] = {"sample": judged.sample, "p": judged.p, "plausible": judged.plausible}
+        words += f"; keys of {judged.sample:,} follow the law: p = {judged.p:.3f}"
+    _tell(as_json, words, facts)
+    raise typer.Exit(1 if judged is not None and not judged.plausible else 0)
+
+
+SAMPLE = 1_000_000
+
+
+@pipeline.command("top-keys")
+def show_top_keys(
+    streams: Streams,
+    window: Annotated[str, typer.Option(help="How long windows are.")] = "10 seconds",
+    late: Annotated[str, typer.Option(help="How late an event may come.")] = "10 seconds",
+    top: Annotated[int, typer.Option(min=1, help="Keys a window.")] = 10,
+    start: Annotated[str, typer.Option("--from", help="earliest or latest.")] = "latest",
+    once: Annotated[bool, typer.Option("--once", help="What is there now, then end.")] = False,
+    checkpoint: Annotated[str, typer.Option(help="A folder that keeps its place.")] = "",
+    url: Url = DEFAULT_URL,
+    token: Token = "",
+    master: Master = LOCAL,
+    as_json: AsJson = False,
+) -> None:
+    """The busiest keys of every window, told when the window is over; until Ctrl-C."""
+    from surecast.pipeline.jobs.top_keys import top_keys
+
+    if start not in ("earliest", "latest"):
+        raise UsageError(f"--from is earliest or latest, not {start!r}")
+    tell: Callable[[list[TopKey]], None] = _json_lines if as_json else _lines
+    with _spark(master, "top-keys") as spark:
+        query = top_keys(
+            spark, _source(streams, url, token, startingOffsets=start), tell, window=window,
+            late=late, top=top, checkpoint=checkpoint, once=once,
+        )  # fmt: skip
+        try:
+            query.awaitTermination()
+        except KeyboardInterrupt:
+            query.stop()
+
+
+def _lines(found: "list[TopKey]") -> None:
+    for one in found:
+        if one.rank == 1:
+            print(f"{one.begin:%Y-%m-%d %H:%M:%S} {one.stream}")
+        key = "(none)" if one.key is None else one.key.decode(errors="backslashreplace")
+        print(f"  {one.rank:>3} {one.events:>10,} {key}")
+    sys.stdout.flush()
+
+
+def _json_lines(found: "list[TopKey]") -> None:
+    for one in found:
+        key = None if one.key is None else one.key.decode(errors="backslashreplace")
+        row = {**one._asdict(), "key": key}
+        print(json.dumps({**row, "begin": str(one.begin), "end": str(one.end)}))
+    sys.stdout.flush()

@@ -1,0 +1,81 @@
+"""archive: streams → partitioned Parquet, exactly once, resumable.
+
+    surecast pipeline archive "orders.>" --to s3a://lake/orders
+
+A streaming query with our source and Spark's file sink. Its place is kept beside the files
+(`_checkpoint`), so that running it again goes on where it ended, also after a crash, also against
+another region. Files that a crashed run left are not part of the archive: read it with Spark, which
+knows (`_spark_metadata`), or with `read` here.
+
+Rows are those of the source, voids included: together they cover every position once. A void is
+archived as it was when the query came by; what became void later is left out by `compact`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final
+
+from surecast.errors import UsageError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+__all__ = ["DAY", "archive", "follow", "read"]
+
+CHECKPOINT: Final = "_checkpoint"
+DAY: Final = "day"  # the partition below `stream`: the day of the row's time
+Said = Callable[[int, str], None]  # rows written so far, and a word
+
+
+def follow(
+    spark: SparkSession,
+    to: str,
+    options: Mapping[str, str],
+    *,
+    once: bool = True,
+    every: str = "10 seconds",
+) -> StreamingQuery:
+    """Start to archive. `once`: what there is now, then the query ends by itself."""
+    from pyspark.sql import functions as f
+
+    if not to:
+        raise UsageError("archive needs a folder to write to: --to PATH")
+    rows = spark.readStream.format("surecast").options(**{"includeVoids": "true", **options}).load()
+    day = f.coalesce(f.date_format("timestamp", "yyyy-MM-dd"), f.lit("unknown"))
+    writer = (
+        rows.withColumn(DAY, day)
+        .writeStream.format("parquet")
+        .option("path", to)
+        .option("checkpointLocation", f"{to.rstrip('/')}/{CHECKPOINT}")
+        .partitionBy("stream", DAY)
+        .queryName(f"archive to {to}")
+    )
+    writer = writer.trigger(availableNow=True) if once else writer.trigger(processingTime=every)
+    return writer.start()
+
+
+def archive(
+    spark: SparkSession, to: str, options: Mapping[str, str], say: Said = lambda rows, word: None
+) -> int:
+    """Archive what there is now; the rows that were added. Raises what ended the query."""
+    query = follow(spark, to, options)
+    try:
+        while not query.awaitTermination(1):
+            say(_rows_of(query), query.status["message"])
+    except KeyboardInterrupt:
+        query.stop()
+        raise
+    return _rows_of(query)
+
+
+def _rows_of(query: StreamingQuery) -> int:
+    return sum(int(progress["numInputRows"]) for progress in query.recentProgress)
+
+
+def read(spark: SparkSession, path: str) -> DataFrame:
+    """An archive as a DataFrame with the columns of the source."""
+    from surecast.pipeline.rows import SCHEMA
+
+    return spark.read.parquet(path).select(*SCHEMA.names)

@@ -1,0 +1,344 @@
+"""Retention at rest: what the rules leave of an archive, and void ranges for all the rest.
+
+    kept = compact(spark.read.schema(DDL).parquet("/archive"), latest_per_key())
+    kept.write.parquet("/archive-compacted")
+
+The rows are those of `surecast.pipeline.rows`. What comes back covers exactly the positions that
+came in: the live events, and void rows, one for each maximal run of positions without one. The
+rules mean what they mean in a live stream (columns/retention.py), applied to all of the archive:
+
+    latest_per_key   an event with a key goes when a later one has the same key
+    keep_last(n)     all but the newest n positions of a stream go
+    keep_for(age)    what was published longer than `age` before `now` goes
+    a collect rule   what it matches goes, below its own position if it has one
+
+Times are compared in whole microseconds, as Spark keeps them; a rule's time is rounded down, so
+that never more goes than in the live stream.
+
+An archive that has no row for some position, or two, is refused: what is missing may have been
+lost, and to call it void would hide that. An archive written without its voids looks the same and
+is taken with `holes_are_void=True`.
+
+What moves through the cluster are the newest position of each key, and runs of positions that are
+all live or all void. The latter are put together in buckets, so many positions each, that one task
+can hold; a void run that reaches a bucket's edge is joined to those beyond it by the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+from surecast.columns.rules import (
+    BeforeSeq,
+    BeforeTime,
+    KeepAll,
+    KeepFor,
+    KeepLast,
+    KeyIs,
+    KeyPrefix,
+    LatestPerKey,
+    Policy,
+    Predicate,
+    TagIs,
+)
+from surecast.errors import SurecastError, UsageError
+from surecast.pipeline.jobs.runs import BUCKET, NOTHING, Flags, Ints, cut, numpy_of, together
+from surecast.pipeline.rows import DDL
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame
+
+__all__ = ["BadArchive", "Collected", "compact"]
+
+BROADCAST_MAX: Final = 1_000_000  # keys; with more, rows are shuffled instead
+SHOWN_MAX: Final = 5
+_COLUMNS: Final = tuple(field.split()[0] for field in DDL.split(", "))
+_PLACES: Final = "stream string, bucket bigint, lo bigint, hi bigint, live boolean, time_us bigint"
+_RUNS: Final = "stream string, what string, lo bigint, hi bigint, time_us bigint"
+# What a bucket tells: runs without a live event, done with or at an edge; what it covers; and what
+# is wrong with it.
+VOID, EDGE, COVER, HOLE, TWICE = "void", "edge", "cover", "hole", "twice"
+
+
+class BadArchive(SurecastError):
+    """The archive lacks positions, or has some twice; the message names them."""
+
+
+class Collected(msgspec.Struct, frozen=True):
+    """A publisher's `collect`, and the position it has in the stream; None: after all there is."""
+
+    predicate: Predicate
+    seq: int | None = None
+
+
+class Run(NamedTuple):
+    """Positions [lo, hi) without a live event; the time of the last of them."""
+
+    lo: int
+    hi: int
+    time_us: int | None
+
+
+def compact(
+    archive: DataFrame,
+    retain: Policy,
+    rules: Sequence[Collected] = (),
+    *,
+    now: datetime | None = None,
+    holes_are_void: bool = False,
+    bucket: int = BUCKET,
+) -> DataFrame:
+    """What `retain` and `rules` leave, of each stream in the archive, as rows of an archive.
+
+    The runs are worked out at once, and cached; the live events when the result is used.
+    """
+    from pyspark import StorageLevel
+    from pyspark.sql import functions as F
+
+    _check(archive, retain, rules)
+    rows = _flagged(archive.select(*_COLUMNS), retain, rules, now or datetime.now(UTC))
+    places = rows.select(
+        "stream", "seq", "range", "live", F.unix_micros("timestamp").alias("time_us")
+    )
+    runs = (
+        places.mapInArrow(_putter(bucket), _PLACES)
+        .groupBy("stream", "bucket")
+        .applyInArrow(_finder(holes_are_void), _RUNS)
+        .persist(StorageLevel.MEMORY_AND_DISK)
+    )
+    told: dict[str, dict[str, list[Run]]] = {}
+    for row in runs.where(F.col("what") != VOID).collect():
+        of_stream = told.setdefault(row["stream"], {})
+        of_stream.setdefault(row["what"], []).append(Run(row["lo"], row["hi"], row["time_us"]))
+    joined = [
+        (stream, VOID, *run)
+        for stream, of_stream in sorted(told.items())
+        for run in _joined(stream, of_stream, holes_are_void)
+    ]
+    edges = archive.sparkSession.createDataFrame(joined, _RUNS)
+    voids = _void_rows(runs.where(F.col("what") == VOID).unionByName(edges))
+    return rows.where("live").select(*_COLUMNS).unionByName(voids)
+
+
+def _check(archive: DataFrame, retain: Policy, rules: Sequence[Collected]) -> None:
+    missing = [name for name in _COLUMNS if name not in archive.columns]
+    if missing:
+        raise UsageError(
+            f"the archive has no column {', '.join(missing)}; it has {', '.join(archive.columns)}. "
+            "Its columns must be those of format('surecast')"
+        )
+    if not isinstance(retain, KeepAll) and any(isinstance(r.predicate, TagIs) for r in rules):
+        raise UsageError("a tag rule needs keep_all: under other rules the live stream refuses it")
+
+
+# ---------------------------------------------------------------- which events are live
+
+
+def _flagged(
+    rows: DataFrame, retain: Policy, rules: Sequence[Collected], now: datetime
+) -> DataFrame:
+    """The rows with a column `live`."""
+    from pyspark.sql import functions as F
+
+    live = F.col("kind") == "event"
+    match retain:
+        case LatestPerKey():
+            rows = _with_newest(rows)
+            live &= F.col("newest") | F.col("key").isNull()
+        case KeepLast(n):
+            ends = rows.groupBy("stream").agg((F.max("seq") + 1).alias("end"))
+            rows = rows.join(F.broadcast(ends), "stream")
+            live &= F.col("seq") >= F.col("end") - n
+        case KeepFor(ns):
+            now_ns = (now - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) * 1000
+            live &= ~_matches(BeforeTime(now_ns - ns))
+    for rule in rules:
+        gone = _matches(rule.predicate)
+        live &= ~(gone if rule.seq is None else gone & (F.col("seq") < rule.seq))
+    return rows.select(*_COLUMNS, live.alias("live"))
+
+
+def _with_newest(rows: DataFrame) -> DataFrame:
+    """The rows with a column `newest`: no later event has its key. (Without a key: anything.)"""
+    from pyspark import StorageLevel
+    from pyspark.sql import functions as F
+
+    newest = (
+        rows.where("kind = 'event' AND key IS NOT NULL")
+        .groupBy("stream", "key")
+        .agg(F.max("seq").alias("seq"))
+        .select("stream", "seq")
+        .persist(StorageLevel.MEMORY_AND_DISK)
+    )
+    marked = newest.withColumn("is_newest", F.lit(True))
+    if newest.count() <= BROADCAST_MAX:
+        marked = F.broadcast(marked)
+    joined = rows.join(marked, ["stream", "seq"], "left")
+    return joined.withColumn("newest", F.coalesce("is_newest", F.lit(False)))
+
+
+def _matches(predicate: Predicate) -> Column:
+    """Does it match a row? Never null."""
+    from pyspark.sql import functions as F
+
+    match predicate:
+        case BeforeSeq(seq):
+            found = F.col("seq") < seq
+        case BeforeTime(time_ns):
+            found = F.unix_micros("timestamp") < time_ns // 1000
+        case KeyIs(key):
+            found = F.col("key") == _literal(key)
+        case KeyPrefix(prefix):
+            found = F.substring("key", 1, len(prefix)) == _literal(prefix)
+        case TagIs(tag):
+            found = F.col("attributes")["tag"] == _literal(tag)
+    return F.coalesce(found, F.lit(False))
+
+
+def _literal(data: bytes) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.lit(bytearray(data))
+
+
+# ---------------------------------------------------------------- runs, where the rows are
+
+
+def _putter(bucket: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Rows → runs of neighbours that are all live or all void, cut at the edges of buckets."""
+
+    def put_together(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        for batch in batches:
+            streams = batch.column("stream").dictionary_encode()
+            codes = streams.indices.to_numpy()
+            for code, name in enumerate(streams.dictionary.to_pylist()):
+                here = np.flatnonzero(codes == code)
+                last, count, live, time_us = (
+                    numpy_of(batch.column(field))[here]
+                    for field in ("seq", "range", "live", "time_us")
+                )
+                runs = together(last - count + 1, last + 1, live, time_us)
+                lo, hi, live, time_us = cut(*runs, bucket)
+                columns = {
+                    "stream": pa.array([name] * lo.size, pa.string()),
+                    "bucket": (lo - 1) // bucket,
+                    "lo": lo,
+                    "hi": hi,
+                    "live": live,
+                    "time_us": pa.array(time_us, mask=time_us == NOTHING),
+                }
+                yield pa.RecordBatch.from_pydict(columns)
+
+    return put_together
+
+
+# ---------------------------------------------------------------- runs of a bucket
+
+
+def _finder(holes_are_void: bool) -> Callable[[pa.Table], pa.Table]:
+    def find(table: pa.Table) -> pa.Table:
+        import pyarrow as pa
+
+        lo, hi, live, time_us = (
+            numpy_of(table.column(name)) for name in ("lo", "hi", "live", "time_us")
+        )
+        runs = _runs(lo, hi, live, time_us, holes_are_void)
+        what, lo, hi, time_us = (np.concatenate(column) for column in zip(*runs, strict=True))
+        columns = {
+            "stream": pa.array([table.column("stream")[0].as_py()] * lo.size, pa.string()),
+            "what": pa.array(what.tolist(), pa.string()),
+            "lo": lo,
+            "hi": hi,
+            "time_us": pa.array(time_us, mask=time_us == NOTHING),
+        }
+        return pa.table(columns)
+
+    return find
+
+
+def _runs(
+    lo: Ints, hi: Ints, live: Flags, time_us: Ints, holes_are_void: bool
+) -> Iterator[tuple[Any, Ints, Ints, Ints]]:
+    """(what, lo, hi, time_us) of a bucket."""
+    lo, hi, live, time_us = together(lo, hi, live, time_us)
+    begin, end = lo[:1], hi.max(keepdims=True)
+    yield np.array([COVER]), begin, end, np.array([NOTHING])
+    twice = np.flatnonzero(lo[1:] < hi[:-1])[:SHOWN_MAX]
+    overlap = lo[twice + 1]
+    yield np.full(twice.size, TWICE), overlap, hi[twice], np.full(twice.size, NOTHING)
+    holes = np.flatnonzero(lo[1:] > hi[:-1])
+    if holes_are_void:
+        lo = np.concatenate((lo, hi[holes]))
+        hi = np.concatenate((hi, lo[holes + 1]))
+        live = np.concatenate((live, np.zeros(holes.size, np.bool_)))
+        time_us = np.concatenate((time_us, time_us[holes + 1]))
+        lo, hi, live, time_us = together(lo, hi, live, time_us)
+    else:
+        some = holes[:SHOWN_MAX]
+        yield np.full(some.size, HOLE), hi[some], lo[some + 1], np.full(some.size, NOTHING)
+    lo, hi, time_us = lo[~live], hi[~live], time_us[~live]
+    at_edge = (lo == begin) | (hi == end)
+    yield np.where(at_edge, EDGE, VOID), lo, hi, time_us
+
+
+# ---------------------------------------------------------------- runs of a stream
+
+
+def _joined(stream: str, told: dict[str, list[Run]], holes_are_void: bool) -> Iterator[Run]:
+    """The void runs at edges of buckets, joined; BadArchive if positions are missing or double."""
+    covers = sorted(told[COVER])
+    gaps = [
+        Run(before.hi, after.lo, None) for before, after in pairwise(covers) if before.hi < after.lo
+    ]
+    holes = [] if holes_are_void else sorted([*told.get(HOLE, ()), *gaps])
+    if holes:
+        raise BadArchive(
+            f"the archive of {stream!r} has no row for {_examples(holes)}. If it was written "
+            "without voids, and nothing was lost, say so: holes_are_void=True (--holes-are-void). "
+            "Else archive the stream again, with includeVoids"
+        )
+    if twice := sorted(told.get(TWICE, ())):
+        raise BadArchive(f"the archive of {stream!r} has several rows for {_examples(twice)}")
+    run: Run | None = None
+    for piece in sorted([*told.get(EDGE, ()), *gaps], key=lambda one: one.lo):
+        if run is not None and run.hi == piece.lo:
+            time_us = run.time_us if piece.time_us is None else piece.time_us
+            run = Run(run.lo, piece.hi, time_us)
+            continue
+        if run is not None:
+            yield run
+        run = piece
+    if run is not None:
+        yield run
+
+
+def _examples(runs: Sequence[Run]) -> str:
+    some = ", ".join(
+        f"{run.lo:,}" if run.hi == run.lo + 1 else f"{run.lo:,} to {run.hi - 1:,}"
+        for run in runs[:SHOWN_MAX]
+    )
+    return f"positions {some}" + (" and more" if len(runs) > SHOWN_MAX else "")
+
+
+def _void_rows(runs: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    return runs.select(
+        "stream",
+        (F.col("hi") - 1).alias("seq"),
+        F.lit("void").alias("kind"),
+        (F.col("hi") - F.col("lo")).alias("range"),
+        F.lit(None).cast("binary").alias("key"),
+        F.lit(None).cast("binary").alias("value"),
+        F.lit(None).cast("map<string,binary>").alias("attributes"),
+        F.timestamp_micros("time_us").alias("timestamp"),
+    )

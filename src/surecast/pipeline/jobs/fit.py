@@ -1,0 +1,142 @@
+"""Do the keys of a sample follow the law they were drawn by? A chi-square test on ranks in bins.
+
+Ranks are put together into bins that widen geometrically, because single rare ranks are hardly ever
+seen. The counts come from Spark, bin by bin; the rest is arithmetic on a few dozen numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from surecast.errors import UsageError
+from surecast.parts.workload import Zeta, Zipf
+from surecast.pipeline.jobs.workload import ids_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+__all__ = ["Fit", "chi_square", "goodness_of_fit"]
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+BINS: Final = 64
+EXPECTED_MIN: Final = 10.0  # a bin with less expected is put together with the one before it
+ZETA_BINS_UPTO: Final = 1e9  # beyond it: one bin without end
+P_MIN: Final = 1e-3  # a right sample fails once in a thousand seeds
+
+
+class Fit(msgspec.Struct, frozen=True):
+    """How far counts are from what a law expects."""
+
+    sample: int
+    bins: int
+    chi_square: float
+    p: float  # of a chi-square at least as large, were the law the right one
+
+    @property
+    def plausible(self) -> bool:
+        return self.p >= P_MIN
+
+
+def goodness_of_fit(sample: DataFrame, law: Zipf | Zeta) -> Fit:
+    """Judge the column `key` of a workload's rows."""
+    highest = law.n if isinstance(law, Zipf) else ZETA_BINS_UPTO
+    edges = np.unique(np.geomspace(1, highest, BINS).round().astype(np.int64))
+    counts = np.zeros(edges.size, np.int64)
+    for row in _counted(sample, edges).collect():
+        if row["bin"] < 0:
+            raise UsageError(f"{row['count']} keys of the sample are beyond the {highest:,.0f}")
+        counts[row["bin"]] = row["count"]
+    return chi_square(counts, _expected_shares(law, edges))
+
+
+def _counted(sample: DataFrame, edges: Ints) -> DataFrame:
+    """How many keys of each bin there are: (bin, count); bin -1: no such rank."""
+    limit = int(edges[-1]) if edges[-1] < ZETA_BINS_UPTO else np.iinfo(np.int64).max
+
+    def count(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        seen = np.zeros(edges.size + 1, np.int64)  # the last: beyond the law
+        for batch in batches:
+            ranks = ids_of(batch.column(0)) + 1
+            bins = np.searchsorted(edges, ranks, side="right") - 1
+            bins[(ranks < 1) | (ranks > limit)] = edges.size
+            seen += np.bincount(bins, minlength=seen.size)
+        bins = np.append(np.arange(edges.size), -1)
+        yield pa.RecordBatch.from_pydict({"bin": bins[seen > 0], "count": seen[seen > 0]})
+
+    found = sample.select("key").mapInArrow(count, "bin bigint, count bigint")
+    return found.groupBy("bin").sum("count").withColumnRenamed("sum(count)", "count")
+
+
+def _expected_shares(law: Zipf | Zeta, edges: Ints) -> Floats:
+    """The probability of each bin; bin i holds the ranks from edge i up to edge i + 1."""
+    if isinstance(law, Zipf):
+        below = np.concatenate(([0.0], np.cumsum(law.probabilities())))
+        shares: Floats = np.diff(np.append(below[edges - 1], below[-1]))
+        return shares
+    # Samples of Zeta are on the condition that a rank fits 63 bits.
+    from_on = np.array([law.tail(int(edge)) for edge in edges] + [law.tail(1 << 63)])
+    shares = -np.diff(from_on) / (1.0 - from_on[-1])
+    return shares
+
+
+def chi_square(counts: Ints, shares: Floats) -> Fit:
+    """Pearson's test of counts against shares that sum to 1."""
+    sample = int(counts.sum())
+    observed, expected = [0.0], [0.0]
+    for count, share in zip(counts.tolist(), shares.tolist(), strict=True):
+        if expected[-1] >= EXPECTED_MIN:
+            observed.append(0.0)
+            expected.append(0.0)
+        observed[-1] += count
+        expected[-1] += share * sample
+    if len(expected) > 1 and expected[-1] < EXPECTED_MIN:  # too little left for a bin of its own
+        observed[-2:] = [sum(observed[-2:])]
+        expected[-2:] = [sum(expected[-2:])]
+    if len(expected) < 2:
+        raise UsageError(f"{sample} keys are too few to judge a law by: take a larger sample")
+    pairs = zip(observed, expected, strict=True)
+    distance = sum((one - other) ** 2 / other for one, other in pairs)
+    return Fit(sample, len(expected), distance, _beyond(distance, len(expected) - 1))
+
+
+def _beyond(x: float, degrees: int) -> float:
+    """The probability of a chi-square above x, by the incomplete gamma function Q(degrees/2, x/2).
+
+    A series for small x, a continued fraction (Lentz) for large: the two textbook expansions.
+    """
+    a, z = degrees / 2, x / 2
+    if z <= 0:
+        return 1.0
+    front = math.exp(-z + a * math.log(z) - math.lgamma(a))
+    if z < a + 1:
+        term = total = 1.0 / a
+        n = a
+        while term > total * 1e-15:
+            n += 1
+            term *= z / n
+            total += term
+        return 1.0 - front * total
+    tiny = 1e-300
+    b = z + 1 - a
+    c, d = 1 / tiny, 1 / b
+    fraction = d
+    for i in range(1, 10_000):
+        step = -i * (i - a)
+        b += 2
+        d = 1 / (step * d + b or tiny)
+        c = b + step / c or tiny
+        fraction *= c * d
+        if abs(c * d - 1) < 1e-14:
+            break
+    return front * fraction

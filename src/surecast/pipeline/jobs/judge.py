@@ -1,0 +1,629 @@
+"""The queries of an audit, in the order in which they build on each other (see audit.py).
+
+Readers and streams go by number while rows are many: `rid` and `sid`. The publishers of a stream
+are heard like one more reader, whose events are those that are known to stand: rid -1 - sid.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from pyspark import StorageLevel
+from pyspark.sql import Window
+from pyspark.sql import functions as F
+
+from surecast.columns.rules import KeepLast, LatestPerKey, Policy
+from surecast.errors import UsageError
+from surecast.pipeline.jobs.audit import Audit, Counts, Latency, ReaderAudit, StreamAudit
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, Row
+
+    from surecast.pipeline.jobs.trace import Trace
+
+__all__ = ["Judge"]
+
+SHOWN_MAX: Final = 5  # examples in one violation's words
+SPARE: Final = 1_000_000  # a position beyond this and twice what was published is none
+QUANTILES: Final = (0.5, 0.9, 0.99)
+BROADCAST_MAX: Final = 2_000_000  # acknowledged events that every executor may hold
+SID_SHIFT: Final = 44  # positions are below 2 to this
+STEPS: Final = 200  # of latencies, to a factor of e
+# How an event fits what was acknowledged at its position.
+FITS, OTHER_KEY, OTHER_EVENT, NO_ACK = range(4)
+
+
+class Judge:
+    """One audit. `hear_…` in order, then `close`; `forget` in any case."""
+
+    def __init__(self, trace: Trace, retain: Policy, chunk_rows: int) -> None:
+        self.spark = trace.published.sparkSession
+        self.retain = retain
+        self.chunk_rows = chunk_rows
+        self._kept: list[DataFrame] = []
+        self.told = sorted(trace.readers.collect(), key=lambda row: row[:3])
+        if not self.told:
+            raise UsageError("the trace has no reader: there is nothing to judge")
+        counts = trace.published.groupBy("stream").agg(
+            _many(),
+            F.count("seq").alias("acked"),
+            F.max("seq").alias("latest"),
+            F.count_if(F.col("key").isNull()).alias("bare"),
+        )
+        published = {row["stream"]: row for row in counts.collect()}
+        names = sorted(published.keys() | {row["stream"] for row in self.told})
+        self.streams = [StreamAudit(stream=name) for name in names]
+        self.sid = [names.index(row["stream"]) for row in self.told]
+        self.readers = [
+            ReaderAudit(stream=row["stream"], region=row["region"], reader=row["reader"])
+            for row in self.told
+        ]
+        self.regions: dict[str, Latency] = {}
+        self.latest = [0] * len(self.told)  # the last position with an event
+        self.voids = [0] * len(self.told)  # positions that it was told are void
+        self.strange: set[int] = set()  # readers that were given positions that are none
+        self.limits = [SPARE] * len(names)  # a position beyond is none
+        self.unknown = [0] * len(names)  # positions that were not acknowledged to anybody
+        self.acked_upto = [0] * len(names)
+        self.ends = [1] * len(names)
+        self.has_bare = any(row["bare"] for row in published.values())  # events without a key
+        for sid, stream in enumerate(self.streams):
+            if (row := published.get(stream.stream)) is not None:
+                stream.published, stream.acked = row["n"], row["acked"]
+                self.limits[sid] = 2 * row["n"] + SPARE
+                self.acked_upto[sid] = row["latest"] or 0
+        numbered = self._frame(list(enumerate(names)), "sid int, stream string")
+        self.published = trace.published.join(F.broadcast(numbered), "stream")
+        self.acks = self.published.where("seq IS NOT NULL")
+        self.delivered = trace.delivered
+
+    def _frame(self, rows: Sequence[tuple[Any, ...]], ddl: str) -> DataFrame:
+        """A small table; as Arrow it is part of the plan and no job makes it."""
+        import pyarrow as pa
+
+        types = {"int": pa.int32(), "bigint": pa.int64(), "string": pa.string()}
+        fields = [field.split() for field in ddl.split(", ")]
+        columns = zip(*rows, strict=True) if rows else ((),) * len(fields)
+        arrays = [pa.array(c, types[f[1]]) for c, f in zip(columns, fields, strict=True)]
+        return self.spark.createDataFrame(pa.table(arrays, [name for name, _ in fields]), ddl)
+
+    def _keep(self, rows: DataFrame) -> DataFrame:
+        self._kept.append(rows.persist(StorageLevel.MEMORY_AND_DISK))
+        return rows
+
+    def forget(self) -> None:
+        for rows in self._kept:
+            rows.unpersist()
+
+    # ------------------------------------------------------------ what publishers say
+
+    def hear_publishers(self) -> None:
+        for sid in sorted(set(range(len(self.streams))) - set(self.sid)):
+            self._violated(sid, "published, and no reader wrote anything down")
+        alike = self.published.groupBy("sid", "value").agg(F.min("number").alias("at"), _many())
+        for row in _examples(alike.where("n > 1"), "sid"):
+            words = "values were offered twice, this trace cannot be judged: numbers"
+            self._violated(row["sid"], f"{words} {_words(row)}")
+
+    # ------------------------------------------------------------ in which order readers got it
+
+    def hear_order(self) -> None:
+        """G2, R10, G9: positions and times rise, and all come to one end."""
+        rows = [
+            (rid, sid, told["stream"], told["reader"], self.limits[sid])
+            for rid, (sid, told) in enumerate(zip(self.sid, self.told, strict=True))
+        ]
+        readers = self._frame(rows, "rid int, sid int, stream string, reader string, limit bigint")
+        given = self.delivered.join(F.broadcast(readers), ["stream", "reader"], "left").select(
+            "rid",
+            "sid",
+            "number",
+            (F.col("kind") == "event").alias("is_event"),
+            (F.col("seq") - F.col("range") + 1).alias("lo"),
+            F.col("seq").alias("last"),
+            "key",
+            "value",
+            F.unix_micros("timestamp").alias("time_us"),
+            "got_ns",
+            F.expr("seq < 1 OR seq > limit OR range < 1").alias("strange"),
+        )
+        self.given = given.where("NOT strange")
+        event, strange = F.col("is_event"), F.col("strange")
+        found = self._in_order(
+            given.drop("key", "value", "got_ns"),
+            "rid",
+            "number",
+            events=F.count_if(event),
+            voids=F.sum(F.when(~event, F.col("last") - F.col("lo") + 1)),
+            end=F.max(F.when(~strange, F.col("last"))) + 1,
+            latest=F.max(F.when(event & ~strange, F.col("last"))),
+            strange=F.count_if(strange),
+            strange_at=F.min(F.when(strange, F.col("last"))),
+            backwards=F.count_if(F.col("time_us") < F.col("time_before")),
+            oldest=F.min("time_us"),
+            newest=F.max("time_us"),
+        )
+        if None in found:
+            self._refuse_strangers()
+        for rid, chunks in found.items():
+            self._heard_order(rid, chunks)
+        for rid, reader in enumerate(self.readers):
+            self.ends[self.sid[rid]] = max(self.ends[self.sid[rid]], reader.end)
+            if self.told[rid]["malformed"]:
+                words = f"{self.told[rid]['malformed']} events were changed on the way"
+                self._accused(rid, "G1 {}: " + words)
+        suspects: list[tuple[int, int, int]] = []
+        for rid, reader in enumerate(self.readers):
+            end = self.ends[self.sid[rid]]
+            if reader.end != end:
+                self._accused(rid, f"G9 {{}} ended at {reader.end:,}, not {end:,}")
+            # Where positions rise, none comes twice: those without an event can be counted.
+            reader.void = max(0, end - self.told[rid]["first"] - reader.delivered)
+            silent = self.told[rid]["voids"] and reader.void != self.voids[rid]
+            if silent or reader.misordered or rid in self.strange:
+                suspects.append((rid, self.told[rid]["first"], end))
+        if suspects:
+            self._count_positions(suspects)
+
+    def _heard_order(self, rid: int, chunks: list[Row]) -> None:
+        reader = self.readers[rid]
+        reader.delivered = sum(row["events"] for row in chunks)
+        reader.end = max([self.told[rid]["first"], *(row["end"] or 0 for row in chunks)])
+        self.latest[rid] = max(row["latest"] or 0 for row in chunks)
+        self.voids[rid] = sum(row["voids"] or 0 for row in chunks)
+        if strange := sum(row["strange"] for row in chunks):
+            self.strange.add(rid)
+            at = min(row["strange_at"] for row in chunks if row["strange"])
+            self._accused(rid, f"G1 {{}}: {strange:,} positions that are none, such as {at:,}")
+        fell, at = _falls(chunks)
+        reader.misordered += fell
+        if fell:
+            words = f"positions fall or repeat {fell:,} times, first after {at:,}"
+            self._accused(rid, "G2 {}: " + words)
+        over = any(
+            before["newest"] is not None and after["oldest"] is not None
+            and after["oldest"] < before["newest"]
+            for before, after in pairwise(chunks)
+        )  # fmt: skip
+        if over or any(row["backwards"] for row in chunks):
+            self._accused(rid, "R10 {}: time runs backwards")
+
+    def _count_positions(self, suspects: list[tuple[int, int, int]]) -> None:
+        """G2: one by one, which positions have no event, and which of these nobody spoke of."""
+        readers = F.broadcast(self._frame(suspects, "rid int, first bigint, end bigint"))
+        given = self.given.join(readers, "rid")
+        told = given.select("rid", "is_event", F.explode(F.sequence("lo", "last")).alias("at"))
+        known = told.groupBy("rid", "at").agg(
+            F.max("is_event").alias("event"), F.min("is_event").alias("only_event")
+        )
+        every = self.spark.range(1, max(end for _, _, end in suspects)).toDF("at")
+        wanted = every.crossJoin(readers).where("first <= at AND at < end")
+        places = self._keep(wanted.join(known, ["rid", "at"], "left"))
+        void = {rid: 0 for rid, _, _ in suspects}
+        for row in places.where("event IS NULL OR NOT event").groupBy("rid").count().collect():
+            void[row["rid"]] = row["count"]
+        for rid, count in void.items():
+            self.readers[rid].void = count
+        self._each(places.where("event AND NOT only_event"), "G2 {}: void and an event at")
+        tellers = [rid for rid in void if self.told[rid]["voids"]]
+        silent = places.where(F.col("event").isNull() & F.col("rid").isin(tellers))
+        for rid, n in self._each(silent, "G2 {}: passed over without a word").items():
+            self.readers[rid].lost += n
+
+    def _refuse_strangers(self) -> None:
+        known = self._frame(
+            [(row["stream"], row["reader"]) for row in self.told], "stream string, reader string"
+        )
+        pairs = self.delivered.select("stream", "reader").distinct()
+        some = pairs.join(known, ["stream", "reader"], "left_anti").limit(SHOWN_MAX).collect()
+        names = ", ".join(f"{row['reader']} of {row['stream']}" for row in some)
+        raise UsageError(f"the trace has events of readers that are not in readers/: {names}")
+
+    # ------------------------------------------------------------ which positions were given
+
+    def hear_positions(self) -> None:
+        """G10: no position was given twice. And how many were not acknowledged to anybody."""
+        ends = self._frame(list(enumerate(self.ends)), "sid int, end bigint")
+        places = self.acks.join(F.broadcast(ends), "sid").select(
+            "sid", "seq", F.col("seq").alias("lo"), F.col("seq").alias("last"), "end"
+        )
+        inside = F.count_if(F.col("seq") < F.col("end"))
+        found = self._in_order(places, "sid", "seq", inside=inside)
+        given_twice = False
+        for sid, end in enumerate(self.ends):
+            chunks = found.get(sid, [])
+            again, _ = _falls(chunks)
+            self.unknown[sid] = end - 1 - sum(row["inside"] for row in chunks) + again
+            given_twice |= again > 0
+        if not given_twice:
+            return
+        given = self.acks.groupBy("sid", F.col("seq").alias("at")).agg(_many())
+        for row in _examples(given.where("n > 1"), "sid"):
+            self.streams[row["sid"]].duplicated += row["n"]
+            self._violated(row["sid"], f"G10 positions were given twice: {_words(row)}")
+        self.acks = _latest(self.acks, ["sid", "seq"], "number")
+
+    # ------------------------------------------------------------ what readers got
+
+    def hear_events(self) -> None:
+        """G1, G10: each event is the one that was acknowledged at its position."""
+        acks = self.acks.select(
+            _place("seq").alias("place"),
+            F.col("key").alias("ack_key"),
+            F.col("value").alias("ack_value"),
+            "offered_ns",
+        )
+        fits = (
+            F.when(F.col("ack_value").isNull(), NO_ACK)
+            .when(F.col("ack_value") != F.col("value"), OTHER_EVENT)
+            .when(F.col("ack_key").eqNullSafe(F.col("key")), FITS)
+            .otherwise(OTHER_KEY)
+        )
+        few = sum(stream.acked for stream in self.streams) <= BROADCAST_MAX
+        acks = F.broadcast(acks) if few else acks.hint("shuffle_hash")
+        fit = F.col("fits") <= OTHER_KEY
+        self.got = (
+            self.given.where("is_event")
+            .withColumn("place", _place("last"))
+            .join(acks, "place", "left")
+            .withColumn("fits", fits)
+            .select(
+                "rid",
+                "sid",
+                "last",
+                "fits",
+                F.when(fit, F.col("ack_key")).otherwise(F.col("key")).alias("key"),
+                F.when(~fit, F.col("value")).alias("value"),
+                F.when(fit, F.col("got_ns") - F.col("offered_ns")).alias("late_ns"),
+            )
+        )
+        # Latencies are counted in steps of half a percent: few groups, and quantiles of any sums.
+        late_ns = F.col("late_ns")
+        step = F.when(late_ns < 1, 0).otherwise(F.round(F.log(late_ns) * STEPS).cast("int"))
+        counted = self.got.groupBy("rid", step.alias("step"), (F.col("fits") > FITS).alias("odd"))
+        late = Lateness(len(self.told))
+        self.odd: set[int] = set()  # readers that got something else than was acknowledged
+        for row in counted.agg(_many(), F.max("late_ns").alias("longest")).collect():
+            self.odd |= {row["rid"]} if row["odd"] else set()
+            if row["step"] is not None:
+                late.add(row["rid"], row["step"], row["n"], row["longest"])
+        for rid, reader in enumerate(self.readers):
+            reader.latency = late.of([rid])
+        for region in sorted({reader.region for reader in self.readers}):
+            rids = [rid for rid, reader in enumerate(self.readers) if reader.region == region]
+            if (latency := late.of(rids)) is not None:
+                self.regions[region] = latency
+        times = (
+            self.given.where("is_event")
+            .groupBy("sid", F.col("last").alias("at"))
+            .agg(F.min("time_us").alias("least"), F.max("time_us").alias("most"))
+        )
+        for row in _examples(times.where("least < most"), "sid"):
+            words = "G10 readers were told different times of events at"
+            self._violated(row["sid"], f"{words} {_words(row)}")
+
+    # ------------------------------------------------------------ what does not fit
+
+    def follow_up(self) -> None:
+        """Look up, by their values, the events that are not those acknowledged where they stand."""
+        self.truth = self.acks.select("sid", "seq", "publisher", "number", "key")
+        self.resolved: DataFrame | None = None  # what was found of the odd ones
+        if self.odd:
+            self._look_up()
+        falling = {rid for rid, reader in enumerate(self.readers) if reader.misordered}
+        if suspects := sorted(falling | self.odd):
+            self._find_doubles(suspects)
+        for sid, stream in enumerate(self.streams):
+            # With all acknowledged, there is nothing that might stand where nothing is known to.
+            if self.unknown[sid] and stream.acked == stream.published:
+                self._unpublished(sid)
+
+    def _unpublished(self, sid: int) -> None:
+        """G1: a position that nobody published."""
+        every = self.spark.range(1, self.ends[sid]).withColumnRenamed("id", "seq")
+        nobody = every.join(self.truth.where(F.col("sid") == sid), "seq", "left_anti")
+        for row in _examples(
+            nobody.select(F.lit(sid).alias("sid"), F.col("seq").alias("at")), "sid"
+        ):
+            self.streams[sid].duplicated += row["n"]
+            self._violated(sid, f"G1 nobody published what stands at {_words(row)}")
+
+    def _look_up(self) -> None:
+        other_key = self.got.where(F.col("fits") == OTHER_KEY).select(
+            "rid", F.col("last").alias("at")
+        )
+        self._each(other_key, "G1 {}: another key than published at")
+        known = self.published.select(
+            "sid",
+            "value",
+            "publisher",
+            "number",
+            F.col("key").alias("own_key"),
+            F.col("seq").alias("own_seq"),
+        )
+        odd = self.got.where(F.col("fits") >= OTHER_EVENT)
+        found = self._keep(
+            odd.join(known, ["sid", "value"], "left").withColumn("at", F.col("last"))
+        )
+        self._each(found.where("number IS NULL"), "G1 {}: nobody published what it got at")
+        real = found.where("number IS NOT NULL")
+        self._each(real.where("NOT key <=> own_key"), "G1 {}: another key than published at")
+        displaced = real.where(F.col("fits") == OTHER_EVENT)
+        for rid, n in self._each(displaced, "G10 {}: got another event than stands at").items():
+            self.readers[rid].lost += n
+        mine = F.concat_ws("/", "sid", "publisher", "number")
+        own = F.concat_ws("/", "sid", "own_seq")
+        self.resolved = real.select(
+            "rid", "last", F.col("own_key").alias("key"),
+            F.when(F.col("own_seq").isNull(), mine).otherwise(own).alias("id"),
+        )  # fmt: skip
+        unknown = real.where(F.col("fits") == NO_ACK).select(
+            "sid", "at", "publisher", "number", "own_key", "own_seq"
+        )
+        unknown = self._keep(unknown.distinct())
+        torn = unknown.groupBy("sid", "at").agg(_many()).where("n > 1")
+        for row in _examples(torn, "sid"):
+            self.streams[row["sid"]].lost += row["n"]
+            words = "G10 readers got different events at"
+            self._violated(row["sid"], f"{words} {_words(row)}")
+        acked = F.max(F.col("own_seq").isNotNull().cast("int"))  # it stands where it was told, too
+        places = unknown.groupBy("sid", "publisher", "number").agg(
+            F.min("at").alias("at"), (F.count("*") + acked).alias("n")
+        )
+        for row in _examples(places.where("n > 1"), "sid"):
+            self.streams[row["sid"]].duplicated += row["n"]
+            words = "G10 events stand at two positions, also at"
+            self._violated(row["sid"], f"{words} {_words(row)}")
+        extra = _latest(unknown, ["sid", "at"], "number").select(
+            "sid", F.col("at").alias("seq"), "publisher", "number", F.col("own_key").alias("key")
+        )
+        self.truth = self.truth.unionByName(extra)
+
+    def _find_doubles(self, suspects: list[int]) -> None:
+        """G10: the same event twice. Where positions rise and all fits that cannot be."""
+        fit = self.got.where(F.col("rid").isin(suspects) & (F.col("fits") <= OTHER_KEY))
+        ids = fit.select("rid", "last", F.concat_ws("/", "sid", "last").alias("id"))
+        every = ids if self.resolved is None else ids.unionByName(self.resolved.drop("key"))
+        twice = every.groupBy("rid", "id").agg(F.min("last").alias("at"), _many()).where("n > 1")
+        again = twice.groupBy("rid").agg(F.sum(F.col("n") - 1).alias("again")).collect()
+        for row in again:
+            self.readers[row["rid"]].duplicated += row["again"]
+        self._each(twice, "G10 {}: got events twice, those at")
+
+    # ------------------------------------------------------------ what readers did not get
+
+    def hear_voids(self) -> None:
+        """G4, and G10 for what is beyond everybody's end."""
+        ends = self._frame(list(enumerate(self.ends)), "sid int, end bigint")
+        known = self.truth.join(F.broadcast(ends), "sid")
+        if any(upto >= end for upto, end in zip(self.acked_upto, self.ends, strict=True)):
+            beyond = known.where("seq >= end").select("sid", F.col("seq").alias("at"))
+            for row in _examples(beyond, "sid"):
+                self.streams[row["sid"]].lost += row["n"]
+                words = "G10 acknowledged and lost, beyond every reader's end:"
+                self._violated(row["sid"], f"{words} {_words(row)}")
+        rows = [
+            (self.sid[rid], rid, self.told[rid]["first"], self.latest[rid])
+            for rid, reader in enumerate(self.readers)
+            if reader.void
+        ]
+        if not rows:
+            return
+        readers = self._frame(rows, "sid int, rid int, first bigint, latest bigint")
+        within = known.where("seq < end").select("sid", "seq", "key")
+        suspects = self._unexplained(within, F.broadcast(readers))
+        if suspects is None:
+            return
+        there = self.given.where("is_event").select("rid", F.col("last").alias("seq"))
+        lost = (
+            suspects.where("seq >= first")
+            .select("rid", "seq")
+            .join(there, ["rid", "seq"], "left_anti")
+        )
+        named = lost.withColumnRenamed("seq", "at")
+        for rid, n in self._each(named, "G4 {}: neither got nor outdated").items():
+            self.readers[rid].lost += n
+
+    def _unexplained(self, known: DataFrame, readers: DataFrame) -> DataFrame | None:
+        """(rid, first, seq) of events that a reader must have; None: it is known to have them."""
+        if isinstance(self.retain, KeepLast):
+            return known.join(readers, "sid").where(F.col("seq") > F.col("latest") - self.retain.n)
+        if not isinstance(self.retain, LatestPerKey):
+            return known.join(readers, "sid")
+        # A position of a key is outdated by any later one of that key that the reader got. So it
+        # lacks something only if it lacks the last of a key, or an event without a key.
+        if self.resolved is None:  # everybody's events have the keys they were published with
+            got = self.given.where("is_event").select("rid", "key", "last")
+        else:
+            got = self.got.where(F.col("fits") <= OTHER_KEY).select("rid", "key", "last")
+            got = got.unionByName(self.resolved.select("rid", "key", "last"))
+        newest_got = got.groupBy("rid", "key").agg(F.max("last").alias("newest_got"))
+        newest = (
+            known.where("key IS NOT NULL").groupBy("sid", "key").agg(F.max("seq").alias("newest"))
+        )
+        behind = (
+            newest.join(readers, "sid")
+            .join(newest_got, ["rid", "key"], "left")
+            .withColumn("newest_got", F.coalesce("newest_got", F.lit(0)))
+            .where("newest_got < newest")
+            .select("sid", "key", "rid", "first", "newest_got")
+        )
+        suspects = []
+        if self.has_bare:
+            bare = known.where("key IS NULL").join(readers, "sid")
+            suspects.append(bare.select("rid", "first", "seq"))
+        if not behind.isEmpty():
+            later = known.join(behind, ["sid", "key"]).where("seq > newest_got")
+            suspects.append(later.select("rid", "first", "seq"))
+        if not suspects:
+            return None
+        return suspects[0] if len(suspects) == 1 else suspects[0].unionByName(suspects[1])
+
+    # ------------------------------------------------------------ the order of publishers
+
+    def hear_publishers_order(self) -> None:
+        """G3."""
+        number = F.col("number")  # the same twice is no fall: that is G10's to say
+        numbered = self.truth.withColumn("who", F.concat_ws("/", "sid", "publisher")).select(
+            "who", "seq", (number + 1).alias("lo"), number.alias("last")
+        )
+        for who, chunks in sorted(self._in_order(numbered, "who", "seq").items()):
+            fell, at = _falls(chunks)
+            sid, _, publisher = str(who).partition("/")
+            if fell:
+                self.streams[int(sid)].misordered += fell
+                words = f"G3 not in the order in which {publisher} offered them, {fell:,} times"
+                self._violated(int(sid), f"{words}, first after its number {at:,}")
+
+    def _in_order(
+        self, rows: DataFrame, group: str, place: str, **tell: Column
+    ) -> dict[Any, list[Row]]:
+        """Go through each group's rows in the order of `place`, chunk by chunk.
+
+        Comes back with what each chunk has to tell, in order: how often a row begins (`lo`) at or
+        before the end (`last`) of the one in front of it, after which end first; where the chunk
+        itself begins and ends; and whatever else is asked for.
+        """
+        chunk = F.floor((F.col(place) - 1) / self.chunk_rows)
+        window = Window.partitionBy(group, "chunk").orderBy(place)
+        before = {"before": F.lag("last").over(window)}
+        if "time_us" in rows.columns:
+            before["time_before"] = F.lag("time_us").over(window)
+        fell = F.col("lo") <= F.col("before")
+        told = (
+            rows.withColumn("chunk", chunk)
+            .withColumns(before)
+            .groupBy(group, "chunk")
+            .agg(
+                F.count_if(fell).alias("fell"),
+                F.min(F.when(fell, F.col("before"))).alias("fell_after"),
+                F.min_by("lo", place).alias("first_lo"),
+                F.max_by("last", place).alias("final_last"),
+                *(column.alias(name) for name, column in tell.items()),
+            )
+        )
+        found: dict[Any, list[Row]] = {}
+        for row in sorted(told.collect(), key=lambda row: row["chunk"]):
+            found.setdefault(row[group], []).append(row)
+        return found
+
+    # ------------------------------------------------------------ the verdict
+
+    def close(self) -> Audit:
+        verdict = Audit(streams=self.streams, readers=self.readers, regions=self.regions)
+        for sid, reader in zip(self.sid, self.readers, strict=True):
+            _add(self.streams[sid], reader)
+        for stream in self.streams:
+            _add(verdict, stream)
+            verdict.published += stream.published
+            verdict.acked += stream.acked
+            several = f"{stream.stream}: " if len(self.streams) > 1 else ""
+            verdict.violations += [several + words for words in stream.violations]
+        return verdict
+
+    def _each(self, rows: DataFrame, words: str) -> dict[int, int]:
+        """Say so for each reader with such rows (rid, at); how many it has."""
+        found = _examples(rows, "rid")
+        for row in found:
+            self._accused(row["rid"], f"{words} {_words(row)}")
+        return {row["rid"]: row["n"] for row in found}
+
+    def _accused(self, rid: int, words: str) -> None:
+        self._violated(self.sid[rid], words.format(self.readers[rid].reader))
+
+    def _violated(self, sid: int, words: str) -> None:
+        self.streams[sid].violations.append(words)
+
+
+def _add(to: Counts, counts: Counts) -> None:
+    for name in Counts.__struct_fields__:
+        setattr(to, name, getattr(to, name) + getattr(counts, name))
+
+
+# ---------------------------------------------------------------- order
+
+
+def _falls(chunks: list[Row]) -> tuple[int, int]:
+    """How often it fell, between chunks as well; and after what first."""
+    over = [
+        before["final_last"]
+        for before, after in pairwise(chunks)
+        if after["first_lo"] <= before["final_last"]
+    ]
+    inside = [row["fell_after"] for row in chunks if row["fell"]]
+    fell = sum(row["fell"] for row in chunks) + len(over)
+    return fell, min([*inside, *over], default=0)
+
+
+# ---------------------------------------------------------------- latencies
+
+
+class Lateness:
+    """Latencies of each reader, counted by step: exp(step / STEPS) nanoseconds."""
+
+    def __init__(self, readers: int) -> None:
+        self._counts: list[dict[int, int]] = [{} for _ in range(readers)]
+        self._longest = [0] * readers
+
+    def add(self, rid: int, step: int, count: int, longest: int) -> None:
+        self._counts[rid][step] = self._counts[rid].get(step, 0) + count
+        self._longest[rid] = max(self._longest[rid], longest)
+
+    def of(self, rids: list[int]) -> Latency | None:
+        """Of these readers together."""
+        sums: dict[int, int] = defaultdict(int)
+        for rid in rids:
+            for step, count in self._counts[rid].items():
+                sums[step] += count
+        if not sums:
+            return None
+        steps = np.array(sorted(sums))
+        below = np.cumsum([sums[step] for step in steps.tolist()])
+        at = np.searchsorted(below, np.array(QUANTILES) * below[-1])
+        longest = max(self._longest[rid] for rid in rids)
+        quantiles = np.minimum(np.exp(steps[at] / STEPS), longest)
+        return Latency(*(round(float(ns) / 1e6, 3) for ns in (*quantiles, longest)))
+
+
+# ---------------------------------------------------------------- words
+
+
+def _many() -> Column:
+    return F.count("*").alias("n")
+
+
+def _examples(rows: DataFrame, group: str) -> list[Row]:
+    """By group: how many rows (n), and the first few of their column `at`."""
+    ranked = Window.partitionBy(group).orderBy("at")
+    few = rows.select(group, "at").withColumn("rank", F.row_number().over(ranked))
+    found = few.groupBy(group).agg(
+        _many(),
+        F.sort_array(F.collect_list(F.when(F.col("rank") <= SHOWN_MAX, F.col("at")))).alias("some"),
+    )
+    return sorted(found.collect(), key=lambda row: row[group])
+
+
+def _place(seq: str) -> Column:
+    """Stream and position as one number: joins by one number are the cheapest."""
+    return F.shiftleft(F.col("sid").cast("bigint"), SID_SHIFT) + F.col(seq)
+
+
+def _latest(rows: DataFrame, group: list[str], place: str) -> DataFrame:
+    """The last row of each group."""
+    ranked = Window.partitionBy(*group).orderBy(F.desc(place))
+    numbered = rows.withColumn("rank", F.row_number().over(ranked))
+    return numbered.where("rank = 1").drop("rank")
+
+
+def _words(row: Row) -> str:
+    return _some(row["some"], row["n"])
+
+
+def _some(positions: list[int], n: int) -> str:
+    shown = sorted(positions)[:SHOWN_MAX]
+    more = f" and {n - len(shown):,} more" if n > len(shown) else ""
+    return ", ".join(f"{at:,}" for at in shown) + more

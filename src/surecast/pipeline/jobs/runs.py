@@ -1,0 +1,66 @@
+"""Positions as runs, in numpy: what `compact` and `audit` do where the rows are.
+
+A batch of rows that lie beside each other becomes a few runs before anything moves through the
+cluster; runs are cut at the edges of buckets, so many positions each, that one task can look at.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "BUCKET",
+    "NOTHING",
+    "Flags",
+    "Ints",
+    "Runs",
+    "cut",
+    "numpy_of",
+    "runs_where",
+    "together",
+]
+
+Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+Runs = tuple[Ints, Ints, Flags, Ints]  # lo, hi, a flag, a number that its last row has
+
+BUCKET: Final = 1 << 20  # positions that one task looks at together
+NOTHING: Final = np.iinfo(np.int64).min  # a null among numbers
+
+
+def numpy_of(column: Any) -> Any:
+    """An Arrow column, or a chunked one, as an array; nulls among numbers are NOTHING."""
+    if column.null_count:
+        column = column.fill_null(NOTHING)
+    return column.to_numpy() if hasattr(column, "chunks") else column.to_numpy(zero_copy_only=False)
+
+
+def together(lo: Ints, hi: Ints, flag: Flags, number: Ints) -> Runs:
+    """Runs in order; neighbours with one flag are one run, which has the number of its last."""
+    order = np.argsort(lo, kind="stable")
+    lo, hi, flag, number = lo[order], hi[order], flag[order], number[order]
+    breaks = (lo[1:] != hi[:-1]) | (flag[1:] != flag[:-1])
+    first = np.flatnonzero(np.concatenate(([True], breaks)))
+    last = np.append(first[1:], lo.size) - 1
+    return lo[first], hi[last], flag[first], number[last]
+
+
+def cut(lo: Ints, hi: Ints, flag: Flags, number: Ints, bucket: int) -> Runs:
+    """The same runs, none across the edge of a bucket."""
+    first, last = (lo - 1) // bucket, (hi - 2) // bucket
+    pieces = last - first + 1
+    if not (pieces > 1).any():
+        return lo, hi, flag, number
+    of = np.repeat(np.arange(lo.size), pieces)
+    nth = np.arange(of.size) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    begin = (first[of] + nth) * bucket + 1
+    return np.maximum(lo[of], begin), np.minimum(hi[of], begin + bucket), flag[of], number[of]
+
+
+def runs_where(flags: Flags, first: int) -> tuple[Ints, Ints]:
+    """The runs (lo, hi) of positions that are flagged; the first flag is of position `first`."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], flags, [False])).astype(np.int8)))
+    return first + edges[::2], first + edges[1::2]

@@ -1,0 +1,93 @@
+"""top-keys: which keys are busiest, window by window, as Structured Streaming with watermarks.
+
+    surecast pipeline top-keys "cache.>" --window "10 seconds" --top 5
+
+A window is told when the watermark has passed it: events that come later than `late` behind the
+newest are not counted. Windows are those of the events' own times, so a query that was away counts
+the same windows when it is back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from surecast.errors import UsageError
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+__all__ = ["TopKey", "counts", "top_keys"]
+
+
+class TopKey(NamedTuple):
+    """One line of the answer; `rank` 1 is the busiest key of its stream and window."""
+
+    begin: datetime
+    end: datetime
+    stream: str
+    rank: int
+    key: bytes | None
+    events: int
+
+
+def counts(rows: DataFrame, window: str, late: str) -> DataFrame:
+    """Events of each key, stream and window: begin, end, stream, key, events."""
+    from pyspark.sql import functions as f
+
+    counted = (
+        rows.where(f.col("kind") == "event")
+        .withWatermark("timestamp", late)
+        .groupBy(f.window("timestamp", window), "stream", "key")
+        .agg(f.count(f.lit(1)).alias("events"))
+    )
+    return counted.select(
+        f.col("window.start").alias("begin"), f.col("window.end").alias("end"),
+        "stream", "key", "events",
+    )  # fmt: skip
+
+
+def top_keys(
+    spark: SparkSession,
+    options: Mapping[str, str],
+    tell: Callable[[list[TopKey]], None],
+    *,
+    window: str = "10 seconds",
+    late: str = "10 seconds",
+    top: int = 10,
+    checkpoint: str = "",
+    once: bool = False,
+    every: str = "2 seconds",
+) -> StreamingQuery:
+    """Start to count. `tell` gets the busiest keys of each window that is over, in order.
+
+    With a `checkpoint` a query that is started again goes on; the windows of its last batch may be
+    told twice then (`foreachBatch` is at least once).
+    """
+    if top < 1:
+        raise UsageError(f"top={top}: at least one key a window")
+    rows = spark.readStream.format("surecast").options(**options).load()
+
+    def show(batch: DataFrame, _number: int) -> None:
+        told = _ranked(batch, top).collect()
+        if told:
+            tell([TopKey(*row) for row in told])
+
+    writer = counts(rows, window, late).writeStream.outputMode("append").foreachBatch(show)
+    if checkpoint:
+        writer = writer.option("checkpointLocation", checkpoint)
+    writer = writer.trigger(availableNow=True) if once else writer.trigger(processingTime=every)
+    return writer.start()
+
+
+def _ranked(batch: DataFrame, top: int) -> DataFrame:
+    from pyspark.sql import Window
+    from pyspark.sql import functions as f
+
+    order = Window.partitionBy("begin", "stream").orderBy(f.desc("events"), "key")
+    ranked = batch.withColumn("rank", f.row_number().over(order)).where(f.col("rank") <= top)
+    columns = ("begin", "end", "stream", "rank", "key", "events")
+    return ranked.select(*columns).orderBy("begin", "stream", "rank")

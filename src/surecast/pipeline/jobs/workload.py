@@ -1,0 +1,260 @@
+"""Events by the billion, drawn by the laws of `parts/workload.py`, as a DataFrame.
+
+    events = workload(spark, Workload(events=10**9, keys=100_000, skew=1.1))
+    events.write.parquet("/data/zipf")
+    goodness_of_fit(events.sample(0.01, seed=1), law_of(spec)).plausible      # fit.py
+
+The rows are those of an archive (surecast.pipeline.rows), so that `compact` and `replay` take them.
+Their keys are 8 bytes, big-endian: the key's id, counted from 0 in order of popularity, or in the
+order of coming into being where keys come while it runs. A value ends with its seq.
+
+A workload is cut into blocks of a fixed size, and all chance in a block comes from (seed, block):
+the same events, however many executors there are and whatever is tried again. What blocks need to
+know of those before them is drawn first, for all blocks, and costs nothing in exactness: how long a
+block of n Poisson arrivals lasts is Gamma(n), and its arrivals split that as n exponentials split
+their sum; how many newcomers n events bring is binomial, and which of them is anybody's guess.
+
+Memory does not grow with the number of events. It grows with the number of keys: a table of 8 bytes
+a key in every Python worker, and some 40 where newcomers enter among the popular.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
+
+import msgspec
+import numpy as np
+from numpy.random import Generator, SeedSequence, default_rng
+from numpy.typing import NDArray
+
+from surecast.errors import UsageError
+from surecast.parts.workload import Newcomers, Zeta, Zipf, key_column
+from surecast.pipeline.jobs.insertions import Follower, slots_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["LAWS", "Law", "Workload", "ids_of", "law_of", "workload"]
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+Law = Literal["zipf", "zeta", "population"]
+LAWS: Final[tuple[Law, ...]] = get_args(Law)
+
+BLOCK: Final = 1 << 18  # events that share a source of chance: part of what a seed means
+BLOCKS_A_TASK: Final = 16  # 4 M events: seconds of work, a Parquet file of a decent size
+ROWS: Final = 1 << 15  # of an Arrow batch
+EVENTS_MAX: Final = 10**12
+_PLAN, _BLOCKS, _NEWCOMERS = range(3)  # what a source of chance is for
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True):
+    """Which events. `population` is `parts.workload.population`: new keys come while it runs."""
+
+    events: int
+    law: Law = "zipf"
+    skew: float = 1.1
+    keys: int = 100_000  # zipf: how many; population: how many at first; zeta: without end
+    new_share: float = 0.05  # population: of all events, those that bring a new key ...
+    newcomers: Newcomers = "zeta"  # ... which enters at a rank drawn by Zeta, or as the last
+    rate: float = 1_000_000.0  # events a second, Poisson
+    start_us: int = 1_735_689_600_000_000  # 2025-01-01
+    value_bytes: int = 10
+    stream: str = "workload"
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        wrong = {
+            f"events must lie between 1 and {EVENTS_MAX:,}": not 1 <= self.events <= EVENTS_MAX,
+            f"law must be one of {', '.join(LAWS)}": self.law not in LAWS,
+            "skew must not be negative": self.skew < 0,
+            "skew must be above 1 for zeta, and for newcomers that enter by it": self.skew <= 1
+            and (self.law == "zeta" or (self.law == "population" and self.newcomers == "zeta")),
+            "keys must be at least 1 for zipf": self.law == "zipf" and self.keys < 1,
+            "keys must not be negative": self.keys < 0,
+            "new_share must lie between 0 and 1": not 0 <= self.new_share <= 1,
+            "newcomers must be zeta or last": self.newcomers not in get_args(Newcomers),
+            "rate must be positive": not self.rate > 0,
+            "value_bytes must lie between 0 and 65536": not 0 <= self.value_bytes <= 1 << 16,
+            "seed must not be negative": self.seed < 0,
+        }
+        for words, is_so in wrong.items():
+            if is_so:
+                raise UsageError(f"a workload's {words}: {self}")
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.events // BLOCK)
+
+
+class Plan(NamedTuple):
+    """What each block needs to know of those before it."""
+
+    time_s: Floats  # where block b begins; it lasts until where b + 1 begins
+    keys: Ints  # population: how many there are before block b
+    slots: Ints | None  # population with newcomers by Zeta: insertions.py
+
+
+def workload(spark: SparkSession, spec: Workload, partitions: int | None = None) -> DataFrame:
+    """The events as rows of an archive, in order: the rows of a partition, and the partitions."""
+    from pyspark.sql import functions as F
+
+    plan = plan_of(spec)
+    shared = None
+    if plan.slots is not None:
+        shared = spark.sparkContext.broadcast(plan.slots)
+        plan = plan._replace(slots=None)
+    tasks = partitions or max(1, -(-spec.blocks // BLOCKS_A_TASK))
+    drawn = spark.range(0, spec.blocks, 1, min(tasks, spec.blocks)).mapInArrow(
+        _drawer(spec, plan, shared), "seq bigint, key binary, value binary, timestamp timestamp"
+    )
+    return drawn.select(
+        F.lit(spec.stream).alias("stream"),
+        "seq",
+        F.lit("event").alias("kind"),
+        F.lit(1).cast("bigint").alias("range"),
+        "key",
+        "value",
+        F.lit(None).cast("map<string,binary>").alias("attributes"),
+        "timestamp",
+    )
+
+
+def law_of(spec: Workload) -> Zipf | Zeta:
+    """The law of its ranks, if there is one for all its events."""
+    if spec.law == "population":
+        raise UsageError("a population's law changes with every key that comes; there is not one")
+    return Zeta(spec.skew) if spec.law == "zeta" else _zipf(spec.keys, spec.skew)
+
+
+# ---------------------------------------------------------------- for all blocks
+
+
+def plan_of(spec: Workload) -> Plan:
+    rng = _chance(spec, _PLAN)
+    sizes = np.full(spec.blocks, BLOCK, np.int64)
+    sizes[-1] = spec.events - BLOCK * (spec.blocks - 1)
+    lasts_s = rng.gamma(sizes.astype(np.float64), 1.0 / spec.rate)
+    time_s = np.concatenate(([0.0], np.cumsum(lasts_s)))
+    if spec.law != "population":
+        return Plan(time_s, np.zeros(0, np.int64), None)
+    chosen = sizes.copy()
+    if not spec.keys:
+        chosen[0] -= 1  # the first event brings a key, as there is nothing to update
+    fresh = rng.binomial(chosen, spec.new_share)
+    if not spec.keys:
+        fresh[0] += 1
+    keys = spec.keys + np.concatenate(([0], np.cumsum(fresh)))
+    if spec.newcomers == "last":
+        return Plan(time_s, keys, None)
+    after = np.arange(spec.keys + 1, keys[-1] + 1, dtype=np.int64)  # how many there are with each
+    entry = Zeta(spec.skew).sample_clipped(_chance(spec, _NEWCOMERS), after)
+    return Plan(time_s, keys, slots_of(spec.keys, entry))
+
+
+def _chance(spec: Workload, *what_for: int) -> Generator:
+    return default_rng(SeedSequence(spec.seed, spawn_key=what_for))
+
+
+# ---------------------------------------------------------------- one block after the other
+
+
+def _drawer(
+    spec: Workload, plan: Plan, shared: Any
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """What an executor does with the numbers of blocks, which come in order."""
+
+    def draw(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        follower = None if shared is None else Follower(shared.value)
+        for batch in batches:
+            for block in batch.column(0).to_pylist():
+                first = block * BLOCK + 1
+                times_us, ids = block_of(spec, plan, block, follower)
+                for lo in range(0, ids.size, ROWS):
+                    part = slice(lo, lo + ROWS)
+                    yield _rows(spec, first + lo, ids[part], times_us[part])
+
+    return draw
+
+
+def block_of(
+    spec: Workload, plan: Plan, block: int, follower: Follower | None
+) -> tuple[Ints, Ints]:
+    """Times and key ids of a block's events."""
+    rng = _chance(spec, _BLOCKS, block)
+    size = min(BLOCK, spec.events - block * BLOCK)
+    waits = np.cumsum(rng.standard_exponential(size))
+    begin_s, end_s = plan.time_s[block], plan.time_s[block + 1]
+    times_us = ((begin_s + waits / waits[-1] * (end_s - begin_s)) * 1e6).astype(np.int64)
+    if spec.law == "population":
+        ids = _population(spec, plan, block, rng, size, follower)
+    elif spec.law == "zeta":
+        ids = Zeta(spec.skew).sample(rng, size) - 1
+    else:
+        ids = _zipf(spec.keys, spec.skew).sample(rng, size) - 1
+    return spec.start_us + times_us, ids
+
+
+def _population(
+    spec: Workload, plan: Plan, block: int, rng: Generator, size: int, follower: Follower | None
+) -> Ints:
+    before, after = int(plan.keys[block]), int(plan.keys[block + 1])
+    new = np.zeros(size, np.bool_)
+    if before:
+        new[rng.choice(size, after - before, replace=False, shuffle=False)] = True
+    else:
+        new[0] = True
+        new[1 + rng.choice(size - 1, after - 1, replace=False, shuffle=False)] = True
+    there = before + np.cumsum(new, dtype=np.int64)
+    ranks = there.copy()
+    ranks[~new] = _zipf(int(plan.keys[-1]), spec.skew).sample_among(rng, there[~new])
+    if follower is None:
+        return ranks - 1  # who comes last stays there: ranks never change
+    return follower.keys(before, new, ranks)
+
+
+@lru_cache(maxsize=2)
+def _zipf(keys: int, skew: float) -> Zipf:
+    """One table for all blocks of a worker."""
+    return Zipf(keys, skew)
+
+
+# ---------------------------------------------------------------- bytes
+
+
+def _rows(spec: Workload, first: int, ids: Ints, times_us: Ints) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    count = ids.size
+    seqs = np.arange(first, first + count, dtype=np.int64)
+    offsets, data = key_column(ids)
+    key_buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    width = spec.value_bytes
+    tail = min(width, 8)
+    cells = np.zeros((count, width), np.uint8)
+    if tail:
+        cells[:, width - tail :] = seqs.astype(">i8").view(np.uint8).reshape(-1, 8)[:, 8 - tail :]
+    value_offsets = np.arange(count + 1, dtype=np.int32) * np.int32(width)
+    value_buffers = [None, pa.py_buffer(value_offsets), pa.py_buffer(cells.reshape(-1))]
+    columns = [
+        pa.array(seqs),
+        pa.Array.from_buffers(pa.binary(), count, key_buffers),
+        pa.Array.from_buffers(pa.binary(), count, value_buffers),
+        pa.array(times_us).cast(pa.timestamp("us", "UTC")),
+    ]
+    return pa.RecordBatch.from_arrays(columns, ["seq", "key", "value", "timestamp"])
+
+
+def ids_of(keys: Any) -> Ints:
+    """The ids in an Arrow column of 8-byte keys."""
+    import pyarrow as pa
+
+    fixed = keys.cast(pa.binary(8))
+    if fixed.null_count:
+        raise UsageError("a key is null: these are not keys of a workload")
+    found = np.frombuffer(fixed.buffers()[1], ">i8", len(fixed), 8 * fixed.offset)
+    return found.astype(np.int64)

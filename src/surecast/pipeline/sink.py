@@ -1,0 +1,299 @@
+"""Rows of Spark into streams, exactly once: what Spark calls to write.
+
+    df.write.format("surecast").option("stream", "orders").mode("append").save()
+    df.writeStream.format("surecast").option("stream", "orders").option("checkpointLocation", ...)
+
+Tasks stage their rows, the driver publishes them: staging.py has the idea and the decisions,
+staging_io.py does the work, sink_rows.py makes batches of rows. Rows of one task keep their order,
+and those of partition 0 come before those of partition 1.
+
+A streaming query is known by the id in its checkpoint, its batches by their numbers: a batch that
+Spark repeats, after whatever happened, is published once. A batch job that is killed while its
+driver publishes leaves the rows it came to; given a name (`queryId`) it can be run again under the
+same name, finishes what it began, and does nothing if that was finished before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+
+from surecast.client.stream import Stream
+from surecast.client.sync import Loop
+from surecast.columns.batch import Batch
+from surecast.errors import SurecastError, UsageError
+from surecast.pipeline import sink_options
+from surecast.pipeline.sink_options import SinkOptions
+from surecast.pipeline.sink_rows import Cutter, Layout, layout_of
+from surecast.pipeline.staging import (
+    ChunkRef,
+    Intent,
+    Outcome,
+    abort,
+    chunk_key,
+    chunk_value,
+    commit,
+)
+from surecast.pipeline.staging_io import (
+    Stage,
+    check_region,
+    connected,
+    open_staging,
+    open_target,
+    patient,
+    perform,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+__all__ = ["Staged", "batch_writer", "stream_writer"]
+
+UNDER_WAY_MAX: Final = 64  # chunks of a task that are not acknowledged
+
+COMMITTER: Final = "pyspark.sql.worker.python_streaming_sink_runner"  # the process that commits
+
+Messages = Sequence[WriterCommitMessage | None]
+
+
+@dataclass(frozen=True)
+class Staged(WriterCommitMessage):
+    """What a task has staged: all of it, in its order."""
+
+    query: str
+    batch: int
+    writer: str
+    partition: int
+    targets: tuple[str, ...]
+    chunks: tuple[ChunkRef, ...]
+
+
+# ---------------------------------------------------------------- what Spark asks for
+
+
+def batch_writer(
+    options: Mapping[str, str], schema: StructType, overwrite: bool
+) -> DataSourceArrowWriter:
+    """For `df.write`. Says now what could not be written later."""
+    if overwrite:
+        raise UsageError(
+            "mode('overwrite') cannot be: a stream only grows. Use mode('append'), or another "
+            "stream"
+        )
+    chosen = sink_options.parse(options)
+    layout = layout_of(schema, chosen.stream)
+    asyncio.run(check_region(chosen))
+    return BatchWriter(chosen, layout)
+
+
+def stream_writer(
+    options: Mapping[str, str], schema: StructType, overwrite: bool
+) -> DataSourceStreamArrowWriter:
+    """For `df.writeStream`. Spark makes one for the tasks of a batch and one for its commit."""
+    if overwrite:
+        raise UsageError(
+            "outputMode('complete') cannot be: a stream only grows. Use outputMode('append') or "
+            "outputMode('update')"
+        )
+    chosen = sink_options.parse(options)
+    if chosen.query is not None:
+        raise UsageError(
+            "option queryId is for df.write: a streaming query is known by its checkpoint"
+        )
+    layout = layout_of(schema, chosen.stream)
+    if not _is_commit():
+        asyncio.run(check_region(chosen))
+    return StreamWriter(chosen, layout)
+
+
+def _is_commit() -> bool:
+    """Whether Spark makes the writer in order to commit or abort: the tasks have done their work,
+    and a region that is silent just now is waited for."""
+    started = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return COMMITTER in sys.modules or (started is not None and started.name == COMMITTER)
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """One job. It is made in the driver and sent to the tasks, and to where the commit is run."""
+
+    def __init__(self, options: SinkOptions, layout: Layout) -> None:
+        self.options = options
+        self.layout = layout
+        self.writer = secrets.token_hex(8)
+        self.once = options.query is None
+        self.query = options.query or f"once-{self.writer}"
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        return _stage(self.options, self.layout, iterator, self.query, 0, self.writer)
+
+    def commit(self, messages: Messages) -> None:
+        staged = [m for m in messages if isinstance(m, Staged)]
+        _commit(self.options, self.query, 0, self.writer, staged, once=self.once)
+
+    def abort(self, messages: Messages) -> None:
+        _abort(self.options, self.query, 0, self.writer, once=self.once)
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """One micro-batch. Which query it belongs to only its tasks know, and tell."""
+
+    def __init__(self, options: SinkOptions, layout: Layout) -> None:
+        self.options = options
+        self.layout = layout
+        self.writer = secrets.token_hex(8)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        context = TaskContext.get()
+        assert context is not None
+        query = context.getLocalProperty("sql.streaming.queryId")
+        batch = context.getLocalProperty("streaming.sql.batchId")
+        if query is None or batch is None:
+            raise SurecastError(
+                "Spark does not say which query and batch this is (sql.streaming.queryId, "
+                "streaming.sql.batchId): rows could not be written exactly once"
+            )
+        return _stage(self.options, self.layout, iterator, query, int(batch), self.writer)
+
+    def commit(self, messages: Messages, batchId: int) -> None:
+        staged = [m for m in messages if isinstance(m, Staged)]
+        if staged:  # else there was not even an empty partition
+            _commit(self.options, staged[0].query, batchId, staged[0].writer, staged, once=False)
+
+    def abort(self, messages: Messages, batchId: int) -> None:
+        staged = [m for m in messages if isinstance(m, Staged)]
+        if staged:  # else what was staged is swept by whoever repeats the batch
+            _abort(self.options, staged[0].query, batchId, staged[0].writer, once=False)
+
+
+# ---------------------------------------------------------------- in a task
+
+
+class Stager:
+    """Chunks on their way into the staging stream; `put` waits while too many are."""
+
+    def __init__(self, options: SinkOptions, query: str, batch: int, writer: str) -> None:
+        context = TaskContext.get()
+        assert context is not None
+        self.partition = context.partitionId()
+        self._attempt = context.taskAttemptId()  # no two of a driver's have the same
+        self._job = (query, batch, writer)
+        self._options = options
+        self._stack = AsyncExitStack()
+        self._stream: Stream | None = None
+        self._targets: dict[str, int] = {}
+        self._rows: list[tuple[int, int]] = []  # of each chunk: its rows, and which target's
+        self._seqs: list[int] = []
+        self._waiting: deque[asyncio.Future[tuple[int, int]]] = deque()
+
+    async def put(self, target: str, chunk: Batch) -> None:
+        if self._stream is None:
+            client = await self._stack.enter_async_context(connected(self._options))
+            self._stream = await open_staging(client, self._options)
+        query, batch, writer = self._job
+        number = len(self._rows)
+        key = chunk_key(query, batch, writer, self.partition, self._attempt, number)
+        self._rows.append((chunk.rows, self._targets.setdefault(target, len(self._targets))))
+        staged = Batch.of(self._stream.stream_id, [chunk_value(chunk)], [key])
+        self._waiting.append(await patient(self._stream.publish_batch(staged)))
+        await self._settle(UNDER_WAY_MAX)
+
+    async def _settle(self, left: int) -> None:
+        while len(self._waiting) > left:
+            lo, _ = await patient(self._waiting.popleft())
+            self._seqs.append(lo)
+
+    async def done(self) -> Staged:
+        """All is on disk at every replica."""
+        await self._settle(0)
+        chunks = zip(self._seqs, self._rows, strict=True)
+        refs = tuple(ChunkRef(seq, rows, target) for seq, (rows, target) in chunks)
+        return Staged(*self._job, self.partition, tuple(self._targets), refs)
+
+    async def close(self) -> None:
+        for future in self._waiting:
+            future.cancel()
+        await self._stack.aclose()
+
+
+def _stage(
+    options: SinkOptions,
+    layout: Layout,
+    batches: Iterator[pa.RecordBatch],
+    query: str,
+    batch: int,
+    writer: str,
+) -> Staged:
+    stager, cutter, loop = Stager(options, query, batch, writer), Cutter(layout), Loop()
+    try:
+        for rows in batches:
+            for target, chunk in cutter.add(rows):
+                loop.call(stager.put(target, chunk))
+        for target, chunk in cutter.rest():
+            loop.call(stager.put(target, chunk))
+        return loop.call(stager.done())
+    finally:
+        loop.call(stager.close())
+        loop.stop()
+
+
+# ---------------------------------------------------------------- in the driver
+
+
+def _commit(
+    options: SinkOptions, query: str, batch: int, writer: str, staged: list[Staged], *, once: bool
+) -> Outcome:
+    intent = intent_of(writer, staged)
+
+    async def work() -> Outcome:
+        async with connected(options) as client:
+            for name in intent.targets:
+                await open_target(client, name, options)  # before anything is promised
+            stage = Stage(client, await open_staging(client, options), query, options, once=once)
+            try:
+                return await perform(commit(query, batch, intent, _unique, once=once), stage)
+            finally:
+                await stage.close()
+
+    return asyncio.run(work())
+
+
+def intent_of(writer: str, staged: list[Staged]) -> Intent:
+    """What all tasks have staged, partition by partition."""
+    targets = sorted({target for task in staged for target in task.targets})
+    index = {target: at for at, target in enumerate(targets)}
+    chunks = tuple(
+        ChunkRef(seq, rows, index[task.targets[target]])
+        for task in sorted(staged, key=lambda task: task.partition)
+        for seq, rows, target in task.chunks
+    )
+    return Intent(writer, tuple(targets), chunks)
+
+
+def _abort(options: SinkOptions, query: str, batch: int, writer: str, *, once: bool) -> None:
+    async def work() -> None:
+        async with connected(options) as client:
+            stage = Stage(client, await open_staging(client, options), query, options, once=once)
+            try:
+                await perform(abort(query, batch, writer, _unique, once=once), stage)
+            finally:
+                await stage.close()
+
+    asyncio.run(work())
+
+
+def _unique() -> str:
+    return secrets.token_hex(8)

@@ -1,0 +1,105 @@
+"""What a writer may be told, as checked values. What is wrong is said with the option's name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from surecast.client.bootstrap import parse_url
+from surecast.client.failures import bad_name
+from surecast.client.rules import keep_all, keep_for, keep_last, latest_per_key
+from surecast.client.words import is_internal, is_name
+from surecast.columns.rules import Policy
+from surecast.errors import UsageError
+from surecast.pipeline.options import URL, check_names
+from surecast.pipeline.staging import staging_name
+
+__all__ = ["NAMES", "SinkOptions", "check_target", "parse"]
+
+NAMES: Final = ("url", "token", "stream", "createStreams", "retain", "queryId")
+_SPARKS_OWN: Final = ("checkpointlocation", "queryname")  # Spark hands its own options on
+_QUERY: Final = re.compile(r"[A-Za-z0-9_~:@=+.-]{1,100}")
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """One writer's options."""
+
+    url: str = URL
+    token: str = ""
+    stream: str | None = None  # None: each row names its own
+    create: bool = True  # streams that are not there
+    retain: Policy | None = None  # what these keep
+    query: str | None = None  # under which a batch job is known
+
+    @property
+    def staging(self) -> str:
+        return staging_name(self.stream)
+
+
+def parse(given: Mapping[str, str]) -> SinkOptions:
+    """UsageError names the first option that is wrong."""
+    options = {key: value for key, value in given.items() if key.lower() not in _SPARKS_OWN}
+    if "path" in (key.lower() for key in options):
+        raise UsageError(
+            "option path: save() and start() take no path. Name the stream to write to with "
+            "option('stream', ...), or give the rows a column `stream`"
+        )
+    check_names(options, NAMES)
+    named = {name: options[key] for key in options for name in NAMES if name.lower() == key.lower()}
+    url = named.get("url", URL)
+    try:
+        parse_url(url)
+    except UsageError as problem:
+        raise UsageError(f"option url: {problem}") from None
+    stream = named.get("stream")
+    if stream is not None:
+        check_target(stream, "option stream")
+    query = named.get("queryId")
+    if query is not None and not _QUERY.fullmatch(query):
+        raise UsageError(
+            f"option queryId: {query!r} is no name of a job: up to 100 letters, digits and any of "
+            "_~:@=+.-"
+        )
+    create = named.get("createStreams", "true").lower()
+    if create not in ("true", "false"):
+        raise UsageError(f"option createStreams is true or false, not {create!r}")
+    retain = None if "retain" not in named else _policy(named["retain"])
+    return SinkOptions(url, named.get("token", ""), stream, create == "true", retain, query)
+
+
+def check_target(name: str, where: str) -> None:
+    """UsageError if nobody can write to a stream of this name; `where` is what named it."""
+    if not is_name(name):
+        raise UsageError(f"{where}: {bad_name(name)}")
+    if is_internal(name):
+        raise UsageError(
+            f"{where}: {name!r} begins with _, as streams do that Surecast itself keeps. Choose "
+            "another name"
+        )
+    if not is_name(staging_name(name)):
+        room = 255 - len(staging_name(""))
+        raise UsageError(f"{where}: {name[:40]}… is longer than the {room} characters there can be")
+
+
+def _policy(text: str) -> Policy:
+    kind, _, number = text.partition(":")
+    try:
+        match kind, bool(number):
+            case "keep_all", False:
+                return keep_all()
+            case "latest_per_key", False:
+                return latest_per_key()
+            case "keep_last", True:
+                return keep_last(int(number))
+            case "keep_for", True:
+                return keep_for(timedelta(seconds=float(number)))
+    except (ValueError, OverflowError, UsageError):
+        pass
+    raise UsageError(
+        "option retain is keep_all, latest_per_key, keep_last:N or keep_for:SECONDS (such as "
+        f"keep_for:3600), not {text!r}"
+    )

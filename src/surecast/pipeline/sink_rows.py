@@ -1,0 +1,260 @@
+"""Rows of Spark as batches of events: which columns there may be, and how rows become chunks.
+
+Everything works on whole Arrow columns. A chunk is a batch of up to 20,000 events or a megabyte, as
+it will stand in its stream; it is encoded where the rows are, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from surecast.client.options import ClientOptions
+from surecast.columns.batch import Batch
+from surecast.errors import UsageError
+from surecast.pipeline.sink_options import check_target
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import DataType, StructType
+
+__all__ = ["Cutter", "Layout", "layout_of"]
+
+CHUNK_ROWS: Final = 20_000
+CHUNK_BYTES: Final = 1 << 20
+HELD_BYTES: Final = 32 << 20  # of rows that wait for others, all targets together
+EVENT_BYTES: Final = ClientOptions().event_bytes_max
+_NOWHERE: Final = bytes(16)  # a chunk gets its stream's id when it is published
+
+_BYTES: Final = ("key", "value", "tag")
+_OURS: Final = ("seq", "kind", "range", "timestamp")  # of rows that were read from a stream
+
+
+# ---------------------------------------------------------------- which columns
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Which columns of the rows hold what. `stream`: where rows go if they do not say so."""
+
+    columns: tuple[str, ...]  # of key, value and tag, those that there are
+    attributes: bool
+    stream: str | None
+
+
+def layout_of(schema: StructType, stream: str | None) -> Layout:
+    """UsageError names the first column that does not fit, and what to do."""
+    from pyspark.sql.types import StringType
+
+    types = {field.name: field.dataType for field in schema.fields}
+    if len(types) < len(schema.fields):
+        raise UsageError("two columns have the same name. Select each of them once")
+    for name, kind in types.items():
+        _check_column(name, kind)
+    if "value" not in types:
+        raise UsageError(
+            f"there is no column `value` among {', '.join(types) or 'none at all'}: it holds an "
+            "event's bytes. For a whole row: df.selectExpr('to_json(struct(*)) AS value')"
+        )
+    if "tag" in types and "attributes" in types:
+        raise UsageError("columns `tag` and `attributes` say the same in two ways: drop one")
+    if stream is None and "stream" not in types:
+        raise UsageError(
+            "option stream is missing: name the stream to write to, such as "
+            ".option('stream', 'orders'), or give every row its own in a column `stream`"
+        )
+    if stream is None and not isinstance(types["stream"], StringType):
+        raise UsageError(
+            f"column `stream` is {types['stream'].simpleString()}: names of streams are strings"
+        )
+    columns = tuple(name for name in _BYTES if name in types)
+    return Layout(columns, "attributes" in types, stream)
+
+
+def _check_column(name: str, kind: DataType) -> None:
+    from pyspark.sql.types import BinaryType, MapType, StringType
+
+    said = kind.simpleString()
+    if name in _BYTES:
+        if not isinstance(kind, BinaryType | StringType):
+            raise UsageError(
+                f"column `{name}` is {said}: an event's {name} is bytes. Cast it, such as "
+                f"df.withColumn('{name}', col('{name}').cast('string')), or use to_json"
+            )
+    elif name == "attributes":
+        if not (
+            isinstance(kind, MapType)
+            and isinstance(kind.keyType, StringType)
+            and isinstance(kind.valueType, BinaryType | StringType)
+        ):
+            raise UsageError(
+                f"column `attributes` is {said}: it is map<string,binary>, such as "
+                "map('tag', col('color'))"
+            )
+    elif name != "stream" and name not in _OURS:
+        raise UsageError(
+            f"column `{name}` ({said}) has no place in an event, which has value, key, attributes "
+            f"(or tag) and stream. Drop it, df.drop('{name}'), or put it into value with to_json"
+        )
+
+
+# ---------------------------------------------------------------- rows
+
+
+def _events(batch: pa.RecordBatch, layout: Layout) -> pa.RecordBatch:
+    """The columns key, value and tag, as far as there are such."""
+    import pyarrow as pa
+
+    columns = {name: batch.column(name) for name in layout.columns}
+    if columns["value"].null_count:
+        raise UsageError(
+            f"{columns['value'].null_count:,} rows have no value (column `value` is null). Filter "
+            "them, df.where('value IS NOT NULL'): also voids, of a reader with includeVoids, are "
+            "such rows. Or give them an empty value, coalesce(value, X'')"
+        )
+    if layout.attributes:
+        columns["tag"] = _tags(batch.column("attributes"))
+    return pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
+
+
+def _tags(attributes: Any) -> Any:
+    import pyarrow.compute as pc
+
+    entries = pc.list_flatten(attributes.cast(_list_of(attributes.type)))
+    strange = set(pc.unique(pc.struct_field(entries, 0)).to_pylist()) - {"tag"}
+    if strange:
+        raise UsageError(
+            f"column `attributes` has {min(map(str, strange))!r}: the only attribute that events "
+            "have yet is 'tag'. Put the others into value"
+        )
+    return pc.map_lookup(attributes, "tag", "first")
+
+
+def _list_of(kind: Any) -> Any:
+    """A map's type as that of a list of pairs, which can be taken apart."""
+    import pyarrow as pa
+
+    pair = pa.struct([pa.field("key", kind.key_type, False), pa.field("value", kind.item_type)])
+    return pa.list_(pair)
+
+
+def _by_stream(batch: pa.RecordBatch, names: Any) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """The rows of each stream, in their order."""
+    import pyarrow.compute as pc
+
+    if names.null_count:
+        raise UsageError(
+            f"{names.null_count:,} rows do not say where they go (column `stream` is null)"
+        )
+    coded = pc.dictionary_encode(names)
+    dictionary = coded.dictionary.to_pylist()
+    for name in dictionary:
+        check_target(name, "column `stream`")
+    if len(dictionary) == 1:
+        yield dictionary[0], batch
+        return
+    indices = coded.indices.to_numpy(zero_copy_only=False)
+    order = np.argsort(indices, kind="stable")
+    ends = np.cumsum(np.bincount(indices, minlength=len(dictionary)))
+    rows = batch.take(order)
+    at = 0
+    for name, end in zip(dictionary, ends.tolist(), strict=True):
+        yield name, rows.slice(at, end - at)
+        at = end
+
+
+def _sizes(batch: pa.RecordBatch) -> Any:
+    """The bytes of each row."""
+    import pyarrow.compute as pc
+
+    sizes = np.zeros(batch.num_rows, np.int64)
+    for column in batch.columns:
+        sizes += pc.fill_null(pc.binary_length(column), 0).to_numpy(zero_copy_only=False)
+    return sizes
+
+
+# ---------------------------------------------------------------- chunks
+
+
+class _Held:
+    """Rows of one target that are not enough for a chunk yet."""
+
+    __slots__ = ("batches", "nbytes", "rows")
+
+    def __init__(self) -> None:
+        self.batches: list[pa.RecordBatch] = []
+        self.rows = 0
+        self.nbytes = 0
+
+
+class Cutter:
+    """Rows in, chunks out: `(stream, batch)`, the rows of each stream in their order."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._held: dict[str, _Held] = {}
+        self._nbytes = 0
+
+    def add(self, batch: pa.RecordBatch) -> Iterator[tuple[str, Batch]]:
+        """Take rows; the chunks that are full by now."""
+        if not batch.num_rows:
+            return
+        events, stream = _events(batch, self._layout), self._layout.stream
+        if stream is not None:
+            parts = iter([(stream, events)])
+        else:
+            parts = _by_stream(events, batch.column("stream"))
+        for name, part in parts:
+            yield from self._add(name, part)
+        if self._nbytes > HELD_BYTES:
+            yield from self.rest()
+
+    def rest(self) -> Iterator[tuple[str, Batch]]:
+        """All that is left."""
+        for name in list(self._held):
+            yield from self._flush(name)
+
+    def _add(self, name: str, part: pa.RecordBatch) -> Iterator[tuple[str, Batch]]:
+        sizes = _sizes(part)
+        largest, total = int(sizes.max()), int(sizes.sum())
+        if largest > EVENT_BYTES:
+            raise UsageError(
+                f"a row for stream {name!r} has {largest:,} bytes (key, value and tag), and an "
+                f"event at most {EVENT_BYTES:,}. Write it in parts"
+            )
+        held = self._held.get(name)
+        if held is not None and (
+            held.rows + part.num_rows > CHUNK_ROWS or held.nbytes + total > CHUNK_BYTES
+        ):
+            yield from self._flush(name)
+        if part.num_rows <= CHUNK_ROWS and total <= CHUNK_BYTES:
+            held = self._held.setdefault(name, _Held())
+            held.batches.append(part)
+            held.rows += part.num_rows
+            held.nbytes += total
+            self._nbytes += total
+            return
+        for lo, hi in _cuts(sizes):
+            yield name, Batch.from_arrow(_NOWHERE, part.slice(lo, hi - lo))
+
+    def _flush(self, name: str) -> Iterator[tuple[str, Batch]]:
+        import pyarrow as pa
+
+        held = self._held.pop(name, None)
+        if held is not None:
+            self._nbytes -= held.nbytes
+            yield name, Batch.from_arrow(_NOWHERE, pa.Table.from_batches(held.batches))
+
+
+def _cuts(sizes: Any) -> Iterator[tuple[int, int]]:
+    """Runs of rows that fit into a chunk; a row larger than one has its own."""
+    ends = np.cumsum(sizes)
+    lo = done = 0
+    while lo < ends.size:
+        hi = int(np.searchsorted(ends, done + CHUNK_BYTES, "right"))
+        hi = min(max(hi, lo + 1), lo + CHUNK_ROWS, ends.size)
+        yield lo, hi
+        lo, done = hi, int(ends[hi - 1])

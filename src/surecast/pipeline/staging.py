@@ -1,0 +1,330 @@
+"""How rows that wait in a staging stream become events of their streams, once: the decisions.
+
+Tasks of a Spark job put their rows, as encoded batches called *chunks*, into a staging stream: the
+`_spark.orders` of a target `orders`. Nobody sees them there. When all tasks have ended well the
+driver commits the job, or one micro-batch of it. Drivers die at any moment, are replaced by others
+that repeat the batch with rows in another order, and may still be at work then (zombies). So a
+commit is decided by the staging stream itself, whose order is the same for everybody:
+
+1. The driver appends an *intent*: the list of its chunks. The first intent for a batch stands, and
+   all drivers publish exactly what it lists, whoever wrote it.
+2. They publish it under one publisher identity, with numbers that go on from the batch before: what
+   was published already is recognised by the head of the target stream and not published again.
+3. When everything is acknowledged a *done* record says how far the numbers have come. A batch that
+   is done is never touched again.
+4. Chunks and records of a batch that is done are garbage and are collected.
+
+A driver that gives its batch up appends *abandoned*, behind which an intent of its own is void, and
+then collects its chunks, unless its intent stood already.
+
+**Reading is not a snapshot.** While a driver reads the stream from its beginning, others may finish
+batches and collect, in front of it, the very records that would have told it so. What it can rely
+on: whatever was not collected when it appended a record of its own, and lies where it had read
+before, it has seen. What lies between is read afterwards, and if a position there was collected the
+driver appends a mark and looks again. Only then does it decide.
+
+`commit` and `abort` are generators: they yield what is to be done and are sent what came of it. No
+IO happens here; `staging_io` performs it.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from surecast.columns.batch import DATA, HEADER_SIZE, NO_PUBLISHER, NONE, Batch
+from surecast.columns.rules import KeyIs, KeyPrefix, Predicate
+from surecast.errors import PeerError, SurecastError
+
+__all__ = [
+    "Act",
+    "Append",
+    "ChunkRef",
+    "Collect",
+    "Copy",
+    "Done",
+    "Intent",
+    "Ledger",
+    "Outcome",
+    "Read",
+    "abort",
+    "chunk_batch",
+    "chunk_key",
+    "chunk_value",
+    "commit",
+    "staging_name",
+]
+
+LOOKS_MAX: Final = 1000  # at a stream in which others collect all the time
+
+CHUNK, INTENT, ABANDONED, MARK = "chunk", "intent", "abandoned", "mark"
+
+Numbers = dict[bytes, int]  # id of a target stream → the number that comes next there
+
+
+# ---------------------------------------------------------------- what lies in a staging stream
+
+
+def staging_name(target: str | None) -> str:
+    """Where rows for `target` wait; None: for streams that the rows themselves name."""
+    return "_spark" if target is None else f"_spark.{target}"
+
+
+class ChunkRef(NamedTuple):
+    """A chunk, where it lies, and whose it will be."""
+
+    seq: int
+    rows: int
+    target: int  # index into Intent.targets
+
+
+class Intent(msgspec.Struct, frozen=True, array_like=True):
+    """What a batch publishes: these chunks, in this order."""
+
+    writer: str
+    targets: tuple[str, ...]
+    chunks: tuple[ChunkRef, ...]
+
+
+class Done(msgspec.Struct, frozen=True, array_like=True):
+    """All of a batch is published; how far the numbers of every target have come with it."""
+
+    numbers: Numbers
+
+
+class Place(NamedTuple):
+    """What a key says of its record."""
+
+    query: str
+    batch: int
+    kind: str  # "done", or one of the four above
+    writer: str
+
+
+def chunk_key(query: str, batch: int, writer: str, partition: int, attempt: int, n: int) -> bytes:
+    return f"{_prefix(query, batch)}{CHUNK}/{writer}/{partition}/{attempt}/{n}".encode()
+
+
+def _prefix(query: str, batch: int) -> str:
+    return f"{query}/{batch:016x}/"
+
+
+def _done_key(query: str, batch: int) -> bytes:
+    return f"{query}/done/{batch:016x}".encode()
+
+
+def _place(key: bytes) -> Place:
+    """PeerError if no driver or task of ours can have written it."""
+    try:
+        query, first, second, *rest = key.decode().split("/")
+        if first == "done":
+            return Place(query, int(second, 16), first, "")
+        return Place(query, int(first, 16), second, rest[0])
+    except (ValueError, IndexError):
+        raise PeerError(f"a record in the staging stream has the strange key {key!r}") from None
+
+
+# A chunk's value: what the header of a batch says of its body, then the body as it is.
+_CHUNK: Final = struct.Struct("<BBxxIQ")  # version, schema id, rows, form
+_VERSION: Final = 1
+
+
+def chunk_value(batch: Batch) -> bytes:
+    assert batch.body is not None
+    return b"".join(
+        (_CHUNK.pack(_VERSION, batch.schema_id, batch.rows, batch.form), bytes(batch.body))
+    )
+
+
+def chunk_batch(value: bytes, stream_id: bytes) -> Batch:
+    """The batch for a target stream; its body's bytes are those of the chunk."""
+    if len(value) <= _CHUNK.size or value[0] != _VERSION:
+        raise PeerError("a staged chunk was written by another version, or by something else")
+    _, schema_id, rows, form = _CHUNK.unpack_from(value)
+    body = value[_CHUNK.size :]
+    batch = Batch(
+        DATA, stream_id, schema_id, NO_PUBLISHER, 0, 0, rows, rows, 0, 0, NONE,
+        body, zlib.crc32(body), HEADER_SIZE + len(body), form,
+    )  # fmt: skip
+    batch.validate()
+    return batch
+
+
+# ---------------------------------------------------------------- what a driver knows of it
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What the staging stream says of one query, as far as it was read."""
+
+    query: str
+    end: int = 1  # the first position not read yet
+    hidden: int = 0  # the last position that was found collected
+    done: int = -1  # the last batch that is done ...
+    numbers: Numbers = field(default_factory=dict)  # ... and how far it came
+    intents: dict[int, Intent] = field(default_factory=dict)  # the one that stands, by batch
+    abandoned: dict[tuple[int, str], None] = field(default_factory=dict)
+    batches: dict[int, None] = field(default_factory=dict)  # that have records
+    dones: dict[int, None] = field(default_factory=dict)
+
+    def note_void(self, last: int, *, collected: bool) -> None:
+        """No records up to position `last`. Not collected: entries of the stream's own."""
+        self.end = last + 1
+        if collected:
+            self.hidden = last
+
+    def note(self, seq: int, key: bytes, value: bytes) -> Place | None:
+        """A record; what it is, if it is this query's."""
+        self.end = seq + 1
+        if not key.startswith(self.query.encode() + b"/"):
+            return None
+        place = _place(key)
+        batch, kind = place.batch, place.kind
+        if kind == "done":
+            self.dones[batch] = None
+            if batch > self.done:
+                self.done, self.numbers = batch, _decode(value, Done).numbers
+            return place
+        self.batches[batch] = None
+        if kind == ABANDONED:
+            self.abandoned[batch, place.writer] = None
+        elif kind == INTENT and (batch, place.writer) not in self.abandoned:
+            self.intents.setdefault(batch, _decode(value, Intent))
+        return place
+
+    def finish(self, batch: int, numbers: Numbers) -> Done:
+        """All of `batch` is published."""
+        self.done, self.numbers = batch, {**self.numbers, **numbers}
+        return Done(self.numbers)
+
+    def pending(self, batch: int) -> list[int]:
+        """Batches up to `batch` that have an intent and are not done, in order."""
+        return sorted(b for b in self.intents if self.done < b <= batch)
+
+    def garbage(self) -> Iterator[Predicate]:
+        """What nobody needs any more: all of the batches that are done but for the last `done`."""
+        for batch in sorted(self.batches):
+            if batch <= self.done:
+                yield KeyPrefix(_prefix(self.query, batch).encode())
+        for batch in sorted(self.dones):
+            if batch < self.done:
+                yield KeyIs(_done_key(self.query, batch))
+
+
+def _decode(value: bytes, kind: type[Any]) -> Any:
+    try:
+        return msgspec.msgpack.decode(value, type=kind)
+    except msgspec.MsgspecError as problem:
+        raise PeerError(f"a record in the staging stream cannot be read: {problem}") from None
+
+
+# ---------------------------------------------------------------- what is to be done
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Publish this record in the staging stream. Answer: its position."""
+
+    key: bytes
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Read on up to `to`; 0: up to what is known to be there. Answer: the ledger."""
+
+    to: int
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Publish what an intent lists, with numbers from `numbers` on (1 where there is none).
+
+    Answer: the numbers that come next, by target stream.
+    """
+
+    batch: int
+    intent: Intent
+    numbers: Numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Collect:
+    """Declare records obsolete."""
+
+    which: Predicate
+
+
+Act = Append | Read | Copy | Collect
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a commit came to."""
+
+    replayed: bool  # the batch was done before
+    finished: tuple[int, ...]  # batches that were published, the one asked for included
+
+
+def commit(
+    query: str, batch: int, intent: Intent, unique: Callable[[], str], *, once: bool = False
+) -> Generator[Act, Any, Outcome]:
+    """Publish a batch, unless that was done before; finish what an earlier driver began.
+
+    `unique` gives a word that nobody else uses. `once`: nobody will ever come back to this query,
+    so nothing has to be remembered of it.
+    """
+    ledger: Ledger = yield Read(0)
+    looked = ledger.end
+    key = f"{_prefix(query, batch)}{INTENT}/{intent.writer}/{unique()}"
+    seq = yield Append(key.encode(), msgspec.msgpack.encode(intent))
+    ledger = yield Read(seq)
+    for _ in range(LOOKS_MAX):
+        if ledger.hidden < looked:
+            break
+        looked = ledger.end
+        key = f"{_prefix(query, batch)}{MARK}/{intent.writer}/{unique()}"
+        ledger = yield Read((yield Append(key.encode(), b"")))
+    else:
+        raise SurecastError(
+            f"the staging stream of query {query} changes faster than it can be read. Give the "
+            "queries that write to this stream longer triggers"
+        )
+    replayed = ledger.done >= batch
+    if not replayed and batch not in ledger.intents:
+        raise SurecastError(
+            f"batch {batch} of query {query} was abandoned by its own driver. Start it again"
+        )
+    pending = ledger.pending(batch)
+    for number in pending:
+        numbers = yield Copy(number, ledger.intents[number], ledger.numbers)
+        done = ledger.finish(number, numbers)
+        yield Append(_done_key(query, number), msgspec.msgpack.encode(done))
+        ledger.dones[number] = None
+    if once:
+        yield Collect(KeyPrefix(f"{query}/".encode()))
+    else:
+        for which in ledger.garbage():
+            yield Collect(which)
+    return Outcome(replayed, tuple(pending))
+
+
+def abort(
+    query: str, batch: int, writer: str, unique: Callable[[], str], *, once: bool = False
+) -> Generator[Act, Any, None]:
+    """Give a batch up and collect its chunks, unless they are bound to be published."""
+    prefix = _prefix(query, batch)
+    if once:
+        yield Collect(KeyPrefix(f"{query}/".encode()))
+        return
+    seq = yield Append(f"{prefix}{ABANDONED}/{writer}/{unique()}".encode(), b"")
+    ledger: Ledger = yield Read(seq)
+    stands = ledger.intents.get(batch)
+    if ledger.done < batch and stands is not None and stands.writer == writer:
+        return  # half of it may be published: who comes next will finish it
+    yield Collect(KeyPrefix(f"{prefix}{CHUNK}/{writer}/".encode()))

@@ -1,0 +1,274 @@
+"""What the sink's decisions (staging.py) need done, over a client.
+
+A driver reads the staging stream once, from its beginning, and keeps the chunks that it comes by in
+a file of its own (in memory, while they are few): when it is decided what is published they are at
+hand, in whatever order.
+
+Nothing waits for ever. Before a batch begins the driver looks whether the region answers, and says
+within ten seconds that it does not. From then on a region that falls silent, or has no head for a
+while, is given a minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import tempfile
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Generator
+from contextlib import asynccontextmanager
+from hashlib import blake2b
+from typing import Any, Final, TypeVar
+
+from surecast.client.bootstrap import parse_url
+from surecast.client.connection import Client
+from surecast.client.options import ClientOptions
+from surecast.client.rules import latest_per_key
+from surecast.client.stream import Stream
+from surecast.client.subscription import Subscription
+from surecast.client.words import SECOND
+from surecast.errors import ConnectError, SurecastError, UsageError
+from surecast.pipeline.sink_options import SinkOptions
+from surecast.pipeline.staging import (
+    CHUNK,
+    Act,
+    Append,
+    Collect,
+    Copy,
+    Ledger,
+    Numbers,
+    Read,
+    chunk_batch,
+)
+
+__all__ = [
+    "Stage",
+    "check_region",
+    "connected",
+    "open_staging",
+    "open_target",
+    "patient",
+    "perform",
+]
+
+T = TypeVar("T")
+
+ANSWER_S: Final = 8.0  # for a first answer, in all: a bad url is known within ten seconds ...
+CONNECT_S: Final = 4.0  # ... if nothing listens there; a server that restarts may be back by then
+PATIENCE_S: Final = 60.0  # without any progress, once there was an answer
+AGAIN_S: Final = 0.25
+SPOOL_BYTES: Final = 64 << 20  # chunks kept in memory; more go to a file
+CHUNK_ROOM: Final = 64 << 10  # a chunk's key, header and layout, beside the largest event in it
+UNDER_WAY_MAX: Final = 64  # chunks published and not acknowledged
+
+
+@asynccontextmanager
+async def connected(options: SinkOptions, within_s: float | None = None) -> AsyncIterator[Client]:
+    """A client of the region that the options name; errors say which of them to mend."""
+    each_s = min(3.0, CONNECT_S / len(parse_url(options.url)))
+    room = ClientOptions().event_bytes_max + CHUNK_ROOM
+    limits = ClientOptions(connect_timeout_ns=int(each_s * SECOND), event_bytes_max=room)
+    ends_s = time.monotonic() + (PATIENCE_S if within_s is None else within_s)
+    while True:
+        client = Client(options.url, token=options.token, options=limits)
+        try:
+            await client.open()
+            break
+        except ConnectError as problem:
+            if "token=" in str(problem):
+                raise UsageError(
+                    f"option token: the region at {options.url} refuses it. Give the token its "
+                    f"servers were started with (node.token). {problem}"
+                ) from None
+            if time.monotonic() >= ends_s:
+                raise ConnectError(f"option url: {problem}") from None
+        await asyncio.sleep(AGAIN_S)
+    async with client:
+        yield client
+
+
+async def patient(work: Awaitable[T]) -> T:
+    """What is waited for comes soon, or the region is given up."""
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            return await work
+    except TimeoutError:
+        raise SurecastError(
+            f"the region (option url) has not answered for {PATIENCE_S:g} s, and may be down. The "
+            "query can be started again when it is back: nothing is lost or written twice"
+        ) from None
+
+
+async def check_region(options: SinkOptions) -> None:
+    """Whether the region answers and the stream can be written to: better known to the driver now
+    than to all tasks later, again and again."""
+    try:
+        async with asyncio.timeout(ANSWER_S), connected(options, CONNECT_S) as client:
+            await open_staging(client, options)
+            if options.stream is not None:
+                await open_target(client, options.stream, options)
+    except TimeoutError:
+        raise SurecastError(
+            f"option url: the region at {options.url} has not answered for {ANSWER_S:g} s. Its "
+            "servers may be down, or cannot reach the region that owns the stream: `surecast "
+            "status` shows that"
+        ) from None
+
+
+async def open_staging(client: Client, options: SinkOptions) -> Stream:
+    return await patient(client.stream(options.staging, retain=latest_per_key()))
+
+
+async def open_target(client: Client, name: str, options: SinkOptions) -> Stream:
+    """The stream to write to; made if it is not there and the options allow it."""
+    there = await patient(client.streams(name))
+    if not there and not options.create:
+        raise UsageError(
+            f"there is no stream {name!r}, and option createStreams is false. Create it, mend the "
+            "name (option stream, or column `stream`), or leave the option out"
+        )
+    # What is there keeps what it keeps.
+    return await patient(client.stream(name, retain=None if there else options.retain))
+
+
+async def perform(acts: Generator[Act, Any, T], stage: Stage) -> T:
+    """Do what a commit or an abort asks for, and return what it comes to."""
+    answer: Any = None
+    while True:
+        try:
+            act = acts.send(answer)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        answer = await stage.do(act)
+
+
+class Spool:
+    """Chunks, by their position."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.SpooledTemporaryFile(SPOOL_BYTES, prefix="surecast-")  # noqa: SIM115
+        self._places: dict[int, tuple[int, int]] = {}
+
+    def put(self, seq: int, value: bytes) -> None:
+        self._places[seq] = self._file.seek(0, 2), len(value)
+        self._file.write(value)
+
+    def __contains__(self, seq: int) -> bool:
+        return seq in self._places
+
+    def get(self, seq: int) -> bytes:
+        at, size = self._places[seq]
+        self._file.seek(at)
+        return self._file.read(size)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Stage:
+    """One query's view of its staging stream, for one commit or abort.
+
+    `once`: nobody will come back to the query, so its publisher may be forgotten, too.
+    """
+
+    def __init__(
+        self, client: Client, stream: Stream, query: str, options: SinkOptions, *, once: bool
+    ) -> None:
+        self._client = client
+        self._stream = stream
+        self._options = options
+        self._once = once
+        self._ledger = Ledger(query)
+        self._spool = Spool()
+        self._reading: Subscription | None = None
+
+    async def close(self) -> None:
+        self._spool.close()
+        if self._reading is not None:
+            await self._reading.close()
+
+    async def do(self, act: Act) -> Any:
+        match act:
+            case Append(key, value):
+                return await patient(self._stream.publish(value, key=key))
+            case Read(to):
+                return await self._read(to or await self._last())
+            case Copy():
+                return await self._copy(act)
+            case Collect(which):
+                return await patient(self._stream.collect(which))
+
+    # ------------------------------------------------------------ reading
+
+    async def _last(self) -> int:
+        """The last position there is, as far as is known."""
+        found = await patient(self._client.ends(self._stream.name))
+        ends = [end for info, end in found if info.stream_id == self._stream.stream_id]
+        return max(ends, default=1) - 1
+
+    async def _read(self, to: int) -> Ledger:
+        ledger = self._ledger
+        if self._reading is None:
+            self._reading = self._stream.subscribe(start="earliest", voids=True)
+        while ledger.end <= to:
+            event = await patient(anext(self._reading))
+            if event.kind != "event" or event.key is None:
+                ledger.note_void(event.seq, collected=event.reason != "control")
+                continue
+            place = ledger.note(event.seq, event.key, event.value)
+            if place is not None and place.kind == CHUNK and place.batch > ledger.done:
+                self._spool.put(event.seq, event.value)
+        return ledger
+
+    # ------------------------------------------------------------ publishing
+
+    async def _copy(self, act: Copy) -> Numbers:
+        """Publish an intent's chunks, each to its target, and wait until all are acknowledged."""
+        intent = act.intent
+        self._check_complete(act)
+        streams = [await open_target(self._client, n, self._options) for n in intent.targets]
+        numbers = {s.stream_id: act.numbers.get(s.stream_id, 1) for s in streams}
+        lines = [s.named(self._publisher(s), numbers[s.stream_id]) for s in streams]
+        waiting: deque[asyncio.Future[tuple[int, int]]] = deque()
+        try:
+            for seq, rows, target in intent.chunks:
+                stream = streams[target]
+                batch = chunk_batch(self._spool.get(seq), stream.stream_id)
+                if batch.rows != rows:
+                    raise SurecastError(f"chunk {seq} has {batch.rows} rows, not {rows}")
+                waiting.append(await patient(lines[target].publish_batch(batch)))
+                numbers[stream.stream_id] += rows
+                while len(waiting) > UNDER_WAY_MAX or (waiting and waiting[0].done()):
+                    await patient(waiting.popleft())
+            while waiting:
+                await patient(waiting.popleft())
+        finally:
+            for future in waiting:
+                future.cancel()
+        return numbers
+
+    def _check_complete(self, act: Copy) -> None:
+        """A part of a batch is never published knowingly."""
+        gone = [chunk.seq for chunk in act.intent.chunks if chunk.seq not in self._spool]
+        if gone:
+            raise SurecastError(
+                f"{len(gone)} of {len(act.intent.chunks)} chunks that batch {act.batch} of query "
+                f"{self._ledger.query} needs are gone from {self._stream.name!r}, the first at "
+                f"{gone[0]}: somebody has collected them. The batch cannot be written; write its "
+                "rows again with a new checkpoint (or another queryId)"
+            )
+
+    def _publisher(self, target: Stream) -> bytes:
+        """Whose events these are: the same for all drivers of a query, and no one else.
+
+        The numbers are kept in the staging stream. Should an operator ever give up that stream, or
+        the target, for a new one of the same name, then numbers and identity begin anew.
+        """
+        if self._once:
+            return time.time_ns().to_bytes(8, "big") + secrets.token_bytes(8)
+        digest = blake2b(digest_size=8)
+        for part in (self._ledger.query.encode(), self._stream.stream_id, target.stream_id):
+            digest.update(len(part).to_bytes(4, "big") + part)
+        return bytes(8) + digest.digest()

@@ -1,0 +1,277 @@
+"""A staging stream, its targets and the drivers that share them, as plain Python, for the tests.
+
+Everything that can happen between two things that a driver does is a point where another driver may
+go on, or where this one dies: after each position it reads, each chunk it publishes, each record it
+appends. An append of a driver that dies may also arrive later. What the model knows of the records'
+meaning is only how a `collect` chooses its victims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from surecast.columns.rules import KeyIs, KeyPrefix, Predicate
+from surecast.pipeline import staging
+from surecast.pipeline.staging import ChunkRef, Intent, Ledger
+
+Step = Generator[None, None, Any]  # yields where others may come in between
+
+
+@dataclass
+class Entry:
+    key: bytes
+    value: Any
+    control: bool = False
+    collected: bool = False
+
+
+@dataclass
+class Log:
+    """A staging stream: positions from 1 on."""
+
+    entries: list[Entry] = field(default_factory=list)
+
+    def append(self, key: bytes, value: Any) -> int:
+        self.entries.append(Entry(key, value))
+        return len(self.entries)
+
+    def collect(self, which: Predicate) -> None:
+        for entry in self.entries:
+            match which:
+                case KeyIs(key):
+                    hit = entry.key == key
+                case KeyPrefix(prefix):
+                    hit = entry.key.startswith(prefix)
+                case _:
+                    raise AssertionError(which)
+            entry.collected |= hit and not entry.control
+        self.entries.append(Entry(b"", b"", control=True))
+
+    def live(self) -> list[bytes]:
+        return [e.key for e in self.entries if not e.collected and not e.control]
+
+
+@dataclass
+class Target:
+    """A target stream: what a head remembers of the one publisher that writes to it."""
+
+    memory: int  # batches
+    rows: list[Any] = field(default_factory=list)
+    next_no: int = 1
+    recent: list[tuple[int, int]] = field(default_factory=list)
+
+    def publish(self, pub_no: int, rows: list[Any]) -> None:
+        if pub_no == self.next_no:
+            self.rows += rows
+            self.recent = [*self.recent, (pub_no, len(rows))][-self.memory :]
+            self.next_no += len(rows)
+            return
+        assert pub_no < self.next_no, f"history lost: {pub_no}, {self.next_no} comes next"
+        for number, count in self.recent:
+            if number == pub_no:
+                assert count == len(rows), "mismatch: another batch under this number"
+                return
+        assert self.next_no >= pub_no + len(rows), "mismatch: cut otherwise"
+
+
+class Cut(Exception):
+    """The region cannot be reached any more, says the client."""
+
+
+@dataclass
+class Wire:
+    """An append under way. It may land long after whoever sent it has given up."""
+
+    key: bytes
+    value: Any
+    seq: int = 0
+
+
+@dataclass
+class Shop:
+    """All that outlives a driver."""
+
+    rng: Random
+    query: str = "q"
+    memory: int = 2
+    log: Log = field(default_factory=Log)
+    targets: dict[str, Target] = field(default_factory=dict)
+    words: int = 0
+    wires: list[Wire] = field(default_factory=list)
+
+    def land(self, wire: Wire) -> int:
+        if not wire.seq:
+            wire.seq = self.log.append(wire.key, wire.value)
+        return wire.seq
+
+    def unique(self) -> str:
+        self.words += 1
+        return f"u{self.words}"
+
+    def target(self, name: str) -> Target:
+        return self.targets.setdefault(name, Target(self.memory))
+
+    # ------------------------------------------------------------ what a task does
+
+    def stage(self, batch: int, writer: str, pieces: dict[str, list[list[Any]]]) -> Step:
+        """Stage these chunks of every target; the answer is the intent that lists them."""
+        names, chunks = tuple(pieces), []
+        for target, name in enumerate(names):
+            for rows in pieces[name]:
+                key = staging.chunk_key(self.query, batch, writer, 0, 0, self.words)
+                if self.rng.random() < 0.3:  # an attempt that fails, or a speculative copy
+                    self.log.append(key + b"x", ["never", batch])
+                chunks.append(ChunkRef(self.log.append(key + self.unique().encode(), rows),
+                                       len(rows), target))  # fmt: skip
+                yield
+        return Intent(writer, names, tuple(chunks))
+
+    # ------------------------------------------------------------ what a driver does
+
+    def perform(
+        self, acts: Generator[staging.Act, Any, Any], cut: Callable[[], bool] = lambda: False
+    ) -> Step:
+        """Do what `acts` says, in steps; the answer is what it returns."""
+        ledger, chunks, answer = Ledger(self.query), {}, None
+        while True:
+            try:
+                act = acts.send(answer)
+            except StopIteration as end:
+                return end.value
+            match act:
+                case staging.Append(key, value):
+                    wire = Wire(key, value)
+                    self.wires.append(wire)
+                    yield
+                    if cut():
+                        raise Cut
+                    answer = self.land(wire)
+                case staging.Read(to):
+                    # A hint may be old; what is ours must be there.
+                    to = to or self.rng.randint(ledger.end - 1, len(self.log.entries))
+                    while ledger.end <= to:
+                        self._read_one(ledger, chunks)
+                        yield
+                    answer = ledger
+                case staging.Copy():
+                    answer = yield from self._copy(act, chunks)
+                case staging.Collect(which):
+                    self.log.collect(which)
+            if cut():
+                raise Cut
+            yield
+
+    def _read_one(self, ledger: Ledger, chunks: dict[int, Any]) -> None:
+        seq = ledger.end
+        entry = self.log.entries[seq - 1]
+        if entry.collected or entry.control:
+            ledger.note_void(seq, collected=entry.collected)
+            return
+        place = ledger.note(seq, entry.key, entry.value)
+        if place is not None and place.kind == staging.CHUNK:
+            chunks[seq] = entry.value
+
+    def _copy(self, act: staging.Copy, chunks: dict[int, Any]) -> Step:
+        numbers = {}
+        for seq, rows, index in act.intent.chunks:
+            assert seq in chunks, f"a chunk of batch {act.batch} is gone"
+            assert len(chunks[seq]) == rows
+            name = act.intent.targets[index]
+            number = numbers.get(name.encode(), act.numbers.get(name.encode(), 1))
+            self.target(name).publish(number, chunks[seq])
+            numbers[name.encode()] = number + rows
+            yield
+        return numbers
+
+
+def rows_of(batch: int) -> list[tuple[int, int]]:
+    """What Spark has for a batch, whichever driver runs it."""
+    return [(batch, n) for n in range(3 + 2 * (batch % 3))]
+
+
+def pieces_of(batch: int, rng: Random, targets: int) -> dict[str, list[list[Any]]]:
+    """The rows as one run of the batch deals them out: in any order, to any targets."""
+    rows = rows_of(batch)
+    rng.shuffle(rows)
+    dealt: dict[str, list[list[Any]]] = {}
+    while rows:
+        size = rng.randint(1, 3)
+        name = f"t{rng.randrange(targets)}"
+        dealt.setdefault(name, []).append(rows[:size])
+        rows = rows[size:]
+    return dealt
+
+
+@dataclass
+class Spark:
+    """Drivers of one query, one after the other or (zombies) at once, and their commit log."""
+
+    shop: Shop
+    batches: int
+    targets: int = 1
+    committed: int = -1
+    told: list[tuple[int, bool]] = field(default_factory=list)
+
+    def driver(
+        self,
+        name: str,
+        trouble: Callable[[], bool] = lambda: False,
+        cut: Callable[[], bool] = lambda: False,
+        empty: Callable[[], bool] = lambda: False,
+    ) -> Step:
+        """Run batches from the first that is not in the commit log.
+
+        `trouble`: a task fails. `cut`: the region is lost in the midst of a commit, and Spark calls
+        `abort`. `empty`: a repeated batch has not even a partition, and there is nothing to commit.
+        """
+        shop, batch = self.shop, self.committed + 1
+        while batch < self.batches:
+            if batch + 1 < self.batches and self._is_begun(batch) and empty():
+                self.committed = max(self.committed, batch)
+                batch += 1
+                continue
+            writer = f"{name}-{batch}"
+            pieces = pieces_of(batch, shop.rng, self.targets)
+            intent = yield from shop.stage(batch, writer, pieces)
+            give_up = staging.abort(shop.query, batch, writer, shop.unique)
+            if trouble():
+                yield from shop.perform(give_up)
+                return
+            acts = staging.commit(shop.query, batch, intent, shop.unique)
+            try:
+                outcome = yield from shop.perform(acts, cut)
+            except Cut:
+                yield from shop.perform(give_up)
+                return
+            self.told.append((batch, outcome.replayed))
+            self.committed = max(self.committed, batch)
+            batch += 1
+            yield
+
+    def _is_begun(self, batch: int) -> bool:
+        """Whether an intent stands that nobody has finished."""
+        given_up = []
+        for key in self.shop.log.live():
+            _, number, kind, writer, *_ = [*key.decode().split("/"), ""]
+            if number == f"{batch:016x}" and kind == "abandoned":
+                given_up.append(writer)
+            elif number == f"{batch:016x}" and kind == "intent" and writer not in given_up:
+                return True
+        return False
+
+    def judge(self) -> list[str]:
+        """Every row once, whatever stream it went to; batches in order in each stream."""
+        found = [row for target in self.shop.targets.values() for row in target.rows]
+        wanted = [row for batch in range(self.batches) for row in rows_of(batch)]
+        problems = []
+        if sorted(found) != wanted:
+            doubled = sorted({row for row in found if found.count(row) > 1})
+            problems.append(f"lost {sorted(set(wanted) - set(found))}, twice {doubled}")
+        for name, target in self.shop.targets.items():
+            batches = [batch for batch, _ in target.rows]
+            if batches != sorted(batches):
+                problems.append(f"{name}: batches in another order: {batches}")
+        return problems

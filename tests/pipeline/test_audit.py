@@ -1,0 +1,287 @@
+"""The Spark audit beside numpy's judge, on sound runs and on runs spoilt in every way.
+
+Each run is a stream of its own, so that one audit judges all of them.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from surecast.columns.rules import KeepAll, KeepFor, KeepLast, LatestPerKey
+from surecast.errors import UsageError
+from surecast.pipeline.jobs.audit import Audit, StreamAudit, audit
+from surecast.pipeline.jobs.trace import load, save
+from surecast.swarm.ledger import OfferedEvents, ReadEvents
+from surecast.swarm.traces import trace_offered, trace_read
+from tests.swarm.runs import EVENTS, SPOILT, Run
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+CHUNK = 64  # rows: many edges
+COUNTS = ("published", "acked", "delivered", "void", "lost", "duplicated", "misordered")
+
+
+def write(folder: Path, stream: str, run: Run) -> None:
+    trace_offered(folder, stream, f"p-{stream}", run.offered)
+    for reader in run.readers:
+        trace = ReadEvents(
+            f"{reader.reader}", reader.seq, reader.time_us, reader.key, reader.value,
+            reader.voids, reader.malformed, reader.marks, reader.seq * 1000 + 2_000_000,
+        )  # fmt: skip
+        trace_read(folder / stream, stream, f"region-{reader.reader}", trace)
+        for table in ("delivered", "readers"):  # names of files are those of readers
+            made = folder / stream / table / f"{reader.reader}.parquet"
+            target = folder / table / f"{stream}-{reader.reader}.parquet"
+            target.parent.mkdir(exist_ok=True)
+            made.rename(target)
+
+
+def by_stream(found: Audit) -> dict[str, StreamAudit]:
+    return {one.stream: one for one in found.streams}
+
+
+# ---------------------------------------------------------------- more ways to spoil a run
+
+
+def void_unreplaced(run: Run) -> None:
+    """A reader is told that the newest event of a key is void."""
+    reader = run.readers[0]
+    keys = reader.key
+    row = max(int(np.flatnonzero(keys == key)[-1]) for key in np.unique(keys) if key != keys[-1])
+    seq = int(reader.seq[row])
+    for name in ("seq", "time_us", "key", "value"):
+        setattr(reader, name, np.delete(getattr(reader, name), row))
+    present = np.zeros(run.end + 1, np.bool_)
+    present[reader.seq] = True
+    gaps = np.flatnonzero(~present[1 : run.end]) + 1
+    reader.voids = np.stack((gaps, gaps + 1), axis=1)
+    assert seq in gaps
+
+
+def change_value(run: Run) -> None:
+    """It got another's value: that event comes twice, and its own never."""
+    reader = run.readers[2]
+    reader.value = reader.value.copy()
+    reader.value[-4] = reader.value[-9]
+
+
+def silence(run: Run) -> None:
+    """One who asked for voids is told of none of them."""
+    for reader in run.readers:
+        reader.voids = np.empty((0, 2), np.int64)
+
+
+def void_over_event(run: Run) -> None:
+    run.readers[0].voids = np.array([[EVENTS - 5, EVENTS - 3]])
+
+
+def malform(run: Run) -> None:
+    run.readers[1].malformed = 3
+
+
+def stop_at_once(run: Run) -> None:
+    """A reader that was given nothing."""
+    for name in ("seq", "time_us", "key", "value"):
+        setattr(run.readers[2], name, getattr(run.readers[2], name)[:0])
+    run.readers[2].voids = None
+
+
+HERE: dict[Callable[[Run], None], str] = {
+    void_unreplaced: "G4 r0: neither got nor outdated",
+    change_value: "G10 r2: got another event than stands at",
+    silence: "passed over without a word",
+    void_over_event: "G2 r0: void and an event at",
+    malform: "G1 r1: 3 events were changed on the way",
+    stop_at_once: "G9 r2 ended at 1, not",
+}
+# What numpy's judge says in other words.
+OTHER_WORDS = {
+    "differ": "G10 r1: got another event than stands at",
+    "acknowledge_beyond": "G10 acknowledged and lost",
+    "acknowledge_twice": "G10 positions were given twice",
+    "publish_out_of_order": "G3 not in the order in which p-",
+    "time_differs": "G10 readers were told different times of events at 300",
+}
+# What it sees beyond numpy's judge: an event that should stand beyond the end stands within, and a
+# void that comes late.
+ALSO = {"acknowledge_beyond": ("duplicated",), "void_over_event": ("misordered",)}
+
+
+# ---------------------------------------------------------------- one audit of many runs
+
+
+class Judged:
+    """Many runs, judged together."""
+
+    def __init__(self, spark: "SparkSession", folder: Path) -> None:
+        self.runs = {f"sound-{seed}": Run(seed) for seed in range(8)}
+        self.expected = dict.fromkeys(self.runs, "")
+        for run in self.runs.values():
+            run.offered.offered_ns = np.arange(1, EVENTS + 1) * 1000
+        for spoil, words in (SPOILT | HERE).items():
+            for seed in (0, 1, 2):
+                name = f"{spoil.__name__}-{seed}"
+                self.runs[name] = Run(seed)
+                spoil(self.runs[name])
+                self.expected[name] = OTHER_WORDS.get(spoil.__name__, words)
+        self.runs |= unacknowledged()
+        for stream, run in self.runs.items():
+            write(folder, stream, run)
+        self.found = audit(load(spark, str(folder)), LatestPerKey(), chunk_rows=CHUNK)
+        self.streams = by_stream(self.found)
+
+
+def unacknowledged() -> dict[str, Run]:
+    """Runs whose publisher was not told of its last four events."""
+    runs = {"fine": Run(1), "lacking": Run(1), "torn": Run(1), "moved": Run(1)}
+    for run in runs.values():
+        run.offered.seq = run.offered.seq.copy()
+        run.offered.seq[-4:] = 0
+    lacking = runs["lacking"].readers[1]
+    for name in ("seq", "time_us", "key", "value"):
+        setattr(lacking, name, np.delete(getattr(lacking, name), -1))
+    torn = runs["torn"].readers[1]
+    torn.value, torn.key = torn.value.copy(), torn.key.copy()
+    torn.value[[-1, -2]], torn.key[[-1, -2]] = torn.value[[-2, -1]], torn.key[[-2, -1]]
+    for reader in runs["moved"].readers:  # an acknowledged event stands once more, for everybody
+        reader.value, reader.key = reader.value.copy(), reader.key.copy()
+        reader.value[-1], reader.key[-1] = reader.value[-6], reader.key[-6]
+    return runs
+
+
+@pytest.fixture(scope="module")
+def judged(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> Judged:
+    return Judged(spark, tmp_path_factory.mktemp("trace"))
+
+
+def test_sound_runs_are_sound_and_counted_as_numpy_counts(judged: Judged) -> None:
+    sound = [name for name in judged.runs if name.startswith("sound")]
+    assert sound
+    for stream in sound:
+        one, tally = judged.streams[stream], judged.runs[stream].judged()
+        assert one.violations == tally.violations == []
+        assert [getattr(one, name) for name in COUNTS] == [getattr(tally, name) for name in COUNTS]
+    readers = [reader for reader in judged.found.readers if reader.stream in sound]
+    assert {(r.region, r.end) for r in readers} == {(f"region-r{i}", EVENTS + 1) for i in range(3)}
+    for reader in readers:
+        assert (reader.lost, reader.duplicated, reader.misordered) == (0, 0, 0)
+        assert reader.delivered + reader.void == EVENTS
+        assert reader.latency is not None
+        assert reader.latency.p50_ms == pytest.approx(2.0, rel=0.005)
+        assert reader.latency.max_ms == 2.0
+
+
+@pytest.mark.parametrize("spoil", SPOILT | HERE, ids=lambda spoil: spoil.__name__)
+def test_a_spoilt_run_is_spoilt_for_both(judged: Judged, spoil: Callable[[Run], None]) -> None:
+    for seed in (0, 1, 2):
+        stream = f"{spoil.__name__}-{seed}"
+        one, tally = judged.streams[stream], judged.runs[stream].judged()
+        words = judged.expected[stream]
+        said = f"{stream}: {one.violations}\nnumpy: {tally.violations}"
+        assert tally.violations, "numpy's judge saw nothing: the test does not test"
+        assert any(words in violation for violation in one.violations), said
+        assert f"{stream}: {one.violations[0]}" in judged.found.violations
+        for name in ("published", "acked", "delivered"):
+            assert getattr(one, name) == getattr(tally, name), said
+        more = ALSO.get(spoil.__name__, ())
+        for name in ("lost", "duplicated", "misordered"):
+            assert bool(getattr(one, name)) == (bool(getattr(tally, name)) or name in more), said
+
+
+def test_what_was_not_acknowledged_is_believed_to_who_got_it(judged: Judged) -> None:
+    fine, lacking, torn, moved = (
+        judged.streams[name] for name in ("fine", "lacking", "torn", "moved")
+    )
+    assert fine.violations == []
+    assert (fine.published, fine.acked) == (EVENTS, EVENTS - 4)
+    assert lacking.lost
+    assert "G4 r1: neither got nor outdated 300" in lacking.violations
+    assert "G10 readers got different events at 299, 300" in torn.violations
+    assert moved.duplicated
+    assert "G10 events stand at two positions, also at 300" in moved.violations
+
+
+def test_the_whole_is_the_sum_of_its_streams(judged: Judged) -> None:
+    found = judged.found
+    assert not found.sound
+    for name in COUNTS:
+        assert getattr(found, name) == sum(getattr(one, name) for one in found.streams)
+    assert found.delivered == sum(reader.delivered for reader in found.readers)
+
+
+# ---------------------------------------------------------------- latencies
+
+
+def test_latencies_are_those_of_the_trace(spark: "SparkSession", tmp_path: Path) -> None:
+    count = 1000
+    keys = np.arange(count, dtype=np.uint64)
+    values = np.arange(1, count + 1, dtype=np.uint64)
+    seqs = np.arange(1, count + 1)
+    offered_ns = np.full(count, 5_000_000_000)
+    offered = OfferedEvents(keys, values, seqs, offered_ns=offered_ns)
+    trace_offered(tmp_path, "s", "p", offered)
+    late_ns = np.random.default_rng(1).permutation(count) * 1_000_000  # 0 to 999 ms
+    for reader, extra in (("a", 0), ("b", 1_000_000_000)):
+        got_ns = offered_ns + late_ns + extra
+        trace_read(
+            tmp_path, "s", "here", ReadEvents(reader, seqs, seqs, keys, values, got_ns=got_ns)
+        )
+    found = audit(load(spark, str(tmp_path)), KeepAll())
+    assert found.sound, found.violations
+    first = next(r.latency for r in found.readers if r.reader == "a")
+    assert first is not None
+    steps = pytest.approx([499, 899, 989], rel=0.005)
+    assert [first.p50_ms, first.p90_ms, first.p99_ms] == steps
+    assert first.max_ms == 999
+    both = found.regions["here"]
+    steps = pytest.approx([999, 1799, 1979], rel=0.005)
+    assert [both.p50_ms, both.p90_ms, both.p99_ms] == steps
+    assert both.max_ms == 1999
+
+
+# ---------------------------------------------------------------- other rules
+
+
+def test_each_rule_explains_its_own_voids(spark: "SparkSession", tmp_path: Path) -> None:
+    run = Run(3)
+    for reader in run.readers:
+        rows = slice(-50 if reader is run.readers[0] else 0, None)  # the first got the last 50
+        reader.seq, reader.key = run.offered.seq[rows], run.offered.key[rows]
+        reader.value, reader.time_us = run.offered.value[rows], reader.seq * 7
+        reader.voids = None
+    write(tmp_path, "s", run)
+    found = audit(load(spark, str(tmp_path)), KeepLast(50), chunk_rows=CHUNK)
+    assert found.violations == []
+    assert (found.void, found.delivered) == (250, 650)
+    again = audit(load(spark, str(tmp_path)), KeepLast(52), chunk_rows=CHUNK)
+    assert again.lost == 2
+    assert again.violations == ["G4 r0: neither got nor outdated 249, 250"]
+    with pytest.raises(UsageError, match="expired"):
+        audit(load(spark, str(tmp_path)), KeepFor(5))
+
+
+# ---------------------------------------------------------------- traces that are none
+
+
+def test_what_is_no_trace_is_said(spark: "SparkSession", tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"is no trace: .*published cannot be read"):
+        load(spark, str(tmp_path / "nothing"))
+    run = Run(1)
+    write(tmp_path, "s", run)
+    (tmp_path / "readers" / "s-r1.parquet").unlink()
+    with pytest.raises(UsageError, match="not in readers/: r1 of s"):
+        audit(load(spark, str(tmp_path)), LatestPerKey())
+    save(tmp_path, "published", "other", {
+        "stream": ["unread"], "publisher": ["p"], "number": [1], "key": [b"k"], "value": [b"v"],
+        "seq": [1], "offered_ns": [1],
+    })  # fmt: skip
+    save(tmp_path, "readers", "s-r1", {
+        "stream": ["s"], "region": ["x"], "reader": ["r1"], "first": [1], "voids": [False],
+        "malformed": [0],
+    })  # fmt: skip
+    found = by_stream(audit(load(spark, str(tmp_path)), LatestPerKey()))
+    assert found["unread"].violations[0] == "published, and no reader wrote anything down"

@@ -1,0 +1,182 @@
+"""archive, replay and top-keys: jobs that read streams or write them, over a real region."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from surecast import latest_per_key
+from surecast.errors import UsageError
+from surecast.pipeline.jobs.archive import archive, read
+from surecast.pipeline.jobs.replay import replay
+from surecast.pipeline.jobs.top_keys import TopKey, top_keys
+from tests.pipeline.regions import Served
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="module")
+def region(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with Served(tmp_path_factory.mktemp("region")) as served:
+        yield served
+
+
+def options(region: Served, **more: str) -> dict[str, str]:
+    return {"url": region.url, "startingOffsets": "earliest", **more}
+
+
+def values_of(region: Served, name: str, count: int) -> list[tuple[bytes | None, bytes]]:
+    """The first events of a stream, as a subscriber gets them; and that there are no more."""
+    with region.client() as client:
+        last = client.stream(name).publish(b"end")
+        found = []
+        for event in client.stream(name).subscribe(start="earliest"):
+            if event.seq == last:
+                break
+            found.append((event.key, event.value))
+    assert len(found) == count
+    return found
+
+
+def test_an_archive_covers_every_position_once_and_is_resumed(
+    spark: SparkSession, region: Served, tmp_path: Path
+) -> None:
+    lake = str(tmp_path / "lake")
+    for name in ("arch.a", "arch.b"):
+        region.publish(
+            name, [b"%d" % i for i in range(500)], [b"k%d" % (i % 7) for i in range(500)]
+        )
+    region.publish("arch.newest", [b"1", b"2", b"3"], [b"k"] * 3, retain=latest_per_key())
+    wanted = options(region, subscribePattern="arch.>")
+    first = archive(spark, lake, wanted)
+    assert first >= 1001
+    assert archive(spark, lake, wanted) == 0, "nothing is new"
+    region.publish("arch.a", [b"more"])
+    region.publish("arch.later", [b"x"])
+    assert archive(spark, lake, wanted) == 2
+    rows = read(spark, lake)
+    assert rows.columns[:3] == ["stream", "seq", "kind"]
+    covered: dict[str, list[int]] = {}
+    for row in rows.orderBy("stream", "seq").collect():
+        covered.setdefault(row.stream, []).extend(range(row.seq - row.range + 1, row.seq + 1))
+    assert {stream: len(seqs) for stream, seqs in covered.items()} == {
+        "arch.a": 501, "arch.b": 500, "arch.newest": 3, "arch.later": 1,
+    }  # fmt: skip
+    assert all(seqs == list(range(1, len(seqs) + 1)) for seqs in covered.values())
+    assert rows.where("stream = 'arch.a' and seq = 501").first().value == b"more"
+    folders = {path.name for path in (tmp_path / "lake").glob("stream=*/day=*")}
+    assert folders, "partitioned by stream and day"
+
+
+def test_a_replay_keeps_the_order_and_what_is_published_once_stays_so(
+    spark: SparkSession, region: Served
+) -> None:
+    events = [(b"k%d" % (i % 5), b"%05d" % i) for i in range(1000)]
+    region.publish("rep.from", [value for _, value in events], [key for key, _ in events])
+    rows = spark.read.format("surecast").options(**options(region, subscribe="rep.from")).load()
+    target = {"url": region.url}
+    said: list[tuple[int, int]] = []
+    done = replay(
+        rows.where("seq <= 600"), "rep.to", target, name="again", positions=250,
+        say=lambda *now: said.append(now),
+    )  # fmt: skip
+    assert done == 600
+    assert said == [(249, 600), (499, 600), (600, 600)], "slices of positions 1-249, 250-499, …"
+    assert replay(rows.where("seq < 500"), "rep.to", target, name="again", positions=250) == 499
+    assert values_of(region, "rep.to", 600) == events[:600]
+
+
+def test_a_replay_with_a_rate_is_never_early(spark: SparkSession, region: Served) -> None:
+    region.publish("rate.from", [b"%d" % i for i in range(30)])
+    rows = spark.read.format("surecast").options(**options(region, subscribe="rate.from")).load()
+    clock = [0.0]
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        clock[0] += seconds
+
+    replay(
+        rows, "rate.to", {"url": region.url}, rate=2.0, positions=10, sleep=sleep,
+        now=lambda: clock[0],
+    )  # fmt: skip
+    assert waits == [pytest.approx(4.5), pytest.approx(5.0), pytest.approx(5.0), pytest.approx(0.5)]
+    assert len(values_of(region, "rate.to", 30)) == 30
+
+
+def test_what_cannot_be_replayed_is_refused(spark: SparkSession) -> None:
+    plain = spark.createDataFrame([(b"v",)], "value binary")
+    with pytest.raises(UsageError, match="no column seq"):
+        replay(plain, "t", {})
+    two = spark.createDataFrame(
+        [("a", 1, b"v"), ("b", 1, b"v")], "stream string, seq long, value binary"
+    )
+    with pytest.raises(UsageError, match=r"several streams \(a, b\)"):
+        replay(two, "t", {})
+    with pytest.raises(UsageError, match="rate=-1"):
+        replay(two, "t", {}, rate=-1)
+
+
+def test_a_window_is_not_told_before_it_is_over(
+    spark: SparkSession, region: Served, tmp_path: Path
+) -> None:
+    keys = [b"a"] * 5 + [b"b"] * 3 + [b"c"]
+    region.publish("top.x", [b"v"] * 9, keys)
+    told: list[TopKey] = []
+    query = top_keys(
+        spark, options(region, subscribe="top.x"), told.extend, window="1 day", late="0 seconds",
+        top=2, once=False, every="1 second", checkpoint=str(tmp_path / "place"),
+    )  # fmt: skip
+    try:
+        query.processAllAvailable()
+        assert told == [], "the day is not over"
+    finally:
+        query.stop()
+
+
+def test_windows_that_are_over_are_told_in_order(spark: SparkSession, region: Served) -> None:
+    for key in (b"a", b"b", b"a", b"c"):
+        region.publish("top.y", [b"v"], [key])
+        time.sleep(0.02)
+    told: list[TopKey] = []
+    query = top_keys(
+        spark, options(region, subscribe="top.y"), told.extend, window="10 milliseconds",
+        late="0 seconds", every="1 second",
+    )  # fmt: skip
+    try:
+        query.processAllAvailable()
+        region.publish("top.y", [b"v"], [b"last"])  # the watermark passes what was before
+        query.processAllAvailable()
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    assert [(row.rank, row.key, row.events) for row in told][:3] == [
+        (1, b"a", 1), (1, b"b", 1), (1, b"a", 1),
+    ]  # fmt: skip
+
+
+def test_the_busiest_come_first(spark: SparkSession) -> None:
+    from datetime import UTC, datetime
+
+    from surecast.pipeline.jobs.top_keys import _ranked, counts
+
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    rows = [
+        ("event", "s", key, at + timedelta(seconds=second))
+        for key, seconds in ((b"a", (0, 1, 2, 11)), (b"b", (3, 12, 13)), (b"c", (4,)))
+        for second in seconds
+    ]
+    rows.append(("void", "s", None, at))
+    schema = "kind string, stream string, key binary, timestamp timestamp"
+    counted = counts(spark.createDataFrame(rows, schema), "10 seconds", "0 seconds")
+    ranked = [TopKey(*row) for row in _ranked(counted, 2).collect()]
+    assert [(row.rank, row.key, row.events) for row in ranked] == [
+        (1, b"a", 3), (2, b"b", 1), (1, b"b", 2), (2, b"a", 1),
+    ]  # fmt: skip
+    assert ranked[2].begin - ranked[0].begin == timedelta(seconds=10)

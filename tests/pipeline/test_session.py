@@ -1,0 +1,186 @@
+"""The session helper: Java found or asked for, quiet, the right Python, the caller's word last."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from surecast.errors import UsageError
+from surecast.pipeline import session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+# ---------------------------------------------------------------- Java
+
+
+def java(folder: Path, words: str, code: int = 0) -> Path:
+    """A home of a Java that says it is of this version."""
+    program = folder / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\necho '{words}' >&2\nexit {code}\n")
+    program.chmod(0o755)
+    return folder
+
+
+@pytest.fixture
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine without Java; returns its folder of JVMs."""
+    jvms = tmp_path / "jvm"
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", "/bin" if not Path("/bin/java").exists() else str(tmp_path))
+    monkeypatch.setattr(session, "_JVMS", jvms)
+    return jvms
+
+
+def test_no_java_is_said_with_the_way_to_get_one(nowhere: Path) -> None:
+    with pytest.raises(UsageError, match=r"needs Java 17.*there is none here.*apt-get install"):
+        session.find_java()
+
+
+def test_a_java_that_is_too_old_is_named(nowhere: Path, tmp_path: Path) -> None:
+    java(nowhere / "eight", 'openjdk version "1.8.0_402"')
+    eleven = java(nowhere / "eleven", 'openjdk version "11.0.20" 2023-07-18')
+    java(nowhere / "broken", "no version at all", code=1)
+    with pytest.raises(UsageError) as said:
+        session.find_java()
+    assert f"{eleven} is version 11" in str(said.value)
+    assert "eight is version 8" in str(said.value)
+    assert "broken does not run" in str(said.value)
+
+
+def test_the_first_java_that_will_do_is_taken(
+    nowhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    java(nowhere / "java-11", 'openjdk version "11.0.20"')
+    seventeen = java(nowhere / "java-17", 'openjdk version "17.0.15" 2025-04-15')
+    assert session.find_java() == seventeen
+    home = java(tmp_path / "home", 'openjdk version "21.0.1"')
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    assert session.find_java() == home
+    monkeypatch.setenv("JAVA_HOME", str(nowhere / "java-11"))
+    assert session.find_java() == seventeen, "an old JAVA_HOME is passed over"
+
+
+# ---------------------------------------------------------------- masters that are none
+
+
+@pytest.mark.parametrize("master", ["nonsense", "spark:/host", "local(2)", ""])
+def test_a_master_that_is_none_is_said_at_once(master: str) -> None:
+    with pytest.raises(UsageError, match="none that Spark knows"):
+        session._check_master(master)
+
+
+@pytest.mark.parametrize("master", ["spark://127.0.0.1:1", "sc://127.0.0.1:1/;user_id=me"])
+def test_a_master_that_does_not_answer_is_said_at_once(master: str) -> None:
+    with pytest.raises(UsageError, match=r"nobody answers there.*refused"):
+        session._check_master(master)
+
+
+@pytest.mark.parametrize("master", ["local", "local[*]", "local[2,4]", "yarn", "k8s://https://h:1"])
+def test_masters_that_need_no_asking(master: str) -> None:
+    session._check_master(master)
+
+
+# ---------------------------------------------------------------- whose word is last
+
+
+def test_names_in_spark_defaults_are_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "spark-defaults.conf").write_text(
+        "# spark.ui.enabled true\nspark.driver.memory 3g\n\nspark.app.x=1\n spark.y:z\n"
+    )
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    assert session._spark_defaults() == {"spark.driver.memory", "spark.app.x", "spark.y"}
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path / "nowhere"))
+    assert session._spark_defaults() == set()
+
+
+FRESH = """
+from surecast.pipeline import spark_session
+spark = spark_session("local[2]", conf={"spark.sql.shuffle.partitions": "7"})
+assert spark.conf.get("spark.sql.shuffle.partitions") == "7", "the caller's word"
+assert spark.conf.get("spark.sql.session.timeZone") == "Europe/Vienna", "spark-defaults.conf"
+assert spark.sparkContext.getConf().get("spark.driver.memory") == "1g", "spark-defaults.conf"
+
+def whoami(batches):
+    import os, sys
+    import pyarrow as pa
+    for batch in batches:
+        yield pa.RecordBatch.from_pydict({"python": [sys.executable] * batch.num_rows})
+
+rows = spark.range(1).mapInArrow(whoami, "python string").collect()
+import sys
+assert [row.python for row in rows] == [sys.executable], rows
+print("JAVA", spark.sparkContext._jvm.System.getProperty("java.home"))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("spark")
+def test_a_fresh_session_is_quiet_and_runs_this_python(tmp_path: Path) -> None:
+    (tmp_path / "spark-defaults.conf").write_text(
+        "spark.driver.memory 1g\nspark.sql.session.timeZone Europe/Vienna\n"
+    )
+    env = {**os.environ, "SPARK_CONF_DIR": str(tmp_path)}
+    env.pop("PYSPARK_PYTHON", None)
+    done = subprocess.run(
+        [sys.executable, "-c", FRESH], env=env, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert "JAVA /" in done.stdout
+
+
+LOUD = """
+from surecast.pipeline import spark_session
+spark = spark_session("local[1]")
+spark.sparkContext._jvm.System.err.println("something is wrong")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("spark")
+def test_what_java_says_beyond_that_comes_through() -> None:
+    done = subprocess.run([sys.executable, "-c", LOUD], capture_output=True, text=True, timeout=300)
+    assert done.stderr == "something is wrong\n"
+
+
+def test_a_session_that_runs_is_handed_out_as_it_is(spark: "SparkSession") -> None:
+    conf = {"spark.sql.shuffle.partitions": "99"}
+    assert session.spark_session("local[*]", conf=conf) is spark
+    assert spark.conf.get("spark.sql.shuffle.partitions") == "4"
+
+
+# ---------------------------------------------------------------- executors elsewhere
+
+IMPORTS = """
+import sys
+sys.path[:] = [{zip!r}, *(p for p in sys.path if not p.rstrip("/").endswith("/src"))]
+import surecast, pyspark_surecast
+assert ".zip" in surecast.__file__, surecast.__file__
+import numpy as np
+from surecast.parts.workload import keys_at_ranks
+print(keys_at_ranks(np.array([True, True, False]), np.array([1, 1, 2])).tolist())
+"""
+
+
+@pytest.mark.slow
+def test_the_zip_holds_all_that_an_executor_imports(tmp_path: Path) -> None:
+    made = session.package_zip(tmp_path)
+    names = zipfile.ZipFile(made).namelist()
+    assert {"surecast/__init__.py", "pyspark_surecast/__init__.py"} <= set(names)
+    assert not [name for name in names if "__pycache__" in name]
+    code = IMPORTS.format(zip=str(made))
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", "import site; site.main()\n" + code],
+        capture_output=True, text=True, timeout=300, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[0, 1, 0]\n", "kernels compile from within a zip"

@@ -1,0 +1,58 @@
+"""A writer's options: what they become, and what is said of those that are wrong."""
+
+from datetime import timedelta
+
+import pytest
+
+import surecast
+from surecast.columns.rules import Policy
+from surecast.errors import UsageError
+from surecast.pipeline.sink_options import SinkOptions, parse
+
+
+def test_defaults() -> None:
+    assert parse({}) == SinkOptions("surecast://127.0.0.1:7400", "", None, True, None, None)
+    assert parse({}).staging == "_spark"
+
+
+def test_names_come_in_lower_case_and_with_sparks_own() -> None:
+    found = parse({"createstreams": "False", "STREAM": "orders.eu", "checkpointlocation": "/tmp"})
+    assert (found.create, found.stream, found.staging) == (False, "orders.eu", "_spark.orders.eu")
+
+
+@pytest.mark.parametrize(
+    ("text", "policy"),
+    [
+        ("keep_all", surecast.keep_all()),
+        ("latest_per_key", surecast.latest_per_key()),
+        ("keep_last:100", surecast.keep_last(100)),
+        ("keep_for:1.5", surecast.keep_for(timedelta(seconds=1.5))),
+    ],
+)
+def test_retain(text: str, policy: Policy) -> None:
+    assert parse({"retain": text}).retain == policy
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"strem": "a"}, "unknown option strem: did you mean stream"),
+        ({"url": "kafka://x"}, "option url: .*surecast://"),
+        ({"url": "surecast://"}, "option url"),
+        ({"stream": "a b"}, "option stream: 'a b' is no name"),
+        ({"stream": "orders.>"}, "option stream"),
+        ({"stream": "_spark.orders"}, "option stream: .*begins with _"),
+        ({"stream": "x" * 250}, "option stream: .* 248 characters"),
+        ({"createStreams": "maybe"}, "option createStreams is true or false, not 'maybe'"),
+        ({"retain": "keep_last"}, "option retain is .*not 'keep_last'"),
+        ({"retain": "keep_last:0"}, "option retain"),
+        ({"retain": "keep_for:soon"}, "option retain"),
+        ({"retain": "keep_all:1"}, "option retain"),
+        ({"queryId": "a/b"}, "option queryId"),
+        ({"queryId": ""}, "option queryId"),
+        ({"path": "/x"}, "option path: .*option\\('stream'"),
+    ],
+)
+def test_what_is_wrong_is_said_with_the_options_name(options: dict[str, str], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        parse(options)

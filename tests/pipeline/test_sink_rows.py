@@ -1,0 +1,182 @@
+"""Rows of Spark as chunks: which columns fit, what is said of others, how they are cut."""
+
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from surecast.errors import UsageError
+from surecast.pipeline import sink_rows
+from surecast.pipeline.sink_rows import Cutter, Layout, layout_of
+
+ATTRIBUTES = MapType(StringType(), BinaryType())
+
+
+def schema(**columns: Any) -> StructType:
+    return StructType([StructField(name, kind) for name, kind in columns.items()])
+
+
+# ---------------------------------------------------------------- columns
+
+
+def test_columns_that_fit() -> None:
+    assert layout_of(schema(value=BinaryType()), "s") == Layout(("value",), False, "s")
+    found = layout_of(
+        schema(stream=StringType(), value=StringType(), key=BinaryType(), tag=StringType()), None
+    )
+    assert found == Layout(("key", "value", "tag"), False, None)
+    assert layout_of(schema(value=StringType(), attributes=ATTRIBUTES), "s").attributes
+
+
+def test_rows_that_were_read_from_a_stream_fit_as_they_are() -> None:
+    read = schema(
+        stream=StringType(), seq=LongType(), kind=StringType(), range=LongType(), key=BinaryType(),
+        value=BinaryType(), attributes=ATTRIBUTES, timestamp=TimestampType(),
+    )  # fmt: skip
+    assert layout_of(read, "copy") == Layout(("key", "value"), True, "copy")
+    assert layout_of(read, None).stream is None
+
+
+@pytest.mark.parametrize(
+    ("columns", "stream", "said"),
+    [
+        ({"key": BinaryType()}, "s", "no column `value` among key"),
+        ({}, "s", "no column `value` among none at all"),
+        ({"value": IntegerType()}, "s", r"`value` is int.*cast\('string'\)"),
+        ({"value": StringType(), "key": LongType()}, "s", r"`key` is bigint.*'key'"),
+        ({"value": StringType(), "tag": ArrayType(StringType())}, "s", "`tag` is array<string>"),
+        ({"value": StringType(), "price": DoubleType()}, "s", r"`price` \(double\).*to_json"),
+        ({"value": StringType(), "Key": StringType()}, "s", r"`Key` \(string\) has no place"),
+        ({"value": StringType(), "attributes": StringType()}, "s", "map<string,binary>"),
+        (
+            {"value": StringType(), "attributes": MapType(StringType(), LongType())},
+            "s",
+            "map<string,bigint>",
+        ),
+        (
+            {"value": StringType(), "attributes": ATTRIBUTES, "tag": StringType()},
+            "s",
+            "drop one",
+        ),
+        ({"value": StringType()}, None, "option stream is missing"),
+        ({"value": StringType(), "stream": LongType()}, None, "`stream` is bigint"),
+    ],
+)
+def test_columns_that_do_not_fit(columns: dict[str, Any], stream: str | None, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        layout_of(schema(**columns), stream)
+
+
+def test_a_column_twice() -> None:
+    twice = StructType([StructField("value", StringType())] * 2)
+    with pytest.raises(UsageError, match="same name"):
+        layout_of(twice, "s")
+
+
+# ---------------------------------------------------------------- rows
+
+
+def cut(layout: Layout, *batches: pa.RecordBatch) -> list[tuple[str, list[tuple[Any, ...]]]]:
+    cutter = Cutter(layout)
+    chunks = [chunk for batch in batches for chunk in cutter.add(batch)]
+    chunks += cutter.rest()
+    return [(name, [(r.key, r.value, r.tag) for r in batch.to_rows()]) for name, batch in chunks]
+
+
+def test_strings_become_bytes() -> None:
+    batch = pa.record_batch({"value": ["a", "é"], "key": [None, "k"], "tag": ["t", None]})
+    assert cut(Layout(("key", "value", "tag"), False, "s"), batch) == [
+        ("s", [(None, b"a", b"t"), (b"k", "é".encode(), None)])
+    ]
+
+
+def test_a_tag_in_the_attributes() -> None:
+    kind = pa.map_(pa.string(), pa.binary())
+    maps = pa.array([[("tag", b"red")], None, [], [("tag", None)]], kind)
+    batch = pa.record_batch([pa.array([b"1", b"2", b"3", b"4"]), maps], ["value", "attributes"])
+    ((_, rows),) = cut(Layout(("value",), True, "s"), batch)
+    assert [tag for _, _, tag in rows] == [b"red", None, None, None]
+    ((_, rows),) = cut(Layout(("value",), True, "s"), batch.slice(1, 2))
+    assert rows == [(None, b"2", None), (None, b"3", None)]
+    strange = pa.array([[("tag", b"red"), ("color", b"x")]], kind)
+    with pytest.raises(UsageError, match=r"'color'.*only attribute"):
+        cut(Layout(("value",), True, "s"), pa.record_batch([pa.array([b"1"]), strange],
+            ["value", "attributes"]))  # fmt: skip
+
+
+def test_a_row_without_a_value_or_a_stream() -> None:
+    with pytest.raises(UsageError, match="2 rows have no value"):
+        cut(Layout(("value",), False, "s"), pa.record_batch({"value": [b"a", None, None]}))
+    nowhere = pa.record_batch({"value": [b"a"], "stream": pa.nulls(1, pa.string())})
+    with pytest.raises(UsageError, match="1 rows do not say where they go"):
+        cut(Layout(("value",), False, None), nowhere)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "_spark.x", "x" * 250])
+def test_a_row_for_a_stream_that_cannot_be(name: str) -> None:
+    with pytest.raises(UsageError, match="column `stream`"):
+        cut(Layout(("value",), False, None), pa.record_batch({"value": [b"a"], "stream": [name]}))
+
+
+def test_rows_of_each_stream_keep_their_order() -> None:
+    rng = Random(7)
+    layout = Layout(("value",), False, None)
+    wanted: dict[str, list[bytes]] = {}
+    batches = []
+    for start in range(0, 5000, 500):
+        names = [rng.choice("abc") for _ in range(500)]
+        values = [b"%d" % (start + n) for n in range(500)]
+        for name, value in zip(names, values, strict=True):
+            wanted.setdefault(name, []).append(value)
+        batches.append(pa.record_batch({"stream": names, "value": values}))
+    found: dict[str, list[bytes]] = {}
+    for name, rows in cut(layout, *batches):
+        found.setdefault(name, []).extend(value for _, value, _ in rows)
+    assert found == wanted
+
+
+def test_chunks_are_bounded_and_small_batches_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sink_rows, "CHUNK_ROWS", 100)
+    monkeypatch.setattr(sink_rows, "CHUNK_BYTES", 1000)
+    layout = Layout(("value",), False, "s")
+
+    def sizes(*lengths: list[int]) -> list[list[int]]:
+        batches = [pa.record_batch({"value": [b"x" * n for n in some]}) for some in lengths]
+        return [[len(value) for _, value, _ in rows] for _, rows in cut(layout, *batches)]
+
+    assert sizes([1] * 40, [1] * 40, [1] * 40) == [[1] * 80, [1] * 40]
+    assert sizes([1] * 250) == [[1] * 100, [1] * 100, [1] * 50]
+    assert sizes([400, 400, 400, 5000, 1, 1]) == [[400, 400], [400], [5000], [1, 1]]
+    assert sizes([600], [600], [1]) == [[600], [600, 1]]
+    assert sizes([], [0], []) == [[0]]
+
+
+def test_what_waits_for_others_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sink_rows, "HELD_BYTES", 100)
+    cutter = Cutter(Layout(("value",), False, None))
+    rows = {"stream": [f"s{n}" for n in range(10)], "value": [b"x" * 9] * 10}
+    assert list(cutter.add(pa.record_batch(rows))) == []
+    assert len(list(cutter.add(pa.record_batch(rows)))) == 10
+    assert list(cutter.rest()) == []
+
+
+def test_an_event_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sink_rows, "EVENT_BYTES", 1000)
+    layout = Layout(("key", "value"), False, "s")
+    fits = pa.record_batch({"key": [b"k" * 100], "value": [b"v" * 900]})
+    assert len(cut(layout, fits)) == 1
+    with pytest.raises(UsageError, match=r"1,001 bytes .* at most 1,000"):
+        cut(layout, pa.record_batch({"key": [b"k" * 101], "value": [b"v" * 900]}))

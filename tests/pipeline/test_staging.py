@@ -1,0 +1,353 @@
+"""The sink's decisions: a crash after every step, zombies, replays; every row published once."""
+
+from collections.abc import Callable, Generator
+from random import Random
+from typing import Any
+
+import pytest
+
+from surecast.columns.batch import Batch
+from surecast.columns.rules import KeyIs, KeyPrefix
+from surecast.errors import PeerError, SurecastError
+from surecast.pipeline import staging
+from surecast.pipeline.staging import (
+    Append,
+    ChunkRef,
+    Collect,
+    Copy,
+    Done,
+    Intent,
+    Ledger,
+    Outcome,
+    Read,
+    abort,
+    chunk_batch,
+    chunk_key,
+    chunk_value,
+    commit,
+    staging_name,
+)
+from tests.pipeline.staging_model import Shop, Spark, Step
+
+# ---------------------------------------------------------------- records
+
+
+def test_a_chunk_keeps_a_batch_as_it_is() -> None:
+    stream, target = bytes(16), bytes(range(16))
+    for batch in (
+        Batch.of(stream, [b"a", b"bc"], [b"k", None], [b"t", None]),
+        Batch.of(stream, [b"12345678"] * 100, [b"k"] * 100),
+        Batch.of(stream, [b""]),
+    ):
+        found = chunk_batch(chunk_value(batch), target)
+        assert found.body == batch.body
+        assert found.stream_id == target
+        assert found.to_rows() == batch.to_rows()
+
+
+def test_what_is_no_chunk_is_refused() -> None:
+    value = chunk_value(Batch.of(bytes(16), [b"one", b"two"]))
+    for bad in (b"", value[:3], b"\x02" + value[1:], value[:-1], value[:4] + b"\xff" + value[5:]):
+        with pytest.raises(PeerError):
+            chunk_batch(bad, bytes(16))
+
+
+def test_keys_that_nobody_of_us_wrote_are_refused() -> None:
+    for key in (b"q/", b"q/xyz/chunk/w", b"q/0", b"q/00/chunk", b"q/\xff/a/b"):
+        with pytest.raises(PeerError, match="strange key"):
+            Ledger("q").note(1, key, b"")
+    assert Ledger("q").note(1, b"other/xyz", b"") is None
+    assert Ledger("q").note(1, b"q2/xyz", b"") is None
+
+
+def test_names_of_staging_streams() -> None:
+    assert staging_name("orders.eu") == "_spark.orders.eu"
+    assert staging_name(None) == "_spark"
+
+
+# ---------------------------------------------------------------- one commit, step by step
+
+INTENT = Intent("w1", ("orders",), (ChunkRef(1, 10, 0), ChunkRef(2, 5, 0)))
+ID = bytes(range(16))
+
+
+def words() -> Any:
+    return iter("abcdefghij").__next__
+
+
+def test_a_commit_step_by_step() -> None:
+    ledger = Ledger("q")
+    acts = commit("q", 7, INTENT, words())
+    assert next(acts) == Read(0)
+    for seq in (1, 2):
+        ledger.note(seq, chunk_key("q", 7, "w1", 0, 11, seq), b"...")
+    intent = acts.send(ledger)
+    assert isinstance(intent, Append)
+    assert intent.key == b"q/0000000000000007/intent/w1/a"
+    assert acts.send(3) == Read(3)
+    ledger.note(3, intent.key, intent.value)
+    assert acts.send(ledger) == Copy(7, INTENT, {})
+    done = acts.send({ID: 16})
+    assert isinstance(done, Append)
+    assert done.key == b"q/done/0000000000000007"
+    assert acts.send(4) == Collect(KeyPrefix(b"q/0000000000000007/"))
+    with pytest.raises(StopIteration) as end:
+        acts.send(5)
+    assert end.value.value == Outcome(False, (7,))
+    # The next batch goes on from there, and drops what the first has left.
+    ledger = Ledger("q")
+    ledger.note_void(3, collected=True)
+    ledger.note(4, done.key, done.value)
+    acts = commit("q", 8, INTENT, words())
+    next(acts)
+    intent = acts.send(ledger)
+    assert isinstance(intent, Append)
+    acts.send(6)
+    ledger.note_void(5, collected=False)
+    ledger.note(6, intent.key, intent.value)
+    assert acts.send(ledger) == Copy(8, INTENT, {ID: 16})
+    acts.send({ID: 31})
+    assert acts.send(7) == Collect(KeyPrefix(b"q/0000000000000008/"))
+    assert acts.send(8) == Collect(KeyIs(b"q/done/0000000000000007"))
+
+
+def test_what_was_collected_while_it_was_read_makes_a_driver_look_again() -> None:
+    ledger = Ledger("q")
+    acts = commit("q", 7, INTENT, words())
+    next(acts)
+    intent = acts.send(ledger)
+    assert isinstance(intent, Append)
+    assert acts.send(9) == Read(9)
+    ledger.note_void(8, collected=True)  # who knows what that was
+    ledger.note(9, intent.key, intent.value)
+    mark = acts.send(ledger)
+    assert isinstance(mark, Append)
+    assert mark.key.startswith(b"q/0000000000000007/mark/")
+    assert acts.send(12) == Read(12)
+    ledger.note(10, b"q/done/0000000000000007", staging.msgspec.msgpack.encode(Done({ID: 16})))
+    ledger.note_void(11, collected=False)
+    ledger.note(12, mark.key, mark.value)
+    assert acts.send(ledger) == Collect(KeyPrefix(b"q/0000000000000007/"))
+    with pytest.raises(StopIteration) as end:
+        acts.send(13)
+    assert end.value.value == Outcome(True, ())
+
+
+def test_a_stream_that_never_rests_is_an_error_not_an_endless_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(staging, "LOOKS_MAX", 5)
+
+    def live() -> None:
+        acts: Any = commit("q", 7, INTENT, iter(map(str, range(100))).__next__)
+        ledger, answer = Ledger("q"), None
+        while True:
+            act = acts.send(answer)
+            if isinstance(act, Append):
+                answer = ledger.end + 1
+                continue
+            if act.to:
+                ledger.note_void(act.to, collected=True)
+            answer = ledger
+
+    with pytest.raises(SurecastError, match="longer triggers"):
+        live()
+
+
+def test_an_intent_behind_its_own_abandonment_is_void() -> None:
+    ledger = Ledger("q")
+    acts = abort("q", 7, "w1", words())
+    gone = next(acts)
+    assert isinstance(gone, Append)
+    assert acts.send(1) == Read(1)
+    ledger.note(1, gone.key, gone.value)
+    assert acts.send(ledger) == Collect(KeyPrefix(b"q/0000000000000007/chunk/w1/"))
+    late = commit("q", 7, INTENT, words())
+    next(late)
+    intent = late.send(ledger)
+    assert isinstance(intent, Append)
+    late.send(2)
+    ledger.note(2, intent.key, intent.value)
+    with pytest.raises(SurecastError, match="abandoned"):
+        late.send(ledger)
+
+
+def test_abort_spares_what_is_bound_to_be_published() -> None:
+    ledger = Ledger("q")
+    ledger.note(1, b"q/0000000000000007/intent/w1/a", staging.msgspec.msgpack.encode(INTENT))
+    for writer, spared in (("w1", True), ("w2", False)):
+        acts = abort("q", 7, writer, words())
+        next(acts)
+        acts.send(2)
+        try:
+            assert acts.send(ledger) == Collect(
+                KeyPrefix(f"q/0000000000000007/chunk/{writer}/".encode())
+            )
+            assert not spared
+        except StopIteration:
+            assert spared
+
+
+# ---------------------------------------------------------------- crashes everywhere
+
+
+def run(step: Step, steps: int = 1 << 30) -> tuple[int, bool]:
+    """Let a driver live for so many steps; how many it took, and whether it came to its end."""
+    for taken in range(steps):
+        try:
+            next(step)
+        except StopIteration:
+            return taken, True
+    return steps, False
+
+
+def finish(spark: Spark) -> None:
+    """A last driver that nobody disturbs, and nobody else at work."""
+    assert run(spark.driver("last"))[1]
+    assert spark.judge() == []
+
+
+def assert_only_the_last_done_is_left(spark: Spark) -> None:
+    spark.batches += 1  # whoever comes next sweeps what zombies left behind
+    finish(spark)
+    assert spark.shop.log.live() == [f"q/done/{spark.batches - 1:016x}".encode()]
+
+
+@pytest.mark.parametrize("targets", [1, 3])
+@pytest.mark.parametrize("lands", [False, True])
+def test_a_crash_after_every_step_and_again_after_every_step(targets: int, lands: bool) -> None:
+    """Driver 1 dies at step i, driver 2 at step j; `lands`: what it had sent arrives later."""
+    total, _ = run(Spark(Shop(Random(1)), 2, targets).driver("alone"))
+    assert total > 20
+    crashes = 0
+    for first in range(1, total + 1):
+        for second in (*range(1, total, 7), 1 << 30):
+            spark = Spark(Shop(Random(first * 1000 + second)), 2, targets)
+            run(spark.driver("one"), first)
+            flying = [wire for wire in spark.shop.wires if not wire.seq]
+            two = spark.driver("two")
+            run(two, second // 2)
+            for wire in flying if lands else ():
+                spark.shop.land(wire)
+            run(two, second)
+            finish(spark)
+            assert_only_the_last_done_is_left(spark)
+            crashes += 1
+    assert crashes > 100
+
+
+def test_a_lost_entry_of_the_commit_log_replays_nothing() -> None:
+    for seed in range(50):
+        rng = Random(seed)
+        spark = Spark(Shop(Random(seed)), 4)
+        run(spark.driver("one"), rng.randint(1, 200))
+        spark.committed = max(-1, spark.committed - rng.randint(0, 1))
+        run(spark.driver("two"), rng.randint(1, 200))
+        spark.committed = max(-1, spark.committed - 1)
+        finish(spark)
+        assert_only_the_last_done_is_left(spark)
+
+
+def chaos(seed: int, *, batches: int = 4) -> Spark:
+    """Drivers that die, are taken for dead, fail their tasks, lose the region; then one that is
+    left alone."""
+    rng = Random(seed)
+    shop = Shop(Random(f"{seed}/shop"), memory=rng.randint(1, 4))
+    spark = Spark(shop, batches, targets=rng.choice((1, 1, 3)))
+    drivers: list[Step] = []
+    odds = rng.choice((0, 0.2)), rng.choice((0, 0.02)), rng.choice((0, 0, 0.3))
+
+    def dice(number: int) -> Callable[[], bool]:
+        return lambda: rng.random() < odds[number]
+
+    for number in range(rng.randint(2, 6)):
+        if rng.random() < 0.3:
+            spark.committed = max(-1, spark.committed - 1)  # the newest entry is lost
+        drivers.append(spark.driver(f"d{number}", dice(0), dice(1), dice(2)))
+        for _ in range(rng.randint(1, 150)):
+            # Mostly the newest is at work; its predecessors are zombies.
+            driver = drivers[-1] if rng.random() < 0.6 else rng.choice(drivers)
+            for _ in range(rng.choice((1, 1, 5, 20))):
+                next(driver, None)
+            flying = [wire for wire in shop.wires if not wire.seq]
+            if flying and rng.random() < 0.05:
+                shop.land(rng.choice(flying))
+        drivers = [driver for driver in drivers if rng.random() < 0.7]
+    for driver in drivers:  # zombies wake up and work to their end
+        run(driver)
+    for wire in shop.wires:
+        if rng.random() < 0.5:
+            shop.land(wire)
+    finish(spark)
+    return spark
+
+
+@pytest.mark.parametrize("seeds", [range(0, 250), range(250, 500)], ids=["a", "b"])
+def test_chaos(seeds: range) -> None:
+    replays = 0
+    for seed in seeds:
+        spark = chaos(seed)
+        assert_only_the_last_done_is_left(spark)
+        replays += sum(replayed for _, replayed in spark.told)
+    assert replays > 50  # it was a trial of them, too
+
+
+# ---------------------------------------------------------------- would we notice?
+
+
+def the_last_intent_stands(self: Ledger, seq: int, key: bytes, value: bytes) -> Any:
+    place = original_note(self, seq, key, value)
+    if place is not None and place.kind == staging.INTENT:
+        self.intents[place.batch] = staging.msgspec.msgpack.decode(value, type=Intent)
+    return place
+
+
+def nobody_is_abandoned(self: Ledger, seq: int, key: bytes, value: bytes) -> Any:
+    place = original_note(self, seq, key, value)
+    self.abandoned.clear()
+    return place
+
+
+def nothing_is_hidden(self: Ledger, last: int, *, collected: bool) -> None:
+    original_note_void(self, last, collected=False)
+
+
+def no_old_intents(self: Ledger, batch: int) -> list[int]:
+    return [batch] if batch > self.done and batch in self.intents else []
+
+
+def numbers_begin_anew(self: Ledger, batch: int, numbers: Any) -> Done:
+    self.done, self.numbers = batch, dict(numbers)
+    return Done({})
+
+
+def everything_is_garbage(self: Ledger) -> Generator[Any, None, None]:
+    yield KeyPrefix(f"{self.query}/0".encode())
+    yield from original_garbage(self)
+
+
+original_note, original_note_void = Ledger.note, Ledger.note_void
+original_garbage = Ledger.garbage
+
+
+@pytest.mark.parametrize(
+    ("method", "mutant"),
+    [
+        ("note", the_last_intent_stands),
+        ("note", nobody_is_abandoned),
+        ("note_void", nothing_is_hidden),
+        ("pending", no_old_intents),
+        ("finish", numbers_begin_anew),
+        ("garbage", everything_is_garbage),
+    ],
+)
+def test_chaos_notices_a_rule_that_is_gone(
+    method: str, mutant: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Ledger, method, mutant)
+    for seed in range(3000):
+        try:
+            chaos(seed)
+        except (AssertionError, SurecastError, RuntimeError):
+            return
+    pytest.fail(f"nobody missed {method}")

@@ -1,0 +1,392 @@
+"""The sink's work over a real region: drivers stopped after every act, zombies, lost chunks."""
+
+import asyncio
+from collections.abc import Callable, Generator
+from random import Random
+from typing import Any
+
+import pytest
+
+import surecast
+from surecast.client.connection import Client
+from surecast.columns.batch import Batch
+from surecast.errors import ConnectError, SurecastError, UsageError
+from surecast.pipeline import staging_io
+from surecast.pipeline.sink_options import SinkOptions
+from surecast.pipeline.staging import (
+    Act,
+    Append,
+    ChunkRef,
+    Intent,
+    Outcome,
+    abort,
+    chunk_key,
+    chunk_value,
+    commit,
+)
+from surecast.pipeline.staging_io import (
+    Stage,
+    check_region,
+    connected,
+    open_staging,
+    open_target,
+    perform,
+)
+from tests.client.stage import Regions, play
+from tests.client.test_publish import read
+from tests.pipeline.staging_model import pieces_of, rows_of
+
+QUERY = "q-1"
+
+
+class Sink:
+    """A query's drivers and tasks, over one region."""
+
+    def __init__(self, regions: Regions, rng: Random, targets: int = 1, region: str = "east"):
+        self.rng = rng
+        self.targets = targets
+        self.words = iter(range(1 << 30))
+        self.options = SinkOptions(regions.url(region), stream=None if targets > 1 else "t0")
+
+    def unique(self) -> str:
+        return f"u{next(self.words)}"
+
+    async def stage(self, client: Client, batch: int, writer: str) -> Intent:
+        """What the tasks of one run of a batch do."""
+        stream = await open_staging(client, self.options)
+        pieces = pieces_of(batch, self.rng, self.targets)
+        chunks = []
+        for target, name in enumerate(pieces):
+            for rows in pieces[name]:
+                values = [f"{b}-{n}".encode() for b, n in rows]
+                value = chunk_value(Batch.of(bytes(16), values))
+                for attempt in range(1 + (self.rng.random() < 0.2)):
+                    number = next(self.words)
+                    key = chunk_key(QUERY, batch, writer, target, attempt, number)
+                    seq = await stream.publish(value, key=key)
+                chunks.append(ChunkRef(seq, len(rows), target))  # only the last attempt counts
+        return Intent(writer, tuple(pieces), tuple(chunks))
+
+    async def run(self, batch: int, writer: str, acts_max: int = 1 << 30) -> Outcome | None:
+        """One driver's life: stage a batch, commit it, die after so many acts."""
+        async with connected(self.options) as client:
+            intent = await self.stage(client, batch, writer)
+            stage = Stage(
+                client, await open_staging(client, self.options), QUERY, self.options, once=False
+            )
+            acts = commit(QUERY, batch, intent, self.unique)
+            try:
+                return await perform(until(acts, acts_max), stage)
+            finally:
+                await stage.close()
+
+    async def judge(self, client: Client, batches: int) -> None:
+        found: list[str] = []
+        for info in await client.streams():
+            ((_, end),) = await client.ends(info.name)
+            events = await read(await client.stream(info.name), end - 1) if end > 1 else []
+            values = [event.value.decode() for event in events]
+            numbers = [int(value.split("-")[0]) for value in values]
+            assert numbers == sorted(numbers)
+            found += values
+        wanted = [f"{b}-{n}" for batch in range(batches) for b, n in rows_of(batch)]
+        assert sorted(found) == sorted(wanted)
+
+    async def left(self, client: Client, enough: Callable[[list[bytes]], bool]) -> list[bytes]:
+        """The records of the staging stream, once they are few enough: collecting takes a while."""
+        stream = await open_staging(client, self.options)
+        last = await stream.publish(b"", key=b"look")
+        for _ in range(1000):
+            keys = []
+            async for event in stream.subscribe(start="earliest"):
+                if event.seq == last:
+                    break
+                keys.append(event.key or b"")
+            if enough(keys):
+                return keys
+            await asyncio.sleep(0.02)
+        raise AssertionError(keys)
+
+
+def until(acts: Generator[Act, Any, Any], count: int) -> Generator[Act, Any, Any]:
+    """`acts` up to the death of whoever performs them."""
+    answer = None
+    for _ in range(count):
+        try:
+            answer = yield acts.send(answer)
+        except StopIteration as end:
+            return end.value
+    return None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("targets", [1, 3])
+def test_a_driver_dies_after_every_act(targets: int) -> None:
+    async def story() -> None:
+        async with Regions(east=1) as regions, regions.client("east") as client:
+            sink = Sink(regions, Random(targets), targets)
+            replayed = []
+            for batch in range(12):
+                first = await sink.run(batch, f"a{batch}", batch)
+                second = await sink.run(batch, f"b{batch}")
+                assert second is not None
+                assert second.replayed or first is None
+                replayed.append(second.replayed)
+            assert replayed[:3] == [False, False, False]  # not even the intent was read
+            assert replayed[-1]
+            await sink.judge(client, 12)
+            await sink.run(12, "last")
+            wanted = [f"{QUERY}/done/{12:016x}".encode()]
+            await sink.left(client, lambda keys: keys == wanted)
+
+    play(story, 120)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_zombies_at_work_together(seed: int) -> None:
+    """Several drivers run the same batches at once, each at its own pace; some break off."""
+    rng = Random(seed)
+
+    async def story() -> None:
+        async with Regions(east=2) as regions, regions.client("east") as client:
+            sink = Sink(regions, rng, rng.choice((1, 3)))
+
+            async def driver(name: str, batch: int, acts: int) -> None:
+                await asyncio.sleep(rng.random() * 0.1)
+                await sink.run(batch, f"{name}-{batch}", acts)
+
+            for batch in range(8):
+                work = [
+                    asyncio.create_task(driver(f"d{n}", batch, rng.choice((2, 4, 6, 99))))
+                    for n in range(3)
+                ]
+                if rng.random() < 0.5:
+                    victim = rng.choice(work)
+                    asyncio.get_running_loop().call_later(rng.random() * 0.3, victim.cancel)
+                await asyncio.wait(work)
+                for task in work:
+                    assert task.cancelled() or task.exception() is None, task
+                await sink.run(batch, f"last-{batch}")
+            await sink.judge(client, 8)
+
+    play(story, 200)
+
+
+def test_numbers_that_a_head_has_forgotten_are_recognised_over_batches() -> None:
+    """The copy of a batch of 200 chunks is repeated by a driver that knows nothing of the first."""
+
+    async def story() -> None:
+        async with Regions(east=1) as regions, regions.client("east") as client:
+            options = SinkOptions(regions.url("east"), stream="t0")
+            stream = await open_staging(client, options)
+            refs = []
+            for n in range(200):
+                value = chunk_value(Batch.of(bytes(16), [b"%d" % n]))
+                key = chunk_key(QUERY, 0, "w", 0, 0, n)
+                refs.append(ChunkRef(await stream.publish(value, key=key), 1, 0))
+            intent = Intent("w", ("t0",), tuple(refs))
+            for acts in (4, 99):  # the first dies when all is copied and none of it said
+                stage = Stage(client, stream, QUERY, options, once=False)
+                await perform(until(commit(QUERY, 0, intent, iter("abcdef").__next__), acts), stage)
+                await stage.close()
+            target = await client.stream("t0")
+            assert await target.publish(b"end") == 201
+            values = [event.value for event in await read(target, 200)]
+            assert values == [b"%d" % n for n in range(200)]
+
+    play(story)
+
+
+def test_a_chunk_that_is_gone_stops_the_batch_before_any_of_it_is_published() -> None:
+    async def story() -> None:
+        async with Regions(east=1) as regions, regions.client("east") as client:
+            sink = Sink(regions, Random(1))
+            async with connected(sink.options) as driver:
+                stream = await open_staging(driver, sink.options)
+                intent = await sink.stage(driver, 0, "w")
+                lost = intent.chunks[1].seq
+                async for event in stream.subscribe(start="earliest"):
+                    if event.seq == lost:
+                        break
+                assert event.key is not None
+                await stream.collect(surecast.key_is(event.key))
+                await sink.left(driver, lambda keys: event.key not in keys)
+                stage = Stage(driver, stream, QUERY, sink.options, once=False)
+                with pytest.raises(SurecastError, match=rf"1 of \d+ chunks .* first at {lost}"):
+                    await perform(commit(QUERY, 0, intent, sink.unique), stage)
+                await stage.close()
+            assert await (await client.stream("t0")).publish(b"") == 1
+
+    play(story)
+
+
+def test_abort_collects_what_was_staged_and_no_more() -> None:
+    async def story() -> None:
+        async with Regions(east=1) as regions, regions.client("east") as client:
+            sink = Sink(regions, Random(1))
+            stream = await open_staging(client, sink.options)
+            intent = await sink.stage(client, 0, "mine")
+            await sink.stage(client, 0, "theirs")
+            stage = Stage(client, stream, QUERY, sink.options, once=False)
+            await perform(abort(QUERY, 0, "mine", sink.unique), stage)
+            await stage.close()
+            keys = await sink.left(client, lambda keys: not any(b"chunk/mine" in k for k in keys))
+            assert any(b"chunk/theirs" in key for key in keys)
+            assert intent.chunks
+            await sink.run(0, "later")
+            await sink.judge(client, 1)
+
+    play(story)
+
+
+def test_a_job_of_one_time_leaves_nothing_behind() -> None:
+    async def story() -> None:
+        async with Regions(east=1) as regions, regions.client("east") as client:
+            sink = Sink(regions, Random(1))
+            stream = await open_staging(client, sink.options)
+            for number, how in enumerate((commit, abort)):
+                query = f"once-{number}"
+                key = chunk_key(query, 0, "w", 0, 0, 0)
+                value = chunk_value(Batch.of(bytes(16), [b"v"]))
+                ref = ChunkRef(await stream.publish(value, key=key), 1, 0)
+                stage = Stage(client, stream, query, sink.options, once=True)
+                if how is commit:
+                    intent = Intent("w", ("t0",), (ref,))
+                    await perform(commit(query, 0, intent, sink.unique, once=True), stage)
+                else:
+                    await perform(abort(query, 0, "w", sink.unique, once=True), stage)
+                await stage.close()
+            await sink.left(client, lambda keys: not keys)
+            assert await (await client.stream("t0")).publish(b"") == 2
+
+    play(story)
+
+
+def test_staging_lives_where_its_target_does() -> None:
+    async def story() -> None:
+        owners = {"": "west", "orders": "east"}
+        async with Regions(owners, east=1, west=1) as regions:
+            options = SinkOptions(regions.url("west"), stream="orders")
+            async with connected(options) as client:
+                assert (await open_staging(client, options)).owner == "east"
+                assert (await open_target(client, "orders", options)).owner == "east"
+                assert [info.name for info in await client.streams()] == ["orders"]
+
+    play(story)
+
+
+@pytest.mark.slow
+def test_a_query_goes_on_in_another_region() -> None:
+    """Drivers in two regions, by turns; the second knows the first's staging by its name."""
+
+    async def story() -> None:
+        owners = {"": "east"}
+        async with Regions(owners, east=1, west=1) as regions, regions.client("west") as client:
+            east, west = (Sink(regions, Random(3), region=name) for name in ("east", "west"))
+            west.words = east.words
+            for batch in range(6):
+                await east.run(batch, f"e{batch}", 4 if batch % 2 else 99)
+                await west.run(batch, f"w{batch}")
+            ((_, end),) = await client.ends("t0")
+            await west.judge(client, 6)
+            assert end > 6
+
+    play(story, 120)
+
+
+@pytest.mark.slow
+def test_a_region_that_fails_over_meanwhile() -> None:
+    rng = Random(11)
+
+    async def story() -> None:
+        async with Regions(east=3) as regions, regions.client("east") as client:
+            sink = Sink(regions, rng, 3)
+            batches = 0
+
+            async def work() -> None:
+                nonlocal batches
+                for batches in range(1, 41):
+                    if rng.random() < 0.3:
+                        await sink.run(batches - 1, f"first-{batches}", rng.randint(0, 8))
+                    await sink.run(batches - 1, f"second-{batches}")
+
+            task = asyncio.create_task(work())
+            deaths = 0
+            await until_done(task, lambda: batches > 1)  # a chain is founded by all its replicas
+            while not task.done():
+                victim = rng.choice(regions.names["east"])
+                await regions.kill(victim)
+                deaths += 1
+                before = batches
+                await until_done(task, lambda before=before: batches > before + 1)
+                await regions.start(victim)
+                before = batches
+                await until_done(task, lambda before=before: batches > before + 1)
+            await task
+            assert deaths >= 3
+            await sink.judge(client, 40)
+
+    play(story, 300)
+
+
+async def until_done(task: "asyncio.Task[None]", condition: Callable[[], bool]) -> None:
+    while not task.done() and not condition():
+        await asyncio.sleep(0.01)
+
+
+# ---------------------------------------------------------------- errors
+
+
+def test_options_that_are_wrong_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging_io, "CONNECT_S", 0.3)
+
+    async def story() -> None:
+        async with Regions(token="secret", east=1) as regions:
+            url = regions.url("east")
+            with pytest.raises(UsageError, match="option token"):
+                await check_region(SinkOptions(url, token="wrong"))
+            with pytest.raises(UsageError, match="createStreams"):
+                await check_region(SinkOptions(url, "secret", "orders", create=False))
+            async with connected(SinkOptions(url, token="secret")) as client:
+                strict = SinkOptions(url, stream="orders", create=False)
+                with pytest.raises(UsageError, match=r"'orders'.*createStreams"):
+                    await open_target(client, "orders", strict)
+                keeps = SinkOptions(url, retain=surecast.keep_last(5))
+                assert (await open_target(client, "new", keeps)).retain == surecast.keep_last(5)
+                other = SinkOptions(url, retain=surecast.keep_last(6))
+                assert (await open_target(client, "new", other)).retain == surecast.keep_last(5)
+        with pytest.raises(ConnectError, match="option url"):
+            await check_region(SinkOptions(url))
+
+    play(story)
+
+
+def test_a_region_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging_io, "ANSWER_S", 1.0)
+    monkeypatch.setattr(staging_io, "PATIENCE_S", 0.3)
+
+    async def story() -> None:
+        async with Regions({"": "west"}, east=1, west=1) as regions:
+            options = SinkOptions(regions.url("east"), stream="orders")
+            async with connected(options) as client:
+                stage = Stage(
+                    client, await open_staging(client, options), QUERY, options, once=False
+                )
+                await regions.kill("west-1")
+                with pytest.raises(SurecastError, match="option url"):
+                    await stage.do(Append(b"k", b"v"))
+                monkeypatch.setattr(staging_io, "PATIENCE_S", 30.0)
+                with pytest.raises(SurecastError, match="cannot reach the region that owns"):
+                    await check_region(SinkOptions(regions.url("east"), stream="another"))
+                await stage.close()
+                client._options = surecast.ClientOptions(close_timeout_ns=1)
+                with pytest.raises(surecast.SurecastError):
+                    await client.close()
+            silent = await asyncio.start_server(lambda _r, _w: None, "127.0.0.1", 0)
+            port = silent.sockets[0].getsockname()[1]
+            with pytest.raises(SurecastError, match="option url"):
+                await check_region(SinkOptions(f"surecast://127.0.0.1:{port}"))
+            silent.close()
+
+    play(story)
