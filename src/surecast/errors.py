@@ -10,6 +10,7 @@ __all__ = [
     "ConfigError",
     "ConnectError",
     "Fenced",
+    "JobFailed",
     "NotSupported",
     "OwnerUnreachable",
     "PeerError",
@@ -52,6 +53,10 @@ class StorageError(SurecastError):
 
 class ConnectError(SurecastError):
     """No server of the region could be reached; the message says what each address answered."""
+
+
+class JobFailed(SurecastError):
+    """A job of the pipeline came to no end, or found that its input is not what it should be."""
 
 
 class Closed(SurecastError):

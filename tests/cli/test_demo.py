@@ -18,6 +18,7 @@ from surecast.cli.main import app
 from surecast.protocols.sprinkler.checks import Tally
 from surecast.swarm import demo
 from surecast.swarm.audit import judge
+from surecast.swarm.demo_audit import Latency
 from surecast.swarm.ledger import ReadEvents, load_offered, load_read
 
 EVENTS = 20_000
@@ -144,6 +145,7 @@ def fake(tally: Tally) -> demo.Demo:
         lines=lines, burst_events=1, burst_s=0.1, longest_pause_s=0.5, down_s=0.1,
         switched_to="north",
         missed_events=1, missed_bytes=100, shipped_bytes=10, catch_up_s=0.1, kept={"east": 2},
+        judge="spark", audit_s=0.3, latency={"east": Latency(1.0, 2.0, 3.0, 4.0)},
     )  # fmt: skip
 
 
@@ -164,6 +166,8 @@ def test_no_violation_is_exit_code_0(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
     assert "90% saved" in result.output
+    assert "Judged by Spark" in result.output
+    assert "east 1 / 3 / 4" in result.output
     assert (tmp_path / "demo.png").exists()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 from collections.abc import Iterator
@@ -9,6 +10,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 
@@ -241,6 +244,17 @@ def _read_at(task: Task, directory: Path) -> list[dict[str, Any]]:
         files.Paths = real  # type: ignore[misc]
 
 
+def test_a_server_says_what_is_wrong_with_a_question(region: Served) -> None:
+    region.publish("orders", [b"1"])
+    where = f"http://{region.config.node.http}/v1/streams"
+    for path, code in (("nobody/files", 404), ("orders/files?lo=x", 400)):
+        with pytest.raises(HTTPError) as refused:
+            urlopen(f"{where}/{path}")
+        assert refused.value.code == code
+    said = json.loads(urlopen(f"{where}/orders/files").read())
+    assert (said["lo"], said["directory"]) == (1, str(region.data) + "/log")
+
+
 def test_without_http_everything_comes_from_servers(tmp_path: Path) -> None:
     with Served(tmp_path / "data", http=False) as region:
         region.publish("orders", [b"a", b"b"])
@@ -266,6 +280,7 @@ def test_what_retention_took_is_void_and_not_lost(region: Served) -> None:
     assert events(found)[-10:] == [(n + 1, b"%d" % n) for n in range(4_990, 5_000)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fail_on_loss", [True, False])
 def test_positions_that_nobody_has_are_lost(region: Served, fail_on_loss: bool) -> None:
     region.publish("orders", [b"1", b"2"])
@@ -284,6 +299,7 @@ def test_positions_that_nobody_has_are_lost(region: Served, fail_on_loss: bool) 
             assert len(rows(changed)) == left
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fail_on_loss", [True, False])
 def test_what_may_still_come_is_not_lost(
     region: Served, fail_on_loss: bool, monkeypatch: Any

@@ -147,7 +147,7 @@ def test_positions_are_covered_exactly_once_with_voids() -> None:
 def test_record_batches_are_about_as_large_as_spark_likes_them(each: int) -> None:
     batches = [
         Batch.of(STREAM, [b"0123456789"] * each, [b"12345678"] * each).sequenced(lo, 5, 1)
-        for lo in range(1, 100_001, each)
+        for lo in range(1, 100_001 if each > 1 else 25_001, each)
     ]
     sizes = [one.num_rows for one in record_batches(batches, "s", False)]
     assert sum(sizes) == batches[-1].hi - 1

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from surecast.cli.progress import Bar, writable
-from surecast.errors import SurecastError
+from surecast.errors import SurecastError, UsageError
 
 if TYPE_CHECKING:
     from surecast.swarm.demo import Demo
@@ -32,14 +32,18 @@ def demo(
     seed: Annotated[int, typer.Option(min=0, help="Another seed, other keys.")] = 7,
     out: Annotated[Path, typer.Option(help="Where the figure goes.")] = Path("out"),
     keep: Annotated[
-        bool, typer.Option("--keep", help="Keep configuration, data, logs and ledgers.")
+        bool, typer.Option("--keep", help="Keep configuration, data, logs, ledgers, trace.")
+    ] = False,
+    no_spark: Annotated[
+        bool, typer.Option("--no-spark", help="Let numpy's judge speak alone; needs no Java.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Three regions of real servers on this machine; a line is cut, a server is killed.
 
-    Subscribers in every region read a million cache invalidations through it all. Exits with 1 if
-    anything was lost, doubled or out of order, or did not arrive.
+    Subscribers in every region read a million cache invalidations through it all. Then Spark audits
+    what they and the publisher wrote down. Exits with 1 if anything was lost, doubled or out of
+    order, or did not arrive.
     """
     from surecast.swarm.demo import run_demo
 
@@ -48,7 +52,11 @@ def demo(
     folder = Path(tempfile.mkdtemp(prefix="surecast-demo-"))
     try:
         with Bar("demo", events, line_every_s=SIGN_OF_LIFE_S) as bar:
-            result = run_demo(events, seed, folder, Teller(bar))
+            result = run_demo(events, seed, folder, Teller(bar), not no_spark)
+    except UsageError as problem:
+        hint = "" if no_spark else "\nWithout Spark: --no-spark, and numpy's judge speaks alone."
+        print(f"surecast: {problem}{hint}", file=sys.stderr)
+        raise typer.Exit(2) from None
     except SurecastError as problem:
         hint = "" if keep else "\nRun it again with --keep to keep the logs."
         print(f"surecast: the demo failed: {problem}{hint}", file=sys.stderr)
@@ -56,7 +64,7 @@ def demo(
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if keep:
-            print(f"configuration, data, logs and ledgers: {folder}", file=sys.stderr)
+            print(f"configuration, data, logs, ledgers, trace: {folder}", file=sys.stderr)
         else:
             shutil.rmtree(folder, ignore_errors=True)
     figure = out / "demo.png"
@@ -87,10 +95,15 @@ class Teller:
 
 
 def summary(result: "Demo") -> dict[str, object]:
+    import msgspec
+
     tally = result.tally
     return {
         **{name: getattr(tally, name) for name in COUNTS},
         "violations": tally.violations,
+        "judge": result.judge,
+        "audit_s": round(result.audit_s, 1),
+        "latency_ms": {region: msgspec.to_builtins(ms) for region, ms in result.latency.items()},
         "seconds": round(result.seconds, 1),
         "events_per_second": round(result.burst_events / result.burst_s),
         "longest_pause_s": round(result.longest_pause_s, 2),
@@ -119,6 +132,7 @@ def tell(result: "Demo", figure: Path) -> None:
     console.print(table)
     for violation in tally.violations[:VIOLATIONS_SHOWN]:
         console.print(violation, style="red", markup=False)
+    console.print(_judged(result), style="" if result.judge == "spark" else "bold", markup=False)
     console.print(_figures(result), markup=False)
     surecast = _command()
     console.print(
@@ -128,6 +142,24 @@ def tell(result: "Demo", figure: Path) -> None:
         f"  {surecast} lab run sprinkler-e6     # what retention saves: the paper's figure 10\n",
         markup=False,
     )
+
+
+def _judged(result: "Demo") -> str:
+    if result.judge != "spark":
+        return "Judged by numpy alone: Spark was told to stay out of it (--no-spark)."
+    agrees = not any("judges disagree" in words for words in result.tally.violations)
+    words = "agrees" if agrees else "does NOT agree"
+    return f"Judged by Spark, {result.audit_s:.0f} s; numpy's judge {words}."
+
+
+def _latency(result: "Demo") -> str:
+    if not result.latency:
+        return ""
+    regions = ", ".join(
+        f"{region} {ms.p50_ms:,.0f} / {ms.p99_ms:,.0f} / {ms.max_ms:,.0f}"
+        for region, ms in result.latency.items()
+    )
+    return f"Latency      publish → deliver, p50 / p99 / max in ms, all acts: {regions}\n"
 
 
 def _figures(result: "Demo") -> str:
@@ -143,7 +175,7 @@ def _figures(result: "Demo") -> str:
         f"{_mb(result.shipped_bytes)} brought it up to date in {result.catch_up_s:.1f} s: "
         f"{1 - result.shipped_bytes / result.missed_bytes:.0%} saved\n"
         f"Kept         {kept:,} of {result.events:,} events, the newest of each key, in every "
-        f"region\nAll in all   {result.seconds:.0f} s\n"
+        f"region\n{_latency(result)}All in all   {result.seconds:.0f} s\n"
     )
 
 

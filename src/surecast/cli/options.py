@@ -16,6 +16,7 @@ from surecast.errors import (
     Closed,
     ConnectError,
     Fenced,
+    JobFailed,
     PublishError,
     QueueFull,
     StorageError,
@@ -48,7 +49,7 @@ def exit_code(problem: SurecastError) -> int:
     """What a program that called us can tell from the end of it."""
     if isinstance(problem, ConnectError):
         return 3
-    failed = (Closed, Fenced, PublishError, QueueFull, StorageError)
+    failed = (Closed, Fenced, JobFailed, PublishError, QueueFull, StorageError)
     return 1 if isinstance(problem, failed) else 2
 
 

@@ -1,6 +1,7 @@
 """`surecast pipeline <job>`: the jobs of surecast.pipeline.jobs, on any Spark master."""
 
 import json
+import os
 import re
 import sys
 import time
@@ -10,14 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from surecast import errors
 from surecast.cli.options import DEFAULT_URL, RETENTIONS, AsJson, Token, Url, parse_retention
 from surecast.cli.progress import Bar
-from surecast.errors import SurecastError, UsageError
+from surecast.errors import JobFailed, SurecastError, UsageError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from surecast.columns.rules import Predicate
     from surecast.pipeline.jobs.audit import Audit
     from surecast.pipeline.jobs.top_keys import TopKey
 
@@ -32,6 +35,8 @@ Master = Annotated[
 ]  # fmt: skip
 Streams = Annotated[str, typer.Argument(help="A name or a pattern, such as orders or orders.>")]
 LOCAL = "local[*]"
+COLLECTS = "before-seq:N, before-time:2025-01-31T12:00+00:00, key:K, prefix:P, tag:T"
+SAMPLE = 1_000_000  # keys that are judged by their law
 
 
 @contextmanager
@@ -39,15 +44,19 @@ def _spark(master: str, job: str) -> Iterator["SparkSession"]:
     """A session for one command. What Spark complains of becomes a line that says what to do."""
     from pyspark.errors import PySparkException
 
-    from surecast.pipeline.session import spark_session
+    from surecast.pipeline.session import running_session, spark_session
 
-    spark = spark_session(master, app=f"surecast {job}")
+    is_ours = running_session() is None
+    with Bar(job, 0) as bar:
+        bar.update(0, f"starting Spark, {master}")
+        spark = spark_session(master, app=f"surecast {job}")
     try:
         yield spark
     except PySparkException as problem:
-        raise SurecastError(why(problem)) from problem
+        raise ours(problem) from problem
     finally:
-        spark.stop()
+        if is_ours:
+            spark.stop()
 
 
 @contextmanager
@@ -60,14 +69,17 @@ def _watched(spark: "SparkSession", job: str) -> Iterator[None]:
         yield
 
 
-def why(problem: Exception) -> str:
-    """What a user should read of an error of Spark: our own words, if it carries some."""
+def ours(problem: Exception) -> SurecastError:
+    """What a user should read of an error of Spark: the error of ours that it carries, if any."""
     text = str(problem)
-    ours = re.findall(r"surecast\.errors\.\w+: (.+)", text)
-    if ours:
-        return str(ours[-1])
+    carried = re.findall(r"surecast\.errors\.(\w+): (.+)", text)
+    if carried:
+        name, words = carried[-1]
+        kind: type[SurecastError] = getattr(errors, name, JobFailed)
+        return kind(words)
     python = re.findall(r"^(\w[\w.]*(?:Error|Exception): .+)", text, re.MULTILINE)
-    return str(python[-1]) if python else (text.strip() or type(problem).__name__).splitlines()[0]
+    first = (text.strip() or type(problem).__name__).splitlines()[0]
+    return JobFailed(str(python[-1]) if python else first)
 
 
 def _source(streams: str, url: str, token: str, **more: str) -> dict[str, str]:
@@ -162,25 +174,69 @@ def compact_archive(
     source: Annotated[str, typer.Argument(help="An archive: rows as the source gives them.")],
     to: Annotated[str, typer.Option(help="Where what is left goes; must not exist.")],
     retain: Annotated[str, typer.Option(help=f"The rule: {RETENTIONS}.")],
+    collect: Annotated[
+        list[str] | None, typer.Option(help=f"What goes besides, now: {COLLECTS}. Any number.")
+    ] = None,
+    stream: Annotated[str, typer.Option(help="Of the archive, this stream alone.")] = "",
     holes_are_void: Annotated[
         bool, typer.Option("--holes-are-void", help="The archive was written without voids.")
     ] = False,
     master: Master = LOCAL,
     as_json: AsJson = False,
 ) -> None:
-    """Retention at rest: what a rule leaves of an archive, and void ranges for the rest."""
-    from surecast.pipeline.jobs.compact import compact
+    """Retention at rest: what a rule leaves of an archive, and void ranges for the rest.
+
+    Exits with 1 if the archive lacks positions, or has some twice.
+    """
+    from surecast.pipeline.jobs.compact import Collected, compact
+    from surecast.pipeline.rows import DDL
 
     policy = parse_retention(retain)
     assert policy is not None
+    rules = [Collected(_parse_collect(text)) for text in collect or []]
+    _check_new(to)
+    began = time.monotonic()
     with _spark(master, "compact") as spark, _watched(spark, "compact"):
-        rows = spark.read.parquet(source)
+        rows = spark.read.schema(DDL).parquet(source)
+        if stream:
+            rows = rows.where(rows["stream"] == stream)
         before = rows.where("kind = 'event'").count()
-        compact(rows, policy, holes_are_void=holes_are_void).write.parquet(to)
-        left = spark.read.parquet(to).where("kind = 'event'").count()
-    saved = 1 - left / before if before else 0.0
-    words = f"{to}: {left:,} of {before:,} events are left ({saved:.1%} less)"
-    _tell(as_json, words, {"before": before, "left": left, "saved": saved})
+        left = compact(rows, policy, rules, holes_are_void=holes_are_void)
+        left.orderBy("stream", "seq").write.parquet(to)
+        kept = spark.read.schema(DDL).parquet(to).groupBy("kind").count().collect()
+    counts = {row["kind"]: row["count"] for row in kept}
+    events, voids = counts.get("event", 0), counts.get("void", 0)
+    saved = 1 - events / before if before else 0.0
+    seconds = round(time.monotonic() - began, 1)
+    words = f"{to}: {events:,} of {before:,} events are left ({saved:.1%} less), {voids:,} voids"
+    facts = {"before": before, "left": events, "voids": voids, "saved": saved, "seconds": seconds}
+    _tell(as_json, f"{words}, in {seconds:g} s", facts)
+
+
+def _parse_collect(text: str) -> "Predicate":
+    """ "prefix:user." → key_prefix(b"user.")."""
+    from datetime import datetime
+
+    from surecast.client import rules
+
+    what, colon, value = text.partition(":")
+    try:
+        if what == "before-seq":
+            return rules.before_seq(int(value))
+        if what == "before-time":
+            return rules.before_time(datetime.fromisoformat(value))
+    except (ValueError, UsageError) as problem:
+        raise typer.BadParameter(f"{text!r}: {problem}", param_hint="--collect") from None
+    by_bytes = {"key": rules.key_is, "prefix": rules.key_prefix, "tag": rules.tag_is}
+    if not colon or what not in by_bytes:
+        raise typer.BadParameter(f"{text!r} is not one of {COLLECTS}", param_hint="--collect")
+    return by_bytes[what](value.encode())
+
+
+def _check_new(to: str) -> None:
+    """Refuse a folder that has something in it, before the work rather than after it."""
+    if "://" not in to and os.path.isdir(to) and os.listdir(to):
+        raise UsageError(f"--to {to} exists already; give a folder that does not")
 
 
 @pipeline.command("audit")
@@ -234,12 +290,20 @@ def _show_audit(found: "Audit") -> None:
 @pipeline.command("workload")
 def make_workload(
     events: Annotated[int, typer.Option(min=1, help="How many.")],
-    to: Annotated[str, typer.Option(help="Parquet to write; without it, rows are counted.")] = "",
-    law: Annotated[str, typer.Option(help="zipf, zeta or population.")] = "zipf",
+    to: Annotated[str, typer.Option(help="Where Parquet goes; must not exist.")] = "",
+    count: Annotated[bool, typer.Option("--count", help="Keep nothing, just count them.")] = False,
+    law: Annotated[str, typer.Option(help="Of keys: zipf, zeta or population.")] = "zipf",
     keys: Annotated[int, typer.Option(min=0, help="How many (population: at first).")] = 100_000,
     skew: Annotated[float, typer.Option(min=0, help="Of their popularity.")] = 1.1,
+    new_share: Annotated[
+        float, typer.Option(min=0, max=1, help="population: of events, those with a new key.")
+    ] = 0.05,
+    newcomers: Annotated[
+        str, typer.Option(help="population: new keys enter at a rank by zeta, or last.")
+    ] = "zeta",
     rate: Annotated[float, typer.Option(help="Events a second, Poisson.")] = 1_000_000.0,
     value_bytes: Annotated[int, typer.Option(min=0, help="Of every value.")] = 10,
+    stream: Annotated[str, typer.Option(help="The name in the column `stream`.")] = "workload",
     seed: Annotated[int, typer.Option(min=0, help="The same seed, the same events.")] = 1,
     check: Annotated[
         bool, typer.Option("--check/--no-check", help="Judge the keys of a sample by the law.")
@@ -251,14 +315,22 @@ def make_workload(
 
     Exits with 1 if a sample's keys do not follow the law.
     """
-    from surecast.pipeline.jobs import fit
-    from surecast.pipeline.jobs.workload import LAWS, Workload, law_of, workload
+    import msgspec
 
-    if law not in LAWS:
-        raise typer.BadParameter(f"one of {', '.join(LAWS)}", param_hint="--law")
-    spec = Workload(
-        events=events, law=law, keys=keys, skew=skew, rate=rate, value_bytes=value_bytes, seed=seed
-    )
+    from surecast.pipeline.jobs import fit
+    from surecast.pipeline.jobs.workload import Workload, law_of, workload
+
+    if bool(to) == count:
+        raise UsageError(
+            "say where the events go, --to FOLDER, or that they are just counted: --count"
+        )
+    made: dict[str, Any] = {
+        "events": events, "law": law, "keys": keys, "skew": skew, "new_share": new_share,
+        "newcomers": newcomers, "rate": rate, "value_bytes": value_bytes, "stream": stream,
+        "seed": seed,
+    }  # fmt: skip
+    spec = Workload(**made)
+    _check_new(to)
     began = time.monotonic()
     judged = None
     with _spark(master, "workload") as spark, _watched(spark, "workload"):
@@ -266,21 +338,19 @@ def make_workload(
         if to:
             rows.write.parquet(to)
             rows = spark.read.parquet(to)
-        made = rows.count()
+        found = rows.count()
         if check and law != "population":
             sample = rows.sample(min(1.0, SAMPLE / events), seed)
             judged = fit.goodness_of_fit(sample, law_of(spec))
     seconds = round(time.monotonic() - began, 1)
-    facts: dict[str, Any] = {"events": made, "seconds": seconds, "to": to}
-    words = f"{made:,} events in {seconds:g} s" + (f", in {to}" if to else ", counted")
+    facts = {**made, "to": to, "events": found, "seconds": seconds}
+    words = f"{found:,} events in {seconds:g} s" + (f", in {to}" if to else ", counted")
     if judged is not None:
-        facts["fit"] = {"sample": judged.sample, "p": judged.p, "plausible": judged.plausible}
-        words += f"; keys of {judged.sample:,} follow the law: p = {judged.p:.3f}"
+        facts["fit"] = {**msgspec.to_builtins(judged), "plausible": judged.plausible}
+        follow = "follow" if judged.plausible else "do NOT follow"
+        words += f"; the keys of {judged.sample:,} {follow} the law, p = {judged.p:.3f}"
     _tell(as_json, words, facts)
     raise typer.Exit(1 if judged is not None and not judged.plausible else 0)
-
-
-SAMPLE = 1_000_000
 
 
 @pipeline.command("top-keys")

@@ -35,6 +35,7 @@ PATIENCE_S: Final = 60.0  # for one of a region that has answered before
 APPEAR_S: Final = 2.0  # for a stream that was made a moment ago, perhaps in another region
 HTTP_S: Final = 3.0
 LOOK_S: Final = 0.1
+QUESTIONS: Final = 500  # at once: a server takes a thousand of one client
 NEAR: Final = 5  # names to offer in place of one that is not there
 
 
@@ -115,8 +116,12 @@ class Region:
         """The streams of these names that there are, or those that match, by name."""
 
         async def ask() -> list[tuple[StreamInfo, int]]:
-            asked = [self._client.ends(one) for one in (names or (pattern,))]
-            return [known for answer in await asyncio.gather(*asked) for known in answer]
+            found: list[tuple[StreamInfo, int]] = []
+            asked = names or (pattern,)
+            for at in range(0, len(asked), QUESTIONS):
+                some = (self._client.ends(one) for one in asked[at : at + QUESTIONS])
+                found += [known for answer in await asyncio.gather(*some) for known in answer]
+            return found
 
         found = self._call(ask())
         replaced = {info.replaces for info, _ in found}  # histories that were given up

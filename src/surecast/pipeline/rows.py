@@ -22,17 +22,18 @@ from surecast.columns.column import Column, Columns, Int64s, concat
 __all__ = ["DDL", "SCHEMA", "record_batches"]
 
 DDL: Final = (
-    "stream string, seq bigint, kind string, range bigint, key binary, value binary, "
-    "attributes map<string,binary>, timestamp timestamp"
+    "stream string not null, seq bigint not null, kind string not null, range bigint not null, "
+    "key binary, value binary, attributes map<string,binary>, timestamp timestamp"
 )
 _ATTRIBUTES: Final = pa.map_(pa.string(), pa.binary())
 _TIME: Final = pa.timestamp("us", tz="UTC")
 SCHEMA: Final = pa.schema(
     [
-        pa.field("stream", pa.string()),
-        pa.field("seq", pa.int64()),
-        pa.field("kind", pa.string()),
-        pa.field("range", pa.int64()),
+        # That these are never null spares Spark a look at each row of each.
+        pa.field("stream", pa.string(), nullable=False),
+        pa.field("seq", pa.int64(), nullable=False),
+        pa.field("kind", pa.string(), nullable=False),
+        pa.field("range", pa.int64(), nullable=False),
         pa.field("key", pa.binary()),
         pa.field("value", pa.binary()),
         pa.field("attributes", _ATTRIBUTES),

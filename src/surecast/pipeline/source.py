@@ -87,9 +87,11 @@ class SurecastSource(DataSource):
 
 
 def _check_schema(schema: StructType) -> None:
-    wanted = [tuple(column.split(" ")) for column in DDL.split(", ")]
-    given = [(field.name, field.dataType.simpleString()) for field in schema.fields]
-    if given != wanted:
+    given = ", ".join(
+        f"{field.name} {field.dataType.simpleString()}{'' if field.nullable else ' not null'}"
+        for field in schema.fields
+    )
+    if given != DDL:
         raise UsageError(
             f"the columns of a stream are {DDL}: leave out .schema(...), and select or cast "
             "afterwards"

@@ -17,6 +17,7 @@ Files
     status.py    what a node knows, read from its machines without touching them
     alarms.py    what of it is wrong, what that means and what to do
     metrics.py   the same for Prometheus
+    files.py     where a stream lies on its disk, for readers that can see it
     http.py      the HTTP port
     publishing.py, ndjson.py   ... events that come by it
     logs.py      what a process says on stderr

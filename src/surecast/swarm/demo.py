@@ -11,13 +11,14 @@ one in west, each a process that uses the client library. The story:
                published, as fast as they are acknowledged
     catch-up   both lines are mended; west is sent what is not outdated by now
     last       a few more events, to see that all is well
-    audit      every process ends, and their ledgers are judged
+    audit      every process ends, and their ledgers are judged: by Spark, whose verdict counts,
+               and by numpy, which has to agree
 
 Every step waits for a condition, not for the clock, so that a slow machine lives the same story.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Thread
@@ -33,9 +34,11 @@ from surecast.server.cluster import Cluster
 from surecast.swarm import demo_clients
 from surecast.swarm.audit import judge
 from surecast.swarm.children import Child, Children
+from surecast.swarm.demo_audit import EarlySpark, Latency, agreed, check_spark
 from surecast.swarm.demo_clients import STREAM, ClientSpec
 from surecast.swarm.demo_cluster import bytes_into, free_layout, lead_through, look, wire
-from surecast.swarm.ledger import Marks, load_offered, load_read
+from surecast.swarm.ledger import Marks, OfferedEvents, ReadEvents, load_offered, load_read
+from surecast.swarm.traces import trace_offered, trace_read
 
 __all__ = ["Demo", "DemoFailed", "run_demo"]
 
@@ -80,7 +83,10 @@ class Demo(msgspec.Struct):
     events: int
     seed: int
     tally: Tally
+    judge: str  # who spoke: spark, numpy
+    latency: dict[str, Latency]  # by region; empty if numpy spoke alone
     seconds: float  # all of it, from the first process to the verdict
+    audit_s: float  # of that, the judging
     faults: list[Fault]
     lines: dict[str, Line]  # by reader, and "acknowledged"
     burst_events: int  # published while west was away ...
@@ -95,11 +101,17 @@ class Demo(msgspec.Struct):
     kept: dict[str, int]  # events that each region still holds
 
 
-def run_demo(events: int, seed: int, folder: Path, progress: Progress) -> Demo:
-    """The whole story; `folder` gets configuration, data, logs and ledgers."""
+def run_demo(
+    events: int, seed: int, folder: Path, progress: Progress, use_spark: bool = True
+) -> Demo:
+    """The whole story; `folder` gets configuration, data, logs, ledgers and the trace."""
+    if use_spark:
+        check_spark()
     began = time.monotonic()
     with ExitStack() as stack:
-        story = Story(events, seed, folder, progress, stack)
+        story = Story(
+            events, seed, folder, progress, stack, EarlySpark(folder) if use_spark else None
+        )
         try:
             story.begin()
             story.steady()
@@ -118,10 +130,17 @@ class Story:
     """One run. Its methods are the acts, in order; each leaves figures behind."""
 
     def __init__(
-        self, events: int, seed: int, folder: Path, progress: Progress, stack: ExitStack
+        self,
+        events: int,
+        seed: int,
+        folder: Path,
+        progress: Progress,
+        stack: ExitStack,
+        spark: EarlySpark | None,
     ) -> None:
         self.events, self.seed, self.folder = events, seed, folder
         self.progress = progress
+        self.spark = spark
         self.act = f"starting {REGIONS} regions × {REPLICAS} replicas, and their witnesses"
         self.faults: list[Fault] = []
         self.began_ns = 0
@@ -154,6 +173,8 @@ class Story:
 
     def steady(self) -> None:
         self.act = "events flow to all regions"
+        if self.spark is not None:
+            self.spark.start()  # a quiet act: there is time for it
         self.began_ns = time.monotonic_ns()
         self._publish("steady", PACED_S)
         self.until(lambda: self.reached(self.target))
@@ -240,28 +261,35 @@ class Story:
 
     def told(self, began: float) -> Demo:
         """Everything, once all processes have ended."""
+        audit_began = time.monotonic()
         offered = load_offered(self._ledger("publisher"))
-        names = [child.name for readers in self.readers.values() for child in readers]
+        names = {child.name: region for region, c in self.readers.items() for child in c}
         lines = {"acknowledged": self._line(offered.marks)}
-        ledgers = (load_read(self._ledger(name)) for name in names)
         marks: dict[str, Marks] = {}
         end = max(child.state["position"] for r in self.readers.values() for child in r)
 
-        def heard() -> Any:
-            for ledger in ledgers:
-                marks[ledger.reader] = ledger.marks
+        def heard() -> Iterator[ReadEvents]:
+            for name, region in names.items():
+                ledger = load_read(self._ledger(name))
+                marks[name] = ledger.marks
+                if self.spark is not None:
+                    trace_read(self.folder / "trace", STREAM, region, ledger)
                 yield ledger
 
-        tally = judge(
-            offered, heard(), end, lambda words: self.progress("audit", words, self.events)
-        )
+        tally = judge(offered, heard(), end, self._say_audit)
+        latency: dict[str, Latency] = {}
+        if self.spark is not None:
+            tally, latency = self._judged_by_spark(self.spark, offered, tally)
         lines.update((name, self._line(found)) for name, found in marks.items())
         burst_events = round(self.events * SHARES["away"])
         return Demo(
             events=self.events,
             seed=self.seed,
             tally=tally,
+            judge="numpy" if self.spark is None else "spark",
+            latency=latency,
             seconds=time.monotonic() - began,
+            audit_s=time.monotonic() - audit_began,
             faults=self.faults,
             lines=lines,
             burst_events=burst_events,
@@ -275,6 +303,22 @@ class Story:
             catch_up_s=self._catch_up_s(marks, self.burst_from + burst_events),
             kept=self.kept,
         )
+
+    def _judged_by_spark(
+        self, spark: EarlySpark, offered: OfferedEvents, tally: Tally
+    ) -> tuple[Tally, dict[str, Latency]]:
+        trace = self.folder / "trace"
+        trace_offered(trace, STREAM, "publisher", offered)
+        try:
+            found = spark.audit(trace, self._say_audit)
+        finally:
+            spark.stop()
+        regions = msgspec.to_builtins(found.regions)
+        return agreed(found, tally), msgspec.convert(regions, dict[str, Latency])
+
+    def _say_audit(self, words: str) -> None:
+        act = "audit" if self.spark is None else "audit, by Spark and by numpy"
+        self.progress(act, words, self.events)
 
     def _burst_s(self, marks: Marks, acked: int) -> float:
         """From the first event of the burst to the last acknowledgement."""

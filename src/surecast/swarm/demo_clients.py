@@ -104,6 +104,7 @@ class Publishing:
         keys, values = keys_and_values(spec.events, spec.seed)
         self.key, self.value = numbers(keys), numbers(values)
         self.seq: Int64s = np.zeros(spec.events, np.int64)
+        self.offered_ns: Int64s = np.zeros(spec.events, np.int64)
         self.offered = self.acked = 0
         self.raw_bytes = 0  # of the frames that were offered
         self.marks: list[tuple[int, int]] = []
@@ -119,7 +120,7 @@ class Publishing:
                 await self._publish(stream, order["events"], order["seconds"])
                 self._say()
             talking.cancel()
-        ledger = OfferedEvents(self.key, self.value, self.seq, _marks(self.marks))
+        ledger = OfferedEvents(self.key, self.value, self.seq, _marks(self.marks), self.offered_ns)
         save(Path(self.spec.ledger), ledger)
 
     async def _publish(self, stream: surecast.Stream, events: int, seconds: float) -> None:
@@ -137,6 +138,7 @@ class Publishing:
     async def _publish_batch(self, stream: surecast.Stream, lo: int, hi: int) -> None:
         table = self._table(lo, hi)
         self.raw_bytes += Batch.from_arrow(bytes(16), table).nbytes
+        self.offered_ns[lo:hi] = time.monotonic_ns()
         seqs = await stream.publish_many(table)
         self.seq[lo:hi] = np.fromiter(seqs, np.int64, hi - lo)
         self.acked += hi - lo
@@ -167,8 +169,9 @@ class Reading:
         self.malformed = 0
         self.marks: list[tuple[int, int]] = []
         self.parts: list[tuple[Int64s, Int64s, Words, Words]] = []  # seq, time, key, value
-        self.events: list[tuple[int, int, bytes, bytes]] = []  # the same
-        self.voids: list[tuple[int, int]] = []
+        self.parts_ns: list[tuple[int, int]] = []  # when each part came, and how many events it had
+        self.events: list[tuple[int, int, bytes, bytes, int]] = []  # the same, and when it came
+        self.voids: list[tuple[int, int, int]] = []  # lo, hi, how many events had come before
 
     async def run(self, orders: Orders) -> None:
         async with surecast.connect(self.spec.url, mesh=self.spec.mesh) as client:
@@ -200,20 +203,24 @@ class Reading:
                 self.malformed += batch.num_rows
             else:
                 self.parts.append((seqs, times, key, value))
+                self.parts_ns.append((time.monotonic_ns(), seqs.size))
             self.position = int(seqs[-1]) + 1
 
     async def _read_events(self, client: surecast.Client) -> None:
         async for event in client.subscribe(STREAM, start="earliest", voids=True):
             if event.kind == "void":
-                self.voids.append((event.range.start, event.range.stop))
+                self.voids.append((event.range.start, event.range.stop, len(self.events)))
             elif event.key is None or (len(event.key), len(event.value)) != (WIDTH, WIDTH):
                 self.malformed += 1
             else:
-                self.events.append((event.seq, event.time_ns // 1000, event.key, event.value))
+                at_ns = time.monotonic_ns()
+                row = (event.seq, event.time_ns // 1000, event.key, event.value, at_ns)
+                self.events.append(row)
             self.position = event.seq + 1
 
     def _ledger(self) -> ReadEvents:
-        seqs, times, keys, values = zip(*self.events, strict=True) if self.events else ((),) * 4
+        rows = zip(*self.events, strict=True) if self.events else ((),) * 5
+        seqs, times, keys, values, came_ns = rows
         single = (
             np.array(seqs, np.int64),
             np.array(times, np.int64),
@@ -222,10 +229,14 @@ class Reading:
         )
         columns: Any = zip(single, *self.parts, strict=True)  # a reader has one or the other
         seq, time_us, key, value = (np.concatenate(column) for column in columns)
-        voids = np.array(self.voids, np.int64).reshape(-1, 2) if self.spec.voids else None
+        at_ns, counts = np.array(self.parts_ns, np.int64).reshape(-1, 2).T
+        got_ns = np.concatenate((np.array(came_ns, np.int64), np.repeat(at_ns, counts)))
+        voids = np.array(self.voids, np.int64).reshape(-1, 3) if self.spec.voids else None
         return ReadEvents(
-            self.spec.name, seq, time_us, key, value, voids, self.malformed, _marks(self.marks)
-        )
+            self.spec.name, seq, time_us, key, value,
+            None if voids is None else voids[:, :2], self.malformed, _marks(self.marks),
+            got_ns, None if voids is None else voids[:, 2],
+        )  # fmt: skip
 
     def _say(self) -> None:
         self.marks.append((time.monotonic_ns(), self.position))

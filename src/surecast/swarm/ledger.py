@@ -5,7 +5,8 @@ told. A reader's has a row for every event it was given. Keys and values of such
 bytes each, so a column of them is a column of numbers and comparing numbers compares the bytes.
 
 A ledger also has *marks*: when (in nanoseconds of the machine's monotonic clock, the same for all
-processes) it stood where. Figures and pauses come from them, the verdict does not.
+processes) it stood where. Figures and pauses come from them, the verdict does not. By that clock it
+says when each event was offered, or came.
 """
 
 from dataclasses import dataclass, field
@@ -61,6 +62,7 @@ class OfferedEvents:
     value: Words  # no two alike
     seq: Int64s  # where it was told the event stands; 0: it was not told
     marks: Marks = field(default_factory=Marks)
+    offered_ns: Int64s | None = None  # when
 
 
 @dataclass(slots=True)
@@ -79,6 +81,8 @@ class ReadEvents:
     voids: npt.NDArray[np.int64] | None = None  # rows of lo, hi
     malformed: int = 0  # events whose key or value had not eight bytes
     marks: Marks = field(default_factory=Marks)
+    got_ns: Int64s | None = None  # when each event came
+    void_after: Int64s | None = None  # how many events had come before each void
 
     @property
     def end(self) -> int:
@@ -98,9 +102,11 @@ def save(path: Path, ledger: OfferedEvents | ReadEvents) -> None:
     columns |= {"at_ns": ledger.marks.at_ns, "position": ledger.marks.position}
     if isinstance(ledger, ReadEvents):
         columns |= {"time_us": ledger.time_us, "malformed": np.array(ledger.malformed)}
-        columns |= {"reader": np.array(ledger.reader)}
-        if ledger.voids is not None:
-            columns["voids"] = ledger.voids
+        columns |= {"reader": np.array(ledger.reader), "got_ns": ledger.got_ns}
+        columns |= {"voids": ledger.voids, "void_after": ledger.void_after}
+    else:
+        columns["offered_ns"] = ledger.offered_ns
+    columns = {name: column for name, column in columns.items() if column is not None}
     part = path.with_suffix(".part")
     with part.open("wb") as file:
         np.savez(file, **columns)
@@ -110,7 +116,8 @@ def save(path: Path, ledger: OfferedEvents | ReadEvents) -> None:
 def load_offered(path: Path) -> OfferedEvents:
     with np.load(path) as found:
         marks = Marks(found["at_ns"], found["position"])
-        return OfferedEvents(found["key"], found["value"], found["seq"], marks)
+        columns = (found["key"], found["value"], found["seq"])
+        return OfferedEvents(*columns, marks, found.get("offered_ns"))
 
 
 def load_read(path: Path) -> ReadEvents:
@@ -124,4 +131,6 @@ def load_read(path: Path) -> ReadEvents:
             found.get("voids"),
             int(found["malformed"]),
             Marks(found["at_ns"], found["position"]),
+            found.get("got_ns"),
+            found.get("void_after"),
         )

@@ -47,7 +47,7 @@ from surecast.columns.rules import (
     Predicate,
     TagIs,
 )
-from surecast.errors import SurecastError, UsageError
+from surecast.errors import JobFailed, UsageError
 from surecast.pipeline.jobs.runs import BUCKET, NOTHING, Flags, Ints, cut, numpy_of, together
 from surecast.pipeline.rows import DDL
 
@@ -67,7 +67,7 @@ _RUNS: Final = "stream string, what string, lo bigint, hi bigint, time_us bigint
 VOID, EDGE, COVER, HOLE, TWICE = "void", "edge", "cover", "hole", "twice"
 
 
-class BadArchive(SurecastError):
+class BadArchive(JobFailed):
     """The archive lacks positions, or has some twice; the message names them."""
 
 

@@ -1,0 +1,197 @@
+"""`surecast pipeline workload|compact|audit`: what they leave, say, and exit with."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from surecast.cli.main import app
+from surecast.cli.options import exit_code
+from surecast.cli.pipeline import ours
+from surecast.errors import ConnectError, JobFailed, SurecastError, UsageError
+from tests.pipeline.test_audit import write
+from tests.swarm.runs import Run, lose
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+EVENTS, KEYS = 300_000, 1000
+
+
+def pipeline(*words: object) -> Result:
+    return CliRunner().invoke(app, ["pipeline", *map(str, words)])
+
+
+def told(done: Result) -> Any:
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return json.loads(done.stdout)
+
+
+def refused(done: Result) -> tuple[int, str]:
+    """The exit code and words of an error of ours, as `run` in cli/main.py makes them."""
+    if isinstance(done.exception, SurecastError):
+        return exit_code(done.exception), str(done.exception)
+    return done.exit_code, " ".join(done.output.replace("│", " ").split())
+
+
+@pytest.fixture(scope="module")
+def archive(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> Path:
+    to = tmp_path_factory.mktemp("pipeline") / "zipf"
+    done = pipeline("workload", "--events", EVENTS, "--keys", KEYS, "--to", to, "--json")
+    assert done.exit_code == 0, done.output
+    facts = told(done)
+    assert (facts["events"], facts["keys"], facts["to"]) == (EVENTS, KEYS, str(to))
+    assert facts["fit"]["plausible"]
+    return to
+
+
+# ---------------------------------------------------------------- workload
+
+
+def test_a_workload_is_told_in_words(archive: Path) -> None:
+    done = pipeline("workload", "--events", 1000, "--count", "--keys", 5)
+    assert done.exit_code == 0, done.output
+    assert "1,000 events" in done.stdout
+    assert "follow the law, p = " in done.stdout
+
+
+def test_a_population_is_not_judged(archive: Path) -> None:
+    facts = told(pipeline("workload", "--events", 1000, "--count", "--law", "population", "--json"))
+    assert "fit" not in facts
+
+
+def test_keys_that_follow_another_law_are_exit_code_1(
+    archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from surecast.parts.workload import Zipf
+
+    monkeypatch.setattr("surecast.pipeline.jobs.workload.law_of", lambda _: Zipf(1000, 1.5))
+    done = pipeline("workload", "--events", 100_000, "--count", "--keys", 1000)
+    assert done.exit_code == 1
+    assert "do NOT follow the law" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--events", 10], "--to FOLDER"),
+        (["--events", 10, "--count", "--law", "pareto"], "one of zipf, zeta, population"),
+        (["--events", 10, "--count", "--law", "zeta", "--skew", 1.0], "skew must be above 1"),
+    ],
+    ids=["nowhere", "law", "skew"],
+)
+def test_a_workload_that_cannot_be_is_said(words: list[object], said: str) -> None:
+    code, text = refused(pipeline("workload", *words))
+    assert (code, said in text) == (2, True), text
+
+
+def test_what_is_there_is_not_written_over(archive: Path) -> None:
+    code, text = refused(pipeline("workload", "--events", 10, "--to", archive))
+    assert (code, "exists already" in text) == (2, True), text
+
+
+# ---------------------------------------------------------------- compact
+
+
+def test_compact_leaves_one_event_a_key(
+    archive: Path, tmp_path: Path, spark: "SparkSession"
+) -> None:
+    to = tmp_path / "small"
+    done = pipeline("compact", archive, "--to", to, "--retain", "latest-per-key", "--json")
+    facts = told(done)
+    rows = spark.read.parquet(str(to))
+    keys = spark.read.parquet(str(archive)).select("key").distinct().count()
+    assert (facts["before"], facts["left"]) == (EVENTS, keys)
+    assert rows.where("kind = 'event'").count() == keys
+    assert rows.selectExpr("sum(range)").first() == (EVENTS,)
+    assert facts["saved"] == pytest.approx(1 - keys / EVENTS)
+    collected = tmp_path / "collected"
+    done = pipeline(
+        "compact", to, "--to", collected, "--retain", "keep-all",
+        "--collect", f"before-seq:{EVENTS - 100}", "--collect", "prefix:no such key",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    left = spark.read.parquet(str(collected)).where("kind = 'event'")
+    assert left.selectExpr("min(seq) >= 299900").first() == (True,)
+    assert f"of {keys:,} events are left" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--retain", "forever"], 2, "is not keep-all, latest-per-key"),
+        (["--retain", "keep-all", "--collect", "older:5"], 2, "is not one of before-seq:N"),
+        (["--retain", "keep-all", "--collect", "before-seq:x"], 2, "before-seq:x"),
+        (["--retain", "keep-all", "--collect", "before-time:2025-01-01"], 2, "no time zone"),
+        (["--retain", "keep-last:5", "--collect", "tag:t"], 2, "keep_all"),
+    ],
+    ids=["retain", "collect", "number", "zone", "tag"],
+)
+def test_rules_that_are_none_are_said(
+    archive: Path, tmp_path: Path, words: list[str], code: int, said: str
+) -> None:
+    found, text = refused(pipeline("compact", archive, "--to", tmp_path / "x", *words))
+    assert (found, said in text) == (code, True), text
+
+
+def test_an_archive_that_lacks_positions_is_exit_code_1(
+    archive: Path, tmp_path: Path, spark: "SparkSession"
+) -> None:
+    spark.read.parquet(str(archive)).where("seq <> 77").write.parquet(str(tmp_path / "holed"))
+    words = ["compact", tmp_path / "holed", "--to", tmp_path / "x", "--retain", "keep-all"]
+    code, text = refused(pipeline(*words))
+    assert code == 1
+    assert "no row for positions 77" in text
+    assert "--holes-are-void" in text
+    assert pipeline(*words, "--holes-are-void").exit_code == 0
+    nowhere = ["compact", tmp_path / "none", "--to", tmp_path / "y", "--retain", "keep-all"]
+    code, text = refused(pipeline(*nowhere))
+    assert (code, "PATH_NOT_FOUND" in text, "none" in text) == (1, True, True), text
+
+
+# ---------------------------------------------------------------- audit
+
+
+def test_a_sound_trace_is_exit_code_0_and_a_spoilt_one_1(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    sound, spoilt = Run(4), Run(4)
+    for run in (sound, spoilt):
+        run.offered.offered_ns = np.arange(run.offered.seq.size)
+    lose(spoilt)
+    write(tmp_path / "sound", "s", sound)
+    write(tmp_path / "spoilt", "s", spoilt)
+    done = pipeline("audit", tmp_path / "sound", "--retain", "latest-per-key")
+    assert done.exit_code == 0, done.output
+    assert "lost 0, duplicated 0, misordered 0" in done.stdout
+    assert "latency in region-r0" in done.stdout
+    done = pipeline("audit", tmp_path / "spoilt", "--retain", "latest-per-key", "--json")
+    assert done.exit_code == 1
+    facts = json.loads(done.stdout)
+    assert (facts["sound"], facts["lost"]) == (False, 1)
+    assert facts["violations"][0].startswith("G4 r0: neither got nor outdated")
+    code, text = refused(pipeline("audit", tmp_path))
+    assert (code, "is no trace" in text) == (2, True), text
+
+
+# ---------------------------------------------------------------- errors of Spark
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "words"),
+    [
+        ("x\nsurecast.errors.UsageError: option y is not z\n  at", UsageError, "option y is not z"),
+        ("surecast.errors.ConnectError: nobody", ConnectError, "nobody"),
+        ("[PATH_NOT_FOUND] no such path: a.\nmore", JobFailed, "[PATH_NOT_FOUND] no such path: a."),
+        ("Job aborted\nValueError: bad\n", JobFailed, "ValueError: bad"),
+    ],
+)
+def test_errors_of_ours_come_out_of_those_of_spark(
+    text: str, kind: type[SurecastError], words: str
+) -> None:
+    found = ours(RuntimeError(text))
+    assert (type(found), str(found)) == (kind, words)
