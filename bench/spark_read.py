@@ -135,6 +135,9 @@ def measure(
         "servers": lambda: (
             spark.read.format("surecast").options(**options, segments="never").load()
         ),
+        "segments, three columns": lambda: (
+            spark.read.format("surecast").options(**options, columns="seq,key,value").load()
+        ),
     }
     best: dict[str, dict[str, float]] = {}
     answers: dict[str, tuple[int, ...]] = {}

@@ -15,10 +15,12 @@ import pytest
 from typer.testing import CliRunner
 
 from surecast.cli.main import app
+from surecast.errors import UsageError
+from surecast.pipeline.jobs.audit import Audit
 from surecast.protocols.sprinkler.checks import Tally
 from surecast.swarm import demo
 from surecast.swarm.audit import judge
-from surecast.swarm.demo_audit import Latency
+from surecast.swarm.demo_audit import Latency, agreed
 from surecast.swarm.ledger import ReadEvents, load_offered, load_read
 
 EVENTS = 20_000
@@ -104,6 +106,10 @@ def test_through_a_cut_and_a_kill_nothing_is_lost(ran: Ran) -> None:
     assert told["missed_events"] == EVENTS * 0.65
     assert 0 < told["shipped_bytes"] < told["missed_bytes"]
     assert len(set(told["kept"].values())) == 1, "every region keeps the same"
+    assert told["judge"] == "spark"
+    assert set(told["latency_ms"]) == {"east", "west", "north"}
+    for latency in told["latency_ms"].values():
+        assert 0 < latency["p50_ms"] <= latency["p90_ms"] <= latency["p99_ms"] <= latency["max_ms"]
     assert Path(told["figure"]).read_bytes().startswith(b"\x89PNG")
 
 
@@ -113,7 +119,7 @@ def test_its_acts_are_told_by_name(ran: Ran) -> None:
     assert acts[0].startswith("starting 3 regions × 2 replicas")
     assert "line east – west cut: west goes on through north" in acts
     assert "lines mended: west catches up" in acts
-    assert acts[-1] == "audit"
+    assert acts[-1] == "audit, by Spark and by numpy"
 
 
 @pytest.mark.slow
@@ -137,15 +143,16 @@ def test_the_ledgers_alone_give_the_same_verdict_and_a_spoilt_one_another(ran: R
     assert ran.judged(spoilt()).lost == 1
 
 
-def fake(tally: Tally) -> demo.Demo:
+def fake(tally: Tally, judge: str = "spark") -> demo.Demo:
     line = demo.Line([0.0, 1.0], [1, 3])
     lines = {"acknowledged": line, "east-mesh-1": line}
     return demo.Demo(
-        events=2, seed=7, tally=tally, seconds=1.0, faults=[demo.Fault("cut", 0.2, 0.4)],
+        events=2, seed=7, tally=tally, judge=judge, seconds=1.0, audit_s=0.5,
+        latency={"east": Latency(1.0, 2.0, 3.0, 4.0)} if judge == "spark" else {},
+        faults=[demo.Fault("cut", 0.2, 0.4)],
         lines=lines, burst_events=1, burst_s=0.1, longest_pause_s=0.5, down_s=0.1,
         switched_to="north",
         missed_events=1, missed_bytes=100, shipped_bytes=10, catch_up_s=0.1, kept={"east": 2},
-        judge="spark", audit_s=0.3, latency={"east": Latency(1.0, 2.0, 3.0, 4.0)},
     )  # fmt: skip
 
 
@@ -167,8 +174,49 @@ def test_no_violation_is_exit_code_0(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert result.exit_code == 0, result.output
     assert "90% saved" in result.output
     assert "Judged by Spark" in result.output
+    assert "numpy's judge agrees" in result.output
     assert "east 1 / 3 / 4" in result.output
     assert (tmp_path / "demo.png").exists()
+
+
+def test_without_spark_it_says_who_spoke(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    used = []
+
+    def run(*args: object) -> demo.Demo:
+        used.append(args[-1])
+        return fake(Tally(published=2, acked=2), "numpy")
+
+    monkeypatch.setattr(demo, "run_demo", run)
+    result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path), "--no-spark"])
+    assert (result.exit_code, used) == (0, [False]), result.output
+    assert "Judged by numpy alone" in result.output
+    assert "--no-spark" in result.output
+
+
+def test_no_java_is_said_before_the_story(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def none() -> None:
+        raise UsageError("Spark needs Java 17 or later")
+
+    monkeypatch.setattr("surecast.pipeline.session.find_java", none)
+    result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "needs Java 17" in result.output
+    assert "--no-spark" in result.output
+
+
+def test_judges_that_disagree_are_a_violation() -> None:
+    found = Audit(published=9, acked=9, delivered=9)
+    assert agreed(found, Tally(published=9, acked=9, delivered=9)).violations == []
+    (words,) = agreed(found, Tally(published=9, acked=9, delivered=8)).violations
+    assert "disagree" in words
+    assert "delivered 9 and 8" in words
+    blind = agreed(found, Tally(published=9, acked=9, delivered=9, lost=1, violations=["G4 x"]))
+    assert "G4 x" in blind.violations[0]
+    both = agreed(
+        Audit(published=9, acked=9, delivered=9, lost=2, violations=["G4 y"]),
+        Tally(published=9, acked=9, delivered=9, lost=1, violations=["G4 x"]),
+    )
+    assert (both.lost, both.violations) == (2, ["G4 y"]), "unsound for both: that is enough"
 
 
 def test_a_run_that_does_not_settle_is_exit_code_1(

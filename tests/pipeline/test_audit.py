@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from surecast.columns.rules import KeepAll, KeepFor, KeepLast, LatestPerKey
@@ -264,6 +266,28 @@ def test_each_rule_explains_its_own_voids(spark: "SparkSession", tmp_path: Path)
         audit(load(spark, str(tmp_path)), KeepFor(5))
 
 
+def test_who_began_later_need_not_have_what_was_before(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    run = Run(1)
+    for reader in run.readers:
+        reader.voids = None
+        reader.seq, reader.key, reader.value = run.offered.seq, run.offered.key, run.offered.value
+        reader.time_us = reader.seq * 7
+    late = run.readers[1]
+    late.seq, late.key, late.value = late.seq[199:], late.key[199:], late.value[199:]
+    late.time_us = late.time_us[199:]
+    write(tmp_path, "s", run)
+    words = {"stream": ["s"], "region": ["x"], "voids": [False], "malformed": [0]}
+    save(tmp_path, "readers", "s-r1", {**words, "reader": ["r1"], "first": [200]})
+    found = audit(load(spark, str(tmp_path)), KeepAll(), chunk_rows=CHUNK)
+    assert found.violations == []
+    assert found.delivered == 300 + 101 + 300
+    save(tmp_path, "readers", "s-r1", {**words, "reader": ["r1"], "first": [202]})
+    (words_said,) = audit(load(spark, str(tmp_path)), KeepAll(), chunk_rows=CHUNK).violations
+    assert words_said.startswith("G1 r1: 2 positions that are none or were not asked for")
+
+
 # ---------------------------------------------------------------- traces that are none
 
 
@@ -272,6 +296,13 @@ def test_what_is_no_trace_is_said(spark: "SparkSession", tmp_path: Path) -> None
         load(spark, str(tmp_path / "nothing"))
     run = Run(1)
     write(tmp_path, "s", run)
+    delivered = tmp_path / "delivered" / "s-r1.parquet"
+    whole = pq.read_table(delivered)
+    for rows in (whole.slice(1), pa.concat_tables([whole.slice(0, 5), whole.slice(4)])):
+        pq.write_table(rows, delivered)
+        with pytest.raises(UsageError, match="the trace of r1, s, is not whole"):
+            audit(load(spark, str(tmp_path)), LatestPerKey(), chunk_rows=CHUNK)
+    pq.write_table(whole, delivered)
     (tmp_path / "readers" / "s-r1.parquet").unlink()
     with pytest.raises(UsageError, match="not in readers/: r1 of s"):
         audit(load(spark, str(tmp_path)), LatestPerKey())

@@ -13,7 +13,7 @@ from surecast.pipeline.offsets import (
     places_to,
     share,
 )
-from surecast.pipeline.options import NAMES, parse
+from surecast.pipeline.options import COLUMNS, NAMES, parse
 
 ORDERS = {"subscribe": "orders"}
 
@@ -33,6 +33,12 @@ def test_names_are_found_in_any_case() -> None:
     assert found.streams == ("a", "b")
     assert found.start.rest == At(-1)
     assert not found.fail_on_loss
+
+
+def test_columns_keep_their_order() -> None:
+    assert parse(ORDERS, streaming=False).columns == COLUMNS
+    some = parse({**ORDERS, "columns": "value, Seq,key"}, streaming=False)
+    assert some.columns == ("seq", "key", "value")
 
 
 def test_offsets_of_streams() -> None:
@@ -99,6 +105,8 @@ def test_times() -> None:
         ({**ORDERS, "failOnDataLoss": "maybe"}, ["failOnDataLoss", "true or false"]),
         ({**ORDERS, "includeVoids": "1"}, ["includeVoids", "true or false"]),
         ({**ORDERS, "segments": "always"}, ["segments", "auto or never"]),
+        ({**ORDERS, "columns": "key,valeu"}, ["columns", "'valeu'", "value"]),
+        ({**ORDERS, "columns": ""}, ["columns", "stream, seq"]),
     ],
     ids=str,
 )

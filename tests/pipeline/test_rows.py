@@ -107,6 +107,15 @@ def test_every_event_and_every_range_becomes_a_row(seed: int, voids: bool) -> No
     assert rows == wanted, f"seed {seed}"
 
 
+@pytest.mark.parametrize("names", [("seq",), ("key", "value"), ("kind", "attributes", "timestamp")])
+def test_some_columns_are_those_of_all(names: tuple[str, ...]) -> None:
+    batches = draw(random.Random(5), 2_000)
+    for voids in (False, True):
+        whole = pa.Table.from_batches(record_batches(batches, "s", voids))
+        some = pa.Table.from_batches(record_batches(batches, "s", voids, names))
+        assert some == whole.select(names)
+
+
 def test_a_void_range_has_the_time_of_the_event_behind_it() -> None:
     """Of batches that were joined each event has its own time."""
     joined = coalesce(

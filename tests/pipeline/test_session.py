@@ -138,6 +138,40 @@ def test_a_fresh_session_is_quiet_and_runs_this_python(tmp_path: Path) -> None:
     assert "JAVA /" in done.stdout
 
 
+FAILING = """
+from surecast.pipeline import spark_session
+spark = spark_session("local[1]")
+
+def fail(batches):
+    raise ValueError("not today")
+
+for action in (
+    lambda: spark.range(1).mapInArrow(fail, "id bigint").collect(),
+    lambda: spark.range(1).mapInArrow(fail, "id bigint").write.parquet({folder!r}),
+    lambda: spark.sql("select 1 / id from range(1)").collect(),
+    lambda: spark.sql("select nothing"),
+):
+    try:
+        action()
+    except Exception as problem:
+        print("RAISED", type(problem).__name__, "not today" in str(problem))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("spark")
+def test_what_is_raised_is_not_told_at_length_as_well(tmp_path: Path) -> None:
+    code = FAILING.format(folder=str(tmp_path / "out"))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.stdout.splitlines() == [
+        "RAISED PythonException True",
+        "RAISED PythonException True",
+        "RAISED ArithmeticException False",
+        "RAISED AnalysisException False",
+    ]
+    assert done.stderr == ""
+
+
 LOUD = """
 from surecast.pipeline import spark_session
 spark = spark_session("local[1]")

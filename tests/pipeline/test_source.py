@@ -184,6 +184,15 @@ def test_filters_make_ranges_narrower(spark: SparkSession, region: Served) -> No
         spark.conf.set(switch, "true")
 
 
+def test_only_the_columns_that_are_wanted(spark: SparkSession, region: Served) -> None:
+    region.publish("narrow", [b"a", b"b"], [b"k", None])
+    table = load(spark, region, subscribe="narrow", columns="value,key")
+    assert table.columns == ["key", "value"]
+    assert [tuple(row) for row in table.collect()] == [(b"k", b"a"), (None, b"b")]
+    voids = load(spark, region, subscribe="narrow", columns="range", includeVoids=True)
+    assert [tuple(row) for row in voids.collect()] == [(1,), (1,)]
+
+
 def test_an_empty_stream_is_an_empty_table(spark: SparkSession, region: Served) -> None:
     region.publish("empty", [])
     assert load(spark, region, subscribe="empty").count() == 0

@@ -22,6 +22,7 @@ from surecast.errors import SurecastError
 from surecast.pipeline import files
 from surecast.pipeline.loss import lost, remedy
 from surecast.pipeline.offsets import Place
+from surecast.pipeline.options import COLUMNS
 from surecast.pipeline.plan import Range
 from surecast.pipeline.region import Server
 from surecast.pipeline.rows import record_batches
@@ -48,6 +49,7 @@ class Task:
     files: bool  # read their segments, where they are visible
     voids: bool
     fail_on_loss: bool
+    columns: tuple[str, ...] = COLUMNS
     patience_s: float = PATIENCE_S
 
 
@@ -56,7 +58,8 @@ def read(task: Task) -> Iterator[pa.RecordBatch]:
     with ExitStack() as stack:
         line = Line(task, stack)
         for one in task.ranges:
-            yield from record_batches(batches_of(one, task, line), one.stream, task.voids)
+            batches = batches_of(one, task, line)
+            yield from record_batches(batches, one.stream, task.voids, task.columns)
 
 
 def batches_of(one: Range, task: Task, line: Line) -> Iterator[Batch]:

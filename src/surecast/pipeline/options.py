@@ -27,6 +27,7 @@ from surecast.pipeline.offsets import (
 __all__ = ["NAMES", "SourceOptions", "check_names", "parse"]
 
 URL: Final = "surecast://127.0.0.1:7400"
+COLUMNS: Final = ("stream", "seq", "kind", "range", "key", "value", "attributes", "timestamp")
 NAMES: Final = (
     "url",
     "token",
@@ -43,6 +44,7 @@ NAMES: Final = (
     "failOnDataLoss",
     "includeVoids",
     "segments",
+    "columns",
 )
 _STARTS: Final = NAMES[4:7]
 _ENDS: Final = NAMES[7:10]
@@ -70,6 +72,7 @@ class SourceOptions:
     fail_on_loss: bool = True
     voids: bool = False
     files: bool = True  # read segments that this machine can see
+    columns: tuple[str, ...] = COLUMNS
 
     @property
     def wanted(self) -> str:
@@ -110,6 +113,7 @@ def parse(given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
         _boolean("failOnDataLoss", options.get("failOnDataLoss", "true")),
         _boolean("includeVoids", options.get("includeVoids", "false")),
         _choice("segments", options.get("segments", "auto"), ("auto", "never")) == "auto",
+        _columns(options.get("columns", ",".join(COLUMNS))),
     )
 
 
@@ -180,6 +184,16 @@ def _check_bounds(start: Bound, end: Bound, streams: tuple[str, ...], pattern: s
             f"option {end.option}: nothing is before the earliest position. Use latest, positions "
             'such as {"orders": 123}, or leave it out'
         )
+
+
+def _columns(text: str) -> tuple[str, ...]:
+    """Those that are wanted, in their own order. Spark does not tell a source written in Python
+    which columns a query needs; a user who does spares it the others, row by row."""
+    wanted = {name.strip().lower() for name in text.split(",")}
+    strange = sorted(wanted - set(COLUMNS))
+    if strange:
+        raise UsageError(f"option columns names {strange[0]!r}; there are {', '.join(COLUMNS)}")
+    return tuple(name for name in COLUMNS if name in wanted)
 
 
 def _number(name: str, text: str) -> int:

@@ -9,7 +9,7 @@ and times are counted out. No row is touched by itself.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -18,8 +18,9 @@ import pyarrow as pa
 from surecast.columns import forms
 from surecast.columns.batch import DATA, Batch
 from surecast.columns.column import Column, Columns, Int64s, concat
+from surecast.pipeline.options import COLUMNS
 
-__all__ = ["DDL", "SCHEMA", "record_batches"]
+__all__ = ["DDL", "SCHEMA", "ddl_of", "record_batches"]
 
 DDL: Final = (
     "stream string not null, seq bigint not null, kind string not null, range bigint not null, "
@@ -45,10 +46,28 @@ NBYTES: Final = 16 << 20  # or so many bytes
 _JOINED_ROWS: Final = 1024  # bodies up to this size are joined before they are taken apart
 
 
+def ddl_of(names: Sequence[str]) -> str:
+    """The columns of these names, as Spark is told."""
+    return ", ".join(column for column in DDL.split(", ") if column.split(" ")[0] in names)
+
+
+@cache
+def _schema_of(names: tuple[str, ...]) -> pa.Schema:
+    return pa.schema([SCHEMA.field(name) for name in names])
+
+
 def record_batches(
-    batches: Iterable[Batch], stream: str, voids: bool, rows: int = ROWS, nbytes: int = NBYTES
+    batches: Iterable[Batch],
+    stream: str,
+    voids: bool,
+    names: tuple[str, ...] = COLUMNS,
+    rows: int = ROWS,
+    nbytes: int = NBYTES,
 ) -> Iterator[pa.RecordBatch]:
-    """The events of batches that follow each other; with `voids` also the ranges without any."""
+    """The events of batches that follow each other; with `voids` also the ranges without any.
+
+    `names` are the columns wanted, in the order of COLUMNS.
+    """
     group: list[Batch] = []
     group_rows = group_bytes = 0
     for batch in batches:
@@ -58,10 +77,10 @@ def record_batches(
         group_rows += batch.rows
         group_bytes += batch.nbytes
         if group_rows >= rows or group_bytes >= nbytes:
-            yield from _cut(_record_batch(group, stream, voids), rows)
+            yield from _cut(_record_batch(group, stream, voids, names), rows)
             group, group_rows, group_bytes = [], 0, 0
     if group:
-        yield from _cut(_record_batch(group, stream, voids), rows)
+        yield from _cut(_record_batch(group, stream, voids, names), rows)
 
 
 def _cut(table: pa.RecordBatch, rows: int) -> Iterator[pa.RecordBatch]:
@@ -72,15 +91,17 @@ def _cut(table: pa.RecordBatch, rows: int) -> Iterator[pa.RecordBatch]:
         yield table if pieces == 1 else table.slice(at, each)
 
 
-def _record_batch(group: list[Batch], stream: str, voids: bool) -> pa.RecordBatch:
+def _record_batch(
+    group: list[Batch], stream: str, voids: bool, names: tuple[str, ...]
+) -> pa.RecordBatch:
     events = [batch for batch in group if batch.kind == DATA]
     if not voids or (len(events) == len(group) and all(b.rows == b.count for b in events)):
-        return _events(events, stream)
+        return _events(events, stream, names)
     los, his, times = _void_runs(group)
-    ranges = _void_rows(stream, los, his, times)
+    ranges = _void_rows(stream, los, his, times).select(names)
     if not events:
         return ranges
-    rows = _events(events, stream)
+    rows = _events(events, stream, names)
     if not los.size:
         return rows
     order = np.argsort(np.concatenate((_seqs(events), his - 1)), kind="stable")
@@ -91,24 +112,27 @@ def _record_batch(group: list[Batch], stream: str, voids: bool) -> pa.RecordBatc
 # ---------------------------------------------------------------- events
 
 
-def _events(batches: list[Batch], stream: str) -> pa.RecordBatch:
+def _events(batches: list[Batch], stream: str, names: tuple[str, ...]) -> pa.RecordBatch:
     rows = sum(batch.rows for batch in batches)
-    names, kinds, ones, no_attributes = _constants(stream, _room(rows))
+    constants = _constants(stream, _room(rows))
     columns = _joined(batches)
-    tags = columns.tags
-    return pa.RecordBatch.from_arrays(
-        [
-            names.slice(0, rows),
-            _numbers(pa.int64(), _seqs(batches)),
-            kinds.slice(0, rows),
-            ones.slice(0, rows),
-            _binary(columns.keys, rows),
-            _binary(columns.values, rows),
-            no_attributes.slice(0, rows) if tags is None else _attributes(tags, rows),
-            _numbers(_TIME, _times(batches)),
-        ],
-        schema=SCHEMA,
-    )
+    made = []
+    for name in names:
+        match name:
+            case "seq":
+                column = _numbers(pa.int64(), _seqs(batches))
+            case "key":
+                column = _binary(columns.keys, rows)
+            case "value":
+                column = _binary(columns.values, rows)
+            case "timestamp":
+                column = _numbers(_TIME, _times(batches))
+            case "attributes" if columns.tags is not None:
+                column = _attributes(columns.tags, rows)
+            case _:
+                column = constants[name].slice(0, rows)
+        made.append(column)
+    return pa.RecordBatch.from_arrays(made, schema=_schema_of(names))
 
 
 def _joined(batches: list[Batch]) -> Columns:
@@ -207,16 +231,16 @@ def _void_runs(group: list[Batch]) -> tuple[Int64s, Int64s, Int64s]:
 
 def _void_rows(stream: str, los: Int64s, his: Int64s, times: Int64s) -> pa.RecordBatch:
     rows = los.size
-    names, _, _, no_attributes = _constants(stream, _room(rows))
+    constants = _constants(stream, _room(rows))
     return pa.RecordBatch.from_arrays(
         [
-            names.slice(0, rows),
+            constants["stream"].slice(0, rows),
             pa.array(his - 1, pa.int64()),
             _repeated("void", rows),
             pa.array(his - los, pa.int64()),
             pa.nulls(rows, pa.binary()),
             pa.nulls(rows, pa.binary()),
-            no_attributes.slice(0, rows),
+            constants["attributes"].slice(0, rows),
             pa.array(times, pa.int64(), mask=times == 0).cast(_TIME),  # 0: nobody remembers
         ],
         schema=SCHEMA,
@@ -232,14 +256,14 @@ def _room(rows: int) -> int:
 
 
 @lru_cache(64)
-def _constants(stream: str, rows: int) -> tuple[pa.Array, pa.Array, pa.Array, pa.Array]:
-    """Columns of so many rows of which each is the same: stream, kind, range, attributes."""
-    return (
-        _repeated(stream, rows),
-        _repeated("event", rows),
-        pa.array(np.ones(rows, np.int64)),
-        pa.nulls(rows, _ATTRIBUTES),
-    )
+def _constants(stream: str, rows: int) -> dict[str, pa.Array]:
+    """Columns of so many rows of which each is the same."""
+    return {
+        "stream": _repeated(stream, rows),
+        "kind": _repeated("event", rows),
+        "range": pa.array(np.ones(rows, np.int64)),
+        "attributes": pa.nulls(rows, _ATTRIBUTES),
+    }
 
 
 def _repeated(text: str, rows: int) -> pa.Array:

@@ -13,6 +13,7 @@ otherwise stands, and a session that is running already is handed out as it is.
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import re
 import shutil
@@ -44,11 +45,20 @@ _JVMS: Final = Path("/usr/lib/jvm")
 _ARROW: Final = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
 
 # One line a problem on stderr, and none of Spark's own words below that. (The gateway is named
-# because it says in three lines which level it has, unless that is the root's.)
+# because it says in three lines which level it has, unless that is the root's. The others tell at
+# length of failures that reach the caller as exceptions.)
 _LOG4J: Final = """\
 rootLogger.level = {level}
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = {level}
+logger.task.name = org.apache.spark.executor.Executor
+logger.task.level = off
+logger.tasks.name = org.apache.spark.scheduler.TaskSetManager
+logger.tasks.level = off
+logger.utils.name = org.apache.spark.util.Utils
+logger.utils.level = off
+logger.write.name = org.apache.spark.sql.execution.datasources
+logger.write.level = off
 rootLogger.appenderRef.stderr.ref = stderr
 appender.stderr.type = Console
 appender.stderr.name = stderr
@@ -68,6 +78,7 @@ def spark_session(
     """The session that is running, or a new one with `master`; ours is a format it knows."""
     if (running := running_session()) is not None:
         return running
+    from pyspark.logger import PySparkLogger
     from pyspark.sql import SparkSession
 
     _check_master(master)
@@ -83,6 +94,8 @@ def spark_session(
     _start(settings)
     session = SparkSession.builder.getOrCreate()
     session.sparkContext.setLogLevel(log_level)
+    for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)  # they repeat what is raised
     if not is_local:
         session.sparkContext.addPyFile(str(package_zip()))
     return session
@@ -222,6 +235,7 @@ def _settings(is_local: bool, log_level: str) -> dict[str, str]:
     }
     if is_local:
         settings |= {
+            "spark.local.dir": tempfile.gettempdir(),  # Java does not look at TMPDIR
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 1)),

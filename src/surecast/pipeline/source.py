@@ -7,9 +7,12 @@ holds nothing but its options until it is asked something, and a task has all it
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import (
@@ -39,7 +42,7 @@ from surecast.pipeline.offsets import Bound, Place, Time, places_from, places_to
 from surecast.pipeline.options import SourceOptions, parse
 from surecast.pipeline.plan import EVENTS_MIN, Range, after, cut
 from surecast.pipeline.region import Known, Region, Server
-from surecast.pipeline.rows import DDL
+from surecast.pipeline.rows import ddl_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -64,16 +67,17 @@ class SurecastSource(DataSource):
 
     def schema(self) -> str:
         """Asked for by `load()`, so options that cannot be are refused there already."""
-        parse(self.options, streaming=False)
-        return DDL
+        return ddl_of(parse(self.options, streaming=False).columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        _check_schema(schema)
-        return BatchReader(parse(self.options, streaming=False))
+        options = parse(self.options, streaming=False)
+        _check_schema(schema, options)
+        return BatchReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        _check_schema(schema)
-        return StreamReader(parse(self.options, streaming=True))
+        options = parse(self.options, streaming=True)
+        _check_schema(schema, options)
+        return StreamReader(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from surecast.pipeline.sink import batch_writer
@@ -86,14 +90,15 @@ class SurecastSource(DataSource):
         return stream_writer(dict(self.options), schema, overwrite)
 
 
-def _check_schema(schema: StructType) -> None:
+def _check_schema(schema: StructType, options: SourceOptions) -> None:
     given = ", ".join(
         f"{field.name} {field.dataType.simpleString()}{'' if field.nullable else ' not null'}"
         for field in schema.fields
     )
-    if given != DDL:
+    wanted = ddl_of(options.columns)
+    if given != wanted:
         raise UsageError(
-            f"the columns of a stream are {DDL}: leave out .schema(...), and select or cast "
+            f"the columns of a stream are {wanted}: leave out .schema(...), and select or cast "
             "afterwards"
         )
 
@@ -107,7 +112,19 @@ class Work(InputPartition):
 
 def _rows(partition: InputPartition) -> Iterator[pa.RecordBatch]:
     if isinstance(partition, Work):  # Spark makes one of nothing where there is none
+        _be_light()
         yield from read(partition.value)
+
+
+@cache
+def _be_light() -> None:
+    """Once in a worker: what is loaded by now stays, and need not be looked through again.
+
+    PySpark's daemon collects garbage after every task. With half a million objects of modules that
+    is 45 ms each time, as long as a task takes to read a million events.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 # ---------------------------------------------------------------- planning
@@ -138,11 +155,17 @@ def _tasks(
         if one.hi - one.lo > EVENTS_MIN or options.partitions_min > 1:
             found = region.voids(one.stream, one.stream_id, one.lo, one.hi)
         with_voids.append((one, None if found is None else found.positions))
-    url, token = region.addresses, options.token
-    return [
-        Work(Task(task, url, token, servers, options.files, options.voids, options.fail_on_loss))
-        for task in cut(with_voids, options.partitions_min)
-    ]
+    whole = Task(
+        tuple(ranges),
+        region.addresses,
+        options.token,
+        servers,
+        options.files,
+        options.voids,
+        options.fail_on_loss,
+        options.columns,
+    )
+    return [Work(replace(whole, ranges=part)) for part in cut(with_voids, options.partitions_min)]
 
 
 # ---------------------------------------------------------------- batch

@@ -109,9 +109,7 @@ def run_demo(
         check_spark()
     began = time.monotonic()
     with ExitStack() as stack:
-        story = Story(
-            events, seed, folder, progress, stack, EarlySpark(folder) if use_spark else None
-        )
+        story = Story(events, seed, folder, progress, stack, EarlySpark() if use_spark else None)
         try:
             story.begin()
             story.steady()

@@ -48,8 +48,7 @@ def check_spark() -> None:
 class EarlySpark:
     """A session that starts beside something else; `audit` waits for it."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self) -> None:
         self._session: SparkSession | None = None
         self._problem: BaseException | None = None
         self._thread = Thread(target=self._start, name="start of Spark", daemon=True)
@@ -62,8 +61,7 @@ class EarlySpark:
 
         try:
             cores = min(CORES, os.cpu_count() or 1)
-            conf = {"spark.local.dir": str(self.folder / "spark")}
-            self._session = spark_session(f"local[{cores}]", app="surecast demo", conf=conf)
+            self._session = spark_session(f"local[{cores}]", app="surecast demo")
         except BaseException as problem:
             self._problem = problem
 

@@ -1,7 +1,8 @@
 """The queries of an audit, in the order in which they build on each other (see audit.py).
 
-Readers and streams go by number while rows are many: `rid` and `sid`. The publishers of a stream
-are heard like one more reader, whose events are those that are known to stand: rid -1 - sid.
+Readers and streams go by number while rows are many: `rid` and `sid`. What is needed of all rows is
+asked for once, by sorting or joining them; positions are looked at one by one only where counts or
+order say that something is wrong with a reader.
 """
 
 from __future__ import annotations
@@ -114,10 +115,11 @@ class Judge:
     def hear_order(self) -> None:
         """G2, R10, G9: positions and times rise, and all come to one end."""
         rows = [
-            (rid, sid, told["stream"], told["reader"], self.limits[sid])
+            (rid, sid, told["stream"], told["reader"], told["first"], self.limits[sid])
             for rid, (sid, told) in enumerate(zip(self.sid, self.told, strict=True))
         ]
-        readers = self._frame(rows, "rid int, sid int, stream string, reader string, limit bigint")
+        ddl = "rid int, sid int, stream string, reader string, first bigint, limit bigint"
+        readers = self._frame(rows, ddl)
         given = self.delivered.join(F.broadcast(readers), ["stream", "reader"], "left").select(
             "rid",
             "sid",
@@ -129,7 +131,7 @@ class Judge:
             "value",
             F.unix_micros("timestamp").alias("time_us"),
             "got_ns",
-            F.expr("seq < 1 OR seq > limit OR range < 1").alias("strange"),
+            F.expr("seq < first OR seq > limit OR range < 1").alias("strange"),
         )
         self.given = given.where("NOT strange")
         event, strange = F.col("is_event"), F.col("strange")
@@ -137,6 +139,8 @@ class Judge:
             given.drop("key", "value", "got_ns"),
             "rid",
             "number",
+            rows=F.count("*"),
+            upto=F.max("number"),
             events=F.count_if(event),
             voids=F.sum(F.when(~event, F.col("last") - F.col("lo") + 1)),
             end=F.max(F.when(~strange, F.col("last"))) + 1,
@@ -171,6 +175,13 @@ class Judge:
 
     def _heard_order(self, rid: int, chunks: list[Row]) -> None:
         reader = self.readers[rid]
+        if sum(row["rows"] for row in chunks) != chunks[-1]["upto"] or any(
+            row["again"] for row in chunks
+        ):
+            raise UsageError(
+                f"the trace of {reader.reader}, {reader.stream}, is not whole: its rows must be "
+                "numbered 1, 2, 3, … in the order in which they came"
+            )
         reader.delivered = sum(row["events"] for row in chunks)
         reader.end = max([self.told[rid]["first"], *(row["end"] or 0 for row in chunks)])
         self.latest[rid] = max(row["latest"] or 0 for row in chunks)
@@ -178,7 +189,8 @@ class Judge:
         if strange := sum(row["strange"] for row in chunks):
             self.strange.add(rid)
             at = min(row["strange_at"] for row in chunks if row["strange"])
-            self._accused(rid, f"G1 {{}}: {strange:,} positions that are none, such as {at:,}")
+            words = f"{strange:,} positions that are none or were not asked for, such as {at:,}"
+            self._accused(rid, "G1 {}: " + words)
         fell, at = _falls(chunks)
         reader.misordered += fell
         if fell:
@@ -485,12 +497,15 @@ class Judge:
         """Go through each group's rows in the order of `place`, chunk by chunk.
 
         Comes back with what each chunk has to tell, in order: how often a row begins (`lo`) at or
-        before the end (`last`) of the one in front of it, after which end first; where the chunk
-        itself begins and ends; and whatever else is asked for.
+        before the end (`last`) of the one in front of it, after which end first; how often it has
+        the same place; where the chunk itself begins and ends; and whatever else is asked for.
         """
         chunk = F.floor((F.col(place) - 1) / self.chunk_rows)
         window = Window.partitionBy(group, "chunk").orderBy(place)
-        before = {"before": F.lag("last").over(window)}
+        before = {
+            "before": F.lag("last").over(window),
+            "place_before": F.lag(place).over(window),
+        }
         if "time_us" in rows.columns:
             before["time_before"] = F.lag("time_us").over(window)
         fell = F.col("lo") <= F.col("before")
@@ -503,6 +518,7 @@ class Judge:
                 F.min(F.when(fell, F.col("before"))).alias("fell_after"),
                 F.min_by("lo", place).alias("first_lo"),
                 F.max_by("last", place).alias("final_last"),
+                F.count_if(F.col(place) == F.col("place_before")).alias("again"),
                 *(column.alias(name) for name, column in tell.items()),
             )
         )

@@ -1,0 +1,73 @@
+"""How much memory a Spark in this process uses: its JVM and its Python workers, over time."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from threading import Event, Thread
+from types import TracebackType
+
+EVERY_S = 1.0
+MB = 1 << 20
+
+
+class Memory:
+    """`with Memory() as memory: …`; then its peaks, and the halves of the time apart."""
+
+    def __init__(self) -> None:
+        self.samples: list[tuple[int, int]] = []  # bytes of the JVM, of Python workers
+        self._over = Event()
+        self._thread = Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> "Memory":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def figures(self) -> dict[str, int]:
+        """In MB: peaks, and the workers' peak in the first and in the second half of the time."""
+        half = max(1, len(self.samples) // 2)
+        python = [python for _, python in self.samples] or [0]
+        return {
+            "jvm_mb": max((jvm for jvm, _ in self.samples), default=0) // MB,
+            "python_mb": max(python) // MB,
+            "python_mb_first_half": max(python[:half]) // MB,
+            "python_mb_second_half": max(python[half:] or [0]) // MB,
+        }
+
+    def _look(self) -> None:
+        while not self._over.wait(EVERY_S):
+            jvm = python = 0
+            for pid in descendants(os.getpid()):
+                with suppress(OSError):
+                    if Path(f"/proc/{pid}/comm").read_text().strip() == "java":
+                        jvm += _kb(pid, "status", "VmRSS") * 1024
+                    else:  # forks share pages: each has its part of them
+                        python += _kb(pid, "smaps_rollup", "Pss") * 1024
+            self.samples.append((jvm, python))
+
+
+def _kb(pid: int, file: str, name: str) -> int:
+    for line in Path(f"/proc/{pid}/{file}").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1])
+    return 0
+
+
+def descendants(root: int) -> list[int]:
+    parents: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            stat = (path / "stat").read_text().rpartition(")")[2].split()
+            parents[int(path.name)] = int(stat[1])
+    found = [root]
+    for pid in found:
+        found += [child for child, parent in parents.items() if parent == pid]
+    return found[1:]
