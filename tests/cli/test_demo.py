@@ -23,6 +23,9 @@ from surecast.swarm.audit import judge
 from surecast.swarm.demo_audit import Latency, agreed
 from surecast.swarm.ledger import ReadEvents, load_offered, load_read
 
+# One worker: the run that most of these look at is made once.
+pytestmark = pytest.mark.xdist_group("demo")
+
 EVENTS = 20_000
 READERS = [
     *(f"{region}-mesh-{i}" for region in ("east", "west", "north") for i in (1, 2)),
