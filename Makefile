@@ -21,7 +21,7 @@ demo: setup  ## the main job end to end: real servers, a cut line, a killed serv
 
 test: setup  ## every test
 	scripts/services.sh
-	$(PY) -m pytest -n $(JOBS) --dist loadgroup
+	$(PY) -m pytest -n $(JOBS)
 
 check: setup  ## format, lint, types and the quick tests: under a minute
 	$(PY) -m ruff format --check src tests bench

@@ -1,7 +1,12 @@
 """Settings for all tests."""
 
 import os
+import re
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # Examples are the same in every run, so a failure on one machine is a failure on all. To search
@@ -10,3 +15,38 @@ _common = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "p
 settings.register_profile("default", derandomize=True, **_common)
 settings.register_profile("explore", max_examples=2_000, **_common)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+# ---------------------------------------------------------------- who runs what
+#
+# pytest-xdist's own `xdist_group` (3.8) does not work with pytest 9.2, which no longer lets a plugin
+# change a test's id. So the groups are read from the files: tests that take `spark` share one JVM in
+# one worker, and a file that says `GROUP = "name"` stays in one worker for its costly fixture.
+
+_TESTS = Path(__file__).parent
+_TAKES_SPARK = re.compile(r"^def test_\w+\([^)]*\bspark\b", re.MULTILINE)
+_GROUP = re.compile(r'^GROUP = "(\w+)"', re.MULTILINE)
+
+
+@lru_cache(None)
+def _group_of_file(path: str) -> str | None:
+    text = (_TESTS.parent / path).read_text()
+    if found := _GROUP.search(text):
+        return found.group(1)
+    return "spark" if _TAKES_SPARK.search(text) else None
+
+
+def group_of(nodeid: str) -> str:
+    """Tests with the same answer run in one worker, one after the other."""
+    return _group_of_file(nodeid.partition("::")[0]) or nodeid
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Grouped(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return Grouped(config, log)

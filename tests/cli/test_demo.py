@@ -23,8 +23,7 @@ from surecast.swarm.audit import judge
 from surecast.swarm.demo_audit import Latency, agreed
 from surecast.swarm.ledger import ReadEvents, load_offered, load_read
 
-# One worker: the run that most of these look at is made once.
-pytestmark = pytest.mark.xdist_group("demo")
+GROUP = "demo"  # one worker: the run that most of these look at is made once
 
 EVENTS = 20_000
 READERS = [

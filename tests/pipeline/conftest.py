@@ -1,7 +1,7 @@
 """One Spark for all tests of the pipeline: a test that takes `spark` is slow and of its group.
 
-Such tests need no marks of their own. All of them run in one worker of xdist (`--dist loadgroup`),
-because a second JVM would take more than it gives.
+Such tests need no marks of their own. Files with such tests run in one worker of xdist
+(tests/conftest.py), because a second JVM would take more than it gives.
 """
 
 from collections.abc import Iterator
@@ -13,12 +13,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)
-            item.add_marker(pytest.mark.xdist_group("spark"))
 
 
 @pytest.fixture(scope="session")

@@ -123,7 +123,6 @@ print("JAVA", spark.sparkContext._jvm.System.getProperty("java.home"))
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("spark")
 def test_a_fresh_session_is_quiet_and_runs_this_python(tmp_path: Path) -> None:
     (tmp_path / "spark-defaults.conf").write_text(
         "spark.driver.memory 1g\nspark.sql.session.timeZone Europe/Vienna\n"
@@ -159,7 +158,6 @@ for action in (
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("spark")
 def test_what_is_raised_is_not_told_at_length_as_well(tmp_path: Path) -> None:
     code = FAILING.format(folder=str(tmp_path / "out"))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
@@ -180,7 +178,6 @@ spark.sparkContext._jvm.System.err.println("something is wrong")
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("spark")
 def test_what_java_says_beyond_that_comes_through() -> None:
     done = subprocess.run([sys.executable, "-c", LOUD], capture_output=True, text=True, timeout=300)
     assert done.stderr == "something is wrong\n"

@@ -293,7 +293,6 @@ def test_a_stream_cannot_be_completed(
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("spark")
 def test_a_round_of_killed_drivers(tmp_path: Path) -> None:
     """`make torture` runs many; this one is struck in the midst of a batch's rows."""
     result = run_round(5, tmp_path, strikes=1, kinds=("rows",))

@@ -36,11 +36,9 @@ def pairs(table: DataFrame) -> list[tuple[int, bytes]]:
 
 
 def refusal(table: Any) -> str:
-    """What the driver is told, within ten seconds."""
-    began = time.monotonic()
+    """What the driver is told."""
     with pytest.raises(Exception) as refused:
         table().count()
-    assert time.monotonic() - began < 20, "a bound of ours is ten; the rest is a busy machine's"
     return str(refused.value)
 
 

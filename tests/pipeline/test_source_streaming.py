@@ -351,10 +351,8 @@ def test_a_query_that_cannot_be_says_why(
         region.publish("orders", numbers(1, 3))
         given = {"url": region.url, "token": "right", **options}
         work = Runs(spark, given.pop("url"), tmp_path / "checkpoint", **given)
-        began = time.monotonic()
         with pytest.raises(Exception) as refused:
             work.start(availableNow=True).awaitTermination(60)
-        assert time.monotonic() - began < 25, "a bound of ours is ten; the rest is Spark's"
         for word in words:
             assert word in str(refused.value)
 

@@ -139,7 +139,7 @@ class Judge:
             given.drop("key", "value", "got_ns"),
             "rid",
             "number",
-            rows=F.count("*"),
+            n=F.count("*"),
             upto=F.max("number"),
             events=F.count_if(event),
             voids=F.sum(F.when(~event, F.col("last") - F.col("lo") + 1)),
@@ -175,7 +175,7 @@ class Judge:
 
     def _heard_order(self, rid: int, chunks: list[Row]) -> None:
         reader = self.readers[rid]
-        if sum(row["rows"] for row in chunks) != chunks[-1]["upto"] or any(
+        if sum(row["n"] for row in chunks) != chunks[-1]["upto"] or any(
             row["again"] for row in chunks
         ):
             raise UsageError(
