@@ -19,9 +19,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 # ---------------------------------------------------------------- who runs what
 #
-# pytest-xdist's own `xdist_group` (3.8) does not work with pytest 9.2, which no longer lets a plugin
-# change a test's id. So the groups are read from the files: tests that take `spark` share one JVM in
-# one worker, and a file that says `GROUP = "name"` stays in one worker for its costly fixture.
+# pytest-xdist's own `xdist_group` (3.8) does not work with pytest 9.2, which lets no plugin change
+# a test's id. So groups are read from the files: tests that take `spark` share one JVM in one
+# worker, and a file that says `GROUP = "name"` stays in one worker for its costly fixture.
 
 _TESTS = Path(__file__).parent
 _TAKES_SPARK = re.compile(r"^def test_\w+\([^)]*\bspark\b", re.MULTILINE)

@@ -96,8 +96,8 @@ class Subscription:
         """
         if self._feed.voids:
             raise NotSupported(
-                "batches with voids come with the Spark connector: iterate over events to get "
-                "voids, or subscribe without voids=True"
+                "batches do not carry voids: iterate over events to get voids, or subscribe "
+                "without voids=True; in Spark, includeVoids=true has both"
             )
         if length_hint(self._feed.rows):
             raise UsageError(
