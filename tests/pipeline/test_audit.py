@@ -15,7 +15,7 @@ import pytest
 from surecast.columns.rules import KeepAll, KeepFor, KeepLast, LatestPerKey
 from surecast.errors import UsageError
 from surecast.pipeline.jobs.audit import Audit, StreamAudit, audit
-from surecast.pipeline.jobs.trace import load, save
+from surecast.pipeline.jobs.trace import TABLES, load, save
 from surecast.swarm.ledger import OfferedEvents, ReadEvents
 from surecast.swarm.traces import trace_offered, trace_read
 from tests.swarm.runs import EVENTS, SPOILT, Run
@@ -40,6 +40,15 @@ def write(folder: Path, stream: str, run: Run) -> None:
             target = folder / table / f"{stream}-{reader.reader}.parquet"
             target.parent.mkdir(exist_ok=True)
             made.rename(target)
+
+
+def gather(folder: Path) -> None:
+    """Make one file of each table: what Spark does takes as long as there are files."""
+    for table in TABLES:
+        files = sorted((folder / table).iterdir())
+        pq.write_table(pa.concat_tables([pq.read_table(file) for file in files]), files[0])
+        for file in files[1:]:
+            file.unlink()
 
 
 def by_stream(found: Audit) -> dict[str, StreamAudit]:
@@ -133,6 +142,7 @@ class Judged:
         self.runs |= unacknowledged()
         for stream, run in self.runs.items():
             write(folder, stream, run)
+        gather(folder)
         self.found = audit(load(spark, str(folder)), LatestPerKey(), chunk_rows=CHUNK)
         self.streams = by_stream(self.found)
 

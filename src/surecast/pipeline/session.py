@@ -25,7 +25,8 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
+from select import POLLIN, poll
+from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, Final
 
 from surecast.errors import UsageError
@@ -167,18 +168,50 @@ def _check_master(master: str) -> None:
 def _spoken() -> Iterator[int]:
     """A stderr for the JVM that passes on all but what Java has to say about Spark's modules."""
     ours, theirs = os.pipe()
-    Thread(target=_pass_on, args=(ours,), name="stderr of Spark", daemon=True).start()
+    spoken = _Spoken(ours)
+    Thread(target=spoken.pass_on, name="stderr of Spark", daemon=True).start()
+    atexit.register(spoken.pass_on_the_rest)
     try:
         yield theirs
     finally:
         os.close(theirs)
 
 
-def _pass_on(source: int) -> None:
-    with os.fdopen(source, "rb") as lines:
-        for line in lines:
-            if not line.startswith(_NOISE):
-                os.write(_STDERR, line)
+class _Spoken:
+    """What a JVM says: passed on as it comes, and what is left of it when this program ends."""
+
+    def __init__(self, pipe: int) -> None:
+        self.pipe = pipe
+        self.lock = Lock()  # held from reading until what was read is written
+        self.begun = b""  # a line without its end
+
+    def pass_on(self) -> None:
+        while True:
+            self._is_there(None)
+            with self.lock:
+                if self._is_there() and not self._pass_on_some():
+                    return
+
+    def pass_on_the_rest(self) -> None:
+        with self.lock:
+            while self._is_there() and self._pass_on_some():
+                pass
+
+    def _is_there(self, patience_ms: int | None = 0) -> bool:
+        asked = poll()
+        asked.register(self.pipe, POLLIN)
+        return bool(asked.poll(patience_ms))
+
+    def _pass_on_some(self) -> bool:
+        """Is there more to come?"""
+        data = os.read(self.pipe, 1 << 16)
+        *lines, self.begun = (self.begun + data).split(b"\n")
+        if not data and self.begun:
+            lines, self.begun = [self.begun], b""
+        said = b"".join(line + b"\n" for line in lines if not line.startswith(_NOISE))
+        while said:
+            said = said[os.write(_STDERR, said) :]
+        return bool(data)
 
 
 _NOISE: Final = (b"WARNING: Using incubator modules", b"WARNING: package sun.security.action not")

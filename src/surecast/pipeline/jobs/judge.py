@@ -329,20 +329,23 @@ class Judge:
         falling = {rid for rid, reader in enumerate(self.readers) if reader.misordered}
         if suspects := sorted(falling | self.odd):
             self._find_doubles(suspects)
-        for sid, stream in enumerate(self.streams):
-            # With all acknowledged, there is nothing that might stand where nothing is known to.
-            if self.unknown[sid] and stream.acked == stream.published:
-                self._unpublished(sid)
+        # With all acknowledged, there is nothing that might stand where nothing is known to.
+        if unpublished := [
+            (sid, self.ends[sid])
+            for sid, stream in enumerate(self.streams)
+            if self.unknown[sid] and stream.acked == stream.published
+        ]:
+            self._find_unpublished(unpublished)
 
-    def _unpublished(self, sid: int) -> None:
-        """G1: a position that nobody published."""
-        every = self.spark.range(1, self.ends[sid]).withColumnRenamed("id", "seq")
-        nobody = every.join(self.truth.where(F.col("sid") == sid), "seq", "left_anti")
-        for row in _examples(
-            nobody.select(F.lit(sid).alias("sid"), F.col("seq").alias("at")), "sid"
-        ):
-            self.streams[sid].duplicated += row["n"]
-            self._violated(sid, f"G1 nobody published what stands at {_words(row)}")
+    def _find_unpublished(self, suspects: list[tuple[int, int]]) -> None:
+        """G1: positions of these streams (sid, end) that nobody published."""
+        streams = F.broadcast(self._frame(suspects, "sid int, end bigint"))
+        every = self.spark.range(1, max(end for _, end in suspects)).toDF("seq")
+        places = every.crossJoin(streams).where("seq < end").select("sid", "seq")
+        nobody = places.join(self.truth, ["sid", "seq"], "left_anti")
+        for row in _examples(nobody.withColumnRenamed("seq", "at"), "sid"):
+            self.streams[row["sid"]].duplicated += row["n"]
+            self._violated(row["sid"], f"G1 nobody published what stands at {_words(row)}")
 
     def _look_up(self) -> None:
         other_key = self.got.where(F.col("fits") == OTHER_KEY).select(
