@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from surecast.errors import ConfigError
-from surecast.server.config import build, parse_address, show_address, witness_name
+from surecast.runtime.book import show_address
+from surecast.server.config import build, parse_address, witness_name
 from surecast.server.settings import load_config
 
 GOOD: dict[str, Any] = {

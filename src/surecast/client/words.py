@@ -7,7 +7,7 @@ streams, what a stream is, how an address is written and how long a second is co
 from surecast.core.types import SECOND
 from surecast.protocols.sprinkler.messages import StreamInfo
 from surecast.protocols.sprinkler.names import is_internal, is_name, is_pattern, matches
-from surecast.runtime.book import Address
+from surecast.runtime.book import Address, show_address
 
 __all__ = [
     "SECOND",
@@ -19,9 +19,3 @@ __all__ = [
     "matches",
     "show_address",
 ]
-
-
-def show_address(address: Address) -> str:
-    """As in a url."""
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

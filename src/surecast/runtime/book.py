@@ -15,9 +15,23 @@ from ipaddress import ip_address
 from surecast.core.types import Peer
 from surecast.errors import ConfigError
 
-__all__ = ["Address", "AddressBook", "check_listen", "is_loopback", "own_address", "with_address"]
+__all__ = [
+    "Address",
+    "AddressBook",
+    "check_listen",
+    "is_loopback",
+    "own_address",
+    "show_address",
+    "with_address",
+]
 
 Address = tuple[str, int]
+
+
+def show_address(address: Address) -> str:
+    """As in a url."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class AddressBook:

@@ -30,7 +30,6 @@ __all__ = [
     "ServerConfig",
     "build",
     "parse_address",
-    "show_address",
     "witness_name",
 ]
 
@@ -174,11 +173,6 @@ def parse_address(text: str) -> Address:
     if not (colon and host and port.isascii() and port.isdigit() and int(port) <= 65535):
         raise ConfigError('not an address; write "host:port", such as "127.0.0.1:7400"')
     return host, int(port)
-
-
-def show_address(address: Address) -> str:
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def build(document: Mapping[str, Any]) -> ServerConfig:

@@ -27,8 +27,8 @@ from surecast.core.types import PassDown
 from surecast.errors import ConfigError
 from surecast.protocols.sprinkler.messages import ForceNewStream
 from surecast.protocols.sprinkler.names import is_name
-from surecast.runtime.book import Address, is_loopback
-from surecast.server.config import parse_address, show_address
+from surecast.runtime.book import Address, is_loopback, show_address
+from surecast.server.config import parse_address
 from surecast.server.files import files_of
 from surecast.server.metrics import CONTENT_TYPE, Scrape
 from surecast.server.openapi import document

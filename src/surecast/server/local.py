@@ -12,7 +12,8 @@ there again at the next start; without one it lives as long as the object.
 from pathlib import Path
 
 from surecast.errors import UsageError
-from surecast.server.config import build, show_address
+from surecast.runtime.book import show_address
+from surecast.server.config import build
 from surecast.server.region import RegionServer
 
 __all__ = ["LocalRegion"]

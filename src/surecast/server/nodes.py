@@ -19,10 +19,10 @@ from surecast.protocols.chain.config import ChainConfig
 from surecast.protocols.chain.service import ConfigService
 from surecast.protocols.sprinkler.config import ProxyConfig
 from surecast.registry import message_types
-from surecast.runtime.book import AddressBook
+from surecast.runtime.book import AddressBook, show_address
 from surecast.runtime.node import Node
 from surecast.runtime.recorder import Recorder, recording_path
-from surecast.server.config import ServerConfig, parse_address, show_address, witness_name
+from surecast.server.config import ServerConfig, parse_address, witness_name
 from surecast.stacks import region_replica
 from surecast.storage.memory import MemoryDisk
 from surecast.storage.segments import SegmentStore

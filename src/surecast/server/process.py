@@ -15,10 +15,11 @@ import traceback
 from typing import Any
 
 from surecast.errors import ConfigError, StorageError
+from surecast.runtime.book import show_address
 from surecast.runtime.run import run as run_loop
 from surecast.server import logs
 from surecast.server.alarms import alarms
-from surecast.server.config import ServerConfig, show_address
+from surecast.server.config import ServerConfig
 from surecast.server.http import HttpPort
 from surecast.server.region import RegionServer
 from surecast.server.status import not_ready

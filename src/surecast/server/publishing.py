@@ -19,7 +19,7 @@ from surecast.errors import (
     SurecastError,
     UsageError,
 )
-from surecast.server.config import show_address
+from surecast.runtime.book import show_address
 from surecast.server.ndjson import Pair, parse_slices
 from surecast.server.region import RegionServer
 

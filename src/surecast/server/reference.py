@@ -154,6 +154,11 @@ PATHS = (
         "streams: owner, retention, positions here and in every region, lag, live, void, readers",
     ),
     (
+        "`/v1/streams/NAME/files?lo=1&hi=1000`",
+        "which runs of which segments on this server's disk hold these positions, and which of "
+        "them are void: for readers that see the same disk, such as Spark's tasks",
+    ),
+    (
         "`POST /v1/streams/NAME/events`",
         'publish: `application/x-ndjson` with a `{"key": …, "value": …}` a line, or the body '
         "as one event (`?key=`); answers with positions once they are safe. Sent again, it is "

@@ -13,9 +13,10 @@ from urllib.request import urlopen
 
 from surecast.core.types import MS
 from surecast.errors import SurecastError, UsageError
+from surecast.runtime.book import show_address
 from surecast.runtime.relay import LinkSpec, RelayProcess, Shape
 from surecast.server.cluster import Cluster, check_ports
-from surecast.server.config import parse_address, show_address
+from surecast.server.config import parse_address
 from surecast.server.layout import Layout, Planned, plan
 
 __all__ = [

@@ -30,9 +30,9 @@ from surecast.core.types import MS, SECOND, LogId
 from surecast.errors import SurecastError, UsageError
 from surecast.protocols.sprinkler.checks import Offered, Reading, Record, Tally, check
 from surecast.protocols.sprinkler.messages import Open
-from surecast.runtime.book import Address
+from surecast.runtime.book import Address, show_address
 from surecast.runtime.relay import RelayProcess, RelaySpec, Shape
-from surecast.server.config import show_address, witness_name
+from surecast.server.config import witness_name
 from surecast.server.status import Status
 from surecast.swarm.notebook import delivered_path, file_name, read_delivered
 from surecast.swarm.process import ProcessSpec

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from surecast.errors import SurecastError
-from surecast.runtime.book import Address
+from surecast.runtime.book import Address, show_address
 from surecast.runtime.relay import LinkSpec, RelayProcess, Shape
-from surecast.server.config import show_address, witness_name
+from surecast.server.config import witness_name
 
 __all__ = ["HOST", "Wiring"]
 

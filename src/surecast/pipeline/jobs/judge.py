@@ -7,19 +7,27 @@ order say that something is wrong with a reader.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 from pyspark import StorageLevel
-from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from surecast.columns.rules import KeepLast, LatestPerKey, Policy
 from surecast.errors import UsageError
 from surecast.pipeline.jobs.audit import Audit, Counts, Latency, ReaderAudit, StreamAudit
+from surecast.pipeline.jobs.lateness import Lateness, step_of
+from surecast.pipeline.jobs.queries import (
+    SHOWN_MAX,
+    examples,
+    falls,
+    in_order,
+    latest,
+    many,
+    shown,
+    small_table,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
@@ -28,12 +36,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Judge"]
 
-SHOWN_MAX: Final = 5  # examples in one violation's words
 SPARE: Final = 1_000_000  # a position beyond this and twice what was published is none
-QUANTILES: Final = (0.5, 0.9, 0.99)
 BROADCAST_MAX: Final = 2_000_000  # acknowledged events that every executor may hold
 SID_SHIFT: Final = 44  # positions are below 2 to this
-STEPS: Final = 200  # of latencies, to a factor of e
 # How an event fits what was acknowledged at its position.
 FITS, OTHER_KEY, OTHER_EVENT, NO_ACK = range(4)
 
@@ -50,7 +55,7 @@ class Judge:
         if not self.told:
             raise UsageError("the trace has no reader: there is nothing to judge")
         counts = trace.published.groupBy("stream").agg(
-            _many(),
+            many(),
             F.count("seq").alias("acked"),
             F.max("seq").alias("latest"),
             F.count_if(F.col("key").isNull()).alias("bare"),
@@ -83,14 +88,7 @@ class Judge:
         self.delivered = trace.delivered
 
     def _frame(self, rows: Sequence[tuple[Any, ...]], ddl: str) -> DataFrame:
-        """A small table; as Arrow it is part of the plan and no job makes it."""
-        import pyarrow as pa
-
-        types = {"int": pa.int32(), "bigint": pa.int64(), "string": pa.string()}
-        fields = [field.split() for field in ddl.split(", ")]
-        columns = zip(*rows, strict=True) if rows else ((),) * len(fields)
-        arrays = [pa.array(c, types[f[1]]) for c, f in zip(columns, fields, strict=True)]
-        return self.spark.createDataFrame(pa.table(arrays, [name for name, _ in fields]), ddl)
+        return small_table(self.spark, rows, ddl)
 
     def _keep(self, rows: DataFrame) -> DataFrame:
         self._kept.append(rows.persist(StorageLevel.MEMORY_AND_DISK))
@@ -105,10 +103,10 @@ class Judge:
     def hear_publishers(self) -> None:
         for sid in sorted(set(range(len(self.streams))) - set(self.sid)):
             self._violated(sid, "published, and no reader wrote anything down")
-        alike = self.published.groupBy("sid", "value").agg(F.min("number").alias("at"), _many())
-        for row in _examples(alike.where("n > 1"), "sid"):
+        alike = self.published.groupBy("sid", "value").agg(F.min("number").alias("at"), many())
+        for row in examples(alike.where("n > 1"), "sid"):
             words = "values were offered twice, this trace cannot be judged: numbers"
-            self._violated(row["sid"], f"{words} {_words(row)}")
+            self._violated(row["sid"], f"{words} {shown(row)}")
 
     # ------------------------------------------------------------ in which order readers got it
 
@@ -135,10 +133,11 @@ class Judge:
         )
         self.given = given.where("NOT strange")
         event, strange = F.col("is_event"), F.col("strange")
-        found = self._in_order(
+        found = in_order(
             given.drop("key", "value", "got_ns"),
             "rid",
             "number",
+            self.chunk_rows,
             n=F.count("*"),
             upto=F.max("number"),
             events=F.count_if(event),
@@ -191,7 +190,7 @@ class Judge:
             at = min(row["strange_at"] for row in chunks if row["strange"])
             words = f"{strange:,} positions that are none or were not asked for, such as {at:,}"
             self._accused(rid, "G1 {}: " + words)
-        fell, at = _falls(chunks)
+        fell, at = falls(chunks)
         reader.misordered += fell
         if fell:
             words = f"positions fall or repeat {fell:,} times, first after {at:,}"
@@ -244,20 +243,20 @@ class Judge:
             "sid", "seq", F.col("seq").alias("lo"), F.col("seq").alias("last"), "end"
         )
         inside = F.count_if(F.col("seq") < F.col("end"))
-        found = self._in_order(places, "sid", "seq", inside=inside)
+        found = in_order(places, "sid", "seq", self.chunk_rows, inside=inside)
         given_twice = False
         for sid, end in enumerate(self.ends):
             chunks = found.get(sid, [])
-            again, _ = _falls(chunks)
+            again, _ = falls(chunks)
             self.unknown[sid] = end - 1 - sum(row["inside"] for row in chunks) + again
             given_twice |= again > 0
         if not given_twice:
             return
-        given = self.acks.groupBy("sid", F.col("seq").alias("at")).agg(_many())
-        for row in _examples(given.where("n > 1"), "sid"):
+        given = self.acks.groupBy("sid", F.col("seq").alias("at")).agg(many())
+        for row in examples(given.where("n > 1"), "sid"):
             self.streams[row["sid"]].duplicated += row["n"]
-            self._violated(row["sid"], f"G10 positions were given twice: {_words(row)}")
-        self.acks = _latest(self.acks, ["sid", "seq"], "number")
+            self._violated(row["sid"], f"G10 positions were given twice: {shown(row)}")
+        self.acks = latest(self.acks, ["sid", "seq"], "number")
 
     # ------------------------------------------------------------ what readers got
 
@@ -293,13 +292,11 @@ class Judge:
                 F.when(fit, F.col("got_ns") - F.col("offered_ns")).alias("late_ns"),
             )
         )
-        # Latencies are counted in steps of half a percent: few groups, and quantiles of any sums.
-        late_ns = F.col("late_ns")
-        step = F.when(late_ns < 1, 0).otherwise(F.round(F.log(late_ns) * STEPS).cast("int"))
-        counted = self.got.groupBy("rid", step.alias("step"), (F.col("fits") > FITS).alias("odd"))
+        step = step_of(F.col("late_ns")).alias("step")
+        counted = self.got.groupBy("rid", step, (F.col("fits") > FITS).alias("odd"))
         late = Lateness(len(self.told))
         self.odd: set[int] = set()  # readers that got something else than was acknowledged
-        for row in counted.agg(_many(), F.max("late_ns").alias("longest")).collect():
+        for row in counted.agg(many(), F.max("late_ns").alias("longest")).collect():
             self.odd |= {row["rid"]} if row["odd"] else set()
             if row["step"] is not None:
                 late.add(row["rid"], row["step"], row["n"], row["longest"])
@@ -314,9 +311,9 @@ class Judge:
             .groupBy("sid", F.col("last").alias("at"))
             .agg(F.min("time_us").alias("least"), F.max("time_us").alias("most"))
         )
-        for row in _examples(times.where("least < most"), "sid"):
+        for row in examples(times.where("least < most"), "sid"):
             words = "G10 readers were told different times of events at"
-            self._violated(row["sid"], f"{words} {_words(row)}")
+            self._violated(row["sid"], f"{words} {shown(row)}")
 
     # ------------------------------------------------------------ what does not fit
 
@@ -343,9 +340,9 @@ class Judge:
         every = self.spark.range(1, max(end for _, end in suspects)).toDF("seq")
         places = every.crossJoin(streams).where("seq < end").select("sid", "seq")
         nobody = places.join(self.truth, ["sid", "seq"], "left_anti")
-        for row in _examples(nobody.withColumnRenamed("seq", "at"), "sid"):
+        for row in examples(nobody.withColumnRenamed("seq", "at"), "sid"):
             self.streams[row["sid"]].duplicated += row["n"]
-            self._violated(row["sid"], f"G1 nobody published what stands at {_words(row)}")
+            self._violated(row["sid"], f"G1 nobody published what stands at {shown(row)}")
 
     def _look_up(self) -> None:
         other_key = self.got.where(F.col("fits") == OTHER_KEY).select(
@@ -380,20 +377,20 @@ class Judge:
             "sid", "at", "publisher", "number", "own_key", "own_seq"
         )
         unknown = self._keep(unknown.distinct())
-        torn = unknown.groupBy("sid", "at").agg(_many()).where("n > 1")
-        for row in _examples(torn, "sid"):
+        torn = unknown.groupBy("sid", "at").agg(many()).where("n > 1")
+        for row in examples(torn, "sid"):
             self.streams[row["sid"]].lost += row["n"]
             words = "G10 readers got different events at"
-            self._violated(row["sid"], f"{words} {_words(row)}")
+            self._violated(row["sid"], f"{words} {shown(row)}")
         acked = F.max(F.col("own_seq").isNotNull().cast("int"))  # it stands where it was told, too
         places = unknown.groupBy("sid", "publisher", "number").agg(
             F.min("at").alias("at"), (F.count("*") + acked).alias("n")
         )
-        for row in _examples(places.where("n > 1"), "sid"):
+        for row in examples(places.where("n > 1"), "sid"):
             self.streams[row["sid"]].duplicated += row["n"]
             words = "G10 events stand at two positions, also at"
-            self._violated(row["sid"], f"{words} {_words(row)}")
-        extra = _latest(unknown, ["sid", "at"], "number").select(
+            self._violated(row["sid"], f"{words} {shown(row)}")
+        extra = latest(unknown, ["sid", "at"], "number").select(
             "sid", F.col("at").alias("seq"), "publisher", "number", F.col("own_key").alias("key")
         )
         self.truth = self.truth.unionByName(extra)
@@ -403,7 +400,7 @@ class Judge:
         fit = self.got.where(F.col("rid").isin(suspects) & (F.col("fits") <= OTHER_KEY))
         ids = fit.select("rid", "last", F.concat_ws("/", "sid", "last").alias("id"))
         every = ids if self.resolved is None else ids.unionByName(self.resolved.drop("key"))
-        twice = every.groupBy("rid", "id").agg(F.min("last").alias("at"), _many()).where("n > 1")
+        twice = every.groupBy("rid", "id").agg(F.min("last").alias("at"), many()).where("n > 1")
         again = twice.groupBy("rid").agg(F.sum(F.col("n") - 1).alias("again")).collect()
         for row in again:
             self.readers[row["rid"]].duplicated += row["again"]
@@ -417,10 +414,10 @@ class Judge:
         known = self.truth.join(F.broadcast(ends), "sid")
         if any(upto >= end for upto, end in zip(self.acked_upto, self.ends, strict=True)):
             beyond = known.where("seq >= end").select("sid", F.col("seq").alias("at"))
-            for row in _examples(beyond, "sid"):
+            for row in examples(beyond, "sid"):
                 self.streams[row["sid"]].lost += row["n"]
                 words = "G10 acknowledged and lost, beyond every reader's end:"
-                self._violated(row["sid"], f"{words} {_words(row)}")
+                self._violated(row["sid"], f"{words} {shown(row)}")
         rows = [
             (self.sid[rid], rid, self.told[rid]["first"], self.latest[rid])
             for rid, reader in enumerate(self.readers)
@@ -486,49 +483,13 @@ class Judge:
         numbered = self.truth.withColumn("who", F.concat_ws("/", "sid", "publisher")).select(
             "who", "seq", (number + 1).alias("lo"), number.alias("last")
         )
-        for who, chunks in sorted(self._in_order(numbered, "who", "seq").items()):
-            fell, at = _falls(chunks)
+        for who, chunks in sorted(in_order(numbered, "who", "seq", self.chunk_rows).items()):
+            fell, at = falls(chunks)
             sid, _, publisher = str(who).partition("/")
             if fell:
                 self.streams[int(sid)].misordered += fell
                 words = f"G3 not in the order in which {publisher} offered them, {fell:,} times"
                 self._violated(int(sid), f"{words}, first after its number {at:,}")
-
-    def _in_order(
-        self, rows: DataFrame, group: str, place: str, **tell: Column
-    ) -> dict[Any, list[Row]]:
-        """Go through each group's rows in the order of `place`, chunk by chunk.
-
-        Comes back with what each chunk has to tell, in order: how often a row begins (`lo`) at or
-        before the end (`last`) of the one in front of it, after which end first; how often it has
-        the same place; where the chunk itself begins and ends; and whatever else is asked for.
-        """
-        chunk = F.floor((F.col(place) - 1) / self.chunk_rows)
-        window = Window.partitionBy(group, "chunk").orderBy(place)
-        before = {
-            "before": F.lag("last").over(window),
-            "place_before": F.lag(place).over(window),
-        }
-        if "time_us" in rows.columns:
-            before["time_before"] = F.lag("time_us").over(window)
-        fell = F.col("lo") <= F.col("before")
-        told = (
-            rows.withColumn("chunk", chunk)
-            .withColumns(before)
-            .groupBy(group, "chunk")
-            .agg(
-                F.count_if(fell).alias("fell"),
-                F.min(F.when(fell, F.col("before"))).alias("fell_after"),
-                F.min_by("lo", place).alias("first_lo"),
-                F.max_by("last", place).alias("final_last"),
-                F.count_if(F.col(place) == F.col("place_before")).alias("again"),
-                *(column.alias(name) for name, column in tell.items()),
-            )
-        )
-        found: dict[Any, list[Row]] = {}
-        for row in sorted(told.collect(), key=lambda row: row["chunk"]):
-            found.setdefault(row[group], []).append(row)
-        return found
 
     # ------------------------------------------------------------ the verdict
 
@@ -546,9 +507,9 @@ class Judge:
 
     def _each(self, rows: DataFrame, words: str) -> dict[int, int]:
         """Say so for each reader with such rows (rid, at); how many it has."""
-        found = _examples(rows, "rid")
+        found = examples(rows, "rid")
         for row in found:
-            self._accused(row["rid"], f"{words} {_words(row)}")
+            self._accused(row["rid"], f"{words} {shown(row)}")
         return {row["rid"]: row["n"] for row in found}
 
     def _accused(self, rid: int, words: str) -> None:
@@ -563,86 +524,6 @@ def _add(to: Counts, counts: Counts) -> None:
         setattr(to, name, getattr(to, name) + getattr(counts, name))
 
 
-# ---------------------------------------------------------------- order
-
-
-def _falls(chunks: list[Row]) -> tuple[int, int]:
-    """How often it fell, between chunks as well; and after what first."""
-    over = [
-        before["final_last"]
-        for before, after in pairwise(chunks)
-        if after["first_lo"] <= before["final_last"]
-    ]
-    inside = [row["fell_after"] for row in chunks if row["fell"]]
-    fell = sum(row["fell"] for row in chunks) + len(over)
-    return fell, min([*inside, *over], default=0)
-
-
-# ---------------------------------------------------------------- latencies
-
-
-class Lateness:
-    """Latencies of each reader, counted by step: exp(step / STEPS) nanoseconds."""
-
-    def __init__(self, readers: int) -> None:
-        self._counts: list[dict[int, int]] = [{} for _ in range(readers)]
-        self._longest = [0] * readers
-
-    def add(self, rid: int, step: int, count: int, longest: int) -> None:
-        self._counts[rid][step] = self._counts[rid].get(step, 0) + count
-        self._longest[rid] = max(self._longest[rid], longest)
-
-    def of(self, rids: list[int]) -> Latency | None:
-        """Of these readers together."""
-        sums: dict[int, int] = defaultdict(int)
-        for rid in rids:
-            for step, count in self._counts[rid].items():
-                sums[step] += count
-        if not sums:
-            return None
-        steps = np.array(sorted(sums))
-        below = np.cumsum([sums[step] for step in steps.tolist()])
-        at = np.searchsorted(below, np.array(QUANTILES) * below[-1])
-        longest = max(self._longest[rid] for rid in rids)
-        quantiles = np.minimum(np.exp(steps[at] / STEPS), longest)
-        return Latency(*(round(float(ns) / 1e6, 3) for ns in (*quantiles, longest)))
-
-
-# ---------------------------------------------------------------- words
-
-
-def _many() -> Column:
-    return F.count("*").alias("n")
-
-
-def _examples(rows: DataFrame, group: str) -> list[Row]:
-    """By group: how many rows (n), and the first few of their column `at`."""
-    ranked = Window.partitionBy(group).orderBy("at")
-    few = rows.select(group, "at").withColumn("rank", F.row_number().over(ranked))
-    found = few.groupBy(group).agg(
-        _many(),
-        F.sort_array(F.collect_list(F.when(F.col("rank") <= SHOWN_MAX, F.col("at")))).alias("some"),
-    )
-    return sorted(found.collect(), key=lambda row: row[group])
-
-
 def _place(seq: str) -> Column:
     """Stream and position as one number: joins by one number are the cheapest."""
     return F.shiftleft(F.col("sid").cast("bigint"), SID_SHIFT) + F.col(seq)
-
-
-def _latest(rows: DataFrame, group: list[str], place: str) -> DataFrame:
-    """The last row of each group."""
-    ranked = Window.partitionBy(*group).orderBy(F.desc(place))
-    numbered = rows.withColumn("rank", F.row_number().over(ranked))
-    return numbered.where("rank = 1").drop("rank")
-
-
-def _words(row: Row) -> str:
-    return _some(row["some"], row["n"])
-
-
-def _some(positions: list[int], n: int) -> str:
-    shown = sorted(positions)[:SHOWN_MAX]
-    more = f" and {n - len(shown):,} more" if n > len(shown) else ""
-    return ", ".join(f"{at:,}" for at in shown) + more
