@@ -24,7 +24,11 @@ def where(number: int) -> dict[str, Any]:
 
 
 def main(master: str, url: str, folder: Path) -> dict[str, Any]:
-    conf = {"spark.executor.memory": "512m", "spark.cores.max": "2"}
+    conf = {
+        "spark.executor.memory": "512m",
+        "spark.cores.max": "2",
+        "spark.sql.shuffle.partitions": "4",
+    }
     spark = spark_session(master, app="standalone", conf=conf)
     try:
         source = spark.read.format("surecast").option("url", url).option("minPartitions", "4")
