@@ -307,7 +307,7 @@ def test_positions_that_nobody_has_are_lost(region: Served, fail_on_loss: bool) 
 def test_what_may_still_come_is_not_lost(
     region: Served, fail_on_loss: bool, monkeypatch: Any
 ) -> None:
-    """Where another region has more, or no server is ready, nobody goes on without it."""
+    """Where another region has more or may have, or no server is ready, it is not given up."""
     region.publish("orders", [b"1", b"2"])
     task = plan(region, patience_s=0.5, fail_on_loss=fail_on_loss)
     late = replace(task, ranges=(task.ranges[0]._replace(hi=10),))
@@ -315,14 +315,23 @@ def test_what_may_still_come_is_not_lost(
 
     def ahead(http: str, path: str, token: str) -> dict[str, Any] | None:
         said = real(http, path, token)
-        if said is not None and "regions" in said:
+        if said is not None and "owner" in said:
             said["regions"]["west"] = 10
         return said
 
     def starting(http: str, path: str, token: str) -> dict[str, Any] | None:
-        return None if path == "/readyz" else real(http, path, token)
+        said = real(http, path, token)
+        return said if said is None or "ready" not in said else {**said, "ready": False}
 
-    for answer in (ahead, starting):
+    def cut_off(http: str, path: str, token: str) -> dict[str, Any] | None:
+        said = real(http, path, token)
+        if said is not None and "node" in said:
+            said["regions"] = [{"name": "west", "up": False, "replicas": {}}]
+        elif said is not None:
+            said["owner"] = "west"
+        return said
+
+    for answer in (ahead, starting, cut_off):
         monkeypatch.setattr(loss, "ask_server", answer)
         with pytest.raises(SurecastError, match="It may come") as refused:
             rows(late)

@@ -174,13 +174,10 @@ class Region:
         return tuple(self._client.http.values())
 
     def servers(self, name: str) -> list[Server]:
-        """Those that answer over HTTP. `name` is a stream they have."""
-        found = []
-        for http in self.https:
-            said = ask_server(http, f"/v1/streams/{quote(name)}/files?lo=1&hi=1", self.token)
-            if said is not None:
-                found.append(Server(http, str(said.get("directory", ""))))
-        return found
+        """Those with an HTTP port; where their logs lie is said by those that have the stream."""
+        path = f"/v1/streams/{quote(name)}/files?lo=1&hi=1"
+        said = [(http, ask_server(http, path, self.token) or {}) for http in self.https]
+        return [Server(http, str(one.get("directory", ""))) for http, one in said]
 
     def voids(self, name: str, stream_id: bytes, lo: int, hi: int) -> Voids | None:
         """The void positions from `lo` on, as far as one answer has room; None if nobody says."""
