@@ -52,7 +52,7 @@ __all__ = ["SurecastSource"]
 log = logging.getLogger("surecast.pipeline")
 
 SERVERS_S: Final = 30.0  # how long it is believed where servers keep their files
-TIME_US_MAX: Final = (1 << 63) // 1000
+TIME_US_MAX: Final = (1 << 63) // 1000  # no event is later
 GRACE_S: Final = 5.0  # that a loss must last: a region that just came up knows little at first
 GRACE_S_MAX: Final = 30.0  # where no HTTP port answers that tells whether servers are ready
 LOOK_S: Final = 0.25
@@ -200,7 +200,9 @@ class BatchReader(DataSourceReader):
 
     def _range(self, region: Region, known: Known) -> Range:
         start, end, narrow = self.options.start, self.options.end, self.narrow
-        lo, hi = _position(region, known, start), _position(region, known, end)
+        # A time is looked up after the end was: what was published in between is not read.
+        lo = min(_position(region, known, start), known.end)
+        hi = min(_position(region, known, end), known.end)
         if lo > hi:
             raise UsageError(
                 f"option {start.option or end.option}: stream {known.info.name!r} would begin at "
@@ -208,7 +210,9 @@ class BatchReader(DataSourceReader):
                 f"end later ({end.option or 'endingOffsets'})"
             )
         lo, hi = max(lo, narrow.lo), min(hi, narrow.hi)
-        if narrow.time_lo_us > 0:
+        if narrow.time_lo_us >= TIME_US_MAX:
+            lo = hi
+        elif narrow.time_lo_us > 0:
             lo = max(lo, region.locate(known.stream_id, narrow.time_lo_us * 1000))
         if narrow.time_hi_us < TIME_US_MAX:
             hi = min(hi, region.locate(known.stream_id, max(0, narrow.time_hi_us * 1000)))
