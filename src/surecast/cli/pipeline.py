@@ -152,11 +152,15 @@ def replay_rows(
     as_json: AsJson = False,
 ) -> None:
     """An archive → a stream, in order, at a given rate."""
+    from surecast.pipeline.jobs.archive import read
     from surecast.pipeline.jobs.replay import replay
+    from surecast.pipeline.rows import SCHEMA
 
     options = {"url": url, **({"token": token} if token else {})}
     with _spark(master, "replay") as spark, Bar(f"replay to {to}", 0) as bar:
         rows = spark.read.parquet(source)
+        if set(SCHEMA.names) <= set(rows.columns):
+            rows = read(spark, source)
         if stream:
             rows = rows.where(rows["stream"] == stream)
         events = replay(
