@@ -19,11 +19,10 @@ import pytest
 import surecast
 from surecast.columns.batch import Batch
 from surecast.columns.intervals import IntervalSet
-from surecast.errors import SurecastError
+from surecast.errors import DataLoss, SurecastError
 from surecast.pipeline import fetch, files, loss
 from surecast.pipeline import region as region_module
 from surecast.pipeline.fetch import Line, Task, batches_of
-from surecast.pipeline.loss import DataLoss
 from surecast.pipeline.plan import Range
 from surecast.pipeline.region import Known, Region
 from surecast.server.files import files_of

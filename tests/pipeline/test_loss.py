@@ -11,10 +11,10 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 
 from surecast import sync
-from surecast.errors import SurecastError
+from surecast.errors import DataLoss, SurecastError
 from surecast.pipeline import source
 from surecast.pipeline.fetch import read
-from surecast.pipeline.loss import DataLoss, View, judge, views_of
+from surecast.pipeline.loss import View, judge, views_of
 from surecast.pipeline.offsets import Place, places_from, places_to
 from surecast.pipeline.options import parse
 from surecast.pipeline.region import Region

@@ -16,20 +16,16 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
-from surecast.errors import SurecastError
+from surecast.errors import DataLoss, SurecastError
 from surecast.pipeline.offsets import Place
 from surecast.pipeline.region import Known, Region, ask_server
 
-__all__ = ["DataLoss", "Loss", "View", "is_short", "judge", "loss_of", "lost", "remedy", "views_of"]
+__all__ = ["Loss", "View", "is_short", "judge", "loss_of", "lost", "remedy", "views_of"]
 
 _REMEDY: Final = (
-    "Set option failOnDataLoss=false to go on with what is there, or start the query anew with "
-    "another checkpointLocation"
+    "Set option failOnDataLoss=false (--no-fail-on-data-loss) to go on with what is there, or "
+    "start the query anew with another checkpointLocation"
 )
-
-
-class DataLoss(SurecastError):
-    """Positions that a query had been promised are gone. `failOnDataLoss=false` goes on."""
 
 
 class Loss(NamedTuple):
