@@ -6,6 +6,7 @@ import json
 import random
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -357,6 +358,19 @@ def test_nobody_is_waited_for_without_end(monkeypatch: Any) -> None:
         places = ",".join(f"127.0.0.1:{one.getsockname()[1]}" for one in mute)
         with pytest.raises(SurecastError, match="option url"):
             Region(f"surecast://{places}", "")
+
+
+def test_addresses_that_a_region_tells_must_be_reachable(tmp_path: Path, monkeypatch: Any) -> None:
+    """As through a translator of addresses: the url leads to it, and what it tells does not."""
+    monkeypatch.setattr(region_module, "ANSWER_S", 1.0)
+    with Served(tmp_path / "data", told="127.0.0.1:9") as region:
+        began = time.monotonic()
+        with (
+            Region(region.url, "") as asked,
+            pytest.raises(SurecastError, match=r"reached from here, at .*127\.0\.0\.1:9\?"),
+        ):
+            asked.streams(("orders",))
+        assert time.monotonic() - began < 5
 
 
 def test_what_a_region_knows_of_its_streams(region: Served) -> None:

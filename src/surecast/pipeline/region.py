@@ -77,11 +77,13 @@ class Region:
         self._loop = Loop()
         self._patience_s = ANSWER_S
         try:
-            self._call(self._client.open())
+            self._within(ANSWER_S, self._client.open())
         except BaseException as problem:
             self._loop.stop()
             if isinstance(problem, ConnectError):
                 raise self._refused(problem) from None
+            if isinstance(problem, TimeoutError):
+                raise self._silent(ANSWER_S, url) from None
             raise
         self.name = self._client.region
 
@@ -192,20 +194,28 @@ class Region:
     # ------------------------------------------------------------ inside
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        async def bounded() -> T:
-            async with asyncio.timeout(self._patience_s):
-                return await work
-
+        """The answer to a question. Who has opened has asked none yet: the servers may be reached
+        by the url, and not by the addresses that they tell."""
         try:
-            answer = self._loop.call(bounded())
+            answer = self._within(self._patience_s, work)
         except TimeoutError:
-            raise SurecastError(
-                f"option url: the region at {self.url} has not answered for "
-                f"{self._patience_s:g} s. Is it running (`surecast status`)? A query may go on "
-                "with the url of another region"
-            ) from None
+            raise self._silent(self._patience_s, self.addresses) from None
         self._patience_s = PATIENCE_S
         return answer
+
+    def _within(self, seconds: float, work: Coroutine[Any, Any, T]) -> T:
+        async def bounded() -> T:
+            async with asyncio.timeout(seconds):
+                return await work
+
+        return self._loop.call(bounded())
+
+    def _silent(self, seconds: float, places: str) -> SurecastError:
+        return SurecastError(
+            f"option url: the region at {self.url} has not answered for {seconds:g} s. Is it "
+            "running (`surecast status`), and can all of its servers be reached from here, at "
+            f"{places}? A query may go on with the url of another region"
+        )
 
     def _refused(self, problem: ConnectError) -> SurecastError:
         if "token=" in str(problem):
