@@ -41,6 +41,15 @@ def test_as_many_tasks_as_were_asked_for(wanted: int) -> None:
     assert total == 999 + 100
 
 
+def test_never_fewer_tasks_than_were_asked_for() -> None:
+    for events in range(1, 40):
+        for wanted in range(2, 12):
+            tasks = cut([(Range("a", ID, 1, 1 + events), None)], wanted)
+            assert min(wanted, events) <= len(tasks), (events, wanted)
+            seqs = [seq for task in tasks for one in task for seq in range(one.lo, one.hi)]
+            assert seqs == list(range(1, events + 1))
+
+
 def test_fewer_events_than_tasks_asked_for() -> None:
     assert len(cut([(Range("a", ID, 1, 4), None)], 10)) == 3
 
