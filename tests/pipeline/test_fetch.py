@@ -389,3 +389,10 @@ def test_what_a_region_knows_of_its_streams(region: Served) -> None:
         assert voids.hi == 3_001
         assert voids.positions == IntervalSet([(1, 2_901)])
         assert asked.voids("orders", b"?" * 16, 1, 10) is None
+
+
+def test_many_streams_are_settled(region: Served) -> None:
+    """More than a client may have questions at a time."""
+    region.publish("orders", [b"1"])
+    with Region(region.url, "") as asked:
+        asked.settle([asked.expect(("orders",))["orders"].stream_id] * 10_001)

@@ -164,7 +164,9 @@ class Region:
         is told of files is then the same."""
 
         async def ask() -> None:
-            await asyncio.gather(*(self._client.locate(one, 0) for one in stream_ids))
+            for at in range(0, len(stream_ids), QUESTIONS):
+                some = stream_ids[at : at + QUESTIONS]
+                await asyncio.gather(*(self._client.locate(one, 0) for one in some))
 
         self._call(ask())
 
