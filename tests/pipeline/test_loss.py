@@ -164,14 +164,20 @@ def test_without_http_another_stream_of_the_name_is_a_loss(tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("limit", [ReadAllAvailable(), ReadMaxRows(3)], ids=str)
-def test_a_query_waits_for_servers_that_are_not_ready(tmp_path: Path, limit: ReadLimit) -> None:
+def test_a_query_waits_for_servers_that_are_not_ready(
+    tmp_path: Path, limit: ReadLimit, caplog: pytest.LogCaptureFixture
+) -> None:
     with Served(tmp_path / "data") as region:
         region.publish("orders", [b"new"] * 50)
         assert region.server is not None
         region.server.draining = True
         made = reader(region, failOnDataLoss="false")
         place = PLACE._replace(next=10)
-        assert after(made, place, limit) == place
+        assert after(made, place, limit) == after(made, place, limit) == place
+        assert [one.getMessage() for one in caplog.records if one.name == "surecast.pipeline"] == [
+            "region 'local' does not have all of stream 'orders' up to position 9, which was read "
+            "before: the query waits for it"
+        ]
         made.stop()
 
 

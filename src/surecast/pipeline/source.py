@@ -252,6 +252,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: dict[str, Known] | None = None  # of a query that ends with what there is
         self._latest: dict[str, Place] | None = None
         self._accepted: dict[str, Place] = {}  # losses that are no news
+        self._awaited: dict[str, Place] = {}  # what has been said to be waited for
 
     # ------------------------------------------------------------ what Spark asks
 
@@ -365,6 +366,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for name, loss in news.items():
             log.warning("%s; failOnDataLoss=false: going on with what is there", loss.words)
             self._accepted[name] = places[name]
+        for name, place in short.items():
+            if name not in lost and self._awaited.get(name) != place:
+                log.warning(
+                    "region %r does not have all of stream %r up to position %d, which was read "
+                    "before: the query waits for it", region.name, name, place.next - 1,
+                )  # fmt: skip
+                self._awaited[name] = place
         return known, lost
 
     def _is_wanted(self, name: str) -> bool:
