@@ -9,6 +9,7 @@ __all__ = [
     "Closed",
     "ConfigError",
     "ConnectError",
+    "DataLoss",
     "Fenced",
     "JobFailed",
     "NotSupported",
@@ -57,6 +58,10 @@ class ConnectError(SurecastError):
 
 class JobFailed(SurecastError):
     """A job of the pipeline came to no end, or found that its input is not what it should be."""
+
+
+class DataLoss(JobFailed):
+    """Positions that a query had been promised are gone. `failOnDataLoss=false` goes on."""
 
 
 class Closed(SurecastError):

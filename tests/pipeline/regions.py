@@ -59,7 +59,13 @@ class Served:
     """See the module. `stop`, `start` and `wipe` are its misfortunes."""
 
     def __init__(
-        self, data: Path | None, *, token: str = "", http: bool = True, journal: int = 1 << 16
+        self,
+        data: Path | None,
+        *,
+        token: str = "",
+        http: bool = True,
+        journal: int = 1 << 16,
+        told: str = "",  # the address that it tells of itself, if that is not its own
     ) -> None:
         self.data = data
         data_port, http_port = free_ports(2)
@@ -76,7 +82,7 @@ class Served:
                     "http": f"127.0.0.1:{http_port}" if http else "",
                     "token": token,
                 },
-                "regions": {"local": {"replicas": {"local-1": listen}}},
+                "regions": {"local": {"replicas": {"local-1": told or listen}}},
                 "storage": {
                     "journal_bytes_max": journal,
                     "inline_bytes_max": min(journal, 1 << 14),

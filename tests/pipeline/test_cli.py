@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 from surecast.cli.main import app
 from surecast.cli.options import exit_code
 from surecast.cli.pipeline import ours
-from surecast.errors import ConnectError, JobFailed, SurecastError, UsageError
+from surecast.errors import ConnectError, DataLoss, JobFailed, SurecastError, UsageError
+from surecast.pipeline.loss import Loss, remedy
 from tests.pipeline.test_audit import write
 from tests.swarm.runs import Run, lose
 
@@ -92,6 +93,28 @@ def test_a_workload_that_cannot_be_is_said(words: list[object], said: str) -> No
 def test_what_is_there_is_not_written_over(archive: Path) -> None:
     code, text = refused(pipeline("workload", "--events", 10, "--to", archive))
     assert (code, "exists already" in text) == (2, True), text
+
+
+# ---------------------------------------------------------------- archive
+
+
+@pytest.mark.parametrize(
+    ("words", "told"), [([], "true"), (["--no-fail-on-data-loss"], "false")], ids=["fail", "go on"]
+)
+def test_an_archive_may_go_on_after_a_loss(
+    spark: "SparkSession", monkeypatch: pytest.MonkeyPatch, words: list[str], told: str
+) -> None:
+    given: dict[str, str] = {}
+
+    def archived(_spark: object, _to: str, options: dict[str, str], _say: object) -> int:
+        given.update(options)
+        return 7
+
+    monkeypatch.setattr("surecast.pipeline.jobs.archive.archive", archived)
+    done = pipeline("archive", "orders.>", "--to", "x", *words)
+    assert done.exit_code == 0, done.output
+    assert "7 rows" in done.stdout
+    assert (given["subscribePattern"], given["failOnDataLoss"]) == ("orders.>", told)
 
 
 # ---------------------------------------------------------------- compact
@@ -186,6 +209,7 @@ def test_a_sound_trace_is_exit_code_0_and_a_spoilt_one_1(
     [
         ("x\nsurecast.errors.UsageError: option y is not z\n  at", UsageError, "option y is not z"),
         ("surecast.errors.ConnectError: nobody", ConnectError, "nobody"),
+        ("at\nsurecast.errors.DataLoss: data was lost: x\n SQL", DataLoss, "data was lost: x"),
         ("[PATH_NOT_FOUND] no such path: a.\nmore", JobFailed, "[PATH_NOT_FOUND] no such path: a."),
         ("Job aborted\nValueError: bad\n", JobFailed, "ValueError: bad"),
     ],
@@ -195,3 +219,11 @@ def test_errors_of_ours_come_out_of_those_of_spark(
 ) -> None:
     found = ours(RuntimeError(text))
     assert (type(found), str(found)) == (kind, words)
+
+
+def test_a_loss_is_raised_under_the_name_it_is_known_by() -> None:
+    loss = remedy([Loss("stream 'x' is gone")])
+    text = f"{type(loss).__module__}.{type(loss).__qualname__}: {loss}"
+    assert isinstance(ours(RuntimeError(text)), DataLoss)
+    assert exit_code(loss) == 1
+    assert "--no-fail-on-data-loss" in str(loss)

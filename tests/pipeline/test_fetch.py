@@ -6,6 +6,7 @@ import json
 import random
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -19,11 +20,10 @@ import pytest
 import surecast
 from surecast.columns.batch import Batch
 from surecast.columns.intervals import IntervalSet
-from surecast.errors import SurecastError
+from surecast.errors import DataLoss, SurecastError
 from surecast.pipeline import fetch, files, loss
 from surecast.pipeline import region as region_module
 from surecast.pipeline.fetch import Line, Task, batches_of
-from surecast.pipeline.loss import DataLoss
 from surecast.pipeline.plan import Range
 from surecast.pipeline.region import Known, Region
 from surecast.server.files import files_of
@@ -307,7 +307,7 @@ def test_positions_that_nobody_has_are_lost(region: Served, fail_on_loss: bool) 
 def test_what_may_still_come_is_not_lost(
     region: Served, fail_on_loss: bool, monkeypatch: Any
 ) -> None:
-    """Where another region has more, or no server is ready, nobody goes on without it."""
+    """Where another region has more or may have, or no server is ready, it is not given up."""
     region.publish("orders", [b"1", b"2"])
     task = plan(region, patience_s=0.5, fail_on_loss=fail_on_loss)
     late = replace(task, ranges=(task.ranges[0]._replace(hi=10),))
@@ -315,14 +315,23 @@ def test_what_may_still_come_is_not_lost(
 
     def ahead(http: str, path: str, token: str) -> dict[str, Any] | None:
         said = real(http, path, token)
-        if said is not None and "regions" in said:
+        if said is not None and "owner" in said:
             said["regions"]["west"] = 10
         return said
 
     def starting(http: str, path: str, token: str) -> dict[str, Any] | None:
-        return None if path == "/readyz" else real(http, path, token)
+        said = real(http, path, token)
+        return said if said is None or "ready" not in said else {**said, "ready": False}
 
-    for answer in (ahead, starting):
+    def cut_off(http: str, path: str, token: str) -> dict[str, Any] | None:
+        said = real(http, path, token)
+        if said is not None and "node" in said:
+            said["regions"] = [{"name": "west", "up": False, "replicas": {}}]
+        elif said is not None:
+            said["owner"] = "west"
+        return said
+
+    for answer in (ahead, starting, cut_off):
         monkeypatch.setattr(loss, "ask_server", answer)
         with pytest.raises(SurecastError, match="It may come") as refused:
             rows(late)
@@ -351,6 +360,19 @@ def test_nobody_is_waited_for_without_end(monkeypatch: Any) -> None:
             Region(f"surecast://{places}", "")
 
 
+def test_addresses_that_a_region_tells_must_be_reachable(tmp_path: Path, monkeypatch: Any) -> None:
+    """As through a translator of addresses: the url leads to it, and what it tells does not."""
+    monkeypatch.setattr(region_module, "ANSWER_S", 1.0)
+    with Served(tmp_path / "data", told="127.0.0.1:9") as region:
+        began = time.monotonic()
+        with (
+            Region(region.url, "") as asked,
+            pytest.raises(SurecastError, match=r"reached from here, at .*127\.0\.0\.1:9\?"),
+        ):
+            asked.streams(("orders",))
+        assert time.monotonic() - began < 5
+
+
 def test_what_a_region_knows_of_its_streams(region: Served) -> None:
     region.publish("orders", [b"%d" % n for n in range(3_000)], retain=surecast.keep_last(100))
     region.publish("trades", [])
@@ -367,3 +389,10 @@ def test_what_a_region_knows_of_its_streams(region: Served) -> None:
         assert voids.hi == 3_001
         assert voids.positions == IntervalSet([(1, 2_901)])
         assert asked.voids("orders", b"?" * 16, 1, 10) is None
+
+
+def test_many_streams_are_settled(region: Served) -> None:
+    """More than a client may have questions at a time."""
+    region.publish("orders", [b"1"])
+    with Region(region.url, "") as asked:
+        asked.settle([asked.expect(("orders",))["orders"].stream_id] * 10_001)

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from typer.testing import CliRunner
 
 from surecast import latest_per_key
+from surecast.cli.main import app
 from surecast.errors import UsageError
 from surecast.pipeline.jobs.archive import archive, read
 from surecast.pipeline.jobs.replay import replay
@@ -72,6 +74,32 @@ def test_an_archive_covers_every_position_once_and_is_resumed(
     assert rows.where("stream = 'arch.a' and seq = 501").first().value == b"more"
     folders = {path.name for path in (tmp_path / "lake").glob("stream=*/day=*")}
     assert folders, "partitioned by stream and day"
+
+
+def test_streams_whose_names_are_numbers_stay_apart(
+    spark: SparkSession, region: Served, tmp_path: Path
+) -> None:
+    lake = str(tmp_path / "lake")
+    region.publish("7", [b"seven"])
+    region.publish("007", [b"bond", b"bond"])
+    archive(spark, lake, options(region, subscribe="7,007"))
+    rows = read(spark, lake).groupBy("stream").count().collect()
+    assert {row.stream: row["count"] for row in rows} == {"7": 1, "007": 2}
+    words = ["pipeline", "replay", lake, "--stream", "007", "--to", "agents", "--url", region.url]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert values_of(region, "agents", 2) == [(None, b"bond")] * 2
+
+
+def test_rows_that_are_no_archive_are_replayed_as_they_are(
+    spark: SparkSession, region: Served, tmp_path: Path
+) -> None:
+    table = spark.createDataFrame([(2, "b"), (1, "a")], "seq long, value string")
+    table.write.parquet(str(tmp_path / "plain"))
+    words = ["replay", str(tmp_path / "plain"), "--to", "plain.to", "--url", region.url]
+    done = CliRunner().invoke(app, ["pipeline", *words])
+    assert done.exit_code == 0, done.output
+    assert values_of(region, "plain.to", 2) == [(None, b"a"), (None, b"b")]
 
 
 def test_a_replay_keeps_the_order_and_what_is_published_once_stays_so(

@@ -5,11 +5,15 @@ from __future__ import annotations
 import random
 from datetime import UTC, datetime
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from surecast.columns.intervals import IntervalSet
+from surecast.pipeline.options import parse
 from surecast.pipeline.plan import EVENTS_MIN, Range, after, cut
+from surecast.pipeline.region import Region
+from tests.pipeline.regions import Served
 
 ID = bytes(16)
 
@@ -35,6 +39,15 @@ def test_as_many_tasks_as_were_asked_for(wanted: int) -> None:
     assert wanted <= len(tasks) <= wanted + 3
     total = sum(one.hi - one.lo for task in tasks for one in task)
     assert total == 999 + 100
+
+
+def test_never_fewer_tasks_than_were_asked_for() -> None:
+    for events in range(1, 40):
+        for wanted in range(2, 12):
+            tasks = cut([(Range("a", ID, 1, 1 + events), None)], wanted)
+            assert min(wanted, events) <= len(tasks), (events, wanted)
+            seqs = [seq for task in tasks for one in task for seq in range(one.lo, one.hi)]
+            assert seqs == list(range(1, events + 1))
 
 
 def test_fewer_events_than_tasks_asked_for() -> None:
@@ -114,3 +127,39 @@ def test_filters_become_ranges() -> None:
     narrow = Narrow(voids=False)
     narrow.take([ds.EqualTo(("seq",), 9), ds.EqualTo(("stream",), "a")])
     assert (narrow.lo, narrow.hi, narrow.names) == (9, 10, {"a"})
+
+
+def test_what_is_published_while_a_time_is_looked_up_is_not_read(tmp_path: Path) -> None:
+    pytest.importorskip("pyspark")
+    from surecast.pipeline.source import BatchReader
+
+    year_ms = 365 * 86_400_000
+    ahead = int(datetime.now(UTC).timestamp() * 1000) + year_ms
+    with Served(tmp_path / "data") as region, Region(region.url, "") as asked:
+        region.publish("orders", [b"1", b"2"])
+        known = asked.expect(("orders",))["orders"]
+        region.publish("orders", [b"3", b"4"])
+        for option, span in (("startingTimestamp", (3, 3)), ("endingTimestamp", (1, 3))):
+            given = {"subscribe": "orders", option: str(ahead)}
+            found = BatchReader(parse(given, streaming=False))._range(asked, known)
+            assert (found.lo, found.hi) == span
+
+
+@pytest.mark.parametrize("year", [1, 1969, 2262, 2263, 9999])
+def test_times_that_no_event_can_have(tmp_path: Path, year: int) -> None:
+    pytest.importorskip("pyspark")
+    from pyspark.sql import datasource as ds
+
+    from surecast.pipeline.source import BatchReader
+
+    when = datetime(year, 12, 31, tzinfo=UTC)
+    with Served(tmp_path / "data") as region, Region(region.url, "") as asked:
+        region.publish("orders", [b"1", b"2"])
+        known = asked.expect(("orders",))["orders"]
+        spans = []
+        for one in (ds.GreaterThanOrEqual(("timestamp",), when), ds.LessThan(("timestamp",), when)):
+            reader = BatchReader(parse({"subscribe": "orders"}, streaming=False))
+            assert reader.pushFilters([one]) == []
+            found = reader._range(asked, known)
+            spans.append(max(0, found.hi - found.lo))
+        assert spans == ([2, 0] if year < 1970 else [0, 2])

@@ -23,6 +23,7 @@ from surecast.columns.rules import BeforeSeq, Collect, KeepAll
 from surecast.pipeline.rows import SCHEMA, record_batches
 
 STREAM = bytes(range(16))
+SHAPES = ("fixed", "fixed", "fixed and tagged", "mixed", "tagged", "sparse", "void", "rule")
 
 
 def draw(rng: random.Random, positions: int) -> list[Batch]:
@@ -31,7 +32,7 @@ def draw(rng: random.Random, positions: int) -> list[Batch]:
     lo, time_ns = 1, 1_700_000_000_000_000_000
     while lo <= positions:
         time_ns += rng.randrange(1, 10**9)
-        shape = rng.choice(("fixed", "fixed", "mixed", "tagged", "sparse", "void", "rule"))
+        shape = rng.choice(SHAPES)
         rows = rng.choice((1, 3, 7, 7, 7, 50, 1500))
         if shape == "void":
             reason = rng.choice((COLLECTED, EXPIRED))
@@ -59,11 +60,12 @@ def _collect() -> bytes:
 
 
 def _data(rng: random.Random, shape: str, rows: int) -> Batch:
-    if shape == "fixed":
+    if shape.startswith("fixed"):
         return Batch.of(
             STREAM,
             [rng.randbytes(10) for _ in range(rows)],
             [rng.randbytes(8) for _ in range(rows)],
+            [rng.choice((b"red", b"")) for _ in range(rows)] if "tagged" in shape else None,
         )
     values = [rng.randbytes(rng.randrange(12)) for _ in range(rows)]
     keys = [rng.choice((None, b"", rng.randbytes(5))) for _ in range(rows)]
@@ -96,7 +98,7 @@ def expected(batches: list[Batch], voids: bool) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("voids", [False, True])
 @pytest.mark.parametrize("seed", range(8))
 def test_every_event_and_every_range_becomes_a_row(seed: int, voids: bool) -> None:
-    batches = draw(random.Random(seed), 3_000)
+    batches = draw(random.Random(seed), 10_000)
     made = list(record_batches(batches, "orders", voids, rows=1_000))
     for one in made:
         one.validate(full=True)
@@ -105,6 +107,18 @@ def test_every_event_and_every_range_becomes_a_row(seed: int, voids: bool) -> No
     wanted = expected(batches, voids)
     assert [row["seq"] for row in rows] == [row["seq"] for row in wanted], f"seed {seed}"
     assert rows == wanted, f"seed {seed}"
+
+
+def test_tags_do_not_overtake_the_batches_before_them() -> None:
+    """Of one form with their neighbours, but not to be joined with them."""
+    batches = [
+        Batch.of(STREAM, [b"1"], [b"a"]).sequenced(1, 5, 1),
+        Batch.of(STREAM, [b"2"], [b"b"], [b"red"]).sequenced(2, 5, 1),
+        Batch.of(STREAM, [b"3"], [b"c"]).sequenced(3, 5, 1),
+    ]
+    assert batches[0].form == batches[1].form
+    (made,) = record_batches(batches, "orders", False)
+    assert made.to_pylist() == expected(batches, False)
 
 
 @pytest.mark.parametrize("names", [("seq",), ("key", "value"), ("kind", "attributes", "timestamp")])

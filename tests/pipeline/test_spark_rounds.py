@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from surecast.swarm.spark_rounds import ALL, LATEST, Load, SparkRound, _Story, run_round
+from surecast.swarm.spark_rounds import ALL, LATE, LATEST, Load, SparkRound, _Story, run_round
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -17,9 +17,20 @@ def test_a_query_outlives_its_region_and_sees_every_position_once(
 ) -> None:
     result = run_round(spark, tmp_path, seconds=8, seed=1)
     assert result.violations == []
-    assert result.starts >= 4
+    assert result.starts >= 6
     assert result.rows[ALL] == result.published[ALL] > 0
+    assert result.rows[LATE] == result.published[LATE] > 0
     assert result.rows[LATEST] > 0
+
+
+def test_a_query_that_takes_a_failure_for_a_loss_is_a_violation() -> None:
+    story = _Story.__new__(_Story)
+    story.result = SparkRound(1)
+    story.note_failure("a task failed\n  Caused by: no server has sent anything")
+    assert len(story.result.failures) == 1
+    assert story.result.violations == []
+    story.note_failure("a task failed\n  DataLoss: data was lost: stream 'x' does not exist")
+    assert "stream 'x' does not exist" in story.result.violations[0]
 
 
 def test_the_judge_finds_what_is_missing_doubled_or_changed(

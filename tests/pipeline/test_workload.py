@@ -4,6 +4,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,6 +36,16 @@ def drawn(spec: Workload) -> tuple[np.ndarray, np.ndarray]:
     blocks = [block_of(spec, plan, block, follower) for block in range(spec.blocks)]
     times, ids = zip(*blocks, strict=True)
     return np.concatenate(times), np.concatenate(ids)
+
+
+def test_a_batch_of_large_values_has_fewer_rows() -> None:
+    """Offsets in Arrow's binary columns are 32 bits."""
+    spec = Workload(events=600, value_bytes=1 << 16)
+    blocks = pa.RecordBatch.from_pydict({"id": [0]})
+    made = list(module._drawer(spec, plan_of(spec), None)([blocks]))
+    assert [one.num_rows for one in made] == [256, 256, 88]
+    assert [seq for one in made for seq in one["seq"].to_pylist()] == list(range(1, 601))
+    assert made[-1]["value"][-1].as_py() == (600).to_bytes(1 << 16, "big")
 
 
 # ---------------------------------------------------------------- keys that enter

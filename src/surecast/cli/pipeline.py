@@ -34,6 +34,13 @@ Master = Annotated[
     ),
 ]  # fmt: skip
 Streams = Annotated[str, typer.Argument(help="A name or a pattern, such as orders or orders.>")]
+FailOnLoss = Annotated[
+    bool,
+    typer.Option(
+        "--fail-on-data-loss/--no-fail-on-data-loss",
+        help="End when positions that were read before are gone, or go on with what is there.",
+    ),
+]
 LOCAL = "local[*]"
 COLLECTS = "before-seq:N, before-time:2025-01-31T12:00+00:00, key:K, prefix:P, tag:T"
 SAMPLE = 1_000_000  # keys that are judged by their law
@@ -82,9 +89,12 @@ def ours(problem: Exception) -> SurecastError:
     return JobFailed(str(python[-1]) if python else first)
 
 
-def _source(streams: str, url: str, token: str, **more: str) -> dict[str, str]:
+def _source(
+    streams: str, url: str, token: str, fail_on_loss: bool, start: str = "earliest"
+) -> dict[str, str]:
     by = "subscribePattern" if any(sign in streams for sign in "*>") else "subscribe"
-    options = {"url": url, by: streams, "startingOffsets": "earliest", **more}
+    fail = "true" if fail_on_loss else "false"
+    options = {"url": url, by: streams, "startingOffsets": start, "failOnDataLoss": fail}
     return {**options, "token": token} if token else options
 
 
@@ -103,6 +113,7 @@ def archive_streams(
     token: Token = "",
     follow: Annotated[bool, typer.Option("--follow", help="Go on until Ctrl-C.")] = False,
     every: Annotated[str, typer.Option(help="With --follow: how often.")] = "10 seconds",
+    fail_on_loss: FailOnLoss = True,
     master: Master = LOCAL,
     as_json: AsJson = False,
 ) -> None:
@@ -114,7 +125,7 @@ def archive_streams(
 
     began = time.monotonic()
     with _spark(master, "archive") as spark, Bar(f"archive {streams} (rows)", 0) as bar:
-        options = _source(streams, url, token)
+        options = _source(streams, url, token, fail_on_loss)
         if follow:
             _until_ctrl_c(job.follow(spark, to, options, once=False, every=every), bar)
             return
@@ -152,11 +163,15 @@ def replay_rows(
     as_json: AsJson = False,
 ) -> None:
     """An archive → a stream, in order, at a given rate."""
+    from surecast.pipeline.jobs.archive import read
     from surecast.pipeline.jobs.replay import replay
+    from surecast.pipeline.rows import SCHEMA
 
     options = {"url": url, **({"token": token} if token else {})}
     with _spark(master, "replay") as spark, Bar(f"replay to {to}", 0) as bar:
         rows = spark.read.parquet(source)
+        if set(SCHEMA.names) <= set(rows.columns):
+            rows = read(spark, source)
         if stream:
             rows = rows.where(rows["stream"] == stream)
         events = replay(
@@ -362,6 +377,7 @@ def show_top_keys(
     start: Annotated[str, typer.Option("--from", help="earliest or latest.")] = "latest",
     once: Annotated[bool, typer.Option("--once", help="What is there now, then end.")] = False,
     checkpoint: Annotated[str, typer.Option(help="A folder that keeps its place.")] = "",
+    fail_on_loss: FailOnLoss = True,
     url: Url = DEFAULT_URL,
     token: Token = "",
     master: Master = LOCAL,
@@ -375,7 +391,7 @@ def show_top_keys(
     tell: Callable[[list[TopKey]], None] = _json_lines if as_json else _lines
     with _spark(master, "top-keys") as spark:
         query = top_keys(
-            spark, _source(streams, url, token, startingOffsets=start), tell, window=window,
+            spark, _source(streams, url, token, fail_on_loss, start), tell, window=window,
             late=late, top=top, checkpoint=checkpoint, once=once,
         )  # fmt: skip
         try:

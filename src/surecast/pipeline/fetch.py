@@ -20,7 +20,7 @@ from surecast.client.sync import Loop
 from surecast.columns.batch import Batch
 from surecast.errors import SurecastError
 from surecast.pipeline import files
-from surecast.pipeline.loss import lost, remedy
+from surecast.pipeline.loss import Loss, lost, remedy, views_of
 from surecast.pipeline.offsets import Place
 from surecast.pipeline.options import COLUMNS
 from surecast.pipeline.plan import Range
@@ -45,7 +45,7 @@ class Task:
     ranges: tuple[Range, ...]
     url: str
     token: str
-    servers: tuple[Server, ...]  # that answer over HTTP
+    servers: tuple[Server, ...]  # that have an HTTP port
     files: bool  # read their segments, where they are visible
     voids: bool
     fail_on_loss: bool
@@ -72,19 +72,19 @@ def batches_of(one: Range, task: Task, line: Line) -> Iterator[Batch]:
             yield from line.fetch(one, one.lo, one.hi)
     except ShortError as problem:
         said = f"stream {one.stream!r}, positions {one.lo} to {one.hi - 1}: {problem}"
-        if task.servers:
-            place = Place(one.stream_id, one.hi)
-            is_lost = lost(one.stream, place, [s.http for s in task.servers], task.token)
+        views = views_of([server.http for server in task.servers], task.token)
+        if views is not None:
+            loss = lost(one.stream, Place(one.stream_id, one.hi), views, task.token)
         else:
-            is_lost = "" if problem.end else said
-        if not is_lost:
+            loss = None if problem.end else Loss(said)
+        if loss is None:
             raise SurecastError(
                 f"{said}. It may come: the region is behind, or starting. Try again later, or with "
                 "the url of another region"
             ) from None
         if task.fail_on_loss:
-            raise remedy([is_lost]) from None
-        log.warning("%s; failOnDataLoss=false: going on without it", is_lost)
+            raise remedy([loss]) from None
+        log.warning("%s; failOnDataLoss=false: going on without it", loss.words)
 
 
 class Line:

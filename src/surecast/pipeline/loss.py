@@ -4,82 +4,165 @@ Positions that retention has made void are still accounted for: whoever reads th
 *Lost* are positions that were handed out and that nobody has any more: the stream was made anew, or
 is gone, or ends everywhere below where the query already is. A region that is behind others, that
 is just starting, or that gets its own streams back from others has lost nothing: it is waited for.
+So is one that is not heard from: what it had it may still have.
 
 So a suspicion is taken to every server of the region, over HTTP. Only those that are ready have a
-say, and one that knows of anybody who has the positions is enough.
+say, and one that knows of anybody who has the positions, or may have them, is enough.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
-from surecast.errors import SurecastError
+from surecast.errors import DataLoss, SurecastError
 from surecast.pipeline.offsets import Place
 from surecast.pipeline.region import Known, Region, ask_server
 
-__all__ = ["DataLoss", "loss_of", "lost", "remedy"]
+__all__ = ["Loss", "View", "is_short", "judge", "loss_of", "lost", "remedy", "views_of"]
 
 _REMEDY: Final = (
-    "Set option failOnDataLoss=false to go on with what is there, or start the query anew with "
-    "another checkpointLocation"
+    "Set option failOnDataLoss=false (--no-fail-on-data-loss) to go on with what is there, or "
+    "start the query anew with another checkpointLocation"
 )
 
 
-class DataLoss(SurecastError):
-    """Positions that a query had been promised are gone. `failOnDataLoss=false` goes on."""
+class Loss(NamedTuple):
+    """What is lost of a stream."""
+
+    words: str
+    again: bool = True  # whether the same positions are handed out again: a query goes back there
 
 
-def loss_of(name: str, place: Place, known: Known | None, region: Region) -> str:
-    """What is lost of a stream that the query has read up to `place`; "" if nothing is."""
-    if known is not None and known.stream_id == place.stream_id and known.end >= place.next:
-        return ""
-    if region.https:
-        return lost(name, place, region.https, region.token)
+class View(NamedTuple):
+    """A server that is ready, and the other regions as it sees them (server.status.RegionStatus)"""
+
+    http: str
+    region: str
+    others: dict[str, dict[str, Any]]
+
+    def hears(self, region: str) -> bool:
+        return region == self.region or bool(self.others.get(region, {}).get("up"))
+
+    def hears_all(self) -> bool:
+        return all(one["up"] for one in self.others.values())
+
+    def url(self, region: str) -> str:
+        return f"surecast://{','.join(self.others[region]['replicas'].values())}"
+
+
+def is_short(place: Place, known: Known | None) -> bool:
+    """Whether a region that knows this of a stream does not have what was read of it."""
+    return known is None or known.stream_id != place.stream_id or known.end < place.next
+
+
+def views_of(https: Sequence[str], token: str) -> list[View] | None:
+    """The servers that are ready; None if not one of all says anything."""
+    said = [(http, ask_server(http, "/v1/status", token)) for http in https]
+    there = [(http, status) for http, status in said if status is not None]
+    if not there:
+        return None
+    return [
+        View(http, status["node"]["region"], {one["name"]: one for one in status["regions"]})
+        for http, status in there
+        if status["ready"]
+    ]
+
+
+def loss_of(
+    name: str, place: Place, known: Known | None, region: Region, views: Sequence[View] | None
+) -> Loss | None:
+    """What is lost of a stream that the query has read up to `place`."""
+    if not is_short(place, known):
+        return None
+    if views is not None:
+        return lost(name, place, views, region.token)
     if known is None:
         return _gone(name, place)
     if known.stream_id != place.stream_id:
         return _made_anew(name, place)
-    return _shorter(name, place, known.end) if known.info.owner == region.name else ""
+    return _shorter(name, place, known.end) if known.info.owner == region.name else None
 
 
-def lost(name: str, place: Place, https: Sequence[str], token: str) -> str:
-    """What the servers of a region, if they are ready, agree to be lost."""
-    ready = [http for http in https if ask_server(http, "/readyz", token) is not None]
-    said = [ask_server(http, f"/v1/streams/{quote(name)}", token) for http in ready]
-    known: list[dict[str, Any]] = [one for one in said if one is not None]
-    same = [one for one in known if one["stream_id"] == place.stream_id.hex()]
-    for one in same:
-        if one["quarantined"]:
-            return f"stream {name!r} is damaged from {one['committed']} on: {one['quarantined']}"
-        ends: dict[str, int] = one["regions"]
-        if one["recovering"] or one["owner"] not in ends or max(ends.values()) >= place.next:
-            return ""
-    if same:
-        return _shorter(name, place, max(same[0]["regions"].values()))
+def lost(name: str, place: Place, views: Sequence[View], token: str) -> Loss | None:
+    """What the servers of a region agree to be lost."""
+    path = f"/v1/streams/{quote(name)}"
+    return judge(name, place, [(view, ask_server(view.http, path, token)) for view in views])
+
+
+Said = Sequence[tuple[View, dict[str, Any] | None]]  # of a stream: server.status.StreamStatus
+
+
+def judge(name: str, place: Place, said: Said) -> Loss | None:
+    """What is lost by what each server has said of the stream."""
+    known = [(view, one) for view, one in said if one is not None]
+    same = [(view, one) for view, one in known if one["stream_id"] == place.stream_id.hex()]
+    whole = [(view, one) for view, one in same if not one["quarantined"]]
+    if same and not whole:
+        return _damaged(name, place, same)
+    if any(one["recovering"] or _end(one) >= place.next for _, one in whole):
+        return None
+    if whole:
+        sure = all(_has_last_word(view, one) for view, one in whole)
+        return _shorter(name, place, max(_end(one) for _, one in whole)) if sure else None
     if known:
-        return _made_anew(name, place)
-    return _gone(name, place) if ready else ""
+        sure = all(view.hears(one["owner"]) for view, one in known)
+        return _made_anew(name, place) if sure else None
+    sure = bool(said) and all(view.hears_all() for view, _ in said)
+    return _gone(name, place) if sure else None
 
 
-def _gone(name: str, place: Place) -> str:
-    return f"stream {name!r}, read up to position {place.next - 1}, does not exist any more"
+def _end(stream: dict[str, Any]) -> int:
+    """Where it ends in the region that has most of it."""
+    ends: dict[str, int] = stream["regions"]
+    return max(ends.values())
 
 
-def _made_anew(name: str, place: Place) -> str:
-    return (
+def _has_last_word(view: View, stream: dict[str, Any]) -> bool:
+    """Whether nobody can have more of a stream than a server says: its owner has numbered no more.
+
+    Of another owner it is not known here whether it gets the stream back from a third region.
+    """
+    owner = stream["owner"]
+    if owner == view.region:
+        return True
+    return view.hears_all() and (owner in stream["regions"] or owner not in view.others)
+
+
+def _damaged(name: str, place: Place, same: Sequence[tuple[View, dict[str, Any]]]) -> Loss | None:
+    """No server of the region can read the stream to its end; others may have it whole."""
+    view, one = max(same, key=lambda pair: pair[1]["committed"])
+    words = f"stream {name!r} is damaged from {one['committed']} on: {one['quarantined']}"
+    ends: dict[str, int] = {r: end for r, end in one["regions"].items() if r != view.region}
+    better = [other for other, end in ends.items() if end >= place.next and view.hears(other)]
+    if better:
+        raise SurecastError(
+            f"{words}. Region {better[0]!r} has more of it: go on with option "
+            f"url={view.url(better[0])}"
+        )
+    if _end(one) >= place.next or not view.hears_all():
+        return None
+    return Loss(words, again=False)
+
+
+def _gone(name: str, place: Place) -> Loss:
+    return Loss(f"stream {name!r}, read up to position {place.next - 1}, does not exist any more")
+
+
+def _made_anew(name: str, place: Place) -> Loss:
+    return Loss(
         f"stream {name!r} was made anew: the one that was read up to position {place.next - 1} had "
         "another id, and what followed there is gone"
     )
 
 
-def _shorter(name: str, place: Place, end: int) -> str:
-    return (
+def _shorter(name: str, place: Place, end: int) -> Loss:
+    return Loss(
         f"stream {name!r} was read up to position {place.next - 1}, and nobody has more of it than "
         f"up to {end - 1} any more"
     )
 
 
-def remedy(losses: list[str]) -> DataLoss:
-    return DataLoss(f"data was lost: {'; '.join(losses)}. {_REMEDY}")
+def remedy(losses: Sequence[Loss]) -> DataLoss:
+    return DataLoss(f"data was lost: {'; '.join(loss.words for loss in losses)}. {_REMEDY}")

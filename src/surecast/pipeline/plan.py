@@ -43,9 +43,10 @@ def cut(
     room = 0
     for (one, voids), size in zip(ranges, sizes, strict=True):
         pieces = max(1, -(-size // most))
-        ends = [after(one.lo, one.hi, size * n // pieces, voids) for n in range(1, pieces)]
-        for lo, hi in zip([one.lo, *ends], [*ends, one.hi], strict=True):
-            each = size // pieces
+        counts = [size * n // pieces for n in range(pieces + 1)]  # of events before each end
+        ends = [after(one.lo, one.hi, count, voids) for count in counts[1:-1]]
+        for n, (lo, hi) in enumerate(zip([one.lo, *ends], [*ends, one.hi], strict=True)):
+            each = counts[n + 1] - counts[n]
             if not tasks or each > room:
                 tasks.append([])
                 room = most

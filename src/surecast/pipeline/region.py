@@ -77,11 +77,13 @@ class Region:
         self._loop = Loop()
         self._patience_s = ANSWER_S
         try:
-            self._call(self._client.open())
+            self._within(ANSWER_S, self._client.open())
         except BaseException as problem:
             self._loop.stop()
             if isinstance(problem, ConnectError):
                 raise self._refused(problem) from None
+            if isinstance(problem, TimeoutError):
+                raise self._silent(ANSWER_S, url) from None
             raise
         self.name = self._client.region
 
@@ -162,7 +164,9 @@ class Region:
         is told of files is then the same."""
 
         async def ask() -> None:
-            await asyncio.gather(*(self._client.locate(one, 0) for one in stream_ids))
+            for at in range(0, len(stream_ids), QUESTIONS):
+                some = stream_ids[at : at + QUESTIONS]
+                await asyncio.gather(*(self._client.locate(one, 0) for one in some))
 
         self._call(ask())
 
@@ -174,13 +178,10 @@ class Region:
         return tuple(self._client.http.values())
 
     def servers(self, name: str) -> list[Server]:
-        """Those that answer over HTTP. `name` is a stream they have."""
-        found = []
-        for http in self.https:
-            said = ask_server(http, f"/v1/streams/{quote(name)}/files?lo=1&hi=1", self.token)
-            if said is not None:
-                found.append(Server(http, str(said.get("directory", ""))))
-        return found
+        """Those with an HTTP port; where their logs lie is said by those that have the stream."""
+        path = f"/v1/streams/{quote(name)}/files?lo=1&hi=1"
+        said = [(http, ask_server(http, path, self.token) or {}) for http in self.https]
+        return [Server(http, str(one.get("directory", ""))) for http, one in said]
 
     def voids(self, name: str, stream_id: bytes, lo: int, hi: int) -> Voids | None:
         """The void positions from `lo` on, as far as one answer has room; None if nobody says."""
@@ -195,20 +196,28 @@ class Region:
     # ------------------------------------------------------------ inside
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        async def bounded() -> T:
-            async with asyncio.timeout(self._patience_s):
-                return await work
-
+        """The answer to a question. Who has opened has asked none yet: the servers may be reached
+        by the url, and not by the addresses that they tell."""
         try:
-            answer = self._loop.call(bounded())
+            answer = self._within(self._patience_s, work)
         except TimeoutError:
-            raise SurecastError(
-                f"option url: the region at {self.url} has not answered for "
-                f"{self._patience_s:g} s. Is it running (`surecast status`)? A query may go on "
-                "with the url of another region"
-            ) from None
+            raise self._silent(self._patience_s, self.addresses) from None
         self._patience_s = PATIENCE_S
         return answer
+
+    def _within(self, seconds: float, work: Coroutine[Any, Any, T]) -> T:
+        async def bounded() -> T:
+            async with asyncio.timeout(seconds):
+                return await work
+
+        return self._loop.call(bounded())
+
+    def _silent(self, seconds: float, places: str) -> SurecastError:
+        return SurecastError(
+            f"option url: the region at {self.url} has not answered for {seconds:g} s. Is it "
+            "running (`surecast status`), and can all of its servers be reached from here, at "
+            f"{places}? A query may go on with the url of another region"
+        )
 
     def _refused(self, problem: ConnectError) -> SurecastError:
         if "token=" in str(problem):

@@ -152,10 +152,12 @@ def _alike(batches: list[Batch]) -> Iterator[list[Batch]]:
     """Neighbours that are small and laid out in the same way together, others by themselves."""
     group: list[Batch] = []
     for batch in batches:
-        if group and (batch.form != group[0].form or batch.rows != group[0].rows):
+        # One with tags or gaps may have the form of its neighbours and still not fit.
+        fits = batch.rows <= _JOINED_ROWS and batch.is_fixed
+        if group and (not fits or (batch.form, batch.rows) != (group[0].form, group[0].rows)):
             yield group
             group = []
-        if batch.rows <= _JOINED_ROWS and batch.is_fixed:
+        if fits:
             group.append(batch)
         else:
             yield [batch]

@@ -37,7 +37,7 @@ from surecast.columns.intervals import IntervalSet
 from surecast.errors import UsageError
 from surecast.pipeline.fetch import Task, read
 from surecast.pipeline.filters import Narrow
-from surecast.pipeline.loss import loss_of, remedy
+from surecast.pipeline.loss import Loss, is_short, loss_of, remedy, views_of
 from surecast.pipeline.offsets import Bound, Place, Time, places_from, places_to, share
 from surecast.pipeline.options import SourceOptions, parse
 from surecast.pipeline.plan import EVENTS_MIN, Range, after, cut
@@ -52,9 +52,9 @@ __all__ = ["SurecastSource"]
 log = logging.getLogger("surecast.pipeline")
 
 SERVERS_S: Final = 30.0  # how long it is believed where servers keep their files
-TIME_US_MAX: Final = (1 << 63) // 1000
+TIME_US_MAX: Final = (1 << 63) // 1000  # no event is later
 GRACE_S: Final = 5.0  # that a loss must last: a region that just came up knows little at first
-GRACE_S_MAX: Final = 30.0  # where no HTTP port tells whether servers are ready
+GRACE_S_MAX: Final = 30.0  # where no HTTP port answers that tells whether servers are ready
 LOOK_S: Final = 0.25
 
 
@@ -144,12 +144,17 @@ def _position(region: Region, known: Known, bound: Bound) -> int:
 
 
 def _tasks(
-    region: Region, options: SourceOptions, ranges: list[Range], servers: tuple[Server, ...]
+    region: Region,
+    options: SourceOptions,
+    ranges: list[Range],
+    known: Mapping[str, Known],
+    servers: tuple[Server, ...],
 ) -> list[InputPartition]:
     """The ranges cut into tasks, by what is known of their voids."""
     with_voids: list[tuple[Range, IntervalSet | None]] = []
     if options.files and any(server.directory for server in servers):
-        region.settle([one.stream_id for one in ranges])
+        there = {one.stream_id for one in known.values()}
+        region.settle([one.stream_id for one in ranges if one.stream_id in there])
     for one in ranges:
         found = None
         if one.hi - one.lo > EVENTS_MIN or options.partitions_min > 1:
@@ -191,11 +196,13 @@ class BatchReader(DataSourceReader):
             ranges = [one for one in each if one.lo < one.hi]
             if not ranges:
                 return []
-            return _tasks(region, options, ranges, tuple(region.servers(ranges[0].stream)))
+            return _tasks(region, options, ranges, known, tuple(region.servers(ranges[0].stream)))
 
     def _range(self, region: Region, known: Known) -> Range:
         start, end, narrow = self.options.start, self.options.end, self.narrow
-        lo, hi = _position(region, known, start), _position(region, known, end)
+        # A time is looked up after the end was: what was published in between is not read.
+        lo = min(_position(region, known, start), known.end)
+        hi = min(_position(region, known, end), known.end)
         if lo > hi:
             raise UsageError(
                 f"option {start.option or end.option}: stream {known.info.name!r} would begin at "
@@ -203,7 +210,9 @@ class BatchReader(DataSourceReader):
                 f"end later ({end.option or 'endingOffsets'})"
             )
         lo, hi = max(lo, narrow.lo), min(hi, narrow.hi)
-        if narrow.time_lo_us > 0:
+        if narrow.time_lo_us >= TIME_US_MAX:
+            lo = hi
+        elif narrow.time_lo_us > 0:
             lo = max(lo, region.locate(known.stream_id, narrow.time_lo_us * 1000))
         if narrow.time_hi_us < TIME_US_MAX:
             hi = min(hi, region.locate(known.stream_id, max(0, narrow.time_hi_us * 1000)))
@@ -243,6 +252,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: dict[str, Known] | None = None  # of a query that ends with what there is
         self._latest: dict[str, Place] | None = None
         self._accepted: dict[str, Place] = {}  # losses that are no news
+        self._awaited: dict[str, Place] = {}  # what has been said to be waited for
 
     # ------------------------------------------------------------ what Spark asks
 
@@ -267,8 +277,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         places = places_from(start)
         known, lost = self._known(places)
         self._latest = {name: Place(one.stream_id, one.end) for name, one in known.items()}
-        ends = {name: self._end(name, one) for name, one in known.items()}
-        begins = {name: _begin(places.get(name), one, name in lost) for name, one in known.items()}
+        begins = {
+            name: _begin(places.get(name), one, lost.get(name)) for name, one in known.items()
+        }
+        ends = {name: self._end(begins[name], one) for name, one in known.items()}
         backlog = {name: max(0, ends[name] - begins[name].next) for name in known}
         if isinstance(limit, ReadMaxRows):
             shares = share(backlog, limit.max_rows)
@@ -294,9 +306,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not ranges:
             return []
         # A batch that is planned again after a restart may name what has gone meanwhile.
-        _, lost = self._known({one.stream: Place(one.stream_id, one.lo) for one in ranges})
+        known, lost = self._known({one.stream: Place(one.stream_id, one.lo) for one in ranges})
         ranges = [one for one in ranges if one.stream not in lost]
-        return _tasks(self.region, self.options, ranges, self._files(ranges)) if ranges else []
+        if not ranges:
+            return []
+        return _tasks(self.region, self.options, ranges, known, self._files(ranges))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _rows(partition)
@@ -321,33 +335,44 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._servers_at = time.monotonic()
         return self._servers
 
-    def _known(self, places: Mapping[str, Place]) -> tuple[dict[str, Known], dict[str, str]]:
+    def _known(self, places: Mapping[str, Place]) -> tuple[dict[str, Known], dict[str, Loss]]:
         """The streams there are, and what is lost of those that the query has read.
 
         A loss counts when it lasts; then it ends the query, or is accepted.
         """
         options, region = self.options, self.region
-        deadline = time.monotonic() + (GRACE_S if region.https else GRACE_S_MAX)
+        wanted = {name: place for name, place in places.items() if self._is_wanted(name)}
+        began = time.monotonic()
         while True:
             known = region.streams(options.streams, options.pattern)
+            short = {n: place for n, place in wanted.items() if is_short(place, known.get(n))}
+            views = views_of(region.https, region.token) if short else []
             lost = {
-                name: what
-                for name, place in places.items()
-                if self._is_wanted(name) and (what := loss_of(name, place, known.get(name), region))
+                name: loss
+                for name, place in short.items()
+                if (loss := loss_of(name, place, known.get(name), region, views)) is not None
             }
             news = {
-                name: what
-                for name, what in lost.items()
+                name: loss
+                for name, loss in lost.items()
                 if self._accepted.get(name) != places[name]
             }
-            if not news or time.monotonic() > deadline:
+            grace_s = GRACE_S_MAX if views is None else GRACE_S
+            if not news or time.monotonic() > began + grace_s:
                 break
             time.sleep(LOOK_S)
         if news and options.fail_on_loss:
             raise remedy(list(news.values()))
-        for name, what in news.items():
-            log.warning("%s; failOnDataLoss=false: going on with what is there", what)
+        for name, loss in news.items():
+            log.warning("%s; failOnDataLoss=false: going on with what is there", loss.words)
             self._accepted[name] = places[name]
+        for name, place in short.items():
+            if name not in lost and self._awaited.get(name) != place:
+                log.warning(
+                    "region %r does not have all of stream %r up to position %d, which was read "
+                    "before: the query waits for it", region.name, name, place.next - 1,
+                )  # fmt: skip
+                self._awaited[name] = place
         return known, lost
 
     def _is_wanted(self, name: str) -> bool:
@@ -355,10 +380,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options = self.options
         return matches(options.pattern, name) if options.pattern else name in options.streams
 
-    def _end(self, name: str, known: Known) -> int:
+    def _end(self, begin: Place, known: Known) -> int:
+        """Up to where a stream is read; 1 if it is another one than that which is waited for."""
+        if begin.stream_id != known.stream_id:
+            return 1
         if self._target is None:
             return known.end
-        target = self._target.get(name)
+        target = self._target.get(known.info.name)
         return target.end if target is not None and target.stream_id == known.stream_id else 1
 
     def _reach(self, begin: Place, end: int, name: str, events: int) -> int:
@@ -369,8 +397,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return after(begin.next, end, events, None if found is None else found.positions)
 
 
-def _begin(place: Place | None, known: Known, lost: bool) -> Place:
+def _begin(place: Place | None, known: Known, loss: Loss | None) -> Place:
     """Where to go on in a stream: new ones begin at 1, and so do those made anew."""
-    if place is None or place.stream_id != known.stream_id:
+    if place is None:
         return Place(known.stream_id, 1)
-    return place._replace(next=known.end) if lost else place
+    if loss is None:
+        return place
+    if place.stream_id != known.stream_id:
+        return Place(known.stream_id, 1)
+    return place._replace(next=known.end) if loss.again else place

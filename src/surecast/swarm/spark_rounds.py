@@ -7,10 +7,13 @@ keeps the latest of each key. A Spark query reads both by pattern, voids include
     failover   both servers of west are killed (SIGKILL); the query is started again with east's url
     head       the head of east is killed and comes back two seconds later
     home       west is back; the query is stopped and started again with west's url
+    owner      the line between the regions is cut; the query reads on in east, also a third stream,
+               of which west never hears; then east is killed, and the query is started again with
+               west's url: it waits until east is back
     end        publishing ends; what is left is read with availableNow, from east
 
-Then the output is judged by Spark: every position of both streams exactly once, every event of the
-first as it was published, in all files together.
+Then the output is judged by Spark: every position of all streams exactly once, every event of the
+first as it was published, in all files together. No query may have found that data was lost.
 
     python -m surecast.swarm.spark_rounds [--minutes 10] [--seed 1]
 """
@@ -18,13 +21,16 @@ first as it was published, in all files together.
 from __future__ import annotations
 
 import argparse
+import json
 import random
+import re
 import sys
 import tempfile
 import threading
 import time
 import zlib
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +39,9 @@ import msgspec
 from surecast.client import sync
 from surecast.client.rules import latest_per_key
 from surecast.errors import SurecastError
+from surecast.runtime.relay import RelayProcess, RelaySpec
 from surecast.server.cluster import Cluster
-from surecast.swarm.demo_cluster import free_layout
+from surecast.swarm.demo_cluster import free_layout, lead_through, wire
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -42,11 +49,12 @@ if TYPE_CHECKING:
 
 __all__ = ["SparkRound", "run_round"]
 
-ALL, LATEST, PATTERN = "load.all", "load.latest", "load.>"
+ALL, LATEST, LATE, PATTERN = "load.all", "load.latest", "load.late", "load.>"
 ROWS, KEYS = 500, 2_000
 READY_S = 120.0
 STUCK_S = 180.0
 DOWN_S = 2.0
+AWAY_S = 8.0  # longer than it takes until a loss counts
 
 
 class SparkRound(msgspec.Struct):
@@ -72,8 +80,10 @@ class Load:
         self.published = {ALL: 0, LATEST: 0}
         self.checksum = 0
         self.problem: BaseException | None = None
+        self.late = False  # whether the third stream gets events, too
         self._rng = random.Random(seed)
         self._over = threading.Event()
+        self._turn = threading.Lock()  # held while a batch is published, and for a pause
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -83,7 +93,10 @@ class Load:
                 everything = client.stream(ALL)
                 newest = client.stream(LATEST, retain=latest_per_key())
                 while not self._over.is_set():
-                    self._publish(everything, newest)
+                    with self._turn:
+                        self._publish(everything, newest)
+                        if self.late:
+                            self._publish_late(client.stream(LATE))
                     self._over.wait(self.pause_s)
         except SurecastError as problem:
             self.problem = problem
@@ -98,6 +111,17 @@ class Load:
         newest.publish_many(values, keys=keys)
         self.published[LATEST] += ROWS
 
+    def _publish_late(self, late: sync.Stream) -> None:
+        late.publish_many([b"late"] * ROWS)
+        self.published[LATE] = self.published.get(LATE, 0) + ROWS
+
+    def pause(self) -> None:
+        """When this returns, what was published is acknowledged, and no more is."""
+        self._turn.acquire()
+
+    def go_on(self) -> None:
+        self._turn.release()
+
     def stop(self) -> None:
         self._over.set()
         self._thread.join()
@@ -107,9 +131,15 @@ class Load:
 
 class _Story:
     def __init__(
-        self, spark: SparkSession, folder: Path, cluster: Cluster, result: SparkRound, say: Any
+        self,
+        spark: SparkSession,
+        folder: Path,
+        cluster: Cluster,
+        relay: RelayProcess,
+        result: SparkRound,
+        say: Any,
     ) -> None:
-        self.spark, self.folder, self.cluster = spark, folder, cluster
+        self.spark, self.folder, self.cluster, self.relay = spark, folder, cluster, relay
         self.result, self.say = result, say
         self.urls = {
             region: "surecast://"
@@ -151,13 +181,25 @@ class _Story:
         self.result.batches += len(query.recentProgress)
         failure = query.exception()
         if failure is not None:
-            self.result.failures.append(str(failure).strip().splitlines()[0][:200])
+            self.note_failure(str(failure))
         query.stop()
+
+    def note_failure(self, text: str) -> None:
+        """A query may end when its region dies; that it takes this for a loss it may not."""
+        self.result.failures.append(text.strip().splitlines()[0][:200])
+        for loss in re.findall(r"data was lost: [^\n]+", text)[:1]:
+            self.result.violations.append(f"nothing was lost, but: {loss[:200]}")
 
     def rows_read(self) -> int:
         assert self.query is not None
         progress = self.query.lastProgress
         return 0 if progress is None else int(progress["batchId"])
+
+    def has_read(self, published: dict[str, int]) -> bool:
+        assert self.query is not None
+        progress = self.query.lastProgress
+        places = {} if progress is None else json.loads(progress["sources"][0]["endOffset"])
+        return all(places.get(name, {}).get("next") == n + 1 for name, n in published.items())
 
     def until(self, what: str, condition: Callable[[], bool], region: str) -> None:
         """Wait for a condition; a query that has ended is started again."""
@@ -180,7 +222,7 @@ class _Story:
     # ------------------------------------------------------------ the story
 
     def play(self, seconds: float, load: Load) -> None:
-        act_s = seconds / 4
+        act_s = seconds / 5
         self.start("west")
         self.rest("west", act_s)
         self.say("west is killed; the query goes on in east")
@@ -202,6 +244,7 @@ class _Story:
         self.stop()
         self.start("west")
         self.rest("west", act_s)
+        self.lose_the_owner(act_s, load)
         load.stop()
         self.stop()
         self.say("publishing has ended; the rest is read from east")
@@ -209,6 +252,30 @@ class _Story:
         assert self.query is not None
         self.query.awaitTermination(int(STUCK_S))
         self.stop()
+
+    def lose_the_owner(self, act_s: float, load: Load) -> None:
+        self.say("the line is cut; the query goes on in east")
+        self.relay.cut(wire("east", "west"))
+        load.late = True
+        self.stop()
+        self.start("east")
+        self.rest("east", act_s)
+        load.pause()
+        self.until("not all was read", lambda: self.has_read(load.published), "east")
+        self.say("east is killed; the query waits in west")
+        for node in self.replicas("east"):
+            self.cluster.kill(node.name)
+        self.stop()
+        self.start("west")
+        deadline = time.monotonic() + AWAY_S
+        self.until("time", lambda: time.monotonic() >= deadline, "west")
+        self.say("east is back")
+        self.relay.mend(wire("east", "west"))
+        for node in self.replicas("east"):
+            self.cluster.start(node.name)
+        self.cluster.wait_ready(READY_S)
+        load.go_on()
+        self.rest("west", act_s)
 
     def rest(self, region: str, seconds: float) -> None:
         """So long, and until the query has moved on."""
@@ -224,7 +291,7 @@ class _Story:
         result = self.result
         result.published = dict(load.published)
         rows = self.spark.read.parquet(str(self.folder / "output")).cache()
-        for stream in (ALL, LATEST):
+        for stream in load.published:
             self._covered(rows.where(f.col("stream") == stream), stream)
         events = rows.where("kind = 'event'")
         kept = events.where(f.col("stream") == ALL)
@@ -267,9 +334,12 @@ def run_round(
     """The story in about so many seconds; `folder` gets everything."""
     began = time.monotonic()
     result = SparkRound(seed)
-    with Cluster(free_layout(folder / "cluster", 2, 2)) as cluster:
+    with ExitStack() as stack:
+        relay = stack.enter_context(RelayProcess(RelaySpec(seed)))
+        layout = lead_through(relay, free_layout(folder / "cluster", 2, 2))
+        cluster = stack.enter_context(Cluster(layout))
         cluster.wait_ready(READY_S)
-        story = _Story(spark, folder, cluster, result, say)
+        story = _Story(spark, folder, cluster, relay, result, say)
         load = Load(story.urls["east"], seed, pause_s)
         try:
             story.play(seconds, load)

@@ -75,7 +75,10 @@ def _rows_of(query: StreamingQuery) -> int:
 
 
 def read(spark: SparkSession, path: str) -> DataFrame:
-    """An archive as a DataFrame with the columns of the source."""
-    from surecast.pipeline.rows import SCHEMA
+    """An archive as a DataFrame with the columns of the source.
 
-    return spark.read.parquet(path).select(*SCHEMA.names)
+    Spark is told their types: by the names of its folders it would take stream 007 for a 7.
+    """
+    from surecast.pipeline.rows import DDL, SCHEMA
+
+    return spark.read.schema(DDL).parquet(path).select(*SCHEMA.names)

@@ -47,7 +47,8 @@ LAWS: Final[tuple[Law, ...]] = get_args(Law)
 
 BLOCK: Final = 1 << 18  # events that share a source of chance: part of what a seed means
 BLOCKS_A_TASK: Final = 16  # 4 M events: seconds of work, a Parquet file of a decent size
-ROWS: Final = 1 << 15  # of an Arrow batch
+ROWS: Final = 1 << 15  # of an Arrow batch ...
+NBYTES: Final = 16 << 20  # ... whose values have no more than so many bytes
 EVENTS_MAX: Final = 10**12
 _PLAN, _BLOCKS, _NEWCOMERS = range(3)  # what a source of chance is for
 
@@ -170,12 +171,13 @@ def _drawer(
 
     def draw(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         follower = None if shared is None else Follower(shared.value)
+        rows = min(ROWS, NBYTES // max(1, spec.value_bytes))
         for batch in batches:
             for block in batch.column(0).to_pylist():
                 first = block * BLOCK + 1
                 times_us, ids = block_of(spec, plan, block, follower)
-                for lo in range(0, ids.size, ROWS):
-                    part = slice(lo, lo + ROWS)
+                for lo in range(0, ids.size, rows):
+                    part = slice(lo, lo + rows)
                     yield _rows(spec, first + lo, ids[part], times_us[part])
 
     return draw
