@@ -14,6 +14,7 @@ from random import Random
 from typing import Any
 
 from surecast.columns.rules import KeyIs, KeyPrefix, Predicate
+from surecast.errors import SurecastError
 from surecast.pipeline import staging
 from surecast.pipeline.staging import ChunkRef, Intent, Ledger
 
@@ -275,3 +276,36 @@ class Spark:
             if batches != sorted(batches):
                 problems.append(f"{name}: batches in another order: {batches}")
         return problems
+
+
+@dataclass
+class Replay:
+    """Runs of one job in parts: the events of an archive, which grows, go to a stream in order."""
+
+    shop: Shop
+    size: int  # of a slice
+    archive: int  # events there are, from 1 on
+
+    def run(self, name: str) -> Step:
+        """Go on from what is done; another run that does so too may get in between."""
+        shop, archive = self.shop, self.archive
+        came = yield from shop.perform(staging.resume(shop.query, shop.unique))
+        after = came.done
+        while after < archive:
+            last = min((max(after, 0) // self.size + 1) * self.size, archive)
+            rows = list(range(max(after, 0) + 1, last + 1))
+            cut = shop.rng.randint(1, len(rows))
+            pieces = [part for part in (rows[:cut], rows[cut:]) if part]
+            staged = yield from shop.stage(last, f"{name}-{last}", {"t0": pieces})
+            intent = Intent(staged.writer, staged.targets, staged.chunks, after)
+            try:
+                yield from shop.perform(staging.commit(shop.query, last, intent, shop.unique))
+            except SurecastError:
+                give_up = staging.abort(shop.query, last, intent.writer, shop.unique)
+                yield from shop.perform(give_up)
+                return
+            after = last
+
+    def judge(self) -> list[str]:
+        found, wanted = self.shop.target("t0").rows, list(range(1, self.archive + 1))
+        return [] if found == wanted else [f"{found} instead of 1 to {self.archive}"]

@@ -137,6 +137,9 @@ def test_a_job_with_a_name_is_done_once(spark: "SparkSession", region: Region) -
     for _ in range(2):
         region.writer(numbers(spark, 100), "named", queryId="load-2026-11").save()
     assert region.end("named") == 101
+    with pytest.raises(Exception, match="done before with 100 rows, now there are 101"):
+        region.writer(numbers(spark, 101), "named", queryId="load-2026-11").save()
+    assert region.end("named") == 101
     region.writer(numbers(spark, 100), "named", queryId="load-2026-12").save()
     assert region.end("named") == 201
 

@@ -27,7 +27,7 @@ from surecast.pipeline.staging import (
     commit,
     staging_name,
 )
-from tests.pipeline.staging_model import Shop, Spark, Step
+from tests.pipeline.staging_model import Replay, Shop, Spark, Step
 
 # ---------------------------------------------------------------- records
 
@@ -93,7 +93,7 @@ def test_a_commit_step_by_step() -> None:
     assert acts.send(4) == Collect(KeyPrefix(b"q/0000000000000007/"))
     with pytest.raises(StopIteration) as end:
         acts.send(5)
-    assert end.value.value == Outcome(False, (7,))
+    assert end.value.value == Outcome(False, (7,), 7, 15)
     # The next batch goes on from there, and drops what the first has left.
     ledger = Ledger("q")
     ledger.note_void(3, collected=True)
@@ -130,7 +130,7 @@ def test_what_was_collected_while_it_was_read_makes_a_driver_look_again() -> Non
     assert acts.send(ledger) == Collect(KeyPrefix(b"q/0000000000000007/"))
     with pytest.raises(StopIteration) as end:
         acts.send(13)
-    assert end.value.value == Outcome(True, ())
+    assert end.value.value == Outcome(True, (), 7, 15)
 
 
 def test_a_stream_that_never_rests_is_an_error_not_an_endless_loop(
@@ -292,6 +292,58 @@ def test_chaos(seeds: range) -> None:
     assert replays > 50  # it was a trial of them, too
 
 
+# ---------------------------------------------------------------- a job in parts
+
+
+def grow(replay: Replay, events: int) -> None:
+    """The archive grows, and a last run is left alone."""
+    replay.archive += events
+    assert run(replay.run("last"))[1]
+    assert replay.judge() == []
+
+
+def test_an_archive_that_grows_between_two_runs() -> None:
+    replay = Replay(Shop(Random(1)), 250, 600)
+    run(replay.run("one"))
+    assert replay.judge() == []
+    grow(replay, 400)
+    grow(replay, 0)
+
+
+def test_a_run_dies_after_every_step_and_the_archive_grows() -> None:
+    total, _ = run(Replay(Shop(Random(1)), 4, 10).run("alone"))
+    assert total > 20
+    for first in range(1, total + 1):
+        replay = Replay(Shop(Random(first)), 4, 10)
+        run(replay.run("one"), first)
+        grow(replay, first % 5)
+
+
+def chaos_of_parts(seed: int) -> None:
+    """Runs that die or are taken for dead, over an archive that grows; then one left alone."""
+    rng = Random(seed)
+    shop = Shop(Random(f"{seed}/shop"), memory=rng.randint(1, 4))
+    replay = Replay(shop, rng.randint(2, 6), rng.randint(1, 9))
+    runs: list[Step] = []
+    for number in range(rng.randint(2, 6)):
+        runs.append(replay.run(f"r{number}"))
+        for _ in range(rng.randint(1, 150)):
+            next(runs[-1] if rng.random() < 0.6 else rng.choice(runs), None)
+            flying = [wire for wire in shop.wires if not wire.seq]
+            if flying and rng.random() < 0.05:
+                shop.land(rng.choice(flying))
+        replay.archive += rng.choice((0, 1, 5))
+        runs = [one for one in runs if rng.random() < 0.7]
+    for one in runs:
+        run(one)
+    grow(replay, 2)
+
+
+def test_chaos_of_parts() -> None:
+    for seed in range(300):
+        chaos_of_parts(seed)
+
+
 # ---------------------------------------------------------------- would we notice?
 
 
@@ -312,8 +364,8 @@ def nothing_is_hidden(self: Ledger, last: int, *, collected: bool) -> None:
     original_note_void(self, last, collected=False)
 
 
-def no_old_intents(self: Ledger, batch: int) -> list[int]:
-    return [batch] if batch > self.done and batch in self.intents else []
+def no_old_intents(self: Ledger, batch: int) -> dict[int, Intent]:
+    return {b: intent for b, intent in original_pending(self, batch).items() if b == batch}
 
 
 def numbers_begin_anew(self: Ledger, batch: int, numbers: Any) -> Done:
@@ -326,8 +378,12 @@ def everything_is_garbage(self: Ledger) -> Generator[Any, None, None]:
     yield from original_garbage(self)
 
 
+def any_part_stands(self: Ledger, batch: int, intent: Intent) -> None:
+    self.intents.setdefault(batch, intent)
+
+
 original_note, original_note_void = Ledger.note, Ledger.note_void
-original_garbage = Ledger.garbage
+original_garbage, original_pending = Ledger.garbage, Ledger.pending
 
 
 @pytest.mark.parametrize(
@@ -351,3 +407,9 @@ def test_chaos_notices_a_rule_that_is_gone(
         except (AssertionError, SurecastError, RuntimeError):
             return
     pytest.fail(f"nobody missed {method}")
+
+
+def test_chaos_notices_that_any_part_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ledger, "_stand", any_part_stands)
+    with pytest.raises(AssertionError):
+        test_chaos_of_parts()

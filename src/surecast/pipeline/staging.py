@@ -17,6 +17,10 @@ commit is decided by the staging stream itself, whose order is the same for ever
 A driver that gives its batch up appends *abandoned*, behind which an intent of its own is void, and
 then collects its chunks, unless its intent stood already.
 
+A job may be done in *parts* whose ends nobody knows beforehand: a replay of an archive that grows.
+Each is a batch with the number it comes to, and its intent says behind which it stands. Of those
+that go on from the same place the first stands and the others are void, whatever they came to.
+
 **Reading is not a snapshot.** While a driver reads the stream from its beginning, others may finish
 batches and collect, in front of it, the very records that would have told it so. What it can rely
 on: whatever was not collected when it appended a record of its own, and lies where it had read
@@ -57,10 +61,12 @@ __all__ = [
     "chunk_key",
     "chunk_value",
     "commit",
+    "resume",
     "staging_name",
 ]
 
 LOOKS_MAX: Final = 1000  # at a stream in which others collect all the time
+_LAST: Final = (1 << 63) - 1  # no batch has a higher number
 
 CHUNK, INTENT, ABANDONED, MARK = "chunk", "intent", "abandoned", "mark"
 
@@ -89,6 +95,11 @@ class Intent(msgspec.Struct, frozen=True, array_like=True):
     writer: str
     targets: tuple[str, ...]
     chunks: tuple[ChunkRef, ...]
+    after: int | None = None  # of a part: behind which batch (-1: none)
+
+    @property
+    def rows(self) -> int:
+        return sum(chunk.rows for chunk in self.chunks)
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True):
@@ -168,6 +179,7 @@ class Ledger:
     done: int = -1  # the last batch that is done ...
     numbers: Numbers = field(default_factory=dict)  # ... and how far it came
     intents: dict[int, Intent] = field(default_factory=dict)  # the one that stands, by batch
+    parts: dict[int, tuple[int, Intent]] = field(default_factory=dict)  # by what they go on from
     abandoned: dict[tuple[int, str], None] = field(default_factory=dict)
     batches: dict[int, None] = field(default_factory=dict)  # that have records
     dones: dict[int, None] = field(default_factory=dict)
@@ -194,17 +206,40 @@ class Ledger:
         if kind == ABANDONED:
             self.abandoned[batch, place.writer] = None
         elif kind == INTENT and (batch, place.writer) not in self.abandoned:
-            self.intents.setdefault(batch, _decode(value, Intent))
+            self._stand(batch, _decode(value, Intent))
         return place
+
+    def _stand(self, batch: int, intent: Intent) -> None:
+        """Who comes first stands."""
+        if intent.after is None:
+            self.intents.setdefault(batch, intent)
+        elif intent.after < batch:
+            self.parts.setdefault(intent.after, (batch, intent))
 
     def finish(self, batch: int, numbers: Numbers) -> Done:
         """All of `batch` is published."""
         self.done, self.numbers = batch, {**self.numbers, **numbers}
         return Done(self.numbers)
 
-    def pending(self, batch: int) -> list[int]:
+    @property
+    def rows(self) -> int:
+        """That the query has published in all."""
+        return sum(number - 1 for number in self.numbers.values())
+
+    def pending(self, batch: int) -> dict[int, Intent]:
         """Batches up to `batch` that have an intent and are not done, in order."""
-        return sorted(b for b in self.intents if self.done < b <= batch)
+        found = {b: self.intents[b] for b in sorted(self.intents) if self.done < b <= batch}
+        last, intent = self.parts.get(max(found, default=self.done), (batch + 1, None))
+        while intent is not None and last <= batch:
+            found[last] = intent
+            last, intent = self.parts.get(last, (batch + 1, None))
+        return found
+
+    def is_bound(self, batch: int, writer: str) -> bool:
+        """Whether what a driver has staged may be about to be published."""
+        intents = [self.intents.get(batch)]
+        intents += [intent for number, intent in self.parts.values() if number == batch]
+        return self.done < batch and any(i is not None and i.writer == writer for i in intents)
 
     def garbage(self) -> Iterator[Predicate]:
         """What nobody needs any more: all of the batches that are done but for the last `done`."""
@@ -214,6 +249,10 @@ class Ledger:
         for batch in sorted(self.dones):
             if batch < self.done:
                 yield KeyIs(_done_key(self.query, batch))
+
+
+def _encode(record: Intent | Done) -> bytes:
+    return msgspec.msgpack.encode(record)
 
 
 def _decode(value: bytes, kind: type[Any]) -> Any:
@@ -269,6 +308,8 @@ class Outcome:
 
     replayed: bool  # the batch was done before
     finished: tuple[int, ...]  # batches that were published, the one asked for included
+    done: int  # the last batch that is done
+    rows: int  # that the query has published in all
 
 
 def commit(
@@ -279,39 +320,65 @@ def commit(
     `unique` gives a word that nobody else uses. `once`: nobody will ever come back to this query,
     so nothing has to be remembered of it.
     """
-    ledger: Ledger = yield Read(0)
-    looked = ledger.end
-    key = f"{_prefix(query, batch)}{INTENT}/{intent.writer}/{unique()}"
-    seq = yield Append(key.encode(), msgspec.msgpack.encode(intent))
-    ledger = yield Read(seq)
-    for _ in range(LOOKS_MAX):
-        if ledger.hidden < looked:
-            break
-        looked = ledger.end
-        key = f"{_prefix(query, batch)}{MARK}/{intent.writer}/{unique()}"
-        ledger = yield Read((yield Append(key.encode(), b"")))
-    else:
-        raise SurecastError(
-            f"the staging stream of query {query} changes faster than it can be read. Give the "
-            "queries that write to this stream longer triggers"
-        )
+    ledger = yield from _look(query, batch, INTENT, intent.writer, _encode(intent), unique)
     replayed = ledger.done >= batch
-    if not replayed and batch not in ledger.intents:
-        raise SurecastError(
-            f"batch {batch} of query {query} was abandoned by its own driver. Start it again"
-        )
     pending = ledger.pending(batch)
-    for number in pending:
-        numbers = yield Copy(number, ledger.intents[number], ledger.numbers)
-        done = ledger.finish(number, numbers)
-        yield Append(_done_key(query, number), msgspec.msgpack.encode(done))
-        ledger.dones[number] = None
+    if not replayed and batch not in pending:
+        if intent.after is None:
+            raise SurecastError(
+                f"batch {batch} of query {query} was abandoned by its own driver. Start it again"
+            )
+        raise SurecastError(
+            f"another run of {query} has gone on from {intent.after} meanwhile, or this one was "
+            "abandoned by its own driver. Run it again: it goes on behind what is done by then"
+        )
+    yield from _finish(ledger, pending)
     if once:
         yield Collect(KeyPrefix(f"{query}/".encode()))
     else:
-        for which in ledger.garbage():
-            yield Collect(which)
-    return Outcome(replayed, tuple(pending))
+        yield from _sweep(ledger)
+    return Outcome(replayed, tuple(pending), ledger.done, ledger.rows)
+
+
+def resume(query: str, unique: Callable[[], str]) -> Generator[Act, Any, Outcome]:
+    """Finish what earlier drivers began: then it is known how far a job in parts has come."""
+    ledger = yield from _look(query, 0, MARK, "resume", b"", unique)
+    pending = ledger.pending(_LAST)
+    yield from _finish(ledger, pending)
+    yield from _sweep(ledger)
+    return Outcome(not pending, tuple(pending), ledger.done, ledger.rows)
+
+
+def _look(
+    query: str, batch: int, kind: str, writer: str, value: bytes, unique: Callable[[], str]
+) -> Generator[Act, Any, Ledger]:
+    """Append a record and read until it is certain what stands in front of it."""
+    ledger: Ledger = yield Read(0)
+    for _ in range(LOOKS_MAX):
+        looked = ledger.end
+        key = f"{_prefix(query, batch)}{kind}/{writer}/{unique()}"
+        ledger = yield Read((yield Append(key.encode(), value)))
+        if ledger.hidden < looked:
+            return ledger
+        kind, value = MARK, b""
+    raise SurecastError(
+        f"the staging stream of query {query} changes faster than it can be read. Give the "
+        "queries that write to this stream longer triggers"
+    )
+
+
+def _finish(ledger: Ledger, pending: dict[int, Intent]) -> Generator[Act, Any, None]:
+    """Publish batches, one after the other."""
+    for number, intent in pending.items():
+        numbers = yield Copy(number, intent, ledger.numbers)
+        done = ledger.finish(number, numbers)
+        yield Append(_done_key(ledger.query, number), _encode(done))
+        ledger.dones[number] = None
+
+
+def _sweep(ledger: Ledger) -> Generator[Act, Any, None]:
+    for which in ledger.garbage():
+        yield Collect(which)
 
 
 def abort(
@@ -324,7 +391,6 @@ def abort(
         return
     seq = yield Append(f"{prefix}{ABANDONED}/{writer}/{unique()}".encode(), b"")
     ledger: Ledger = yield Read(seq)
-    stands = ledger.intents.get(batch)
-    if ledger.done < batch and stands is not None and stands.writer == writer:
+    if ledger.is_bound(batch, writer):
         return  # half of it may be published: who comes next will finish it
     yield Collect(KeyPrefix(f"{prefix}{CHUNK}/{writer}/".encode()))
