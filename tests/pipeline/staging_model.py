@@ -3,7 +3,8 @@
 Everything that can happen between two things that a driver does is a point where another driver may
 go on, or where this one dies: after each position it reads, each chunk it publishes, each record it
 appends. An append of a driver that dies may also arrive later. What the model knows of the records'
-meaning is only how a `collect` chooses its victims.
+meaning is only how a `collect` chooses its victims. Queries that share a staging stream are shops
+that share a log.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from surecast.columns.rules import KeyIs, KeyPrefix, Predicate
+from surecast.columns.rules import BeforeSeq, KeyIs, KeyPrefix, Predicate
 from surecast.errors import SurecastError
 from surecast.pipeline import staging
 from surecast.pipeline.staging import ChunkRef, Intent, Ledger
@@ -31,25 +32,31 @@ class Entry:
 
 @dataclass
 class Log:
-    """A staging stream: positions from 1 on."""
+    """A staging stream: positions from 1 on, the latest of each key."""
 
     entries: list[Entry] = field(default_factory=list)
 
     def append(self, key: bytes, value: Any) -> int:
+        self._void(KeyIs(key))
         self.entries.append(Entry(key, value))
         return len(self.entries)
 
     def collect(self, which: Predicate) -> None:
-        for entry in self.entries:
+        self._void(which)
+        self.entries.append(Entry(b"", which, control=True))
+
+    def _void(self, which: Predicate) -> None:
+        for seq, entry in enumerate(self.entries, 1):
             match which:
+                case BeforeSeq(end):
+                    hit = seq < end
                 case KeyIs(key):
-                    hit = entry.key == key
+                    hit = entry.key == key and not entry.control
                 case KeyPrefix(prefix):
-                    hit = entry.key.startswith(prefix)
+                    hit = entry.key.startswith(prefix) and not entry.control
                 case _:
                     raise AssertionError(which)
-            entry.collected |= hit and not entry.control
-        self.entries.append(Entry(b"", b"", control=True))
+            entry.collected |= hit
 
     def live(self) -> list[bytes]:
         return [e.key for e in self.entries if not e.collected and not e.control]
@@ -107,6 +114,10 @@ class Shop:
         if not wire.seq:
             wire.seq = self.log.append(wire.key, wire.value)
         return wire.seq
+
+    def beside(self, query: str) -> Shop:
+        """Another query's, over the same staging stream."""
+        return Shop(self.rng, query, self.memory, self.log, wires=self.wires)
 
     def unique(self) -> str:
         self.words += 1
@@ -256,7 +267,9 @@ class Spark:
         """Whether an intent stands that nobody has finished."""
         given_up = []
         for key in self.shop.log.live():
-            _, number, kind, writer, *_ = [*key.decode().split("/"), ""]
+            query, number, kind, writer, *_ = [*key.decode().split("/"), ""]
+            if query != self.shop.query:
+                continue
             if number == f"{batch:016x}" and kind == "abandoned":
                 given_up.append(writer)
             elif number == f"{batch:016x}" and kind == "intent" and writer not in given_up:

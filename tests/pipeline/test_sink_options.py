@@ -54,6 +54,7 @@ def test_retain(text: str, policy: Policy) -> None:
         ({"retain": "keep_all:1"}, "option retain"),
         ({"queryId": "a/b"}, "option queryId"),
         ({"queryId": ""}, "option queryId"),
+        ({"queryId": "once-a-day"}, "option queryId: .*begin with once-"),
         ({"queryPart": "-1..5"}, "option queryPart goes with a queryId"),
         ({"queryId": "q", "queryPart": "5..5"}, "option queryPart .* not '5..5'"),
         ({"queryId": "q", "queryPart": "5"}, "option queryPart"),

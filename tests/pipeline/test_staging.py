@@ -6,8 +6,16 @@ from typing import Any
 
 import pytest
 
-from surecast.columns.batch import Batch
-from surecast.columns.rules import KeyIs, KeyPrefix
+from surecast.columns.batch import COLLECT, Batch
+from surecast.columns.retention import RetentionIndex
+from surecast.columns.rules import (
+    BeforeSeq,
+    KeyIs,
+    KeyPrefix,
+    LatestPerKey,
+    encode_collect,
+)
+from surecast.columns.rules import Collect as CollectEvent
 from surecast.errors import PeerError, SurecastError
 from surecast.pipeline import staging
 from surecast.pipeline.staging import (
@@ -27,7 +35,7 @@ from surecast.pipeline.staging import (
     commit,
     staging_name,
 )
-from tests.pipeline.staging_model import Replay, Shop, Spark, Step
+from tests.pipeline.staging_model import Log, Replay, Shop, Spark, Step
 
 # ---------------------------------------------------------------- records
 
@@ -90,7 +98,7 @@ def test_a_commit_step_by_step() -> None:
     done = acts.send({ID: 16})
     assert isinstance(done, Append)
     assert done.key == b"q/done/0000000000000007"
-    assert acts.send(4) == Collect(KeyPrefix(b"q/0000000000000007/"))
+    assert acts.send(4) == Collect(BeforeSeq(4))
     with pytest.raises(StopIteration) as end:
         acts.send(5)
     assert end.value.value == Outcome(False, (7,), 7, 15)
@@ -107,8 +115,30 @@ def test_a_commit_step_by_step() -> None:
     ledger.note(6, intent.key, intent.value)
     assert acts.send(ledger) == Copy(8, INTENT, {ID: 16})
     acts.send({ID: 31})
-    assert acts.send(7) == Collect(KeyPrefix(b"q/0000000000000008/"))
-    assert acts.send(8) == Collect(KeyIs(b"q/done/0000000000000007"))
+    assert acts.send(7) == Collect(BeforeSeq(7))
+    with pytest.raises(StopIteration):
+        acts.send(8)
+
+
+def test_what_others_need_is_not_swept() -> None:
+    ledger = Ledger("q")
+    ledger.note(1, chunk_key("q", 6, "w0", 0, 11, 0), b"...")
+    ledger.note(2, chunk_key("other", 0, "w", 0, 12, 0), b"...")
+    ledger.note(3, b"q/done/0000000000000006", staging.msgspec.msgpack.encode(Done({ID: 9})))
+    ledger.note(4, b"strange", b"...")
+    acts = commit("q", 7, INTENT, words())
+    next(acts)
+    intent = acts.send(ledger)
+    assert isinstance(intent, Append)
+    acts.send(5)
+    ledger.note(5, intent.key, intent.value)
+    acts.send(ledger)
+    acts.send({ID: 24})
+    assert acts.send(6) == Collect(BeforeSeq(2))
+    assert acts.send(7) == Collect(KeyIs(b"q/done/0000000000000006"))
+    assert acts.send(8) == Collect(KeyPrefix(b"q/0000000000000007/"))
+    with pytest.raises(StopIteration):
+        acts.send(9)
 
 
 def test_what_was_collected_while_it_was_read_makes_a_driver_look_again() -> None:
@@ -127,9 +157,10 @@ def test_what_was_collected_while_it_was_read_makes_a_driver_look_again() -> Non
     ledger.note(10, b"q/done/0000000000000007", staging.msgspec.msgpack.encode(Done({ID: 16})))
     ledger.note_void(11, collected=False)
     ledger.note(12, mark.key, mark.value)
-    assert acts.send(ledger) == Collect(KeyPrefix(b"q/0000000000000007/"))
+    assert acts.send(ledger) == Collect(BeforeSeq(10))
+    assert acts.send(13) == Collect(KeyPrefix(b"q/0000000000000007/"))
     with pytest.raises(StopIteration) as end:
-        acts.send(13)
+        acts.send(14)
     assert end.value.value == Outcome(True, (), 7, 15)
 
 
@@ -191,6 +222,11 @@ def test_abort_spares_what_is_bound_to_be_published() -> None:
 # ---------------------------------------------------------------- crashes everywhere
 
 
+@pytest.fixture(autouse=True)
+def facts_move_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "MOVE_AFTER", 4)
+
+
 def run(step: Step, steps: int = 1 << 30) -> tuple[int, bool]:
     """Let a driver live for so many steps; how many it took, and whether it came to its end."""
     for taken in range(steps):
@@ -210,7 +246,8 @@ def finish(spark: Spark) -> None:
 def assert_only_the_last_done_is_left(spark: Spark) -> None:
     spark.batches += 1  # whoever comes next sweeps what zombies left behind
     finish(spark)
-    assert spark.shop.log.live() == [f"q/done/{spark.batches - 1:016x}".encode()]
+    left = [key for key in spark.shop.log.live() if key.startswith(b"q/")]
+    assert left == [f"q/done/{spark.batches - 1:016x}".encode()]
 
 
 @pytest.mark.parametrize("targets", [1, 3])
@@ -254,6 +291,8 @@ def chaos(seed: int, *, batches: int = 4) -> Spark:
     rng = Random(seed)
     shop = Shop(Random(f"{seed}/shop"), memory=rng.randint(1, 4))
     spark = Spark(shop, batches, targets=rng.choice((1, 1, 3)))
+    others = [Spark(shop.beside(name), 2 * batches) for name in ("p", "r")[: rng.randint(0, 2)]]
+    beside = [other.driver("other") for other in others]
     drivers: list[Step] = []
     odds = rng.choice((0, 0.2)), rng.choice((0, 0.02)), rng.choice((0, 0, 0.3))
 
@@ -267,18 +306,22 @@ def chaos(seed: int, *, batches: int = 4) -> Spark:
         for _ in range(rng.randint(1, 150)):
             # Mostly the newest is at work; its predecessors are zombies.
             driver = drivers[-1] if rng.random() < 0.6 else rng.choice(drivers)
+            if beside and rng.random() < 0.3:
+                driver = rng.choice(beside)
             for _ in range(rng.choice((1, 1, 5, 20))):
                 next(driver, None)
             flying = [wire for wire in shop.wires if not wire.seq]
             if flying and rng.random() < 0.05:
                 shop.land(rng.choice(flying))
         drivers = [driver for driver in drivers if rng.random() < 0.7]
-    for driver in drivers:  # zombies wake up and work to their end
+    for driver in (*drivers, *beside):  # zombies wake up and work to their end
         run(driver)
     for wire in shop.wires:
         if rng.random() < 0.5:
             shop.land(wire)
     finish(spark)
+    for other in others:
+        finish(other)
     return spark
 
 
@@ -290,6 +333,48 @@ def test_chaos(seeds: range) -> None:
         assert_only_the_last_done_is_left(spark)
         replays += sum(replayed for _, replayed in spark.told)
     assert replays > 50  # it was a trial of them, too
+
+
+# ---------------------------------------------------------------- what is left behind
+
+
+def index_of(log: Log) -> RetentionIndex:
+    """What every replica of the staging stream has to remember of it."""
+    index = RetentionIndex(LatestPerKey())
+    batches: list[Batch] = []
+    for seq, entry in enumerate(log.entries, 1):
+        if entry.control:
+            batch = Batch.of(bytes(16), [encode_collect(CollectEvent(entry.value))], kind=COLLECT)
+        else:
+            batch = Batch.of(bytes(16), [b""], [entry.key])
+        batches.append(batch.sequenced(seq, 1, 1))
+        index.feed(batches[-1], lambda lo, hi: batches[lo - 1 : hi - 1])
+    return index
+
+
+def test_a_staging_stream_does_not_grow_with_the_batches() -> None:
+    shop = Shop(Random(3))
+    named = [Spark(shop.beside(f"named-{n}"), 1) for n in range(5)]
+    for other in named:
+        finish(other)
+    spark = Spark(shop, 0)
+    killed = Spark(shop.beside("once-1"), 1).driver("killed")
+    while not any(key.startswith(b"once-1/done") for key in shop.log.live()):
+        next(killed)  # it dies between its `done` and its collect
+    for batches in (10, 30, 60, 120, 200):
+        spark.batches = batches
+        finish(spark)
+        index = index_of(shop.log)
+        live = index.live(1, index.end)
+        room = staging.MOVE_AFTER + 40
+        assert live.total() < room
+        assert index.end - index._floor() < room
+        assert len([key for key in shop.log.live() if key.startswith(b"named-")]) == 5
+    assert not any(key.startswith(b"once-") for key in shop.log.live())
+    for other in named:
+        other.committed = -1  # run again they are done, wherever it says so by now
+        finish(other)
+        assert other.told[-1] == (0, True)
 
 
 # ---------------------------------------------------------------- a job in parts
@@ -368,22 +453,32 @@ def no_old_intents(self: Ledger, batch: int) -> dict[int, Intent]:
     return {b: intent for b, intent in original_pending(self, batch).items() if b == batch}
 
 
-def numbers_begin_anew(self: Ledger, batch: int, numbers: Any) -> Done:
-    self.done, self.numbers = batch, dict(numbers)
-    return Done({})
+def numbers_begin_anew(self: Ledger, batch: int, numbers: Any) -> bytes:
+    original_finish(self, batch, {})
+    return staging.msgspec.msgpack.encode(Done({}))
 
 
-def everything_is_garbage(self: Ledger) -> Generator[Any, None, None]:
+def everything_is_garbage(self: Ledger, low: int) -> Generator[Any, None, None]:
     yield KeyPrefix(f"{self.query}/0".encode())
-    yield from original_garbage(self)
+    yield from original_garbage(self, low)
+
+
+def nobody_else_needs_anything(self: Ledger, seq: int, place: Any) -> bool:
+    ours = place is None or place.query == self.query
+    return ours and original_is_needed(self, seq, place)
+
+
+def facts_are_not_needed(self: Ledger) -> tuple[int, list[int]]:
+    return original_low(self)[0], []
 
 
 def any_part_stands(self: Ledger, batch: int, intent: Intent) -> None:
     self.intents.setdefault(batch, intent)
 
 
-original_note, original_note_void = Ledger.note, Ledger.note_void
+original_note, original_note_void, original_finish = Ledger.note, Ledger.note_void, Ledger.finish
 original_garbage, original_pending = Ledger.garbage, Ledger.pending
+original_is_needed, original_low = Ledger.is_needed, Ledger.low
 
 
 @pytest.mark.parametrize(
@@ -395,6 +490,8 @@ original_garbage, original_pending = Ledger.garbage, Ledger.pending
         ("pending", no_old_intents),
         ("finish", numbers_begin_anew),
         ("garbage", everything_is_garbage),
+        ("is_needed", nobody_else_needs_anything),
+        ("low", facts_are_not_needed),
     ],
 )
 def test_chaos_notices_a_rule_that_is_gone(

@@ -173,6 +173,28 @@ def test_zombies_at_work_together(seed: int) -> None:
     play(story, 200)
 
 
+def test_what_is_left_does_not_grow_with_the_batches() -> None:
+    async def story() -> None:
+        async with Regions(east=1) as regions, regions.client("east") as client:
+            sink = Sink(regions, Random(1))
+            for batch in range(20):
+                await sink.run(batch, f"w{batch}")
+            stream = await open_staging(client, sink.options)
+            last = await stream.publish(b"", key=b"look")
+            for _ in range(1000):
+                live = 0  # records, and collects that are not collected
+                async for event in stream.subscribe(start="earliest", voids=True):
+                    live += event.kind == "event" or event.reason == "control"
+                    if event.seq == last:
+                        break
+                if live <= 4:  # the stream's own first entry, `done`, its collect, our look
+                    return
+                await asyncio.sleep(0.02)
+            raise AssertionError(live)
+
+    play(story)
+
+
 def test_numbers_that_a_head_has_forgotten_are_recognised_over_batches() -> None:
     """The copy of a batch of 200 chunks is repeated by a driver that knows nothing of the first."""
 

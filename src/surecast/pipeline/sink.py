@@ -40,6 +40,7 @@ from surecast.pipeline import sink_options
 from surecast.pipeline.sink_options import SinkOptions
 from surecast.pipeline.sink_rows import Cutter, Layout, layout_of
 from surecast.pipeline.staging import (
+    ONCE,
     ChunkRef,
     Intent,
     Outcome,
@@ -137,7 +138,7 @@ class BatchWriter(DataSourceArrowWriter):
         self.layout = layout
         self.writer = secrets.token_hex(8)
         self.once = options.query is None
-        self.query = options.query or f"once-{self.writer}"
+        self.query = options.query or f"{ONCE}{self.writer}"
         self.after = None if options.part is None else options.part[0]
         self.batch = 0 if options.part is None else options.part[1]
 

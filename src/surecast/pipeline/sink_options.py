@@ -15,7 +15,7 @@ from surecast.client.words import is_internal, is_name
 from surecast.columns.rules import Policy
 from surecast.errors import UsageError
 from surecast.pipeline.options import URL, check_names
-from surecast.pipeline.staging import staging_name
+from surecast.pipeline.staging import ONCE, staging_name
 
 __all__ = ["NAMES", "SinkOptions", "check_target", "parse"]
 
@@ -61,10 +61,10 @@ def parse(given: Mapping[str, str]) -> SinkOptions:
     if stream is not None:
         check_target(stream, "option stream")
     query = named.get("queryId")
-    if query is not None and not _QUERY.fullmatch(query):
+    if query is not None and (not _QUERY.fullmatch(query) or query.startswith(ONCE)):
         raise UsageError(
             f"option queryId: {query!r} is no name of a job: up to 100 letters, digits and any of "
-            "_~:@=+.-"
+            f"_~:@=+.-, and it does not begin with {ONCE}"
         )
     part = None if "queryPart" not in named else _part(named["queryPart"], query)
     create = named.get("createStreams", "true").lower()

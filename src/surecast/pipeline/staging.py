@@ -12,7 +12,10 @@ commit is decided by the staging stream itself, whose order is the same for ever
    was published already is recognised by the head of the target stream and not published again.
 3. When everything is acknowledged a *done* record says how far the numbers have come. A batch that
    is done is never touched again.
-4. Chunks and records of a batch that is done are garbage and are collected.
+4. Chunks and records of a batch that is done are garbage and are collected, by position as far as
+   nobody needs anything in front of them: that reaches earlier collects, too, which have no key.
+   The *done* of a query that rests would be in the way for ever. It is a fact that never changes,
+   so whoever finds it there appends it again, as it is, under its own key.
 
 A driver that gives its batch up appends *abandoned*, behind which an intent of its own is void, and
 then collects its chunks, unless its intent stood already.
@@ -42,7 +45,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from surecast.columns.batch import DATA, HEADER_SIZE, NO_PUBLISHER, NONE, Batch
-from surecast.columns.rules import KeyIs, KeyPrefix, Predicate
+from surecast.columns.rules import BeforeSeq, KeyIs, KeyPrefix, Predicate
 from surecast.errors import PeerError, SurecastError
 
 __all__ = [
@@ -66,9 +69,12 @@ __all__ = [
 ]
 
 LOOKS_MAX: Final = 1000  # at a stream in which others collect all the time
+MOVE_AFTER: Final = 256  # positions behind a `done` that is in the way, and two more for each such
+ONCE: Final = "once-"  # begins the name of a query that nobody comes back to
 _LAST: Final = (1 << 63) - 1  # no batch has a higher number
 
 CHUNK, INTENT, ABANDONED, MARK = "chunk", "intent", "abandoned", "mark"
+DONE = "done"
 
 Numbers = dict[bytes, int]  # id of a target stream → the number that comes next there
 
@@ -113,7 +119,7 @@ class Place(NamedTuple):
 
     query: str
     batch: int
-    kind: str  # "done", or one of the four above
+    kind: str  # DONE, or one of the four above
     writer: str
 
 
@@ -126,14 +132,14 @@ def _prefix(query: str, batch: int) -> str:
 
 
 def _done_key(query: str, batch: int) -> bytes:
-    return f"{query}/done/{batch:016x}".encode()
+    return f"{query}/{DONE}/{batch:016x}".encode()
 
 
 def _place(key: bytes) -> Place:
     """PeerError if no driver or task of ours can have written it."""
     try:
         query, first, second, *rest = key.decode().split("/")
-        if first == "done":
+        if first == DONE:
             return Place(query, int(second, 16), first, "")
         return Place(query, int(first, 16), second, rest[0])
     except (ValueError, IndexError):
@@ -169,9 +175,17 @@ def chunk_batch(value: bytes, stream_id: bytes) -> Batch:
 # ---------------------------------------------------------------- what a driver knows of it
 
 
+class Fact(NamedTuple):
+    """The last batch of a query that is done, and where it says so."""
+
+    batch: int
+    seq: int
+    value: bytes
+
+
 @dataclass(slots=True)
 class Ledger:
-    """What the staging stream says of one query, as far as it was read."""
+    """What the staging stream says of one query as far as it was read, and what all still need."""
 
     query: str
     end: int = 1  # the first position not read yet
@@ -181,8 +195,8 @@ class Ledger:
     intents: dict[int, Intent] = field(default_factory=dict)  # the one that stands, by batch
     parts: dict[int, tuple[int, Intent]] = field(default_factory=dict)  # by what they go on from
     abandoned: dict[tuple[int, str], None] = field(default_factory=dict)
-    batches: dict[int, None] = field(default_factory=dict)  # that have records
-    dones: dict[int, None] = field(default_factory=dict)
+    records: dict[int, Place | None] = field(default_factory=dict)  # of all queries, by position
+    facts: dict[str, Fact] = field(default_factory=dict)  # by query
 
     def note_void(self, last: int, *, collected: bool) -> None:
         """No records up to position `last`. Not collected: entries of the stream's own."""
@@ -193,21 +207,33 @@ class Ledger:
     def note(self, seq: int, key: bytes, value: bytes) -> Place | None:
         """A record; what it is, if it is this query's."""
         self.end = seq + 1
-        if not key.startswith(self.query.encode() + b"/"):
+        ours = key.startswith(self.query.encode() + b"/")
+        try:
+            place = self.records[seq] = _place(key)
+        except PeerError:
+            if ours:
+                raise
+            self.records[seq] = None
             return None
-        place = _place(key)
+        if place.kind == DONE:
+            self._note_done(place, seq, value)
+        elif ours:
+            self._note_work(place, value)
+        return place if ours else None
+
+    def _note_done(self, place: Place, seq: int, value: bytes) -> None:
+        known = self.facts.get(place.query)
+        if known is None or place.batch >= known.batch:
+            self.facts[place.query] = Fact(place.batch, seq, value)
+        if place.query == self.query and place.batch > self.done:
+            self.done, self.numbers = place.batch, _decode(value, Done).numbers
+
+    def _note_work(self, place: Place, value: bytes) -> None:
         batch, kind = place.batch, place.kind
-        if kind == "done":
-            self.dones[batch] = None
-            if batch > self.done:
-                self.done, self.numbers = batch, _decode(value, Done).numbers
-            return place
-        self.batches[batch] = None
         if kind == ABANDONED:
             self.abandoned[batch, place.writer] = None
         elif kind == INTENT and (batch, place.writer) not in self.abandoned:
             self._stand(batch, _decode(value, Intent))
-        return place
 
     def _stand(self, batch: int, intent: Intent) -> None:
         """Who comes first stands."""
@@ -216,10 +242,12 @@ class Ledger:
         elif intent.after < batch:
             self.parts.setdefault(intent.after, (batch, intent))
 
-    def finish(self, batch: int, numbers: Numbers) -> Done:
-        """All of `batch` is published."""
+    def finish(self, batch: int, numbers: Numbers) -> bytes:
+        """All of `batch` is published; the record that says so."""
         self.done, self.numbers = batch, {**self.numbers, **numbers}
-        return Done(self.numbers)
+        value = msgspec.msgpack.encode(Done(self.numbers))
+        self.facts[self.query] = Fact(batch, self.end, value)  # there, or further on
+        return value
 
     @property
     def rows(self) -> int:
@@ -241,17 +269,42 @@ class Ledger:
         intents += [intent for number, intent in self.parts.values() if number == batch]
         return self.done < batch and any(i is not None and i.writer == writer for i in intents)
 
-    def garbage(self) -> Iterator[Predicate]:
-        """What nobody needs any more: all of the batches that are done but for the last `done`."""
-        for batch in sorted(self.batches):
-            if batch <= self.done:
-                yield KeyPrefix(_prefix(self.query, batch).encode())
-        for batch in sorted(self.dones):
-            if batch < self.done:
-                yield KeyIs(_done_key(self.query, batch))
+    def is_needed(self, seq: int, place: Place | None) -> bool:
+        """Whether anybody may still ask for a record. What nobody of us wrote is left alone."""
+        if place is None or place.query not in self.facts:
+            return True
+        if place.query.startswith(ONCE):
+            return False
+        fact = self.facts[place.query]
+        return seq == fact.seq if place.kind == DONE else place.batch > fact.batch
+
+    def low(self) -> tuple[int, list[int]]:
+        """Below which position nothing is needed but facts, and where these are."""
+        facts: list[int] = []
+        for seq, place in self.records.items():
+            if self.is_needed(seq, place):
+                if place is None or place.kind != DONE:
+                    return seq, facts
+                facts.append(seq)
+        return self.end, facts
+
+    def garbage(self, low: int) -> Iterator[Predicate]:
+        """What of this query's nobody needs, from `low` on: all of the batches that are done but
+        for the last `done`."""
+        found: dict[Predicate, None] = {}
+        for seq, place in self.records.items():
+            if seq < low or place is None or place.query != self.query:
+                continue
+            if self.is_needed(seq, place):
+                continue
+            if place.kind != DONE:
+                found[KeyPrefix(_prefix(self.query, place.batch).encode())] = None
+            elif place.batch < self.done:
+                found[KeyIs(_done_key(self.query, place.batch))] = None
+        yield from found
 
 
-def _encode(record: Intent | Done) -> bytes:
+def _encode(record: Intent) -> bytes:
     return msgspec.msgpack.encode(record)
 
 
@@ -333,10 +386,9 @@ def commit(
             "abandoned by its own driver. Run it again: it goes on behind what is done by then"
         )
     yield from _finish(ledger, pending)
-    if once:
+    yield from _sweep(ledger)
+    if once:  # and what its tasks were still about to stage
         yield Collect(KeyPrefix(f"{query}/".encode()))
-    else:
-        yield from _sweep(ledger)
     return Outcome(replayed, tuple(pending), ledger.done, ledger.rows)
 
 
@@ -371,13 +423,20 @@ def _finish(ledger: Ledger, pending: dict[int, Intent]) -> Generator[Act, Any, N
     """Publish batches, one after the other."""
     for number, intent in pending.items():
         numbers = yield Copy(number, intent, ledger.numbers)
-        done = ledger.finish(number, numbers)
-        yield Append(_done_key(ledger.query, number), _encode(done))
-        ledger.dones[number] = None
+        yield Append(_done_key(ledger.query, number), ledger.finish(number, numbers))
 
 
 def _sweep(ledger: Ledger) -> Generator[Act, Any, None]:
-    for which in ledger.garbage():
+    """Collect what nobody needs. What has come since it was read lies behind all that is known."""
+    low, facts = ledger.low()
+    if facts and low - facts[0] <= MOVE_AFTER + 2 * len(facts):
+        low, facts = facts[0], []
+    for seq in facts:
+        place = ledger.records[seq]
+        assert place is not None
+        yield Append(_done_key(place.query, place.batch), ledger.facts[place.query].value)
+    yield Collect(BeforeSeq(low))
+    for which in ledger.garbage(low):
         yield Collect(which)
 
 
@@ -394,3 +453,5 @@ def abort(
     if ledger.is_bound(batch, writer):
         return  # half of it may be published: who comes next will finish it
     yield Collect(KeyPrefix(f"{prefix}{CHUNK}/{writer}/".encode()))
+    if ledger.done >= batch:
+        yield from _sweep(ledger)
