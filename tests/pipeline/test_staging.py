@@ -185,6 +185,31 @@ def test_a_stream_that_never_rests_is_an_error_not_an_endless_loop(
         live()
 
 
+@pytest.mark.parametrize("trouble", [Append, Collect])
+def test_a_job_of_one_time_does_not_fail_when_all_is_published(trouble: type[Any]) -> None:
+    acts = commit("once-1", 0, INTENT, words(), once=True)
+    ledger = Ledger("once-1")
+
+    def live() -> None:
+        act, published = next(acts), False
+        while True:
+            if published and isinstance(act, trouble):
+                act = acts.throw(SurecastError("the region is gone"))
+            elif isinstance(act, Append):
+                seq = ledger.end
+                ledger.note(seq, act.key, act.value)
+                act = acts.send(seq)
+            elif isinstance(act, Copy):
+                published = True
+                act = acts.send({ID: 16})
+            else:
+                act = acts.send(ledger)
+
+    with pytest.raises(StopIteration) as end:
+        live()
+    assert end.value.value == Outcome(False, (0,), 0, 15)
+
+
 def test_an_intent_behind_its_own_abandonment_is_void() -> None:
     ledger = Ledger("q")
     acts = abort("q", 7, "w1", words())

@@ -25,6 +25,7 @@ from surecast.pipeline.staging import (
     commit,
 )
 from surecast.pipeline.staging_io import (
+    Silent,
     Stage,
     check_region,
     connected,
@@ -396,7 +397,7 @@ def test_a_region_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch)
                     client, await open_staging(client, options), QUERY, options, once=False
                 )
                 await regions.kill("west-1")
-                with pytest.raises(SurecastError, match="option url"):
+                with pytest.raises(Silent, match="option url"):
                     await stage.do(Append(b"k", b"v"))
                 monkeypatch.setattr(staging_io, "PATIENCE_S", 30.0)
                 with pytest.raises(SurecastError, match="cannot reach the region that owns"):

@@ -51,6 +51,7 @@ from surecast.pipeline.staging import (
     resume,
 )
 from surecast.pipeline.staging_io import (
+    Silent,
     Stage,
     check_region,
     connected,
@@ -267,17 +268,39 @@ def _stage(
 
 
 def _commit(options: SinkOptions, query: str, batch: int, intent: Intent, *, once: bool) -> Outcome:
-    async def work() -> Outcome:
+    outcome: Outcome | None = None
+    stage: Stage | None = None
+
+    async def work() -> None:
+        nonlocal outcome, stage
         async with connected(options) as client:
             for name in intent.targets:
                 await open_target(client, name, options)  # before anything is promised
             stage = Stage(client, await open_staging(client, options), query, options, once=once)
             try:
-                return await perform(commit(query, batch, intent, _unique, once=once), stage)
+                outcome = await perform(commit(query, batch, intent, _unique, once=once), stage)
             finally:
                 await stage.close()
 
-    return asyncio.run(work())
+    try:
+        asyncio.run(work())
+    except SurecastError as problem:
+        if not once or (outcome is None and (stage is None or stage.published is None)):
+            raise
+        if outcome is None:
+            assert stage is not None
+            raise _interrupted(stage.published or 0, intent.rows, problem) from None
+    assert outcome is not None
+    return outcome
+
+
+def _interrupted(published: int, rows: int, problem: SurecastError) -> SurecastError:
+    """What to say of a job that has no name and came to a part of its rows."""
+    return SurecastError(
+        f"at least {published:,} of {rows:,} rows are published, and would be there twice if the "
+        "job were run again. Give it a queryId (option) to be able to repeat it: then it finishes "
+        f"what it began. {problem.what if isinstance(problem, Silent) else problem}"
+    )
 
 
 def intent_of(writer: str, staged: list[Staged], after: int | None = None) -> Intent:

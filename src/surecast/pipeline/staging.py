@@ -30,8 +30,8 @@ on: whatever was not collected when it appended a record of its own, and lies wh
 before, it has seen. What lies between is read afterwards, and if a position there was collected the
 driver appends a mark and looks again. Only then does it decide.
 
-`commit` and `abort` are generators: they yield what is to be done and are sent what came of it. No
-IO happens here; `staging_io` performs it.
+`commit` and `abort` are generators: they yield what is to be done and are sent what came of it, or
+thrown why nothing did. No IO happens here; `staging_io` performs it.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -385,10 +386,13 @@ def commit(
             f"another run of {query} has gone on from {intent.after} meanwhile, or this one was "
             "abandoned by its own driver. Run it again: it goes on behind what is done by then"
         )
-    yield from _finish(ledger, pending)
-    yield from _sweep(ledger)
-    if once:  # and what its tasks were still about to stage
-        yield Collect(KeyPrefix(f"{query}/".encode()))
+    if once:
+        ledger.finish(batch, (yield Copy(batch, intent, {})))
+        with suppress(SurecastError):  # all is published, and must not be published again
+            yield from _leave(ledger, batch)
+    else:
+        yield from _finish(ledger, pending)
+        yield from _sweep(ledger)
     return Outcome(replayed, tuple(pending), ledger.done, ledger.rows)
 
 
@@ -424,6 +428,13 @@ def _finish(ledger: Ledger, pending: dict[int, Intent]) -> Generator[Act, Any, N
     for number, intent in pending.items():
         numbers = yield Copy(number, intent, ledger.numbers)
         yield Append(_done_key(ledger.query, number), ledger.finish(number, numbers))
+
+
+def _leave(ledger: Ledger, batch: int) -> Generator[Act, Any, None]:
+    """Nobody comes back: leave nothing behind, nor what tasks were still about to stage."""
+    yield Append(_done_key(ledger.query, batch), ledger.facts[ledger.query].value)
+    yield from _sweep(ledger)
+    yield Collect(KeyPrefix(f"{ledger.query}/".encode()))
 
 
 def _sweep(ledger: Ledger) -> Generator[Act, Any, None]:
