@@ -28,6 +28,7 @@ class Entry:
     value: Any
     control: bool = False
     collected: bool = False
+    time_ns: int = 0
 
 
 @dataclass
@@ -35,10 +36,11 @@ class Log:
     """A staging stream: positions from 1 on, the latest of each key."""
 
     entries: list[Entry] = field(default_factory=list)
+    now_ns: int = 0
 
     def append(self, key: bytes, value: Any) -> int:
         self._void(KeyIs(key))
-        self.entries.append(Entry(key, value))
+        self.entries.append(Entry(key, value, time_ns=self.now_ns))
         return len(self.entries)
 
     def collect(self, which: Predicate) -> None:
@@ -182,7 +184,7 @@ class Shop:
         if entry.collected or entry.control:
             ledger.note_void(seq, collected=entry.collected)
             return
-        place = ledger.note(seq, entry.key, entry.value)
+        place = ledger.note(seq, entry.key, entry.value, entry.time_ns)
         if place is not None and place.kind == staging.CHUNK:
             chunks[seq] = entry.value
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from surecast.client.words import SECOND
 from surecast.columns.batch import COLLECT, Batch
 from surecast.columns.retention import RetentionIndex
 from surecast.columns.rules import (
@@ -402,6 +403,43 @@ def test_a_staging_stream_does_not_grow_with_the_batches() -> None:
         assert other.told[-1] == (0, True)
 
 
+def silence(steps: int, query: str, days: float) -> tuple[Spark, list[bytes]]:
+    """A driver is killed; another query works days later. Also, what is left of the first."""
+    shop = Shop(Random(steps))
+    killed, spark = Spark(shop.beside(query), 3), Spark(shop, 1)
+    run(killed.driver("killed"), steps)
+    shop.log.now_ns += int(days * 24 * 3600) * SECOND
+    finish(spark)
+    return killed, [key for key in shop.log.live() if key.startswith(query.encode())]
+
+
+def test_what_a_killed_driver_staged_is_collected_by_others_in_time() -> None:
+    total, _ = run(Spark(Shop(Random(1)), 3).driver("alone"))
+    staged = 0
+    for steps in range(1, total + 9):
+        staged += bool(silence(steps, "once-1", 0.9)[1])
+        assert silence(steps, "once-1", 1.1)[1] == []
+        killed, left = silence(steps, "p", 6.9)
+        finish(killed)
+        killed, left = silence(steps, "p", 7.1)
+        kinds = {staging._place(key).kind for key in left}
+        assert kinds <= {staging.DONE} or staging.INTENT in kinds  # which is bound to be published
+        finish(killed)  # it comes back after all
+    assert staged > 5
+
+
+def test_lost_property_behind_what_is_needed() -> None:
+    ledger = Ledger("q")
+    ledger.note(1, b"strange", b"...", 0)
+    ledger.note(2, chunk_key("p", 3, "w", 0, 12, 0), b"...", 0)
+    ledger.note(3, chunk_key("once-1", 0, "v", 0, 12, 0), b"...", 0)
+    ledger.note(4, b"q/0000000000000007/mark/w/a", b"", staging.SILENT_NS + 1)
+    assert list(ledger.garbage(1)) == [
+        KeyPrefix(b"p/0000000000000003/chunk/w/"),
+        KeyPrefix(b"once-1/0000000000000000/chunk/v/"),
+    ]
+
+
 # ---------------------------------------------------------------- a job in parts
 
 
@@ -457,15 +495,15 @@ def test_chaos_of_parts() -> None:
 # ---------------------------------------------------------------- would we notice?
 
 
-def the_last_intent_stands(self: Ledger, seq: int, key: bytes, value: bytes) -> Any:
-    place = original_note(self, seq, key, value)
+def the_last_intent_stands(self: Ledger, seq: int, key: bytes, value: bytes, time: int) -> Any:
+    place = original_note(self, seq, key, value, time)
     if place is not None and place.kind == staging.INTENT:
         self.intents[place.batch] = staging.msgspec.msgpack.decode(value, type=Intent)
     return place
 
 
-def nobody_is_abandoned(self: Ledger, seq: int, key: bytes, value: bytes) -> Any:
-    place = original_note(self, seq, key, value)
+def nobody_is_abandoned(self: Ledger, seq: int, key: bytes, value: bytes, time: int) -> Any:
+    place = original_note(self, seq, key, value, time)
     self.abandoned.clear()
     return place
 
@@ -495,6 +533,10 @@ def nobody_else_needs_anything(self: Ledger, seq: int, place: Any) -> bool:
 
 def facts_are_not_needed(self: Ledger) -> tuple[int, list[int]]:
     return original_low(self)[0], []
+
+
+def silence_is_all(self: Ledger, query: str) -> bool:
+    return query != self.query and self.time_ns - self.news.get(query, 0) > staging.SILENT_NS
 
 
 def any_part_stands(self: Ledger, batch: int, intent: Intent) -> None:
@@ -535,3 +577,11 @@ def test_chaos_notices_that_any_part_stands(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(Ledger, "_stand", any_part_stands)
     with pytest.raises(AssertionError):
         test_chaos_of_parts()
+
+
+def test_it_is_noticed_if_what_is_bound_to_be_published_is_collected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Ledger, "is_orphan", silence_is_all)
+    with pytest.raises(AssertionError):
+        test_what_a_killed_driver_staged_is_collected_by_others_in_time()

@@ -16,6 +16,9 @@ commit is decided by the staging stream itself, whose order is the same for ever
    nobody needs anything in front of them: that reaches earlier collects, too, which have no key.
    The *done* of a query that rests would be in the way for ever. It is a fact that never changes,
    so whoever finds it there appends it again, as it is, under its own key.
+5. What a query has staged without an intent is lost property when nothing more was heard of it for
+   a week: its driver was killed, and its checkpoint thrown away. Any other driver collects it. A
+   job that nobody can repeat has a day, and its intent is lost as well.
 
 A driver that gives its batch up appends *abandoned*, behind which an intent of its own is void, and
 then collects its chunks, unless its intent stood already.
@@ -45,6 +48,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from surecast.client.words import SECOND
 from surecast.columns.batch import DATA, HEADER_SIZE, NO_PUBLISHER, NONE, Batch
 from surecast.columns.rules import BeforeSeq, KeyIs, KeyPrefix, Predicate
 from surecast.errors import PeerError, SurecastError
@@ -72,6 +76,8 @@ __all__ = [
 LOOKS_MAX: Final = 1000  # at a stream in which others collect all the time
 MOVE_AFTER: Final = 256  # positions behind a `done` that is in the way, and two more for each such
 ONCE: Final = "once-"  # begins the name of a query that nobody comes back to
+SILENT_NS: Final = 7 * 24 * 3600 * SECOND  # after which what was staged is lost property ...
+ONCE_SILENT_NS: Final = 24 * 3600 * SECOND  # ... and of such a query
 _LAST: Final = (1 << 63) - 1  # no batch has a higher number
 
 CHUNK, INTENT, ABANDONED, MARK = "chunk", "intent", "abandoned", "mark"
@@ -198,6 +204,9 @@ class Ledger:
     abandoned: dict[tuple[int, str], None] = field(default_factory=dict)
     records: dict[int, Place | None] = field(default_factory=dict)  # of all queries, by position
     facts: dict[str, Fact] = field(default_factory=dict)  # by query
+    news: dict[str, int] = field(default_factory=dict)  # when something else was last heard of it
+    promised: dict[str, int] = field(default_factory=dict)  # its last batch that has an intent
+    time_ns: int = 0  # of the last record: the clock of the stream's owner
 
     def note_void(self, last: int, *, collected: bool) -> None:
         """No records up to position `last`. Not collected: entries of the stream's own."""
@@ -205,9 +214,10 @@ class Ledger:
         if collected:
             self.hidden = last
 
-    def note(self, seq: int, key: bytes, value: bytes) -> Place | None:
+    def note(self, seq: int, key: bytes, value: bytes, time_ns: int = 0) -> Place | None:
         """A record; what it is, if it is this query's."""
         self.end = seq + 1
+        self.time_ns = time_ns
         ours = key.startswith(self.query.encode() + b"/")
         try:
             place = self.records[seq] = _place(key)
@@ -218,9 +228,14 @@ class Ledger:
             return None
         if place.kind == DONE:
             self._note_done(place, seq, value)
-        elif ours:
-            self._note_work(place, value)
-        return place if ours else None
+            return place if ours else None
+        self.news[place.query] = time_ns
+        if place.kind == INTENT:
+            self.promised[place.query] = max(place.batch, self.promised.get(place.query, -1))
+        if not ours:
+            return None
+        self._note_work(place, value)
+        return place
 
     def _note_done(self, place: Place, seq: int, value: bytes) -> None:
         known = self.facts.get(place.query)
@@ -270,9 +285,23 @@ class Ledger:
         intents += [intent for number, intent in self.parts.values() if number == batch]
         return self.done < batch and any(i is not None and i.writer == writer for i in intents)
 
+    def is_orphan(self, query: str) -> bool:
+        """Whether what another query has staged is lost property."""
+        silent_ns = self.time_ns - self.news.get(query, self.time_ns)
+        if query == self.query or silent_ns <= ONCE_SILENT_NS:
+            return False
+        if query.startswith(ONCE):
+            return True
+        done = self.facts[query].batch if query in self.facts else -1
+        return silent_ns > SILENT_NS and self.promised.get(query, -1) <= done
+
     def is_needed(self, seq: int, place: Place | None) -> bool:
         """Whether anybody may still ask for a record. What nobody of us wrote is left alone."""
-        if place is None or place.query not in self.facts:
+        if place is None:
+            return True
+        if place.kind != DONE and self.is_orphan(place.query):
+            return False
+        if place.query not in self.facts:
             return True
         if place.query.startswith(ONCE):
             return False
@@ -290,16 +319,18 @@ class Ledger:
         return self.end, facts
 
     def garbage(self, low: int) -> Iterator[Predicate]:
-        """What of this query's nobody needs, from `low` on: all of the batches that are done but
-        for the last `done`."""
+        """What nobody needs, from `low` on: of this query all of the batches that are done but for
+        the last `done`, of others the chunks that are lost property."""
         found: dict[Predicate, None] = {}
         for seq, place in self.records.items():
-            if seq < low or place is None or place.query != self.query:
+            if seq < low or place is None or self.is_needed(seq, place):
                 continue
-            if self.is_needed(seq, place):
-                continue
-            if place.kind != DONE:
-                found[KeyPrefix(_prefix(self.query, place.batch).encode())] = None
+            prefix = _prefix(place.query, place.batch)
+            if place.query != self.query:
+                if place.kind == CHUNK:  # whoever comes back after all stages under another name
+                    found[KeyPrefix(f"{prefix}{CHUNK}/{place.writer}/".encode())] = None
+            elif place.kind != DONE:
+                found[KeyPrefix(prefix.encode())] = None
             elif place.batch < self.done:
                 found[KeyIs(_done_key(self.query, place.batch))] = None
         yield from found

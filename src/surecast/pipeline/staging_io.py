@@ -233,7 +233,7 @@ class Stage:
             if event.kind != "event" or event.key is None:
                 ledger.note_void(event.seq, collected=event.reason != "control")
                 continue
-            place = ledger.note(event.seq, event.key, event.value)
+            place = ledger.note(event.seq, event.key, event.value, event.time_ns)
             if place is not None and place.kind == CHUNK and place.batch > ledger.done:
                 self._spool.put(event.seq, event.value)
         return ledger
