@@ -142,6 +142,29 @@ def test_what_others_need_is_not_swept() -> None:
         acts.send(9)
 
 
+def test_an_intent_too_long_for_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "PAGE_BYTES", 400_000)
+    chunks = tuple(ChunkRef((1 << 40) + n, 20_000, n % 5_000) for n in range(60_000))
+    intent = Intent("w", tuple(f"some.long.name.{n}" for n in range(5_000)), chunks)
+    ledger, acts = Ledger("q"), commit("q", 0, intent, iter(map(str, range(99))).__next__)
+    act, pages = next(acts), 0
+    while not isinstance(act, Copy):
+        if isinstance(act, Append):
+            assert len(act.value) <= staging.PAGE_BYTES
+            pages += b"/page/" in act.key
+            seq = ledger.end
+            ledger.note(seq, act.key, act.value)
+            act = acts.send(seq)
+        else:
+            act = acts.send(ledger)
+    assert pages == 3
+    assert act.intent == intent
+    lost = ledger.pending(0)[0]
+    ledger.pages.popitem()
+    with pytest.raises(SurecastError, match="1 of 3 pages"):
+        ledger.whole(0, lost)
+
+
 def test_what_was_collected_while_it_was_read_makes_a_driver_look_again() -> None:
     ledger = Ledger("q")
     acts = commit("q", 7, INTENT, words())
@@ -359,6 +382,13 @@ def test_chaos(seeds: range) -> None:
         assert_only_the_last_done_is_left(spark)
         replays += sum(replayed for _, replayed in spark.told)
     assert replays > 50  # it was a trial of them, too
+
+
+def test_chaos_with_intents_of_many_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "PAGE_BYTES", 9)
+    for seed in range(100):
+        assert_only_the_last_done_is_left(chaos(seed))
+        chaos_of_parts(seed)
 
 
 # ---------------------------------------------------------------- what is left behind

@@ -11,7 +11,7 @@ import surecast
 from surecast.client.connection import Client
 from surecast.columns.batch import Batch
 from surecast.errors import ConnectError, SurecastError, UsageError
-from surecast.pipeline import staging_io
+from surecast.pipeline import staging, staging_io
 from surecast.pipeline.sink_options import SinkOptions
 from surecast.pipeline.staging import (
     Act,
@@ -172,6 +172,20 @@ def test_zombies_at_work_together(seed: int) -> None:
             await sink.judge(client, 8)
 
     play(story, 200)
+
+
+def test_an_intent_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "PAGE_BYTES", 20)
+
+    async def story() -> None:
+        async with Regions(east=1) as regions, regions.client("east") as client:
+            sink = Sink(regions, Random(1), targets=3)
+            for batch in range(4):
+                await sink.run(batch, f"a{batch}", 3 * batch)
+                await sink.run(batch, f"b{batch}")
+            await sink.judge(client, 4)
+
+    play(story)
 
 
 def test_what_is_left_does_not_grow_with_the_batches() -> None:

@@ -7,7 +7,8 @@ that repeat the batch with rows in another order, and may still be at work then 
 commit is decided by the staging stream itself, whose order is the same for everybody:
 
 1. The driver appends an *intent*: the list of its chunks. The first intent for a batch stands, and
-   all drivers publish exactly what it lists, whoever wrote it.
+   all drivers publish exactly what it lists, whoever wrote it. A list that is too long for one
+   record is written in *pages* before, and the intent names them.
 2. They publish it under one publisher identity, with numbers that go on from the batch before: what
    was published already is recognised by the head of the target stream and not published again.
 3. When everything is acknowledged a *done* record says how far the numbers have come. A batch that
@@ -75,12 +76,13 @@ __all__ = [
 
 LOOKS_MAX: Final = 1000  # at a stream in which others collect all the time
 MOVE_AFTER: Final = 256  # positions behind a `done` that is in the way, and two more for each such
+PAGE_BYTES: Final = 4 << 20  # of an intent in one record; an event has at most 8 MB
 ONCE: Final = "once-"  # begins the name of a query that nobody comes back to
 SILENT_NS: Final = 7 * 24 * 3600 * SECOND  # after which what was staged is lost property ...
 ONCE_SILENT_NS: Final = 24 * 3600 * SECOND  # ... and of such a query
 _LAST: Final = (1 << 63) - 1  # no batch has a higher number
 
-CHUNK, INTENT, ABANDONED, MARK = "chunk", "intent", "abandoned", "mark"
+CHUNK, PAGE, INTENT, ABANDONED, MARK = "chunk", "page", "intent", "abandoned", "mark"
 DONE = "done"
 
 Numbers = dict[bytes, int]  # id of a target stream → the number that comes next there
@@ -109,6 +111,7 @@ class Intent(msgspec.Struct, frozen=True, array_like=True):
     targets: tuple[str, ...]
     chunks: tuple[ChunkRef, ...]
     after: int | None = None  # of a part: behind which batch (-1: none)
+    pages: tuple[int, ...] = ()  # where the intent itself is, if this only stands for it
 
     @property
     def rows(self) -> int:
@@ -126,7 +129,7 @@ class Place(NamedTuple):
 
     query: str
     batch: int
-    kind: str  # DONE, or one of the four above
+    kind: str  # one of those above
     writer: str
 
 
@@ -201,6 +204,7 @@ class Ledger:
     numbers: Numbers = field(default_factory=dict)  # ... and how far it came
     intents: dict[int, Intent] = field(default_factory=dict)  # the one that stands, by batch
     parts: dict[int, tuple[int, Intent]] = field(default_factory=dict)  # by what they go on from
+    pages: dict[int, bytes] = field(default_factory=dict)  # by position
     abandoned: dict[tuple[int, str], None] = field(default_factory=dict)
     records: dict[int, Place | None] = field(default_factory=dict)  # of all queries, by position
     facts: dict[str, Fact] = field(default_factory=dict)  # by query
@@ -234,6 +238,8 @@ class Ledger:
             self.promised[place.query] = max(place.batch, self.promised.get(place.query, -1))
         if not ours:
             return None
+        if place.kind == PAGE:
+            self.pages[seq] = value
         self._note_work(place, value)
         return place
 
@@ -277,6 +283,19 @@ class Ledger:
         while intent is not None and last <= batch:
             found[last] = intent
             last, intent = self.parts.get(last, (batch + 1, None))
+        return found
+
+    def whole(self, batch: int, intent: Intent) -> Intent:
+        """What an intent says that may be in pages."""
+        if not intent.pages:
+            return intent
+        if gone := [seq for seq in intent.pages if seq not in self.pages]:
+            raise SurecastError(
+                f"{len(gone)} of {len(intent.pages)} pages that list what batch {batch} of query "
+                f"{self.query} publishes are gone, the first at {gone[0]}: somebody has collected "
+                "them. Write its rows again with a new checkpoint (or another queryId)"
+            )
+        found: Intent = _decode(b"".join(self.pages[seq] for seq in intent.pages), Intent)
         return found
 
     def is_bound(self, batch: int, writer: str) -> bool:
@@ -405,7 +424,8 @@ def commit(
     `unique` gives a word that nobody else uses. `once`: nobody will ever come back to this query,
     so nothing has to be remembered of it.
     """
-    ledger = yield from _look(query, batch, INTENT, intent.writer, _encode(intent), unique)
+    value = yield from _write(query, batch, intent, unique)
+    ledger = yield from _look(query, batch, INTENT, intent.writer, value, unique)
     replayed = ledger.done >= batch
     pending = ledger.pending(batch)
     if not replayed and batch not in pending:
@@ -436,6 +456,20 @@ def resume(query: str, unique: Callable[[], str]) -> Generator[Act, Any, Outcome
     return Outcome(not pending, tuple(pending), ledger.done, ledger.rows)
 
 
+def _write(
+    query: str, batch: int, intent: Intent, unique: Callable[[], str]
+) -> Generator[Act, Any, bytes]:
+    """The record for an intent, after its pages if it needs such."""
+    value = _encode(intent)
+    if len(value) <= PAGE_BYTES:
+        return value
+    pages: list[int] = []
+    for at in range(0, len(value), PAGE_BYTES):
+        key = f"{_prefix(query, batch)}{PAGE}/{intent.writer}/{unique()}"
+        pages.append((yield Append(key.encode(), value[at : at + PAGE_BYTES])))
+    return _encode(Intent(intent.writer, (), (), intent.after, tuple(pages)))
+
+
 def _look(
     query: str, batch: int, kind: str, writer: str, value: bytes, unique: Callable[[], str]
 ) -> Generator[Act, Any, Ledger]:
@@ -457,7 +491,7 @@ def _look(
 def _finish(ledger: Ledger, pending: dict[int, Intent]) -> Generator[Act, Any, None]:
     """Publish batches, one after the other."""
     for number, intent in pending.items():
-        numbers = yield Copy(number, intent, ledger.numbers)
+        numbers = yield Copy(number, ledger.whole(number, intent), ledger.numbers)
         yield Append(_done_key(ledger.query, number), ledger.finish(number, numbers))
 
 
