@@ -470,6 +470,15 @@ def test_lost_property_behind_what_is_needed() -> None:
     ]
 
 
+def test_what_others_have_done_is_theirs_to_collect() -> None:
+    ledger = Ledger("q")
+    ledger.note(1, b"strange", b"...")
+    ledger.note(2, chunk_key("p", 3, "w", 0, 12, 0), b"...")
+    ledger.note(3, b"p/done/0000000000000003", b"...")
+    assert ledger.low() == (1, [])
+    assert list(ledger.garbage(1)) == []
+
+
 # ---------------------------------------------------------------- a job in parts
 
 

@@ -34,8 +34,8 @@ on: whatever was not collected when it appended a record of its own, and lies wh
 before, it has seen. What lies between is read afterwards, and if a position there was collected the
 driver appends a mark and looks again. Only then does it decide.
 
-`commit` and `abort` are generators: they yield what is to be done and are sent what came of it, or
-thrown why nothing did. No IO happens here; `staging_io` performs it.
+`commit`, `resume` and `abort` are generators: they yield what is to be done and are sent what came
+of it, or thrown why nothing did. No IO happens here; `staging_io` performs it.
 """
 
 from __future__ import annotations
@@ -346,7 +346,8 @@ class Ledger:
                 continue
             prefix = _prefix(place.query, place.batch)
             if place.query != self.query:
-                if place.kind == CHUNK:  # whoever comes back after all stages under another name
+                # Whoever comes back after all stages as another writer.
+                if place.kind == CHUNK and self.is_orphan(place.query):
                     found[KeyPrefix(f"{prefix}{CHUNK}/{place.writer}/".encode())] = None
             elif place.kind != DONE:
                 found[KeyPrefix(prefix.encode())] = None
@@ -459,7 +460,7 @@ def resume(query: str, unique: Callable[[], str]) -> Generator[Act, Any, Outcome
 def _write(
     query: str, batch: int, intent: Intent, unique: Callable[[], str]
 ) -> Generator[Act, Any, bytes]:
-    """The record for an intent, after its pages if it needs such."""
+    """The record for an intent, whose pages are written if it needs such."""
     value = _encode(intent)
     if len(value) <= PAGE_BYTES:
         return value
