@@ -136,6 +136,23 @@ def test_after_a_failure_nothing_more_is_taken() -> None:
     play(story)
 
 
+def test_numbers_begin_again_only_when_all_before_has_ended() -> None:
+    async def story() -> None:
+        async with Regions(east=1) as regions, regions.client("east") as client:
+            stream = await client.stream("s")
+            some = batches(stream, 3)
+            line = stream.named(NAME, 1)
+            futures = [await line.publish_batch(batch) for batch in some]
+            with pytest.raises(UsageError, match=r"\d batches in 's' that are not acknowledged"):
+                stream.named(NAME, 1)
+            stream.named(bytes(8) + b"somebody", 1)
+            await asyncio.wait(futures)
+            assert await publish(stream, 1, some) == [future.result() for future in futures]
+            assert await stream.publish(b"the client lives") == 10
+
+    play(story)
+
+
 def test_what_is_no_identity() -> None:
     async def story() -> None:
         async with Regions(east=1) as regions, regions.client("east") as client:

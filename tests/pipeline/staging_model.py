@@ -3,7 +3,8 @@
 Everything that can happen between two things that a driver does is a point where another driver may
 go on, or where this one dies: after each position it reads, each chunk it publishes, each record it
 appends. An append of a driver that dies may also arrive later. What the model knows of the records'
-meaning is only how a `collect` chooses its victims.
+meaning is only how a `collect` chooses its victims. Queries that share a staging stream are shops
+that share a log.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from surecast.columns.rules import KeyIs, KeyPrefix, Predicate
+from surecast.columns.rules import BeforeSeq, KeyIs, KeyPrefix, Predicate
+from surecast.errors import SurecastError
 from surecast.pipeline import staging
 from surecast.pipeline.staging import ChunkRef, Intent, Ledger
 
@@ -26,29 +28,37 @@ class Entry:
     value: Any
     control: bool = False
     collected: bool = False
+    time_ns: int = 0
 
 
 @dataclass
 class Log:
-    """A staging stream: positions from 1 on."""
+    """A staging stream: positions from 1 on, the latest of each key."""
 
     entries: list[Entry] = field(default_factory=list)
+    now_ns: int = 0
 
     def append(self, key: bytes, value: Any) -> int:
-        self.entries.append(Entry(key, value))
+        self._void(KeyIs(key))
+        self.entries.append(Entry(key, value, time_ns=self.now_ns))
         return len(self.entries)
 
     def collect(self, which: Predicate) -> None:
-        for entry in self.entries:
+        self._void(which)
+        self.entries.append(Entry(b"", which, control=True))
+
+    def _void(self, which: Predicate) -> None:
+        for seq, entry in enumerate(self.entries, 1):
             match which:
+                case BeforeSeq(end):
+                    hit = seq < end
                 case KeyIs(key):
-                    hit = entry.key == key
+                    hit = entry.key == key and not entry.control
                 case KeyPrefix(prefix):
-                    hit = entry.key.startswith(prefix)
+                    hit = entry.key.startswith(prefix) and not entry.control
                 case _:
                     raise AssertionError(which)
-            entry.collected |= hit and not entry.control
-        self.entries.append(Entry(b"", b"", control=True))
+            entry.collected |= hit
 
     def live(self) -> list[bytes]:
         return [e.key for e in self.entries if not e.collected and not e.control]
@@ -106,6 +116,10 @@ class Shop:
         if not wire.seq:
             wire.seq = self.log.append(wire.key, wire.value)
         return wire.seq
+
+    def beside(self, query: str) -> Shop:
+        """Another query's, over the same staging stream."""
+        return Shop(self.rng, query, self.memory, self.log, wires=self.wires)
 
     def unique(self) -> str:
         self.words += 1
@@ -170,7 +184,7 @@ class Shop:
         if entry.collected or entry.control:
             ledger.note_void(seq, collected=entry.collected)
             return
-        place = ledger.note(seq, entry.key, entry.value)
+        place = ledger.note(seq, entry.key, entry.value, entry.time_ns)
         if place is not None and place.kind == staging.CHUNK:
             chunks[seq] = entry.value
 
@@ -255,7 +269,9 @@ class Spark:
         """Whether an intent stands that nobody has finished."""
         given_up = []
         for key in self.shop.log.live():
-            _, number, kind, writer, *_ = [*key.decode().split("/"), ""]
+            query, number, kind, writer, *_ = [*key.decode().split("/"), ""]
+            if query != self.shop.query:
+                continue
             if number == f"{batch:016x}" and kind == "abandoned":
                 given_up.append(writer)
             elif number == f"{batch:016x}" and kind == "intent" and writer not in given_up:
@@ -275,3 +291,36 @@ class Spark:
             if batches != sorted(batches):
                 problems.append(f"{name}: batches in another order: {batches}")
         return problems
+
+
+@dataclass
+class Replay:
+    """Runs of one job in parts: the events of an archive, which grows, go to a stream in order."""
+
+    shop: Shop
+    size: int  # of a slice
+    archive: int  # events there are, from 1 on
+
+    def run(self, name: str) -> Step:
+        """Go on from what is done; another run that does so too may get in between."""
+        shop, archive = self.shop, self.archive
+        came = yield from shop.perform(staging.resume(shop.query, shop.unique))
+        after = came.done
+        while after < archive:
+            last = min((max(after, 0) // self.size + 1) * self.size, archive)
+            rows = list(range(max(after, 0) + 1, last + 1))
+            cut = shop.rng.randint(1, len(rows))
+            pieces = [part for part in (rows[:cut], rows[cut:]) if part]
+            staged = yield from shop.stage(last, f"{name}-{last}", {"t0": pieces})
+            intent = Intent(staged.writer, staged.targets, staged.chunks, after)
+            try:
+                yield from shop.perform(staging.commit(shop.query, last, intent, shop.unique))
+            except SurecastError:
+                give_up = staging.abort(shop.query, last, intent.writer, shop.unique)
+                yield from shop.perform(give_up)
+                return
+            after = last
+
+    def judge(self) -> list[str]:
+        found, wanted = self.shop.target("t0").rows, list(range(1, self.archive + 1))
+        return [] if found == wanted else [f"{found} instead of 1 to {self.archive}"]

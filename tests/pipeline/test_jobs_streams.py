@@ -117,7 +117,16 @@ def test_a_replay_keeps_the_order_and_what_is_published_once_stays_so(
     assert done == 600
     assert said == [(249, 600), (499, 600), (600, 600)], "slices of positions 1-249, 250-499, …"
     assert replay(rows.where("seq < 500"), "rep.to", target, name="again", positions=250) == 499
-    assert values_of(region, "rep.to", 600) == events[:600]
+    said.clear()
+    done = replay(
+        rows, "rep.to", target, name="again", positions=250, say=lambda *now: said.append(now)
+    )
+    assert done == 1000
+    assert said == [(600, 1000), (749, 1000), (999, 1000), (1000, 1000)]
+    more = spark.range(0, 1002).selectExpr("id AS seq", "X'00' AS value")
+    with pytest.raises(UsageError, match=r"1,000 events up to position 1000, .* have 1,001"):
+        replay(more, "rep.to", target, name="again")
+    assert values_of(region, "rep.to", 1000) == events
 
 
 def test_a_replay_with_a_rate_is_never_early(spark: SparkSession, region: Served) -> None:

@@ -10,6 +10,11 @@ import pytest
 
 import surecast.sync
 from surecast.client.events import Event
+from surecast.columns.batch import Batch
+from surecast.errors import SurecastError
+from surecast.pipeline.sink import _commit
+from surecast.pipeline.sink_options import SinkOptions
+from surecast.pipeline.staging import ChunkRef, Intent, chunk_value
 from surecast.swarm.sink_rounds import delete_newest_commit, run_round
 
 if TYPE_CHECKING:
@@ -137,8 +142,29 @@ def test_a_job_with_a_name_is_done_once(spark: "SparkSession", region: Region) -
     for _ in range(2):
         region.writer(numbers(spark, 100), "named", queryId="load-2026-11").save()
     assert region.end("named") == 101
+    with pytest.raises(Exception, match="done before with 100 rows, now there are 101"):
+        region.writer(numbers(spark, 101), "named", queryId="load-2026-11").save()
+    assert region.end("named") == 101
     region.writer(numbers(spark, 100), "named", queryId="load-2026-12").save()
     assert region.end("named") == 201
+
+
+@pytest.mark.parametrize("query", [None, "named-half"])
+def test_what_is_said_of_a_job_that_came_to_half_of_its_rows(
+    region: Region, query: str | None
+) -> None:
+    options = SinkOptions(region.url, stream=f"half.{query}", query=query)
+    staging, refs = region.client.stream(options.staging, retain=surecast.latest_per_key()), []
+    for n in range(2):
+        value = chunk_value(Batch.of(bytes(16), [b"%d" % n] * 3))
+        refs.append(ChunkRef(staging.publish(value, key=b"q/%016x/chunk/w/%d" % (0, n)), 3, 0))
+    refs[1] = refs[1]._replace(rows=4)  # what stops it in the midst
+    intent = Intent("w", (f"half.{query}",), tuple(refs))
+    with pytest.raises(SurecastError) as said:
+        _commit(options, "q", 0, intent, once=query is None)
+    assert ("of 7 rows are published" in str(said.value)) == (query is None)
+    assert ("queryId" in str(said.value)) == (query is None)
+    assert "chunk" in str(said.value)
 
 
 def test_new_streams_keep_what_the_option_says(spark: "SparkSession", region: Region) -> None:

@@ -20,6 +20,10 @@ def test_names_come_in_lower_case_and_with_sparks_own() -> None:
     assert (found.create, found.stream, found.staging) == (False, "orders.eu", "_spark.orders.eu")
 
 
+def test_a_part_of_a_job() -> None:
+    assert parse({"queryId": "q", "querypart": "-1..600"}).part == (-1, 600)
+
+
 @pytest.mark.parametrize(
     ("text", "policy"),
     [
@@ -50,6 +54,10 @@ def test_retain(text: str, policy: Policy) -> None:
         ({"retain": "keep_all:1"}, "option retain"),
         ({"queryId": "a/b"}, "option queryId"),
         ({"queryId": ""}, "option queryId"),
+        ({"queryId": "once-a-day"}, "option queryId: .*begin with once-"),
+        ({"queryPart": "-1..5"}, "option queryPart goes with a queryId"),
+        ({"queryId": "q", "queryPart": "5..5"}, "option queryPart .* not '5..5'"),
+        ({"queryId": "q", "queryPart": "5"}, "option queryPart"),
         ({"path": "/x"}, "option path: .*option\\('stream'"),
     ],
 )

@@ -165,12 +165,26 @@ def test_chunks_are_bounded_and_small_batches_joined(monkeypatch: pytest.MonkeyP
 
 
 def test_what_waits_for_others_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sink_rows, "HELD_BYTES", 100)
+    monkeypatch.setattr(sink_rows, "HELD_BYTES", 100 + 10 * sink_rows.PART_BYTES)
     cutter = Cutter(Layout(("value",), False, None))
     rows = {"stream": [f"s{n}" for n in range(10)], "value": [b"x" * 9] * 10}
     assert list(cutter.add(pa.record_batch(rows))) == []
     assert len(list(cutter.add(pa.record_batch(rows)))) == 10
     assert list(cutter.rest()) == []
+
+
+def test_rows_that_wait_keep_no_others_in_memory() -> None:
+    """Every batch has one row of a stream of its own, and many that are a chunk at once."""
+    cutter = Cutter(Layout(("key", "value"), False, None))
+    before = pa.total_allocated_bytes()
+    for n in range(50):
+        names = ["full"] * 2000 + [f"few.{n}"]
+        columns = {"stream": names, "key": [b"k"] * 2001, "value": [b"x" * 1000] * 2001}
+        for chunk in cutter.add(pa.record_batch(columns)):
+            del chunk
+        columns.clear()
+    assert pa.total_allocated_bytes() - before < 1 << 20
+    assert len(list(cutter.rest())) == 50
 
 
 def test_an_event_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,17 @@ from typing import Any
 
 import pytest
 
-from surecast.columns.batch import Batch
-from surecast.columns.rules import KeyIs, KeyPrefix
+from surecast.client.words import SECOND
+from surecast.columns.batch import COLLECT, Batch
+from surecast.columns.retention import RetentionIndex
+from surecast.columns.rules import (
+    BeforeSeq,
+    KeyIs,
+    KeyPrefix,
+    LatestPerKey,
+    encode_collect,
+)
+from surecast.columns.rules import Collect as CollectEvent
 from surecast.errors import PeerError, SurecastError
 from surecast.pipeline import staging
 from surecast.pipeline.staging import (
@@ -27,7 +36,7 @@ from surecast.pipeline.staging import (
     commit,
     staging_name,
 )
-from tests.pipeline.staging_model import Shop, Spark, Step
+from tests.pipeline.staging_model import Log, Replay, Shop, Spark, Step
 
 # ---------------------------------------------------------------- records
 
@@ -90,10 +99,10 @@ def test_a_commit_step_by_step() -> None:
     done = acts.send({ID: 16})
     assert isinstance(done, Append)
     assert done.key == b"q/done/0000000000000007"
-    assert acts.send(4) == Collect(KeyPrefix(b"q/0000000000000007/"))
+    assert acts.send(4) == Collect(BeforeSeq(4))
     with pytest.raises(StopIteration) as end:
         acts.send(5)
-    assert end.value.value == Outcome(False, (7,))
+    assert end.value.value == Outcome(False, (7,), 7, 15)
     # The next batch goes on from there, and drops what the first has left.
     ledger = Ledger("q")
     ledger.note_void(3, collected=True)
@@ -107,8 +116,53 @@ def test_a_commit_step_by_step() -> None:
     ledger.note(6, intent.key, intent.value)
     assert acts.send(ledger) == Copy(8, INTENT, {ID: 16})
     acts.send({ID: 31})
-    assert acts.send(7) == Collect(KeyPrefix(b"q/0000000000000008/"))
-    assert acts.send(8) == Collect(KeyIs(b"q/done/0000000000000007"))
+    assert acts.send(7) == Collect(BeforeSeq(7))
+    with pytest.raises(StopIteration):
+        acts.send(8)
+
+
+def test_what_others_need_is_not_swept() -> None:
+    ledger = Ledger("q")
+    ledger.note(1, chunk_key("q", 6, "w0", 0, 11, 0), b"...")
+    ledger.note(2, chunk_key("other", 0, "w", 0, 12, 0), b"...")
+    ledger.note(3, b"q/done/0000000000000006", staging.msgspec.msgpack.encode(Done({ID: 9})))
+    ledger.note(4, b"strange", b"...")
+    acts = commit("q", 7, INTENT, words())
+    next(acts)
+    intent = acts.send(ledger)
+    assert isinstance(intent, Append)
+    acts.send(5)
+    ledger.note(5, intent.key, intent.value)
+    acts.send(ledger)
+    acts.send({ID: 24})
+    assert acts.send(6) == Collect(BeforeSeq(2))
+    assert acts.send(7) == Collect(KeyIs(b"q/done/0000000000000006"))
+    assert acts.send(8) == Collect(KeyPrefix(b"q/0000000000000007/"))
+    with pytest.raises(StopIteration):
+        acts.send(9)
+
+
+def test_an_intent_too_long_for_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "PAGE_BYTES", 400_000)
+    chunks = tuple(ChunkRef((1 << 40) + n, 20_000, n % 5_000) for n in range(60_000))
+    intent = Intent("w", tuple(f"some.long.name.{n}" for n in range(5_000)), chunks)
+    ledger, acts = Ledger("q"), commit("q", 0, intent, iter(map(str, range(99))).__next__)
+    act, pages = next(acts), 0
+    while not isinstance(act, Copy):
+        if isinstance(act, Append):
+            assert len(act.value) <= staging.PAGE_BYTES
+            pages += b"/page/" in act.key
+            seq = ledger.end
+            ledger.note(seq, act.key, act.value)
+            act = acts.send(seq)
+        else:
+            act = acts.send(ledger)
+    assert pages == 3
+    assert act.intent == intent
+    lost = ledger.pending(0)[0]
+    ledger.pages.popitem()
+    with pytest.raises(SurecastError, match="1 of 3 pages"):
+        ledger.whole(0, lost)
 
 
 def test_what_was_collected_while_it_was_read_makes_a_driver_look_again() -> None:
@@ -127,10 +181,11 @@ def test_what_was_collected_while_it_was_read_makes_a_driver_look_again() -> Non
     ledger.note(10, b"q/done/0000000000000007", staging.msgspec.msgpack.encode(Done({ID: 16})))
     ledger.note_void(11, collected=False)
     ledger.note(12, mark.key, mark.value)
-    assert acts.send(ledger) == Collect(KeyPrefix(b"q/0000000000000007/"))
+    assert acts.send(ledger) == Collect(BeforeSeq(10))
+    assert acts.send(13) == Collect(KeyPrefix(b"q/0000000000000007/"))
     with pytest.raises(StopIteration) as end:
-        acts.send(13)
-    assert end.value.value == Outcome(True, ())
+        acts.send(14)
+    assert end.value.value == Outcome(True, (), 7, 15)
 
 
 def test_a_stream_that_never_rests_is_an_error_not_an_endless_loop(
@@ -152,6 +207,31 @@ def test_a_stream_that_never_rests_is_an_error_not_an_endless_loop(
 
     with pytest.raises(SurecastError, match="longer triggers"):
         live()
+
+
+@pytest.mark.parametrize("trouble", [Append, Collect])
+def test_a_job_of_one_time_does_not_fail_when_all_is_published(trouble: type[Any]) -> None:
+    acts = commit("once-1", 0, INTENT, words(), once=True)
+    ledger = Ledger("once-1")
+
+    def live() -> None:
+        act, published = next(acts), False
+        while True:
+            if published and isinstance(act, trouble):
+                act = acts.throw(SurecastError("the region is gone"))
+            elif isinstance(act, Append):
+                seq = ledger.end
+                ledger.note(seq, act.key, act.value)
+                act = acts.send(seq)
+            elif isinstance(act, Copy):
+                published = True
+                act = acts.send({ID: 16})
+            else:
+                act = acts.send(ledger)
+
+    with pytest.raises(StopIteration) as end:
+        live()
+    assert end.value.value == Outcome(False, (0,), 0, 15)
 
 
 def test_an_intent_behind_its_own_abandonment_is_void() -> None:
@@ -191,6 +271,11 @@ def test_abort_spares_what_is_bound_to_be_published() -> None:
 # ---------------------------------------------------------------- crashes everywhere
 
 
+@pytest.fixture(autouse=True)
+def facts_move_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "MOVE_AFTER", 4)
+
+
 def run(step: Step, steps: int = 1 << 30) -> tuple[int, bool]:
     """Let a driver live for so many steps; how many it took, and whether it came to its end."""
     for taken in range(steps):
@@ -210,7 +295,8 @@ def finish(spark: Spark) -> None:
 def assert_only_the_last_done_is_left(spark: Spark) -> None:
     spark.batches += 1  # whoever comes next sweeps what zombies left behind
     finish(spark)
-    assert spark.shop.log.live() == [f"q/done/{spark.batches - 1:016x}".encode()]
+    left = [key for key in spark.shop.log.live() if key.startswith(b"q/")]
+    assert left == [f"q/done/{spark.batches - 1:016x}".encode()]
 
 
 @pytest.mark.parametrize("targets", [1, 3])
@@ -254,6 +340,8 @@ def chaos(seed: int, *, batches: int = 4) -> Spark:
     rng = Random(seed)
     shop = Shop(Random(f"{seed}/shop"), memory=rng.randint(1, 4))
     spark = Spark(shop, batches, targets=rng.choice((1, 1, 3)))
+    others = [Spark(shop.beside(name), 2 * batches) for name in ("p", "r")[: rng.randint(0, 2)]]
+    beside = [other.driver("other") for other in others]
     drivers: list[Step] = []
     odds = rng.choice((0, 0.2)), rng.choice((0, 0.02)), rng.choice((0, 0, 0.3))
 
@@ -267,18 +355,22 @@ def chaos(seed: int, *, batches: int = 4) -> Spark:
         for _ in range(rng.randint(1, 150)):
             # Mostly the newest is at work; its predecessors are zombies.
             driver = drivers[-1] if rng.random() < 0.6 else rng.choice(drivers)
+            if beside and rng.random() < 0.3:
+                driver = rng.choice(beside)
             for _ in range(rng.choice((1, 1, 5, 20))):
                 next(driver, None)
             flying = [wire for wire in shop.wires if not wire.seq]
             if flying and rng.random() < 0.05:
                 shop.land(rng.choice(flying))
         drivers = [driver for driver in drivers if rng.random() < 0.7]
-    for driver in drivers:  # zombies wake up and work to their end
+    for driver in (*drivers, *beside):  # zombies wake up and work to their end
         run(driver)
     for wire in shop.wires:
         if rng.random() < 0.5:
             shop.land(wire)
     finish(spark)
+    for other in others:
+        finish(other)
     return spark
 
 
@@ -292,18 +384,165 @@ def test_chaos(seeds: range) -> None:
     assert replays > 50  # it was a trial of them, too
 
 
+def test_chaos_with_intents_of_many_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "PAGE_BYTES", 9)
+    for seed in range(100):
+        assert_only_the_last_done_is_left(chaos(seed))
+        chaos_of_parts(seed)
+
+
+# ---------------------------------------------------------------- what is left behind
+
+
+def index_of(log: Log) -> RetentionIndex:
+    """What every replica of the staging stream has to remember of it."""
+    index = RetentionIndex(LatestPerKey())
+    batches: list[Batch] = []
+    for seq, entry in enumerate(log.entries, 1):
+        if entry.control:
+            batch = Batch.of(bytes(16), [encode_collect(CollectEvent(entry.value))], kind=COLLECT)
+        else:
+            batch = Batch.of(bytes(16), [b""], [entry.key])
+        batches.append(batch.sequenced(seq, 1, 1))
+        index.feed(batches[-1], lambda lo, hi: batches[lo - 1 : hi - 1])
+    return index
+
+
+def test_a_staging_stream_does_not_grow_with_the_batches() -> None:
+    shop = Shop(Random(3))
+    named = [Spark(shop.beside(f"named-{n}"), 1) for n in range(5)]
+    for other in named:
+        finish(other)
+    spark = Spark(shop, 0)
+    killed = Spark(shop.beside("once-1"), 1).driver("killed")
+    while not any(key.startswith(b"once-1/done") for key in shop.log.live()):
+        next(killed)  # it dies between its `done` and its collect
+    for batches in (10, 30, 60, 120, 200):
+        spark.batches = batches
+        finish(spark)
+        index = index_of(shop.log)
+        live = index.live(1, index.end)
+        room = staging.MOVE_AFTER + 40
+        assert live.total() < room
+        assert index.end - index._floor() < room
+        assert len([key for key in shop.log.live() if key.startswith(b"named-")]) == 5
+    assert not any(key.startswith(b"once-") for key in shop.log.live())
+    for other in named:
+        other.committed = -1  # run again they are done, wherever it says so by now
+        finish(other)
+        assert other.told[-1] == (0, True)
+
+
+def silence(steps: int, query: str, days: float) -> tuple[Spark, list[bytes]]:
+    """A driver is killed; another query works days later. Also, what is left of the first."""
+    shop = Shop(Random(steps))
+    killed, spark = Spark(shop.beside(query), 3), Spark(shop, 1)
+    run(killed.driver("killed"), steps)
+    shop.log.now_ns += int(days * 24 * 3600) * SECOND
+    finish(spark)
+    return killed, [key for key in shop.log.live() if key.startswith(query.encode())]
+
+
+def test_what_a_killed_driver_staged_is_collected_by_others_in_time() -> None:
+    total, _ = run(Spark(Shop(Random(1)), 3).driver("alone"))
+    staged = 0
+    for steps in range(1, total + 9):
+        staged += bool(silence(steps, "once-1", 0.9)[1])
+        assert silence(steps, "once-1", 1.1)[1] == []
+        killed, left = silence(steps, "p", 6.9)
+        finish(killed)
+        killed, left = silence(steps, "p", 7.1)
+        kinds = {staging._place(key).kind for key in left}
+        assert kinds <= {staging.DONE} or staging.INTENT in kinds  # which is bound to be published
+        finish(killed)  # it comes back after all
+    assert staged > 5
+
+
+def test_lost_property_behind_what_is_needed() -> None:
+    ledger = Ledger("q")
+    ledger.note(1, b"strange", b"...", 0)
+    ledger.note(2, chunk_key("p", 3, "w", 0, 12, 0), b"...", 0)
+    ledger.note(3, chunk_key("once-1", 0, "v", 0, 12, 0), b"...", 0)
+    ledger.note(4, b"q/0000000000000007/mark/w/a", b"", staging.SILENT_NS + 1)
+    assert list(ledger.garbage(1)) == [
+        KeyPrefix(b"p/0000000000000003/chunk/w/"),
+        KeyPrefix(b"once-1/0000000000000000/chunk/v/"),
+    ]
+
+
+def test_what_others_have_done_is_theirs_to_collect() -> None:
+    ledger = Ledger("q")
+    ledger.note(1, b"strange", b"...")
+    ledger.note(2, chunk_key("p", 3, "w", 0, 12, 0), b"...")
+    ledger.note(3, b"p/done/0000000000000003", b"...")
+    assert ledger.low() == (1, [])
+    assert list(ledger.garbage(1)) == []
+
+
+# ---------------------------------------------------------------- a job in parts
+
+
+def grow(replay: Replay, events: int) -> None:
+    """The archive grows, and a last run is left alone."""
+    replay.archive += events
+    assert run(replay.run("last"))[1]
+    assert replay.judge() == []
+
+
+def test_an_archive_that_grows_between_two_runs() -> None:
+    replay = Replay(Shop(Random(1)), 250, 600)
+    run(replay.run("one"))
+    assert replay.judge() == []
+    grow(replay, 400)
+    grow(replay, 0)
+
+
+def test_a_run_dies_after_every_step_and_the_archive_grows() -> None:
+    total, _ = run(Replay(Shop(Random(1)), 4, 10).run("alone"))
+    assert total > 20
+    for first in range(1, total + 1):
+        replay = Replay(Shop(Random(first)), 4, 10)
+        run(replay.run("one"), first)
+        grow(replay, first % 5)
+
+
+def chaos_of_parts(seed: int) -> None:
+    """Runs that die or are taken for dead, over an archive that grows; then one left alone."""
+    rng = Random(seed)
+    shop = Shop(Random(f"{seed}/shop"), memory=rng.randint(1, 4))
+    replay = Replay(shop, rng.randint(2, 6), rng.randint(1, 9))
+    runs: list[Step] = []
+    for number in range(rng.randint(2, 6)):
+        runs.append(replay.run(f"r{number}"))
+        for _ in range(rng.randint(1, 150)):
+            next(runs[-1] if rng.random() < 0.6 else rng.choice(runs), None)
+            flying = [wire for wire in shop.wires if not wire.seq]
+            if flying and rng.random() < 0.05:
+                shop.land(rng.choice(flying))
+        replay.archive += rng.choice((0, 1, 5))
+        runs = [one for one in runs if rng.random() < 0.7]
+    for one in runs:
+        run(one)
+    grow(replay, 2)
+
+
+def test_chaos_of_parts() -> None:
+    for seed in range(300):
+        chaos_of_parts(seed)
+
+
 # ---------------------------------------------------------------- would we notice?
 
 
-def the_last_intent_stands(self: Ledger, seq: int, key: bytes, value: bytes) -> Any:
-    place = original_note(self, seq, key, value)
+def the_last_intent_stands(self: Ledger, seq: int, key: bytes, value: bytes, time: int) -> Any:
+    place = original_note(self, seq, key, value, time)
     if place is not None and place.kind == staging.INTENT:
         self.intents[place.batch] = staging.msgspec.msgpack.decode(value, type=Intent)
     return place
 
 
-def nobody_is_abandoned(self: Ledger, seq: int, key: bytes, value: bytes) -> Any:
-    place = original_note(self, seq, key, value)
+def nobody_is_abandoned(self: Ledger, seq: int, key: bytes, value: bytes, time: int) -> Any:
+    place = original_note(self, seq, key, value, time)
     self.abandoned.clear()
     return place
 
@@ -312,22 +551,40 @@ def nothing_is_hidden(self: Ledger, last: int, *, collected: bool) -> None:
     original_note_void(self, last, collected=False)
 
 
-def no_old_intents(self: Ledger, batch: int) -> list[int]:
-    return [batch] if batch > self.done and batch in self.intents else []
+def no_old_intents(self: Ledger, batch: int) -> dict[int, Intent]:
+    return {b: intent for b, intent in original_pending(self, batch).items() if b == batch}
 
 
-def numbers_begin_anew(self: Ledger, batch: int, numbers: Any) -> Done:
-    self.done, self.numbers = batch, dict(numbers)
-    return Done({})
+def numbers_begin_anew(self: Ledger, batch: int, numbers: Any) -> bytes:
+    original_finish(self, batch, {})
+    return staging.msgspec.msgpack.encode(Done({}))
 
 
-def everything_is_garbage(self: Ledger) -> Generator[Any, None, None]:
+def everything_is_garbage(self: Ledger, low: int) -> Generator[Any, None, None]:
     yield KeyPrefix(f"{self.query}/0".encode())
-    yield from original_garbage(self)
+    yield from original_garbage(self, low)
 
 
-original_note, original_note_void = Ledger.note, Ledger.note_void
-original_garbage = Ledger.garbage
+def nobody_else_needs_anything(self: Ledger, seq: int, place: Any) -> bool:
+    ours = place is None or place.query == self.query
+    return ours and original_is_needed(self, seq, place)
+
+
+def facts_are_not_needed(self: Ledger) -> tuple[int, list[int]]:
+    return original_low(self)[0], []
+
+
+def silence_is_all(self: Ledger, query: str) -> bool:
+    return query != self.query and self.time_ns - self.news.get(query, 0) > staging.SILENT_NS
+
+
+def any_part_stands(self: Ledger, batch: int, intent: Intent) -> None:
+    self.intents.setdefault(batch, intent)
+
+
+original_note, original_note_void, original_finish = Ledger.note, Ledger.note_void, Ledger.finish
+original_garbage, original_pending = Ledger.garbage, Ledger.pending
+original_is_needed, original_low = Ledger.is_needed, Ledger.low
 
 
 @pytest.mark.parametrize(
@@ -339,6 +596,8 @@ original_garbage = Ledger.garbage
         ("pending", no_old_intents),
         ("finish", numbers_begin_anew),
         ("garbage", everything_is_garbage),
+        ("is_needed", nobody_else_needs_anything),
+        ("low", facts_are_not_needed),
     ],
 )
 def test_chaos_notices_a_rule_that_is_gone(
@@ -351,3 +610,17 @@ def test_chaos_notices_a_rule_that_is_gone(
         except (AssertionError, SurecastError, RuntimeError):
             return
     pytest.fail(f"nobody missed {method}")
+
+
+def test_chaos_notices_that_any_part_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ledger, "_stand", any_part_stands)
+    with pytest.raises(AssertionError):
+        test_chaos_of_parts()
+
+
+def test_it_is_noticed_if_what_is_bound_to_be_published_is_collected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Ledger, "is_orphan", silence_is_all)
+    with pytest.raises(AssertionError):
+        test_what_a_killed_driver_staged_is_collected_by_others_in_time()

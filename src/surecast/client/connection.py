@@ -240,6 +240,13 @@ class Client:
 
     def _named_outbox(self, info: StreamInfo, publisher: bytes, pub_no: int) -> Outbox:
         """One under an identity of the user's; it replaces an earlier one of the same identity."""
+        earlier = self._outboxes.get((info.stream_id, publisher))
+        if earlier is not None and earlier.unacknowledged:
+            raise UsageError(
+                f"the publisher {publisher.hex()} has {earlier.unacknowledged} batches in "
+                f"{info.name!r} that are not acknowledged: wait for them (flush()) before its "
+                "numbers begin again, or use another client"
+            )
         named = (publisher, pub_no)
         outbox = Outbox(info.name, info.stream_id, self._desk, self._options, named)
         self._outboxes[info.stream_id, publisher] = outbox

@@ -137,7 +137,7 @@ class Stream:
         Events take the numbers from `pub_no` on. Those that the stream's owner has taken before
         under this identity are not published again: whoever repeats batches from any number on,
         identical and in order, gets each of them published once. After a failure nothing more is
-        taken; begin again from a number that is known.
+        taken; begin again from a number that is known, when all before has ended.
         """
         if len(publisher) != 16 or pub_no < 1:
             raise UsageError("a publisher's id is 16 bytes, and its numbers begin at 1")

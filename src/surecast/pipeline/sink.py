@@ -10,7 +10,8 @@ and those of partition 0 come before those of partition 1.
 A streaming query is known by the id in its checkpoint, its batches by their numbers: a batch that
 Spark repeats, after whatever happened, is published once. A batch job that is killed while its
 driver publishes leaves the rows it came to; given a name (`queryId`) it can be run again under the
-same name, finishes what it began, and does nothing if that was finished before.
+same name, finishes what it began, and does nothing if that was finished before. Other rows under
+the same name are refused, unless they are told to be another part of the job (`queryPart`).
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from surecast.pipeline import sink_options
 from surecast.pipeline.sink_options import SinkOptions
 from surecast.pipeline.sink_rows import Cutter, Layout, layout_of
 from surecast.pipeline.staging import (
+    ONCE,
     ChunkRef,
     Intent,
     Outcome,
@@ -46,8 +48,10 @@ from surecast.pipeline.staging import (
     chunk_key,
     chunk_value,
     commit,
+    resume,
 )
 from surecast.pipeline.staging_io import (
+    Silent,
     Stage,
     check_region,
     connected,
@@ -61,7 +65,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-__all__ = ["Staged", "batch_writer", "stream_writer"]
+__all__ = ["Staged", "batch_writer", "resumed", "stream_writer"]
 
 UNDER_WAY_MAX: Final = 64  # chunks of a task that are not acknowledged
 
@@ -135,17 +139,26 @@ class BatchWriter(DataSourceArrowWriter):
         self.layout = layout
         self.writer = secrets.token_hex(8)
         self.once = options.query is None
-        self.query = options.query or f"once-{self.writer}"
+        self.query = options.query or f"{ONCE}{self.writer}"
+        self.after = None if options.part is None else options.part[0]
+        self.batch = 0 if options.part is None else options.part[1]
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        return _stage(self.options, self.layout, iterator, self.query, 0, self.writer)
+        return _stage(self.options, self.layout, iterator, self.query, self.batch, self.writer)
 
     def commit(self, messages: Messages) -> None:
         staged = [m for m in messages if isinstance(m, Staged)]
-        _commit(self.options, self.query, 0, self.writer, staged, once=self.once)
+        intent = intent_of(self.writer, staged, self.after)
+        outcome = _commit(self.options, self.query, self.batch, intent, once=self.once)
+        if self.after is None and outcome.rows != intent.rows:
+            raise UsageError(
+                f"option queryId: {self.query!r} was done before with {outcome.rows:,} rows, now "
+                f"there are {intent.rows:,}, and none of them is written. Give what is new a "
+                "queryId of its own"
+            )
 
     def abort(self, messages: Messages) -> None:
-        _abort(self.options, self.query, 0, self.writer, once=self.once)
+        _abort(self.options, self.query, self.batch, self.writer, once=self.once)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -171,7 +184,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def commit(self, messages: Messages, batchId: int) -> None:
         staged = [m for m in messages if isinstance(m, Staged)]
         if staged:  # else there was not even an empty partition
-            _commit(self.options, staged[0].query, batchId, staged[0].writer, staged, once=False)
+            intent = intent_of(staged[0].writer, staged)
+            _commit(self.options, staged[0].query, batchId, intent, once=False)
 
     def abort(self, messages: Messages, batchId: int) -> None:
         staged = [m for m in messages if isinstance(m, Staged)]
@@ -253,25 +267,43 @@ def _stage(
 # ---------------------------------------------------------------- in the driver
 
 
-def _commit(
-    options: SinkOptions, query: str, batch: int, writer: str, staged: list[Staged], *, once: bool
-) -> Outcome:
-    intent = intent_of(writer, staged)
+def _commit(options: SinkOptions, query: str, batch: int, intent: Intent, *, once: bool) -> Outcome:
+    outcome: Outcome | None = None
+    stage: Stage | None = None
 
-    async def work() -> Outcome:
+    async def work() -> None:
+        nonlocal outcome, stage
         async with connected(options) as client:
             for name in intent.targets:
                 await open_target(client, name, options)  # before anything is promised
             stage = Stage(client, await open_staging(client, options), query, options, once=once)
             try:
-                return await perform(commit(query, batch, intent, _unique, once=once), stage)
+                outcome = await perform(commit(query, batch, intent, _unique, once=once), stage)
             finally:
                 await stage.close()
 
-    return asyncio.run(work())
+    try:
+        asyncio.run(work())
+    except SurecastError as problem:
+        if not once or (outcome is None and (stage is None or stage.published is None)):
+            raise
+        if outcome is None:
+            assert stage is not None
+            raise _interrupted(stage.published or 0, intent.rows, problem) from None
+    assert outcome is not None
+    return outcome
 
 
-def intent_of(writer: str, staged: list[Staged]) -> Intent:
+def _interrupted(published: int, rows: int, problem: SurecastError) -> SurecastError:
+    """What to say of a job that has no name and came to a part of its rows."""
+    return SurecastError(
+        f"at least {published:,} of {rows:,} rows are published, and would be there twice if the "
+        "job were run again. Give it a queryId (option) to be able to repeat it: then it finishes "
+        f"what it began. {problem.what if isinstance(problem, Silent) else problem}"
+    )
+
+
+def intent_of(writer: str, staged: list[Staged], after: int | None = None) -> Intent:
     """What all tasks have staged, partition by partition."""
     targets = sorted({target for task in staged for target in task.targets})
     index = {target: at for at, target in enumerate(targets)}
@@ -280,7 +312,29 @@ def intent_of(writer: str, staged: list[Staged]) -> Intent:
         for task in sorted(staged, key=lambda task: task.partition)
         for seq, rows, target in task.chunks
     )
-    return Intent(writer, tuple(targets), chunks)
+    return Intent(writer, tuple(targets), chunks, after)
+
+
+def resumed(given: Mapping[str, str]) -> Outcome:
+    """How far a job in parts has come, after what its earlier runs began is finished."""
+    options = sink_options.parse(given)
+    assert options.query is not None
+    query = options.query
+
+    async def work() -> Outcome:
+        await check_region(options)
+        async with connected(options) as client:
+            stage = Stage(client, await open_staging(client, options), query, options, once=False)
+            try:
+                return await perform(resume(query, _unique), stage)
+            finally:
+                await stage.close()
+
+    loop = Loop()  # a notebook has one of its own
+    try:
+        return loop.call(work())
+    finally:
+        loop.stop()
 
 
 def _abort(options: SinkOptions, query: str, batch: int, writer: str, *, once: bool) -> None:

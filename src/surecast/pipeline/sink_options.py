@@ -15,13 +15,14 @@ from surecast.client.words import is_internal, is_name
 from surecast.columns.rules import Policy
 from surecast.errors import UsageError
 from surecast.pipeline.options import URL, check_names
-from surecast.pipeline.staging import staging_name
+from surecast.pipeline.staging import ONCE, staging_name
 
 __all__ = ["NAMES", "SinkOptions", "check_target", "parse"]
 
-NAMES: Final = ("url", "token", "stream", "createStreams", "retain", "queryId")
+NAMES: Final = ("url", "token", "stream", "createStreams", "retain", "queryId", "queryPart")
 _SPARKS_OWN: Final = ("checkpointlocation", "queryname")  # Spark hands its own options on
 _QUERY: Final = re.compile(r"[A-Za-z0-9_~:@=+.-]{1,100}")
+_PART: Final = re.compile(r"(-1|\d{1,18})\.\.(\d{1,18})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class SinkOptions:
     create: bool = True  # streams that are not there
     retain: Policy | None = None  # what these keep
     query: str | None = None  # under which a batch job is known
+    part: tuple[int, int] | None = None  # of such a job: behind which part, and what it comes to
 
     @property
     def staging(self) -> str:
@@ -59,16 +61,17 @@ def parse(given: Mapping[str, str]) -> SinkOptions:
     if stream is not None:
         check_target(stream, "option stream")
     query = named.get("queryId")
-    if query is not None and not _QUERY.fullmatch(query):
+    if query is not None and (not _QUERY.fullmatch(query) or query.startswith(ONCE)):
         raise UsageError(
             f"option queryId: {query!r} is no name of a job: up to 100 letters, digits and any of "
-            "_~:@=+.-"
+            f"_~:@=+.-, and it does not begin with {ONCE}"
         )
+    part = None if "queryPart" not in named else _part(named["queryPart"], query)
     create = named.get("createStreams", "true").lower()
     if create not in ("true", "false"):
         raise UsageError(f"option createStreams is true or false, not {create!r}")
     retain = None if "retain" not in named else _policy(named["retain"])
-    return SinkOptions(url, named.get("token", ""), stream, create == "true", retain, query)
+    return SinkOptions(url, named.get("token", ""), stream, create == "true", retain, query, part)
 
 
 def check_target(name: str, where: str) -> None:
@@ -83,6 +86,16 @@ def check_target(name: str, where: str) -> None:
     if not is_name(staging_name(name)):
         room = 255 - len(staging_name(""))
         raise UsageError(f"{where}: {name[:40]}… is longer than the {room} characters there can be")
+
+
+def _part(text: str, query: str | None) -> tuple[int, int]:
+    found = _PART.fullmatch(text)
+    if query is None or found is None or int(found[1]) >= int(found[2]):
+        raise UsageError(
+            "option queryPart goes with a queryId and says behind which part (-1: none) a part "
+            f"stands and what it comes to, such as 499..600, not {text!r}"
+        )
+    return int(found[1]), int(found[2])
 
 
 def _policy(text: str) -> Policy:

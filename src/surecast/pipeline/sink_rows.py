@@ -26,6 +26,7 @@ __all__ = ["Cutter", "Layout", "layout_of"]
 CHUNK_ROWS: Final = 20_000
 CHUNK_BYTES: Final = 1 << 20
 HELD_BYTES: Final = 32 << 20  # of rows that wait for others, all targets together
+PART_BYTES: Final = 1 << 10  # what some rows of a target take that came together, beside their own
 EVENT_BYTES: Final = ClientOptions().event_bytes_max
 _NOWHERE: Final = bytes(16)  # a chunk gets its stream's id when it is published
 
@@ -142,7 +143,7 @@ def _list_of(kind: Any) -> Any:
 
 
 def _by_stream(batch: pa.RecordBatch, names: Any) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """The rows of each stream, in their order."""
+    """The rows of each stream, in their order; each part has its own memory, and no more."""
     import pyarrow.compute as pc
 
     if names.null_count:
@@ -159,10 +160,9 @@ def _by_stream(batch: pa.RecordBatch, names: Any) -> Iterator[tuple[str, pa.Reco
     indices = coded.indices.to_numpy(zero_copy_only=False)
     order = np.argsort(indices, kind="stable")
     ends = np.cumsum(np.bincount(indices, minlength=len(dictionary)))
-    rows = batch.take(order)
     at = 0
     for name, end in zip(dictionary, ends.tolist(), strict=True):
-        yield name, rows.slice(at, end - at)
+        yield name, batch.take(order[at:end])
         at = end
 
 
@@ -235,7 +235,7 @@ class Cutter:
             held.batches.append(part)
             held.rows += part.num_rows
             held.nbytes += total
-            self._nbytes += total
+            self._nbytes += total + PART_BYTES
             return
         for lo, hi in _cuts(sizes):
             yield name, Batch.from_arrow(_NOWHERE, part.slice(lo, hi - lo))
@@ -245,7 +245,7 @@ class Cutter:
 
         held = self._held.pop(name, None)
         if held is not None:
-            self._nbytes -= held.nbytes
+            self._nbytes -= held.nbytes + PART_BYTES * len(held.batches)
             yield name, Batch.from_arrow(_NOWHERE, pa.Table.from_batches(held.batches))
 
 

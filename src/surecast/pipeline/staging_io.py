@@ -43,6 +43,7 @@ from surecast.pipeline.staging import (
 )
 
 __all__ = [
+    "Silent",
     "Stage",
     "check_region",
     "connected",
@@ -61,6 +62,17 @@ AGAIN_S: Final = 0.25
 SPOOL_BYTES: Final = 64 << 20  # chunks kept in memory; more go to a file
 CHUNK_ROOM: Final = 64 << 10  # a chunk's key, header and layout, beside the largest event in it
 UNDER_WAY_MAX: Final = 64  # chunks published and not acknowledged
+
+
+class Silent(SurecastError):
+    """The region does not answer any more."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what}. The query can be started again when it is back: nothing is lost or written "
+            "twice"
+        )
+        self.what = what
 
 
 @asynccontextmanager
@@ -94,9 +106,8 @@ async def patient(work: Awaitable[T]) -> T:
         async with asyncio.timeout(PATIENCE_S):
             return await work
     except TimeoutError:
-        raise SurecastError(
-            f"the region (option url) has not answered for {PATIENCE_S:g} s, and may be down. The "
-            "query can be started again when it is back: nothing is lost or written twice"
+        raise Silent(
+            f"the region (option url) has not answered for {PATIENCE_S:g} s, and may be down"
         ) from None
 
 
@@ -135,13 +146,17 @@ async def open_target(client: Client, name: str, options: SinkOptions) -> Stream
 async def perform(acts: Generator[Act, Any, T], stage: Stage) -> T:
     """Do what a commit or an abort asks for, and return what it comes to."""
     answer: Any = None
+    problem: SurecastError | None = None
     while True:
         try:
-            act = acts.send(answer)
+            act = acts.send(answer) if problem is None else acts.throw(problem)
         except StopIteration as end:
             result: T = end.value
             return result
-        answer = await stage.do(act)
+        try:
+            answer, problem = await stage.do(act), None
+        except SurecastError as said:
+            problem = said
 
 
 class Spool:
@@ -183,6 +198,7 @@ class Stage:
         self._ledger = Ledger(query)
         self._spool = Spool()
         self._reading: Subscription | None = None
+        self.published: int | None = None  # rows, for certain; None: none can be
 
     async def close(self) -> None:
         self._spool.close()
@@ -217,7 +233,7 @@ class Stage:
             if event.kind != "event" or event.key is None:
                 ledger.note_void(event.seq, collected=event.reason != "control")
                 continue
-            place = ledger.note(event.seq, event.key, event.value)
+            place = ledger.note(event.seq, event.key, event.value, event.time_ns)
             if place is not None and place.kind == CHUNK and place.batch > ledger.done:
                 self._spool.put(event.seq, event.value)
         return ledger
@@ -231,21 +247,28 @@ class Stage:
         streams = [await open_target(self._client, n, self._options) for n in intent.targets]
         numbers = {s.stream_id: act.numbers.get(s.stream_id, 1) for s in streams}
         lines = [s.named(self._publisher(s), numbers[s.stream_id]) for s in streams]
-        waiting: deque[asyncio.Future[tuple[int, int]]] = deque()
+        waiting: deque[tuple[int, asyncio.Future[tuple[int, int]]]] = deque()
+
+        async def settle() -> None:
+            rows, future = waiting.popleft()
+            await patient(future)
+            self.published = (self.published or 0) + rows
+
+        self.published = self.published or 0
         try:
             for seq, rows, target in intent.chunks:
                 stream = streams[target]
                 batch = chunk_batch(self._spool.get(seq), stream.stream_id)
                 if batch.rows != rows:
                     raise SurecastError(f"chunk {seq} has {batch.rows} rows, not {rows}")
-                waiting.append(await patient(lines[target].publish_batch(batch)))
+                waiting.append((rows, await patient(lines[target].publish_batch(batch))))
                 numbers[stream.stream_id] += rows
-                while len(waiting) > UNDER_WAY_MAX or (waiting and waiting[0].done()):
-                    await patient(waiting.popleft())
+                while len(waiting) > UNDER_WAY_MAX or (waiting and waiting[0][1].done()):
+                    await settle()
             while waiting:
-                await patient(waiting.popleft())
+                await settle()
         finally:
-            for future in waiting:
+            for _, future in waiting:
                 future.cancel()
         return numbers
 

@@ -38,7 +38,7 @@ from surecast.errors import SurecastError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Result", "run_round"]
+__all__ = ["Result", "is_excused", "judge", "run_round"]
 
 BATCHES = 8  # files, each a micro-batch
 ROWS = 240  # of each
@@ -49,6 +49,7 @@ DRIVER_S = 600.0  # one driver's whole life; beyond, it hangs
 WATCH_S = 0.002
 KINDS = ("chunk", "intent", "rows", "done", "any")
 WAYS = ("kill", "kill", "kill-jvm", "stop")
+OUSTED = "CONCURRENT_STREAM_LOG_UPDATE"  # Spark's own word for two drivers of one checkpoint
 
 
 @dataclass
@@ -218,14 +219,15 @@ class Watch:
     def stop(self) -> None:
         self._stopped = True
 
-    def read(self) -> list[bytes]:
-        """The numbers of all rows of all targets."""
-        found: list[bytes] = []
+    def read(self) -> dict[str, list[bytes]]:
+        """The numbers of all rows of each target."""
+        found: dict[str, list[bytes]] = {}
         for name, end in self._ends("rows.*").items():
+            found[name] = []
             if end == 1:
                 continue
             for batch in self._client.subscribe(name, start="earliest").batches():
-                found += [value[:DIGITS] for value in batch.column("value").to_pylist()]
+                found[name] += [value[:DIGITS] for value in batch.column("value").to_pylist()]
                 if batch.column("seq")[-1].as_py() == end - 1:
                     break
         return found
@@ -294,9 +296,8 @@ def run_round(seed: int, folder: Path, *, strikes: int = 2, kinds: tuple[str, ..
     targets = rng.choice((1, 3))
     source, checkpoint, failures = folder / "input", folder / "checkpoint", folder / "failures"
     source.mkdir(parents=True)
-    wanted = [str(n).zfill(DIGITS).encode() for n in range(BATCHES * ROWS)]
     for batch in range(BATCHES):
-        lines = b"\n".join(wanted[batch * ROWS : (batch + 1) * ROWS])
+        lines = b"\n".join(map(_row, range(batch * ROWS, (batch + 1) * ROWS)))
         (source / f"{batch:03d}.txt").write_bytes(lines + b"\n")
         os.utime(source / f"{batch:03d}.txt", (1_600_000_000 + batch,) * 2)  # the order of reading
     result.story.append(f"{targets} target(s)")
@@ -327,7 +328,9 @@ def run_round(seed: int, folder: Path, *, strikes: int = 2, kinds: tuple[str, ..
             for zombie in zombies:
                 zombie.kill("kill")
             watch.stop()
-        _judge(watch, wanted, result)
+        streams, left = watch.read(), watch.left()
+        result.violations += judge(streams, left, result.kills)
+        result.rows, result.left = sum(map(len, streams.values())), len(left)
     result.failures = len(failures.read_bytes()) if failures.exists() else 0
     result.seconds = time.monotonic() - began
     return result
@@ -375,7 +378,8 @@ def _finish(
     result: Result,
 ) -> None:
     """A last driver; those that were stopped wake up while it works, or when it is done."""
-    driver = Driver(job, log)
+    said = log.with_name("last.log")
+    driver = Driver(job, said)
     wake_at = watch.rows() + rng.randint(0, ROWS)
     while driver.process.poll() is None and watch.rows() < wake_at:
         if time.monotonic() > driver.ends_s:
@@ -384,12 +388,11 @@ def _finish(
     for zombie in zombies:
         zombie.signal(signal.SIGCONT)
     code = driver.wait()
-    if code and zombies:
-        # Two drivers of one checkpoint: Spark itself stops one of them, and it may be this one.
+    if zombies and is_excused(code, said.read_text(errors="replace")):
         result.story.append(f"the last driver lost to a zombie ({code})")
         for zombie in zombies:
             zombie.kill("kill")
-        code = Driver(job, log).wait()
+        code = Driver(job, said).wait()
     if code:
         result.violations.append(f"the last driver failed ({code})")
     for zombie in zombies:
@@ -397,16 +400,41 @@ def _finish(
         zombie.wait()
 
 
-def _judge(watch: Watch, wanted: list[bytes], result: Result) -> None:
-    found = Counter(watch.read())
-    result.rows = found.total()
+def is_excused(code: int, said: str) -> bool:
+    """Whether a driver ended because another had its checkpoint: Spark itself stops one of two."""
+    return code > 0 and OUSTED in said
+
+
+def _row(number: int) -> bytes:
+    return str(number).zfill(DIGITS).encode()
+
+
+def judge(streams: dict[str, list[bytes]], left: list[str], kills: int) -> list[str]:
+    """What is wrong with the targets' rows, and with the records left in the staging stream.
+
+    Who is killed leaves what it had under way, one batch, and perhaps a `done`; all else is swept.
+    """
+    found = Counter(row for rows in streams.values() for row in rows)
+    wanted = dict.fromkeys(map(_row, range(BATCHES * ROWS)))
     lost = [row for row in wanted if row not in found]
     twice = [row for row, count in found.items() if count > 1]
-    strange = [row for row in found if row not in set(wanted)]
-    for what, rows in (("lost", lost), ("doubled", twice), ("never written", strange)):
-        if rows:
-            result.violations.append(f"{len(rows)} rows {what}, such as {rows[:3]}")
-    result.left = len(watch.left())
+    strange = [row for row in found if row not in wanted]
+    problems = [
+        f"{len(rows)} rows {what}, such as {rows[:3]}"
+        for what, rows in (("lost", lost), ("doubled", twice), ("never written", strange))
+        if rows
+    ]
+    for name, rows in streams.items():
+        batches = [int(row) // ROWS for row in rows if row in wanted]
+        if batches != sorted(batches):
+            problems.append(f"{name}: a batch's rows behind those of a later one")
+    keys = [key.split("/") for key in left]
+    dones = [key for key in keys if key[1] == "done"]
+    writers = {key[3] for key in keys if key[1] != "done"}
+    for what, count in (("done records", len(dones)), ("drivers' batches", len(writers))):
+        if count > kills + 1:
+            problems.append(f"{count} {what} left in the staging stream after {kills} kills")
+    return problems
 
 
 def main() -> int:
@@ -426,8 +454,8 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="surecast-sink-") as folder:
             result = run_round(first + number, Path(folder), strikes=args.strikes)
             if result.violations:
-                tail = (Path(folder) / "drivers.log").read_text(errors="replace")[-4000:]
-                print(tail, file=sys.stderr)
+                for log in sorted(Path(folder).glob("*.log")):
+                    print(log.read_text(errors="replace")[-4000:], file=sys.stderr)
         results.append(result)
         verdict = "; ".join(result.violations) or "every row once"
         print(

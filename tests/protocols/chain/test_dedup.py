@@ -104,6 +104,24 @@ def test_named_publishers_never_expire() -> None:
     assert ANN not in later.publishers  # forgotten, and still told that it expired
 
 
+def test_named_publishers_crowd_nobody_out() -> None:
+    dedup = Dedup(4, ttl_ns=1 << 60, publishers_max=10)
+    for n in range(30):
+        dedup.note(batch(bytes(8) + b"job%05d" % n, 1).sequenced(1 + n, BORN_NS, 1))
+    for n in range(10):
+        born = (BORN_NS + n).to_bytes(8, "big") + bytes(8)
+        dedup.note(batch(born, 1).sequenced(31 + n, BORN_NS + n, 1))
+    assert dedup.is_crowded()  # for all that is known
+    dedup.forget()
+    assert len(dedup.publishers) == 40
+    assert not dedup.is_crowded()
+    young = (BORN_NS + 10).to_bytes(8, "big") + bytes(8)
+    dedup.note(batch(young, 1).sequenced(41, BORN_NS + 10, 1))
+    assert dedup.is_crowded()
+    dedup.forget()
+    assert len(dedup.publishers) == 30 + 9  # some more at once
+
+
 @pytest.mark.parametrize("data", [b"", b"\xc0", b"\x91\x01", b"\x93", b"surecast", b"\x91\x90"])
 def test_a_snapshot_that_cannot_be_read_is_a_peers_error(data: bytes) -> None:
     with pytest.raises(PeerError):

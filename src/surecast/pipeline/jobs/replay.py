@@ -3,10 +3,9 @@
     surecast pipeline replay /lake/orders --stream orders --to orders.again --rate 50000
 
 Events are published in the order of `seq`, in slices of so many positions; after each slice a
-replay with a rate waits until it is due. A replay with a name publishes each slice exactly once
-under that name: running it again goes on behind the last slice that was committed, also when the
-archive has grown meanwhile. For that the slices must be the same: do not change their size between
-two runs of one name.
+replay with a rate waits until it is due. A replay with a name publishes each event exactly once
+under that name: the region remembers up to which position it has come, and running it again goes on
+behind, also when the archive has grown meanwhile.
 """
 
 from __future__ import annotations
@@ -47,16 +46,41 @@ def replay(
         raise UsageError(f"rate={rate:g}: give events a second above 0, or none for no limit")
     if positions < 1:
         raise UsageError(f"positions={positions}: a slice has at least one")
-    events = _events(rows)
+    events, target = _events(rows), {**options, "stream": to}
+    before, after = 0, -1
+    if name:
+        before, after = _done_before(events, target, name)
+        events = events.where(f"seq > {after}")
     slices = _slices(events, positions)
-    total, done, began = sum(slices.values()), 0, now()
-    for number in sorted(slices):
-        _publish(events, number, positions, {**options, "stream": to}, name)
-        done += slices[number]
+    total, done, began = before + sum(count for _, count in slices), before, now()
+    if before:
+        say(before, total)
+    for last, count in slices:
+        part = events.where(f"seq BETWEEN {last // positions * positions} AND {last}")
+        identity = {"queryId": name, "queryPart": f"{after}..{last}"} if name else {}
+        writer = part.sort("seq").drop("seq").write.format("surecast").mode("append")
+        writer.options(**target, **identity).save()
+        after = last
+        done += count
         say(done, total)
-        if rate and (early := began + done / rate - now()) > 0:
+        if rate and (early := began + (done - before) / rate - now()) > 0:
             sleep(early)
     return total
+
+
+def _done_before(events: DataFrame, options: Mapping[str, str], name: str) -> tuple[int, int]:
+    """How many of these events are published under this name, and up to which position."""
+    from surecast.pipeline.sink import resumed
+
+    came = resumed({**options, "queryId": name})
+    found = events.where(f"seq <= {came.done}").count()
+    if found > came.rows:
+        raise UsageError(
+            f"replay {name!r} has published {came.rows:,} events up to position {came.done}, and "
+            f"these rows have {found:,} up to there: it only goes on behind. Replay them under "
+            "another name"
+        )
+    return found, came.done
 
 
 def _events(rows: DataFrame) -> DataFrame:
@@ -82,21 +106,9 @@ def _events(rows: DataFrame) -> DataFrame:
     return rows.select("seq", *columns)
 
 
-def _slices(events: DataFrame, positions: int) -> dict[int, int]:
-    """How many events each slice has; those without any are not there."""
+def _slices(events: DataFrame, positions: int) -> list[tuple[int, int]]:
+    """The last position of each slice that has events, and how many it has."""
     from pyspark.sql import functions as f
 
-    number = f.floor(f.col("seq") / positions).alias("slice")
-    return {int(row[0]): int(row[1]) for row in events.groupBy(number).count().collect()}
-
-
-def _publish(
-    events: DataFrame, number: int, positions: int, options: Mapping[str, str], name: str
-) -> None:
-    from pyspark.sql import functions as f
-
-    first = number * positions
-    part = events.where((f.col("seq") >= first) & (f.col("seq") < first + positions))
-    identity = {"queryId": f"{name}@{first}+{positions}"} if name else {}
-    writer = part.sort("seq").drop("seq").write.format("surecast").mode("append")
-    writer.options(**options, **identity).save()
+    groups = events.groupBy(f.floor(f.col("seq") / positions))
+    return sorted((row[1], row[2]) for row in groups.agg(f.max("seq"), f.count("*")).collect())

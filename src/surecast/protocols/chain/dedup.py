@@ -48,6 +48,7 @@ class Dedup:
     publishers_max: int = 100_000
     publishers: dict[bytes, PublisherState] = field(default_factory=dict)
     horizon_ns: int = 0  # who was born by then and is unknown has been forgotten
+    named: int = 0  # publishers that cannot be forgotten, when that was last looked at
 
     def check(self, batch: Batch, time_ns: int) -> Verdict:
         """What to do with a publisher's batch that arrives at head time `time_ns`."""
@@ -92,18 +93,23 @@ class Dedup:
             if state.next_no == 1 and not state.recent:
                 del self.publishers[publisher]
 
+    def is_crowded(self) -> bool:
+        """Whether there are more publishers than there may be, of those that can be forgotten."""
+        return len(self.publishers) - self.named > self.publishers_max
+
     def forget(self) -> None:
         """Drop publishers that were silent for the time-to-live, and the longest silent if there
         are too many; the horizon remembers them."""
         newest_ns = max((s.time_ns for s in self.publishers.values()), default=0)
         silent_ns = newest_ns - self.ttl_ns
-        over = len(self.publishers) - self.publishers_max
+        born = {p: b for p in self.publishers if (b := publisher_born_ns(p))}
+        self.named = len(self.publishers) - len(born)
+        over = len(born) - self.publishers_max
         if over > 0:  # some more at once, so that it is not done for each newcomer
-            times = sorted(s.time_ns for s in self.publishers.values())
+            times = sorted(self.publishers[publisher].time_ns for publisher in born)
             silent_ns = max(silent_ns, times[min(over + self.publishers_max // 10, len(times) - 1)])
-        for publisher in list(self.publishers):
-            born_ns = publisher_born_ns(publisher)
-            if born_ns and self.publishers[publisher].time_ns < silent_ns:
+        for publisher, born_ns in born.items():
+            if self.publishers[publisher].time_ns < silent_ns:
                 self.horizon_ns = max(self.horizon_ns, born_ns)
                 del self.publishers[publisher]
 

@@ -124,7 +124,7 @@ class Replica(Roles):
         elif inp.key == "save":
             self.out.append(SetTimer("save", self.now_ns + self.config.save_ns))
             for state in self.logs.values():
-                if len(state.dedup.publishers) > self.config.publishers_max:
+                if state.dedup.is_crowded():
                     state.dedup.forget()
             if self.dirty:
                 self.dirty = False

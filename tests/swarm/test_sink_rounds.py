@@ -1,0 +1,75 @@
+"""The verdict of swarm/sink_rounds.py on rounds that went wrong: else a clean one means nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from surecast.swarm.sink_rounds import BATCHES, ROWS, is_excused, judge
+
+Rows = dict[str, list[bytes]]
+DONE = f"q/done/{BATCHES - 1:016x}"
+
+
+def sound() -> Rows:
+    numbers = [b"%07d" % n for n in range(BATCHES * ROWS)]
+    return {"rows.0": numbers[::2], "rows.1": numbers[1::2]}
+
+
+def test_a_sound_round() -> None:
+    streams = sound()
+    streams["rows.0"][: ROWS // 2] = reversed(streams["rows.0"][: ROWS // 2])  # within a batch
+    assert judge(streams, [DONE], 0) == []
+    assert judge(streams, [DONE, "q/07/chunk/w/0/1/2", "q/07/intent/w/x"], 1) == []
+
+
+def lose(streams: Rows) -> None:
+    del streams["rows.0"][5]
+
+
+def double(streams: Rows) -> None:
+    streams["rows.1"].insert(0, streams["rows.0"][0])
+
+
+def invent(streams: Rows) -> None:
+    streams["rows.0"].append(b"9999999")
+
+
+def misorder(streams: Rows) -> None:
+    rows = streams["rows.1"]
+    rows[0], rows[-1] = rows[-1], rows[0]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lose, "1 rows lost"),
+        (double, "1 rows doubled"),
+        (invent, "1 rows never written"),
+        (misorder, "rows.1: a batch's rows behind"),
+    ],
+)
+def test_rows_that_are_wrong(spoil: Callable[[Rows], None], said: str) -> None:
+    streams = sound()
+    spoil(streams)
+    (problem,) = judge(streams, [DONE], 0)
+    assert said in problem
+
+
+def test_what_is_left_is_bounded() -> None:
+    chunks = [f"q/{n:016x}/chunk/writer-{n}/0/{n}/0" for n in range(4)]
+    assert judge(sound(), [DONE, *chunks], 3) == []
+    (problem,) = judge(sound(), [DONE, *chunks], 2)
+    assert "4 drivers' batches left" in problem
+    (problem,) = judge(sound(), [f"q/done/{n:016x}" for n in range(BATCHES)], 2)
+    assert "8 done records left" in problem
+
+
+def test_only_sparks_own_word_excuses_a_driver() -> None:
+    ousted = "[STREAM_FAILED] ... [CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log."
+    assert is_excused(1, ousted)
+    assert not is_excused(-1, ousted)  # it hung
+    assert not is_excused(-9, ousted)
+    assert not is_excused(1, "SurecastError: batch 3 of query q was abandoned by its own driver")
+    assert not is_excused(0, ousted)
