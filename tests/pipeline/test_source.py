@@ -156,7 +156,7 @@ def test_filters_make_ranges_narrower(spark: SparkSession, region: Served) -> No
     region.publish("push.b", [b"x"] * 500)
     switch = "spark.sql.python.filterPushdown.enabled"
     assert spark.conf.get(switch) == "true"  # as `spark_session` has it
-    table = load(spark, region, subscribePattern="push.>")
+    table = load(spark, region, subscribePattern="push.>", pushFilters=True)
     try:
         some = table.where("stream = 'push.a' and seq > 10 and seq <= 20")
         assert [row.seq for row in some.collect()] == list(range(11, 21))
@@ -172,14 +172,28 @@ def test_filters_make_ranges_narrower(spark: SparkSession, region: Served) -> No
         assert [row.seq for row in early.collect()] == list(range(1, 1_001))
         rest = table.where("stream = 'push.a' and value = '77' and kind = 'event'")
         assert [row.seq for row in rest.collect()] == [77]
-        voids = load(spark, region, subscribe="push.a", includeVoids=True)
+        voids = load(spark, region, subscribe="push.a", includeVoids=True, pushFilters=True)
         assert voids.where(F.col("timestamp") >= between).count() == 1_000
         spark.conf.set(switch, "false")  # as Spark has it by default: the same, but slower
-        some = load(spark, region, subscribe="push.a").where("seq > 1990")
+        some = load(spark, region, subscribe="push.a", pushFilters=True).where("seq > 1990")
         assert some.count() == 10
         assert "Filter (" in some._jdf.queryExecution().executedPlan().toString()
     finally:
         spark.conf.set(switch, "true")
+
+
+def test_a_table_is_whole_again_after_a_filter(spark: SparkSession, region: Served) -> None:
+    """Spark keeps with the table what a filter that was pushed down has chosen."""
+    region.publish("whole", [b"%d" % n for n in range(1, 101)])
+    table = load(spark, region, subscribe="whole")
+    one = table.where("seq = 7")
+    assert table.union(one).count() == 101
+    assert one.count() == 1
+    assert table.count() == 100
+    assert sorted(row.seq for row in one.union(table.where("seq = 9")).collect()) == [7, 9]
+    region.publish("whole", [b"more"])
+    assert table.count() == 100, "what there was when it was first used"
+    assert load(spark, region, subscribe="whole").count() == 101
 
 
 def test_only_the_columns_that_are_wanted(spark: SparkSession, region: Served) -> None:

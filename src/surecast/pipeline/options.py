@@ -45,6 +45,7 @@ NAMES: Final = (
     "includeVoids",
     "segments",
     "columns",
+    "pushFilters",
 )
 _STARTS: Final = NAMES[4:7]
 _ENDS: Final = NAMES[7:10]
@@ -73,6 +74,7 @@ class SourceOptions:
     voids: bool = False
     files: bool = True  # read segments that this machine can see
     columns: tuple[str, ...] = COLUMNS
+    push: bool = False  # let filters choose what is read
 
     @property
     def wanted(self) -> str:
@@ -114,6 +116,7 @@ def parse(given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
         _boolean("includeVoids", options.get("includeVoids", "false")),
         _choice("segments", options.get("segments", "auto"), ("auto", "never")) == "auto",
         _columns(options.get("columns", ",".join(COLUMNS))),
+        _boolean("pushFilters", options.get("pushFilters", "false")),
     )
 
 

@@ -182,7 +182,8 @@ class BatchReader(DataSourceReader):
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
         self.narrow = Narrow(options.voids)
-        self.pushFilters = _PushFilters(self.narrow)  # type: ignore[method-assign]
+        if options.push:
+            self.pushFilters = _PushFilters(self.narrow)  # type: ignore[method-assign]
 
     def partitions(self) -> list[InputPartition]:
         options = self.options
@@ -227,6 +228,10 @@ class _PushFilters:
 
     Where it is switched off, as it is by default, Spark refuses every reader that has a method of
     that name instead of not calling it. So this passes for the one that every reader inherits.
+
+    Where it is on, Spark (4.3) keeps what the last of them planned with the *table*: another query
+    on the same DataFrame, or another branch of the same query, then reads no more than that. So
+    this is for who asks for it, and uses the DataFrame once.
     """
 
     __func__ = staticmethod(DataSourceReader.pushFilters)
