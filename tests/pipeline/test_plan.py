@@ -158,7 +158,9 @@ def test_times_that_no_event_can_have(tmp_path: Path, year: int) -> None:
         known = asked.expect(("orders",))["orders"]
         spans = []
         for one in (ds.GreaterThanOrEqual(("timestamp",), when), ds.LessThan(("timestamp",), when)):
-            reader = BatchReader(parse({"subscribe": "orders"}, streaming=False))
+            reader = BatchReader(
+                parse({"subscribe": "orders", "pushFilters": "true"}, streaming=False)
+            )
             assert reader.pushFilters([one]) == []
             found = reader._range(asked, known)
             spans.append(max(0, found.hi - found.lo))
