@@ -27,7 +27,8 @@ os.environ.setdefault("SPARK_DAEMON_JAVA_OPTS", os.environ["SPARK_SUBMIT_OPTS"])
 #
 # pytest-xdist's own `xdist_group` (3.8) does not work with pytest 9.2, which lets no plugin change
 # a test's id. So groups are read from the files: tests that take `spark` share one JVM in one
-# worker, and a file that says `GROUP = "name"` stays in one worker for its costly fixture.
+# worker, and a file with a fixture of its own (scope="module") stays in one worker for it, as do
+# files that say the same `GROUP = "name"`.
 
 _TESTS = Path(__file__).parent
 _TAKES_SPARK = re.compile(r"^def test_\w+\([^)]*\bspark\b", re.MULTILINE)
@@ -39,7 +40,9 @@ def _group_of_file(path: str) -> str | None:
     text = (_TESTS.parent / path).read_text()
     if found := _GROUP.search(text):
         return found.group(1)
-    return "spark" if _TAKES_SPARK.search(text) else None
+    if _TAKES_SPARK.search(text):
+        return "spark"
+    return path if 'scope="module"' in text else None
 
 
 def group_of(nodeid: str) -> str:
