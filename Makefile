@@ -4,7 +4,8 @@
 
 VENV := .venv
 PY := $(VENV)/bin/python
-JOBS ?= 2
+# Many tests wait for processes they have started: one worker more than there are cores.
+JOBS ?= 3
 SEEDS ?= 500
 ROUNDS ?= 20
 
