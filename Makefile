@@ -4,8 +4,7 @@
 
 VENV := .venv
 PY := $(VENV)/bin/python
-# Many tests wait for processes they have started: one worker more than there are cores.
-JOBS ?= 3
+JOBS ?= 2
 SEEDS ?= 500
 ROUNDS ?= 20
 
