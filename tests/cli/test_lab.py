@@ -15,6 +15,8 @@ from surecast.cli.main import app
 from surecast.errors import UsageError
 from surecast.lab import Experiment, Verdict, points
 
+pytestmark = pytest.mark.slow
+
 
 def judged(reproduced: bool) -> Experiment:
     """The toy; the paper says 0.85."""

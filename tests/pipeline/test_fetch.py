@@ -29,6 +29,8 @@ from surecast.pipeline.region import Known, Region
 from surecast.server.files import files_of
 from tests.pipeline.regions import Served, wait_for
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def region(tmp_path: Path) -> Iterator[Served]:

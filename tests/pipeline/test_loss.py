@@ -24,6 +24,8 @@ from surecast.server.cluster import Cluster
 from surecast.swarm.demo_cluster import free_layout, lead_through, wire
 from tests.pipeline.regions import Served, wait_for
 
+pytestmark = pytest.mark.slow
+
 PLACE = Place(bytes(range(16)), 1_001)  # read up to 1000
 
 

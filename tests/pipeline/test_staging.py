@@ -374,6 +374,7 @@ def chaos(seed: int, *, batches: int = 4) -> Spark:
     return spark
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [range(0, 250), range(250, 500)], ids=["a", "b"])
 def test_chaos(seeds: range) -> None:
     replays = 0
@@ -384,6 +385,7 @@ def test_chaos(seeds: range) -> None:
     assert replays > 50  # it was a trial of them, too
 
 
+@pytest.mark.slow
 def test_chaos_with_intents_of_many_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging, "PAGE_BYTES", 9)
     for seed in range(100):

@@ -37,6 +37,8 @@ from tests.client.stage import Regions, play
 from tests.client.test_publish import read
 from tests.pipeline.staging_model import pieces_of, rows_of
 
+pytestmark = pytest.mark.slow
+
 QUERY = "q-1"
 
 

@@ -21,6 +21,8 @@ from surecast.swarm.cluster import Cluster
 from tests.helpers import publish, run, settle
 from tests.protocols.sprinkler.meshes import PRESETS, graph, mesh_of
 
+pytestmark = pytest.mark.slow
+
 SEEDS = (1, 2, 3)
 STREAMS: dict[str, tuple[str, Policy]] = {
     "plain": ("east", KeepAll()),
