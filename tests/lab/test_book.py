@@ -141,6 +141,15 @@ def test_the_index_has_every_experiment_and_how_to_run_what_is_missing(book):
     assert book.missing == ["two"]
 
 
+def test_where_there_is_nothing_to_beat_nothing_is_said_of_it(tmp_path):
+    ones = [experiment("one"), experiment("two")]
+    leave(tmp_path / "lab", ones[0], verdict("one", beaten=None))
+    leave(tmp_path / "lab", ones[1], verdict("two"))
+    made = write_book(ones, tmp_path / "lab", tmp_path / "report")
+    for path, says in zip(made.pages, (False, True), strict=True):
+        assert ("not beaten" in Checked(path.read_text("utf-8")).words) == says
+
+
 def test_a_page_has_all_that_was_asked_for(book):
     words = Checked(book.pages[0].read_text("utf-8")).words
     for text in (

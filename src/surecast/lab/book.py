@@ -86,7 +86,7 @@ def _index(experiments: Sequence[Experiment], verdicts: Mapping[str, Verdict | N
         class_="cards index",
     )
     held = sum(verdict.reproduced for verdict in found)
-    beaten = sum(verdict.beaten for verdict in found)
+    beaten = sum(verdict.beaten is True for verdict in found)
     about = (
         f"{len(found)} of {len(experiments)} experiments run; {held} reproduced, {beaten} beaten."
     )
@@ -127,8 +127,10 @@ def _index_row(experiment: Experiment, verdict: Verdict | None) -> Element:
     )
 
 
-def _badge(holds: bool, bad: bool = True, words: tuple[str, str] = ("yes", "no")) -> Element:
-    """Yes in green; no in red where it should be yes."""
+def _badge(holds: bool | None, bad: bool = True, words: tuple[str, str] = ("yes", "no")) -> Element:
+    """Yes in green; no in red where it should be yes; a dash where there is nothing to say."""
+    if holds is None:
+        return el("span", "–")
     if holds:
         return el("span", words[0], class_="badge yes")
     return el("span", words[1], class_="badge no" if bad else "badge")
@@ -178,7 +180,8 @@ def _section(title: str, *children: Child) -> list[Child]:
 
 def _badges(verdict: Verdict) -> list[Child]:
     made: list[Child] = [_badge(verdict.reproduced, words=("reproduced", "not reproduced")), " "]
-    made += [_badge(verdict.beaten, bad=False, words=("beaten", "not beaten"))]
+    if verdict.beaten is not None:
+        made += [_badge(verdict.beaten, bad=False, words=("beaten", "not beaten"))]
     if verdict.quick:
         made += [" ", el("span", "a quick run: small, for a first look", class_="badge")]
     return made
@@ -219,9 +222,8 @@ def _figure(experiment: Experiment, verdict: Verdict, image: str, wide: bool) ->
 
 
 def _verdict(verdict: Verdict) -> list[Child]:
-    words = ("Reproduced" if verdict.reproduced else "Not reproduced") + (
-        ", and beaten." if verdict.beaten else ", not beaten."
-    )
+    words = "Reproduced" if verdict.reproduced else "Not reproduced"
+    words += {True: ", and beaten.", False: ", not beaten.", None: "."}[verdict.beaten]
     claims = msgspec.to_builtins(verdict.ours.get(CLAIMS))
     if not isinstance(claims, dict):
         return [el("p", words)]

@@ -139,7 +139,7 @@ def verdict_of(rows: Sequence[Row]) -> Verdict:
         for less, more in pairwise(LAMBDAS)
     )
     steepest, flattest = (
-        str(spread(_each(fits[skew, LAMBDAS[-1]], "slope"), 3)) for skew in (SKEWS[-1], SKEWS[0])
+        str(spread(_each(fits[skew, LAMBDAS[-1]], "slope"))) for skew in (SKEWS[-1], SKEWS[0])
     )
     return Verdict(
         id="sprinkler-e5",
@@ -152,7 +152,7 @@ def verdict_of(rows: Sequence[Row]) -> Verdict:
         },
         ours={"straight": straight, "steeper": steeper, "higher": higher, "lines": lines},
         reproduced=straight and steeper and higher,
-        beaten=False,
+        beaten=None,
         scale=f"{ticks} ticks from an empty set, {NEW_KEYS_A_TICK} new keys and λ updates a tick",
         seeds=list(dict.fromkeys(row["seed"] for row in rows)),
         notes=[

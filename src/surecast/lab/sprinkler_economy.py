@@ -108,7 +108,7 @@ def verdict_of(rows: Sequence[Row]) -> Verdict:
             "claims": held,
         },
         reproduced=all(held.values()),
-        beaten=False,
+        beaten=None,
         scale=f"one region of {REPLICAS} replicas, one stream of about 100,000 events/s in batches "
         f"of 10 ms; {len(simulated)} runs",
         seeds=list(dict.fromkeys(row["seed"] for row in simulated)),

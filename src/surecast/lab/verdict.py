@@ -65,7 +65,9 @@ class Verdict(msgspec.Struct, kw_only=True):
     paper: dict[str, Any]  # claim -> number or sentence
     ours: dict[str, Any]  # the same claims as measured, and whatever belongs to them
     reproduced: bool  # every claim holds, in the reading that `notes` names
-    beaten: bool  # we are better than the paper, by the measure that `notes` names
+    beaten: (
+        bool | None
+    )  # better than the paper, by the measure that `notes` names; None: nothing to beat
     scale: str  # how large this run was
     seeds: list[int]
     notes: list[str]  # readings, and everything that differs from the paper
