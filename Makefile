@@ -10,6 +10,7 @@ ROUNDS ?= 20
 
 INSTALLED := $(VENV)/.installed
 WARM := $(VENV)/.warm
+CLASSES := $(VENV)/share/surecast/spark-classes.jsa
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,7 +20,7 @@ setup: $(WARM)  ## .venv with the pinned dependencies, kernels compiled
 demo: setup  ## the main job end to end: real servers, a cut line, a killed server, an audit, a figure
 	$(VENV)/bin/surecast demo
 
-test: setup  ## every test
+test: setup $(CLASSES)  ## every test
 	scripts/services.sh
 	$(PY) -m pytest -n $(JOBS)
 
@@ -51,6 +52,10 @@ clean:  ## remove what set-up, tests and runs made
 $(INSTALLED): requirements.lock pyproject.toml scripts/setup.sh scripts/java.sh scripts/packages.sh
 	scripts/setup.sh
 	@touch $@
+
+# The tests start Spark some twenty times; this takes as long as it saves three or four of them.
+$(CLASSES): $(INSTALLED)
+	$(PY) -m surecast.pipeline.warm
 
 # Compiling the kernels takes seconds; done here once, no test, run or server ever waits for it.
 $(WARM): $(INSTALLED) $(wildcard src/surecast/columns/*.py)

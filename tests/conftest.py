@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from surecast.pipeline.warm import java_options
+
 # Examples are the same in every run, so a failure on one machine is a failure on all. To search
 # for new ones: HYPOTHESIS_PROFILE=explore. No deadlines: a busy machine must not fail a test.
 _common = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "print_blob": True}
@@ -19,7 +21,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 # Spark in tests does a little of many things and is never warm: code that is compiled once and
 # lightly takes a third less of the processor than code that is made fast for later.
-os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+_JAVA = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {java_options()}"
+os.environ.setdefault("SPARK_SUBMIT_OPTS", _JAVA)
 os.environ.setdefault("SPARK_DAEMON_JAVA_OPTS", os.environ["SPARK_SUBMIT_OPTS"])
 
 

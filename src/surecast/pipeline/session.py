@@ -30,6 +30,7 @@ from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, Final
 
 from surecast.errors import UsageError
+from surecast.pipeline.warm import java_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -262,7 +263,7 @@ def _settings(is_local: bool, log_level: str) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.memory": DRIVER_MEMORY,
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log4j} "
-        f"-Dderby.system.home={scratch} {_ARROW}",
+        f"-Dderby.system.home={scratch} {_ARROW} {java_options()}",
         "spark.executor.extraJavaOptions": _ARROW,
         "spark.sql.python.filterPushdown.enabled": "true",
     }
