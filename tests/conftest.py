@@ -53,6 +53,17 @@ def group_of(nodeid: str) -> str:
     return _group_of_file(nodeid.partition("::")[0]) or nodeid
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes long begins first, or one worker would be left with it at the end."""
+    groups = [group_of(item.nodeid) for item in items]
+    slow = {
+        group for group, item in zip(groups, items, strict=True) if item.get_closest_marker("slow")
+    }
+    rank = {group: (group != "spark", group not in slow) for group in groups}
+    items.sort(key=lambda item: rank[group_of(item.nodeid)])
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import LoadScopeScheduling
@@ -61,4 +72,5 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             return group_of(nodeid)
 
+    config.option.loadscopereorder = False  # groups in the order of their first tests
     return Grouped(config, log)

@@ -19,11 +19,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
+# Most queries here run once, over a few rows: to compile each takes longer than to interpret it.
+# (Those of the demo, the standalone cluster, the example and the killed drivers are compiled.)
+CONF = {
+    "spark.sql.shuffle.partitions": "4",
+    "spark.default.parallelism": "4",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+
+
 @pytest.fixture(scope="session")
 def spark() -> "Iterator[SparkSession]":
     from surecast.pipeline.session import spark_session
 
-    conf = {"spark.sql.shuffle.partitions": "4", "spark.default.parallelism": "4"}
-    session = spark_session("local[2]", app="tests", conf=conf)
+    session = spark_session("local[2]", app="tests", conf=CONF)
     yield session
     session.stop()

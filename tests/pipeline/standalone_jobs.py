@@ -28,6 +28,7 @@ def main(master: str, url: str, folder: Path) -> dict[str, Any]:
         "spark.executor.memory": "512m",
         "spark.cores.max": "2",
         "spark.sql.shuffle.partitions": "4",
+        "spark.executor.extraJavaOptions": os.environ.get("SPARK_SUBMIT_OPTS", ""),
     }
     spark = spark_session(master, app="standalone", conf=conf)
     try:

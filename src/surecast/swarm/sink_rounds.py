@@ -263,10 +263,10 @@ class Moment:
         return watch.seen[self.kind] >= self.count
 
 
-def draw_moment(rng: Random, watch: Watch, kind: str) -> Moment:
+def draw_moment(rng: Random, watch: Watch, kind: str, batches: int) -> Moment:
     """A moment that is still to come, in one of the next batches."""
     done = watch.rows() // ROWS
-    ahead = rng.randint(1, max(1, min(4, BATCHES - 1 - done)))
+    ahead = rng.randint(1, max(1, min(4, batches - 1 - done)))
     if kind == "rows":
         return Moment(kind, done + ahead - 1, 0.0)
     if kind in ("chunk", "any"):
@@ -289,14 +289,21 @@ def delete_newest_commit(checkpoint: Path) -> str | None:
     return newest.name
 
 
-def run_round(seed: int, folder: Path, *, strikes: int = 2, kinds: tuple[str, ...] = ()) -> Result:
+def run_round(
+    seed: int,
+    folder: Path,
+    *,
+    strikes: int = 2,
+    kinds: tuple[str, ...] = (),
+    batches: int = BATCHES,
+) -> Result:
     """One query with `strikes` drivers struck; `kinds`: at which moments, drawn if not said."""
     began = time.monotonic()
     rng, result = Random(f"sink/{seed}"), Result(seed)
     targets = rng.choice((1, 3))
     source, checkpoint, failures = folder / "input", folder / "checkpoint", folder / "failures"
     source.mkdir(parents=True)
-    for batch in range(BATCHES):
+    for batch in range(batches):
         lines = b"\n".join(map(_row, range(batch * ROWS, (batch + 1) * ROWS)))
         (source / f"{batch:03d}.txt").write_bytes(lines + b"\n")
         os.utime(source / f"{batch:03d}.txt", (1_600_000_000 + batch,) * 2)  # the order of reading
@@ -318,7 +325,7 @@ def run_round(seed: int, folder: Path, *, strikes: int = 2, kinds: tuple[str, ..
         try:
             for strike in range(strikes):
                 kind = kinds[strike % len(kinds)] if kinds else rng.choice(KINDS)
-                moment = draw_moment(rng, watch, kind)
+                moment = draw_moment(rng, watch, kind, batches)
                 _strike(Driver(job, log), moment, rng, watch, result, zombies)
                 if rng.random() < 0.6 and (lost := delete_newest_commit(checkpoint)):
                     result.deletions += 1
@@ -329,7 +336,7 @@ def run_round(seed: int, folder: Path, *, strikes: int = 2, kinds: tuple[str, ..
                 zombie.kill("kill")
             watch.stop()
         streams, left = watch.read(), watch.left()
-        result.violations += judge(streams, left, result.kills)
+        result.violations += judge(streams, left, result.kills, batches)
         result.rows, result.left = sum(map(len, streams.values())), len(left)
     result.failures = len(failures.read_bytes()) if failures.exists() else 0
     result.seconds = time.monotonic() - began
@@ -409,13 +416,15 @@ def _row(number: int) -> bytes:
     return str(number).zfill(DIGITS).encode()
 
 
-def judge(streams: dict[str, list[bytes]], left: list[str], kills: int) -> list[str]:
+def judge(
+    streams: dict[str, list[bytes]], left: list[str], kills: int, batches: int = BATCHES
+) -> list[str]:
     """What is wrong with the targets' rows, and with the records left in the staging stream.
 
     Who is killed leaves what it had under way, one batch, and perhaps a `done`; all else is swept.
     """
     found = Counter(row for rows in streams.values() for row in rows)
-    wanted = dict.fromkeys(map(_row, range(BATCHES * ROWS)))
+    wanted = dict.fromkeys(map(_row, range(batches * ROWS)))
     lost = [row for row in wanted if row not in found]
     twice = [row for row, count in found.items() if count > 1]
     strange = [row for row in found if row not in wanted]
@@ -425,8 +434,8 @@ def judge(streams: dict[str, list[bytes]], left: list[str], kills: int) -> list[
         if rows
     ]
     for name, rows in streams.items():
-        batches = [int(row) // ROWS for row in rows if row in wanted]
-        if batches != sorted(batches):
+        order = [int(row) // ROWS for row in rows if row in wanted]
+        if order != sorted(order):
             problems.append(f"{name}: a batch's rows behind those of a later one")
     keys = [key.split("/") for key in left]
     dones = [key for key in keys if key[1] == "done"]
