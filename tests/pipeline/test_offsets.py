@@ -88,6 +88,10 @@ def test_times() -> None:
         ({**ORDERS, "startingOffsets": '{"orders": true}'}, ["startingOffsets", "True"]),
         ({**ORDERS, "startingOffsets": '{"orders": 1.5}'}, ["startingOffsets", "1.5"]),
         ({**ORDERS, "startingOffsets": '{"trades": 1}'}, ["startingOffsets", "trades", "orders"]),
+        (
+            {"subscribePattern": "orders.>", "startingOffsets": '{"order.eu": 40}'},
+            ["startingOffsets", "'order.eu'", "subscribePattern", "orders.>"],
+        ),
         ({**ORDERS, "endingOffsets": "earliest"}, ["endingOffsets", "latest"]),
         ({**ORDERS, "endingOffsets": '{"orders": "earliest"}'}, ["endingOffsets", "earliest"]),
         ({**ORDERS, "startingTimestamp": "today"}, ["startingTimestamp", "milliseconds"]),

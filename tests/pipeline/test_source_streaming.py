@@ -204,6 +204,23 @@ def test_what_retention_removed_never_fails_a_query(
     assert len(set(work.output.seqs("orders"))) == len(work.output.seqs("orders"))
 
 
+def test_a_stream_that_a_restarted_query_is_told_of_must_be_there(
+    spark: SparkSession, region: Served, tmp_path: Path
+) -> None:
+    region.publish("orders", numbers(1, 5))
+    region.publish("trades", numbers(1, 3))
+    work = runs(spark, region, tmp_path, subscribe="orders", startingOffsets="earliest")
+    work.all_there_is()
+    work.options["subscribe"] = "orders,tradez"
+    said = failure(work)
+    assert "option subscribe" in said
+    assert "'tradez'" in said
+    assert "trades" in said
+    work.options["subscribe"] = "orders,trades"
+    work.all_there_is()
+    assert work.output.seqs("trades") == [1, 2, 3]
+
+
 def failure(work: Runs) -> str:
     query = work.start(availableNow=True)
     with pytest.raises(Exception) as failed:

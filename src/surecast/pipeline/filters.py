@@ -1,8 +1,8 @@
 """Filters that become narrower ranges: on the stream, the position and the time.
 
-What is exact here Spark need not look at again; everything else it does by itself. A filter on time
-is exact for events alone (their times never fall along the stream), so a reader that also wants
-void ranges leaves it to Spark.
+What is exact here Spark need not look at again; everything else it does by itself. Filters on time
+and position are exact for events alone (times never fall along the stream, and a void range stands
+at its last position), so a reader that also wants void ranges leaves them to Spark.
 """
 
 from __future__ import annotations
@@ -62,9 +62,11 @@ class Narrow:
         value: Any = getattr(one, "value", None)
         if name == "stream":
             return self._stream(one, value)
+        if self.voids:
+            return False
         if name == "seq" and _is_int(value):
             return self._seq(one, value)
-        if name == "timestamp" and isinstance(value, datetime) and not self.voids:
+        if name == "timestamp" and isinstance(value, datetime):
             return self._time(one, value)
         return False
 

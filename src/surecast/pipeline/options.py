@@ -13,7 +13,7 @@ from typing import Final
 
 from surecast.client.bootstrap import parse_url
 from surecast.client.failures import bad_name
-from surecast.client.words import is_name, is_pattern
+from surecast.client.words import is_name, is_pattern, matches
 from surecast.errors import UsageError
 from surecast.pipeline.offsets import (
     EARLIEST,
@@ -176,12 +176,17 @@ def _bound(options: Mapping[str, str], names: tuple[str, ...], default: Bound) -
 
 def _check_bounds(start: Bound, end: Bound, streams: tuple[str, ...], pattern: str) -> None:
     for bound in (start, end):
-        strange = [name for name in bound.each if streams and name not in streams]
-        if strange:
-            raise UsageError(
-                f"option {bound.option} names {strange[0]!r}, which subscribe does not: "
-                f"{', '.join(streams)}"
-            )
+        for name in bound.each:
+            if streams and name not in streams:
+                raise UsageError(
+                    f"option {bound.option} names {name!r}, which subscribe does not: "
+                    f"{', '.join(streams)}"
+                )
+            if pattern and not matches(pattern, name):
+                raise UsageError(
+                    f"option {bound.option} names {name!r}, which subscribePattern {pattern} does "
+                    "not match"
+                )
     if end.option and end.rest == EARLIEST.rest:
         raise UsageError(
             f"option {end.option}: nothing is before the earliest position. Use latest, positions "

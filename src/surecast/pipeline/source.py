@@ -254,6 +254,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._region: Region | None = None
         self._servers: tuple[Server, ...] = ()
         self._servers_at = -SERVERS_S
+        self._has_begun = False
         self._target: dict[str, Known] | None = None  # of a query that ends with what there is
         self._latest: dict[str, Place] | None = None
         self._accepted: dict[str, Place] = {}  # losses that are no news
@@ -280,6 +281,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         places = places_from(start)
+        self._expect_news(places)
         known, lost = self._known(places)
         self._latest = {name: Place(one.stream_id, one.end) for name, one in known.items()}
         begins = {
@@ -339,6 +341,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._servers = tuple(self.region.servers(ranges[0].stream))
             self._servers_at = time.monotonic()
         return self._servers
+
+    def _expect_news(self, places: Mapping[str, Place]) -> None:
+        """The first time: streams that a restarted query is told of anew must be there."""
+        news = tuple(name for name in self.options.streams if name not in places)
+        if news and not self._has_begun:
+            self.region.expect(news)
+        self._has_begun = True
 
     def _known(self, places: Mapping[str, Place]) -> tuple[dict[str, Known], dict[str, Loss]]:
         """The streams there are, and what is lost of those that the query has read.
