@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import pytest
 from typer.testing import CliRunner
@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from surecast import latest_per_key
 from surecast.cli.main import app
 from surecast.errors import UsageError
-from surecast.pipeline.jobs.archive import archive, read
+from surecast.pipeline.jobs.archive import RowsOf, archive, read
 from surecast.pipeline.jobs.replay import replay
 from surecast.pipeline.jobs.top_keys import TopKey, top_keys
 from tests.pipeline.regions import Served
@@ -74,6 +74,20 @@ def test_an_archive_covers_every_position_once_and_is_resumed(
     assert rows.where("stream = 'arch.a' and seq = 501").first().value == b"more"
     folders = {path.name for path in (tmp_path / "lake").glob("stream=*/day=*")}
     assert folders, "partitioned by stream and day"
+
+
+def test_rows_are_counted_though_spark_forgets_batches() -> None:
+    class Query:
+        recentProgress: ClassVar[list[dict[str, int]]] = []
+
+    rows, query = RowsOf(), cast(Any, Query())
+    for first in range(5):
+        query.recentProgress = [
+            {"batchId": first, "numInputRows": 10},
+            {"batchId": first + 1, "numInputRows": 0},  # waits
+        ]
+        assert rows.count(query) == 10 * (first + 1)
+        assert rows.count(query) == 10 * (first + 1)
 
 
 def test_streams_whose_names_are_numbers_stay_apart(
@@ -140,10 +154,9 @@ def test_a_replay_with_a_rate_is_never_early(spark: SparkSession, region: Served
         clock[0] += seconds
 
     replay(
-        rows, "rate.to", {"url": region.url}, rate=2.0, positions=10, sleep=sleep,
-        now=lambda: clock[0],
+        rows, "rate.to", {"url": region.url}, rate=5.0, sleep=sleep, now=lambda: clock[0],
     )  # fmt: skip
-    assert waits == [pytest.approx(4.5), pytest.approx(5.0), pytest.approx(5.0), pytest.approx(0.5)]
+    assert waits == [pytest.approx(1.8), pytest.approx(2.0), pytest.approx(2.0)], "every 10 events"
     assert len(values_of(region, "rate.to", 30)) == 30
 
 

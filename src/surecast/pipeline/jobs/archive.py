@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["DAY", "archive", "follow", "read"]
+__all__ = ["DAY", "RowsOf", "archive", "follow", "read"]
 
 CHECKPOINT: Final = "_checkpoint"
 DAY: Final = "day"  # the partition below `stream`: the day of the row's time
@@ -60,18 +60,29 @@ def archive(
     spark: SparkSession, to: str, options: Mapping[str, str], say: Said = lambda rows, word: None
 ) -> int:
     """Archive what there is now; the rows that were added. Raises what ended the query."""
-    query = follow(spark, to, options)
+    query, rows = follow(spark, to, options), RowsOf()
     try:
         while not query.awaitTermination(1):
-            say(_rows_of(query), query.status["message"])
+            say(rows.count(query), query.status["message"])
     except KeyboardInterrupt:
         query.stop()
         raise
-    return _rows_of(query)
+    return rows.count(query)
 
 
-def _rows_of(query: StreamingQuery) -> int:
-    return sum(int(progress["numInputRows"]) for progress in query.recentProgress)
+class RowsOf:
+    """How many rows a query has taken, if it is asked often: Spark knows its last 100 batches."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, int] = {}  # batch -> rows; none while it waits for some
+        self._total = 0
+
+    def count(self, query: StreamingQuery) -> int:
+        for progress in query.recentProgress:
+            batch, rows = progress["batchId"], int(progress["numInputRows"])
+            self._total += max(0, rows - self._of.get(batch, 0))
+            self._of[batch] = max(rows, self._of.get(batch, 0))
+        return self._total
 
 
 def read(spark: SparkSession, path: str) -> DataFrame:

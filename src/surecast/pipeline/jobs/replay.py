@@ -2,14 +2,15 @@
 
     surecast pipeline replay /lake/orders --stream orders --to orders.again --rate 50000
 
-Events are published in the order of `seq`, in slices of so many positions; after each slice a
-replay with a rate waits until it is due. A replay with a name publishes each event exactly once
-under that name: the region remembers up to which position it has come, and running it again goes on
-behind, also when the archive has grown meanwhile.
+Events are published in the order of `seq`, in slices of so many positions. A replay with a rate has
+smaller ones, of two seconds, and waits after each until the next is due. A replay with a name
+publishes each event exactly once under that name: the region remembers up to which position it has
+come, and running it again goes on behind, also when the archive has grown meanwhile.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["SLICE", "replay"]
 
 SLICE: Final = 100_000  # positions published at a time
+SLICE_S: Final = 2.0  # at most of a rate's events: each slice is a job of Spark's
 Said = Callable[[int, int], None]  # events published, of so many
 
 
@@ -40,12 +42,14 @@ def replay(
     """Publish all events of `rows` to the stream `to`; returns how many there were.
 
     `rate`: events a second, 0: no limit. `name`: see the module; without one, each call is a new
-    replay. `positions`: of a slice.
+    replay. `positions`: of a slice, at most.
     """
     if rate < 0:
         raise UsageError(f"rate={rate:g}: give events a second above 0, or none for no limit")
     if positions < 1:
         raise UsageError(f"positions={positions}: a slice has at least one")
+    if rate:
+        positions = min(positions, max(1, math.ceil(rate * SLICE_S)))
     events, target = _events(rows), {**options, "stream": to}
     before, after = 0, -1
     if name:
@@ -63,7 +67,7 @@ def replay(
         after = last
         done += count
         say(done, total)
-        if rate and (early := began + (done - before) / rate - now()) > 0:
+        if rate and done < total and (early := began + (done - before) / rate - now()) > 0:
             sleep(early)
     return total
 
