@@ -84,13 +84,12 @@ async def _ask(place: str, host: str, token: str) -> Facts:
 
 def _fetch(where: str, token: str) -> Facts:
     from urllib.error import HTTPError
-    from urllib.request import Request, urlopen
 
-    request = Request(where, headers={"Authorization": f"Bearer {token}"} if token else {})
+    from surecast.client.asking import ask
+
     try:
-        with urlopen(request, timeout=ANSWER_S_MAX) as answer:
-            facts: Facts = json.loads(answer.read())
-            return facts
+        facts: Facts = json.loads(ask(where, token, patience_s=ANSWER_S_MAX))
+        return facts
     except HTTPError as refused:
         hint = "; give --token" if refused.code == 401 else ""
         raise ConnectError(f"{where} answers {refused.code} {refused.reason}{hint}") from None

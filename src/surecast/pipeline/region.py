@@ -14,10 +14,9 @@ from collections.abc import Coroutine
 from difflib import get_close_matches
 from types import TracebackType
 from typing import Any, Final, NamedTuple, TypeVar
-from urllib.error import HTTPError
 from urllib.parse import quote
-from urllib.request import Request, urlopen
 
+from surecast.client.asking import ask
 from surecast.client.bootstrap import parse_url
 from surecast.client.connection import Client
 from surecast.client.options import ClientOptions
@@ -230,14 +229,10 @@ class Region:
 
 def ask_server(http: str, path: str, token: str) -> dict[str, Any] | None:
     """A server's answer; None if it has none: it may be gone, or know nothing of it."""
-    request = Request(f"http://{http}{path}")
-    if token:
-        request.add_header("Authorization", f"Bearer {token}")
     try:
-        with urlopen(request, timeout=HTTP_S) as answer:
-            said: dict[str, Any] = json.loads(answer.read())
-            return said
-    except (HTTPError, OSError, ValueError):
+        said: dict[str, Any] = json.loads(ask(f"http://{http}{path}", token, patience_s=HTTP_S))
+        return said
+    except (OSError, ValueError):
         return None
 
 

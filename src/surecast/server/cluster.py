@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from urllib.error import HTTPError
-from urllib.request import urlopen
 
+from surecast.client.asking import ask
 from surecast.errors import SurecastError, UsageError
 from surecast.server.config import parse_address
 from surecast.server.layout import Layout, Planned
@@ -188,9 +188,8 @@ def check_ports(layout: Layout) -> None:
 def not_ready(node: Planned) -> list[str]:
     """Why not; nothing if it is."""
     try:
-        with urlopen(f"http://{node.http}/readyz", timeout=2) as answer:
-            answer.read()
-            return []
+        ask(f"http://{node.http}/readyz", patience_s=2)
+        return []
     except HTTPError as refused:
         reasons: list[str] = json.loads(refused.read()).get("reasons", [])
         return reasons or [f"HTTP {refused.code}"]

@@ -9,8 +9,8 @@ import random
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
 
+from surecast.client.asking import ask
 from surecast.core.types import MS
 from surecast.errors import SurecastError, UsageError
 from surecast.runtime.book import show_address
@@ -102,8 +102,7 @@ def look(cluster: Cluster, name: str) -> dict[str, Any]:
     """What a node knows (`/v1/status`); empty while it does not answer."""
     try:
         url = f"http://{cluster.nodes[name].http}/v1/status"
-        with urlopen(url, timeout=ANSWER_S) as answer:
-            status: dict[str, Any] = json.loads(answer.read())
-            return status
+        status: dict[str, Any] = json.loads(ask(url, patience_s=ANSWER_S))
+        return status
     except OSError:
         return {}
