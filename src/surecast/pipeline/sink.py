@@ -35,7 +35,7 @@ from pyspark.sql.datasource import (
 from surecast.client.stream import Stream
 from surecast.client.sync import Loop
 from surecast.columns.batch import Batch
-from surecast.errors import SurecastError, UsageError
+from surecast.errors import Silent, SurecastError, UsageError
 from surecast.pipeline import sink_options
 from surecast.pipeline.sink_options import SinkOptions
 from surecast.pipeline.sink_rows import Cutter, Layout, layout_of
@@ -51,7 +51,6 @@ from surecast.pipeline.staging import (
     resume,
 )
 from surecast.pipeline.staging_io import (
-    Silent,
     Stage,
     check_region,
     connected,

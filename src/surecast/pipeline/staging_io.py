@@ -28,7 +28,7 @@ from surecast.client.rules import latest_per_key
 from surecast.client.stream import Stream
 from surecast.client.subscription import Subscription
 from surecast.client.words import SECOND
-from surecast.errors import ConnectError, SurecastError, UsageError
+from surecast.errors import ConnectError, Silent, SurecastError, UsageError
 from surecast.pipeline.sink_options import SinkOptions
 from surecast.pipeline.staging import (
     CHUNK,
@@ -43,7 +43,6 @@ from surecast.pipeline.staging import (
 )
 
 __all__ = [
-    "Silent",
     "Stage",
     "check_region",
     "connected",
@@ -62,17 +61,6 @@ AGAIN_S: Final = 0.25
 SPOOL_BYTES: Final = 64 << 20  # chunks kept in memory; more go to a file
 CHUNK_ROOM: Final = 64 << 10  # a chunk's key, header and layout, beside the largest event in it
 UNDER_WAY_MAX: Final = 64  # chunks published and not acknowledged
-
-
-class Silent(SurecastError):
-    """The region does not answer any more."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(
-            f"{what}. The query can be started again when it is back: nothing is lost or written "
-            "twice"
-        )
-        self.what = what
 
 
 @asynccontextmanager
@@ -107,7 +95,8 @@ async def patient(work: Awaitable[T]) -> T:
             return await work
     except TimeoutError:
         raise Silent(
-            f"the region (option url) has not answered for {PATIENCE_S:g} s, and may be down"
+            f"the region (option url) has not answered for {PATIENCE_S:g} s, and may be down",
+            "The query can be started again when it is back: nothing is lost or written twice",
         ) from None
 
 
