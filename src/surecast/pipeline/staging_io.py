@@ -21,7 +21,7 @@ from contextlib import asynccontextmanager
 from hashlib import blake2b
 from typing import Any, Final, TypeVar
 
-from surecast.client.bootstrap import parse_url
+from surecast.client.bootstrap import parse_url, wants_token
 from surecast.client.connection import Client
 from surecast.client.options import ClientOptions
 from surecast.client.rules import latest_per_key
@@ -29,6 +29,7 @@ from surecast.client.stream import Stream
 from surecast.client.subscription import Subscription
 from surecast.client.words import SECOND
 from surecast.errors import ConnectError, Silent, SurecastError, UsageError
+from surecast.pipeline.region import refused
 from surecast.pipeline.sink_options import SinkOptions
 from surecast.pipeline.staging import (
     CHUNK,
@@ -76,13 +77,8 @@ async def connected(options: SinkOptions, within_s: float | None = None) -> Asyn
             await client.open()
             break
         except ConnectError as problem:
-            if "token=" in str(problem):
-                raise UsageError(
-                    f"option token: the region at {options.url} refuses it. Give the token its "
-                    f"servers were started with (node.token). {problem}"
-                ) from None
-            if time.monotonic() >= ends_s:
-                raise ConnectError(f"option url: {problem}") from None
+            if wants_token(problem) or time.monotonic() >= ends_s:
+                raise refused(options.url, problem) from None
         await asyncio.sleep(AGAIN_S)
     async with client:
         yield client
