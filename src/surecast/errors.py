@@ -17,6 +17,7 @@ __all__ = [
     "PeerError",
     "PublishError",
     "QueueFull",
+    "Silent",
     "StorageError",
     "StreamConfigMismatch",
     "SurecastError",
@@ -54,6 +55,14 @@ class StorageError(SurecastError):
 
 class ConnectError(SurecastError):
     """No server of the region could be reached; the message says what each address answered."""
+
+
+class Silent(ConnectError):
+    """A region that has answered before does not any more. `what`: without the advice."""
+
+    def __init__(self, what: str, advice: str = "") -> None:
+        super().__init__(f"{what}. {advice}" if advice else what)
+        self.what = what
 
 
 class JobFailed(SurecastError):

@@ -6,10 +6,11 @@ import asyncio
 
 import pytest
 
-from surecast.client.bootstrap import parse_url
+from surecast.client.bootstrap import Region, parse_url
 from surecast.client.options import ClientOptions
 from surecast.client.ranges import RangeReader, ShortError, StallError
 from surecast.columns.batch import Batch
+from surecast.errors import ConnectError
 from tests.client.stage import Regions, play, until
 
 
@@ -108,6 +109,46 @@ def test_a_range_that_grows_is_waited_for() -> None:
                 assert seqs(await more) == [11, 12]
 
     play(story)
+
+
+def test_a_region_that_starts_again_is_waited_for() -> None:
+    async def story() -> None:
+        async with Regions(east=1) as regions:
+            stream = await publish(regions, 10)
+            await regions.kill("east-1")
+
+            line, refused = reader(regions), []
+            real = line._link.discover
+
+            async def watched() -> Region:
+                try:
+                    return await real()
+                except ConnectError as problem:
+                    refused.append(problem)
+                    raise
+
+            async def read() -> list[Batch]:
+                async with line:
+                    return [b async for some in line.read(stream, 1, 11) for b in some]
+
+            line._link.discover = watched  # type: ignore[method-assign]
+            found = asyncio.create_task(read())
+            await until(lambda: refused, "nobody was asked")
+            await regions.start("east-1")
+            assert seqs(await found) == list(range(1, 11))
+
+    play(story)
+
+
+def test_who_never_comes_back_or_wants_another_token_is_given_up() -> None:
+    async def story() -> None:
+        async with Regions(token="secret", east=1) as regions:
+            with pytest.raises(ConnectError, match="token="):
+                await reader(regions).__aenter__()
+        with pytest.raises(ConnectError, match="nothing listens there"):
+            await reader(regions, patience_s=0.5).__aenter__()
+
+    play(story, 20)
 
 
 def test_silence_is_not_waited_for_without_end() -> None:

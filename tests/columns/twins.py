@@ -60,6 +60,32 @@ def offsets_ok(offsets: list[int], data_size: int) -> bool:
     return inside and offsets == sorted(offsets)
 
 
+def sum_rows(seed: int, rows: list[tuple[bytes | None, ...]]) -> int:
+    """The hashes of all rows, each begun with `seed`, added."""
+    return sum(_hash_row(seed, row) for row in rows) % _WORDS
+
+
+_WORDS = 1 << 64
+_PHI, _MUL = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93
+
+
+def _hash_row(digest: int, row: tuple[bytes | None, ...]) -> int:
+    for item in row:
+        digest = _mix(digest ^ (0 if item is None else len(item) + 1))
+        for at in range(0, len(item or b""), 8):
+            word = int.from_bytes((item or b"")[at : at + 8], "little")
+            digest = (digest ^ word) * _PHI % _WORDS
+            digest ^= digest >> 32
+        digest = _mix(digest)
+    return digest
+
+
+def _mix(word: int) -> int:
+    word = (word ^ word >> 32) * _PHI % _WORDS
+    word = (word ^ word >> 29) * _MUL % _WORDS
+    return word ^ word >> 32
+
+
 def runs_of(positions: set[int]) -> list[tuple[int, int]]:
     """The runs of a set of positions, in order."""
     begins = [one for one in sorted(positions) if one - 1 not in positions]

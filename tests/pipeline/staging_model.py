@@ -312,9 +312,11 @@ class Replay:
             cut = shop.rng.randint(1, len(rows))
             pieces = [part for part in (rows[:cut], rows[cut:]) if part]
             staged = yield from shop.stage(last, f"{name}-{last}", {"t0": pieces})
-            intent = Intent(staged.writer, staged.targets, staged.chunks, after)
+            intent = Intent(staged.writer, staged.targets, staged.chunks, after, digest=sum(rows))
             try:
-                yield from shop.perform(staging.commit(shop.query, last, intent, shop.unique))
+                acts = staging.commit(shop.query, last, intent, shop.unique)
+                outcome = yield from shop.perform(acts)
+                assert not outcome.others
             except SurecastError:
                 give_up = staging.abort(shop.query, last, intent.writer, shop.unique)
                 yield from shop.perform(give_up)

@@ -1,6 +1,9 @@
 """`surecast pipeline workload|compact|audit`: what they leave, say, and exit with."""
 
+import asyncio
 import json
+import pickle
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +15,15 @@ from typer.testing import CliRunner
 from surecast.cli.main import app
 from surecast.cli.options import exit_code
 from surecast.cli.pipeline import ours
-from surecast.errors import ConnectError, DataLoss, JobFailed, SurecastError, UsageError
+from surecast.errors import (
+    ConnectError,
+    DataLoss,
+    JobFailed,
+    Silent,
+    SurecastError,
+    UsageError,
+)
+from surecast.pipeline import staging_io
 from surecast.pipeline.loss import Loss, remedy
 from tests.pipeline.test_audit import write
 from tests.swarm.runs import Run, lose
@@ -219,6 +230,21 @@ def test_errors_of_ours_come_out_of_those_of_spark(
 ) -> None:
     found = ours(RuntimeError(text))
     assert (type(found), str(found)) == (kind, words)
+
+
+def test_a_region_that_falls_silent_is_named_and_the_advice_given_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(staging_io, "PATIENCE_S", 0.01)
+    with pytest.raises(Silent) as silent:
+        asyncio.run(staging_io.patient(asyncio.sleep(60)))
+    assert "nothing is lost" not in silent.value.what
+    for problem in (silent.value, pickle.loads(pickle.dumps(silent.value))):
+        said = "".join(traceback.format_exception_only(problem))
+        found = ours(RuntimeError(f"An error occurred while calling o99.save.\n{said}\tat x.y"))
+        assert (type(found), str(found)) == (Silent, str(silent.value))
+    assert str(found).count("nothing is lost") == 1
+    assert exit_code(found) == 3
 
 
 def test_a_loss_is_raised_under_the_name_it_is_known_by() -> None:

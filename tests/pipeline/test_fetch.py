@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +19,10 @@ from urllib.request import urlopen
 import pytest
 
 import surecast
+from surecast.client.link import Link
 from surecast.columns.batch import Batch
 from surecast.columns.intervals import IntervalSet
-from surecast.errors import DataLoss, SurecastError
+from surecast.errors import ConnectError, DataLoss, SurecastError, UsageError
 from surecast.pipeline import fetch, files, loss
 from surecast.pipeline import region as region_module
 from surecast.pipeline.fetch import Line, Task, batches_of
@@ -349,6 +351,38 @@ def test_a_server_that_is_away_for_a_while_is_waited_for(region: Served) -> None
     region.start()
     count = some.num_rows + sum(one.num_rows for one in found)
     assert count == 60_000
+
+
+def test_a_server_that_is_away_when_a_task_begins_is_waited_for(
+    region: Served, monkeypatch: Any
+) -> None:
+    region.publish("orders", [b"1", b"2"])
+    task = plan(region, files=False, patience_s=30.0)
+    region.stop()
+    real, tried = Link.discover, threading.Event()
+
+    async def watched(link: Link) -> Any:
+        try:
+            return await real(link)
+        finally:
+            tried.set()
+
+    monkeypatch.setattr(Link, "discover", watched)
+    with ThreadPoolExecutor() as pool:
+        found = pool.submit(rows, task)
+        assert tried.wait(30)
+        region.start()
+        assert events(found.result(60)) == [(1, b"1"), (2, b"2")]
+
+
+def test_a_task_that_finds_nobody_names_the_option(tmp_path: Path) -> None:
+    with Served(tmp_path / "data", token="sesame") as region:
+        region.publish("orders", [b"1"])
+        task = plan(region, files=False, patience_s=0.5)
+        with pytest.raises(UsageError, match="option token"):
+            rows(replace(task, token="simsim", patience_s=30.0))
+    with pytest.raises(ConnectError, match="option url: no answer"):
+        rows(task)
 
 
 def test_nobody_is_waited_for_without_end(monkeypatch: Any) -> None:

@@ -149,6 +149,35 @@ def test_a_job_with_a_name_is_done_once(spark: "SparkSession", region: Region) -
     assert region.end("named") == 201
 
 
+def test_a_name_is_for_these_rows_in_whatever_order(spark: "SparkSession", region: Region) -> None:
+    def load(day: str, numbered: "DataFrame") -> None:
+        frame = numbered.selectExpr(
+            f"concat('{day}', id) AS value", "if(id % 7 = 0, null, concat('k', id % 5)) AS key"
+        )
+        region.writer(frame, "days", queryId="load").save()
+
+    load("monday", spark.range(0, 3000, 1, 1))
+    wanted = region.values("days")
+    load("monday", spark.range(2999, -1, -1, 3))
+    with pytest.raises(Exception, match="'load' was done before with other rows, and none of"):
+        load("tuesday", spark.range(0, 3000, 1, 1))
+    assert region.values("days") == wanted
+
+
+def test_a_part_is_of_these_rows(spark: "SparkSession", region: Region) -> None:
+    def load(low: int, high: int, part: str) -> None:
+        frame = numbers(spark, 100).where(f"value BETWEEN {low} AND {high}")
+        region.writer(frame, "parts", queryId="load", queryPart=part).save()
+
+    load(0, 9, "-1..9")
+    load(10, 19, "9..19")
+    load(10, 19, "9..19")
+    with pytest.raises(Exception, match=r"'load', part 9\.\.19, was done before with other rows"):
+        load(20, 29, "9..19")
+    load(20, 29, "19..29")
+    assert region.values("parts") == [str(n) for n in range(30)]
+
+
 @pytest.mark.parametrize("query", [None, "named-half"])
 def test_what_is_said_of_a_job_that_came_to_half_of_its_rows(
     region: Region, query: str | None

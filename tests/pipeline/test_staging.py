@@ -234,6 +234,74 @@ def test_a_job_of_one_time_does_not_fail_when_all_is_published(trouble: type[Any
     assert end.value.value == Outcome(False, (0,), 0, 15)
 
 
+def outcome_of(ledger: Ledger, batch: int, intent: Intent) -> Outcome:
+    """What a commit comes to that nothing disturbs."""
+    acts = commit("q", batch, intent, words())
+    act = next(acts)
+    try:
+        while True:
+            answer: Any = ledger
+            if isinstance(act, Append):
+                answer = ledger.end
+                ledger.note(answer, act.key, act.value)
+            elif isinstance(act, Copy):
+                answer = {ID: act.numbers.get(ID, 1) + act.intent.rows}
+            act = acts.send(answer)
+    except StopIteration as end:
+        outcome: Outcome = end.value
+        return outcome
+
+
+def rows(digest: int | None, after: int | None = None) -> Intent:
+    return staging.msgspec.structs.replace(INTENT, digest=digest, after=after)
+
+
+def test_other_rows_in_place_of_those_that_were_published_are_told() -> None:
+    ledger = Ledger("q")
+    assert outcome_of(ledger, 0, rows(7)) == Outcome(False, (0,), 0, 15)
+    for digest, others in ((7, False), (8, True), (None, False)):  # None: of a streaming query
+        assert outcome_of(ledger, 0, rows(digest)) == Outcome(True, (), 0, 15, others)
+
+
+@pytest.mark.parametrize("page_bytes", [1 << 20, 9])
+def test_other_rows_than_a_killed_driver_was_bound_to_publish(
+    page_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "PAGE_BYTES", page_bytes)
+    for digest in (7, 8):
+        ledger = Ledger("q")
+        acts = commit("q", 0, rows(7), iter(map(str, range(99))).__next__)
+        act: Any = next(acts)
+        while not isinstance(act, Copy):
+            if isinstance(act, Append):
+                ledger.note(ledger.end, act.key, act.value)
+            act = acts.send(ledger if isinstance(act, Read) else ledger.end - 1)
+        assert outcome_of(ledger, 0, rows(digest)).others == (digest == 8)
+        assert ledger.last.digest == 7
+
+
+def test_other_rows_of_a_part() -> None:
+    ledger = Ledger("q")
+    outcome_of(ledger, 100, rows(1, after=-1))
+    outcome_of(ledger, 200, rows(2, after=100))
+    assert not outcome_of(ledger, 200, rows(2, after=100)).others
+    assert outcome_of(ledger, 200, rows(3, after=100)).others
+    assert not outcome_of(ledger, 200, rows(3, after=150)).others  # another part, published as well
+    assert not outcome_of(ledger, 100, rows(3, after=-1)).others  # long ago: nobody knows
+
+
+def test_records_of_the_version_before_that_had_no_digest() -> None:
+    ledger = Ledger("q")
+    done = staging.msgspec.msgpack.encode([{ID: 16}])
+    ledger.note(1, b"q/done/0000000000000000", done)
+    assert outcome_of(ledger, 0, rows(7)) == Outcome(True, (), 0, 15)
+    ledger = Ledger("q")
+    intent = staging.msgspec.msgpack.encode(["w0", ["orders"], [[1, 10, 0], [2, 5, 0]], None, []])
+    ledger.note(1, b"q/0000000000000000/intent/w0/a", intent)
+    assert outcome_of(ledger, 0, rows(7)) == Outcome(False, (0,), 0, 15)
+    assert outcome_of(ledger, 0, rows(8)).others is False
+
+
 def test_an_intent_behind_its_own_abandonment_is_void() -> None:
     ledger = Ledger("q")
     acts = abort("q", 7, "w1", words())
@@ -557,8 +625,8 @@ def no_old_intents(self: Ledger, batch: int) -> dict[int, Intent]:
     return {b: intent for b, intent in original_pending(self, batch).items() if b == batch}
 
 
-def numbers_begin_anew(self: Ledger, batch: int, numbers: Any) -> bytes:
-    original_finish(self, batch, {})
+def numbers_begin_anew(self: Ledger, batch: int, intent: Intent, numbers: Any) -> bytes:
+    original_finish(self, batch, intent, {})
     return staging.msgspec.msgpack.encode(Done({}))
 
 

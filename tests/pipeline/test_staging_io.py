@@ -10,7 +10,7 @@ import pytest
 import surecast
 from surecast.client.connection import Client
 from surecast.columns.batch import Batch
-from surecast.errors import ConnectError, SurecastError, UsageError
+from surecast.errors import ConnectError, Silent, SurecastError, UsageError
 from surecast.pipeline import staging, staging_io
 from surecast.pipeline.sink_options import SinkOptions
 from surecast.pipeline.staging import (
@@ -25,7 +25,6 @@ from surecast.pipeline.staging import (
     commit,
 )
 from surecast.pipeline.staging_io import (
-    Silent,
     Stage,
     check_region,
     connected,

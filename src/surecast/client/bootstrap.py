@@ -20,13 +20,14 @@ from surecast.protocols.sprinkler.messages import Introduce, Introduced
 from surecast.runtime import hello
 from surecast.runtime.book import Address
 
-__all__ = ["Region", "discover", "parse_url"]
+__all__ = ["Region", "discover", "parse_url", "wants_token"]
 
 T = TypeVar("T")
 
 PORT: Final = 7400
 ADDRESSES_MAX: Final = 64  # in a url
 _EVERYWHERE: Final = ("0.0.0.0", "::")
+_WITH_TOKEN: Final = "connect with token="
 _FRAMES_MAX: Final = 100  # before the answer: a server that talks of other things has none
 
 
@@ -80,6 +81,11 @@ async def discover(
     )
 
 
+def wants_token(problem: ConnectError) -> bool:
+    """Whether a server answered and refused the token: to ask again is of no use."""
+    return _WITH_TOKEN in str(problem)
+
+
 def _said(problem: Exception) -> str:
     if isinstance(problem, ConnectionRefusedError):
         return "refused the connection: nothing listens there"
@@ -105,7 +111,7 @@ async def _introduce(host: str, port: int, codec: Codec, token: str) -> Region:
         )  # fmt: skip
         answer = await _driver_frame(reader)
         if isinstance(answer, hello.Refused):
-            hint = " (connect with token=)" if "credential" in answer.why else ""
+            hint = f" ({_WITH_TOKEN})" if "credential" in answer.why else ""
             raise PeerError(f"{answer.why}{hint}")
         if not isinstance(answer, hello.Hello):
             raise PeerError("no HELLO")

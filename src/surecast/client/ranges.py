@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final
 
+from surecast.client.bootstrap import Region, wants_token
 from surecast.client.link import Link
 from surecast.client.options import ClientOptions
 from surecast.columns.batch import Batch
@@ -32,6 +34,7 @@ from surecast.runtime.node import Node
 __all__ = ["RangeReader", "ShortError", "StallError"]
 
 ROWS: Final = 20_000  # handed over at a time, or what there is
+AGAIN_S: Final = 0.25  # after a first contact that failed
 
 
 class ShortError(SurecastError):
@@ -58,11 +61,11 @@ class RangeReader:
         *,
         token: str = "",
         options: ClientOptions | None = None,
-        patience_s: float = 60.0,
+        patience_s: float = 60.0,  # without any progress, the first contact included
     ) -> None:
         self._options = options or ClientOptions()
         self._link = Link(addresses, token, self._options, self._fail)
-        self._patience_s = patience_s  # without any progress
+        self._patience_s = patience_s
         self._inbox: deque[Batch] = deque()
         self._nbytes = 0
         self._held = False
@@ -71,8 +74,7 @@ class RangeReader:
         self._waiter: asyncio.Future[None] | None = None
 
     async def __aenter__(self) -> RangeReader:
-        region = await self._link.discover()
-        replicas = tuple(region.replicas)
+        replicas = tuple((await self._discover()).replicas)
 
         def machine(_ctx: NodeContext) -> Machine:
             counters: Counter[str] = Counter()
@@ -95,6 +97,17 @@ class RangeReader:
         trace: TracebackType | None,
     ) -> None:
         await self.node.stop()
+
+    async def _discover(self) -> Region:
+        """Who serves the region; it may be starting again just now."""
+        ends_s = time.monotonic() + self._patience_s
+        while True:
+            try:
+                return await self._link.discover()
+            except ConnectError as problem:
+                if wants_token(problem) or time.monotonic() >= ends_s:
+                    raise
+            await asyncio.sleep(AGAIN_S)
 
     async def read(self, stream: LogId, lo: int, hi: int) -> AsyncIterator[list[Batch]]:
         """The batches of [lo, hi), cut at its ends, some at a time.

@@ -13,6 +13,8 @@ kernels here look at single events.
     varints.py    its numbers on the wire
     kernels.py    numba loops over columns
     runs.py       numba loops over sets of positions
+    sums.py       what rows add up to, in whatever order
+    words.py      eight bytes at once, in numba loops
     compiled.py   how kernels are compiled
     keytable.py   KeyTable: the newest position of every key
     rules.py      retention policies and predicates, as they travel

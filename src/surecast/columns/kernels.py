@@ -23,8 +23,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import extending, types
+from numba import types
 
 from surecast.columns import codec
 from surecast.columns.compiled import (
@@ -35,11 +34,11 @@ from surecast.columns.compiled import (
     INT64S_OUT,
     WORDS,
     WORDS_OUT,
-    Kernel,
     helper,
     kernel,
 )
 from surecast.columns.runs import cover_positions, merge_positions, sort_positions
+from surecast.columns.words import MUL, mix, prefetch, stir, tail, word_at
 
 __all__ = [
     "LONG",
@@ -70,90 +69,23 @@ RING = 64  # size of the scratch arrays: a power of two above _AHEAD
 _U = np.uint64
 _FOUR = np.uint64(4)
 _CODE = np.uint64(15)
-_PHI = np.uint64(0x9E3779B97F4A7C15)
-_MUL = np.uint64(0xD6E8FEB86659FD93)
 
 
-# ---------------------------------------------------------------- machine words
-
-
-def _intrinsic(function: Kernel) -> Kernel:
-    made: Kernel = extending.intrinsic(function)  # type: ignore[assignment, unused-ignore]
-    return made
-
-
-@_intrinsic
-def _word_at(typing_context: Any, data: Any, index: Any) -> Any:
-    """Eight bytes of a byte array from any index, as one unaligned load."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        array = context.make_array(signature.args[0])(context, builder, arguments[0])
-        place = builder.gep(array.data, [arguments[1]])
-        word = builder.load(builder.bitcast(place, ir.IntType(64).as_pointer()))
-        word.align = 1
-        return word
-
-    return types.uint64(data, index), generate
-
-
-@_intrinsic
-def _prefetch(typing_context: Any, array: Any, index: Any) -> Any:
-    """Start loading array[index] into the cache, for writing."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        made = context.make_array(signature.args[0])(context, builder, arguments[0])
-        place = builder.gep(made.data, [arguments[1]])
-        place = builder.bitcast(place, ir.IntType(8).as_pointer())
-        number = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [place.type, number, number, number])
-        call = builder.module.declare_intrinsic("llvm.prefetch", [place.type], kind)
-        builder.call(call, [place, number(1), number(3), number(1)])
-        return context.get_dummy_value()
-
-    return types.void(array, index), generate
-
-
-@helper
-def _tail(data, start, length):
-    """The up to 8 bytes from `start`, padded with zeros; never reads past the data."""
-    if length == 0:
-        return _U(0)
-    if start + 8 <= data.size:
-        return _word_at(data, start) & (~_U(0) >> _U(64 - 8 * length))
-    word = _U(0)
-    for index in range(length):
-        word |= _U(data[start + index]) << _U(8 * index)
-    return word
-
-
-@helper
-def _mix(word):
-    word = (word ^ (word >> _U(32))) * _PHI
-    word = (word ^ (word >> _U(29))) * _MUL
-    return word ^ (word >> _U(32))
+# ---------------------------------------------------------------- the key table
 
 
 @helper
 def _word_of(data, start, length, seed, hash_mask):
     """What a slot holds for this key: its bytes if they fit, else its hash."""
     if length <= 8:
-        return _tail(data, start, length)
-    digest = seed ^ (_U(length) * _MUL)
-    stop = start + length
-    while start + 8 <= stop:
-        digest = (digest ^ _word_at(data, start)) * _PHI
-        digest ^= digest >> _U(32)
-        start += 8
-    if start < stop:
-        digest = (digest ^ _tail(data, start, stop - start)) * _PHI
-        digest ^= digest >> _U(32)
-    return digest & hash_mask
+        return tail(data, start, length)
+    return stir(seed ^ (_U(length) * MUL), data, start, length) & hash_mask
 
 
 @helper
 def _home(word, code, seed, hash_mask, slot_mask):
     """The slot where the search for a key starts."""
-    return np.int64(_mix(word ^ seed ^ (_U(code) << _U(56))) & hash_mask & _U(slot_mask))
+    return np.int64(mix(word ^ seed ^ (_U(code) << _U(56))) & hash_mask & _U(slot_mask))
 
 
 @helper
@@ -163,11 +95,11 @@ def _same_key(arena, place, data, start, length):
     place += 2
     stop = start + length
     while start + 8 <= stop:
-        if arena[place] != _word_at(data, start):
+        if arena[place] != word_at(data, start):
             return False
         place += 1
         start += 8
-    return start == stop or arena[place] == _tail(data, start, stop - start)
+    return start == stop or arena[place] == tail(data, start, stop - start)
 
 
 @helper
@@ -231,13 +163,13 @@ def put_keys(
             home = _home(word, min(length, LONG), seed, hash_mask, slot_mask)
             words[ahead & (RING - 1)] = word
             homes[ahead & (RING - 1)] = home
-            _prefetch(slots, 2 * home)
+            prefetch(slots, 2 * home)
         row = ahead - _AHEAD // 2
         if arena_used > 0 and 0 <= row < rows:
             home = homes[row & (RING - 1)] & slot_mask  # a null key's is a stale one
             mark = slots[2 * home + 1]
             if mark & _CODE == _U(LONG):
-                _prefetch(arena, np.int64(mark >> _FOUR))
+                prefetch(arena, np.int64(mark >> _FOUR))
         row = ahead - _AHEAD
         if row < 0 or (nullable and not valid[row]):
             continue
@@ -273,7 +205,7 @@ def put_keys(
         arena_used += 2
         stop = start + length
         while start < stop:
-            arena[arena_used] = _tail(data, start, min(8, stop - start))
+            arena[arena_used] = tail(data, start, min(8, stop - start))
             arena_used += 1
             start += 8
     counters[0], counters[1] = used, arena_used
@@ -309,16 +241,16 @@ def put_words(
     used = counters[0]
     count = 0
     for row in range(min(rows, _AHEAD)):
-        home = _home(_word_at(data, start + 8 * row), 8, seed, hash_mask, slot_mask)
+        home = _home(word_at(data, start + 8 * row), 8, seed, hash_mask, slot_mask)
         homes[row & (RING - 1)] = home
-        _prefetch(slots, 2 * home)
+        prefetch(slots, 2 * home)
     for row in range(rows):
         ahead = row + _AHEAD
         if ahead < rows:
-            home = _home(_word_at(data, start + 8 * ahead), 8, seed, hash_mask, slot_mask)
+            home = _home(word_at(data, start + 8 * ahead), 8, seed, hash_mask, slot_mask)
             homes[ahead & (RING - 1)] = home
-            _prefetch(slots, 2 * home)
-        word = _word_at(data, start + 8 * row)
+            prefetch(slots, 2 * home)
+        word = word_at(data, start + 8 * row)
         slot = _find(slots, no_arena, homes[row & (RING - 1)], word, 8, data, 0, 8)
         if slot >= 0:
             replaced[count] = np.int64(slots[2 * slot + 1] >> _FOUR)
@@ -432,13 +364,13 @@ def match_prefix(offsets, data, valid, seqs, prefix, matched):
     """Write the positions of rows that start with `prefix`, return how many."""
     nullable = valid.size > 0
     size = prefix.size
-    head = _tail(prefix, 0, min(8, size))
+    head = tail(prefix, 0, min(8, size))
     count = 0
     for row in range(offsets.size - 1):
         start = np.int64(offsets[row])
         if np.int64(offsets[row + 1]) - start < size or (nullable and not valid[row]):
             continue
-        if _tail(data, start, min(8, size)) != head:
+        if tail(data, start, min(8, size)) != head:
             continue
         index = 8
         while index < size and data[start + index] == prefix[index]:
@@ -454,13 +386,13 @@ def match_equal(offsets, data, valid, seqs, wanted, matched):
     """Write the positions of rows that equal `wanted`, return how many."""
     nullable = valid.size > 0
     size = wanted.size
-    head = _tail(wanted, 0, min(8, size))
+    head = tail(wanted, 0, min(8, size))
     count = 0
     for row in range(offsets.size - 1):
         start = np.int64(offsets[row])
         if np.int64(offsets[row + 1]) - start != size or (nullable and not valid[row]):
             continue
-        if _tail(data, start, min(8, size)) != head:
+        if tail(data, start, min(8, size)) != head:
             continue
         index = 8
         while index < size and data[start + index] == wanted[index]:

@@ -38,6 +38,7 @@ def call_each() -> None:
 
 
 if __name__ == "__main__":
-    from surecast.columns import kernels
+    from surecast.columns import kernels, sums
 
     kernels.warm()
+    sums.sum_rows("s", Batch.of(_STREAM, [b"v"]))

@@ -18,13 +18,13 @@ from surecast.client.options import ClientOptions
 from surecast.client.ranges import RangeReader, ShortError, StallError
 from surecast.client.sync import Loop
 from surecast.columns.batch import Batch
-from surecast.errors import SurecastError
+from surecast.errors import ConnectError, SurecastError
 from surecast.pipeline import files
 from surecast.pipeline.loss import Loss, lost, remedy, views_of
 from surecast.pipeline.offsets import Place
 from surecast.pipeline.options import COLUMNS
 from surecast.pipeline.plan import Range
-from surecast.pipeline.region import Server
+from surecast.pipeline.region import Server, refused
 from surecast.pipeline.rows import record_batches
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ __all__ = ["Task", "batches_of", "read"]
 
 log = logging.getLogger("surecast.pipeline")
 
-PATIENCE_S: Final = 60.0  # without a single batch; a region may be catching up
+PATIENCE_S: Final = 60.0  # without a single batch; a region may be catching up, or starting
 BUFFER_BYTES: Final = 16 << 20
 
 
@@ -125,7 +125,10 @@ class Line:
                 options=ClientOptions(buffer_bytes_max=BUFFER_BYTES),
                 patience_s=task.patience_s,
             )
-            loop.call(reader.__aenter__())
+            try:
+                loop.call(reader.__aenter__())
+            except ConnectError as problem:
+                raise refused(task.url, problem) from None
             self._stack.callback(lambda: loop.call(reader.__aexit__(None, None, None)))
             self._loop, self._reader = loop, reader
         return self._loop, self._reader

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from surecast.client.asking import ask
-from surecast.client.bootstrap import parse_url
+from surecast.client.bootstrap import parse_url, wants_token
 from surecast.client.connection import Client
 from surecast.client.options import ClientOptions
 from surecast.client.sync import Loop
@@ -25,7 +25,7 @@ from surecast.client.words import SECOND, StreamInfo, show_address
 from surecast.columns.intervals import IntervalSet
 from surecast.errors import ConnectError, SurecastError, UsageError
 
-__all__ = ["Known", "Region", "Server", "Voids", "ask_server"]
+__all__ = ["Known", "Region", "Server", "Voids", "ask_server", "refused"]
 
 T = TypeVar("T")
 
@@ -80,7 +80,7 @@ class Region:
         except BaseException as problem:
             self._loop.stop()
             if isinstance(problem, ConnectError):
-                raise self._refused(problem) from None
+                raise refused(url, problem) from None
             if isinstance(problem, TimeoutError):
                 raise self._silent(ANSWER_S, url) from None
             raise
@@ -218,13 +218,15 @@ class Region:
             f"{places}? A query may go on with the url of another region"
         )
 
-    def _refused(self, problem: ConnectError) -> SurecastError:
-        if "token=" in str(problem):
-            return UsageError(
-                f"option token: the region at {self.url} refuses it. Give the token its servers "
-                f"were started with (node.token). {problem}"
-            )
-        return ConnectError(f"option url: {problem}")
+
+def refused(url: str, problem: ConnectError) -> SurecastError:
+    """Which option to mend when nobody could be connected to."""
+    if wants_token(problem):
+        return UsageError(
+            f"option token: the region at {url} refuses it. Give the token its servers were "
+            f"started with (node.token). {problem}"
+        )
+    return ConnectError(f"option url: {problem}")
 
 
 def ask_server(http: str, path: str, token: str) -> dict[str, Any] | None:

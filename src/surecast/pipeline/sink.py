@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
@@ -35,7 +35,7 @@ from pyspark.sql.datasource import (
 from surecast.client.stream import Stream
 from surecast.client.sync import Loop
 from surecast.columns.batch import Batch
-from surecast.errors import SurecastError, UsageError
+from surecast.errors import Silent, SurecastError, UsageError
 from surecast.pipeline import sink_options
 from surecast.pipeline.sink_options import SinkOptions
 from surecast.pipeline.sink_rows import Cutter, Layout, layout_of
@@ -51,7 +51,6 @@ from surecast.pipeline.staging import (
     resume,
 )
 from surecast.pipeline.staging_io import (
-    Silent,
     Stage,
     check_region,
     connected,
@@ -68,6 +67,7 @@ if TYPE_CHECKING:
 __all__ = ["Staged", "batch_writer", "resumed", "stream_writer"]
 
 UNDER_WAY_MAX: Final = 64  # chunks of a task that are not acknowledged
+DIGESTS: Final = 1 << 64  # that there are
 
 COMMITTER: Final = "pyspark.sql.worker.python_streaming_sink_runner"  # the process that commits
 
@@ -84,6 +84,7 @@ class Staged(WriterCommitMessage):
     partition: int
     targets: tuple[str, ...]
     chunks: tuple[ChunkRef, ...]
+    digest: int | None = None  # the sum of its rows, if the job may be run again
 
 
 # ---------------------------------------------------------------- what Spark asks for
@@ -151,11 +152,16 @@ class BatchWriter(DataSourceArrowWriter):
         intent = intent_of(self.writer, staged, self.after)
         outcome = _commit(self.options, self.query, self.batch, intent, once=self.once)
         if self.after is None and outcome.rows != intent.rows:
-            raise UsageError(
-                f"option queryId: {self.query!r} was done before with {outcome.rows:,} rows, now "
-                f"there are {intent.rows:,}, and none of them is written. Give what is new a "
-                "queryId of its own"
-            )
+            self._refuse(f"{outcome.rows:,} rows, now there are {intent.rows:,}, and none of them")
+        if outcome.others:
+            self._refuse(f"other rows, and none of these {intent.rows:,}")
+
+    def _refuse(self, rows: str) -> NoReturn:
+        part = "" if self.after is None else f", part {self.after}..{self.batch},"
+        raise UsageError(
+            f"option queryId: {self.query!r}{part} was done before with {rows} is written. Give "
+            "what is new a queryId of its own"
+        )
 
     def abort(self, messages: Messages) -> None:
         _abort(self.options, self.query, self.batch, self.writer, once=self.once)
@@ -230,12 +236,12 @@ class Stager:
             lo, _ = await patient(self._waiting.popleft())
             self._seqs.append(lo)
 
-    async def done(self) -> Staged:
+    async def done(self, digest: int | None) -> Staged:
         """All is on disk at every replica."""
         await self._settle(0)
         chunks = zip(self._seqs, self._rows, strict=True)
         refs = tuple(ChunkRef(seq, rows, target) for seq, (rows, target) in chunks)
-        return Staged(*self._job, self.partition, tuple(self._targets), refs)
+        return Staged(*self._job, self.partition, tuple(self._targets), refs, digest)
 
     async def close(self) -> None:
         for future in self._waiting:
@@ -251,17 +257,28 @@ def _stage(
     batch: int,
     writer: str,
 ) -> Staged:
-    stager, cutter, loop = Stager(options, query, batch, writer), Cutter(layout), Loop()
+    stager, loop = Stager(options, query, batch, writer), Loop()
+    digest = None
+    if options.query is not None:
+        from surecast.columns.sums import sum_rows
+
+        digest = 0
     try:
-        for rows in batches:
-            for target, chunk in cutter.add(rows):
-                loop.call(stager.put(target, chunk))
-        for target, chunk in cutter.rest():
+        for target, chunk in _chunks(layout, batches):
+            if digest is not None:
+                digest += sum_rows(target, chunk)
             loop.call(stager.put(target, chunk))
-        return loop.call(stager.done())
+        return loop.call(stager.done(digest))
     finally:
         loop.call(stager.close())
         loop.stop()
+
+
+def _chunks(layout: Layout, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[str, Batch]]:
+    cutter = Cutter(layout)
+    for rows in batches:
+        yield from cutter.add(rows)
+    yield from cutter.rest()
 
 
 # ---------------------------------------------------------------- in the driver
@@ -312,7 +329,13 @@ def intent_of(writer: str, staged: list[Staged], after: int | None = None) -> In
         for task in sorted(staged, key=lambda task: task.partition)
         for seq, rows, target in task.chunks
     )
-    return Intent(writer, tuple(targets), chunks, after)
+    return Intent(writer, tuple(targets), chunks, after, digest=_sum_of(staged))
+
+
+def _sum_of(staged: list[Staged]) -> int | None:
+    """What the rows of all tasks add up to."""
+    digests = [task.digest for task in staged if task.digest is not None]
+    return sum(digests) % DIGESTS if len(digests) == len(staged) else None
 
 
 def resumed(given: Mapping[str, str]) -> Outcome:

@@ -11,8 +11,9 @@ commit is decided by the staging stream itself, whose order is the same for ever
    record is written in *pages* before, and the intent names them.
 2. They publish it under one publisher identity, with numbers that go on from the batch before: what
    was published already is recognised by the head of the target stream and not published again.
-3. When everything is acknowledged a *done* record says how far the numbers have come. A batch that
-   is done is never touched again.
+3. When everything is acknowledged a *done* record says how far the numbers have come, and of a job
+   that somebody may run again what its rows added up to. A batch that is done is never touched
+   again.
 4. Chunks and records of a batch that is done are garbage and are collected, by position as far as
    nobody needs anything in front of them: that reaches earlier collects, too, which have no key.
    The *done* of a query that rests would be in the way for ever. It is a fact that never changes,
@@ -112,6 +113,7 @@ class Intent(msgspec.Struct, frozen=True, array_like=True):
     chunks: tuple[ChunkRef, ...]
     after: int | None = None  # of a part: behind which batch (-1: none)
     pages: tuple[int, ...] = ()  # where the intent itself is, if this only stands for it
+    digest: int | None = None  # the rows' sum (columns/sums.py); None: nobody will ask
 
     @property
     def rows(self) -> int:
@@ -122,6 +124,8 @@ class Done(msgspec.Struct, frozen=True, array_like=True):
     """All of a batch is published; how far the numbers of every target have come with it."""
 
     numbers: Numbers
+    after: int | None = None  # of the batch, as its intent had it
+    digest: int | None = None
 
 
 class Place(NamedTuple):
@@ -201,7 +205,7 @@ class Ledger:
     end: int = 1  # the first position not read yet
     hidden: int = 0  # the last position that was found collected
     done: int = -1  # the last batch that is done ...
-    numbers: Numbers = field(default_factory=dict)  # ... and how far it came
+    last: Done = field(default_factory=lambda: Done({}))  # ... and what is said of it
     intents: dict[int, Intent] = field(default_factory=dict)  # the one that stands, by batch
     parts: dict[int, tuple[int, Intent]] = field(default_factory=dict)  # by what they go on from
     pages: dict[int, bytes] = field(default_factory=dict)  # by position
@@ -248,7 +252,7 @@ class Ledger:
         if known is None or place.batch >= known.batch:
             self.facts[place.query] = Fact(place.batch, seq, value)
         if place.query == self.query and place.batch > self.done:
-            self.done, self.numbers = place.batch, _decode(value, Done).numbers
+            self.done, self.last = place.batch, _decode(value, Done)
 
     def _note_work(self, place: Place, value: bytes) -> None:
         batch, kind = place.batch, place.kind
@@ -264,17 +268,25 @@ class Ledger:
         elif intent.after < batch:
             self.parts.setdefault(intent.after, (batch, intent))
 
-    def finish(self, batch: int, numbers: Numbers) -> bytes:
+    def finish(self, batch: int, intent: Intent, numbers: Numbers) -> bytes:
         """All of `batch` is published; the record that says so."""
-        self.done, self.numbers = batch, {**self.numbers, **numbers}
-        value = msgspec.msgpack.encode(Done(self.numbers))
+        numbers = {**self.last.numbers, **numbers}
+        self.done, self.last = batch, Done(numbers, intent.after, intent.digest)
+        value = msgspec.msgpack.encode(self.last)
         self.facts[self.query] = Fact(batch, self.end, value)  # there, or further on
         return value
 
     @property
     def rows(self) -> int:
         """That the query has published in all."""
-        return sum(number - 1 for number in self.numbers.values())
+        return sum(number - 1 for number in self.last.numbers.values())
+
+    def has_others(self, batch: int, intent: Intent) -> bool:
+        """Whether it is known that other rows were published in place of those of an intent. Of a
+        part that others have come behind nothing is known."""
+        digests = self.last.digest, intent.digest
+        same_place = (self.done, self.last.after) == (batch, intent.after)
+        return same_place and None not in digests and digests[0] != digests[1]
 
     def pending(self, batch: int) -> dict[int, Intent]:
         """Batches up to `batch` that have an intent and are not done, in order."""
@@ -415,6 +427,7 @@ class Outcome:
     finished: tuple[int, ...]  # batches that were published, the one asked for included
     done: int  # the last batch that is done
     rows: int  # that the query has published in all
+    others: bool = False  # and not those that were asked for
 
 
 def commit(
@@ -439,13 +452,14 @@ def commit(
             "abandoned by its own driver. Run it again: it goes on behind what is done by then"
         )
     if once:
-        ledger.finish(batch, (yield Copy(batch, intent, {})))
+        ledger.finish(batch, intent, (yield Copy(batch, intent, {})))
         with suppress(SurecastError):  # all is published, and must not be published again
             yield from _leave(ledger, batch)
     else:
         yield from _finish(ledger, pending)
         yield from _sweep(ledger)
-    return Outcome(replayed, tuple(pending), ledger.done, ledger.rows)
+    others = ledger.has_others(batch, intent)
+    return Outcome(replayed, tuple(pending), ledger.done, ledger.rows, others)
 
 
 def resume(query: str, unique: Callable[[], str]) -> Generator[Act, Any, Outcome]:
@@ -491,9 +505,10 @@ def _look(
 
 def _finish(ledger: Ledger, pending: dict[int, Intent]) -> Generator[Act, Any, None]:
     """Publish batches, one after the other."""
-    for number, intent in pending.items():
-        numbers = yield Copy(number, ledger.whole(number, intent), ledger.numbers)
-        yield Append(_done_key(ledger.query, number), ledger.finish(number, numbers))
+    for number, listed in pending.items():
+        intent = ledger.whole(number, listed)
+        numbers = yield Copy(number, intent, ledger.last.numbers)
+        yield Append(_done_key(ledger.query, number), ledger.finish(number, intent, numbers))
 
 
 def _leave(ledger: Ledger, batch: int) -> Generator[Act, Any, None]:

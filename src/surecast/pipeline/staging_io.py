@@ -21,14 +21,15 @@ from contextlib import asynccontextmanager
 from hashlib import blake2b
 from typing import Any, Final, TypeVar
 
-from surecast.client.bootstrap import parse_url
+from surecast.client.bootstrap import parse_url, wants_token
 from surecast.client.connection import Client
 from surecast.client.options import ClientOptions
 from surecast.client.rules import latest_per_key
 from surecast.client.stream import Stream
 from surecast.client.subscription import Subscription
 from surecast.client.words import SECOND
-from surecast.errors import ConnectError, SurecastError, UsageError
+from surecast.errors import ConnectError, Silent, SurecastError, UsageError
+from surecast.pipeline.region import refused
 from surecast.pipeline.sink_options import SinkOptions
 from surecast.pipeline.staging import (
     CHUNK,
@@ -43,7 +44,6 @@ from surecast.pipeline.staging import (
 )
 
 __all__ = [
-    "Silent",
     "Stage",
     "check_region",
     "connected",
@@ -64,17 +64,6 @@ CHUNK_ROOM: Final = 64 << 10  # a chunk's key, header and layout, beside the lar
 UNDER_WAY_MAX: Final = 64  # chunks published and not acknowledged
 
 
-class Silent(SurecastError):
-    """The region does not answer any more."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(
-            f"{what}. The query can be started again when it is back: nothing is lost or written "
-            "twice"
-        )
-        self.what = what
-
-
 @asynccontextmanager
 async def connected(options: SinkOptions, within_s: float | None = None) -> AsyncIterator[Client]:
     """A client of the region that the options name; errors say which of them to mend."""
@@ -88,13 +77,8 @@ async def connected(options: SinkOptions, within_s: float | None = None) -> Asyn
             await client.open()
             break
         except ConnectError as problem:
-            if "token=" in str(problem):
-                raise UsageError(
-                    f"option token: the region at {options.url} refuses it. Give the token its "
-                    f"servers were started with (node.token). {problem}"
-                ) from None
-            if time.monotonic() >= ends_s:
-                raise ConnectError(f"option url: {problem}") from None
+            if wants_token(problem) or time.monotonic() >= ends_s:
+                raise refused(options.url, problem) from None
         await asyncio.sleep(AGAIN_S)
     async with client:
         yield client
@@ -107,7 +91,8 @@ async def patient(work: Awaitable[T]) -> T:
             return await work
     except TimeoutError:
         raise Silent(
-            f"the region (option url) has not answered for {PATIENCE_S:g} s, and may be down"
+            f"the region (option url) has not answered for {PATIENCE_S:g} s, and may be down",
+            "The query can be started again when it is back: nothing is lost or written twice",
         ) from None
 
 

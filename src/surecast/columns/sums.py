@@ -1,0 +1,54 @@
+"""What rows add up to: a number that is the same in whatever order and batches they come.
+
+Every row is hashed, from the name of its stream over its key and value to its tag, and the hashes
+are added. Other rows, or one of them twice, give another sum but for once in 2^64. That tells a
+mistake; it does not stop anybody who wants to forge one.
+
+Importing this module loads numba and this kernel, and none of kernels.py.
+"""
+
+# Parameters are numpy arrays and numbers as the signatures say, which mypy cannot read.
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import numpy as np
+from numba import types
+
+from surecast.columns.batch import Batch
+from surecast.columns.column import null_column
+from surecast.columns.compiled import BOOLS, BYTES, INT32S, WORDS_OUT, kernel
+from surecast.columns.words import mix, stir
+
+__all__ = ["hash_column", "sum_rows"]
+
+_U = np.uint64
+_ALL_VALID = np.empty(0, np.bool_)
+
+
+def sum_rows(stream: str, batch: Batch) -> int:
+    """The sum of a batch's rows, below 2^64, for the stream of this name."""
+    seed = int.from_bytes(blake2b(stream.encode(), digest_size=8).digest(), "little")
+    hashes = np.full(batch.rows, seed, np.uint64)
+    for column in (batch.keys(), batch.values(), batch.tags() or null_column(batch.rows)):
+        valid = _ALL_VALID if column.valid is None else column.valid
+        hash_column(column.offsets, column.data, valid, hashes)
+    return int(hashes.sum())
+
+
+@kernel(types.void(INT32S, BYTES, BOOLS, WORDS_OUT))
+def hash_column(offsets, data, valid, hashes):
+    """Have what a column says of each row go into the row's hash.
+
+    `valid` of size 0 means no nulls. A null is not an empty string.
+    """
+    nullable = valid.size > 0
+    for row in range(offsets.size - 1):
+        start = np.int64(offsets[row])
+        length = np.int64(offsets[row + 1]) - start
+        mark = _U(length + 1)
+        if nullable and not valid[row]:
+            length, mark = np.int64(0), _U(0)
+        hashes[row] = mix(stir(mix(hashes[row] ^ mark), data, start, length))

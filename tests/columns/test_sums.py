@@ -1,0 +1,100 @@
+"""What rows add up to: the kernel against its twin; which changes of rows are told."""
+
+from hashlib import blake2b
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from surecast.columns.batch import Batch
+from surecast.columns.column import column_of
+from surecast.columns.sums import hash_column, sum_rows
+from tests.columns import twins
+from tests.columns.test_kernels import KEYS, variants
+
+STREAM = bytes(16)
+VALUES = KEYS.map(lambda item: item or b"")
+Row = tuple[bytes | None, bytes, bytes | None]
+ROWS = st.lists(st.tuples(KEYS, VALUES, KEYS), min_size=1, max_size=40)
+
+
+def batch_of(rows: list[Row]) -> Batch:
+    keys, values, tags = zip(*rows, strict=True)
+    tagged = any(tag is not None for tag in tags)
+    return Batch.of(STREAM, list(values), list(keys), list(tags) if tagged else None)
+
+
+def total(rows: list[Row], stream: str = "s") -> int:
+    return sum_rows(stream, batch_of(rows))
+
+
+@given(ROWS)
+def test_the_sum_is_the_twins(rows: list[Row]) -> None:
+    seed = int.from_bytes(blake2b(b"orders", digest_size=8).digest(), "little")
+    assert total(rows, "orders") == twins.sum_rows(seed, rows)
+
+
+@given(ROWS, st.data())
+def test_order_and_batches_make_no_difference(rows: list[Row], data: st.DataObject) -> None:
+    mixed = data.draw(st.permutations(rows))
+    cut = data.draw(st.integers(0, len(rows)))
+    parts = [part for part in (mixed[:cut], mixed[cut:]) if part]
+    assert sum(map(total, parts)) % (1 << 64) == total(rows)
+
+
+@given(ROWS, ROWS)
+def test_other_rows_have_another_sum(some: list[Row], others: list[Row]) -> None:
+    def order(row: Row) -> tuple[bytes, ...]:
+        return tuple(b"" if item is None else b"+" + item for item in row)
+
+    assert (total(some) == total(others)) == (sorted(some, key=order) == sorted(others, key=order))
+    assert total(some) != total(some, "another stream")
+
+
+def test_rows_that_are_nearly_the_same() -> None:
+    base: list[Row] = [(b"k%d" % (n % 5), b"value %06d" % n, b"t%d" % (n % 3)) for n in range(3000)]
+    wanted, rng = total(base), Random(5)
+    for n in range(500):
+        changed, (a, b) = list(base), rng.sample(range(3000), 2)
+        (key, value, tag), (other_key, other_value, _) = base[a], base[b]
+        match n % 5:
+            case 0:
+                changed[a], changed[b] = (key, other_value, tag), (other_key, value, base[b][2])
+            case 1:
+                changed[a] = changed[b]  # one is there twice, and the other not at all
+            case 2:
+                changed[a] = (value, key or b"", tag)
+            case 3:
+                changed[a] = ((key or b"") + value[:1], value[1:], tag)
+            case 4:
+                at = rng.randrange(len(value))
+                changed[a] = (key, value[:at] + bytes([value[at] ^ 1]) + value[at + 1 :], tag)
+        same = sorted(map(str, changed)) == sorted(map(str, base))
+        assert (total(changed) == wanted) == same
+
+
+def test_numbers_that_add_up_to_the_same() -> None:
+    def of(*numbers: int) -> int:
+        return total([(b"k", number.to_bytes(8, "little"), None) for number in numbers])
+
+    sums = [of(a, 1000 - a) for a in range(500)] + [of(a << 56, 1000 - a) for a in range(1, 250)]
+    assert len(set(sums)) == len(sums)
+
+
+def test_columns_that_are_not_there_are_null() -> None:
+    values = [b"a", b"bc", b""]
+    plain = sum_rows("s", Batch.of(STREAM, values))
+    assert sum_rows("s", Batch.of(STREAM, values, [None] * 3, [None] * 3)) == plain
+    assert sum_rows("s", Batch.of(STREAM, values, [b""] * 3)) != plain
+    assert sum_rows("s", Batch.of(STREAM, values, None, [b""] * 3)) != plain
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_no_shape_of_array_compiles_anything(number: int) -> None:
+    column = column_of([b"a", None, b"longer than eight"])
+    assert column.valid is not None
+    arrays = [variants(array)[number] for array in (column.offsets, column.data, column.valid)]
+    hash_column(*arrays, np.zeros(3, np.uint64))
+    assert len(hash_column.nopython_signatures) == 1  # type: ignore[attr-defined]
