@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from surecast.cli.main import app
 from surecast.cli.options import exit_code
-from surecast.cli.pipeline import ours
+from surecast.cli.spark import ours
 from surecast.errors import ConnectError, DataLoss, JobFailed, SurecastError, UsageError
 from surecast.pipeline.loss import Loss, remedy
 from tests.pipeline.test_audit import write

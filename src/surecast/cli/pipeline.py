@@ -2,22 +2,19 @@
 
 import json
 import os
-import re
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from surecast import errors
 from surecast.cli.options import DEFAULT_URL, RETENTIONS, AsJson, Token, Url, parse_retention
 from surecast.cli.progress import Bar
-from surecast.errors import JobFailed, SurecastError, UsageError
+from surecast.cli.spark import Master, on_spark, watched
+from surecast.errors import UsageError
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
     from surecast.columns.rules import Predicate
@@ -26,13 +23,6 @@ if TYPE_CHECKING:
 
 pipeline = typer.Typer(no_args_is_help=True, help="Streams in Spark, and Spark in streams.")
 
-Master = Annotated[
-    str,
-    typer.Option(
-        "--master", envvar="SURECAST_MASTER",
-        help="local[*], spark://host:7077, yarn, k8s://…, or sc://host:15002 (Connect).",
-    ),
-]  # fmt: skip
 Streams = Annotated[str, typer.Argument(help="A name or a pattern, such as orders or orders.>")]
 FailOnLoss = Annotated[
     bool,
@@ -41,52 +31,8 @@ FailOnLoss = Annotated[
         help="End when positions that were read before are gone, or go on with what is there.",
     ),
 ]
-LOCAL = "local[*]"
 COLLECTS = "before-seq:N, before-time:2025-01-31T12:00+00:00, key:K, prefix:P, tag:T"
 SAMPLE = 1_000_000  # keys that are judged by their law
-
-
-@contextmanager
-def _spark(master: str, job: str) -> Iterator["SparkSession"]:
-    """A session for one command. What Spark complains of becomes a line that says what to do."""
-    from pyspark.errors import PySparkException
-
-    from surecast.pipeline.session import running_session, spark_session
-
-    is_ours = running_session() is None
-    with Bar(job, 0) as bar:
-        bar.update(0, f"starting Spark, {master}")
-        spark = spark_session(master, app=f"surecast {job}")
-    try:
-        yield spark
-    except PySparkException as problem:
-        raise ours(problem) from problem
-    finally:
-        if is_ours:
-            spark.stop()
-
-
-@contextmanager
-def _watched(spark: "SparkSession", job: str) -> Iterator[None]:
-    """A bar of Spark's tasks."""
-    from surecast.pipeline.progress import watch
-
-    bar = Bar(f"{job} (tasks)", 0)
-    with bar, watch(spark, job, lambda done, total, note: bar.update(done, note, total)):
-        yield
-
-
-def ours(problem: Exception) -> SurecastError:
-    """What a user should read of an error of Spark: the error of ours that it carries, if any."""
-    text = str(problem)
-    carried = re.findall(r"surecast\.errors\.(\w+): (.+)", text)
-    if carried:
-        name, words = carried[-1]
-        kind: type[SurecastError] = getattr(errors, name, JobFailed)
-        return kind(words)
-    python = re.findall(r"^(\w[\w.]*(?:Error|Exception): .+)", text, re.MULTILINE)
-    first = (text.strip() or type(problem).__name__).splitlines()[0]
-    return JobFailed(str(python[-1]) if python else first)
 
 
 def _source(
@@ -114,7 +60,7 @@ def archive_streams(
     follow: Annotated[bool, typer.Option("--follow", help="Go on until Ctrl-C.")] = False,
     every: Annotated[str, typer.Option(help="With --follow: how often.")] = "10 seconds",
     fail_on_loss: FailOnLoss = True,
-    master: Master = LOCAL,
+    master: Master = None,
     as_json: AsJson = False,
 ) -> None:
     """Streams → Parquet by stream and day, voids included, exactly once.
@@ -124,7 +70,7 @@ def archive_streams(
     from surecast.pipeline.jobs import archive as job
 
     began = time.monotonic()
-    with _spark(master, "archive") as spark, Bar(f"archive {streams} (rows)", 0) as bar:
+    with on_spark(master, "archive") as spark, Bar(f"archive {streams} (rows)", 0) as bar:
         options = _source(streams, url, token, fail_on_loss)
         if follow:
             _until_ctrl_c(job.follow(spark, to, options, once=False, every=every), bar)
@@ -159,7 +105,7 @@ def replay_rows(
     positions: Annotated[int, typer.Option(min=1, help="Published at a time.")] = 100_000,
     url: Url = DEFAULT_URL,
     token: Token = "",
-    master: Master = LOCAL,
+    master: Master = None,
     as_json: AsJson = False,
 ) -> None:
     """An archive → a stream, in order, at a given rate."""
@@ -168,7 +114,7 @@ def replay_rows(
     from surecast.pipeline.rows import SCHEMA
 
     options = {"url": url, **({"token": token} if token else {})}
-    with _spark(master, "replay") as spark, Bar(f"replay to {to}", 0) as bar:
+    with on_spark(master, "replay") as spark, Bar(f"replay to {to}", 0) as bar:
         rows = spark.read.parquet(source)
         if set(SCHEMA.names) <= set(rows.columns):
             rows = read(spark, source)
@@ -196,7 +142,7 @@ def compact_archive(
     holes_are_void: Annotated[
         bool, typer.Option("--holes-are-void", help="The archive was written without voids.")
     ] = False,
-    master: Master = LOCAL,
+    master: Master = None,
     as_json: AsJson = False,
 ) -> None:
     """Retention at rest: what a rule leaves of an archive, and void ranges for the rest.
@@ -211,7 +157,7 @@ def compact_archive(
     rules = [Collected(_parse_collect(text)) for text in collect or []]
     _check_new(to)
     began = time.monotonic()
-    with _spark(master, "compact") as spark, _watched(spark, "compact"):
+    with on_spark(master, "compact") as spark, watched(spark, "compact"):
         rows = spark.read.schema(DDL).parquet(source)
         if stream:
             rows = rows.where(rows["stream"] == stream)
@@ -260,7 +206,7 @@ def audit_trace(
     retain: Annotated[
         str, typer.Option(help="What the streams keep: keep-all, latest-per-key or keep-last:N.")
     ] = "keep-all",
-    master: Master = LOCAL,
+    master: Master = None,
     as_json: AsJson = False,
 ) -> None:
     """From traces of publishers and readers: lost, duplicated, misordered, void, latency.
@@ -274,7 +220,7 @@ def audit_trace(
 
     policy = parse_retention(retain)
     assert policy is not None
-    with _spark(master, "audit") as spark, _watched(spark, "audit"):
+    with on_spark(master, "audit") as spark, watched(spark, "audit"):
         found = audit(load(spark, trace), policy)
     if as_json:
         print(msgspec.json.encode({"sound": found.sound, **msgspec.to_builtins(found)}).decode())
@@ -323,7 +269,7 @@ def make_workload(
     check: Annotated[
         bool, typer.Option("--check/--no-check", help="Judge the keys of a sample by the law.")
     ] = True,
-    master: Master = LOCAL,
+    master: Master = None,
     as_json: AsJson = False,
 ) -> None:
     """Synthetic events of any number, as rows of an archive; memory stays flat.
@@ -348,7 +294,7 @@ def make_workload(
     _check_new(to)
     began = time.monotonic()
     judged = None
-    with _spark(master, "workload") as spark, _watched(spark, "workload"):
+    with on_spark(master, "workload") as spark, watched(spark, "workload"):
         rows = workload(spark, spec)
         if to:
             rows.write.parquet(to)
@@ -380,7 +326,7 @@ def show_top_keys(
     fail_on_loss: FailOnLoss = True,
     url: Url = DEFAULT_URL,
     token: Token = "",
-    master: Master = LOCAL,
+    master: Master = None,
     as_json: AsJson = False,
 ) -> None:
     """The busiest keys of every window, told when the window is over; until Ctrl-C."""
@@ -389,7 +335,7 @@ def show_top_keys(
     if start not in ("earliest", "latest"):
         raise UsageError(f"--from is earliest or latest, not {start!r}")
     tell: Callable[[list[TopKey]], None] = _json_lines if as_json else _lines
-    with _spark(master, "top-keys") as spark:
+    with on_spark(master, "top-keys") as spark:
         query = top_keys(
             spark, _source(streams, url, token, fail_on_loss, start), tell, window=window,
             late=late, top=top, checkpoint=checkpoint, once=once,

@@ -1,0 +1,74 @@
+"""What the verbs that run on Spark share: --master, a session, and how errors of Spark are told."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from surecast import errors
+from surecast.cli.progress import Bar
+from surecast.errors import JobFailed, SurecastError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Master", "master_of", "on_spark", "ours", "watched"]
+
+Master = Annotated[
+    str | None,
+    typer.Option(
+        "--master", envvar="SURECAST_MASTER",
+        show_default="local[*], unless Spark is set up otherwise",
+        help="Spark's: local[*], spark://host:7077, yarn, k8s://…, or sc://host:15002 (Connect).",
+    ),
+]  # fmt: skip
+
+
+@contextmanager
+def on_spark(master: str | None, job: str) -> Iterator["SparkSession"]:
+    """A session for one command. What Spark complains of becomes a line that says what to do."""
+    from pyspark.errors import PySparkException
+
+    from surecast.pipeline.session import running_session, spark_session
+
+    is_ours = running_session() is None
+    with Bar(job, 0) as bar:
+        bar.update(0, f"starting Spark, {master}" if master else "starting Spark")
+        spark = spark_session(master, app=f"surecast {job}")
+    try:
+        yield spark
+    except PySparkException as problem:
+        raise ours(problem) from problem
+    finally:
+        if is_ours:
+            spark.stop()
+
+
+def master_of(spark: "SparkSession", master: str | None) -> str:
+    """What was asked for, or what it has come to."""
+    return master or str(spark.conf.get("spark.master"))
+
+
+@contextmanager
+def watched(spark: "SparkSession", job: str) -> Iterator[None]:
+    """A bar of Spark's tasks."""
+    from surecast.pipeline.progress import watch
+
+    bar = Bar(f"{job} (tasks)", 0)
+    with bar, watch(spark, job, lambda done, total, note: bar.update(done, note, total)):
+        yield
+
+
+def ours(problem: Exception) -> SurecastError:
+    """What a user should read of an error of Spark: the error of ours that it carries, if any."""
+    text = str(problem)
+    carried = re.findall(r"surecast\.errors\.(\w+): (.+)", text)
+    if carried:
+        name, words = carried[-1]
+        kind: type[SurecastError] = getattr(errors, name, JobFailed)
+        return kind(words)
+    python = re.findall(r"^(\w[\w.]*(?:Error|Exception): .+)", text, re.MULTILINE)
+    first = (text.strip() or type(problem).__name__).splitlines()[0]
+    return JobFailed(str(python[-1]) if python else first)

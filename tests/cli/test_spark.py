@@ -1,0 +1,45 @@
+"""What the verbs that run on Spark ask for when they start it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from surecast.cli.main import app
+from surecast.errors import UsageError
+
+VERBS = [
+    ["pipeline", "workload", "--events", "10", "--count"],
+    ["sim", "sprinkler", "--on-spark", "--seeds", "1"],
+    ["lab", "run", "sprinkler-e2", "--sweep"],
+]
+
+
+class NoSpark(UsageError):
+    """In place of a session."""
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What was asked of Spark, which does not start."""
+    said: dict[str, Any] = {}
+
+    def refuse(master: str | None, **more: Any) -> None:
+        said.update(more, master=master)
+        raise NoSpark("not now")
+
+    monkeypatch.setattr("surecast.pipeline.session.spark_session", refuse)
+    monkeypatch.setattr("surecast.pipeline.session.running_session", lambda: None)
+    return said
+
+
+@pytest.mark.parametrize("words", VERBS, ids=lambda words: words[0])
+def test_without_a_master_spark_is_left_to_what_it_is_set_up_for(
+    asked: dict[str, Any], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for more, master in ([], None), (["--master", "local[7]"], "local[7]"):
+        done = CliRunner().invoke(app, [*words, *more])
+        assert isinstance(done.exception, NoSpark), done.output
+        assert asked["master"] == master
