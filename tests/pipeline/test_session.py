@@ -156,6 +156,16 @@ from surecast.pipeline import spark_session
 spark = spark_session(conf={"spark.sql.shuffle.partitions": "8"})
 names = ("master", "app.name", "sql.shuffle.partitions", "sql.session.timeZone", "ui.enabled")
 print("FOUND", *(spark.conf.get(f"spark.{name}") for name in names))
+
+def whose(batches):
+    import os
+    import pyarrow as pa
+    for batch in batches:
+        yield pa.RecordBatch.from_pydict({"python": [os.environ.get("WHOSE")] * batch.num_rows})
+
+(row,) = spark.range(1).mapInArrow(whose, "python string").collect()
+source = spark._jsparkSession.sessionState().dataSourceManager().lookupDataSource("surecast")
+print("PYTHON", row.python, source.dataSourceCls().pythonExec())
 """
 
 
@@ -166,20 +176,24 @@ def test_what_spark_submit_was_given_stands(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SUBMITTED)
     home = Path(pyspark.__file__).parent
-    env = {
-        **os.environ, "JAVA_HOME": str(session.find_java()), "SPARK_HOME": str(home),
-        "PYSPARK_PYTHON": sys.executable,
-    }  # fmt: skip
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nWHOSE=executor exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    env = {**os.environ, "JAVA_HOME": str(session.find_java()), "SPARK_HOME": str(home)}
     done = subprocess.run(
         [
             home / "bin" / "spark-submit", "--master", "local[3]", "--name", "nightly",
             "--conf", "spark.sql.shuffle.partitions=7",
-            "--conf", "spark.sql.session.timeZone=Europe/Vienna", script,
+            "--conf", "spark.sql.session.timeZone=Europe/Vienna",
+            "--conf", f"spark.pyspark.python={python}",
+            "--conf", f"spark.pyspark.driver.python={sys.executable}", script,
         ],
         env=env, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "FOUND local[3] nightly 8 Europe/Vienna false" in done.stdout.splitlines()
+    said = done.stdout.splitlines()
+    assert "FOUND local[3] nightly 8 Europe/Vienna false" in said
+    assert f"PYTHON executor {python}" in said, "of tasks, and of our source"
 
 
 def test_a_session_that_runs_is_handed_out_as_it_is(spark: "SparkSession") -> None:

@@ -1,5 +1,7 @@
 """What a session is started with: whose word is above whose."""
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,34 @@ def test_the_caller_is_heard_above_others() -> None:
 def test_a_jvm_that_runs_is_not_told_how_to_start() -> None:
     found = work_out({}, {}, has_jvm=True, log_level="ERROR")
     assert not found.keys() & set(settings.AT_START)
+
+
+PYTHONS = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
+
+
+@pytest.mark.parametrize(
+    ("known", "env", "found"),
+    [
+        ({}, {}, (sys.executable, None)),
+        ({}, {"PYSPARK_PYTHON": "/env"}, ("/env", None)),
+        ({"spark.pyspark.python": "/conf"}, {}, ("/conf", None)),
+        ({"spark.pyspark.python": "/conf"}, {"PYSPARK_PYTHON": "/env"}, ("/conf", None)),
+        ({"spark.pyspark.driver.python": "/here"}, {}, (sys.executable, "/here")),
+    ],
+)
+def test_the_settings_say_which_python_runs(
+    known: dict[str, str],
+    env: dict[str, str],
+    found: tuple[str, str | None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in PYTHONS:
+        monkeypatch.setenv(name, "")  # so that it is put back as it was
+        monkeypatch.delenv(name)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    settings.set_python(known)
+    assert tuple(os.environ.get(name) for name in PYTHONS) == found
 
 
 def test_spark_defaults_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,6 @@ import re
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -31,12 +30,7 @@ from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, Final
 
 from surecast.errors import UsageError
-from surecast.pipeline.settings import (
-    APP,
-    LOG_LEVEL,
-    others_say,
-    work_out,
-)
+from surecast.pipeline.settings import APP, LOG_LEVEL, others_say, set_python, work_out
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,6 +74,8 @@ def _fitted(known: Mapping[str, str], log_level: str | None) -> SparkSession:
     from pyspark.logger import PySparkLogger
     from pyspark.sql import SparkSession
 
+    from surecast.pipeline.source import SurecastSource
+
     session = SparkSession.builder.getOrCreate()
     if log_level or "spark.log.level" not in known:
         session.sparkContext.setLogLevel(log_level or LOG_LEVEL)
@@ -87,6 +83,9 @@ def _fitted(known: Mapping[str, str], log_level: str | None) -> SparkSession:
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)  # they repeat what is raised
     if not known["spark.master"].startswith("local"):
         session.sparkContext.addPyFile(str(package_zip()))
+    # Spark finds it by itself, but then runs it with the Python that the JVM's environment names,
+    # in executors, too, and without the zip.
+    session.dataSource.register(SurecastSource)
     return session
 
 
@@ -113,8 +112,7 @@ def _start(said: Mapping[str, str], theirs: Mapping[str, str], log_level: str) -
     has_jvm = SparkContext._gateway is not None
     settings = work_out(said, theirs, has_jvm=has_jvm, log_level=log_level)
     known = {**theirs, **settings}
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    set_python(known)
     # A new JVM hears the others for itself; one that runs may remember an earlier session instead.
     told = known if has_jvm else settings
     conf = SparkConf(loadDefaults=False).setAll(list(told.items()))

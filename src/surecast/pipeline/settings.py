@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import sys
 import tempfile
 from collections.abc import Mapping
 from itertools import pairwise
@@ -17,7 +18,7 @@ from typing import Final
 
 from surecast.pipeline.warm import java_options
 
-__all__ = ["APP", "LOCAL", "LOG_LEVEL", "others_say", "work_out"]
+__all__ = ["APP", "LOCAL", "LOG_LEVEL", "others_say", "set_python", "work_out"]
 
 LOCAL: Final = "local[*]"
 APP: Final = "surecast"
@@ -67,6 +68,14 @@ def work_out(
     ours |= _defaults(master.startswith("local"), log_level)
     taken = theirs.keys() | (set(AT_START) if has_jvm else set())
     return {**{name: value for name, value in ours.items() if name not in taken}, **said}
+
+
+def set_python(known: Mapping[str, str]) -> None:
+    """Tell PySpark, which reads nothing but the environment, what the settings say of Python."""
+    executors = known.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
+    os.environ["PYSPARK_PYTHON"] = executors or sys.executable
+    if driver := known.get("spark.pyspark.driver.python"):
+        os.environ["PYSPARK_DRIVER_PYTHON"] = driver
 
 
 # ---------------------------------------------------------------- what others say
