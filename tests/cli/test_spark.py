@@ -43,3 +43,17 @@ def test_without_a_master_spark_is_left_to_what_it_is_set_up_for(
         done = CliRunner().invoke(app, [*words, *more])
         assert isinstance(done.exception, NoSpark), done.output
         assert asked["master"] == master
+
+
+@pytest.mark.parametrize("words", VERBS, ids=lambda words: words[0])
+def test_settings_are_handed_to_spark(
+    asked: dict[str, Any], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = ["--conf", "spark.x=a=b", "--conf", " spark.y = 1 2 ", "--conf", "spark.z="]
+    done = CliRunner().invoke(app, [*words, *given])
+    assert isinstance(done.exception, NoSpark), done.output
+    assert asked["conf"] == {"spark.x": "a=b", "spark.y": "1 2", "spark.z": ""}
+    for text in ("spark.x", "=7", "spark.executor.memory 4g"):
+        done = CliRunner().invoke(app, [*words, "--conf", text])
+        assert (done.exit_code, "is no setting" in done.output) == (2, True), done.output

@@ -11,7 +11,7 @@ import typer
 
 from surecast.cli.options import DEFAULT_URL, RETENTIONS, AsJson, Token, Url, parse_retention
 from surecast.cli.progress import Bar
-from surecast.cli.spark import Master, on_spark, watched
+from surecast.cli.spark import Conf, Master, on_spark, watched
 from surecast.errors import UsageError
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ def archive_streams(
     every: Annotated[str, typer.Option(help="With --follow: how often.")] = "10 seconds",
     fail_on_loss: FailOnLoss = True,
     master: Master = None,
+    conf: Conf = None,
     as_json: AsJson = False,
 ) -> None:
     """Streams → Parquet by stream and day, voids included, exactly once.
@@ -70,7 +71,7 @@ def archive_streams(
     from surecast.pipeline.jobs import archive as job
 
     began = time.monotonic()
-    with on_spark(master, "archive") as spark, Bar(f"archive {streams} (rows)", 0) as bar:
+    with on_spark(master, conf, "archive") as spark, Bar(f"archive {streams} (rows)", 0) as bar:
         options = _source(streams, url, token, fail_on_loss)
         if follow:
             _until_ctrl_c(job.follow(spark, to, options, once=False, every=every), bar)
@@ -106,6 +107,7 @@ def replay_rows(
     url: Url = DEFAULT_URL,
     token: Token = "",
     master: Master = None,
+    conf: Conf = None,
     as_json: AsJson = False,
 ) -> None:
     """An archive → a stream, in order, at a given rate."""
@@ -114,7 +116,7 @@ def replay_rows(
     from surecast.pipeline.rows import SCHEMA
 
     options = {"url": url, **({"token": token} if token else {})}
-    with on_spark(master, "replay") as spark, Bar(f"replay to {to}", 0) as bar:
+    with on_spark(master, conf, "replay") as spark, Bar(f"replay to {to}", 0) as bar:
         rows = spark.read.parquet(source)
         if set(SCHEMA.names) <= set(rows.columns):
             rows = read(spark, source)
@@ -143,6 +145,7 @@ def compact_archive(
         bool, typer.Option("--holes-are-void", help="The archive was written without voids.")
     ] = False,
     master: Master = None,
+    conf: Conf = None,
     as_json: AsJson = False,
 ) -> None:
     """Retention at rest: what a rule leaves of an archive, and void ranges for the rest.
@@ -157,7 +160,7 @@ def compact_archive(
     rules = [Collected(_parse_collect(text)) for text in collect or []]
     _check_new(to)
     began = time.monotonic()
-    with on_spark(master, "compact") as spark, watched(spark, "compact"):
+    with on_spark(master, conf, "compact") as spark, watched(spark, "compact"):
         rows = spark.read.schema(DDL).parquet(source)
         if stream:
             rows = rows.where(rows["stream"] == stream)
@@ -207,6 +210,7 @@ def audit_trace(
         str, typer.Option(help="What the streams keep: keep-all, latest-per-key or keep-last:N.")
     ] = "keep-all",
     master: Master = None,
+    conf: Conf = None,
     as_json: AsJson = False,
 ) -> None:
     """From traces of publishers and readers: lost, duplicated, misordered, void, latency.
@@ -220,7 +224,7 @@ def audit_trace(
 
     policy = parse_retention(retain)
     assert policy is not None
-    with on_spark(master, "audit") as spark, watched(spark, "audit"):
+    with on_spark(master, conf, "audit") as spark, watched(spark, "audit"):
         found = audit(load(spark, trace), policy)
     if as_json:
         print(msgspec.json.encode({"sound": found.sound, **msgspec.to_builtins(found)}).decode())
@@ -270,6 +274,7 @@ def make_workload(
         bool, typer.Option("--check/--no-check", help="Judge the keys of a sample by the law.")
     ] = True,
     master: Master = None,
+    conf: Conf = None,
     as_json: AsJson = False,
 ) -> None:
     """Synthetic events of any number, as rows of an archive; memory stays flat.
@@ -294,7 +299,7 @@ def make_workload(
     _check_new(to)
     began = time.monotonic()
     judged = None
-    with on_spark(master, "workload") as spark, watched(spark, "workload"):
+    with on_spark(master, conf, "workload") as spark, watched(spark, "workload"):
         rows = workload(spark, spec)
         if to:
             rows.write.parquet(to)
@@ -327,6 +332,7 @@ def show_top_keys(
     url: Url = DEFAULT_URL,
     token: Token = "",
     master: Master = None,
+    conf: Conf = None,
     as_json: AsJson = False,
 ) -> None:
     """The busiest keys of every window, told when the window is over; until Ctrl-C."""
@@ -335,7 +341,7 @@ def show_top_keys(
     if start not in ("earliest", "latest"):
         raise UsageError(f"--from is earliest or latest, not {start!r}")
     tell: Callable[[list[TopKey]], None] = _json_lines if as_json else _lines
-    with on_spark(master, "top-keys") as spark:
+    with on_spark(master, conf, "top-keys") as spark:
         query = top_keys(
             spark, _source(streams, url, token, fail_on_loss, start), tell, window=window,
             late=late, top=top, checkpoint=checkpoint, once=once,

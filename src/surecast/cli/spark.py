@@ -1,4 +1,4 @@
-"""What the verbs that run on Spark share: --master, a session, and how errors of Spark are told."""
+"""What the verbs that run on Spark share: --master, --conf, a session, how its errors are told."""
 
 import re
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from surecast.errors import JobFailed, SurecastError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Master", "master_of", "on_spark", "ours", "watched"]
+__all__ = ["Conf", "Master", "master_of", "on_spark", "ours", "parse_conf", "watched"]
 
 Master = Annotated[
     str | None,
@@ -24,19 +24,38 @@ Master = Annotated[
         help="Spark's: local[*], spark://host:7077, yarn, k8s://…, or sc://host:15002 (Connect).",
     ),
 ]  # fmt: skip
+Conf = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--conf", metavar="NAME=VALUE", help="A setting of Spark, above all others. Any number."
+    ),
+]
+
+
+def parse_conf(given: list[str] | None) -> dict[str, str]:
+    """["spark.executor.memory=4g"] → {"spark.executor.memory": "4g"}."""
+    found = {}
+    for text in given or []:
+        name, equals, value = text.partition("=")
+        if not (name.strip() and equals):
+            hint = "is no setting; one is spark.executor.memory=4g"
+            raise typer.BadParameter(f"{text!r} {hint}", param_hint="--conf")
+        found[name.strip()] = value.strip()
+    return found
 
 
 @contextmanager
-def on_spark(master: str | None, job: str) -> Iterator["SparkSession"]:
+def on_spark(master: str | None, conf: list[str] | None, job: str) -> Iterator["SparkSession"]:
     """A session for one command. What Spark complains of becomes a line that says what to do."""
     from pyspark.errors import PySparkException
 
     from surecast.pipeline.session import running_session, spark_session
 
+    settings = parse_conf(conf)
     is_ours = running_session() is None
     with Bar(job, 0) as bar:
         bar.update(0, f"starting Spark, {master}" if master else "starting Spark")
-        spark = spark_session(master, app=f"surecast {job}")
+        spark = spark_session(master, app=f"surecast {job}", conf=settings)
     try:
         yield spark
     except PySparkException as problem:
