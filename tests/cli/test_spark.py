@@ -1,5 +1,7 @@
 """What the verbs that run on Spark ask for when they start it."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -57,3 +59,33 @@ def test_settings_are_handed_to_spark(
     for text in ("spark.x", "=7", "spark.executor.memory 4g"):
         done = CliRunner().invoke(app, [*words, "--conf", text])
         assert (done.exit_code, "is no setting" in done.output) == (2, True), done.output
+
+
+# A process of its own: what has been imported here cannot be taken back.
+WITHOUT = """
+import sys
+sys.modules["pyspark"] = None
+from typer.testing import CliRunner
+from surecast.cli.main import app
+for line in sys.stdin:
+    print(repr(CliRunner().invoke(app, line.split()).exception))
+"""
+LINES = """\
+pipeline archive x --to x
+pipeline replay x --to x
+pipeline compact x --to x --retain keep-all
+pipeline audit x
+pipeline workload --events 10 --count
+pipeline top-keys x
+sim sprinkler --on-spark --seeds 1
+lab run sprinkler-e2 --sweep
+"""
+
+
+def test_without_pyspark_the_way_to_get_it_is_said(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT],
+        input=LINES, cwd=tmp_path, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    words = """UsageError("this needs PySpark: pip install 'surecast[spark]'")"""
+    assert done.stdout.splitlines() == [words] * len(LINES.splitlines()), done.stderr

@@ -47,12 +47,12 @@ def parse_conf(given: list[str] | None) -> dict[str, str]:
 @contextmanager
 def on_spark(master: str | None, conf: list[str] | None, job: str) -> Iterator["SparkSession"]:
     """A session for one command. What Spark complains of becomes a line that says what to do."""
-    from pyspark.errors import PySparkException
-
     from surecast.pipeline.session import running_session, spark_session
 
     settings = parse_conf(conf)
-    is_ours = running_session() is None
+    is_ours = running_session() is None  # which says so if there is no PySpark
+    from pyspark.errors import PySparkException
+
     with Bar(job, 0) as bar:
         bar.update(0, f"starting Spark, {master}" if master else "starting Spark")
         spark = spark_session(master, app=f"surecast {job}", conf=settings)
