@@ -65,6 +65,25 @@ def test_a_population_is_not_judged(archive: Path) -> None:
     assert "fit" not in facts
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--events", 10], "10 keys are too few"),
+        (["--events", 1000, "--keys", 1], "a law with one key"),
+    ],
+    ids=["few", "one"],
+)
+def test_what_cannot_be_judged_is_written_all_the_same(
+    archive: Path, tmp_path: Path, words: list[object], said: str
+) -> None:
+    done = pipeline("workload", *words, "--to", tmp_path / "made")
+    assert done.exit_code == 0, done.output
+    assert "events in " in done.stdout
+    assert f"; not judged: {said}" in done.stdout
+    facts = told(pipeline("workload", *words, "--count", "--json"))
+    assert (facts["unjudged"].startswith(said), "fit" in facts) == (True, False)
+
+
 def test_keys_that_follow_another_law_are_exit_code_1(
     archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -298,7 +298,7 @@ def make_workload(
     spec = Workload(**made)
     _check_new(to)
     began = time.monotonic()
-    judged = None
+    judged, unjudged = None, ""
     with on_spark(master, conf, "workload") as spark, watched(spark, "workload"):
         rows = workload(spark, spec)
         if to:
@@ -307,7 +307,10 @@ def make_workload(
         found = rows.count()
         if check and law != "population":
             sample = rows.sample(min(1.0, SAMPLE / events), seed)
-            judged = fit.goodness_of_fit(sample, law_of(spec))
+            try:
+                judged = fit.goodness_of_fit(sample, law_of(spec))
+            except fit.Unjudged as problem:
+                unjudged = str(problem)
     seconds = round(time.monotonic() - began, 1)
     facts = {**made, "to": to, "events": found, "seconds": seconds}
     words = f"{found:,} events in {seconds:g} s" + (f", in {to}" if to else ", counted")
@@ -315,6 +318,9 @@ def make_workload(
         facts["fit"] = {**msgspec.to_builtins(judged), "plausible": judged.plausible}
         follow = "follow" if judged.plausible else "do NOT follow"
         words += f"; the keys of {judged.sample:,} {follow} the law, p = {judged.p:.3f}"
+    if unjudged:
+        facts["unjudged"] = unjudged
+        words += f"; not judged: {unjudged}"
     _tell(as_json, words, facts)
     raise typer.Exit(1 if judged is not None and not judged.plausible else 0)
 
