@@ -195,6 +195,14 @@ def test_an_archive_that_lacks_positions_is_exit_code_1(
     assert (code, "PATH_NOT_FOUND" in text, "none" in text) == (1, True, True), text
 
 
+@pytest.mark.parametrize("words", [["replay"], ["compact", "--retain", "keep-all"]])
+def test_a_stream_that_is_not_in_the_archive_is_said_with_those_that_are(
+    archive: Path, tmp_path: Path, words: list[str]
+) -> None:
+    code, text = refused(pipeline(*words, archive, "--to", tmp_path / "x", "--stream", "orders"))
+    assert (code, "no stream 'orders'; it has workload" in text) == (2, True), text
+
+
 # ---------------------------------------------------------------- audit
 
 

@@ -15,6 +15,7 @@ from surecast.cli.spark import Conf, Master, on_spark, watched
 from surecast.errors import UsageError
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
     from surecast.columns.rules import Predicate
@@ -33,6 +34,7 @@ FailOnLoss = Annotated[
 ]
 COLLECTS = "before-seq:N, before-time:2025-01-31T12:00+00:00, key:K, prefix:P, tag:T"
 SAMPLE = 1_000_000  # keys that are judged by their law
+STREAMS_SHOWN = 10
 
 
 def _source(
@@ -121,12 +123,23 @@ def replay_rows(
         if set(SCHEMA.names) <= set(rows.columns):
             rows = read(spark, source)
         if stream:
-            rows = rows.where(rows["stream"] == stream)
+            rows = _of_stream(rows, stream, source)
         events = replay(
             rows, to, options, rate=rate, name=name, positions=positions,
             say=lambda done, total: bar.update(done, total=total),
         )  # fmt: skip
     _tell(as_json, f"{to}: {events:,} events published", {"stream": to, "events": events})
+
+
+def _of_stream(rows: "DataFrame", stream: str, source: str) -> "DataFrame":
+    """The rows of one stream; UsageError if there are none."""
+    found = rows.where(rows["stream"] == stream)
+    if found.isEmpty():
+        some = rows.select("stream").distinct().orderBy("stream").limit(STREAMS_SHOWN + 1).collect()
+        names = [row["stream"] for row in some[:STREAMS_SHOWN]]
+        listed = ", ".join(names) + (" and more" if len(some) > STREAMS_SHOWN else "")
+        raise UsageError(f"{source} has no stream {stream!r}; it has {listed or 'none at all'}")
+    return found
 
 
 # ---------------------------------------------------------------- at rest
@@ -163,7 +176,7 @@ def compact_archive(
     with on_spark(master, conf, "compact") as spark, watched(spark, "compact"):
         rows = spark.read.schema(DDL).parquet(source)
         if stream:
-            rows = rows.where(rows["stream"] == stream)
+            rows = _of_stream(rows, stream, source)
         before = rows.where("kind = 'event'").count()
         left = compact(rows, policy, rules, holes_are_void=holes_are_void)
         left.orderBy("stream", "seq").write.parquet(to)
