@@ -136,6 +136,36 @@ def test_an_archive_may_go_on_after_a_loss(
     assert (given["subscribePattern"], given["failOnDataLoss"]) == ("orders.>", told)
 
 
+# ---------------------------------------------------------------- top-keys
+
+
+@pytest.mark.parametrize(
+    ("words", "start"),
+    [
+        ([], "latest"),
+        (["--once"], "earliest"),
+        (["--once", "--from", "latest"], "latest"),
+        (["--from", "earliest"], "earliest"),
+    ],
+)
+def test_what_is_there_now_is_counted_from_the_beginning(
+    spark: "SparkSession", monkeypatch: pytest.MonkeyPatch, words: list[str], start: str
+) -> None:
+    given: dict[str, str] = {}
+
+    class Ended:
+        def awaitTermination(self) -> None: ...
+
+    def counted(_spark: object, options: dict[str, str], _tell: object, **_: object) -> Ended:
+        given.update(options)
+        return Ended()
+
+    monkeypatch.setattr("surecast.pipeline.jobs.top_keys.top_keys", counted)
+    done = pipeline("top-keys", "orders", *words)
+    assert done.exit_code == 0, done.output
+    assert given["startingOffsets"] == start
+
+
 # ---------------------------------------------------------------- compact
 
 

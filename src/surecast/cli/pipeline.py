@@ -344,7 +344,12 @@ def show_top_keys(
     window: Annotated[str, typer.Option(help="How long windows are.")] = "10 seconds",
     late: Annotated[str, typer.Option(help="How late an event may come.")] = "10 seconds",
     top: Annotated[int, typer.Option(min=1, help="Keys a window.")] = 10,
-    start: Annotated[str, typer.Option("--from", help="earliest or latest.")] = "latest",
+    start: Annotated[
+        str | None,
+        typer.Option(
+            "--from", show_default="latest; with --once earliest", help="earliest or latest."
+        ),
+    ] = None,
     once: Annotated[bool, typer.Option("--once", help="What is there now, then end.")] = False,
     checkpoint: Annotated[str, typer.Option(help="A folder that keeps its place.")] = "",
     fail_on_loss: FailOnLoss = True,
@@ -357,6 +362,7 @@ def show_top_keys(
     """The busiest keys of every window, told when the window is over; until Ctrl-C."""
     from surecast.pipeline.jobs.top_keys import top_keys
 
+    start = start or ("earliest" if once else "latest")
     if start not in ("earliest", "latest"):
         raise UsageError(f"--from is earliest or latest, not {start!r}")
     tell: Callable[[list[TopKey]], None] = _json_lines if as_json else _lines
