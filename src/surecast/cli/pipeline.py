@@ -178,8 +178,8 @@ def compact_archive(
         if stream:
             rows = _of_stream(rows, stream, source)
         before = rows.where("kind = 'event'").count()
-        left = compact(rows, policy, rules, holes_are_void=holes_are_void)
-        left.orderBy("stream", "seq").write.parquet(to)
+        with compact(rows, policy, rules, holes_are_void=holes_are_void) as left:
+            left.orderBy("stream", "seq").write.parquet(to)
         kept = spark.read.schema(DDL).parquet(to).groupBy("kind").count().collect()
     counts = {row["kind"]: row["count"] for row in kept}
     events, voids = counts.get("event", 0), counts.get("void", 0)
