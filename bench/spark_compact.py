@@ -111,8 +111,8 @@ def main() -> None:
         began = time.monotonic()
         with Memory() as memory:
             rows = spark.read.schema(DDL).parquet(str(archive))
-            left = compact(rows, LatestPerKey())
-            left.orderBy("stream", "seq").write.parquet(str(kept))
+            with compact(rows, LatestPerKey()) as left:
+                left.orderBy("stream", "seq").write.parquet(str(kept))
             seconds = time.monotonic() - began
         spark.stop()
         live, kernel_s = compare(archive, kept)

@@ -20,13 +20,15 @@ def where(number: int) -> dict[str, Any]:
     """Runs in an executor; imports what was shipped there."""
     import surecast
 
-    return {"n": number * number, "from": surecast.__file__, "pid": os.getpid()}
+    return {"n": number * number, "from": surecast.__file__, "in": os.environ.get("IN")}
 
 
 def main(master: str, url: str, folder: Path) -> dict[str, Any]:
     conf = {
         "spark.executor.memory": "512m",
         "spark.cores.max": "2",
+        "spark.archives": f"{folder}/env.tar.gz#env",
+        "spark.pyspark.python": "./env/bin/python",
         "spark.sql.shuffle.partitions": "4",
         "spark.executor.extraJavaOptions": os.environ.get("SPARK_SUBMIT_OPTS", ""),
     }

@@ -15,10 +15,11 @@ import pytest
 from surecast.columns.rules import KeepAll, KeepFor, KeepLast, LatestPerKey
 from surecast.errors import UsageError
 from surecast.pipeline.jobs.audit import Audit, StreamAudit, audit
+from surecast.pipeline.jobs.judge import Judge, join_hint
 from surecast.pipeline.jobs.trace import TABLES, load, save
 from surecast.swarm.ledger import OfferedEvents, ReadEvents
 from surecast.swarm.traces import trace_offered, trace_read
-from tests.swarm.runs import EVENTS, SPOILT, Run
+from tests.swarm.runs import EVENTS, SPOILT, Run, lose
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -299,6 +300,34 @@ def test_who_began_later_need_not_have_what_was_before(
 
 
 # ---------------------------------------------------------------- traces that are none
+
+
+@pytest.mark.parametrize(
+    ("events", "size", "hint"),
+    [
+        (1_000_000, 50 << 20, "broadcast"),
+        (5_000_000, 250 << 20, "shuffle_hash"),
+        (400_000, 800 << 20, "shuffle_hash"),
+        (1_000_000, 2 << 30, "merge"),
+    ],
+)
+def test_what_a_join_holds_fits_memory(events: int, size: int, hint: str) -> None:
+    assert join_hint(events, size, tasks=4) == hint
+
+
+def test_the_verdict_is_the_same_where_events_are_too_large_to_hold(
+    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(4)
+    lose(run)
+    write(tmp_path, "s", run)
+    trace = load(spark, str(tmp_path))
+    size = trace.published.selectExpr("sum(length(key) + length(value))").first()
+    assert size == (Judge(trace, LatestPerKey(), CHUNK).bytes,)
+    held = audit(trace, LatestPerKey(), chunk_rows=CHUNK)
+    monkeypatch.setattr("surecast.pipeline.jobs.judge.HELD_BYTES_MAX", 0)
+    assert audit(trace, LatestPerKey(), chunk_rows=CHUNK) == held
+    assert held.lost == 1
 
 
 def test_what_is_no_trace_is_said(spark: "SparkSession", tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from surecast.cli.main import app
 from surecast.cli.options import exit_code
-from surecast.cli.pipeline import ours
+from surecast.cli.spark import ours
 from surecast.errors import (
     ConnectError,
     DataLoss,
@@ -76,6 +76,25 @@ def test_a_population_is_not_judged(archive: Path) -> None:
     assert "fit" not in facts
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--events", 10], "10 keys are too few"),
+        (["--events", 1000, "--keys", 1], "a law with one key"),
+    ],
+    ids=["few", "one"],
+)
+def test_what_cannot_be_judged_is_written_all_the_same(
+    archive: Path, tmp_path: Path, words: list[object], said: str
+) -> None:
+    done = pipeline("workload", *words, "--to", tmp_path / "made")
+    assert done.exit_code == 0, done.output
+    assert "events in " in done.stdout
+    assert f"; not judged: {said}" in done.stdout
+    facts = told(pipeline("workload", *words, "--count", "--json"))
+    assert (facts["unjudged"].startswith(said), "fit" in facts) == (True, False)
+
+
 def test_keys_that_follow_another_law_are_exit_code_1(
     archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +145,36 @@ def test_an_archive_may_go_on_after_a_loss(
     assert done.exit_code == 0, done.output
     assert "7 rows" in done.stdout
     assert (given["subscribePattern"], given["failOnDataLoss"]) == ("orders.>", told)
+
+
+# ---------------------------------------------------------------- top-keys
+
+
+@pytest.mark.parametrize(
+    ("words", "start"),
+    [
+        ([], "latest"),
+        (["--once"], "earliest"),
+        (["--once", "--from", "latest"], "latest"),
+        (["--from", "earliest"], "earliest"),
+    ],
+)
+def test_what_is_there_now_is_counted_from_the_beginning(
+    spark: "SparkSession", monkeypatch: pytest.MonkeyPatch, words: list[str], start: str
+) -> None:
+    given: dict[str, str] = {}
+
+    class Ended:
+        def awaitTermination(self) -> None: ...
+
+    def counted(_spark: object, options: dict[str, str], _tell: object, **_: object) -> Ended:
+        given.update(options)
+        return Ended()
+
+    monkeypatch.setattr("surecast.pipeline.jobs.top_keys.top_keys", counted)
+    done = pipeline("top-keys", "orders", *words)
+    assert done.exit_code == 0, done.output
+    assert given["startingOffsets"] == start
 
 
 # ---------------------------------------------------------------- compact
@@ -185,6 +234,14 @@ def test_an_archive_that_lacks_positions_is_exit_code_1(
     nowhere = ["compact", tmp_path / "none", "--to", tmp_path / "y", "--retain", "keep-all"]
     code, text = refused(pipeline(*nowhere))
     assert (code, "PATH_NOT_FOUND" in text, "none" in text) == (1, True, True), text
+
+
+@pytest.mark.parametrize("words", [["replay"], ["compact", "--retain", "keep-all"]])
+def test_a_stream_that_is_not_in_the_archive_is_said_with_those_that_are(
+    archive: Path, tmp_path: Path, words: list[str]
+) -> None:
+    code, text = refused(pipeline(*words, archive, "--to", tmp_path / "x", "--stream", "orders"))
+    assert (code, "no stream 'orders'; it has workload" in text) == (2, True), text
 
 
 # ---------------------------------------------------------------- audit

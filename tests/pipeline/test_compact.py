@@ -125,8 +125,13 @@ def archive(spark: "SparkSession", histories: list[History], rng: Random) -> "Da
     return spark.createDataFrame(rows, DDL).repartition(5)
 
 
-def found(result: "DataFrame") -> dict[str, tuple[dict[int, Any], list[tuple[int, int]]]]:
-    """By stream: the live rows by position, and the void ranges in order."""
+def found(*words: Any, **more: Any) -> dict[str, tuple[dict[int, Any], list[tuple[int, int]]]]:
+    """What is left, by stream: the live rows by position, and the void ranges in order."""
+    with compact(*words, **{"bucket": BUCKET, **more}) as result:
+        return rows_of(result)
+
+
+def rows_of(result: "DataFrame") -> dict[str, tuple[dict[int, Any], list[tuple[int, int]]]]:
     assert ", ".join(f"{name} {kind}" for name, kind in result.dtypes) == PLAIN
     by_stream: dict[str, tuple[dict[int, Any], list[tuple[int, int]]]] = {}
     for row in result.orderBy("stream", "seq").collect():
@@ -142,8 +147,8 @@ def found(result: "DataFrame") -> dict[str, tuple[dict[int, Any], list[tuple[int
     return by_stream
 
 
-def check(result: "DataFrame", histories: list[History]) -> None:
-    by_stream = found(result)
+def check(histories: list[History], *words: Any, **more: Any) -> None:
+    by_stream = found(*words, **more)
     for one in histories:
         live, voids = by_stream[one.name]
         expected = one.live_by_kernel()
@@ -166,8 +171,7 @@ def test_it_leaves_what_the_live_kernel_leaves(
     given = RULES[rules]
     histories = [history(f"s{i}", policy, given, rng) for i in range(STREAMS)]
     collected = [Collected(predicate, seq) for seq, predicate in given.items()]
-    result = compact(archive(spark, histories, rng), policy, collected, bucket=BUCKET)
-    check(result, histories)
+    check(histories, archive(spark, histories, rng), policy, collected)
 
 
 def test_tags_are_collected_where_all_is_kept(spark: "SparkSession") -> None:
@@ -175,9 +179,9 @@ def test_tags_are_collected_where_all_is_kept(spark: "SparkSession") -> None:
     given: dict[int, Predicate] = {30: TagIs(b"t"), 50: TagIs(b"")}
     histories = [history(f"s{i}", KeepAll(), given, rng) for i in range(STREAMS)]
     collected = [Collected(predicate, seq) for seq, predicate in given.items()]
-    check(compact(archive(spark, histories, rng), KeepAll(), collected, bucket=BUCKET), histories)
+    check(histories, archive(spark, histories, rng), KeepAll(), collected)
     with pytest.raises(UsageError, match="keep_all"):
-        compact(archive(spark, histories, rng), LatestPerKey(), collected)
+        found(archive(spark, histories, rng), LatestPerKey(), collected)
 
 
 def test_keep_for_is_an_expiry_at_the_end_of_the_archive(spark: "SparkSession") -> None:
@@ -192,16 +196,15 @@ def test_keep_for_is_an_expiry_at_the_end_of_the_archive(spark: "SparkSession") 
         time_ns = max(one.events[-1].time_ns, now_us * 1000)
         one.events.append(Event(END, time_ns, COLLECT, rule=rule, value=encode_collect(rule)))
     now = EPOCH + timedelta(microseconds=now_us)
-    check(compact(made, policy, now=now, bucket=BUCKET), histories)
+    check(histories, made, policy, now=now)
 
 
 def test_compacting_again_changes_nothing(spark: "SparkSession") -> None:
     rng = Random("again")
     histories = [history(f"s{i}", LatestPerKey(), {}, rng) for i in range(STREAMS)]
-    once = compact(archive(spark, histories, rng), LatestPerKey(), bucket=BUCKET)
-    twice = compact(once, LatestPerKey(), bucket=11)
-    assert found(twice) == found(once)
-    check(twice, histories)
+    with compact(archive(spark, histories, rng), LatestPerKey(), bucket=BUCKET) as once:
+        assert found(once, LatestPerKey(), bucket=11) == rows_of(once)
+        check(histories, once, LatestPerKey(), bucket=11)
 
 
 def test_more_keys_than_are_broadcast_give_the_same(
@@ -210,7 +213,7 @@ def test_more_keys_than_are_broadcast_give_the_same(
     monkeypatch.setattr("surecast.pipeline.jobs.compact.BROADCAST_MAX", 0)
     rng = Random("many")
     histories = [history(f"s{i}", LatestPerKey(), {}, rng) for i in range(STREAMS)]
-    check(compact(archive(spark, histories, rng), LatestPerKey(), bucket=BUCKET), histories)
+    check(histories, archive(spark, histories, rng), LatestPerKey())
 
 
 def rows_at(*seqs: int, stream: str = "s") -> list[tuple[Any, ...]]:
@@ -223,12 +226,9 @@ def void(last: int, count: int) -> tuple[Any, ...]:
 
 def test_a_void_range_over_many_buckets_stays_one(spark: "SparkSession") -> None:
     rows = [*rows_at(101, 102), void(1102, 1000), *rows_at(1103)]
-    (live, voids), *_ = found(
-        compact(spark.createDataFrame(rows, DDL), LatestPerKey(), bucket=BUCKET)
-    ).values()
+    (live, voids), *_ = found(spark.createDataFrame(rows, DDL), LatestPerKey()).values()
     assert (set(live), voids) == ({101, 102, 1103}, [(103, 1103)])
-    only = compact(spark.createDataFrame(rows, DDL), KeepLast(1), bucket=BUCKET)
-    (live, voids), *_ = found(only).values()
+    (live, voids), *_ = found(spark.createDataFrame(rows, DDL), KeepLast(1)).values()
     assert (set(live), voids) == ({1103}, [(101, 1103)]), "voids join what goes now"
 
 
@@ -247,20 +247,31 @@ def test_an_archive_with_holes_or_doubles_is_refused(
     spark: "SparkSession", rows: list[tuple[Any, ...]], words: str
 ) -> None:
     with pytest.raises(BadArchive) as said:
-        compact(spark.createDataFrame(rows, DDL), KeepAll(), bucket=BUCKET)
+        found(spark.createDataFrame(rows, DDL), KeepAll())
     assert words in str(said.value)
     assert "'s'" in str(said.value)
 
 
 def test_holes_are_void_where_the_caller_says_so(spark: "SparkSession") -> None:
     rows = [*rows_at(3, 4, 6, 40), *rows_at(1, 2, stream="t")]
-    result = found(
-        compact(spark.createDataFrame(rows, DDL), KeepAll(), holes_are_void=True, bucket=BUCKET)
-    )
+    result = found(spark.createDataFrame(rows, DDL), KeepAll(), holes_are_void=True)
     assert (set(result["s"][0]), result["s"][1]) == ({3, 4, 6, 40}, [(5, 6), (7, 40)])
     assert (set(result["t"][0]), result["t"][1]) == ({1, 2}, [])
 
 
 def test_columns_that_are_missing_are_named(spark: "SparkSession") -> None:
     with pytest.raises(UsageError, match="no column stream, kind"):
-        compact(spark.range(1).withColumnRenamed("id", "seq"), KeepAll())
+        found(spark.range(1).withColumnRenamed("id", "seq"), KeepAll())
+
+
+def test_nothing_stays_cached(spark: "SparkSession") -> None:
+    def cached() -> bool:
+        return not spark._jsparkSession.sharedState().cacheManager().isEmpty()
+
+    spark.catalog.clearCache()
+    with compact(spark.createDataFrame(rows_at(1, 2), DDL), LatestPerKey()):
+        assert cached()
+    assert not cached()
+    with pytest.raises(BadArchive):
+        found(spark.createDataFrame(rows_at(1, 3), DDL), LatestPerKey())
+    assert not cached()

@@ -89,64 +89,30 @@ def test_masters_that_need_no_asking(master: str) -> None:
 
 # ---------------------------------------------------------------- whose word is last
 
-
-def test_names_in_spark_defaults_are_left_to_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "spark-defaults.conf").write_text(
-        "# spark.ui.enabled true\nspark.driver.memory 3g\n\nspark.app.x=1\n spark.y:z\n"
-    )
-    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
-    assert session._spark_defaults() == {"spark.driver.memory", "spark.app.x", "spark.y"}
-    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path / "nowhere"))
-    assert session._spark_defaults() == set()
-
-
 FRESH = """
+import sys
 from surecast.pipeline import spark_session
-spark = spark_session("local[2]", conf={"spark.sql.shuffle.partitions": "7"})
-assert spark.conf.get("spark.sql.shuffle.partitions") == "7", "the caller's word"
-assert spark.conf.get("spark.sql.session.timeZone") == "Europe/Vienna", "spark-defaults.conf"
-assert spark.sparkContext.getConf().get("spark.driver.memory") == "1g", "spark-defaults.conf"
+spark = spark_session("local[1]", conf={"spark.sql.shuffle.partitions": "7"})
+
+def settings():
+    names = "master app.name driver.memory sql.shuffle.partitions sql.session.timeZone"
+    return [spark.conf.get(f"spark.{name}") for name in names.split()]
 
 def whoami(batches):
-    import os, sys
+    import sys
     import pyarrow as pa
     for batch in batches:
         yield pa.RecordBatch.from_pydict({"python": [sys.executable] * batch.num_rows})
 
-rows = spark.range(1).mapInArrow(whoami, "python string").collect()
-import sys
-assert [row.python for row in rows] == [sys.executable], rows
-print("JAVA", spark.sparkContext._jvm.System.getProperty("java.home"))
-"""
-
-
-@pytest.mark.slow
-def test_a_fresh_session_is_quiet_and_runs_this_python(tmp_path: Path) -> None:
-    (tmp_path / "spark-defaults.conf").write_text(
-        "spark.driver.memory 1g\nspark.sql.session.timeZone Europe/Vienna\n"
-    )
-    env = {**os.environ, "SPARK_CONF_DIR": str(tmp_path)}
-    env.pop("PYSPARK_PYTHON", None)
-    done = subprocess.run(
-        [sys.executable, "-c", FRESH], env=env, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    assert "JAVA /" in done.stdout
-
-
-FAILING = """
-from surecast.pipeline import spark_session
-spark = spark_session("local[1]")
-
 def fail(batches):
     raise ValueError("not today")
 
+print("FIRST", *settings())
+rows = spark.range(1).mapInArrow(whoami, "python string").collect()
+assert [row.python for row in rows] == [sys.executable], rows
 for action in (
     lambda: spark.range(1).mapInArrow(fail, "id bigint").collect(),
-    lambda: spark.range(1).mapInArrow(fail, "id bigint").write.parquet({folder!r}),
+    lambda: spark.range(1).mapInArrow(fail, "id bigint").write.parquet(sys.argv[1]),
     lambda: spark.sql("select 1 / id from range(1)").collect(),
     lambda: spark.sql("select nothing"),
 ):
@@ -154,23 +120,80 @@ for action in (
         action()
     except Exception as problem:
         print("RAISED", type(problem).__name__, "not today" in str(problem))
+spark.stop()
+spark = spark_session(conf={"spark.sql.shuffle.partitions": "8"})
+print("SECOND", *settings())
 spark.sparkContext._jvm.System.err.println("something is wrong")
 """
 
 
 @pytest.mark.slow
-def test_what_is_raised_is_not_told_at_length_as_well_and_all_else_comes_through(
-    tmp_path: Path,
-) -> None:
-    code = FAILING.format(folder=str(tmp_path / "out"))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+def test_a_fresh_session_runs_this_python_and_tells_nothing_twice(tmp_path: Path) -> None:
+    """What is raised is not told at length as well, and all else comes through."""
+    (tmp_path / "spark-defaults.conf").write_text(
+        "spark.driver.memory 1g\nspark.sql.session.timeZone Europe/Vienna\n"
+    )
+    env = {**os.environ, "SPARK_CONF_DIR": str(tmp_path)}
+    env.pop("PYSPARK_PYTHON", None)
+    done = subprocess.run(
+        [sys.executable, "-c", FRESH, str(tmp_path / "out")],
+        env=env, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
+        "FIRST local[1] surecast 1g 7 Europe/Vienna",
         "RAISED PythonException True",
         "RAISED PythonException True",
         "RAISED ArithmeticException False",
         "RAISED AnalysisException False",
+        "SECOND local[*] surecast 1g 8 Europe/Vienna",
     ]
     assert done.stderr == "something is wrong\n", "also what is said just before the end"
+
+
+SUBMITTED = """
+from surecast.pipeline import spark_session
+spark = spark_session(conf={"spark.sql.shuffle.partitions": "8"})
+names = ("master", "app.name", "sql.shuffle.partitions", "sql.session.timeZone", "ui.enabled")
+print("FOUND", *(spark.conf.get(f"spark.{name}") for name in names))
+
+def whose(batches):
+    import os
+    import pyarrow as pa
+    for batch in batches:
+        yield pa.RecordBatch.from_pydict({"python": [os.environ.get("WHOSE")] * batch.num_rows})
+
+(row,) = spark.range(1).mapInArrow(whose, "python string").collect()
+source = spark._jsparkSession.sessionState().dataSourceManager().lookupDataSource("surecast")
+print("PYTHON", row.python, source.dataSourceCls().pythonExec())
+"""
+
+
+@pytest.mark.slow
+def test_what_spark_submit_was_given_stands(tmp_path: Path) -> None:
+    import pyspark
+
+    script = tmp_path / "script.py"
+    script.write_text(SUBMITTED)
+    home = Path(pyspark.__file__).parent
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nWHOSE=executor exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    env = {**os.environ, "JAVA_HOME": str(session.find_java()), "SPARK_HOME": str(home)}
+    done = subprocess.run(
+        [
+            home / "bin" / "spark-submit", "--master", "local[3]", "--name", "nightly",
+            "--conf", "spark.sql.shuffle.partitions=7",
+            "--conf", "spark.sql.session.timeZone=Europe/Vienna",
+            "--conf", f"spark.pyspark.python={python}",
+            "--conf", f"spark.pyspark.driver.python={sys.executable}", script,
+        ],
+        env=env, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    assert "FOUND local[3] nightly 8 Europe/Vienna false" in said
+    assert f"PYTHON executor {python}" in said, "of tasks, and of our source"
 
 
 def test_a_session_that_runs_is_handed_out_as_it_is(spark: "SparkSession") -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zlib
@@ -29,6 +30,7 @@ def test_read_write_archive_and_a_sweep_on_a_standalone_cluster(tmp_path: Path) 
         with sync.connect(url) as client:
             stream = client.stream("from")
             stream.publish_many(values, keys=[b"%06d" % i for i in range(EVENTS)])
+        pack_environment(tmp_path)
         with Standalone(tmp_path) as cluster:
             done = subprocess.run(
                 [
@@ -39,8 +41,8 @@ def test_read_write_archive_and_a_sweep_on_a_standalone_cluster(tmp_path: Path) 
                     url,
                     tmp_path,
                 ],
-                cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                cwd=tmp_path,
+                env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
                 capture_output=True,
                 text=True,
                 timeout=400,
@@ -63,3 +65,13 @@ def test_read_write_archive_and_a_sweep_on_a_standalone_cluster(tmp_path: Path) 
     assert found["failed"] == []
     assert [one["n"] for one in found["swept"]] == [n * n for n in range(6)]
     assert all("surecast.zip" in one["from"] for one in found["swept"]), "what was shipped is used"
+    assert all(one["in"] == "archive" for one in found["swept"]), "and the Python that was"
+
+
+def pack_environment(folder: Path) -> None:
+    """What venv-pack would make, in short: `env.tar.gz`, and beside it what is in it."""
+    python = folder / "env" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nIN=archive exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    shutil.make_archive(str(folder / "env"), "gztar", folder / "env")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from surecast.errors import UsageError
 from surecast.parts.workload import Zeta, Zipf, keys_at_ranks
 from surecast.pipeline.jobs import workload as module
-from surecast.pipeline.jobs.fit import Fit, _beyond, chi_square, goodness_of_fit
+from surecast.pipeline.jobs.fit import Fit, Unjudged, _beyond, chi_square, goodness_of_fit
 from surecast.pipeline.jobs.insertions import Follower, slots_of
 from surecast.pipeline.jobs.workload import Workload, block_of, law_of, plan_of, workload
 from surecast.pipeline.rows import DDL
@@ -200,8 +200,10 @@ def test_p_is_uniform_where_the_law_is_right() -> None:
 
 
 def test_too_small_a_sample_is_said() -> None:
-    with pytest.raises(UsageError, match="larger sample"):
+    with pytest.raises(Unjudged, match="larger sample"):
         chi_square(np.array([1, 2]), np.array([0.5, 0.5]))
+    with pytest.raises(Unjudged, match="one key"):
+        chi_square(np.array([5000]), np.array([1.0]))
 
 
 def test_a_fit_has_a_verdict() -> None:

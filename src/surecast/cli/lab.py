@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from surecast.cli.progress import Bar, writable
+from surecast.cli.spark import Conf, Master, master_of, parse_conf
 
 if TYPE_CHECKING:
     from surecast.lab import Experiment, Verdict
@@ -49,9 +50,8 @@ def run_experiments(
     sweep: Annotated[
         bool, typer.Option("--sweep", help="On Spark: every point with every seed is a task.")
     ] = False,
-    master: Annotated[
-        str, typer.Option(help="With --sweep: local[2], spark://host:7077, sc://host …")
-    ] = "local[*]",
+    master: Master = None,
+    conf: Conf = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Run again what an earlier run has left in --out.")
     ] = False,
@@ -99,7 +99,7 @@ def run_experiments(
     verdicts: list[Verdict] = []
     failures = 0
     with ExitStack() as stack:
-        where = _where(stack, sweep, master)
+        where = _where(stack, sweep, master, parse_conf(conf))
         for name in wanted:
             try:
                 verdict = _run(
@@ -118,7 +118,7 @@ def run_experiments(
     raise typer.Exit(0 if good else 1)
 
 
-def _where(stack: ExitStack, sweep: bool, master: str) -> "Where":
+def _where(stack: ExitStack, sweep: bool, master: str | None, conf: dict[str, str]) -> "Where":
     from surecast.lab.run import Where
 
     if not sweep:
@@ -126,10 +126,10 @@ def _where(stack: ExitStack, sweep: bool, master: str) -> "Where":
     from surecast.pipeline.session import spark_session
 
     with Bar("Spark", total=0) as bar:
-        bar.update(0, f"starting, {master}")
-        spark = spark_session(master, app="surecast lab")
+        bar.update(0, "starting")
+        spark = spark_session(master, app="surecast lab", conf=conf)
     stack.callback(spark.stop)
-    return Where(spark=spark, master=master)
+    return Where(spark=spark, master=master_of(spark, master))
 
 
 def _run(

@@ -2,22 +2,20 @@
 
 import json
 import os
-import re
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from surecast import errors
 from surecast.cli.options import DEFAULT_URL, RETENTIONS, AsJson, Token, Url, parse_retention
 from surecast.cli.progress import Bar
-from surecast.errors import JobFailed, SurecastError, UsageError
+from surecast.cli.spark import Conf, Master, on_spark, watched
+from surecast.errors import UsageError
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
     from surecast.columns.rules import Predicate
@@ -26,13 +24,6 @@ if TYPE_CHECKING:
 
 pipeline = typer.Typer(no_args_is_help=True, help="Streams in Spark, and Spark in streams.")
 
-Master = Annotated[
-    str,
-    typer.Option(
-        "--master", envvar="SURECAST_MASTER",
-        help="local[*], spark://host:7077, yarn, k8s://…, or sc://host:15002 (Connect).",
-    ),
-]  # fmt: skip
 Streams = Annotated[str, typer.Argument(help="A name or a pattern, such as orders or orders.>")]
 FailOnLoss = Annotated[
     bool,
@@ -41,52 +32,9 @@ FailOnLoss = Annotated[
         help="End when positions that were read before are gone, or go on with what is there.",
     ),
 ]
-LOCAL = "local[*]"
 COLLECTS = "before-seq:N, before-time:2025-01-31T12:00+00:00, key:K, prefix:P, tag:T"
 SAMPLE = 1_000_000  # keys that are judged by their law
-
-
-@contextmanager
-def _spark(master: str, job: str) -> Iterator["SparkSession"]:
-    """A session for one command. What Spark complains of becomes a line that says what to do."""
-    from pyspark.errors import PySparkException
-
-    from surecast.pipeline.session import running_session, spark_session
-
-    is_ours = running_session() is None
-    with Bar(job, 0) as bar:
-        bar.update(0, f"starting Spark, {master}")
-        spark = spark_session(master, app=f"surecast {job}")
-    try:
-        yield spark
-    except PySparkException as problem:
-        raise ours(problem) from problem
-    finally:
-        if is_ours:
-            spark.stop()
-
-
-@contextmanager
-def _watched(spark: "SparkSession", job: str) -> Iterator[None]:
-    """A bar of Spark's tasks."""
-    from surecast.pipeline.progress import watch
-
-    bar = Bar(f"{job} (tasks)", 0)
-    with bar, watch(spark, job, lambda done, total, note: bar.update(done, note, total)):
-        yield
-
-
-def ours(problem: Exception) -> SurecastError:
-    """What a user should read of an error of Spark: the error of ours that it carries, if any."""
-    text = str(problem)
-    carried = re.findall(r"surecast\.errors\.(\w+): (.+)", text)
-    if carried:
-        name, words = carried[-1]
-        kind: type[SurecastError] = getattr(errors, name, JobFailed)
-        return kind(words)
-    python = re.findall(r"^(\w[\w.]*(?:Error|Exception): .+)", text, re.MULTILINE)
-    first = (text.strip() or type(problem).__name__).splitlines()[0]
-    return JobFailed(str(python[-1]) if python else first)
+STREAMS_SHOWN = 10
 
 
 def _source(
@@ -114,7 +62,8 @@ def archive_streams(
     follow: Annotated[bool, typer.Option("--follow", help="Go on until Ctrl-C.")] = False,
     every: Annotated[str, typer.Option(help="With --follow: how often.")] = "10 seconds",
     fail_on_loss: FailOnLoss = True,
-    master: Master = LOCAL,
+    master: Master = None,
+    conf: Conf = None,
     as_json: AsJson = False,
 ) -> None:
     """Streams → Parquet by stream and day, voids included, exactly once.
@@ -124,7 +73,7 @@ def archive_streams(
     from surecast.pipeline.jobs import archive as job
 
     began = time.monotonic()
-    with _spark(master, "archive") as spark, Bar(f"archive {streams} (rows)", 0) as bar:
+    with on_spark(master, conf, "archive") as spark, Bar(f"archive {streams} (rows)", 0) as bar:
         options = _source(streams, url, token, fail_on_loss)
         if follow:
             _until_ctrl_c(job.follow(spark, to, options, once=False, every=every), bar)
@@ -159,7 +108,8 @@ def replay_rows(
     positions: Annotated[int, typer.Option(min=1, help="Published at a time.")] = 100_000,
     url: Url = DEFAULT_URL,
     token: Token = "",
-    master: Master = LOCAL,
+    master: Master = None,
+    conf: Conf = None,
     as_json: AsJson = False,
 ) -> None:
     """An archive → a stream, in order, at a given rate."""
@@ -168,17 +118,28 @@ def replay_rows(
     from surecast.pipeline.rows import SCHEMA
 
     options = {"url": url, **({"token": token} if token else {})}
-    with _spark(master, "replay") as spark, Bar(f"replay to {to}", 0) as bar:
+    with on_spark(master, conf, "replay") as spark, Bar(f"replay to {to}", 0) as bar:
         rows = spark.read.parquet(source)
         if set(SCHEMA.names) <= set(rows.columns):
             rows = read(spark, source)
         if stream:
-            rows = rows.where(rows["stream"] == stream)
+            rows = _of_stream(rows, stream, source)
         events = replay(
             rows, to, options, rate=rate, name=name, positions=positions,
             say=lambda done, total: bar.update(done, total=total),
         )  # fmt: skip
     _tell(as_json, f"{to}: {events:,} events published", {"stream": to, "events": events})
+
+
+def _of_stream(rows: "DataFrame", stream: str, source: str) -> "DataFrame":
+    """The rows of one stream; UsageError if there are none."""
+    found = rows.where(rows["stream"] == stream)
+    if found.isEmpty():
+        some = rows.select("stream").distinct().orderBy("stream").limit(STREAMS_SHOWN + 1).collect()
+        names = [row["stream"] for row in some[:STREAMS_SHOWN]]
+        listed = ", ".join(names) + (" and more" if len(some) > STREAMS_SHOWN else "")
+        raise UsageError(f"{source} has no stream {stream!r}; it has {listed or 'none at all'}")
+    return found
 
 
 # ---------------------------------------------------------------- at rest
@@ -196,7 +157,8 @@ def compact_archive(
     holes_are_void: Annotated[
         bool, typer.Option("--holes-are-void", help="The archive was written without voids.")
     ] = False,
-    master: Master = LOCAL,
+    master: Master = None,
+    conf: Conf = None,
     as_json: AsJson = False,
 ) -> None:
     """Retention at rest: what a rule leaves of an archive, and void ranges for the rest.
@@ -211,13 +173,13 @@ def compact_archive(
     rules = [Collected(_parse_collect(text)) for text in collect or []]
     _check_new(to)
     began = time.monotonic()
-    with _spark(master, "compact") as spark, _watched(spark, "compact"):
+    with on_spark(master, conf, "compact") as spark, watched(spark, "compact"):
         rows = spark.read.schema(DDL).parquet(source)
         if stream:
-            rows = rows.where(rows["stream"] == stream)
+            rows = _of_stream(rows, stream, source)
         before = rows.where("kind = 'event'").count()
-        left = compact(rows, policy, rules, holes_are_void=holes_are_void)
-        left.orderBy("stream", "seq").write.parquet(to)
+        with compact(rows, policy, rules, holes_are_void=holes_are_void) as left:
+            left.orderBy("stream", "seq").write.parquet(to)
         kept = spark.read.schema(DDL).parquet(to).groupBy("kind").count().collect()
     counts = {row["kind"]: row["count"] for row in kept}
     events, voids = counts.get("event", 0), counts.get("void", 0)
@@ -260,7 +222,8 @@ def audit_trace(
     retain: Annotated[
         str, typer.Option(help="What the streams keep: keep-all, latest-per-key or keep-last:N.")
     ] = "keep-all",
-    master: Master = LOCAL,
+    master: Master = None,
+    conf: Conf = None,
     as_json: AsJson = False,
 ) -> None:
     """From traces of publishers and readers: lost, duplicated, misordered, void, latency.
@@ -274,7 +237,7 @@ def audit_trace(
 
     policy = parse_retention(retain)
     assert policy is not None
-    with _spark(master, "audit") as spark, _watched(spark, "audit"):
+    with on_spark(master, conf, "audit") as spark, watched(spark, "audit"):
         found = audit(load(spark, trace), policy)
     if as_json:
         print(msgspec.json.encode({"sound": found.sound, **msgspec.to_builtins(found)}).decode())
@@ -323,7 +286,8 @@ def make_workload(
     check: Annotated[
         bool, typer.Option("--check/--no-check", help="Judge the keys of a sample by the law.")
     ] = True,
-    master: Master = LOCAL,
+    master: Master = None,
+    conf: Conf = None,
     as_json: AsJson = False,
 ) -> None:
     """Synthetic events of any number, as rows of an archive; memory stays flat.
@@ -347,8 +311,8 @@ def make_workload(
     spec = Workload(**made)
     _check_new(to)
     began = time.monotonic()
-    judged = None
-    with _spark(master, "workload") as spark, _watched(spark, "workload"):
+    judged, unjudged = None, ""
+    with on_spark(master, conf, "workload") as spark, watched(spark, "workload"):
         rows = workload(spark, spec)
         if to:
             rows.write.parquet(to)
@@ -356,7 +320,10 @@ def make_workload(
         found = rows.count()
         if check and law != "population":
             sample = rows.sample(min(1.0, SAMPLE / events), seed)
-            judged = fit.goodness_of_fit(sample, law_of(spec))
+            try:
+                judged = fit.goodness_of_fit(sample, law_of(spec))
+            except fit.Unjudged as problem:
+                unjudged = str(problem)
     seconds = round(time.monotonic() - began, 1)
     facts = {**made, "to": to, "events": found, "seconds": seconds}
     words = f"{found:,} events in {seconds:g} s" + (f", in {to}" if to else ", counted")
@@ -364,6 +331,9 @@ def make_workload(
         facts["fit"] = {**msgspec.to_builtins(judged), "plausible": judged.plausible}
         follow = "follow" if judged.plausible else "do NOT follow"
         words += f"; the keys of {judged.sample:,} {follow} the law, p = {judged.p:.3f}"
+    if unjudged:
+        facts["unjudged"] = unjudged
+        words += f"; not judged: {unjudged}"
     _tell(as_json, words, facts)
     raise typer.Exit(1 if judged is not None and not judged.plausible else 0)
 
@@ -374,22 +344,29 @@ def show_top_keys(
     window: Annotated[str, typer.Option(help="How long windows are.")] = "10 seconds",
     late: Annotated[str, typer.Option(help="How late an event may come.")] = "10 seconds",
     top: Annotated[int, typer.Option(min=1, help="Keys a window.")] = 10,
-    start: Annotated[str, typer.Option("--from", help="earliest or latest.")] = "latest",
+    start: Annotated[
+        str | None,
+        typer.Option(
+            "--from", show_default="latest; with --once earliest", help="earliest or latest."
+        ),
+    ] = None,
     once: Annotated[bool, typer.Option("--once", help="What is there now, then end.")] = False,
     checkpoint: Annotated[str, typer.Option(help="A folder that keeps its place.")] = "",
     fail_on_loss: FailOnLoss = True,
     url: Url = DEFAULT_URL,
     token: Token = "",
-    master: Master = LOCAL,
+    master: Master = None,
+    conf: Conf = None,
     as_json: AsJson = False,
 ) -> None:
     """The busiest keys of every window, told when the window is over; until Ctrl-C."""
     from surecast.pipeline.jobs.top_keys import top_keys
 
+    start = start or ("earliest" if once else "latest")
     if start not in ("earliest", "latest"):
         raise UsageError(f"--from is earliest or latest, not {start!r}")
     tell: Callable[[list[TopKey]], None] = _json_lines if as_json else _lines
-    with _spark(master, "top-keys") as spark:
+    with on_spark(master, conf, "top-keys") as spark:
         query = top_keys(
             spark, _source(streams, url, token, fail_on_loss, start), tell, window=window,
             late=late, top=top, checkpoint=checkpoint, once=once,

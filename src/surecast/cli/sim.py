@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from surecast.cli.progress import Bar, writable
+from surecast.cli.spark import Conf, Master, master_of, parse_conf
 from surecast.lab.torture import (
     SUMMED,
     SWARMS,
@@ -56,9 +57,8 @@ def sim(
     on_spark: Annotated[
         bool, typer.Option("--on-spark", help="Every seed a Spark task, wherever --master is.")
     ] = False,
-    master: Annotated[
-        str, typer.Option(help="With --on-spark: local[2], spark://host:7077, sc://host …")
-    ] = "local[*]",
+    master: Master = None,
+    conf: Conf = None,
     ledger: Annotated[
         Path | None, typer.Option(help="Append this run to a file, one JSON line a run.")
     ] = None,
@@ -89,7 +89,7 @@ def sim(
     wanted = [seed] if seed is not None else list(range(first_seed, first_seed + seeds))
     started = time.perf_counter()
     if on_spark:
-        results = _on_spark(protocol, wanted, master)
+        results, master = _on_spark(protocol, wanted, master, parse_conf(conf))
     else:
         found = run_seeds(protocol, wanted, jobs or os.cpu_count() or 1)
         if draw is not None and seed is not None:
@@ -119,14 +119,17 @@ def _watched(protocol: str, found: Iterable[Result], total: int) -> list[Result]
     return results
 
 
-def _on_spark(protocol: str, seeds: Sequence[int], master: str) -> list[Result]:
-    """All results at once; failures are told at the end."""
+def _on_spark(
+    protocol: str, seeds: Sequence[int], master: str | None, conf: dict[str, str]
+) -> tuple[list[Result], str]:
+    """All results at once, and where they ran; failures are told at the end."""
     from surecast.pipeline.session import spark_session
 
     with Bar(f"sim {protocol}", len(seeds)) as bar:
         bar.update(0, "starting Spark")
-        spark = spark_session(master, app=f"surecast sim {protocol}")
+        spark = spark_session(master, app=f"surecast sim {protocol}", conf=conf)
         try:
+            master = master_of(spark, master)
             results = run_seeds_on_spark(
                 spark, protocol, seeds, lambda done, total, note: bar.update(done, note, total)
             )
@@ -135,7 +138,7 @@ def _on_spark(protocol: str, seeds: Sequence[int], master: str) -> list[Result]:
         for result in results:
             if result["violations"]:
                 bar.say(describe_failure(protocol, result))
-    return results
+    return results, master
 
 
 def run_and_draw(protocol: str, seed: int, path: Path) -> Result:

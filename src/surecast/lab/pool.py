@@ -31,20 +31,23 @@ def run_here(
         return
     # Spawned, not forked: each worker starts clean, whatever threads this process has.
     context = multiprocessing.get_context("spawn")
-    running: dict[Future[Done], int] = {}
+    running: set[Future[Done]] = set()
+    unanswered: set[int] = set()  # the numbers of those, and of one that is being handed over
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=_live_with_parent) as pool:
         try:
             while True:
                 while len(running) < 2 * jobs and (following := next(todo, None)) is not None:
-                    running[pool.submit(_numbered, function, *following)] = following[0]
+                    unanswered.add(following[0])  # first: a pool that is broken takes nothing
+                    running.add(pool.submit(_numbered, function, *following))
                 if not running:
                     return
-                done, _ = wait(running, return_when=FIRST_COMPLETED)
+                done, running = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
-                    yield future.result()
-                    del running[future]
+                    answer = future.result()
+                    unanswered.remove(answer[0])
+                    yield answer
         except BrokenProcessPool:
-            for number in sorted([*running.values(), *(number for number, _ in todo)]):
+            for number in sorted([*unanswered, *(number for number, _ in todo)]):
                 yield number, None, "not run to its end: a worker process died"
         except BaseException:  # Ctrl-C: nobody waits for what is under way
             for worker in list(pool._processes.values()):

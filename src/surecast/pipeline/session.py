@@ -2,12 +2,13 @@
 
     from surecast.pipeline import spark_session
 
-    spark = spark_session()                              # local[*]: all cores of this machine
+    spark = spark_session()                              # as spark-submit says; else local[*]
     spark = spark_session("spark://head:7077")           # a cluster; this package goes with it
     spark = spark_session("sc://head:15002")             # Spark Connect
 
-What is set here are defaults. Whatever the caller or the environment's spark-defaults.conf says
-otherwise stands, and a session that is running already is handed out as it is.
+What is set here are defaults. Whatever the caller, spark-submit, PYSPARK_SUBMIT_ARGS or the
+environment's spark-defaults.conf say otherwise stands (settings.py), and a session that is running
+already is handed out as it is.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import re
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -30,7 +30,7 @@ from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, Final
 
 from surecast.errors import UsageError
-from surecast.pipeline.warm import java_options
+from surecast.pipeline.settings import APP, LOG_LEVEL, others_say, set_python, work_out
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,68 +38,54 @@ if TYPE_CHECKING:
 __all__ = ["JAVA_MIN", "find_java", "package_zip", "running_session", "spark_session"]
 
 JAVA_MIN: Final = 17
-ARROW_ROWS: Final = 20_000  # rows a batch between the JVM and Python
-DRIVER_MEMORY: Final = "2g"
 ANSWER_S: Final = 5.0
 MASTER_PORT, CONNECT_PORT = 7077, 15002
 _JVMS: Final = Path("/usr/lib/jvm")
-# Java's Arrow checks the bounds of every single value again: a seventh of the time of a read.
-_ARROW: Final = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
-
-# One line a problem on stderr, and none of Spark's own words below that. (The gateway is named
-# because it says in three lines which level it has, unless that is the root's. The others tell at
-# length of failures that reach the caller as exceptions.)
-_LOG4J: Final = """\
-rootLogger.level = {level}
-logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
-logger.gateway.level = {level}
-logger.task.name = org.apache.spark.executor.Executor
-logger.task.level = off
-logger.tasks.name = org.apache.spark.scheduler.TaskSetManager
-logger.tasks.level = off
-logger.utils.name = org.apache.spark.util.Utils
-logger.utils.level = off
-logger.write.name = org.apache.spark.sql.execution.datasources
-logger.write.level = off
-rootLogger.appenderRef.stderr.ref = stderr
-appender.stderr.type = Console
-appender.stderr.name = stderr
-appender.stderr.target = SYSTEM_ERR
-appender.stderr.layout.type = PatternLayout
-appender.stderr.layout.pattern = %p %c{{1}}: %m%n%ex{{short}}
-"""
 
 
 def spark_session(
-    master: str = "local[*]",
+    master: str | None = None,
     *,
-    app: str = "surecast",
+    app: str | None = None,
     conf: Mapping[str, str] | None = None,
-    log_level: str = "ERROR",
+    log_level: str | None = None,
 ) -> SparkSession:
-    """The session that is running, or a new one with `master`; ours is a format it knows."""
+    """The session that is running, or a new one; ours is a format it knows.
+
+    What is None is as others have set it, or else local[*], surecast and ERROR.
+    """
     if (running := running_session()) is not None:
         return running
+    said = dict(conf or {})
+    if master is None:
+        master = said.get("spark.master", os.environ.get("SPARK_REMOTE"))
+    if master is not None:
+        _check_master(master)
+        if master.startswith("sc://"):
+            return _connect(master, app or APP, said)
+        said["spark.master"] = master
+    if app is not None:
+        said["spark.app.name"] = app
+    return _fitted(_start(said, others_say(), log_level or LOG_LEVEL), log_level)
+
+
+def _fitted(known: Mapping[str, str], log_level: str | None) -> SparkSession:
+    """The session of the Spark that was started, with what settings cannot give it."""
     from pyspark.logger import PySparkLogger
     from pyspark.sql import SparkSession
 
-    _check_master(master)
-    if master.startswith("sc://"):
-        return _connect(master, app, conf or {})
-    os.environ["JAVA_HOME"] = str(find_java())
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    is_local = master.startswith("local")
-    theirs = _spark_defaults()
-    settings = {n: v for n, v in _settings(is_local, log_level).items() if n not in theirs}
-    settings |= {**(conf or {}), "spark.master": master, "spark.app.name": app}
-    _start(settings)
+    from surecast.pipeline.source import SurecastSource
+
     session = SparkSession.builder.getOrCreate()
-    session.sparkContext.setLogLevel(log_level)
+    if log_level or "spark.log.level" not in known:
+        session.sparkContext.setLogLevel(log_level or LOG_LEVEL)
     for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)  # they repeat what is raised
-    if not is_local:
+    if not known["spark.master"].startswith("local"):
         session.sparkContext.addPyFile(str(package_zip()))
+    # Spark finds it by itself, but then runs it with the Python that the JVM's environment names,
+    # in executors, too, and without the zip.
+    session.dataSource.register(SurecastSource)
     return session
 
 
@@ -116,17 +102,24 @@ def running_session() -> SparkSession | None:
         return None
 
 
-def _start(settings: dict[str, str]) -> None:
-    """Start a JVM, unless one runs already, and Spark in it."""
+def _start(said: Mapping[str, str], theirs: Mapping[str, str], log_level: str) -> dict[str, str]:
+    """Start a JVM, unless one runs already, and Spark in it; the settings that hold."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkRuntimeError
     from pyspark.java_gateway import launch_gateway
 
-    conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+    has_jvm = SparkContext._gateway is not None
+    settings = work_out(said, theirs, has_jvm=has_jvm, log_level=log_level)
+    known = {**theirs, **settings}
+    set_python(known)
+    # A new JVM hears the others for itself; one that runs may remember an earlier session instead.
+    told = known if has_jvm else settings
+    conf = SparkConf(loadDefaults=False).setAll(list(told.items()))
     try:
         gateway = None
-        if SparkContext._gateway is None:
+        if not has_jvm:
+            os.environ["JAVA_HOME"] = str(find_java())
             with _spoken() as stderr:
                 launch: Callable[..., Any] = launch_gateway
                 gateway = launch(conf, popen_kwargs={"stderr": stderr})
@@ -135,9 +128,10 @@ def _start(settings: dict[str, str]) -> None:
         why = str(problem).strip().splitlines()
         words = next((line for line in why if "Exception:" in line), why[0] if why else "")
         raise UsageError(
-            f"Spark did not start with master {settings['spark.master']!r}: {words.strip()}. Is "
+            f"Spark did not start with master {known['spark.master']!r}: {words.strip()}. Is "
             "that the address, and is the cluster up? local[*] needs none"
         ) from problem
+    return known
 
 
 def _check_master(master: str) -> None:
@@ -226,7 +220,8 @@ def _connect(master: str, app: str, conf: Mapping[str, str]) -> SparkSession:
 
     builder = SparkSession.builder.remote(master).appName(app)
     for name, value in conf.items():
-        builder = builder.config(name, value)
+        if name != "spark.master":
+            builder = builder.config(name, value)
     try:
         session: SparkSession = builder.getOrCreate()
         session.addArtifacts(str(package_zip()), pyfile=True)
@@ -237,56 +232,6 @@ def _connect(master: str, app: str, conf: Mapping[str, str]) -> SparkSession:
             "pip install 'pyspark[connect]', the server this very version of Spark)"
         ) from problem
     return session
-
-
-def _spark_defaults() -> set[str]:
-    """Names that the environment's spark-defaults.conf sets, which are not ours to set again."""
-    folder = os.environ.get("SPARK_CONF_DIR")
-    if folder is None and (home := os.environ.get("SPARK_HOME")):
-        folder = f"{home}/conf"
-    try:
-        text = (Path(folder or "") / "spark-defaults.conf").read_text() if folder else ""
-    except OSError:
-        return set()
-    lines = (line.strip() for line in text.splitlines())
-    return {re.split(r"[\s=:]", line)[0] for line in lines if line and line[0] not in "#!"}
-
-
-def _settings(is_local: bool, log_level: str) -> dict[str, str]:
-    scratch = Path(tempfile.gettempdir()) / f"surecast-spark-{os.getuid()}"
-    scratch.mkdir(mode=0o700, exist_ok=True)
-    log4j = _log4j(scratch, log_level.lower())
-    settings = {
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.execution.arrow.pyspark.enabled": "true",
-        "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_ROWS),
-        "spark.ui.showConsoleProgress": "false",
-        "spark.driver.memory": DRIVER_MEMORY,
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log4j} "
-        f"-Dderby.system.home={scratch} {_ARROW} {java_options()}",
-        "spark.executor.extraJavaOptions": _ARROW,
-        "spark.sql.python.filterPushdown.enabled": "true",
-    }
-    if is_local:
-        settings |= {
-            "spark.local.dir": tempfile.gettempdir(),  # Java does not look at TMPDIR
-            "spark.driver.host": "127.0.0.1",
-            "spark.driver.bindAddress": "127.0.0.1",
-            "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 1)),
-            "spark.sql.warehouse.dir": str(scratch / "warehouse"),
-            "spark.ui.enabled": "false",
-        }
-    return settings
-
-
-def _log4j(scratch: Path, level: str) -> Path:
-    """The file that says what Spark may log; another session may be reading it right now."""
-    path, text = scratch / f"log4j2-{level}.properties", _LOG4J.format(level=level)
-    if not path.exists() or path.read_text() != text:
-        part = path.with_suffix(f".{os.getpid()}")
-        part.write_text(text)
-        part.replace(path)
-    return path
 
 
 # ---------------------------------------------------------------- Java

@@ -1,7 +1,7 @@
 """Retention at rest: what the rules leave of an archive, and void ranges for all the rest.
 
-    kept = compact(spark.read.schema(DDL).parquet("/archive"), latest_per_key())
-    kept.write.parquet("/archive-compacted")
+    with compact(spark.read.schema(DDL).parquet("/archive"), latest_per_key()) as kept:
+        kept.write.parquet("/archive-compacted")
 
 The rows are those of `surecast.pipeline.rows`. What comes back covers exactly the positions that
 came in: the live events, and void rows, one for each maximal run of positions without one. The
@@ -27,6 +27,7 @@ can hold; a void run that reaches a bucket's edge is joined to those beyond it b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -86,6 +87,7 @@ class Run(NamedTuple):
     time_us: int | None
 
 
+@contextmanager
 def compact(
     archive: DataFrame,
     retain: Policy,
@@ -94,25 +96,37 @@ def compact(
     now: datetime | None = None,
     holes_are_void: bool = False,
     bucket: int = BUCKET,
-) -> DataFrame:
+) -> Iterator[DataFrame]:
     """What `retain` and `rules` leave, of each stream in the archive, as rows of an archive.
 
-    The runs are worked out at once, and cached; the live events when the result is used.
+    The runs are worked out at once, and cached until the end of the `with`; the live events when
+    the result is used.
     """
+    _check(archive, retain, rules)
+    with ExitStack() as until:
+        columns = archive.select(*_COLUMNS)
+        rows = _flagged(columns, retain, rules, now or datetime.now(UTC), until)
+        voids = _voids(rows, holes_are_void, bucket, until)
+        yield rows.where("live").select(*_COLUMNS).unionByName(voids)
+
+
+def _kept(rows: DataFrame, until: ExitStack) -> DataFrame:
+    """The rows, which are used more than once, cached `until` then."""
     from pyspark import StorageLevel
+
+    until.callback(rows.unpersist)
+    return rows.persist(StorageLevel.MEMORY_AND_DISK)
+
+
+def _voids(rows: DataFrame, holes_are_void: bool, bucket: int, until: ExitStack) -> DataFrame:
+    """A row for each maximal run of positions without a live event."""
     from pyspark.sql import functions as F
 
-    _check(archive, retain, rules)
-    rows = _flagged(archive.select(*_COLUMNS), retain, rules, now or datetime.now(UTC))
     places = rows.select(
         "stream", "seq", "range", "live", F.unix_micros("timestamp").alias("time_us")
     )
-    runs = (
-        places.mapInArrow(_putter(bucket), _PLACES)
-        .groupBy("stream", "bucket")
-        .applyInArrow(_finder(holes_are_void), _RUNS)
-        .persist(StorageLevel.MEMORY_AND_DISK)
-    )
+    found = places.mapInArrow(_putter(bucket), _PLACES).groupBy("stream", "bucket")
+    runs = _kept(found.applyInArrow(_finder(holes_are_void), _RUNS), until)
     told: dict[str, dict[str, list[Run]]] = {}
     for row in runs.where(F.col("what") != VOID).collect():
         of_stream = told.setdefault(row["stream"], {})
@@ -122,9 +136,8 @@ def compact(
         for stream, of_stream in sorted(told.items())
         for run in _joined(stream, of_stream, holes_are_void)
     ]
-    edges = archive.sparkSession.createDataFrame(joined, _RUNS)
-    voids = _void_rows(runs.where(F.col("what") == VOID).unionByName(edges))
-    return rows.where("live").select(*_COLUMNS).unionByName(voids)
+    edges = rows.sparkSession.createDataFrame(joined, _RUNS)
+    return _void_rows(runs.where(F.col("what") == VOID).unionByName(edges))
 
 
 def _check(archive: DataFrame, retain: Policy, rules: Sequence[Collected]) -> None:
@@ -142,7 +155,11 @@ def _check(archive: DataFrame, retain: Policy, rules: Sequence[Collected]) -> No
 
 
 def _flagged(
-    rows: DataFrame, retain: Policy, rules: Sequence[Collected], now: datetime
+    rows: DataFrame,
+    retain: Policy,
+    rules: Sequence[Collected],
+    now: datetime,
+    until: ExitStack,
 ) -> DataFrame:
     """The rows with a column `live`."""
     from pyspark.sql import functions as F
@@ -150,7 +167,7 @@ def _flagged(
     live = F.col("kind") == "event"
     match retain:
         case LatestPerKey():
-            rows = _with_newest(rows)
+            rows = _with_newest(rows, until)
             live &= F.col("newest") | F.col("key").isNull()
         case KeepLast(n):
             ends = rows.groupBy("stream").agg((F.max("seq") + 1).alias("end"))
@@ -165,18 +182,12 @@ def _flagged(
     return rows.select(*_COLUMNS, live.alias("live"))
 
 
-def _with_newest(rows: DataFrame) -> DataFrame:
+def _with_newest(rows: DataFrame, until: ExitStack) -> DataFrame:
     """The rows with a column `newest`: no later event has its key. (Without a key: anything.)"""
-    from pyspark import StorageLevel
     from pyspark.sql import functions as F
 
-    newest = (
-        rows.where("kind = 'event' AND key IS NOT NULL")
-        .groupBy("stream", "key")
-        .agg(F.max("seq").alias("seq"))
-        .select("stream", "seq")
-        .persist(StorageLevel.MEMORY_AND_DISK)
-    )
+    by_key = rows.where("kind = 'event' AND key IS NOT NULL").groupBy("stream", "key")
+    newest = _kept(by_key.agg(F.max("seq").alias("seq")).select("stream", "seq"), until)
     marked = newest.withColumn("is_newest", F.lit(True))
     if newest.count() <= BROADCAST_MAX:
         marked = F.broadcast(marked)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-__all__ = ["Fit", "chi_square", "goodness_of_fit"]
+__all__ = ["Fit", "Unjudged", "chi_square", "goodness_of_fit"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -31,6 +31,10 @@ BINS: Final = 64
 EXPECTED_MIN: Final = 10.0  # a bin with less expected is put together with the one before it
 ZETA_BINS_UPTO: Final = 1e9  # beyond it: one bin without end
 P_MIN: Final = 1e-3  # a right sample fails once in a thousand seeds
+
+
+class Unjudged(UsageError):
+    """What there is says nothing about the law."""
 
 
 class Fit(msgspec.Struct, frozen=True):
@@ -104,7 +108,9 @@ def chi_square(counts: Ints, shares: Floats) -> Fit:
         observed[-2:] = [sum(observed[-2:])]
         expected[-2:] = [sum(expected[-2:])]
     if len(expected) < 2:
-        raise UsageError(f"{sample} keys are too few to judge a law by: take a larger sample")
+        if len(shares) < 2:
+            raise Unjudged("a law with one key cannot be missed")
+        raise Unjudged(f"{sample:,} keys are too few to judge a law by: take a larger sample")
     pairs = zip(observed, expected, strict=True)
     distance = sum((one - other) ** 2 / other for one, other in pairs)
     return Fit(sample, len(expected), distance, _beyond(distance, len(expected) - 1))

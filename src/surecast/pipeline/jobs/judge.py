@@ -34,10 +34,11 @@ if TYPE_CHECKING:
 
     from surecast.pipeline.jobs.trace import Trace
 
-__all__ = ["Judge"]
+__all__ = ["Judge", "join_hint"]
 
 SPARE: Final = 1_000_000  # a position beyond this and twice what was published is none
-BROADCAST_MAX: Final = 2_000_000  # acknowledged events that every executor may hold
+HELD_MAX: Final = 2_000_000  # acknowledged events that every executor may hold
+HELD_BYTES_MAX: Final = 256 << 20  # of their keys and values, in an executor or a task
 SID_SHIFT: Final = 44  # positions are below 2 to this
 # How an event fits what was acknowledged at its position.
 FITS, OTHER_KEY, OTHER_EVENT, NO_ACK = range(4)
@@ -59,6 +60,7 @@ class Judge:
             F.count("seq").alias("acked"),
             F.max("seq").alias("latest"),
             F.count_if(F.col("key").isNull()).alias("bare"),
+            F.sum(_size("key") + _size("value")).alias("bytes"),
         )
         published = {row["stream"]: row for row in counts.collect()}
         names = sorted(published.keys() | {row["stream"] for row in self.told})
@@ -76,6 +78,7 @@ class Judge:
         self.unknown = [0] * len(names)  # positions that were not acknowledged to anybody
         self.acked_upto = [0] * len(names)
         self.ends = [1] * len(names)
+        self.bytes = sum(row["bytes"] for row in published.values())
         self.has_bare = any(row["bare"] for row in published.values())  # events without a key
         for sid, stream in enumerate(self.streams):
             if (row := published.get(stream.stream)) is not None:
@@ -274,8 +277,9 @@ class Judge:
             .when(F.col("ack_key").eqNullSafe(F.col("key")), FITS)
             .otherwise(OTHER_KEY)
         )
-        few = sum(stream.acked for stream in self.streams) <= BROADCAST_MAX
-        acks = F.broadcast(acks) if few else acks.hint("shuffle_hash")
+        acked = sum(stream.acked for stream in self.streams)
+        tasks = int(self.spark.conf.get("spark.sql.shuffle.partitions") or 1)
+        acks = acks.hint(join_hint(acked, self.bytes, tasks))
         fit = F.col("fits") <= OTHER_KEY
         self.got = (
             self.given.where("is_event")
@@ -517,6 +521,17 @@ class Judge:
 
     def _violated(self, sid: int, words: str) -> None:
         self.streams[sid].violations.append(words)
+
+
+def join_hint(events: int, size: int, tasks: int) -> str:
+    """How rows are joined with so many events of so many bytes: what is held must fit memory."""
+    if events <= HELD_MAX and size <= HELD_BYTES_MAX:
+        return "broadcast"
+    return "shuffle_hash" if size <= tasks * HELD_BYTES_MAX else "merge"
+
+
+def _size(name: str) -> Column:
+    return F.coalesce(F.octet_length(name), F.lit(0))
 
 
 def _add(to: Counts, counts: Counts) -> None:

@@ -1,0 +1,93 @@
+"""What the verbs that run on Spark share: --master, --conf, a session, how its errors are told."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from surecast import errors
+from surecast.cli.progress import Bar
+from surecast.errors import JobFailed, SurecastError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Conf", "Master", "master_of", "on_spark", "ours", "parse_conf", "watched"]
+
+Master = Annotated[
+    str | None,
+    typer.Option(
+        "--master", envvar="SURECAST_MASTER",
+        show_default="local[*], unless Spark is set up otherwise",
+        help="Spark's: local[*], spark://host:7077, yarn, k8s://…, or sc://host:15002 (Connect).",
+    ),
+]  # fmt: skip
+Conf = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--conf", metavar="NAME=VALUE", help="A setting of Spark, above all others. Any number."
+    ),
+]
+
+
+def parse_conf(given: list[str] | None) -> dict[str, str]:
+    """["spark.executor.memory=4g"] → {"spark.executor.memory": "4g"}."""
+    found = {}
+    for text in given or []:
+        name, equals, value = text.partition("=")
+        if not (name.strip() and equals):
+            hint = "is no setting; one is spark.executor.memory=4g"
+            raise typer.BadParameter(f"{text!r} {hint}", param_hint="--conf")
+        found[name.strip()] = value.strip()
+    return found
+
+
+@contextmanager
+def on_spark(master: str | None, conf: list[str] | None, job: str) -> Iterator["SparkSession"]:
+    """A session for one command. What Spark complains of becomes a line that says what to do."""
+    from surecast.pipeline.session import running_session, spark_session
+
+    settings = parse_conf(conf)
+    is_ours = running_session() is None  # which says so if there is no PySpark
+    from pyspark.errors import PySparkException
+
+    with Bar(job, 0) as bar:
+        bar.update(0, f"starting Spark, {master}" if master else "starting Spark")
+        spark = spark_session(master, app=f"surecast {job}", conf=settings)
+    try:
+        yield spark
+    except PySparkException as problem:
+        raise ours(problem) from problem
+    finally:
+        if is_ours:
+            spark.stop()
+
+
+def master_of(spark: "SparkSession", master: str | None) -> str:
+    """What was asked for, or what it has come to."""
+    return master or str(spark.conf.get("spark.master"))
+
+
+@contextmanager
+def watched(spark: "SparkSession", job: str) -> Iterator[None]:
+    """A bar of Spark's tasks."""
+    from surecast.pipeline.progress import watch
+
+    bar = Bar(f"{job} (tasks)", 0)
+    with bar, watch(spark, job, lambda done, total, note: bar.update(done, note, total)):
+        yield
+
+
+def ours(problem: Exception) -> SurecastError:
+    """What a user should read of an error of Spark: the error of ours that it carries, if any."""
+    text = str(problem)
+    carried = re.findall(r"surecast\.errors\.(\w+): (.+)", text)
+    if carried:
+        name, words = carried[-1]
+        kind: type[SurecastError] = getattr(errors, name, JobFailed)
+        return kind(words)
+    python = re.findall(r"^(\w[\w.]*(?:Error|Exception): .+)", text, re.MULTILINE)
+    first = (text.strip() or type(problem).__name__).splitlines()[0]
+    return JobFailed(str(python[-1]) if python else first)

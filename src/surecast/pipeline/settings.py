@@ -1,0 +1,160 @@
+"""What a new Spark session is started with: our defaults, and above them all that others have said.
+
+The later stands above the earlier: the defaults here, spark-defaults.conf, PYSPARK_SUBMIT_ARGS,
+what `spark-submit` has told the JVM that it started this program from, the caller.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+import tempfile
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+from surecast.pipeline.warm import java_options
+
+__all__ = ["APP", "LOCAL", "LOG_LEVEL", "others_say", "set_python", "work_out"]
+
+LOCAL: Final = "local[*]"
+APP: Final = "surecast"
+LOG_LEVEL: Final = "ERROR"
+ARROW_ROWS: Final = 20_000  # rows a batch between the JVM and Python
+DRIVER_MEMORY: Final = "2g"
+AT_START: Final = ("spark.driver.memory", "spark.driver.extraJavaOptions")  # of a JVM, never later
+_OPTIONS: Final = {
+    "--master": "spark.master",
+    "--name": "spark.app.name",
+    "--driver-memory": "spark.driver.memory",
+    "--driver-java-options": "spark.driver.extraJavaOptions",
+}
+# Java's Arrow checks the bounds of every single value again: a seventh of the time of a read.
+_ARROW: Final = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
+
+# One line a problem on stderr, and none of Spark's own words below that. (The gateway is named
+# because it says in three lines which level it has, unless that is the root's. The others tell at
+# length of failures that reach the caller as exceptions.)
+_LOG4J: Final = """\
+rootLogger.level = {level}
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = {level}
+logger.task.name = org.apache.spark.executor.Executor
+logger.task.level = off
+logger.tasks.name = org.apache.spark.scheduler.TaskSetManager
+logger.tasks.level = off
+logger.utils.name = org.apache.spark.util.Utils
+logger.utils.level = off
+logger.write.name = org.apache.spark.sql.execution.datasources
+logger.write.level = off
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %p %c{{1}}: %m%n%ex{{short}}
+"""
+
+
+def work_out(
+    said: Mapping[str, str], theirs: Mapping[str, str], *, has_jvm: bool, log_level: str
+) -> dict[str, str]:
+    """What to set: all that the caller said, and our defaults for what nobody speaks of."""
+    master = said.get("spark.master", theirs.get("spark.master", LOCAL))
+    ours = {"spark.master": LOCAL, "spark.app.name": APP}
+    ours |= _defaults(master.startswith("local"), log_level)
+    taken = theirs.keys() | (set(AT_START) if has_jvm else set())
+    return {**{name: value for name, value in ours.items() if name not in taken}, **said}
+
+
+def set_python(known: Mapping[str, str]) -> None:
+    """Tell PySpark, which reads nothing but the environment, what the settings say of Python."""
+    executors = known.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
+    os.environ["PYSPARK_PYTHON"] = executors or sys.executable
+    if driver := known.get("spark.pyspark.driver.python"):
+        os.environ["PYSPARK_DRIVER_PYTHON"] = driver
+
+
+# ---------------------------------------------------------------- what others say
+
+
+def others_say() -> dict[str, str]:
+    return {**_spark_defaults(), **_submit_args(), **_submitted()}
+
+
+def _spark_defaults() -> dict[str, str]:
+    """The environment's spark-defaults.conf."""
+    folder = os.environ.get("SPARK_CONF_DIR")
+    if folder is None and (home := os.environ.get("SPARK_HOME")):
+        folder = f"{home}/conf"
+    try:
+        text = (Path(folder or "") / "spark-defaults.conf").read_text() if folder else ""
+    except OSError:
+        return {}
+    lines = (line.strip() for line in text.splitlines())
+    found = (re.match(r"([^\s=:]+)\s*[=:]?\s*(.*)", line) for line in lines if line[:1] not in "#!")
+    return {one[1]: one[2] for one in found if one}
+
+
+def _submit_args() -> dict[str, str]:
+    """What PYSPARK_SUBMIT_ARGS has for the JVM that is started here."""
+    found = {}
+    for option, value in pairwise(shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", ""))):
+        if option in ("--conf", "-c"):
+            name, _, found[name] = value.partition("=")
+        elif option in _OPTIONS:
+            found[_OPTIONS[option]] = value
+    return found
+
+
+def _submitted() -> dict[str, str]:
+    """What `spark-submit` was given, if its JVM is the one that started this program."""
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return {}
+    from pyspark import SparkConf, SparkContext
+
+    SparkContext._ensure_initialized()  # type: ignore[no-untyped-call, unused-ignore]
+    return dict(SparkConf().getAll())
+
+
+# ---------------------------------------------------------------- what we say
+
+
+def _defaults(is_local: bool, log_level: str) -> dict[str, str]:
+    scratch = Path(tempfile.gettempdir()) / f"surecast-spark-{os.getuid()}"
+    scratch.mkdir(mode=0o700, exist_ok=True)
+    log4j = _log4j(scratch, log_level.lower())
+    settings = {
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_ROWS),
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.memory": DRIVER_MEMORY,
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log4j} "
+        f"-Dderby.system.home={scratch} {_ARROW} {java_options()}",
+        "spark.executor.extraJavaOptions": _ARROW,
+        "spark.sql.python.filterPushdown.enabled": "true",
+    }
+    if is_local:
+        settings |= {
+            "spark.local.dir": tempfile.gettempdir(),  # Java does not look at TMPDIR
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 1)),
+            "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+            "spark.ui.enabled": "false",
+        }
+    return settings
+
+
+def _log4j(scratch: Path, level: str) -> Path:
+    """The file that says what Spark may log; another session may be reading it right now."""
+    path, text = scratch / f"log4j2-{level}.properties", _LOG4J.format(level=level)
+    if not path.exists() or path.read_text() != text:
+        part = path.with_suffix(f".{os.getpid()}")
+        part.write_text(text)
+        part.replace(path)
+    return path

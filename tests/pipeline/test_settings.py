@@ -1,0 +1,91 @@
+"""What a session is started with: whose word is above whose."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from surecast.pipeline import settings
+from surecast.pipeline.settings import work_out
+
+# What `spark-submit --master yarn --name nightly --conf …` has the JVM know.
+SUBMITTED = {
+    "spark.master": "yarn",
+    "spark.app.name": "nightly",
+    "spark.submit.deployMode": "client",
+    "spark.sql.session.timeZone": "Europe/Vienna",
+}
+
+
+def test_with_nobody_saying_anything_it_is_local_and_small() -> None:
+    found = work_out({}, {}, has_jvm=False, log_level="ERROR")
+    assert (found["spark.master"], found["spark.app.name"]) == ("local[*]", "surecast")
+    assert (found["spark.driver.host"], found["spark.driver.memory"]) == ("127.0.0.1", "2g")
+    assert "log4j2-error" in found["spark.driver.extraJavaOptions"]
+
+
+def test_what_others_say_is_not_set_again() -> None:
+    found = work_out({}, SUBMITTED, has_jvm=True, log_level="ERROR")
+    assert not found.keys() & SUBMITTED.keys()
+    assert "spark.driver.host" not in found, "which is for local masters alone"
+    assert found["spark.sql.execution.arrow.pyspark.enabled"] == "true", "nobody speaks of it"
+
+
+def test_the_caller_is_heard_above_others() -> None:
+    said = {"spark.master": "local[2]", "spark.sql.session.timeZone": "Asia/Tokyo"}
+    found = work_out(said, SUBMITTED, has_jvm=True, log_level="ERROR")
+    assert {**found, **said} == found
+    assert found["spark.driver.host"] == "127.0.0.1"
+    assert "spark.app.name" not in found
+
+
+def test_a_jvm_that_runs_is_not_told_how_to_start() -> None:
+    found = work_out({}, {}, has_jvm=True, log_level="ERROR")
+    assert not found.keys() & set(settings.AT_START)
+
+
+PYTHONS = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
+
+
+@pytest.mark.parametrize(
+    ("known", "env", "found"),
+    [
+        ({}, {}, (sys.executable, None)),
+        ({}, {"PYSPARK_PYTHON": "/env"}, ("/env", None)),
+        ({"spark.pyspark.python": "/conf"}, {}, ("/conf", None)),
+        ({"spark.pyspark.python": "/conf"}, {"PYSPARK_PYTHON": "/env"}, ("/conf", None)),
+        ({"spark.pyspark.driver.python": "/here"}, {}, (sys.executable, "/here")),
+    ],
+)
+def test_the_settings_say_which_python_runs(
+    known: dict[str, str],
+    env: dict[str, str],
+    found: tuple[str, str | None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in PYTHONS:
+        monkeypatch.setenv(name, "")  # so that it is put back as it was
+        monkeypatch.delenv(name)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    settings.set_python(known)
+    assert tuple(os.environ.get(name) for name in PYTHONS) == found
+
+
+def test_spark_defaults_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "spark-defaults.conf").write_text(
+        "# spark.ui.enabled true\nspark.driver.memory  3g\n\nspark.app.x=1\n spark.y : z 9\n!no\n"
+    )
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    found = {"spark.driver.memory": "3g", "spark.app.x": "1", "spark.y": "z 9"}
+    assert settings.others_say() == found
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path / "nowhere"))
+    assert settings.others_say() == {}
+
+
+def test_pyspark_submit_args_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "--master 'local[3]' -c spark.x=a=b --conf \"spark.y=1 2\" --verbose pyspark-shell"
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", words)
+    found = {"spark.master": "local[3]", "spark.x": "a=b", "spark.y": "1 2"}
+    assert settings.others_say() == found
