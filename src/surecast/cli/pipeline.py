@@ -86,14 +86,12 @@ def archive_streams(
 
 
 def _until_ctrl_c(query: "StreamingQuery", bar: Bar) -> None:
-    rows, seen = 0, -1
+    from surecast.pipeline.jobs.archive import RowsOf
+
+    rows = RowsOf()
     try:
         while not query.awaitTermination(1):
-            for progress in query.recentProgress:
-                if progress["batchId"] > seen:
-                    seen = progress["batchId"]
-                    rows += progress["numInputRows"]
-            bar.update(rows, query.status["message"])
+            bar.update(rows.count(query), query.status["message"])
     except KeyboardInterrupt:
         query.stop()
 
