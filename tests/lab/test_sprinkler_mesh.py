@@ -171,6 +171,14 @@ def test_e2_can_fail(throughput, broken):
     assert not verdict.ours["claims"][broken]
 
 
+def test_a_claim_that_some_seeds_do_not_have_says_so():
+    better = [dict(row, seed=2) for row in made_up_e2(as_the_paper_has_it)]
+    flat = [dict(row, seed=3) for row in made_up_e2(lambda r, f, s: 2.65)]
+    found = sprinkler_mesh.verdict_of([*made_up_e2(as_the_paper_has_it), *better, *flat]).ours
+    assert found["claims_by_single_seeds"]["larger fanouts do worse"] == "2 of 3"
+    assert found["claims_by_single_seeds"]["a fanout of 4 sustains 2.592 M/s"] == "3 of 3"
+
+
 def made_up_e3(knee_at, latency_ms=150.0):
     rows = []
     for point in sprinkler_load.points(True, [1]):

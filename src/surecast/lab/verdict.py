@@ -29,6 +29,7 @@ __all__ = [
     "number",
     "short",
     "spread",
+    "with_each_seed",
 ]
 
 Progress = Callable[[int, int, str], None]  # (steps done, steps in all, what is going on)
@@ -55,6 +56,15 @@ def spread(values: Sequence[float], digits: int = 4) -> Spread:
     ci95 = round(t_factor(n) * stdev(values) / n**0.5, digits) if n > 1 else None
     middle, least, most = (round(float(f(values)), digits) for f in (mean, min, max))
     return Spread(middle, ci95, least, most, n)
+
+
+def with_each_seed(
+    claims: Callable[[Sequence[Row]], Mapping[str, bool]], rows: Sequence[Row]
+) -> dict[str, str]:
+    """With how many seeds each claim holds, where it is judged by means over them."""
+    seeds = {row["seed"] for row in rows}
+    found = [claims([row for row in rows if row["seed"] == seed]) for seed in seeds]
+    return {claim: f"{sum(one[claim] for one in found)} of {len(found)}" for claim in found[0]}
 
 
 class Verdict(msgspec.Struct, kw_only=True):
