@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.ports import free_ports
 from tests.server.processes import (
     Process,
     Served,
     ask,
     config_text,
-    free_ports,
     get,
     surecast,
     wait_for,

@@ -1,13 +1,9 @@
 """Regions of real server nodes on loopback, to be killed and restarted, for the client's tests."""
 
 import asyncio
-import os
-import random
-import socket
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Any
 
 from surecast.client.connection import Client
@@ -22,11 +18,11 @@ from surecast.runtime import AddressBook, Node, RuntimeLimits
 from surecast.stacks import region_replica
 from surecast.storage.memory import MemoryDisk
 from surecast.storage.store import MemoryStore
+from tests.ports import free_ports
 
 __all__ = ["Regions", "play", "until"]
 
 HOST = "127.0.0.1"
-_RNG = random.Random(os.getpid())  # tests that run at once look at different ports
 # Failures are noticed fast, so that the tests are.
 LIMITS = RuntimeLimits(
     connect_timeout_ns=300 * MS, session_timeout_ns=1_000 * MS, reconnect_ns=10 * MS
@@ -48,22 +44,6 @@ async def until(condition: Callable[[], Any], what: str = "") -> None:
     while not condition():
         assert time.monotonic() < limit, what or "waited in vain"
         await asyncio.sleep(0.005)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports to listen at, free for TCP and UDP; none that the system hands out by itself."""
-    found: list[int] = []
-    while len(found) < count:
-        port = _RNG.randrange(10_000, 20_000)
-        with (
-            socket.socket() as tcp,
-            socket.socket(type=socket.SOCK_DGRAM) as udp,
-            suppress(OSError),
-        ):
-            tcp.bind((HOST, port))
-            udp.bind((HOST, port))
-            found.append(port)
-    return found
 
 
 class Regions:

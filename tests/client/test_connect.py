@@ -21,7 +21,8 @@ from surecast.errors import (
     StreamConfigMismatch,
     UsageError,
 )
-from tests.client.stage import HOST, Regions, free_ports, play, until
+from tests.client.stage import HOST, Regions, play, until
+from tests.ports import free_ports
 
 
 @pytest.mark.parametrize(

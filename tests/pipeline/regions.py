@@ -8,12 +8,9 @@ with Served(tmp_path / "data") as region:
 from __future__ import annotations
 
 import asyncio
-import random
 import shutil
-import socket
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +21,7 @@ from surecast.server.config import build
 from surecast.server.http import HttpPort
 from surecast.server.region import RegionServer
 from surecast.server.status import not_ready
+from tests.ports import free_ports
 
 __all__ = ["Served", "wait_for"]
 
@@ -36,22 +34,6 @@ def wait_for(what: Callable[[], Any], why: str = "") -> Any:
     while not (found := what()):
         assert time.monotonic() < deadline, f"waited in vain: {why}"
         time.sleep(0.02)
-    return found
-
-
-def free_ports(count: int) -> list[int]:
-    """Below those that the system hands out by itself, so that nobody takes them meanwhile."""
-    rng, found = random.SystemRandom(), []
-    while len(found) < count:
-        port = rng.randrange(10_000, 20_000)
-        with (
-            socket.socket() as tcp,
-            socket.socket(type=socket.SOCK_DGRAM) as udp,
-            suppress(OSError),
-        ):
-            tcp.bind(("127.0.0.1", port))
-            udp.bind(("127.0.0.1", port))
-            found.append(port)
     return found
 
 

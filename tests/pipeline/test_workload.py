@@ -229,8 +229,10 @@ def test_the_same_events_however_they_are_cut(spark: "SparkSession", kind: str) 
     assert sums[0] is not None
     assert (sums[0]["n"], sums[0][2], sums[0][3]) == (spec.events, 1, spec.events)
     times, ids = drawn(spec)
-    for seq in (1, 2, module.BLOCK, module.BLOCK + 1, spec.events):
-        (row,) = four.where(f"seq = {seq}").selectExpr("*", "unix_micros(timestamp) us").collect()
+    seqs = (1, 2, module.BLOCK, module.BLOCK + 1, spec.events)
+    some = four.where(f"seq IN {seqs}").selectExpr("*", "unix_micros(timestamp) us").orderBy("seq")
+    for seq, row in zip(seqs, some.collect(), strict=True):
+        assert row["seq"] == seq
         assert (row["stream"], row["kind"], row["range"]) == ("workload", "event", 1)
         assert row["attributes"] is None
         assert int.from_bytes(row["key"], "big") == ids[seq - 1]

@@ -16,6 +16,8 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+from tests.ports import free_ports
+
 COMMAND = [sys.executable, "-m", "surecast.cli"]
 WAIT_S = 90.0
 
@@ -45,14 +47,6 @@ def wait_for(what: Callable[[], Any], why: str) -> Any:
             return found
         time.sleep(0.05)
     raise AssertionError(f"waited {WAIT_S:g} s in vain: {why}")
-
-
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
 
 
 def free_base(count: int) -> int:

@@ -12,7 +12,7 @@ from surecast.server.config import ServerConfig, build
 from surecast.server.local import LocalRegion
 from surecast.server.region import RegionServer
 from surecast.server.status import not_ready
-from tests.server.processes import free_ports
+from tests.ports import free_ports
 
 
 def config(folder: Path, **node: str) -> ServerConfig:
