@@ -21,12 +21,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 # Most queries here run once, over a few rows: to compile each takes longer than to interpret it.
 # (Those of the demo, the standalone cluster, the example and the killed drivers are compiled.)
-CONF = {
-    "spark.sql.shuffle.partitions": "4",
-    "spark.default.parallelism": "4",
+INTERPRETED = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
+CONF = {"spark.sql.shuffle.partitions": "4", "spark.default.parallelism": "4", **INTERPRETED}
 
 
 @pytest.fixture(scope="session")
@@ -36,3 +35,13 @@ def spark() -> "Iterator[SparkSession]":
     session = spark_session("local[2]", app="tests", conf=CONF)
     yield session
     session.stop()
+
+
+@pytest.fixture
+def compiled(spark: "SparkSession") -> "Iterator[SparkSession]":
+    """The same with compiled queries, for a test of many rows."""
+    for name in INTERPRETED:
+        spark.conf.unset(name)
+    yield spark
+    for name, value in INTERPRETED.items():
+        spark.conf.set(name, value)
