@@ -19,29 +19,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
-# Most queries here run once, over a few rows: to compile each takes longer than to interpret it.
-# (Those of the demo, the standalone cluster, the example and the killed drivers are compiled.)
-INTERPRETED = {
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-}
-CONF = {"spark.sql.shuffle.partitions": "4", "spark.default.parallelism": "4", **INTERPRETED}
-
-
 @pytest.fixture(scope="session")
 def spark() -> "Iterator[SparkSession]":
     from surecast.pipeline.session import spark_session
 
-    session = spark_session("local[2]", app="tests", conf=CONF)
+    conf = {"spark.sql.shuffle.partitions": "4", "spark.default.parallelism": "4"}
+    session = spark_session("local[2]", app="tests", conf=conf)
     yield session
     session.stop()
-
-
-@pytest.fixture
-def compiled(spark: "SparkSession") -> "Iterator[SparkSession]":
-    """The same with compiled queries, for a test of many rows."""
-    for name in INTERPRETED:
-        spark.conf.unset(name)
-    yield spark
-    for name, value in INTERPRETED.items():
-        spark.conf.set(name, value)

@@ -2,7 +2,6 @@
 
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from types import TracebackType
 import pyspark
 
 from surecast.pipeline.session import find_java
+from tests.ports import free_ports
 
 __all__ = ["Standalone"]
 
@@ -25,7 +25,7 @@ class Standalone:
         self.folder = folder
         self.workers = workers
         self.memory = memory
-        self.url = f"spark://127.0.0.1:{_free_port()}"
+        self.url = f"spark://127.0.0.1:{free_ports(1)[0]}"
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> "Standalone":
@@ -88,10 +88,3 @@ class Standalone:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

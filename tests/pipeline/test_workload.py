@@ -215,8 +215,7 @@ def test_a_fit_has_a_verdict() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_same_events_however_they_are_cut(compiled: "SparkSession", kind: str) -> None:
-    spark = compiled
+def test_the_same_events_however_they_are_cut(spark: "SparkSession", kind: str) -> None:
     spec = Workload(events=module.BLOCK * 3 + 1234, value_bytes=12, **KINDS[kind])
     one, four = (workload(spark, spec, partitions) for partitions in (1, 4))
     assert ", ".join(f"{name} {kind}" for name, kind in one.dtypes) == PLAIN
