@@ -1,6 +1,6 @@
 # Every target does the set-up it needs by itself: `make demo` works in a fresh clone.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check torture bench lock clean
+.PHONY: help setup demo test check torture bench lock clean services
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -20,8 +20,8 @@ setup: $(WARM)  ## .venv with the pinned dependencies, kernels compiled
 demo: setup  ## the main job end to end: real servers, a cut line, a killed server, an audit, a figure
 	$(VENV)/bin/surecast demo
 
-test: setup $(CLASSES)  ## every test
-	scripts/services.sh
+test:  ## every test
+	@$(MAKE) --no-print-directory -j3 $(WARM) $(CLASSES) services
 	$(PY) -m pytest -n $(JOBS)
 
 check: setup  ## format, lint, types and the quick tests: under a minute
@@ -52,6 +52,9 @@ clean:  ## remove what set-up, tests and runs made
 $(INSTALLED): requirements.lock pyproject.toml scripts/setup.sh scripts/java.sh scripts/packages.sh
 	scripts/setup.sh
 	@touch $@
+
+services:
+	scripts/services.sh
 
 # The tests start Spark again and again: this takes 40 seconds, and each start then 5 less.
 $(CLASSES): $(INSTALLED)

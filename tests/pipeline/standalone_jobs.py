@@ -30,7 +30,7 @@ def main(master: str, url: str, folder: Path) -> dict[str, Any]:
         "spark.archives": f"{folder}/env.tar.gz#env",
         "spark.pyspark.python": "./env/bin/python",
         "spark.sql.shuffle.partitions": "4",
-        "spark.executor.extraJavaOptions": os.environ.get("SPARK_SUBMIT_OPTS", ""),
+        "spark.executor.extraJavaOptions": os.environ.get("SPARK_DAEMON_JAVA_OPTS", ""),
     }
     spark = spark_session(master, app="standalone", conf=conf)
     try:

@@ -324,10 +324,10 @@ def test_the_verdict_is_the_same_where_events_are_too_large_to_hold(
     trace = load(spark, str(tmp_path))
     size = trace.published.selectExpr("sum(length(key) + length(value))").first()
     assert size == (Judge(trace, LatestPerKey(), CHUNK).bytes,)
-    held = audit(trace, LatestPerKey(), chunk_rows=CHUNK)
     monkeypatch.setattr("surecast.pipeline.jobs.judge.HELD_BYTES_MAX", 0)
-    assert audit(trace, LatestPerKey(), chunk_rows=CHUNK) == held
-    assert held.lost == 1
+    found, tally = audit(trace, LatestPerKey(), chunk_rows=CHUNK), run.judged()
+    assert [getattr(found, name) for name in COUNTS] == [getattr(tally, name) for name in COUNTS]
+    assert (found.lost, found.violations) == (1, tally.violations)
 
 
 def test_what_is_no_trace_is_said(spark: "SparkSession", tmp_path: Path) -> None:

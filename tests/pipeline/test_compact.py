@@ -148,7 +148,10 @@ def rows_of(result: "DataFrame") -> dict[str, tuple[dict[int, Any], list[tuple[i
 
 
 def check(histories: list[History], *words: Any, **more: Any) -> None:
-    by_stream = found(*words, **more)
+    check_rows(histories, found(*words, **more))
+
+
+def check_rows(histories: list[History], by_stream: dict[str, Any]) -> None:
     for one in histories:
         live, voids = by_stream[one.name]
         expected = one.live_by_kernel()
@@ -203,8 +206,9 @@ def test_compacting_again_changes_nothing(spark: "SparkSession") -> None:
     rng = Random("again")
     histories = [history(f"s{i}", LatestPerKey(), {}, rng) for i in range(STREAMS)]
     with compact(archive(spark, histories, rng), LatestPerKey(), bucket=BUCKET) as once:
-        assert found(once, LatestPerKey(), bucket=11) == rows_of(once)
-        check(histories, once, LatestPerKey(), bucket=11)
+        rows = rows_of(once)
+        check_rows(histories, rows)
+        assert found(once, LatestPerKey(), bucket=11) == rows
 
 
 def test_more_keys_than_are_broadcast_give_the_same(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def test_a_query_outlives_its_region_and_sees_every_position_once(
     spark: "SparkSession", tmp_path: Path
 ) -> None:
-    result = run_round(spark, tmp_path, seconds=8, seed=1)
+    result = run_round(spark, tmp_path, seconds=3, seed=1, pause_s=0.1)
     assert result.violations == []
     assert result.starts >= 6
     assert result.rows[ALL] == result.published[ALL] > 0

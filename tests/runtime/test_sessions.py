@@ -169,7 +169,7 @@ def test_answering_peer_down_by_sending_makes_no_storm(loop: str) -> None:
             await until(lambda: len(a.machine.of(PeerDown)) >= 5)
             downs = [now_ns for now_ns, _ in a.machine.of(PeerDown)]
             for one, next_one in pairwise(downs):
-                assert next_one - one >= 40 * MS
+                assert next_one - one >= 39 * MS  # uvloop's clock counts whole milliseconds
             assert downs[0] >= began_ns
             await stage.add("b")
             await until(lambda: numbers(stage.machine("b")))

@@ -97,7 +97,7 @@ CAUGHT_BY: dict[type, tuple[int, ...]] = {
     mutations.StampsRawTime: (235, 150),
     mutations.DropsWhenFull: (68,),
     mutations.MovesForAnybody: (8,),
-    mutations.ForwardsUnderItsOwnName: (3,),
+    mutations.ForwardsUnderItsOwnName: (305, 3),
 }
 
 
