@@ -5,7 +5,9 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from tests.server.processes import COMMAND, Process, Served, clean_env, surecast
 
 from surecast.cli.options import parse_retention
 from surecast.cli.publish import Done
-from surecast.cli.subscribe import as_line, as_object, parse_start
+from surecast.cli.subscribe import Page, as_line, as_object, parse_start
 from surecast.client.events import Event
 
 pytestmark = pytest.mark.slow
@@ -127,6 +129,31 @@ def test_a_named_subscription_keeps_its_place(served: Served) -> None:
     second = surecast(*words, "--count", "2")
     seen = [line.split("\t")[1] for line in second.stdout.splitlines()]
     assert seen in (["3", "4"], ["2", "3"])  # the last one shown may not have been dealt with
+
+
+def test_lines_under_way_are_shown_when_a_subscription_ends(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One task flushes now and then, and is cancelled when all have come."""
+
+    async def story() -> None:
+        hold = threading.Event()
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        busy = asyncio.create_task(asyncio.to_thread(hold.wait, 30))
+        page = Page(as_line)
+        page.lines = ["one\n"]
+        flushing = asyncio.create_task(page.flush())
+        await asyncio.sleep(0.01)
+        assert page.lines == []  # taken, and not yet written
+        flushing.cancel()
+        page.lines.append("two\n")
+        loop.call_later(0.01, hold.set)
+        await page.flush()
+        await busy
+
+    asyncio.run(story())
+    assert capsys.readouterr().out == "one\ntwo\n"
 
 
 def test_ctrl_c_ends_a_subscription_cleanly(served: Served, tmp_path: Path) -> None:

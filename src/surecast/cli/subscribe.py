@@ -118,8 +118,14 @@ class Page:
     async def flush(self) -> None:
         async with self._writing:
             lines, self.lines = self.lines, []
-            if lines:
-                await asyncio.to_thread(_write, "".join(lines))
+            if not lines:
+                return
+            writing = asyncio.create_task(asyncio.to_thread(_write, "".join(lines)))
+            try:
+                await asyncio.shield(writing)
+            except asyncio.CancelledError:
+                await writing  # what was taken is shown all the same, and before what follows
+                raise
 
 
 def _write(text: str) -> None:
