@@ -22,6 +22,7 @@ demo: setup  ## the main job end to end: real servers, a cut line, a killed serv
 
 test:  ## every test
 	@$(MAKE) --no-print-directory -j3 $(WARM) $(CLASSES) services
+	@$(PY) -m compileall -q src tests  # also where Python is told to keep nothing: it starts often
 	$(PY) -m pytest -n $(JOBS)
 
 check: setup  ## format, lint, types and the quick tests: under a minute

@@ -41,8 +41,7 @@ fi
 
 pip() { $venv/bin/python -m pip --disable-pip-version-check "$@"; }
 echo "setup: installing pinned dependencies into $venv" >&2
-# What is imported is compiled then, and kept: a third of the time would go into all the rest.
-pip install --quiet --no-compile --require-hashes --no-deps -r requirements.lock
+pip install --quiet --require-hashes --no-deps -r requirements.lock
 pip install --quiet --no-deps --no-build-isolation -e .
 pip check >/dev/null || { pip check; exit 1; }
 scripts/java.sh

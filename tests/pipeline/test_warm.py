@@ -1,7 +1,10 @@
-"""The file of Java's classes: used where it is, done without where it is not or does not fit."""
+"""The file of Java's classes, and what Python compiled: used where they are and where they fit."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+from zipfile import ZipFile
 
 import pytest
 
@@ -28,3 +31,71 @@ def test_without_a_file_java_is_told_of_none(
     assert warm.java_options() == ""
     warm.CLASSES.write_bytes(b"")
     assert warm.java_options().startswith(f"-XX:SharedArchiveFile={warm.CLASSES} ")
+
+
+# ---------------------------------------------------------------- modules in a zip
+
+
+def imported(path: Path) -> str:
+    """What another process finds in the zip, and where."""
+    words = "import thing.part as p; print(p.WORD, p.__loader__.get_filename('thing.part'))"
+    done = subprocess.run(
+        [sys.executable, "-c", words],
+        env={"PYTHONPATH": str(path)}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.replace(f"{path}/", "").strip()
+
+
+def write_zip(path: Path, files: dict[str, bytes]) -> None:
+    with ZipFile(path, "w") as made:
+        for name, data in files.items():
+            made.writestr(name, data)
+
+
+def read_zip(path: Path) -> dict[str, bytes]:
+    with ZipFile(path) as made:
+        return {name: made.read(name) for name in made.namelist()}
+
+
+def test_modules_in_a_zip_are_compiled_once(tmp_path: Path) -> None:
+    path = tmp_path / "some.zip"
+    sources = {"thing/__init__.py": b"", "thing/part.py": b"WORD = 'one'\n", "thing/data": b"x"}
+    write_zip(path, sources)
+    assert imported(path) == "one thing/part.py"
+    assert warm.compile_zip(path) == 2
+    assert imported(path) == "one thing/part.pyc"
+    assert warm.compile_zip(path) == 0
+    found = read_zip(path)
+    assert {name: found[name] for name in sources} == sources
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_was_compiled_by_another_python_or_of_another_source_is_replaced(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "some.zip"
+    write_zip(path, {"thing/__init__.py": b"", "thing/part.py": b"WORD = 'one'\n"})
+    warm.compile_zip(path)
+    found = read_zip(path)
+    old = found["thing/part.pyc"]
+    write_zip(path, {**found, "thing/part.pyc": b"\0\0\r\n" + old[4:]})
+    assert imported(path) == "one thing/part.py", "passed over"
+    assert warm.compile_zip(path) == 1
+    assert read_zip(path)["thing/part.pyc"] == old
+    write_zip(path, {**found, "thing/part.py": b"WORD = 'two'\n"})
+    assert warm.compile_zip(path) == 1
+    assert imported(path) == "two thing/part.pyc"
+
+
+@pytest.mark.slow
+def test_the_zips_of_spark_are_those_its_processes_import_from(spark: "SparkSession") -> None:
+    def where(batches):  # type: ignore[no-untyped-def]
+        import pyarrow as pa
+        import pyspark.worker
+
+        for _ in batches:
+            yield pa.RecordBatch.from_pydict({"file": [pyspark.worker.__file__]})
+
+    (row,) = spark.range(1).mapInArrow(where, "file string").collect()
+    assert any(row.file.startswith(f"{path}/") for path in warm.zips())

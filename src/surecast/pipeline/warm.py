@@ -4,22 +4,30 @@ A fresh JVM spends its first seconds on loading Spark's classes. Java can keep w
 a file and map that file the next time ("class data sharing"). This makes such a file, about 200 MB,
 beside the installed packages; every session started here uses it from then on. It is right for this
 Java and these jars only. A JVM that finds them changed does without, and says nothing.
+
+And every Python process that Spark starts, one for each kind of question to a source or sink,
+imports PySpark from a zip of sources, which it compiles anew. So the compiled modules are put
+beside their sources, in that zip. Another Python than this one passes them over.
 """
 
 from __future__ import annotations
 
+import marshal
 import os
 import sys
 import tempfile
+import warnings
+from importlib.util import MAGIC_NUMBER, source_hash
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from zipfile import ZIP_DEFLATED, ZipFile
 
 from surecast.errors import SurecastError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["CLASSES", "java_options", "make_classes"]
+__all__ = ["CLASSES", "compile_zip", "java_options", "make_classes", "zips"]
 
 CLASSES: Final = Path(sys.prefix) / "share" / "surecast" / "spark-classes.jsa"
 _SILENT: Final = (
@@ -27,11 +35,52 @@ _SILENT: Final = (
 )
 _LIGHT: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 EXIT_S: Final = 120.0
+_UNCHECKED: Final = 1  # of compiled code: the source beside it is not looked at
+_UNUSED: Final = ("pyspark/ml/", "pyspark/mllib/", "pyspark/pandas/")
 
 
 def java_options() -> str:
     """What a JVM of Spark is to be started with, if the file is there."""
     return f"-XX:SharedArchiveFile={CLASSES} {_SILENT}" if CLASSES.exists() else ""
+
+
+def zips() -> list[Path]:
+    """What Spark puts before all else in its Python processes' path."""
+    import pyspark
+
+    return sorted((Path(pyspark.__file__).parent / "python" / "lib").glob("*.zip"))
+
+
+def compile_zip(path: Path) -> int:
+    """Put compiled modules beside their sources; how many. None a second time."""
+    part = path.with_suffix(f".{os.getpid()}")
+    made = 0
+    try:
+        with ZipFile(path) as old, ZipFile(part, "w", ZIP_DEFLATED) as new:
+            members = {info.filename: info for info in old.infolist()}
+            for name, info in members.items():
+                data = old.read(name)
+                if not name.endswith(".pyc"):
+                    new.writestr(info, data)
+                if not name.endswith(".py") or name.startswith(_UNUSED) or "/tests/" in name:
+                    continue
+                compiled = _compiled(data, str(path / name))
+                known = f"{name}c" in members and old.read(f"{name}c") == compiled
+                made += not known
+                new.writestr(f"{name}c", compiled)
+        if made:
+            part.replace(path)  # whole: it may be in use
+    finally:
+        part.unlink(missing_ok=True)
+    return made
+
+
+def _compiled(source: bytes, name: str) -> bytes:
+    with warnings.catch_warnings(action="ignore"):  # they are Spark's
+        code = compile(source, name, "exec", dont_inherit=True)
+    return (
+        MAGIC_NUMBER + _UNCHECKED.to_bytes(4, "little") + source_hash(source) + marshal.dumps(code)
+    )
 
 
 def make_classes() -> None:
@@ -98,4 +147,6 @@ def _end(spark: SparkSession) -> None:
 
 
 if __name__ == "__main__":
+    for found in zips():
+        compile_zip(found)
     make_classes()
