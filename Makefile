@@ -20,7 +20,7 @@ setup: $(WARM)  ## .venv with the pinned dependencies, kernels compiled
 demo: setup  ## the main job end to end: real servers, a cut line, a killed server, an audit, a figure
 	$(VENV)/bin/surecast demo
 
-test:  ## every test
+test: $(INSTALLED)  ## every test
 	@$(MAKE) --no-print-directory -j3 $(WARM) $(CLASSES) services
 	@$(PY) -m compileall -q src tests  # also where Python is told to keep nothing: it starts often
 	$(PY) -m pytest -n $(JOBS)
@@ -58,7 +58,7 @@ services:
 	scripts/services.sh
 
 # The tests start Spark again and again: this takes 40 seconds, and each start then 5 less.
-$(CLASSES): $(INSTALLED)
+$(CLASSES): $(INSTALLED) src/surecast/pipeline/warm.py
 	$(PY) -m surecast.pipeline.warm
 
 # Compiling the kernels takes seconds; done here once, no test, run or server ever waits for it.
