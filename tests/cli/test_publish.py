@@ -147,10 +147,13 @@ def test_lines_under_way_are_shown_when_a_subscription_ends(
         await asyncio.sleep(0.01)
         assert page.lines == []  # taken, and not yet written
         flushing.cancel()
+        await asyncio.sleep(0.01)
+        flushing.cancel()  # and again, as by Ctrl-C
         page.lines.append("two\n")
         loop.call_later(0.01, hold.set)
         await page.flush()
         await busy
+        assert flushing.cancelled()
 
     asyncio.run(story())
     assert capsys.readouterr().out == "one\ntwo\n"

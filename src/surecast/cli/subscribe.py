@@ -120,12 +120,17 @@ class Page:
             lines, self.lines = self.lines, []
             if not lines:
                 return
-            writing = asyncio.create_task(asyncio.to_thread(_write, "".join(lines)))
-            try:
-                await asyncio.shield(writing)
-            except asyncio.CancelledError:
-                await writing  # what was taken is shown all the same, and before what follows
-                raise
+            loop = asyncio.get_running_loop()
+            writing = loop.run_in_executor(None, _write, "".join(lines))
+            cancelled: asyncio.CancelledError | None = None
+            while not writing.done():  # what was taken is shown, and before what follows
+                try:
+                    await asyncio.wait((writing,))
+                except asyncio.CancelledError as said:
+                    cancelled = said
+            writing.result()
+            if cancelled is not None:
+                raise cancelled
 
 
 def _write(text: str) -> None:
