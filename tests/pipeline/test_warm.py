@@ -71,6 +71,21 @@ def test_modules_in_a_zip_are_compiled_once(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_process_that_has_the_zip_open_goes_on_importing(tmp_path: Path) -> None:
+    path = tmp_path / "some.zip"
+    write_zip(path, {"thing/__init__.py": b"", "thing/part.py": b"WORD = 'one'\n", "a.py": b""})
+    words = "import a; print('begun', flush=True); input(); import thing.part as p; print(p.WORD)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", words],
+        env={"PYTHONPATH": str(path)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    assert warm.compile_zip(path) == 3
+    said, _ = process.communicate("go on\n", timeout=60)
+    assert said == "one\n"
+
+
 def test_what_was_compiled_by_another_python_or_of_another_source_is_replaced(
     tmp_path: Path,
 ) -> None:
@@ -99,3 +114,5 @@ def test_the_zips_of_spark_are_those_its_processes_import_from(spark: "SparkSess
 
     (row,) = spark.range(1).mapInArrow(where, "file string").collect()
     assert any(row.file.startswith(f"{path}/") for path in warm.zips())
+    if not row.file.endswith(".pyc"):
+        lack("PySpark's zip is not compiled: python -m surecast.pipeline.warm does it")

@@ -7,13 +7,15 @@ Java and these jars only. A JVM that finds them changed does without, and says n
 
 And every Python process that Spark starts, one for each kind of question to a source or sink,
 imports PySpark from a zip of sources, which it compiles anew. So the compiled modules are put
-beside their sources, in that zip. Another Python than this one passes them over.
+beside their sources, in that zip of the installed PySpark. Another Python than this one passes them
+over.
 """
 
 from __future__ import annotations
 
 import marshal
 import os
+import shutil
 import sys
 import tempfile
 import warnings
@@ -45,42 +47,65 @@ def java_options() -> str:
 
 
 def zips() -> list[Path]:
-    """What Spark puts before all else in its Python processes' path."""
+    """What the installed PySpark puts before all else in the path of its Python processes."""
     import pyspark
 
     return sorted((Path(pyspark.__file__).parent / "python" / "lib").glob("*.zip"))
 
 
 def compile_zip(path: Path) -> int:
-    """Put compiled modules beside their sources; how many. None a second time."""
+    """Put compiled modules behind all that is in the zip; how many. None a second time.
+
+    What was there stays where it was: a process that has the zip open goes on reading. Only where
+    compiled modules must be replaced (another Python made them, or the sources changed) it is
+    written anew, and such a process fails at its next import.
+    """
+    with ZipFile(path) as old:
+        members = {info.filename: info for info in old.infolist()}
+        sources = {
+            name: old.read(name)
+            for name in members
+            if name.endswith(".py") and not name.startswith(_UNUSED) and "/tests/" not in name
+        }
+        headers = {f"{name}c": _header(source) for name, source in sources.items()}
+        known = {
+            name for name, header in headers.items()
+            if name in members and old.read(name).startswith(header)
+        }  # fmt: skip
+        stale = {name for name in members if name.endswith(".pyc")} - known
+        kept = {name: old.read(name) for name in members if name not in stale} if stale else {}
+    made = {
+        name: header + code
+        for name, header in headers.items()
+        if name not in known and (code := _code(sources[name[:-1]], path / name[:-1]))
+    }
+    if not (made or stale):
+        return 0
     part = path.with_suffix(f".{os.getpid()}")
-    made = 0
     try:
-        with ZipFile(path) as old, ZipFile(part, "w", ZIP_DEFLATED) as new:
-            members = {info.filename: info for info in old.infolist()}
-            for name, info in members.items():
-                data = old.read(name)
-                if not name.endswith(".pyc"):
-                    new.writestr(info, data)
-                if not name.endswith(".py") or name.startswith(_UNUSED) or "/tests/" in name:
-                    continue
-                compiled = _compiled(data, str(path / name))
-                known = f"{name}c" in members and old.read(f"{name}c") == compiled
-                made += not known
-                new.writestr(f"{name}c", compiled)
-        if made:
-            part.replace(path)  # whole: it may be in use
+        shutil.copy2(path, part)
+        with ZipFile(part, "w" if stale else "a", ZIP_DEFLATED) as new:
+            for name, data in kept.items():
+                new.writestr(members[name], data)
+            for name, data in made.items():
+                new.writestr(name, data)
+        part.replace(path)
     finally:
         part.unlink(missing_ok=True)
-    return made
+    return len(made)
 
 
-def _compiled(source: bytes, name: str) -> bytes:
+def _header(source: bytes) -> bytes:
+    return MAGIC_NUMBER + _UNCHECKED.to_bytes(4, "little") + source_hash(source)
+
+
+def _code(source: bytes, at: Path) -> bytes | None:
+    """None: this Python cannot, and need not."""
     with warnings.catch_warnings(action="ignore"):  # they are Spark's
-        code = compile(source, name, "exec", dont_inherit=True)
-    return (
-        MAGIC_NUMBER + _UNCHECKED.to_bytes(4, "little") + source_hash(source) + marshal.dumps(code)
-    )
+        try:
+            return marshal.dumps(compile(source, str(at), "exec", dont_inherit=True, optimize=0))
+        except SyntaxError:
+            return None
 
 
 def make_classes() -> None:
@@ -148,5 +173,8 @@ def _end(spark: SparkSession) -> None:
 
 if __name__ == "__main__":
     for found in zips():
-        compile_zip(found)
+        try:
+            compile_zip(found)
+        except OSError as problem:
+            print(f"{found} stays as it is: {problem}", file=sys.stderr)
     make_classes()
