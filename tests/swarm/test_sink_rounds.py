@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from surecast.swarm.sink_rounds import BATCHES, ROWS, is_excused, judge
+from surecast.swarm import sink_rounds
+from surecast.swarm.sink_rounds import BATCHES, ROWS, batch_of_file, is_excused
 
 Rows = dict[str, list[bytes]]
 DONE = f"q/done/{BATCHES - 1:016x}"
+
+
+def judge(
+    streams: Rows, left: list[str], kills: int, batch_of: tuple[int, ...] = tuple(range(BATCHES))
+) -> list[str]:
+    return sink_rounds.judge(streams, left, kills, BATCHES, list(batch_of))
 
 
 def sound() -> Rows:
@@ -22,6 +30,25 @@ def test_a_sound_round() -> None:
     streams["rows.0"][: ROWS // 2] = reversed(streams["rows.0"][: ROWS // 2])  # within a batch
     assert judge(streams, [DONE], 0) == []
     assert judge(streams, [DONE, "q/07/chunk/w/0/1/2", "q/07/intent/w/x"], 1) == []
+
+
+def test_two_files_in_one_batch_have_no_order_between_them(tmp_path: Path) -> None:
+    """Seen in a round: a driver was stopped when it had found a file and not planned a batch."""
+    streams = sound()
+    rows = streams["rows.1"]
+    rows[ROWS], rows[ROWS + ROWS // 2] = rows[ROWS + ROWS // 2], rows[ROWS]  # of files 2 and 3
+    (problem,) = judge(streams, [DONE], 0)
+    assert "rows.1: a batch's rows behind" in problem
+    log = tmp_path / "offsets"
+    log.mkdir()
+    for batch, last in enumerate((0, 1, 3, 4, 5, 6, 7)):
+        (log / str(batch)).write_text(f'v1\n{{"batchWatermarkMs":0}}\n{{"logOffset":{last}}}')
+        (log / f".{batch}.crc").write_bytes(b"x")
+    batch_of = batch_of_file(tmp_path)
+    assert batch_of == [0, 1, 2, 2, 3, 4, 5, 6]
+    assert judge(streams, [DONE], 0, tuple(batch_of)) == []
+    (problem,) = judge(streams, [DONE], 0, tuple(batch_of[:-1]))
+    assert problem == "7 files were read, and 8 are there"
 
 
 def lose(streams: Rows) -> None:
