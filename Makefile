@@ -4,7 +4,7 @@
 
 VENV := .venv
 PY := $(VENV)/bin/python
-JOBS ?= 2
+JOBS ?= 3
 SEEDS ?= 500
 ROUNDS ?= 20
 

@@ -250,7 +250,7 @@ def test_however_it_ends_its_processes_end(tmp_path: Path, number: signal.Signal
     process = start(tmp_path, "--out", str(tmp_path / "out"))
     assert process.stderr is not None
     for line in process.stderr:
-        if "cut" in line:  # in the middle of it
+        if "events flow" in line:  # in the middle of it
             break
     assert len(processes_of(tmp_path)) > 9
     process.send_signal(number)

@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from surecast.client.connection import Client
 from surecast.client.link import Link
 from surecast.client.options import ClientOptions
 from surecast.client.readers import Readers
+from surecast.core.types import SECOND
 from surecast.errors import (
     Closed,
     ConfigError,
@@ -21,6 +23,7 @@ from surecast.errors import (
     StreamConfigMismatch,
     UsageError,
 )
+from surecast.protocols.sprinkler.config import PublisherConfig
 from tests.client.stage import HOST, Regions, play, until
 from tests.ports import free_ports
 
@@ -209,7 +212,10 @@ def test_names_that_are_none(name: Any) -> None:
 
 
 @pytest.mark.slow
-def test_owner_unreachable() -> None:
+def test_owner_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    impatient = partial(PublisherConfig, owner_ns=2 * SECOND)
+    monkeypatch.setattr("surecast.client.desk.PublisherConfig", impatient)
+
     async def story() -> None:
         regions = Regions(owners={"": "east", "w": "west"}, east=1, west=1)
         async with regions, regions.client("east") as client:

@@ -31,7 +31,7 @@ from tests.swarm.runs import Run, lose
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-EVENTS, KEYS = 100_000, 1000
+EVENTS, KEYS = 50_000, 1000
 
 
 def pipeline(*words: object) -> Result:

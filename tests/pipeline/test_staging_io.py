@@ -336,6 +336,7 @@ def test_a_query_goes_on_in_another_region() -> None:
 @pytest.mark.slow
 def test_a_region_that_fails_over_meanwhile() -> None:
     rng = Random(11)
+    wanted = 28  # batches
 
     async def story() -> None:
         async with Regions(east=3) as regions, regions.client("east") as client:
@@ -344,7 +345,7 @@ def test_a_region_that_fails_over_meanwhile() -> None:
 
             async def work() -> None:
                 nonlocal batches
-                for batches in range(1, 41):
+                for batches in range(1, wanted + 1):
                     if rng.random() < 0.3:
                         await sink.run(batches - 1, f"first-{batches}", rng.randint(0, 8))
                     await sink.run(batches - 1, f"second-{batches}")
@@ -363,7 +364,7 @@ def test_a_region_that_fails_over_meanwhile() -> None:
                 await until_done(task, lambda before=before: batches > before + 1)
             await task
             assert deaths >= 3
-            await sink.judge(client, 40)
+            await sink.judge(client, wanted)
 
     play(story, 300)
 

@@ -15,7 +15,6 @@ from surecast.swarm.rounds import REGIONS, run_round
 SEED = 1
 KINDS_HERE = (
     "kill-head",
-    "kill-middle",
     "kill-tail",
     "kill-region",
     "kill-witness",

@@ -170,7 +170,9 @@ class _Story:
             .option("checkpointLocation", str(self.folder / "checkpoint"))
         )
         writer = (
-            writer.trigger(availableNow=True) if once else writer.trigger(processingTime="1 second")
+            writer.trigger(availableNow=True)
+            if once
+            else writer.trigger(processingTime="500 milliseconds")
         )
         self.query = writer.start()
         self.result.starts += 1
