@@ -4,7 +4,7 @@
 
 VENV := .venv
 PY := $(VENV)/bin/python
-JOBS ?= 3
+JOBS ?= 2
 SEEDS ?= 500
 ROUNDS ?= 20
 
