@@ -12,6 +12,9 @@ INSTALLED := $(VENV)/.installed
 WARM := $(VENV)/.warm
 CLASSES := $(VENV)/share/surecast/spark-classes.jsa
 
+# Our processes start often, and so do the tests: what was compiled is kept, whatever the shell says.
+unexport PYTHONDONTWRITEBYTECODE
+
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
@@ -22,7 +25,6 @@ demo: setup  ## the main job end to end: real servers, a cut line, a killed serv
 
 test: $(INSTALLED)  ## every test
 	@$(MAKE) --no-print-directory -j3 $(WARM) $(CLASSES) services
-	@$(PY) -m compileall -q src tests  # also where Python is told to keep nothing: it starts often
 	$(PY) -m pytest -n $(JOBS)
 
 check: setup  ## format, lint, types and the quick tests: under a minute

@@ -1,5 +1,6 @@
 """Settings for all tests."""
 
+import gc
 import os
 import re
 from functools import lru_cache
@@ -17,6 +18,13 @@ _common = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "p
 settings.register_profile("default", derandomize=True, **_common)
 settings.register_profile("explore", max_examples=2_000, **_common)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_collection_finish() -> None:
+    """What is there for good by now, half a million objects, need not be looked through again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 # Spark in tests does a little of many things and is never warm: code that is compiled once and

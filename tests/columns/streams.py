@@ -12,7 +12,7 @@ from surecast.columns.batch import HEADER_SIZE, Batch, Row
 from surecast.columns.column import Columns
 
 # Examples for what has many cases, unless the profile asks for more.
-THOROUGH = max(400, settings().max_examples)
+THOROUGH = max(150, settings().max_examples)
 
 STREAM = bytes(range(16))
 PUBLISHER = b"publisher number"

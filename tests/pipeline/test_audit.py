@@ -144,6 +144,10 @@ class Judged:
         self.runs |= unacknowledged()
         for stream, run in self.runs.items():
             write(folder, stream, run)
+        save(folder, "published", "other", {
+            "stream": ["unread"], "publisher": ["p"], "number": [1], "key": [b"k"],
+            "value": [b"v"], "seq": [1], "offered_ns": [1],
+        })  # fmt: skip
         gather(folder)
         self.found = audit(load(spark, str(folder)), LatestPerKey(), chunk_rows=CHUNK)
         self.streams = by_stream(self.found)
@@ -219,6 +223,12 @@ def test_what_was_not_acknowledged_is_believed_to_who_got_it(judged: Judged) -> 
     assert "G10 events stand at two positions, also at 300" in moved.violations
 
 
+def test_what_nobody_read_is_said(judged: Judged) -> None:
+    unread = judged.streams["unread"]
+    assert (unread.published, unread.delivered) == (1, 0)
+    assert unread.violations[0] == "published, and no reader wrote anything down"
+
+
 def test_the_whole_is_the_sum_of_its_streams(judged: Judged) -> None:
     found = judged.found
     assert not found.sound
@@ -281,22 +291,22 @@ def test_each_rule_explains_its_own_voids(spark: "SparkSession", tmp_path: Path)
 def test_who_began_later_need_not_have_what_was_before(
     spark: "SparkSession", tmp_path: Path
 ) -> None:
-    run = Run(1)
-    for reader in run.readers:
-        reader.voids = None
-        reader.seq, reader.key, reader.value = run.offered.seq, run.offered.key, run.offered.value
-        reader.time_us = reader.seq * 7
-    late = run.readers[1]
-    late.seq, late.key, late.value = late.seq[199:], late.key[199:], late.value[199:]
-    late.time_us = late.time_us[199:]
-    write(tmp_path, "s", run)
-    words = {"stream": ["s"], "region": ["x"], "voids": [False], "malformed": [0]}
-    save(tmp_path, "readers", "s-r1", {**words, "reader": ["r1"], "first": [200]})
-    found = audit(load(spark, str(tmp_path)), KeepAll(), chunk_rows=CHUNK)
-    assert found.violations == []
-    assert found.delivered == 300 + 101 + 300
-    save(tmp_path, "readers", "s-r1", {**words, "reader": ["r1"], "first": [202]})
-    (words_said,) = audit(load(spark, str(tmp_path)), KeepAll(), chunk_rows=CHUNK).violations
+    for stream, first in (("told", 200), ("not-told", 202)):
+        run = Run(1)
+        for reader in run.readers:
+            reader.voids = None
+            reader.seq, reader.key = run.offered.seq, run.offered.key
+            reader.value, reader.time_us = run.offered.value, reader.seq * 7
+        late = run.readers[1]
+        late.seq, late.key, late.value = late.seq[199:], late.key[199:], late.value[199:]
+        late.time_us = late.time_us[199:]
+        write(tmp_path, stream, run)
+        words = {"stream": [stream], "region": ["x"], "voids": [False], "malformed": [0]}
+        save(tmp_path, "readers", f"{stream}-r1", {**words, "reader": ["r1"], "first": [first]})
+    found = by_stream(audit(load(spark, str(tmp_path)), KeepAll(), chunk_rows=CHUNK))
+    assert found["told"].violations == []
+    assert found["told"].delivered == 300 + 101 + 300
+    (words_said,) = found["not-told"].violations
     assert words_said.startswith("G1 r1: 2 positions that are none or were not asked for")
 
 
@@ -346,13 +356,3 @@ def test_what_is_no_trace_is_said(spark: "SparkSession", tmp_path: Path) -> None
     (tmp_path / "readers" / "s-r1.parquet").unlink()
     with pytest.raises(UsageError, match="not in readers/: r1 of s"):
         audit(load(spark, str(tmp_path)), LatestPerKey())
-    save(tmp_path, "published", "other", {
-        "stream": ["unread"], "publisher": ["p"], "number": [1], "key": [b"k"], "value": [b"v"],
-        "seq": [1], "offered_ns": [1],
-    })  # fmt: skip
-    save(tmp_path, "readers", "s-r1", {
-        "stream": ["s"], "region": ["x"], "reader": ["r1"], "first": [1], "voids": [False],
-        "malformed": [0],
-    })  # fmt: skip
-    found = by_stream(audit(load(spark, str(tmp_path)), LatestPerKey()))
-    assert found["unread"].violations[0] == "published, and no reader wrote anything down"

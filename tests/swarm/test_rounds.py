@@ -17,9 +17,7 @@ KINDS_HERE = (
     "kill-head",
     "kill-tail",
     "kill-region",
-    "kill-witness",
     "cut-link",
-    "reset-publisher",
     "kill-named",
 )
 CLIENTS = 2
