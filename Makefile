@@ -33,7 +33,8 @@ check: setup  ## format, lint, types and the quick tests: under a minute
 	$(PY) -m mypy
 	$(PY) -m pytest -n $(JOBS) -q -m "not slow"
 
-torture: setup  ## swarms, then real processes, under all faults and stalls; Spark's drivers and regions killed
+torture: setup  ## new examples, swarms, then real processes, under all faults and stalls; Spark's drivers and regions killed
+	HYPOTHESIS_PROFILE=explore $(PY) -m pytest -n $(JOBS) -q -m "not slow" $(addprefix tests/,columns core parts protocols sim)
 	$(VENV)/bin/surecast sim sprinkler --seeds $(SEEDS) --ledger bench/torture.jsonl
 	$(VENV)/bin/surecast sim sprinkler-mesh --seeds $(SEEDS) --ledger bench/torture.jsonl
 	$(PY) -m surecast.swarm.rounds --rounds $(ROUNDS)
