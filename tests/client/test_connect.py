@@ -2,7 +2,6 @@
 
 import asyncio
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import pytest
@@ -23,7 +22,6 @@ from surecast.errors import (
     StreamConfigMismatch,
     UsageError,
 )
-from surecast.protocols.sprinkler.config import PublisherConfig
 from tests.client.stage import HOST, Regions, play, until
 from tests.ports import free_ports
 
@@ -212,13 +210,10 @@ def test_names_that_are_none(name: Any) -> None:
 
 
 @pytest.mark.slow
-def test_owner_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
-    impatient = partial(PublisherConfig, owner_ns=2 * SECOND)
-    monkeypatch.setattr("surecast.client.desk.PublisherConfig", impatient)
-
+def test_owner_unreachable() -> None:
     async def story() -> None:
         regions = Regions(owners={"": "east", "w": "west"}, east=1, west=1)
-        async with regions, regions.client("east") as client:
+        async with regions, regions.client("east", owner_timeout_ns=2 * SECOND) as client:
             there = await client.stream("w.s")
             assert there.owner == "west"
             assert await there.publish(b"x") == 1

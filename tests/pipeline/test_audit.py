@@ -92,6 +92,14 @@ def void_over_event(run: Run) -> None:
     run.readers[0].voids = np.array([[EVENTS - 5, EVENTS - 3]])
 
 
+def turn_back_over_a_void(run: Run) -> None:
+    """Time falls from one event to the next, and between them is a void, which has no time."""
+    reader = run.readers[0]
+    row = int(np.flatnonzero(np.diff(reader.seq) > 1)[-1]) + 1
+    reader.time_us = reader.time_us.copy()
+    reader.time_us[row] = reader.time_us[row - 1] - 1
+
+
 def malform(run: Run) -> None:
     run.readers[1].malformed = 3
 
@@ -108,6 +116,7 @@ HERE: dict[Callable[[Run], None], str] = {
     change_value: "G10 r2: got another event than stands at",
     silence: "passed over without a word",
     void_over_event: "G2 r0: void and an event at",
+    turn_back_over_a_void: "R10 r0: time runs backwards",
     malform: "G1 r1: 3 events were changed on the way",
     stop_at_once: "G9 r2 ended at 1, not",
 }

@@ -255,8 +255,9 @@ def test_a_void_range_over_many_buckets_stays_one(spark: "SparkSession") -> None
         ([*rows_at(1), void(9, 5)], "no row for positions 2 to 4. "),
         (rows_at(1, 2, 2, 3), "several rows for positions 2"),
         ([*rows_at(1, 2, 3), void(3, 2)], "several rows for positions 2"),
+        ([*rows_at(*range(1, 21)), *rows_at(9, 12)], "several rows for positions 9, 12"),
     ],
-    ids=["hole", "wide-hole", "hole-before-void", "twice", "void-over-event"],
+    ids=["hole", "wide-hole", "hole-before-void", "twice", "void-over-event", "twice-within"],
 )
 def test_an_archive_with_holes_or_doubles_is_refused(
     spark: "SparkSession", rows: list[tuple[Any, ...]], words: str

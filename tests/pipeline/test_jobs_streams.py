@@ -169,6 +169,14 @@ def test_what_cannot_be_replayed_is_refused(spark: SparkSession) -> None:
     )
     with pytest.raises(UsageError, match=r"several streams \(a, b\)"):
         replay(two, "t", {})
+    for seq, kind, words in (
+        (None, "long", "rows with seq NULL"),
+        (-1, "int", "rows with seq -1"),
+        (1.5, "double", "seq is of type double"),
+    ):
+        some = spark.createDataFrame([(seq, b"v")], f"seq {kind}, value binary")
+        with pytest.raises(UsageError, match=words):
+            replay(some, "t", {}, name="named")
     with pytest.raises(UsageError, match="rate=-1"):
         replay(two, "t", {}, rate=-1)
 

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 
 from surecast import sync
+from surecast.client import sync as client_sync
+from surecast.columns.rules import KeepAll
 from surecast.errors import DataLoss, SurecastError
+from surecast.pipeline import region as asking
 from surecast.pipeline import source
 from surecast.pipeline.fetch import read
 from surecast.pipeline.loss import View, judge, views_of
 from surecast.pipeline.offsets import Place, places_from, places_to
 from surecast.pipeline.options import parse
-from surecast.pipeline.region import Region
-from surecast.pipeline.source import StreamReader
+from surecast.pipeline.region import Known, Region, Server, ask_server
+from surecast.pipeline.source import BatchReader, StreamReader
+from surecast.protocols.sprinkler.messages import StreamInfo
 from surecast.runtime.relay import RelayProcess, RelaySpec
 from surecast.server.cluster import Cluster
 from surecast.swarm.demo_cluster import free_layout, lead_through, wire
@@ -189,15 +196,111 @@ def test_a_query_does_not_go_back_in_a_damaged_stream(tmp_path: Path) -> None:
         region.publish("orders", [b"%d" % n for n in range(100)])
         made = reader(region, failOnDataLoss="false")
         place = Place(made.region.expect(("orders",))["orders"].stream_id, 101)
-        assert region.server is not None
-        proxy = region.server.proxy
-        proxy._quarantine(proxy.streams[place.stream_id], "a torn block", 51)
+        damage(region, place.stream_id)
         assert after(made, place) == place
         made.stop()
         made = reader(region)
-        with pytest.raises(DataLoss, match="damaged from 51 on"):
-            after(made, place)
+        assert after(made, place) == place, "it has all of it: nothing that it needs is lost"
         made.stop()
+
+
+def damage(region: Served, stream_id: bytes) -> None:
+    """The only server of a region finds that it cannot read a stream of 100 events from 51 on."""
+    assert region.server is not None
+    proxy = region.server.proxy
+    proxy._quarantine(proxy.streams[stream_id], "a torn block", 51)
+
+
+def rows(found: list[InputPartition]) -> list[int]:
+    tasks = [replace(one.value, patience_s=0.5) for one in found]
+    return [seq for task in tasks for batch in read(task) for seq in batch["seq"].to_pylist()]
+
+
+@pytest.mark.parametrize("segments", ["auto", "never"])
+def test_what_is_damaged_is_no_shorter_for_it(tmp_path: Path, segments: str) -> None:
+    """A query that comes to the damage fails: it does not end there, and says so again."""
+    with Served(tmp_path / "data") as region, Region(region.url, "") as asked:
+        region.publish("orders", [b"%d" % n for n in range(100)])
+        known = asked.expect(("orders",))["orders"]
+        damage(region, known.stream_id)
+        given = {"url": region.url, "subscribe": "orders", "segments": segments}
+        for start in ("earliest", '{"orders": 80}'):
+            for _ in range(2):
+                options = parse({**given, "startingOffsets": start}, streaming=False)
+                with pytest.raises(DataLoss, match="damaged from 51 on"):
+                    rows(BatchReader(options).partitions())
+        options = parse({**given, "failOnDataLoss": "false"}, streaming=False)
+        assert rows(BatchReader(options).partitions()) == list(range(1, 51))
+        made = reader(region)
+        begin, end = Place(known.stream_id, 31), Place(known.stream_id, 101)
+        assert after(made, begin) == end
+        with pytest.raises(DataLoss, match="damaged from 51 on"):
+            rows(made.partitions(places_to({"orders": begin}), places_to({"orders": end})))
+        made.stop()
+
+
+def test_times_behind_the_damage_are_not_known(tmp_path: Path) -> None:
+    with Served(tmp_path / "data") as region, Region(region.url, "") as asked:
+        region.publish("orders", [b"%d" % n for n in range(100)])
+        known = asked.expect(("orders",))["orders"]
+        damage(region, known.stream_id)
+        assert asked.locate(known.stream_id, 0) == 1
+        assert asked.locate(known.stream_id, 1) == 1
+        assert asked.locate(known.stream_id, -1) == 101
+        with pytest.raises(SurecastError, match="damaged in its region"):
+            asked.locate(known.stream_id, 1 << 62)
+
+
+def test_a_query_goes_back_no_further_than_anybody_has_the_stream() -> None:
+    """Its region may be behind another one, which has what the query has read."""
+    ends = {"west": 801, "east": 901}
+    loss = judge(
+        "orders", PLACE._replace(next=1001), [(view(east=True), stream("east", regions=ends))]
+    )
+    assert loss is not None
+    info = StreamInfo(PLACE.stream_id, "orders", "east", KeepAll())
+    begins = [source._begin(PLACE, Known(info, end), loss).next for end in (801, 901, 950)]
+    assert begins == [901, 901, 950]
+
+
+def test_a_port_where_nobody_answers_is_asked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def ask(http: str, path: str, token: str) -> dict[str, Any] | None:
+        asked.append(http)
+        return ask_server(http, path, token)
+
+    with Served(tmp_path / "data", http=False) as served, socket.create_server(("", 0)) as port:
+        served.publish("orders", [b"1"])
+        http = f"127.0.0.1:{port.getsockname()[1]}"
+        monkeypatch.setattr(Region, "https", (http,))
+        monkeypatch.setattr(asking, "ask_server", ask)
+        monkeypatch.setattr(asking, "HTTP_S", 0.2)
+        with Region(served.url, "") as made:
+            known = made.expect(("orders",))["orders"]
+            for _ in range(5):
+                assert made.voids("orders", known.stream_id, 1, 2) is None
+            assert made.servers("orders") == [Server(http, "")]
+    assert asked == [http]
+
+
+def test_a_name_server_that_is_silent_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    over, known = threading.Event(), threading.Event()
+
+    def look_up(*_: object, **__: object) -> NoReturn:
+        over.wait(60)
+        known.set()
+        raise socket.gaierror("nobody knows")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(asking, "ANSWER_S", 0.3)
+    monkeypatch.setattr(client_sync, "ENDS_S", 0.1)
+    with pytest.raises(SurecastError, match="option url"):
+        Region("surecast://nowhere.example:7400", "")
+    assert not known.is_set()
+    over.set()
 
 
 @pytest.mark.slow

@@ -103,8 +103,9 @@ def test_strings_become_bytes() -> None:
     ]
 
 
-def test_a_tag_in_the_attributes() -> None:
-    kind = pa.map_(pa.string(), pa.binary())
+@pytest.mark.parametrize("words", [pa.string(), pa.large_string()], ids=str)
+def test_a_tag_in_the_attributes(words: pa.DataType) -> None:
+    kind = pa.map_(words, pa.binary())
     maps = pa.array([[("tag", b"red")], None, [], [("tag", None)]], kind)
     batch = pa.record_batch([pa.array([b"1", b"2", b"3", b"4"]), maps], ["value", "attributes"])
     ((_, rows),) = cut(Layout(("value",), True, "s"), batch)

@@ -1,18 +1,21 @@
 """The sink's work over a real region: drivers stopped after every act, zombies, lost chunks."""
 
 import asyncio
-from collections.abc import Callable, Generator
+import threading
+from collections.abc import Callable, Generator, Iterator
 from random import Random
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import surecast
 from surecast.client.connection import Client
 from surecast.columns.batch import Batch
 from surecast.errors import ConnectError, Silent, SurecastError, UsageError
-from surecast.pipeline import staging, staging_io
+from surecast.pipeline import sink, staging, staging_io
 from surecast.pipeline.sink_options import SinkOptions
+from surecast.pipeline.sink_rows import Layout
 from surecast.pipeline.staging import (
     Act,
     Append,
@@ -34,6 +37,7 @@ from surecast.pipeline.staging_io import (
 )
 from tests.client.stage import Regions, play
 from tests.client.test_publish import read
+from tests.pipeline.regions import Served
 from tests.pipeline.staging_model import pieces_of, rows_of
 
 pytestmark = pytest.mark.slow
@@ -397,6 +401,53 @@ def test_options_that_are_wrong_are_named(monkeypatch: pytest.MonkeyPatch) -> No
                 assert (await open_target(client, "new", other)).retain == surecast.keep_last(5)
         with pytest.raises(ConnectError, match="option url"):
             await check_region(SinkOptions(url))
+
+    play(story)
+
+
+def test_a_task_tells_what_ended_it_and_leaves_nothing_running(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its client, which is closed after that, has complaints of its own: not what Spark needs."""
+    monkeypatch.setattr(staging_io, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(staging_io, "CLOSE_S", 0.1)
+
+    class Context:
+        @staticmethod
+        def get() -> "Context":
+            return Context()
+
+        def partitionId(self) -> int:
+            return 0
+
+        def taskAttemptId(self) -> int:
+            return 7
+
+    monkeypatch.setattr(sink, "TaskContext", Context)
+    with Served(None, http=False) as region:
+        before = set(threading.enumerate())
+
+        def rows() -> Iterator[pa.RecordBatch]:
+            for n in range(400):
+                if n == 20:
+                    region.stop()
+                yield pa.record_batch({"value": [b"x" * 100_000] * 10})
+
+        options, layout = SinkOptions(region.url, stream="o"), Layout(("value",), False, "o")
+        with pytest.raises(Silent, match="nothing is lost or written twice"):
+            sink._stage(options, layout, rows(), "q", 0, "w")
+    assert set(threading.enumerate()) <= before
+
+
+def test_an_owner_that_is_away_is_waited_for_as_long_as_any_region() -> None:
+    """Not for the ten seconds of an ordinary client, which then does not know what was taken."""
+
+    async def story() -> None:
+        async with (
+            Regions(east=1) as regions,
+            connected(SinkOptions(regions.url("east"))) as client,
+        ):
+            assert client._options.owner_timeout_ns > staging_io.PATIENCE_S * 10**9
 
     play(story)
 

@@ -82,7 +82,8 @@ class Client:
             region = await self._link.discover()
             replicas = tuple(region.replicas)
             self._readers = Readers(self._link, replicas, self._mesh, self._options)
-            name, factory = f"d-{secrets.token_hex(8)}", desk_factory(replicas)
+            name = f"d-{secrets.token_hex(8)}"
+            factory = desk_factory(replicas, self._options.owner_timeout_ns)
             self._desk.node = self._link.node(name, "desk", factory, on_emit=self._desk.on_emit)
             await self._desk.node.start()
         except BaseException:

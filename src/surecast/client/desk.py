@@ -40,11 +40,12 @@ QUESTIONS_MAX: Final = 9_000  # the machine's own bound is above it
 Told = Callable[[Any], None]  # an answer, or (once, last) the error that ends all answers
 
 
-def desk_factory(replicas: tuple[str, ...]) -> Callable[[NodeContext], Machine]:
+def desk_factory(replicas: tuple[str, ...], owner_ns: int) -> Callable[[NodeContext], Machine]:
     def make(ctx: NodeContext) -> Machine:
         rng: Random = ctx.rng
         counters: Counter[str] = Counter()
-        return client_desk(PublisherConfig(replicas), InquirerConfig(replicas), rng, counters)
+        publisher = PublisherConfig(replicas, owner_ns=owner_ns)
+        return client_desk(publisher, InquirerConfig(replicas), rng, counters)
 
     return make
 

@@ -102,6 +102,12 @@ def subscription_error(what: str, why: str) -> SurecastError:
             return UsageError(f"{what!r} is not a name or pattern the region accepts")
         case "unknown-stream":
             return SurecastError(f"stream {what!r} is gone. Open it again with client.stream(...)")
+        case "quarantined":
+            return SurecastError(
+                f"stream {what!r} is damaged in its region, so it is not known what follows. Its "
+                "operator must see to that (`surecast status` says where); other regions may have "
+                "it whole"
+            )
         case "closed":
             return Closed("the client is closed")
     return SurecastError(f"subscription {what!r}: {why}")

@@ -37,6 +37,7 @@ class ClientOptions:
     connect_timeout_ns: int = 3 * SECOND  # for one address to say who it is
     rediscover_ns: int = 2 * SECOND  # all servers gone for so long: ask the url's addresses again
     close_timeout_ns: int = 10 * SECOND  # what closing waits for what is not acknowledged
+    owner_timeout_ns: int = 10 * SECOND  # a stream's owner out of reach: then publishing fails
     insecure: bool = False  # mesh: listen beyond this machine, unencrypted
 
     def validate(self) -> None:
@@ -53,6 +54,7 @@ class ClientOptions:
             "connect_timeout_ns",
             "rediscover_ns",
             "close_timeout_ns",
+            "owner_timeout_ns",
         ):
             check(self, key, getattr(self, key) > 0, "above 0")
         most = DEFAULT_LIMITS.batch_rows_max

@@ -37,6 +37,8 @@ __all__ = ["Client", "Stream", "Subscription", "connect", "local"]
 
 T = TypeVar("T")
 
+ENDS_S = 2.0  # for the loop to end; the look-up of a name cannot be called off
+
 
 def connect(
     url: str = "surecast://127.0.0.1:7400",
@@ -99,7 +101,7 @@ class Loop:
         if not self.closed:
             self.closed = True
             self.loop.call_soon_threadsafe(self._over.set)
-            self._thread.join()
+            self._thread.join(ENDS_S)
 
 
 class Client:

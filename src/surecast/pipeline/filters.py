@@ -2,7 +2,9 @@
 
 What is exact here Spark need not look at again; everything else it does by itself. Filters on time
 and position are exact for events alone (times never fall along the stream, and a void range stands
-at its last position), so a reader that also wants void ranges leaves them to Spark.
+at its last position), so a reader that also wants void ranges leaves them to Spark. A latest time
+ends at the first *live* event behind it, and events that have just become void may still stand in
+front of that one: so it makes ranges narrower, and Spark looks again.
 """
 
 from __future__ import annotations
@@ -96,7 +98,7 @@ class Narrow:
         if lo is None:
             return False
         self.time_lo_us, self.time_hi_us = max(self.time_lo_us, lo), min(self.time_hi_us, hi)
-        return True
+        return hi == _MOST
 
 
 def _is_int(value: Any) -> bool:

@@ -33,6 +33,7 @@ class Loss(NamedTuple):
 
     words: str
     again: bool = True  # whether the same positions are handed out again: a query goes back there
+    end: int = 1  # where the stream ends in the region that has most of it
 
 
 class View(NamedTuple):
@@ -160,7 +161,8 @@ def _made_anew(name: str, place: Place) -> Loss:
 def _shorter(name: str, place: Place, end: int) -> Loss:
     return Loss(
         f"stream {name!r} was read up to position {place.next - 1}, and nobody has more of it than "
-        f"up to {end - 1} any more"
+        f"up to {end - 1} any more",
+        end=end,
     )
 
 

@@ -33,6 +33,7 @@ ANSWER_S: Final = 8.0  # for a first answer: a bad url is known within ten secon
 PATIENCE_S: Final = 60.0  # for one of a region that has answered before
 APPEAR_S: Final = 2.0  # for a stream that was made a moment ago, perhaps in another region
 HTTP_S: Final = 3.0
+SILENT_S: Final = 30.0  # so long a server that let us wait is not asked over HTTP again
 LOOK_S: Final = 0.1
 QUESTIONS: Final = 500  # at once: a server takes a thousand of one client
 NEAR: Final = 5  # names to offer in place of one that is not there
@@ -75,6 +76,7 @@ class Region:
         self._client = Client(url, token=token, options=ClientOptions(connect_timeout_ns=each_ns))
         self._loop = Loop()
         self._patience_s = ANSWER_S
+        self._silent_until: dict[str, float] = {}  # by HTTP address
         try:
             self._within(ANSWER_S, self._client.open())
         except BaseException as problem:
@@ -179,20 +181,30 @@ class Region:
     def servers(self, name: str) -> list[Server]:
         """Those with an HTTP port; where their logs lie is said by those that have the stream."""
         path = f"/v1/streams/{quote(name)}/files?lo=1&hi=1"
-        said = [(http, ask_server(http, path, self.token) or {}) for http in self.https]
+        said = [(http, self._ask(http, path) or {}) for http in self.https]
         return [Server(http, str(one.get("directory", ""))) for http, one in said]
 
     def voids(self, name: str, stream_id: bytes, lo: int, hi: int) -> Voids | None:
         """The void positions from `lo` on, as far as one answer has room; None if nobody says."""
         path = f"/v1/streams/{quote(name)}/files?lo={lo}&hi={hi}"
         for http in self.https:
-            said = ask_server(http, path, self.token)
+            said = self._ask(http, path)
             if said is not None and said["stream_id"] == stream_id.hex():
                 collected, expired = voids_in(said)
                 return Voids(lo, int(said["hi"]), collected.union(expired))
         return None
 
     # ------------------------------------------------------------ inside
+
+    def _ask(self, http: str, path: str) -> dict[str, Any] | None:
+        """`ask_server`, but a port where nobody says anything is not waited for again and again."""
+        began = time.monotonic()
+        if began < self._silent_until.get(http, 0.0):
+            return None
+        said = ask_server(http, path, self.token)
+        if said is None and time.monotonic() - began >= 0.9 * HTTP_S:
+            self._silent_until[http] = time.monotonic() + SILENT_S
+        return said
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         """The answer to a question. Who has opened has asked none yet: the servers may be reached

@@ -101,7 +101,7 @@ def batch_writer(
         )
     chosen = sink_options.parse(options)
     layout = layout_of(schema, chosen.stream)
-    asyncio.run(check_region(chosen))
+    _check_region(chosen)
     return BatchWriter(chosen, layout)
 
 
@@ -121,8 +121,17 @@ def stream_writer(
         )
     layout = layout_of(schema, chosen.stream)
     if not _is_commit():
-        asyncio.run(check_region(chosen))
+        _check_region(chosen)
     return StreamWriter(chosen, layout)
+
+
+def _check_region(options: SinkOptions) -> None:
+    """Within ten seconds, also where a name server says nothing: nobody waits for that thread."""
+    loop = Loop()
+    try:
+        loop.call(check_region(options))
+    finally:
+        loop.stop()
 
 
 def _is_commit() -> bool:
@@ -243,10 +252,12 @@ class Stager:
         refs = tuple(ChunkRef(seq, rows, target) for seq, (rows, target) in chunks)
         return Staged(*self._job, self.partition, tuple(self._targets), refs, digest)
 
-    async def close(self) -> None:
+    async def close(self, problem: BaseException | None) -> None:
+        """`problem`: what ended the task. It is what Spark should be told, and nothing else."""
         for future in self._waiting:
             future.cancel()
-        await self._stack.aclose()
+        trace = None if problem is None else problem.__traceback__
+        await self._stack.__aexit__(None if problem is None else type(problem), problem, trace)
 
 
 def _stage(
@@ -263,15 +274,21 @@ def _stage(
         from surecast.columns.sums import sum_rows
 
         digest = 0
+    problem: BaseException | None = None
     try:
         for target, chunk in _chunks(layout, batches):
             if digest is not None:
                 digest += sum_rows(target, chunk)
             loop.call(stager.put(target, chunk))
         return loop.call(stager.done(digest))
+    except BaseException as failed:
+        problem = failed
+        raise
     finally:
-        loop.call(stager.close())
-        loop.stop()
+        try:
+            loop.call(stager.close(problem))
+        finally:
+            loop.stop()
 
 
 def _chunks(layout: Layout, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[str, Batch]]:

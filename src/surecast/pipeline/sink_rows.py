@@ -122,6 +122,7 @@ def _events(batch: pa.RecordBatch, layout: Layout) -> pa.RecordBatch:
 
 
 def _tags(attributes: Any) -> Any:
+    import pyarrow as pa
     import pyarrow.compute as pc
 
     entries = pc.list_flatten(attributes.cast(_list_of(attributes.type)))
@@ -131,7 +132,7 @@ def _tags(attributes: Any) -> Any:
             f"column `attributes` has {min(map(str, strange))!r}: the only attribute that events "
             "have yet is 'tag'. Put the others into value"
         )
-    return pc.map_lookup(attributes, "tag", "first")
+    return pc.map_lookup(attributes, pa.scalar("tag", attributes.type.key_type), "first")
 
 
 def _list_of(kind: Any) -> Any:

@@ -419,4 +419,5 @@ def _begin(place: Place | None, known: Known, loss: Loss | None) -> Place:
         return place
     if place.stream_id != known.stream_id:
         return Place(known.stream_id, 1)
-    return place._replace(next=known.end) if loss.again else place
+    # This region may be behind others: what they have of it was read before.
+    return place._replace(next=max(known.end, loss.end)) if loss.again else place

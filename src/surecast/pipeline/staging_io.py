@@ -59,6 +59,7 @@ ANSWER_S: Final = 8.0  # for a first answer, in all: a bad url is known within t
 CONNECT_S: Final = 4.0  # ... if nothing listens there; a server that restarts may be back by then
 PATIENCE_S: Final = 60.0  # without any progress, once there was an answer
 AGAIN_S: Final = 0.25
+CLOSE_S: Final = 1.0  # what is not acknowledged by now was given up before
 SPOOL_BYTES: Final = 64 << 20  # chunks kept in memory; more go to a file
 CHUNK_ROOM: Final = 64 << 10  # a chunk's key, header and layout, beside the largest event in it
 UNDER_WAY_MAX: Final = 64  # chunks published and not acknowledged
@@ -69,7 +70,12 @@ async def connected(options: SinkOptions, within_s: float | None = None) -> Asyn
     """A client of the region that the options name; errors say which of them to mend."""
     each_s = min(3.0, CONNECT_S / len(parse_url(options.url)))
     room = ClientOptions().event_bytes_max + CHUNK_ROOM
-    limits = ClientOptions(connect_timeout_ns=int(each_s * SECOND), event_bytes_max=room)
+    limits = ClientOptions(
+        connect_timeout_ns=int(each_s * SECOND),
+        event_bytes_max=room,
+        owner_timeout_ns=int(2 * PATIENCE_S * SECOND),  # ours ends before
+        close_timeout_ns=int(CLOSE_S * SECOND),
+    )
     ends_s = time.monotonic() + (PATIENCE_S if within_s is None else within_s)
     while True:
         client = Client(options.url, token=options.token, options=limits)

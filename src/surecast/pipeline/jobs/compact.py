@@ -283,19 +283,20 @@ def _runs(
     lo, hi, live, time_us = together(lo, hi, live, time_us)
     begin, end = lo[:1], hi.max(keepdims=True)
     yield np.array([COVER]), begin, end, np.array([NOTHING])
-    twice = np.flatnonzero(lo[1:] < hi[:-1])[:SHOWN_MAX]
-    overlap = lo[twice + 1]
-    yield np.full(twice.size, TWICE), overlap, hi[twice], np.full(twice.size, NOTHING)
-    holes = np.flatnonzero(lo[1:] > hi[:-1])
+    upto = np.maximum.accumulate(hi)  # a run may lie within one before it
+    twice = np.flatnonzero(lo[1:] < upto[:-1])[:SHOWN_MAX]
+    until = np.minimum(hi[twice + 1], upto[twice])
+    yield np.full(twice.size, TWICE), lo[twice + 1], until, np.full(twice.size, NOTHING)
+    holes = np.flatnonzero(lo[1:] > upto[:-1])
     if holes_are_void:
-        lo = np.concatenate((lo, hi[holes]))
+        lo = np.concatenate((lo, upto[holes]))
         hi = np.concatenate((hi, lo[holes + 1]))
         live = np.concatenate((live, np.zeros(holes.size, np.bool_)))
         time_us = np.concatenate((time_us, time_us[holes + 1]))
         lo, hi, live, time_us = together(lo, hi, live, time_us)
     else:
         some = holes[:SHOWN_MAX]
-        yield np.full(some.size, HOLE), hi[some], lo[some + 1], np.full(some.size, NOTHING)
+        yield np.full(some.size, HOLE), upto[some], lo[some + 1], np.full(some.size, NOTHING)
     lo, hi, time_us = lo[~live], hi[~live], time_us[~live]
     at_edge = (lo == begin) | (hi == end)
     yield np.where(at_edge, EDGE, VOID), lo, hi, time_us

@@ -198,11 +198,8 @@ class Judge:
         if fell:
             words = f"positions fall or repeat {fell:,} times, first after {at:,}"
             self._accused(rid, "G2 {}: " + words)
-        over = any(
-            before["newest"] is not None and after["oldest"] is not None
-            and after["oldest"] < before["newest"]
-            for before, after in pairwise(chunks)
-        )  # fmt: skip
+        timed = [row for row in chunks if row["newest"] is not None]  # others are all void
+        over = any(after["oldest"] < before["newest"] for before, after in pairwise(timed))
         if over or any(row["backwards"] for row in chunks):
             self._accused(rid, "R10 {}: time runs backwards")
 

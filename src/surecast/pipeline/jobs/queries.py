@@ -44,7 +44,9 @@ def in_order(
     window = Window.partitionBy(group, "chunk").orderBy(place)
     before = {"before": F.lag("last").over(window), "place_before": F.lag(place).over(window)}
     if "time_us" in rows.columns:
-        before["time_before"] = F.lag("time_us").over(window)
+        # Voids have no time: what counts is the latest of all rows before.
+        all_before = window.rowsBetween(Window.unboundedPreceding, -1)
+        before["time_before"] = F.max("time_us").over(all_before)
     fell = F.col("lo") <= F.col("before")
     told = (
         rows.withColumn("chunk", chunk)

@@ -106,6 +106,16 @@ def _events(rows: DataFrame) -> DataFrame:
                 f"these rows are of several streams ({', '.join(found)}), whose positions have no "
                 "common order: choose one (--stream NAME)"
             )
+    kind = dict(rows.dtypes)["seq"]
+    if kind not in ("tinyint", "smallint", "int", "bigint"):
+        raise UsageError(
+            f"column seq is of type {kind}: it must be a whole number to order rows by"
+        )
+    if strange := rows.where("seq IS NULL OR seq < 0").select("seq").first():
+        raise UsageError(
+            f"there are rows with seq {'NULL' if strange[0] is None else strange[0]}: every row "
+            "must have a place, from 0 on, or it would not be replayed"
+        )
     columns = [name for name in ("key", "value", "attributes") if name in rows.columns]
     return rows.select("seq", *columns)
 

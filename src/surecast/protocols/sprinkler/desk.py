@@ -6,6 +6,7 @@ All of it is answered from what is committed here, at once, and changes nothing.
 from typing import TYPE_CHECKING
 
 from surecast.core.types import Peer
+from surecast.errors import StorageError
 from surecast.protocols.sprinkler.messages import (
     Introduced,
     Locate,
@@ -14,7 +15,7 @@ from surecast.protocols.sprinkler.messages import (
     StreamsAre,
     WatchStreams,
 )
-from surecast.protocols.sprinkler.names import is_pattern, matches
+from surecast.protocols.sprinkler.names import is_name, is_pattern, matches
 from surecast.protocols.sprinkler.streams import Stream
 
 if TYPE_CHECKING:
@@ -50,14 +51,17 @@ class Desk:
             self.proxy.send(peer, StreamsAre(message.token, (), (), True, why))
             return
         watches[message.token] = message.pattern
-        found = [
-            stream.info
-            for stream in self.proxy.streams.values()
-            if matches(message.pattern, stream.info.name)
-        ]
+        found = self._matching(message.pattern)
         for at in range(0, max(len(found), 1), INFOS_MAX):
             part, complete = found[at : at + INFOS_MAX], at + INFOS_MAX >= len(found)
             self._tell(peer, message.token, part, complete)
+
+    def _matching(self, pattern: str) -> list[StreamInfo]:
+        if is_name(pattern):  # whoever has thousands of streams asks for them one by one
+            info = self.proxy.directory.by_name.get(pattern)
+            return [info] if info is not None and info.stream_id in self.proxy.streams else []
+        streams = self.proxy.streams.values()
+        return [stream.info for stream in streams if matches(pattern, stream.info.name)]
 
     def on_unwatch(self, peer: Peer, token: int) -> None:
         self.watches.get(peer, {}).pop(token, None)
@@ -71,7 +75,9 @@ class Desk:
 
     def _tell(self, peer: Peer, token: int, infos: list[StreamInfo], complete: bool) -> None:
         streams = self.proxy.streams
-        ends = tuple(self._end(streams[info.stream_id]) for info in infos)
+        # Where it ends, though readers may not be shown all of it: before retention has seen it,
+        # or because it is damaged on its way there. Who asks must not take it for shorter.
+        ends = tuple(self.proxy.visible_end(streams[info.stream_id]) for info in infos)
         self.proxy.send(peer, StreamsAre(token, tuple(infos), ends, complete))
 
     def peer_down(self, peer: Peer) -> None:
@@ -84,15 +90,25 @@ class Desk:
         if stream is None:
             self.proxy.send(peer, Located(message.token, 0, "unknown-stream"))
             return
-        seq = end = self._end(stream)
-        if message.time_ns >= 0:
-            self.proxy.feed(stream)
-            if stream.index.end < end:  # a long log, just opened: times are not known yet
-                self.proxy.send(peer, Located(message.token, 0, "recovering"))
-                return
-            seq = stream.first_at(message.time_ns, self.proxy.disk)
-        self.proxy.send(peer, Located(message.token, seq))
+        end = self.proxy.visible_end(stream)
+        if message.time_ns < 0:
+            self.proxy.send(peer, Located(message.token, end))
+            return
+        self.proxy.feed(stream)
+        if not stream.quarantined and stream.index.end < end:
+            # A long log, just opened: times are not known yet.
+            self.proxy.send(peer, Located(message.token, 0, "recovering"))
+            return
+        self.proxy.send(peer, self._located(stream, message))
 
-    def _end(self, stream: Stream) -> int:
-        """Where it ends, though readers may not be shown all of it before retention has seen it."""
-        return stream.committed if stream.quarantined else self.proxy.visible_end(stream)
+    def _located(self, stream: Stream, message: Locate) -> Located:
+        """Of a damaged stream it is not known whether a later time begins behind the damage."""
+        try:
+            seq = stream.first_at(message.time_ns, self.proxy.disk)
+        except StorageError as problem:
+            if not stream.quarantined:
+                self.proxy._damaged(stream, problem, stream.committed)
+            return Located(message.token, 0, "quarantined")
+        if stream.quarantined and message.time_ns > 0 and seq >= stream.committed:
+            return Located(message.token, 0, "quarantined")
+        return Located(message.token, seq)
