@@ -165,7 +165,10 @@ def test_what_is_there_now_is_counted_from_the_beginning(
     given: dict[str, str] = {}
 
     class Ended:
-        def awaitTermination(self) -> None: ...
+        recentProgress = ()
+
+        def awaitTermination(self, _seconds: float) -> bool:
+            return True
 
     def counted(_spark: object, options: dict[str, str], _tell: object, **_: object) -> Ended:
         given.update(options)

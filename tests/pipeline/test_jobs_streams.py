@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -17,7 +21,7 @@ from surecast.errors import UsageError
 from surecast.pipeline.jobs.archive import RowsOf, archive, read
 from surecast.pipeline.jobs.replay import replay
 from surecast.pipeline.jobs.top_keys import TopKey, top_keys
-from tests.pipeline.regions import Served
+from tests.pipeline.regions import Served, wait_for
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -158,6 +162,55 @@ def test_a_replay_with_a_rate_is_never_early(spark: SparkSession, region: Served
     )  # fmt: skip
     assert waits == [pytest.approx(1.8), pytest.approx(2.0), pytest.approx(2.0)], "every 10 events"
     assert len(values_of(region, "rate.to", 30)) == 30
+
+
+def test_ctrl_c_stops_an_archive_between_two_questions(
+    spark: SparkSession, region: Served, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    region.publish("long", [b"%d" % n for n in range(300)])
+    lake, wanted = str(tmp_path / "lake"), options(region, subscribe="long")
+
+    def press() -> None:
+        wait_for(lambda: (tmp_path / "lake" / "_checkpoint" / "commits" / "1").exists())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=press)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        archive(spark, lake, {**wanted, "maxOffsetsPerTrigger": "10"})
+    thread.join()
+    assert spark.streams.active == []
+    said = "".join(capfd.readouterr())  # a Python of Spark's own may complain of its task's end
+    assert not any(word in said for word in ("reentrant", "Py4J", "KeyboardInterrupt"))
+    some = read(spark, lake).count()
+    assert 20 <= some < 300
+    assert archive(spark, lake, wanted) == 300 - some
+    assert [row.seq for row in read(spark, lake).orderBy("seq").collect()] == list(range(1, 301))
+
+
+def test_an_archive_goes_into_no_folder_where_rows_would_be_passed_over(
+    spark: SparkSession, region: Served, tmp_path: Path
+) -> None:
+    region.publish("into", [b"1", b"2"])
+    wanted = options(region, subscribe="into")
+    whole = tmp_path / "whole"
+    assert archive(spark, str(whole), wanted) == 2
+    for without in ("_checkpoint", "_spark_metadata"):
+        torn = tmp_path / without
+        shutil.copytree(whole, torn)
+        shutil.rmtree(torn / without)
+        with pytest.raises(UsageError, match=without):
+            archive(spark, str(torn), wanted)
+    other = tmp_path / "other"
+    spark.range(3).write.parquet(str(other))
+    with pytest.raises(UsageError, match="has something in it"):
+        archive(spark, str(other), wanted)
+    assert spark.read.parquet(str(other)).count() == 3
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="is a file"):
+        archive(spark, str(tmp_path / "file"), wanted)
+    (tmp_path / "empty").mkdir()
+    assert archive(spark, str(tmp_path / "empty"), wanted) == 2
 
 
 def test_what_cannot_be_replayed_is_refused(spark: SparkSession) -> None:

@@ -16,7 +16,6 @@ from surecast.errors import UsageError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-    from pyspark.sql.streaming.query import StreamingQuery
 
     from surecast.columns.rules import Predicate
     from surecast.pipeline.jobs.audit import Audit
@@ -76,24 +75,14 @@ def archive_streams(
     with on_spark(master, conf, "archive") as spark, Bar(f"archive {streams} (rows)", 0) as bar:
         options = _source(streams, url, token, fail_on_loss)
         if follow:
-            _until_ctrl_c(job.follow(spark, to, options, once=False, every=every), bar)
-            return
-        rows = job.archive(spark, to, options, lambda done, word: bar.update(done, word))
+            query = job.follow(spark, to, options, once=False, every=every)
+            rows, _ = job.until(query, lambda done, word: bar.update(done, word))
+        else:
+            rows = job.archive(spark, to, options, lambda done, word: bar.update(done, word))
     seconds = round(time.monotonic() - began, 1)
     _tell(
         as_json, f"{to}: {rows:,} rows added in {seconds:g} s", {"rows": rows, "seconds": seconds}
     )
-
-
-def _until_ctrl_c(query: "StreamingQuery", bar: Bar) -> None:
-    from surecast.pipeline.jobs.archive import RowsOf
-
-    rows = RowsOf()
-    try:
-        while not query.awaitTermination(1):
-            bar.update(rows.count(query), query.status["message"])
-    except KeyboardInterrupt:
-        query.stop()
 
 
 @pipeline.command("replay")
@@ -348,7 +337,14 @@ def show_top_keys(
             "--from", show_default="latest; with --once earliest", help="earliest or latest."
         ),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="What is there now, then end.")] = False,
+    once: Annotated[
+        bool,
+        typer.Option(
+            "--once",
+            help="What is there now, then end; windows that end later than --late before the "
+            "newest event are not over, and not told.",
+        ),
+    ] = False,
     checkpoint: Annotated[str, typer.Option(help="A folder that keeps its place.")] = "",
     fail_on_loss: FailOnLoss = True,
     url: Url = DEFAULT_URL,
@@ -358,6 +354,7 @@ def show_top_keys(
     as_json: AsJson = False,
 ) -> None:
     """The busiest keys of every window, told when the window is over; until Ctrl-C."""
+    from surecast.pipeline.jobs.archive import until
     from surecast.pipeline.jobs.top_keys import top_keys
 
     start = start or ("earliest" if once else "latest")
@@ -369,10 +366,7 @@ def show_top_keys(
             spark, _source(streams, url, token, fail_on_loss, start), tell, window=window,
             late=late, top=top, checkpoint=checkpoint, once=once,
         )  # fmt: skip
-        try:
-            query.awaitTermination()
-        except KeyboardInterrupt:
-            query.stop()
+        until(query, lambda _rows, _word: None)
 
 
 def _lines(found: "list[TopKey]") -> None:

@@ -54,6 +54,9 @@ _ELSEWHERE: Final = {
     "kafka.bootstrap.servers": "the servers are named by url=surecast://host:port",
     "assign": "a stream has one line of positions: use subscribe",
     "path": "load() takes no path: name streams with subscribe or subscribePattern",
+    "topic": "streams are read by subscribe or subscribePattern, and written to by stream",
+    "minoffsetspertrigger": "there is no least size of a batch: use a longer trigger",
+    "maxtriggerdelay": "there is no least size of a batch: use a longer trigger",
     "stream": "that is where a writer writes to; a reader takes subscribe",
 }
 

@@ -9,16 +9,17 @@ backwards now and then is an honest one. Spark Connect has no tracker but tells 
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import Event, Thread
+from threading import Event, Thread, current_thread, main_thread
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from pyspark import StatusTracker
     from pyspark.sql import SparkSession
 
-__all__ = ["Callback", "watch"]
+__all__ = ["Callback", "interrupts", "watch"]
 
 Callback = Callable[[int, int, str], None]  # tasks done, tasks known of, a word
 
@@ -53,6 +54,30 @@ def watch(spark: SparkSession, group: str, callback: Callback) -> Iterator[None]
         for name, value in before.items():
             context.setLocalProperty(name, value)  # type: ignore[arg-type]  # None unsets it
     callback(*jobs.look())
+
+
+@contextmanager
+def interrupts() -> Iterator[Event]:
+    """Ctrl-C as an event, for who waits for a query; a second one is raised as ever.
+
+    Raised in the midst of a question to the JVM it would leave that half asked, and every question
+    after it without an answer.
+    """
+    asked = Event()
+    if current_thread() is not main_thread():  # others are told of no signal
+        yield asked
+        return
+
+    def note(number: int, frame: Any) -> None:
+        if asked.is_set():
+            signal.default_int_handler(number, frame)
+        asked.set()
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 _PROPERTIES: Final = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")

@@ -5,7 +5,8 @@
 A streaming query with our source and Spark's file sink. Its place is kept beside the files
 (`_checkpoint`), so that running it again goes on where it ended, also after a crash, also against
 another region. Files that a crashed run left are not part of the archive: read it with Spark, which
-knows (`_spark_metadata`), or with `read` here.
+knows (`_spark_metadata`), or with `read` here. Where that list is without our place, or our place
+without the list, Spark would pass over batches that it takes for written: then nothing is begun.
 
 Rows are those of the source, voids included: together they cover every position once. A void is
 archived as it was when the query came by; what became void later is left out by `compact`.
@@ -14,17 +15,19 @@ archived as it was when the query came by; what became void later is left out by
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from surecast.errors import UsageError
+from surecast.pipeline.progress import interrupts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["DAY", "RowsOf", "archive", "follow", "read"]
+__all__ = ["DAY", "RowsOf", "archive", "follow", "read", "until"]
 
 CHECKPOINT: Final = "_checkpoint"
+FILES: Final = "_spark_metadata"  # Spark's list of the files that count
 DAY: Final = "day"  # the partition below `stream`: the day of the row's time
 Said = Callable[[int, str], None]  # rows written so far, and a word
 
@@ -42,6 +45,7 @@ def follow(
 
     if not to:
         raise UsageError("archive needs a folder to write to: --to PATH")
+    check_folder(spark, to)
     rows = spark.readStream.format("surecast").options(**{"includeVoids": "true", **options}).load()
     day = f.coalesce(f.date_format("timestamp", "yyyy-MM-dd"), f.lit("unknown"))
     writer = (
@@ -56,18 +60,56 @@ def follow(
     return writer.start()
 
 
+def check_folder(spark: SparkSession, to: str) -> None:
+    """UsageError for a folder that is neither new nor an archive, whole."""
+    jvm: Any = getattr(spark, "_jvm", None)
+    if jvm is None:
+        return  # of Spark Connect: only its server can see the folder
+    path = jvm.org.apache.hadoop.fs.Path(to)
+    system = path.getFileSystem(spark._jsc.hadoopConfiguration())
+
+    def names(where: Any) -> set[str]:
+        there = system.listStatus(where) if system.exists(where) else ()
+        return {status.getPath().getName() for status in there}
+
+    if system.exists(path) and not system.getFileStatus(path).isDirectory():
+        raise UsageError(f"{to} is a file: archive needs a folder (--to PATH)")
+    found = names(path)
+    place = jvm.org.apache.hadoop.fs.Path(path, f"{CHECKPOINT}/commits")
+    if CHECKPOINT not in found and found:
+        raise UsageError(
+            f"{to} has something in it ({', '.join(sorted(found)[:3])}), and not the place of an "
+            f"archive ({CHECKPOINT}): rows would be passed over, or what is there would be hidden "
+            "from Spark. Give a folder that is new, or one that archive wrote, whole (--to PATH)"
+        )
+    if FILES not in found and names(place):
+        raise UsageError(
+            f"{to} is no whole archive: it has its place ({CHECKPOINT}), and not Spark's list of "
+            f"its files ({FILES}). Restore that, or archive into a new folder (--to PATH)"
+        )
+
+
 def archive(
     spark: SparkSession, to: str, options: Mapping[str, str], say: Said = lambda rows, word: None
 ) -> int:
     """Archive what there is now; the rows that were added. Raises what ended the query."""
-    query, rows = follow(spark, to, options), RowsOf()
-    try:
+    query = follow(spark, to, options)
+    rows, interrupted = until(query, say)
+    if interrupted:
+        raise KeyboardInterrupt
+    return rows
+
+
+def until(query: StreamingQuery, say: Said) -> tuple[int, bool]:
+    """Wait until a query ends, or is stopped by Ctrl-C; the rows it took, and whether it was."""
+    rows = RowsOf()
+    with interrupts() as asked:
         while not query.awaitTermination(1):
             say(rows.count(query), query.status["message"])
-    except KeyboardInterrupt:
-        query.stop()
-        raise
-    return rows.count(query)
+            if asked.is_set():
+                query.stop()
+                return rows.count(query), True
+    return rows.count(query), False
 
 
 class RowsOf:
