@@ -5,6 +5,8 @@
 VENV := .venv
 PY := $(VENV)/bin/python
 JOBS ?= 2
+# Some tests wait more than they work: three at a time keep two cores busy.
+TEST_JOBS ?= 3
 SEEDS ?= 500
 ROUNDS ?= 20
 
@@ -25,7 +27,7 @@ demo: setup  ## the main job end to end: real servers, a cut line, a killed serv
 
 test: $(INSTALLED)  ## every test
 	@$(MAKE) --no-print-directory -j3 $(WARM) $(CLASSES) services
-	$(PY) -m pytest -n $(JOBS)
+	$(PY) -m pytest -n $(TEST_JOBS)
 
 check: setup  ## format, lint, types and the quick tests: under a minute
 	$(PY) -m ruff format --check src tests bench

@@ -18,7 +18,6 @@ KINDS_HERE = (
     "kill-tail",
     "kill-region",
     "cut-link",
-    "kill-named",
 )
 CLIENTS = 2
 

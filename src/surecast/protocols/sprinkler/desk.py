@@ -109,6 +109,7 @@ class Desk:
             if not stream.quarantined:
                 self.proxy._damaged(stream, problem, stream.committed)
             return Located(message.token, 0, "quarantined")
-        if stream.quarantined and message.time_ns > 0 and seq >= stream.committed:
+        readable = min(stream.committed, stream.index.end)
+        if stream.quarantined and message.time_ns > 0 and seq >= readable:
             return Located(message.token, 0, "quarantined")
         return Located(message.token, seq)
