@@ -96,6 +96,10 @@ def test_what_is_left_is_bounded() -> None:
 def test_only_sparks_own_word_excuses_a_driver() -> None:
     ousted = "[STREAM_FAILED] ... [CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log."
     assert is_excused(1, ousted)
+    # Seed 103: at the log of commits Spark says it without a name.
+    other = "terminated with exception: Multiple streaming queries are concurrently using file:/x"
+    assert is_excused(1, other)
+    assert not is_excused(-9, other)
     assert not is_excused(-1, ousted)  # it hung
     assert not is_excused(-9, ousted)
     assert not is_excused(1, "SurecastError: batch 3 of query q was abandoned by its own driver")

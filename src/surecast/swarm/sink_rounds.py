@@ -49,7 +49,8 @@ DRIVER_S = 600.0  # one driver's whole life; beyond, it hangs
 WATCH_S = 0.002
 KINDS = ("chunk", "intent", "rows", "done", "any")
 WAYS = ("kill", "kill", "kill-jvm", "stop")
-OUSTED = "CONCURRENT_STREAM_LOG_UPDATE"  # Spark's own word for two drivers of one checkpoint
+# Spark's own words for two drivers of one checkpoint: of its offsets, and of its commits.
+OUSTED = ("CONCURRENT_STREAM_LOG_UPDATE", "Multiple streaming queries are concurrently using")
 
 
 @dataclass
@@ -427,7 +428,7 @@ def _finish(
 
 def is_excused(code: int, said: str) -> bool:
     """Whether a driver ended because another had its checkpoint: Spark itself stops one of two."""
-    return code > 0 and OUSTED in said
+    return code > 0 and any(words in said for words in OUSTED)
 
 
 def _row(number: int) -> bytes:
