@@ -18,9 +18,10 @@ from typer.testing import CliRunner
 from surecast import latest_per_key
 from surecast.cli.main import app
 from surecast.errors import UsageError
-from surecast.pipeline.jobs.archive import RowsOf, archive, read
+from surecast.pipeline.jobs.archive import archive, read
 from surecast.pipeline.jobs.replay import replay
 from surecast.pipeline.jobs.top_keys import TopKey, top_keys
+from surecast.pipeline.progress import RowsOf
 from tests.pipeline.regions import Served, wait_for
 
 if TYPE_CHECKING:

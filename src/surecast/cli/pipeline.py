@@ -70,13 +70,14 @@ def archive_streams(
     Run it again to add what is new: its place is kept in the folder.
     """
     from surecast.pipeline.jobs import archive as job
+    from surecast.pipeline.progress import until
 
     began = time.monotonic()
     with on_spark(master, conf, "archive") as spark, Bar(f"archive {streams} (rows)", 0) as bar:
         options = _source(streams, url, token, fail_on_loss)
         if follow:
             query = job.follow(spark, to, options, once=False, every=every)
-            rows, _ = job.until(query, lambda done, word: bar.update(done, word))
+            rows, _ = until(query, lambda done, word: bar.update(done, word))
         else:
             rows = job.archive(spark, to, options, lambda done, word: bar.update(done, word))
     seconds = round(time.monotonic() - began, 1)
@@ -354,8 +355,8 @@ def show_top_keys(
     as_json: AsJson = False,
 ) -> None:
     """The busiest keys of every window, told when the window is over; until Ctrl-C."""
-    from surecast.pipeline.jobs.archive import until
     from surecast.pipeline.jobs.top_keys import top_keys
+    from surecast.pipeline.progress import until
 
     start = start or ("earliest" if once else "latest")
     if start not in ("earliest", "latest"):

@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from pyspark import StatusTracker
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["Callback", "interrupts", "watch"]
+__all__ = ["Callback", "RowsOf", "Said", "interrupts", "until", "watch"]
 
 Callback = Callable[[int, int, str], None]  # tasks done, tasks known of, a word
+Said = Callable[[int, str], None]  # rows taken so far, and a word
 
 LOOK_S: Final = 0.25
 
@@ -78,6 +80,33 @@ def interrupts() -> Iterator[Event]:
         yield asked
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def until(query: StreamingQuery, say: Said) -> tuple[int, bool]:
+    """Wait until a query ends, or is stopped by Ctrl-C; the rows it took, and whether it was."""
+    rows = RowsOf()
+    with interrupts() as asked:
+        while not query.awaitTermination(1):
+            say(rows.count(query), query.status["message"])
+            if asked.is_set():
+                query.stop()
+                return rows.count(query), True
+    return rows.count(query), False
+
+
+class RowsOf:
+    """How many rows a query has taken, if it is asked often: Spark knows its last 100 batches."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, int] = {}  # batch -> rows; none while it waits for some
+        self._total = 0
+
+    def count(self, query: StreamingQuery) -> int:
+        for progress in query.recentProgress:
+            batch, rows = progress["batchId"], int(progress["numInputRows"])
+            self._total += max(0, rows - self._of.get(batch, 0))
+            self._of[batch] = max(rows, self._of.get(batch, 0))
+        return self._total
 
 
 _PROPERTIES: Final = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")

@@ -14,22 +14,21 @@ archived as it was when the query came by; what became void later is left out by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from surecast.errors import UsageError
-from surecast.pipeline.progress import interrupts
+from surecast.pipeline.progress import Said, until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["DAY", "RowsOf", "archive", "follow", "read", "until"]
+__all__ = ["DAY", "archive", "follow", "read"]
 
 CHECKPOINT: Final = "_checkpoint"
 FILES: Final = "_spark_metadata"  # Spark's list of the files that count
 DAY: Final = "day"  # the partition below `stream`: the day of the row's time
-Said = Callable[[int, str], None]  # rows written so far, and a word
 
 
 def follow(
@@ -45,7 +44,7 @@ def follow(
 
     if not to:
         raise UsageError("archive needs a folder to write to: --to PATH")
-    check_folder(spark, to)
+    _check_folder(spark, to)
     rows = spark.readStream.format("surecast").options(**{"includeVoids": "true", **options}).load()
     day = f.coalesce(f.date_format("timestamp", "yyyy-MM-dd"), f.lit("unknown"))
     writer = (
@@ -60,7 +59,7 @@ def follow(
     return writer.start()
 
 
-def check_folder(spark: SparkSession, to: str) -> None:
+def _check_folder(spark: SparkSession, to: str) -> None:
     """UsageError for a folder that is neither new nor an archive, whole."""
     jvm: Any = getattr(spark, "_jvm", None)
     if jvm is None:
@@ -98,33 +97,6 @@ def archive(
     if interrupted:
         raise KeyboardInterrupt
     return rows
-
-
-def until(query: StreamingQuery, say: Said) -> tuple[int, bool]:
-    """Wait until a query ends, or is stopped by Ctrl-C; the rows it took, and whether it was."""
-    rows = RowsOf()
-    with interrupts() as asked:
-        while not query.awaitTermination(1):
-            say(rows.count(query), query.status["message"])
-            if asked.is_set():
-                query.stop()
-                return rows.count(query), True
-    return rows.count(query), False
-
-
-class RowsOf:
-    """How many rows a query has taken, if it is asked often: Spark knows its last 100 batches."""
-
-    def __init__(self) -> None:
-        self._of: dict[int, int] = {}  # batch -> rows; none while it waits for some
-        self._total = 0
-
-    def count(self, query: StreamingQuery) -> int:
-        for progress in query.recentProgress:
-            batch, rows = progress["batchId"], int(progress["numInputRows"])
-            self._total += max(0, rows - self._of.get(batch, 0))
-            self._of[batch] = max(rows, self._of.get(batch, 0))
-        return self._total
 
 
 def read(spark: SparkSession, path: str) -> DataFrame:
