@@ -8,8 +8,8 @@ the effects (`core.canon`). docs/recordings.md has the layout.
     records          head (24 bytes: kind, lengths, number, two CRCs), meta (MessagePack), frames
 
 A token is the machine's own and may hold anything, so an answer from the disk is recorded with the
-number of the storage effect it answers (Append, Compact, SaveState; from 1 in each life) in the
-place of the token.
+number of the storage effect it answers (Append, Compact, Repair, SaveState; from 1 in each life) in
+the place of the token.
 
 Batches and messages stand behind the meta as the frames of `core.wire`, which check themselves. A
 process that is killed leaves an unfinished record at the end; all before it is whole, for a file is
@@ -31,6 +31,7 @@ from surecast.core.types import (
     Compacted,
     LogId,
     Received,
+    Repair,
     SaveState,
     Stored,
     StoreFailed,
@@ -45,6 +46,7 @@ __all__ = [
     "Closed",
     "Ends",
     "Header",
+    "Holed",
     "Item",
     "Kept",
     "Saved",
@@ -64,14 +66,14 @@ _ZEROS: Final = bytes(8)
 ATTACHMENT: Final = 1  # MessagePack extension: a batch, by its number among the frames behind
 INDEX: Final = struct.Struct("<I")
 
-HEADER, TYPE, LABEL, KEPT, SAVED, ENDS, STEP, CLOSED = range(1, 9)
+HEADER, TYPE, LABEL, KEPT, SAVED, ENDS, STEP, CLOSED, HOLE = range(1, 10)
 _KINDS: Final = {
     HEADER: "header", TYPE: "type", LABEL: "label", KEPT: "batch of a log", SAVED: "state",
-    ENDS: "log's end", STEP: "step", CLOSED: "close",
+    ENDS: "log's end", STEP: "step", CLOSED: "close", HOLE: "hole of a log",
 }  # fmt: skip
 
 
-ASKING: Final = frozenset((Append, Compact, SaveState))  # effects with a token
+ASKING: Final = frozenset((Append, Compact, Repair, SaveState))  # effects with a token
 ANSWERS: Final = frozenset((Stored, Compacted, StoreFailed))
 
 
@@ -101,6 +103,13 @@ class Ends(NamedTuple):
     end: int
 
 
+class Holed(NamedTuple):
+    """The log goes on with a hole: positions below `hi` that cannot be read."""
+
+    log: LogId
+    hi: int
+
+
 class Saved(NamedTuple):
     """A state of the disk, by no effect of this life."""
 
@@ -124,7 +133,7 @@ class Closed(NamedTuple):
     steps: int
 
 
-Item = Kept | Ends | Saved | Step | Closed
+Item = Kept | Ends | Holed | Saved | Step | Closed
 
 
 class Writer:
@@ -166,6 +175,9 @@ class Writer:
 
     def ends(self, log: LogId, end: int) -> None:
         self._put(ENDS, self._encode((log, end)))
+
+    def holed(self, log: LogId, hi: int) -> None:
+        self._put(HOLE, self._encode((log, hi)))
 
     def saved(self, name: str, data: bytes | None) -> None:
         self._put(SAVED, self._encode((name, data)))

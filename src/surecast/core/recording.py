@@ -14,7 +14,7 @@ import msgspec
 
 from surecast.core import record
 from surecast.core.canon import FORMS, unplain
-from surecast.core.record import Closed, Ends, Header, Item, Kept, Saved, Step
+from surecast.core.record import Closed, Ends, Header, Holed, Item, Kept, Saved, Step
 from surecast.core.types import Batch, Message, Received
 from surecast.core.wire import Buffer, Codec, Limits, decode_batch
 from surecast.errors import ConfigError, PeerError, UsageError
@@ -57,6 +57,7 @@ _METAS: Final = {
     record.KEPT: bytes,
     record.SAVED: tuple[str, bytes | None],
     record.ENDS: tuple[bytes, int],
+    record.HOLE: tuple[bytes, int],
     record.STEP: tuple[int, int, list[msgspec.Raw], bytes, list[int]],
     record.CLOSED: int,
 }
@@ -114,6 +115,8 @@ class Recording:
                     yield Kept(value, batch)
             elif kind == record.ENDS:
                 yield Ends(*value)
+            elif kind == record.HOLE:
+                yield Holed(*value)
             elif kind == record.SAVED:
                 yield Saved(*value)
             elif kind == record.CLOSED:

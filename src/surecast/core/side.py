@@ -16,6 +16,7 @@ from surecast.core.types import (
     Compact,
     Compacted,
     Received,
+    Repair,
     SaveState,
     SetTimer,
     Stored,
@@ -26,7 +27,7 @@ from surecast.core.types import (
 __all__ = ["Side"]
 
 _ANSWERS = frozenset((Stored, StoreFailed, Compacted))
-_ASKS = frozenset((Append, Compact, SaveState))
+_ASKS = frozenset((Append, Compact, Repair, SaveState))
 
 
 class Side:

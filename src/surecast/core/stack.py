@@ -23,6 +23,7 @@ from surecast.core.types import (
     FromBelow,
     PassDown,
     Received,
+    Repair,
     SaveState,
     Send,
     SetTimer,
@@ -98,7 +99,7 @@ class Stack:
             out.append(SetTimer((number, effect.key), effect.at_ns))
         elif kind is CancelTimer:
             out.append(CancelTimer((number, effect.key)))
-        elif kind is Compact:
+        elif kind is Compact or kind is Repair:
             out.append(msgspec.structs.replace(effect, token=(number, effect.token)))
         elif kind is SaveState:
             out.append(SaveState(effect.name, effect.data, (number, effect.token)))

@@ -19,6 +19,11 @@ same is still queued.
 Storage. `Append` extends a log; `Stored(token)` comes when it is on disk, in the order of the
 appends. Reads are calls on the injected `Disk`, which shows everything appended so far, synced or
 not. What must wait for the disk is sent on `Stored`.
+
+Damage. A driver that opens a disk checks all of it. Positions that cannot be read become *holes* of
+their log. If the newest changes may be missing (a journal that was cut short, a lost manifest) the
+disk has a state named `DAMAGE` whose data says why, as text; the machine that has dealt with it
+saves that state as empty.
 """
 
 from random import Random
@@ -32,6 +37,8 @@ Peer = str  # a node's name; the driver knows its address
 LogId = bytes  # 16 bytes; a stream's id is the id of its log
 Token = Any  # hashable; names what a completion completes
 TimerKey = Any  # hashable
+
+DAMAGE = "damage"  # the state that says that this disk has lost its newest changes, and why
 
 US = 1_000
 MS = 1_000_000
@@ -173,6 +180,17 @@ class Compact(Effect):
     token: Token
 
 
+class Repair(Effect):
+    """Put `batches` where positions of `log` cannot be read; answered by Stored or StoreFailed.
+
+    Every position of `batches` lies in a hole (`Disk.holes`). Like an append it shows at once.
+    """
+
+    log: LogId
+    batches: tuple[Batch, ...]
+    token: Token
+
+
 class SaveState(Effect):
     """Atomically replace the small state kept under `name`; answered by Stored or StoreFailed."""
 
@@ -213,7 +231,14 @@ class Disk(Protocol):
         ...
 
     def read(self, log: LogId, lo: int, hi: int, nbytes_max: int) -> list[Batch]:
-        """Batches covering [lo, hi) from lo on, cut at its ends; stops past `nbytes_max`."""
+        """Batches covering [lo, hi) from lo on, cut at its ends; stops past `nbytes_max`.
+
+        Stops before a hole; raises StorageError if `lo` itself cannot be read.
+        """
+        ...
+
+    def holes(self, log: LogId) -> list[tuple[int, int]]:
+        """The parts of `log` that are known to be damaged or missing, in order."""
         ...
 
     def first_at(self, log: LogId, time_ns: int, lo: int, hi: int) -> int:
@@ -234,6 +259,7 @@ class Machine(Protocol):
 
 
 __all__ = [
+    "DAMAGE",
     "MS",
     "SECOND",
     "US",
@@ -260,6 +286,7 @@ __all__ = [
     "PeerUp",
     "Random",
     "Received",
+    "Repair",
     "SaveState",
     "Send",
     "SetTimer",

@@ -137,10 +137,14 @@ class Recorder:
 
     def _copy(self, log: LogId, lo: int) -> None:
         """Write down a log from `lo` on; what is encoded is not held until all of it is."""
-        for batch in read_through(self._disk, log, lo, self._disk.end(log), READ_BYTES):
-            self._writer.kept(log, batch)
-            if self._writer.waiting_bytes >= FLUSH_BYTES:
-                self._hand_over()
+        for at, hi in [*self._disk.holes(log), (self._disk.end(log), 0)]:
+            for batch in read_through(self._disk, log, lo, at, READ_BYTES):
+                self._writer.kept(log, batch)
+                if self._writer.waiting_bytes >= FLUSH_BYTES:
+                    self._hand_over()
+            if hi > lo:
+                self._writer.holed(log, hi)
+            lo = max(lo, hi)
 
     def _hand_over(self) -> None:
         data = self._writer.take()

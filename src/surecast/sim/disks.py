@@ -13,6 +13,7 @@ from surecast.core.types import (
     Append,
     Compact,
     Compacted,
+    Repair,
     SaveState,
     Stored,
     StoreFailed,
@@ -50,6 +51,14 @@ class Disks:
     def save(self, now_ns: int, node: Node, effect: SaveState) -> None:
         try:
             node.disk.save(effect.name, effect.data)
+        except StorageError as problem:
+            self._answer(now_ns, node, _failed(effect.token, problem))
+        else:
+            self._answer(now_ns, node, Stored(effect.token))
+
+    def repair(self, now_ns: int, node: Node, effect: Repair) -> None:
+        try:
+            node.disk.repair(effect.log, effect.batches)
         except StorageError as problem:
             self._answer(now_ns, node, _failed(effect.token, problem))
         else:

@@ -19,6 +19,7 @@ from surecast.core.types import (
     Deliver,
     Emit,
     Received,
+    Repair,
     SaveState,
     Send,
     SetTimer,
@@ -329,6 +330,9 @@ class Loop:
     def _save(self, now_ns: int, node: Node, effect: SaveState) -> None:
         self.disks.save(now_ns, node, effect)
 
+    def _repair(self, now_ns: int, node: Node, effect: Repair) -> None:
+        self.disks.repair(now_ns, node, effect)
+
     def _truncate(self, now_ns: int, node: Node, effect: Truncate) -> None:
         self.disks.truncate(now_ns, node, effect)
 
@@ -348,6 +352,7 @@ _PERFORM = _Table(
         SetTimer: Loop._set_timer,
         CancelTimer: Loop._cancel_timer,
         Append: Loop._append,
+        Repair: Loop._repair,
         Truncate: Loop._truncate,
         Compact: Loop._compact,
         SaveState: Loop._save,

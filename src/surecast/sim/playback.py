@@ -25,7 +25,7 @@ import msgspec
 
 from surecast.core.canon import digest, labels
 from surecast.core.machine import NodeContext
-from surecast.core.record import ANSWERS, ASKING, Closed, Ends, Kept, Saved, Step
+from surecast.core.record import ANSWERS, ASKING, Closed, Ends, Holed, Kept, Saved, Step
 from surecast.core.recording import Recording, resolve
 from surecast.core.types import (
     Compacted,
@@ -180,11 +180,13 @@ class Life:
                 self._find(item)
         return None
 
-    def _find(self, item: Kept | Ends | Saved) -> None:
+    def _find(self, item: Kept | Ends | Holed | Saved) -> None:
         """The real disk showed this, by no effect that we have performed."""
         disk = self.disk
         if isinstance(item, Kept):
             disk.append(item.log, [item.batch])
+        elif isinstance(item, Holed):
+            disk.skip(item.log, item.hi, "as recorded")
         elif isinstance(item, Saved):
             if item.data is None:  # saving it for the first time had failed
                 disk.forget(item.name)

@@ -26,11 +26,37 @@ from surecast.columns.compaction import compacted
 from surecast.core.types import Batch, Compact, LogId, Token
 from surecast.errors import StorageError
 
-__all__ = ["DiskFull", "MemoryDisk"]
+__all__ = ["DiskFull", "Hole", "MemoryDisk", "Unreadable"]
 
 
 class DiskFull(StorageError):
     """There is no room for what was to be written."""
+
+
+class Unreadable(StorageError):
+    """Positions that were to be read are damaged or missing."""
+
+
+class Hole:
+    """A piece in whose place there should be batches: [lo, hi) cannot be read."""
+
+    __slots__ = ("hi", "lo", "why")
+    nbytes = 0
+    time_ns = 0
+
+    def __init__(self, lo: int, hi: int, why: str) -> None:
+        self.lo = lo
+        self.hi = hi
+        self.why = why
+
+    def __repr__(self) -> str:
+        return f"Hole([{self.lo}, {self.hi}): {self.why})"
+
+    def slice(self, lo: int, hi: int) -> "Hole":
+        return Hole(max(lo, self.lo), min(hi, self.hi), self.why)
+
+    def problem(self) -> Unreadable:
+        return Unreadable(f"positions [{self.lo:,}, {self.hi:,}) cannot be read: {self.why}")
 
 
 class Log:
@@ -72,6 +98,7 @@ class MemoryDisk:
         self._unsynced: list[_LogUndo | _StateUndo] = []
         self._forgotten = 0  # undo records synced away so far
         self._asked: list[Compact] = []  # compactions not shown yet
+        self._holed = False  # a log may have holes
         self._odd_logs: dict[LogId, int] = {}  # from where on a log is not what was asked for
         self._odd_states: dict[str, None] = {}
         self.watcher: Callable[[], None] | None = None  # takes notes before a compaction shows
@@ -98,11 +125,25 @@ class MemoryDisk:
             batch = found.pieces[index]
             if batch.lo >= hi or nbytes > nbytes_max:
                 break
+            if type(batch) is Hole:
+                if not out:
+                    raise batch.problem()
+                break
             if batch.lo < lo or batch.hi > hi:
                 batch = batch.slice(lo, hi)
             out.append(batch)
             nbytes += batch.nbytes
         return out
+
+    def holes(self, log: LogId) -> list[tuple[int, int]]:
+        return [(hole.lo, hole.hi) for hole in self.hole_pieces(log)]
+
+    def hole_pieces(self, log: LogId) -> list[Hole]:
+        """The holes of a log with their reasons, in order."""
+        if not self._holed:
+            return []
+        found = self._logs.get(log)
+        return [p for p in found.pieces if type(p) is Hole] if found is not None else []
 
     def first_at(self, log: LogId, time_ns: int, lo: int, hi: int) -> int:
         """The first position of [lo, hi) in a batch whose time is not before `time_ns`, or hi."""
@@ -149,6 +190,34 @@ class MemoryDisk:
             self._unsynced.append((found, batch.lo, batch.hi, ()))
         found.end = end
         self.nbytes += nbytes
+
+    def skip(self, log: LogId, hi: int, why: str) -> None:
+        """Go on with a hole: the log has positions below `hi`, but nobody can read them."""
+        found = self._log(log)
+        if hi > found.end:
+            self._replace(found, len(found.pieces), len(found.pieces), [Hole(found.end, hi, why)])
+            self._holed = True
+
+    def damage(self, log: LogId, lo: int, hi: int, why: str) -> None:
+        """What the log holds of [lo, hi) can no longer be read."""
+        lo, hi = max(lo, 1), min(hi, self.end(log))
+        if lo < hi:
+            self.splice(log, lo, hi, [Hole(lo, hi, why)])
+            self._holed = True
+
+    def repair(self, log: LogId, batches: Sequence[Batch]) -> None:
+        """Put batches in the place of holes, or raise StorageError and change nothing."""
+        holes = self.holes(log)
+        for batch in batches:
+            if not any(lo <= batch.lo < batch.hi <= hi for lo, hi in holes):
+                raise StorageError(f"repair of [{batch.lo}, {batch.hi}), which is no hole")
+        try:
+            self._make_room(_nbytes(batches))
+        except StorageError:
+            self._note(self._log(log), batches[0].lo)
+            raise
+        for batch in batches:
+            self.splice(log, batch.lo, batch.hi, [batch])
 
     def truncate(self, log: LogId, end: int) -> None:
         """Drop every position at or above `end`. Works on a full or failing disk, too."""
@@ -274,7 +343,24 @@ class MemoryDisk:
         self._logs.clear()
         self._states.clear()
         self._unsynced.clear()
+        self._asked.clear()
         self.nbytes = 0
+        self._holed = False
+
+    def copy(self) -> "MemoryDisk":
+        """A disk that holds the same, all of it synced: a backup of the folder."""
+        other = MemoryDisk(self.capacity_bytes)
+        other.restore(self)
+        return other
+
+    def restore(self, copy: "MemoryDisk") -> None:
+        """Hold what `copy` holds, and nothing else: the folder is replaced by an older one."""
+        self.wipe()
+        for name, log in copy._logs.items():
+            self._log(name).replace(0, 0, log.pieces)
+        self._states.update(copy._states)
+        self.nbytes = copy.nbytes
+        self._holed = copy._holed
 
     def fail(self, reason: str) -> None:
         """From now on appends and saves fail: "full" or "io" (which fails compaction, too)."""

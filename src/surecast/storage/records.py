@@ -19,7 +19,7 @@ from zlib import crc32
 
 import msgspec
 
-from surecast.core.types import Append, Batch, LogId, SaveState, Truncate
+from surecast.core.types import Append, Batch, LogId, Repair, SaveState, Truncate
 from surecast.core.wire import Buffer, Limits, decode_batch, encode_batch
 from surecast.errors import PeerError, StorageError
 from surecast.storage.config import LOG_LIMITS
@@ -99,6 +99,8 @@ class Record:
 def record_of(effect: Any, limits: Limits) -> Record:
     if type(effect) is Append:
         return _frames(APPEND, effect.log, effect.batches, limits)
+    if type(effect) is Repair:
+        return rewritten_record(effect.log, effect.batches)
     if type(effect) is Truncate:
         return _plain(TRUNCATE, _NUMBER.pack(effect.end), effect.log)
     assert type(effect) is SaveState, effect

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from surecast.core.types import Batch, LogId
 from surecast.storage.extents import Extent
-from surecast.storage.memory import Log, MemoryDisk
+from surecast.storage.memory import Hole, Log, MemoryDisk
 
 __all__ = ["SegmentDisk", "batches_of"]
 
@@ -167,6 +167,10 @@ def batches_of(
             break
         if piece.hi <= lo:
             continue
+        if type(piece) is Hole:
+            if not out:
+                raise piece.problem()
+            break
         for batch in (piece,) if type(piece) is Batch else piece.batches(lo, hi):
             if batch.lo < lo or batch.hi > hi:
                 batch = batch.slice(lo, hi)

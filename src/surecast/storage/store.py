@@ -10,7 +10,16 @@ it: that is when the log changes.
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from surecast.core.types import Append, Compact, Compacted, SaveState, Stored, StoreFailed, Truncate
+from surecast.core.types import (
+    Append,
+    Compact,
+    Compacted,
+    Repair,
+    SaveState,
+    Stored,
+    StoreFailed,
+    Truncate,
+)
 from surecast.errors import StorageError
 from surecast.storage.memory import DiskFull, MemoryDisk
 
@@ -45,6 +54,9 @@ def apply(disk: MemoryDisk, effect: Any) -> Any:
             return Stored(effect.token)
         if type(effect) is SaveState:
             disk.save(effect.name, effect.data)
+            return Stored(effect.token)
+        if type(effect) is Repair:
+            disk.repair(effect.log, effect.batches)
             return Stored(effect.token)
         if type(effect) is Compact:
             disk.ask(effect)
