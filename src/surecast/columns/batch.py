@@ -259,6 +259,17 @@ class Batch:
             made._checked, made._columns = self._checked, self._columns
         return made
 
+    def relabelled(self, stream_id: bytes, kind: int) -> Batch:
+        """This batch as one of another stream, at the same positions; shares the body."""
+        made = Batch(
+            kind, stream_id, self.schema_id, self.publisher, self.pub_no, self.lo, self.count,
+            self.rows, self.time_ns, self.epoch, self.reason, self.body, self.body_crc,
+            self.nbytes, self.form,
+        )  # fmt: skip
+        made._checked, made._columns = self._checked, self._columns
+        made._seqs, made._times = self._seqs, self._times
+        return made
+
     def slice(self, lo: int, hi: int) -> Batch:
         """The part of this batch within [lo, hi), which must not miss it."""
         lo, hi = max(lo, self.lo), min(hi, self.hi)

@@ -11,18 +11,22 @@ import msgspec
 from surecast.core.types import Batch, Input, LogId
 
 __all__ = [
+    "Abandon",
     "AppendAt",
     "AppendOwn",
     "Appended",
     "AskPublishers",
     "Committed",
     "CompactLog",
+    "Counted",
+    "Mended",
     "PublishersAre",
     "Recovered",
     "Refound",
     "Refused",
     "Rewritten",
     "RoleChanged",
+    "RolledBack",
     "StoreFull",
     "Submit",
     "Submitted",
@@ -100,6 +104,22 @@ class Recovered(Input):
     """The layer above has rebuilt what an unclean replica had lost (R8)."""
 
 
+class RolledBack(Input):
+    """Others have seen this disk count up to `serial`: what it holds is an older copy."""
+
+    serial: int
+
+
+class Abandon(Input):
+    """Take back the positions of `log` from `end` on, committed or not; then Truncated.
+
+    Only the head may ask for it, when another history of the same positions is to be kept.
+    """
+
+    log: LogId
+    end: int
+
+
 # ------------------------------------------------------------ events for the layer above
 
 
@@ -140,6 +160,20 @@ class Rewritten(msgspec.Struct, gc=False):
     lo: int
     hi: int
     done: bool
+
+
+class Counted(msgspec.Struct, gc=False):
+    """What this disk has counted up to, on disk. It rises with every start and while logs grow."""
+
+    life: bytes  # random, of this start
+    start: int  # the count when this life began
+    serial: int
+
+
+class Mended(msgspec.Struct, gc=False):
+    """Some or all holes of a log were filled."""
+
+    log: LogId
 
 
 class StoreFull(msgspec.Struct, gc=False):

@@ -320,6 +320,7 @@ def stored_log(committed: int) -> MemoryDisk:
 def test_a_restart_in_the_same_epoch_keeps_the_log_whole() -> None:
     """The persisted `committed` may lag: what lies above may have been acknowledged."""
     desk = Desk(disk=stored_log(committed=3))
+    desk.write()
     desk.found(3, "a", "b")
     desk.write()
     assert desk.answers(Truncated) == []
@@ -331,6 +332,7 @@ def test_a_restart_in_the_same_epoch_keeps_the_log_whole() -> None:
 
 def test_a_replica_that_was_dropped_meanwhile_truncates_what_was_not_committed() -> None:
     desk = Desk(disk=stored_log(committed=3))
+    desk.write()
     desk.found(4, "b")
     desk.write()
     assert desk.answers(Truncated) == [Truncated(LOG, 3)]
@@ -411,6 +413,7 @@ def test_a_tail_that_crashes_with_a_proposal_under_way_never_commits_alone() -> 
     beats(before, 100 * MS, "b")
     assert before.tell(Propose)
     desk = Desk(disk=before.disk, replicas=2, min_replicas=1)
+    desk.write()
     desk.found(1, "a")  # the proposal has not won, yet
     desk.write()
     assert desk.answers(RoleChanged) == []
@@ -433,6 +436,7 @@ def test_a_fresh_epoch_without_the_learner_lets_a_restarted_tail_go_on() -> None
     before = with_learner()
     beats(before, 100 * MS, "b")
     desk = Desk(disk=before.disk, replicas=2, min_replicas=1)
+    desk.write()
     desk.found(1, "a")
     desk.found(2, "a")  # ... or ours has, and no proposal of epoch 1 can win any more
     desk.pub_no = 2

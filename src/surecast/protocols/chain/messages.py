@@ -32,10 +32,17 @@ class Member(msgspec.Struct, gc=False, array_like=True, frozen=True):
 
 
 class Watch(Message):
-    """Tell me the configuration of `chain`, now and whenever it changes."""
+    """Tell me the configuration of `chain`, now and whenever it changes.
+
+    `serial` is what the sender's disk has counted up to, `start` what it was when this life began.
+    The service keeps it: a later life that starts at or below it runs on an older copy of the disk.
+    """
 
     chain: str
     member: Member
+    life: bytes = b""  # random; empty: the sender does not count
+    start: int = 0
+    serial: int = 0
 
 
 class Propose(Message):
@@ -53,7 +60,8 @@ class Configuration(Message):
     chain: str
     epoch: int
     members: tuple[Member, ...]
-    lineage: int = 0  # rises when an operator founds the chain anew: older logs do not count
+    lineage: int = 0  # rises when the chain is founded anew: older logs do not count
+    behind: int = 0  # the receiver's disk had once counted up to here: what it holds now is older
 
 
 # ------------------------------------------------------------ between replicas

@@ -15,6 +15,7 @@ import msgspec
 from surecast.columns.batch import DATA
 from surecast.core.parts import parts_of
 from surecast.core.replicated import (
+    Abandon,
     AppendAt,
     Appended,
     AppendOwn,
@@ -26,12 +27,14 @@ from surecast.core.replicated import (
     Refound,
     Refused,
     Rewritten,
+    RolledBack,
     StoreFull,
     Submit,
     Submitted,
     TakePublishers,
 )
 from surecast.core.types import (
+    DAMAGE,
     Append,
     Batch,
     Compact,
@@ -57,6 +60,7 @@ from surecast.protocols.chain.messages import (
     Beat,
     Configuration,
     Forward,
+    Propose,
     Publishers,
     PublishersKept,
     Stale,
@@ -94,6 +98,8 @@ class Replica(Roles):
         AskPublishers: "_on_ask_publishers",
         TakePublishers: "_on_take_publishers",
         Recovered: "_on_recovered",
+        RolledBack: "_on_rolled_back",
+        Abandon: "_on_abandon",
         Refound: "_on_refound",
         Stored: "_on_stored",
         StoreFailed: "_on_store_failed",
@@ -112,7 +118,6 @@ class Replica(Roles):
             self.out.append(Emit(Appended(log, state.end)))
             self.out.append(Emit(Committed(log, state.committed)))
         self.beat_ns = self.now_ns
-        self.dirty = False  # `committed` has moved since it was last saved
         self.out.append(SetTimer("beat", self.now_ns + self.config.heartbeat_ns))
         self.out.append(SetTimer("save", self.now_ns + self.config.save_ns))
 
@@ -127,10 +132,7 @@ class Replica(Roles):
                 if state.dedup.is_crowded():
                     state.dedup.forget()
             if self.dirty:
-                self.dirty = False
-                floor = {log: state.committed for log, state in self.logs.items()}
-                data = msgspec.msgpack.encode(floor)
-                self.out.append(SaveState("committed", data, ("committed",)))
+                self._save_committed()
         else:
             self._retry_appends(inp.key)
 
@@ -187,6 +189,8 @@ class Replica(Roles):
 
     def _append_missing(self, log: LogId, batches: tuple[Batch, ...]) -> bool:
         """Append what is not here yet; False if there is a gap before it."""
+        if log in self.holes:
+            self._repair(log, batches)
         end = self._log(log).end
         fresh = []
         for batch in batches:
@@ -228,6 +232,10 @@ class Replica(Roles):
                 pending = state.pending.popleft()
                 self.pending_bytes -= pending.nbytes
                 self._stored(log, state, pending)
+        elif what == "committed":
+            self._on_counted(inp.token[1])
+        elif what == "repair":
+            self._on_repaired(inp.token[1])
         elif what == "chain":
             self._on_chain_saved(*inp.token[1:])
         elif what == "publishers":
@@ -275,6 +283,11 @@ class Replica(Roles):
                 self.out.append(SetTimer(log, self.now_ns + self.config.store_retry_ns))
                 if self.store_failures > self.config.store_retries_max:
                     self._leave()
+        elif inp.token[0] == "repair":
+            self._on_repaired(inp.token[1])
+            self.synced = False  # what is still missing is sent again
+        elif inp.token[0] == "damage":
+            self.out.append(SetTimer("damage", self.now_ns + self.config.store_retry_ns))
         elif inp.token[0] in ("chain", "committed"):
             self.dirty = True
             if inp.token[0] == "chain":
@@ -289,6 +302,9 @@ class Replica(Roles):
             self.out.append(Emit(Rewritten(log, lo, hi, False)))
 
     def _retry_appends(self, key: Any) -> None:
+        if key == "damage":
+            self.out.append(SaveState(DAMAGE, b"", ("damage",)))
+            return
         if key == "save chain":
             if not self.saved.clean and not self.active:
                 self._save("refound")
@@ -341,20 +357,20 @@ class Replica(Roles):
     def _pump_follower(self, follower: Follower) -> bool:
         budget = FORWARDS_PER_PUMP
         for log, state in self.logs.items():
-            sent = follower.sent.get(log, 1)
-            while sent < state.stored and budget:
+            sent, whole = follower.sent.get(log, 1), self._whole(log)
+            while sent < whole and budget:
                 budget -= 1
-                batches = tuple(
-                    self.disk.read(log, sent, state.stored, self.config.forward_bytes_max)
-                )
+                batches = tuple(self.disk.read(log, sent, whole, self.config.forward_bytes_max))
                 self._send(follower.peer, Forward(self.epoch, log, batches, state.committed))
                 sent = batches[-1].hi
                 if any(b.rows != b.count or (b.kind == DATA and not b.pub_no) for b in batches):
                     follower.told.pop(log, None)  # compacted: who published is told behind it
                     follower.kept.pop(log, None)
             follower.sent[log] = sent
-            if sent < state.stored:
+            if sent < whole:
                 return True
+            if sent < state.stored:
+                continue  # a hole comes next
             if log not in follower.told:
                 follower.told[log] = sent
                 snapshot = self._publishers_at(state, sent)
@@ -528,8 +544,25 @@ class Replica(Roles):
             self.saved.clean = False  # other regions may know more of our streams (R8)
             self._save("refound by force")
 
+    def _on_rolled_back(self, inp: RolledBack) -> None:
+        self._rolled_back(inp.serial)
+
+    def _on_abandon(self, inp: Abandon) -> None:
+        if not self.is_head:
+            return
+        self.abandoning[inp.log] = inp.end
+        if self.config.replicas == 1:
+            self._abandon_now()
+        else:  # in a new lineage the others give up all they have, and learn it again from us
+            self.counters["chain.founded-anew"] += 1
+            self._send(
+                self.config.service, Propose(self.config.chain, self.epoch, (self.me,), force=True)
+            )
+
     def _on_recovered(self, _inp: Recovered) -> None:
         if not self.saved.clean:
             self.saved.clean, self.saved.lost_epoch = True, 0
+            if not self.holes:
+                self.saved.distrust = ""
             self._save()
             self._role_changed()

@@ -6,6 +6,15 @@ learner's copy, and only then proposes it, so the new member already has all tha
 acknowledged. The gate is on disk before the proposal leaves, so that a tail that crashes in
 between settles the matter with a fresh epoch before it commits alone. And a member is a name
 *and* a disk: a replica that comes back empty is nobody's successor.
+
+A disk that is damaged, or is an older copy of itself, has lost something it had confirmed. Its
+replica takes a new identity, as if the disk were a new one, and goes on as a learner: it keeps what
+it can read, and is sent the rest. A lone replica founds its chain anew and is not *clean* until the
+layer above has asked the other regions (R8). Positions that cannot be read are holes; a replica
+with holes is neither head nor tail of a chain that has other members.
+
+To notice an older copy, a disk counts: its *serial* rises with every start, and whenever
+`committed` is saved. The service is told what is on disk, and says so if it knows of more.
 """
 
 from collections import Counter
@@ -15,8 +24,19 @@ import msgspec
 
 from surecast.core.disk import read_through
 from surecast.core.machine import HandlerMachine
-from surecast.core.replicated import Refused, RoleChanged, Truncated
-from surecast.core.types import Disk, Emit, LogId, Peer, SaveState, SetTimer, Truncate
+from surecast.core.replicated import Counted, Mended, Refused, RoleChanged, Truncated
+from surecast.core.types import (
+    DAMAGE,
+    Batch,
+    Disk,
+    Emit,
+    LogId,
+    Peer,
+    Repair,
+    SaveState,
+    SetTimer,
+    Truncate,
+)
 from surecast.protocols.chain.config import ChainConfig
 from surecast.protocols.chain.dedup import Dedup
 from surecast.protocols.chain.logs import Follower, LogState
@@ -49,6 +69,7 @@ class Saved(msgspec.Struct, array_like=True):
     clean: bool = True  # false until the layer above has rebuilt lost logs (R8)
     lost_epoch: int = 0  # while not clean: the first epoch after the loss
     lineage: int = 0  # how often the chain was founded anew by force
+    distrust: str = ""  # why this disk was given a new identity, until it is whole again
 
 
 class Roles(HandlerMachine):
@@ -80,6 +101,15 @@ class Roles(HandlerMachine):
         self.beat_ns = self.watched_ns = self.proposed_ns = self.sync_sent_ns = 0
         self.store_failures = 0
         self.kept_epoch = 0  # the epoch that is on disk as ours
+        self.life = b""  # random, of this start
+        self.serial = self.serial_start = self.serial_kept = 0  # counted; at the start; on disk
+        self.gapped = False  # the disk has lost changes: its logs are no prefix of what they were
+        self.vouched = False  # the service knows nothing against our disk, in this life
+        self.renounced = False  # our disk got a new identity, and logs are not truncated yet
+        self.dirty = False  # `committed` has moved since it was last saved
+        self.holes: dict[LogId, list[tuple[int, int]]] = {}  # what of logs cannot be read
+        self.repairing: dict[LogId, int] = {}  # repairs under way
+        self.abandoning: dict[LogId, int] = {}  # logs to be taken back to a position
         self._take_place()
 
     # ------------------------------------------------------------ where we stand
@@ -118,24 +148,78 @@ class Roles(HandlerMachine):
     # ------------------------------------------------------------ starting
 
     def _restore(self) -> None:
-        data = self.disk.state("chain")
-        if data is None:
-            self.saved = Saved(self.rng.randbytes(8))
-            self._take_place()
-            self._save()  # `_on_chain_saved` registers us
-        else:
-            self.saved = msgspec.msgpack.decode(data, type=Saved)
-            self.founded = True
-            self.kept_epoch = self.epoch
-            self._take_place()
-            self._watch()
-        committed = self.disk.state("committed")
-        floor = msgspec.msgpack.decode(committed, type=dict[bytes, int]) if committed else {}
+        floor: dict[bytes, int] = {}
+        if committed := self.disk.state("committed"):
+            self.serial, floor = msgspec.msgpack.decode(
+                committed, type=tuple[int, dict[bytes, int]]
+            )
         for log in self.disk.logs():
             state = self._log(log)
             state.end = state.stored = self.disk.end(log)
             state.committed = min(floor.get(log, 1), state.end)
+            if holes := self.disk.holes(log):
+                self.holes[log] = holes
             self._restore_publishers(log, state)
+        self.life = self.rng.randbytes(8)
+        self.serial_start = self.serial + 1
+        data, damage = self.disk.state("chain"), self.disk.state(DAMAGE)
+        if data is None:
+            self.saved = Saved(self.rng.randbytes(8))
+            if damage or self.logs:
+                self.saved.distrust = (damage or b"its identity is gone").decode(errors="replace")
+                self.gapped = True
+            self._save()
+        else:
+            self.saved = msgspec.msgpack.decode(data, type=Saved)
+            self.kept_epoch = self.epoch
+            if damage:
+                self.gapped = True
+                self._renounce(damage.decode(errors="replace"))
+        if damage:
+            self.out.append(SaveState(DAMAGE, b"", ("damage",)))
+        self._take_place()
+        self._save_committed()  # `_on_counted` registers us
+
+    def _renounce(self, why: str) -> None:
+        """Be another member from now on: the disk has lost what it had confirmed."""
+        self.counters["chain.renounced"] += 1
+        self.saved.disk = self.rng.randbytes(8)
+        self.saved.joining = False
+        self.saved.distrust = why
+        self.founded = self.active = False
+        self.renounced = True
+        self.follower = self.learner = None
+        self.join = ""
+        self._take_place()
+        self._save()
+
+    def _save_committed(self) -> None:
+        """With a higher serial than before: what is told of it is on disk."""
+        self.dirty = False
+        self.serial += 1
+        floor = {log: state.committed for log, state in self.logs.items()}
+        data = msgspec.msgpack.encode((self.serial, floor))
+        self.out.append(SaveState("committed", data, ("committed", self.serial)))
+
+    def _on_counted(self, serial: int) -> None:
+        self.serial_kept = max(self.serial_kept, serial)
+        self.out.append(Emit(Counted(self.life, self.serial_start, self.serial_kept)))
+        if not self.founded and self.serial_kept >= self.serial_start:
+            self.founded = True
+            self._watch()
+
+    def _rolled_back(self, serial: int) -> None:
+        """Somebody has seen this disk count up to `serial`."""
+        if serial < self.serial_start:
+            return  # dealt with
+        self.counters["chain.rolled-back"] += 1
+        self.serial = max(self.serial, serial)
+        self.serial_start = self.serial + 1
+        self._renounce(f"the data folder is an older copy: it had counted to {serial} before")
+        self._role_changed()
+        for state in self.logs.values():
+            self._refuse_waiting(state)
+        self._save_committed()
 
     def _restore_publishers(self, log: LogId, state: LogState) -> None:
         """R4: the saved snapshot, then the batches that came after it."""
@@ -149,11 +233,20 @@ class Roles(HandlerMachine):
             at = min(at, state.end)  # a predecessor's word may have come before its batches
             state.dedup.merge(snapshot)
             state.dedup.truncate(state.end)
-        if at > 1:  # the newest time may lie below the snapshot
-            state.time_ns = self.disk.read(log, at - 1, state.end, 1)[0].time_ns
-        for batch in read_through(self.disk, log, at, state.end, self.config.forward_bytes_max):
-            state.dedup.note(batch)
-            state.time_ns = max(state.time_ns, batch.time_ns)
+        for lo, hi in self._readable(log, max(at - 1, 1)):  # the newest time may lie below
+            for batch in read_through(self.disk, log, lo, hi, self.config.forward_bytes_max):
+                if batch.hi > at:
+                    state.dedup.note(batch)
+                state.time_ns = max(state.time_ns, batch.time_ns)
+
+    def _readable(self, log: LogId, lo: int) -> list[tuple[int, int]]:
+        """The parts of a log, from `lo` on, that can be read."""
+        found = []
+        for hole_lo, hole_hi in [*self.holes.get(log, ()), (self.logs[log].end, 0)]:
+            if lo < hole_lo:
+                found.append((lo, hole_lo))
+            lo = max(lo, hole_hi)
+        return found
 
     def _log(self, log: LogId) -> LogState:
         state = self.logs.get(log)
@@ -173,16 +266,25 @@ class Roles(HandlerMachine):
         if not self.founded:
             return
         self.watched_ns = self.now_ns
-        self._send(self.config.service, Watch(self.config.chain, self.me))
+        self._send(
+            self.config.service,
+            Watch(self.config.chain, self.me, self.life, self.serial_start, self.serial_kept),
+        )
 
     # ------------------------------------------------------------ configurations
 
     def _on_configuration(self, _peer: Peer, message: Configuration) -> None:
-        if message.chain == self.config.chain:
-            self._adopt(message.epoch, message.members, message.lineage)
+        if message.chain != self.config.chain or not self.founded:
+            return
+        if message.behind:
+            self._rolled_back(message.behind)
+            return
+        self.vouched = True
+        self._adopt(message.epoch, message.members, message.lineage)
 
     def _on_stale(self, _peer: Peer, message: Stale) -> None:
-        self._adopt(message.epoch, message.members, message.lineage)
+        if self.vouched:  # else the service may know that our disk is an older copy
+            self._adopt(message.epoch, message.members, message.lineage)
 
     def _adopt(self, epoch: int, members: tuple[Member, ...], lineage: int) -> None:
         if epoch == 0 or epoch < self.epoch or (epoch == self.epoch and self.active):
@@ -197,6 +299,10 @@ class Roles(HandlerMachine):
             self.saved.epoch, self.saved.clean = epoch, False
             self._save("refound")  # `_on_chain_saved` proposes
             return
+        if self.me in members and len(members) > 1 and self.holes:
+            self._renounce(f"{len(self.holes)} logs have positions that cannot be read")
+            self._save_committed()  # `_on_counted` asks for the configuration again
+            return
         moved_on = epoch > self.epoch
         self.saved.epoch, self.saved.members, self.saved.joining = epoch, members, False
         self.active = True
@@ -208,16 +314,24 @@ class Roles(HandlerMachine):
         self.heard_ns = {}
         self.owes_token = self.succ == members[-1].name
         if self.is_member:
-            if not self.saved.clean and not self.saved.lost_epoch:
-                self.saved.lost_epoch = epoch
             self.has_token = not (self.was_learner and self.is_last and self.pred)
             self.was_learner = False
+            if self.gapped:
+                self.saved.clean = False  # what the disk has lost, other regions may have (R8)
+            elif self.saved.clean and not self.holes:
+                self.saved.distrust = ""
+            self.renounced = self.gapped = False
+            if not self.saved.clean and not self.saved.lost_epoch:
+                self.saved.lost_epoch = epoch
         else:
             self.saved.clean, self.saved.lost_epoch = True, 0  # what we learn here is whole
-            if lineage != self.saved.lineage:
+            others = any(m.name != self.config.name for m in members)
+            if lineage != self.saved.lineage or (self.gapped and others):
                 self._discard()
-            elif moved_on:
+                self.renounced = self.gapped = False
+            elif moved_on or (self.renounced and others):
                 self._drop_fork()
+                self.renounced = False
             self._disown_lost_disk()
             self.was_learner, self.has_token = True, False
         for state in self.logs.values():
@@ -231,6 +345,7 @@ class Roles(HandlerMachine):
         if self.is_last:
             for log in self.logs:
                 self._advance(log)
+        self._abandon_now()
         if self.pred:
             self._send_sync()
 
@@ -260,16 +375,23 @@ class Roles(HandlerMachine):
         """R1: the chain went on without us; what it never committed may have been replaced."""
         for log, state in self.logs.items():
             if state.end > state.committed:
-                self.counters["chain.truncated"] += 1
-                state.end = state.stored = state.committed
-                self.pending_bytes -= sum(pending.nbytes for pending in state.pending)
-                state.pending.clear()
-                state.attempt += 1
-                state.failed = False
-                state.dedup.truncate(state.committed)
-                state.kept = min(state.kept, state.committed)
-                self.out.append(Truncate(log, state.committed))
-                self.out.append(Emit(Truncated(log, state.committed)))
+                self._truncate(log, state)
+
+    def _truncate(self, log: LogId, state: LogState) -> None:
+        """Let the log end at what is committed."""
+        self.counters["chain.truncated"] += 1
+        state.end = state.stored = state.committed
+        self.pending_bytes -= sum(pending.nbytes for pending in state.pending)
+        state.pending.clear()
+        state.attempt += 1
+        state.failed = False
+        state.dedup.truncate(state.committed)
+        state.kept = min(state.kept, state.committed)
+        if log in self.holes:
+            left = [(lo, min(hi, state.end)) for lo, hi in self.holes[log] if lo < state.end]
+            self._set_holes(log, left)
+        self.out.append(Truncate(log, state.committed))
+        self.out.append(Emit(Truncated(log, state.committed)))
 
     def _discard(self) -> None:
         """An operator founded the chain anew: our logs belong to a past that was given up."""
@@ -280,6 +402,64 @@ class Roles(HandlerMachine):
             state.dedup = self._dedup()
             state.end = max(state.end, 2)  # so that it is truncated, whatever it holds
         self._drop_fork()
+
+    # ------------------------------------------------------------ holes, and what is taken back
+
+    def _set_holes(self, log: LogId, holes: list[tuple[int, int]]) -> None:
+        if holes:
+            self.holes[log] = holes
+        else:
+            self.holes.pop(log, None)
+            if not self.holes and self.saved.distrust and self.is_member and self.saved.clean:
+                self.saved.distrust = ""
+                self._save()
+
+    def _whole(self, log: LogId) -> int:
+        """How far the log can be read without a gap, on disk."""
+        stored, holes = self.logs[log].stored, self.holes.get(log)
+        return min(stored, holes[0][0]) if holes else stored
+
+    def _repair(self, log: LogId, batches: tuple[Batch, ...]) -> None:
+        """Fill holes with what `batches` have of them."""
+        patches = [
+            batch if lo <= batch.lo and batch.hi <= hi else batch.slice(lo, hi)
+            for lo, hi in self.disk.holes(log)
+            for batch in batches
+            if batch.lo < hi and lo < batch.hi
+        ]
+        if patches:
+            for batch in patches:
+                self.logs[log].dedup.note(batch)
+            self.counters["chain.repaired"] += 1
+            self.repairing[log] = self.repairing.get(log, 0) + 1
+            self.out.append(Repair(log, tuple(patches), ("repair", log)))
+
+    def _on_repaired(self, log: LogId) -> None:
+        """A repair has come to its end, well or not: the disk shows what is left."""
+        self.repairing[log] -= 1
+        if not self.repairing[log]:
+            del self.repairing[log]
+            self._set_holes(log, self.disk.holes(log))
+            self.out.append(Emit(Mended(log)))
+            self._ack_as_learner(log)
+            self._pump()
+
+    def _abandon_now(self) -> None:
+        """Take back what the layer above does not want, once no other member has it."""
+        if not self.abandoning or not (self.is_head and self.is_last):
+            return
+        for log, end in self.abandoning.items():
+            state = self.logs[log]
+            if end < state.end:
+                state.committed = min(state.committed, end)
+                state.known = min(state.known, end)
+                state.time_ns = 0
+                for batch in self.disk.read(log, max(1, end - 1), end, 1):
+                    state.time_ns = batch.time_ns
+                self._refuse_waiting(state)
+                self._truncate(log, state)
+        self.abandoning.clear()
+        self._save_committed()
 
     def _refuse_waiting(self, state: LogState) -> None:
         for token in state.waiting:
@@ -318,6 +498,7 @@ class Roles(HandlerMachine):
         self.beat_ns = now_ns
         if not self.founded:
             self._save()  # the first one failed, or is still under way
+            self._save_committed()
         waiting_long = now_ns - self.watched_ns > config.heartbeat_ns and not self.active
         if waiting_long or now_ns - self.watched_ns > config.watch_ns:
             self._watch()
@@ -360,8 +541,8 @@ class Roles(HandlerMachine):
         assert self.pred is not None
         self.synced = False
         self.sync_sent_ns = self.now_ns
-        ends = {log: state.stored for log, state in self.logs.items()}
-        committed = {log: state.committed for log, state in self.logs.items()}
+        ends = {log: self._whole(log) for log in self.logs}
+        committed = {log: min(s.committed, ends[log]) for log, s in self.logs.items()}
         self._send(self.pred, Sync(self.epoch, self.me, ends, committed))
 
     def _on_sync(self, peer: Peer, message: Sync) -> None:
@@ -433,7 +614,7 @@ class Roles(HandlerMachine):
             self._ungate()
             self.learner = None  # it will ask again
             return
-        if not self.saved.clean:
+        if not self.saved.clean or self.holes:
             return  # it would take what we have for the whole (R8)
         if not all(learner.kept.get(log, False) for log in self.logs):
             return  # it cannot recognise retries yet (R4)
@@ -449,9 +630,6 @@ class Roles(HandlerMachine):
 
     def _on_chain_saved(self, epoch: int, then: str, peer: Peer) -> None:
         """What had to be on disk first."""
-        if not self.founded:
-            self.founded = True
-            self._watch()
         if epoch != self.epoch:
             return
         self.kept_epoch = epoch
@@ -472,7 +650,7 @@ class Roles(HandlerMachine):
         """Tell the tail what we have, once a restart in this epoch would not take it back (R1)."""
         if self.active and not self.is_member and self.pred and self.kept_epoch == self.epoch:
             for log in logs:
-                self._send(self.pred, Ack(self.epoch, log, self.logs[log].stored))
+                self._send(self.pred, Ack(self.epoch, log, self._whole(log)))
 
     def _ungate(self) -> None:
         """Give up on a learner that was not proposed yet."""

@@ -30,11 +30,20 @@ __all__ = ["ConfigService"]
 RETRY_NS = 100 * MS  # after a failed write of the table
 
 
+class Count(msgspec.Struct, array_like=True):
+    """What a replica's disk had counted up to when it was last heard."""
+
+    disk: bytes
+    life: bytes
+    serial: int
+
+
 class ChainTable(msgspec.Struct, array_like=True):
     epoch: int = 0
     members: tuple[Member, ...] = ()
     candidates: list[Member] = []
     lineage: int = 0
+    counts: dict[str, Count] = {}  # by replica
 
 
 class ConfigService(HandlerMachine):
@@ -73,6 +82,8 @@ class ConfigService(HandlerMachine):
                 self._tell(peer, chain)
 
     def _on_store_failed(self, inp: StoreFailed) -> None:
+        if inp.token[1] < 0:
+            return  # only a count: it is heard again
         self.out.append(SetTimer(inp.token, self.now_ns + RETRY_NS))
 
     def _on_timer(self, inp: TimerFired) -> None:
@@ -83,6 +94,12 @@ class ConfigService(HandlerMachine):
         if table is None:
             return
         self.watchers[message.chain][peer] = True
+        if behind := self._count(table, message):
+            configuration = Configuration(
+                message.chain, table.epoch, table.members, table.lineage, behind
+            )
+            self._send(peer, configuration)
+            return
         names = self.replicas[message.chain]
         if table.epoch == 0 and message.member.name in names:
             others = [m for m in table.candidates if m.name != message.member.name]
@@ -93,6 +110,25 @@ class ConfigService(HandlerMachine):
                 self._change(message.chain, tuple(found))
             return
         self._tell(peer, message.chain)
+
+    def _count(self, table: ChainTable, message: Watch) -> int:
+        """Keep what the sender counts; not 0 if its disk had counted further in an earlier life.
+
+        That is kept as it is, so it is said again until the replica has taken a new identity.
+        """
+        name, disk = message.member.name, message.member.disk
+        known = table.counts.get(name)
+        if not message.life:
+            return 0
+        if known is not None and known.disk == disk:
+            if known.life != message.life and message.start <= known.serial:
+                self.counters["service.rolled-back"] += 1
+                return known.serial
+            if known.life == message.life and message.serial <= known.serial:
+                return 0
+        table.counts[name] = Count(disk, message.life, message.serial)
+        self._keep(message.chain)
+        return 0
 
     def _on_propose(self, peer: Peer, message: Propose) -> None:
         table = self.tables.get(message.chain)
@@ -118,6 +154,12 @@ class ConfigService(HandlerMachine):
         table = self.tables[chain]
         table.epoch, table.members = table.epoch + 1, members
         self._save(chain)
+
+    def _keep(self, chain: str) -> None:
+        """Write the table, without waiting: what a replica has counted is not told to others."""
+        if chain not in self.unsaved:
+            token = (chain, -1)
+            self.out.append(SaveState("chains", msgspec.msgpack.encode(self.tables), token))
 
     def _save(self, chain: str) -> None:
         self.unsaved[chain] = True

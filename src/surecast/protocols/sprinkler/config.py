@@ -1,7 +1,7 @@
 """What can be set of a region's proxy and its clients."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from surecast.core.types import MS, SECOND, Peer
 from surecast.errors import ConfigError
@@ -82,6 +82,10 @@ class ProxyConfig:
     streams_max: int = 10_000  # in the directory; more are not created
     subscriptions_max: int = 100_000  # of readers, at one replica
     cursors_max: int = 10_000  # named subscriptions
+    # "ask": after a start, wait for the other regions before giving positions, because the data
+    # folder may be an older copy of itself; "trust": do not wait.
+    start: Literal["ask", "trust"] = "ask"
+    ask_ns: int = 3 * SECOND  # how long to wait for regions that do not answer
     mesh: MeshConfig = field(default_factory=MeshConfig)
 
     def __post_init__(self) -> None:
@@ -102,6 +106,8 @@ class ProxyConfig:
             raise ConfigError(
                 f"sprinkler.switching is {self.switching!r}; use 'production' or 'literal'"
             )
+        if self.start not in ("ask", "trust"):
+            raise ConfigError(f"sprinkler.start is {self.start!r}; use 'ask' or 'trust'")
         if self.dead_after < 2:
             raise ConfigError(
                 f"sprinkler.dead_after is {self.dead_after}; below 2 a source that misses one "

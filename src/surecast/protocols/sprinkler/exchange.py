@@ -13,8 +13,16 @@ from surecast.columns.batch import DATA, Batch
 from surecast.columns.retention import Policy
 from surecast.core.machine import HandlerMachine
 from surecast.core.parts import Parts, parts_of
-from surecast.core.replicated import AppendAt, AskPublishers, PublishersAre, TakePublishers
+from surecast.core.replicated import (
+    AppendAt,
+    AskPublishers,
+    Counted,
+    PublishersAre,
+    RolledBack,
+    TakePublishers,
+)
 from surecast.core.types import (
+    SECOND,
     Close,
     Congested,
     Disk,
@@ -24,6 +32,7 @@ from surecast.core.types import (
     Peer,
     PeerDown,
     PeerUp,
+    SaveState,
     Send,
     SetTimer,
     Writable,
@@ -33,12 +42,15 @@ from surecast.protocols.sprinkler.config import ProxyConfig
 from surecast.protocols.sprinkler.cursors import Cursors
 from surecast.protocols.sprinkler.desk import Desk
 from surecast.protocols.sprinkler.directory import Directory
+from surecast.protocols.sprinkler.forks import Forks
 from surecast.protocols.sprinkler.forwarding import Forwarding
 from surecast.protocols.sprinkler.hub import Hub
 from surecast.protocols.sprinkler.messages import (
     Advance,
     Advertise,
     Attach,
+    Compare,
+    Compared,
     Introduce,
     Locate,
     MeshLeave,
@@ -48,6 +60,7 @@ from surecast.protocols.sprinkler.messages import (
     PubAck,
     PublishersKnown,
     PublishersWanted,
+    RegionBehind,
     RegionStale,
     StreamInfo,
     Subscribe,
@@ -71,6 +84,8 @@ __all__ = ["Exchange"]
 
 STREAMS_A_MESSAGE = 1000  # in one advertisement
 PARTS_MAX = 100  # of one advertisement
+COUNTS = "regions"  # the state in which counts of other regions' disks are kept
+COUNTS_NS = 1 * SECOND  # how often they are written
 
 
 def _whole(parts: list[Advertise], last: Advertise) -> Advertise:
@@ -119,11 +134,22 @@ class Exchange(HandlerMachine):
         self.unserved: dict[LogId, Stream] = {}  # streams with something new for their subscribers
         # Acknowledgements to be sent: (client, stream, publisher) → (pub_no, seq) each.
         self.unsaid: dict[tuple[Peer, LogId, bytes], list[tuple[int, int]]] = {}
+        # What the disks of other regions' servers have counted up to: node → life, serial.
+        self.counts: dict[Peer, tuple[bytes, int]] = {}
+        if counts := disk.state(COUNTS):
+            self.counts = msgspec.msgpack.decode(counts, type=dict[str, tuple[bytes, int]])
+        self.counts_saved_ns, self.counts_changed = 0, False
+        self.counted = Counted(b"", 0, 0)  # our own
+        self.hole_at = {log: holes[0][0] for log in disk.logs() if (holes := disk.holes(log))}
+        self.entries_lost: list[tuple[LogId, int, int]] = []  # of the region's own logs
+        self.started_ns = 0
+        self.made_here: dict[LogId, bool] = {}  # streams created by this head, in this life
         self.owners = owners_digest(config.owners)
         self.hub = Hub(self)
         self.desk = Desk(self)
         self.cursors = Cursors(self)
         self.forwarding = Forwarding(self)
+        self.forks = Forks(self)
 
     def send(self, peer: Peer, message: Message) -> None:
         """For the parts of this machine."""
@@ -171,8 +197,11 @@ class Exchange(HandlerMachine):
         full: bool,
         more: bool = False,
     ) -> None:
-        region, epoch = self.config.region, self.epoch
-        message = Advertise(region, epoch, ends, tuple(infos), full, self.head, self.owners, more)
+        region, epoch, counted = self.config.region, self.epoch, self.counted
+        message = Advertise(
+            region, epoch, ends, tuple(infos), full, self.head, self.owners, more,
+            counted.life, counted.start, counted.serial,
+        )  # fmt: skip
         self._send(node, message)
 
     def _on_region_stale(self, _peer: Peer, message: RegionStale) -> None:
@@ -201,12 +230,13 @@ class Exchange(HandlerMachine):
                 del self.partial[node]
             return
         message = _whole(self.partial.pop(node, []), message)
+        self._count(node, message)
         if message.epoch < peer.epoch:
             self._send(node, RegionStale(peer.name, peer.epoch))
             return
         moved = message.epoch > peer.epoch or node != peer.tail
         peer.epoch, peer.tail, peer.heard_ns = message.epoch, node, self.now_ns
-        peer.head, peer.owners = message.head, message.owners
+        peer.head, peer.owners, peer.life = message.head, message.owners, message.life
         peer.infos.update((info.stream_id, info) for info in message.infos)
         if message.full:
             peer.ends = dict(message.ends)
@@ -214,6 +244,10 @@ class Exchange(HandlerMachine):
             peer.ends.update(message.ends)
         if not self.is_head:
             return
+        for stream_id, end in message.ends.items():
+            self.forks.ends_at(peer, stream_id, end)
+        if moved or message.full:
+            self.forks.look()
         self._record_streams(peer)
         if moved:
             self._follow_moved_tail(peer)
@@ -225,6 +259,49 @@ class Exchange(HandlerMachine):
         for stream in self.streams.values():
             if stream.source and stream.source.region == peer.name:
                 stream.source.advertised_ns = self.now_ns
+
+    def _count(self, node: Peer, message: Advertise) -> None:
+        """Keep what the node's disk counts; tell it if that is an older copy of itself."""
+        if not message.life:
+            return
+        life, serial = self.counts.get(node, (b"", 0))
+        if life == message.life:
+            serial = max(serial, message.serial)
+        elif message.start <= serial:
+            self.counters["sprinkler.region-behind"] += 1
+            self._send(node, RegionBehind(serial))
+            return
+        else:
+            serial = message.serial
+        if self.counts.get(node) != (message.life, serial):
+            self.counts[node] = (message.life, serial)
+            self.counts_changed = True
+
+    def _save_counts(self) -> None:
+        if self.counts_changed and self.now_ns - self.counts_saved_ns >= COUNTS_NS:
+            self.counts_changed, self.counts_saved_ns = False, self.now_ns
+            data = msgspec.msgpack.encode(self.counts)
+            self.out.append(SaveState(COUNTS, data, (COUNTS,)))
+
+    def _on_region_behind(self, node: Peer, message: RegionBehind) -> None:
+        if node in self.forwarding.region_of:
+            self.out.append(PassDown(RolledBack(message.serial)))
+
+    def _on_compare(self, node: Peer, message: Compare) -> None:
+        if node in self.forwarding.region_of:
+            self.forks.on_compare(node, message)
+
+    def _on_compared(self, node: Peer, message: Compared) -> None:
+        self.forks.on_compared(node, message)
+
+    def compared(self, region: str) -> None:
+        """For `forks`: a region has answered; it may be pulled from now."""
+        peer = self.peers[region]
+        self.forks.look()
+        for stream_id in list(peer.ends):
+            stream = self.streams.get(stream_id)
+            if stream is not None and stream.source is None:
+                self._consider(stream, peer)
 
     def _record_streams(self, peer: PeerRegion) -> None:
         """Streams that other regions have and our directory lacks (once per headship)."""
@@ -244,6 +321,8 @@ class Exchange(HandlerMachine):
         end = peer.ends.get(stream.stream_id, 1)
         if self._owns(stream) and not self._recover_from(stream, end):
             return
+        if not self.forks.may_pull(stream, peer):
+            return
         source = stream.source
         if self.config.switching == "literal":
             if leads_literally(source, end, self.now_ns, self.config):
@@ -253,7 +332,7 @@ class Exchange(HandlerMachine):
                 stream.source.end, stream.source.advertised_ns = end, self.now_ns
             return
         if source is None:
-            if end > stream.end:
+            if end > stream.whole:
                 self._subscribe(stream, peer)
         elif source.region == peer.name:
             source.end = max(source.end, end)
@@ -273,16 +352,18 @@ class Exchange(HandlerMachine):
         stream.source = Source(peer.name, peer.tail, end, self.now_ns, self.now_ns, self.now_ns)
         stream.leads.clear()
         stream.newest_ns = self._newest_ns(stream)
-        message = Subscribe(self.config.region, self.epoch, stream.stream_id, stream.end)
+        message = Subscribe(self.config.region, self.epoch, stream.stream_id, stream.whole)
         self._send(peer.tail, message)
 
     def _newest_ns(self, stream: Stream) -> int:
-        """The time of the last event here; 0 if it is not on disk yet."""
-        last = self.disk.read(stream.stream_id, stream.end - 1, stream.end, 1)
-        return last[0].time_ns if last and stream.end > 1 else 0
+        """The time of the last event before what is pulled; 0 if it is not on disk yet."""
+        end = stream.whole
+        last = self.disk.read(stream.stream_id, end - 1, end, 1)
+        return last[0].time_ns if last and end > 1 else 0
 
     def _look_after_sources(self) -> None:
         """Once a period: give up dead sources, choose new ones, finish recoveries."""
+        self.forks.look()
         for peer in self.peers.values():
             self._record_streams(peer)
         for stream in self.streams.values():
@@ -310,8 +391,9 @@ class Exchange(HandlerMachine):
                 continue
             end = peer.ends.get(stream.stream_id, 1)
             if has_led(stream, peer.name, end, self.now_ns, self.config):
-                self._switch(stream, peer)
-                return
+                if self.forks.may_pull(stream, peer):
+                    self._switch(stream, peer)
+                    return
 
     def is_live(self, peer: PeerRegion) -> bool:
         return bool(peer.tail) and self.now_ns - peer.heard_ns <= self.config.dead_ns
@@ -326,7 +408,9 @@ class Exchange(HandlerMachine):
             if not self.is_live(peer):
                 continue
             end = peer.ends.get(stream.stream_id, 1)
-            if end <= stream.end or (best and end < best.ends[stream.stream_id]):
+            if end <= stream.whole or not self.forks.may_pull(stream, peer):
+                continue
+            if best and end < best.ends[stream.stream_id]:
                 continue
             if best and end == best.ends[stream.stream_id] and peer.name != stream.info.owner:
                 continue
@@ -355,8 +439,9 @@ class Exchange(HandlerMachine):
             source.progress_ns = self.now_ns
             if self.config.switching != "literal":  # which goes by advertisements alone
                 source.end = max(source.end, message.end)
-        if message.batches[-1].hi > stream.end:
-            stream.newest_ns = max(b.time_ns for b in message.batches)
+        if message.batches[-1].hi > stream.whole:
+            if message.batches[-1].hi > stream.end:
+                stream.newest_ns = max(b.time_ns for b in message.batches)
             for batch in message.batches:
                 if batch.rows != batch.count or (batch.kind == DATA and not batch.pub_no):
                     stream.unnamed = batch.hi
@@ -618,6 +703,12 @@ class Exchange(HandlerMachine):
     # ------------------------------------------------------------ done by Proxy
 
     def _record(self, info: StreamInfo, made_epoch: int = 0) -> None:
+        raise NotImplementedError
+
+    def record(self, info: StreamInfo) -> None:
+        raise NotImplementedError
+
+    def limited(self, stream_id: LogId) -> None:
         raise NotImplementedError
 
     def feed(self, stream: Stream) -> None:

@@ -15,6 +15,8 @@ __all__ = [
     "Answered",
     "Attach",
     "Attached",
+    "Compare",
+    "Compared",
     "CreateStream",
     "Drain",
     "Drop",
@@ -27,6 +29,7 @@ __all__ = [
     "Introduced",
     "Locate",
     "Located",
+    "Mark",
     "MeshEvents",
     "MeshLean",
     "MeshLeave",
@@ -43,6 +46,7 @@ __all__ = [
     "Publish",
     "PublishersKnown",
     "PublishersWanted",
+    "RegionBehind",
     "RegionStale",
     "StreamInfo",
     "StreamOpened",
@@ -79,6 +83,11 @@ class Advertise(Message):
     head: str = ""  # who takes publishes for what the region owns
     owners: bytes = b""  # a digest of its ownership table
     more: bool = False  # this is a part: it counts with the next message
+    # What the sender's disk has counted up to (`core.replicated.Counted`). A receiver that has seen
+    # it count further answers RegionBehind.
+    life: bytes = b""
+    start: int = 0
+    serial: int = 0
 
 
 class Subscribe(Message):
@@ -131,6 +140,34 @@ class RegionStale(Message):
 
     region: str
     epoch: int
+
+
+class RegionBehind(Message):
+    """Your disk had counted up to `serial` before: what it holds now is an older copy."""
+
+    serial: int
+
+
+class Mark(msgspec.Struct, gc=False, array_like=True, frozen=True, order=True):
+    """What stands at a position: enough to tell two events apart."""
+
+    seq: int
+    time_ns: int
+    digest: bytes
+
+
+class Compare(Message):
+    """Which events do you have at these positions of these streams?"""
+
+    token: int
+    seqs: dict[bytes, tuple[int, ...]]
+
+
+class Compared(Message):
+    """What the sender has there; for a void position, an event not far below, or nothing."""
+
+    token: int
+    marks: dict[bytes, tuple[Mark, ...]]
 
 
 # ------------------------------------------------------------ with clients

@@ -24,10 +24,13 @@ from surecast.columns.retention import (
 )
 from surecast.core.disk import read_through
 from surecast.core.replicated import (
+    AppendAt,
     Appended,
     AppendOwn,
     Committed,
     CompactLog,
+    Counted,
+    Mended,
     PublishersAre,
     Recovered,
     Refound,
@@ -42,6 +45,7 @@ from surecast.core.replicated import (
 from surecast.core.types import (
     SECOND,
     Congested,
+    LogId,
     PassDown,
     Peer,
     PeerDown,
@@ -60,6 +64,8 @@ from surecast.protocols.sprinkler.messages import (
     Advance,
     Advertise,
     Attach,
+    Compare,
+    Compared,
     CreateStream,
     Drain,
     ForceNewStream,
@@ -74,6 +80,7 @@ from surecast.protocols.sprinkler.messages import (
     PublishersKnown,
     PublishersWanted,
     PubNack,
+    RegionBehind,
     RegionStale,
     StreamInfo,
     StreamOpened,
@@ -106,6 +113,9 @@ class Proxy(Exchange):
         PeerEvents: "_on_peer_events",
         PublishersWanted: "_on_publishers_wanted",
         PublishersKnown: "_on_publishers_known",
+        RegionBehind: "_on_region_behind",
+        Compare: "_on_compare",
+        Compared: "_on_compared",
         RegionStale: "_on_region_stale",
         CreateStream: "_on_create_stream",
         StreamOpened: "_on_stream_opened",
@@ -138,6 +148,8 @@ class Proxy(Exchange):
         Committed: "_on_committed",
         Truncated: "_on_truncated",
         Rewritten: "_on_rewritten",
+        Counted: "_on_counted",
+        Mended: "_on_mended",
         StoreFull: "_on_store_full",
         RoleChanged: "_on_role_changed",
         PublishersAre: "_on_publishers_are",
@@ -149,6 +161,7 @@ class Proxy(Exchange):
 
     def _on_start(self, _inp: Start) -> None:
         config = self.config
+        self.started_ns = self.now_ns
         for key, period_ns in (
             ("advertise", config.advertise_ns),
             ("compact", config.compact_ns),
@@ -168,6 +181,7 @@ class Proxy(Exchange):
                 self._advertise_all()
             if self.is_head:
                 self._look_after_sources()
+            self._save_counts()
         elif inp.key == "feed":
             for stream in self.streams.values():
                 if stream.committed < self.visible_end(stream):
@@ -198,6 +212,10 @@ class Proxy(Exchange):
             self.unclean_since_ns = None
         elif self.unclean_since_ns is None:
             self.unclean_since_ns = self.now_ns
+        if was_head != self.is_head:
+            self.forks.reset()
+        if self.is_head and self.is_tail and len(self.config.regions[self.config.region]) == 1:
+            self._fill_own_logs()
         if self.is_head and not was_head:
             self.recorded.clear()
             for stream in self.streams.values():
@@ -226,8 +244,12 @@ class Proxy(Exchange):
         self.ends[event.log] = event.end
         if stream := self.streams.get(event.log):
             stream.end = event.end
+        if self.forks.searches:
+            self.forks.grew(event.log)
 
     def _on_truncated(self, event: Truncated) -> None:
+        if event.log in self.hole_at and event.end <= self.hole_at[event.log]:
+            del self.hole_at[event.log]
         self._on_appended(Appended(event.log, event.end))
         if self.committed.get(event.log, 1) <= event.end:
             return
@@ -244,24 +266,70 @@ class Proxy(Exchange):
         elif event.log == CURSORS:
             self.cursors.reset()
         elif stream := self.streams.get(event.log):
+            stream.hole = self.hole_at.get(event.log, 0)
             stream.index = RetentionIndex(stream.info.retention)
             stream.pieces = self._pieces()
             stream.committed = stream.recent = event.end
+            stream.source = None
             self.subscriptions -= len(stream.subscribers)
             stream.subscribers.clear()
+            self.forks.truncated(stream, event.end)
+            if self.is_head and self._owns(stream):
+                self._begin_recovery(stream, self.now_ns)
+
+    def _on_counted(self, event: Counted) -> None:
+        self.counted = event
+
+    def _on_mended(self, event: Mended) -> None:
+        self._look_for_holes(event.log)
+        self._on_committed(Committed(event.log, self.committed.get(event.log, 1)))
+
+    def _look_for_holes(self, log: LogId) -> None:
+        holes = self.disk.holes(log)
+        if holes:
+            self.hole_at[log] = holes[0][0]
+        else:
+            self.hole_at.pop(log, None)
+        if stream := self.streams.get(log):
+            stream.hole = self.hole_at.get(log, 0)
+
+    def _fill_own_logs(self) -> None:
+        """What a lone replica's own logs have lost nobody else has. Streams that are missing in the
+        directory come back from other regions; cursors begin anew."""
+        for log in (DIRECTORY, CURSORS):
+            for lo, hi in self.disk.holes(log):
+                self.counters["sprinkler.entries-lost"] += hi - lo
+                self.entries_lost.append((log, lo, hi))
+                void = Batch.void(log, lo, hi, COLLECTED)
+                self.out.append(PassDown(AppendAt(log, (void,))))
 
     def _on_committed(self, event: Committed) -> None:
         self.committed[event.log] = event.end
+        end = min(event.end, self.hole_at.get(event.log, event.end))
         if event.log == DIRECTORY:
-            self._read_directory(event.end)
+            self._read_directory(end)
         elif event.log == CURSORS:
-            self.cursors.committed(event.end)
+            self.cursors.committed(end)
         elif stream := self.streams.get(event.log):
             self._advance(stream)
+        if self.forks.searches:
+            self.forks.grew(event.log)
 
     def visible_end(self, stream: Stream) -> int:
-        """R5: readers and retention see what is committed, and nothing else."""
-        return self.committed.get(stream.stream_id, 1)
+        """R5: readers and retention see what is committed, and nothing else; nor what lies beyond
+        a position that cannot be read, or that another region has another event at."""
+        end = self.committed.get(stream.stream_id, 1)
+        if stream.hole:
+            end = min(end, stream.hole)
+        if self.forks.searches and (limit := self.forks.limit(stream.stream_id)) is not None:
+            end = min(end, limit)
+        return end
+
+    def limited(self, stream_id: LogId) -> None:
+        self._advance(self.streams[stream_id])
+
+    def record(self, info: StreamInfo) -> None:
+        self._record(info, self.epoch)
 
     def _advance(self, stream: Stream) -> None:
         """More of the stream is committed, or retention has seen more of what was."""
@@ -318,6 +386,7 @@ class Proxy(Exchange):
         stream = Stream(info, RetentionIndex(info.retention), self._pieces())
         self.streams[info.stream_id] = stream
         stream.end = self.ends.get(info.stream_id, 1)
+        stream.hole = self.hole_at.get(info.stream_id, 0)
         stream.subscribers = self.early.pop(info.stream_id, {})
         self._recover_if_lost(stream)
         self._answer_creators(info.name, info, "")
@@ -382,6 +451,8 @@ class Proxy(Exchange):
         return StreamInfo(self.rng.randbytes(16), name, self.config.region, policy, replaces)
 
     def _record(self, info: StreamInfo, made_epoch: int = 0) -> None:
+        if made_epoch:
+            self.made_here[info.stream_id] = True
         entry = info_batch(info, self.config.chain, made_epoch)
         self.out.append(PassDown(AppendOwn(DIRECTORY, entry)))
 
@@ -435,7 +506,7 @@ class Proxy(Exchange):
             return "recovering" if self._is_unclean() else "unknown-stream"
         if stream.quarantined:
             return "quarantined"
-        if self._is_behind(stream):
+        if self._is_behind(stream) or self._must_wait(stream):
             return "recovering"
         if message.batch.kind == DATA:
             return ""
@@ -491,11 +562,25 @@ class Proxy(Exchange):
         made_since = self.directory.made.get(stream.stream_id, 0) >= max(self.lost_epoch, 1)
         if self.unclean_since_ns is not None and self._owns(stream) and not made_since:
             self._begin_recovery(stream, self.unclean_since_ns)
+        elif stream.hole and self.is_head and self._owns(stream) and not self._is_behind(stream):
+            self._begin_recovery(stream, self.now_ns)
 
     def _begin_recovery(self, stream: Stream, since_ns: int) -> None:
         stream.recovering_since_ns = since_ns
         stream.confirmed.clear()
         stream.unnamed = max(stream.unnamed, 1)  # the publishers' state is part of what was lost
+
+    def _must_wait(self, stream: Stream) -> bool:
+        """Whether the stream may have another history elsewhere, or part of it cannot be read."""
+        if stream.hole or stream.stream_id in self.forks.searches:
+            return True
+        return stream.stream_id not in self.made_here and self.is_asking()
+
+    def is_asking(self) -> bool:
+        """Just started: the other regions may know that our disk is an older copy of itself."""
+        if self.config.start == "trust" or self.now_ns - self.started_ns >= self.config.ask_ns:
+            return False
+        return not all(p.heard_ns >= 0 and self.forks.has_met(p) for p in self.peers.values())
 
     def _is_unclean(self) -> bool:
         return self.unclean_since_ns is not None
@@ -507,6 +592,8 @@ class Proxy(Exchange):
         """Resume above the maximum, once every peer has been heard and retries can be told."""
         since_ns = stream.recovering_since_ns
         if since_ns is None or not self._all_heard_since(since_ns) or stream.unnamed:
+            return
+        if stream.hole or not all(self.forks.has_met(p) for p in self.peers.values()):
             return
         holders = [p for p in self.peers.values() if stream.stream_id in p.ends]
         # Not only what they have committed: what a peer has appended it will commit some day.
@@ -540,6 +627,8 @@ class Proxy(Exchange):
         if not isinstance(policy, KeepFor) or not self._owns(stream):
             return
         if self._is_behind(stream) or stream.quarantined or stream.committed < stream.expiring:
+            return
+        if self._must_wait(stream):
             return
         cutoff_ns = self.wall_ns - policy.ns
         if self._holds_older(stream, cutoff_ns):

@@ -40,6 +40,7 @@ class PeerRegion:
     ends: dict[LogId, int] = field(default_factory=dict)
     infos: dict[LogId, StreamInfo] = field(default_factory=dict)
     heard_ns: int = -1  # last advertisement
+    life: bytes = b""  # of its tail, at this start of it
 
 
 def leads_literally(source: Source | None, end: int, now_ns: int, config: ProxyConfig) -> bool:
@@ -55,7 +56,7 @@ def leads_enough(stream: Stream, region: str, end: int, now_ns: int, config: Pro
     assert source is not None
     lead = end - source.end
     # Between equals a lead of a few milliseconds' traffic comes and goes.
-    if end <= stream.end or lead <= stream.rate * MARGIN_NS / SECOND:
+    if end <= stream.whole or lead <= stream.rate * MARGIN_NS / SECOND:
         stream.leads.pop(region, None)
         return False
     period_s, elapsed_s = config.advertise_ns / SECOND, (now_ns - source.advertised_ns) / SECOND
@@ -71,7 +72,7 @@ def has_led(stream: Stream, region: str, end: int, now_ns: int, config: ProxyCon
     """
     source = stream.source
     assert source is not None
-    if end <= max(stream.end, source.end):
+    if end <= max(stream.whole, source.end):
         return False
     lead = stream.leads.get(region)
     if lead is None or now_ns - lead.seen_ns > 2 * config.advertise_ns:
@@ -85,7 +86,7 @@ def is_given_up(stream: Stream, now_ns: int, config: ProxyConfig) -> bool:
     source = stream.source
     assert source is not None
     silent = now_ns - source.advertised_ns > config.dead_ns
-    stuck = source.end > stream.end and now_ns - source.progress_ns > config.dead_ns
+    stuck = source.end > stream.whole and now_ns - source.progress_ns > config.dead_ns
     return silent or stuck
 
 

@@ -43,6 +43,7 @@ class Stream:
     index: RetentionIndex  # of what is committed, fed in runs: `committed` may be ahead of it
     pieces: Pieces = field(default_factory=Pieces)
     end: int = 1  # appended here
+    hole: int = 0  # the first position that cannot be read here; 0: there is none
     newest_ns: int = 0  # time of the newest event pulled from another region
     committed: int = 1  # by the chain; the only part anybody is shown (R5)
     recent: int = 1  # where that was a moment ago: from here on, batches are passed on as they came
@@ -64,6 +65,11 @@ class Stream:
     @property
     def stream_id(self) -> LogId:
         return self.info.stream_id
+
+    @property
+    def whole(self) -> int:
+        """The first position that is missing here: what is pulled begins with it."""
+        return self.hole or self.end
 
     def feed(self, disk: Disk, nbytes_max: int, budget_bytes: int = 1 << 62) -> None:
         """Let retention see what has been committed, once, in order (R5), about `budget_bytes`."""

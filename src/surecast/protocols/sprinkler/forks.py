@@ -1,0 +1,347 @@
+"""Two regions with different events at the same positions: noticed, told, and settled.
+
+An owner whose disk was replaced by an older copy, while nobody could tell it so, gives positions
+again that it had given before. Regions therefore compare some of their newest events when they
+first meet after either of them was started, and exchange nothing of a stream before that. The
+history whose events are *older* stays. The other region looks for the first position that differs,
+copies its own events from there on to a stream of their own (`_quarantine.<name>.<position>`, with
+the positions they had), takes them back, and pulls what it then lacks.
+
+The heads of both regions compare, each for itself, with the tail of the other. `Compare` names
+positions, `Compared` has what stands there: a time and a digest, which compaction does not change.
+A position that is void on one side says nothing; a row below it is looked at in its place.
+"""
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from surecast.columns.batch import COLLECTED, DATA, VOID, Batch, Row
+from surecast.columns.retention import KeepAll
+from surecast.core.replicated import Abandon, AppendAt
+from surecast.core.types import LogId, PassDown, Peer
+from surecast.errors import StorageError
+from surecast.protocols.sprinkler.messages import Compare, Compared, Mark, StreamInfo
+from surecast.protocols.sprinkler.names import NAME_LEN_MAX
+from surecast.protocols.sprinkler.sources import PeerRegion
+from surecast.protocols.sprinkler.streams import Stream
+
+if TYPE_CHECKING:
+    from surecast.protocols.sprinkler.exchange import Exchange
+
+__all__ = ["Forks", "Quarantined", "mark_of"]
+
+STREAMS_AT_ONCE: Final = 200  # compared by one message
+SEQS_MAX: Final = 64  # positions of a stream in one message
+BACK: Final = (1, 2, 6, 24)  # positions before the end that are compared first
+NEAR: Final = 64  # how far below a void position a row is looked for
+STEPS: Final = 16  # positions between two known ones, in a search
+PREFIX: Final = "_quarantine"
+
+
+def mark_of(row: Row) -> Mark:
+    """What identifies an event at its position, whoever keeps it and in whatever batches."""
+    parts = hashlib.blake2b(digest_size=8)
+    for part in (row.key, row.value, row.tag):
+        parts.update(b"-" if part is None else b"%d:" % len(part) + part)
+    return Mark(row.seq, row.time_ns, parts.digest())
+
+
+@dataclass(slots=True)
+class Question:
+    """What a region was asked, and has not answered."""
+
+    token: int
+    sent_ns: int
+    seqs: dict[LogId, tuple[int, ...]]
+
+
+@dataclass(slots=True)
+class Meeting:
+    """The comparison with one region, in one life of its tail."""
+
+    life: bytes
+    todo: list[LogId]  # streams not compared yet
+    question: Question | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return not self.todo and self.question is None
+
+
+@dataclass(slots=True)
+class Search:
+    """Our history of a stream is to go, from the first position that differs on."""
+
+    region: str  # whose history stays
+    differs: int  # the lowest position known to differ
+    same: int = 0  # the highest known to be the same
+    start: int = 0  # found: from here on; 0 while it is looked for
+    copy: StreamInfo | None = None  # where our events go
+    end: int = 0  # ... up to here
+
+
+@dataclass(slots=True, frozen=True)
+class Quarantined:
+    """Events [start, end) of a stream that were taken back; `copy` is where they are."""
+
+    stream: str
+    start: int
+    end: int
+    copy: str
+    region: str  # whose history stayed
+
+
+@dataclass(slots=True)
+class Forks:
+    """`proxy` is the machine that this is a part of."""
+
+    proxy: "Exchange"
+    meetings: dict[str, Meeting] = field(default_factory=dict)  # by region
+    searches: dict[LogId, Search] = field(default_factory=dict)
+    # Streams of which another region has a history that should go: region → position.
+    others: dict[LogId, dict[str, int]] = field(default_factory=dict)
+    done: list[Quarantined] = field(default_factory=list)
+    tokens: int = 0
+
+    # ------------------------------------------------------------ what the proxy asks
+
+    def limit(self, stream_id: LogId) -> int | None:
+        """Positions from here on are not to be shown, for another history of them is to stay."""
+        search = self.searches.get(stream_id)
+        return search.same + 1 if search is not None else None
+
+    def may_pull(self, stream: Stream, peer: PeerRegion) -> bool:
+        """Whether what that region has goes on from what we have."""
+        if stream.stream_id in self.searches:
+            return False
+        if peer.name in self.others.get(stream.stream_id, ()):
+            return False
+        if not peer.life or stream.whole == 1:
+            return True
+        meeting = self.meetings.get(peer.name)
+        if meeting is None or meeting.life != peer.life:
+            return False
+        asked = meeting.question.seqs if meeting.question else {}
+        return stream.stream_id not in meeting.todo and stream.stream_id not in asked
+
+    def has_met(self, peer: PeerRegion) -> bool:
+        """Whether all was compared with the region as it is now."""
+        if not peer.life:
+            return True
+        meeting = self.meetings.get(peer.name)
+        return meeting is not None and meeting.life == peer.life and meeting.is_over
+
+    # ------------------------------------------------------------ comparing (the head asks)
+
+    def look(self) -> None:
+        """Once a period, and when a region has introduced itself."""
+        for peer in self.proxy.peers.values():
+            if peer.tail and peer.life and self.proxy.is_live(peer):
+                self._meet(peer)
+        for stream_id in list(self.searches):
+            self._go_on(stream_id)
+
+    def reset(self) -> None:
+        """We are the head now, or no longer: what was asked before does not count."""
+        self.meetings.clear()
+        self.others.clear()
+        for search in self.searches.values():
+            search.copy = None  # whatever was copied may be in nobody's log
+        if not self.proxy.is_head:
+            self.searches.clear()
+
+    def _meet(self, peer: PeerRegion) -> None:
+        meeting = self.meetings.get(peer.name)
+        if meeting is None or meeting.life != peer.life:
+            both = [s for s, end in peer.ends.items() if end > 1 and self._end(s) > 1]
+            meeting = self.meetings[peer.name] = Meeting(peer.life, both, Question(0, -1 << 62, {}))
+        question = meeting.question
+        if question is not None:
+            if self.proxy.now_ns - question.sent_ns < self.proxy.config.dead_ns:
+                return
+            if question.sent_ns >= 0:  # no answer: ask again
+                self._ask(meeting, peer, question.seqs)
+                return
+        elif not meeting.todo:
+            return
+        some, meeting.todo = meeting.todo[:STREAMS_AT_ONCE], meeting.todo[STREAMS_AT_ONCE:]
+        seqs = {}
+        for stream_id in some:
+            top = min(self._end(stream_id), peer.ends.get(stream_id, 1))
+            seqs[stream_id] = tuple(top - back for back in BACK if top > back)
+        self._ask(meeting, peer, seqs)
+
+    def _ask(self, meeting: Meeting, peer: PeerRegion, seqs: dict[LogId, tuple[int, ...]]) -> None:
+        self.tokens += 1
+        meeting.question = Question(self.tokens, self.proxy.now_ns, seqs)
+        self.proxy.send(peer.tail, Compare(self.tokens, seqs))
+
+    def _end(self, stream_id: LogId) -> int:
+        stream = self.proxy.streams.get(stream_id)
+        return self.proxy.visible_end(stream) if stream is not None else 1
+
+    # ------------------------------------------------------------ answering (any replica)
+
+    def on_compare(self, node: Peer, message: Compare) -> None:
+        """Only what is committed counts, and what can be read."""
+        found: dict[LogId, tuple[Mark, ...]] = {}
+        for stream_id, seqs in list(message.seqs.items())[: 2 * STREAMS_AT_ONCE]:
+            marks = {}
+            for seq in seqs[:SEQS_MAX]:
+                if 0 < seq < self._end(stream_id) and (mark := self._mark(stream_id, seq)):
+                    marks[mark.seq] = mark
+            found[stream_id] = tuple(marks.values())
+        self.proxy.send(node, Compared(message.token, found))
+
+    def _mark(self, stream_id: LogId, seq: int) -> Mark | None:
+        """Of the row at `seq`, or of one not far below if that is void."""
+        disk = self.proxy.disk
+        for lo in (seq, max(1, seq - NEAR)):
+            try:
+                batches = disk.read(stream_id, lo, seq + 1, 1 << 20)
+            except StorageError:
+                continue
+            for batch in reversed(batches):
+                if batch.rows:
+                    last = int(batch.seqs()[-1])
+                    return mark_of(batch.slice(last, last + 1).to_rows()[0])
+        return None
+
+    def _own(self, stream_id: LogId, seq: int) -> Mark | None:
+        """Of the row at `seq` here; None if it is void, or not here."""
+        if not 0 < seq < self._end(stream_id):
+            return None
+        mark = self._mark(stream_id, seq)
+        return mark if mark is not None and mark.seq == seq else None
+
+    # ------------------------------------------------------------ what follows
+
+    def on_compared(self, node: Peer, message: Compared) -> None:
+        region = self.proxy.forwarding.region_of.get(node, "")
+        meeting = self.meetings.get(region)
+        if not self.proxy.is_head or meeting is None or meeting.question is None:
+            return
+        if meeting.question.token != message.token:
+            return
+        asked, meeting.question = meeting.question.seqs, None
+        for stream_id, marks in message.marks.items():
+            if stream_id in asked:
+                self._judge(region, stream_id, marks)
+        self.proxy.compared(region)
+
+    def _judge(self, region: str, stream_id: LogId, marks: tuple[Mark, ...]) -> None:
+        """Which of these events are ours, too?"""
+        search = self.searches.get(stream_id)
+        differs: tuple[int, bool] | None = None  # the lowest, and whether ours is the older one
+        same = 0
+        for mark in sorted(marks):
+            own = self._own(stream_id, mark.seq)
+            if own is None:
+                continue
+            if own == mark:
+                same = mark.seq if differs is None else same
+            elif differs is None:
+                differs = mark.seq, (own.time_ns, own.digest) < (mark.time_ns, mark.digest)
+        if search is not None and search.region == region and not search.start:
+            before = (search.same, search.differs)
+            if differs is not None:
+                search.differs = min(search.differs, differs[0])
+            search.same = max(search.same, min(same, search.differs - 1))
+            if (search.same, search.differs) == before or search.differs - search.same <= 1:
+                search.start = search.same + 1
+            self._go_on(stream_id)
+        elif differs is None:
+            self.others.get(stream_id, {}).pop(region, None)
+        elif differs[1]:  # ours is older: the other side gives way
+            self.proxy.counters["sprinkler.forked-elsewhere"] += 1
+            self.others.setdefault(stream_id, {})[region] = differs[0]
+        elif search is None:
+            self.proxy.counters["sprinkler.forked"] += 1
+            self.searches[stream_id] = Search(region, differs[0], same)
+            self.proxy.limited(stream_id)
+            self._go_on(stream_id)
+
+    def ends_at(self, peer: PeerRegion, stream_id: LogId, end: int) -> None:
+        """A region says how far it is; one that has given way is at or below the fork."""
+        others = self.others.get(stream_id)
+        if others and peer.name in others and end <= others[peer.name]:
+            del others[peer.name]
+
+    def _go_on(self, stream_id: LogId) -> None:
+        search = self.searches[stream_id]
+        stream = self.proxy.streams.get(stream_id)
+        peer = self.proxy.peers[search.region]
+        if stream is None or stream.end <= search.start or stream.end <= search.same + 1:
+            del self.searches[stream_id]  # it is gone already
+        elif not search.start:
+            self._narrow(stream_id, search, peer)
+        elif search.copy is None:
+            self._begin_copy(stream, search)
+        else:
+            self._copy(stream, search)
+
+    def _narrow(self, stream_id: LogId, search: Search, peer: PeerRegion) -> None:
+        """Ask for positions between the last that is the same and the first that differs."""
+        meeting = self.meetings.get(search.region)
+        if meeting is None or not peer.tail or meeting.question is not None:
+            return  # the next look asks
+        if search.differs - search.same <= 1:
+            search.start = search.same + 1
+            self._go_on(stream_id)
+            return
+        width = search.differs - search.same
+        seqs = {search.same + 1 + (width - 1) * i // STEPS for i in range(STEPS)}
+        self._ask(meeting, peer, {stream_id: tuple(sorted(s for s in seqs if s > search.same))})
+
+    def _begin_copy(self, stream: Stream, search: Search) -> None:
+        proxy = self.proxy
+        search.end = stream.end
+        name = f"{PREFIX}.{stream.info.name}"[: NAME_LEN_MAX - 48].rstrip(".")
+        name, number = f"{name}.{search.start}", 1
+        while name in proxy.directory.by_name:
+            number += 1
+            name = f"{name.partition('~')[0]}~{number}"
+        stream_id = proxy.rng.randbytes(16)
+        search.copy = StreamInfo(stream_id, name, proxy.config.region, KeepAll())
+        proxy.record(search.copy)
+        self._copy(stream, search)
+
+    def _copy(self, stream: Stream, search: Search) -> None:
+        """The next piece of our events; when all are safe, take them back."""
+        proxy, copy = self.proxy, search.copy
+        assert copy is not None
+        at = proxy.ends.get(copy.stream_id, 1)
+        if at >= search.end:
+            if proxy.committed.get(copy.stream_id, 1) >= search.end:
+                proxy.out.append(PassDown(Abandon(stream.stream_id, search.start)))
+            return
+        batches: list[Batch] = []
+        if at < search.start:
+            batches.append(Batch.void(copy.stream_id, 1, search.start, COLLECTED))
+            at = search.start
+        try:
+            raw = proxy.disk.read(stream.stream_id, at, search.end, proxy.config.serve_bytes_max)
+        except StorageError:  # what cannot be read cannot be kept
+            hi = next((hi for lo, hi in proxy.disk.holes(stream.stream_id) if lo <= at < hi), at)
+            raw = [Batch.void(stream.stream_id, at, min(hi, search.end), COLLECTED)]
+        for batch in raw:
+            kind = batch.kind if batch.kind == VOID else DATA  # rules apply to nothing there
+            batches.append(batch.relabelled(copy.stream_id, kind))
+        proxy.out.append(PassDown(AppendAt(copy.stream_id, tuple(batches))))
+
+    def grew(self, log: LogId) -> None:
+        """A log was appended to, or more of it is committed."""
+        for stream_id, search in list(self.searches.items()):
+            if search.copy is not None and search.copy.stream_id == log:
+                self._go_on(stream_id)
+
+    def truncated(self, stream: Stream, end: int) -> None:
+        """The stream was taken back to `end`."""
+        search = self.searches.get(stream.stream_id)
+        if search is None or search.copy is None or end > search.start:
+            return
+        del self.searches[stream.stream_id]
+        copy = search.copy.name
+        gone = Quarantined(stream.info.name, search.start, search.end, copy, search.region)
+        self.done.append(gone)
