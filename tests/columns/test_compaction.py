@@ -4,7 +4,8 @@ from random import Random
 
 import pytest
 
-from surecast.columns.batch import COLLECT, COLLECTED, EXPIRED, VOID, Batch, coalesce
+from surecast.columns import compaction
+from surecast.columns.batch import COLLECT, COLLECTED, CONFIG, EXPIRED, VOID, Batch, coalesce
 from surecast.columns.compaction import compacted, strip, survivors
 from surecast.columns.intervals import IntervalSet
 
@@ -94,3 +95,34 @@ def test_all_void_is_one_range() -> None:
     (made,) = survivors(batches, IntervalSet([(lo, hi)]), IntervalSet(), 100)
     assert (made.kind, made.lo, made.hi) == (VOID, lo, hi)
     assert made.time_ns == max(b.time_ns for b in batches)
+
+
+def refusal(batches: list[Batch], collected: IntervalSet) -> str:
+    """Why compaction refuses to leave out these positions; empty if it does not."""
+    try:
+        survivors(batches, collected, IntervalSet(), 100)
+    except ValueError as problem:
+        return str(problem)
+    return ""
+
+
+def config_event_declared_void(rows_after: int) -> None:
+    """Compaction must refuse to leave out a CONFIG event, alone or between other batches."""
+    before = Batch.of(STREAM, [b"a"]).sequenced(1, 5, 1)
+    config = Batch.of(STREAM, [b"rule"], kind=CONFIG).sequenced(2, 5, 1)
+    after = Batch.of(STREAM, [b"b"] * rows_after).sequenced(3, 5, 1)
+    for batches in ([config], [before, config, after]):
+        for voids in (IntervalSet([(2, 3)]), IntervalSet([(1, 3)])):
+            assert refusal(batches, voids) == "a CONFIG event is never void"
+        assert config in survivors(batches, IntervalSet([(1, 2)]), IntervalSet(), 100)
+
+
+@pytest.mark.parametrize("rows_after", [1, 100])
+def test_a_config_event_is_never_left_out(rows_after: int) -> None:
+    config_event_declared_void(rows_after)
+
+
+def test_it_is_noticed_if_a_config_event_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "CONFIG", -1)  # no batch is of this kind: the check is gone
+    with pytest.raises(AssertionError, match="is never void"):
+        config_event_declared_void(1)

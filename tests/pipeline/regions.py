@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 from surecast import sync
 from surecast.client.sync import Loop
@@ -147,6 +148,18 @@ class Served:
             stream = client.stream(name, retain=retain)
             if values:
                 stream.publish_many(list(values), keys=keys, tags=tags)
+
+    def force_new_stream(self, name: str) -> bytes:
+        """Give up the history of a stream, as an operator does; its old id."""
+        assert self.server is not None
+        by_name = self.server.proxy.directory.by_name
+        before = by_name[name].stream_id
+        question = f"yes-i-know-what-is-lost=true&stream={name}"
+        where = f"http://{self.config.node.http}/v1/admin/force-new-stream?{question}"
+        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        urlopen(Request(where, b"", headers)).close()
+        wait_for(lambda: by_name[name].stream_id != before, "no new stream")
+        return before
 
     def segments(self) -> int:
         """How many files hold batches that have left the journal."""

@@ -16,9 +16,11 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
+import msgspec
 import pytest
 
 import surecast
+from surecast.client.connection import Client
 from surecast.client.link import Link
 from surecast.columns.batch import Batch
 from surecast.columns.intervals import IntervalSet
@@ -425,6 +427,54 @@ def test_what_a_region_knows_of_its_streams(region: Served) -> None:
         assert voids.hi == 3_001
         assert voids.positions == IntervalSet([(1, 2_901)])
         assert asked.voids("orders", b"?" * 16, 1, 10) is None
+
+
+def only_the_new_history_is_read(region: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams whose history was given up, one of them twice, are known by their newest id, in
+    whatever order a server tells of the histories."""
+    for name in ("orders", "trades"):
+        region.publish(name, [b"old"] * 5)
+        region.force_new_stream(name)
+        region.publish(name, [b"new"] * 2)
+    region.force_new_stream("orders")
+    region.publish("orders", [b"newest"])
+    assert region.server is not None
+    newest = region.server.proxy.directory.by_name
+    told = Client.ends
+    for turn in (list, reversed):
+
+        async def ends(client: Client, pattern: str, turn: Any = turn) -> list[Any]:
+            return list(turn(await told(client, pattern)))
+
+        monkeypatch.setattr(Client, "ends", ends)
+        for names, pattern in ((("orders", "trades"), ""), ((), ">")):
+            with Region(region.url, "") as asked:
+                found = asked.streams(names, pattern)
+            assert {name: one.end for name, one in found.items()} == {"orders": 2, "trades": 3}
+            for name, one in found.items():
+                assert one.stream_id == newest[name].stream_id
+    assert events(rows(plan(region))) == [(1, b"newest")]
+
+
+def test_a_stream_whose_history_was_given_up_is_read_by_its_new_id(
+    region: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only_the_new_history_is_read(region, monkeypatch)
+
+
+def test_it_is_noticed_if_a_history_that_was_given_up_is_read(
+    region: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = Client.ends
+
+    async def ends(client: Client, pattern: str) -> list[Any]:
+        """Without what a stream replaces: `Region.streams` cannot tell the histories apart."""
+        found = await told(client, pattern)
+        return [(msgspec.structs.replace(info, replaces=b""), end) for info, end in found]
+
+    monkeypatch.setattr(Client, "ends", ends)
+    with pytest.raises(AssertionError):
+        only_the_new_history_is_read(region, monkeypatch)
 
 
 def test_many_streams_are_settled(region: Served) -> None:

@@ -180,12 +180,42 @@ def test_voids_come_too_when_they_are_asked_for(
         spark, region, tmp_path, subscribe="keyed", startingOffsets="earliest", includeVoids=True
     )
     work.all_there_is()
+    check_voids(work.output.rows(), 500, 5)
+
+
+def check_voids(rows: list[tuple[str, int, int, bytes | None]], last: int, kept: int) -> None:
+    """Positions 1 to `last` once each, as events or void ranges. The last `kept` events are there,
+    and most of what retention has declared obsolete is not."""
     at = 1
-    for _, seq, count, value in work.output.rows():
+    for _, seq, count, value in rows:
         assert seq - count + 1 == at
         at = seq + 1
-        assert value is not None or count >= 1
-    assert at == 501
+        if value is not None:
+            assert (count, value) == (1, b"%d" % seq)
+    assert at == last + 1
+    live = [seq for _, seq, _, value in rows if value is not None]
+    assert live[-kept:] == list(range(last - kept + 1, last + 1))
+    assert len(live) < last / 2, "hardly anything is void"
+
+
+NO_VOIDS = [("s", n, 1, b"%d" % n) for n in range(1, 11)]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        NO_VOIDS,
+        NO_VOIDS[8:],  # void ranges are left out
+        [("s", 8, 7, None), *NO_VOIDS[8:]],
+        [("s", 9, 9, None), *NO_VOIDS[9:]],  # one of the events that are kept is void
+        [("s", 8, 8, b"8"), *NO_VOIDS[8:]],
+        [("s", 8, 8, None), *NO_VOIDS[8:9]],
+    ],
+)
+def test_rows_without_voids_are_noticed(rows: list[tuple[str, int, int, bytes | None]]) -> None:
+    check_voids([("s", 8, 8, None), *NO_VOIDS[8:]], 10, 2)
+    with pytest.raises(AssertionError):
+        check_voids(rows, 10, 2)
 
 
 # ---------------------------------------------------------------- void, late and lost

@@ -601,6 +601,40 @@ def test_chaos_of_parts() -> None:
         chaos_of_parts(seed)
 
 
+class BoundedParts(dict[int, tuple[int, Intent]]):
+    """The parts of a ledger. A walk along them that does not end fails instead of hanging."""
+
+    lookups = 0
+
+    def get(self, key: int, default: Any = None) -> Any:
+        self.lookups += 1
+        assert self.lookups <= 10, "the walk along the parts does not end"
+        return super().get(key, default)
+
+
+def parts_that_do_not_go_forward(lies: list[tuple[int, int]], ledger_type: type[Ledger]) -> None:
+    """A job is done up to 5. Records say that a part (after, batch) stands behind itself, or behind
+    a later one. They are ignored: the part 5..9 that follows them is published, and nothing else.
+    """
+    ledger = ledger_type("q", parts=BoundedParts())
+    ledger.note(1, b"q/done/%016x" % 5, staging.msgspec.msgpack.encode(Done({}, -1)))
+    for seq, (after, batch) in enumerate(lies, 2):
+        lie = Intent("liar", ("t",), (ChunkRef(1, 1, 0),), after)
+        ledger.note(seq, b"q/%016x/intent/liar/u" % batch, staging._encode(lie))
+    honest = Intent("honest", ("t",), (ChunkRef(1, 1, 0),), 5)
+    ledger.note(9, b"q/%016x/intent/honest/u" % 9, staging._encode(honest))
+    assert ledger.pending(20) == {9: honest}
+    assert not ledger.is_bound(7, "liar")
+
+
+LIES = [[(5, 5)], [(9, 9)], [(9, 5)], [(9, 7), (7, 7)]]
+
+
+@pytest.mark.parametrize("lies", LIES)
+def test_a_part_behind_itself_is_ignored(lies: list[tuple[int, int]]) -> None:
+    parts_that_do_not_go_forward(lies, Ledger)
+
+
 # ---------------------------------------------------------------- would we notice?
 
 
@@ -686,6 +720,22 @@ def test_chaos_notices_that_any_part_stands(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(Ledger, "_stand", any_part_stands)
     with pytest.raises(AssertionError):
         test_chaos_of_parts()
+
+
+class PartsInAnyDirection(Ledger):
+    """Accepts a part that ends where it begins, or before that."""
+
+    def _stand(self, batch: int, intent: Intent) -> None:
+        if intent.after is None:
+            self.intents.setdefault(batch, intent)
+        else:
+            self.parts.setdefault(intent.after, (batch, intent))
+
+
+@pytest.mark.parametrize("lies", LIES)
+def test_it_is_noticed_if_a_part_stands_behind_itself(lies: list[tuple[int, int]]) -> None:
+    with pytest.raises(AssertionError):
+        parts_that_do_not_go_forward(lies, PartsInAnyDirection)
 
 
 def test_it_is_noticed_if_what_is_bound_to_be_published_is_collected(

@@ -1,8 +1,11 @@
 """The sink's work over a real region: drivers stopped after every act, zombies, lost chunks."""
 
 import asyncio
+import sys
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from hashlib import blake2b
+from itertools import takewhile
 from random import Random
 from typing import Any
 
@@ -11,7 +14,10 @@ import pytest
 
 import surecast
 from surecast.client.connection import Client
+from surecast.client.events import Event
+from surecast.client.stream import Stream
 from surecast.columns.batch import Batch
+from surecast.core.types import PassDown
 from surecast.errors import ConnectError, Silent, SurecastError, UsageError
 from surecast.pipeline import sink, staging, staging_io
 from surecast.pipeline.sink_options import SinkOptions
@@ -35,7 +41,9 @@ from surecast.pipeline.staging_io import (
     open_target,
     perform,
 )
+from surecast.protocols.sprinkler.messages import ForceNewStream
 from tests.client.stage import Regions, play
+from tests.client.stage import until as eventually
 from tests.client.test_publish import read
 from tests.pipeline.regions import Served
 from tests.pipeline.staging_model import pieces_of, rows_of
@@ -43,6 +51,7 @@ from tests.pipeline.staging_model import pieces_of, rows_of
 pytestmark = pytest.mark.slow
 
 QUERY = "q-1"
+THIS = sys.modules[__name__]
 
 
 class Sink:
@@ -240,6 +249,75 @@ def test_numbers_that_a_head_has_forgotten_are_recognised_over_batches() -> None
     play(story)
 
 
+def staging_stream_is_given_up() -> None:
+    """An operator replaces the staging stream by a new one of the same name, and the query goes on.
+
+    The new stream knows no numbers, so they begin at 1 again. Under the old publisher identity the
+    target's head would take the rows for retries and publish none of them.
+    """
+
+    async def story() -> None:
+        async with Regions(east=1) as regions, regions.client("east") as client:
+            options = SinkOptions(regions.url("east"), stream="t0")
+            for batch in range(2):
+                await write_three_rows(options, batch)
+            before = await force_new_stream(regions, "east-1", options.staging)
+            for batch in range(2, 4):
+                await write_three_rows(options, batch)
+            assert (await open_staging(client, options)).stream_id != before
+            target = await client.stream("t0")
+            last = await target.publish(b"end")
+            found = [event.value for event in await read(target, last - 1)]
+            assert found == [b"%d-%d" % (batch, n) for batch in range(4) for n in range(3)]
+
+    play(story)
+
+
+async def write_three_rows(options: SinkOptions, batch: int) -> None:
+    """One micro-batch, by a driver of its own. All batches are of the same shape: a number that is
+    used twice looks like a retry, and not like another batch."""
+    async with connected(options) as client:
+        stream = await open_staging(client, options)
+        value = chunk_value(Batch.of(bytes(16), [b"%d-%d" % (batch, n) for n in range(3)]))
+        seq = await stream.publish(value, key=chunk_key(QUERY, batch, "w", 0, 0, 0))
+        intent = Intent("w", ("t0",), (ChunkRef(seq, 3, 0),))
+        stage = Stage(client, stream, QUERY, options, once=False)
+        try:
+            await perform(commit(QUERY, batch, intent, lambda: f"u{batch}"), stage)
+        finally:
+            await stage.close()
+
+
+async def force_new_stream(regions: Regions, head: str, name: str) -> bytes:
+    """Give up the history of a stream; its old id."""
+    by_name = regions.proxy(head).directory.by_name
+    before: bytes = by_name[name].stream_id
+    command: Any = PassDown(ForceNewStream(name))  # a stack takes it for its top layer
+    regions.nodes[head].give(command)
+    await eventually(lambda: by_name[name].stream_id != before)
+    return before
+
+
+def test_a_query_goes_on_when_its_staging_stream_was_given_up() -> None:
+    staging_stream_is_given_up()
+
+
+class SamePublisherForAnyStagingStream(Stage):
+    """Its identity does not depend on the staging stream's id."""
+
+    def _publisher(self, target: Stream) -> bytes:
+        parts = (self._ledger.query.encode(), target.stream_id)
+        return bytes(8) + blake2b(b"/".join(parts), digest_size=8).digest()
+
+
+def test_it_is_noticed_if_the_publisher_is_that_of_a_staging_stream_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(THIS, "Stage", SamePublisherForAnyStagingStream)
+    with pytest.raises(AssertionError):
+        staging_stream_is_given_up()
+
+
 def test_a_chunk_that_is_gone_stops_the_batch_before_any_of_it_is_published() -> None:
     async def story() -> None:
         async with Regions(east=1) as regions, regions.client("east") as client:
@@ -403,6 +481,73 @@ def test_options_that_are_wrong_are_named(monkeypatch: pytest.MonkeyPatch) -> No
             await check_region(SinkOptions(url))
 
     play(story)
+
+
+def rows_that_name_a_missing_stream(region: Served, *, once: bool) -> None:
+    """The commit fails before anything is promised: no intent is left behind. An intent would stand
+    for all later drivers of the query, and each of them would fail as this one did."""
+    query = "once-1" if once else QUERY
+    options = SinkOptions(region.url, create=False)
+    with region.client() as client:
+        client.stream("there")
+        stage = client.stream(options.staging, retain=surecast.latest_per_key())
+
+        def staged(targets: tuple[str, ...], writer: str) -> Intent:
+            refs = []
+            for at, name in enumerate(targets):
+                value = chunk_value(Batch.of(bytes(16), [f"{writer} {name}".encode()]))
+                seq = stage.publish(value, key=chunk_key(query, 0, writer, 0, 0, at))
+                refs.append(ChunkRef(seq, 1, at))
+            return Intent(writer, targets, tuple(refs))
+
+        wrong = staged(("there", "missing"), "wrong")
+        problem = refusal(lambda: sink._commit(options, query, 0, wrong, once=once))
+        assert "'missing'" in problem
+        assert "createStreams" in problem
+        last = stage.publish(b"", key=b"look")
+        kinds = [event.key for event in up_to(stage.subscribe(start="earliest"), last)]
+        assert [b"/chunk/" in (key or b"") for key in kinds] == [True, True], kinds
+
+        sink._abort(options, query, 0, "wrong", once=once)
+        right = staged(("there",), "right")  # the job is corrected and run again
+        assert refusal(lambda: sink._commit(options, query, 0, right, once=once)) == ""
+        there = client.stream("there")
+        last = there.publish(b"end")
+        found = [event.value for event in up_to(there.subscribe(start="earliest"), last)]
+        assert found == [b"right there"]
+
+
+def refusal(work: Callable[[], object]) -> str:
+    """What a user is told; empty if the work is done."""
+    try:
+        work()
+    except UsageError as problem:
+        return str(problem)
+    return ""
+
+
+def up_to(events: Iterable[Event], last: int) -> Iterator[Event]:
+    """The events before position `last`."""
+    return takewhile(lambda event: event.seq < last, events)
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_rows_that_name_a_missing_stream_leave_no_intent(once: bool) -> None:
+    with Served(None, http=False) as region:
+        rows_that_name_a_missing_stream(region, once=once)
+
+
+async def opens_nothing(client: Client, name: str, options: SinkOptions) -> None:
+    """In place of `open_target`, where a commit checks its targets."""
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_it_is_noticed_if_an_intent_is_written_before_its_targets_are_opened(
+    once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sink, "open_target", opens_nothing)
+    with Served(None, http=False) as region, pytest.raises(AssertionError):
+        rows_that_name_a_missing_stream(region, once=once)
 
 
 def test_a_task_tells_what_ended_it_and_leaves_nothing_running(

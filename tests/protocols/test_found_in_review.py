@@ -6,8 +6,9 @@ import pytest
 from surecast.columns import retention
 from surecast.columns.batch import COLLECT, CONFIG
 from surecast.columns.retention import Collect, KeepAll, KeepFor, KeepLast, LatestPerKey, TagIs
-from surecast.core.replicated import Refound
+from surecast.core.replicated import AppendAt, Refound
 from surecast.core.types import MS, SECOND, US, PassDown, PeerDown, Received, TimerFired
+from surecast.protocols.chain.replica import Replica
 from surecast.protocols.sprinkler.messages import ForceNewStream, Subscribe
 from surecast.sim.links import Link
 from surecast.swarm.cluster import Cluster
@@ -437,25 +438,48 @@ def test_a_publisher_is_told_when_what_was_acknowledged_is_gone_for_good() -> No
     wait(cluster, lambda: not cluster.unacknowledged())
 
 
-def test_a_source_is_not_asked_over_and_over_for_what_does_not_fit() -> None:
+def full_disk_and_queue(mutant: type | None) -> None:
     """West's disk is full and its queue too: what it cannot take must not multiply."""
+    pending_bytes_max, event_bytes = 100_000, 2_000
     cluster = cluster_of(
         {"east": 1, "west": 1},
-        chain={"pending_bytes_max": 100_000},
+        chain={"pending_bytes_max": pending_bytes_max},
         proxy={"serve_bytes_max": 4096},
         subscribers=0,
+        mutant=mutant,
     )
-    world = cluster.world
+    world, stream = cluster.world, cluster.streams["s"]
     run(cluster, SECOND)
     world.fail_disk("west/0", "full")
     for i in range(300):
-        value = b"%d" % i + b"x" * 2000
+        value = b"%d" % i + b"x" * event_bytes
         cluster.offer(world.now_ns + i * 5 * MS, "east/pub0", "s", [value])
     run(cluster, 5 * SECOND)
+    assert proxy(cluster, "east/0").streams[stream].committed == 301
+    # The queue is full, but for the last message; the rest was refused.
+    pending_bytes = chain(cluster, "west/0").pending_bytes
+    assert pending_bytes_max < pending_bytes < pending_bytes_max + 2 * 4096
+    assert proxy(cluster, "west/0").streams[stream].end < 300 / 2
     assert cluster.counters["east/0"]["_on_subscribe"] < 100
     world.heal_disk("west/0")
-    stream = cluster.streams["s"]
     wait(cluster, lambda: proxy(cluster, "west/0").streams[stream].committed == 301)
+
+
+def test_a_source_is_not_asked_over_and_over_for_what_does_not_fit() -> None:
+    full_disk_and_queue(None)
+
+
+class QueuesWithoutLimit(Replica):
+    """Takes events of other regions however many wait for the disk."""
+
+    def _on_append_at(self, inp: AppendAt) -> None:
+        if self.is_head:
+            self._append_missing(inp.log, inp.batches)
+
+
+def test_it_is_noticed_if_a_full_queue_takes_more() -> None:
+    with pytest.raises(AssertionError):
+        full_disk_and_queue(QueuesWithoutLimit)
 
 
 def test_a_stream_that_cannot_be_indexed_is_set_aside_and_the_server_goes_on() -> None:

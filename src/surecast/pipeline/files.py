@@ -107,7 +107,7 @@ def _from_file(
     if run.log != one.stream_id or run.index_crc != index_crc or not run.lo <= lo < hi <= run.hi:
         raise StorageError(f"{mapped.path} is not the segment that the server reads")
     for batch in Extent(shelf.segment(number), place, run.lo, run.hi, 0, 0).batches(lo, hi):
-        if batch.stream_id != one.stream_id or batch.lo > lo:
+        if batch.stream_id != one.stream_id or not batch.lo <= lo < batch.hi:
             raise StorageError(f"{mapped.path}: {batch!r}, where {lo} is next")
         try:
             batch.validate()
@@ -116,6 +116,8 @@ def _from_file(
             raise StorageError(f"{mapped.path}: {batch!r} is damaged: {problem}") from problem
         yield part
         lo = part.hi
+    if lo < hi:
+        raise StorageError(f"{mapped.path}: the batches end at {lo}, and {hi} was promised")
 
 
 def _without_voids(batches: Iterator[Batch], look: Look) -> Iterator[Batch]:
