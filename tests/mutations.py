@@ -16,6 +16,7 @@ from surecast.core.replicated import AppendAt, Appended
 from surecast.core.types import Disk, PassDown, Peer, PeerDown, SetTimer, TimerFired
 from surecast.protocols.chain.dedup import DUPLICATE, NEW, Dedup, Verdict
 from surecast.protocols.chain.logs import LogState, Pending
+from surecast.protocols.chain.messages import Configuration, Forward, Publishers, Sync
 from surecast.protocols.chain.replica import Replica
 from surecast.protocols.sprinkler.client import Client
 from surecast.protocols.sprinkler.config import ProxyConfig
@@ -476,3 +477,81 @@ class FeedsAtOnce(Proxy):
 
     def feed(self, stream: Stream, budget_bytes: int = 1 << 62) -> None:
         super().feed(stream)
+
+
+# ---------------------------------------------------------------- rules of one replica
+
+
+class WaitsForLearnersForever(Replica):
+    """No time limit for the gate: commits stop until the learner has everything."""
+
+    def _tend_learner(self) -> None:
+        self.join_since_ns = self.now_ns
+        super()._tend_learner()
+
+
+class TakesLearnersUnclean(Replica):
+    """R8 taken out, at the tail: a learner joins a chain that has not rebuilt its lost logs."""
+
+    def _tend_learner(self) -> None:
+        clean, self.saved.clean = self.saved.clean, True
+        super()._tend_learner()
+        self.saved.clean = clean
+
+
+class TrustsForkedSnapshots(Replica):
+    """R4 taken out: a saved publishers' state counts for positions that were truncated since."""
+
+    def _drop_fork(self) -> None:
+        kept = {log: state.kept for log, state in self.logs.items()}
+        super()._drop_fork()
+        for log, state in self.logs.items():
+            state.kept = kept[log]
+
+
+class _NeverTruncates(Dedup):
+    __slots__ = ()
+
+    def truncate(self, end: int) -> None:
+        pass
+
+
+class RemembersLostBatches(Replica):
+    """A restart recognises batches that the saved publishers' state names and the log lost."""
+
+    def _dedup(self) -> Dedup:
+        config = self.config
+        return _NeverTruncates(config.inflight_max, config.publisher_ttl_ns)
+
+
+class OverlooksSuccessorAhead(Replica):
+    """A successor that holds more than we do is taken for one that holds as much."""
+
+    def _on_sync(self, peer: Peer, message: Sync) -> None:
+        ends = {log: min(end, self._log(log).stored) for log, end in message.ends.items()}
+        super()._on_sync(peer, msgspec.structs.replace(message, ends=ends))
+
+
+# ---------------------------------------------------------------- who may say what, in a chain
+
+
+class TakesAnybodysForward(Replica):
+    """Batches are stored whoever forwards them."""
+
+    def _on_forward(self, peer: Peer, message: Forward) -> None:
+        super()._on_forward(self.pred or peer, message)
+
+
+class TakesAnybodysPublishers(Replica):
+    """The publishers' state is replaced whoever sends one."""
+
+    def _on_publishers(self, peer: Peer, message: Publishers) -> None:
+        super()._on_publishers(self.pred or peer, message)
+
+
+class TakesAnyChainsConfiguration(Replica):
+    """The configuration of another chain is adopted."""
+
+    def _on_configuration(self, peer: Peer, message: Configuration) -> None:
+        mine = msgspec.structs.replace(message, chain=self.config.chain)
+        super()._on_configuration(peer, mine)
