@@ -26,6 +26,7 @@ from surecast.protocols.sprinkler.forwarding import Forwarding
 from surecast.protocols.sprinkler.hub import Hub
 from surecast.protocols.sprinkler.messages import (
     Advance,
+    Advertise,
     Attach,
     Locate,
     Located,
@@ -34,9 +35,11 @@ from surecast.protocols.sprinkler.messages import (
     PeerEvents,
     PubAck,
     Publish,
+    PublishersKnown,
     PubNack,
 )
 from surecast.protocols.sprinkler.proxy import Proxy
+from surecast.protocols.sprinkler.publisher import Line, Publisher
 from surecast.protocols.sprinkler.sources import PeerRegion
 from surecast.protocols.sprinkler.streams import Stream
 from surecast.protocols.sprinkler.view import View
@@ -555,3 +558,59 @@ class TakesAnyChainsConfiguration(Replica):
     def _on_configuration(self, peer: Peer, message: Configuration) -> None:
         mine = msgspec.structs.replace(message, chain=self.config.chain)
         super()._on_configuration(peer, mine)
+
+
+# ---------------------------------------------------------------- who may say what, to a proxy
+
+
+class TakesAnybodysAdvertisement(Proxy):
+    """Any peer may advertise for a region."""
+
+    def _on_advertise(self, node: Peer, message: Advertise) -> None:
+        given = self.config
+        nodes = (*given.regions.get(message.region, ()), node)
+        self.config = replace(given, regions={**given.regions, message.region: nodes})
+        super()._on_advertise(node, message)
+        self.config = given
+
+
+class TakesAnybodysPublishersKnown(Proxy):
+    """Any peer may say what publishers had accepted elsewhere."""
+
+    def _on_publishers_known(self, node: Peer, message: PublishersKnown) -> None:
+        given = self.forwarding.region_of
+        self.forwarding.region_of = {**given, node: message.region}
+        super()._on_publishers_known(node, message)
+        self.forwarding.region_of = given
+
+
+class TakesPlacedBatches(Proxy):
+    """A publisher may send batches that name a position."""
+
+    def _refusal_of_event(self, stream: Stream, batch: Batch) -> str:
+        return "" if batch.lo else super()._refusal_of_event(stream, batch)
+
+
+class AppendsOtherStreams(Proxy):
+    """Pulled batches are appended whatever stream they belong to."""
+
+    def _fits(self, stream: Stream, batches: tuple[Batch, ...]) -> bool:
+        info = msgspec.structs.replace(stream.info, stream_id=batches[0].stream_id)
+        return super()._fits(replace(stream, info=info), batches)
+
+
+class AppendsOlderBatches(Proxy):
+    """R10 taken out, at the head that pulls: batches older than what they follow are appended."""
+
+    def _fits(self, stream: Stream, batches: tuple[Batch, ...]) -> bool:
+        return super()._fits(replace(stream, newest_ns=0), batches[:1])
+
+
+class OvertakesOldIdentity(Publisher):
+    """Batches of a new identity are sent while some of the old one wait."""
+
+    def _send_more(self, stream: bytes, line: Line) -> None:
+        super()._send_more(stream, line)
+        for batch in list(line.waiting)[line.under_way :]:
+            self._send(self._head, Publish(stream, batch))
+            line.under_way += 1
