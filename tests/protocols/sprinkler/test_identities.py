@@ -32,7 +32,9 @@ def new_identity_overtakes(mutant: type | None) -> list[str]:
         problems.append("batches of the new identity were sent while one of the old waits")
     again = sent(steps.give(TimerFired("again")))
     if again != [(old, 1)]:
-        problems.append(f"{len(again)} batches were sent again, not just the one of the old identity")
+        problems.append(
+            f"{len(again)} batches were sent again, not just the one of the old identity"
+        )
     released = steps.ack(1, 10, old)
     assert told(released) == [("acked", 1, 1, 10)]
     if [pub_no for publisher, pub_no in sent(released) if publisher != old] != [1, 2]:
