@@ -1,8 +1,8 @@
 """A journal that is torn though another follows it: that one must be empty, and the tear is cut.
 
-A store goes on in a new journal when the old one is wholly on disk. If the directory cannot be synced
-at that moment, the new file is there, empty, and the store stays in the old one. A crash may tear
-what is written to it from then on.
+A store continues in a new journal when the old one is wholly on disk. If the directory cannot be
+synced at that moment, the new file exists, empty, and the store stays with the old one. A crash may
+tear what is written to the old one from then on.
 """
 
 import os

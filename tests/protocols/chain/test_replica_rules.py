@@ -34,7 +34,7 @@ from surecast.protocols.chain.messages import (
 from surecast.swarm.cluster import Cluster
 from tests import mutations
 from tests.helpers import cluster_of, heal_and_judge, publish, run, settle, tell_each, wait
-from tests.protocols.chain.test_chain import LOG, PUBLISHER, Desk, beats, founded, sequenced
+from tests.protocols.chain.test_chain import LOG, Desk, beats, founded, sequenced
 
 Story = Callable[[type | None], list[str]]
 OTHER = bytes(8) + b"bob's id"

@@ -1,8 +1,8 @@
 """Which peer may tell a proxy what, and what a publisher may send: anything else changes nothing.
 
 Each story is told with the proxy as it is and with a mutant that believes everybody
-(`tests/mutations.py`); it returns what the lie has changed. x/0 is head and tail of region x; y owns
-the stream.
+(`tests/mutations.py`); it returns what the lie has changed. x/0 is head and tail of region x; region
+y owns the stream.
 """
 
 from collections.abc import Callable
