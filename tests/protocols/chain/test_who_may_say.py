@@ -9,12 +9,24 @@ from collections.abc import Callable
 import pytest
 
 from surecast.core.replicated import Refused, RoleChanged, Submitted
-from surecast.core.types import SECOND, Append, SaveState
+from surecast.core.types import SECOND, Append, Received, SaveState, Stored
 from surecast.protocols.chain.dedup import Dedup
-from surecast.protocols.chain.messages import Ack, Configuration, Forward, Member, Publishers, Sync
+from surecast.protocols.chain.messages import (
+    Ack,
+    Configuration,
+    Forward,
+    Member,
+    Propose,
+    Publishers,
+    Stale,
+    Sync,
+    Watch,
+)
+from surecast.protocols.chain.service import ConfigService
+from surecast.storage.memory import MemoryDisk
 from tests import mutations
 from tests.helpers import tell_each
-from tests.protocols.chain.test_chain import LOG, Desk, founded, sequenced
+from tests.protocols.chain.test_chain import LOG, Desk, beats, founded, sequenced
 
 Story = Callable[[type | None], list[str]]
 OTHER = bytes(8) + b"bob's id"
@@ -132,3 +144,47 @@ def test_a_sync_in_the_name_of_the_successor_from_another_peer_is_not_followed()
     desk.hear("client", Sync(1, Member("b", b"b"), {LOG: 2}, {LOG: 2}))
     assert desk.answers(Submitted) == []
     assert desk.tell(Forward) == []
+
+
+# ---------------------------------------------------------------- not yet so
+
+
+@pytest.mark.xfail(strict=True, reason="any peer may send a Configuration")
+def test_a_configuration_comes_from_the_service_alone() -> None:
+    desk = founded(1, "a", replicas=2, min_replicas=1)
+    desk.answers(RoleChanged)
+    desk.hear("client", Configuration("chain", 9, (Member("z", b"z"),)))
+    assert desk.answers(RoleChanged) == []
+
+
+@pytest.mark.xfail(strict=True, reason="any peer may send Stale, and its lineage discards logs")
+def test_a_stranger_that_claims_a_later_lineage_discards_no_log() -> None:
+    """Committed events are truncated at once: the claim needs no more than a connection."""
+    desk = founded(1, "a", replicas=2, min_replicas=1)
+    for _ in range(3):
+        desk.submit()
+    desk.write()
+    desk.hear("client", Stale(9, (Member("z", b"z"),), 7))
+    desk.write()
+    assert desk.disk.end(LOG) == 4
+
+
+@pytest.mark.xfail(strict=True, reason="any peer may propose members, even by force")
+@pytest.mark.parametrize("force", [False, True])
+def test_only_replicas_of_a_chain_propose_its_members(force: bool) -> None:
+    service = ConfigService({"chain": ("a", "b")}, MemoryDisk())
+    a, b = Member("a", b"a"), Member("b", b"b")
+    for member in (a, b):
+        out = service.step(0, Received(member.name, Watch("chain", member)))
+    service.step(0, Stored(out[-1].token))
+    out = service.step(0, Received("client", Propose("chain", 1, (b,), force)))
+    assert [effect for effect in out if isinstance(effect, SaveState)] == []
+
+
+@pytest.mark.xfail(strict=True, reason="a Sync may name a member other than its sender")
+def test_a_learner_joins_under_its_own_name() -> None:
+    """The peer would be proposed as b, with a disk that b does not have."""
+    desk = founded(1, "a", replicas=2, min_replicas=1)
+    desk.hear("client", Sync(1, Member("b", b"forged"), {}, {}))
+    beats(desk, SECOND, "client")
+    assert desk.tell(Propose) == []

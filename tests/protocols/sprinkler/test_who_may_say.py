@@ -1,8 +1,8 @@
 """Which peer may tell a proxy what, and what a publisher may send: anything else changes nothing.
 
 Each story is told with the proxy as it is and with a mutant that believes everybody
-(`tests/mutations.py`); it returns what the lie has changed. x/0 is head and tail of region x; region
-y owns the stream.
+(`tests/mutations.py`); it returns what the lie has changed. x/0 is head and tail of region x; the
+stream belongs to region y.
 """
 
 from collections.abc import Callable
@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from surecast.columns.batch import COLLECTED, Batch
-from surecast.core.replicated import Appended, Submit, TakePublishers
-from surecast.core.types import FromBelow, PassDown, Received, TimerFired
+from surecast.core.replicated import AppendAt, Appended, Submit, TakePublishers
+from surecast.core.types import Close, FromBelow, PassDown, Received, TimerFired
 from surecast.protocols.sprinkler.messages import (
     Advertise,
     PeerEvents,
@@ -121,3 +121,25 @@ def test_what_no_publisher_may_send_is_refused(batch: Batch) -> None:
     bench.knows()
     (submit,) = passed_down(bench.give(Received("client", Publish(STREAM, batch))), Submit)
     assert submit.refuse == "bad-event"
+
+
+# ---------------------------------------------------------------- not yet so
+
+
+@pytest.mark.xfail(strict=True, reason="any peer may send events of a stream that is pulled")
+def test_events_come_from_servers_of_other_regions_alone() -> None:
+    bench = Bench()
+    bench.role(1)
+    bench.knows()
+    bench.hears("y/0", 1, end=9)
+    forged = Batch.of(STREAM, [b"forged"], publisher=bytes(8) + b"ann's id", pub_no=1)
+    out = bench.give(Received("client", PeerEvents(STREAM, (forged.sequenced(1, 1, 1),), 2)))
+    assert passed_down(out, AppendAt) == []
+
+
+@pytest.mark.xfail(strict=True, reason="any peer may tell a tail that its epoch is over")
+def test_a_tail_is_told_stale_by_servers_of_other_regions_alone() -> None:
+    bench = Bench()
+    bench.role(1)
+    out = bench.give(Received("client", RegionStale("x", 9)))
+    assert [effect for effect in out if type(effect) is Close] == []
