@@ -149,7 +149,6 @@ def test_a_sync_in_the_name_of_the_successor_from_another_peer_is_not_followed()
 # ---------------------------------------------------------------- not yet so
 
 
-@pytest.mark.xfail(strict=True, reason="any peer may send a Configuration")
 def test_a_configuration_comes_from_the_service_alone() -> None:
     desk = founded(1, "a", replicas=2, min_replicas=1)
     desk.answers(RoleChanged)
@@ -181,7 +180,6 @@ def test_only_replicas_of_a_chain_propose_its_members(force: bool) -> None:
     assert [effect for effect in out if isinstance(effect, SaveState)] == []
 
 
-@pytest.mark.xfail(strict=True, reason="a Sync may name a member other than its sender")
 def test_a_learner_joins_under_its_own_name() -> None:
     """The peer would be proposed as b, with a disk that b does not have."""
     desk = founded(1, "a", replicas=2, min_replicas=1)

@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from surecast.columns.batch import Batch
 from surecast.core.replicated import AppendAt, Appended
 from surecast.core.types import SECOND, FromBelow, PassDown, Received
@@ -94,7 +92,6 @@ def test_what_does_not_fit_is_asked_for_again_once_a_period() -> None:
         assert bool(sent(out, Subscribe)) is asked
 
 
-@pytest.mark.xfail(strict=True, reason="times are not compared if a message repeats old positions")
 def test_r10_holds_for_a_message_that_begins_with_what_is_here() -> None:
     bench = pulling(None)
     assert appended(events(bench, batch(1, 100), batch(2, 50))) == []

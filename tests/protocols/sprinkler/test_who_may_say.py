@@ -123,10 +123,6 @@ def test_what_no_publisher_may_send_is_refused(batch: Batch) -> None:
     assert submit.refuse == "bad-event"
 
 
-# ---------------------------------------------------------------- not yet so
-
-
-@pytest.mark.xfail(strict=True, reason="any peer may send events of a stream that is pulled")
 def test_events_come_from_servers_of_other_regions_alone() -> None:
     bench = Bench()
     bench.role(1)
@@ -137,7 +133,6 @@ def test_events_come_from_servers_of_other_regions_alone() -> None:
     assert passed_down(out, AppendAt) == []
 
 
-@pytest.mark.xfail(strict=True, reason="any peer may tell a tail that its epoch is over")
 def test_a_tail_is_told_stale_by_servers_of_other_regions_alone() -> None:
     bench = Bench()
     bench.role(1)

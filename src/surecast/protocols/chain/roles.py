@@ -177,8 +177,8 @@ class Roles(HandlerMachine):
 
     # ------------------------------------------------------------ configurations
 
-    def _on_configuration(self, _peer: Peer, message: Configuration) -> None:
-        if message.chain == self.config.chain:
+    def _on_configuration(self, peer: Peer, message: Configuration) -> None:
+        if peer == self.config.service and message.chain == self.config.chain:
             self._adopt(message.epoch, message.members, message.lineage)
 
     def _on_stale(self, _peer: Peer, message: Stale) -> None:
@@ -365,7 +365,7 @@ class Roles(HandlerMachine):
         self._send(self.pred, Sync(self.epoch, self.me, ends, committed))
 
     def _on_sync(self, peer: Peer, message: Sync) -> None:
-        if not self._current(peer, message.epoch):
+        if message.member.name != peer or not self._current(peer, message.epoch):
             return
         ahead = [x for x, end in message.ends.items() if end > self._log(x).stored]
         if ahead:  # store-then-forward makes this impossible unless our disk lost something
