@@ -16,6 +16,7 @@ from surecast.core.replicated import AppendAt, Appended
 from surecast.core.types import Disk, PassDown, Peer, PeerDown, SetTimer, TimerFired
 from surecast.protocols.chain.dedup import DUPLICATE, NEW, Dedup, Verdict
 from surecast.protocols.chain.logs import LogState, Pending
+from surecast.protocols.chain.messages import Configuration, Forward, Publishers, Sync
 from surecast.protocols.chain.replica import Replica
 from surecast.protocols.sprinkler.client import Client
 from surecast.protocols.sprinkler.config import ProxyConfig
@@ -25,6 +26,7 @@ from surecast.protocols.sprinkler.forwarding import Forwarding
 from surecast.protocols.sprinkler.hub import Hub
 from surecast.protocols.sprinkler.messages import (
     Advance,
+    Advertise,
     Attach,
     Locate,
     Located,
@@ -33,9 +35,11 @@ from surecast.protocols.sprinkler.messages import (
     PeerEvents,
     PubAck,
     Publish,
+    PublishersKnown,
     PubNack,
 )
 from surecast.protocols.sprinkler.proxy import Proxy
+from surecast.protocols.sprinkler.publisher import Line, Publisher
 from surecast.protocols.sprinkler.sources import PeerRegion
 from surecast.protocols.sprinkler.streams import Stream
 from surecast.protocols.sprinkler.view import View
@@ -476,3 +480,137 @@ class FeedsAtOnce(Proxy):
 
     def feed(self, stream: Stream, budget_bytes: int = 1 << 62) -> None:
         super().feed(stream)
+
+
+# ---------------------------------------------------------------- rules of one replica
+
+
+class WaitsForLearnersForever(Replica):
+    """No time limit for the gate: commits stop until the learner has everything."""
+
+    def _tend_learner(self) -> None:
+        self.join_since_ns = self.now_ns
+        super()._tend_learner()
+
+
+class TakesLearnersUnclean(Replica):
+    """R8 taken out, at the tail: a learner joins a chain that has not rebuilt its lost logs."""
+
+    def _tend_learner(self) -> None:
+        clean, self.saved.clean = self.saved.clean, True
+        super()._tend_learner()
+        self.saved.clean = clean
+
+
+class TrustsForkedSnapshots(Replica):
+    """R4 taken out: a saved publishers' state counts for positions that were truncated since."""
+
+    def _drop_fork(self) -> None:
+        kept = {log: state.kept for log, state in self.logs.items()}
+        super()._drop_fork()
+        for log, state in self.logs.items():
+            state.kept = kept[log]
+
+
+class _NeverTruncates(Dedup):
+    __slots__ = ()
+
+    def truncate(self, end: int) -> None:
+        pass
+
+
+class RemembersLostBatches(Replica):
+    """A restart recognises batches that the saved publishers' state names and the log lost."""
+
+    def _dedup(self) -> Dedup:
+        config = self.config
+        return _NeverTruncates(config.inflight_max, config.publisher_ttl_ns)
+
+
+class OverlooksSuccessorAhead(Replica):
+    """A successor that holds more than we do is taken for one that holds as much."""
+
+    def _on_sync(self, peer: Peer, message: Sync) -> None:
+        ends = {log: min(end, self._log(log).stored) for log, end in message.ends.items()}
+        super()._on_sync(peer, msgspec.structs.replace(message, ends=ends))
+
+
+# ---------------------------------------------------------------- who may say what, in a chain
+
+
+class TakesAnybodysForward(Replica):
+    """Batches are stored whoever forwards them."""
+
+    def _on_forward(self, peer: Peer, message: Forward) -> None:
+        super()._on_forward(self.pred or peer, message)
+
+
+class TakesAnybodysPublishers(Replica):
+    """The publishers' state is replaced whoever sends one."""
+
+    def _on_publishers(self, peer: Peer, message: Publishers) -> None:
+        super()._on_publishers(self.pred or peer, message)
+
+
+class TakesAnyChainsConfiguration(Replica):
+    """The configuration of another chain is adopted."""
+
+    def _on_configuration(self, peer: Peer, message: Configuration) -> None:
+        mine = msgspec.structs.replace(message, chain=self.config.chain)
+        super()._on_configuration(peer, mine)
+
+
+# ---------------------------------------------------------------- who may say what, to a proxy
+
+
+class TakesAnybodysAdvertisement(Proxy):
+    """Any peer may advertise for a region."""
+
+    def _on_advertise(self, node: Peer, message: Advertise) -> None:
+        given = self.config
+        nodes = (*given.regions.get(message.region, ()), node)
+        self.config = replace(given, regions={**given.regions, message.region: nodes})
+        super()._on_advertise(node, message)
+        self.config = given
+
+
+class TakesAnybodysPublishersKnown(Proxy):
+    """Any peer may say what publishers had accepted elsewhere."""
+
+    def _on_publishers_known(self, node: Peer, message: PublishersKnown) -> None:
+        given = self.forwarding.region_of
+        self.forwarding.region_of = {**given, node: message.region}
+        super()._on_publishers_known(node, message)
+        self.forwarding.region_of = given
+
+
+class TakesPlacedBatches(Proxy):
+    """A publisher may send batches that name a position."""
+
+    def _refusal_of_event(self, stream: Stream, batch: Batch) -> str:
+        return "" if batch.lo else super()._refusal_of_event(stream, batch)
+
+
+class AppendsOtherStreams(Proxy):
+    """Pulled batches are appended whatever stream they belong to."""
+
+    def _fits(self, stream: Stream, batches: tuple[Batch, ...]) -> bool:
+        info = msgspec.structs.replace(stream.info, stream_id=batches[0].stream_id)
+        return super()._fits(replace(stream, info=info), batches)
+
+
+class AppendsOlderBatches(Proxy):
+    """R10 taken out, at the head that pulls: batches older than what they follow are appended."""
+
+    def _fits(self, stream: Stream, batches: tuple[Batch, ...]) -> bool:
+        return super()._fits(replace(stream, newest_ns=0), batches[:1])
+
+
+class OvertakesOldIdentity(Publisher):
+    """Batches of a new identity are sent while some of the old one wait."""
+
+    def _send_more(self, stream: bytes, line: Line) -> None:
+        super()._send_more(stream, line)
+        for batch in list(line.waiting)[line.under_way :]:
+            self._send(self._head, Publish(stream, batch))
+            line.under_way += 1

@@ -18,7 +18,8 @@ _CHANGES = ("write", "writev", "ftruncate", "fsync", "fdatasync", "rename", "unl
 
 
 class Power:
-    """Watches one directory. `told` is called for how far the owner has been told by then."""
+    """Watches one directory; what is in it already counts as synced. `told` is called for how far
+    the owner has been told by then."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, told: Any, seed: int) -> None:
         self.folder = folder
@@ -28,8 +29,8 @@ class Power:
         self._rng = Random(seed)
         self._lock = threading.RLock()
         self._files: dict[int, str] = {}  # open file → name ("." for the directory)
-        self._entries: Image = {}  # as of the last sync of the directory; content as synced
-        self._synced: dict[str, bytes] = {}  # name now → content as synced
+        self._entries: Image = self.killed()  # as of the directory's last sync; content as synced
+        self._synced: dict[str, bytes] = dict(self._entries)  # name now → content as synced
         self._real = {name: getattr(os, name) for name in (*_CHANGES, "open", "close")}
         for name in self._real:
             monkeypatch.setattr(os, name, getattr(self, "_" + name))

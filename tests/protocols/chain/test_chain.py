@@ -17,6 +17,7 @@ from surecast.core.types import (
     SECOND,
     Append,
     Compact,
+    Compacted,
     Emit,
     Received,
     SaveState,
@@ -59,10 +60,16 @@ STORAGE = (Append, SaveState, Truncate, Compact)
 class Desk:
     """One replica on a disk that writes when it is told to."""
 
-    def __init__(self, name: str = "a", disk: MemoryDisk | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        name: str = "a",
+        disk: MemoryDisk | None = None,
+        replica_type: type[Replica] | None = None,
+        **options: Any,
+    ) -> None:
         self.disk = disk or MemoryDisk()
         config = ChainConfig("chain", name, "service", **options)
-        self.replica = Replica(config, self.disk, Random(name))
+        self.replica = (replica_type or Replica)(config, self.disk, Random(name))
         self.now_ns = 0
         self.sent: list[tuple[str, Any]] = []
         self.said: list[Any] = []  # to the layer above
@@ -93,6 +100,11 @@ class Desk:
                 self.disk.save(effect.name, effect.data)
             elif isinstance(effect, Truncate):
                 self.disk.truncate(effect.log, effect.end)
+                continue
+            elif isinstance(effect, Compact):
+                self.disk.ask(effect)
+                self.disk.show(effect.token)
+                self.give(Compacted(effect.token))
                 continue
             self.give(Stored(effect.token))
 
@@ -125,10 +137,10 @@ class Desk:
         me = self.replica.me
         return tuple(me if n == me.name else Member(n, n.encode()) for n in names)
 
-    def submit(self, count: int = 1) -> str:
+    def submit(self, count: int = 1, publisher: bytes = PUBLISHER) -> str:
         """Publish `count` events in one batch; the token is their first number."""
         values = [f"event {self.pub_no + i}".encode() for i in range(count)]
-        batch = Batch.of(LOG, values, publisher=PUBLISHER, pub_no=self.pub_no)
+        batch = Batch.of(LOG, values, publisher=publisher, pub_no=self.pub_no)
         token = f"publish {self.pub_no}"
         self.pub_no += count
         self.give(Submit(LOG, batch, token))
@@ -156,9 +168,9 @@ def founded(epoch: int = 1, *names: str, **options: Any) -> Desk:
     return desk
 
 
-def sequenced(lo: int, count: int = 1, pub_no: int = 0) -> Batch:
+def sequenced(lo: int, count: int = 1, pub_no: int = 0, publisher: bytes = PUBLISHER) -> Batch:
     values = [f"event {lo + i}".encode() for i in range(count)]
-    batch = Batch.of(LOG, values, publisher=PUBLISHER, pub_no=pub_no or lo)
+    batch = Batch.of(LOG, values, publisher=publisher, pub_no=pub_no or lo)
     return batch.sequenced(lo, 1, 1)
 
 

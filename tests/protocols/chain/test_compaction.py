@@ -18,9 +18,10 @@ from surecast.core.types import (
     StoreFailed,
     TimerFired,
 )
-from surecast.protocols.chain.messages import Configuration, Member
+from surecast.protocols.chain.dedup import Dedup
+from surecast.protocols.chain.messages import Configuration, Forward, Member, Publishers
 from tests.helpers import cluster_of, heal_and_judge, publish, run, settle, wait
-from tests.protocols.chain.test_chain import LOG, Desk, founded
+from tests.protocols.chain.test_chain import LOG, Desk, founded, sequenced
 
 VOIDS = IntervalSet([(1, 3)]).to_bytes()
 NONE = IntervalSet().to_bytes()
@@ -112,29 +113,51 @@ def test_a_large_snapshot_is_not_written_for_each_piece() -> None:
 
 
 def test_a_snapshot_replaced_by_an_older_one_covers_less() -> None:
-    desk = lone()
+    """The predecessor's state of an earlier position is saved over ours: what lies above it is not
+    compacted before ours is saved again."""
+    known = Dedup(64, 10**18)
+    for lo in (1, 2):
+        known.note(sequenced(lo))
+    desk = founded(1, "b", "a")
+    desk.hear("b", Forward(1, LOG, tuple(sequenced(lo) for lo in range(1, 6)), 1))
+    desk.write()
     desk.give(COMMAND)
-    desk.give(Stored(one(desk, SaveState).token))
-    desk.give(Compacted(one(desk, Compact).token))
-    state = desk.replica.logs[LOG]
-    assert state.kept == 6
-    desk.replica._save_publishers(LOG, 2, b"", ("publishers", LOG, 2, b""))
-    assert state.kept == 2
+    assert compaction_saves(desk) == [f"publishers/{LOG.hex()}"]  # as of position 6
+    desk.give(COMMAND)
+    assert compaction_saves(desk) == [f"committed/{LOG.hex()}"]  # it covers this one, too
+    desk.hear("b", Publishers(1, LOG, 3, known.snapshot(3)))
+    desk.write()
+    desk.wait(SECOND)
+    desk.give(COMMAND)
+    assert compaction_saves(desk) == [f"publishers/{LOG.hex()}"]
+    end, *_ = msgspec.msgpack.decode(desk.disk.state(f"publishers/{LOG.hex()}"))
+    assert end == 6
 
 
-def test_a_past_that_was_given_up_meanwhile_is_not_compacted() -> None:
-    """The chain is founded anew by force, without us, between the snapshot and the rewrite."""
-    desk = lone()
+def compaction_saves(desk: Desk) -> list[str]:
+    """Let the disk do the compaction that was asked for; what it had to save before."""
+    saved = [effect.name for effect in desk.asked if isinstance(effect, SaveState)]
+    desk.write()
+    assert desk.answers(Rewritten) == [Rewritten(LOG, 1, 4, True)]
+    return saved
+
+
+@pytest.mark.parametrize("lineage", [0, 1])
+def test_a_past_that_was_given_up_meanwhile_is_not_compacted(lineage: int) -> None:
+    """The chain goes on without us between the snapshot and the rewrite: founded anew by force
+    (lineage 1), or as ever (lineage 0), in which case what is committed still counts."""
+    desk = founded(1, "a", replicas=2, min_replicas=1)
+    for _ in range(5):
+        desk.submit()
+    desk.write()
     desk.give(COMMAND)
     save = one(desk, SaveState)
-    desk.hear("service", Configuration("chain", 7, (Member("z", b"z"),), 1))
-    config = desk.replica.config
-    if config.replicas == 1:  # a lone replica would found itself anew: speak for the service
-        desk.replica.saved.lineage = 1
+    desk.hear("service", Configuration("chain", 7, (Member("z", b"z"),), lineage))
     desk.asked.clear()
     desk.give(Stored(save.token))
-    assert not [effect for effect in desk.asked if isinstance(effect, Compact)]
-    assert Rewritten(LOG, 1, 4, False) in desk.said
+    compacts = [effect for effect in desk.asked if isinstance(effect, Compact)]
+    assert bool(compacts) is not bool(lineage)
+    assert (Rewritten(LOG, 1, 4, False) in desk.said) is bool(lineage)
 
 
 def test_the_snapshot_is_as_of_what_is_on_disk() -> None:

@@ -25,8 +25,9 @@ NAME = bytes(8) + b"billing!"
 class Steps:
     """A publisher, and what it does at each step."""
 
-    def __init__(self, **options: Any) -> None:
-        self.machine = Publisher(PublisherConfig(("w/0", "w/1"), **options), Random(1))
+    def __init__(self, publisher_type: type[Publisher] | None = None, **options: Any) -> None:
+        config = PublisherConfig(("w/0", "w/1"), **options)
+        self.machine = (publisher_type or Publisher)(config, Random(1))
         self.now_ns = 0
         self.give(Start(1000 * SECOND, 1))
 

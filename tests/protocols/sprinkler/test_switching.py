@@ -212,9 +212,12 @@ def test_a_higher_epoch_of_the_source_leads_to_a_new_subscription(dies: str) -> 
 class Bench:
     """A proxy without its chain: roles are given by hand, and what it asks of the chain is seen."""
 
-    def __init__(self, name: str = "x/0", **options: Any) -> None:
-        config = ProxyConfig(name.split("/")[0], name, REGIONS, **options)
-        self.proxy = Proxy(config, MemoryDisk(), Random(1))
+    def __init__(
+        self, name: str = "x/0", proxy_type: type[Proxy] | None = None, **options: Any
+    ) -> None:
+        config = ProxyConfig(name.split("/")[0], name, REGIONS, **{"start": "trust", **options})
+        self.disk = MemoryDisk()
+        self.proxy = (proxy_type or Proxy)(config, self.disk, Random(1))
         self.now_ns = 0
         self.give(Start(0, 1))
 

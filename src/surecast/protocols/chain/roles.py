@@ -273,8 +273,10 @@ class Roles(HandlerMachine):
 
     # ------------------------------------------------------------ configurations
 
-    def _on_configuration(self, _peer: Peer, message: Configuration) -> None:
-        if message.chain != self.config.chain or not self.founded:
+    def _on_configuration(self, peer: Peer, message: Configuration) -> None:
+        if peer != self.config.service or message.chain != self.config.chain:
+            return
+        if not self.founded:
             return
         if message.behind:
             self._rolled_back(message.behind)
@@ -282,9 +284,12 @@ class Roles(HandlerMachine):
         self.vouched = True
         self._adopt(message.epoch, message.members, message.lineage)
 
-    def _on_stale(self, _peer: Peer, message: Stale) -> None:
-        if self.vouched:  # else the service may know that our disk is an older copy
+    def _on_stale(self, peer: Peer, message: Stale) -> None:
+        """A member's word will do, unless the service may know that our disk is an older copy."""
+        if self.vouched and any(m.name == peer for m in self.members):
             self._adopt(message.epoch, message.members, message.lineage)
+        elif self.now_ns - self.watched_ns > self.config.heartbeat_ns:
+            self._watch()
 
     def _adopt(self, epoch: int, members: tuple[Member, ...], lineage: int) -> None:
         if epoch == 0 or epoch < self.epoch or (epoch == self.epoch and self.active):
@@ -546,7 +551,7 @@ class Roles(HandlerMachine):
         self._send(self.pred, Sync(self.epoch, self.me, ends, committed))
 
     def _on_sync(self, peer: Peer, message: Sync) -> None:
-        if not self._current(peer, message.epoch):
+        if message.member.name != peer or not self._current(peer, message.epoch):
             return
         ahead = [x for x, end in message.ends.items() if end > self._log(x).stored]
         if ahead:  # store-then-forward makes this impossible unless our disk lost something

@@ -132,8 +132,8 @@ class ConfigService(HandlerMachine):
 
     def _on_propose(self, peer: Peer, message: Propose) -> None:
         table = self.tables.get(message.chain)
-        if table is None:
-            return
+        if table is None or peer not in self.replicas[message.chain]:
+            return  # only a chain's own replicas decide who is in it
         safe = message.force or self._is_safe(table, message.members)
         if message.epoch == table.epoch and safe and message.members:
             table.lineage += message.force

@@ -204,8 +204,10 @@ class Exchange(HandlerMachine):
         )  # fmt: skip
         self._send(node, message)
 
-    def _on_region_stale(self, _peer: Peer, message: RegionStale) -> None:
-        """Somebody knows a later epoch of our own region: we are not its tail any more (R7)."""
+    def _on_region_stale(self, peer: Peer, message: RegionStale) -> None:
+        """Another region knows a later epoch of ours: we are not its tail any more (R7)."""
+        if peer not in self.forwarding.region_of:
+            return  # only servers of other regions may say so
         if message.region == self.config.region and message.epoch > self.epoch:
             self.counters["sprinkler.told-stale"] += 1
             self.is_tail = False
@@ -419,6 +421,8 @@ class Exchange(HandlerMachine):
             self._consider(stream, best)
 
     def _on_peer_events(self, node: Peer, message: PeerEvents) -> None:
+        if node not in self.forwarding.region_of:
+            return  # only servers of other regions send events
         stream = self.streams.get(message.stream)
         source = stream.source if stream else None
         if stream is None or not self.is_head or (source is None and self._owns(stream)):
@@ -511,10 +515,10 @@ class Exchange(HandlerMachine):
         """
         if any(b.stream_id != stream.stream_id for b in batches):
             return False
-        times = [stream.newest_ns, *(b.time_ns for b in batches if b.rows)]
-        return batches[0].lo <= stream.end and (
-            batches[0].lo < stream.end or times == sorted(times)
-        )
+        # (Of a batch that begins below our end, the last row may be one that we have.)
+        fresh = [b.time_ns for b in batches if b.rows and b.lo >= stream.end]
+        times = [stream.newest_ns, *fresh]
+        return batches[0].lo <= stream.end and times == sorted(times)
 
     # ------------------------------------------------------------ serving (any replica)
 

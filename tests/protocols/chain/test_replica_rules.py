@@ -1,0 +1,254 @@
+"""Rules that one replica keeps in rare cases: each story told with the rule and without it.
+
+A story drives a replica step by step and returns what a publisher, a reader or an operator would
+find wrong. The mutants that lack a rule are in `tests/mutations.py`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from surecast.columns.batch import Batch
+from surecast.columns.intervals import IntervalSet
+from surecast.core.replicated import (
+    CompactLog,
+    Recovered,
+    Refound,
+    RoleChanged,
+    Submit,
+    Submitted,
+    Truncated,
+)
+from surecast.core.types import MS, SECOND, Append, PassDown
+from surecast.protocols.chain.dedup import Dedup
+from surecast.protocols.chain.messages import (
+    Ack,
+    Configuration,
+    Forward,
+    Member,
+    Propose,
+    Publishers,
+    PublishersKept,
+    Sync,
+    SyncAck,
+)
+from surecast.swarm.cluster import Cluster
+from tests import mutations
+from tests.helpers import cluster_of, heal_and_judge, publish, run, settle, tell_each, wait
+from tests.protocols.chain.test_chain import LOG, Desk, beats, founded, sequenced
+
+Story = Callable[[type | None], list[str]]
+OTHER = bytes(8) + b"bob's id"
+B = Member("b", b"b")
+
+
+def resubmit(desk: Desk, batch: Batch, token: str) -> list[Submitted]:
+    """Publish a batch again; the acknowledgements that follow."""
+    again = Batch.of(
+        LOG,
+        [row.value for row in batch.to_rows()],
+        publisher=batch.publisher,
+        pub_no=batch.pub_no,
+    )
+    desk.answers(Submitted)
+    desk.give(Submit(LOG, again, token))
+    desk.write()
+    return desk.answers(Submitted)
+
+
+# ---------------------------------------------------------------- taking in a learner
+
+
+def gate_stays_shut(mutant: type | None) -> list[str]:
+    """The tail waits for a learner that keeps its session alive and stores nothing more."""
+    desk = founded(1, "a", replicas=2, min_replicas=1, replica_type=mutant)
+    for _ in range(2):
+        desk.submit()
+    desk.write()
+    desk.hear("b", Sync(1, B, {}, {}))
+    desk.hear("b", PublishersKept(1, LOG))
+    desk.hear("b", Ack(1, LOG, 2))  # one position is missing, and stays so
+    beats(desk, 100 * MS, "b")
+    desk.answers(Submitted)
+    token = desk.submit()
+    desk.write()
+    beats(desk, SECOND, "b")
+    assert desk.answers(Submitted) == []  # the gate is shut
+    beats(desk, 4 * desk.replica.config.suspect_ns, "b")
+    if desk.answers(Submitted) != [Submitted(token, 3)]:
+        return ["a publish still waits for a learner that makes no progress"]
+    return []
+
+
+def learner_of_an_unclean_chain(mutant: type | None) -> list[str]:
+    """R8: the only member lost its disk and rebuilds its logs; another replica asks to join."""
+    desk = Desk(replicas=2, min_replicas=1, replica_type=mutant)
+    desk.write()
+    desk.hear("service", Configuration("chain", 3, (Member("a", b"lost"),)))
+    desk.give(Refound())  # the operator says that no other copy is left in this region
+    desk.write()
+    desk.hear("service", Configuration("chain", 4, desk.members("a"), 1))
+    desk.write()
+    assert desk.answers(RoleChanged)[-1].clean is False
+    desk.tell(Propose)
+    desk.hear("b", Sync(4, B, {}, {}))
+    beats(desk, SECOND, "b")
+    if any(B in proposal.members for _, proposal in desk.tell(Propose)):
+        return ["a learner was proposed before the lost logs were rebuilt"]
+    desk.give(Recovered())
+    beats(desk, SECOND, "b")
+    assert ("service", Propose("chain", 4, desk.members("a", "b"))) in desk.tell(Propose)
+    return []
+
+
+def members(cluster: Cluster) -> list[str]:
+    return [member.name for member in cluster.members("east")]
+
+
+def joins_before_recovery(mutant: type | None) -> list[str]:
+    """R8: east lost both disks. Its head has fetched what west knows and cannot reach north, which
+    knows more. The second replica starts, and then the head fails."""
+    cluster = cluster_of(
+        {"east": 2, "west": 1, "north": 1},
+        mutant=mutant,
+        publishers=2,
+        chain={"min_replicas": 1},
+    )
+    world = cluster.world
+    publish(cluster, 5)
+    settle(cluster)
+    world.cut("west", "east")
+    world.cut("west", "north")
+    publish(cluster, 5)
+    wait(cluster, lambda: cluster.position("north/sub0", "s") == 11)
+    world.crash("east/pub0")  # its events are acknowledged; a retry would not change anything
+    world.cut("north", "east")
+    for node in ("east/0", "east/1"):
+        world.crash(node)
+        world.wipe(node)
+        world.restart(node)
+    world.mend("west", "east")
+    run(cluster, SECOND)
+    world.at(world.now_ns, "east/0", PassDown(Refound()))
+    wait(cluster, lambda: world.disk("east/0").end(cluster.streams["s"]) == 6)
+    run(cluster, 2 * SECOND)
+    assert members(cluster) == ["east/0"] or mutant
+    world.crash("east/0")
+    run(cluster, 2 * SECOND)
+    publish(cluster, 3, "east/pub1")
+    run(cluster, SECOND)
+    return heal_and_judge(cluster)
+
+
+# ---------------------------------------------------------------- the publishers' state
+
+
+def compaction_after_a_fork(mutant: type | None) -> list[str]:
+    """R4: the saved publishers' state covers a suffix that was truncated. Other events take those
+    positions and are compacted; after a restart their publisher retries one of them."""
+    none = IntervalSet().to_bytes()
+    desk = founded(replica_type=mutant)
+    for _ in range(7):
+        desk.submit()
+    desk.write()
+    desk.hear("b", Ack(1, LOG, 5))
+    desk.give(CompactLog(LOG, 1, 4, IntervalSet([(1, 3)]).to_bytes(), none, 4096))
+    desk.write()  # saves the publishers' state as of position 8
+    desk.found(2, "b")
+    desk.write()
+    assert desk.answers(Truncated) == [Truncated(LOG, 5)]
+    others = tuple(sequenced(lo, pub_no=lo - 4, publisher=OTHER) for lo in (5, 6, 7))
+    desk.hear("b", Forward(2, LOG, others, 8))
+    desk.write()
+    desk.give(CompactLog(LOG, 4, 8, IntervalSet([(5, 7)]).to_bytes(), none, 4096))
+    desk.write()
+    desk.wait(SECOND)  # the publishers' state is not saved for each compaction at once
+    left = [row.seq for b in desk.disk.read(LOG, 4, 8, 1 << 20) for row in b.to_rows()]
+    assert left == [4, 7]
+    again = Desk(disk=desk.disk, min_replicas=1, replica_type=mutant)
+    again.write()
+    again.found(3, "a")  # an operator goes on from this replica
+    again.write()
+    if resubmit(again, others[0], "retry") != [Submitted("retry", 5)]:
+        return ["a retry of a compacted event was not recognised"]
+    return []
+
+
+def state_ahead_of_its_log(mutant: type | None) -> list[str]:
+    """The publishers' state is saved; the append of the batches it names fails, then the replica
+    crashes. It becomes head, and the publisher retries what was lost."""
+    known = Dedup(64, 10**18)
+    for lo in range(1, 4):
+        known.note(sequenced(lo))
+    desk = founded(1, "b", "a", min_replicas=1, replica_type=mutant)
+    desk.hear("b", Forward(1, LOG, (sequenced(1),), 1))
+    desk.write()
+    desk.hear("b", Forward(1, LOG, (sequenced(2), sequenced(3)), 1))
+    desk.hear("b", Publishers(1, LOG, 4, known.snapshot(4)))
+    desk.asked = [effect for effect in desk.asked if not isinstance(effect, Append)]
+    desk.write()
+    again = Desk(disk=desk.disk, min_replicas=1, replica_type=mutant)
+    again.write()
+    again.found(2, "a")
+    again.write()
+    assert again.disk.end(LOG) == 2
+    if resubmit(again, sequenced(2), "retry") != [Submitted("retry", 2)]:
+        return ["a batch that was lost in the crash was taken for a duplicate"]
+    ((value,),) = [[row.value for row in b.to_rows()] for b in again.disk.read(LOG, 2, 3, 1)]
+    return [] if value == b"event 2" else [f"position 2 holds {value!r}"]
+
+
+# ---------------------------------------------------------------- a head that lost part of its log
+
+
+def successor_ahead(mutant: type | None) -> list[str]:
+    """The head's disk lost positions 3 and 4, which were acknowledged. Its successor has them."""
+    desk = founded(replica_type=mutant)
+    for _ in range(2):
+        desk.submit()
+    desk.write()
+    desk.hear("b", Sync(1, B, {LOG: 5}, {LOG: 5}))
+    problems = []
+    if desk.tell(Propose) != [("service", Propose("chain", 1, (B,)))]:
+        problems.append("a head that lost part of its log did not ask to be removed")
+    if desk.tell(SyncAck):
+        problems.append("the successor was told that it is in step")
+    desk.answers(Submitted)
+    token = desk.submit()
+    desk.write()
+    if desk.tell(Forward):
+        desk.hear("b", Ack(1, LOG, 5))  # it has those positions already
+    if Submitted(token, 3) in desk.answers(Submitted):
+        problems.append("a new event was acknowledged at a position that holds another")
+    return problems
+
+
+STORIES: list[tuple[str, Story, type]] = [
+    ("gate-is-given-up", gate_stays_shut, mutations.WaitsForLearnersForever),
+    ("r8-learner-waits", learner_of_an_unclean_chain, mutations.TakesLearnersUnclean),
+    ("r8-join", joins_before_recovery, mutations.TakesLearnersUnclean),
+    ("r4-fork", compaction_after_a_fork, mutations.TrustsForkedSnapshots),
+    ("restart-forgets-lost", state_ahead_of_its_log, mutations.RemembersLostBatches),
+    ("successor-ahead", successor_ahead, mutations.OverlooksSuccessorAhead),
+]
+
+
+@tell_each(STORIES)
+def test_rule_holds(story: Story, mutant: type) -> None:
+    assert story(None) == []
+
+
+@tell_each(STORIES)
+def test_story_fails_without_the_rule(story: Story, mutant: type) -> None:
+    assert story(mutant) != []
+
+
+def test_a_learner_that_is_ahead_is_not_taken_in() -> None:
+    desk = founded(1, "a", replicas=2, min_replicas=1)
+    desk.submit()
+    desk.write()
+    desk.hear("b", Sync(1, B, {LOG: 5}, {}))
+    desk.hear("b", PublishersKept(1, LOG))
+    beats(desk, SECOND, "b")
+    sent: list[Any] = [type(message) for _, message in desk.sent]
+    assert SyncAck not in sent
+    assert Propose not in sent

@@ -1,0 +1,97 @@
+"""What a head appends of the batches another region sends it, with a mutant for each rule."""
+
+from collections.abc import Callable
+from typing import Any
+
+from surecast.columns.batch import Batch
+from surecast.core.replicated import AppendAt, Appended
+from surecast.core.types import SECOND, FromBelow, PassDown, Received
+from surecast.protocols.sprinkler.messages import PeerEvents, Subscribe
+from tests import mutations
+from tests.helpers import tell_each
+from tests.protocols.sprinkler.test_switching import STREAM, Bench, sent
+
+Story = Callable[[type | None], list[str]]
+OTHER = bytes(16)
+
+
+def batch(lo: int, time_ns: int, stream: bytes = STREAM) -> Batch:
+    made = Batch.of(stream, [b"%d" % lo], publisher=bytes(8) + b"ann's id", pub_no=lo)
+    return made.sequenced(lo, time_ns, 1)
+
+
+def pulling(mutant: type | None) -> Bench:
+    """x/0, which pulls a stream from y/0 and has its first event, of time 100."""
+    bench = Bench(proxy_type=mutant)
+    bench.role(1)
+    bench.knows()
+    bench.hears("y/0", 1, end=9)
+    assert appended(events(bench, batch(1, 100))) == [1]
+    bench.disk.append(STREAM, (batch(1, 100),))
+    bench.give(FromBelow(Appended(STREAM, 2)))
+    return bench
+
+
+def events(bench: Bench, *batches: Batch) -> list[Any]:
+    return bench.give(Received("y/0", PeerEvents(STREAM, batches, 9)))
+
+
+def appended(effects: list[Any]) -> list[int]:
+    """The positions that the chain was told to append."""
+    commands = [e.command for e in effects if type(e) is PassDown and type(e.command) is AppendAt]
+    return [b.lo for command in commands for b in command.batches]
+
+
+def another_stream(mutant: type | None) -> list[str]:
+    """A source sends, under this stream's name, batches of another one."""
+    bench = pulling(mutant)
+    if appended(events(bench, batch(2, 200, OTHER))):
+        return ["an event of another stream was appended"]
+    assert appended(events(bench, batch(2, 200))) == [2]
+    return []
+
+
+def falling_times(mutant: type | None) -> list[str]:
+    """R10: times never decrease along a stream; no replica could index a batch that breaks that."""
+    problems = []
+    for times in ([99], [100, 90], [200, 150]):
+        bench = pulling(mutant)
+        batches = [batch(2 + n, time_ns) for n, time_ns in enumerate(times)]
+        if appended(events(bench, *batches)):
+            problems.append(f"after time 100, events of {times} were appended")
+        assert appended(events(bench, batch(2, 100), batch(3, 100))) == [2, 3]
+    return problems
+
+
+STORIES: list[tuple[str, Story, type]] = [
+    ("stream", another_stream, mutations.AppendsOtherStreams),
+    ("r10-times", falling_times, mutations.AppendsOlderBatches),
+]
+
+
+@tell_each(STORIES)
+def test_rule_holds(story: Story, mutant: type) -> None:
+    assert story(None) == []
+
+
+@tell_each(STORIES)
+def test_story_fails_without_the_rule(story: Story, mutant: type) -> None:
+    assert story(mutant) != []
+
+
+def test_one_batch_of_another_stream_refuses_the_message() -> None:
+    bench = pulling(None)
+    assert appended(events(bench, batch(2, 200), batch(3, 200, OTHER))) == []
+
+
+def test_what_does_not_fit_is_asked_for_again_once_a_period() -> None:
+    bench = pulling(None)
+    for wait_ns, asked in ((SECOND, True), (1, False), (SECOND, True)):
+        bench.now_ns += wait_ns
+        out = bench.give(Received("y/0", PeerEvents(STREAM, (batch(2, 99),), 9)), 0)
+        assert bool(sent(out, Subscribe)) is asked
+
+
+def test_r10_holds_for_a_message_that_begins_with_what_is_here() -> None:
+    bench = pulling(None)
+    assert appended(events(bench, batch(1, 100), batch(2, 50))) == []
