@@ -17,12 +17,14 @@ __all__ = [
     "ClockJump",
     "Crash",
     "Cut",
+    "Damage",
     "Degrade",
     "DiskFailure",
     "Fault",
     "Isolate",
     "Pause",
     "Reset",
+    "RollBack",
     "Timed",
     "Wipe",
     "draw",
@@ -105,6 +107,34 @@ class Wipe(Fault, frozen=True, tag=True):
         world.restart(self.name)
 
 
+class RollBack(Fault, frozen=True, tag=True):
+    """A node dies, and comes back on an older copy of its disk (`World.copy_disk`)."""
+
+    name: str
+
+    def apply(self, world: World) -> None:
+        world.crash(self.name)
+        world.roll_back(self.name)
+
+    def heal(self, world: World) -> None:
+        world.restart(self.name)
+
+
+class Damage(Fault, frozen=True, tag=True):
+    """A node dies, and part of its disk cannot be read when it comes back (`World.damage`)."""
+
+    name: str
+    kind: str
+    seed: int
+
+    def apply(self, world: World) -> None:
+        world.crash(self.name)
+        world.damage(self.name, self.kind, Random(self.seed))
+
+    def heal(self, world: World) -> None:
+        world.restart(self.name)
+
+
 class Pause(Fault, frozen=True, tag=True):
     """A node stands still, as in a long collection or a stopped virtual machine."""
 
@@ -161,6 +191,7 @@ class Timed(msgspec.Struct, frozen=True):
         world.call(self.at_ns + self.for_ns, self.fault.heal)
 
 
+DAMAGES = ("record", "segment", "journal", "manifest")
 KINDS = ("cut", "one-way cut", "isolate", "degrade", "crash", "pause", "reset", "clock", "disk")
 
 
@@ -192,6 +223,10 @@ def draw(
         return Crash(name, lose_unsynced=rng.random() < 0.8)
     if kind == "wipe":
         return Wipe(name)
+    if kind == "roll back":
+        return RollBack(name)
+    if kind == "damage":
+        return Damage(name, rng.choice(DAMAGES), rng.randrange(1 << 30))
     if kind == "pause":
         return Pause(name)
     if kind == "reset":

@@ -35,6 +35,7 @@ from surecast.sim.network import Network
 from surecast.sim.node import Node
 from surecast.sim.session import End
 from surecast.sim.trace import Trace
+from surecast.storage.memory import MemoryDisk
 
 __all__ = ["Loop", "OnDeliver", "OnEmit"]
 
@@ -68,6 +69,7 @@ class Loop:
         self.disks = Disks(self, Random(f"{seed}/disks"))
         if trace is not None:
             trace.sizes = self.network.sizes
+        self._copies: dict[str, MemoryDisk] = {}  # of disks, for roll backs
         self._crash_rng = Random(f"{seed}/crashes")
         self._record = record
         self.delivered: dict[str, list[tuple[bytes, tuple[Any, ...]]]] = {}

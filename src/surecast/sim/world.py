@@ -12,10 +12,11 @@ what breaks it.
 """
 
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 from surecast.core.machine import Factory
-from surecast.core.types import SECOND, ClockSet, Machine, Start
+from surecast.core.types import DAMAGE, SECOND, ClockSet, Machine, Start
 from surecast.errors import UsageError
 from surecast.sim.agenda import CALL, INPUT
 from surecast.sim.links import Link
@@ -187,11 +188,56 @@ class World(Loop):
 
     def wipe(self, name: str) -> None:
         """Put an empty disk into a crashed node."""
-        node = self._node(name)
-        if node.machine is not None:
-            raise UsageError(f"{name} is running: crash it before its disk is wiped")
+        node = self._crashed(name)
         self._fault(name, "wipe")
         node.disk.wipe()
+
+    def copy_disk(self, name: str) -> None:
+        """Keep a copy of what a node's disk holds now, for `roll_back`."""
+        self._copies[name] = self._node(name).disk.copy()
+
+    def roll_back(self, name: str) -> bool:
+        """Put the last copy in the place of a crashed node's disk; False if there is none."""
+        node = self._crashed(name)
+        copy = self._copies.get(name)
+        if copy is None:
+            return False
+        self._fault(name, "roll back")
+        node.disk.restore(copy)
+        return True
+
+    def damage(self, name: str, kind: str, rng: Random) -> bool:
+        """Damage the disk of a crashed node; False if there is nothing to damage.
+
+        "record": one batch cannot be read. "segment": neither can a run of them, of several logs.
+        "journal": the newest changes are gone (as of the last copy), which the disk knows.
+        "manifest": all states are gone, which it knows as well.
+        """
+        disk = self._crashed(name).disk
+        if kind == "journal":
+            if not self.roll_back(name):
+                return False
+            disk.save(DAMAGE, b"the journal was cut short")
+        elif kind == "manifest":
+            for state in disk.states():
+                disk.forget(state)
+            disk.save(DAMAGE, b"the manifest is damaged")
+        else:
+            logs = [log for log in disk.logs() if disk.end(log) > 1]
+            count = 1 if kind == "record" else rng.randint(1, len(logs)) if logs else 0
+            for log in rng.sample(logs, min(count, len(logs))):
+                at = rng.randrange(1, disk.end(log))
+                width = 1 if kind == "record" else rng.randint(1, 50)
+                disk.damage(log, at, at + width, f"{kind} damaged")
+        disk.sync()
+        self._fault(name, f"damage {kind}")
+        return True
+
+    def _crashed(self, name: str) -> Node:
+        node = self._node(name)
+        if node.machine is not None:
+            raise UsageError(f"{name} is running: crash it before its disk is changed")
+        return node
 
     def heal_all(self) -> None:
         """Mend all links, heal the disks, resume what is paused and restart what is down."""

@@ -3,16 +3,18 @@
 An owner whose disk was replaced by an older copy, while nobody could tell it so, gives positions
 again that it had given before. Regions therefore compare some of their newest events when they
 first meet after either of them was started, and exchange nothing of a stream before that. The
-history whose events are *older* stays. The other region looks for the first position that differs,
-copies its own events from there on to a stream of their own (`_quarantine.<name>.<position>`, with
-the positions they had), takes them back, and pulls what it then lacks.
+history whose newest event is *older* stays. The other region looks for the first position that
+differs, copies its own events from there on to a stream of their own
+(`_quarantine.<name>.<position>`, with the positions they had), takes them back, and pulls what it
+then lacks.
 
 The heads of both regions compare, each for itself, with the tail of the other. `Compare` names
 positions, `Compared` has what stands there: a time and a digest, which compaction does not change.
-A position that is void on one side says nothing; a row below it is looked at in its place.
+Where a position is void, the next row below stands in for it.
 """
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -34,7 +36,7 @@ __all__ = ["Forks", "Quarantined", "mark_of"]
 STREAMS_AT_ONCE: Final = 200  # compared by one message
 SEQS_MAX: Final = 64  # positions of a stream in one message
 BACK: Final = (1, 2, 6, 24)  # positions before the end that are compared first
-NEAR: Final = 64  # how far below a void position a row is looked for
+NEAR: Final = (0, 64, 512, 4096, 32768)  # how far below a void position a row is looked for
 STEPS: Final = 16  # positions between two known ones, in a search
 PREFIX: Final = "_quarantine"
 
@@ -178,42 +180,49 @@ class Forks:
         self.proxy.send(peer.tail, Compare(self.tokens, seqs))
 
     def _end(self, stream_id: LogId) -> int:
+        """How much of a stream counts: what is committed here, and can be read without a gap."""
         stream = self.proxy.streams.get(stream_id)
-        return self.proxy.visible_end(stream) if stream is not None else 1
+        if stream is None:
+            return 1
+        end = self.proxy.committed.get(stream_id, 1)
+        return min(end, stream.hole) if stream.hole else end
 
     # ------------------------------------------------------------ answering (any replica)
 
     def on_compare(self, node: Peer, message: Compare) -> None:
-        """Only what is committed counts, and what can be read."""
+        """Only what is committed counts, and what can be read. The newest event is told, too."""
         found: dict[LogId, tuple[Mark, ...]] = {}
         for stream_id, seqs in list(message.seqs.items())[: 2 * STREAMS_AT_ONCE]:
-            marks = {}
-            for seq in seqs[:SEQS_MAX]:
-                if 0 < seq < self._end(stream_id) and (mark := self._mark(stream_id, seq)):
-                    marks[mark.seq] = mark
-            found[stream_id] = tuple(marks.values())
+            end = self._end(stream_id)
+            some = [seq for seq in seqs[:SEQS_MAX] if 0 < seq < end]
+            found[stream_id] = tuple(self._marks(stream_id, [*some, end - 1]))
         self.proxy.send(node, Compared(message.token, found))
 
+    def _marks(self, stream_id: LogId, seqs: Iterable[int]) -> list[Mark]:
+        """Of the rows at these positions; where one is void, of the next row below."""
+        found = {}
+        for seq in dict.fromkeys(seqs):
+            if (mark := self._mark(stream_id, seq)) is not None:
+                found[mark.seq] = mark
+        return sorted(found.values())
+
     def _mark(self, stream_id: LogId, seq: int) -> Mark | None:
-        """Of the row at `seq`, or of one not far below if that is void."""
         disk = self.proxy.disk
-        for lo in (seq, max(1, seq - NEAR)):
+        hi = seq + 1
+        for back in NEAR:
+            lo = max(1, seq - back)
+            if lo >= hi:
+                break
             try:
-                batches = disk.read(stream_id, lo, seq + 1, 1 << 20)
+                batches = disk.read(stream_id, lo, hi, 1 << 62)
             except StorageError:
-                continue
+                break
             for batch in reversed(batches):
                 if batch.rows:
                     last = int(batch.seqs()[-1])
                     return mark_of(batch.slice(last, last + 1).to_rows()[0])
+            hi = lo
         return None
-
-    def _own(self, stream_id: LogId, seq: int) -> Mark | None:
-        """Of the row at `seq` here; None if it is void, or not here."""
-        if not 0 < seq < self._end(stream_id):
-            return None
-        mark = self._mark(stream_id, seq)
-        return mark if mark is not None and mark.seq == seq else None
 
     # ------------------------------------------------------------ what follows
 
@@ -231,36 +240,52 @@ class Forks:
         self.proxy.compared(region)
 
     def _judge(self, region: str, stream_id: LogId, marks: tuple[Mark, ...]) -> None:
-        """Which of these events are ours, too?"""
+        """Do these events stand in our history, too?"""
         search = self.searches.get(stream_id)
-        differs: tuple[int, bool] | None = None  # the lowest, and whether ours is the older one
-        same = 0
-        for mark in sorted(marks):
-            own = self._own(stream_id, mark.seq)
-            if own is None:
-                continue
-            if own == mark:
-                same = mark.seq if differs is None else same
-            elif differs is None:
-                differs = mark.seq, (own.time_ns, own.digest) < (mark.time_ns, mark.digest)
+        same, differs, is_older = self._compare(stream_id, marks)
         if search is not None and search.region == region and not search.start:
             before = (search.same, search.differs)
-            if differs is not None:
-                search.differs = min(search.differs, differs[0])
+            search.differs = min(search.differs, differs or search.differs)
             search.same = max(search.same, min(same, search.differs - 1))
             if (search.same, search.differs) == before or search.differs - search.same <= 1:
                 search.start = search.same + 1
             self._go_on(stream_id)
-        elif differs is None:
+        elif not differs:
             self.others.get(stream_id, {}).pop(region, None)
-        elif differs[1]:  # ours is older: the other side gives way
+        elif is_older:  # the other side gives way
             self.proxy.counters["sprinkler.forked-elsewhere"] += 1
-            self.others.setdefault(stream_id, {})[region] = differs[0]
+            self.others.setdefault(stream_id, {})[region] = differs
         elif search is None:
             self.proxy.counters["sprinkler.forked"] += 1
-            self.searches[stream_id] = Search(region, differs[0], same)
+            self.searches[stream_id] = Search(region, differs, same)
             self.proxy.limited(stream_id)
             self._go_on(stream_id)
+
+    def _compare(self, stream_id: LogId, marks: tuple[Mark, ...]) -> tuple[int, int, bool]:
+        """The highest position known to be the same, the lowest that differs (0: none does), and
+        whether our history is the older one, by its newest event.
+
+        Times never fall along a stream. So an event that is later than one of the other history
+        further on stands in one of the two only, even if the other side is void there.
+        """
+        end = self._end(stream_id)
+        own = self._marks(stream_id, [*(min(m.seq, end - 1) for m in marks), end - 1])
+        same = differs = 0
+        for ours in own:
+            for theirs in marks:
+                at = min(ours.seq, theirs.seq)
+                if ours == theirs:
+                    same = max(same, at)
+                elif ours.seq == theirs.seq or (
+                    ours.time_ns != theirs.time_ns
+                    and (ours.seq < theirs.seq) == (ours.time_ns > theirs.time_ns)
+                ):
+                    differs = min(differs or at, at)
+        if not differs:
+            return same, 0, False
+        newest, other = own[-1], max(marks)
+        is_older = (newest.time_ns, newest.digest) < (other.time_ns, other.digest)
+        return min(same, differs - 1), differs, is_older
 
     def ends_at(self, peer: PeerRegion, stream_id: LogId, end: int) -> None:
         """A region says how far it is; one that has given way is at or below the fork."""
