@@ -34,6 +34,7 @@ from surecast.sim.world import World
 from surecast.swarm.callers import ONLY_HERE, Callers, CallersPlan, draw_callers
 from surecast.swarm.cluster import Cluster
 from surecast.swarm.crowd import Crowd, MeshPlan
+from surecast.swarm.damage import DamagePlan, Damages, draw_damage
 from surecast.swarm.story import Story
 from surecast.swarm.workload import draw_workload
 
@@ -43,6 +44,7 @@ WARM_UP_NS = 2 * SECOND  # chains found themselves before faults begin
 REJOIN_NS = 5 * SECOND
 SETTLE_NS = 90 * SECOND  # simulated time to converge after healing ...
 MESH_SETTLE_NS = 15 * SECOND  # ... where there are meshes; most need a second
+DAMAGED = 0.5  # of the seeds, whose disks are damaged or rolled back
 PATIENCE_NS = 600 * SECOND  # of publishers with an owner out of reach: it will be back
 
 
@@ -93,12 +95,16 @@ class Plan(msgspec.Struct):
     reencode: bool
     mesh: MeshPlan | None = None
     abroad: Abroad | None = None
+    damage: DamagePlan | None = None
 
 
 def draw_plan(seed: int) -> Plan:
     rng = Random(f"{seed}/plan")
     plan = draw_deployment(rng, rng.randint(3, 5))
     plan.abroad = _draw_abroad(Random(f"{seed}/abroad"), plan)
+    rng = Random(f"{seed}/damage")
+    if rng.random() < DAMAGED:
+        plan.damage = draw_damage(rng, plan.regions, WARM_UP_NS, plan.duration_ns)
     return plan
 
 
@@ -192,7 +198,9 @@ def run_seed(
     """Run one seed; the same seed gives the same run in every process."""
     plan = plan or draw_plan(seed)
     mesh, abroad = plan.mesh, plan.abroad
-    drawn = {**abroad.proxy, "owners": abroad.owners} if abroad else {}
+    drawn: dict[str, Any] = {**abroad.proxy, "owners": abroad.owners} if abroad else {}
+    if plan.damage:  # a lone owner that was rolled back must not number before it could ask
+        drawn["ask_ns"] = PATIENCE_NS
     cluster = Cluster(
         seed,
         plan.regions,
@@ -236,7 +244,11 @@ class Trial:
             self.callers = Callers(cluster, abroad.callers, Random(f"{seed}/callers"))
         self.heal_ns = end_ns + SECOND
         self.crowd = Crowd(cluster, plan.mesh) if plan.mesh else None
-        for timed in plan.faults:
+        self.damages: Damages | None = None
+        if plan.damage:
+            holds = [hold.node.split("/")[0] for hold in abroad.callers.holds] if abroad else []
+            self.damages = Damages(cluster, plan.damage, holds)
+        for timed in (*plan.faults, *(plan.damage.faults if plan.damage else ())):
             self._schedule(timed)
         if story is not None:
             story.watch(cluster, self.heal_ns)
@@ -280,6 +292,8 @@ class Trial:
         """Some clients have not come yet or left, and not every disk may go."""
         names = [getattr(fault, field, "") for field in ("name", "a", "b")]
         if self.crowd and any(map(self.crowd.is_away, names)):
+            return False
+        if self.damages and not self.damages.may_befall(fault):
             return False
         return not isinstance(fault, Wipe) or self._may_wipe(fault.name)
 
@@ -331,6 +345,8 @@ class Trial:
         counters = sum(cluster.counters.values(), Counter())
         if self.callers:
             violations += self.callers.violations
+        if self.damages:
+            violations += self.damages.violations
         if self.crowd:
             violations += self.crowd.violations.values()
             clients = dict(self.crowd.counts)
