@@ -5,17 +5,18 @@ import json
 import socket
 import struct
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 from surecast.server.config import build
 from surecast.server.http import HttpPort, Pages
 from surecast.server.region import RegionServer
 from surecast.server.status import not_ready
+from tests.ports import free_ports
 from tests.server.processes import ask, get
 
-__all__ = ["Open", "Talk", "run", "until"]
+__all__ = ["Open", "Talk", "run", "two_replicas", "until"]
 
 
 async def until(what: Callable[[], Any]) -> None:
@@ -123,3 +124,26 @@ class Open:
     def where(self, path: str) -> str:
         assert self.port.address is not None
         return f"http://127.0.0.1:{self.port.address[1]}{path}"
+
+
+@asynccontextmanager
+async def two_replicas(**chain: Any) -> AsyncIterator[list[RegionServer]]:
+    """Head and tail of one region, with a witness; all in memory."""
+    ports = free_ports(3)
+    places = [f"127.0.0.1:{port}" for port in ports]
+    region = {"replicas": {"e-1": places[0], "e-2": places[1]}, "witness": places[2]}
+    nodes = [
+        {"name": "e-1", "listen": places[0]},
+        {"name": "e-2", "listen": places[1]},
+        {"role": "witness", "listen": places[2]},
+    ]
+    servers = []
+    async with AsyncExitStack() as stack:
+        for node in nodes:
+            mine = {"region": "e", "data_dir": "", "http": "", **node}
+            server = RegionServer(build({"node": mine, "regions": {"e": region}, "chain": chain}))
+            await server.start()
+            stack.push_async_callback(server.stop)
+            servers.append(server)
+        await until(lambda: not any(map(not_ready, servers)))
+        yield sorted(servers[:2], key=lambda server: not server.chain.is_head)
