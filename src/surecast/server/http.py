@@ -17,6 +17,7 @@ import traceback
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import wraps
 from hmac import compare_digest
 from typing import Any
 from urllib.parse import unquote_to_bytes
@@ -208,6 +209,7 @@ class Pages:
     def guarded(self, handler: Handler) -> Handler:
         """Behind the token, if there is one; and what changes something only for programs."""
 
+        @wraps(handler)
         async def handle(request: Request) -> Response:
             token = self.server.config.node.token
             given = request.headers.get("authorization", "").encode("latin-1")  # as it was sent
@@ -222,6 +224,7 @@ class Pages:
     def counted(self, handler: Handler) -> Handler:
         """As one of the requests that are worked on at a time."""
 
+        @wraps(handler)
         async def handle(request: Request) -> Response:
             with self._place(request):
                 return await handler(request)
@@ -302,10 +305,7 @@ class Pages:
         info = self.server.proxy.directory.by_name.get(name)
         if info is None:
             raise HTTPException(404, f"there is no stream {name!r} here; give ?stream=NAME")
-        if info.owner != self.server.config.node.region or not self.server.chain.is_head:
-            raise HTTPException(
-                409, f"ask the head of the region that owns it, {info.owner}: see /v1/status"
-            )
+        self._need_owner(info.owner)
         self._give(PassDown(ForceNewStream(name)))
         return _json({"done": f"{name} begins again with a new identity, at position 1"}, 202)
 
@@ -323,6 +323,12 @@ class Pages:
         if request.query_params.get(CONFIRM) != "true":
             raise HTTPException(
                 400, f"this gives up history for good; if that is your will, add ?{CONFIRM}=true"
+            )
+
+    def _need_owner(self, owner: str) -> None:
+        if owner != self.server.config.node.region or not self.server.chain.is_head:
+            raise HTTPException(
+                409, f"ask the head of the region that owns it, {owner}: see /v1/status"
             )
 
     def _give(self, command: PassDown) -> None:
