@@ -4,7 +4,7 @@ import asyncio
 import json
 import signal
 import socket
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -189,3 +189,29 @@ def test_a_wrong_configuration_is_exit_code_2(tmp_path: Path, flag: str, words: 
     checked = surecast("serve", str(config), "--check-config", "--set", flag)
     assert checked.returncode == 2
     assert words in checked.stdout + checked.stderr
+
+
+@pytest.mark.slow
+def test_half_sent_requests_and_garbage_leave_health_and_log_alone(tmp_path: Path) -> None:
+    with Served(tmp_path) as served, ExitStack() as stack:
+        host, _, port = served.http.partition(":")
+
+        def send(data: bytes) -> socket.socket:
+            sock = stack.enter_context(socket.create_connection((host, int(port)), 60))
+            sock.sendall(data)
+            return sock
+
+        head = b"POST /v1/streams/s/events HTTP/1.1\r\nHost: x\r\n"
+        for _ in range(100):
+            send(head)
+            send(head + b"Content-Length: 9\r\n\r\nabc")
+        assert get(f"http://{served.http}/healthz")[0] == 200
+        assert get(f"http://{served.http}/readyz")[0] == 200
+        for _ in range(20):
+            assert b" 400 " in send(b"\x16\x03\x01\r\n\r\n").recv(1 << 16)
+            send(head + b"Content-Length: 9\r\n\r\nabc").close()
+        assert ask(f"http://{served.http}/v1/streams/s/events?key=%ff", b"x")[0] == 400
+        assert ask(f"http://{served.http}/v1/streams/s/events", b"x")[0] == 200
+        assert served.end() == 0
+        assert "Traceback" not in served.said()
+        assert len(served.said().splitlines()) < 30

@@ -138,6 +138,8 @@ def test_one_region_owns_everything() -> None:
         ("mesh/fanout", 0, "mesh.fanout is 0"),
         ("storage/sync", "maybe", "[storage] sync = 'maybe'"),
         ("http/connections_max", 0, "[http] connections_max = 0: above 0"),
+        ("http/header_timeout_ns", "0s", "[http] header_timeout_ns = "),
+        ("http/bodies_bytes_max", "1MiB", "at least body_bytes_max (4194304)"),
         ("runtime/connections_max", 0, "[runtime] connections_max = 0: above 0"),
         ("limits/frame_bytes_max", "1KiB", "[limits] frame_bytes_max"),
         ("log/level", "loud", "[log] level = 'loud'"),

@@ -1,72 +1,15 @@
 """What a region says of itself over HTTP, and what it may be told there."""
 
-import asyncio
 import json
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from surecast import connect, keep_last
-from surecast.server.config import build
-from surecast.server.http import HttpPort, make_app
+from surecast.server.http import make_app
 from surecast.server.openapi import document
 from surecast.server.publishing import Publishing
-from surecast.server.region import RegionServer
 from surecast.server.status import look, not_ready
-from tests.server.processes import ask, get
-
-
-async def until(what: Callable[[], Any]) -> None:
-    while not what():
-        await asyncio.sleep(0.01)
-
-
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(60):
-            await main()
-
-    asyncio.run(bounded())
-
-
-class Open:
-    """A region of one with an HTTP port."""
-
-    def __init__(self, **node: Any) -> None:
-        node = {
-            "name": "e-1", "region": "e", "data_dir": "",
-            "listen": "127.0.0.1:0", "http": "127.0.0.1:0", **node,
-        }  # fmt: skip
-        regions = {"e": {"replicas": {"e-1": "127.0.0.1:0"}}}
-        limits = {"body_bytes_max": 1000, "streams_max": 2}
-        self.server = RegionServer(build({"node": node, "regions": regions, "http": limits}))
-        self.port = HttpPort(self.server)
-
-    async def __aenter__(self) -> "Open":
-        await self.server.start()
-        await self.port.start()
-        await until(lambda: not not_ready(self.server))
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.server.drain()
-        await self.port.stop()
-
-    async def get(self, path: str, token: str = "", **headers: str) -> tuple[int, Any]:
-        return await asyncio.to_thread(get, self.where(path), token, **headers)
-
-    async def post(
-        self, path: str, body: bytes, token: str = "", **headers: str
-    ) -> tuple[int, Any]:
-        return await asyncio.to_thread(ask, self.where(path), body, token, **headers)
-
-    def streams(self) -> list[Any]:
-        return list(self.server.proxy.streams.values())
-
-    def where(self, path: str) -> str:
-        assert self.port.address is not None
-        return f"http://127.0.0.1:{self.port.address[1]}{path}"
+from tests.server.opened import Open, run, until
 
 
 def test_health_status_and_streams() -> None:

@@ -39,6 +39,9 @@ def test_lines_are_events(line: bytes, pair: tuple[bytes | None, bytes]) -> None
         (b'{"value_base64": 3}', "value_base64 is not base64"),
         (b'{"kind": "void", "seq": 3}', "'void' cannot be published"),
         (b"[" * 100_000, "not"),
+        (b'{"key": "\xff"}', "not UTF-8; other bytes go into key_base64"),
+        (b'{"\xff": 1}', "not UTF-8"),
+        (b'{"value": "\\ud800abcdef"}', "not JSON"),
     ],
 )
 def test_what_is_no_event_is_said(line: bytes, words: str) -> None:

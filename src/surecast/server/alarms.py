@@ -60,9 +60,11 @@ CODES: dict[str, Code] = {
         "docs/operations.md, 'A region that is gone'.",
     ),
     "disk-failing": Code(
-        "Writes to the data folder fail and are tried again. If that goes on, the replica leaves "
-        "its chain.",
-        "Make room on the disk, or replace it: `surecast log verify` tells what is damaged.",
+        "Writes to the data folder fail and are tried again; publishes wait. If that goes on, the "
+        "replica leaves its chain, unless it is the only one.",
+        "Make room on the disk: the replica goes on by itself. Or replace the disk: `surecast log "
+        "verify` tells what is damaged.",
+        blocks=True,
     ),
     "disk-behind": Code(
         "More is waiting for the disk than chain.pending_bytes_max allows: publishes are refused "
@@ -139,10 +141,13 @@ def _of_chain(server: RegionServer) -> Iterator[tuple[str, str]]:
         yield "replicas-missing", ", ".join(missing)
     if chain.active and not chain.saved.clean:
         yield "disks-lost", f"since epoch {chain.saved.lost_epoch}"
-    if chain.store_failures:
-        yield "disk-failing", f"{chain.store_failures} writes in a row"
+    # Failures count only while something waits to be written: what was taken back needs no room.
+    failures = chain.store_failures
+    waiting = sum(s.failed or bool(failures and s.pending) for s in chain.logs.values())
+    if waiting:
+        yield "disk-failing", f"writes fail, {failures} in a row; {waiting} logs wait"
     if chain.pending_bytes > chain.config.pending_bytes_max:
-        yield "disk-behind", f"{chain.pending_bytes:,} bytes wait"
+        yield "disk-behind", f"too much waits for the disk, {chain.pending_bytes} bytes"
 
 
 def _of_regions(server: RegionServer) -> Iterator[tuple[str, str]]:

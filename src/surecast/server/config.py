@@ -9,7 +9,7 @@ one `ServerConfig`, or says in a `ConfigError` what is wrong, where, and what is
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from surecast.core.config import check, load
@@ -94,14 +94,27 @@ class RegionConfig:
 class HttpConfig:
     """Bounds of the HTTP port; where it listens is `node.http`."""
 
-    connections_max: int = 64  # at a time; more are answered 503
-    body_bytes_max: int = 4 << 20  # of one request
-    streams_max: int = 1_000  # shown one by one, in metrics and status
+    requests_max: int = 64  # complete requests at a time, health not counted; more get 503
+    requests_per_peer_max: int = 48  # of these, from one address; more get 503
+    connections_max: int = 256  # without a complete request; one more closes the longest waiting
+    connections_per_peer_max: int = 192  # of these, from one address (a reverse proxy is one)
+    header_bytes_max: int = 16 << 10  # request line and headers; more get 431
+    body_bytes_max: int = 4 << 20  # of one request; more get 413
+    bodies_bytes_max: int = 64 << 20  # of all requests being received or published; more get 503
+    header_timeout_ns: int = 10 * SECOND  # the headers must have arrived, or the answer is 408
+    body_timeout_ns: int = 30 * SECOND  # the body must have arrived, or the answer is 408
+    response_timeout_ns: int = 30 * SECOND  # a client that does not read its answer is disconnected
+    idle_timeout_ns: int = 75 * SECOND  # a connection without a request is closed
     publish_timeout_ns: int = 30 * SECOND  # a POST of events that takes longer is answered 504
+    streams_max: int = 1_000  # shown one by one, in metrics and status
+    log_every_ns: int = 10 * SECOND  # one log line for each kind of bad request, with a count
 
     def validate(self) -> None:
-        for key in ("connections_max", "body_bytes_max", "streams_max", "publish_timeout_ns"):
-            check(self, key, getattr(self, key) > 0, "above 0")
+        for each in fields(self):
+            check(self, each.name, getattr(self, each.name) > 0, "above 0")
+        most = self.body_bytes_max
+        enough = self.bodies_bytes_max >= most
+        check(self, "bodies_bytes_max", enough, f"at least body_bytes_max ({most})")
 
 
 @dataclass(frozen=True, slots=True)

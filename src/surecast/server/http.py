@@ -4,22 +4,32 @@ It runs in the event loop of the nodes, so it reads their machines directly (sta
 nothing but by giving a node an input. Requests under /v1 need the token, if there is one. What
 changes something is refused to web pages (an Origin header), which could otherwise have a browser
 on this machine do it.
+
+A request takes one of the places of `http.requests_max` when it is complete; /healthz and /readyz
+need none. Bounds on connections are in connections.py. Bad requests are answered 400 and logged
+with one line for each kind of problem (limited_log.py).
 """
 
 import asyncio
+import logging
 import socket
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+import traceback
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import wraps
 from hmac import compare_digest
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from surecast.columns.intervals import POSITION_MAX
 from surecast.core.replicated import Refound
@@ -29,7 +39,9 @@ from surecast.protocols.sprinkler.messages import ForceNewStream
 from surecast.protocols.sprinkler.names import is_name
 from surecast.runtime.book import Address, is_loopback, show_address
 from surecast.server.config import parse_address
+from surecast.server.connections import CLOSED, HttpConnections
 from surecast.server.files import files_of
+from surecast.server.limited_log import LimitedLog
 from surecast.server.metrics import CONTENT_TYPE, Scrape
 from surecast.server.openapi import document
 from surecast.server.publishing import Publishing
@@ -38,8 +50,12 @@ from surecast.server.status import look, not_ready, stream_named, streams
 
 __all__ = ["HttpPort", "make_app"]
 
+log = logging.getLogger("surecast.server")
+
 CONFIRM = "yes-i-know-what-is-lost"
 STOP_S_MAX = 2  # requests under way when the process ends
+ORDINARY = (401, 403, 404, 405, 409)  # refusals that are not logged
+FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip")  # headers that a proxy adds
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -50,6 +66,9 @@ class HttpPort:
     def __init__(self, server: RegionServer) -> None:
         self.server = server
         self.publishing = Publishing(server)
+        self.log = LimitedLog(log, server.config.name, server.config.http.log_every_ns)
+        self.connections = HttpConnections(server.config.http, self.log)
+        self.app = make_app(server, self.publishing, self.log)
         self.address: Address | None = None
         self._uvicorn: _Quiet | None = None
         self._task: asyncio.Task[None] | None = None
@@ -59,12 +78,15 @@ class HttpPort:
         sock = _bind(parse_address(config.node.http))
         self.address = sock.getsockname()[:2]
         settings = uvicorn.Config(
-            make_app(self.server, self.publishing),
+            CheckedApp(self.app, self.log),
+            http=self.connections.protocol(),
+            ws="none",
+            h11_max_incomplete_event_size=config.http.header_bytes_max,
+            forwarded_allow_ips="127.0.0.1,::1",
             log_config=None,
             access_log=False,
             lifespan="off",
             server_header=False,
-            limit_concurrency=config.http.connections_max,
             timeout_graceful_shutdown=STOP_S_MAX,
         )
         self._uvicorn = _Quiet(settings)
@@ -74,7 +96,9 @@ class HttpPort:
         if self._uvicorn is not None and self._task is not None:
             self._uvicorn.should_exit = True
             await self._task
+            self.connections.abort()
         await self.publishing.close()
+        self.log.close()
 
 
 class _Quiet(uvicorn.Server):
@@ -99,46 +123,111 @@ def _bind(address: Address) -> socket.socket:
     return sock
 
 
-def make_app(server: RegionServer, publishing: Publishing) -> Starlette:
+class CheckedApp:
+    """Refuses requests whose text is not UTF-8; logs what the application raises."""
+
+    def __init__(self, app: ASGIApp, log: LimitedLog) -> None:
+        self.app = app
+        self.log = log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            if wrong := _not_utf8(scope):
+                self.log.tell("not UTF-8", f"{_show(scope)}: {wrong}")
+                await _json({"error": wrong}, 400)(scope, receive, send)
+            else:
+                await self.app(scope, receive, send)
+        except Exception as bug:  # Starlette has answered 500
+            at = traceback.extract_tb(bug.__traceback__)[-1]
+            kind = f"bug: {type(bug).__name__} at {at.filename}:{at.lineno}"
+            self.log.tell(kind, f"{_show(scope)}: {type(bug).__name__}: {bug}", bug)
+
+
+def _not_utf8(scope: Scope) -> str:
+    """What is wrong; else "". Decoders would put U+FFFD in place of a byte that is not UTF-8."""
+    parts = {
+        "raw_path": "the path is not UTF-8",
+        "query_string": "the query is not UTF-8; send such a key as key_base64 of a JSON line",
+    }
+    for part, wrong in parts.items():
+        try:
+            unquote_to_bytes(scope[part]).decode()
+        except UnicodeDecodeError:
+            return wrong
+    return ""
+
+
+def _show(scope: Scope) -> str:
+    """A request, for the log."""
+    host = scope["client"][0] if scope.get("client") else "?"
+    return f"{scope['method']} {scope['raw_path'].decode('latin-1')[:100]} from {host}"
+
+
+def make_app(
+    server: RegionServer, publishing: Publishing, limited: LimitedLog | None = None
+) -> Starlette:
     """The application; each route is a line of `openapi.document`, too."""
-    pages = Pages(server, publishing)
+    http = server.config.http
+    limited = limited or LimitedLog(log, server.config.name, http.log_every_ns)
+    pages = Pages(server, publishing, limited)
     routes = [
         Route("/healthz", pages.healthz),
         Route("/readyz", pages.readyz),
-        Route("/metrics", pages.metrics),
-        Route("/openapi.json", pages.openapi),
-        Route("/v1/status", pages.guarded(pages.status)),
-        Route("/v1/streams", pages.guarded(pages.streams)),
-        Route("/v1/streams/{name}", pages.guarded(pages.stream)),
+        Route("/metrics", pages.counted(pages.metrics)),
+        Route("/openapi.json", pages.counted(pages.openapi)),
+        Route("/v1/status", pages.guarded(pages.counted(pages.status))),
+        Route("/v1/streams", pages.guarded(pages.counted(pages.streams))),
+        Route("/v1/streams/{name}", pages.guarded(pages.counted(pages.stream))),
         Route("/v1/streams/{name}/events", pages.guarded(pages.publish), methods=["POST"]),
-        Route("/v1/streams/{name}/files", pages.guarded(pages.files)),
-        Route("/v1/admin/refound", pages.guarded(pages.refound), methods=["POST"]),
-        Route("/v1/admin/force-new-stream", pages.guarded(pages.force), methods=["POST"]),
+        Route("/v1/streams/{name}/files", pages.guarded(pages.counted(pages.files))),
+        Route("/v1/admin/refound", pages.guarded(pages.counted(pages.refound)), methods=["POST"]),
+        Route(
+            "/v1/admin/force-new-stream",
+            pages.guarded(pages.counted(pages.force)),
+            methods=["POST"],
+        ),
     ]
-    return Starlette(
-        routes=routes, exception_handlers={HTTPException: _explain, Exception: _apologise}
+    app = Starlette(
+        routes=routes, exception_handlers={HTTPException: pages.explain, Exception: _apologise}
     )
+    app.state.pages = pages
+    app.router.redirect_slashes = False  # a redirect would go wherever the Host header says
+    return app
 
 
 class Pages:
     """A method per route."""
 
-    def __init__(self, server: RegionServer, publishing: Publishing) -> None:
+    def __init__(self, server: RegionServer, publishing: Publishing, log: LimitedLog) -> None:
         self.server = server
         self.publishing = publishing
         self.limits = server.config.http
+        self.log = log
+        self.requests: Counter[str] = Counter()  # complete and not answered yet, by address
+        self.bodies_bytes = 0  # of requests being received or published
 
     def guarded(self, handler: Handler) -> Handler:
         """Behind the token, if there is one; and what changes something only for programs."""
 
+        @wraps(handler)
         async def handle(request: Request) -> Response:
             token = self.server.config.node.token
-            given = request.headers.get("authorization", "").removeprefix("Bearer ")
-            if token and not compare_digest(given.encode(), token.encode()):
+            given = request.headers.get("authorization", "").encode("latin-1")  # as it was sent
+            if token and not compare_digest(given.removeprefix(b"Bearer "), token.encode()):
                 raise HTTPException(401, "send the header Authorization: Bearer <node.token>")
             if request.method == "POST" and "origin" in request.headers:
                 raise HTTPException(403, "web pages may look, but not change anything")
             return await handler(request)
+
+        return handle
+
+    def counted(self, handler: Handler) -> Handler:
+        """As one of the requests that are worked on at a time."""
+
+        @wraps(handler)
+        async def handle(request: Request) -> Response:
+            with self._place(request):
+                return await handler(request)
 
         return handle
 
@@ -181,7 +270,8 @@ class Pages:
             lo, hi = int(query.get("lo", "1")), int(query.get("hi", str(POSITION_MAX)))
         except ValueError:
             raise HTTPException(400, "lo and hi are positions, such as ?lo=1&hi=1000") from None
-        found = files_of(self.server, name, max(1, lo), min(hi, POSITION_MAX))
+        lo = min(max(1, lo), POSITION_MAX)
+        found = files_of(self.server, name, lo, max(lo, min(hi, POSITION_MAX)))
         if found is None:
             raise HTTPException(404, f"there is no stream {name!r} here; see /v1/streams")
         return _json(found)
@@ -195,10 +285,11 @@ class Pages:
         name = request.path_params["name"]
         if not is_name(name):
             raise HTTPException(400, f"{name!r} is no stream name: words with dots between")
-        body = await self._body(request)
         lines = request.headers.get("content-type", "").startswith("application/x-ndjson")
         key = request.query_params.get("key")
-        runs = await self.publishing.publish(name, body, lines, key)
+        async with self._body(request) as body:
+            with self._place(request):
+                runs = await self.publishing.publish(name, body, lines, key)
         return _json({"stream": name, "seqs": runs})
 
     async def refound(self, request: Request) -> Response:
@@ -214,10 +305,7 @@ class Pages:
         info = self.server.proxy.directory.by_name.get(name)
         if info is None:
             raise HTTPException(404, f"there is no stream {name!r} here; give ?stream=NAME")
-        if info.owner != self.server.config.node.region or not self.server.chain.is_head:
-            raise HTTPException(
-                409, f"ask the head of the region that owns it, {info.owner}: see /v1/status"
-            )
+        self._need_owner(info.owner)
         self._give(PassDown(ForceNewStream(name)))
         return _json({"done": f"{name} begins again with a new identity, at position 1"}, 202)
 
@@ -229,26 +317,85 @@ class Pages:
 
     def _operator(self, request: Request) -> None:
         self._need_replica()
-        if request.client is None or not is_loopback(request.client.host):
+        here = request.client is not None and is_loopback(request.client.host)
+        if not here or any(name in request.headers for name in FORWARDED):
             raise HTTPException(403, "only from this machine: give the command on the server")
         if request.query_params.get(CONFIRM) != "true":
             raise HTTPException(
                 400, f"this gives up history for good; if that is your will, add ?{CONFIRM}=true"
             )
 
+    def _need_owner(self, owner: str) -> None:
+        if owner != self.server.config.node.region or not self.server.chain.is_head:
+            raise HTTPException(
+                409, f"ask the head of the region that owns it, {owner}: see /v1/status"
+            )
+
     def _give(self, command: PassDown) -> None:
         assert self.server.replica is not None
         self.server.replica.give(command)  # type: ignore[arg-type]  # a stack takes it for its top
 
-    async def _body(self, request: Request) -> bytes:
-        parts, nbytes = [], 0
-        async for part in request.stream():
-            nbytes += len(part)
-            if nbytes > self.limits.body_bytes_max:
-                most = self.limits.body_bytes_max
-                raise HTTPException(413, f"at most {most} bytes a request (http.body_bytes_max)")
-            parts.append(part)
-        return b"".join(parts)
+    @contextmanager
+    def _place(self, request: Request) -> Iterator[None]:
+        """One of the places for requests, which are for complete requests only."""
+        peer = request.client.host if request.client is not None else ""
+        if self.requests.total() >= self.limits.requests_max:
+            raise HTTPException(503, "too many requests at a time (http.requests_max)")
+        if self.requests[peer] >= self.limits.requests_per_peer_max:
+            raise HTTPException(
+                503, "too many requests at a time from this address (http.requests_per_peer_max)"
+            )
+        self.requests[peer] += 1
+        try:
+            yield
+        finally:
+            self.requests[peer] -= 1
+            if not self.requests[peer]:
+                del self.requests[peer]
+
+    @asynccontextmanager
+    async def _body(self, request: Request) -> AsyncIterator[bytes]:
+        """The whole body. Its bytes count until the caller is done with it."""
+        parts: list[bytes] = []
+        try:
+            await self._receive(request, parts)
+            yield b"".join(parts)
+        finally:
+            self.bodies_bytes -= sum(map(len, parts))
+
+    async def _receive(self, request: Request, parts: list[bytes]) -> None:
+        limit_s = self.limits.body_timeout_ns / 1e9
+        nbytes = 0
+        try:
+            async with asyncio.timeout(limit_s):
+                async for part in request.stream():
+                    parts.append(part)
+                    nbytes += len(part)
+                    self.bodies_bytes += len(part)
+                    self._check_size(nbytes)
+        except ClientDisconnect:
+            raise HTTPException(400, "the connection ended before the body was complete") from None
+        except TimeoutError:
+            text = f"the body took longer than {limit_s:g} s (http.body_timeout_ns)"
+            raise HTTPException(408, text, {"connection": "close"}) from None
+
+    def _check_size(self, nbytes: int) -> None:
+        if nbytes > self.limits.body_bytes_max:
+            most = self.limits.body_bytes_max
+            raise HTTPException(413, f"at most {most} bytes a request (http.body_bytes_max)")
+        if self.bodies_bytes > self.limits.bodies_bytes_max:
+            raise HTTPException(503, "too many bytes of requests at a time (http.bodies_bytes_max)")
+
+    async def explain(self, request: Request, problem: Exception) -> Response:
+        """An error as an answer; what may be the sign of a fault is logged."""
+        assert isinstance(problem, HTTPException)
+        status = problem.status_code
+        if status not in ORDINARY and not request.scope.get(CLOSED):
+            text = f"{_show(request.scope)}: {status}: {problem.detail}"
+            self.log.tell(f"answered {status}", text)
+        answer = _json({"error": problem.detail}, status)
+        answer.headers.update(problem.headers or {})
+        return answer
 
 
 def _json(content: Any, status: int = 200) -> Response:
@@ -257,8 +404,3 @@ def _json(content: Any, status: int = 200) -> Response:
 
 async def _apologise(_request: Request, _problem: Exception) -> Response:
     return _json({"error": "something went wrong here; the log of this process says what"}, 500)
-
-
-async def _explain(_request: Request, problem: Exception) -> Response:
-    assert isinstance(problem, HTTPException)
-    return _json({"error": problem.detail}, problem.status_code)

@@ -54,6 +54,8 @@ def parse_line(line: bytes) -> Pair:
         found = _decoder.decode(line)
     except (msgspec.DecodeError, RecursionError) as problem:
         raise UsageError(f"not JSON: {problem}") from None
+    except UnicodeDecodeError:
+        raise UsageError("not UTF-8; other bytes go into key_base64 and value_base64") from None
     if not isinstance(found, dict):
         raise UsageError('not an object; write {"key": ..., "value": ...}')
     if unknown := sorted(found.keys() - _KNOWN - _SHOWN):

@@ -71,7 +71,11 @@ def document() -> dict[str, Any]:
         "info": {
             "title": "Surecast region server",
             "version": version("surecast"),
-            "description": "Health, metrics, status and publishing of one node.",
+            "description": (
+                "Health, metrics, status and publishing of one node. Any request may be answered "
+                "400 (not HTTP, or its path or query is not UTF-8), 408 (too slow) or 431 (its "
+                "headers are too large)."
+            ),
         },
         "paths": _paths(refs),
         "components": {
@@ -103,11 +107,14 @@ def _paths(refs: dict[Any, Any]) -> dict[str, Any]:
     )
     publish = _operation(
         "publish events: a JSON object a line, or the body as one event",
-        {200: refs[Published], **dict.fromkeys((400, 401, 403, 409, 413, 502, 503, 504), wrong)},
+        {
+            200: refs[Published],
+            **dict.fromkeys((400, 401, 403, 408, 409, 413, 502, 503, 504), wrong),
+        },
         token,
         {"parameters": [_NAME, _KEY], "requestBody": {"required": True, "content": events}},
     )
-    refusals = dict.fromkeys((400, 401, 403, 404, 409), wrong)
+    refusals = dict.fromkeys((400, 401, 403, 404, 409, 503), wrong)
     refound = _operation(
         "an operator's last word: no other member of the chain will come back, go on from this one",
         {202: refs[Done], **refusals},
@@ -125,17 +132,21 @@ def _paths(refs: dict[Any, Any]) -> dict[str, Any]:
         "/healthz": get("is the process alive?", refs[Alive], security=open_to_all),
         "/readyz": {"get": ready},
         "/metrics": {
-            "get": _operation("for Prometheus", {200: text}, open_to_all, media="text/plain")
+            "get": _operation(
+                "for Prometheus", {200: text, 503: text}, open_to_all, media="text/plain"
+            )
         },
-        "/openapi.json": get("this document", {"type": "object"}, security=open_to_all),
-        "/v1/status": get("everything this node knows", refs[Status], 401),
-        "/v1/streams": get("the streams", refs[StreamList], 401, 404),
-        "/v1/streams/{name}": get("one stream", refs[StreamStatus], 401, 404, parameters=[_NAME]),
+        "/openapi.json": get("this document", {"type": "object"}, 503, security=open_to_all),
+        "/v1/status": get("everything this node knows", refs[Status], 401, 503),
+        "/v1/streams": get("the streams", refs[StreamList], 401, 404, 503),
+        "/v1/streams/{name}": get(
+            "one stream", refs[StreamStatus], 400, 401, 404, 503, parameters=[_NAME]
+        ),
         "/v1/streams/{name}/events": {"post": publish},
         "/v1/streams/{name}/files": get(
             "where it lies on this server's disk, and which positions are void",
             refs[StreamFiles],
-            *(400, 401, 404),
+            *(400, 401, 404, 503),
             parameters=[_NAME, *_RANGE],
         ),
         "/v1/admin/refound": {"post": refound},
@@ -171,6 +182,7 @@ _WORDS = {
     401: "the token is missing or wrong",
     403: "not from there",
     404: "there is no such thing here",
+    408: "the request took too long to arrive",
     409: "not in this state",
     413: "too large",
     502: "refused by the region that owns the stream",

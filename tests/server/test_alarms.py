@@ -1,0 +1,200 @@
+"""Each alarm: when it is raised, and whether a node with it is ready. No sockets."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from surecast.runtime.session import UP
+from surecast.server.alarms import CODES, NAMED_MAX, alarms
+from surecast.server.status import not_ready
+
+
+def healthy() -> Any:
+    """What alarms look at, of the head of two replicas that has heard of one other region."""
+    members = [SimpleNamespace(name="e-1"), SimpleNamespace(name="e-2")]
+    log = SimpleNamespace(failed=False, pending=[])
+    stream = SimpleNamespace(
+        info=SimpleNamespace(name="s"), quarantined="", recovering_since_ns=None
+    )
+    peer = SimpleNamespace(name="w", heard_ns=0, owners=b"same", live=True)
+    return SimpleNamespace(
+        draining=False,
+        config=SimpleNamespace(
+            name="e-1",
+            node=SimpleNamespace(data_dir="data", region="e"),
+            region=SimpleNamespace(replicas={"e-1": "", "e-2": ""}),
+        ),
+        replica=SimpleNamespace(
+            sessions=SimpleNamespace(by_peer={"e/witness": SimpleNamespace(state=UP)})
+        ),
+        chain=SimpleNamespace(
+            config=SimpleNamespace(service="e/witness", writable_min=2, pending_bytes_max=100),
+            members=members,
+            epoch=3,
+            is_member=True,
+            active=True,
+            saved=SimpleNamespace(clean=True, lost_epoch=0),
+            store_failures=0,
+            pending_bytes=0,
+            logs={b"log": log},
+        ),
+        proxy=SimpleNamespace(
+            now_ns=10**9,
+            owners=b"same",
+            peers={"w": peer},
+            is_live=lambda peer: peer.live,
+            streams={b"s": stream},
+        ),
+    )
+
+
+def not_founded(server: Any) -> None:
+    server.chain.epoch, server.chain.active, server.chain.is_member = 0, False, False
+    server.chain.members = []
+
+
+def not_in_chain(server: Any) -> None:
+    server.chain.is_member = False
+
+
+def too_few(server: Any) -> None:
+    del server.chain.members[1]
+
+
+def missing(server: Any) -> None:
+    del server.chain.members[1]
+    server.chain.config.writable_min = 1
+
+
+def disks_lost(server: Any) -> None:
+    server.chain.saved = SimpleNamespace(clean=False, lost_epoch=2)
+
+
+def failing(server: Any) -> None:
+    server.chain.store_failures = 5
+    server.chain.logs[b"log"].failed = True
+
+
+def failing_again(server: Any) -> None:
+    """While the next attempt is under way."""
+    server.chain.store_failures = 5
+    server.chain.logs[b"log"].pending = ["batch"]
+
+
+def failing_here_not_there(server: Any) -> None:
+    """Another log was written meanwhile."""
+    server.chain.logs[b"log"].failed = True
+
+
+def behind(server: Any) -> None:
+    server.chain.pending_bytes = 101
+
+
+def unreachable(server: Any) -> None:
+    server.proxy.peers["w"].live = False
+
+
+def never_heard(server: Any) -> None:
+    server.proxy.peers["w"].live, server.proxy.peers["w"].heard_ns = False, -1
+    server.proxy.peers["w"].owners = b""
+
+
+def owners_differ(server: Any) -> None:
+    server.proxy.peers["w"].owners = b"others"
+
+
+def quarantined(server: Any) -> None:
+    server.proxy.streams[b"s"].quarantined = "journal-1: bad checksum"
+
+
+def recovering(server: Any) -> None:
+    server.proxy.streams[b"s"].recovering_since_ns = 0
+
+
+def in_memory(server: Any) -> None:
+    server.config.node.data_dir = ""
+
+
+def no_witness(server: Any) -> None:
+    server.replica.sessions.by_peer.clear()
+
+
+TABLE: list[tuple[Callable[[Any], None], str, str]] = [
+    (in_memory, "in-memory", "e-1 keeps nothing on disk"),
+    (not_founded, "not-founded", "e waits for e-1, e-2"),
+    (not_in_chain, "not-in-chain", "epoch 3 has e-1, e-2"),
+    (no_witness, "witness-unreachable", "no session with e/witness"),
+    (too_few, "too-few-replicas", "1 of 2; missing: e-2"),
+    (missing, "replicas-missing", "e-2"),
+    (disks_lost, "disks-lost", "since epoch 2"),
+    (failing, "disk-failing", "writes fail, 5 in a row; 1 logs wait"),
+    (failing_again, "disk-failing", "writes fail, 5 in a row; 1 logs wait"),
+    (failing_here_not_there, "disk-failing", "writes fail, 0 in a row; 1 logs wait"),
+    (behind, "disk-behind", "too much waits for the disk, 101 bytes"),
+    (unreachable, "region-unreachable", "w, last heard 1 s ago"),
+    (never_heard, "region-unreachable", "w, never heard"),
+    (owners_differ, "owners-differ", "w"),
+    (quarantined, "stream-quarantined", "s: journal-1: bad checksum"),
+    (recovering, "stream-recovering", "s"),
+]
+READY = {
+    "in-memory", "witness-unreachable", "too-few-replicas", "replicas-missing", "disks-lost",
+    "disk-behind", "region-unreachable", "stream-quarantined", "stream-recovering",
+}  # fmt: skip
+
+
+def test_a_healthy_node_has_no_alarm() -> None:
+    assert alarms(healthy()) == []
+    assert not_ready(healthy()) == []
+
+
+@pytest.mark.parametrize(
+    ("happens", "code", "what"), TABLE, ids=lambda x: getattr(x, "__name__", "")
+)
+def test_each_alarm(happens: Callable[[Any], None], code: str, what: str) -> None:
+    server = healthy()
+    happens(server)
+    found = alarms(server)
+    assert [(alarm.code, alarm.what) for alarm in found] == [(code, what)]
+    assert (found[0].means, found[0].todo) == (CODES[code].means, CODES[code].todo)
+    assert not_ready(server) == ([] if code in READY else [f"{code}: {what}"])
+
+
+def test_every_code_is_in_the_table() -> None:
+    assert {code for _, code, _ in TABLE} == set(CODES)
+
+
+def test_failures_without_anything_to_write_are_over() -> None:
+    server = healthy()
+    server.chain.store_failures = 5
+    assert alarms(server) == []
+
+
+def test_numbers_that_rise_do_not_make_a_new_alarm() -> None:
+    """The log tells alarms apart by code and by what stands before the first comma."""
+    for happens, later in (
+        (failing, lambda server: setattr(server.chain, "store_failures", 6)),
+        (behind, lambda server: setattr(server.chain, "pending_bytes", 12_345_678)),
+        (unreachable, lambda server: setattr(server.proxy, "now_ns", 10**12)),
+    ):
+        server = healthy()
+        happens(server)
+        before = alarms(server)[0]
+        later(server)
+        after = alarms(server)[0]
+        assert before.what != after.what
+        assert before.what.split(",")[0] == after.what.split(",")[0]
+
+
+def test_many_streams_are_counted() -> None:
+    server = healthy()
+    for number in range(NAMED_MAX + 3):
+        server.proxy.streams[number] = SimpleNamespace(
+            info=SimpleNamespace(name=f"n{number}"), quarantined="bad", recovering_since_ns=0
+        )
+    found = [alarm.what for alarm in alarms(server)]
+    assert len(found) == NAMED_MAX + 2
+    assert found[NAMED_MAX] == "and 3 more"
+    assert found[-1].endswith("and 3 more")
