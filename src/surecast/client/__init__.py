@@ -11,6 +11,7 @@ options.py       ClientOptions: every bound and every wait
 desk.py          the node that publishes and asks, as results to wait for
 stream.py        Stream: publish, publish_soon, publish_many, collect, subscribe
 outbox.py        events become batches, in order, within bounds
+publisher_id.py  from the name of a publisher to its 16 bytes on the wire
 many.py          lists and tables cut into batches
 subscription.py  Subscription: what users iterate over
 reading.py       how a subscription begins, finds its streams and ends

@@ -21,6 +21,7 @@ from surecast.client.connection import Client as AsyncClient
 from surecast.client.events import Event, Seqs
 from surecast.client.options import ClientOptions
 from surecast.client.outbox import Outbox
+from surecast.client.publisher_id import publisher_id
 from surecast.client.reading import Start
 from surecast.client.stream import Stream as AsyncStream
 from surecast.client.subscription import Subscription as AsyncSubscription
@@ -31,6 +32,8 @@ from surecast.errors import Closed
 from surecast.protocols.sprinkler.messages import StreamInfo
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     import pyarrow as pa
 
 __all__ = ["Client", "Stream", "Subscription", "connect", "local"]
@@ -279,11 +282,15 @@ class Stream:
 
         return self._loop.call(work())
 
-    def named(self, publisher: bytes, pub_no: int) -> Stream:
+    def named(self, publisher: str | bytes | UUID, pub_no: int) -> Stream:
         """This stream for a publisher that numbers by itself; see `surecast.Stream.named`."""
+        return self.published_as(publisher_id(publisher), pub_no)
+
+    def published_as(self, publisher: bytes, pub_no: int) -> Stream:
+        """`named` by the id on the wire; see `surecast.Stream.published_as`."""
 
         async def work() -> AsyncStream:
-            return self._inner.named(publisher, pub_no)
+            return self._inner.published_as(publisher, pub_no)
 
         inner = self._loop.call(work())
         return Stream(inner, Line(inner._outbox, self._loop), self._loop)
