@@ -24,6 +24,7 @@ rows.py          batches as events
 arrow.py         batches as Arrow record batches
 rules.py         keep_all(), latest_per_key(), before_seq() …
 failures.py      what refusals mean and what to do about them
+forking.py       in a forked child, every call says that the client is the parent's
 sync.py          the same without await
 """
 

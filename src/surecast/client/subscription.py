@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from surecast.client.events import Event
 from surecast.client.feed import Feed
+from surecast.client.forking import forked
 from surecast.client.reading import Reading
 from surecast.errors import NotSupported, UsageError
 
@@ -132,6 +133,8 @@ class Subscription:
         Returns when that is on disk at every replica of the region.
         """
         feed = self._feed
+        if feed.forked:
+            raise forked()
         if feed.cursor is None:
             raise UsageError(
                 "only a named subscription keeps its place: subscribe(..., name=...)"
