@@ -212,6 +212,16 @@ class Feed:
             found[line.stream] = max(line.read, hand.seq + 1 - hand.count)
         return found
 
+    def handed(self, line: Line) -> int:
+        """The first position of a stream that the user has not been given.
+
+        Event by event that is the one behind the event in hand; of batches, the end of the last.
+        """
+        if self.current is None or self.current[0] is not line:
+            return line.read
+        end = self.current[1] if self.hand is None else self.hand.seq + 1
+        return max(line.read, end)
+
     def acknowledge(self, line: Line, end: int) -> None:
         """All below `end` is dealt with, says the user."""
         line.acked = max(line.acked, end)

@@ -115,6 +115,11 @@ class Outbox:
         """Batches not acknowledged, counting the draft."""
         return len(self._parcels) + bool(self.values) + len(self._blocked)
 
+    @property
+    def is_blocked(self) -> bool:
+        """Whether calls wait for room: whatever is published now comes after them."""
+        return bool(self._blocked)
+
     # ------------------------------------------------------------ taking events
 
     def size_of(self, value: bytes, key: bytes | None, tag: bytes | None) -> int:

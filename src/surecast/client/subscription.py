@@ -143,7 +143,8 @@ class Subscription:
             )
         stream, end = _place(item)
         line = feed.names.get(stream)
-        if line is None or end > line.next:
+        if line is None or end > feed.handed(line):
+            feed.cursor.check()  # a place that was lost is the better reason
             raise UsageError(f"{stream} up to {end - 1} was not read by {self!r}")
         feed.acknowledge(line, end)
         await feed.cursor.stored_at_least({line.stream: end})

@@ -222,7 +222,8 @@ class Line:
         outbox = self._outbox
         size = outbox.size_of(value, key, tag)
         with self._lock:
-            if outbox.nbytes + self._nbytes + size > outbox.options.outbox_bytes_max:
+            nbytes = outbox.nbytes + self._nbytes + size
+            if outbox.is_blocked or nbytes > outbox.options.outbox_bytes_max:
                 raise outbox.full()
             self._events.append((value, key, tag, size))
             self._nbytes += size
