@@ -1,9 +1,12 @@
 """Named subscriptions: places that outlive clients and servers, acknowledgements, fencing."""
 
 import asyncio
+from typing import Any
 
+import msgspec
 import pytest
 
+from surecast.client.feed import Feed
 from surecast.client.subscription import Subscription
 from surecast.errors import Closed, Fenced, UsageError
 from tests.client.stage import Regions, play, until
@@ -239,6 +242,39 @@ def test_misuse_is_told_at_once() -> None:
                     await named.ack(wrong)
 
     play(story)
+
+
+async def _acknowledges_unread(batchwise: bool) -> None:
+    """All ten events are here; two were given to the user, who acknowledges more than that."""
+    async with Regions(east=1) as regions, regions.client("east") as client:
+        stream = await client.stream("s")
+        for _ in range(5):
+            await stream.publish_many([b"x"] * 2)
+        events = await take(stream.subscribe(start=1), 10)
+        sub = stream.subscribe(start=1, name="n", ack="manual")
+        given: Any = await anext(sub.batches()) if batchwise else (await take(sub, 2))[-1]
+        await until(lambda: sub._feed.names["s"].next == 11, "not all of it has come")
+        for unread in (*events[2:], msgspec.structs.replace(events[9], seq=11)):
+            try:
+                await sub.ack(unread)
+                refusal = ""
+            except UsageError as problem:
+                refusal = str(problem)
+            assert f"s up to {unread.seq} was not read" in refusal
+        await sub.ack(given)
+        assert await stored(regions, "n", stream.stream_id) == 3
+
+
+@pytest.mark.parametrize("batchwise", [False, True])
+@pytest.mark.parametrize("mutant", ["what was received", "anything"])
+def test_what_was_not_read_cannot_be_acknowledged(
+    monkeypatch: pytest.MonkeyPatch, batchwise: bool, mutant: str
+) -> None:
+    play(lambda: _acknowledges_unread(batchwise))
+    handed = {"what was received": lambda feed, line: line.next, "anything": lambda feed, line: 100}
+    monkeypatch.setattr(Feed, "handed", handed[mutant])
+    with pytest.raises(AssertionError, match="was not read"):
+        play(lambda: _acknowledges_unread(batchwise))
 
 
 def test_the_place_survives_a_failover_under_load() -> None:

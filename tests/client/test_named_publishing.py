@@ -1,10 +1,14 @@
 """A publisher with an identity of its own, over sockets: whoever repeats is recognised."""
 
 import asyncio
+import time
 from random import Random
+from typing import Any
+from uuid import UUID
 
 import pytest
 
+from surecast.client.publisher_id import publisher_id
 from surecast.client.stream import Stream
 from surecast.columns.batch import Batch
 from surecast.errors import PublishError, UsageError
@@ -153,12 +157,78 @@ def test_numbers_begin_again_only_when_all_before_has_ended() -> None:
     play(story)
 
 
-def test_what_is_no_identity() -> None:
+SOME = UUID("8d8f89c5-f4aa-4910-b76c-d994c04b5ab4")
+NAMES: dict[str, str | bytes | UUID] = {
+    "uuid": SOME,
+    "its-text": str(SOME),
+    "bytes": b"\xff" * 8 + b"any-name",
+    "nil": UUID(int=0),  # in a batch, 16 zeros mean that it has no publisher
+    "with-a-time": UUID("017f22e2-79b0-7cc3-98c4-dc0c0c07398f"),
+    "zeros-first": NAME,
+    "string": "invoices",
+    "empty": "",
+    "not-utf-8": "a name of more than sixteen bytes, ü \ud800",
+}
+
+
+@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES.keys())
+def test_any_name_is_recognised_in_another_life(name: str | bytes | UUID) -> None:
+    async def story() -> None:
+        async with Regions(east=1) as regions:
+            for _ in range(2):
+                async with regions.client("east") as client:
+                    stream = await client.stream("s")
+                    line = stream.named(name, 1)
+                    futures = [await line.publish_batch(one) for one in batches(stream, 3)]
+                    assert [await future for future in futures] == [(1, 4), (4, 7), (7, 10)]
+            async with regions.client("east") as client:
+                stream = await client.stream("s")
+                assert await stream.named(bytes(8) + b"somebody", 1).publish(b"first") == 10
+
+    play(story)
+
+
+def test_names_become_ids_that_differ_and_stay() -> None:
+    assert publisher_id(NAME) == NAME  # it is an id already
+    assert publisher_id("invoices").hex() == "00000000000000004d72710f9c871690"  # for ever
+    assert publisher_id(SOME) == publisher_id(SOME.bytes)
+    names = [*NAMES.values(), b"sixteen bytes, b", "sixteen bytes, b", *map(str, range(100_000))]
+    ids = {publisher_id(name) for name in names}
+    assert len(ids) == len(names)
+    assert all(len(one) == 16 and one[:8] == bytes(8) != one[8:] for one in ids)
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "said"),
+    [
+        (b"short", 1, "16 bytes, not 5 bytes"),
+        (bytearray(16), 1, "16 bytes, not bytearray"),
+        (None, 1, "16 bytes, not None"),
+        (NAME, 0, "begin at 1"),
+    ],
+)
+def test_what_is_no_name(name: Any, number: int, said: str) -> None:
     async def story() -> None:
         async with Regions(east=1) as regions, regions.client("east") as client:
             stream = await client.stream("s")
-            for publisher, number in ((b"short", 1), (NAME, 0)):
-                with pytest.raises(UsageError, match="16 bytes"):
-                    stream.named(publisher, number)
+            with pytest.raises(UsageError, match=said):
+                stream.named(name, number)
+
+    play(story)
+
+
+def test_an_id_that_has_a_birth_is_kept_as_it_is() -> None:
+    """The owner may forget it: connectors use it once and do not come back."""
+    born = time.time_ns().to_bytes(8, "big") + b"one time"
+
+    async def story() -> None:
+        async with Regions(east=1) as regions, regions.client("east") as client:
+            stream = await client.stream("s")
+            await stream.published_as(born, 1).publish(b"1")
+            machine: Any = regions.nodes["east-1"].machine
+            assert list(machine.layers[0].logs[stream.stream_id].dedup.publishers) == [born]
+            for wrong in (bytes(16), b"short"):
+                with pytest.raises(UsageError, match="16 bytes, not all zero"):
+                    stream.published_as(wrong, 1)
 
     play(story)

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections import deque
 from typing import Any
 
 import pyarrow as pa
@@ -9,6 +10,7 @@ import pytest
 
 import surecast
 from surecast.client.connection import Client
+from surecast.client.outbox import Outbox
 from surecast.client.stream import Stream
 from surecast.errors import Closed, NotSupported, PublishError, QueueFull, UsageError
 from tests.client.stage import Regions, play, until
@@ -171,6 +173,51 @@ def test_bounds_publish_waits_and_publish_soon_raises() -> None:
             assert [e.value for e in (await read(stream, 42))[40:]] == [b"b0", b"b2"]
 
     play(story)
+
+
+async def _unequal_sizes() -> None:
+    """Small events come while a large one waits for room: they would fit, and wait behind it."""
+    bounds = {"outbox_bytes_max": 10_000, "batch_bytes_max": 2_000, "event_bytes_max": 8_000}
+    async with Regions(east=1) as regions, regions.client("east", **bounds) as client:
+        stream = await client.stream("s")
+        await regions.kill("east-1")  # nothing is acknowledged now
+        calls = [
+            stream.publish(bytes(6_000)),
+            stream.publish(bytes(7_000)),  # waits
+            stream.publish(b"small"),
+            stream.publish_many([b"many"]),
+            stream.collect(surecast.before_seq(1)),
+            stream.publish(b"last"),
+        ]
+        waiting = [asyncio.ensure_future(call) for call in calls]
+        await until(lambda: stream._outbox.is_blocked)
+        with pytest.raises(QueueFull):
+            stream.publish_soon(b"soon")
+        await regions.start("east-1")
+        places = [await one for one in waiting]
+        places[3] = places[3].first
+        assert places == [1, 2, 3, 4, 5, 6]
+        assert (await read(stream, 2, voids=True))[1].value == bytes(7_000)
+
+
+class Overtakes(Outbox):
+    """A mutant: who finds room takes it, whoever waits."""
+
+    def publish(self, value: bytes, key: bytes | None, tag: bytes | None) -> asyncio.Future[int]:
+        waiting, self._blocked = self._blocked, deque()
+        try:
+            return super().publish(value, key, tag)
+        finally:
+            self._blocked = waiting + self._blocked
+
+
+def test_a_small_event_does_not_overtake_a_large_one_that_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    play(_unequal_sizes)
+    monkeypatch.setattr("surecast.client.connection.Outbox", Overtakes)
+    with pytest.raises(AssertionError, match=r"assert \[1, 4, 2,"):
+        play(_unequal_sizes)
 
 
 @pytest.mark.slow

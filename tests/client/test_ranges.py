@@ -10,7 +10,7 @@ from surecast.client.bootstrap import Region, parse_url
 from surecast.client.options import ClientOptions
 from surecast.client.ranges import RangeReader, ShortError, StallError
 from surecast.columns.batch import Batch
-from surecast.errors import ConnectError
+from surecast.errors import ConnectError, SurecastError
 from tests.client.stage import Regions, play, until
 
 
@@ -109,6 +109,47 @@ def test_a_range_that_grows_is_waited_for() -> None:
                 assert seqs(await more) == [11, 12]
 
     play(story)
+
+
+async def _silent_after_progress() -> None:
+    """A server says that the stream ends at 11, sends 11 and 12 later, and is heard no more."""
+    async with Regions(east=1) as regions:
+        stream = await publish(regions, 10)
+        async with reader(regions) as line:
+            batches = line.read(stream, 11, 20)
+            more = asyncio.create_task(anext(batches))
+            await until(lambda: line._short == 11, "a server says that it ends")
+            real = line.node._on_deliver
+            assert real is not None
+
+            def last(log: bytes, some: tuple[Batch, ...]) -> None:
+                regions.nodes["east-1"].kill()
+                real(log, some)
+
+            line.node._on_deliver = last
+            await publish(regions, 2)
+            assert seqs(await more) == [11, 12]
+            line._patience_s = 0.3
+            with pytest.raises(SurecastError) as given_up:
+                await anext(batches)
+            assert isinstance(given_up.value, StallError), given_up.value
+
+
+def test_an_end_that_was_said_before_there_was_progress_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody has said that the stream ends at 11 since: the reader has 11 and 12."""
+    play(_silent_after_progress)
+
+    def remembers(line: RangeReader, log: bytes, some: tuple[Batch, ...]) -> None:
+        short = line._short
+        take_in(line, log, some)
+        line._short = short
+
+    take_in = RangeReader._take_in
+    monkeypatch.setattr(RangeReader, "_take_in", remembers)
+    with pytest.raises(AssertionError, match="ends at 11"):
+        play(_silent_after_progress)
 
 
 def test_a_region_that_starts_again_is_waited_for() -> None:

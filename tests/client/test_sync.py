@@ -2,6 +2,7 @@
 
 import inspect
 import threading
+import time
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
@@ -13,6 +14,7 @@ from surecast import sync
 from surecast.client import sync as twin
 from surecast.client.connection import Client
 from surecast.client.options import ClientOptions
+from surecast.client.outbox import Outbox
 from surecast.client.stream import Stream
 from surecast.client.subscription import Subscription
 from surecast.errors import Closed, ConnectError, QueueFull, StreamConfigMismatch
@@ -97,6 +99,48 @@ def test_publish_soon_is_bounded() -> None:
                 full += 1
         client.flush()
         assert next(iter(stream.subscribe(start=taken))).seq == taken
+
+
+def _soon_behind_one_that_waits() -> None:
+    """A thread waits for room; an event of another would fit, and would overtake it."""
+    options = ClientOptions(outbox_bytes_max=10_000, event_bytes_max=8_000, batch_bytes_max=2_000)
+    with sync.local(options=options) as client:
+        stream = client.stream("s")
+        desk, outbox = client._inner._desk, stream._inner._outbox
+        offer, held = desk.offer, []
+        desk.offer = lambda *one: held.append(one)  # type: ignore[assignment]
+        threads = [
+            threading.Thread(target=stream.publish, args=(bytes(size),)) for size in (6_000, 7_000)
+        ]
+        for count, thread in enumerate(threads, 1):
+            thread.start()
+            while outbox.unacknowledged < count:
+                time.sleep(0.001)
+        refused = False
+        try:
+            stream.publish_soon(b"small")
+        except QueueFull:
+            refused = True
+
+        async def let_go() -> None:
+            desk.offer = offer  # type: ignore[method-assign]
+            for one in held:
+                offer(*one)
+
+        client._loop.call(let_go())
+        for thread in threads:
+            thread.join()
+        client.flush()
+        assert refused
+
+
+def test_publish_soon_does_not_overtake_a_thread_that_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _soon_behind_one_that_waits()
+    monkeypatch.setattr(Outbox, "is_blocked", False)
+    with pytest.raises(AssertionError):
+        _soon_behind_one_that_waits()
 
 
 def test_many_threads_share_a_client() -> None:

@@ -20,6 +20,7 @@ from tests.runtime.stage import (
     play,
     until,
 )
+from tests.runtime.test_tcp import Caller
 
 from surecast.core.types import (
     MS,
@@ -33,6 +34,8 @@ from surecast.core.types import (
     Writable,
 )
 from surecast.runtime.hello import BEAT
+from surecast.runtime.session import Session
+from surecast.runtime.sessions import Sessions
 
 
 class Wire:
@@ -101,6 +104,39 @@ def test_many_crossings_end_in_one_session_each(loop: str) -> None:
                 )
 
     play(loop, story)
+
+
+async def _ends_before_its_first_flush() -> None:
+    """A peer calls; we send into the session that is not up yet, and it ends in the same pass."""
+    async with Stage() as stage:
+        node = await stage.add("b")
+        async with Caller(node) as caller:
+            caller.writer.write(caller.hello())
+            await caller.frame()  # our answer; the peer says nothing more
+            session = node.sessions.by_peer[caller.name]
+            assert not session.used
+            node.step(Do([Send(caller.name, Ping(1))]))
+            node.sessions.down(session)
+            node.settle()
+            assert [inp.peer for _, inp in stage.machine("b").of(PeerDown)] == [caller.name]
+
+
+class Forgets(Sessions):
+    """A mutant: only what was flushed counts as sent."""
+
+    def down(self, session: Session, quiet: bool = False) -> None:
+        session.dirty = False
+        super().down(session, quiet)
+
+
+@on_loops
+def test_what_was_sent_into_a_session_that_ends_at_once_is_told_as_lost(
+    loop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play(loop, _ends_before_its_first_flush)
+    monkeypatch.setattr("surecast.runtime.node.Sessions", Forgets)
+    with pytest.raises(AssertionError):
+        play(loop, _ends_before_its_first_flush)
 
 
 @on_loops

@@ -1,13 +1,15 @@
 """A deployment on one machine: what is planned can be served, and fits together."""
 
+import os
 import socket
+import stat
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from surecast.errors import UsageError
-from surecast.server.cluster import check_ports
+from surecast.server.cluster import Cluster, check_ports
 from surecast.server.config import build
 from surecast.server.layout import plan
 from tests.server.processes import free_base
@@ -67,3 +69,26 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
                 taken.listen()
             with pytest.raises(UsageError, match=f"port {base + 1}, wanted for east-2, is taken"):
                 check_ports(layout)
+
+
+def test_files_and_folders_are_for_their_owner_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        layout = plan(tmp_path / "up", 1, 1, 7400)
+        layout.write()
+        node = layout.nodes[0]
+        os.chmod(node.config, 0o644)  # as an earlier version made it
+        os.chmod(node.config.parent, 0o755)
+        layout.log(node).touch(0o644)
+        layout.write()
+        cluster = Cluster(layout)
+        node.config.write_text("not a configuration")  # it ends at once, and says why
+        cluster.start(node.name)
+        cluster.running[node.name].wait()
+    finally:
+        os.umask(before)
+    assert layout.log(node).stat().st_size
+    for part in ("config", "logs", "data"):
+        assert stat.S_IMODE((tmp_path / "up" / part).stat().st_mode) == 0o700
+    for file in (node.config, layout.log(node)):
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600

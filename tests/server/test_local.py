@@ -1,13 +1,18 @@
 """A region inside the test's own event loop."""
 
 import asyncio
+import os
+import stat
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
 from surecast import UsageError, connect
+from surecast.server.config import build
 from surecast.server.local import LocalRegion
+from surecast.server.region import RegionServer
+from tests.ports import free_ports
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
@@ -49,3 +54,38 @@ def test_what_was_acknowledged_is_there_after_a_restart(tmp_path: Path) -> None:
             await region.stop()
 
     run(main)
+
+
+@pytest.mark.parametrize("group_read", [False, True])
+def test_what_it_keeps_is_for_its_owner_or_its_group(tmp_path: Path, group_read: bool) -> None:
+    """The data folder, and the recording."""
+    port = free_ports(1)[0]
+    node = {
+        "name": "east-1",
+        "region": "east",
+        "data_dir": str(tmp_path / "data"),
+        "listen": f"127.0.0.1:{port}",
+        "http": "",
+        "record": str(tmp_path / "record"),
+    }
+    regions = {"east": {"replicas": {"east-1": f"127.0.0.1:{port}"}}}
+    storage = {"group_read": group_read}
+
+    async def main() -> None:
+        server = RegionServer(build({"node": node, "regions": regions, "storage": storage}))
+        await server.start()
+        await server.drain()
+
+    before = os.umask(0)
+    try:
+        run(main)
+    finally:
+        os.umask(before)
+    found = {path: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")}
+    for path, mode in found.items():
+        open_to_group = group_read and path.is_relative_to(tmp_path / "data")
+        if path.is_dir():
+            assert mode == (0o750 if open_to_group else 0o700), path
+        else:
+            assert mode == (0o640 if open_to_group else 0o600), path
+    assert {path.suffix for path in found} >= {".rec", ""}

@@ -11,6 +11,7 @@ options.py       ClientOptions: every bound and every wait
 desk.py          the node that publishes and asks, as results to wait for
 stream.py        Stream: publish, publish_soon, publish_many, collect, subscribe
 outbox.py        events become batches, in order, within bounds
+publisher_id.py  from the name of a publisher to its 16 bytes on the wire
 many.py          lists and tables cut into batches
 subscription.py  Subscription: what users iterate over
 reading.py       how a subscription begins, finds its streams and ends
@@ -23,6 +24,7 @@ rows.py          batches as events
 arrow.py         batches as Arrow record batches
 rules.py         keep_all(), latest_per_key(), before_seq() …
 failures.py      what refusals mean and what to do about them
+forking.py       in a forked child, every call says that the client is the parent's
 sync.py          the same without await
 """
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from surecast.client.bootstrap import parse_url
 from surecast.client.desk import Desk, desk_factory
 from surecast.client.failures import bad_name, open_error, subscription_error
+from surecast.client.forking import forked, watch
 from surecast.client.link import Link
 from surecast.client.options import ClientOptions
 from surecast.client.outbox import Outbox
@@ -66,7 +67,7 @@ class Client:
         self._readings: weakref.WeakSet[Reading] = weakref.WeakSet()
         self._readers: Readers
         self._watchdog: asyncio.Task[None] | None = None
-        self._state: Literal["new", "open", "closed"] = "new"
+        self._state: Literal["new", "open", "closed", "forked"] = "new"
 
     # ------------------------------------------------------------ its life
 
@@ -92,6 +93,7 @@ class Client:
             raise
         self._watchdog = asyncio.get_running_loop().create_task(self._watch_region())
         self._state = "open"
+        watch(self)
         return self
 
     def __await__(self) -> Generator[Any, None, Client]:
@@ -120,8 +122,9 @@ class Client:
         Raises what the last `flush()` would have. What is not acknowledged within
         `ClientOptions.close_timeout_ns` is given up: it may or may not be published.
         """
-        if self._state != "open":
+        if self._state == "new":
             self._state = "closed"
+        if self._state != "open":  # in a forked child the parent closes it
             return
         self._state = "closed"
         try:
@@ -153,7 +156,13 @@ class Client:
         if self._local is not None:
             await self._local.stop()
 
+    def _on_fork(self) -> None:
+        if self._state == "open":
+            self._state = "forked"
+
     def _check_not_closed(self) -> None:
+        if self._state == "forked":
+            raise forked()
         if self._state == "closed":
             raise Closed("this client is closed: make another with surecast.connect(...)")
 
@@ -241,6 +250,7 @@ class Client:
 
     def _named_outbox(self, info: StreamInfo, publisher: bytes, pub_no: int) -> Outbox:
         """One under an identity of the user's; it replaces an earlier one of the same identity."""
+        self._check()
         earlier = self._outboxes.get((info.stream_id, publisher))
         if earlier is not None and earlier.unacknowledged:
             raise UsageError(

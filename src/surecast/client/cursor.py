@@ -61,7 +61,7 @@ class Cursor:
             lambda token: Attach(token, self.name, self._holder, True), self._told, of_head=True
         )
         await asyncio.wait([self._attached])
-        self._check()
+        self.check()
 
     def _told(self, answer: Any) -> None:
         if isinstance(answer, SurecastError):
@@ -84,7 +84,8 @@ class Cursor:
                 future.set_exception(type(problem)(*problem.args))
         self._failed(problem)
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise if the place is lost, or given up."""
         if self._problem is not None:
             raise type(self._problem)(*self._problem.args)
 
@@ -128,7 +129,7 @@ class Cursor:
 
     async def stored_at_least(self, positions: dict[LogId, int]) -> None:
         """Wait until the region has these positions, which are among `positions()` already."""
-        self._check()
+        self.check()
         if self._is_stored(positions):
             return
         future: asyncio.Future[None] = self._loop.create_future()

@@ -20,6 +20,7 @@ import numpy as np
 
 from surecast.client.cursor import Cursor
 from surecast.client.events import Event
+from surecast.client.forking import forked, watch
 from surecast.client.options import ClientOptions
 from surecast.client.readers import Reader
 from surecast.client.rows import events_of
@@ -83,7 +84,9 @@ class Feed:
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._end: SurecastError | None = None
         self._closed = False
+        self.forked = False  # this is a child of the process that reads
         self._turn_rows = 0  # read since other tasks had a turn
+        watch(self)
 
     # ------------------------------------------------------------ what comes in
 
@@ -209,6 +212,16 @@ class Feed:
             found[line.stream] = max(line.read, hand.seq + 1 - hand.count)
         return found
 
+    def handed(self, line: Line) -> int:
+        """The first position of a stream that the user has not been given.
+
+        Event by event that is the one behind the event in hand; of batches, the end of the last.
+        """
+        if self.current is None or self.current[0] is not line:
+            return line.read
+        end = self.current[1] if self.hand is None else self.hand.seq + 1
+        return max(line.read, end)
+
     def acknowledge(self, line: Line, end: int) -> None:
         """All below `end` is dealt with, says the user."""
         line.acked = max(line.acked, end)
@@ -218,6 +231,8 @@ class Feed:
 
     async def ready(self) -> None:
         """Wait until it is known where each of the streams there are begins."""
+        if self.forked:
+            raise forked()
         await asyncio.wait([self._ready])
         if self._end is not None:
             raise type(self._end)(*self._end.args)
@@ -225,6 +240,12 @@ class Feed:
     def is_ready(self) -> None:
         if not self._ready.done():
             self._ready.set_result(None)
+
+    def _on_fork(self) -> None:
+        self.forked = True
+        self._end = forked()
+        self._waiter = self.current = self.hand = None
+        deque(self.rows, maxlen=0)  # an iteration under way finds nothing more
 
     def fail(self, problem: SurecastError) -> None:
         """Nothing more will come, and the user should know why."""

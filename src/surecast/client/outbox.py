@@ -23,6 +23,7 @@ from typing import Final
 
 from surecast.client.desk import Desk
 from surecast.client.failures import publish_error
+from surecast.client.forking import forked, watch
 from surecast.client.options import ClientOptions
 from surecast.columns.batch import Batch
 from surecast.core.types import SECOND, LogId
@@ -97,9 +98,10 @@ class Outbox:
         self._blocked: deque[tuple[int, asyncio.Future[int], Callable[[], None]]] = deque()
         self._error: PublishError | None = None
         self._errors = 0  # events of publish_soon that failed
-        self._stopped = False
+        self._stopped = self._forked = False
         self._named = named
         self._failure = ""  # why a named outbox takes no more
+        watch(self)
 
     def _new_draft(self) -> None:
         self.values: list[bytes] = []
@@ -112,6 +114,11 @@ class Outbox:
     def unacknowledged(self) -> int:
         """Batches not acknowledged, counting the draft."""
         return len(self._parcels) + bool(self.values) + len(self._blocked)
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether calls wait for room: whatever is published now comes after them."""
+        return bool(self._blocked)
 
     # ------------------------------------------------------------ taking events
 
@@ -129,7 +136,13 @@ class Outbox:
             )
         return size + EVENT_OVERHEAD
 
+    def _on_fork(self) -> None:
+        self._forked = True
+        self._due = _IDLE  # no event takes the short way of `publish_soon`
+
     def _check(self) -> None:
+        if self._forked:
+            raise forked()
         if self._stopped:
             raise Closed(f"the client is closed: nothing more can be published to {self.name!r}")
         if self._failure:

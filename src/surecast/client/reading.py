@@ -193,6 +193,8 @@ class Reading:
 
     async def close(self, why: SurecastError | None = None) -> None:
         """Store how far things are, then leave. Whoever iterates is told `why`, if there is one."""
+        if self.feed.forked:
+            return  # the parent reads on
         if self._closing is None:
             self._closing = self._loop.create_task(self._close(why))
         await asyncio.shield(self._closing)
@@ -223,6 +225,8 @@ class Reading:
 
     def forget(self) -> None:
         """The user has let go of it; may be called by any thread, at any time."""
+        if self.feed.forked:
+            return
         with suppress(RuntimeError):  # the loop is closed, and everything with it
             self._loop.call_soon_threadsafe(self._forget)
 

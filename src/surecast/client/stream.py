@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Any, Literal
 from surecast.client.events import Seqs
 from surecast.client.many import Chunk, chunks_of
 from surecast.client.outbox import EVENT_OVERHEAD, Outbox
+from surecast.client.publisher_id import publisher_id
 from surecast.client.reading import Start
 from surecast.client.subscription import Subscription
-from surecast.columns.batch import COLLECT, Batch
+from surecast.columns.batch import COLLECT, NO_PUBLISHER, Batch
 from surecast.columns.rules import Collect, KeepAll, Policy, Predicate, TagIs, encode_collect
 from surecast.errors import PublishError, UsageError
 from surecast.protocols.sprinkler.messages import StreamInfo
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     import pyarrow as pa
 
     from surecast.client.connection import Client
@@ -131,16 +134,30 @@ class Stream:
         """
         return await self._send(Chunk(batch, batch.nbytes))
 
-    def named(self, publisher: bytes, pub_no: int) -> Stream:
-        """This stream for a publisher that keeps its identity and numbers by itself.
+    def named(self, publisher: str | bytes | UUID, pub_no: int) -> Stream:
+        """This stream for a publisher that keeps its name and its numbers by itself.
 
-        Events take the numbers from `pub_no` on. Those that the stream's owner has taken before
-        under this identity are not published again: whoever repeats batches from any number on,
-        identical and in order, gets each of them published once. After a failure nothing more is
-        taken; begin again from a number that is known, when all before has ended.
+            line = stream.named("invoices", next_no)
+
+        `publisher` is any string, a UUID or any 16 bytes; equal names are the same publisher, in
+        whichever process. Its events take the numbers from `pub_no` on. The stream's owner does not
+        publish an event again whose number it has taken before from this publisher. So a program
+        that repeats its batches from any number on, identical and in order, gets each of them
+        published once. After a failure nothing more is taken: begin again from a known number when
+        all batches before it have ended. The owner never forgets a named publisher.
         """
-        if len(publisher) != 16 or pub_no < 1:
-            raise UsageError("a publisher's id is 16 bytes, and its numbers begin at 1")
+        return self.published_as(publisher_id(publisher), pub_no)
+
+    def published_as(self, publisher: bytes, pub_no: int) -> Stream:
+        """`named` for a connector that makes its own id on the wire (protocols/chain/dedup.py).
+
+        An id that begins with the time it was made, in ns, is forgotten when it was not used for
+        `chain.publisher_ttl_ns`.
+        """
+        if len(publisher) != 16 or publisher == NO_PUBLISHER:
+            raise UsageError("the id of a publisher is 16 bytes, not all zero")
+        if pub_no < 1:
+            raise UsageError(f"the numbers of a publisher begin at 1, not {pub_no}")
         outbox = self._client._named_outbox(self._info, publisher, pub_no)
         return Stream(self._client, self._info, outbox)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from surecast.client.events import Event
 from surecast.client.feed import Feed
+from surecast.client.forking import forked
 from surecast.client.reading import Reading
 from surecast.errors import NotSupported, UsageError
 
@@ -132,6 +133,8 @@ class Subscription:
         Returns when that is on disk at every replica of the region.
         """
         feed = self._feed
+        if feed.forked:
+            raise forked()
         if feed.cursor is None:
             raise UsageError(
                 "only a named subscription keeps its place: subscribe(..., name=...)"
@@ -140,7 +143,8 @@ class Subscription:
             )
         stream, end = _place(item)
         line = feed.names.get(stream)
-        if line is None or end > line.next:
+        if line is None or end > feed.handed(line):
+            feed.cursor.check()  # a place that was lost is the better reason
             raise UsageError(f"{stream} up to {end - 1} was not read by {self!r}")
         feed.acknowledge(line, end)
         await feed.cursor.stored_at_least({line.stream: end})

@@ -4,7 +4,8 @@ A thread of its own runs the event loop and the ordinary client. Calls are hande
 waited for. Iteration hands over whole batches, never single events: inside a batch a loop is as
 fast as over a list. `publish_soon` only appends to a list, which the other thread empties.
 
-Methods may be called from several threads; one at a time may iterate over a subscription.
+Methods may be called from several threads; one at a time may iterate over a subscription. A process
+that forks keeps its clients; the child has to connect by itself.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from surecast import client as asynchronous
 from surecast.client.connection import Client as AsyncClient
 from surecast.client.events import Event, Seqs
+from surecast.client.forking import forked, watch
 from surecast.client.options import ClientOptions
 from surecast.client.outbox import Outbox
+from surecast.client.publisher_id import publisher_id
 from surecast.client.reading import Start
 from surecast.client.stream import Stream as AsyncStream
 from surecast.client.subscription import Subscription as AsyncSubscription
@@ -31,6 +34,8 @@ from surecast.errors import Closed
 from surecast.protocols.sprinkler.messages import StreamInfo
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     import pyarrow as pa
 
 __all__ = ["Client", "Stream", "Subscription", "connect", "local"]
@@ -70,7 +75,7 @@ class Loop:
     loop: asyncio.AbstractEventLoop
 
     def __init__(self) -> None:
-        self.closed = False
+        self.closed = self.forked = False
         begun = threading.Event()
         # A daemon: a program that forgets to close its client can end all the same.
         self._thread = threading.Thread(
@@ -78,6 +83,7 @@ class Loop:
         )
         self._thread.start()
         begun.wait()
+        watch(self)
 
     async def _live(self, begun: threading.Event) -> None:
         self.loop = asyncio.get_running_loop()
@@ -87,6 +93,9 @@ class Loop:
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Have it done there, and wait."""
+        if self.forked:
+            work.close()
+            raise forked()
         if self.closed:
             work.close()
             raise Closed("this client is closed: make another with surecast.sync.connect(...)")
@@ -97,8 +106,11 @@ class Loop:
             future.cancel()  # Ctrl-C here must not leave it waiting there
             raise
 
+    def _on_fork(self) -> None:
+        self.forked = True
+
     def stop(self) -> None:
-        if not self.closed:
+        if not self.closed and not self.forked:
             self.closed = True
             self.loop.call_soon_threadsafe(self._over.set)
             self._thread.join(ENDS_S)
@@ -126,6 +138,8 @@ class Client:
         problem: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._loop.forked:
+            return  # the parent closes it
         try:
             self._loop.call(self._inner.__aexit__(kind, problem, trace))
         finally:
@@ -208,7 +222,8 @@ class Line:
         outbox = self._outbox
         size = outbox.size_of(value, key, tag)
         with self._lock:
-            if outbox.nbytes + self._nbytes + size > outbox.options.outbox_bytes_max:
+            nbytes = outbox.nbytes + self._nbytes + size
+            if outbox.is_blocked or nbytes > outbox.options.outbox_bytes_max:
                 raise outbox.full()
             self._events.append((value, key, tag, size))
             self._nbytes += size
@@ -279,11 +294,15 @@ class Stream:
 
         return self._loop.call(work())
 
-    def named(self, publisher: bytes, pub_no: int) -> Stream:
+    def named(self, publisher: str | bytes | UUID, pub_no: int) -> Stream:
         """This stream for a publisher that numbers by itself; see `surecast.Stream.named`."""
+        return self.published_as(publisher_id(publisher), pub_no)
+
+    def published_as(self, publisher: bytes, pub_no: int) -> Stream:
+        """`named` by the id on the wire; see `surecast.Stream.published_as`."""
 
         async def work() -> AsyncStream:
-            return self._inner.named(publisher, pub_no)
+            return self._inner.published_as(publisher, pub_no)
 
         inner = self._loop.call(work())
         return Stream(inner, Line(inner._outbox, self._loop), self._loop)
@@ -352,7 +371,8 @@ class Subscription:
         self._loop.call(self._inner.ack(item))
 
     def close(self) -> None:
-        self._loop.call(self._inner.close())
+        if not self._loop.forked:
+            self._loop.call(self._inner.close())
 
     def __enter__(self) -> Subscription:
         return self.ready()

@@ -2,8 +2,8 @@
 
 Rules that keep kernels fast and predictable: explicit signatures on read-only contiguous arrays, so
 that no call ever compiles anything (numba converts writable arrays to read-only ones for free, and
-would otherwise compile anew for each combination); machine code cached on disk; no GIL held; plain
-arrays in and out, no Python objects.
+would otherwise compile anew for each combination); machine code cached on disk (numba_cache.py has
+where); no GIL held; plain arrays in and out, no Python objects.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any
 
 import numba
 from numba import types
+
+from surecast.numba_cache import compiled
 
 __all__ = [
     "BOOLS",
@@ -60,7 +62,10 @@ _OPTIONS: dict[str, Any] = {
 
 
 def kernel(signature: Any) -> Callable[[Kernel], Kernel]:
-    made: Callable[[Kernel], Kernel] = _njit(signature, cache=True, **_OPTIONS)
+    def made(function: Kernel) -> Kernel:
+        found: Kernel = compiled(function, signature, **_OPTIONS)
+        return found
+
     return made
 
 

@@ -11,7 +11,7 @@ compiled (and cached on disk) on first use; importing this module does not impor
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.random import Generator
@@ -243,10 +243,10 @@ def _all_within(ranks: Ints, size_after: Ints) -> bool:
 
 @cache
 def _kernel() -> Callable[[Flags, Ints], Ints]:
-    from numba import njit
+    from surecast.numba_cache import compiled
 
-    compiled: Any = njit("int64[::1](boolean[::1], int64[::1])", cache=True, nogil=True)
-    kernel: Callable[[Flags, Ints], Ints] = compiled(_follow_insertions)
+    signature = "int64[::1](boolean[::1], int64[::1])"
+    kernel: Callable[[Flags, Ints], Ints] = compiled(_follow_insertions, signature, nogil=True)
     return kernel
 
 

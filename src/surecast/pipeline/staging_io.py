@@ -237,7 +237,7 @@ class Stage:
         self._check_complete(act)
         streams = [await open_target(self._client, n, self._options) for n in intent.targets]
         numbers = {s.stream_id: act.numbers.get(s.stream_id, 1) for s in streams}
-        lines = [s.named(self._publisher(s), numbers[s.stream_id]) for s in streams]
+        lines = [s.published_as(self._publisher(s), numbers[s.stream_id]) for s in streams]
         waiting: deque[tuple[int, asyncio.Future[tuple[int, int]]]] = deque()
 
         async def settle() -> None:

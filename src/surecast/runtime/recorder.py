@@ -25,6 +25,7 @@ from surecast.core.types import SECOND, LogId
 from surecast.core.wire import Codec
 from surecast.errors import UsageError
 from surecast.storage.memory import MemoryDisk
+from surecast.storage.modes import opener
 
 __all__ = ["Recorder", "recording_path"]
 
@@ -69,7 +70,7 @@ class Recorder:
         self._writer = Writer(codec)
         self._flushed_ns = 0
         try:
-            self._file = path.open("xb", buffering=0)
+            self._file = open(path, "xb", buffering=0, opener=opener)  # noqa: SIM115
         except FileExistsError:
             raise UsageError(f"{path} exists: each life of a node has its own recording") from None
         self._thread = ThreadPoolExecutor(1, "recorder")

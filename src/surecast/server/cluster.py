@@ -26,6 +26,7 @@ from surecast.client.asking import ask
 from surecast.errors import SurecastError, UsageError
 from surecast.server.config import parse_address
 from surecast.server.layout import Layout, Planned
+from surecast.storage.modes import open_file
 
 __all__ = ["Cluster", "ClusterError"]
 
@@ -74,7 +75,7 @@ class Cluster:
         """Start a process; what it says goes to its log."""
         node = self.nodes[name]
         path = self.layout.log(node)
-        path.touch()
+        os.close(open_file(path, os.O_WRONLY | os.O_CREAT))
         self._read[name] = path.stat().st_size
         # What the environment says of one node cannot be meant for all of them.
         env = {key: v for key, v in os.environ.items() if not key.startswith("SURECAST_NODE__")}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from surecast.errors import UsageError
 from surecast.server.config import witness_name
+from surecast.storage.modes import FOLDER, opener, set_mode
 
 __all__ = ["Layout", "Planned", "plan"]
 
@@ -54,10 +55,17 @@ class Layout:
     def write(self) -> None:
         """The configuration files; whatever was there under these names is replaced."""
         for part in ("config", "logs"):
-            (self.folder / part).mkdir(parents=True, exist_ok=True)
+            self._make(part)
         self._check_shape()
         for node in self.nodes:
-            node.config.write_text(self.text(node))
+            with open(node.config, "w", opener=opener) as file:
+                file.write(self.text(node))
+
+    def _make(self, part: str) -> None:
+        """Only its owner may read it: files may be given a token, and logs name streams."""
+        folder = self.folder / part
+        folder.mkdir(FOLDER, parents=True, exist_ok=True)
+        set_mode(folder, FOLDER)
 
     def _check_shape(self) -> None:
         """Data of a deployment of another shape would not make sense in this one."""
@@ -70,7 +78,7 @@ class Layout:
                 f"{self.folder} holds the data of other replicas ({old}; wanted now: {shape}). "
                 f"Use another --dir, or remove {self.folder} if its data is of no use"
             )
-        kept.parent.mkdir(parents=True, exist_ok=True)
+        self._make("data")
         kept.write_text(shape + "\n")
 
     def text(self, node: Planned) -> str:

@@ -24,6 +24,7 @@ from surecast.runtime.node import Node
 from surecast.runtime.recorder import Recorder, recording_path
 from surecast.server.config import ServerConfig, parse_address, witness_name
 from surecast.stacks import region_replica
+from surecast.storage import modes
 from surecast.storage.memory import MemoryDisk
 from surecast.storage.segments import SegmentStore
 from surecast.storage.store import MemoryStore, Store
@@ -63,7 +64,7 @@ def open_store(config: ServerConfig, part: str) -> Store:
         return MemoryStore(MemoryDisk(config.storage.memory_bytes_max))
     folder = Path(config.node.data_dir) / part
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        modes.make_folder(folder, config.storage.folder_mode)
     except OSError as problem:
         raise StorageError(
             f"cannot make the data folder {folder}: {problem.strerror}; mend that, or set "
@@ -151,7 +152,7 @@ def _recorder(
     config: ServerConfig, name: Peer, store: Store, args: dict[str, Any], codec: Codec, seed: str
 ) -> Recorder:
     folder = Path(config.node.record)
-    folder.mkdir(parents=True, exist_ok=True)
+    modes.make_folder(folder)
     return Recorder(
         recording_path(folder, name, store.incarnation),
         node=name,

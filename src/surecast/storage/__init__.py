@@ -16,5 +16,6 @@ extents.py         pieces of logs in segments
 segment_file.py    a segment's file
 manifest.py        which segments make up each log
 folder.py          the directory they are all in
+modes.py           who may read its files
 inspect.py         looking at such a directory from outside
 """

@@ -5,6 +5,7 @@ from typing import Final, Literal
 
 from surecast.core.config import check
 from surecast.core.wire import Limits
+from surecast.storage.modes import FILE, FOLDER, GROUP_FILE, GROUP_FOLDER
 
 __all__ = ["LOG_LIMITS", "StorageConfig"]
 
@@ -27,6 +28,15 @@ class StorageConfig:
     run_bytes_min: int = 1 << 20  # a log's runs in segments are joined until they are as large
     maps_max: int = 256  # segments mapped, and so files open, at a time
     memory_bytes_max: int = 4 << 30  # of a node without a data folder; then it is a full disk
+    group_read: bool = False  # let the folder's group read it, for Spark executors of another user
+
+    @property
+    def file_mode(self) -> int:
+        return GROUP_FILE if self.group_read else FILE
+
+    @property
+    def folder_mode(self) -> int:
+        return GROUP_FOLDER if self.group_read else FOLDER
 
     def validate(self) -> None:
         check(self, "sync", self.sync in ("data", "none"), '"data" or "none"')

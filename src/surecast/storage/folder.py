@@ -19,6 +19,8 @@ from typing import Final
 
 from surecast.core.wire import Buffer
 from surecast.errors import StorageError
+from surecast.storage import modes
+from surecast.storage.config import StorageConfig
 
 __all__ = ["FULL", "Folder", "Paths", "write_all"]
 
@@ -52,11 +54,14 @@ class Paths:
 class Folder(Paths):
     """Opened by the constructor: made if need be, and locked against other processes."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], config: StorageConfig | None = None) -> None:
         super().__init__(path)
+        config = config or StorageConfig()
+        self.file_mode = config.file_mode
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         try:
-            _make(self.path)
-            self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            _make(self.path, config.folder_mode)
+            self._lock = modes.open_file(self.path / "lock", flags, self.file_mode)
         except OSError as problem:
             raise StorageError(f"cannot open {self.path}: {problem}") from problem
         try:
@@ -71,6 +76,13 @@ class Folder(Paths):
         with suppress(OSError):  # only to be told: a full disk is no reason not to open
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, b"%d\n" % os.getpid(), 0)
+        # An earlier version, or another setting, may have made them.
+        modes.set_mode(self.path, config.folder_mode)
+        for old in (self.manifest, *self._files("journal"), *self._files("segment")):
+            modes.set_mode(old, self.file_mode)
+
+    def _files(self, kind: str) -> list[Path]:
+        return [self.path / f"{kind}-{number:010}" for number in self.numbers(kind)]
 
     def close(self) -> None:
         os.close(self._lock)
@@ -88,11 +100,12 @@ def sync_directory(path: Path) -> None:
         os.close(directory)
 
 
-def _make(path: Path) -> None:
+def _make(path: Path, mode: int) -> None:
     """With those above it, each entered in its own for good."""
     if not path.is_dir():
-        _make(path.parent)
-        path.mkdir(exist_ok=True)
+        _make(path.parent, mode)
+        path.mkdir(mode, exist_ok=True)
+        modes.set_mode(path, mode)
         sync_directory(path.parent)
 
 

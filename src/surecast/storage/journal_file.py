@@ -7,6 +7,7 @@ from contextlib import suppress
 from surecast.core.wire import Buffer
 from surecast.errors import StorageError
 from surecast.storage.folder import Folder, write_all
+from surecast.storage.modes import open_file
 from surecast.storage.records import MARK, Record, number_record
 
 __all__ = ["JournalFile"]
@@ -110,4 +111,4 @@ class JournalFile:
 
 def _open(folder: Folder, number: int) -> int:
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-    return os.open(folder.journal(number), flags, 0o644)
+    return open_file(folder.journal(number), flags, folder.file_mode)

@@ -19,6 +19,7 @@ import msgspec
 from surecast.core.types import LogId
 from surecast.errors import StorageError
 from surecast.storage.folder import Folder, write_all
+from surecast.storage.modes import open_file
 
 __all__ = ["Extents", "Manifest", "UncertainError", "read_manifest", "write_manifest"]
 
@@ -69,7 +70,8 @@ def write_manifest(folder: Folder, manifest: Manifest) -> None:
     """
     body = msgspec.msgpack.encode(manifest)
     beside = folder.path / "manifest.new"
-    file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    file = open_file(beside, flags, folder.file_mode)
     try:
         _, problem = write_all(file, [_HEAD.pack(_MAGIC, crc32(body), len(body)), body])
         if problem is not None:

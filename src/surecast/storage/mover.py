@@ -210,7 +210,8 @@ class Mover:
     def new_segment(self, breathe: Breathe) -> tuple[int, SegmentWriter]:
         number = self._segment_next
         self._segment_next += 1
-        return number, SegmentWriter(self._folder.segment(number), number, breathe)
+        path = self._folder.segment(number)
+        return number, SegmentWriter(path, number, breathe, self._folder.file_mode)
 
     @property
     def segment_bytes_max(self) -> int:

@@ -29,6 +29,7 @@ from surecast.core.wire import Buffer, decode_batch, encode_batch
 from surecast.errors import PeerError, StorageError
 from surecast.storage.config import LOG_LIMITS
 from surecast.storage.folder import write_all
+from surecast.storage.modes import FILE, open_file
 
 __all__ = ["Mapped", "Run", "SegmentWriter"]
 
@@ -59,7 +60,9 @@ class Run(NamedTuple):
 class SegmentWriter:
     """Writes one segment: `begin` a run, `add` its batches, and so on; then `finish`."""
 
-    def __init__(self, path: Path, number: int, breathe: Callable[[], None]) -> None:
+    def __init__(
+        self, path: Path, number: int, breathe: Callable[[], None], mode: int = FILE
+    ) -> None:
         self.path = path
         self.size = 0
         self.runs: list[Run] = []
@@ -69,7 +72,7 @@ class SegmentWriter:
         self._indices: list[tuple[array[int], ...]] = []
         self._current: tuple[LogId, int] | None = None
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        self._file = os.open(path, flags, 0o644)
+        self._file = open_file(path, flags, mode)
         head = _HEADER.pack(_MAGIC, number, 0)[:-4]
         self._put(head + struct.pack("<I", crc32(head)))
 

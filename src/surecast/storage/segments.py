@@ -61,7 +61,7 @@ class SegmentStore:
     ) -> None:
         self.config = config or StorageConfig()
         self._limits = limits
-        self._folder = Folder(directory)
+        self._folder = Folder(directory, self.config)
         try:
             found = recover(self._folder, self.config)
         except BaseException:

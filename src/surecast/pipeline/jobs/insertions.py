@@ -55,9 +55,9 @@ class Follower:
 
 @cache
 def _compiled(function: Callable[..., Any], signature: str) -> Callable[..., Any]:
-    from numba import njit
+    from surecast.numba_cache import compiled
 
-    made: Callable[..., Any] = njit(signature, cache=True, nogil=True)(function)
+    made: Callable[..., Any] = compiled(function, signature, nogil=True)
     return made
 
 

@@ -1,0 +1,47 @@
+"""From the name of a publisher to its id on the wire.
+
+An id is 16 bytes (protocols/chain/dedup.py). In the id of a named publisher the first eight bytes
+are zero, so eight bytes are left for the name: a 64-bit hash of it.
+
+64 bits are enough. Ids are compared only within one stream, and n named publishers of a stream
+have a chance of about n²/2^65 that any two of them share an id: 3 in 10^8 for a million, 3 in
+10^4 for a hundred million. The replicas keep the state of every named publisher in memory for
+ever, so there are far fewer. A deliberate collision gives nobody anything: whoever may publish may
+use any id.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Final
+from uuid import UUID
+
+from surecast.columns.batch import NO_PUBLISHER
+from surecast.errors import UsageError
+
+__all__ = ["publisher_id"]
+
+_NAMED: Final = bytes(8)  # how the id of a named publisher begins
+
+
+def publisher_id(name: str | bytes | UUID) -> bytes:
+    """The id of the publisher with this name: any string, any 16 bytes, or a UUID.
+
+    The same name gives the same id in every process and version. A UUID and its 16 bytes are one
+    name; its text is another. 16 bytes that begin with eight zeros are an id already and are
+    returned unchanged, except for 16 zeros, which stand for "no publisher" in a batch.
+    """
+    if isinstance(name, UUID):
+        name = name.bytes
+    if isinstance(name, str):
+        data = b"s" + name.encode("utf-8", "surrogatepass")
+    elif isinstance(name, bytes) and len(name) == 16:
+        if name.startswith(_NAMED) and name != NO_PUBLISHER:
+            return name
+        data = b"b" + name
+    else:
+        what = f"{len(name)} bytes" if isinstance(name, bytes) else repr(name)
+        raise UsageError(
+            f"the name of a publisher is a string, a UUID or exactly 16 bytes, not {what:.60}"
+        )
+    return _NAMED + blake2b(data, digest_size=8, person=b"surecast named").digest()

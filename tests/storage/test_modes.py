@@ -1,0 +1,100 @@
+"""Files with events are for their owner alone, whatever the umask, or for a group if allowed."""
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.storage.stores import LOG, Driver, batch, small
+
+from surecast.core.types import Append
+from surecast.storage import modes
+
+
+@pytest.fixture(params=[0o000, 0o022, 0o077], ids=oct)
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def modes_in(folder: Path) -> dict[str, int]:
+    """The modes of the files of a store, by kind."""
+    return {path.name.partition("-")[0]: mode(path) for path in folder.iterdir()}
+
+
+def fill(folder: Path, **settings: bool) -> None:
+    """Open a store and write until there is a file of each kind."""
+    driver = Driver(folder, small(**settings))
+    for _ in range(20):
+        driver.do(Append(LOG, (batch(driver.disk.end(LOG), 5, 200),), 1))
+        driver.wait(1)
+    driver.settle()
+    driver.close()
+    assert {"lock", "journal", "segment", "manifest"} <= modes_in(folder).keys()
+
+
+@pytest.mark.parametrize("group_read", [False, True])
+def test_new_files_and_folders(tmp_path: Path, umask: int, group_read: bool) -> None:
+    folder = tmp_path / "a" / "b"
+    fill(folder, **({"group_read": True} if group_read else {}))
+    assert set(modes_in(folder).values()) == {0o640 if group_read else 0o600}
+    assert mode(folder) == mode(folder.parent) == (0o750 if group_read else 0o700)
+
+
+def test_what_an_earlier_version_made_is_tightened(tmp_path: Path) -> None:
+    folder = tmp_path / "disk"
+    fill(folder)
+    os.chmod(folder, 0o755)
+    for path in folder.iterdir():
+        os.chmod(path, 0o644)
+    Driver(folder, small()).close()
+    assert mode(folder) == 0o700
+    assert set(modes_in(folder).values()) == {0o600}
+
+
+def test_the_setting_holds_for_old_files_and_the_setgid_bit_stays(tmp_path: Path) -> None:
+    folder = tmp_path / "disk"
+    fill(folder)
+    os.chmod(folder, 0o2700)  # new files get the folder's group
+    Driver(folder, small(group_read=True)).close()
+    assert mode(folder) == 0o2750
+    assert set(modes_in(folder).values()) == {0o640}
+    Driver(folder, small()).close()
+    assert mode(folder) == 0o2700
+    assert set(modes_in(folder).values()) == {0o600}
+
+
+def test_a_folder_that_the_operator_made_keeps_its_mode_above_ours(tmp_path: Path) -> None:
+    above = tmp_path / "shared"
+    above.mkdir()
+    os.chmod(above, 0o755)
+    fill(above / "log")
+    assert mode(above) == 0o755
+    assert mode(above / "log") == 0o700
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_folder_of_another_user_stays_as_it_is(tmp_path: Path) -> None:
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    os.chmod(folder, 0o755)
+    os.chown(folder, 12_345, 12_345)
+    Driver(folder).close()
+    assert mode(folder) == 0o755
+    assert modes_in(folder) == {"lock": 0o600, "journal": 0o600}
+
+
+def test_a_file_system_without_modes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "chmod", refuse)
+    monkeypatch.setattr(os, "fchmod", refuse)
+    modes.make_folder(tmp_path / "a" / "b", 0o777)
+    fill(tmp_path / "a" / "b" / "c", group_read=True)
