@@ -115,10 +115,11 @@ def test_timed_faults_come_and_go() -> None:
 
 def test_every_kind_can_be_drawn_and_written_down() -> None:
     rng = Random("draw")
-    kinds = (*faults.KINDS, "wipe")
+    kinds = (*faults.KINDS, "wipe", "damage", "roll back")
     drawn = [faults.draw(rng, ("a", "b"), [("x", "y")], (kind,)) for kind in kinds * 5]
     assert {type(fault) for fault in drawn} == set(Fault.__subclasses__())
     every: Any = Cut | Isolate | Degrade | Crash | Wipe | Pause | Reset | ClockJump | DiskFailure
+    every |= faults.Damage | faults.RollBack
     for fault in drawn:
         assert msgspec.json.decode(msgspec.json.encode(fault), type=every) == fault
     assert isinstance(faults.draw(rng, ("a",), [], ("cut",)), Cut)

@@ -107,6 +107,7 @@ class Recovered(Input):
 class RolledBack(Input):
     """Others have seen this disk count up to `serial`: what it holds is an older copy."""
 
+    disk: bytes
     serial: int
 
 
@@ -165,6 +166,7 @@ class Rewritten(msgspec.Struct, gc=False):
 class Counted(msgspec.Struct, gc=False):
     """What this disk has counted up to, on disk. It rises with every start and while logs grow."""
 
+    disk: bytes  # its identity: an empty disk has another one
     life: bytes  # random, of this start
     start: int  # the count when this life began
     serial: int

@@ -81,8 +81,9 @@ def differing_tables(mutant: type | None) -> list[str]:
     run(cluster, SECOND)
     cluster.records["s"] = Record("s", KeepAll())
     cluster.owners["s"] = "east"
-    for region in ("east", "west"):
-        cluster.world.at(cluster.world.now_ns, f"{region}/pub0", Open("s", KeepAll()))
+    for region, late_ns in (("east", 0), ("west", 2 * MS)):  # before they hear of each other's
+        at_ns = cluster.world.now_ns + late_ns
+        cluster.world.at(at_ns, f"{region}/pub0", Open("s", KeepAll()))
     made: dict[str, Any] = {}
     for region in ("east", "west"):
         cluster.world.on_emit(f"{region}/pub0", lambda _, name, event: made.update({name: event}))

@@ -545,7 +545,8 @@ class Replica(Roles):
             self._save("refound by force")
 
     def _on_rolled_back(self, inp: RolledBack) -> None:
-        self._rolled_back(inp.serial)
+        if inp.disk == self.saved.disk:
+            self._rolled_back(inp.serial)
 
     def _on_abandon(self, inp: Abandon) -> None:
         if not self.is_head:

@@ -203,7 +203,8 @@ class Roles(HandlerMachine):
 
     def _on_counted(self, serial: int) -> None:
         self.serial_kept = max(self.serial_kept, serial)
-        self.out.append(Emit(Counted(self.life, self.serial_start, self.serial_kept)))
+        counted = Counted(self.saved.disk, self.life, self.serial_start, self.serial_kept)
+        self.out.append(Emit(counted))
         if not self.founded and self.serial_kept >= self.serial_start:
             self.founded = True
             self._watch()

@@ -85,7 +85,16 @@ __all__ = ["Exchange"]
 STREAMS_A_MESSAGE = 1000  # in one advertisement
 PARTS_MAX = 100  # of one advertisement
 COUNTS = "regions"  # the state in which counts of other regions' disks are kept
+DISKS_MAX = 8  # remembered of a server, which has had them one after the other
 COUNTS_NS = 1 * SECOND  # how often they are written
+
+
+class Count(msgspec.Struct, array_like=True):
+    """What a disk of another region was heard to have counted up to, in which life of it."""
+
+    disk: bytes
+    life: bytes = b""
+    serial: int = 0
 
 
 def _whole(parts: list[Advertise], last: Advertise) -> Advertise:
@@ -134,12 +143,12 @@ class Exchange(HandlerMachine):
         self.unserved: dict[LogId, Stream] = {}  # streams with something new for their subscribers
         # Acknowledgements to be sent: (client, stream, publisher) → (pub_no, seq) each.
         self.unsaid: dict[tuple[Peer, LogId, bytes], list[tuple[int, int]]] = {}
-        # What the disks of other regions' servers have counted up to: node → life, serial.
-        self.counts: dict[Peer, tuple[bytes, int]] = {}
+        # What the disks of other regions' servers have counted up to, the newest disk last.
+        self.counts: dict[Peer, list[Count]] = {}
         if counts := disk.state(COUNTS):
-            self.counts = msgspec.msgpack.decode(counts, type=dict[str, tuple[bytes, int]])
+            self.counts = msgspec.msgpack.decode(counts, type=dict[str, list[Count]])
         self.counts_saved_ns, self.counts_changed = 0, False
-        self.counted = Counted(b"", 0, 0)  # our own
+        self.counted = Counted(b"", b"", 0, 0)  # our own
         self.hole_at = {log: holes[0][0] for log in disk.logs() if (holes := disk.holes(log))}
         self.entries_lost: list[tuple[LogId, int, int]] = []  # of the region's own logs
         self.started_ns = 0
@@ -200,7 +209,7 @@ class Exchange(HandlerMachine):
         region, epoch, counted = self.config.region, self.epoch, self.counted
         message = Advertise(
             region, epoch, ends, tuple(infos), full, self.head, self.owners, more,
-            counted.life, counted.start, counted.serial,
+            counted.disk, counted.life, counted.start, counted.serial,
         )  # fmt: skip
         self._send(node, message)
 
@@ -266,17 +275,17 @@ class Exchange(HandlerMachine):
         """Keep what the node's disk counts; tell it if that is an older copy of itself."""
         if not message.life:
             return
-        life, serial = self.counts.get(node, (b"", 0))
-        if life == message.life:
-            serial = max(serial, message.serial)
-        elif message.start <= serial:
+        known = self.counts.setdefault(node, [])
+        count = next((one for one in known if one.disk == message.disk), None)
+        if count is not None and count.life != message.life and message.start <= count.serial:
             self.counters["sprinkler.region-behind"] += 1
-            self._send(node, RegionBehind(serial))
+            self._send(node, RegionBehind(message.disk, count.serial))
             return
-        else:
-            serial = message.serial
-        if self.counts.get(node) != (message.life, serial):
-            self.counts[node] = (message.life, serial)
+        if count is None:
+            known.append(count := Count(message.disk))
+            del known[:-DISKS_MAX]
+        if (count.life, count.serial) != (message.life, message.serial):
+            count.life, count.serial = message.life, max(count.serial, message.serial)
             self.counts_changed = True
 
     def _save_counts(self) -> None:
@@ -287,7 +296,7 @@ class Exchange(HandlerMachine):
 
     def _on_region_behind(self, node: Peer, message: RegionBehind) -> None:
         if node in self.forwarding.region_of:
-            self.out.append(PassDown(RolledBack(message.serial)))
+            self.out.append(PassDown(RolledBack(message.disk, message.serial)))
 
     def _on_compare(self, node: Peer, message: Compare) -> None:
         if node in self.forwarding.region_of:

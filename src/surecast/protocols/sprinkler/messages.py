@@ -85,6 +85,7 @@ class Advertise(Message):
     more: bool = False  # this is a part: it counts with the next message
     # What the sender's disk has counted up to (`core.replicated.Counted`). A receiver that has seen
     # it count further answers RegionBehind.
+    disk: bytes = b""
     life: bytes = b""
     start: int = 0
     serial: int = 0
@@ -145,6 +146,7 @@ class RegionStale(Message):
 class RegionBehind(Message):
     """Your disk had counted up to `serial` before: what it holds now is an older copy."""
 
+    disk: bytes
     serial: int
 
 
