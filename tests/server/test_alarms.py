@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from surecast.protocols.sprinkler.cursors import CURSORS
+from surecast.protocols.sprinkler.directory import DIRECTORY
 from surecast.runtime.session import UP
 from surecast.server.alarms import CODES, NAMED_MAX, alarms
 from surecast.server.status import not_ready
@@ -16,7 +18,11 @@ def healthy() -> Any:
     members = [SimpleNamespace(name="e-1"), SimpleNamespace(name="e-2")]
     log = SimpleNamespace(failed=False, pending=[])
     stream = SimpleNamespace(
-        info=SimpleNamespace(name="s"), quarantined="", recovering_since_ns=None
+        info=SimpleNamespace(name="s"),
+        stream_id=b"s",
+        quarantined="",
+        recovering_since_ns=None,
+        hole=0,
     )
     peer = SimpleNamespace(name="w", heard_ns=0, owners=b"same", live=True)
     return SimpleNamespace(
@@ -35,7 +41,8 @@ def healthy() -> Any:
             epoch=3,
             is_member=True,
             active=True,
-            saved=SimpleNamespace(clean=True, lost_epoch=0),
+            saved=SimpleNamespace(clean=True, lost_epoch=0, distrust=""),
+            ahead=lambda: [],
             store_failures=0,
             pending_bytes=0,
             logs={b"log": log},
@@ -46,6 +53,11 @@ def healthy() -> Any:
             peers={"w": peer},
             is_live=lambda peer: peer.live,
             streams={b"s": stream},
+            disk=SimpleNamespace(holes=lambda log: []),
+            entries_lost=[],
+            is_head=True,
+            is_asking=lambda: False,
+            forks=SimpleNamespace(told=lambda count: [], has_met=lambda peer: False),
         ),
     )
 
@@ -69,7 +81,32 @@ def missing(server: Any) -> None:
 
 
 def disks_lost(server: Any) -> None:
-    server.chain.saved = SimpleNamespace(clean=False, lost_epoch=2)
+    server.chain.saved.clean, server.chain.saved.lost_epoch = False, 2
+
+
+def distrusted(server: Any) -> None:
+    server.chain.saved.distrust = "the journal is shorter than it was"
+
+
+def ahead(server: Any) -> None:
+    server.chain.ahead = lambda: ["e-2"]
+
+
+def damaged(server: Any) -> None:
+    server.proxy.streams[b"s"].hole = 10
+    server.proxy.disk.holes = lambda log: [(10, 12), (20, 31)]
+
+
+def entries_lost(server: Any) -> None:
+    server.proxy.entries_lost = [(DIRECTORY, 2, 4), (CURSORS, 5, 6)]
+
+
+def asking(server: Any) -> None:
+    server.proxy.is_asking = lambda: True
+
+
+def forked(server: Any) -> None:
+    server.proxy.forks.told = lambda count: ["s: positions 7 to 9 are now in _quarantine.s.7"]
 
 
 def failing(server: Any) -> None:
@@ -129,6 +166,12 @@ TABLE: list[tuple[Callable[[Any], None], str, str]] = [
     (too_few, "too-few-replicas", "1 of 2; missing: e-2"),
     (missing, "replicas-missing", "e-2"),
     (disks_lost, "disks-lost", "since epoch 2"),
+    (distrusted, "disk-distrusted", "the journal is shorter than it was"),
+    (ahead, "replica-ahead", "e-2"),
+    (damaged, "stream-damaged", "s: positions 10 to 11 and 20 to 30, 2 ranges"),
+    (entries_lost, "entries-lost", "directory 2 to 3 named subscriptions 5 to 5"),
+    (asking, "asking-regions", "waiting, for w"),
+    (forked, "stream-forked", "s: positions 7 to 9 are now in _quarantine.s.7"),
     (failing, "disk-failing", "writes fail, 5 in a row; 1 logs wait"),
     (failing_again, "disk-failing", "writes fail, 5 in a row; 1 logs wait"),
     (failing_here_not_there, "disk-failing", "writes fail, 0 in a row; 1 logs wait"),
@@ -142,6 +185,8 @@ TABLE: list[tuple[Callable[[Any], None], str, str]] = [
 READY = {
     "in-memory", "witness-unreachable", "too-few-replicas", "replicas-missing", "disks-lost",
     "disk-behind", "region-unreachable", "stream-quarantined", "stream-recovering",
+    "disk-distrusted", "replica-ahead", "stream-damaged", "entries-lost", "asking-regions",
+    "stream-forked",
 }  # fmt: skip
 
 
@@ -192,7 +237,10 @@ def test_many_streams_are_counted() -> None:
     server = healthy()
     for number in range(NAMED_MAX + 3):
         server.proxy.streams[number] = SimpleNamespace(
-            info=SimpleNamespace(name=f"n{number}"), quarantined="bad", recovering_since_ns=0
+            info=SimpleNamespace(name=f"n{number}"),
+            quarantined="bad",
+            recovering_since_ns=0,
+            hole=0,
         )
     found = [alarm.what for alarm in alarms(server)]
     assert len(found) == NAMED_MAX + 2

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import msgspec
 
+from surecast.protocols.sprinkler.cursors import CURSORS
+from surecast.protocols.sprinkler.directory import DIRECTORY
 from surecast.runtime.session import UP
 from surecast.server.region import RegionServer
 
@@ -59,6 +61,31 @@ CODES: dict[str, Code] = {
         "See that the other regions can be reached. If one will never come back, see "
         "docs/operations.md, 'A region that is gone'.",
     ),
+    "disk-distrusted": Code(
+        "The data folder of this replica lost something that it had confirmed: it is damaged, or "
+        "an older copy of itself. The replica keeps what it can read and is sent the rest by the "
+        "other replicas; a lone replica asks the other regions, and publishes of what it owns "
+        "wait.",
+        "Wait while it is filled. If no other replica is in the chain, restore a newer copy of the "
+        "folder, or found the chain anew from the replica that has most: see docs/operations.md, "
+        "'A data folder that is damaged or was restored'.",
+    ),
+    "entries-lost": Code(
+        "Entries of the region's own logs could not be read and are in no other place: streams of "
+        "the directory come back from other regions, places of named subscriptions begin anew.",
+        "Look for streams that are missing in `surecast streams`; check named subscriptions.",
+    ),
+    "asking-regions": Code(
+        "This server has just started and waits for the other regions before it gives positions, "
+        "because its data folder may be an older copy of itself (sprinkler.start, ask_ns).",
+        "Nothing: it ends when they have answered, or after sprinkler.ask_ns.",
+    ),
+    "replica-ahead": Code(
+        "Another replica of the region has positions that this one, the chain's tail, has not: "
+        "this one has lost them, or the other one kept a history that was given up.",
+        "Stop both, look at both folders with `surecast log info`, and found the chain anew from "
+        "the one that has most: see docs/operations.md.",
+    ),
     "disk-failing": Code(
         "Writes to the data folder fail and are tried again; publishes wait. If that goes on, the "
         "replica leaves its chain, unless it is the only one.",
@@ -87,6 +114,19 @@ CODES: dict[str, Code] = {
         "are refused. Other replicas may be whole.",
         "Run `surecast log verify` on the data folder. If the other replicas are well, empty this "
         "one's data folder: it is filled again from them.",
+    ),
+    "stream-damaged": Code(
+        "Positions of a stream cannot be read on this disk, and no other replica of the region has "
+        "them. What comes before is served, publishes of a stream that this region owns wait, and "
+        "the positions are fetched from another region that has them.",
+        "See that the other regions can be reached. If none has these positions, they are lost: "
+        "restore the data folder from a copy, or give the history up (force-new-stream).",
+    ),
+    "stream-forked": Code(
+        "Two regions have different events at the same positions of a stream, because its owner "
+        "was restored from an older copy while it could ask nobody. The history whose newest event "
+        "is older stays; the other one is copied to a stream of its own and taken back.",
+        "Read the stream named here, and publish again what is needed of it.",
     ),
     "stream-recovering": Code(
         "Other regions have events of a stream that this region owns and lost. It fetches them "
@@ -139,6 +179,10 @@ def _of_chain(server: RegionServer) -> Iterator[tuple[str, str]]:
         yield "too-few-replicas", f"{len(members)} of {need}; missing: {', '.join(missing)}"
     elif chain.active and missing:
         yield "replicas-missing", ", ".join(missing)
+    if chain.saved.distrust:
+        yield "disk-distrusted", chain.saved.distrust
+    if recent := chain.ahead():
+        yield "replica-ahead", ", ".join(recent)
     if chain.active and not chain.saved.clean:
         yield "disks-lost", f"since epoch {chain.saved.lost_epoch}"
     # Failures count only while something waits to be written: what was taken back needs no room.
@@ -164,6 +208,25 @@ def _of_regions(server: RegionServer) -> Iterator[tuple[str, str]]:
             yield "owners-differ", peer.name
 
 
+def _of_damage(server: RegionServer) -> Iterator[tuple[str, str]]:
+    proxy = server.proxy
+    holed = [stream for stream in proxy.streams.values() if stream.hole]
+    for stream in holed[:NAMED_MAX]:
+        holes = proxy.disk.holes(stream.stream_id)
+        ranges = " and ".join(f"{lo} to {hi - 1}" for lo, hi in holes[:NAMED_MAX])
+        yield "stream-damaged", f"{stream.info.name}: positions {ranges}, {len(holes)} ranges"
+    if len(holed) > NAMED_MAX:
+        yield "stream-damaged", f"and {len(holed) - NAMED_MAX} more"
+    if lost := proxy.entries_lost:
+        names = {DIRECTORY: "directory", CURSORS: "named subscriptions"}
+        yield "entries-lost", " ".join(f"{names[log]} {lo} to {hi - 1}" for log, lo, hi in lost[:5])
+    if proxy.is_head and proxy.is_asking():
+        silent = [p.name for p in proxy.peers.values() if not proxy.forks.has_met(p)]
+        yield "asking-regions", "waiting, for " + " ".join(silent)
+    for what in proxy.forks.told(NAMED_MAX):
+        yield "stream-forked", what
+
+
 def _of_streams(server: RegionServer) -> Iterator[tuple[str, str]]:
     streams = server.proxy.streams.values()
     bad = [(s.info.name, s.quarantined) for s in streams if s.quarantined]
@@ -171,6 +234,7 @@ def _of_streams(server: RegionServer) -> Iterator[tuple[str, str]]:
         yield "stream-quarantined", f"{name}: {why}"
     if len(bad) > NAMED_MAX:
         yield "stream-quarantined", f"and {len(bad) - NAMED_MAX} more"
+    yield from _of_damage(server)
     back = [s.info.name for s in streams if s.recovering_since_ns is not None]
     if back:
         more = f" and {len(back) - NAMED_MAX} more" if len(back) > NAMED_MAX else ""

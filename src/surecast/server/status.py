@@ -297,5 +297,5 @@ def _stream(server: RegionServer, stream: Stream) -> StreamStatus:
         lag=max(ends.values()) - stream.committed,
         subscribers=len(stream.subscribers),
         quarantined=stream.quarantined,
-        recovering=stream.recovering_since_ns is not None,
+        recovering=stream.recovering_since_ns is not None or bool(stream.hole),
     )

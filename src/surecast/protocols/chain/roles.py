@@ -109,6 +109,7 @@ class Roles(HandlerMachine):
         self.dirty = False  # `committed` has moved since it was last saved
         self.holes: dict[LogId, list[tuple[int, int]]] = {}  # what of logs cannot be read
         self.repairing: dict[LogId, int] = {}  # repairs under way
+        self.ahead_ns: dict[Peer, int] = {}  # replicas that had more than we have, and when
         self.abandoning: dict[LogId, int] = {}  # logs to be taken back to a position
         self._take_place()
 
@@ -467,6 +468,11 @@ class Roles(HandlerMachine):
         self.abandoning.clear()
         self._save_committed()
 
+    def ahead(self) -> list[Peer]:
+        """Replicas that have just shown to have more than we have."""
+        since_ns = self.now_ns - 10 * self.config.sync_ns
+        return [peer for peer, at_ns in self.ahead_ns.items() if at_ns >= since_ns]
+
     def _refuse_waiting(self, state: LogState) -> None:
         for token in state.waiting:
             self.out.append(Emit(Refused(token, "not-head")))
@@ -557,6 +563,7 @@ class Roles(HandlerMachine):
         ahead = [x for x, end in message.ends.items() if end > self._log(x).stored]
         if ahead:  # store-then-forward makes this impossible unless our disk lost something
             self.counters["chain.successor-ahead"] += 1
+            self.ahead_ns[peer] = self.now_ns
             if peer == self.succ:
                 self._leave()
             return

@@ -134,6 +134,26 @@ class Forks:
         meeting = self.meetings.get(peer.name)
         return meeting is not None and meeting.life == peer.life and meeting.is_over
 
+    def told(self, count_max: int) -> list[str]:
+        """What an operator should know: streams, positions, and where they are."""
+        streams = self.proxy.streams
+        lines = [
+            f"{one.stream}: positions {one.start} to {one.end - 1} are now in {one.copy}, "
+            f"because {one.region} has older events there"
+            for one in self.done[-count_max:]
+        ]
+        for stream_id, search in self.searches.items():
+            name = streams[stream_id].info.name
+            lines.append(
+                f"{name}: {search.region} has older events, from position {search.same + 1} on "
+                f"or up to {search.differs}"
+            )
+        for stream_id, regions in self.others.items():
+            for region, seq in regions.items():
+                name = streams[stream_id].info.name
+                lines.append(f"{name}: {region} has later events, from position {seq} on or before")
+        return lines[:count_max]
+
     # ------------------------------------------------------------ comparing (the head asks)
 
     def look(self) -> None:
