@@ -12,7 +12,7 @@ import msgspec
 
 from surecast.columns.batch import COLLECTED, Batch
 from surecast.core.disk import read_through
-from surecast.core.replicated import AppendAt, Appended
+from surecast.core.replicated import Abandon, AppendAt, Appended
 from surecast.core.types import Disk, PassDown, Peer, PeerDown, SetTimer, TimerFired
 from surecast.protocols.chain.dedup import DUPLICATE, NEW, Dedup, Verdict
 from surecast.protocols.chain.logs import LogState, Pending
@@ -22,6 +22,7 @@ from surecast.protocols.sprinkler.client import Client
 from surecast.protocols.sprinkler.config import ProxyConfig
 from surecast.protocols.sprinkler.cursors import Cursor, Cursors
 from surecast.protocols.sprinkler.feed import Ask, Feed
+from surecast.protocols.sprinkler.forks import Forks
 from surecast.protocols.sprinkler.forwarding import Forwarding
 from surecast.protocols.sprinkler.hub import Hub
 from surecast.protocols.sprinkler.messages import (
@@ -614,3 +615,87 @@ class OvertakesOldIdentity(Publisher):
         for batch in list(line.waiting)[line.under_way :]:
             self._send(self._head, Publish(stream, batch))
             line.under_way += 1
+
+
+# ---------------------------------------------------------------- damage and roll back
+
+
+class ServesWithHoles(Replica):
+    """A replica that cannot read part of its logs goes on as the member it was."""
+
+    def _adopt(self, epoch: int, members: Any, lineage: int) -> None:
+        holes, self.holes = self.holes, {}
+        super()._adopt(epoch, members, lineage)
+        self.holes = holes
+
+
+class IgnoresOlderCopies(Replica):
+    """What others have seen its disk count up to makes no difference."""
+
+    def _rolled_back(self, serial: int) -> None:
+        if self.active:
+            return
+        self.founded = self.vouched = True
+        self._adopt(self.epoch, self.members, self.saved.lineage)
+
+
+class IgnoresLostChanges(Replica):
+    """A journal that was cut short is taken for what there was."""
+
+    def _renounce(self, why: str) -> None:
+        if not self.gapped:
+            super()._renounce(why)
+
+
+class CutsAtHoles(Replica):
+    """What stands behind a position that cannot be read is given up with it."""
+
+    def _restore(self) -> None:
+        for log in self.disk.logs():
+            if holes := self.disk.holes(log):
+                self.disk.truncate(log, holes[0][0])  # type: ignore[attr-defined]
+        super()._restore()
+
+
+class NumbersAtOnce(Proxy):
+    """An owner that has just started does not ask the other regions."""
+
+    def is_asking(self) -> bool:
+        return False
+
+    def _on_region_behind(self, node: Peer, message: Any) -> None:
+        pass
+
+
+class _Careless(Forks):
+    __slots__ = ()
+
+    def may_pull(self, stream: Stream, peer: PeerRegion) -> bool:
+        return True
+
+    def _judge(self, region: str, stream_id: bytes, marks: Any) -> None:
+        pass
+
+
+class MixesHistories(Proxy):
+    """Regions exchange events without comparing what they have."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.forks = _Careless(self)
+
+
+class _Hasty(Forks):
+    __slots__ = ()
+
+    def _begin_copy(self, stream: Stream, search: Any) -> None:
+        self.proxy.out.append(PassDown(Abandon(stream.stream_id, search.start)))
+        del self.searches[stream.stream_id]
+
+
+class DropsHistories(Proxy):
+    """The events that are taken back are not kept anywhere."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.forks = _Hasty(self)

@@ -236,13 +236,16 @@ def forked(
     keys: int = 0,
     mode: str = "ask",
     seed: object = 1,
+    proxy_type: type | None = None,
 ) -> tuple[Cluster, list[bytes]]:
     """The owner is rolled back while nobody can be asked, and publishes `new` events again.
 
     The values that it acknowledged in that time are returned; links are still cut.
     """
     streams: dict[str, tuple[str, Policy]] = {"s": ("east", policy)}
-    cluster = cluster_of(regions, streams, seed, proxy={"start": mode}, publishers=3)
+    cluster = cluster_of(
+        regions, streams, seed, mutant=proxy_type, proxy={"start": mode}, publishers=3
+    )
 
     def offer(count: int, publisher: str = "east/pub0") -> list[bytes]:
         if not keys:

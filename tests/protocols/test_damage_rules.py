@@ -1,0 +1,149 @@
+"""What keeps damage and roll backs harmless: each rule's story, told with the rule and without."""
+
+from collections.abc import Callable
+from random import Random
+
+from surecast.columns.retention import KeepAll
+from surecast.core.types import SECOND
+from tests import mutations
+from tests.helpers import cluster_of, heal_and_judge, publish, run, settle, tell_each, wait
+from tests.protocols.test_damage import (
+    CHAIN,
+    damage,
+    forked,
+    holes,
+    members,
+    roles,
+    rows_of,
+    start,
+    stop,
+)
+
+Story = Callable[[type | None], list[str]]
+
+
+def hole_at_the_tail(mutant: type | None) -> list[str]:
+    """The tail comes back before the head, with a record that it cannot read."""
+    cluster = cluster_of({"east": 2, "west": 1}, mutant=mutant, chain=CHAIN)
+    publish(cluster, 30)
+    settle(cluster)
+    head, name = members(cluster)
+    for each in (head, name):
+        stop(cluster, each)
+    damage(cluster, name, 10, 12)
+    start(cluster, name)
+    for _ in range(30):
+        run(cluster, SECOND // 10)
+        if holes(cluster, name) and roles(cluster, name) != (False, False):
+            return [f"{name} serves"]
+    publish(cluster, 1)
+    problems = heal_and_judge(cluster)
+    return problems or [f"{hole} was not repaired" for hole in holes(cluster, name)]
+
+
+def only_copy_behind_a_hole(mutant: type | None) -> list[str]:
+    """The newest events of a lone owner are nowhere else; one before them is damaged."""
+    cluster = cluster_of({"east": 1, "west": 1}, mutant=mutant)
+    publish(cluster, 30)
+    settle(cluster)
+    cluster.world.cut("east", "west")
+    publish(cluster, 10)
+    wait(cluster, lambda: not cluster.unacknowledged())
+    stop(cluster, "east/0")
+    damage(cluster, "east/0", 10, 12)
+    start(cluster, "east/0")
+    return heal_and_judge(cluster)
+
+
+def older_copy_left_alone(mutant: type | None) -> list[str]:
+    """The tail comes back on an older copy, and then the head is gone."""
+    cluster = cluster_of({"east": 2, "west": 1}, mutant=mutant, chain=CHAIN)
+    cluster.world.cut("east", "west")
+    publish(cluster, 20)
+    head, tail = members(cluster)
+    cluster.world.copy_disk(tail)
+    publish(cluster, 20)
+    run(cluster, SECOND)
+    for name in (head, tail):
+        stop(cluster, name)
+    cluster.world.roll_back(tail)
+    start(cluster, tail)
+    publish(cluster, 5)
+    run(cluster, 5 * SECOND)
+    return heal_and_judge(cluster)
+
+
+def journal_cut_short(mutant: type | None) -> list[str]:
+    """As before; the tail's disk says itself that something is missing."""
+    cluster = cluster_of({"east": 2, "west": 1}, mutant=mutant, chain=CHAIN)
+    cluster.world.cut("east", "west")
+    publish(cluster, 20)
+    head, tail = members(cluster)
+    cluster.world.copy_disk(tail)
+    cluster.world.copy_disk("east/config")
+    publish(cluster, 20)
+    run(cluster, SECOND)
+    for name in (head, tail):
+        stop(cluster, name)
+    cluster.world.damage(tail, "journal", Random(1))
+    stop(cluster, "east/config")
+    cluster.world.roll_back("east/config")  # so the witness does not know either
+    start(cluster, "east/config")
+    start(cluster, tail)
+    publish(cluster, 5)
+    run(cluster, 5 * SECOND)
+    return heal_and_judge(cluster)
+
+
+def owner_restored(mutant: type | None) -> list[str]:
+    """A lone owner and its witness come back on older copies, and one region hears them late."""
+    cluster = cluster_of({"east": 1, "west": 1}, mutant=mutant, publishers=2)
+    publish(cluster, 20)
+    settle(cluster)
+    for name in ("east/0", "east/config"):
+        cluster.world.copy_disk(name)
+    publish(cluster, 20)
+    settle(cluster)
+    cluster.world.cut("east", "west")
+    for name in ("east/0", "east/config"):
+        stop(cluster, name)
+        cluster.world.roll_back(name)
+        start(cluster, name)
+    publish(cluster, 5, "east/pub1")
+    run(cluster, SECOND)
+    return heal_and_judge(cluster)
+
+
+def histories_meet(mutant: type | None) -> list[str]:
+    cluster, values = forked({"east": 1, "west": 1}, KeepAll(), proxy_type=mutant)
+    cluster.world.network.wiring.mend_all()
+    cluster.world.network.rewire(cluster.world.now_ns)
+    run(cluster, 10 * SECOND)
+    ours, theirs = (rows_of(cluster, node, "s") for node in ("east/0", "west/0"))
+    problems = [f"{seq} has two events" for seq in ours if ours[seq] != theirs.get(seq)]
+    if problems or len(ours) != 40:
+        return problems or [f"{len(ours)} events"]
+    names = cluster.world.machine("east/0").layers[1].directory.by_name
+    kept = list(rows_of(cluster, "east/0", "_quarantine.s.21").values()) if len(names) > 1 else []
+    return [] if kept == values else ["what was taken back is gone"]
+
+
+STORIES: list[tuple[str, Story, type]] = [
+    ("holes", hole_at_the_tail, mutations.ServesWithHoles),
+    ("behind-holes", only_copy_behind_a_hole, mutations.CutsAtHoles),
+    ("older-copy", older_copy_left_alone, mutations.IgnoresOlderCopies),
+    ("lost-changes", journal_cut_short, mutations.IgnoresLostChanges),
+    ("ask", owner_restored, mutations.NumbersAtOnce),
+    ("compare", histories_meet, mutations.MixesHistories),
+    ("quarantine", histories_meet, mutations.DropsHistories),
+]
+
+
+@tell_each(STORIES)
+def test_rule_holds(story: Story, mutant: type) -> None:
+    assert story(None) == []
+
+
+@tell_each(STORIES)
+def test_story_fails_without_the_rule(story: Story, mutant: type) -> None:
+    assert story(mutant) != []
