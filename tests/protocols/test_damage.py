@@ -153,6 +153,30 @@ def test_the_logs_of_a_region_itself_are_repaired(replicas: int, log: LogId) -> 
     assert heal_and_judge(cluster) == []
 
 
+@pytest.mark.parametrize("log", [None, DIRECTORY], ids=["stream", "directory"])
+def test_the_last_member_is_repaired_by_a_replica_that_was_dropped(log: LogId | None) -> None:
+    """Nobody else has what it cannot read: the other region was cut off from the beginning."""
+    cluster = cluster_of({"east": 2, "west": 1}, chain=CHAIN)
+    cluster.world.cut("east", "west")
+    publish(cluster, 30)
+    run(cluster, SECOND)
+    last, dropped = members(cluster)
+    stop(cluster, dropped)
+    wait(cluster, lambda: members(cluster) == [last])
+    publish(cluster, 10)
+    run(cluster, SECOND)
+    assert not cluster.unacknowledged()
+    stop(cluster, last)
+    damage(cluster, last, 1 if log else 10, 2 if log else 25, log)
+    start(cluster, last)
+    run(cluster, 2 * SECOND)
+    assert holes(cluster, last) != []
+    start(cluster, dropped)
+    wait(cluster, lambda: len(members(cluster)) == 2, 20 * SECOND)
+    assert holes(cluster, last) == []
+    assert heal_and_judge(cluster) == []
+
+
 @pytest.mark.parametrize("kind", ["journal", "manifest"])
 @pytest.mark.parametrize("replicas", [1, 2, 3])
 def test_a_disk_that_lost_its_newest_changes_recovers(replicas: int, kind: str) -> None:

@@ -55,6 +55,7 @@ def healthy() -> Any:
             streams={b"s": stream},
             disk=SimpleNamespace(holes=lambda log: []),
             entries_lost=[],
+            hole_at={},
             is_head=True,
             is_asking=lambda: False,
             forks=SimpleNamespace(told=lambda count: [], has_met=lambda peer: False),
@@ -95,6 +96,10 @@ def ahead(server: Any) -> None:
 def damaged(server: Any) -> None:
     server.proxy.streams[b"s"].hole = 10
     server.proxy.disk.holes = lambda log: [(10, 12), (20, 31)]
+
+
+def directory_damaged(server: Any) -> None:
+    server.proxy.hole_at = {DIRECTORY: 3, b"s": 10}
 
 
 def entries_lost(server: Any) -> None:
@@ -169,6 +174,7 @@ TABLE: list[tuple[Callable[[Any], None], str, str]] = [
     (distrusted, "disk-distrusted", "the journal is shorter than it was"),
     (ahead, "replica-ahead", "e-2"),
     (damaged, "stream-damaged", "s: positions 10 to 11 and 20 to 30, 2 ranges"),
+    (directory_damaged, "stream-damaged", "the region's directory: from entry 3 on"),
     (entries_lost, "entries-lost", "directory 2 to 3 named subscriptions 5 to 5"),
     (asking, "asking-regions", "waiting, for w"),
     (forked, "stream-forked", "s: positions 7 to 9 are now in _quarantine.s.7"),

@@ -217,8 +217,11 @@ def _of_damage(server: RegionServer) -> Iterator[tuple[str, str]]:
         yield "stream-damaged", f"{stream.info.name}: positions {ranges}, {len(holes)} ranges"
     if len(holed) > NAMED_MAX:
         yield "stream-damaged", f"and {len(holed) - NAMED_MAX} more"
+    names = {DIRECTORY: "directory", CURSORS: "named subscriptions"}
+    for log, name in names.items():
+        if log in proxy.hole_at:
+            yield "stream-damaged", f"the region's {name}: from entry {proxy.hole_at[log]} on"
     if lost := proxy.entries_lost:
-        names = {DIRECTORY: "directory", CURSORS: "named subscriptions"}
         yield "entries-lost", " ".join(f"{names[log]} {lo} to {hi - 1}" for log, lo, hi in lost[:5])
     if proxy.is_head and proxy.is_asking():
         silent = [p.name for p in proxy.peers.values() if not proxy.forks.has_met(p)]

@@ -10,6 +10,7 @@ __all__ = [
     "Configuration",
     "Forward",
     "Member",
+    "Patch",
     "Propose",
     "Publishers",
     "PublishersKept",
@@ -17,6 +18,7 @@ __all__ = [
     "Sync",
     "SyncAck",
     "TailToken",
+    "Wanted",
     "Watch",
 ]
 
@@ -116,6 +118,23 @@ class PublishersKept(Message):
 
     epoch: int
     log: LogId
+
+
+class Wanted(Message):
+    """I cannot read [lo, hi) of `log`, and nobody else is in the chain: send me what you have."""
+
+    epoch: int
+    log: LogId
+    lo: int
+    hi: int
+
+
+class Patch(Message):
+    """The answer to Wanted: a part of it, from its beginning on, all of it committed."""
+
+    epoch: int
+    log: LogId
+    batches: tuple[Batch, ...]
 
 
 class TailToken(Message):

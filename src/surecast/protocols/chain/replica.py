@@ -60,6 +60,7 @@ from surecast.protocols.chain.messages import (
     Beat,
     Configuration,
     Forward,
+    Patch,
     Propose,
     Publishers,
     PublishersKept,
@@ -67,6 +68,7 @@ from surecast.protocols.chain.messages import (
     Sync,
     SyncAck,
     TailToken,
+    Wanted,
 )
 from surecast.protocols.chain.roles import Roles
 
@@ -86,6 +88,8 @@ class Replica(Roles):
         SyncAck: "_on_sync_ack",
         Publishers: "_on_publishers",
         PublishersKept: "_on_publishers_kept",
+        Wanted: "_on_wanted",
+        Patch: "_on_patch",
         TailToken: "_on_tail_token",
         Stale: "_on_stale",
         Configuration: "_on_configuration",

@@ -46,16 +46,19 @@ from surecast.protocols.chain.messages import (
     Configuration,
     Forward,
     Member,
+    Patch,
     Propose,
     Stale,
     Sync,
     SyncAck,
     TailToken,
+    Wanted,
     Watch,
 )
 
 __all__ = ["Roles"]
 
+HOLES_AT_ONCE = 16  # of a log, that a learner is asked to fill
 GATING, PROPOSED = "gating", "proposed"
 
 
@@ -90,6 +93,7 @@ class Roles(HandlerMachine):
         self.follower: Follower | None = None  # the successor, once it has said what it holds
         self.learner: Follower | None = None
         self.learner_member: Member | None = None
+        self.learner_sync: Sync | None = None  # what the learner said that it has
         self.join = ""  # "" | GATING | PROPOSED
         self.join_since_ns = 0
         self.was_learner = False
@@ -441,12 +445,38 @@ class Roles(HandlerMachine):
             self.repairing[log] = self.repairing.get(log, 0) + 1
             self.out.append(Repair(log, tuple(patches), ("repair", log)))
 
+    def _want_patches(self, peer: Peer, message: Sync) -> None:
+        """Alone in the chain: a learner may be able to read what we cannot."""
+        for log, holes in self.holes.items():
+            has = min(message.ends.get(log, 1), message.committed.get(log, 1))
+            for lo, hi in holes[:HOLES_AT_ONCE]:
+                if lo < has:
+                    self._send(peer, Wanted(self.epoch, log, lo, min(hi, has)))
+
+    def _on_wanted(self, peer: Peer, message: Wanted) -> None:
+        if not self._current(peer, message.epoch) or peer != self.pred or self.is_member:
+            return
+        if message.log in self.logs and 0 < message.lo < message.hi:
+            hi = min(message.hi, self._whole(message.log), self.logs[message.log].committed)
+            nbytes_max = self.config.forward_bytes_max
+            batches = self.disk.read(message.log, message.lo, hi, nbytes_max)
+            if batches:
+                self._send(peer, Patch(self.epoch, message.log, tuple(batches)))
+
+    def _on_patch(self, peer: Peer, message: Patch) -> None:
+        if not self._current(peer, message.epoch) or not self.is_last:
+            return
+        if self.learner and peer == self.learner.peer and message.log in self.holes:
+            self._repair(message.log, message.batches)
+
     def _on_repaired(self, log: LogId) -> None:
         """A repair has come to its end, well or not: the disk shows what is left."""
         self.repairing[log] -= 1
         if not self.repairing[log]:
             del self.repairing[log]
             self._set_holes(log, self.disk.holes(log))
+            if self.holes and self.learner and self.learner_sync:
+                self._want_patches(self.learner.peer, self.learner_sync)
             self.out.append(Emit(Mended(log)))
             self._ack_as_learner(log)
             self._pump()
@@ -585,6 +615,8 @@ class Roles(HandlerMachine):
                 self._ungate()  # the gate was another learner's
             self.learner = Follower(peer, dict(message.ends), {})  # its Acks follow
             self.learner_member = message.member
+            self.learner_sync = message
+            self._want_patches(peer, message)
         else:
             self._send_stale(peer)
             return
