@@ -126,10 +126,11 @@ class Damage(Fault, frozen=True, tag=True):
     name: str
     kind: str
     seed: int
+    share: float = 1.0  # of each log, from its beginning, that may be hit
 
     def apply(self, world: World) -> None:
         world.crash(self.name)
-        world.damage(self.name, self.kind, Random(self.seed))
+        world.damage(self.name, self.kind, Random(self.seed), self.share)
 
     def heal(self, world: World) -> None:
         world.restart(self.name)
@@ -226,7 +227,8 @@ def draw(
     if kind == "roll back":
         return RollBack(name)
     if kind == "damage":
-        return Damage(name, rng.choice(DAMAGES), rng.randrange(1 << 30))
+        share = rng.choice((0.5, 1.0))
+        return Damage(name, rng.choice(DAMAGES), rng.randrange(1 << 30), share)
     if kind == "pause":
         return Pause(name)
     if kind == "reset":

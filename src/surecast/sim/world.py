@@ -206,10 +206,11 @@ class World(Loop):
         node.disk.restore(copy)
         return True
 
-    def damage(self, name: str, kind: str, rng: Random) -> bool:
+    def damage(self, name: str, kind: str, rng: Random, share: float = 1.0) -> bool:
         """Damage the disk of a crashed node; False if there is nothing to damage.
 
-        "record": one batch cannot be read. "segment": neither can a run of them, of several logs.
+        "record": a position in the first `share` of a log cannot be read. "segment": neither can
+        some more, of several logs.
         "journal": the newest changes are gone (as of the last copy), which the disk knows.
         "manifest": all states are gone, which it knows as well.
         """
@@ -226,9 +227,10 @@ class World(Loop):
             logs = [log for log in disk.logs() if disk.end(log) > 1]
             count = 1 if kind == "record" else rng.randint(1, len(logs)) if logs else 0
             for log in rng.sample(logs, min(count, len(logs))):
-                at = rng.randrange(1, disk.end(log))
+                limit = 1 + max(1, int(share * (disk.end(log) - 1)))
+                at = rng.randrange(1, limit)
                 width = 1 if kind == "record" else rng.randint(1, 50)
-                disk.damage(log, at, at + width, f"{kind} damaged")
+                disk.damage(log, at, min(at + width, limit), f"{kind} damaged")
         disk.sync()
         self._fault(name, f"damage {kind}")
         return True

@@ -12,7 +12,8 @@ from random import Random
 import msgspec
 
 from surecast.core.types import DAMAGE, MS, SECOND, LogId
-from surecast.sim.faults import Damage, Fault, RollBack, Timed, draw
+from surecast.protocols.chain.messages import Member
+from surecast.sim.faults import Crash, Damage, Fault, RollBack, Timed, draw
 from surecast.sim.world import World
 from surecast.swarm.cluster import Cluster
 
@@ -41,6 +42,13 @@ def draw_damage(
         plan.faults.append(Timed(at_ns, for_ns, fault))
         copied_ns = at_ns - int(rng.expovariate(1 / (2 * SECOND)))
         plan.copies.append((max(copied_ns, warm_up_ns // 2), name))
+    pairs = [region for region, count in regions.items() if count == 2]
+    if pairs and rng.random() < 0.5:  # the last member of a chain, while the other one is away
+        region, at_ns = rng.choice(pairs), warm_up_ns + rng.randrange(duration_ns)
+        last = rng.randrange(2)
+        hit = Damage(f"{region}/{last}", "segment", rng.randrange(1 << 30), share=0.5)
+        plan.faults.append(Timed(at_ns, 3 * SECOND, Crash(f"{region}/{1 - last}")))
+        plan.faults.append(Timed(at_ns + 2 * SECOND, 100 * MS, hit))
     return plan
 
 
@@ -60,7 +68,7 @@ class Damages:
             return True
         region = fault.name.split("/")[0]
         if len(self.cluster.regions[region]) > 1:
-            return self._has_whole_member(region, fault.name)
+            return self._has_whole_member(region, fault.name) or self._is_last(region, fault)
         # Cursors of a lone region are nowhere else.
         return region not in self.holds and self._is_elsewhere(region, fault.name)
 
@@ -76,6 +84,31 @@ class Damages:
         return bool(
             chain.is_member and chain.me.disk == disk_id and not chain.holes and chain.saved.clean
         )
+
+    def _is_last(self, region: str, fault: Damage | RollBack) -> bool:
+        """Whether it is the last member, and a replica that was dropped can replace what is hit."""
+        if not isinstance(fault, Damage) or fault.kind not in ("record", "segment"):
+            return False
+        members = self.cluster.members(region)
+        if [m.name for m in members] != [fault.name] or not self._is_whole(*_pair(members[0])):
+            return False
+        disk = self.cluster.world.disk(fault.name)
+        return any(
+            all(
+                self._floor(other, log) > 1 + fault.share * (disk.end(log) - 1)
+                for log in disk.logs()
+            )
+            for other in self.cluster.regions[region]
+            if other != fault.name
+        )
+
+    def _floor(self, name: str, log: LogId) -> int:
+        """What a replica knows to be committed even after a crash."""
+        disk = self.cluster.world.disk(name)
+        saved = disk.state("committed")
+        if saved is None or disk.holes(log) or disk.state(DAMAGE):
+            return 1
+        return msgspec.msgpack.decode(saved, type=tuple[int, dict[bytes, int]])[1].get(log, 1)
 
     def _is_elsewhere(self, region: str, name: str) -> bool:
         """Whether one other region has all the streams that a lone replica owns, committed."""
@@ -111,3 +144,7 @@ class Damages:
                         f"{sum(map(len, chain.holes.values()))} ranges of its logs"
                     )
         world.call(world.now_ns + WATCH_NS, self._watch)
+
+
+def _pair(member: Member) -> tuple[str, bytes]:
+    return member.name, member.disk
