@@ -153,8 +153,13 @@ def _recorder(
 ) -> Recorder:
     folder = Path(config.node.record)
     modes.make_folder(folder)
+    path = recording_path(folder, name, store.incarnation)
+    number = 1
+    while path.exists():  # the data folder was replaced by an older copy
+        number += 1
+        path = path.with_name(f"{path.stem.partition('~')[0]}~{number}.rec")
     return Recorder(
-        recording_path(folder, name, store.incarnation),
+        path,
         node=name,
         build="surecast.server.nodes:build",
         args=args,

@@ -1,7 +1,8 @@
 """What can happen to a fleet: each kind of misfortune, how it begins and how it ends.
 
 Which ones befall whom is drawn from a seed. The outlook is told of each, so that a round knows what
-should still get on. All of them are survivable in any combination, for no disk is lost.
+should still get on. All of them are survivable in any combination: disks are damaged only where
+others have what they lose (`disk_faults.py`).
 """
 
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from random import Random
 from surecast.core.types import MS
 from surecast.runtime.relay import Shape
 from surecast.server.config import witness_name
+from surecast.swarm.disk_faults import DiskFaults
 from surecast.swarm.fleet import Fleet
 from surecast.swarm.outlook import Outlook
 
@@ -23,6 +25,10 @@ KINDS = (
     "kill-site",  # the same with its witness
     "kill-again",  # a replica, and some times more while it starts
     "stop-replica",
+    "damage-replica",  # of several: a file of its data folder is damaged while it is down
+    "damage-lone",  # the same of a region's only replica, when other regions have what it owns
+    "roll-back-replica",  # it comes back on an older copy of its data folder
+    "roll-back-lone",
     "kill-witness",
     "cut-link",  # between two regions, both ways or one
     "slow-link",  # it delays and loses much more than it should
@@ -35,6 +41,7 @@ KINDS = (
 )
 SLOW = Shape(delay_ns=150 * MS, jitter_ns=100 * MS, loss=0.05)
 RESETS = 5
+PROGRESS = 100  # positions of every stream between a copy of a folder and the roll back to it
 AGAIN, AGAIN_S = 4, 0.6  # how often, and how long it has at most before it is killed again
 
 
@@ -56,6 +63,7 @@ class Fate:
         self.outlook = Outlook(fleet.regions)
         self.struck: dict[str, bool] = {}  # readers killed or stopped
         self.slow: dict[str, bool] = {}  # links between regions
+        self.disks = DiskFaults(fleet, rng)
 
     def begin(self, kind: str) -> Misfortune | None:
         """None: there is nobody left whom it could befall now."""
@@ -153,6 +161,55 @@ class Fate:
             self.outlook.replica_up(region, name)
 
         return Misfortune("stop-replica", name, end)
+
+    def _damage_replica(self) -> Misfortune | None:
+        return self._hit_disk("damage-replica")
+
+    def _roll_back_replica(self) -> Misfortune | None:
+        return self._hit_disk("roll-back-replica")
+
+    def _hit_disk(self, kind: str) -> Misfortune | None:
+        """One of several replicas, all of which must be there: it begins and ends at once."""
+        outlook, regions = self.outlook, self.fleet.regions
+        region = self._pick(
+            [
+                r
+                for r, names in regions.items()
+                if len(names) > 1 and len(outlook.up(r)) == len(names) and r not in outlook.blind
+            ]
+        )
+        name = self._pick(list(regions[region]) if region else [])
+        if not name or (kind == "roll-back-replica" and not self._is_calm()):
+            return None
+        if kind == "damage-replica":
+            done = self.disks.damage_replica(region, name)
+        else:
+            done = self.disks.roll_back_replica(region, name, PROGRESS)
+        return Misfortune(kind, f"{name}: {done}", lambda: None)
+
+    def _damage_lone(self) -> Misfortune | None:
+        return self._hit_lone("damage-lone")
+
+    def _roll_back_lone(self) -> Misfortune | None:
+        return self._hit_lone("roll-back-lone")
+
+    def _hit_lone(self, kind: str) -> Misfortune | None:
+        """It needs every other region to recover, so nothing else may be wrong."""
+        region = self._pick([r for r, names in self.fleet.regions.items() if len(names) == 1])
+        if not region or not self._is_calm():
+            return None
+        (name,) = self.fleet.regions[region]
+        if kind == "damage-lone":
+            done = self.disks.damage_lone(region, name)
+        else:
+            done = self.disks.roll_back_lone(region, name, PROGRESS)
+        return Misfortune(kind, f"{name}: {done}", lambda: None)
+
+    def _is_calm(self) -> bool:
+        """Nothing is wrong that would keep events from anybody."""
+        outlook = self.outlook
+        wrong = outlook.down or outlook.blind or outlook.cut or outlook.mute
+        return not (wrong or self.slow or self.struck)
 
     def _kill_witness(self) -> Misfortune | None:
         fleet, outlook = self.fleet, self.outlook
