@@ -34,6 +34,11 @@ class Power:
         for name in self._real:
             monkeypatch.setattr(os, name, getattr(self, "_" + name))
 
+    def adopt(self) -> None:
+        """What is in the directory now is on disk."""
+        self._synced = self.killed()
+        self._entries = dict(self._synced)
+
     # ------------------------------------------------------------ images
 
     def killed(self) -> Image:

@@ -75,7 +75,8 @@ def stores(directory: Path) -> list[Path]:
 
 
 def _is_store(path: Path) -> bool:
-    return (path / "manifest").exists() or any(path.glob("journal-*"))
+    names = ("manifest", "ends", "journal-*", "segment-*")
+    return any(next(path.glob(name), None) is not None for name in names)
 
 
 def _verify(path: Path) -> "Verdict":

@@ -161,7 +161,8 @@ def _existing(path: str | os.PathLike[str]) -> Paths:
     folder = Paths(path)
     if not folder.path.is_dir():
         raise StorageError(f"{folder.path} is no directory")
-    if not folder.manifest.exists() and not folder.numbers("journal"):
+    files = folder.manifest.exists() or folder.ends.exists()
+    if not files and not folder.numbers("journal") and not folder.numbers("segment"):
         raise StorageError(
             f"{folder.path} holds neither a manifest nor a journal: is it a node's data directory?"
         )

@@ -267,8 +267,6 @@ class Replay:
             here = False
             self._find(str(problem))
         if here:
-            if self.mark is not None and self.mark.journal < self.manifest.journal:
-                self._lose(f"{self._folder.ends} is older than {path.name}")
             return
         journals = self._journals
         if journals == list(range(1, len(journals) + 1)) and (journals or not self._segments):
@@ -393,7 +391,7 @@ class Replay:
         self._find(why)
         if record.kind in (0, SAVE, TRUNCATE):
             self._lose(why)
-        elif record.kind == LIFE:
+        elif record.kind == LIFE and self.mark is None:
             self.incarnation += 1
         for one in record.frames:
             if isinstance(one, Batch):
