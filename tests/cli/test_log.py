@@ -79,7 +79,8 @@ def test_looking_changes_nothing(folder: Path) -> None:
 
 
 def test_each_damaged_record_is_named(folder: Path) -> None:
-    path = sorted(folder.glob("segment-*"))[0]
+    used = [row[0] for rows in read_manifest(folder / "manifest").logs.values() for row in rows]
+    path = max((folder / f"segment-{n:010}" for n in used), key=lambda one: one.stat().st_size)
     data = bytearray(path.read_bytes())
     for at in (40, 700):
         data[at] ^= 1
@@ -87,7 +88,7 @@ def test_each_damaged_record_is_named(folder: Path) -> None:
     text = call("verify", str(folder), code=1)
     assert "2 problems" in text
     assert f"{path}: the record at offset 32 is damaged" in text
-    assert "restored from another replica" in text
+    assert "restored from another replica" in " ".join(text.split())
     found = json.loads(call("verify", "--json", str(folder), code=1))
     assert found["ok"] is False
     assert len(found["stores"][0]["problems"]) == 2

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 Image = dict[str, bytes]
-_CHANGES = ("write", "writev", "ftruncate", "fsync", "fdatasync", "rename", "unlink")
+_CHANGES = ("write", "writev", "pwrite", "ftruncate", "fsync", "fdatasync", "rename", "unlink")
 
 
 class Power:
@@ -35,6 +35,11 @@ class Power:
         for name in self._real:
             monkeypatch.setattr(os, name, getattr(self, "_" + name))
 
+    def adopt(self) -> None:
+        """What is in the directory now is on disk."""
+        self._synced = self.killed()
+        self._entries = dict(self._synced)
+
     # ------------------------------------------------------------ images
 
     def killed(self) -> Image:
@@ -51,6 +56,10 @@ class Power:
         if self._rng.random() < 0.5:
             return image
         now = self.killed()
+        if "ends" in image and self._rng.random() < 0.5:  # written in place: the new or a torn one
+            image["ends"] = now["ends"]
+            if self._rng.random() < 0.3 and len(now["ends"]) > 4096:
+                image["ends"] = now["ends"][:4096] + image["ends"][4096:].ljust(48, b"?")
         for name, old in image.items():
             new = now.get(name, b"")
             if new.startswith(old):
@@ -108,6 +117,9 @@ class Power:
 
     def _writev(self, file: int, data: Any) -> Any:
         return self._step("writev", self._of(file), lambda: self._real["writev"](file, data))
+
+    def _pwrite(self, file: int, data: Any, at: int) -> Any:
+        return self._step("pwrite", self._of(file), lambda: self._real["pwrite"](file, data, at))
 
     def _ftruncate(self, file: int, size: int) -> Any:
         return self._step("ftruncate", self._of(file), lambda: self._real["ftruncate"](file, size))

@@ -243,7 +243,7 @@ def test_a_move_that_does_not_fit_leaves_all_as_it_was_and_is_tried_again(
         driver.settle()
         assert driver.store.moves == 0
         kinds = {name.split("-")[0] for name in names(driver.folder)}
-        assert kinds == {"journal", "lock"}
+        assert kinds == {"ends", "journal", "lock"}
         assert driver.store.disk.held_bytes > 4096
         seen = content(driver.disk)
         copy = shutil.copytree(driver.folder, driver.folder.parent / "copy")
@@ -270,7 +270,7 @@ def test_a_compaction_that_does_not_fit_says_so_and_changes_nothing(
         driver.do(compact(LOG, 1, 30, "c", [(2, 3)]))
         assert driver.wait(1) == [StoreFailed("c", "full")]
     assert content(driver.disk) == before
-    assert names(driver.folder) == ["journal-0000000001", "lock"]
+    assert names(driver.folder) == ["ends", "journal-0000000001", "lock"]
     driver.do(compact(LOG, 1, 30, "again", [(2, 3)]))
     assert driver.wait(1) == [Compacted("again")]
     assert content(driver.disk) != before
@@ -378,4 +378,5 @@ def test_a_store_that_cannot_move_is_full_in_the_end(
     driver.do(Truncate(LOG, driver.disk.end(LOG) - 1))  # which always can be written
     driver.settle()
     fill(driver)
+    driver.settle()
     assert driver.store.moves

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.storage.stores import LOG, OTHER, Driver, batch, compact, content, names, small
 
-from surecast.core.types import Append, Batch, Stored, StoreFailed, Truncate
+from surecast.core.types import Append, Batch, Repair, Stored, StoreFailed, Truncate
 from surecast.core.wire import encode_batch
 from surecast.errors import StorageError
 from surecast.storage.extents import Extent, Shelf
@@ -95,20 +95,44 @@ def test_a_damaged_record_is_reported_and_never_served(opened: Opened) -> None:
     data = bytearray(path.read_bytes())
     data[300] ^= 4
     path.write_bytes(data)
-    again = opened(small())  # segments are not read when a store is opened
-    with pytest.raises(StorageError, match=rf"{path.name}: the record at offset \d+ is damaged"):
+    (problem,) = verify(driver.folder).problems
+    assert f"{path.name}: the record at offset 32 is damaged" in problem
+    again = opened(small())
+    assert again.disk.holes(LOG) == [(1, 4)]
+    with pytest.raises(StorageError, match=rf"{path.name}: the record at offset 32 is damaged"):
         again.disk.read(LOG, 1, 1 << 40, 1 << 40)
-    assert again.disk.read(LOG, 60, 70, 1 << 40), "the rest is"
-    problems = list(verify(again.folder).problems)
-    assert len(problems) == 1
-    assert path.name in problems[0]
-    # Nor is it copied elsewhere: a compaction of it fails, and moves go on without it.
+    assert [b.lo for b in again.disk.read(LOG, 4, 1 << 40, 1 << 40)] == list(range(4, 121, 3))
+    # A compaction of it fails, moves go on around it, and it is known after a restart.
     again.do(compact(LOG, 1, 20, "c"))
     assert again.wait(1) == [StoreFailed("c", "io")]
     moves = again.store.moves
     filled(again)
     assert again.store.moves > moves
-    assert path.exists()
+    again.close()
+    third = opened(small())
+    assert third.disk.holes(LOG) == [(1, 4)]
+    assert len(third.store.damage) == 1
+    third.do(Repair(LOG, (batch(1, 3, 100),), "r"))
+    assert third.wait(1) == [Stored("r")]
+    third.close()
+    fourth = opened(small())
+    assert fourth.store.damage == []
+    assert [b.lo for b in fourth.disk.read(LOG, 1, 1 << 40, 1 << 40)] == list(range(1, 241, 3))
+
+
+def test_damage_that_nobody_looked_for_is_found_when_it_is_read(opened: Opened) -> None:
+    driver = opened(small())
+    filled(driver)
+    driver.close()
+    path = sorted(driver.folder.glob("segment-*"))[0]
+    data = bytearray(path.read_bytes())
+    data[300] ^= 4
+    path.write_bytes(data)
+    again = opened(small(check="none"))
+    assert again.store.damage == []
+    with pytest.raises(StorageError, match=rf"{path.name}: the record at offset \d+ is damaged"):
+        again.disk.read(LOG, 1, 1 << 40, 1 << 40)
+    assert again.disk.read(LOG, 60, 70, 1 << 40), "the rest is"
 
 
 def test_a_segment_of_another_number_is_not_taken_for_it(opened: Opened) -> None:
@@ -117,8 +141,11 @@ def test_a_segment_of_another_number_is_not_taken_for_it(opened: Opened) -> None
     driver.close()
     one, two = sorted(driver.folder.glob("segment-*"))[:2]
     one.write_bytes(two.read_bytes())
-    with pytest.raises(StorageError, match="or is that of segment"):
-        opened(small()).disk.read(LOG, 1, 2, 1)
+    again = opened(small())
+    assert "its header is that of segment" in again.store.damage[0]
+    ((lo, hi),) = again.disk.holes(LOG)
+    assert lo == 1
+    assert again.disk.read(LOG, hi, 1 << 40, 1 << 40)[-1].hi == 121
 
 
 def test_views_outlive_the_file(opened: Opened) -> None:

@@ -342,7 +342,7 @@ def test_old_files_go(opened: Opened) -> None:
         driver.settle()
     driver.close()
     left = [name for name in names(driver.folder) if not name.startswith("journal")]
-    assert left == ["lock", "manifest"]
+    assert left == ["ends", "lock", "manifest"]
 
 
 @pytest.mark.slow

@@ -75,7 +75,8 @@ def stores(directory: Path) -> list[Path]:
 
 
 def _is_store(path: Path) -> bool:
-    return (path / "manifest").exists() or any(path.glob("journal-*"))
+    names = ("manifest", "ends", "journal-*", "segment-*")
+    return any(next(path.glob(name), None) is not None for name in names)
 
 
 def _verify(path: Path) -> "Verdict":
@@ -122,6 +123,7 @@ def _holdings(one: "Holdings", names: dict[bytes, str]) -> str:
         f"{one.journals} journals, {_size(one.journal_bytes)}"
         + (f", of which {one.torn_bytes} bytes are a torn tail" if one.torn_bytes else ""),
     ]
+    lines += [f"  PROBLEM: {problem}" for problem in one.problems]
     if one.states:
         lines.append(f"  {len(one.states)} states, {_size(sum(one.states.values()))}")
     for stream in one.streams:
@@ -135,7 +137,9 @@ def _stream(one: "StreamInfo", names: dict[bytes, str]) -> list[str]:
         times = f"{_time(one.time_first_ns)} to {_time(one.time_last_ns)}"
     return [
         f"  {names.get(one.log, '(not in the directory)')}  {one.log.hex()}",
-        f"    positions [1, {one.end:,}): {one.live:,} live, {one.void:,} void; {times}",
+        f"    positions [1, {one.end:,}): {one.live:,} live, {one.void:,} void"
+        + (f", {one.unreadable:,} cannot be read" if one.unreadable else "")
+        + f"; {times}",
         f"    {one.batches:,} batches, {_size(one.nbytes)}, in {one.segments} segments"
         + (f" and {_size(one.journal_bytes)} of the journal" if one.journal_bytes else ""),
     ]
@@ -154,7 +158,10 @@ def _verdict(path: str, verdict: "Verdict") -> str:
         )
     lines += [f"  {problem}" for problem in verdict.problems]
     if verdict.problems:
-        lines.append("  next: stop the node, and let it be restored from another replica")
+        lines.append(
+            "  next: start the node: it keeps what can be read, and has the rest restored from "
+            "another replica"
+        )
     return "\n".join(lines)
 
 

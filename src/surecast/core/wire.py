@@ -49,6 +49,7 @@ __all__ = [
     "Buffer",
     "Codec",
     "Limits",
+    "batch_head",
     "decode_batch",
     "encode_batch",
     "frame_size",
@@ -212,6 +213,20 @@ def frame_size(buf: Buffer, limits: Limits = DEFAULT_LIMITS) -> int | None:
         return None
     header = _read_header(view, 0, limits)
     return HEADER_SIZE + int(header[5])
+
+
+def batch_head(buf: Buffer, limits: Limits = DEFAULT_LIMITS) -> tuple[bytes, int, int, int]:
+    """Stream, first position, end and frame size of the batch whose header starts `buf`.
+
+    Only the header is checked: this is for frames whose body is damaged or incomplete.
+    """
+    fields = _read_header(_view(buf), 0, limits)
+    kind, _, reason, body_len, _, count, _, rows, stream_id = fields[2:11]
+    lo = fields[13]
+    problem = _problem(kind, reason, lo, count, rows, body_len, limits)
+    if problem is not None:
+        raise PeerError(f"{_name(kind, lo, count)}: {problem}")
+    return stream_id, lo, lo + count, HEADER_SIZE + body_len
 
 
 def _read_header(view: memoryview, at: int, limits: Limits) -> tuple[Any, ...]:

@@ -28,6 +28,7 @@ class StorageConfig:
     run_bytes_min: int = 1 << 20  # a log's runs in segments are joined until they are as large
     maps_max: int = 256  # segments mapped, and so files open, at a time
     memory_bytes_max: int = 4 << 30  # of a node without a data folder; then it is a full disk
+    check: Literal["all", "none"] = "all"  # when opened; "none": damage is found when it is read
     group_read: bool = False  # let the folder's group read it, for Spark executors of another user
 
     @property
@@ -40,6 +41,7 @@ class StorageConfig:
 
     def validate(self) -> None:
         check(self, "sync", self.sync in ("data", "none"), '"data" or "none"')
+        check(self, "check", self.check in ("all", "none"), '"all" or "none"')
         journal = self.journal_bytes_max
         check(self, "journal_bytes_max", 1 << 12 <= journal <= 1 << 34, "4KiB to 16GiB")
         backlog = self.backlog_bytes_max

@@ -57,7 +57,9 @@ class Shelf:
         """Segments that may be removed."""
         taken = []
         while self.gone:
-            taken.append(self.gone.popleft())
+            number = self.gone.popleft()
+            if number not in self._segments:  # else somebody refers to it again
+                taken.append(number)
         with self._lock:
             for number in taken:
                 self._maps.pop(number, None)

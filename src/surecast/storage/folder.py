@@ -4,6 +4,7 @@
     journal-0000000001   effects, in the order they were asked for
     segment-0000000001   batches that have left the journal
     manifest             which segments make up each log, and which journal goes on from there
+    ends                 how far the journal went
 
 Everything that changes the directory goes through the functions of `os`, one by one: tests let each
 of them fail, or be the last before a crash.
@@ -22,11 +23,24 @@ from surecast.errors import StorageError
 from surecast.storage import modes
 from surecast.storage.config import StorageConfig
 
-__all__ = ["FULL", "Folder", "Paths", "write_all"]
+__all__ = ["FULL", "Damaged", "Folder", "Paths", "is_later", "write_all"]
 
 FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # there is no room, and may be later
 _WRITE_BUFFERS_MAX: Final = 512  # in one writev; the system's limit is 1024
 _NAME: Final = re.compile(r"(journal|segment)-(\d{10,19})")
+
+
+class Damaged(StorageError):
+    """A file, or a part of one, does not hold what was written to it."""
+
+
+def is_later(found: bytes, magic: bytes) -> bool:
+    """Whether a file that opens with `found` seems to be of a later version of the format.
+
+    All magics end in a byte for the version. Callers ask this after they have made sure that a few
+    flipped bits are not the explanation.
+    """
+    return found[:3] == magic[:3] and len(found) >= 4 and found[:4] != magic
 
 
 class Paths:
@@ -44,6 +58,10 @@ class Paths:
     @property
     def manifest(self) -> Path:
         return self.path / "manifest"
+
+    @property
+    def ends(self) -> Path:
+        return self.path / "ends"
 
     def numbers(self, kind: str) -> list[int]:
         """Of the journals, or segments, that are there, in order."""

@@ -1,28 +1,25 @@
 """Looking at a store's directory from outside: what it holds, and whether all of it is right.
 
-Nothing is written and no lock is taken. A store that is in use changes meanwhile, so whoever wants
-to be sure stops the node first.
+It is read as when the store is opened (`recovery.py`), so both find the same damage. But nothing is
+written and no lock is taken. A store that is in use changes meanwhile: to be sure, stop the node
+first.
 """
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 
 from surecast.core.types import Batch, LogId
 from surecast.errors import StorageError
+from surecast.storage.check import Progress
 from surecast.storage.extents import Extent, Shelf
 from surecast.storage.folder import Paths
-from surecast.storage.manifest import read_manifest
-from surecast.storage.records import Moved, read_records
-from surecast.storage.recovery import Replay, content_of, journals_of
-from surecast.storage.segment_file import Mapped, Run
+from surecast.storage.memory import Hole
+from surecast.storage.recovery import Replay
 
 __all__ = ["Holdings", "StreamInfo", "Verdict", "batches", "info", "verify"]
 
 _MAPS_MAX = 16
-Progress = Callable[[int, int], None]  # bytes read, of so many
 
 
 @dataclass
@@ -36,6 +33,7 @@ class StreamInfo:
     batches: int = 0
     nbytes: int = 0
     journal_bytes: int = 0  # of them, those that have not moved yet
+    unreadable: int = 0  # positions that are neither live nor void, but lost here
     segments: int = 0
     time_first_ns: int | None = None
     time_last_ns: int | None = None
@@ -63,6 +61,7 @@ class Holdings:
     journals: int
     journal_bytes: int
     torn_bytes: int
+    problems: list[str]  # damage, as `verify` would name it
 
 
 @dataclass
@@ -78,10 +77,11 @@ class Verdict:
 
 
 def info(path: str | os.PathLike[str]) -> Holdings:
-    """What a directory holds; StorageError if it is no store, or cannot be opened as it is."""
-    folder, journals, replay = _played(path)
+    """What a directory holds; StorageError if it is no store, or of a later version."""
+    folder, replay = _played(path, "all", _silent)
     disk = replay.disk
     segments = [folder.segment(number) for number in folder.numbers("segment")]
+    journals = [folder.journal(number) for number in replay.ends]
     return Holdings(
         folder.path,
         replay.incarnation,
@@ -90,29 +90,56 @@ def info(path: str | os.PathLike[str]) -> Holdings:
         len(segments),
         sum(one.stat().st_size for one in segments),
         len(journals),
-        sum(folder.journal(number).stat().st_size for number in journals),
+        sum(one.stat().st_size for one in journals),
         replay.cut_bytes,
+        _problems(replay),
     )
 
 
 def batches(path: str | os.PathLike[str], log: LogId) -> list[Batch]:
-    """All that a directory holds of one log, which should be a small one."""
-    disk = _played(path)[2].disk
-    return disk.read(log, 1, disk.end(log), 1 << 62)
+    """All that can be read in a directory of one log, which should be a small one."""
+    disk = _played(path, "none", _silent)[1].disk
+    found: list[Batch] = []
+    at = 1
+    for lo, hi in [*disk.holes(log), (disk.end(log), 0)]:
+        found += disk.read(log, at, lo, 1 << 62)
+        at = hi
+    return found
 
 
-def _played(path: str | os.PathLike[str]) -> tuple[Paths, list[int], Replay]:
+def verify(path: str | os.PathLike[str], on_progress: Progress | None = None) -> Verdict:
+    """Read every record of a directory and check it; the problems name file and offset."""
+    folder, replay = _played(path, "all", on_progress or _silent)
+    paths = [folder.segment(number) for number in folder.numbers("segment")]
+    verdict = Verdict(len(paths), len(replay.ends), replay.records + replay.batches)
+    paths += [folder.journal(number) for number in replay.ends]
+    verdict.nbytes = sum(one.stat().st_size for one in paths)
+    verdict.torn_bytes = replay.cut_bytes
+    verdict.problems = _problems(replay)
+    return verdict
+
+
+def _played(
+    path: str | os.PathLike[str], check: str, on_progress: Progress
+) -> tuple[Paths, Replay]:
     """The store as it would be if it were opened."""
     folder = _existing(path)
-    manifest = read_manifest(folder.manifest)
-    journals = journals_of(folder, manifest)
-    replay = Replay(Shelf(folder, _MAPS_MAX), manifest)
-    for number in journals:
-        replay.play(folder.journal(number))
-    return folder, journals, replay
+    replay = Replay(folder, Shelf(folder, _MAPS_MAX))
+    replay.run(check, None, on_progress)
+    return folder, replay
 
 
-def _stream(pieces: list[Batch | Extent], log: LogId) -> StreamInfo:
+def _problems(replay: Replay) -> list[str]:
+    """What is wrong with files, and holes and doubts that an earlier opening has left."""
+    found = list(dict.fromkeys(replay.found))
+    return found + [line for line in replay.damage() if not any(one in line for one in found)]
+
+
+def _silent(done: int, total: int) -> None:
+    pass
+
+
+def _stream(pieces: list[Batch | Extent | Hole], log: LogId) -> StreamInfo:
     found = StreamInfo(log, pieces[-1].hi)
     segments: dict[int, None] = {}
     for piece in pieces:
@@ -120,11 +147,13 @@ def _stream(pieces: list[Batch | Extent], log: LogId) -> StreamInfo:
             segments[piece.segment.number] = None
             batches, live, first_ns, last_ns = piece.summary()
             found.add(batches, live, piece.nbytes, first_ns, last_ns)
+        elif isinstance(piece, Hole):
+            found.unreadable += piece.hi - piece.lo
         else:
             found.add(1, piece.rows, piece.nbytes, piece.time_ns, piece.time_ns)
             found.journal_bytes += piece.nbytes
     found.segments = len(segments)
-    found.void = found.end - 1 - found.live
+    found.void = found.end - 1 - found.live - found.unreadable
     return found
 
 
@@ -132,123 +161,9 @@ def _existing(path: str | os.PathLike[str]) -> Paths:
     folder = Paths(path)
     if not folder.path.is_dir():
         raise StorageError(f"{folder.path} is no directory")
-    if not folder.manifest.exists() and not folder.numbers("journal"):
+    files = folder.manifest.exists() or folder.ends.exists()
+    if not files and not folder.numbers("journal") and not folder.numbers("segment"):
         raise StorageError(
             f"{folder.path} holds neither a manifest nor a journal: is it a node's data directory?"
         )
     return folder
-
-
-# ---------------------------------------------------------------- verify
-
-
-def verify(path: str | os.PathLike[str], on_progress: Progress | None = None) -> Verdict:
-    """Read every record of a directory and check it; the problems name file and offset."""
-    folder = _existing(path)
-    return _Verifier(folder, on_progress or (lambda done, total: None)).run()
-
-
-class _Verifier:
-    def __init__(self, folder: Paths, on_progress: Progress) -> None:
-        self.folder = folder
-        self.verdict = Verdict()
-        self._on_progress = on_progress
-        paths = [folder.segment(n) for n in folder.numbers("segment")]
-        paths += [folder.journal(n) for n in folder.numbers("journal")]
-        self._total = sum(one.stat().st_size for one in paths)
-        self._done = 0
-
-    def run(self) -> Verdict:
-        verdict, folder = self.verdict, self.folder
-        for number in folder.numbers("segment"):
-            verdict.segments += 1
-            before = self._done
-            self._try(self._segment, number)
-            self._done = before  # whatever could not be read
-            self._count(folder.segment(number).stat().st_size)
-        try:
-            manifest = read_manifest(folder.manifest)
-            journals = journals_of(folder, manifest)
-            self._extents(manifest.logs)
-        except StorageError as problem:
-            verdict.problems.append(str(problem))
-            journals = folder.numbers("journal")
-        for number in journals:
-            verdict.journals += 1
-            self._try(self._journal, number, number == journals[-1])
-        return verdict
-
-    def _try(self, check: Callable[..., None], *args: object) -> None:
-        try:
-            check(*args)
-        except (StorageError, OSError) as problem:
-            self.verdict.problems.append(str(problem))
-
-    def _segment(self, number: int) -> None:
-        mapped = Mapped(self.folder.segment(number), number)
-        for place in range(mapped.runs):
-            run = mapped.run(place)
-            try:
-                los, offsets, *_ = mapped.index(run, place)
-            except StorageError as problem:
-                self.verdict.problems.append(str(problem))
-                continue
-            ends = [*offsets[1:].tolist(), run.at + run.nbytes]
-            for lo, at, end in zip(los.tolist(), offsets.tolist(), ends, strict=True):
-                self._try(self._record, mapped, at, end, lo)
-                self._count(end - at)
-
-    def _record(self, mapped: Mapped, at: int, end: int, lo: int) -> None:
-        self.verdict.records += 1
-        _, size = mapped.batch(at, lo)
-        if at + size != end:
-            raise StorageError(
-                f"{mapped.path}: the record at offset {at:,} is damaged: it ends at {at + size:,}"
-            )
-
-    def _extents(self, logs: dict[LogId, list[tuple[int, int, int, int, int, int]]]) -> None:
-        """What the manifest refers to is there, and follows without gaps."""
-        for log, rows in logs.items():
-            name = log.hex()
-            for before, after in pairwise([(0, 0, 1, 1, 0, 0), *rows]):
-                if before[3] != after[2]:
-                    self._say(f"stream {name}: nothing holds [{before[3]:,}, {after[2]:,})")
-            for number, run, lo, hi, *_ in rows:
-                self._try(self._extent, log, number, run, lo, hi)
-
-    def _extent(self, log: LogId, number: int, place: int, lo: int, hi: int) -> None:
-        run: Run = Mapped(self.folder.segment(number), number).run(place)
-        if run.log != log or not run.lo <= lo < hi <= run.hi:
-            self._say(
-                f"segment {number} should, but does not hold [{lo:,}, {hi:,}) of stream {log.hex()}"
-            )
-
-    def _say(self, what: str) -> None:
-        self.verdict.problems.append(f"{self.folder.manifest}: {what}")
-
-    def _journal(self, number: int, last: bool) -> None:
-        path = self.folder.journal(number)
-        data, end = content_of(path), 0
-        try:
-            for end, record in read_records(data):
-                self.verdict.records += 1
-                self._count(0, at=end)
-                if isinstance(record, Moved):
-                    for segment, run, lo, hi, *_ in record.extents:
-                        self._try(self._extent, record.log, segment, run, lo, hi)
-        except StorageError as problem:
-            raise StorageError(f"{path}: {problem}") from problem
-        finally:
-            self._count(len(data))
-        if end < len(data) and last:
-            self.verdict.torn_bytes = len(data) - end
-        elif end < len(data):
-            raise StorageError(
-                f"{path}: the record at offset {end:,} is damaged: a later journal was begun when "
-                "it was on disk"
-            )
-
-    def _count(self, nbytes: int, at: int = 0) -> None:
-        self._done += nbytes
-        self.verdict.nbytes = self._done
-        self._on_progress(self._done + at, self._total)

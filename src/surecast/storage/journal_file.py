@@ -6,22 +6,25 @@ from contextlib import suppress
 
 from surecast.core.wire import Buffer
 from surecast.errors import StorageError
+from surecast.storage.ends import MarkFile
 from surecast.storage.folder import Folder, write_all
 from surecast.storage.modes import open_file
-from surecast.storage.records import MARK, Record, number_record
+from surecast.storage.records import MARK, SEAL, Record, number_record
 
-__all__ = ["JournalFile"]
+__all__ = ["JournalFile", "create_journal"]
 
 
 class JournalFile:
     """The file that is written to now; `rotate` goes on in the next one."""
 
-    def __init__(self, folder: Folder, number: int, durable: bool) -> None:
+    def __init__(self, folder: Folder, number: int, durable: bool, marks: MarkFile) -> None:
         self.folder = folder
         self.number = number
         self.size = 0
         self._synced = 0
         self._durable = durable
+        self._marks = marks
+        self._claimed = 0  # what the mark says of this file
         self._marked = False
         self._broken: OSError | None = None
         try:
@@ -31,7 +34,15 @@ class JournalFile:
             raise StorageError(f"cannot open {folder.journal(number)}: {problem}") from problem
 
     def close(self) -> None:
-        os.close(self._file)
+        """All of it is on disk, and the mark says so, unless writing has failed."""
+        if self._broken is None:
+            with suppress(OSError):
+                self._sync()
+                self._claim()
+        for _ in range(2):  # both slots, so that damage of one of them takes nothing back
+            self._marks.write(self.number, self._claimed)
+        self._marks.sync()
+        self.abandon()
 
     def cut(self, size: int) -> None:
         os.ftruncate(self._file, size)
@@ -46,7 +57,7 @@ class JournalFile:
         ends: list[int] = []
         end = self.size
         for record in records:
-            buffers += record.encode(self._synced)
+            buffers += record.encode(self.number, end, self._synced)
             end += record.size
             ends.append(end)
         self._marked = False
@@ -66,8 +77,27 @@ class JournalFile:
         self._broken = problem
 
     def sync(self) -> None:
+        """What was written may be acknowledged."""
         if self._durable:
             self._sync()
+        if self._broken is None:
+            self._claim()
+
+    def sync_all(self) -> None:
+        """The file and the mark are on disk, even if nothing else is synced."""
+        self._sync()
+        self._claim()
+        self._marks.sync()
+
+    def abandon(self) -> None:
+        """Close the files as they are."""
+        self._marks.abandon()
+        os.close(self._file)
+
+    def _claim(self) -> None:
+        if self._claimed != self.size:
+            self._claimed = self.size
+            self._marks.write(self.number, self.size)
 
     def _sync(self) -> None:
         if self._synced == self.size:
@@ -76,8 +106,9 @@ class JournalFile:
             os.fdatasync(self._file)
         except OSError as problem:
             self._broken = problem  # nobody knows what is on disk now
-            with suppress(OSError):
-                os.ftruncate(self._file, self._synced)
+            if self._durable:  # else the rest was acknowledged, too
+                with suppress(OSError):
+                    os.ftruncate(self._file, self._synced)
             raise
         self._synced = self.size
 
@@ -91,10 +122,14 @@ class JournalFile:
         """Go on in a new file, when this one is wholly on disk; or raise and stay.
 
         That holds even if nothing else is synced: what stands in a file that has a successor was
-        not torn by a crash, and what does not read there is damage.
+        not torn by a crash, and what does not read there is damage. Its last record is a seal: so
+        a file that was cut short is known for one.
         """
         if self._broken is not None:
             raise self._broken
+        _, problem = self.append([number_record(SEAL, 0)])
+        if problem is not None:
+            raise problem
         self._sync()
         file = _open(self.folder, self.number + 1)
         try:
@@ -105,8 +140,16 @@ class JournalFile:
         os.close(self._file)
         self._file = file
         self.number += 1
-        self.size = self._synced = 0
+        self.size = self._synced = self._claimed = 0
         self._marked = False
+        self._marks.write(self.number, 0)
+        self._marks.sync()
+
+
+def create_journal(folder: Folder, number: int) -> None:
+    """An empty file, on disk with its name."""
+    os.close(_open(folder, number))
+    folder.sync()
 
 
 def _open(folder: Folder, number: int) -> int:

@@ -3,8 +3,10 @@
 It describes the state at one place in the order of effects: the beginning of journal `journal`.
 Opening a store is reading the manifest and playing that journal, and those after it, on top.
 
-    16 bytes    magic, CRC-32 of the body, length of the body
+    16 bytes    magic, CRC-32 of the magic and the body, length of the body
     body        MessagePack of `Manifest`
+
+A log's pieces are its extents and its holes (positions that cannot be read), by their positions.
 """
 
 import os
@@ -18,16 +20,18 @@ import msgspec
 
 from surecast.core.types import LogId
 from surecast.errors import StorageError
-from surecast.storage.folder import Folder, write_all
+from surecast.storage.folder import Damaged, Folder, is_later, write_all
 from surecast.storage.modes import open_file
 
-__all__ = ["Extents", "Manifest", "UncertainError", "read_manifest", "write_manifest"]
+__all__ = ["Extents", "Holes", "Manifest", "UncertainError", "read_manifest", "write_manifest"]
 
 _HEAD: Final = struct.Struct("<4sIQ")
 _MAGIC: Final = b"SCM\xf1"
 
 # segment, run in it, lo, hi, nbytes, time_max
 Extents = list[tuple[int, int, int, int, int, int]]
+# lo, hi, why it cannot be read
+Holes = list[tuple[int, int, str]]
 
 
 class Manifest(msgspec.Struct, array_like=True):
@@ -36,30 +40,36 @@ class Manifest(msgspec.Struct, array_like=True):
     segment_next: int = 1  # the number of the next segment; none is used twice
     logs: dict[LogId, Extents] = {}
     states: list[tuple[str, bytes]] = []
+    holes: dict[LogId, Holes] = {}
 
 
 _decoder: Final = msgspec.msgpack.Decoder(Manifest)
 
 
 def read_manifest(path: Path) -> Manifest:
-    """An empty one if there is none: the store is new."""
+    """An empty one if there is no such file. Raises Damaged if it does not read; StorageError if
+    it is of a later version, or cannot be read at all."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         return Manifest()
     except OSError as problem:
         raise StorageError(f"cannot read {path}: {problem}") from problem
-    if data[:4] != _MAGIC:
-        raise StorageError(
-            f"{path}: not a manifest, or one of a later version: it starts with {data[:4]!r}"
-        )
     body = data[_HEAD.size :]
-    if len(data) < _HEAD.size or _HEAD.unpack_from(data)[1:] != (crc32(body), len(body)):
-        raise StorageError(f"{path}: damaged: its checksum does not match")
+    if len(data) < _HEAD.size or _HEAD.unpack_from(data)[1:] != (_crc(body), len(body)):
+        if is_later(data[:4], _MAGIC):
+            raise StorageError(
+                f"{path}: a manifest of a later version: it starts with {data[:4]!r}"
+            )
+        raise Damaged(f"{path}: damaged: its checksum does not match")
     try:
         return _decoder.decode(body)
     except msgspec.MsgspecError as problem:
-        raise StorageError(f"{path}: damaged: {problem}") from problem
+        raise Damaged(f"{path}: damaged: {problem}") from problem
+
+
+def _crc(body: bytes) -> int:
+    return crc32(body, crc32(_MAGIC))
 
 
 def write_manifest(folder: Folder, manifest: Manifest) -> None:
@@ -73,7 +83,7 @@ def write_manifest(folder: Folder, manifest: Manifest) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
     file = open_file(beside, flags, folder.file_mode)
     try:
-        _, problem = write_all(file, [_HEAD.pack(_MAGIC, crc32(body), len(body)), body])
+        _, problem = write_all(file, [_HEAD.pack(_MAGIC, _crc(body), len(body)), body])
         if problem is not None:
             raise problem
         os.fsync(file)

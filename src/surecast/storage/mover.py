@@ -18,8 +18,9 @@ next opening removes. Runs in the store's second thread; nothing here touches wh
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import groupby
 from typing import Any, Final, NamedTuple
 
 from surecast.columns.compaction import compacted
@@ -28,7 +29,8 @@ from surecast.errors import StorageError
 from surecast.storage.config import StorageConfig
 from surecast.storage.extents import Extent, Shelf
 from surecast.storage.folder import Folder
-from surecast.storage.manifest import Manifest, UncertainError, write_manifest
+from surecast.storage.manifest import Extents, Holes, Manifest, UncertainError, write_manifest
+from surecast.storage.memory import Hole
 from surecast.storage.plan import Group, count, groups_of, worn_out
 from surecast.storage.segment_disk import batches_of, own
 from surecast.storage.segment_file import SegmentWriter
@@ -65,7 +67,6 @@ class Mover:
         shelf: Shelf,
         config: StorageConfig,
         manifest: Manifest,
-        logs: dict[LogId, list[Extent]],
     ) -> None:
         self.moves = 0
         self._folder = folder
@@ -73,12 +74,16 @@ class Mover:
         self._config = config
         self._segment_next = manifest.segment_next
         self._journal = manifest.journal
-        self._logs = logs  # as the manifest on disk has them
+        self._logs: dict[LogId, list[Any]] = {}  # extents and holes, as the manifest has them
         self._certain = True  # which manifest is on disk
         self._live: dict[int, int] = {}  # bytes of each segment that the manifest refers to
         self._sizes: dict[int, int] = {}
-        for extents in logs.values():
-            self._count(extents, 1)
+
+    def load(self, logs: dict[LogId, list[Any]]) -> None:
+        """The pieces of each log as the manifest has them."""
+        self._logs = logs
+        for pieces in logs.values():
+            self._count(pieces, 1)
 
     # ------------------------------------------------------------ moves
 
@@ -138,8 +143,12 @@ class Mover:
             left -= sum(group.old_bytes for group in groups[name])
         return groups
 
-    def _count(self, extents: Sequence[Extent], sign: int) -> None:
-        count(self._live, extents, sign)
+    def _count(self, pieces: Sequence[Any], sign: int) -> None:
+        count(self._live, pieces, sign)
+
+    def segments(self) -> dict[int, None]:
+        """All that the manifest on disk refers to."""
+        return dict.fromkeys(self._live)
 
     def _size(self, number: int) -> int:
         size = self._sizes.get(number)
@@ -167,11 +176,15 @@ class Mover:
             return done
 
     def _replace_manifest(
-        self, logs: dict[LogId, list[Extent]], snapshot: Snapshot, journal: int
+        self, logs: dict[LogId, list[Any]], snapshot: Snapshot, journal: int
     ) -> None:
-        rows = {name: [extent.row() for extent in some] for name, some in logs.items() if some}
         manifest = Manifest(
-            journal, snapshot.incarnation, self._segment_next, rows, snapshot.states
+            journal,
+            snapshot.incarnation,
+            self._segment_next,
+            {n: rows for n, some in logs.items() if (rows := _rows(some))},
+            snapshot.states,
+            {n: holes for n, some in logs.items() if (holes := _holes(some))},
         )
         try:
             write_manifest(self._folder, manifest)
@@ -207,6 +220,14 @@ class Mover:
             segments.finish()
         return list(extents)
 
+    def copy(self, batches: Iterable[tuple[LogId, Batch]]) -> list[tuple[LogId, Extent]]:
+        """Segments on disk with these batches: a run for those of a log that follow each other."""
+        with _Segments(self, lambda: None) as segments:
+            runs = groupby(_numbered(batches), lambda item: item[:2])
+            made = [(n, segments.write(n, (item[2] for item in some))) for (_, n), some in runs]
+            segments.finish()
+        return made
+
     def new_segment(self, breathe: Breathe) -> tuple[int, SegmentWriter]:
         number = self._segment_next
         self._segment_next += 1
@@ -227,6 +248,25 @@ class Mover:
         for number in numbers:
             with suppress(OSError):
                 os.unlink(self._folder.segment(number))
+
+
+def _numbered(
+    batches: Iterable[tuple[LogId, Batch]],
+) -> Iterator[tuple[int, LogId, Batch]]:
+    """With a number that changes where a log's batches do not follow each other."""
+    number, last, end = 0, b"", 0
+    for name, batch in batches:
+        number += name != last or batch.lo != end
+        last, end = name, batch.hi
+        yield number, name, batch
+
+
+def _rows(pieces: Sequence[Any]) -> Extents:
+    return [piece.row() for piece in pieces if type(piece) is Extent]
+
+
+def _holes(pieces: Sequence[Any]) -> Holes:
+    return [(piece.lo, piece.hi, piece.why) for piece in pieces if type(piece) is Hole]
 
 
 def _read_slowly(pieces: list[Any], lo: int, hi: int, breathe: Breathe) -> list[Batch]:
@@ -259,18 +299,19 @@ class _Segments:
         if kind is not None:
             self._mover.remove(self._numbers)
 
-    def write(self, name: LogId, pieces: Sequence[Any]) -> Extent:
+    def write(self, name: LogId, pieces: Iterable[Any]) -> Extent:
         """A run of these pieces' batches, which follow each other."""
         writer = self._open()
         run = writer.begin(name)
+        lo = hi = 0
         for piece in pieces:
+            lo, hi = lo or piece.lo, piece.hi
             if type(piece) is Batch:
                 writer.add(piece)
             else:
                 for batch in piece.batches(piece.lo, piece.hi):
                     writer.add(batch)
         nbytes, time_max = writer.end()
-        lo, hi = pieces[0].lo, pieces[-1].hi
         return self._mover.extent(self._numbers[-1], run, lo, hi, nbytes, time_max)
 
     def _open(self) -> SegmentWriter:

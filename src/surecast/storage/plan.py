@@ -6,6 +6,8 @@ Batches in memory are always written. Extents stay, unless
 - a log has many small ones in a row: eight of about a size, and what is smaller between them,
   become one of the next size, until they have `run_bytes_min`. So each byte is rewritten a few
   times at most, and a log of any length has few extents for what it holds.
+
+A hole stays what it is; nothing is joined across one.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from surecast.core.types import Batch
 from surecast.storage.extents import Extent
+from surecast.storage.memory import Hole
 
 __all__ = ["Group", "count", "groups_of", "worn_out"]
 
@@ -26,7 +29,7 @@ class Group(NamedTuple):
     """Pieces that are, or will be, one extent."""
 
     pieces: tuple[Any, ...]
-    extent: Any  # Extent, once it is written
+    extent: Any  # Extent, once it is written; or the hole that it is
 
     @property
     def is_new(self) -> bool:
@@ -42,6 +45,16 @@ class Group(NamedTuple):
 
 def groups_of(pieces: Sequence[Any], worn: Iterable[int], run_bytes_min: int) -> list[Group]:
     """The pieces of a log in groups; a group without an extent is to be written."""
+    groups: list[Group] = []
+    for is_hole, some in groupby(pieces, lambda piece: type(piece) is Hole):
+        if is_hole:
+            groups += [Group((hole,), hole) for hole in some]
+        else:
+            groups += _groups_of(list(some), worn, run_bytes_min)
+    return groups
+
+
+def _groups_of(pieces: Sequence[Any], worn: Iterable[int], run_bytes_min: int) -> list[Group]:
     items: list[tuple[Any, ...]] = []
     for in_memory, some in groupby(pieces, lambda piece: type(piece) is Batch):
         run = tuple(some)

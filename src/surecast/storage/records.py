@@ -1,33 +1,39 @@
 """The records of a journal, bytes to effects and back.
 
-A record is a 56-byte head and a payload, padded to a multiple of 8. Batches are stored as their
+A record is a 64-byte head and a payload, padded to a multiple of 8. Batches are stored as their
 wire frames, which carry checksums of their own; so the head's checksum covers the head, and its
 `payload_crc` only what is not a frame. docs/storage.md has the layout.
 
-`synced` is what tells damage from a crash. It says up to where the file was known to be on disk
-when the record was written. A record that does not read, below what any later one calls synced, is
-damage: an error. Above that it is what a crash leaves of the last, unsynced writes: cut off.
+A head says where in which journal it stands: `at` is its own offset, and its checksum begins with
+the journal's number. So bytes inside a payload, or of another file, are not taken for a record.
 
-No crash leaves a file that opens with anything but a record's magic (or zeros), or a whole head of
-no known kind: that is another program's file, or a later version's, and not to be cut.
+`synced` tells damage from a crash. It says up to where the file was known to be on disk when the
+record was written. The mark (`ends.py`) says the same from outside. A record that does not read,
+below what the mark or a later record calls synced, is damage: reading goes on behind it
+(`DamagedRecord`). Above that it is what a crash leaves of the last, unsynced writes: cut off.
 """
 
 import struct
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 import msgspec
 
 from surecast.core.types import Append, Batch, LogId, Repair, SaveState, Truncate
-from surecast.core.wire import Buffer, Limits, decode_batch, encode_batch
+from surecast.core.wire import Buffer, Limits, encode_batch
 from surecast.errors import PeerError, StorageError
 from surecast.storage.config import LOG_LIMITS
+from surecast.storage.folder import is_later
+from surecast.storage.frames import Lost, find, read_frame, walk
 from surecast.storage.manifest import Extents
 
 __all__ = [
     "LIFE",
     "MARK",
+    "SEAL",
+    "DamagedRecord",
     "Moved",
     "Record",
     "Rewritten",
@@ -38,8 +44,8 @@ __all__ = [
     "rewritten_record",
 ]
 
-# magic, kind, zeros, count, payload_crc, payload_len, synced, log, head CRC, zeros
-_HEAD: Final = struct.Struct("<4sB3xIIQQ16s")
+# magic, kind, zeros, count, payload_crc, payload_len, synced, at, log, head CRC, zeros
+_HEAD: Final = struct.Struct("<4sB3xIIQQQ16s")
 _CRC: Final = struct.Struct("<I4x")
 _NUMBER: Final = struct.Struct("<Q")
 _MAGIC: Final = b"SCJ\xf1"
@@ -52,9 +58,11 @@ SAVE: Final = 4
 LIFE: Final = 5  # a life of the node begins; its number
 MARK: Final = 6  # nothing but its head's `synced`; the number is zero
 MOVED: Final = 7
+SEAL: Final = 8  # the last record of a journal that has a successor; the number is zero
 
-_KINDS: Final = (APPEND, TRUNCATE, REWRITTEN, SAVE, LIFE, MARK, MOVED)
+_KINDS: Final = (APPEND, TRUNCATE, REWRITTEN, SAVE, LIFE, MARK, MOVED, SEAL)
 _NO_LOG: Final = bytes(16)
+_SEED: Final = 0xFFFFFFFF
 _EXTENTS: Final = msgspec.msgpack.Decoder(Extents)
 
 
@@ -70,6 +78,16 @@ class Moved(NamedTuple):
 
     log: LogId
     extents: Extents
+
+
+class DamagedRecord(NamedTuple):
+    """Bytes of a journal that are not a record, though one was there."""
+
+    at: int
+    why: str
+    kind: int  # 0: unknown, the head does not read
+    log: LogId  # if the kind is known
+    frames: list[Batch | Lost]  # what can be told of its payload, in order
 
 
 class Record:
@@ -89,9 +107,12 @@ class Record:
     def size(self) -> int:
         return HEAD_SIZE + self.nbytes + -self.nbytes % 8
 
-    def encode(self, synced: int) -> list[Buffer]:
-        fields = _HEAD.pack(_MAGIC, self.kind, self.count, self.crc, self.nbytes, synced, self.log)
-        head = fields + _CRC.pack(crc32(fields))
+    def encode(self, journal: int, at: int, synced: int) -> list[Buffer]:
+        """As it stands at offset `at` of a journal that is on disk up to `synced`."""
+        fields = _HEAD.pack(
+            _MAGIC, self.kind, self.count, self.crc, self.nbytes, synced, at, self.log
+        )
+        head = fields + _CRC.pack(crc32(fields, journal & _SEED))
         padding = -self.nbytes % 8
         return [head, *self.buffers, bytes(padding)] if padding else [head, *self.buffers]
 
@@ -130,33 +151,48 @@ def _plain(kind: int, payload: bytes, log: LogId = _NO_LOG) -> Record:
     return Record(kind, log, [payload], 0, crc32(payload))
 
 
-def read_records(data: memoryview) -> Iterator[tuple[int, Any]]:
-    """The end of each whole record from the start of `data`, and the record: an effect, Rewritten,
-    Moved, or (kind, number).
+def read_records(data: memoryview, journal: int, sure: int) -> Iterator[tuple[int, Any]]:
+    """The end of each record of a journal's file, and the record: an effect, Rewritten, Moved,
+    (kind, number), or a DamagedRecord.
 
-    Ends at the first one that does not read, if a crash explains that; raises StorageError with
-    its offset if none does. Batches are views into `data`.
+    `sure` bytes of it are known to have been on disk. Stops at the first record above that which
+    does not read, if a crash explains it. Raises StorageError if the file is another program's or
+    of a later version. Batches are views into `data`.
     """
+    _check_opening(data, journal, sure)
     at = 0
-    opening = bytes(data[: len(_MAGIC)])
-    if opening.strip(b"\0") and opening != _MAGIC[: len(opening)]:
-        raise StorageError(f"not a journal, or one of a later version: it starts with {opening!r}")
     while at < len(data):
         try:
-            end, record = _read(data, at)
+            end, record = _read(data, at, journal)
         except PeerError as problem:
-            if (claim := _synced_above(data, at)) is not None:
-                raise StorageError(
-                    f"the record at offset {at:,} is damaged: {problem}. The record at offset "
-                    f"{claim:,} was written when it was safely on disk"
-                ) from problem
-            return
+            if at >= sure:
+                sure = max(sure, _synced_above(data, at, journal))
+            if at >= sure:
+                return
+            end, record = _damaged(data, at, journal, str(problem))
         yield end, record
         at = end
 
 
-def _read(data: memoryview, at: int) -> tuple[int, Any]:
-    kind, count, crc, nbytes, _, log = _read_head(data, at)
+def _check_opening(data: memoryview, journal: int, sure: int) -> None:
+    """Refuse a file that is not ours, or not yet. One of ours whose first bytes are damaged has
+    other records, or the mark knows it."""
+    opening = bytes(data[: len(_MAGIC)])
+    if opening == _MAGIC[: len(opening)] or not opening.strip(b"\0"):
+        return
+    if len(data) >= HEAD_SIZE:
+        with suppress(PeerError):
+            _read_head(_MAGIC + bytes(data[len(_MAGIC) : HEAD_SIZE]), 0, journal)
+            return
+        if _next_head(data, 8, journal) < len(data):
+            return
+    if sure and not is_later(opening, _MAGIC):
+        return
+    raise StorageError(f"not a journal, or one of a later version: it starts with {opening!r}")
+
+
+def _read(data: memoryview, at: int, journal: int) -> tuple[int, Any]:
+    kind, count, crc, nbytes, _, _, log = _read_head(data, at, journal)
     if kind not in _KINDS:
         raise StorageError(f"the record at offset {at:,} is of kind {kind}: of a later version?")
     start = at + HEAD_SIZE
@@ -167,7 +203,7 @@ def _read(data: memoryview, at: int) -> tuple[int, Any]:
     if any(data[start + nbytes : end]):
         raise PeerError("the padding behind the payload is not zero")
     if kind in (APPEND, REWRITTEN):
-        batches = _read_batches(payload, count)
+        batches = _read_batches(data, start, start + nbytes, count)
         return end, Append(log, batches, None) if kind == APPEND else Rewritten(log, batches)
     if crc32(payload) != crc:
         raise PeerError("the payload's checksum does not match")
@@ -188,38 +224,65 @@ def _read(data: memoryview, at: int) -> tuple[int, Any]:
     return end, Truncate(log, number) if kind == TRUNCATE else (kind, number)
 
 
-def _read_batches(payload: memoryview, count: int) -> tuple[Batch, ...]:
+def _read_batches(data: memoryview, at: int, end: int, count: int) -> tuple[Batch, ...]:
     batches: list[Batch] = []
-    at = 0
-    while at < len(payload):
-        batch, size = decode_batch(payload[at:], LOG_LIMITS, validate=False)
+    while at < end:
+        batch, at = read_frame(data, at, end)
         batches.append(batch)
-        at += size
     if len(batches) != count:
         raise PeerError(f"{len(batches)} batches where {count} are claimed")
     return tuple(batches)
 
 
-def _read_head(data: memoryview, at: int) -> tuple[Any, ...]:
+def _read_head(data: Buffer, at: int, journal: int) -> tuple[Any, ...]:
     if len(data) - at < HEAD_SIZE:
         raise PeerError(f"{len(data) - at} bytes where a record's head has {HEAD_SIZE}")
     magic, *fields = _HEAD.unpack_from(data, at)
     crc, zeros = struct.unpack_from("<II", data, at + _HEAD.size)
-    if magic != _MAGIC or zeros or crc != crc32(data[at : at + _HEAD.size]):
+    seed = journal & _SEED
+    if magic != _MAGIC or zeros or crc != crc32(data[at : at + _HEAD.size], seed):
         raise PeerError("the head's checksum does not match")
+    if fields[5] != at:
+        raise PeerError(f"the head is that of the record at offset {fields[5]:,}")
     return tuple(fields)
 
 
-def _synced_above(data: memoryview, at: int) -> int | None:
-    """Where a record stands that calls the bytes at `at` synced, if there is one."""
-    everything = bytes(data[at:])
-    found = everything.find(_MAGIC)
-    while found >= 0:
-        if found % 8 == 0 and len(everything) - found >= HEAD_SIZE:
-            try:
-                if _read_head(data, at + found)[4] > at:
-                    return at + found
-            except PeerError:
-                pass
-        found = everything.find(_MAGIC, found + 1)
-    return None
+# ---------------------------------------------------------------- damage
+
+
+def _damaged(data: memoryview, at: int, journal: int, why: str) -> tuple[int, DamagedRecord]:
+    """Where reading goes on behind a record that does not read, and what is left of it."""
+    start = at + HEAD_SIZE
+    try:
+        kind, _, _, nbytes, _, _, log = _read_head(data, at, journal)
+    except PeerError:
+        # If it held frames, they begin where its payload does, and end where the next record is.
+        kind, log, end = 0, _NO_LOG, _next_head(data, at + 8, journal)
+        stop = end
+    else:
+        end = min(start + nbytes + -nbytes % 8, len(data))
+        stop = min(start + nbytes, end)
+    frames: list[Batch | Lost] = []
+    if kind in (0, APPEND, REWRITTEN):
+        frames = [one for _, one in walk(data, start, stop, closed=True)]
+    return end, DamagedRecord(at, why, kind, log, frames)
+
+
+def _next_head(data: memoryview, at: int, journal: int) -> int:
+    """Where the next head that reads stands, at `at` or above; the end if there is none."""
+    for found in find(data, _MAGIC, at, len(data)):
+        with suppress(PeerError):
+            _read_head(data, found, journal)
+            return found
+    return len(data)
+
+
+def _synced_above(data: memoryview, at: int, journal: int) -> int:
+    """Up to where a record above `at` calls the file synced; 0 if none says more than `at`."""
+    found = _next_head(data, at + 8, journal)
+    while found < len(data):
+        synced: int = _read_head(data, found, journal)[4]
+        if synced > at:
+            return synced
+        found = _next_head(data, found + 8, journal)
+    return 0

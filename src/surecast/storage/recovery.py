@@ -1,33 +1,60 @@
 """Opening a store: the manifest, the journals on top of it, and nothing that a crash has left.
 
-Segments are not read, only missed if they are not there. The last journal may end in a torn record,
-which is cut off; one that is followed by another was wholly on disk before that was begun.
+All of the folder is read and checked first. No damage keeps a store from being opened: what can be
+read is shown, and what cannot is a hole of its log. If the newest changes may be missing, the state
+`DAMAGE` says why.
+
+If nothing is wrong, the last journal goes on behind its last whole record. If something is, the
+store is brought to order at once, as by a move: all that stands in journals goes to a segment, and
+a new manifest, which has the holes and the state `DAMAGE`, is put in place. Until that is on disk
+nothing is cut, removed or claimed by the mark, so a crash on the way leaves what was there.
 """
 
-import mmap
+import logging
 import os
+import time
+from collections.abc import Callable
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from surecast.core.types import Append, LogId, SaveState, Truncate
+from surecast.core.types import DAMAGE, Append, Batch, LogId, SaveState, Truncate
 from surecast.errors import StorageError
+from surecast.storage.check import Progress
 from surecast.storage.config import StorageConfig
+from surecast.storage.ends import NEW, Mark, MarkFile, read_mark
 from surecast.storage.extents import Extent, Shelf
-from surecast.storage.folder import Folder, Paths
-from surecast.storage.journal_file import JournalFile
-from surecast.storage.manifest import Extents, Manifest, read_manifest
-from surecast.storage.mover import Mover
+from surecast.storage.folder import Damaged, Folder, Paths
+from surecast.storage.frames import Lost
+from surecast.storage.journal_file import JournalFile, create_journal
+from surecast.storage.manifest import Manifest, read_manifest
+from surecast.storage.memory import Hole
+from surecast.storage.mover import Mover, Snapshot
 from surecast.storage.records import (
+    APPEND,
     LIFE,
+    SAVE,
+    SEAL,
+    TRUNCATE,
+    DamagedRecord,
     Moved,
     Rewritten,
     number_record,
     read_records,
 )
+from surecast.storage.salvage import Salvage
 from surecast.storage.segment_disk import SegmentDisk
+from surecast.storage.segment_file import open_map
 
-__all__ = ["Recovered", "Replay", "content_of", "journals_of", "recover"]
+__all__ = ["Recovered", "Replay", "recover"]
+
+log = logging.getLogger("surecast.storage")
+
+_REASONS_MAX: Final = 20  # in the text of DAMAGE
+_LINES_MAX: Final = 20  # of the log, about damage
+_PROGRESS_AFTER_S: Final = 2.0
+_PROGRESS_EVERY_S: Final = 30.0
 
 
 class Recovered(NamedTuple):
@@ -39,154 +66,414 @@ class Recovered(NamedTuple):
     held: list[Extent]  # that records of the journals refer to
     cut_bytes: int  # of a torn tail
     sealed_bytes: int  # of the journals before the last
+    damage: list[str]  # for people
 
 
 def recover(folder: Folder, config: StorageConfig) -> Recovered:
-    """Raises StorageError if something is missing, damaged or cannot be written."""
+    """Raises StorageError if something cannot be read or written, or is of a later version."""
     shelf = Shelf(folder, config.maps_max)
-    manifest = read_manifest(folder.manifest)
-    journals = journals_of(folder, manifest)
-    replay = Replay(shelf, manifest)
-    for number in journals:
-        replay.play(folder.journal(number))
-    used = replay.segments()
-    present = folder.numbers("segment")
-    if missing := sorted(used.keys() - set(present)):
-        raise StorageError(f"{folder.segment(missing[0])} is missing: put it back from a copy")
-    current = journals[-1] if journals else manifest.journal
-    file = JournalFile(folder, current, config.sync == "data")
+    replay = Replay(folder, shelf)
+    mover = Mover(folder, shelf, config, replay.manifest)
+    replay.run(config.check, mover, _report(folder))
+    mover.load(replay.manifest_logs)
+    opened: list[Any] = []  # to be closed if something fails
     try:
-        for number in journals[:-1]:
-            _cut(folder.journal(number), replay.ends[number])
-        file.cut(replay.ends.get(current, 0))
-        _, unwritten = file.append([number_record(LIFE, replay.incarnation + 1)])
+        if replay.found:
+            _put_in_order(folder, replay, mover)
+        marks = MarkFile(folder, replay.mark)
+        opened.append(marks)
+        file = JournalFile(folder, replay.current, config.sync == "data", marks)
+        opened[:] = [file]
+        if not replay.found:
+            for number in replay.empty:  # begun, but nothing was ever written to it
+                os.unlink(folder.journal(number))
+            file.cut(replay.ends.get(replay.current, 0))
+        marks.incarnation = replay.incarnation + 1
+        _, unwritten = file.append([number_record(LIFE, marks.incarnation)])
         if unwritten is not None:  # the next life would take itself for this one
             raise unwritten
-        file.sync()
+        file.sync_all()
     except OSError as problem:
-        file.close()
+        for one in opened:
+            one.abandon()
         raise StorageError(f"cannot write to {folder.path}: {problem}") from problem
-    manifest.segment_next = max([manifest.segment_next, *(number + 1 for number in present)])
-    mover = Mover(folder, shelf, config, manifest, replay.manifest_logs)
-    mover.remove([number for number in present if number not in used])
+    used = {**mover.segments(), **{extent.segment.number: None for extent in replay.held}}
+    mover.remove([number for number in folder.numbers("segment") if number not in used])
     with suppress(OSError):
         os.unlink(folder.path / "manifest.new")
     mover.tidy()
     replay.disk.sync()
+    damage = replay.damage()
+    _say(folder, damage)
+    sealed = [n for n in replay.ends if n != replay.current] if not replay.found else []
     return Recovered(
         replay.disk,
         shelf,
         mover,
         file,
-        replay.incarnation + 1,
+        marks.incarnation,
         replay.held,
         replay.cut_bytes,
-        sum(replay.ends[number] for number in journals[:-1]),
+        sum(replay.ends[number] for number in sealed),
+        damage,
     )
 
 
-def journals_of(folder: Paths, manifest: Manifest) -> list[int]:
-    """The journals to be played, none of which may be missing."""
-    found = [number for number in folder.numbers("journal") if number >= manifest.journal]
-    due = list(range(manifest.journal, manifest.journal + len(found)))
-    new = manifest.journal == 1 and not manifest.incarnation
-    if found != due or not (found or new):
-        missing = next((n for n in due if n not in found), manifest.journal)
-        raise StorageError(
-            f"{folder.journal(missing)} is missing, or the manifest is an old one: "
-            "put them back together from one copy"
-        )
-    return found
+def _put_in_order(folder: Folder, replay: "Replay", mover: Mover) -> None:
+    """Leave a folder that opens without a complaint to what was found in it now."""
+    disk = replay.disk
+    if replay.lost:
+        disk.save(DAMAGE, replay.reasons().encode())
+    disk.sync()
+    create_journal(folder, replay.next_journal)
+    states = [(name, disk.state(name) or b"") for name in disk.states()]
+    snapshot = Snapshot(disk.take_dirty(), states, replay.incarnation, [])
+    for name, groups in mover.move(snapshot, replay.next_journal, lambda: None):
+        for group in groups:
+            disk.moved(name, group.pieces, group.extent)
+    replay.held.clear()
+    replay.current = replay.next_journal
+
+
+def _report(folder: Folder) -> Progress:
+    """Says how far the check is, if it takes long."""
+    due = time.monotonic() + _PROGRESS_AFTER_S
+
+    def report(done: int, total: int) -> None:
+        nonlocal due
+        if time.monotonic() >= due:
+            due = time.monotonic() + _PROGRESS_EVERY_S
+            log.info("checking %s: %.1f of %.1f GB", folder.path, done / 1e9, total / 1e9)
+
+    return report
+
+
+def _say(folder: Folder, damage: list[str]) -> None:
+    for line in damage[:_LINES_MAX]:
+        log.warning("%s: %s", folder.path, line)
+    if len(damage) > _LINES_MAX:
+        log.warning("%s: %d more lines like these", folder.path, len(damage) - _LINES_MAX)
 
 
 class Replay:
-    """A disk on its way from the manifest's state to the journals' end."""
+    """A disk on its way from the manifest's state to the journals' end. Changes no file of the
+    folder, unless it has a `Mover` to copy batches to new segments."""
 
-    def __init__(self, shelf: Shelf, manifest: Manifest) -> None:
+    def __init__(self, folder: Paths, shelf: Shelf) -> None:
         self.disk = SegmentDisk()
-        self.incarnation = manifest.incarnation
-        self.held: list[Extent] = []
+        self.mark: Mark | None = None
+        self.manifest = Manifest()
+        self.manifest_logs: dict[LogId, list[Any]] = {}
+        self.found: list[str] = []  # what is wrong with files
+        self.lost: list[str] = []  # of it, what may have taken the newest changes
+        self.held: list[Extent] = []  # that records refer to
         self.cut_bytes = 0
+        self.records = 0  # of journals
         self.ends: dict[int, int] = {}  # of each journal's whole records
-        self.manifest_logs: dict[LogId, list[Extent]] = {}
+        self.empty: list[int] = []  # journals behind the last one that was written to
+        self._folder = folder
         self._shelf = shelf
-        self._torn: Path | None = None
-        for name, rows in manifest.logs.items():
-            self.manifest_logs[name] = extents = _extents(shelf, rows)
-            self.disk.load(name, extents)
+        self._salvage = Salvage(shelf)
+        self._salvage.found = self.found
+        self._journals = folder.numbers("journal")
+        self._segments = folder.numbers("segment")
+        self._short: dict[LogId, str] = {}  # logs that may have gone on: why that is not known
+        self._why = "records are missing"  # what is wrong with the journals
+        self._rebuild = False  # the manifest is lost
+        self._filling = False  # what is played may be older than what is there
+        self._read_mark()
+        self._read_manifest()
+        self.incarnation = self.manifest.incarnation
+        if self.mark is not None:
+            self.incarnation = max(self.incarnation, self.mark.incarnation)
+        known = [*self._journals, self.manifest.journal, self.mark.journal if self.mark else 1]
+        self.next_journal = max(known) + 1
+        self.current = self.manifest.journal
+        after = [number + 1 for number in self._segments]
+        self.manifest.segment_next = max([self.manifest.segment_next, *after])
+
+    def run(self, check: str, mover: Mover | None, on_progress: Progress) -> None:
+        """Read everything; `check` as in `StorageConfig`."""
+        self._salvage.mover = mover
+        if check == "all":
+            self._salvage.check(self._segments, on_progress)
+        if self._rebuild:
+            for number in self._segments:
+                for name, piece in self._salvage.everything(number):
+                    self._rewrite(name, [piece])
+        else:
+            self._load()
+        self._play_all()
+        for name, why in self._short.items():
+            self._lose(f"log {name.hex()} may have gone on behind {self.disk.end(name):,}: {why}")
+
+    # ------------------------------------------------------------ for people
+
+    @property
+    def batches(self) -> int:
+        """In the segments that were checked."""
+        return self._salvage.batches()
+
+    def damage(self) -> list[str]:
+        """All holes, the reasons for which the newest changes may be missing, and what else is
+        wrong with files."""
+        lines: list[str] = []
+        for name in self.disk.logs():
+            for hole in self.disk.hole_pieces(name):
+                lines.append(f"log {name.hex()}: {hole.problem()}")
+        if text := (self.disk.state(DAMAGE) or b"").decode(errors="replace"):
+            lines.append(f"the newest changes may be missing: {text}")
+        return lines + [one for one in self.found if not any(one in line for line in lines)]
+
+    def reasons(self) -> str:
+        """The text of `DAMAGE`: what was known before, and what was found now."""
+        before = (self.disk.state(DAMAGE) or b"").decode(errors="replace")
+        reasons = list(dict.fromkeys([*filter(None, before.split("\n")), *self.lost]))
+        return "\n".join(reasons[:_REASONS_MAX])
+
+    def _find(self, what: str) -> None:
+        if what not in self.found[-1:]:
+            self.found.append(what)
+
+    def _lose(self, why: str) -> None:
+        self._find(why)
+        if why not in self.lost:
+            self.lost.append(why)
+
+    # ------------------------------------------------------------ mark and manifest
+
+    @property
+    def _is_new(self) -> bool:
+        """There is nothing here but, perhaps, a mark that was not finished."""
+        files = self._journals or self._segments or self._folder.manifest.exists()
+        return self.mark is None and not files
+
+    def _read_mark(self) -> None:
+        path = self._folder.ends
+        try:
+            self.mark = read_mark(path)
+            why = f"{path} is missing"
+        except Damaged as problem:
+            why = str(problem)
+        if self.mark is None and not self._is_new:
+            self._lose(why)
+
+    def _read_manifest(self) -> None:
+        path = self._folder.manifest
+        here = path.exists()
+        try:
+            self.manifest = read_manifest(path)
+        except Damaged as problem:
+            here = False
+            self._find(str(problem))
+        if here:
+            return
+        journals = self._journals
+        if journals == list(range(1, len(journals) + 1)) and (journals or not self._segments):
+            return  # all that ever happened stands in the journals
+        self._rebuild = True
+        self._lose(f"{path} is lost: logs are put together from segments, states may be old")
+        if journals:
+            self.manifest.journal = journals[0]
+        elif self.mark is not None:
+            self.manifest.journal = self.mark.journal
+
+    def _load(self) -> None:
+        """The logs as the manifest has them."""
+        manifest = self.manifest
+        for name in dict.fromkeys([*manifest.logs, *manifest.holes]):
+            pieces: list[Any] = [Hole(*row) for row in manifest.holes.get(name, ())]
+            for row in manifest.logs.get(name, ()):
+                pieces += self._salvage.pieces(name, row)
+            pieces.sort(key=lambda piece: int(piece.lo))
+            self.manifest_logs[name] = pieces
+            self.disk.load(name, list(pieces))
         for state, data in manifest.states:
             self.disk.save(state, data)
 
-    def segments(self) -> dict[int, None]:
-        """All that the manifest or a record refers to."""
-        listed = [extent for some in self.manifest_logs.values() for extent in some]
-        return {extent.segment.number: None for extent in [*listed, *self.held]}
+    # ------------------------------------------------------------ journals
 
-    def play(self, path: Path) -> None:
-        end = 0
+    def _play_all(self) -> None:
+        folder, mark = self._folder, self.mark
+        first = due = self.manifest.journal
+        present = [number for number in self._journals if number >= first]
+        sizes = {number: _size(folder.journal(number)) for number in present}
+        written = max([0, *(number for number in present if sizes[number])])
+        if mark is not None:
+            written = max(written, mark.journal)
+        gaps = [a for a, b in pairwise(present) if b != a + 1]
+        for number in present:
+            if number != due:
+                self._missing(due, number)
+            due = number + 1
+            # What stands in a journal before a gap may have moved, and been changed since.
+            self._filling = self._rebuild and number <= max(gaps, default=0)
+            if number > max(written, first):
+                self.empty.append(number)
+                continue
+            self.current = number
+            self._play(number, number < written)
+        if mark is None:
+            if not present and not self._is_new:
+                self._missing(first, first + 1)
+        elif mark.journal >= due and mark[1:] != NEW[1:]:
+            self._missing(due, mark.journal + 1)
+
+    def _missing(self, lo: int, hi: int) -> None:
+        last = f" to {self._folder.journal(hi - 1).name}" if hi > lo + 1 else ""
+        self._why = f"{self._folder.journal(lo)}{last} is missing"
+        self._lose(self._why)
+
+    def _play(self, number: int, sealed: bool) -> None:
+        """`sealed`: the journal has a successor, and so was wholly on disk."""
+        path = self._folder.journal(number)
         try:
-            data = content_of(path)
-            for end, record in read_records(data):  # noqa: B007
-                if self._torn is not None:
-                    raise StorageError(
-                        f"the record at offset {self.ends[number_of(self._torn)]:,} of "
-                        f"{self._torn.name} is damaged: {path.name} was begun when it was on disk"
-                    )
-                self._redo(record)
+            data = open_map(path)  # batches are copied out of it
         except OSError as problem:
             raise StorageError(f"cannot read {path}: {problem}") from problem
-        except StorageError as problem:
-            raise StorageError(f"{path}: {problem}") from problem
-        self.ends[number_of(path)] = end
+        claimed = self.mark.size if self.mark is not None and self.mark.journal == number else 0
+        end, kind = 0, 0
+        records = read_records(data, number, max(claimed, len(data) if sealed else 0))
+        while True:
+            try:
+                end, record = next(records)
+            except StopIteration:
+                break
+            except StorageError as problem:
+                raise StorageError(f"{path}: {problem}") from problem
+            self.records += 1
+            if type(record) is DamagedRecord:
+                kind = record.kind
+                self._redo_damaged(path, record)
+            else:
+                kind = record[0] if type(record) is tuple else 0
+                self._redo(path, record)
+        self.ends[number] = end
         self.disk.sync()
-        if end < len(data):
-            self.cut_bytes += len(data) - end
-            self._torn = self._torn or path
+        self.cut_bytes += len(data) - end
+        if sealed and kind != SEAL:
+            self._why = f"{path} was cut short: it ends at {len(data):,} without a seal"
+            self._lose(self._why)
+        elif len(data) < claimed:
+            self._why = f"{path} was cut short: it has {len(data):,} bytes of {claimed:,}"
+            self._lose(self._why)
 
-    def _redo(self, record: Any) -> None:
+    def _redo(self, path: Path, record: Any) -> None:
         disk = self.disk
         if type(record) is tuple:
             kind, number = record
             if kind == LIFE:
-                self.incarnation = number
-        elif type(record) is Append:
-            disk.append(record.log, record.batches)
+                self.incarnation = max(self.incarnation, number)
         elif type(record) is SaveState:
             disk.save(record.name, record.data)
+        elif self._filling:
+            for batch in getattr(record, "batches", ()):
+                self._fill(record.log, batch)
+        elif type(record) is Append:
+            self._append(record.log, record.batches)
         elif type(record) is Truncate:
-            disk.truncate(record.log, record.end)
+            self._truncate(record.log, record.end)
         elif type(record) is Rewritten:
-            batches = record.batches
-            disk.splice(record.log, batches[0].lo, batches[-1].hi, batches)
+            self._rewrite(record.log, list(record.batches))
         else:
             assert type(record) is Moved, record
-            extents = _extents(self._shelf, record.extents)
-            self.held += extents
-            disk.splice(record.log, extents[0].lo, extents[-1].hi, extents)
+            for row in record.extents:
+                # A compaction's result that does not read leaves what it was made of.
+                pieces = self._salvage.pieces(record.log, row)
+                self.held += [piece for piece in pieces if type(piece) is Extent]
+                for piece in pieces:
+                    if type(piece) is not Hole:
+                        self._rewrite(record.log, [piece])
 
+    def _redo_damaged(self, path: Path, record: DamagedRecord) -> None:
+        why = f"{path}: the record at offset {record.at:,} is damaged: {record.why}"
+        self._why = why
+        self._find(why)
+        if record.kind in (0, SAVE, TRUNCATE):
+            self._lose(why)
+        elif record.kind == LIFE and self.mark is None:
+            self.incarnation += 1
+        for one in record.frames:
+            if isinstance(one, Batch):
+                name = record.log if record.kind else one.stream_id
+                if self._filling or not record.kind:
+                    self._fill(name, one)
+                elif record.kind == APPEND:
+                    self._append(name, (one,))
+                else:
+                    self._rewrite(name, [one])
+            elif record.kind == APPEND and not self._filling:
+                self._lose_frame(record.log, one)
+            elif not record.kind:
+                self.disk.skip(one.log, one.hi, why)
 
-def number_of(path: Path) -> int:
-    return int(path.name.rpartition("-")[2])
+    def _lose_frame(self, name: LogId, frame: Lost) -> None:
+        """A batch that was appended cannot be read."""
+        if not frame.hi:
+            self._short[name] = self._why
+            return
+        self._short.pop(name, None)
+        if frame.lo < self.disk.end(name):
+            self._lost_truncate(name, frame.lo)
+        self.disk.skip(name, frame.hi, self._why)
 
+    # ------------------------------------------------------------ logs that have gaps
 
-def _extents(shelf: Shelf, rows: Extents) -> list[Extent]:
-    return [Extent(shelf.segment(number), *rest) for number, *rest in rows]
+    def _append(self, name: LogId, batches: tuple[Batch, ...]) -> None:
+        disk = self.disk
+        if batches[0].lo != disk.end(name):
+            self._reach(name, batches[0].lo)
+            if batches[0].lo < disk.end(name):
+                self._lost_truncate(name, batches[0].lo)
+        self._short.pop(name, None)
+        disk.append(name, batches)
 
+    def _truncate(self, name: LogId, end: int) -> None:
+        """Only a truncate that changes something is written: the log had more than `end`."""
+        self._reach(name, end)
+        self._short.pop(name, None)
+        self._surely(name, lambda: self.disk.truncate(name, end))
 
-def content_of(path: Path) -> memoryview:
-    with path.open("rb") as file:
-        if not os.fstat(file.fileno()).st_size:
-            return memoryview(b"")
-        # Batches are copied out of it: it may be cut when all of it is read.
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    def _lost_truncate(self, name: LogId, lo: int) -> None:
+        self._lose(f"log {name.hex()} was truncated to {lo:,} by a record that is lost")
+        self._surely(name, lambda: self.disk.truncate(name, lo))
 
+    def _rewrite(self, name: LogId, pieces: list[Any]) -> None:
+        lo, hi = pieces[0].lo, pieces[-1].hi
+        self._reach(name, hi)
+        self._surely(name, lambda: self.disk.splice(name, lo, hi, pieces))
 
-def _cut(path: Path, size: int) -> None:
-    """Of a journal that is not the last, what no later one has called written."""
-    if path.stat().st_size > size:
-        file = os.open(path, os.O_WRONLY)
+    def _fill(self, name: LogId, batch: Batch) -> None:
+        """A batch that may not be the newest of its positions: it stands where no other does."""
+        self._reach(name, batch.hi)
+        for lo, hi in self.disk.holes(name):
+            lo, hi = max(lo, batch.lo), min(hi, batch.hi)
+            if lo < hi:
+                self._rewrite(name, [batch.slice(lo, hi)])
+
+    def _reach(self, name: LogId, end: int) -> None:
+        """The log has come at least as far as `end`."""
+        if end > self.disk.end(name):
+            self._why = self._short.get(name, self._why)
+            self._find(self._why)
+            self.disk.skip(name, end, self._why)
+
+    def _surely(self, name: LogId, change: Callable[[], None]) -> None:
+        """Do it; if a segment that was not checked is in the way, check what the log has first."""
         try:
-            os.ftruncate(file, size)
-            os.fsync(file)
-        finally:
-            os.close(file)
+            change()
+        except StorageError:
+            pieces = self.disk.pieces(name, 1, self.disk.end(name))
+            self._salvage.force(p.segment.number for p in pieces if type(p) is Extent)
+            new: list[Any] = []
+            for piece in pieces:
+                new += self._salvage.pieces(name, piece.row()) if type(piece) is Extent else [piece]
+            self.disk.splice(name, 1, self.disk.end(name), new)
+            change()
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as problem:
+        raise StorageError(f"cannot read {path}: {problem}") from problem

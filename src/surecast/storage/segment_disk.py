@@ -55,13 +55,17 @@ class SegmentDisk(MemoryDisk):
         super().append(log, [own(batch) for batch in batches])
         self._dirty[log] = None
 
+    def repair(self, log: LogId, batches: Sequence[Batch]) -> None:
+        super().repair(log, [own(batch) for batch in batches])
+
     # ------------------------------------------------------------ moves
 
-    def load(self, log: LogId, extents: list[Extent]) -> None:
-        """A log as the manifest has it."""
+    def load(self, log: LogId, pieces: list[Any]) -> None:
+        """A log as the manifest has it: extents, and holes."""
         found = self._log(log)
-        found.replace(0, 0, extents)
-        self.nbytes += sum(extent.nbytes for extent in extents)
+        found.replace(0, 0, pieces)
+        self.nbytes += sum(piece.nbytes for piece in pieces)
+        self._holed = self._holed or any(type(piece) is Hole for piece in pieces)
 
     def take_dirty(self) -> dict[LogId, list[Any]]:
         """The pieces of all logs that were changed since this was asked last."""

@@ -3,13 +3,14 @@
     header      32 bytes: magic, number of the segment, CRC
     frames      of each run back to back, byte for byte as they came over the wire
     indices     of each run four columns: first position, offset, time and rows of each batch
-    directory   64 bytes a run: log, positions, where its frames and its index are
+    directory   72 bytes a run: log, positions, where its frames and its index are, their CRCs
     footer      32 bytes: where the directory is, CRCs, magic
 
 A segment is written once, synced, and never changed. It is read through a memory map; batches are
 views into it. Every byte is covered by a checksum: the frames' own, checked at each read; the
-others', checked when the segment is mapped or a run is first looked at. docs/storage.md has it byte
-by byte.
+others', checked when the segment is mapped or a run is first looked at. A run's frames have one
+more in common, so that a whole file is checked with few calls (`check.py`). docs/storage.md has it
+byte by byte.
 """
 
 import mmap
@@ -28,20 +29,27 @@ from surecast.core.types import Batch, LogId
 from surecast.core.wire import Buffer, decode_batch, encode_batch
 from surecast.errors import PeerError, StorageError
 from surecast.storage.config import LOG_LIMITS
-from surecast.storage.folder import write_all
+from surecast.storage.folder import Damaged, is_later, write_all
 from surecast.storage.modes import FILE, open_file
 
-__all__ = ["Mapped", "Run", "SegmentWriter"]
+__all__ = ["FRAMES_AT", "INDEX_ENTRY", "Mapped", "Misplaced", "Run", "SegmentWriter", "open_map"]
 
 _MAGIC: Final = b"SCS\xf1"
 _HEADER: Final = struct.Struct("<4s4xQ12xI")  # magic, number, CRC
-_RUN: Final = struct.Struct("<16sQQQQQII")  # the fields of Run
+_RUN: Final = struct.Struct("<16sQQQQQIII4x")  # the fields of Run
 _FOOTER: Final = struct.Struct("<QIIQ4sI")  # directory_at, runs, its CRC, size, magic, CRC
 _COLUMNS: Final = 4  # of an index
 _SLICE_BYTES: Final = 256 << 10  # written at a time
 _SLICE_BATCHES: Final = 64
 
+FRAMES_AT: Final = _HEADER.size  # where the first frame is
+INDEX_ENTRY: Final = 8 * _COLUMNS  # bytes of an index for each batch
+
 Numbers = npt.NDArray[np.int64]
+
+
+class Misplaced(Damaged):
+    """The file of another segment."""
 
 
 class Run(NamedTuple):
@@ -55,6 +63,7 @@ class Run(NamedTuple):
     index_at: int
     batches: int
     index_crc: int
+    crc: int  # of its frames
 
 
 class SegmentWriter:
@@ -71,6 +80,7 @@ class SegmentWriter:
         self._waiting = self._batches = 0
         self._indices: list[tuple[array[int], ...]] = []
         self._current: tuple[LogId, int] | None = None
+        self._crc = 0  # of what the current run has
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._file = open_file(path, flags, mode)
         head = _HEADER.pack(_MAGIC, number, 0)[:-4]
@@ -80,6 +90,7 @@ class SegmentWriter:
         """The number of the run that what is added from now on belongs to."""
         self.end()
         self._current = (log, self.size)
+        self._crc = 0
         self._indices.append(tuple(array("q") for _ in range(_COLUMNS)))
         return len(self.runs)
 
@@ -91,6 +102,7 @@ class SegmentWriter:
         rows.append(batch.rows)
         self._hi = batch.hi
         for buffer in encode_batch(batch, LOG_LIMITS):
+            self._crc = crc32(buffer, self._crc)
             self._put(buffer)
         self._batches += 1
         if self._waiting >= _SLICE_BYTES or self._batches >= _SLICE_BATCHES:
@@ -102,7 +114,7 @@ class SegmentWriter:
             return 0, 0
         log, at = self._current
         los, _, times, _ = self._indices[-1]
-        self.runs.append(Run(log, los[0], self._hi, at, self.size - at, 0, len(los), 0))
+        self.runs.append(Run(log, los[0], self._hi, at, self.size - at, 0, len(los), 0, self._crc))
         self._current = None
         return self.size - at, max(times)
 
@@ -167,7 +179,7 @@ class Mapped:
 
     def index(self, run: Run, number: int) -> tuple[Numbers, Numbers, Numbers, Numbers]:
         """First position, offset, time and rows of each batch."""
-        nbytes = 8 * _COLUMNS * run.batches
+        nbytes = INDEX_ENTRY * run.batches
         if not self._checked[number]:
             index = self.view[run.index_at : run.index_at + nbytes]
             if len(index) != nbytes or crc32(index) != run.index_crc:
@@ -189,13 +201,24 @@ class Mapped:
             raise self._damage(at, str(problem)) from problem
         return batch, size
 
+    def problem(self, at: int, end: int, lo: int, hi: int) -> str | None:
+        """What is wrong with the batch of [lo, hi) at an offset, if something is."""
+        try:
+            batch, size = self.batch(at, lo)
+            if batch.hi != hi or at + size != end:
+                raise self._damage(at, f"it ends at {batch.hi} and at offset {at + size:,}")
+        except Damaged as problem:
+            return str(problem)
+        return None
+
     def _check_header(self, number: int) -> None:
         magic, found, crc = _HEADER.unpack_from(self.view)
-        if magic != _MAGIC:
-            why = f"not a segment, or one of a later version: it starts with {magic!r}"
-            raise StorageError(f"{self.path}: {why}")
-        if crc != crc32(self.view[: _HEADER.size - 4]) or found != number:
-            raise self._damage(0, f"its header does not match, or is that of segment {found}")
+        if crc != crc32(self.view[: _HEADER.size - 4]):
+            raise self._damage(0, "its header does not match")
+        if is_later(magic, _MAGIC):
+            raise StorageError(f"{self.path}: of a later version: it starts with {magic!r}")
+        if found != number:
+            raise Misplaced(f"{self.path}: damaged: its header is that of segment {found}")
 
     def _read_footer(self) -> tuple[int, int]:
         at = self.size - _FOOTER.size
@@ -207,5 +230,16 @@ class Mapped:
             raise self._damage(start, "the directory's checksum does not match")
         return start, runs
 
-    def _damage(self, at: int, why: str) -> StorageError:
-        return StorageError(f"{self.path}: the record at offset {at:,} is damaged: {why}")
+    def _damage(self, at: int, why: str) -> Damaged:
+        return Damaged(f"{self.path}: the record at offset {at:,} is damaged: {why}")
+
+
+def open_map(path: Path) -> memoryview:
+    """A file in memory. All of it is read first: so a bad sector is an error, and no signal."""
+    with path.open("rb", buffering=0) as file:
+        buffer = bytearray(_SLICE_BYTES)
+        if not file.readinto(buffer):
+            return memoryview(b"")
+        while file.readinto(buffer):
+            pass
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))

@@ -6,9 +6,9 @@ has grown to `journal_bytes_max` it goes on in a new file, and a second thread m
 the old one to a segment (`mover.py`); from then on they are read through a memory map. In memory
 are the batches of the journal, the small states, and where in which segment the rest is.
 
-**Crashes.** Opening a store reads the manifest and plays the journals on top (`recovery.py`). The
-last unsynced writes may be torn; the journal is cut at its last whole record. Damage below what was
-synced is an error that names the place.
+**Crashes and damage.** Opening a store checks all of it, reads the manifest and plays the journals
+on top (`recovery.py`). The last unsynced writes may be torn; the journal is cut at its last whole
+record. What is damaged becomes a hole of its log, or the state `DAMAGE` says what may be missing.
 
 **Failures.** A record that cannot be written fails, with everything behind it: memory goes back to
 where it was before, and the answers say so. Room found later is used again. A truncate has no
@@ -70,6 +70,7 @@ class SegmentStore:
         self.disk = found.disk
         self.incarnation = found.incarnation
         self.cut_bytes = found.cut_bytes  # of a torn tail, when opened
+        self.damage = found.damage  # what was damaged when it was opened, for people
         self._shelf = found.shelf
         self._mover = found.mover
         self._held = found.held  # extents that records of the journals refer to

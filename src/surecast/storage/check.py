@@ -1,0 +1,135 @@
+"""Reading all segments of a folder once, to see whether they hold what was written to them.
+
+The files are read with `pread` and not through memory maps: a sector that cannot be read is then an
+error that can be reported, and no signal that ends the process. Checksums and reads release the
+interpreter's lock, so a few threads do this, each with one buffer.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from surecast.errors import StorageError
+from surecast.storage.folder import Damaged, Paths
+from surecast.storage.segment_file import INDEX_ENTRY, Mapped
+
+__all__ = ["Checked", "Progress", "check_segments", "is_there"]
+
+_BUFFER_BYTES: Final = 1 << 20
+_THREADS_MAX: Final = 4
+_ALONE_BYTES_MAX: Final = 32 << 20  # less than this is not worth threads
+
+Progress = Callable[[int, int], None]  # bytes read, of so many
+
+
+class Checked(NamedTuple):
+    """What is wrong with a segment's file."""
+
+    missing: bool
+    problem: Damaged | None  # the whole: header, directory or footer does not match
+    runs: dict[int, str]  # "index" or "frames": what of these does not match
+
+
+class _Counter:
+    def __init__(self, total: int, on_progress: Progress) -> None:
+        self._total = total
+        self._done = 0
+        self._on_progress = on_progress
+        self._lock = Lock()
+
+    def add(self, nbytes: int) -> None:
+        with self._lock:
+            self._done += nbytes
+            self._on_progress(min(self._done, self._total), self._total)
+
+
+def check_segments(
+    folder: Paths, numbers: Sequence[int], on_progress: Progress
+) -> dict[int, Checked]:
+    """Every byte of these is read. StorageError: one cannot be read, or is of a later version."""
+    sizes = {number: _size(folder, number) for number in numbers}
+    total = sum(sizes.values())
+    counter = _Counter(total, on_progress)
+    if len(numbers) < 2 or total < _ALONE_BYTES_MAX:
+        return {number: _check(folder, number, counter) for number in numbers}
+    threads = min(_THREADS_MAX, len(numbers), os.cpu_count() or 1)
+    with ThreadPoolExecutor(threads, "check") as pool:
+        found = pool.map(lambda number: _check(folder, number, counter), numbers)
+        return dict(zip(numbers, found, strict=True))
+
+
+def is_there(folder: Paths, number: int) -> Checked:
+    """Only whether the file exists."""
+    return Checked(not folder.segment(number).exists(), None, {})
+
+
+def _size(folder: Paths, number: int) -> int:
+    try:
+        return folder.segment(number).stat().st_size
+    except FileNotFoundError:
+        return 0
+    except OSError as problem:
+        raise StorageError(f"cannot read {folder.segment(number)}: {problem}") from problem
+
+
+def _check(folder: Paths, number: int, counter: _Counter) -> Checked:
+    path = folder.segment(number)
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return Checked(True, None, {})
+    except OSError as problem:
+        raise StorageError(f"cannot read {path}: {problem}") from problem
+    try:
+        _read_ahead(file)
+        return _check_file(_Sums(file, counter), Mapped(path, number))
+    except Damaged as problem:
+        return Checked(False, problem, {})
+    except OSError as problem:
+        raise StorageError(f"cannot read {path}: {problem}") from problem
+    finally:
+        os.close(file)
+
+
+def _read_ahead(file: int) -> None:
+    """What `Mapped` looks at: if that cannot be read, it is an error here, and no signal there."""
+    size = os.fstat(file).st_size
+    footer = os.pread(file, 32, max(size - 32, 0))
+    os.pread(file, 32, 0)
+    if len(footer) == 32:
+        for at in range(int.from_bytes(footer[:8], "little"), size, _BUFFER_BYTES):
+            os.pread(file, _BUFFER_BYTES, at)
+
+
+def _check_file(sums: "_Sums", mapped: Mapped) -> Checked:
+    runs: dict[int, str] = {}
+    for number in range(mapped.runs):
+        run = mapped.run(number)
+        if sums.of(run.at, run.nbytes) != run.crc:
+            runs[number] = "frames"
+        if sums.of(run.index_at, INDEX_ENTRY * run.batches) != run.index_crc:
+            runs[number] = "index"
+    return Checked(False, None, runs)
+
+
+class _Sums:
+    """Checksums of parts of a file."""
+
+    def __init__(self, file: int, counter: _Counter) -> None:
+        self._file = file
+        self._counter = counter
+        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
+
+    def of(self, at: int, nbytes: int) -> int:
+        crc, end = 0, at + nbytes
+        while at < end:
+            count = os.preadv(self._file, [self._buffer[: min(_BUFFER_BYTES, end - at)]], at)
+            if not count:
+                break  # the file is shorter
+            crc = crc32(self._buffer[:count], crc)
+            at += count
+            self._counter.add(count)
+        return crc

@@ -1,0 +1,122 @@
+"""The mark: how far the journal went, written down outside the journal.
+
+A journal that lost its last records reads like one that never had them. So the file `ends` says
+which journal is written to, and how much of it has been acknowledged. Less than that is damage.
+
+The mark is written in place after every group of records, without a sync of its own. A killed
+process leaves the exact mark. A crash of the system may leave an older one, which claims less. It
+never leaves one that claims too much, because the journal is synced before the mark is written.
+(With `sync = "none"` it may: then the system has lost what was acknowledged, which is what the mark
+is for.) The mark is synced when a store is opened and closed and when the journal goes on in a new
+file.
+
+    slot        at 0 and at 4096, written in turns, so that a torn write leaves the older one:
+                magic, 4 zeros, number of writes, journal, size, incarnation, CRC-32, 4 zeros
+"""
+
+import logging
+import os
+import struct
+from pathlib import Path
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from surecast.errors import StorageError
+from surecast.storage.folder import Damaged, Folder, is_later
+from surecast.storage.modes import open_file
+
+__all__ = ["NEW", "Mark", "MarkFile", "read_mark"]
+
+log = logging.getLogger("surecast.storage")
+
+_MAGIC: Final = b"SCE\xf1"
+_FIELDS: Final = struct.Struct("<4s4xQQQQ")
+_CRC: Final = struct.Struct("<I4x")
+_SLOT_SIZE: Final = _FIELDS.size + _CRC.size
+_STRIDE: Final = 4096  # no sector holds both slots
+
+
+class Mark(NamedTuple):
+    writes: int  # of marks so far; the slot with the higher number is the newer
+    journal: int  # that was written to
+    size: int  # of it, that was acknowledged
+    incarnation: int  # of the node
+
+
+NEW: Final = Mark(2, 1, 0, 0)  # of a store in which nothing was ever written
+
+
+def read_mark(path: Path) -> Mark | None:
+    """None if there is no such file. Raises Damaged if neither slot reads."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as problem:
+        raise StorageError(f"cannot read {path}: {problem}") from problem
+    marks = [mark for at in (0, _STRIDE) if (mark := _decode(data[at : at + _SLOT_SIZE]))]
+    if marks:
+        return max(marks)
+    if is_later(data[:4], _MAGIC) and is_later(data[_STRIDE : _STRIDE + 4], _MAGIC):
+        raise StorageError(f"{path}: of a later version: it starts with {data[:4]!r}")
+    raise Damaged(f"{path}: damaged: no checksum in it matches")
+
+
+def _decode(slot: bytes) -> Mark | None:
+    if len(slot) < _SLOT_SIZE or slot[:4] != _MAGIC:
+        return None
+    if _CRC.pack(crc32(slot[: _FIELDS.size])) != slot[_FIELDS.size :]:
+        return None
+    return Mark(*_FIELDS.unpack_from(slot)[1:])
+
+
+class MarkFile:
+    """The file `ends`, open for writing. `incarnation` goes into every mark from now on."""
+
+    def __init__(self, folder: Folder, last: Mark | None) -> None:
+        """Made if it is not there; then it is on disk before any journal is."""
+        self.incarnation = last.incarnation if last is not None else 0
+        self._path = folder.ends
+        self._writes = last.writes if last is not None else 0
+        self._failed = False
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            self._file = open_file(self._path, flags, folder.file_mode)
+            if last is None:
+                try:
+                    self._put(NEW.journal, NEW.size)
+                    self._put(NEW.journal, NEW.size)
+                    os.fsync(self._file)
+                    folder.sync()
+                except OSError:
+                    os.close(self._file)
+                    raise
+        except OSError as problem:
+            raise StorageError(f"cannot write {self._path}: {problem}") from problem
+
+    def write(self, journal: int, size: int) -> None:
+        """Claim that so much of `journal` is there. An older mark does no harm: no error."""
+        try:
+            self._put(journal, size)
+        except OSError as problem:
+            self._warn(problem)
+
+    def sync(self) -> None:
+        try:
+            os.fsync(self._file)
+        except OSError as problem:
+            self._warn(problem)
+
+    def abandon(self) -> None:
+        """Close the file as it is."""
+        os.close(self._file)
+
+    def _put(self, journal: int, size: int) -> None:
+        self._writes += 1
+        fields = _FIELDS.pack(_MAGIC, self._writes, journal, size, self.incarnation)
+        os.pwrite(self._file, fields + _CRC.pack(crc32(fields)), (self._writes & 1) * _STRIDE)
+
+    def _warn(self, problem: OSError) -> None:
+        if not self._failed:
+            self._failed = True
+            log.warning("cannot write %s: %s", self._path, problem)

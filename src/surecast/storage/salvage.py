@@ -1,0 +1,202 @@
+"""What can still be read of segments that are damaged.
+
+The manifest and the journal say which positions of which log a segment holds (an extent's row).
+`pieces` turns a row into what is there: the extent itself if nothing is wrong; else its parts that
+read, and holes for the rest.
+
+- A frame is damaged: a hole of its positions. The index tells where the others are.
+- An index is damaged: the frames of its run are read one after the other.
+- Header, directory or footer is damaged: all frames of the file are.
+- The file is missing, or is that of another segment: a hole.
+
+Batches that are found without an index are copied to a new segment, or, by somebody who only looks,
+kept as they are. Nothing outside the row's log and positions is used.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from surecast.core.types import Batch, LogId
+from surecast.storage.check import Checked, Progress, check_segments, is_there
+from surecast.storage.extents import Extent, Shelf
+from surecast.storage.folder import Damaged
+from surecast.storage.frames import walk
+from surecast.storage.memory import Hole
+from surecast.storage.mover import Mover
+from surecast.storage.segment_file import FRAMES_AT, Mapped, Misplaced, Run, open_map
+
+__all__ = ["Salvage"]
+
+Found = list[tuple[LogId, Any]]  # an extent or a batch each
+
+
+class Salvage:
+    def __init__(self, shelf: Shelf) -> None:
+        self.found: list[str] = []  # what is wrong, in the order it was found
+        self.mover: Mover | None = None  # copies what has no index; None: nothing is written
+        self._shelf = shelf
+        self._folder = shelf.folder
+        self._checks: dict[int, Checked] = {}
+        self._copies: dict[tuple[int, int], dict[LogId, list[Any]]] = {}  # by segment and run
+        self._said: dict[tuple[int, int], None] = {}
+
+    def batches(self) -> int:
+        """In all segments that were checked, by their directories."""
+        count = 0
+        for number, checked in self._checks.items():
+            if not checked.missing and checked.problem is None:
+                mapped = self._shelf.mapped(number)
+                count += sum(mapped.run(place).batches for place in range(mapped.runs))
+        return count
+
+    def check(self, numbers: list[int], on_progress: Progress) -> None:
+        self._checks.update(check_segments(self._folder, numbers, on_progress))
+
+    # ------------------------------------------------------------ an extent
+
+    def pieces(self, log: LogId, row: tuple[int, int, int, int, int, int]) -> list[Any]:
+        """Extents, batches and holes that cover exactly the positions of the row."""
+        number, place, lo, hi, *_ = row
+        checked = self._checked(number)
+        path = self._folder.segment(number)
+        if checked.missing:
+            return [self._hole(number, lo, hi, f"{path} is missing")]
+        if number not in self._checks:  # nobody has asked for that
+            return [Extent(self._shelf.segment(number), *row[1:])]
+        if checked.problem is not None:
+            why = str(checked.problem)
+            if isinstance(checked.problem, Misplaced):
+                return [self._hole(number, lo, hi, why)]
+            self._say(number, -1, why)
+            return _covering(self._copy(number, -1).get(log, []), lo, hi, why)
+        mapped = self._shelf.mapped(number)
+        run = mapped.run(place) if place < mapped.runs else None
+        if run is None or run.log != log or not run.lo <= lo < hi <= run.hi:
+            return [self._hole(number, lo, hi, f"{path} does not hold what it should")]
+        if place not in checked.runs:
+            return [Extent(self._shelf.segment(number), *row[1:])]
+        try:
+            mapped.index(run, place)
+        except Damaged as problem:
+            self._say(number, place, str(problem))
+            return _covering(self._copy(number, place).get(log, []), lo, hi, str(problem))
+        return self._by_index(mapped, run, row)
+
+    def _by_index(
+        self, mapped: Mapped, run: Run, row: tuple[int, int, int, int, int, int]
+    ) -> list[Any]:
+        """A frame of the run is damaged: the parts of the row between damaged frames."""
+        number, place, lo, hi, _, time_max = row
+        los, offsets, *_ = mapped.index(run, place)
+        first, last = (int(i) for i in np.searchsorted(los, (lo, hi), "left"))
+        starts = [*los[first:last].tolist(), hi]
+        ends = [*offsets[first:last].tolist()]
+        ends.append(int(offsets[last]) if last < run.batches else run.at + run.nbytes)
+        pieces: list[Any] = []
+        begin = 0  # of the batches that read, up to the present one
+
+        def take(end: int) -> None:
+            if begin < end:
+                segment, nbytes = self._shelf.segment(number), ends[end] - ends[begin]
+                pieces.append(Extent(segment, place, starts[begin], starts[end], nbytes, time_max))
+
+        for index, ((a, b), (at, stop)) in enumerate(
+            zip(pairwise(starts), pairwise(ends), strict=True)
+        ):
+            if (why := mapped.problem(at, stop, a, b)) is not None:
+                take(index)
+                begin = index + 1
+                self._say(number, at, why)
+                pieces.append(Hole(a, b, why))
+        take(len(starts) - 1)
+        return pieces
+
+    # ------------------------------------------------------------ a segment
+
+    def everything(self, number: int) -> Found:
+        """All that reads in a segment, whatever a manifest may say."""
+        self.force([number])
+        checked = self._checked(number)
+        if checked.missing or isinstance(checked.problem, Misplaced):
+            return []
+        if checked.problem is not None:
+            self._say(number, -1, str(checked.problem))
+            copies = self._copy(number, -1)
+            return [(log, piece) for log, some in copies.items() for piece in some]
+        mapped = self._shelf.mapped(number)
+        found: Found = []
+        for place in range(mapped.runs):
+            run = mapped.run(place)
+            time_max = (1 << 63) - 1  # not known
+            if checked.runs.get(place) != "index":
+                time_max = int(mapped.index(run, place)[2].max())
+            row = (number, place, run.lo, run.hi, run.nbytes, time_max)
+            pieces = self.pieces(run.log, row)
+            found += [(run.log, piece) for piece in pieces if type(piece) is not Hole]
+        return found
+
+    # ------------------------------------------------------------ inside
+
+    def force(self, numbers: Iterable[int]) -> None:
+        """Check these, if that has not been done."""
+        self.check([n for n in numbers if n not in self._checks], lambda done, total: None)
+
+    def _checked(self, number: int) -> Checked:
+        return self._checks.get(number) or is_there(self._folder, number)
+
+    def _copy(self, number: int, place: int) -> dict[LogId, list[Any]]:
+        """The batches of a run (-1: of all) that are found without an index, log by log."""
+        found = self._copies.get((number, place))
+        if found is None:
+            batches = self._walk(number, place)
+            some = self.mover.copy(batches) if self.mover is not None else list(batches)
+            found = self._copies[number, place] = {}
+            for log, piece in sorted(some, key=lambda item: int(item[1].lo)):
+                found.setdefault(log, []).append(piece)
+        return found
+
+    def _walk(self, number: int, place: int) -> Iterator[tuple[LogId, Batch]]:
+        if place < 0:
+            view = open_map(self._folder.segment(number))
+            at, end = FRAMES_AT, len(view)
+        else:
+            mapped = self._shelf.mapped(number)
+            run = mapped.run(place)
+            view, at, end = mapped.view, run.at, run.at + run.nbytes
+        for offset, one in walk(view, at, end, closed=place >= 0):
+            if isinstance(one, Batch):
+                yield one.stream_id if place < 0 else run.log, one
+            elif one.hi:  # else it may be anything but a frame
+                self._say(number, offset, self._at(number, offset, one.why))
+
+    def _hole(self, number: int, lo: int, hi: int, why: str) -> Hole:
+        self._say(number, -1, why)
+        return Hole(lo, hi, why)
+
+    def _at(self, number: int, offset: int, why: str) -> str:
+        path = self._folder.segment(number)
+        return f"{path}: the record at offset {offset:,} is damaged: {why}"
+
+    def _say(self, number: int, place: int, what: str) -> None:
+        if (number, place) not in self._said:
+            self._said[number, place] = None
+            self.found.append(what)
+
+
+def _covering(pieces: list[Any], lo: int, hi: int, why: str) -> list[Any]:
+    """What the pieces hold of [lo, hi), and holes for the rest."""
+    out: list[Any] = []
+    for piece in pieces:
+        if piece.hi <= lo or piece.lo >= hi:
+            continue
+        if piece.lo > lo:
+            out.append(Hole(lo, piece.lo, why))
+        part = piece.clip(lo, hi) if type(piece) is Extent else piece.slice(lo, hi)
+        out.append(part)
+        lo = part.hi
+    if lo < hi:
+        out.append(Hole(lo, hi, why))
+    return out
