@@ -61,14 +61,17 @@ def local(
     *,
     mesh: bool = False,
     options: ClientOptions | None = None,
+    start: str = "ask",
 ) -> Client:
     """A client with a region of its own, in this process: no server, for tests and small programs.
 
         async with surecast.local() as client: ...
 
-    With a `data_dir` the region finds its streams there again; without one they end with it.
+    With a `data_dir` the region finds its streams there again; without one they end with it. A
+    folder that is damaged raises StorageError, unless `start` is "trust": then the region goes on
+    with what can be read.
     """
     from surecast.server.local import LocalRegion
 
     folder = None if data_dir is None else Path(data_dir)
-    return Client("", mesh=mesh, options=options, local=LocalRegion(folder))
+    return Client("", mesh=mesh, options=options, local=LocalRegion(folder, start=start))

@@ -64,9 +64,10 @@ def local(
     *,
     mesh: bool = False,
     options: ClientOptions | None = None,
+    start: str = "ask",
 ) -> Client:
     """A client with a region of its own, in this process; see `surecast.local`."""
-    return Client(asynchronous.local(data_dir, mesh=mesh, options=options))
+    return Client(asynchronous.local(data_dir, mesh=mesh, options=options, start=start))
 
 
 class Loop:

@@ -96,7 +96,8 @@ class TakePublishers(Input):
 class Refound(Input):
     """The operator's word that no member of the chain will come back: go on from this replica.
 
-    What only the others had is lost. Choose the replica with the longest log.
+    What only the others had is lost. Choose the replica with the longest log. A lone replica whose
+    disk has lost its newest changes goes on with what it has.
     """
 
 
@@ -194,3 +195,4 @@ class RoleChanged(msgspec.Struct, gc=False):
     tail: bool  # serving as the tail: a new tail waits for the old one's token
     clean: bool  # false: this chain lost its logs and must rebuild them from its peers (R8)
     lost_epoch: int = 0  # ... in which case this is the first epoch after the loss
+    distrusted: bool = False  # ... and part of them is still here, of which the end may be missing

@@ -66,9 +66,9 @@ CODES: dict[str, Code] = {
         "an older copy of itself. The replica keeps what it can read and is sent the rest by the "
         "other replicas; a lone replica asks the other regions, and publishes of what it owns "
         "wait.",
-        "Wait while it is filled. If no other replica is in the chain, restore a newer copy of the "
-        "folder, or found the chain anew from the replica that has most: see docs/operations.md, "
-        "'A data folder that is damaged or was restored'.",
+        "Wait while it is filled. If no other replica is in the chain and there is no other "
+        "region, restore a newer copy of the folder, or go on with what is left: see "
+        "docs/operations.md, 'A data folder that is damaged or was restored'.",
     ),
     "entries-lost": Code(
         "Entries of the region's own logs could not be read and are in no other place: streams of "

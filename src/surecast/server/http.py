@@ -294,7 +294,7 @@ class Pages:
 
     async def refound(self, request: Request) -> Response:
         self._operator(request)
-        if self.server.chain.is_member:
+        if self.server.chain.is_member and self.server.chain.saved.clean:
             raise HTTPException(409, "this replica is a member of its chain: nothing to refound")
         self._give(PassDown(Refound()))
         return _json({"done": "asked the witness to found the chain anew from this replica"}, 202)

@@ -11,7 +11,7 @@ there again at the next start; without one it lives as long as the object.
 
 from pathlib import Path
 
-from surecast.errors import UsageError
+from surecast.errors import StorageError, UsageError
 from surecast.runtime.book import show_address
 from surecast.server.config import build
 from surecast.server.region import RegionServer
@@ -22,7 +22,9 @@ __all__ = ["LocalRegion"]
 class LocalRegion:
     """See the module. Every method is for the thread of its event loop."""
 
-    def __init__(self, data_dir: Path | str | None = None, name: str = "local") -> None:
+    def __init__(
+        self, data_dir: Path | str | None = None, name: str = "local", start: str = "ask"
+    ) -> None:
         replica = f"{name}-1"
         self.config = build(
             {
@@ -34,6 +36,7 @@ class LocalRegion:
                     "http": "",
                 },
                 "regions": {name: {"replicas": {replica: "127.0.0.1:0"}}},
+                "sprinkler": {"start": start},
             }
         )
         self.server: RegionServer | None = None
@@ -44,7 +47,26 @@ class LocalRegion:
             raise UsageError("this region runs already; stop it first")
         server = RegionServer(self.config)
         await server.start()
+        try:
+            self._check(server)
+        except StorageError:
+            await server.stop()
+            raise
         self.server = server
+
+    def _check(self, server: RegionServer) -> None:
+        """Nobody looks at the alarms of a region inside a program: damage is an error here."""
+        if self.config.sprinkler.start == "trust":
+            return
+        why = server.chain.saved.distrust
+        if not why and (holes := [hole for some in server.chain.holes.values() for hole in some]):
+            why = f"{len(holes)} ranges of positions cannot be read"
+        if why:
+            raise StorageError(
+                f"{self.config.node.data_dir}: {why}. Some of what was acknowledged may be lost. "
+                "Restore the folder from a copy; `surecast log verify` names what is damaged. To "
+                'go on with what can be read, pass start="trust"'
+            )
 
     async def stop(self) -> None:
         """Let what is under way go out, write what is queued, close. May be started again."""

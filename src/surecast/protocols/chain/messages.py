@@ -45,6 +45,10 @@ class Watch(Message):
     life: bytes = b""  # random; empty: the sender does not count
     start: int = 0
     serial: int = 0
+    # The newest configuration that the sender knows: a service that has lost it learns it again.
+    epoch: int = 0
+    members: tuple[Member, ...] = ()
+    lineage: int = 0
 
 
 class Propose(Message):

@@ -544,9 +544,13 @@ class Replica(Roles):
         self._pump()
 
     def _on_refound(self, _inp: Refound) -> None:
+        self.saved.distrust = ""
         if not self.is_member:
             self.saved.clean = False  # other regions may know more of our streams (R8)
             self._save("refound by force")
+        elif not self.saved.clean:
+            self._save()
+            self._role_changed()
 
     def _on_rolled_back(self, inp: RolledBack) -> None:
         if inp.disk == self.saved.disk:

@@ -274,8 +274,11 @@ class Roles(HandlerMachine):
         self.watched_ns = self.now_ns
         self._send(
             self.config.service,
-            Watch(self.config.chain, self.me, self.life, self.serial_start, self.serial_kept),
-        )
+            Watch(
+                self.config.chain, self.me, self.life, self.serial_start, self.serial_kept,
+                self.epoch, self.members, self.saved.lineage,
+            ),
+        )  # fmt: skip
 
     # ------------------------------------------------------------ configurations
 
@@ -307,7 +310,7 @@ class Roles(HandlerMachine):
         if self.me not in members and self.config.replicas == 1:
             # We are the whole chain and our disk is gone: nobody else can act for us (R8). With
             # more replicas another disk may hold what ours lost; then an operator must decide.
-            self.saved.epoch, self.saved.clean = epoch, False
+            self.saved.epoch, self.saved.members, self.saved.clean = epoch, members, False
             self._save("refound")  # `_on_chain_saved` proposes
             return
         if self.me in members and len(members) > 1 and self.holes:
@@ -378,6 +381,7 @@ class Roles(HandlerMachine):
                     tail,
                     self.saved.clean,
                     self.saved.lost_epoch,
+                    bool(self.saved.distrust),
                 )
             )
         )

@@ -4,6 +4,10 @@ The interface is two calls: `Watch` (answered now and on every change) and `Prop
 set on the epoch). This implementation keeps its table in memory and on its node's disk; another
 may keep it in etcd. It decides nothing by itself but refuses what can never be safe: an epoch
 without a member of the last one, which might know nothing of what was acknowledged (R1).
+
+A service whose disk has lost changes (or is an older copy of itself) learns from the replicas what
+it had decided: each says which epoch it knows. If the disk is known to have lost something, all
+replicas are heard before anything is decided.
 """
 
 from collections import Counter
@@ -13,6 +17,7 @@ import msgspec
 
 from surecast.core.machine import HandlerMachine
 from surecast.core.types import (
+    DAMAGE,
     MS,
     Disk,
     Peer,
@@ -69,10 +74,14 @@ class ConfigService(HandlerMachine):
         self.tables = {chain: ChainTable() for chain in chains}
         self.watchers: dict[str, dict[Peer, bool]] = {chain: {} for chain in chains}
         self.unsaved: dict[str, bool] = {}
+        # Our disk has lost changes: chains of which all replicas must be heard, and which were.
+        self.amnesic: dict[str, dict[str, bool]] = {}
 
     def _on_start(self, _inp: Start) -> None:
         if data := self.disk.state("chains"):
             self.tables |= msgspec.msgpack.decode(data, type=dict[str, ChainTable])
+        if self.disk.state(DAMAGE):
+            self.amnesic = {chain: {} for chain in self.tables}
 
     def _on_stored(self, inp: Stored) -> None:
         chain, epoch = inp.token
@@ -100,6 +109,10 @@ class ConfigService(HandlerMachine):
             )
             self._send(peer, configuration)
             return
+        if message.member.name == peer and peer in self.replicas[message.chain]:
+            self._learn(table, message)
+        if message.chain in self.amnesic:
+            return  # some replica may know of a later epoch
         names = self.replicas[message.chain]
         if table.epoch == 0 and message.member.name in names:
             others = [m for m in table.candidates if m.name != message.member.name]
@@ -130,10 +143,27 @@ class ConfigService(HandlerMachine):
         self._keep(message.chain)
         return 0
 
+    def _learn(self, table: ChainTable, message: Watch) -> None:
+        """Our disk is an older copy, or lost changes: replicas know what we once decided."""
+        if message.epoch > table.epoch and message.members:
+            self.counters["service.learned"] += 1
+            table.epoch, table.members = message.epoch, message.members
+            table.lineage = message.lineage
+            self._save(message.chain)
+        heard = self.amnesic.get(message.chain)
+        if heard is not None:
+            heard[message.member.name] = True
+            if len(heard) == len(self.replicas[message.chain]):
+                del self.amnesic[message.chain]
+                if not self.amnesic:
+                    self.out.append(SaveState(DAMAGE, b"", (message.chain, -1)))
+
     def _on_propose(self, peer: Peer, message: Propose) -> None:
         table = self.tables.get(message.chain)
         if table is None or peer not in self.replicas[message.chain]:
             return  # only a chain's own replicas decide who is in it
+        if message.chain in self.amnesic:
+            return
         safe = message.force or self._is_safe(table, message.members)
         if message.epoch == table.epoch and safe and message.members:
             table.lineage += message.force

@@ -129,7 +129,7 @@ class Exchange(HandlerMachine):
         self.draining = False  # about to stop: no more publishes
         self.unclean_since_ns: int | None = None
         self.full_until_ns = -1 << 62  # the disk has said that it is full
-        self.lost_epoch = 0
+        self.lost_epoch, self.distrusted = 0, False
         self.recorded: dict[LogId, bool] = {}  # other regions' streams put into the directory
         # Stream being created → who waits, and for what.
         self.asked: dict[str, dict[Peer, Policy | None]] = {}

@@ -207,7 +207,7 @@ class Proxy(Exchange):
         was_head, was_tail = self.is_head, self.is_tail
         self.epoch, self.members = event.epoch, event.members
         self.is_head, self.is_tail = event.head, event.tail
-        self.lost_epoch = event.lost_epoch
+        self.lost_epoch, self.distrusted = event.lost_epoch, event.distrusted
         if event.clean:
             self.unclean_since_ns = None
         elif self.unclean_since_ns is None:
@@ -588,12 +588,18 @@ class Proxy(Exchange):
     def _is_behind(self, stream: Stream) -> bool:
         return stream.recovering_since_ns is not None
 
+    def _needs_operator(self) -> bool:
+        """Part of the history is missing, and there is no other region that could have it."""
+        return self.distrusted and not self.peers and self.config.start == "ask"
+
     def _check_recovered(self, stream: Stream) -> None:
         """Resume above the maximum, once every peer has been heard and retries can be told."""
         since_ns = stream.recovering_since_ns
         if since_ns is None or not self._all_heard_since(since_ns) or stream.unnamed:
             return
         if stream.hole or not all(self.forks.has_met(p) for p in self.peers.values()):
+            return
+        if self._needs_operator():
             return
         holders = [p for p in self.peers.values() if stream.stream_id in p.ends]
         # Not only what they have committed: what a peer has appended it will commit some day.
@@ -607,6 +613,8 @@ class Proxy(Exchange):
     def _check_all_recovered(self) -> None:
         """A chain that lost its disk is whole again when every peer's word has been followed."""
         if self.unclean_since_ns is None or not self._all_heard_since(self.unclean_since_ns):
+            return
+        if self._needs_operator():
             return
         taken = self.directory.by_name
         missing = any(
