@@ -23,9 +23,10 @@ from surecast.core.types import DAMAGE, Append, LogId, Repair, SaveState, Stored
 from surecast.core.wire import decode_batch, encode_batch
 from surecast.storage.config import StorageConfig
 from surecast.storage.inspect import info, verify
+from surecast.storage.journal_file import JournalFile
 from surecast.storage.memory import MemoryDisk
 from surecast.storage.mover import Mover
-from surecast.storage.records import read_records
+from surecast.storage.records import Moved, Rewritten, read_records
 from surecast.storage.segment_file import Mapped
 from surecast.storage.segments import SegmentStore
 
@@ -483,6 +484,108 @@ def test_an_event_that_looks_like_a_frame_is_not_taken_for_one(tmp_path: Path) -
 
 def _frame(batch: Batch) -> bytes:
     return b"".join(bytes(part) for part in encode_batch(batch))
+
+
+# ---------------------------------------------------------------- each kind of record
+
+
+@pytest.fixture(scope="module")
+def journal(tmp_path_factory: pytest.TempPathFactory) -> tuple[Image, list[tuple[int, Any]]]:
+    """A journal with a record of every kind, and where each begins."""
+    folder = tmp_path_factory.mktemp("journal") / "disk"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(JournalFile, "mark", lambda _: None)
+        driver = Driver(folder, small(journal_bytes_max=1 << 20, inline_bytes_max=600))
+        for log in (LOG, OTHER):
+            for n in range(6):
+                driver.do(Append(log, (_valued(log, 1 + 3 * n, 3, b"old"),), n))
+        driver.wait(12)
+        driver.do(SaveState("s", b"first", 1))
+        driver.do(compact(LOG, 1, 4, 2, [(2, 3)]))  # goes through the journal
+        driver.wait(2)
+        driver.do(compact(LOG, 4, 16, 3, [(5, 6)]))  # gets a segment
+        driver.wait(1)
+        driver.do(SaveState("s", b"second", 4))
+        driver.do(Truncate(OTHER, 5), Append(OTHER, (_valued(OTHER, 5, 3, b"new"),), 5))
+        driver.wait(2)
+        driver.close()
+    image = {p.name: p.read_bytes() for p in folder.iterdir() if p.name != "lock"}
+    records, at = [], 0
+    for end, record in read_records(memoryview(image["journal-0000000001"]), 1, 0):
+        records.append((at, record))
+        at = end
+    return image, records
+
+
+def _valued(log: LogId, lo: int, count: int, what: bytes) -> Batch:
+    values = [b"%s %d".ljust(60, b".") % (what, lo + i) for i in range(count)]
+    return Batch.of(log, values).sequenced(lo, 1, 1)
+
+
+def rows(disk: MemoryDisk, log: LogId) -> dict[int, bytes]:
+    return {r.seq: r.value.rstrip(b".") for b in readable(disk, log) for r in b.to_rows()}
+
+
+@pytest.mark.parametrize("part", ["head", "payload"])
+def test_damage_of_each_kind_of_record(
+    journal: tuple[Image, list[tuple[int, Any]]], tmp_path: Path, part: str
+) -> None:
+    image, records = journal
+    kinds = dict.fromkeys(type(record).__name__ for _, record in records)
+    assert list(kinds) == ["tuple", "Append", "SaveState", "Rewritten", "Moved", "Truncate"]
+    for at, record in records:
+        data = bytearray(image["journal-0000000001"])
+        data[at + (64 + 6 if part == "payload" else 20)] ^= 4
+        folder = put({**image, "journal-0000000001": bytes(data)}, tmp_path / f"{at}")
+        store = SegmentStore(folder, small(sync="none"))
+        disk = store.disk
+        kind = type(record)
+        gone: set[int] = set()
+        last = False  # of its log
+        if kind is Append and part == "payload":
+            gone = set(range(record.batches[0].lo, record.batches[0].hi))
+            last = gone == {5, 6, 7} or (record.log == LOG and 16 in gone)
+        doubt = part == "head" or kind in (SaveState, Truncate) or last
+        assert bool(disk.state(DAMAGE)) == doubt, record
+        assert any(f"offset {at:,} is damaged" in line for line in store.damage)
+        assert store.incarnation == 2
+        second = kind is SaveState and record.data == b"second"
+        assert disk.state("s") == (b"first" if second else b"second")
+        # A compaction that is lost leaves what it was made of. One that is not covers [1, 16).
+        expected = {seq: b"old %d" % seq for seq in range(1, 19)}
+        if kind is not Rewritten:
+            del expected[2]
+        if kind is not Moved:
+            del expected[5]
+        if last and record.log == LOG:
+            expected = {seq: value for seq, value in expected.items() if seq not in gone}
+        assert rows(disk, LOG) == expected, record
+        expected = {seq: b"old %d" % seq for seq in range(1, 5)}
+        if kind is Append and record.log == OTHER and not last:
+            expected = {seq: value for seq, value in expected.items() if seq not in gone}
+        if not (last and record.log == OTHER):
+            expected.update({seq: b"new %d" % seq for seq in (5, 6, 7)})
+        assert rows(disk, OTHER) == expected, record
+        assert disk.holes(LOG) == []
+        assert sum(hi - lo for lo, hi in disk.holes(OTHER)) == disk.end(OTHER) - 1 - len(expected)
+        store.close()
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_a_compaction_whose_segment_is_damaged_leaves_what_it_was_made_of(
+    journal: tuple[Image, list[tuple[int, Any]]], tmp_path: Path, missing: bool
+) -> None:
+    image = dict(journal[0])
+    data = bytearray(image.pop("segment-0000000001"))
+    data[200] ^= 1
+    if not missing:
+        image["segment-0000000001"] = bytes(data)
+    store = SegmentStore(put(image, tmp_path / "disk"), small())
+    assert "segment-0000000001" in store.damage[0]
+    assert store.disk.state(DAMAGE) is None
+    assert store.disk.holes(LOG) == []
+    assert set(rows(store.disk, LOG)) == set(range(1, 19)) - {2}
+    store.close()
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from tests.storage.stores import (
 
 from surecast.core.types import Append, Compacted, SaveState, Stored, StoreFailed, Truncate
 from surecast.errors import StorageError
+from surecast.storage import segments
 from surecast.storage.config import StorageConfig
 from surecast.storage.records import Record
 from surecast.storage.segments import SegmentStore
@@ -136,6 +137,26 @@ def test_a_truncate_is_kept_when_the_disk_is_full(
     again = opened()
     assert again.disk.end(LOG) == 11
     assert content(again.disk) == content(driver.disk)
+
+
+def test_a_truncate_above_what_was_written_is_no_damage(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was asked for behind appends that failed, and is written down all the same."""
+    room = Room(monkeypatch)
+    driver = opened()
+    driver.do(Append(LOG, (batch(1, 5),), 0))
+    driver.wait(1)
+    driver.store._journal._file._marked = True  # no mark may use up the room
+    room.left = 0
+    driver.do(Append(LOG, (batch(6, 5),), "a"), Truncate(LOG, 8))
+    assert driver.wait(1) == [StoreFailed("a", "full")]
+    room.left = 1 << 60
+    driver.do(SaveState("s", b"", "b"))
+    assert driver.wait(1) == [Stored("b")]
+    driver.close()
+    again = opened()
+    assert (again.store.damage, again.disk.end(LOG)) == ([], 6)
 
 
 def test_the_systems_own_limit_is_a_full_disk(opened: Opened) -> None:
@@ -366,6 +387,7 @@ def test_a_store_that_cannot_move_is_full_in_the_end(
 ) -> None:
     """What does not leave memory must not grow for ever; room found later is used here, too."""
     driver = opened(small(backlog_bytes_max=10_000))
+    monkeypatch.setattr(segments, "_RETRY_S", 0.0)
     with monkeypatch.context() as patch:
         Failing(patch, "segment", errno.EIO)
         answers: list[Any] = []
@@ -375,6 +397,12 @@ def test_a_store_that_cannot_move_is_full_in_the_end(
             driver.settle()
         assert answers == [StoreFailed("a", "full")]
         assert 8_000 < driver.store.disk.held_bytes < 21_000
+        journals = len(list(driver.folder.glob("journal-*")))
+        for _ in range(10):  # each tries another move, and none another file
+            driver.do(Append(LOG, (batch(driver.disk.end(LOG), 3, 200),), "b"))
+            assert driver.wait(1) == [StoreFailed("b", "full")]
+            driver.settle()
+        assert len(list(driver.folder.glob("journal-*"))) <= journals + 1
     driver.do(Truncate(LOG, driver.disk.end(LOG) - 1))  # which always can be written
     driver.settle()
     fill(driver)

@@ -92,7 +92,7 @@ def info(path: str | os.PathLike[str]) -> Holdings:
         len(journals),
         sum(one.stat().st_size for one in journals),
         replay.cut_bytes,
-        _problems(replay),
+        replay.problems(),
     )
 
 
@@ -115,7 +115,7 @@ def verify(path: str | os.PathLike[str], on_progress: Progress | None = None) ->
     paths += [folder.journal(number) for number in replay.ends]
     verdict.nbytes = sum(one.stat().st_size for one in paths)
     verdict.torn_bytes = replay.cut_bytes
-    verdict.problems = _problems(replay)
+    verdict.problems = replay.problems()
     return verdict
 
 
@@ -127,12 +127,6 @@ def _played(
     replay = Replay(folder, Shelf(folder, _MAPS_MAX))
     replay.run(check, None, on_progress)
     return folder, replay
-
-
-def _problems(replay: Replay) -> list[str]:
-    """What is wrong with files, and holes and doubts that an earlier opening has left."""
-    found = list(dict.fromkeys(replay.found))
-    return found + [line for line in replay.damage() if not any(one in line for one in found)]
 
 
 def _silent(done: int, total: int) -> None:

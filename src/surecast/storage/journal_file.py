@@ -21,6 +21,7 @@ class JournalFile:
         self.folder = folder
         self.number = number
         self.size = 0
+        self.has_effects = True  # it may have records that say more than `synced`
         self._synced = 0
         self._durable = durable
         self._marks = marks
@@ -61,6 +62,7 @@ class JournalFile:
             end += record.size
             ends.append(end)
         self._marked = False
+        self.has_effects = self.has_effects or bool(records)
         written, problem = write_all(self._file, buffers)
         whole = bisect_right(ends, self.size + written)
         end = ends[whole - 1] if whole else self.size
@@ -115,11 +117,14 @@ class JournalFile:
     def mark(self) -> None:
         """Write down how much is synced, while there is nothing else to write."""
         if not self._marked and self._durable:
+            before = self.has_effects
             self.append([number_record(MARK, 0)])
+            self.has_effects = before
             self._marked = True
 
-    def rotate(self) -> None:
-        """Go on in a new file, when this one is wholly on disk; or raise and stay.
+    def rotate(self) -> int:
+        """Go on in a new file, when this one is wholly on disk; or raise and stay. Returns the
+        size of the old one.
 
         That holds even if nothing else is synced: what stands in a file that has a successor was
         not torn by a crash, and what does not read there is damage. Its last record is a seal: so
@@ -138,12 +143,14 @@ class JournalFile:
             os.close(file)
             raise
         os.close(self._file)
+        sealed = self.size
         self._file = file
         self.number += 1
         self.size = self._synced = self._claimed = 0
-        self._marked = False
+        self._marked = self.has_effects = False
         self._marks.write(self.number, 0)
         self._marks.sync()
+        return sealed
 
 
 def create_journal(folder: Folder, number: int) -> None:

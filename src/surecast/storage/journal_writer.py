@@ -193,8 +193,9 @@ class JournalWriter:
         new: int | OSError = OSError("what was written before has failed")
         if not failed:
             try:
-                size = self._file.size
-                self._file.rotate()
+                size = 0
+                if self._file.has_effects:  # else this one begins at the snapshot, too
+                    size = self._file.rotate()
                 new = self._file.number
                 with self._work:
                     self._sealed_bytes += size

@@ -13,7 +13,7 @@ nothing is cut, removed or claimed by the mark, so a crash on the way leaves wha
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -44,7 +44,7 @@ from surecast.storage.records import (
     read_records,
 )
 from surecast.storage.salvage import Salvage
-from surecast.storage.segment_disk import SegmentDisk
+from surecast.storage.segment_disk import SegmentDisk, own
 from surecast.storage.segment_file import open_map
 
 __all__ = ["Recovered", "Replay", "recover"]
@@ -74,28 +74,13 @@ def recover(folder: Folder, config: StorageConfig) -> Recovered:
     shelf = Shelf(folder, config.maps_max)
     replay = Replay(folder, shelf)
     mover = Mover(folder, shelf, config, replay.manifest)
-    replay.run(config.check, mover, _report(folder))
-    mover.load(replay.manifest_logs)
-    opened: list[Any] = []  # to be closed if something fails
     try:
+        replay.run(config.check, mover, _report(folder))
+        mover.load(replay.manifest_logs)
         if replay.found:
             _put_in_order(folder, replay, mover)
-        marks = MarkFile(folder, replay.mark)
-        opened.append(marks)
-        file = JournalFile(folder, replay.current, config.sync == "data", marks)
-        opened[:] = [file]
-        if not replay.found:
-            for number in replay.empty:  # begun, but nothing was ever written to it
-                os.unlink(folder.journal(number))
-            file.cut(replay.ends.get(replay.current, 0))
-        marks.incarnation = replay.incarnation + 1
-        _, unwritten = file.append([number_record(LIFE, marks.incarnation)])
-        if unwritten is not None:  # the next life would take itself for this one
-            raise unwritten
-        file.sync_all()
+        file = _begin_life(folder, replay, config)
     except OSError as problem:
-        for one in opened:
-            one.abandon()
         raise StorageError(f"cannot write to {folder.path}: {problem}") from problem
     used = {**mover.segments(), **{extent.segment.number: None for extent in replay.held}}
     mover.remove([number for number in folder.numbers("segment") if number not in used])
@@ -111,7 +96,7 @@ def recover(folder: Folder, config: StorageConfig) -> Recovered:
         shelf,
         mover,
         file,
-        marks.incarnation,
+        replay.incarnation + 1,
         replay.held,
         replay.cut_bytes,
         sum(replay.ends[number] for number in sealed),
@@ -119,11 +104,35 @@ def recover(folder: Folder, config: StorageConfig) -> Recovered:
     )
 
 
+def _begin_life(folder: Folder, replay: "Replay", config: StorageConfig) -> JournalFile:
+    """Go on behind the last whole record."""
+    marks = MarkFile(folder, replay.mark)
+    try:
+        file = JournalFile(folder, replay.current, config.sync == "data", marks)
+    except BaseException:
+        marks.abandon()
+        raise
+    try:
+        if not replay.found:
+            for number in replay.empty:  # begun, but nothing was ever written to it
+                os.unlink(folder.journal(number))
+            file.cut(replay.ends.get(replay.current, 0))
+        marks.incarnation = replay.incarnation + 1
+        _, unwritten = file.append([number_record(LIFE, marks.incarnation)])
+        if unwritten is not None:  # the next life would take itself for this one
+            raise unwritten
+        file.sync_all()
+    except BaseException:
+        file.abandon()
+        raise
+    return file
+
+
 def _put_in_order(folder: Folder, replay: "Replay", mover: Mover) -> None:
     """Leave a folder that opens without a complaint to what was found in it now."""
     disk = replay.disk
     if replay.lost:
-        disk.save(DAMAGE, replay.reasons().encode())
+        disk.save(DAMAGE, "\n".join(replay.reasons()).encode())
     disk.sync()
     create_journal(folder, replay.next_journal)
     states = [(name, disk.state(name) or b"") for name in disk.states()]
@@ -165,7 +174,7 @@ class Replay:
         self.manifest = Manifest()
         self.manifest_logs: dict[LogId, list[Any]] = {}
         self.found: list[str] = []  # what is wrong with files
-        self.lost: list[str] = []  # of it, what may have taken the newest changes
+        self.lost: dict[str, None] = {}  # of it, what may have taken the newest changes
         self.held: list[Extent] = []  # that records refer to
         self.cut_bytes = 0
         self.records = 0  # of journals
@@ -198,9 +207,11 @@ class Replay:
         if check == "all":
             self._salvage.check(self._segments, on_progress)
         if self._rebuild:
+            why, self._why = self._why, f"{self._folder.manifest} is lost, and no segment holds it"
             for number in self._segments:
                 for name, piece in self._salvage.everything(number):
                     self._rewrite(name, [piece])
+            self._why = why
         else:
             self._load()
         self._play_all()
@@ -217,19 +228,28 @@ class Replay:
     def damage(self) -> list[str]:
         """All holes, the reasons for which the newest changes may be missing, and what else is
         wrong with files."""
-        lines: list[str] = []
+        lines = dict(self._consequences())
+        whys = dict.fromkeys(lines.values())
+        return [*lines, *dict.fromkeys(one for one in self.found if one not in whys)]
+
+    def problems(self) -> list[str]:
+        """What is wrong with files, then holes and doubts that were known before."""
+        found = dict.fromkeys(self.found)
+        return [*found, *(line for line, why in self._consequences() if why not in found)]
+
+    def _consequences(self) -> Iterator[tuple[str, str]]:
+        """Lines about the logs, each with what is the reason."""
         for name in self.disk.logs():
             for hole in self.disk.hole_pieces(name):
-                lines.append(f"log {name.hex()}: {hole.problem()}")
-        if text := (self.disk.state(DAMAGE) or b"").decode(errors="replace"):
-            lines.append(f"the newest changes may be missing: {text}")
-        return lines + [one for one in self.found if not any(one in line for line in lines)]
+                yield f"log {name.hex()}: {hole.problem()}", hole.why
+        for why in self.reasons():
+            yield f"the newest changes may be missing: {why}", why
 
-    def reasons(self) -> str:
-        """The text of `DAMAGE`: what was known before, and what was found now."""
+    def reasons(self) -> list[str]:
+        """The lines of `DAMAGE`: what was known before, and what was found now."""
         before = (self.disk.state(DAMAGE) or b"").decode(errors="replace")
-        reasons = list(dict.fromkeys([*filter(None, before.split("\n")), *self.lost]))
-        return "\n".join(reasons[:_REASONS_MAX])
+        known = dict.fromkeys([*filter(None, before.split("\n")), *self.lost])
+        return list(known)[:_REASONS_MAX]
 
     def _find(self, what: str) -> None:
         if what not in self.found[-1:]:
@@ -237,8 +257,7 @@ class Replay:
 
     def _lose(self, why: str) -> None:
         self._find(why)
-        if why not in self.lost:
-            self.lost.append(why)
+        self.lost[why] = None
 
     # ------------------------------------------------------------ mark and manifest
 
@@ -393,6 +412,8 @@ class Replay:
             self._lose(why)
         elif record.kind == LIFE and self.mark is None:
             self.incarnation += 1
+        if record.kind == APPEND and not record.frames:
+            self._short[record.log] = why
         for one in record.frames:
             if isinstance(one, Batch):
                 name = record.log if record.kind else one.stream_id
@@ -429,9 +450,9 @@ class Replay:
         disk.append(name, batches)
 
     def _truncate(self, name: LogId, end: int) -> None:
-        """Only a truncate that changes something is written: the log had more than `end`."""
-        self._reach(name, end)
-        self._short.pop(name, None)
+        """Above the log's end it changes nothing: it was asked for behind an append that failed."""
+        if end <= self.disk.end(name):
+            self._short.pop(name, None)
         self._surely(name, lambda: self.disk.truncate(name, end))
 
     def _lost_truncate(self, name: LogId, lo: int) -> None:
@@ -439,6 +460,7 @@ class Replay:
         self._surely(name, lambda: self.disk.truncate(name, lo))
 
     def _rewrite(self, name: LogId, pieces: list[Any]) -> None:
+        pieces = [own(piece) if type(piece) is Batch else piece for piece in pieces]
         lo, hi = pieces[0].lo, pieces[-1].hi
         self._reach(name, hi)
         self._surely(name, lambda: self.disk.splice(name, lo, hi, pieces))

@@ -18,6 +18,7 @@ that fails leaves everything as it was, and is tried again with the next occasio
 
 import logging
 import os
+import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -44,6 +45,7 @@ log = logging.getLogger("surecast.storage")
 _TIDY: Final = "tidy"
 _PIECES_AT_ONCE: Final = 2000  # let go from memory in one turn of the loop: about a millisecond
 _PIECES_A_GROUP: Final = 4  # what a group costs by itself
+_RETRY_S: Final = 1.0  # between moves that are tried because memory is full
 
 
 class SegmentStore:
@@ -77,6 +79,7 @@ class SegmentStore:
         self._wake: Callable[[], None] = lambda: None
         self._owed: list[Truncate] = []  # of failed writes: to be written with the next one
         self._moving = False
+        self._retry_at = 0.0  # when a move may be tried again only because memory is full
         self._moved: deque[tuple[LogId, Group]] = deque()  # not let go from memory yet
         self._let_gone = 0  # pieces of the first of them that are
         self._dead_bytes = 0  # that compactions have left in segments since the last move
@@ -132,6 +135,8 @@ class SegmentStore:
         disk = self.disk
         record = record_of(effect, self._limits)
         over = self._is_over(record.size)
+        if over and not self._moving and time.monotonic() >= self._retry_at:
+            self._move()  # the last one has failed, and nothing that is written asks for another
         before = disk.written
         disk.failing = "full" if over else ""
         answer = apply(disk, effect)
@@ -244,6 +249,7 @@ class SegmentStore:
 
     def _not_moved(self, snapshot: Snapshot) -> None:
         self._moving = False
+        self._retry_at = time.monotonic() + _RETRY_S
         self._journal.relieve(moved=False)
         self.disk.dirty_again(list(snapshot.logs))
         self._held = snapshot.held + self._held
