@@ -87,7 +87,7 @@ def test_a_folder_of_another_user_stays_as_it_is(tmp_path: Path) -> None:
     os.chown(folder, 12_345, 12_345)
     Driver(folder).close()
     assert mode(folder) == 0o755
-    assert modes_in(folder) == {"lock": 0o600, "journal": 0o600}
+    assert modes_in(folder) == {"lock": 0o600, "journal": 0o600, "ends": 0o600}
 
 
 def test_a_file_system_without_modes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
