@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from surecast.core.types import (
+    DAMAGE,
     Received,
     SaveState,
     Send,
@@ -205,3 +206,56 @@ def test_chains_are_kept_apart() -> None:
     }
     again = Desk(desk.disk, east=("a",), west=("b",))
     assert again.watch(B, chain="west") == {"b": Configuration("west", 1, (B,))}
+
+
+# ---------------------------------------------------------------- older copies and lost changes
+
+
+def counted(member: Member, life: bytes, start: int, serial: int, epoch: int = 0) -> Watch:
+    return Watch("chain", member, life, start, serial, epoch, (A, B) if epoch else ())
+
+
+def test_a_life_that_starts_below_what_its_disk_had_counted_is_told_so() -> None:
+    desk = founded()
+    desk.give(Received("a", counted(A, b"1", 1, 7)))
+    assert desk.give(Received("a", counted(A, b"2", 8, 8)))["a"].behind == 0  # as it should be
+    assert desk.give(Received("a", counted(A, b"2", 8, 20)))["a"].behind == 0
+    assert desk.give(Received("a", counted(A, b"3", 20, 20)))["a"].behind == 20
+    assert desk.give(Received("a", counted(A, b"3", 20, 25)))["a"].behind == 20  # until it acts
+    assert desk.give(Received("a", counted(NEW_A, b"3", 21, 26)))["a"].behind == 0
+    assert desk.give(Received("a", counted(A, b"4", 21, 21)))["a"].behind == 0
+
+
+def test_what_disks_have_counted_outlives_the_service() -> None:
+    desk = founded()
+    desk.give(Received("a", counted(A, b"1", 1, 7)))
+    desk.write()
+    again = Desk(disk=desk.disk)
+    assert again.give(Received("a", counted(A, b"2", 5, 5)))["a"].behind == 7
+
+
+def test_a_service_learns_a_later_epoch_from_a_replica() -> None:
+    """It was restored from an older copy."""
+    desk = founded()
+    assert desk.give(Received("a", counted(A, b"1", 1, 1, epoch=4))) == {}  # not before it is kept
+    assert desk.write()["a"] == told(4, A, B)
+    desk.propose("b", 1, B)
+    assert desk.watch(B)["b"] == told(4, A, B)
+
+
+def test_a_stranger_teaches_a_service_nothing() -> None:
+    desk = founded()
+    desk.give(Received("stranger", counted(A, b"1", 1, 1, epoch=4)))
+    assert desk.watch(B)["b"] == told(1, A, B, C)
+
+
+def test_a_service_that_lost_changes_hears_all_replicas_first() -> None:
+    desk = founded()
+    desk.disk.save(DAMAGE, b"the journal was cut short")
+    again = Desk(disk=desk.disk)
+    for member in (A, B):
+        assert again.give(Received(member.name, counted(member, b"1", 1, 1, epoch=2))) == {}
+        again.propose(member.name, 1, member)
+    again.give(Received("c", counted(C, b"1", 1, 1)))
+    assert again.write()["a"] == again.watch(C)["c"] == told(2, A, B)
+    assert again.disk.state(DAMAGE) == b""
