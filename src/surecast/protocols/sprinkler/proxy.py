@@ -96,6 +96,7 @@ from surecast.protocols.sprinkler.streams import Stream
 __all__ = ["Proxy"]
 
 
+ASK_AT_MOST = 10  # times `ask_ns` that a region which answers is waited for: it has many streams
 FULL_NS = 10 * SECOND  # a disk counts as full for so long after it said so
 
 
@@ -578,9 +579,15 @@ class Proxy(Exchange):
 
     def is_asking(self) -> bool:
         """Just started: the other regions may know that our disk is an older copy of itself."""
-        if self.config.start == "trust" or self.now_ns - self.started_ns >= self.config.ask_ns:
+        waited_ns = self.now_ns - self.started_ns
+        if self.config.start == "trust" or waited_ns >= ASK_AT_MOST * self.config.ask_ns:
             return False
-        return not all(p.heard_ns >= 0 and self.forks.has_met(p) for p in self.peers.values())
+        silent = waited_ns < self.config.ask_ns  # wait for them, too
+        return any(
+            not (peer.heard_ns >= 0 and self.forks.has_met(peer))
+            for peer in self.peers.values()
+            if silent or self.is_live(peer)
+        )
 
     def _is_unclean(self) -> bool:
         return self.unclean_since_ns is not None
