@@ -606,13 +606,15 @@ class Exchange(HandlerMachine):
         config, at = self.config, stream.subscribers[peer]
         budget = config.serves_per_step
         said = {} if said is None else said
+        readable = True
         while at < stream.committed and peer not in self.congested and budget:
             budget -= 1
             message = said.get(at)
             if message is None:
                 batches = tuple(self.readable(stream, at))
                 if not batches:
-                    break  # it could not be indexed, and is shown only up to there
+                    readable = False  # it could not be indexed, and is shown only up to there
+                    break
                 message = said[at] = PeerEvents(stream.stream_id, batches, stream.committed)
             at = message.batches[-1].hi
             idle_answer = False
@@ -620,7 +622,7 @@ class Exchange(HandlerMachine):
         stream.subscribers[peer] = at
         if idle_answer:
             self._send(peer, PeerEvents(stream.stream_id, (), stream.committed))
-        elif at < stream.committed and peer not in self.congested:
+        elif readable and at < stream.committed and peer not in self.congested:
             self._serve_soon(stream)
 
     def _on_mesh_request(self, peer: Peer, message: MeshRequest) -> None:
