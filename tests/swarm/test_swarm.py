@@ -18,7 +18,7 @@ from surecast.sim.faults import Crash, Degrade, Timed
 from surecast.sim.links import Link
 from surecast.swarm.sprinkler import WARM_UP_NS, Plan, SeedResult, draw_plan, run_seed
 
-SEEDS = (8, 279, 103, 126, 165, 203, 273, 68)  # cheap ones, of many kinds
+SEEDS = (8, 3, 103, 126, 59, 203, 273, 68)  # cheap ones, of many kinds
 ROLES = (Replica, Proxy, Publisher, Subscriber, Inquirer, ConfigService)
 
 

@@ -17,12 +17,14 @@ from surecast.sim.faults import (
     ClockJump,
     Crash,
     Cut,
+    Damage,
     Degrade,
     DiskFailure,
     Fault,
     Isolate,
     Pause,
     Reset,
+    RollBack,
     Wipe,
 )
 from surecast.sim.world import World
@@ -38,7 +40,7 @@ HEALED = "#1A9850"
 LANES = {  # what went wrong → how it is drawn
     "server crashed": "#B2182B",
     "server stalled": "#EF8A62",
-    "disk failed or wiped": "#762A83",
+    "disk failed, damaged or lost": "#762A83",
     "server or link cut": "#333333",
     "link degraded": "#999999",
     "client crashed": "#B2182B",
@@ -264,8 +266,8 @@ def _lane(fault: Fault, of_client: bool) -> str:
             return "client cut off" if of_client else "server or link cut"
         case Degrade():
             return "client's link degraded" if of_client else "link degraded"
-        case DiskFailure() | Wipe():
-            return "disk failed or wiped"
+        case DiskFailure() | Wipe() | Damage() | RollBack():
+            return "disk failed, damaged or lost"
         case _:
             assert isinstance(fault, ClockJump | Reset), fault
             return "clock or sessions"
