@@ -643,7 +643,7 @@ class IgnoresLostChanges(Replica):
     """A journal that was cut short is taken for what there was."""
 
     def _renounce(self, why: str) -> None:
-        if not self.gapped:
+        if not self.saved.gapped:
             super()._renounce(why)
 
 

@@ -145,10 +145,6 @@ def test_a_stream_whose_name_was_lost_is_not_made_a_second_time(fault: str) -> N
     assert opened == [cluster.streams["s"]]
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="Abandon truncates whenever the head is alone, also in the old lineage",
-)
 def test_committed_events_are_taken_back_in_a_new_lineage_only() -> None:
     """The tail is removed just when the chain should be founded anew, and the witness fails."""
     cluster, _ = forked({"east": 2, "west": 1}, KeepAll(), mode="trust")
@@ -176,10 +172,6 @@ def test_committed_events_are_taken_back_in_a_new_lineage_only() -> None:
     assert two_events(cluster) == []
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="both take a new identity, so nobody is a member of the chain",
-)
 @pytest.mark.parametrize("replicas", [2, 3])
 def test_replicas_with_different_holes_repair_each_other(replicas: int) -> None:
     """Every position can be read somewhere, and no other region has any."""
@@ -215,10 +207,6 @@ def test_all_replicas_stop_showing_what_is_to_go() -> None:
         assert proxy.streams[cluster.streams["s"]].committed == 21, node
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="`gapped` is kept in memory only, and DAMAGE is cleared before it was dealt with",
-)
 def test_a_disk_that_lost_changes_says_so_after_a_crash() -> None:
     """A lone replica and its witness without their manifests, and a crash before they have met."""
     cluster = cluster_of({"east": 1})
