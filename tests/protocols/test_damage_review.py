@@ -45,10 +45,6 @@ def ends(cluster: Cluster, stream: str = "s") -> set[int]:
     return {cluster.world.disk(node).end(cluster.streams[stream]) for node in nodes}
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="regions compare once in a life of the other's tail; histories taken from a third are not seen",
-)
 @pytest.mark.parametrize("new", [10, 20, 60], ids=["fewer", "as-many", "more"])
 def test_a_third_region_that_took_the_later_history_gives_way_too(new: int) -> None:
     """North was away when the events were published that the owner lost, and hears of the owner
@@ -80,10 +76,6 @@ def test_a_third_region_that_took_the_later_history_gives_way_too(new: int) -> N
     assert ends(cluster) == {41}
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="only what comes before a hole is compared",
-)
 @pytest.mark.parametrize("at", [1, 10])
 def test_a_hole_does_not_hide_that_histories_differ_behind_it(at: int) -> None:
     cluster, _ = forked({"east": 1, "west": 1}, KeepAll())
@@ -97,10 +89,6 @@ def test_a_hole_does_not_hide_that_histories_differ_behind_it(at: int) -> None:
     assert ends(cluster) == {41}
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="a search that gets no answer takes the last equal position for the fork",
-)
 def test_a_hole_of_the_region_that_stays_takes_nothing_else_back() -> None:
     """Where the histories part cannot be found beyond what west can read; east has it."""
     cluster, _ = forked({"east": 1, "west": 1}, KeepAll(), new=60)
@@ -115,10 +103,6 @@ def test_a_hole_of_the_region_that_stays_takes_nothing_else_back() -> None:
     assert ends(cluster) == {41}
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="streams are created before other regions were heard",
-)
 @pytest.mark.parametrize("fault", ["hole", "roll back"])
 def test_a_stream_whose_name_was_lost_is_not_made_a_second_time(fault: str) -> None:
     """A client opens it as soon as the owner is up again; another region has it."""

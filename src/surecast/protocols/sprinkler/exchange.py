@@ -51,6 +51,7 @@ from surecast.protocols.sprinkler.messages import (
     Attach,
     Compare,
     Compared,
+    Doubt,
     Introduce,
     Locate,
     MeshLeave,
@@ -305,6 +306,11 @@ class Exchange(HandlerMachine):
     def _on_compared(self, node: Peer, message: Compared) -> None:
         self.forks.on_compared(node, message)
 
+    def _on_doubt(self, node: Peer, message: Doubt) -> None:
+        if node in self.forwarding.region_of and self.is_head:
+            for stream_id in message.streams:
+                self.forks.doubt(stream_id)
+
     def compared(self, region: str) -> None:
         """For `forks`: a region has answered; it may be pulled from now."""
         peer = self.peers[region]
@@ -325,7 +331,10 @@ class Exchange(HandlerMachine):
         """R7: the source has a new epoch or a new tail; what it owed us must be asked for again."""
         for stream in self.streams.values():
             if stream.source and stream.source.region == peer.name:
-                self._subscribe(stream, peer)
+                if self.forks.may_pull(stream, peer):
+                    self._subscribe(stream, peer)
+                else:
+                    stream.source = None  # `compared` goes on
 
     def _consider(self, stream: Stream, peer: PeerRegion) -> None:
         """`peer` has advertised: should the stream come from there?"""
@@ -363,7 +372,9 @@ class Exchange(HandlerMachine):
         stream.source = Source(peer.name, peer.tail, end, self.now_ns, self.now_ns, self.now_ns)
         stream.leads.clear()
         stream.newest_ns = self._newest_ns(stream)
-        message = Subscribe(self.config.region, self.epoch, stream.stream_id, stream.whole)
+        message = Subscribe(
+            self.config.region, self.epoch, stream.stream_id, stream.whole, self.forks.last(stream)
+        )
         self._send(peer.tail, message)
 
     def _newest_ns(self, stream: Stream) -> int:
@@ -539,6 +550,10 @@ class Exchange(HandlerMachine):
                 return
             if not self.is_tail:
                 return  # its source has moved; our successor advertises to it
+            if self.forks.contradicts(message.stream, message.last):
+                self.counters["sprinkler.contradicted"] += 1
+                self._send(peer, Doubt((message.stream,)))
+                return
         if self.subscriptions >= self.config.subscriptions_max or message.start < 1:
             self.counters["sprinkler.subscription-refused"] += 1
             return
