@@ -4,13 +4,22 @@ from random import Random
 
 import pytest
 
-from surecast.columns.retention import KeepAll
+from surecast.columns.retention import KeepAll, LatestPerKey
 from surecast.core.types import DAMAGE, MS, SECOND, LogId
 from surecast.protocols.sprinkler.directory import DIRECTORY
 from surecast.protocols.sprinkler.messages import Open
 from surecast.swarm.cluster import Cluster
 from tests.helpers import cluster_of, heal_and_judge, publish, run, settle, wait
-from tests.protocols.test_damage import CHAIN, damage, forked, holes, members, start, stop
+from tests.protocols.test_damage import (
+    CHAIN,
+    damage,
+    forked,
+    holes,
+    members,
+    restart_each,
+    start,
+    stop,
+)
 
 
 def mend(cluster: Cluster) -> None:
@@ -182,7 +191,7 @@ def test_replicas_with_different_holes_repair_each_other(replicas: int) -> None:
 )
 def test_all_replicas_stop_showing_what_is_to_go() -> None:
     """The witness is down, so that it cannot be taken back yet."""
-    cluster, values = forked({"east": 2, "west": 1}, KeepAll(), mode="trust")
+    cluster, _values = forked({"east": 2, "west": 1}, KeepAll(), mode="trust")
     stop(cluster, "east/config")
     mend(cluster)
     run(cluster, 10 * SECOND)
@@ -265,3 +274,87 @@ def test_an_older_witness_does_not_bring_back_a_replica_that_was_dropped() -> No
     run(cluster, 10 * SECOND)
     assert two_events(cluster) == []
     assert heal_and_judge(cluster) == []
+
+
+def test_a_region_that_was_restored_as_a_whole_recovers() -> None:
+    """Both replicas have been the tail, so that west has heard both disks count."""
+    cluster = cluster_of({"east": 2, "west": 1}, chain=CHAIN)
+    publish(cluster, 20)
+    settle(cluster)
+    nodes = (*cluster.regions["east"], "east/config")
+    for name in nodes:
+        cluster.world.copy_disk(name)
+    restart_each(cluster)
+    publish(cluster, 20)
+    settle(cluster)
+    for name in nodes:
+        stop(cluster, name)
+        cluster.world.roll_back(name)
+    for name in ("east/0", "east/config"):
+        start(cluster, name)
+    run(cluster, 3 * SECOND)  # it is the last member of its chain when it is told
+    publish(cluster, 5)
+    assert heal_and_judge(cluster) == []
+    assert len(members(cluster)) == 2
+
+
+def test_a_history_cut_inside_a_compacted_piece_goes_on() -> None:
+    """What is left of the piece is void, and its time is that of an event that was taken back."""
+    cluster, _ = forked(
+        {"east": 1, "west": 1}, LatestPerKey(), before=12, lost=2, new=36, keys=5, mode="trust",
+        seed=42,
+    )  # fmt: skip
+    run(cluster, 1 * SECOND)
+    mend(cluster)
+    run(cluster, 15 * SECOND)
+    assert two_events(cluster) == []
+    assert ends(cluster) == {15}
+
+
+def test_the_last_member_on_an_older_copy_recovers_from_other_regions() -> None:
+    """It cannot leave its chain: nobody would be left, and the other replica has less."""
+    cluster = cluster_of({"east": 2, "west": 1}, chain=CHAIN)
+    publish(cluster, 20)
+    settle(cluster)
+    dropped, last = members(cluster)
+    stop(cluster, dropped)
+    wait(cluster, lambda: members(cluster) == [last])
+    run(cluster, SECOND)
+    for name in (last, "east/config"):
+        cluster.world.copy_disk(name)
+    for _ in range(2):
+        publish(cluster, 20)
+        run(cluster, SECOND)
+    for name in (last, "east/config"):
+        stop(cluster, name)
+        cluster.world.roll_back(name)
+        start(cluster, name)
+    publish(cluster, 5)
+    run(cluster, 5 * SECOND)
+    assert heal_and_judge(cluster) == []
+    assert len(members(cluster)) == 2
+
+
+@pytest.mark.xfail(strict=True, reason="two streams of one name are told to nobody")
+def test_two_streams_of_one_name_are_told() -> None:
+    """The copy is older than the stream, nobody could be asked, and it was made again."""
+    cluster = cluster_of({"east": 1, "west": 1}, {"z": ("east", KeepAll())}, publishers=2)
+    run(cluster, 2 * SECOND)
+    for name in ("east/0", "east/config"):
+        cluster.world.copy_disk(name)
+    cluster.open("s", "east", KeepAll(), cluster.world.now_ns)
+    wait(cluster, lambda: len(cluster.streams) == 2)
+    publish(cluster, 20)
+    run(cluster, 2 * SECOND)
+    cluster.world.cut("east", "west")
+    for name in ("east/0", "east/config"):
+        stop(cluster, name)
+        cluster.world.roll_back(name)
+        start(cluster, name)
+    cluster.world.at(cluster.world.now_ns, "east/pub1", Open("s", KeepAll()))
+    run(cluster, 5 * SECOND)
+    mend(cluster)
+    run(cluster, 10 * SECOND)
+    proxies = [cluster.world.machine(node).layers[1] for node in ("east/0", "west/0")]
+    ids = {proxy.directory.by_name["s"].stream_id for proxy in proxies}
+    assert len(ids) == 1 or any(proxy.forks.told(5) for proxy in proxies)

@@ -214,14 +214,20 @@ class Roles(HandlerMachine):
             self.founded = True
             self._watch()
 
-    def _rolled_back(self, serial: int) -> None:
-        """Somebody has seen this disk count up to `serial`."""
+    def _rolled_back(self, serial: int, alone: bool = False) -> None:
+        """Somebody has seen this disk count up to `serial`. `alone`: as the last member of its
+        chain it cannot leave (nobody would be left), and rebuilds what it lost (R8)."""
         if serial < self.serial_start:
             return  # dealt with
         self.counters["chain.rolled-back"] += 1
         self.serial = max(self.serial, serial)
         self.serial_start = self.serial + 1
-        self._renounce(f"the data folder is an older copy: it had counted to {serial} before")
+        why = f"the data folder is an older copy: it had counted to {serial} before"
+        if alone:
+            self.saved.distrust, self.saved.clean, self.saved.lost_epoch = why, False, self.epoch
+            self._save()
+        else:
+            self._renounce(why)
         self._role_changed()
         for state in self.logs.values():
             self._refuse_waiting(state)

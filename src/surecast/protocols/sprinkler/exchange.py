@@ -17,6 +17,7 @@ from surecast.core.replicated import (
     AppendAt,
     AskPublishers,
     Counted,
+    Overtaken,
     PublishersAre,
     RolledBack,
     TakePublishers,
@@ -222,6 +223,7 @@ class Exchange(HandlerMachine):
             self.counters["sprinkler.told-stale"] += 1
             self.is_tail = False
             self._stop_serving_peers()
+            self.out.append(PassDown(Overtaken(message.epoch)))
 
     def _stop_serving_peers(self) -> None:
         """R7: a tail that hands over closes its channels, so that peers look for the new one."""
@@ -379,9 +381,8 @@ class Exchange(HandlerMachine):
 
     def _newest_ns(self, stream: Stream) -> int:
         """The time of the last event before what is pulled; 0 if it is not on disk yet."""
-        end = stream.whole
-        last = self.disk.read(stream.stream_id, end - 1, end, 1)
-        return last[0].time_ns if last and end > 1 else 0
+        # (Not of the last batch: of one that was compacted and cut, the time is that of the rest.)
+        return self.forks.time_of(stream.stream_id, stream.whole - 1)
 
     def _look_after_sources(self) -> None:
         """Once a period: give up dead sources, choose new ones, finish recoveries."""

@@ -223,7 +223,11 @@ class Forks:
         seqs = {}
         for stream_id in some:
             top = min(self._end(stream_id), peer.ends.get(stream_id, 1))
-            seqs[stream_id] = tuple(top - back for back in BACK if top > back)
+            stream = self.proxy.streams.get(stream_id)
+            # Also what a Subscribe would name: if that is contradicted, we must see it, too.
+            last = [mark.seq for mark in self.last(stream)] if stream is not None else []
+            near = [top - back for back in BACK if top > back]
+            seqs[stream_id] = tuple(dict.fromkeys([*near, *(seq for seq in last if seq < top)]))
         self._ask(meeting, peer, seqs)
 
     def _ask(self, meeting: Meeting, peer: PeerRegion, seqs: dict[LogId, tuple[int, ...]]) -> None:
@@ -255,6 +259,11 @@ class Forks:
             if (mark := self._mark(stream_id, seq)) is not None:
                 found[mark.seq] = mark
         return sorted(found.values())
+
+    def time_of(self, stream_id: LogId, seq: int) -> int:
+        """Of the last event up to a position; 0 if there is none nearby."""
+        mark = self._mark(stream_id, seq) if seq > 0 else None
+        return mark.time_ns if mark is not None else 0
 
     def _mark(self, stream_id: LogId, seq: int) -> Mark | None:
         hi = seq + 1
