@@ -253,6 +253,8 @@ class Proxy(Exchange):
     def _on_truncated(self, event: Truncated) -> None:
         if event.log in self.hole_at and event.end <= self.hole_at[event.log]:
             del self.hole_at[event.log]
+            if stream := self.streams.get(event.log):
+                stream.hole = 0
         self._on_appended(Appended(event.log, event.end))
         if self.committed.get(event.log, 1) <= event.end:
             return
