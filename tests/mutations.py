@@ -632,7 +632,7 @@ class ServesWithHoles(Replica):
 class IgnoresOlderCopies(Replica):
     """What others have seen its disk count up to makes no difference."""
 
-    def _rolled_back(self, serial: int) -> None:
+    def _rolled_back(self, serial: int, alone: bool = False) -> None:
         if self.active:
             return
         self.founded = self.vouched = True
@@ -643,7 +643,7 @@ class IgnoresLostChanges(Replica):
     """A journal that was cut short is taken for what there was."""
 
     def _renounce(self, why: str) -> None:
-        if not self.gapped:
+        if not self.saved.gapped:
             super()._renounce(why)
 
 

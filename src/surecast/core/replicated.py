@@ -20,6 +20,7 @@ __all__ = [
     "CompactLog",
     "Counted",
     "Mended",
+    "Overtaken",
     "PublishersAre",
     "Recovered",
     "Refound",
@@ -110,6 +111,12 @@ class RolledBack(Input):
 
     disk: bytes
     serial: int
+
+
+class Overtaken(Input):
+    """Others know a later epoch of this chain: its service has forgotten it, with us."""
+
+    epoch: int
 
 
 class Abandon(Input):

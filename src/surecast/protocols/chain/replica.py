@@ -22,6 +22,7 @@ from surecast.core.replicated import (
     AskPublishers,
     Committed,
     CompactLog,
+    Overtaken,
     PublishersAre,
     Recovered,
     Refound,
@@ -103,6 +104,7 @@ class Replica(Roles):
         TakePublishers: "_on_take_publishers",
         Recovered: "_on_recovered",
         RolledBack: "_on_rolled_back",
+        Overtaken: "_on_overtaken",
         Abandon: "_on_abandon",
         Refound: "_on_refound",
         Stored: "_on_stored",
@@ -554,7 +556,14 @@ class Replica(Roles):
 
     def _on_rolled_back(self, inp: RolledBack) -> None:
         if inp.disk == self.saved.disk:
-            self._rolled_back(inp.serial)
+            alone = self.is_head and self.is_last and self.config.replicas > 1
+            self._rolled_back(inp.serial, alone)
+
+    def _on_overtaken(self, inp: Overtaken) -> None:
+        """Count on until others believe us; if we are stale indeed, the service says so."""
+        waited_ns = self.now_ns - self.proposed_ns
+        if self.is_member and self.epoch < inp.epoch and waited_ns > self.config.heartbeat_ns:
+            self._propose(self.members)
 
     def _on_abandon(self, inp: Abandon) -> None:
         if not self.is_head:

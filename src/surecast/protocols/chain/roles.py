@@ -73,6 +73,8 @@ class Saved(msgspec.Struct, array_like=True):
     lost_epoch: int = 0  # while not clean: the first epoch after the loss
     lineage: int = 0  # how often the chain was founded anew by force
     distrust: str = ""  # why this disk was given a new identity, until it is whole again
+    gapped: bool = False  # the disk has lost changes: its logs are no prefix of what they were
+    renounced: bool = False  # our disk got a new identity, and logs are not truncated yet
 
 
 class Roles(HandlerMachine):
@@ -107,9 +109,7 @@ class Roles(HandlerMachine):
         self.kept_epoch = 0  # the epoch that is on disk as ours
         self.life = b""  # random, of this start
         self.serial = self.serial_start = self.serial_kept = 0  # counted; at the start; on disk
-        self.gapped = False  # the disk has lost changes: its logs are no prefix of what they were
         self.vouched = False  # the service knows nothing against our disk, in this life
-        self.renounced = False  # our disk got a new identity, and logs are not truncated yet
         self.dirty = False  # `committed` has moved since it was last saved
         self.holes: dict[LogId, list[tuple[int, int]]] = {}  # what of logs cannot be read
         self.repairing: dict[LogId, int] = {}  # repairs under way
@@ -172,13 +172,13 @@ class Roles(HandlerMachine):
             self.saved = Saved(self.rng.randbytes(8))
             if damage or self.logs:
                 self.saved.distrust = (damage or b"its identity is gone").decode(errors="replace")
-                self.gapped = True
+                self.saved.gapped = True
             self._save()
         else:
             self.saved = msgspec.msgpack.decode(data, type=Saved)
             self.kept_epoch = self.epoch
             if damage:
-                self.gapped = True
+                self.saved.gapped = True
                 self._renounce(damage.decode(errors="replace"))
         if damage:
             self.out.append(SaveState(DAMAGE, b"", ("damage",)))
@@ -192,7 +192,7 @@ class Roles(HandlerMachine):
         self.saved.joining = False
         self.saved.distrust = why
         self.founded = self.active = False
-        self.renounced = True
+        self.saved.renounced = True
         self.follower = self.learner = None
         self.join = ""
         self._take_place()
@@ -214,14 +214,20 @@ class Roles(HandlerMachine):
             self.founded = True
             self._watch()
 
-    def _rolled_back(self, serial: int) -> None:
-        """Somebody has seen this disk count up to `serial`."""
+    def _rolled_back(self, serial: int, alone: bool = False) -> None:
+        """Somebody has seen this disk count up to `serial`. `alone`: as the last member of its
+        chain it cannot leave (nobody would be left), and rebuilds what it lost (R8)."""
         if serial < self.serial_start:
             return  # dealt with
         self.counters["chain.rolled-back"] += 1
         self.serial = max(self.serial, serial)
         self.serial_start = self.serial + 1
-        self._renounce(f"the data folder is an older copy: it had counted to {serial} before")
+        why = f"the data folder is an older copy: it had counted to {serial} before"
+        if alone:
+            self.saved.distrust, self.saved.clean, self.saved.lost_epoch = why, False, self.epoch
+            self._save()
+        else:
+            self._renounce(why)
         self._role_changed()
         for state in self.logs.values():
             self._refuse_waiting(state)
@@ -314,10 +320,9 @@ class Roles(HandlerMachine):
             self._save("refound")  # `_on_chain_saved` proposes
             return
         if self.me in members and len(members) > 1 and self.holes:
-            self._renounce(f"{len(self.holes)} logs have positions that cannot be read")
-            self._save_committed()  # `_on_counted` asks for the configuration again
+            self._leave_with_holes(epoch, members)
             return
-        moved_on = epoch > self.epoch
+        moved_on, refounded = epoch > self.epoch, lineage != self.saved.lineage
         self.saved.epoch, self.saved.members, self.saved.joining = epoch, members, False
         self.active = True
         self._take_place()
@@ -330,22 +335,22 @@ class Roles(HandlerMachine):
         if self.is_member:
             self.has_token = not (self.was_learner and self.is_last and self.pred)
             self.was_learner = False
-            if self.gapped:
+            if self.saved.gapped:
                 self.saved.clean = False  # what the disk has lost, other regions may have (R8)
             elif self.saved.clean and not self.holes:
                 self.saved.distrust = ""
-            self.renounced = self.gapped = False
+            self.saved.renounced = self.saved.gapped = False
             if not self.saved.clean and not self.saved.lost_epoch:
                 self.saved.lost_epoch = epoch
         else:
             self.saved.clean, self.saved.lost_epoch = True, 0  # what we learn here is whole
             others = any(m.name != self.config.name for m in members)
-            if lineage != self.saved.lineage or (self.gapped and others):
+            if lineage != self.saved.lineage or (self.saved.gapped and others):
                 self._discard()
-                self.renounced = self.gapped = False
-            elif moved_on or (self.renounced and others):
+                self.saved.renounced = self.saved.gapped = False
+            elif moved_on or (self.saved.renounced and others):
                 self._drop_fork()
-                self.renounced = False
+                self.saved.renounced = False
             self._disown_lost_disk()
             self.was_learner, self.has_token = True, False
         for state in self.logs.values():
@@ -359,9 +364,22 @@ class Roles(HandlerMachine):
         if self.is_last:
             for log in self.logs:
                 self._advance(log)
-        self._abandon_now()
+        if refounded:  # in the old lineage a replica that is away may have what is taken back
+            self._abandon_now()
+        self.abandoning.clear()  # the layer above asks again
         if self.pred:
             self._send_sync()
+
+    def _leave_with_holes(self, epoch: int, members: tuple[Member, ...]) -> None:
+        """Stay out until the chain has gone on without us, or only we are left of it.
+
+        Under our own name: if the others have holes, too, one of us must be the last member.
+        """
+        self.saved.distrust = f"{len(self.holes)} logs have positions that cannot be read"
+        if self.now_ns - self.proposed_ns > self.config.heartbeat_ns:
+            self.proposed_ns = self.now_ns
+            rest = tuple(m for m in members if m != self.me)
+            self._send(self.config.service, Propose(self.config.chain, epoch, rest))
 
     def _disown_lost_disk(self) -> None:
         """Our name is in the chain, with a disk that is gone: that member will never come back."""
@@ -483,6 +501,8 @@ class Roles(HandlerMachine):
                 self._want_patches(self.learner.peer, self.learner_sync)
             self.out.append(Emit(Mended(log)))
             self._ack_as_learner(log)
+            if self.pred and not self.is_member and log not in self.holes:
+                self._send_sync()  # a tail with holes may want what can be read now
             self._pump()
 
     def _abandon_now(self) -> None:

@@ -17,6 +17,7 @@ from surecast.core.replicated import (
     AppendAt,
     AskPublishers,
     Counted,
+    Overtaken,
     PublishersAre,
     RolledBack,
     TakePublishers,
@@ -51,6 +52,7 @@ from surecast.protocols.sprinkler.messages import (
     Attach,
     Compare,
     Compared,
+    Doubt,
     Introduce,
     Locate,
     MeshLeave,
@@ -221,6 +223,7 @@ class Exchange(HandlerMachine):
             self.counters["sprinkler.told-stale"] += 1
             self.is_tail = False
             self._stop_serving_peers()
+            self.out.append(PassDown(Overtaken(message.epoch)))
 
     def _stop_serving_peers(self) -> None:
         """R7: a tail that hands over closes its channels, so that peers look for the new one."""
@@ -305,6 +308,11 @@ class Exchange(HandlerMachine):
     def _on_compared(self, node: Peer, message: Compared) -> None:
         self.forks.on_compared(node, message)
 
+    def _on_doubt(self, node: Peer, message: Doubt) -> None:
+        if node in self.forwarding.region_of and self.is_head:
+            for stream_id in message.streams:
+                self.forks.doubt(stream_id)
+
     def compared(self, region: str) -> None:
         """For `forks`: a region has answered; it may be pulled from now."""
         peer = self.peers[region]
@@ -325,7 +333,10 @@ class Exchange(HandlerMachine):
         """R7: the source has a new epoch or a new tail; what it owed us must be asked for again."""
         for stream in self.streams.values():
             if stream.source and stream.source.region == peer.name:
-                self._subscribe(stream, peer)
+                if self.forks.may_pull(stream, peer):
+                    self._subscribe(stream, peer)
+                else:
+                    stream.source = None  # `compared` goes on
 
     def _consider(self, stream: Stream, peer: PeerRegion) -> None:
         """`peer` has advertised: should the stream come from there?"""
@@ -363,14 +374,15 @@ class Exchange(HandlerMachine):
         stream.source = Source(peer.name, peer.tail, end, self.now_ns, self.now_ns, self.now_ns)
         stream.leads.clear()
         stream.newest_ns = self._newest_ns(stream)
-        message = Subscribe(self.config.region, self.epoch, stream.stream_id, stream.whole)
+        message = Subscribe(
+            self.config.region, self.epoch, stream.stream_id, stream.whole, self.forks.last(stream)
+        )
         self._send(peer.tail, message)
 
     def _newest_ns(self, stream: Stream) -> int:
         """The time of the last event before what is pulled; 0 if it is not on disk yet."""
-        end = stream.whole
-        last = self.disk.read(stream.stream_id, end - 1, end, 1)
-        return last[0].time_ns if last and end > 1 else 0
+        # (Not of the last batch: of one that was compacted and cut, the time is that of the rest.)
+        return self.forks.time_of(stream.stream_id, stream.whole - 1)
 
     def _look_after_sources(self) -> None:
         """Once a period: give up dead sources, choose new ones, finish recoveries."""
@@ -539,6 +551,10 @@ class Exchange(HandlerMachine):
                 return
             if not self.is_tail:
                 return  # its source has moved; our successor advertises to it
+            if self.forks.contradicts(message.stream, message.last):
+                self.counters["sprinkler.contradicted"] += 1
+                self._send(peer, Doubt((message.stream,)))
+                return
         if self.subscriptions >= self.config.subscriptions_max or message.start < 1:
             self.counters["sprinkler.subscription-refused"] += 1
             return

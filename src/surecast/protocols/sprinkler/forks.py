@@ -23,7 +23,7 @@ from surecast.columns.retention import KeepAll
 from surecast.core.replicated import Abandon, AppendAt
 from surecast.core.types import LogId, PassDown, Peer
 from surecast.errors import StorageError
-from surecast.protocols.sprinkler.messages import Compare, Compared, Mark, StreamInfo
+from surecast.protocols.sprinkler.messages import Compare, Compared, Doubt, Mark, StreamInfo
 from surecast.protocols.sprinkler.names import NAME_LEN_MAX
 from surecast.protocols.sprinkler.sources import PeerRegion
 from surecast.protocols.sprinkler.streams import Stream
@@ -105,6 +105,7 @@ class Forks:
     others: dict[LogId, dict[str, int]] = field(default_factory=dict)
     done: list[Quarantined] = field(default_factory=list)
     tokens: int = 0
+    doubted_ns: int = -1 << 62  # when other regions were last told to compare
 
     # ------------------------------------------------------------ what the proxy asks
 
@@ -119,7 +120,7 @@ class Forks:
             return False
         if peer.name in self.others.get(stream.stream_id, ()):
             return False
-        if not peer.life or stream.whole == 1:
+        if not peer.life or stream.end == 1:
             return True
         meeting = self.meetings.get(peer.name)
         if meeting is None or meeting.life != peer.life:
@@ -163,6 +164,37 @@ class Forks:
                 self._meet(peer)
         for stream_id in list(self.searches):
             self._go_on(stream_id)
+        if self.others and self.proxy.now_ns - self.doubted_ns >= self.proxy.config.dead_ns:
+            self.doubted_ns = self.proxy.now_ns
+            for stream_id, regions in self.others.items():
+                self._tell(regions, stream_id)
+
+    def _tell(self, regions: Iterable[str], stream_id: LogId) -> None:
+        """Heads of other regions may have met us, and each other, before there was a difference."""
+        for region in regions:
+            if head := self.proxy.peers[region].head:
+                self.proxy.send(head, Doubt((stream_id,)))
+
+    def doubt(self, stream_id: LogId) -> None:
+        """Compare a stream with every region before anything more of it is pulled."""
+        stream = self.proxy.streams.get(stream_id)
+        if stream is None or stream_id in self.searches:
+            return
+        for meeting in self.meetings.values():
+            asked = meeting.question.seqs if meeting.question else {}
+            if stream_id not in meeting.todo and stream_id not in asked:
+                meeting.todo.append(stream_id)
+        stream.source = None
+        self.look()
+
+    def last(self, stream: Stream) -> tuple[Mark, ...]:
+        """What comes before that which is to be pulled."""
+        seqs = [seq - 1 for seq in (stream.whole, stream.end) if seq > 1]
+        return tuple(self._marks(stream.stream_id, seqs))
+
+    def contradicts(self, stream_id: LogId, marks: tuple[Mark, ...]) -> bool:
+        """Whether another region's events do not stand in our history."""
+        return self._end(stream_id) > 1 and self._compare(stream_id, marks)[1] > 0
 
     def reset(self) -> None:
         """We are the head now, or no longer: what was asked before does not count."""
@@ -191,7 +223,11 @@ class Forks:
         seqs = {}
         for stream_id in some:
             top = min(self._end(stream_id), peer.ends.get(stream_id, 1))
-            seqs[stream_id] = tuple(top - back for back in BACK if top > back)
+            stream = self.proxy.streams.get(stream_id)
+            # Also what a Subscribe would name: if that is contradicted, we must see it, too.
+            last = [mark.seq for mark in self.last(stream)] if stream is not None else []
+            near = [top - back for back in BACK if top > back]
+            seqs[stream_id] = tuple(dict.fromkeys([*near, *(seq for seq in last if seq < top)]))
         self._ask(meeting, peer, seqs)
 
     def _ask(self, meeting: Meeting, peer: PeerRegion, seqs: dict[LogId, tuple[int, ...]]) -> None:
@@ -200,12 +236,10 @@ class Forks:
         self.proxy.send(peer.tail, Compare(self.tokens, seqs))
 
     def _end(self, stream_id: LogId) -> int:
-        """How much of a stream counts: what is committed here, and can be read without a gap."""
-        stream = self.proxy.streams.get(stream_id)
-        if stream is None:
+        """How much of a stream counts: what is committed here, also behind a hole."""
+        if stream_id not in self.proxy.streams:
             return 1
-        end = self.proxy.committed.get(stream_id, 1)
-        return min(end, stream.hole) if stream.hole else end
+        return self.proxy.committed.get(stream_id, 1)
 
     # ------------------------------------------------------------ answering (any replica)
 
@@ -226,23 +260,32 @@ class Forks:
                 found[mark.seq] = mark
         return sorted(found.values())
 
+    def time_of(self, stream_id: LogId, seq: int) -> int:
+        """Of the last event up to a position; 0 if there is none nearby."""
+        mark = self._mark(stream_id, seq) if seq > 0 else None
+        return mark.time_ns if mark is not None else 0
+
     def _mark(self, stream_id: LogId, seq: int) -> Mark | None:
-        disk = self.proxy.disk
         hi = seq + 1
         for back in NEAR:
             lo = max(1, seq - back)
             if lo >= hi:
                 break
-            try:
-                batches = disk.read(stream_id, lo, hi, 1 << 62)
-            except StorageError:
-                break
-            for batch in reversed(batches):
+            for batch in reversed(self._readable(stream_id, lo, hi)):
                 if batch.rows:
                     last = int(batch.seqs()[-1])
                     return mark_of(batch.slice(last, last + 1).to_rows()[0])
             hi = lo
         return None
+
+    def _readable(self, stream_id: LogId, lo: int, hi: int) -> list[Batch]:
+        """What can be read of [lo, hi), whatever lies in between."""
+        disk, found = self.proxy.disk, []
+        for hole_lo, hole_hi in [*disk.holes(stream_id), (hi, hi)]:
+            if lo < min(hole_lo, hi):
+                found += disk.read(stream_id, lo, min(hole_lo, hi), 1 << 62)
+            lo = max(lo, hole_hi)
+        return found
 
     # ------------------------------------------------------------ what follows
 
@@ -264,18 +307,24 @@ class Forks:
         search = self.searches.get(stream_id)
         same, differs, is_older = self._compare(stream_id, marks)
         if search is not None and search.region == region and not search.start:
+            if not marks or max(marks).seq < search.differs:
+                return  # its history was longer: this is no answer to what we look for
             before = (search.same, search.differs)
             search.differs = min(search.differs, differs or search.differs)
             search.same = max(search.same, min(same, search.differs - 1))
             if (search.same, search.differs) == before or search.differs - search.same <= 1:
                 search.start = search.same + 1
+            self.proxy.limited(stream_id)  # more of it is known to be the same
             self._go_on(stream_id)
         elif not differs:
             self.others.get(stream_id, {}).pop(region, None)
         elif is_older:  # the other side gives way
             self.proxy.counters["sprinkler.forked-elsewhere"] += 1
-            self.others.setdefault(stream_id, {})[region] = differs
+            if region not in self.others.setdefault(stream_id, {}):
+                self._tell([region], stream_id)
+            self.others[stream_id][region] = differs
         elif search is None:
+            self.others.get(stream_id, {}).pop(region, None)
             self.proxy.counters["sprinkler.forked"] += 1
             self.searches[stream_id] = Search(region, differs, same)
             self.proxy.limited(stream_id)
@@ -344,6 +393,8 @@ class Forks:
         search.end = stream.end
         name = f"{PREFIX}.{stream.info.name}"[: NAME_LEN_MAX - 48].rstrip(".")
         name, number = f"{name}.{search.start}", 1
+        if stream.info.owner != proxy.config.region:  # several regions may have to give way
+            name = f"{name}.{proxy.config.region}"
         while name in proxy.directory.by_name:
             number += 1
             name = f"{name.partition('~')[0]}~{number}"
@@ -390,3 +441,5 @@ class Forks:
         copy = search.copy.name
         gone = Quarantined(stream.info.name, search.start, search.end, copy, search.region)
         self.done.append(gone)
+        self.doubt(stream.stream_id)
+        self._tell(self.proxy.peers, stream.stream_id)  # others may have taken it from us

@@ -18,6 +18,7 @@ __all__ = [
     "Compare",
     "Compared",
     "CreateStream",
+    "Doubt",
     "Drain",
     "Drop",
     "Failed",
@@ -92,12 +93,16 @@ class Advertise(Message):
 
 
 class Subscribe(Message):
-    """Send me `stream` from position `start` on. `region` is empty for a client."""
+    """Send me `stream` from position `start` on. `region` is empty for a client.
+
+    `last` are events of a region's copy before that: they must stand in the receiver's, too.
+    """
 
     region: str
     epoch: int
     stream: LogId
     start: int
+    last: tuple["Mark", ...] = ()
 
 
 class Unsubscribe(Message):
@@ -170,6 +175,12 @@ class Compared(Message):
 
     token: int
     marks: dict[bytes, tuple[Mark, ...]]
+
+
+class Doubt(Message):
+    """Compare these streams with all regions again: there are, or were, two histories of them."""
+
+    streams: tuple[bytes, ...]
 
 
 # ------------------------------------------------------------ with clients

@@ -67,6 +67,7 @@ from surecast.protocols.sprinkler.messages import (
     Compare,
     Compared,
     CreateStream,
+    Doubt,
     Drain,
     ForceNewStream,
     Introduce,
@@ -117,6 +118,7 @@ class Proxy(Exchange):
         RegionBehind: "_on_region_behind",
         Compare: "_on_compare",
         Compared: "_on_compared",
+        Doubt: "_on_doubt",
         RegionStale: "_on_region_stale",
         CreateStream: "_on_create_stream",
         StreamOpened: "_on_stream_opened",
@@ -251,6 +253,8 @@ class Proxy(Exchange):
     def _on_truncated(self, event: Truncated) -> None:
         if event.log in self.hole_at and event.end <= self.hole_at[event.log]:
             del self.hole_at[event.log]
+            if stream := self.streams.get(event.log):
+                stream.hole = 0
         self._on_appended(Appended(event.log, event.end))
         if self.committed.get(event.log, 1) <= event.end:
             return
@@ -401,7 +405,8 @@ class Proxy(Exchange):
             self._send(peer, StreamOpened(name, None, "not-head", self.head))
         elif info := self.directory.by_name.get(name):
             self._send(peer, StreamOpened(name, info, _mismatch(info, wanted)))
-        elif self._is_unclean():
+        elif self._is_unclean() or (self.counted.start > 1 and self.is_asking()):
+            # (A disk that has just been put in has forgotten nothing.)
             self._send(peer, StreamOpened(name, None, "recovering"))
         elif why := self._refusal_of_name(name):
             self._send(peer, StreamOpened(name, None, why))
@@ -431,7 +436,7 @@ class Proxy(Exchange):
             else:  # asked each time: the owner's answer may have been lost
                 self.asked.setdefault(name, {})[peer] = message.retention
             return
-        first = name not in self.asked
+        first = name not in self.asked and not self._is_coming(name)
         self.asked.setdefault(name, {})[peer] = message.retention
         if first:
             policy = KeepAll() if message.retention is None else message.retention
@@ -447,6 +452,11 @@ class Proxy(Exchange):
         """Another region has a stream of that name; ours would never be exchanged."""
         infos = (info for peer in self.peers.values() for info in peer.infos.values())
         return next((i for i in infos if i.name == name and i.owner != self.config.region), None)
+
+    def _is_coming(self, name: str) -> bool:
+        """We had made it, and forgotten it: another region's word for it is being recorded."""
+        infos = (info for peer in self.peers.values() for info in peer.infos.values())
+        return any(i.name == name and i.stream_id in self.recorded for i in infos)
 
     def _new_info(self, name: str, policy: retention.Policy, replaces: bytes) -> StreamInfo:
         return StreamInfo(self.rng.randbytes(16), name, self.config.region, policy, replaces)
