@@ -185,10 +185,6 @@ def test_replicas_with_different_holes_repair_each_other(replicas: int) -> None:
     assert heal_and_judge(cluster) == []
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="only the head knows of a search; the tail goes on showing and serving",
-)
 def test_all_replicas_stop_showing_what_is_to_go() -> None:
     """The witness is down, so that it cannot be taken back yet."""
     cluster, _values = forked({"east": 2, "west": 1}, KeepAll(), mode="trust")
@@ -221,10 +217,6 @@ def test_a_disk_that_lost_changes_says_so_after_a_crash() -> None:
     assert proxy._needs_operator()
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="the witness is told once a second what a disk has counted",
-)
 def test_an_older_copy_of_a_moment_ago_is_known_to_the_witness() -> None:
     """The copy is 200 ms old, and the replica that has everything is away."""
     cluster = cluster_of({"east": 2, "west": 1}, chain=CHAIN)
@@ -335,7 +327,6 @@ def test_the_last_member_on_an_older_copy_recovers_from_other_regions() -> None:
     assert len(members(cluster)) == 2
 
 
-@pytest.mark.xfail(strict=True, reason="two streams of one name are told to nobody")
 def test_two_streams_of_one_name_are_told() -> None:
     """The copy is older than the stream, nobody could be asked, and it was made again."""
     cluster = cluster_of({"east": 1, "west": 1}, {"z": ("east", KeepAll())}, publishers=2)

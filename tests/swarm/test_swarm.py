@@ -18,7 +18,7 @@ from surecast.sim.faults import Crash, Degrade, Timed
 from surecast.sim.links import Link
 from surecast.swarm.sprinkler import WARM_UP_NS, Plan, SeedResult, draw_plan, run_seed
 
-SEEDS = (8, 3, 103, 126, 59, 203, 273, 68)  # cheap ones, of many kinds
+SEEDS = (8, 3, 103, 126, 20, 203, 273, 68)  # cheap ones, of many kinds
 ROLES = (Replica, Proxy, Publisher, Subscriber, Inquirer, ConfigService)
 
 
@@ -70,7 +70,8 @@ def test_coverage_lists_every_handler_of_every_role(results: list[SeedResult]) -
         f"{role.__name__}.{name}"
         for role in ROLES
         for message, name in role.handlers.items()
-        if not message.__name__.startswith("Mesh")  # there is none here: see test_mesh.py
+        # See test_mesh.py and test_damage.py for these.
+        if not message.__name__.startswith(("Mesh", "Doubt", "Hide"))
     }
     assert len(handlers) > 20
     totals: Counter[str] = Counter()

@@ -108,16 +108,20 @@ class Wipe(Fault, frozen=True, tag=True):
 
 
 class RollBack(Fault, frozen=True, tag=True):
-    """A node dies, and comes back on an older copy of its disk (`World.copy_disk`)."""
+    """A node dies, and comes back on an older copy of its disk (`World.copy_disk`); so does another
+    whose data lie in the same folder."""
 
     name: str
+    beside: str = ""
 
     def apply(self, world: World) -> None:
-        world.crash(self.name)
-        world.roll_back(self.name)
+        for name in filter(None, (self.name, self.beside)):
+            world.crash(name)
+            world.roll_back(name)
 
     def heal(self, world: World) -> None:
-        world.restart(self.name)
+        for name in filter(None, (self.beside, self.name)):
+            world.restart(name)
 
 
 class Damage(Fault, frozen=True, tag=True):

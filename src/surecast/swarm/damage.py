@@ -38,10 +38,14 @@ def draw_damage(
         at_ns = warm_up_ns + rng.randrange(duration_ns)
         for_ns = int(min(rng.expovariate(1 / SECOND), 5 * SECOND)) + 20 * MS
         fault = draw(rng, replicas, [], ["damage", "damage", "roll back"])
-        name: str = getattr(fault, "name")  # noqa: B009 - not every fault has one
+        assert isinstance(fault, Damage | RollBack)
+        region, copied = fault.name.split("/")[0], [fault.name]
+        if isinstance(fault, RollBack) and regions[region] == 1:  # its witness is in its folder
+            fault = RollBack(fault.name, f"{region}/config")
+            copied.append(fault.beside)
         plan.faults.append(Timed(at_ns, for_ns, fault))
-        copied_ns = at_ns - int(rng.expovariate(1 / (2 * SECOND)))
-        plan.copies.append((max(copied_ns, warm_up_ns // 2), name))
+        copied_ns = max(at_ns - int(rng.expovariate(1 / (2 * SECOND))), warm_up_ns // 2)
+        plan.copies += [(copied_ns, name) for name in copied]
     pairs = [region for region, count in regions.items() if count == 2]
     if pairs and rng.random() < 0.5:  # the last member of a chain, while the other one is away
         region, at_ns = rng.choice(pairs), warm_up_ns + rng.randrange(duration_ns)

@@ -25,6 +25,7 @@ from surecast.protocols.chain.replica import Replica
 from surecast.protocols.chain.service import ConfigService
 from surecast.protocols.sprinkler.client import Client
 from surecast.protocols.sprinkler.inquirer import Inquirer
+from surecast.protocols.sprinkler.messages import Doubt, Hide
 from surecast.protocols.sprinkler.proxy import Proxy
 from surecast.protocols.sprinkler.publisher import Publisher
 from surecast.protocols.sprinkler.subscriber import Subscriber
@@ -392,7 +393,8 @@ def _unsettled(cluster: Cluster) -> str:
 
 def _coverage(cluster: Cluster) -> dict[str, int]:
     """How often each message handler ran, by role; every handler is listed, but for those of the
-    mesh where there is none, and of callers where there are none."""
+    mesh where there is none, of callers where there are none, and of two histories of a stream,
+    which no swarm makes."""
     replicas = [node for nodes in cluster.regions.values() for node in nodes]
     roles: dict[type[HandlerMachine], list[str]] = {
         Replica: replicas,
@@ -407,7 +409,8 @@ def _coverage(cluster: Cluster) -> dict[str, int]:
         f"{role.__name__}.{name}": sum(cluster.counters[node][name] for node in nodes)
         for role, nodes in roles.items()
         for message, name in role.handlers.items()
-        if (cluster.clients or message not in Client.handlers)
+        if message not in (Doubt, Hide)  # which need two histories
+        and (cluster.clients or message not in Client.handlers)
         and (cluster.callers or not (role is Inquirer or (role is Proxy and message in ONLY_HERE)))
     }
 

@@ -133,10 +133,21 @@ def test_a_gap_is_not_closed_but_fails() -> None:
     """A head that expects less than the first number has lost what a `done` was told of."""
     steps = Steps(lost_ns=10 * SECOND)
     steps.offer(1, 100)
-    assert told(steps.nack(100, "out-of-order", 40)) == []
-    steps.now_ns += 11 * SECOND
+    for _ in range(11):
+        assert told(steps.nack(100, "out-of-order", 40)) == []
+        steps.now_ns += SECOND
     assert told(steps.nack(100, "out-of-order", 40)) == [("failed", 1, 100, "history-lost")]
     assert steps.machine.lines == {}
+
+
+def test_two_old_answers_do_not_mean_that_history_is_lost() -> None:
+    """Answers that a stopped server sends late: one before it was stopped, one long after."""
+    steps = Steps(lost_ns=10 * SECOND)
+    steps.offer(1, 100)
+    assert told(steps.nack(100, "out-of-order", 40)) == []
+    steps.now_ns += 60 * SECOND
+    assert told(steps.nack(100, "out-of-order", 40)) == []
+    assert told(steps.ack(100, 7)) == [("acked", 1, 100, 7)]
 
 
 def test_a_refusal_that_passes_is_waited_out_under_the_same_numbers() -> None:

@@ -20,6 +20,7 @@ class ChainConfig:
     heartbeat_ns: int = 50 * MS  # how often neighbours hear from each other
     suspect_ns: int = 500 * MS  # a silent neighbour is proposed for removal after this
     watch_ns: int = 1 * SECOND  # how often the service is asked again
+    count_ns: int = 200 * MS  # ... while logs grow, so that it knows how far our disk has counted
     sync_ns: int = 200 * MS  # how often an unanswered Sync is repeated
     save_ns: int = 100 * MS  # how far the persisted `committed` may lag
     inflight_max: int = 64  # batches a publisher may have unacknowledged (R3)

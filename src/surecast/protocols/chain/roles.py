@@ -213,6 +213,8 @@ class Roles(HandlerMachine):
         if not self.founded and self.serial_kept >= self.serial_start:
             self.founded = True
             self._watch()
+        elif self.active and self.now_ns - self.watched_ns >= self.config.count_ns:
+            self._watch()
 
     def _rolled_back(self, serial: int, alone: bool = False) -> None:
         """Somebody has seen this disk count up to `serial`. `alone`: as the last member of its

@@ -53,6 +53,7 @@ from surecast.protocols.sprinkler.messages import (
     Compare,
     Compared,
     Doubt,
+    Hide,
     Introduce,
     Locate,
     MeshLeave,
@@ -154,6 +155,8 @@ class Exchange(HandlerMachine):
         self.hole_at = {log: holes[0][0] for log in disk.logs() if (holes := disk.holes(log))}
         self.entries_lost: list[tuple[LogId, int, int]] = []  # of the region's own logs
         self.started_ns = 0
+        # Streams of which another region has a namesake with another identity: (region, name).
+        self.doubles: dict[tuple[str, str], bool] = {}
         self.made_here: dict[LogId, bool] = {}  # streams created by this head, in this life
         self.owners = owners_digest(config.owners)
         self.hub = Hub(self)
@@ -252,6 +255,8 @@ class Exchange(HandlerMachine):
         peer.epoch, peer.tail, peer.heard_ns = message.epoch, node, self.now_ns
         peer.head, peer.owners, peer.life = message.head, message.owners, message.life
         peer.infos.update((info.stream_id, info) for info in message.infos)
+        for info in message.infos:
+            self._look_for_double(peer.name, info)
         if message.full:
             peer.ends = dict(message.ends)
         else:
@@ -273,6 +278,15 @@ class Exchange(HandlerMachine):
         for stream in self.streams.values():
             if stream.source and stream.source.region == peer.name:
                 stream.source.advertised_ns = self.now_ns
+
+    def _look_for_double(self, region: str, info: StreamInfo) -> None:
+        """Note whether another region has another stream of that name: neither will come here."""
+        named = self.directory.by_name.get(info.name)
+        if named is None or named.stream_id == info.stream_id:
+            self.doubles.pop((region, info.name), None)
+        elif info.replaces != named.stream_id and named.replaces != info.stream_id:
+            self.counters["sprinkler.doubles"] += 1
+            self.doubles[region, info.name] = True
 
     def _count(self, node: Peer, message: Advertise) -> None:
         """Keep what the node's disk counts; tell it if that is an older copy of itself."""
@@ -312,6 +326,9 @@ class Exchange(HandlerMachine):
         if node in self.forwarding.region_of and self.is_head:
             for stream_id in message.streams:
                 self.forks.doubt(stream_id)
+
+    def _on_hide(self, peer: Peer, message: Hide) -> None:
+        self.forks.on_hide(peer, message)
 
     def compared(self, region: str) -> None:
         """For `forks`: a region has answered; it may be pulled from now."""

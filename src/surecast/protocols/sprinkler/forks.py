@@ -23,7 +23,14 @@ from surecast.columns.retention import KeepAll
 from surecast.core.replicated import Abandon, AppendAt
 from surecast.core.types import LogId, PassDown, Peer
 from surecast.errors import StorageError
-from surecast.protocols.sprinkler.messages import Compare, Compared, Doubt, Mark, StreamInfo
+from surecast.protocols.sprinkler.messages import (
+    Compare,
+    Compared,
+    Doubt,
+    Hide,
+    Mark,
+    StreamInfo,
+)
 from surecast.protocols.sprinkler.names import NAME_LEN_MAX
 from surecast.protocols.sprinkler.sources import PeerRegion
 from surecast.protocols.sprinkler.streams import Stream
@@ -103,6 +110,7 @@ class Forks:
     searches: dict[LogId, Search] = field(default_factory=dict)
     # Streams of which another region has a history that should go: region → position.
     others: dict[LogId, dict[str, int]] = field(default_factory=dict)
+    hidden: dict[LogId, tuple[int, int]] = field(default_factory=dict)  # by our head: from, when
     done: list[Quarantined] = field(default_factory=list)
     tokens: int = 0
     doubted_ns: int = -1 << 62  # when other regions were last told to compare
@@ -112,7 +120,28 @@ class Forks:
     def limit(self, stream_id: LogId) -> int | None:
         """Positions from here on are not to be shown, for another history of them is to stay."""
         search = self.searches.get(stream_id)
-        return search.same + 1 if search is not None else None
+        if search is not None:
+            return search.same + 1
+        hidden = self.hidden.get(stream_id)
+        return hidden[0] if hidden is not None else None
+
+    @property
+    def is_limiting(self) -> bool:
+        return bool(self.searches or self.hidden)
+
+    def on_hide(self, peer: Peer, message: Hide) -> None:
+        """Our head has found that another history is to stay."""
+        if peer == self.proxy.head and message.stream in self.proxy.streams:
+            self.hidden[message.stream] = message.seq, self.proxy.now_ns
+            self.proxy.limited(message.stream)
+
+    def expire(self) -> None:
+        """Show again what the head no longer hides."""
+        before_ns = self.proxy.now_ns - self.proxy.config.dead_ns
+        for stream_id in [s for s, (_, at_ns) in self.hidden.items() if at_ns < before_ns]:
+            del self.hidden[stream_id]
+            if stream_id in self.proxy.streams:
+                self.proxy.limited(stream_id)
 
     def may_pull(self, stream: Stream, peer: PeerRegion) -> bool:
         """Whether what that region has goes on from what we have."""
@@ -149,6 +178,8 @@ class Forks:
                 f"{name}: {search.region} has older events, from position {search.same + 1} on "
                 f"or up to {search.differs}"
             )
+        for region, name in list(self.proxy.doubles)[:count_max]:
+            lines.append(f"{name}: {region} has another stream of that name, neither is exchanged")
         for stream_id, regions in self.others.items():
             for region, seq in regions.items():
                 name = streams[stream_id].info.name
@@ -163,11 +194,20 @@ class Forks:
             if peer.tail and peer.life and self.proxy.is_live(peer):
                 self._meet(peer)
         for stream_id in list(self.searches):
+            self._hide(stream_id)
             self._go_on(stream_id)
         if self.others and self.proxy.now_ns - self.doubted_ns >= self.proxy.config.dead_ns:
             self.doubted_ns = self.proxy.now_ns
             for stream_id, regions in self.others.items():
                 self._tell(regions, stream_id)
+
+    def _hide(self, stream_id: LogId) -> None:
+        """The other replicas of the region must not go on showing it either."""
+        limit = self.limit(stream_id)
+        assert limit is not None
+        for name in self.proxy.members:
+            if name != self.proxy.config.name:
+                self.proxy.send(name, Hide(stream_id, limit))
 
     def _tell(self, regions: Iterable[str], stream_id: LogId) -> None:
         """Heads of other regions may have met us, and each other, before there was a difference."""
@@ -327,6 +367,7 @@ class Forks:
             self.others.get(stream_id, {}).pop(region, None)
             self.proxy.counters["sprinkler.forked"] += 1
             self.searches[stream_id] = Search(region, differs, same)
+            self._hide(stream_id)
             self.proxy.limited(stream_id)
             self._go_on(stream_id)
 

@@ -25,6 +25,7 @@ __all__ = [
     "Follow",
     "Following",
     "ForceNewStream",
+    "Hide",
     "Inquire",
     "Introduce",
     "Introduced",
@@ -181,6 +182,13 @@ class Doubt(Message):
     """Compare these streams with all regions again: there are, or were, two histories of them."""
 
     streams: tuple[bytes, ...]
+
+
+class Hide(Message):
+    """To replicas of the sender's own region: show nothing of `stream` from `seq` on for now."""
+
+    stream: LogId
+    seq: int
 
 
 # ------------------------------------------------------------ with clients

@@ -70,6 +70,7 @@ from surecast.protocols.sprinkler.messages import (
     Doubt,
     Drain,
     ForceNewStream,
+    Hide,
     Introduce,
     Locate,
     MeshLeave,
@@ -119,6 +120,7 @@ class Proxy(Exchange):
         Compare: "_on_compare",
         Compared: "_on_compared",
         Doubt: "_on_doubt",
+        Hide: "_on_hide",
         RegionStale: "_on_region_stale",
         CreateStream: "_on_create_stream",
         StreamOpened: "_on_stream_opened",
@@ -185,6 +187,8 @@ class Proxy(Exchange):
             if self.is_head:
                 self._look_after_sources()
             self._save_counts()
+            if self.forks.hidden:
+                self.forks.expire()
         elif inp.key == "feed":
             for stream in self.streams.values():
                 if stream.committed < self.visible_end(stream):
@@ -326,7 +330,7 @@ class Proxy(Exchange):
         end = self.committed.get(stream.stream_id, 1)
         if stream.hole:
             end = min(end, stream.hole)
-        if self.forks.searches and (limit := self.forks.limit(stream.stream_id)) is not None:
+        if self.forks.is_limiting and (limit := self.forks.limit(stream.stream_id)) is not None:
             end = min(end, limit)
         return end
 

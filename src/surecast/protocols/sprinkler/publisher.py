@@ -70,6 +70,7 @@ class Line:
     waiting: deque[Batch] = field(default_factory=deque)
     tokens: deque[int] = field(default_factory=deque)  # of `waiting`, one each
     lost_since_ns: int | None = None  # the head expects less than it acknowledged
+    lost_seen_ns: int = 0  # ... and last said so
     cut_off_since_ns: int | None = None  # the owner's region is out of reach
     under_way: int = 0  # how many of `waiting`, from the front, have been sent
     named: bool = False
@@ -280,8 +281,11 @@ class Publisher(HandlerMachine):
         first = line.waiting[0]
         if message.why != "out-of-order" or message.expected >= first.pub_no:
             return False
-        if line.lost_since_ns is None:  # an old head may be behind for a moment
+        # An old head may be behind for a moment, and an old answer may come late: it must be said
+        # again and again.
+        if line.lost_since_ns is None or self.now_ns - line.lost_seen_ns > self.config.lost_ns // 4:
             line.lost_since_ns = self.now_ns
+        line.lost_seen_ns = self.now_ns
         return self.now_ns - line.lost_since_ns > self.config.lost_ns
 
     def _refused(self, peer: Peer, why: str, head: Peer, what: LineKey | str) -> None:
