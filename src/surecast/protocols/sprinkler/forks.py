@@ -234,7 +234,7 @@ class Forks:
 
     def contradicts(self, stream_id: LogId, marks: tuple[Mark, ...]) -> bool:
         """Whether another region's events do not stand in our history."""
-        return self._end(stream_id) > 1 and self._compare(stream_id, marks)[1] > 0
+        return bool(marks) and self._end(stream_id) > 1 and self._compare(stream_id, marks)[1] > 0
 
     def reset(self) -> None:
         """We are the head now, or no longer: what was asked before does not count."""
@@ -312,6 +312,8 @@ class Forks:
             if lo >= hi:
                 break
             for batch in reversed(self._readable(stream_id, lo, hi)):
+                if batch.is_synthetic:
+                    return None  # of a simulation that counts events and has none
                 if batch.rows:
                     last = int(batch.seqs()[-1])
                     return mark_of(batch.slice(last, last + 1).to_rows()[0])
