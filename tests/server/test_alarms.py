@@ -57,7 +57,8 @@ def healthy() -> Any:
             entries_lost=[],
             hole_at={},
             is_head=True,
-            is_asking=lambda: False,
+            has_asked=False,
+            is_anybody_silent=lambda: False,
             forks=SimpleNamespace(told=lambda count: [], has_met=lambda peer: False),
         ),
     )
@@ -107,7 +108,7 @@ def entries_lost(server: Any) -> None:
 
 
 def asking(server: Any) -> None:
-    server.proxy.is_asking = lambda: True
+    server.proxy.is_anybody_silent = lambda: True
 
 
 def forked(server: Any) -> None:

@@ -223,7 +223,7 @@ def _of_damage(server: RegionServer) -> Iterator[tuple[str, str]]:
             yield "stream-damaged", f"the region's {name}: from entry {proxy.hole_at[log]} on"
     if lost := proxy.entries_lost:
         yield "entries-lost", " ".join(f"{names[log]} {lo} to {hi - 1}" for log, lo, hi in lost[:5])
-    if proxy.is_head and proxy.is_asking():
+    if proxy.is_head and not proxy.has_asked and proxy.is_anybody_silent():
         silent = [p.name for p in proxy.peers.values() if not proxy.forks.has_met(p)]
         yield "asking-regions", "waiting, for " + " ".join(silent)
     for what in proxy.forks.told(NAMED_MAX):

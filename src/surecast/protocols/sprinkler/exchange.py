@@ -154,7 +154,7 @@ class Exchange(HandlerMachine):
         self.counted = Counted(b"", b"", 0, 0)  # our own
         self.hole_at = {log: holes[0][0] for log in disk.logs() if (holes := disk.holes(log))}
         self.entries_lost: list[tuple[LogId, int, int]] = []  # of the region's own logs
-        self.started_ns = 0
+        self.started_ns, self.has_asked = 0, False
         # Streams of which another region has a namesake with another identity: (region, name).
         self.doubles: dict[tuple[str, str], bool] = {}
         self.made_here: dict[LogId, bool] = {}  # streams created by this head, in this life

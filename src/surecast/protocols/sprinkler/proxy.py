@@ -593,6 +593,13 @@ class Proxy(Exchange):
 
     def is_asking(self) -> bool:
         """Just started: the other regions may know that our disk is an older copy of itself."""
+        if self.has_asked:
+            return False
+        self.has_asked = not self.is_anybody_silent()
+        return not self.has_asked
+
+    def is_anybody_silent(self) -> bool:
+        """Whether a region is still to be heard from, or compared with."""
         waited_ns = self.now_ns - self.started_ns
         if self.config.start == "trust" or waited_ns >= ASK_AT_MOST * self.config.ask_ns:
             return False
