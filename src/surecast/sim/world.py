@@ -215,6 +215,14 @@ class World(Loop):
         "manifest": all states are gone, which it knows as well.
         """
         disk = self._crashed(name).disk
+        failing, disk.failing = disk.failing, ""  # damage needs no room
+        try:
+            return self._damage(name, kind, rng, share)
+        finally:
+            disk.failing = failing
+
+    def _damage(self, name: str, kind: str, rng: Random, share: float) -> bool:
+        disk = self.disk(name)
         if kind == "journal":
             if not self.roll_back(name):
                 return False

@@ -85,6 +85,8 @@ class Damages:
         if machine is None:
             return False
         chain = machine.layers[0]
+        if chain.store_failures or self.cluster.world.disk(name).failing:
+            return False  # it may be about to leave the chain; then an operator must decide
         return bool(
             chain.is_member and chain.me.disk == disk_id and not chain.holes and chain.saved.clean
         )

@@ -599,7 +599,10 @@ class Roles(HandlerMachine):
     def _leave(self) -> None:
         """Ask to be removed: our disk does not work, or our log is not what it should be."""
         rest = tuple(m for m in self.members if m != self.me)
-        if self.is_member and rest:
+        since_ns = self.now_ns - self.config.suspect_ns
+        # Not in favour of members that seem to be gone: they may come back with less than we have.
+        alive = any(self.heard_ns.get(m.name, since_ns - 1) >= since_ns for m in rest)
+        if self.is_member and alive:
             self.counters["chain.left"] += 1
             self._propose(rest)
 
