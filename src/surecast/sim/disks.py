@@ -8,22 +8,10 @@ is over, in the order of the effects. A compaction changes the log when `Compact
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from surecast.core.types import (
-    US,
-    Append,
-    Compact,
-    Compacted,
-    Repair,
-    SaveState,
-    Stored,
-    StoreFailed,
-    Truncate,
-)
-from surecast.errors import StorageError
+from surecast.core.types import US, Compacted
 from surecast.sim.agenda import CALL
 from surecast.sim.node import Node
-from surecast.storage.memory import DiskFull
-from surecast.storage.store import timely
+from surecast.storage.store import apply, timely
 
 if TYPE_CHECKING:
     from surecast.sim.loop import Loop
@@ -40,41 +28,8 @@ class Disks:
         self.sync_ns = 150 * US
         self.sync_jitter_ns = 50 * US
 
-    def append(self, now_ns: int, node: Node, effect: Append) -> None:
-        try:
-            node.disk.append(effect.log, effect.batches)
-        except StorageError as problem:
-            self._answer(now_ns, node, _failed(effect.token, problem))
-        else:
-            self._answer(now_ns, node, Stored(effect.token))
-
-    def save(self, now_ns: int, node: Node, effect: SaveState) -> None:
-        try:
-            node.disk.save(effect.name, effect.data)
-        except StorageError as problem:
-            self._answer(now_ns, node, _failed(effect.token, problem))
-        else:
-            self._answer(now_ns, node, Stored(effect.token))
-
-    def repair(self, now_ns: int, node: Node, effect: Repair) -> None:
-        try:
-            node.disk.repair(effect.log, effect.batches)
-        except StorageError as problem:
-            self._answer(now_ns, node, _failed(effect.token, problem))
-        else:
-            self._answer(now_ns, node, Stored(effect.token))
-
-    def truncate(self, now_ns: int, node: Node, effect: Truncate) -> None:
-        node.disk.truncate(effect.log, effect.end)
-        self._answer(now_ns, node, None)
-
-    def compact(self, now_ns: int, node: Node, effect: Compact) -> None:
-        try:
-            node.disk.ask(effect)
-        except StorageError as problem:
-            self._answer(now_ns, node, _failed(effect.token, problem))
-        else:
-            self._answer(now_ns, node, Compacted(effect.token))
+    def perform(self, now_ns: int, node: Node, effect: Any) -> None:
+        self._answer(now_ns, node, apply(node.disk, effect))
 
     def show(self, now_ns: int, node: Node, given: Compacted) -> None:
         """The node is about to be given this: what it asked for is to be seen."""
@@ -102,7 +57,3 @@ class Disks:
         for answer in answers:
             if answer is not None:
                 self.world.give(node, timely(node.disk, answer))
-
-
-def _failed(token: Any, problem: StorageError) -> StoreFailed:
-    return StoreFailed(token, "full" if isinstance(problem, DiskFull) else "io")

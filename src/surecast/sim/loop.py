@@ -326,20 +326,8 @@ class Loop:
                 for fn in self._on_emit.get(key, ()):
                     fn(now_ns, name, effect.event)
 
-    def _append(self, now_ns: int, node: Node, effect: Append) -> None:
-        self.disks.append(now_ns, node, effect)
-
-    def _save(self, now_ns: int, node: Node, effect: SaveState) -> None:
-        self.disks.save(now_ns, node, effect)
-
-    def _repair(self, now_ns: int, node: Node, effect: Repair) -> None:
-        self.disks.repair(now_ns, node, effect)
-
-    def _truncate(self, now_ns: int, node: Node, effect: Truncate) -> None:
-        self.disks.truncate(now_ns, node, effect)
-
-    def _compact(self, now_ns: int, node: Node, effect: Compact) -> None:
-        self.disks.compact(now_ns, node, effect)
+    def _store(self, now_ns: int, node: Node, effect: Any) -> None:
+        self.disks.perform(now_ns, node, effect)
 
 
 class _Table(dict[type, Callable[[Loop, int, Node, Any], None]]):
@@ -353,11 +341,11 @@ _PERFORM = _Table(
         Close: Loop._close,
         SetTimer: Loop._set_timer,
         CancelTimer: Loop._cancel_timer,
-        Append: Loop._append,
-        Repair: Loop._repair,
-        Truncate: Loop._truncate,
-        Compact: Loop._compact,
-        SaveState: Loop._save,
+        Append: Loop._store,
+        Repair: Loop._store,
+        Truncate: Loop._store,
+        Compact: Loop._store,
+        SaveState: Loop._store,
         Deliver: Loop._deliver,
         Emit: Loop._emit,
     }
