@@ -125,7 +125,7 @@ class PublishersKept(Message):
 
 
 class Wanted(Message):
-    """I cannot read [lo, hi) of `log`, and nobody else is in the chain: send me what you have."""
+    """The sender, the only member of its chain, cannot read [lo, hi) of `log`: send it."""
 
     epoch: int
     log: LogId

@@ -217,8 +217,8 @@ class Roles(HandlerMachine):
             self._watch()
 
     def _rolled_back(self, serial: int, alone: bool = False) -> None:
-        """Somebody has seen this disk count up to `serial`. `alone`: as the last member of its
-        chain it cannot leave (nobody would be left), and rebuilds what it lost (R8)."""
+        """The service or another region has seen this disk count up to `serial`. `alone`: the last
+        member of a chain cannot leave it, and rebuilds what it lost (R8)."""
         if serial < self.serial_start:
             return  # dealt with
         self.counters["chain.rolled-back"] += 1

@@ -161,7 +161,7 @@ class ConfigService(HandlerMachine):
     def _on_propose(self, peer: Peer, message: Propose) -> None:
         table = self.tables.get(message.chain)
         if table is None or peer not in self.replicas[message.chain]:
-            return  # only a chain's own replicas decide who is in it
+            return  # only the replicas of a chain may propose its members
         if message.chain in self.amnesic:
             return
         safe = message.force or self._is_safe(table, message.members)

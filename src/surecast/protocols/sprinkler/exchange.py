@@ -219,7 +219,7 @@ class Exchange(HandlerMachine):
         self._send(node, message)
 
     def _on_region_stale(self, peer: Peer, message: RegionStale) -> None:
-        """Another region knows a later epoch of ours: we are not its tail any more (R7)."""
+        """Another region knows a later epoch of our region: we are not the tail any more (R7)."""
         if peer not in self.forwarding.region_of:
             return  # only servers of other regions may say so
         if message.region == self.config.region and message.epoch > self.epoch:

@@ -1,9 +1,9 @@
 """Two regions with different events at the same positions: noticed, told, and settled.
 
-An owner whose disk was replaced by an older copy, while nobody could tell it so, gives positions
-again that it had given before. Regions therefore compare some of their newest events when they
-first meet after either of them was started, and exchange nothing of a stream before that. The
-history whose newest event is *older* stays. The other region looks for the first position that
+An owner whose disk was replaced by an older copy, while no other region could be reached, gives
+positions again that it had given before. Regions therefore compare some of their newest events
+when they first meet after either of them was started, and exchange nothing of a stream before that.
+The history whose newest event is *older* stays. The other region looks for the first position that
 differs, copies its own events from there on to a stream of their own
 (`_quarantine.<name>.<position>`, with the positions they had), takes them back, and pulls what it
 then lacks.
@@ -45,11 +45,12 @@ SEQS_MAX: Final = 64  # positions of a stream in one message
 BACK: Final = (1, 2, 6, 24)  # positions before the end that are compared first
 NEAR: Final = (0, 64, 512, 4096, 32768)  # how far below a void position a row is looked for
 STEPS: Final = 16  # positions between two known ones, in a search
+DONE_MAX: Final = 100  # histories that were taken back, remembered for the alarm
 PREFIX: Final = "_quarantine"
 
 
 def mark_of(row: Row) -> Mark:
-    """What identifies an event at its position, whoever keeps it and in whatever batches."""
+    """What identifies an event at its position, the same in all regions and after compaction."""
     parts = hashlib.blake2b(digest_size=8)
     for part in (row.key, row.value, row.tag):
         parts.update(b"-" if part is None else b"%d:" % len(part) + part)
@@ -118,7 +119,7 @@ class Forks:
     # ------------------------------------------------------------ what the proxy asks
 
     def limit(self, stream_id: LogId) -> int | None:
-        """Positions from here on are not to be shown, for another history of them is to stay."""
+        """Positions from here on must not be shown, because another history of them stays."""
         search = self.searches.get(stream_id)
         if search is not None:
             return search.same + 1
@@ -140,8 +141,7 @@ class Forks:
         before_ns = self.proxy.now_ns - self.proxy.config.dead_ns
         for stream_id in [s for s, (_, at_ns) in self.hidden.items() if at_ns < before_ns]:
             del self.hidden[stream_id]
-            if stream_id in self.proxy.streams:
-                self.proxy.limited(stream_id)
+            self.proxy.limited(stream_id)
 
     def may_pull(self, stream: Stream, peer: PeerRegion) -> bool:
         """Whether what that region has goes on from what we have."""
@@ -166,14 +166,13 @@ class Forks:
 
     def told(self, count_max: int) -> list[str]:
         """What an operator should know: streams, positions, and where they are."""
-        streams = self.proxy.streams
         lines = [
             f"{one.stream}: positions {one.start} to {one.end - 1} are now in {one.copy}, "
             f"because {one.region} has older events there"
             for one in self.done[-count_max:]
         ]
         for stream_id, search in self.searches.items():
-            name = streams[stream_id].info.name
+            name = self._name(stream_id)
             lines.append(
                 f"{name}: {search.region} has older events, from position {search.same + 1} on "
                 f"or up to {search.differs}"
@@ -182,9 +181,14 @@ class Forks:
             lines.append(f"{name}: {region} has another stream of that name, neither is exchanged")
         for stream_id, regions in self.others.items():
             for region, seq in regions.items():
-                name = streams[stream_id].info.name
+                name = self._name(stream_id)
                 lines.append(f"{name}: {region} has later events, from position {seq} on or before")
         return lines[:count_max]
+
+    def _name(self, stream_id: LogId) -> str:
+        """Of a stream, which may be gone: a chain that is founded anew forgets its directory."""
+        stream = self.proxy.streams.get(stream_id)
+        return stream.info.name if stream is not None else stream_id.hex()
 
     # ------------------------------------------------------------ comparing (the head asks)
 
@@ -228,7 +232,7 @@ class Forks:
         self.look()
 
     def last(self, stream: Stream) -> tuple[Mark, ...]:
-        """What comes before that which is to be pulled."""
+        """Marks of the last events before the positions that are pulled."""
         seqs = [seq - 1 for seq in (stream.whole, stream.end) if seq > 1]
         return tuple(self._marks(stream.stream_id, seqs))
 
@@ -241,7 +245,7 @@ class Forks:
         self.meetings.clear()
         self.others.clear()
         for search in self.searches.values():
-            search.copy = None  # whatever was copied may be in nobody's log
+            search.copy = None  # the copy may not be committed: begin it again
         if not self.proxy.is_head:
             self.searches.clear()
 
@@ -321,7 +325,7 @@ class Forks:
         return None
 
     def _readable(self, stream_id: LogId, lo: int, hi: int) -> list[Batch]:
-        """What can be read of [lo, hi), whatever lies in between."""
+        """What can be read of [lo, hi), before, between and behind holes."""
         disk, found = self.proxy.disk, []
         for hole_lo, hole_hi in [*disk.holes(stream_id), (hi, hi)]:
             if lo < min(hole_lo, hi):
@@ -484,5 +488,6 @@ class Forks:
         copy = search.copy.name
         gone = Quarantined(stream.info.name, search.start, search.end, copy, search.region)
         self.done.append(gone)
+        del self.done[:-DONE_MAX]
         self.doubt(stream.stream_id)
         self._tell(self.proxy.peers, stream.stream_id)  # others may have taken it from us

@@ -303,7 +303,7 @@ class Proxy(Exchange):
             stream.hole = self.hole_at.get(log, 0)
 
     def _fill_own_logs(self) -> None:
-        """What a lone replica's own logs have lost nobody else has. Streams that are missing in the
+        """No other node has what the region's own logs have lost. Streams that are missing in the
         directory come back from other regions; cursors begin anew."""
         for log in (DIRECTORY, CURSORS):
             for lo, hi in self.disk.holes(log):
@@ -335,7 +335,8 @@ class Proxy(Exchange):
         return end
 
     def limited(self, stream_id: LogId) -> None:
-        self._advance(self.streams[stream_id])
+        if stream := self.streams.get(stream_id):
+            self._advance(stream)
 
     def record(self, info: StreamInfo) -> None:
         self._record(info, self.epoch)
