@@ -540,14 +540,14 @@ class OverlooksSuccessorAhead(Replica):
 
 
 class TakesAnybodysForward(Replica):
-    """Batches are stored whoever forwards them."""
+    """Batches are stored also if a non-predecessor forwards them."""
 
     def _on_forward(self, peer: Peer, message: Forward) -> None:
         super()._on_forward(self.pred or peer, message)
 
 
 class TakesAnybodysPublishers(Replica):
-    """The publishers' state is replaced whoever sends one."""
+    """The publishers' state is replaced by one from any peer."""
 
     def _on_publishers(self, peer: Peer, message: Publishers) -> None:
         super()._on_publishers(self.pred or peer, message)

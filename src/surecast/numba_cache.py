@@ -1,4 +1,4 @@
-"""Where compiled kernels are kept, for a process that numba finds no place for.
+"""Where compiled kernels are kept if numba finds no folder to keep them in.
 
 numba keeps what it has compiled in NUMBA_CACHE_DIR, beside the source, or below the user's home,
 and raises if it can write to none of them. A service user often has no home, and an installed

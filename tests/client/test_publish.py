@@ -201,7 +201,7 @@ async def _unequal_sizes() -> None:
 
 
 class Overtakes(Outbox):
-    """A mutant: who finds room takes it, whoever waits."""
+    """A mutant: a publish that fits is taken although earlier ones wait for room."""
 
     def publish(self, value: bytes, key: bytes | None, tag: bytes | None) -> asyncio.Future[int]:
         waiting, self._blocked = self._blocked, deque()

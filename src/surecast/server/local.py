@@ -55,7 +55,7 @@ class LocalRegion:
         self.server = server
 
     def _check(self, server: RegionServer) -> None:
-        """Nobody looks at the alarms of a region inside a program: damage is an error here."""
+        """A region inside a program shows no alarms, so damage is an error here."""
         if self.config.sprinkler.start == "trust":
             return
         why = server.chain.saved.distrust

@@ -192,7 +192,7 @@ class MemoryDisk:
         self.nbytes += nbytes
 
     def skip(self, log: LogId, hi: int, why: str) -> None:
-        """Go on with a hole: the log has positions below `hi`, but nobody can read them."""
+        """Append a hole: the log has positions below `hi` that cannot be read."""
         found = self._log(log)
         if hi > found.end:
             self._replace(found, len(found.pieces), len(found.pieces), [Hole(found.end, hi, why)])

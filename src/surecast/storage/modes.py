@@ -1,4 +1,4 @@
-"""Who may read the files that hold events or secrets: their owner alone, unless a group is allowed.
+"""Permissions of files that hold events or secrets: readable by their owner, or also by a group.
 
 The umask can only take permissions away, so it is not relied upon: each function here sets the mode
 itself. A file system without modes, and a file that belongs to another user, stay as they are.

@@ -175,8 +175,8 @@ def read_records(data: memoryview, journal: int, sure: int) -> Iterator[tuple[in
 
 
 def _check_opening(data: memoryview, journal: int, sure: int) -> None:
-    """Refuse a file that is not ours, or not yet. One of ours whose first bytes are damaged has
-    other records, or the mark knows it."""
+    """Refuse a file of another program or of a later version. A journal whose first bytes are
+    damaged has other valid records, or the mark names it."""
     opening = bytes(data[: len(_MAGIC)])
     if opening == _MAGIC[: len(opening)] or not opening.strip(b"\0"):
         return

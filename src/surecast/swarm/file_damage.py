@@ -15,7 +15,7 @@ _PREFIXES = ("segment-", "journal-", "manifest", "ends")
 
 
 def damage_folder(folder: Path, rng: Random, kind: str = "") -> str:
-    """Damage one file of a store that nobody uses; what was done, in words."""
+    """Damage one file of a store that is not in use; return a description of the damage."""
     files = sorted(p for p in folder.iterdir() if p.name.startswith(_PREFIXES))
     files = [p for p in files if p.stat().st_size]
     if not files:
