@@ -6,8 +6,8 @@ are zero, so eight bytes are left for the name: a 64-bit hash of it.
 64 bits are enough. Ids are compared only within one stream, and n named publishers of a stream
 have a chance of about n²/2^65 that any two of them share an id: 3 in 10^8 for a million, 3 in
 10^4 for a hundred million. The replicas keep the state of every named publisher in memory for
-ever, so there are far fewer. A deliberate collision gains nothing: a client that may publish may use
-any id.
+ever, so there are far fewer. A deliberate collision gains nothing: a client that may publish
+may use any id.
 """
 
 from __future__ import annotations
