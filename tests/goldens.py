@@ -1,0 +1,150 @@
+"""What leaves each node in a seed of a swarm, as one digest: a change of shape leaves it equal.
+
+    python -m tests.goldens                    compare 200 seeds of each swarm with what is stored
+    python -m tests.goldens --record           store them anew
+    python -m tests.goldens --dump sprinkler 7 print what leaves each node in one seed, to compare
+
+A digest covers messages (time, peer, name, fields, in the order of each node), deliveries, and
+what is appended to, cut off and repaired in logs, batches with the CRC of their bodies. It does not
+cover how a node works inside: timers, tokens, steps, states. Messages and logs are named as they
+were when the digests were first stored; `OLD_NAMES` translates.
+"""
+
+import argparse
+import hashlib
+import json
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from surecast.core.types import Append, Batch, Deliver, Repair, Send, Truncate
+from surecast.sim.trace import Trace
+from surecast.swarm import mesh, sprinkler
+
+STORED = Path(__file__).parent / "fixtures" / "goldens.json"
+SWARMS = {"sprinkler": sprinkler.run_seed, "sprinkler-mesh": mesh.run_seed}
+SEEDS = 200
+DIGITS = 16
+OLD_NAMES: dict[str, str] = {}  # a message's name → what it was called at first
+
+
+class Outputs(Trace):
+    """A trace that keeps a hash of what each node sends, delivers and writes, and nothing else."""
+
+    def __init__(self, lines: bool = False) -> None:
+        super().__init__(keep=False)
+        self._nodes: dict[str, Any] = {}  # node → hash so far
+        self._lines: list[str] | None = [] if lines else None
+
+    def pack(self) -> None:
+        for at_ns, node, _, effects in self._steps:
+            for effect in effects:
+                said = _said(effect)
+                if said is not None:
+                    hashed = self._nodes.get(node)
+                    if hashed is None:
+                        hashed = self._nodes[node] = hashlib.sha256()
+                    hashed.update(_ENCODER.encode((at_ns, said)))
+                    if self._lines is not None:
+                        self._lines.append(f"{node} {at_ns} {said!r}")
+        self._steps.clear()
+
+    def digest(self) -> str:
+        self.pack()
+        whole = hashlib.sha256()
+        for node in sorted(self._nodes):
+            whole.update(node.encode() + b"\0" + self._nodes[node].digest())
+        return whole.hexdigest()[:DIGITS]
+
+    def lines(self) -> list[str]:
+        """Node by node, each in its own order."""
+        self.pack()
+        return sorted(self._lines or [], key=lambda line: line.split(" ", 1)[0])
+
+
+def _said(effect: Any) -> tuple[Any, ...] | None:
+    """What an effect says outside its node; None if nothing."""
+    kind = type(effect)
+    if kind is Send:
+        message = effect.message
+        name = type(message).__name__
+        fields = msgspec.structs.astuple(message)
+        return (OLD_NAMES.get(name, name), effect.peer, effect.reliable, fields)
+    if kind is Deliver:
+        return ("Deliver", effect.stream, effect.batches)
+    if kind is Append or kind is Repair:
+        return (kind.__name__, effect.log, effect.batches)
+    if kind is Truncate:
+        return ("Truncate", effect.log, effect.end)
+    return None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Batch):
+        return (
+            value.kind, value.stream_id, value.schema_id, value.publisher, value.pub_no, value.lo,
+            value.count, value.rows, value.time_ns, value.epoch, value.reason, value.body_crc,
+            value.nbytes,
+        )  # fmt: skip
+    raise TypeError(f"{type(value).__name__} has no form")
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain, order="deterministic")
+
+
+def digest_of(swarm: str, seed: int) -> str:
+    outputs = Outputs()
+    SWARMS[swarm](seed, trace=outputs)
+    return outputs.digest()
+
+
+def stored() -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = json.loads(STORED.read_text())
+    return found
+
+
+def _measure(task: tuple[str, int]) -> tuple[str, int, str]:
+    return (*task, digest_of(*task))
+
+
+def measured(seeds: int) -> Iterator[tuple[str, int, str]]:
+    tasks = [(swarm, seed) for swarm in SWARMS for seed in range(seeds)]
+    with ProcessPoolExecutor() as pool:
+        yield from pool.map(_measure, tasks)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--record", action="store_true", help=f"write {STORED.name}")
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--dump", nargs=2, metavar=("SWARM", "SEED"))
+    given = parser.parse_args()
+    if given.dump:
+        outputs = Outputs(lines=True)
+        SWARMS[given.dump[0]](int(given.dump[1]), trace=outputs)
+        print("\n".join(outputs.lines()))
+        return 0
+    known: dict[str, dict[str, str]] = {swarm: {} for swarm in SWARMS}
+    if not given.record:
+        known = stored()
+    found: dict[str, dict[str, str]] = {swarm: {} for swarm in SWARMS}
+    different = 0
+    for done, (swarm, seed, digest) in enumerate(measured(given.seeds), 1):
+        found[swarm][str(seed)] = digest
+        if not given.record and known[swarm].get(str(seed)) != digest:
+            different += 1
+            print(f"{swarm} seed {seed}: {digest}, stored is {known[swarm].get(str(seed))}")
+        if done % 50 == 0:
+            print(f"{done} of {given.seeds * len(SWARMS)} seeds", file=sys.stderr, flush=True)
+    if given.record:
+        STORED.write_text(json.dumps(found, indent=0) + "\n")
+    print(f"{given.seeds * len(SWARMS)} seeds, {different} differ from what is stored")
+    return 1 if different else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
