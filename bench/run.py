@@ -20,7 +20,7 @@ from surecast.bench.machine import circumstances
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results.jsonl"
-MODULES = ("columns", "wire", "simulator", "runtime", "mesh", "client", "cluster")
+MODULES = ("columns", "compose", "wire", "simulator", "runtime", "mesh", "client", "cluster")
 
 Row = dict[str, Any]
 

@@ -244,7 +244,9 @@ async def _proxy(spec: dict[str, Any], book: AddressBook) -> Node:
 
 def look(machine: Any) -> dict[str, Any]:
     if hasattr(machine, "layers"):
-        return {"ends": {s.hex(): t.committed for s, t in machine.layers[1].streams.items()}}
+        return {
+            "ends": {s.hex(): t.committed for s, t in machine.layers["sprinkler"].streams.items()}
+        }
     return dict(machine.counters)
 
 

@@ -93,7 +93,7 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} has no form")
 
 
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain, order="deterministic")
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)
 
 
 def digest_of(swarm: str, seed: int) -> str:

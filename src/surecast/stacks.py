@@ -3,8 +3,7 @@
 from collections import Counter
 from random import Random
 
-from surecast.core.side import Side
-from surecast.core.stack import Stack
+from surecast.core.compose import Composition, compose
 from surecast.core.types import Disk
 from surecast.protocols.chain.config import ChainConfig
 from surecast.protocols.chain.replica import Replica
@@ -25,12 +24,17 @@ def region_replica(
     *,
     replica_type: type[Replica] = Replica,
     proxy_type: type[Proxy] = Proxy,
-) -> Stack:
+) -> Composition:
     """One replica of a region: its chain below, Sprinkler's proxy above.
 
     The types are arguments so that tests can take a rule out and see that it is missed.
     """
-    return Stack([replica_type(chain, disk, rng, counters), proxy_type(proxy, disk, rng, counters)])
+    return compose(
+        {
+            "chain": replica_type(chain, disk, rng, counters),
+            "sprinkler": proxy_type(proxy, disk, rng, counters),
+        }
+    )
 
 
 def client_desk(
@@ -38,6 +42,8 @@ def client_desk(
     inquirer: InquirerConfig,
     rng: Random,
     counters: Counter[str] | None = None,
-) -> Side:
+) -> Composition:
     """What a client does besides reading: it publishes, and asks its region questions."""
-    return Side([Publisher(publisher, rng, counters), Inquirer(inquirer, counters)])
+    return compose(
+        {"publisher": Publisher(publisher, rng, counters), "inquirer": Inquirer(inquirer, counters)}
+    )

@@ -127,7 +127,7 @@ class Regions:
     def proxy(self, name: str) -> Any:
         """The upper layer of a replica, to be looked at."""
         machine: Any = self.nodes[name].machine
-        return machine.layers[1]
+        return machine.layers["sprinkler"]
 
     def head(self, region: str) -> str | None:
         """The replica that is head now, if there is one alive."""

@@ -226,7 +226,7 @@ def test_an_id_that_has_a_birth_is_kept_as_it_is() -> None:
             stream = await client.stream("s")
             await stream.published_as(born, 1).publish(b"1")
             machine: Any = regions.nodes["east-1"].machine
-            assert list(machine.layers[0].logs[stream.stream_id].dedup.publishers) == [born]
+            assert list(machine.layers["chain"].logs[stream.stream_id].dedup.publishers) == [born]
             for wrong in (bytes(16), b"short"):
                 with pytest.raises(UsageError, match="16 bytes, not all zero"):
                     stream.published_as(wrong, 1)

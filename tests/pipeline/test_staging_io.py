@@ -17,7 +17,7 @@ from surecast.client.connection import Client
 from surecast.client.events import Event
 from surecast.client.stream import Stream
 from surecast.columns.batch import Batch
-from surecast.core.types import PassDown
+from surecast.core.types import Command
 from surecast.errors import ConnectError, Silent, SurecastError, UsageError
 from surecast.pipeline import sink, staging, staging_io
 from surecast.pipeline.sink_options import SinkOptions
@@ -292,8 +292,7 @@ async def force_new_stream(regions: Regions, head: str, name: str) -> bytes:
     """Give up the history of a stream; its old id."""
     by_name = regions.proxy(head).directory.by_name
     before: bytes = by_name[name].stream_id
-    command: Any = PassDown(ForceNewStream(name))  # a stack takes it for its top layer
-    regions.nodes[head].give(command)
+    regions.nodes[head].give(Command("sprinkler", ForceNewStream(name)))
     await eventually(lambda: by_name[name].stream_id != before)
     return before
 

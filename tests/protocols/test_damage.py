@@ -41,7 +41,7 @@ def restart_each(cluster: Cluster, region: str = "east") -> None:
 
 
 def roles(cluster: Cluster, name: str) -> tuple[bool, bool]:
-    proxy = cluster.world.machine(name).layers[1]
+    proxy = cluster.world.machine(name).layers["sprinkler"]
     return proxy.is_head, proxy.is_tail
 
 
@@ -133,7 +133,7 @@ def test_what_nobody_has_is_waited_for_and_never_made_up() -> None:
     run(cluster, 20 * SECOND)
     assert cluster.position("west/sub0", "s") == 10  # what comes before is served
     assert cluster.unacknowledged() > 0
-    proxy = cluster.world.machine("east/0").layers[1]
+    proxy = cluster.world.machine("east/0").layers["sprinkler"]
     assert proxy.streams[cluster.streams["s"]].hole == 10  # which is an alarm
 
 
@@ -304,12 +304,12 @@ def forked(
 
 
 def quarantined(cluster: Cluster, node: str) -> list[tuple[str, int, int]]:
-    found = cluster.world.machine(node).layers[1].forks.done
+    found = cluster.world.machine(node).layers["sprinkler"].forks.done
     return [(one.stream, one.start, one.end) for one in found]
 
 
 def rows_of(cluster: Cluster, node: str, name: str) -> dict[int, bytes]:
-    proxy = cluster.world.machine(node).layers[1]
+    proxy = cluster.world.machine(node).layers["sprinkler"]
     info = proxy.directory.by_name[name]
     disk = cluster.world.disk(node)
     batches = disk.read(info.stream_id, 1, disk.end(info.stream_id), 1 << 30)

@@ -153,7 +153,7 @@ def test_committed_events_are_taken_back_in_a_new_lineage_only() -> None:
     start(cluster, "east/config")
     for _ in range(2000):
         run(cluster, MS // 10)
-        if cluster.world.machine(head).layers[0].epoch == 2:
+        if cluster.world.machine(head).layers["chain"].epoch == 2:
             break
     stop(cluster, "east/config")
     run(cluster, SECOND)
@@ -192,7 +192,7 @@ def test_all_replicas_stop_showing_what_is_to_go() -> None:
     mend(cluster)
     run(cluster, 10 * SECOND)
     for node in cluster.regions["east"]:
-        proxy = cluster.world.machine(node).layers[1]
+        proxy = cluster.world.machine(node).layers["sprinkler"]
         assert proxy.streams[cluster.streams["s"]].committed == 21, node
 
 
@@ -211,7 +211,8 @@ def test_a_disk_that_lost_changes_says_so_after_a_crash() -> None:
     start(cluster, "east/0")
     start(cluster, "east/config")
     run(cluster, 5 * SECOND)
-    chain, proxy = cluster.world.machine("east/0").layers
+    layers = cluster.world.machine("east/0").layers
+    chain, proxy = layers["chain"], layers["sprinkler"]
     assert chain.is_member
     assert chain.saved.distrust  # an alarm, and publishes wait
     assert proxy._needs_operator()
@@ -346,6 +347,6 @@ def test_two_streams_of_one_name_are_told() -> None:
     run(cluster, 5 * SECOND)
     mend(cluster)
     run(cluster, 10 * SECOND)
-    proxies = [cluster.world.machine(node).layers[1] for node in ("east/0", "west/0")]
+    proxies = [cluster.world.machine(node).layers["sprinkler"] for node in ("east/0", "west/0")]
     ids = {proxy.directory.by_name["s"].stream_id for proxy in proxies}
     assert len(ids) == 1 or any(proxy.forks.told(5) for proxy in proxies)

@@ -123,7 +123,7 @@ def histories_meet(mutant: type | None) -> list[str]:
     problems = [f"{seq} has two events" for seq in ours if ours[seq] != theirs.get(seq)]
     if problems or len(ours) != 40:
         return problems or [f"{len(ours)} events"]
-    names = cluster.world.machine("east/0").layers[1].directory.by_name
+    names = cluster.world.machine("east/0").layers["sprinkler"].directory.by_name
     kept = list(rows_of(cluster, "east/0", "_quarantine.s.21").values()) if len(names) > 1 else []
     return [] if kept == values else ["what was taken back is gone"]
 

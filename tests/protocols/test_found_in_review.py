@@ -7,7 +7,7 @@ from surecast.columns import retention
 from surecast.columns.batch import COLLECT, CONFIG
 from surecast.columns.retention import Collect, KeepAll, KeepFor, KeepLast, LatestPerKey, TagIs
 from surecast.core.replicated import AppendAt, Refound
-from surecast.core.types import MS, SECOND, US, PassDown, PeerDown, Received, TimerFired
+from surecast.core.types import MS, SECOND, US, Command, PeerDown, Received, TimerFired
 from surecast.protocols.chain.replica import Replica
 from surecast.protocols.sprinkler.messages import ForceNewStream, Subscribe
 from surecast.sim.links import Link
@@ -16,11 +16,11 @@ from tests.helpers import cluster_of, heal_and_judge, publish, run, settle, wait
 
 
 def chain(cluster: Cluster, node: str):
-    return cluster.world.machine(node).layers[0]
+    return cluster.world.machine(node).layers["chain"]
 
 
 def proxy(cluster: Cluster, node: str):
-    return cluster.world.machine(node).layers[1]
+    return cluster.world.machine(node).layers["sprinkler"]
 
 
 def members(cluster: Cluster, region: str) -> list[str]:
@@ -192,7 +192,7 @@ def test_r8_the_operator_can_give_up_a_history_and_go_on_under_a_new_id() -> Non
     world.wipe("east/0")
     world.restart("east/0")
     run(cluster, 5 * SECOND)
-    world.at(world.now_ns, "east/0", PassDown(ForceNewStream("s")))
+    world.at(world.now_ns, "east/0", Command("sprinkler", ForceNewStream("s")))
     run(cluster, 2 * SECOND)
     info = proxy(cluster, "east/0").directory.by_name["s"]
     assert info.stream_id != cluster.streams["s"]
@@ -276,7 +276,7 @@ def test_r8_a_chain_founded_anew_by_force_hears_its_peers_before_it_goes_on() ->
     world.cut("east", "west")
     world.restart("east/1")
     run(cluster, 2 * SECOND)
-    world.at(world.now_ns, "east/1", PassDown(Refound()))
+    world.at(world.now_ns, "east/1", Command("chain", Refound()))
     publish(cluster, 3, "east/pub1")
     run(cluster, 5 * SECOND)
     assert cluster.unacknowledged() == 3
@@ -299,7 +299,7 @@ def test_r1_a_disk_from_before_the_chain_was_founded_anew_does_not_fork_it() -> 
     world.restart("east/0")
     world.mend("east", "west")
     run(cluster, SECOND)
-    world.at(world.now_ns, "east/0", PassDown(Refound()))  # east/1 is believed dead
+    world.at(world.now_ns, "east/0", Command("chain", Refound()))  # east/1 is believed dead
     run(cluster, 3 * SECOND)
     publish(cluster, 3, "east/pub1")
     world.restart("east/1")  # it was not
@@ -408,7 +408,7 @@ def test_r8_a_lone_region_founded_anew_goes_on_without_peers_to_ask() -> None:
     world.wipe("east/1")
     world.restart("east/0")
     run(cluster, 2 * SECOND)
-    world.at(world.now_ns, "east/0", PassDown(Refound()))
+    world.at(world.now_ns, "east/0", Command("chain", Refound()))
     publish(cluster, 3, "east/pub1")
     wait(cluster, lambda: not cluster.unacknowledged())
     world.restart("east/1")
@@ -430,7 +430,7 @@ def test_a_publisher_is_told_when_what_was_acknowledged_is_gone_for_good() -> No
     world.wipe("east/0")
     world.restart("east/1")
     run(cluster, 2 * SECOND)
-    world.at(world.now_ns, "east/1", PassDown(Refound()))
+    world.at(world.now_ns, "east/1", Command("chain", Refound()))
     publish(cluster, 3)
     wait(cluster, lambda: bool(cluster.failed), 60 * SECOND)
     assert {f.why for f in cluster.failed} == {"history-lost"}

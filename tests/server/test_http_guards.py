@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from surecast import connect
-from surecast.core.types import PassDown
+from surecast.core.types import Command
 from surecast.protocols.sprinkler.messages import ForceNewStream
 from surecast.protocols.sprinkler.proxy import Proxy
 from surecast.runtime.book import is_loopback
@@ -217,7 +217,7 @@ async def check_refused_by_machine(server: RegionServer, recorded: list[str]) ->
     """The command reaches the machine, past the HTTP port."""
     node = server.replica
     assert node is not None
-    node.give(PassDown(ForceNewStream("s")))  # type: ignore[arg-type]
+    node.give(Command("sprinkler", ForceNewStream("s")))
     await until(lambda: not node.pending)
     assert recorded == []
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 from surecast.columns.batch import Batch
 from surecast.columns.rules import Policy
 from surecast.core.machine import NodeContext
-from surecast.core.types import LogId, Machine
+from surecast.core.types import Command, LogId, Machine
 from surecast.errors import Closed, UsageError
 from surecast.protocols.sprinkler.config import InquirerConfig, PublisherConfig
 from surecast.protocols.sprinkler.messages import (
@@ -76,7 +76,7 @@ class Desk:
         future: asyncio.Future[Opened] = asyncio.get_running_loop().create_future()
         waiting.append((retention, future))
         if len(waiting) == 1:
-            self.node.give(Open(name, retention))
+            self.node.give(Command("publisher", Open(name, retention)))
         return await future
 
     def offer(self, stream: LogId, batch: Batch, done: Callable[[Acked | Failed], None]) -> None:
@@ -86,7 +86,7 @@ class Desk:
             return
         token = next(self._tokens)
         self._offers[token] = done
-        self.node.give(OfferBatch(stream, batch, token))
+        self.node.give(Command("publisher", OfferBatch(stream, batch, token)))
 
     async def ask(self, make: Callable[[int], Any], *, of_head: bool = False) -> Any:
         """The answer to the question that `make(token)` is."""
@@ -109,12 +109,12 @@ class Desk:
             )
         token = next(self._tokens)
         self._questions[token] = told, keep
-        self.node.give(Inquire(make(token), of_head, keep))
+        self.node.give(Command("inquirer", Inquire(make(token), of_head, keep)))
         return token
 
     def drop(self, token: int) -> None:
         if self._questions.pop(token, None) is not None:
-            self.node.give(Drop(token))
+            self.node.give(Command("inquirer", Drop(token)))
 
     # ------------------------------------------------------------ what is heard
 
@@ -141,7 +141,7 @@ class Desk:
         while waiting and waiting[0][1].done():
             waiting.popleft()  # given up before it was asked
         if waiting:
-            self.node.give(Open(event.name, waiting[0][0]))
+            self.node.give(Command("publisher", Open(event.name, waiting[0][0])))
         else:
             del self._opens[event.name]
 

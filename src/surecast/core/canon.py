@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec import inspect
 
-from surecast.core.types import Batch, Emit, FromBelow, PassDown, Received, Send
+from surecast.core.types import Batch, Command, Emit, FromBelow, PassDown, Received, Send
 from surecast.errors import PeerError, UsageError
 
 __all__ = ["FORMS", "Form", "canonical", "digest", "labels", "name_of", "plain", "unplain"]
@@ -24,7 +24,8 @@ DIGEST_SIZE: Final = 8
 _BATCH: Final = 1  # MessagePack extension: the header of a batch
 _SCALARS: Final = frozenset((type(None), bool, int, float, str, bytes))
 _CARRIES: Final[dict[type, str]] = {
-    Send: "message", Emit: "event", PassDown: "command", Received: "message", FromBelow: "event"
+    Send: "message", Emit: "event", PassDown: "command", Received: "message", FromBelow: "event",
+    Command: "input",
 }  # fmt: skip
 
 

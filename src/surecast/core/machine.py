@@ -1,8 +1,8 @@
 """How machines are made, and the shape most share: handlers by type, effects gathered in `out`.
 
-A subclass lists its handlers by name, so that a test can override one; `messages` (what a stack
-routes to it) follows from the list. Within a step `self.now_ns` is the time and `self.out` takes
-the effects. `counters` outlives the machine: what it handled and dropped, for whoever watches.
+A subclass lists its handlers by name, so that a test can override one; `messages` (what a
+composition routes to it) follows from the list. Within a step `self.now_ns` is the time and
+`self.out` takes the effects. `counters` outlives the machine: what it handled and dropped.
 """
 
 from collections import Counter
@@ -32,7 +32,9 @@ Factory = Callable[[NodeContext], Machine]
 class HandlerMachine:
     handlers: ClassVar[dict[type, str]] = {}  # message type → method(peer, message)
     inputs: ClassVar[dict[type, str]] = {}  # other inputs → method(input)
-    from_below: ClassVar[dict[type, str]] = {}  # events of the layer below → method(event)
+    from_below: ClassVar[dict[type, str]] = {}  # events of layers below → method(event)
+    provides: ClassVar[tuple[str, ...]] = ()  # interfaces, for `core.compose`
+    uses: ClassVar[tuple[str, ...]] = ()
     messages: tuple[type, ...] = ()
 
     def __init_subclass__(cls) -> None:
@@ -54,7 +56,8 @@ class HandlerMachine:
                 self.counters[name] += 1
                 getattr(self, name)(inp.peer, inp.message)
         elif kind is FromBelow:
-            getattr(self, self.from_below[type(inp.event)])(inp.event)
+            if name := self.from_below.get(type(inp.event)):
+                getattr(self, name)(inp.event)
         else:
             if kind is Start or kind is ClockSet:
                 self.wall_offset_ns = inp.wall_ns - now_ns

@@ -44,6 +44,8 @@ US = 1_000
 MS = 1_000_000
 SECOND = 1_000_000_000
 
+OWNER = "owner"  # of a node: where events go that no layer takes; no layer is called so
+
 
 class Message(msgspec.Struct, gc=False, array_like=True, tag=True):
     """The base of everything peers send each other; `core.wire` encodes it."""
@@ -118,9 +120,16 @@ class Compacted(Input):
 
 
 class FromBelow(Input):
-    """A `Deliver` or `Emit` of the layer below, on its way up."""
+    """A `Deliver` or `Emit` of a layer below, on its way up."""
 
     event: Any
+
+
+class Command(Input):
+    """An input of the owner for the layer called `to` of a composed machine (`core.compose`)."""
+
+    to: str
+    input: Any
 
 
 # ---------------------------------------------------------------- effects
@@ -207,13 +216,17 @@ class Deliver(Effect):
 
 
 class Emit(Effect):
-    """Something the layer above (or, from the top, the driver's owner) should know."""
+    """Something that the layers above (or, from the top, the node's owner) should know.
+
+    `to` names one of the layers above, or `OWNER`; empty: all that take such events.
+    """
 
     event: Any
+    to: str = ""
 
 
 class PassDown(Effect):
-    """A command for the layer below."""
+    """A command for the nearest layer below that takes it."""
 
     command: Any
 
@@ -261,6 +274,7 @@ class Machine(Protocol):
 __all__ = [
     "DAMAGE",
     "MS",
+    "OWNER",
     "SECOND",
     "US",
     "Append",
@@ -268,6 +282,7 @@ __all__ = [
     "CancelTimer",
     "ClockSet",
     "Close",
+    "Command",
     "Compact",
     "Compacted",
     "Congested",

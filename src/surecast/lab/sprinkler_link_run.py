@@ -186,7 +186,7 @@ def _sources(cluster: Cluster, origins: dict[bytes, str]) -> list[tuple[tuple[st
     """((origin, region), source region or "") as the heads have it now."""
     found = []
     for region, replicas in cluster.regions.items():
-        _, proxy = cluster.world.machine(replicas[0]).layers
+        proxy = cluster.world.machine(replicas[0]).layers["sprinkler"]
         for stream_id, stream in proxy.streams.items():
             source = stream.source.region if stream.source else ""
             if stream_id in origins and origins[stream_id] != region:

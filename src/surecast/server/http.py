@@ -33,7 +33,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from surecast.columns.intervals import POSITION_MAX
 from surecast.core.replicated import Refound
-from surecast.core.types import PassDown
+from surecast.core.types import Command
 from surecast.errors import ConfigError
 from surecast.protocols.sprinkler.messages import ForceNewStream
 from surecast.protocols.sprinkler.names import is_name
@@ -296,7 +296,7 @@ class Pages:
         self._operator(request)
         if self.server.chain.is_member and self.server.chain.saved.clean:
             raise HTTPException(409, "this replica is a member of its chain: nothing to refound")
-        self._give(PassDown(Refound()))
+        self._give(Command("chain", Refound()))
         return _json({"done": "asked the witness to found the chain anew from this replica"}, 202)
 
     async def force(self, request: Request) -> Response:
@@ -306,7 +306,7 @@ class Pages:
         if info is None:
             raise HTTPException(404, f"there is no stream {name!r} here; give ?stream=NAME")
         self._need_owner(info.owner)
-        self._give(PassDown(ForceNewStream(name)))
+        self._give(Command("sprinkler", ForceNewStream(name)))
         return _json({"done": f"{name} begins again with a new identity, at position 1"}, 202)
 
     # ------------------------------------------------------------ inside
@@ -331,9 +331,9 @@ class Pages:
                 409, f"ask the head of the region that owns it, {owner}: see /v1/status"
             )
 
-    def _give(self, command: PassDown) -> None:
+    def _give(self, command: Command) -> None:
         assert self.server.replica is not None
-        self.server.replica.give(command)  # type: ignore[arg-type]  # a stack takes it for its top
+        self.server.replica.give(command)
 
     @contextmanager
     def _place(self, request: Request) -> Iterator[None]:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 
+from surecast.core.types import Command
 from surecast.protocols.chain.replica import Replica
 from surecast.protocols.sprinkler.messages import Drain
 from surecast.protocols.sprinkler.proxy import Proxy
@@ -49,7 +50,7 @@ class RegionServer:
         """
         self.draining = True
         if self.replica is not None and self.replica.running:
-            self.replica.give(Drain())
+            self.replica.give(Command("sprinkler", Drain()))
         deadline_ns = time.monotonic_ns() + self.config.runtime.drain_timeout_ns
         while self.unanswered() and time.monotonic_ns() < deadline_ns:
             await asyncio.sleep(DRAIN_LOOK_S)
@@ -76,7 +77,7 @@ class RegionServer:
     def chain(self) -> Replica:
         """The replica's lower layer. To be looked at, never changed."""
         assert self.replica is not None
-        layer = self.replica.machine.layers[0]  # type: ignore[attr-defined]
+        layer = self.replica.machine.layers["chain"]  # type: ignore[attr-defined]
         assert isinstance(layer, Replica)
         return layer
 
@@ -84,6 +85,6 @@ class RegionServer:
     def proxy(self) -> Proxy:
         """The replica's upper layer. To be looked at, never changed."""
         assert self.replica is not None
-        layer = self.replica.machine.layers[1]  # type: ignore[attr-defined]
+        layer = self.replica.machine.layers["sprinkler"]  # type: ignore[attr-defined]
         assert isinstance(layer, Proxy)
         return layer

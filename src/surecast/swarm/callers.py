@@ -25,9 +25,9 @@ import msgspec
 
 from surecast.columns.intervals import IntervalSet
 from surecast.columns.retention import KeepFor
+from surecast.core.compose import Composition, compose
 from surecast.core.machine import NodeContext
-from surecast.core.side import Side
-from surecast.core.types import MS, SECOND, LogId, Received
+from surecast.core.types import MS, SECOND, Command, LogId, Received
 from surecast.protocols.sprinkler.config import InquirerConfig, SubscriberConfig
 from surecast.protocols.sprinkler.inquirer import Inquirer
 from surecast.protocols.sprinkler.messages import (
@@ -170,16 +170,18 @@ class Callers:
         self.tokens += 1
         return self.tokens
 
-    def _tell(self, node: str, command: Any) -> None:
-        self.cluster.world.at(self.cluster.world.now_ns, node, command)
+    def _ask(self, node: str, command: Inquire | Drop) -> None:
+        world = self.cluster.world
+        world.at(world.now_ns, node, Command("inquirer", command))
 
     def _add(self, node: str) -> None:
         replicas = self.cluster.regions[node.split("/")[0]]
         counters = self.cluster.counters[node] = Counter()
 
-        def factory(_ctx: NodeContext) -> Side:
+        def factory(_ctx: NodeContext) -> Composition:
             asks = Inquirer(InquirerConfig(replicas), counters)
-            return Side([asks, Subscriber(SubscriberConfig(replicas), {}, counters)])
+            reads = Subscriber(SubscriberConfig(replicas), {}, counters)
+            return compose({"inquirer": asks, "subscriber": reads})
 
         self.cluster.callers.append(node)
         self.cluster.world.add(node, factory)
@@ -193,7 +195,7 @@ class Callers:
         world.on_deliver(hold.node, partial(self._on_read, holder))
         self._add(hold.node)
         attach = Attach(ATTACH, hold.name, holder.me, True)
-        self._tell(hold.node, Inquire(attach, of_head=True, keep=True))
+        self._ask(hold.node, Inquire(attach, of_head=True, keep=True))
         world.call(world.now_ns + ADVANCE_NS, partial(self._advance, holder))
         if hold.crashes_ns:
             world.call(hold.crashes_ns, partial(self._crash, holder))
@@ -229,7 +231,8 @@ class Callers:
     def _follow(self, holder: Holder, stream: LogId) -> None:
         start = holder.start.get(stream, 1)
         holder.read[stream] = start
-        self._tell(holder.hold.node, Follow(stream, start))
+        world = self.cluster.world
+        world.at(world.now_ns, holder.hold.node, Command("subscriber", Follow(stream, start)))
 
     def _on_read(
         self, holder: Holder, _now_ns: int, _node: str, stream: LogId, batches: tuple[Any, ...]
@@ -259,7 +262,7 @@ class Callers:
             # Some lag behind: a successor that is told more was told it by whom it replaced.
             picked = {s: self.rng.randint(before.get(s, 1) + 1, at) for s, at in further.items()}
             holder.advances[token] = Asked(world.now_ns, picked)
-            self._tell(hold.node, Inquire(Advance(token, hold.name, holder.me, picked), True))
+            self._ask(hold.node, Inquire(Advance(token, hold.name, holder.me, picked), True))
 
     # ------------------------------------------------------------ questions to any replica
 
@@ -272,7 +275,7 @@ class Callers:
             token = self._token()
             self.patterns[node, token] = pattern
             self.heard[node, token] = {}
-            self._tell(node, Inquire(WatchStreams(token, pattern), keep=True))
+            self._ask(node, Inquire(WatchStreams(token, pattern), keep=True))
 
     def _locate(self, node: str, stream: str, ago_ns: int, world: World) -> None:
         stream_id = self.cluster.streams.get(stream)
@@ -283,7 +286,7 @@ class Callers:
     def _ask_where(self, node: str, stream: LogId, time_ns: int) -> None:
         token = self._token()
         self.sought[node, token] = stream, time_ns
-        self._tell(node, Inquire(Locate(token, stream, time_ns)))
+        self._ask(node, Inquire(Locate(token, stream, time_ns)))
 
     def _on_answer(self, _now_ns: int, node: str, event: Any) -> None:
         answer = event.answer
@@ -315,7 +318,7 @@ class Callers:
         self.violations += [*self._starts(), *self._fences(), *self._gaps(ends)]
         self.violations += [*self._unheard(), *self._misplaced()]
         for node, token in self.heard:
-            self._tell(node, Drop(token))
+            self._ask(node, Drop(token))
         world.run(world.now_ns + 100 * MS)
 
     def counts(self) -> dict[str, int]:

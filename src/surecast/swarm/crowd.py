@@ -163,7 +163,7 @@ class Crowd:
                 self._note(name, _wrong(feed, self.bounds))
         for name in (node for nodes in self.cluster.regions.values() for node in nodes):
             server = world.machine(name)
-            for mesh in server.layers[-1].hub.meshes.values() if server else ():
+            for mesh in server.layers["sprinkler"].hub.meshes.values() if server else ():
                 self._note(name, _wrong_view(mesh.view, self.bounds.mesh.view_max))
         world.call(world.now_ns + LOOK_NS, self._look)
 

@@ -84,7 +84,7 @@ class Damages:
         machine = self.cluster.world.machine(name)
         if machine is None:
             return False
-        chain = machine.layers[0]
+        chain = machine.layers["chain"]
         if chain.store_failures or self.cluster.world.disk(name).failing:
             return False  # it may be about to leave the chain; then an operator must decide
         return bool(
@@ -127,13 +127,13 @@ class Damages:
             if not any(self._holds(other, stream_id, disk.end(stream_id)) for other in others):
                 return False
         machine = world.machine(name)
-        return machine is not None and machine.layers[0].saved.clean
+        return machine is not None and machine.layers["chain"].saved.clean
 
     def _holds(self, name: str, stream_id: LogId, end: int) -> bool:
         machine, disk = self.cluster.world.machine(name), self.cluster.world.disk(name)
         if machine is None or disk.holes(stream_id) or disk.state(DAMAGE):
             return False
-        chain = machine.layers[0]
+        chain = machine.layers["chain"]
         state = chain.logs.get(stream_id)
         return bool(chain.is_member and state is not None and state.committed >= end)
 
@@ -143,7 +143,7 @@ class Damages:
                 machine = world.machine(name)
                 if machine is None or len(self.violations) > 5:
                     continue
-                chain, proxy = machine.layers
+                chain, proxy = machine.layers["chain"], machine.layers["sprinkler"]
                 if chain.holes and len(chain.members) > 1 and (proxy.is_head or proxy.is_tail):
                     self.violations.append(
                         f"{name} is head or tail at {world.now_ns} ns, but cannot read "

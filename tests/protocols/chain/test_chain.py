@@ -764,13 +764,13 @@ def test_the_token_moves_and_there_is_never_a_second_tail() -> None:
     tails: set[tuple[str, ...]] = set()
     for _ in range(3000):
         world.run(world.now_ns + MS)
-        proxies = [world.machine(n).layers[1] for n in cluster.regions["east"]]
+        proxies = [world.machine(n).layers["sprinkler"] for n in cluster.regions["east"]]
         epoch = max(proxy.epoch for proxy in proxies)
         tails.add(tuple(p.config.name for p in proxies if p.is_tail and p.epoch == epoch))
     assert tails == {("east/0",), (), ("east/1",)}
     publish(cluster, 5)
     settle(cluster)
-    source = world.machine("west/0").layers[1].streams[cluster.streams["s"]].source
+    source = world.machine("west/0").layers["sprinkler"].streams[cluster.streams["s"]].source
     assert source.node == "east/1"
 
 
@@ -798,7 +798,7 @@ def test_a_token_lost_on_the_way_does_not_leave_a_region_without_a_tail() -> Non
     world.crash("east/config")  # so that nobody is removed meanwhile
     world.cut("east/0", "east/1")
     run(cluster, 3 * SECOND)
-    assert not world.machine("east/1").layers[1].is_tail
+    assert not world.machine("east/1").layers["sprinkler"].is_tail
     world.heal_all()
     publish(cluster, 3)
     wait(cluster, cluster.settled, 20 * SECOND)

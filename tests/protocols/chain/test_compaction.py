@@ -192,7 +192,7 @@ def test_g10_crashes_at_any_moment_of_a_compaction_lose_and_double_nothing(seed:
         run(cluster, 300 * MS)
         stream, pieces = cluster.streams["s"], None
         if world.machine(node) is not None:
-            pieces = world.machine(node).layers[1].streams[stream].pieces
+            pieces = world.machine(node).layers["sprinkler"].streams[stream].pieces
             wait(cluster, lambda pieces=pieces: pieces.under_way is not None)  # type: ignore[misc]
         run(cluster, (seed + n) % 4 * MS)  # before the snapshot is written, between, after
         world.crash(node)

@@ -18,7 +18,7 @@ from surecast.core.replicated import (
     Submitted,
     Truncated,
 )
-from surecast.core.types import MS, SECOND, Append, PassDown
+from surecast.core.types import MS, SECOND, Append, Command
 from surecast.protocols.chain.dedup import Dedup
 from surecast.protocols.chain.messages import (
     Ack,
@@ -128,7 +128,7 @@ def joins_before_recovery(mutant: type | None) -> list[str]:
         world.restart(node)
     world.mend("west", "east")
     run(cluster, SECOND)
-    world.at(world.now_ns, "east/0", PassDown(Refound()))
+    world.at(world.now_ns, "east/0", Command("chain", Refound()))
     wait(cluster, lambda: world.disk("east/0").end(cluster.streams["s"]) == 6)
     run(cluster, 2 * SECOND)
     assert members(cluster) == ["east/0"] or mutant

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from surecast.columns.retention import KeepLast, LatestPerKey
 from surecast.core.replicated import Refound
-from surecast.core.types import MS, SECOND, PassDown, Received
+from surecast.core.types import MS, SECOND, Command, Received
 from surecast.protocols.sprinkler.messages import Publish
 from surecast.swarm.cluster import Cluster
 from tests import mutations
@@ -217,6 +217,6 @@ def test_r1_nobody_overrules_a_dropped_replica_and_an_operator_can_go_on() -> No
     publish(cluster, 5, "east/pub1")
     run(cluster, 20 * SECOND)
     assert cluster.unacknowledged() == 5  # nobody may act
-    world.at(world.now_ns, "east/1", PassDown(Refound()))
+    world.at(world.now_ns, "east/1", Command("chain", Refound()))
     assert heal_and_judge(cluster) == []
     assert len(cluster.records["s"].acked) == 25

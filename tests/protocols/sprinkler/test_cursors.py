@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from surecast.core.replicated import Refound
-from surecast.core.types import MS, SECOND, PassDown, Received
+from surecast.core.types import MS, SECOND, Command, Received
 from surecast.protocols.sprinkler.cursors import CURSORS
 from surecast.protocols.sprinkler.messages import Advance, Attach
 from surecast.swarm.cluster import Cluster
@@ -22,7 +22,7 @@ Story = Callable[[type | None], list[str]]
 
 
 def proxy(cluster: Cluster, node: str) -> Any:
-    return cluster.world.machine(node).layers[1]
+    return cluster.world.machine(node).layers["sprinkler"]
 
 
 def of_three(mutant: type | None = None, events: int = 20, **options: Any) -> tuple[Cluster, bytes]:
@@ -373,7 +373,7 @@ def test_cursor_of_a_chain_founded_anew_is_that_of_its_founder() -> None:
     world.crash("east/2")
     world.restart("east/0")
     run(cluster, SECOND)
-    world.at(world.now_ns, "east/0", PassDown(Refound()))
+    world.at(world.now_ns, "east/0", Command("chain", Refound()))
     wait(cluster, lambda: members(cluster) == ["east/0"])
     two = Asker(cluster, "east/two")
     assert held(two, two.attach()) == {stream: 5}

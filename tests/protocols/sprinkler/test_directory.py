@@ -26,7 +26,7 @@ def test_every_stream_is_mapped_to_the_chain_that_keeps_it() -> None:
     cluster = cluster_of({"east": 2, "west": 1})
     for node, chain in (("east/0", "east"), ("east/1", "east"), ("west/0", "west")):
         cluster.world.run(cluster.world.now_ns + 1_000_000_000)
-        directory = cluster.world.machine(node).layers[1].directory
+        directory = cluster.world.machine(node).layers["sprinkler"].directory
         assert directory.chains == {cluster.streams["s"]: chain}
 
 

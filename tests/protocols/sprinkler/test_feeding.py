@@ -23,7 +23,7 @@ NEVER = 3600 * SECOND
 
 
 def proxy(cluster: Cluster, node: str = "east/0") -> Any:
-    return cluster.world.machine(node).layers[1]
+    return cluster.world.machine(node).layers["sprinkler"]
 
 
 def ask(cluster: Cluster, message: Any, node: str = "east/0") -> list[Any]:
@@ -163,10 +163,10 @@ def steps_of_a_restart(cluster: Cluster, stream: bytes) -> list[int]:
     real = machine.step
 
     def step(now_ns: int, inp: Any) -> list[Any]:
-        before = machine.layers[1].streams.get(stream)
+        before = machine.layers["sprinkler"].streams.get(stream)
         at = before.index.end if before else 1
         out: list[Any] = real(now_ns, inp)
-        if found := machine.layers[1].streams.get(stream):
+        if found := machine.layers["sprinkler"].streams.get(stream):
             taken.append(found.index.end - at)
             assert found.committed - found.index.end < 100 + 50
         return out

@@ -190,7 +190,7 @@ class Ordeal:
         """Look at every replica's sources (G8) and at the newest position of owners (G7)."""
         for region in REGIONS:
             stacks = [world.machine(n) for n in self.cluster.regions[region]]
-            self._sample_region(region, [stack.layers[1] for stack in stacks if stack])
+            self._sample_region(region, [stack.layers["sprinkler"] for stack in stacks if stack])
         if world.now_ns < self.start_ns + self.load_ns + 5 * SECOND:
             world.call(world.now_ns + 7 * MS, self._sample)
 

@@ -227,7 +227,7 @@ def served() -> Iterator[Cluster]:
 
 
 def ask(cluster: Cluster, lo: int, hi: int, stream: bytes = b"") -> list[MeshEvents]:
-    proxy = cluster.world.machine("east/0").layers[1]
+    proxy = cluster.world.machine("east/0").layers["sprinkler"]
     request = MeshRequest(stream or cluster.streams["s"], lo, hi)
     effects = proxy.step(cluster.world.now_ns, Received("c", request))
     assert all(isinstance(e, Send) and e.peer == "c" for e in effects)
@@ -280,7 +280,7 @@ def test_odd_requests_get_one_empty_answer(served: Cluster, lo: int, hi: int) ->
 
 
 def test_a_congested_client_gets_one_part_and_asks_again(served: Cluster) -> None:
-    proxy = served.world.machine("east/0").layers[1]
+    proxy = served.world.machine("east/0").layers["sprinkler"]
     proxy.step(served.world.now_ns, Congested("c"))
     (only,) = ask(served, 1, 0)
     assert only.last

@@ -20,7 +20,7 @@ def test_a_region_with_many_streams_advertises_in_parts_that_count_as_one() -> N
     cluster = cluster_of({"east": 1, "west": 1})
     settle(cluster)
     world = cluster.world
-    east, west = (world.machine(f"{r}/0").layers[1] for r in ("east", "west"))
+    east, west = (world.machine(f"{r}/0").layers["sprinkler"] for r in ("east", "west"))
     infos = [
         StreamInfo(Random(n).randbytes(16), f"{n}.".ljust(250, "x"), "east", KeepAll())
         for n in range(5000)
@@ -52,7 +52,7 @@ def test_many_publishers_reach_a_new_replica_in_parts() -> None:
     world, stream = cluster.world, cluster.streams["s"]
     world.crash("east/1")
     wait(cluster, lambda: [m.name for m in cluster.members("east")] == ["east/0"])
-    dedup = world.machine("east/0").layers[0].logs[stream].dedup
+    dedup = world.machine("east/0").layers["chain"].logs[stream].dedup
     for n in range(40_000):  # as if so many had published one event each
         publisher = (1000 + n).to_bytes(8, "big") + bytes(8)
         dedup.publishers[publisher] = PublisherState(2, deque([(1, 1, 1)]), 1000)
@@ -60,7 +60,7 @@ def test_many_publishers_reach_a_new_replica_in_parts() -> None:
     world.wipe("east/1")
     world.restart("east/1")
     wait(cluster, lambda: len(cluster.members("east")) == 2)
-    known = world.machine("east/1").layers[0].logs[stream].dedup
+    known = world.machine("east/1").layers["chain"].logs[stream].dedup
     assert len(known.publishers) > 40_000
     assert heal_and_judge(cluster) == []
 

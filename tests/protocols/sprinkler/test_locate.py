@@ -166,5 +166,5 @@ def test_a_watch_of_what_is_no_pattern_is_refused_and_leaves_nothing_behind() ->
     cluster = cluster_of({"east": 1})
     asker = Asker(cluster, "east/ask")
     assert asker.answer(asker.watch("a.>.b")).why == "bad-name"
-    desk = cluster.world.machine("east/0").layers[1].desk
+    desk = cluster.world.machine("east/0").layers["sprinkler"].desk
     assert not any(desk.watches.values())

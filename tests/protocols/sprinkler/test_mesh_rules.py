@@ -105,7 +105,7 @@ def ask(cluster: Cluster, name: str) -> None:
 
 def tell_only(cluster: Cluster, name: str) -> None:
     """Let the server know one client."""
-    mesh = cluster.world.machine("east/0").layers[1].hub.meshes[cluster.streams["s"]]
+    mesh = cluster.world.machine("east/0").layers["sprinkler"].hub.meshes[cluster.streams["s"]]
     mesh.view.peers, mesh.active = [name], [name]
 
 
@@ -336,7 +336,7 @@ def two_meshes(mutant: type | None) -> list[str]:
     for half in halves:
         introduce(cluster, {a: [b for b in half if b != a] for a in half})
     for server, half in zip(servers, halves, strict=True):
-        mesh = world.machine(server).layers[1].hub.meshes[cluster.streams["s"]]
+        mesh = world.machine(server).layers["sprinkler"].hub.meshes[cluster.streams["s"]]
         mesh.view.peers = list(half)
     run(cluster, 60 * SECOND)
     return ["two meshes"] if diameter(graph(cluster)) < 0 else []

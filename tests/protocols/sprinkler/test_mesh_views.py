@@ -82,7 +82,7 @@ def test_g12_heals_from_cliques_that_know_only_each_other(seed: int) -> None:
     run(cluster, 2 * SECOND)
     for group in groups:
         introduce(cluster, {a: [b for b in group if b != a] for a in group})
-    hub = cluster.world.machine("east/0").layers[1].hub
+    hub = cluster.world.machine("east/0").layers["sprinkler"].hub
     hub.meshes.clear()  # nor does the server remember anybody
     assert crossing(cluster, groups) == [0, 0, 0]
     whole = 0

@@ -38,7 +38,7 @@ TABLE = {"owners": {"": "east"}}
 
 
 def proxy(cluster: Cluster, node: str) -> Any:
-    return cluster.world.machine(node).layers[1]
+    return cluster.world.machine(node).layers["sprinkler"]
 
 
 # ---------------------------------------------------------------- creating
@@ -193,7 +193,7 @@ def test_owner_takes_each_batch_once_across_failovers_on_either_side(seed: int) 
 def another_way(mutant: type | None) -> list[str]:
     """The owner takes batches and its answers do not come back; they are retried another way."""
     cluster = cluster_of({"east": 1, "west": 3}, mutant=mutant, proxy=TABLE)
-    world, head = cluster.world, cluster.world.machine("east/0").layers[0]
+    world, head = cluster.world, cluster.world.machine("east/0").layers["chain"]
     publish(cluster, 3, "west/pub0")
     settle(cluster)
     at = world.machine("west/pub0").target

@@ -35,10 +35,10 @@ def test_a_detour_is_left_when_the_direct_link_is_back() -> None:
     world, stream = cluster.world, cluster.streams["s"]
     world.cut("x", "z")
     publish(cluster, 2000)
-    assert world.machine("z/0").layers[1].streams[stream].source.region == "y"
+    assert world.machine("z/0").layers["sprinkler"].streams[stream].source.region == "y"
     world.mend("x", "z")
     publish(cluster, 4000)
-    assert world.machine("z/0").layers[1].streams[stream].source.region == "x"
+    assert world.machine("z/0").layers["sprinkler"].streams[stream].source.region == "x"
     settle(cluster)
 
 

@@ -37,7 +37,7 @@ REGIONS = {"x": ("x/0", "x/1"), "y": ("y/0", "y/1"), "z": ("z/0",)}
 
 def region_of(cluster: Cluster, node: str, stream: str = "s") -> str:
     """Where a node pulls a stream from; "" if from nowhere."""
-    proxy = cluster.world.machine(node).layers[1]
+    proxy = cluster.world.machine(node).layers["sprinkler"]
     held = proxy.streams.get(cluster.streams[stream])
     return held.source.region if held and held.source else ""
 
@@ -134,7 +134,7 @@ def test_a_silent_source_is_given_up_after_a_dead() -> None:
     paused_ns = world.now_ns
     publish(cluster, 1)
     wait(cluster, lambda: region_of(cluster, "z/0") == "y", 5 * SECOND)
-    config = world.machine("z/0").layers[1].config
+    config = world.machine("z/0").layers["sprinkler"].config
     assert world.now_ns - paused_ns < config.dead_ns + 3 * config.advertise_ns
     wait(cluster, lambda: cluster.position("z/sub0", "s") == 7, SECOND)
 
@@ -202,7 +202,7 @@ def test_a_higher_epoch_of_the_source_leads_to_a_new_subscription(dies: str) -> 
     assert to_left
     assert {message.start for message in to_left} <= set(range(6, 12))  # from where it stood
     run(cluster, SECOND)
-    peers = cluster.world.machine("x/0").layers[1].peers
+    peers = cluster.world.machine("x/0").layers["sprinkler"].peers
     assert (peers["y"].epoch, peers["y"].tail) == (2, left)
 
 

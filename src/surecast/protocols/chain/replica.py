@@ -81,6 +81,7 @@ FORWARDS_PER_PUMP = 8  # messages of a catch-up per step, so that live traffic i
 class Replica(Roles):
     """A chain replica; the lowest layer of a region server."""
 
+    provides = ("replicated",)
     handlers: ClassVar[dict[type, str]] = {
         Forward: "_on_forward",
         Ack: "_on_ack",

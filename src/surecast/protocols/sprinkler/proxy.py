@@ -33,7 +33,6 @@ from surecast.core.replicated import (
     Mended,
     PublishersAre,
     Recovered,
-    Refound,
     Refused,
     Rewritten,
     RoleChanged,
@@ -109,6 +108,7 @@ def _mismatch(info: StreamInfo, wanted: retention.Policy | None) -> str:
 class Proxy(Exchange):
     """Knows streams, regions and clients; leaves positions, disks and copies to the chain."""
 
+    uses = ("replicated",)
     handlers: ClassVar[dict[type, str]] = {
         Advertise: "_on_advertise",
         Subscribe: "_on_subscribe",
@@ -146,7 +146,6 @@ class Proxy(Exchange):
         Writable: "_on_writable",
         Drain: "_on_drain",
         ForceNewStream: "_on_force_new_stream",
-        Refound: "_on_refound",
     }
     from_below: ClassVar[dict[type, str]] = {
         Appended: "_on_appended",
@@ -479,9 +478,6 @@ class Proxy(Exchange):
 
     def _on_drain(self, _inp: Drain) -> None:
         self.draining = True
-
-    def _on_refound(self, inp: Refound) -> None:
-        self.out.append(PassDown(inp))
 
     def _on_force_new_stream(self, inp: ForceNewStream) -> None:
         info = self.directory.by_name.get(inp.name)

@@ -1,0 +1,264 @@
+"""Layers: one machine made of several, each knowing only the interfaces it uses and provides.
+
+    compose({"chain": replica, "sprinkler": proxy})
+
+Layers have names and are listed lowest first. A layer that `uses` an interface stands above the
+nearest earlier one that `provides` it; layers that share no interface stand side by side. A
+composition may be a part of another one: what results is one flat table, so nesting costs nothing.
+
+What reaches which layer:
+
+* A received message: the layer that lists its type in `messages`. Nobody lists it: dropped.
+* A fired timer, an answer from the disk: the layer that asked. Keys and tokens carry its name.
+* A `Command` of the owner: the layer it names.
+* Start, the clock, peers coming and going, back-pressure: every layer that handles it, the lowest
+  first.
+* A `PassDown`: the nearest layer below that takes the command's type.
+* An `Emit` or `Deliver`: every layer directly above that lists its type in `from_below`. An event
+  may name one of them (`to`), or the owner (`OWNER`). From a layer with none above it goes to the
+  owner. An event that the layers above do not list is ignored; a delivery then goes to the owner.
+
+News from below reaches a layer in the order it was made, before anything later is begun.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from surecast.core.types import (
+    OWNER,
+    Append,
+    CancelTimer,
+    ClockSet,
+    Command,
+    Compact,
+    Compacted,
+    Congested,
+    Deliver,
+    Emit,
+    FromBelow,
+    PassDown,
+    PeerDown,
+    PeerUp,
+    Received,
+    Repair,
+    SaveState,
+    Send,
+    SetTimer,
+    Start,
+    Stored,
+    StoreFailed,
+    TimerFired,
+    Writable,
+)
+from surecast.errors import ConfigError, UsageError
+
+__all__ = ["Composition", "Layer", "compose"]
+
+_TOLD_TO_ALL = frozenset((Start, ClockSet))  # also to layers that do not list them
+_FROM_THE_DRIVER = frozenset((Start, ClockSet, PeerUp, PeerDown, Congested, Writable))
+
+
+class Layer(Protocol):
+    """A machine that can be composed: it says what it takes, and which interfaces join it."""
+
+    @property
+    def messages(self) -> tuple[type, ...]: ...
+
+    @property
+    def inputs(self) -> Mapping[type, Any]: ...
+
+    @property
+    def from_below(self) -> Mapping[type, Any]: ...
+
+    @property
+    def provides(self) -> tuple[str, ...]: ...
+
+    @property
+    def uses(self) -> tuple[str, ...]: ...
+
+    def step(self, now_ns: int, inp: Any) -> list[Any]: ...
+
+
+def compose(parts: "Mapping[str, Layer | Composition]") -> "Composition":
+    """One machine of these layers, lowest first. The layers of a composition keep their names."""
+    layers: dict[str, Layer] = {}
+    for name, part in parts.items():
+        for inner, layer in (
+            part.layers.items() if isinstance(part, Composition) else [(name, part)]
+        ):
+            if inner in layers or inner == OWNER or not inner:
+                raise ConfigError(f"{inner!r} cannot name a layer: each needs a name of its own")
+            layers[inner] = layer
+    return Composition(layers)
+
+
+class Composition:
+    """See the module; made by `compose`."""
+
+    __slots__ = (
+        "_above",
+        "_below",
+        "_by_message",
+        "_hears",
+        "_names",
+        "_numbers",
+        "_steps",
+        "_takers",
+        "layers",
+    )
+
+    def __init__(self, layers: dict[str, Layer]) -> None:
+        self.layers = layers
+        self._names = tuple(layers)
+        self._numbers = {name: number for number, name in enumerate(layers)}
+        self._steps: list[Callable[[int, Any], list[Any]]] = [one.step for one in layers.values()]
+        self._by_message: dict[type, int] = {}
+        self._hears: dict[type, tuple[int, ...]] = {}
+        # Of each layer: the layers directly above; who takes an event or a command, by its type.
+        self._above = [self._users(number) for number in range(len(layers))]
+        self._takers: list[dict[type, tuple[int, ...]]] = [{} for _ in layers]
+        self._below: list[dict[type, int]] = [{} for _ in layers]
+        for number, layer in enumerate(layers.values()):
+            for message_type in layer.messages:
+                taken = self._by_message.setdefault(message_type, number)
+                if taken != number:
+                    both = f"{self._names[taken]} and {self._names[number]}"
+                    raise ConfigError(f"{message_type.__name__} is a message of both {both}")
+            for interface in layer.uses:
+                if not any(interface in below.provides for below in self._list[:number]):
+                    name = self._names[number]
+                    raise ConfigError(f"{name} uses {interface}, which no layer below provides")
+
+    @property
+    def _list(self) -> list[Layer]:
+        return list(self.layers.values())
+
+    def _users(self, number: int) -> tuple[int, ...]:
+        """The layers above that use what this one provides, and for which it is the nearest."""
+        layers = self._list
+        found = []
+        for above in range(number + 1, len(layers)):
+            for interface in layers[above].uses:
+                nearest = [n for n in range(above) if interface in layers[n].provides]
+                if nearest and nearest[-1] == number and above not in found:
+                    found.append(above)
+        return tuple(found)
+
+    # ------------------------------------------------------------ inputs
+
+    def step(self, now_ns: int, inp: Any) -> list[Any]:
+        kind = type(inp)
+        if kind is Received:
+            number = self._by_message.get(type(inp.message))
+            if number is None:  # a peer of another protocol; the sender learns nothing from us
+                return []
+            return self._run(now_ns, [(number, inp)])
+        if kind is TimerFired:
+            name, key = inp.key
+            return self._run(now_ns, [(self._numbers[name], TimerFired(key))])
+        if kind is Stored or kind is Compacted:
+            name, token = inp.token
+            return self._run(now_ns, [(self._numbers[name], kind(token))])
+        if kind is Command:
+            number = self._numbers.get(inp.to)
+            if number is None:
+                raise UsageError(f"no layer {inp.to!r}; there are: {', '.join(self._names)}")
+            return self._run(now_ns, [(number, inp.input)])
+        if kind is StoreFailed:
+            name, token = inp.token
+            return self._run(now_ns, [(self._numbers[name], StoreFailed(token, inp.reason))])
+        hears = self._hears.get(kind)
+        if hears is None:
+            hears = self._hears[kind] = self._hearers(kind)
+        return self._run(now_ns, [(number, inp) for number in hears])
+
+    def _hearers(self, kind: type) -> tuple[int, ...]:
+        """The layers that an input of the driver is for, highest first."""
+        if kind not in _FROM_THE_DRIVER:
+            raise UsageError(f"{kind.__name__} must say for which layer it is: use Command")
+        found = [
+            number
+            for number, layer in enumerate(self._list)
+            if kind in _TOLD_TO_ALL or kind in layer.inputs
+        ]
+        return tuple(reversed(found))
+
+    # ------------------------------------------------------------ effects
+
+    def _run(self, now_ns: int, todo: list[tuple[int, Any]]) -> list[Any]:
+        """Step layers until nothing moves between them; the last of `todo` is next."""
+        out: list[Any] = []
+        steps = self._steps
+        while todo:
+            number, given = todo.pop()
+            moving: list[tuple[int, Any]] = []
+            for effect in steps[number](now_ns, given):
+                if type(effect) is Send:
+                    out.append(effect)
+                else:
+                    self._route(number, effect, moving, out)
+            if moving:
+                moving.reverse()
+                todo += moving
+        return out
+
+    def _route(
+        self, number: int, effect: Any, moving: list[tuple[int, Any]], out: list[Any]
+    ) -> None:
+        kind = type(effect)
+        if kind is Append:
+            out.append(Append(effect.log, effect.batches, (self._names[number], effect.token)))
+        elif kind is Emit:
+            self._emit(number, effect, moving, out)
+        elif kind is PassDown:
+            command = effect.command
+            below = self._below[number].get(type(command))
+            if below is None:
+                below = self._below[number][type(command)] = self._provider(number, type(command))
+            moving.append((below, command))
+        elif kind is SetTimer:
+            out.append(SetTimer((self._names[number], effect.key), effect.at_ns))
+        elif kind is CancelTimer:
+            out.append(CancelTimer((self._names[number], effect.key)))
+        elif kind is SaveState:
+            out.append(SaveState(effect.name, effect.data, (self._names[number], effect.token)))
+        elif kind is Compact or kind is Repair:
+            token = (self._names[number], effect.token)
+            out.append(msgspec.structs.replace(effect, token=token))
+        elif kind is Deliver and (takers := self._takers_of(number, Deliver)):
+            moving += [(above, FromBelow(effect)) for above in takers]
+        else:
+            out.append(effect)
+
+    def _emit(
+        self, number: int, effect: Emit, moving: list[tuple[int, Any]], out: list[Any]
+    ) -> None:
+        to = effect.to
+        if to == OWNER or (not to and not self._above[number]):
+            out.append(Emit(effect.event) if to else effect)
+            return
+        takers = self._takers_of(number, type(effect.event))
+        if to:
+            chosen = self._numbers.get(to, -1)
+            assert chosen in self._above[number], f"{to} is not above {self._names[number]}"
+            takers = (chosen,) if chosen in takers else ()
+        for above in takers:
+            moving.append((above, FromBelow(effect.event)))
+
+    def _takers_of(self, number: int, kind: type) -> tuple[int, ...]:
+        takers = self._takers[number].get(kind)
+        if takers is None:
+            layers = self._list
+            takers = tuple(n for n in self._above[number] if kind in layers[n].from_below)
+            self._takers[number][kind] = takers
+        return takers
+
+    def _provider(self, number: int, kind: type) -> int:
+        layers = self._list
+        uses = layers[number].uses
+        for below in range(number - 1, -1, -1):
+            if kind in layers[below].inputs and set(uses) & set(layers[below].provides):
+                return below
+        raise AssertionError(f"no layer below {self._names[number]} takes {kind.__name__}")
