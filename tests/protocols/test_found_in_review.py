@@ -111,7 +111,7 @@ def test_g10_a_snapshot_does_not_remember_an_append_that_failed() -> None:
     wait(cluster, lambda: chain(cluster, "east/0").logs[stream].failed)
     world.cut("east/pub0", "east/0")
     world.heal_disk("east/0")
-    world.at(world.now_ns, "east/0", TimerFired((1, "compact")))
+    world.at(world.now_ns, "east/0", TimerFired(("sprinkler", "compact")))
     run(cluster, 2 * MS)
     assert cluster.counters["east/0"]["chain.compacted"]
     world.crash("east/0")
@@ -384,7 +384,7 @@ def test_g10_a_late_retry_of_a_snapshot_does_not_undo_a_newer_one() -> None:
     publish(cluster, 1)
     publish(cluster, 10, "east/pub1")
     run(cluster, 10 * MS)
-    world.at(world.now_ns, "east/1", TimerFired((1, "compact")))
+    world.at(world.now_ns, "east/1", TimerFired(("sprinkler", "compact")))
     run(cluster, 500 * MS)
     state = world.disk("east/1").state(f"publishers/{stream.hex()}")
     assert msgspec.msgpack.decode(state, type=tuple[int, bytes, int])[0] == 42
