@@ -9,7 +9,8 @@ composition may be a part of another one: what results is one flat table, so nes
 What reaches which layer:
 
 * A received message: the layer that lists its type in `messages`. Nobody lists it: dropped.
-* A fired timer, an answer from the disk: the layer that asked. Keys and tokens carry its name.
+* A fired timer, the end of a pass, an answer from the disk: the layer that asked. Keys and tokens
+  carry its name.
 * A `Command` of the owner: the layer it names.
 * Start, the clock, peers coming and going, back-pressure: every layer that handles it, the lowest
   first.
@@ -29,6 +30,7 @@ import msgspec
 from surecast.core.types import (
     OWNER,
     Append,
+    AtEndOfPass,
     CancelTimer,
     ClockSet,
     Command,
@@ -37,6 +39,7 @@ from surecast.core.types import (
     Congested,
     Deliver,
     Emit,
+    EndOfPass,
     FromBelow,
     PassDown,
     PeerDown,
@@ -155,9 +158,9 @@ class Composition:
             if number is None:  # a peer of another protocol; the sender learns nothing from us
                 return []
             return self._run(now_ns, [(number, inp)])
-        if kind is TimerFired:
+        if kind is TimerFired or kind is EndOfPass:
             name, key = inp.key
-            return self._run(now_ns, [(self._numbers[name], TimerFired(key))])
+            return self._run(now_ns, [(self._numbers[name], kind(key))])
         if kind is Stored or kind is Compacted:
             name, token = inp.token
             return self._run(now_ns, [(self._numbers[name], kind(token))])
@@ -220,8 +223,8 @@ class Composition:
             moving.append((below, command))
         elif kind is SetTimer:
             out.append(SetTimer((self._names[number], effect.key), effect.at_ns))
-        elif kind is CancelTimer:
-            out.append(CancelTimer((self._names[number], effect.key)))
+        elif kind is AtEndOfPass or kind is CancelTimer:
+            out.append(kind((self._names[number], effect.key)))
         elif kind is SaveState:
             out.append(SaveState(effect.name, effect.data, (self._names[number], effect.token)))
         elif kind is Compact or kind is Repair:

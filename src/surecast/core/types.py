@@ -84,6 +84,12 @@ class TimerFired(Input):
     key: TimerKey
 
 
+class EndOfPass(Input):
+    """What `AtEndOfPass` asked for: the inputs that were there have been given."""
+
+    key: TimerKey
+
+
 class PeerUp(Input):
     peer: Peer
 
@@ -155,6 +161,15 @@ class SetTimer(Effect):
 
 
 class CancelTimer(Effect):
+    key: TimerKey
+
+
+class AtEndOfPass(Effect):
+    """Give `EndOfPass(key)` once, when the inputs that are there now have been given.
+
+    For work that several inputs share, such as one message about all of them.
+    """
+
     key: TimerKey
 
 
@@ -278,6 +293,7 @@ __all__ = [
     "SECOND",
     "US",
     "Append",
+    "AtEndOfPass",
     "Batch",
     "CancelTimer",
     "ClockSet",
@@ -290,6 +306,7 @@ __all__ = [
     "Disk",
     "Effect",
     "Emit",
+    "EndOfPass",
     "FromBelow",
     "Input",
     "LogId",

@@ -28,6 +28,7 @@ from typing import Any, Protocol
 from surecast.core.machine import Factory, NodeContext
 from surecast.core.types import (
     Append,
+    AtEndOfPass,
     Batch,
     CancelTimer,
     Close,
@@ -36,6 +37,7 @@ from surecast.core.types import (
     Congested,
     Deliver,
     Emit,
+    EndOfPass,
     Input,
     LogId,
     Machine,
@@ -47,6 +49,7 @@ from surecast.core.types import (
     Send,
     SetTimer,
     Start,
+    TimerKey,
     Truncate,
     Writable,
 )
@@ -130,6 +133,7 @@ class Node:
         self._server: asyncio.Server | None = None
         self._clock = ClockWatch(self.limits.clock_jump_ns)
         self._scheduled = False  # a pass is, for what was posted outside one
+        self._endings: dict[TimerKey, None] = {}  # ends of this pass that the machine asked for
         self._step: Callable[[int, Any], list[Any]]
 
     # ------------------------------------------------------------ life
@@ -270,6 +274,12 @@ class Node:
         self.pending.append(fired)
         self.settle()
 
+    def _end_pass(self) -> None:
+        endings, self._endings = self._endings, {}
+        if self.running:
+            self.pending.extend(map(EndOfPass, endings))
+            self.settle()
+
     def _wake(self) -> None:
         """The store has answers; it may say so from a thread of its own."""
         with suppress(RuntimeError):  # the loop has ended before the store
@@ -385,6 +395,11 @@ class Node:
     def _set_timer(self, effect: SetTimer) -> None:
         self.timers.set(effect.key, effect.at_ns)
 
+    def _at_end_of_pass(self, effect: AtEndOfPass) -> None:
+        if not self._endings:
+            self.loop.call_soon(self._end_pass)  # behind what other connections have for us now
+        self._endings[effect.key] = None
+
     def _cancel_timer(self, effect: CancelTimer) -> None:
         self.timers.cancel(effect.key)
 
@@ -415,6 +430,7 @@ _PERFORM = _Table(
     {
         Close: Node._close,
         SetTimer: Node._set_timer,
+        AtEndOfPass: Node._at_end_of_pass,
         CancelTimer: Node._cancel_timer,
         Append: Node._save,
         Repair: Node._save,

@@ -14,7 +14,17 @@ from itertools import count
 from operator import itemgetter
 from typing import Any
 
-__all__ = ["CALL", "DATAGRAM", "INPUT", "MESSAGE", "SLOT_BITS", "TIMER", "Agenda", "Entry"]
+__all__ = [
+    "CALL",
+    "DATAGRAM",
+    "ENDING",
+    "INPUT",
+    "MESSAGE",
+    "SLOT_BITS",
+    "TIMER",
+    "Agenda",
+    "Entry",
+]
 
 # Kinds of entries, and what a, b and c are:
 MESSAGE = 0  # of a session: the sender's end, Received, size
@@ -22,6 +32,7 @@ TIMER = 1  # node, key, None; counts while `node.timers[key]` is the entry's ord
 INPUT = 2  # node, incarnation it is for (None: any), input
 DATAGRAM = 3  # path, target node, Received
 CALL = 4  # function, arguments behind the time, None
+ENDING = 5  # of a pass: node, key, None; counts while `node.endings[key]` is the entry's order
 
 Entry = tuple[int, int, int, Any, Any, Any]
 

@@ -12,12 +12,14 @@ from typing import Any, Self
 from surecast.core.types import (
     MS,
     Append,
+    AtEndOfPass,
     CancelTimer,
     Close,
     Compact,
     Compacted,
     Deliver,
     Emit,
+    EndOfPass,
     Received,
     Repair,
     SaveState,
@@ -27,7 +29,17 @@ from surecast.core.types import (
     Truncate,
 )
 from surecast.errors import UsageError
-from surecast.sim.agenda import CALL, DATAGRAM, INPUT, MESSAGE, SLOT_BITS, TIMER, Agenda, Entry
+from surecast.sim.agenda import (
+    CALL,
+    DATAGRAM,
+    ENDING,
+    INPUT,
+    MESSAGE,
+    SLOT_BITS,
+    TIMER,
+    Agenda,
+    Entry,
+)
 from surecast.sim.costs import Costs
 from surecast.sim.disks import Disks
 from surecast.sim.links import ANY, Link
@@ -153,6 +165,15 @@ class Loop:
                         continue
                     del node.timers[b]
                     inp = TimerFired(b)
+                elif kind == ENDING:
+                    node = a
+                    if node.endings.get(b) != order:
+                        continue
+                    if node.odd:
+                        self._offer(node, entry)
+                        continue
+                    del node.endings[b]
+                    inp = EndOfPass(b)
                 elif kind == CALL:
                     node, inp = None, a
                     a(now_ns, *b)
@@ -245,6 +266,11 @@ class Loop:
                 return
             del node.timers[b]
             inp = TimerFired(b)
+        elif kind == ENDING:
+            if node.endings.get(b) != order:
+                return
+            del node.endings[b]
+            inp = EndOfPass(b)
         else:
             if kind == INPUT and b is not None and b != node.incarnation:
                 return
@@ -305,6 +331,9 @@ class Loop:
         at_ns = max(effect.at_ns, now_ns)
         node.timers[effect.key] = self.agenda.push(at_ns, TIMER, node, effect.key)
 
+    def _at_end_of_pass(self, now_ns: int, node: Node, effect: AtEndOfPass) -> None:
+        node.endings[effect.key] = self.agenda.push(now_ns, ENDING, node, effect.key)
+
     def _cancel_timer(self, now_ns: int, node: Node, effect: CancelTimer) -> None:
         node.timers.pop(effect.key, None)
 
@@ -340,6 +369,7 @@ _PERFORM = _Table(
         Send: Loop._send,
         Close: Loop._close,
         SetTimer: Loop._set_timer,
+        AtEndOfPass: Loop._at_end_of_pass,
         CancelTimer: Loop._cancel_timer,
         Append: Loop._store,
         Repair: Loop._store,

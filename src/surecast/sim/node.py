@@ -21,7 +21,7 @@ __all__ = ["Node"]
 class _HotNode:
     """What each step touches, together at the front of the object."""
 
-    __slots__ = ("ends", "name", "odd", "step", "timers")
+    __slots__ = ("endings", "ends", "name", "odd", "step", "timers")
 
 
 class Node(_HotNode):
@@ -65,6 +65,7 @@ class Node(_HotNode):
     def forget(self) -> None:
         """Lose all that lives in memory."""
         self.timers: dict[TimerKey, int] = {}  # key → order of the agenda's entry that counts
+        self.endings: dict[TimerKey, int] = {}  # the same, of ends of passes that are asked for
         self.ends: dict[str, End] = {}  # peer → our end of the current session
         self.quiet_until: dict[str, int] = {}  # peer → when the next attempt may begin
         self.inbox: deque[Entry] = deque()  # arrived, not served yet

@@ -7,7 +7,7 @@ import pytest
 from surecast.columns import retention
 from surecast.columns.batch import COLLECT, Batch
 from surecast.columns.retention import BeforeSeq, Collect, KeepLast, LatestPerKey, TagIs
-from surecast.core.types import MS, SECOND, Received, Send, TimerFired
+from surecast.core.types import MS, SECOND, EndOfPass, Received, Send
 from surecast.protocols.sprinkler.messages import (
     MeshEvents,
     MeshRequest,
@@ -200,7 +200,7 @@ def test_what_was_shown_stays_shown_when_a_run_is_longer_than_the_budget() -> No
         disk.append(stream, (last.sequenced(seq, last.time_ns, 1),))
     machine.committed[stream] = 40
     ends = []
-    machine.step(cluster.world.now_ns, TimerFired("serve"))  # a fresh `out`
+    machine.step(cluster.world.now_ns, EndOfPass("serve"))  # a fresh `out`
     for _ in range(60):
         machine._advance(found)
         ends.append(found.committed)

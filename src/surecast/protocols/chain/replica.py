@@ -37,11 +37,13 @@ from surecast.core.replicated import (
 from surecast.core.types import (
     DAMAGE,
     Append,
+    AtEndOfPass,
     Batch,
     Compact,
     Compacted,
     Congested,
     Emit,
+    EndOfPass,
     LogId,
     Peer,
     PeerDown,
@@ -112,6 +114,7 @@ class Replica(Roles):
         StoreFailed: "_on_store_failed",
         Compacted: "_on_compacted",
         TimerFired: "_on_timer",
+        EndOfPass: "_on_end_of_pass",
         PeerUp: "_on_peer_up",
         PeerDown: "_on_peer_down",
         Congested: "_on_congested",
@@ -128,11 +131,12 @@ class Replica(Roles):
         self.out.append(SetTimer("beat", self.now_ns + self.config.heartbeat_ns))
         self.out.append(SetTimer("save", self.now_ns + self.config.save_ns))
 
+    def _on_end_of_pass(self, _inp: EndOfPass) -> None:
+        self._pump()
+
     def _on_timer(self, inp: TimerFired) -> None:
         if inp.key == "beat":
             self._on_beat_timer()
-        elif inp.key == "pump":
-            self._pump()
         elif inp.key == "save":
             self.out.append(SetTimer("save", self.now_ns + self.config.save_ns))
             for state in self.logs.values():
@@ -359,7 +363,7 @@ class Replica(Roles):
             if follower is not None and follower.peer not in self.congested:
                 more = self._pump_follower(follower) or more
         if more:
-            self.out.append(SetTimer("pump", self.now_ns))
+            self.out.append(AtEndOfPass("pump"))
 
     def _pump_follower(self, follower: Follower) -> bool:
         budget = FORWARDS_PER_PUMP

@@ -24,6 +24,7 @@ from surecast.core.replicated import (
 )
 from surecast.core.types import (
     SECOND,
+    AtEndOfPass,
     Close,
     Congested,
     Disk,
@@ -35,7 +36,6 @@ from surecast.core.types import (
     PeerUp,
     SaveState,
     Send,
-    SetTimer,
     Writable,
 )
 from surecast.errors import StorageError
@@ -592,7 +592,7 @@ class Exchange(HandlerMachine):
     def _serve_soon(self, stream: Stream) -> None:
         """With all else that happens now: several commits make one message."""
         if not self.unserved and not self.unsaid:
-            self.out.append(SetTimer("serve", self.now_ns))
+            self.out.append(AtEndOfPass("serve"))
         self.unserved[stream.stream_id] = stream
 
     def _serve_now(self) -> None:

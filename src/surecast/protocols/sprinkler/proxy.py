@@ -43,7 +43,9 @@ from surecast.core.replicated import (
 )
 from surecast.core.types import (
     SECOND,
+    AtEndOfPass,
     Congested,
+    EndOfPass,
     LogId,
     PassDown,
     Peer,
@@ -140,6 +142,7 @@ class Proxy(Exchange):
     inputs: ClassVar[dict[type, str]] = {
         Start: "_on_start",
         TimerFired: "_on_timer",
+        EndOfPass: "_on_end_of_pass",
         PeerUp: "_on_peer_up",
         PeerDown: "_on_peer_down",
         Congested: "_on_congested",
@@ -174,6 +177,14 @@ class Proxy(Exchange):
             # Spread over the period, so that replicas do not all work at once.
             self.out.append(SetTimer(key, self.now_ns + self.rng.randrange(1, period_ns + 1)))
 
+    def _on_end_of_pass(self, inp: EndOfPass) -> None:
+        if inp.key == "serve":
+            self._serve_now()
+        else:
+            for stream in self.streams.values():
+                if stream.committed < self.visible_end(stream):
+                    self._advance(stream)
+
     def _on_timer(self, inp: TimerFired) -> None:
         config = self.config
         if inp.key == "advertise":
@@ -188,12 +199,6 @@ class Proxy(Exchange):
             self._save_counts()
             if self.forks.hidden:
                 self.forks.expire()
-        elif inp.key == "feed":
-            for stream in self.streams.values():
-                if stream.committed < self.visible_end(stream):
-                    self._advance(stream)
-        elif inp.key == "serve":
-            self._serve_now()
         elif inp.key == "compact":
             self.out.append(SetTimer("compact", self.now_ns + config.compact_ns))
             for stream in (*self.streams.values(), self.cursors.log):
@@ -352,7 +357,7 @@ class Proxy(Exchange):
                 # A long log, at the start: readers wait for retention, others do not wait for us.
                 # (Not for what they were shown before: large events can outrun the budget.)
                 stream.committed = max(stream.index.end, shown)
-                self.out.append(SetTimer("feed", self.now_ns))
+                self.out.append(AtEndOfPass("feed"))
         if stream.subscribers:
             self._serve_soon(stream)
         self.hub.advanced(stream.stream_id, stream.committed)
@@ -552,7 +557,7 @@ class Proxy(Exchange):
     def _on_submitted(self, event: Submitted) -> None:
         peer, stream, publisher, pub_no = event.token
         if not self.unserved and not self.unsaid:
-            self.out.append(SetTimer("serve", self.now_ns))
+            self.out.append(AtEndOfPass("serve"))
         self.unsaid.setdefault((peer, stream, publisher), []).append((pub_no, event.seq))
 
     def _on_refused(self, event: Refused) -> None:
