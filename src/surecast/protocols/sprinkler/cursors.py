@@ -39,7 +39,7 @@ HOLDER_LEN = 16
 WAITING_MAX = 10_000  # clients that wait for an answer
 
 
-class Entry(msgspec.Struct, array_like=True, frozen=True):
+class CursorEntry(msgspec.Struct, array_like=True, frozen=True):
     """With a stream: how far `name` has come in it. Without: who holds `name` from here on."""
 
     name: str
@@ -119,7 +119,7 @@ class Cursors:
 
     def _apply(self, value: bytes) -> None:
         try:
-            entry = msgspec.msgpack.decode(value, type=Entry)
+            entry = msgspec.msgpack.decode(value, type=CursorEntry)
         except msgspec.DecodeError as error:
             raise PeerError(f"a cursor cannot be read: {error}") from None
         cursor = self.table.setdefault(entry.name, Cursor())
@@ -141,7 +141,7 @@ class Cursors:
         elif not self._waits(peer, message):
             # Written also by who holds it already: a head that was replaced and does not know it
             # cannot commit this, and so cannot send its holder back to an old place.
-            self._write(message.name, [Entry(message.name, message.holder)])
+            self._write(message.name, [CursorEntry(message.name, message.holder)])
             self._wait(peer, message)
 
     def on_advance(self, peer: Peer, message: Advance) -> None:
@@ -155,7 +155,7 @@ class Cursors:
             self._answer(peer, message, "recovering")
         elif not self._waits(peer, message):
             ahead = [
-                Entry(name, message.holder, stream, seq)
+                CursorEntry(name, message.holder, stream, seq)
                 for stream, seq in message.positions.items()
                 if seq > latest.positions.get(stream, 1)
             ]
@@ -189,7 +189,7 @@ class Cursors:
         coming = written.cursor
         return Cursor(coming.holder or here.holder, {**here.positions, **coming.positions})
 
-    def _write(self, name: str, entries: list[Entry]) -> None:
+    def _write(self, name: str, entries: list[CursorEntry]) -> None:
         written = self.written.setdefault(name, Written())
         written.end = self._end + len(entries)
         for entry in entries:

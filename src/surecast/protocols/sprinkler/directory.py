@@ -17,7 +17,7 @@ __all__ = ["DIRECTORY", "Directory", "info_batch"]
 DIRECTORY: LogId = b"surecast.streams"  # the log's id: 16 bytes no random id will ever be
 
 
-class Entry(msgspec.Struct, array_like=True, frozen=True):
+class DirectoryEntry(msgspec.Struct, array_like=True, frozen=True):
     info: StreamInfo
     chain: str  # of this region; one today, several when a region uses several processes
 
@@ -36,7 +36,7 @@ class Directory:
         new = []
         for row in batch.to_rows():
             try:
-                entry = msgspec.msgpack.decode(row.value, type=Entry)
+                entry = msgspec.msgpack.decode(row.value, type=DirectoryEntry)
             except msgspec.DecodeError as error:
                 raise PeerError(f"directory entry {row.seq} cannot be read: {error}") from None
             info = entry.info
@@ -54,4 +54,6 @@ class Directory:
 def info_batch(info: StreamInfo, chain: str, made_epoch: int) -> Batch:
     """An entry. Streams created here, not heard of, are tagged with the epoch of their creation."""
     tags: list[bytes | None] | None = [b"%d" % made_epoch] if made_epoch else None
-    return Batch.of(DIRECTORY, [msgspec.msgpack.encode(Entry(info, chain))], [info.stream_id], tags)
+    return Batch.of(
+        DIRECTORY, [msgspec.msgpack.encode(DirectoryEntry(info, chain))], [info.stream_id], tags
+    )
