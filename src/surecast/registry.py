@@ -7,12 +7,16 @@ costs nothing. A new protocol is a folder, a row here, a page in docs/protocols 
 from dataclasses import dataclass, field
 from importlib import import_module
 from inspect import isclass
+from pkgutil import iter_modules
 from typing import Any
 
-from surecast.core.types import Message
+import msgspec
+
+from surecast.core.canon import name_of
+from surecast.core.types import Message, tag_of
 from surecast.errors import ConfigError
 
-__all__ = ["PROTOCOLS", "Protocol", "config", "message_types", "role"]
+__all__ = ["PROTOCOLS", "Protocol", "config", "message_types", "recorded_types", "role"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,7 @@ class Protocol:
     roles: dict[str, str] = field(default_factory=dict)  # role → its machine
 
 
+_COLUMN_TYPES = ("surecast.columns.rules",)  # the modules of `columns` that define structs
 _NAKCAST = "surecast.protocols.nakcast"
 _CHAIN = "surecast.protocols.chain"
 _SPRINKLER = "surecast.protocols.sprinkler"
@@ -81,20 +86,51 @@ def config(protocol: str, name: str) -> type[Any]:
 def message_types() -> tuple[type[Message], ...]:
     """Every message of every protocol, for `core.wire.Codec`; loads their messages modules.
 
-    A message goes over the wire under its class name, so two protocols must not share one.
+    A class that others of its module derive from is a base and is not sent. Tags are
+    "protocol/Name" with the name of the row, so that protocols cannot clash.
     """
     found: dict[str, type[Message]] = {}
-    for protocol in PROTOCOLS.values():
-        module = import_module(protocol.messages)
-        for name, value in sorted(vars(module).items()):
-            if (
-                isclass(value)
-                and issubclass(value, Message)
-                and value.__module__ == module.__name__
-            ):
-                assert name not in found, f"{value} and {found[name]} have the same name"
-                found[name] = value
+    for protocol, row in PROTOCOLS.items():
+        kinds = [one for one in _defined_in(row.messages) if issubclass(one, Message)]
+        bases = {base for kind in kinds for base in kind.__bases__}
+        for kind in kinds:
+            if kind in bases:
+                continue
+            tag = tag_of(kind)
+            assert tag.startswith(f"{protocol}/"), f"{kind}: its tag {tag!r} is not {protocol}'s"
+            assert tag not in found, f"{kind} and {found[tag]} have the tag {tag!r}"
+            found[tag] = kind
     return tuple(found.values())
+
+
+def recorded_types() -> dict[str, type[msgspec.Struct]]:
+    """Every type that a recording may name (`core.canon.name_of`), for `sim.playback`.
+
+    Loads the modules of `core` and of all protocols. A type is found wherever in its protocol's
+    folder it is defined, so two in one folder must not share a name.
+    """
+    packages = ["surecast.core", *(f"surecast.protocols.{name}" for name in PROTOCOLS)]
+    modules = [f"{package}.{name}" for package in packages for name in _modules_in(package)]
+    found: dict[str, type[msgspec.Struct]] = {}
+    for module in [*modules, *_COLUMN_TYPES]:
+        for kind in _defined_in(module):
+            if issubclass(kind, msgspec.Struct):
+                name = name_of(kind)
+                assert name not in found, f"{kind} and {found[name]} are both called {name!r}"
+                found[name] = kind
+    return found
+
+
+def _modules_in(package: str) -> list[str]:
+    path = import_module(package).__path__
+    return sorted(module.name for module in iter_modules(path))
+
+
+def _defined_in(name: str) -> list[type[Any]]:
+    """The classes that a module defines itself, by name."""
+    module = import_module(name)
+    classes = [value for _, value in sorted(vars(module).items()) if isclass(value)]
+    return [one for one in classes if one.__module__ == module.__name__]
 
 
 def _row(protocol: str) -> Protocol:

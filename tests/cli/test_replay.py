@@ -20,7 +20,7 @@ from surecast.registry import message_types
 from surecast.runtime.recorder import Recorder
 from surecast.sim import Link, Trace, World
 from surecast.storage.memory import MemoryDisk
-from surecast.swarm.process import build
+from surecast.swarm.process import BUILD, build
 
 
 class Ticker:
@@ -134,7 +134,7 @@ def record(path: Path, node: str, *, wrong_at: int = -1) -> Path:
     made = Recorder(
         path,
         node=node,
-        build="surecast.swarm.process:build",
+        build=BUILD,
         args=args,
         seed=7,
         incarnation=1,

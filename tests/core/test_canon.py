@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from surecast.core.canon import canonical, digest, labels, plain, unplain
+from surecast.core.canon import canonical, digest, labels, name_of, plain, unplain
 from surecast.core.replicated import Committed, CompactLog, Submit, Truncated
 from surecast.core.types import (
     Append,
@@ -28,6 +28,7 @@ from surecast.core.types import (
 )
 from surecast.errors import PeerError, UsageError
 from surecast.protocols.chain.messages import Ack, Beat, Forward, Member, TailToken, Watch
+from surecast.protocols.sprinkler.fetcher import Fetch
 from surecast.protocols.sprinkler.messages import Advertise
 
 A, B = bytes(range(16)), bytes(16)
@@ -185,11 +186,20 @@ def test_what_has_no_one_form_is_refused(effect: Any) -> None:
 
 def test_labels_name_what_is_carried() -> None:
     effects = [Send("a", Beat(1)), Emit(Committed(A, 1)), SetTimer("k", 1), Emit("x")]
-    assert labels(effects) == ["Send.Beat", "Emit.Committed", "SetTimer", "Emit.str"]
+    assert labels(effects) == ["Send.chain/Beat", "Emit.Committed", "SetTimer", "Emit.str"]
 
 
 class Told(Input):
     what: Any
+
+
+def test_names_do_not_say_in_which_file_of_its_folder_a_type_is() -> None:
+    from surecast.columns.rules import KeepLast
+
+    names = {Forward: "chain/Forward", Member: "chain/Member", Fetch: "sprinkler/Fetch"}
+    names |= {Committed: "Committed", Send: "Send", KeepLast: "KeepLast"}
+    names |= {Told: f"{__name__}:Told", str: "builtins:str"}
+    assert {kind: name_of(kind) for kind in names} == names
 
 
 VALUES = [
@@ -200,7 +210,7 @@ VALUES = [
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)
 def test_any_value_comes_back_as_it_was(value: Any) -> None:
-    known = {f"{cls.__module__}:{cls.__name__}": cls for cls in (Told, Committed)}
+    known = {name_of(cls): cls for cls in (Told, Committed)}
     packed = msgspec.msgpack.decode(msgspec.msgpack.encode(plain(value)))
     again = unplain(packed, known.__getitem__)
     assert again == value

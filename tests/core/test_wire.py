@@ -305,7 +305,7 @@ def test_codecs_that_cannot_be() -> None:
         one: Batch | bytes  # both look like bytes to msgspec
 
     namesake = msgspec.defstruct("Beat", [("other", str)], bases=(Message,))
-    with pytest.raises(ConfigError, match=r"two message types are called 'Beat'.*and.*Beat"):
+    with pytest.raises(ConfigError, match=r"two message types have the tag 'Beat'.*and.*Beat"):
         Codec([Beat, namesake])  # type: ignore[list-item]
     with pytest.raises(ConfigError, match="is not a Message type"):
         Codec([Place])  # type: ignore[list-item]

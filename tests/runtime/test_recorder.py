@@ -14,7 +14,8 @@ from threading import Event
 from typing import Any
 
 import pytest
-from tests.sim.recorded import lend_module
+from tests.sim.recorded import BUILD as MADE_HERE
+from tests.sim.recorded import replay
 from typer.testing import CliRunner
 
 from surecast.cli.main import app
@@ -44,19 +45,18 @@ from surecast.core.wire import Codec
 from surecast.errors import UsageError
 from surecast.protocols.chain.messages import Beat
 from surecast.protocols.sprinkler.messages import Acked, Follow, Offer, Open, Opened
-from surecast.registry import message_types
+from surecast.registry import message_types, recorded_types
 from surecast.runtime import AddressBook, Node
 from surecast.runtime.recorder import Recorder, recording_path
 from surecast.sim import playback
-from surecast.sim.playback import play
+from surecast.sim.playback import Played
 from surecast.storage.config import StorageConfig
 from surecast.storage.memory import MemoryDisk
 from surecast.storage.segments import SegmentStore
 from surecast.storage.store import MemoryStore
-from surecast.swarm.process import build
+from surecast.swarm.process import BUILD, BUILDS, build
 
 LOG = bytes(range(16))
-BUILD = "surecast.swarm.process:build"
 
 
 def recorder(path: Path, disk: MemoryDisk | None = None, **options: Any) -> Recorder:
@@ -69,7 +69,11 @@ def batch(lo: int, value: bytes = b"v") -> Batch:
 
 
 def items(path: Path) -> list[Any]:
-    return list(Recording(path.read_bytes()).items())
+    return list(Recording(path.read_bytes(), recorded_types()).items())
+
+
+def play(paths: list[Path]) -> Played:
+    return playback.play(paths, recorded_types(), BUILDS)
 
 
 # ---------------------------------------------------------------- what is written, and when
@@ -101,11 +105,6 @@ def test_each_life_has_a_file_of_its_own(tmp_path: Path) -> None:
     recorder(path).close()
     with pytest.raises(UsageError, match="exists"):
         recorder(path)
-
-
-def test_a_build_function_elsewhere_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="outside"):
-        recorder(tmp_path / "a.rec", build="tests.helpers:cluster_of")
 
 
 def test_the_disk_a_life_begins_with_is_recorded(tmp_path: Path) -> None:
@@ -212,12 +211,12 @@ from surecast.core.wire import Codec
 from surecast.protocols.chain.messages import Beat
 from surecast.runtime.recorder import Recorder
 from surecast.storage.memory import MemoryDisk
-made = Recorder(Path(sys.argv[1]), node="a", build="surecast.swarm.process:build",
+from surecast.swarm.process import BUILD, build
+made = Recorder(Path(sys.argv[1]), node="a", build=BUILD,
     args={"role": "publisher", "replicas": ["b"]}, seed=1, incarnation=1, codec=Codec([Beat]),
     disk=MemoryDisk())
 from random import Random
 from surecast.core.machine import NodeContext
-from surecast.swarm.process import build
 machine = build(NodeContext("a", Random("1/a/1"), MemoryDisk(), 1),
                 {"role": "publisher", "replicas": ["b"]})
 for n in range(30_000):
@@ -287,7 +286,7 @@ class Journalist:
         self.woken = Event()
         self.store.attach(self.woken.set)
         life = self.store.incarnation
-        made = {"args": {}, "seed": seed, "incarnation": life, "build": SCRIBBLER}
+        made = {"args": {}, "seed": seed, "incarnation": life, "build": MADE_HERE}
         self.recorder = recorder(directory / f"a.{life}.rec", self.store.disk, **made)
         rng = Random(f"{seed}/a/{life}")
         self.machine = Scribbler(NodeContext("a", rng, self.store.disk, life))
@@ -333,15 +332,11 @@ class Journalist:
         self.store.close()
 
 
-SCRIBBLER = "surecast.recorded_in_tests:build"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_what_a_failing_store_showed_is_shown_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    lend_module(monkeypatch, build=lambda ctx, _args: Scribbler(ctx))
     failed = 0
     for _ in range(2):  # the second life begins with what the first has left
         with monkeypatch.context() as patch:
@@ -349,7 +344,7 @@ def test_what_a_failing_store_showed_is_shown_again(
             journalist.live()
             failed += journalist.failed
     assert failed > 5
-    played = play(sorted(tmp_path.glob("*.rec")))
+    played = replay(sorted(tmp_path.glob("*.rec")), lambda ctx, _args: Scribbler(ctx))
     assert played.difference is None, played.difference
     assert played.lives == {"a": 2}
 
@@ -361,14 +356,13 @@ class Faulty:
 
 
 def test_the_recording_of_a_machine_that_failed_ends_with_what_it_failed_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL + 1)
-    lend_module(monkeypatch, build=lambda _ctx, _args: Faulty())
     path = tmp_path / "a.rec"
 
     async def story() -> None:
-        made = recorder(path, build=SCRIBBLER)
+        made = recorder(path, build=MADE_HERE)
         codec = Codec([Beat])
         node = Node("a", lambda _: Faulty(), book=AddressBook(), codec=codec, recorder=made)
         await node.start()
@@ -380,7 +374,7 @@ def test_the_recording_of_a_machine_that_failed_ends_with_what_it_failed_of(
         await node.stop()
 
     asyncio.run(story())
-    difference = play([path]).difference
+    difference = replay([path], lambda _ctx, _args: Faulty()).difference
     assert difference is not None
     assert difference.step == 3
     assert "the machine fails" in difference.why

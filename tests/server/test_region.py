@@ -84,6 +84,8 @@ def test_two_lives_never_draw_the_same_stream_id(tmp_path: Path) -> None:
 
 
 def test_a_recorded_life_can_be_lived_again(tmp_path: Path) -> None:
+    from surecast.registry import recorded_types
+    from surecast.server.nodes import BUILDS
     from surecast.sim.playback import play
 
     async def main() -> None:
@@ -100,7 +102,7 @@ def test_a_recorded_life_can_be_lived_again(tmp_path: Path) -> None:
     asyncio.run(main())
     found = sorted((tmp_path / "rec").glob("*.rec"))
     assert [path.name for path in found] == ["e-1.1.rec", "e.witness.1.rec"]
-    played = play(found)
+    played = play(found, recorded_types(), BUILDS)
     assert played.difference is None
     assert played.unclosed == []
     assert played.steps > 10

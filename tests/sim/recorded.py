@@ -1,21 +1,22 @@
 """Worlds whose nodes are recorded as the asyncio driver would record them."""
 
-import sys
+from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from surecast.core.canon import name_of
 from surecast.core.machine import Factory, NodeContext
 from surecast.core.types import Emit, Input
 from surecast.core.wire import Codec
-from surecast.registry import message_types
+from surecast.registry import message_types, recorded_types
 from surecast.runtime.recorder import Recorder, recording_path
+from surecast.sim import Trace, playback
 from surecast.sim.node import Node
+from surecast.sim.playback import Played
 
-MODULE = "surecast.recorded_in_tests"
-BUILD = f"{MODULE}:build"
+BUILD = "made-in-a-test"
 
 
 class Do(Input):
@@ -24,7 +25,10 @@ class Do(Input):
     effects: list[Any]
 
 
-Do.__module__ = MODULE  # recordings load nothing from outside surecast
+def replay(paths: Sequence[Path], build: playback.Build, trace: Trace | None = None) -> Played:
+    """Play recordings of machines that a test makes; `build` is what they name as BUILD."""
+    types = {**recorded_types(), name_of(Do): Do}
+    return playback.play(paths, types, {BUILD: build}, trace)
 
 
 class Recorded:
@@ -39,7 +43,6 @@ class Recorded:
         self.factories: dict[str, Factory] = {}
         self.recorders: list[Recorder] = []
         self.codec = Codec(message_types())
-        lend_module(monkeypatch, build=self.build)
         start = Node.start
 
         def record(node: Node) -> None:
@@ -81,19 +84,8 @@ class Recorded:
             assert not recorder.problem
         return sorted(self.directory.glob("*.rec"))
 
-
-def lend_module(monkeypatch: pytest.MonkeyPatch, **functions: Any) -> None:
-    """Let recordings find these functions as if a module of surecast defined them."""
-    module = ModuleType(MODULE)
-    module.Do = Do  # type: ignore[attr-defined]
-    for name, function in functions.items():
-
-        def lent(ctx: NodeContext, args: dict[str, Any], function: Any = function) -> Any:
-            return function(ctx, args)
-
-        lent.__module__ = MODULE
-        setattr(module, name, lent)
-    monkeypatch.setitem(sys.modules, MODULE, module)
+    def play(self, trace: Trace | None = None) -> Played:
+        return replay(self.paths(), self.build, trace)
 
 
 class Looker:

@@ -5,7 +5,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from recorded import BUILD, Do, Looker, Recorded, lend_module
+from recorded import BUILD, Do, Looker, Recorded, replay
 
 from surecast.columns.intervals import IntervalSet
 from surecast.columns.retention import LatestPerKey
@@ -32,7 +32,7 @@ from surecast.protocols.chain.messages import Beat
 from surecast.protocols.chain.replica import Replica
 from surecast.runtime.recorder import Recorder
 from surecast.sim import Trace, World
-from surecast.sim.playback import play
+from surecast.sim.playback import Played
 from surecast.storage.memory import MemoryDisk
 from surecast.swarm.cluster import Cluster
 from surecast.swarm.sprinkler import run_seed
@@ -75,7 +75,7 @@ def story(trace: Trace | None = None) -> Cluster:
 
 def test_a_cluster_with_faults_is_met_again(recorded: Recorded) -> None:
     cluster = story()
-    played = play(recorded.paths())
+    played = recorded.play()
     assert played.difference is None, played.difference
     assert played.steps == cluster.world.inputs
     assert played.lives["east/0"] == played.lives["west/1"] == 2
@@ -87,7 +87,7 @@ def test_the_trace_of_the_replay_is_the_trace_of_the_run(recorded: Recorded) -> 
     """Row for row and node by node; who is first at the same instant is not recorded."""
     live, again = Trace(), Trace()
     story(live)
-    play(recorded.paths(), again)
+    recorded.play(again)
 
     def by_node(trace: Trace) -> dict[str, list[Any]]:
         rows: dict[str, list[Any]] = {}
@@ -103,7 +103,7 @@ def test_the_trace_of_the_replay_is_the_trace_of_the_run(recorded: Recorded) -> 
 @pytest.mark.parametrize("seed", [3, 13, 19])  # the last: a disk that fails at a bad moment
 def test_a_swarm_is_met_again(recorded: Recorded, seed: int) -> None:
     result = run_seed(seed)
-    played = play(recorded.paths())
+    played = recorded.play()
     assert played.difference is None, played.difference
     assert played.steps == result.inputs
 
@@ -121,10 +121,9 @@ class Hasty(Replica):
 def test_another_rule_is_found_and_explained(recorded: Recorded) -> None:
     cluster = Cluster(3, {"east": 2})
     cluster.world.run(1 * SECOND)
-    paths = recorded.paths()
-    assert play(paths).difference is None
+    assert recorded.play().difference is None
     cluster.replica_type = Hasty  # which the recorded factories look up
-    difference = play(paths).difference
+    difference = recorded.play().difference
     assert difference is not None
     assert difference.node.startswith("east/")
     assert "'beat'" in difference.inp
@@ -184,7 +183,7 @@ def tell_of_failing_disks() -> World:
 
 def test_failed_writes_are_seen_as_they_were(recorded: Recorded) -> None:
     tell_of_failing_disks()
-    played = play(recorded.paths())
+    played = recorded.play()
     assert played.difference is None, played.difference
     assert played.lives == {"n": 2}
     assert played.steps > 25
@@ -195,7 +194,7 @@ def test_failed_writes_that_go_unrecorded_are_missed(
 ) -> None:
     monkeypatch.setattr(Recorder, "_look", lambda self: self._disk.take_notes())
     tell_of_failing_disks()
-    assert play(recorded.paths()).difference is not None
+    assert recorded.play().difference is not None
 
 
 def test_compactions_that_show_at_once_are_a_difference(
@@ -207,7 +206,7 @@ def test_compactions_that_show_at_once_are_a_difference(
         "ask",
         lambda self, effect: (self._asked.append(effect), self.show(effect.token)),
     )
-    assert play(recorded.paths()).difference is not None
+    assert recorded.play().difference is not None
 
 
 # ---------------------------------------------------------------- differences and damage
@@ -237,73 +236,61 @@ def record_talker(path: Path, seed: int = 5, **options: Any) -> None:
     writer.close()
 
 
-@pytest.fixture
-def talker(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """The changes to make to the arguments that were recorded."""
-    changes: dict[str, int] = {}
-    lend_module(monkeypatch, build=lambda ctx, args: Talker(ctx, **{**args, **changes}))
-    return changes
+def play(*paths: Path, **changes: int) -> Played:
+    """Play recordings of Talkers, with changes to the arguments that were recorded."""
+    return replay(paths, lambda ctx, args: Talker(ctx, **{**args, **changes}))
 
 
-def test_seed_and_arguments_are_part_of_the_recording(
-    talker: dict[str, int], tmp_path: Path
-) -> None:
+def test_seed_and_arguments_are_part_of_the_recording(tmp_path: Path) -> None:
     record_talker(tmp_path / "a.rec")
-    played = play([tmp_path / "a.rec"])
+    played = play(tmp_path / "a.rec")
     assert (played.difference, played.steps, played.effects) == (None, 21, 21)
     assert played.unclosed == []
 
 
-def test_the_first_difference_stops_the_replay(talker: dict[str, int], tmp_path: Path) -> None:
+def test_the_first_difference_stops_the_replay(tmp_path: Path) -> None:
     record_talker(tmp_path / "a.rec")
-    talker["late_ns"] = 101
-    played = play([tmp_path / "a.rec"])
+    played = play(tmp_path / "a.rec", late_ns=101)
     assert played.difference is not None
     assert (played.difference.step, played.steps) == (2, 2)
     assert "Beat(epoch=0)" in played.difference.inp
-    talker["late_ns"] = 0
-    played = play([tmp_path / "a.rec"])
+    played = play(tmp_path / "a.rec", late_ns=0)
     assert played.difference is not None
     assert played.difference.why == "there were 1 effects, there are now 0"
 
 
-def test_a_machine_that_fails_is_a_difference(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_machine_that_fails_is_a_difference(tmp_path: Path) -> None:
     class Broken(Talker):
         def step(self, now_ns: int, inp: Any) -> list[Any]:
             assert now_ns < 7, "broken"
             return super().step(now_ns, inp)
 
-    lend_module(monkeypatch, build=lambda ctx, args: Broken(ctx, **args))
     record_talker(tmp_path / "a.rec")
-    difference = play([tmp_path / "a.rec"]).difference
+    difference = replay([tmp_path / "a.rec"], lambda ctx, args: Broken(ctx, **args)).difference
     assert difference is not None
     assert difference.step == 8
     assert "broken" in difference.why
 
 
-def test_a_torn_recording_is_played_as_far_as_it_goes(
-    talker: dict[str, int], tmp_path: Path
-) -> None:
+def test_a_torn_recording_is_played_as_far_as_it_goes(tmp_path: Path) -> None:
     path = tmp_path / "a.rec"
     record_talker(path)
     whole = path.read_bytes()
     for cut in (1, 30, 100, 500):
         path.write_bytes(whole[:-cut])
-        played = play([path])
+        played = play(path)
         assert played.difference is None
         assert played.unclosed == [str(path)]
         assert played.steps < 21 or cut < 40
 
 
-def test_a_life_without_a_step_does_no_harm(talker: dict[str, int], tmp_path: Path) -> None:
+def test_a_life_without_a_step_does_no_harm(tmp_path: Path) -> None:
     record_talker(tmp_path / "a.rec")
     writer = Writer(Codec([Beat]))
     writer.opening("b", BUILD, {}, 1, 1)
     (tmp_path / "b.rec").write_bytes(writer.take())
-    alone = play([tmp_path / "a.rec"])
-    both = play([tmp_path / "a.rec", tmp_path / "b.rec"])
+    alone = play(tmp_path / "a.rec")
+    both = play(tmp_path / "a.rec", tmp_path / "b.rec")
     assert (both.steps, both.span_ns) == (alone.steps, alone.span_ns) == (21, 20)
     assert both.unclosed == [str(tmp_path / "b.rec")]
 
@@ -311,40 +298,27 @@ def test_a_life_without_a_step_does_no_harm(talker: dict[str, int], tmp_path: Pa
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"build": "surecast.nowhere:build"}, "no 'surecast.nowhere:build'"),
+        ({"build": "os:system"}, f"no machine 'os:system' can be built here; there are: {BUILD}"),
         ({"args": {"wrong": 1}}, "cannot build a"),
     ],
 )
-def test_what_cannot_be_built_is_said(
-    talker: dict[str, int], tmp_path: Path, options: dict[str, Any], words: str
-) -> None:
+def test_what_cannot_be_built_is_said(tmp_path: Path, options: dict[str, Any], words: str) -> None:
     record_talker(tmp_path / "a.rec", **options)
     with pytest.raises(PeerError, match=words):
-        play([tmp_path / "a.rec"])
+        play(tmp_path / "a.rec")
 
 
-@pytest.mark.parametrize("build", ["os:system", "tests.sim.recorded:Looker", "surecastle:x"])
-def test_a_foreign_build_function_is_not_loaded(tmp_path: Path, build: str) -> None:
-    forger = Writer(Codec([Beat]))  # the recorder itself would refuse
-    forger.opening("a", build, {}, 1, 1)
-    forger.step(0, Start(0, 1), [])
-    path = tmp_path / "a.rec"
-    path.write_bytes(forger.take())
-    with pytest.raises(PeerError, match="outside the package surecast"):
-        play([path])
-
-
-def test_a_life_begins_with_its_start(talker: dict[str, int], tmp_path: Path) -> None:
+def test_a_life_begins_with_its_start(tmp_path: Path) -> None:
     writer = Writer(Codec([Beat]))
     writer.opening("a", BUILD, {"late_ns": 0}, 1, 1)
     writer.step(0, PeerUp("b"), [])
     path = tmp_path / "a.rec"
     path.write_bytes(writer.take())
     with pytest.raises(PeerError, match="Start"):
-        play([path])
+        play(path)
 
 
-def test_an_answer_to_nothing_is_refused(talker: dict[str, int], tmp_path: Path) -> None:
+def test_an_answer_to_nothing_is_refused(tmp_path: Path) -> None:
     writer = Writer(Codec([Beat]))
     writer.opening("a", BUILD, {"late_ns": 0}, 1, 1)
     asked = SaveState("s", b"", "t")
@@ -354,4 +328,4 @@ def test_an_answer_to_nothing_is_refused(talker: dict[str, int], tmp_path: Path)
     path = tmp_path / "a.rec"
     path.write_bytes(writer.take())
     with pytest.raises(PeerError, match="not asked"):
-        play([path])
+        play(path)

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from surecast.registry import recorded_types
+from surecast.server import nodes
 from surecast.sim.playback import play
+from surecast.swarm import process
 from surecast.swarm.misfortunes import KINDS
 from surecast.swarm.rounds import REGIONS, run_round
 
@@ -43,7 +46,8 @@ def test_g4_g10_g13_real_processes_killed_stopped_and_cut_off(tmp_path: Path) ->
     assert result.moves > servers
     assert result.rewritten > servers
 
-    played = play(sorted(tmp_path.glob("*.rec")))
+    builds = {**nodes.BUILDS, **process.BUILDS}
+    played = play(sorted(tmp_path.glob("*.rec")), recorded_types(), builds)
     assert played.difference is None, str(played.difference)
     killed = next(f.split()[1] for f in result.faults if f.startswith("kill-tail"))
     assert played.lives[killed] >= 2

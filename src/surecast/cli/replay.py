@@ -91,13 +91,22 @@ def play(paths: list[Path], out: Path | None, tail: int, as_json: bool) -> bool:
     import msgspec
 
     from surecast.errors import PeerError
+    from surecast.registry import recorded_types
+    from surecast.server import nodes
     from surecast.sim.playback import play
     from surecast.sim.trace import Trace
+    from surecast.swarm import process
 
     trace = Trace(keep=out is not None or tail > 0)
     try:
         with Bar("replay, MB", sum(path.stat().st_size for path in paths) / 1e6) as bar:
-            played = play(paths, trace, lambda nbytes: bar.update(nbytes / 1e6))
+            played = play(
+                paths,
+                recorded_types(),
+                {**nodes.BUILDS, **process.BUILDS},
+                trace,
+                lambda nbytes: bar.update(nbytes / 1e6),
+            )
     except PeerError as error:
         if as_json:
             print(json.dumps({"recordings": len(paths), "error": str(error)}))

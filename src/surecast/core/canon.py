@@ -15,10 +15,30 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec import inspect
 
-from surecast.core.types import Batch, Command, Emit, FromBelow, PassDown, Received, Send
+from surecast.core.types import (
+    Batch,
+    Command,
+    Emit,
+    FromBelow,
+    Message,
+    PassDown,
+    Received,
+    Send,
+    tag_of,
+)
 from surecast.errors import PeerError, UsageError
 
-__all__ = ["FORMS", "Form", "canonical", "digest", "labels", "name_of", "plain", "unplain"]
+__all__ = [
+    "FORMS",
+    "Form",
+    "canonical",
+    "digest",
+    "label_of",
+    "labels",
+    "name_of",
+    "plain",
+    "unplain",
+]
 
 DIGEST_SIZE: Final = 8
 _BATCH: Final = 1  # MessagePack extension: the header of a batch
@@ -30,14 +50,31 @@ _CARRIES: Final[dict[type, str]] = {
 
 
 def name_of(kind: type) -> str:
+    """What recordings and traces call a type. A type that moves to another file keeps its name.
+
+    A message is called by its tag, another type of a protocol "protocol/Name", a type of the
+    vocabulary (`core`, `columns`) by its class name alone. Types from elsewhere, such as those of
+    tests, are "module:Name".
+    """
+    if issubclass(kind, Message):
+        return tag_of(kind)
+    parts = kind.__module__.split(".")
+    if parts[:2] == ["surecast", "protocols"] and len(parts) > 2:
+        return f"{parts[2]}/{kind.__qualname__}"
+    if parts[0] == "surecast" and parts[1:2] in (["core"], ["columns"]):
+        return kind.__qualname__
     return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def label_of(kind: type) -> str:
+    """The name without a module: for people to read."""
+    return name_of(kind).rpartition(":")[2]
 
 
 class Form(NamedTuple):
     """What must be known of a type to encode its values."""
 
     name: str
-    label: str
     carries: str  # the field whose value has a type worth naming, or ""
     fields: tuple[tuple[str, bool], ...]  # of a struct: name, and whether it may hold anything
     open: tuple[str, ...]  # the names of the latter
@@ -54,10 +91,7 @@ class _Forms(dict[type, Form]):
             found = msgspec.structs.fields(kind)
             fields = tuple((f.name, _is_open(kind, f.name, f.type)) for f in found)
         names = tuple(name for name, is_open in fields if is_open)
-        form = Form(
-            name_of(kind), kind.__name__, _CARRIES.get(kind, ""), fields, names,
-            is_struct and not names,
-        )  # fmt: skip
+        form = Form(name_of(kind), _CARRIES.get(kind, ""), fields, names, is_struct and not names)
         self[kind] = form
         return form
 
@@ -103,7 +137,7 @@ def digest(effects: Sequence[Any]) -> bytes:
 
 
 def labels(effects: Iterable[Any]) -> list[str]:
-    """The effects' types in short, such as "Send.Forward"."""
+    """The effects' types in short, such as "Send.chain/Forward"."""
     return [_LABELS[type(effect), _inner(effect)] for effect in effects]
 
 
@@ -137,7 +171,7 @@ def _inner(effect: Any) -> type | None:
 
 class _Labels(dict[tuple[type, type | None], str]):
     def __missing__(self, kinds: tuple[type, type | None]) -> str:
-        self[kinds] = label = ".".join(kind.__name__ for kind in kinds if kind is not None)
+        self[kinds] = label = ".".join(label_of(kind) for kind in kinds if kind is not None)
         return label
 
 

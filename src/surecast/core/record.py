@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 MAGIC: Final = b"SCR\xf1"
-VERSION: Final = 1
+VERSION: Final = 2
 RECORD_BYTES_MAX: Final = 1 << 28  # what one input may take, and so what a reader will look at
 
 PREAMBLE: Final = struct.Struct("<4sB3x")
@@ -78,14 +78,17 @@ ANSWERS: Final = frozenset((Stored, Compacted, StoreFailed))
 
 
 class Header(msgspec.Struct, frozen=True):
-    """How to build the machine again: `build` is "module:function", called with (ctx, args)."""
+    """How to build the machine again: `build` names a function of (ctx, args) that the reader has.
+
+    Types are named as `core.canon` does: the file does not say in which modules they are.
+    """
 
     node: str
     build: str
     args: dict[str, Any]
     seed: str
     incarnation: int
-    messages: list[str]  # the types of the connection's codec
+    messages: list[str]  # the tags of the connection's codec
     limits: tuple[int, int, int, int]  # frame bytes, control bytes, rows, attachments
 
 

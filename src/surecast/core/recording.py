@@ -1,12 +1,11 @@
 """Reading recordings (`core.record`) back: every record checked, every input rebuilt.
 
 A recording may be damaged or come from a stranger. Whatever its bytes, reading raises nothing but
-`PeerError`, and loads nothing but modules of this package. What is missing at the end is no fault:
-`torn` says how much of an unfinished record there is.
+`PeerError`, and makes values of no types but those it is given. What is missing at the end is no
+fault: `torn` says how much of an unfinished record there is.
 """
 
-from collections.abc import Iterator
-from importlib import import_module
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 from zlib import crc32
 
@@ -19,35 +18,7 @@ from surecast.core.types import Batch, Message, Received
 from surecast.core.wire import Buffer, Codec, Limits, decode_batch
 from surecast.errors import ConfigError, PeerError, UsageError
 
-__all__ = ["Recording", "resolve"]
-
-
-def resolve(name: str) -> Any:
-    """What "module:name" names, if that is a class or function which the module itself defines.
-
-    A recording may come from anywhere: it makes us load nothing but our own modules, and call or
-    instantiate nothing they only imported.
-    """
-    module, _, attribute = name.partition(":")
-    parts = module.split(".")
-    ours = parts[0] == "surecast" and "__main__" not in parts and attribute.isidentifier()
-    if not ours or not all(part.isidentifier() for part in parts):
-        raise PeerError(f"{name!r} is outside the package surecast; recordings load nothing else")
-    try:
-        found = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise PeerError(f"this version of surecast has no {name!r}: {error}") from None
-    if getattr(found, "__module__", None) != module or not callable(found):
-        raise PeerError(f"{name!r} is nothing that {module} defines")
-    return found
-
-
-def _struct_type(name: str) -> type[msgspec.Struct]:
-    found = resolve(name)
-    if not (isinstance(found, type) and issubclass(found, msgspec.Struct)):
-        raise PeerError(f"{name!r} is no type of input or message")
-    return found
-
+__all__ = ["Recording"]
 
 _SENSELESS: Final = (msgspec.MsgspecError, ValueError, TypeError, RecursionError)
 _METAS: Final = {
@@ -65,9 +36,13 @@ _DECODERS: Final[dict[int, Any]] = {k: msgspec.msgpack.Decoder(t) for k, t in _M
 
 
 class Recording:
-    """One recording, read from its bytes; what it yields refers to them, so they must stay."""
+    """One recording, read from its bytes; what it yields refers to them, so they must stay.
 
-    def __init__(self, data: Buffer) -> None:
+    `types` has the types that it may name, by `core.canon.name_of`.
+    """
+
+    def __init__(self, data: Buffer, types: Mapping[str, type[msgspec.Struct]]) -> None:
+        self._known_types = types
         self._view = memoryview(data).toreadonly()
         self._at = record.PREAMBLE.size
         self._number = 0
@@ -87,12 +62,23 @@ class Recording:
         self.codec = self._make_codec()
 
     def _make_codec(self) -> Codec:
-        types: list[type[Message]] = [_struct_type(n) for n in self.header.messages]  # type: ignore[misc]
+        types: list[type[Message]] = []
+        for tag in self.header.messages:
+            kind = self._struct_type(tag)
+            if not issubclass(kind, Message):
+                raise PeerError(f"the recording's header: {tag!r} is not a type of message")
+            types.append(kind)
         frame, control, rows, attachments = self.header.limits
         try:
             return Codec(types, Limits(frame, control, rows, attachments))
         except ConfigError as error:
             raise PeerError(f"the recording's header: {error}") from None
+
+    def _struct_type(self, name: str) -> type[msgspec.Struct]:
+        found = self._known_types.get(name)
+        if found is None:
+            raise PeerError(f"this program has no type {name!r}")
+        return found
 
     @property
     def position(self) -> int:
@@ -161,7 +147,7 @@ class Recording:
             raise PeerError(f"{self._place}: {error}") from None
 
     def _learn(self, name: str, fields: list[str]) -> None:
-        kind = _struct_type(name)
+        kind = self._struct_type(name)
         try:
             form = FORMS[kind]
         except UsageError as error:
@@ -211,7 +197,7 @@ class Recording:
             raise PeerError(f"{self._place}: {len(fields)} fields for {kind.__name__}")
         try:
             values = [
-                unplain(self._open.decode(field), _struct_type)
+                unplain(self._open.decode(field), self._struct_type)
                 if decoder is None
                 else decoder.decode(field)
                 for decoder, field in zip(decoders, fields, strict=True)

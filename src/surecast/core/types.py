@@ -26,6 +26,7 @@ disk has a state named `DAMAGE` whose data says why, as text; the machine that h
 saves that state as empty.
 """
 
+from collections.abc import Callable
 from random import Random
 from typing import Any, Protocol
 
@@ -48,7 +49,22 @@ OWNER = "owner"  # of a node: where events go that no layer takes; no layer is c
 
 
 class Message(msgspec.Struct, gc=False, array_like=True, tag=True):
-    """The base of everything peers send each other; `core.wire` encodes it."""
+    """The base of everything peers send each other; `core.wire` encodes it.
+
+    A message goes over the wire under its tag. Each protocol has a base class of its own for its
+    messages, `class ChainMessage(Message, tag=tagged("chain"))`, so that two protocols may have
+    classes of the same name.
+    """
+
+
+def tagged(protocol: str) -> Callable[[str], str]:
+    """The `tag` argument of a protocol's base class: its class Forward gets "chain/Forward"."""
+    return lambda name: f"{protocol}/{name.rpartition('.')[2]}"
+
+
+def tag_of(kind: type[Message]) -> str:
+    """What messages of this type are called on the wire."""
+    return str(kind.__struct_config__.tag)
 
 
 class Input(msgspec.Struct, gc=False):
@@ -330,4 +346,6 @@ __all__ = [
     "Token",
     "Truncate",
     "Writable",
+    "tag_of",
+    "tagged",
 ]

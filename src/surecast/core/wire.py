@@ -38,7 +38,7 @@ from surecast.columns.batch import (
 )
 from surecast.columns.forms import matches
 from surecast.core.config import check
-from surecast.core.types import Message
+from surecast.core.types import Message, tag_of
 from surecast.errors import ConfigError, PeerError, UsageError
 
 __all__ = [
@@ -343,14 +343,14 @@ class Codec:
     __slots__ = ("_attached", "_decoder", "_encoder", "_next", "_types", "limits")
 
     def __init__(self, types: Sequence[type[Message]], limits: Limits = DEFAULT_LIMITS) -> None:
-        by_tag: dict[Any, type[Message]] = {}
+        by_tag: dict[str, type[Message]] = {}
         for cls in types:
             if not (isinstance(cls, type) and issubclass(cls, Message)):
                 raise ConfigError(f"{cls!r} is not a Message type")
-            tag = cls.__struct_config__.tag
+            tag = tag_of(cls)
             if by_tag.setdefault(tag, cls) is not cls:
                 both = " and ".join(f"{c.__module__}.{c.__qualname__}" for c in (by_tag[tag], cls))
-                raise ConfigError(f"two message types are called {tag!r} on the wire: {both}")
+                raise ConfigError(f"two message types have the tag {tag!r}: {both}")
         if not by_tag:
             raise ConfigError("a codec needs at least one message type")
         self.limits = limits
@@ -366,34 +366,35 @@ class Codec:
 
     @property
     def types(self) -> tuple[type[Message], ...]:
-        """The message types, by name."""
-        return tuple(sorted(self._types, key=lambda cls: cls.__qualname__))
+        """The message types, sorted by tag."""
+        return tuple(sorted(self._types, key=tag_of))
 
     def encode(self, message: Message) -> list[Buffer]:
         """The buffers of the message's frame; the attached bodies are the batches' own."""
         if type(message) not in self._types:
-            raise UsageError(f"{type(message).__name__} is not a message type of this connection")
-        name, limits = type(message).__name__, self.limits
+            raise UsageError(f"{_called(message)} is not a message type of this connection")
+        limits = self.limits
         self._attached = []
         try:
             part = self._encoder.encode(message)
             attached = self._attached
         except _UNENCODABLE as error:
-            raise UsageError(f"cannot encode {name}: {error}") from None
+            raise UsageError(f"cannot encode {tag_of(type(message))}: {error}") from None
         finally:
             self._attached = []
         if len(part) > limits.control_bytes_max:
-            raise UsageError(f"cannot encode {name}: {_control_excess(len(part), limits)}")
+            raise _too_much(message, _control_excess(len(part), limits))
         if len(attached) > limits.attachments_max:
-            raise UsageError(f"cannot encode {name}: {_attachment_excess(len(attached), limits)}")
+            raise _too_much(message, _attachment_excess(len(attached), limits))
         buffers: list[Buffer] = [b""]  # the header's place
         for batch in attached:
             buffers += encode_batch(batch, limits)
         body_len = _padded(len(part)) + sum(map(len, buffers))
         if HEADER_SIZE + body_len > limits.frame_bytes_max:
-            raise UsageError(
-                f"cannot encode {name}: a frame of {HEADER_SIZE + body_len:,} bytes, the limit is "
-                f"{limits.frame_bytes_max:,} (limits.frame_bytes_max); send fewer batches at once"
+            raise _too_much(
+                message,
+                f"a frame of {HEADER_SIZE + body_len:,} bytes, the limit is "
+                f"{limits.frame_bytes_max:,} (limits.frame_bytes_max); send fewer batches at once",
             )
         fields = _FIELDS.pack(
             *(MAGIC, VERSION, CONTROL, 0, 0, body_len, crc32(part), len(attached), len(part)),
@@ -490,6 +491,15 @@ def _number(index: int) -> msgspec.msgpack.Ext:
 
 
 _NUMBERS: Final = [_number(index) for index in range(64)]
+
+
+def _called(message: Any) -> str:
+    kind = type(message)
+    return tag_of(kind) if issubclass(kind, Message) else kind.__name__
+
+
+def _too_much(message: Message, why: str) -> UsageError:
+    return UsageError(f"cannot encode {tag_of(type(message))}: {why}")
 
 
 def _control_excess(nbytes: int, limits: Limits) -> str:

@@ -12,8 +12,8 @@ keeps the TCP connection alive. Bye is the last frame of a graceful close, each 
 `life` names one run of a node, `attempt` counts the connections it tried. Together they tell a
 session that the peer has begun since from one it gave up long ago, whose Hello is only late.
 
-The tags start with a slash, which no class name does: the driver's frames cannot be mistaken for
-a machine's.
+The tags start with a slash, which the tags of protocols ("chain/Forward") do not: the driver's
+frames cannot be mistaken for a machine's.
 """
 
 from hmac import compare_digest

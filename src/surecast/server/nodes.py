@@ -1,17 +1,19 @@
 """From configuration to nodes: their machines, stores and address books.
 
-`build` makes the machine of a node from plain data, because a recording names it to have the
-machine made again. A node that listens on port 0 tells its clients the port that was found.
+Machines are made from plain data by the functions in `BUILDS`, because a recording names one of
+them to have the machine made again. A node that listens on port 0 tells its clients the port that
+was found.
 """
 
 import secrets
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-from surecast.core.machine import NodeContext
+from surecast.core.machine import Factory, NodeContext
 from surecast.core.types import Machine, Peer
 from surecast.core.wire import Codec
 from surecast.errors import StorageError
@@ -29,17 +31,30 @@ from surecast.storage.memory import MemoryDisk
 from surecast.storage.segments import SegmentStore
 from surecast.storage.store import MemoryStore, Store
 
-__all__ = ["build", "open_store", "replica_node", "started", "witness_node"]
+__all__ = ["BUILDS", "open_store", "replica_node", "started", "witness_node"]
 
 
-def build(ctx: NodeContext, args: dict[str, Any]) -> Machine:
-    """The machine of a node; `args` is what `replica_args` and `witness_args` make."""
-    counters: Counter[str] = Counter()
-    if args["role"] == "witness":
-        return ConfigService({args["region"]: tuple(args["replicas"])}, ctx.disk, counters)
+REPLICA: Final = "region-replica"
+WITNESS: Final = "witness"
+
+
+def build_replica(ctx: NodeContext, args: dict[str, Any]) -> Machine:
+    """A region's replica; `args` is what `replica_args` makes."""
     chain = msgspec.convert(args["chain"], ChainConfig)
     proxy = msgspec.convert(args["sprinkler"], ProxyConfig)
-    return region_replica(chain, proxy, ctx.disk, ctx.rng, counters)
+    return region_replica(chain, proxy, ctx.disk, ctx.rng, Counter())
+
+
+def build_witness(ctx: NodeContext, args: dict[str, Any]) -> Machine:
+    """A region's witness; `args` is what `witness_args` makes."""
+    return ConfigService({args["region"]: tuple(args["replicas"])}, ctx.disk, Counter())
+
+
+# What recordings of servers call the functions that build their machines.
+BUILDS: Final[dict[str, Callable[[NodeContext, dict[str, Any]], Machine]]] = {
+    REPLICA: build_replica,
+    WITNESS: build_witness,
+}
 
 
 def replica_args(config: ServerConfig) -> dict[str, Any]:
@@ -83,9 +98,9 @@ def replica_node(config: ServerConfig, witness: Node | None = None) -> Node:
         host, port = parse_address(config.region.replicas[config.name])
         if not port:
             args["sprinkler"]["addresses"][config.name] = show_address((host, node.address[1]))
-        return build(ctx, args)
+        return build_replica(ctx, args)
 
-    node = _node(config, config.name, make, store, args, config.node.listen)
+    node = _node(config, config.name, make, store, REPLICA, args, config.node.listen)
     if witness is not None:
         assert witness.address is not None
         node.book.set(witness.name, witness.address)
@@ -98,7 +113,11 @@ def witness_node(config: ServerConfig) -> Node:
     args = witness_args(config)
     store = open_store(config, "witness")
     name = witness_name(config.node.region)
-    return _node(config, name, lambda ctx: build(ctx, args), store, args, listen)
+
+    def make(ctx: NodeContext) -> Machine:
+        return build_witness(ctx, args)
+
+    return _node(config, name, make, store, WITNESS, args, listen)
 
 
 async def started(node: Node) -> Node:
@@ -112,12 +131,20 @@ async def started(node: Node) -> Node:
 
 
 def _node(
-    config: ServerConfig, name: Peer, factory: Any, store: Store, args: dict[str, Any], listen: str
+    config: ServerConfig,
+    name: Peer,
+    factory: Factory,
+    store: Store,
+    build: str,
+    args: dict[str, Any],
+    listen: str,
 ) -> Node:
     codec = Codec(message_types(), config.limits)
     seed = secrets.token_hex(16)  # stream ids are drawn from it: no two lives may share one
     try:
-        recorder = _recorder(config, name, store, args, codec, seed) if config.node.record else None
+        recorder = None
+        if config.node.record:
+            recorder = _recorder(config, name, store, build, args, codec, seed)
         return Node(
             name,
             factory,
@@ -149,7 +176,13 @@ def _book(config: ServerConfig, me: Peer) -> AddressBook:
 
 
 def _recorder(
-    config: ServerConfig, name: Peer, store: Store, args: dict[str, Any], codec: Codec, seed: str
+    config: ServerConfig,
+    name: Peer,
+    store: Store,
+    build: str,
+    args: dict[str, Any],
+    codec: Codec,
+    seed: str,
 ) -> Recorder:
     folder = Path(config.node.record)
     modes.make_folder(folder)
@@ -161,7 +194,7 @@ def _recorder(
     return Recorder(
         path,
         node=name,
-        build="surecast.server.nodes:build",
+        build=build,
         args=args,
         seed=seed,
         incarnation=store.incarnation,

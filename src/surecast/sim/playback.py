@@ -2,11 +2,12 @@
 
 Each recording (`core.record`) is one life of one node. Its machine is built anew, on a disk that
 holds what the recorded one found; every recorded input is given to it at the recorded time, and
-what it returns is compared with what was recorded. There is no network and no clock to simulate:
-what others sent, when timers fired and what became of writes are inputs and stand in the recording.
-Storage effects are performed on the simulated disk as soon as they are returned, compactions when
-they are answered, which is what the machine saw of the real one; where that differed, the recording
-says so.
+what it returns is compared with what was recorded. A recording names types and the function that
+builds its machine; the caller gives the tables in which these names are looked up. There is no
+network and no clock to simulate: what others sent, when timers fired and what became of writes are
+inputs and stand in the recording. Storage effects are performed on the simulated disk as soon as
+they are returned, compactions when they are answered, which is what the machine saw of the real
+one; where that differed, the recording says so.
 
 Several recordings are merged by time. Each is placed by the wall clock of its `Start`, so that
 nodes of several processes can be told one after the other; a node's own steps keep their order. In
@@ -15,7 +16,7 @@ the trace, time counts from the first step of all.
 
 import mmap
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import merge
 from pathlib import Path
 from random import Random
@@ -26,7 +27,7 @@ import msgspec
 from surecast.core.canon import digest, labels
 from surecast.core.machine import NodeContext
 from surecast.core.record import ANSWERS, ASKING, Closed, Ends, Holed, Kept, Saved, Step
-from surecast.core.recording import Recording, resolve
+from surecast.core.recording import Recording
 from surecast.core.types import (
     Compacted,
     Machine,
@@ -42,8 +43,10 @@ from surecast.sim.trace import Trace
 from surecast.storage.memory import MemoryDisk
 from surecast.storage.store import apply
 
-__all__ = ["Difference", "Played", "play"]
+__all__ = ["Build", "Difference", "Played", "Types", "play"]
 
+Types = Mapping[str, type[msgspec.Struct]]  # by `core.canon.name_of`
+Build = Callable[[NodeContext, dict[str, Any]], Machine]
 
 PROGRESS_STEPS = 5_000
 
@@ -83,14 +86,18 @@ class Played(msgspec.Struct):
 
 def play(
     paths: Sequence[Path],
+    types: Types,
+    builds: Mapping[str, Build],
     trace: Trace | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> Played:
     """Play the recordings, up to the first difference. Damaged ones raise PeerError.
 
+    `types` (see `registry.recorded_types`) and `builds` are what recordings may name: types of
+    inputs and messages, and the functions that make machines of the recorded arguments.
     `on_progress` is told now and then how many bytes have been played.
     """
-    lives = [Life(path) for path in paths]
+    lives = [Life(path, types, builds) for path in paths]
     played = Played(lives=dict(Counter(life.node for life in lives)))
     # A process that was killed at once leaves a life without a step.
     origin_ns = min((life.origin_ns for life in lives if life.machine is not None), default=0)
@@ -122,11 +129,11 @@ def _tell(trace: Trace, at_ns: int, node: str, inp: Any, effects: list[Any]) -> 
 class Life:
     """One recording and the machine that lives through it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, types: Types, builds: Mapping[str, Build]) -> None:
         self.path = path
         self.closed = False
         try:
-            self.recording = Recording(_content(path))
+            self.recording = Recording(_content(path), types)
             header = self.recording.header
             self.node, self.incarnation = header.node, header.incarnation
             self.disk = MemoryDisk()
@@ -134,7 +141,7 @@ class Life:
             self._asked = 0
             self._tokens: dict[int, Token] = {}  # of storage effects without an answer
             self._first = self._next_step()
-            self.machine = self._build() if self._first is not None else None
+            self.machine = self._build(builds) if self._first is not None else None
         except SurecastError as error:
             raise PeerError(f"{path}: {error}") from error
         self.origin_ns = self._offset_ns = 0
@@ -144,17 +151,19 @@ class Life:
             self.origin_ns = self._first.inp.wall_ns
             self._offset_ns = self.origin_ns - self._first.now_ns
 
-    def _build(self) -> Machine:
+    def _build(self, builds: Mapping[str, Build]) -> Machine:
         header = self.recording.header
-        build = resolve(header.build)
+        build = builds.get(header.build)
+        if build is None:
+            known = ", ".join(builds)
+            raise PeerError(f"no machine {header.build!r} can be built here; there are: {known}")
         # As both drivers seed it (`sim.node`).
         rng = Random(f"{header.seed}/{header.node}/{header.incarnation}")
         context = NodeContext(header.node, rng, self.disk, header.incarnation)
         try:
-            machine: Machine = build(context, header.args)
+            return build(context, header.args)
         except Exception as error:  # whatever: the arguments are the recording's
             raise PeerError(f"{header.build} cannot build {header.node}: {error!r}") from error
-        return machine
 
     def timed(self, order: int) -> Iterator[tuple[int, int, "Life", Step]]:
         """The steps with their places in the run; the disk is brought up to date in between.

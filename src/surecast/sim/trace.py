@@ -20,6 +20,7 @@ from zlib import crc32
 
 import msgspec
 
+from surecast.core.canon import label_of, name_of
 from surecast.core.types import Batch, Emit
 from surecast.sim.sizes import BASE_BYTES, Sizes
 
@@ -36,10 +37,10 @@ Step = tuple[int, str, Any, Any]  # at_ns, node, input, effects; a fault's text,
 
 
 class _Codes(dict[type, int]):
-    """Types by a number that depends on nothing but their name."""
+    """Types by a number that depends on nothing but their name (`core.canon`)."""
 
     def __missing__(self, kind: type) -> int:
-        self[kind] = number = crc32(kind.__name__.encode())
+        self[kind] = number = crc32(name_of(kind).encode())
         return number
 
     def of(self, things: Iterable[Any]) -> bytes:
@@ -106,7 +107,7 @@ class Trace:
         """All rows, in order."""
         self.pack()
         kinds = {code: kind for kind, code in self._codes.items()}
-        messages = {kind.__name__: kind for kind in self.sizes.sizers}
+        messages = {name_of(kind): kind for kind in self.sizes.sizers}
         for steps, *codes in self._packs:
             inputs, effects, emitted = (
                 iter([kinds[c] for c in array("I", part)]) for part in codes
@@ -151,7 +152,7 @@ def _pack_other(value: Any) -> Any:
     """What MessagePack has no form for. The names of types are the same in every process."""
     if isinstance(value, Batch):
         return (_BATCH, value.lo, value.hi, value.nbytes, value.kind, value.rows, value.body_crc)
-    return type(value).__name__
+    return name_of(type(value))
 
 
 # Sets come out sorted: their own order is not the same in every process.
@@ -186,7 +187,7 @@ def _decode(steps: bytes, count: int) -> Any:
 def _describe(kind: type, value: Any, types: dict[str, type]) -> tuple[Any, ...]:
     """(type, peer, stream, lo, hi, size) of a packed input or effect."""
     fields = _fields(kind, value)
-    label, size = kind.__name__, 0
+    label, size = label_of(kind), 0
     about = fields
     if "message" in fields:
         packed = fields["message"]
@@ -195,7 +196,7 @@ def _describe(kind: type, value: Any, types: dict[str, type]) -> tuple[Any, ...]
         about = _fields(types.get(name, kind), packed)
         size = about.get("nbytes", BASE_BYTES + sum(map(_payload, about.values())))
     elif kind is Emit:
-        label = f"{label}.{types['event'].__name__}"
+        label = f"{label}.{label_of(types['event'])}"
         about = _fields(types["event"], fields.get("event"))
     return (label, fields.get("peer", ""), *_span(about), size)
 

@@ -2,7 +2,7 @@
 
 `run(spec, control)` is the life of such a process. Replicas and witnesses are exactly what
 `surecast serve` runs, made from the same configuration document. Publishers and readers are their
-machines in a node, built by `build`, the function that a recording names to have them built again;
+machines in a node, built by `build`, which recordings name (see `BUILDS`) to have them built again;
 what a reader is given goes to its notebook.
 
 Commands come over a pipe, one answer to each; the process ends with the pipe.
@@ -16,7 +16,7 @@ from collections import Counter
 from multiprocessing.connection import Connection
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -50,7 +50,9 @@ from surecast.swarm.diary import Diary
 from surecast.swarm.load import Gauge, Pump
 from surecast.swarm.notebook import Notebook, delivered_path, file_name
 
-__all__ = ["ProcessSpec", "build", "log_path", "run"]
+__all__ = ["BUILD", "BUILDS", "ProcessSpec", "build", "log_path", "run"]
+
+BUILD: Final = "process-swarm"  # what recordings call `build`
 
 UNACKNOWLEDGED_MAX = 100  # batches of a stream; its load waits while there are more
 STREAMS_SHOWN = 100
@@ -92,6 +94,9 @@ def build(ctx: Any, args: dict[str, Any]) -> Any:
         return Client(config, starts, ctx.rng, counters)
     assert role == "subscriber", role
     return Subscriber(SubscriberConfig(replicas), starts, counters)
+
+
+BUILDS: Final = {BUILD: build}
 
 
 def log_path(spec: ProcessSpec) -> Path:
@@ -172,7 +177,7 @@ class Resident:
         return Recorder(
             recording_path(Path(spec.folder), spec.name, life),
             node=spec.name,
-            build="surecast.swarm.process:build",
+            build=BUILD,
             args=args,
             seed=spec.seed,
             incarnation=life,

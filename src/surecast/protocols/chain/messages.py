@@ -2,7 +2,7 @@
 
 import msgspec
 
-from surecast.core.types import Batch, LogId, Message
+from surecast.core.types import Batch, LogId, Message, tagged
 
 __all__ = [
     "Ack",
@@ -23,6 +23,10 @@ __all__ = [
 ]
 
 
+class ChainMessage(Message, tag=tagged("chain")):
+    """The base of the messages below: each is tagged "chain/" and its class name."""
+
+
 class Member(msgspec.Struct, gc=False, array_like=True, frozen=True):
     """A replica together with the disk it keeps its logs on: a wiped node is another member."""
 
@@ -33,7 +37,7 @@ class Member(msgspec.Struct, gc=False, array_like=True, frozen=True):
 # ------------------------------------------------------------ with the configuration service
 
 
-class Watch(Message):
+class Watch(ChainMessage):
     """Tell me the configuration of `chain`, now and whenever it changes.
 
     `serial` is what the sender's disk has counted up to, `start` what it was when this life began.
@@ -51,7 +55,7 @@ class Watch(Message):
     lineage: int = 0
 
 
-class Propose(Message):
+class Propose(ChainMessage):
     """Replace configuration `epoch` by `members`; lost if the epoch has moved on."""
 
     chain: str
@@ -60,7 +64,7 @@ class Propose(Message):
     force: bool = False  # by an operator, who knows that the last members are gone
 
 
-class Configuration(Message):
+class Configuration(ChainMessage):
     """The members of `chain`, head first. Epoch 0: not founded yet."""
 
     chain: str
@@ -73,7 +77,7 @@ class Configuration(Message):
 # ------------------------------------------------------------ between replicas
 
 
-class Forward(Message):
+class Forward(ChainMessage):
     """Positions the sender has stored. `committed` is what it knows to be everywhere."""
 
     epoch: int
@@ -82,7 +86,7 @@ class Forward(Message):
     committed: int
 
 
-class Ack(Message):
+class Ack(ChainMessage):
     """Every replica from the sender to the tail has `log` below `upto` on disk."""
 
     epoch: int
@@ -90,7 +94,7 @@ class Ack(Message):
     upto: int
 
 
-class Sync(Message):
+class Sync(ChainMessage):
     """A successor or learner says what it holds; the predecessor sends what is missing."""
 
     epoch: int
@@ -99,11 +103,11 @@ class Sync(Message):
     committed: dict[bytes, int]
 
 
-class SyncAck(Message):
+class SyncAck(ChainMessage):
     epoch: int
 
 
-class Publishers(Message):
+class Publishers(ChainMessage):
     """What publishers had accepted in `log` below `end`: the dedup state at that position.
 
     `data` is a part, from `at` on, of `total` bytes; parts come in order.
@@ -117,14 +121,14 @@ class Publishers(Message):
     total: int = 0
 
 
-class PublishersKept(Message):
+class PublishersKept(ChainMessage):
     """The receiver of `Publishers` has it on disk."""
 
     epoch: int
     log: LogId
 
 
-class Wanted(Message):
+class Wanted(ChainMessage):
     """The sender, the only member of its chain, cannot read [lo, hi) of `log`: send it."""
 
     epoch: int
@@ -133,7 +137,7 @@ class Wanted(Message):
     hi: int
 
 
-class Patch(Message):
+class Patch(ChainMessage):
     """The answer to Wanted: a part of it, from its beginning on, all of it committed."""
 
     epoch: int
@@ -141,17 +145,17 @@ class Patch(Message):
     batches: tuple[Batch, ...]
 
 
-class TailToken(Message):
+class TailToken(ChainMessage):
     """The old tail has stopped serving; the receiver is the tail now."""
 
     epoch: int
 
 
-class Beat(Message):
+class Beat(ChainMessage):
     epoch: int
 
 
-class Stale(Message):
+class Stale(ChainMessage):
     """Your epoch is over; this is the configuration I know."""
 
     epoch: int

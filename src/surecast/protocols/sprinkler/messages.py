@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from surecast.columns.retention import Policy
-from surecast.core.types import Batch, Input, LogId, Message, Peer
+from surecast.core.types import Batch, Input, LogId, Message, Peer, tagged
 
 __all__ = [
     "Acked",
@@ -61,6 +61,10 @@ __all__ = [
 ]
 
 
+class SprinklerMessage(Message, tag=tagged("sprinkler")):
+    """The base of the messages below: each is tagged "sprinkler/" and its class name."""
+
+
 class StreamInfo(msgspec.Struct, gc=False, array_like=True, frozen=True):
     """An entry of the directory. Fixed when the stream is created."""
 
@@ -74,7 +78,7 @@ class StreamInfo(msgspec.Struct, gc=False, array_like=True, frozen=True):
 # ------------------------------------------------------------ between regions
 
 
-class Advertise(Message):
+class Advertise(SprinklerMessage):
     """How far `region` has come: all streams on a new session, then only what changed (R12)."""
 
     region: str
@@ -93,7 +97,7 @@ class Advertise(Message):
     serial: int = 0
 
 
-class Subscribe(Message):
+class Subscribe(SprinklerMessage):
     """Send me `stream` from position `start` on. `region` is empty for a client.
 
     `last` are events of a region's copy before that: they must stand in the receiver's, too.
@@ -106,11 +110,11 @@ class Subscribe(Message):
     last: tuple["Mark", ...] = ()
 
 
-class Unsubscribe(Message):
+class Unsubscribe(SprinklerMessage):
     stream: LogId
 
 
-class PeerEvents(Message):
+class PeerEvents(SprinklerMessage):
     """Committed positions of `stream`, contiguous; `end` is where the sender's copy ends."""
 
     stream: LogId
@@ -118,7 +122,7 @@ class PeerEvents(Message):
     end: int
 
 
-class PublishersWanted(Message):
+class PublishersWanted(SprinklerMessage):
     """Compacted batches do not say who published them; a copy made of them asks (R4, R8)."""
 
     stream: LogId
@@ -126,7 +130,7 @@ class PublishersWanted(Message):
     asker: str = ""  # when a tail passes the question on to its head
 
 
-class PublishersKnown(Message):
+class PublishersKnown(SprinklerMessage):
     """What publishers had accepted in `stream` below `end`, as far as the sender knows.
 
     `data` is a part, from `at` on, of `total` bytes; parts come in order.
@@ -142,14 +146,14 @@ class PublishersKnown(Message):
     total: int = 0
 
 
-class RegionStale(Message):
+class RegionStale(SprinklerMessage):
     """I know a later epoch of your region (R7)."""
 
     region: str
     epoch: int
 
 
-class RegionBehind(Message):
+class RegionBehind(SprinklerMessage):
     """Your disk had counted up to `serial` before: what it holds now is an older copy."""
 
     disk: bytes
@@ -164,27 +168,27 @@ class Mark(msgspec.Struct, gc=False, array_like=True, frozen=True, order=True):
     digest: bytes
 
 
-class Compare(Message):
+class Compare(SprinklerMessage):
     """Which events do you have at these positions of these streams?"""
 
     token: int
     seqs: dict[bytes, tuple[int, ...]]
 
 
-class Compared(Message):
+class Compared(SprinklerMessage):
     """What the sender has there; for a void position, an event not far below, or nothing."""
 
     token: int
     marks: dict[bytes, tuple[Mark, ...]]
 
 
-class Doubt(Message):
+class Doubt(SprinklerMessage):
     """Compare these streams with all regions again: there are, or were, two histories of them."""
 
     streams: tuple[bytes, ...]
 
 
-class Hide(Message):
+class Hide(SprinklerMessage):
     """To replicas of the sender's own region: show nothing of `stream` from `seq` on for now."""
 
     stream: LogId
@@ -194,25 +198,25 @@ class Hide(Message):
 # ------------------------------------------------------------ with clients
 
 
-class Introduce(Message):
+class Introduce(SprinklerMessage):
     """Who are you, and who else serves this region?"""
 
 
-class Introduced(Message):
+class Introduced(SprinklerMessage):
     region: str
     name: Peer  # who answers
     replicas: dict[str, str]  # of its region: name → host:port
     http: dict[str, str]  # the same, where they show their state
 
 
-class CreateStream(Message):
+class CreateStream(SprinklerMessage):
     """Open the stream, or create it. `retention` None: whatever it has, or keep all."""
 
     name: str
     retention: Policy | None
 
 
-class StreamOpened(Message):
+class StreamOpened(SprinklerMessage):
     """The stream exists and every replica knows it. `why` says why not, if it does not.
 
     why: not-head (ask `head`), recovering and owner-unreachable (later), config-mismatch (it has
@@ -225,12 +229,12 @@ class StreamOpened(Message):
     head: str = ""
 
 
-class Publish(Message):
+class Publish(SprinklerMessage):
     stream: LogId
     batch: Batch
 
 
-class PubAck(Message):
+class PubAck(SprinklerMessage):
     """The batch that began at `pub_no` stands at `seq`, on disk at every replica. `more`: as
     many of the same publisher's, later ones."""
 
@@ -241,7 +245,7 @@ class PubAck(Message):
     more: tuple[tuple[int, int], ...] = ()
 
 
-class PubNack(Message):
+class PubNack(SprinklerMessage):
     """Not taken. why: not-head (ask `head`), out-of-order (send from `expected`), busy,
     too-few-replicas, recovering, quarantined, unknown-stream, owner-unreachable, mismatch, expired,
     bad-event."""
@@ -257,14 +261,14 @@ class PubNack(Message):
 # Questions of a client. Each has a token, which its answers repeat.
 
 
-class WatchStreams(Message):
+class WatchStreams(SprinklerMessage):
     """Which streams match `pattern`, now and from now on? Any replica knows."""
 
     token: int
     pattern: str
 
 
-class StreamsAre(Message):
+class StreamsAre(SprinklerMessage):
     """Streams that match and where each ends here; `complete`: that was all there is, for now."""
 
     token: int
@@ -274,11 +278,11 @@ class StreamsAre(Message):
     why: str = ""  # too-many
 
 
-class UnwatchStreams(Message):
+class UnwatchStreams(SprinklerMessage):
     token: int
 
 
-class Locate(Message):
+class Locate(SprinklerMessage):
     """From where on are the events of `stream` not older than `time_ns`? -1: where does it end?"""
 
     token: int
@@ -286,13 +290,13 @@ class Locate(Message):
     time_ns: int
 
 
-class Located(Message):
+class Located(SprinklerMessage):
     token: int
     seq: int
     why: str = ""  # unknown-stream
 
 
-class Attach(Message):
+class Attach(SprinklerMessage):
     """Let `holder` read as the subscription `name`. `take`: whoever holds it now loses it."""
 
     token: int
@@ -301,7 +305,7 @@ class Attach(Message):
     take: bool
 
 
-class Attached(Message):
+class Attached(SprinklerMessage):
     """It reads from `positions` on (a stream that is missing: from 1).
 
     Sent again with why fenced when somebody else takes the name. why: not-head (ask `head`),
@@ -314,7 +318,7 @@ class Attached(Message):
     head: str = ""
 
 
-class Advance(Message):
+class Advance(SprinklerMessage):
     """The holder has dealt with everything below these positions."""
 
     token: int
@@ -323,7 +327,7 @@ class Advance(Message):
     positions: dict[bytes, int]
 
 
-class Advanced(Message):
+class Advanced(SprinklerMessage):
     """That is on disk at every replica, or (`why` as in Attached) it is not."""
 
     token: int
@@ -334,21 +338,21 @@ class Advanced(Message):
 # ------------------------------------------------------------ in a region's mesh
 
 
-class MeshNotify(Message):
+class MeshNotify(SprinklerMessage):
     """I have `stream` up to `end`."""
 
     stream: LogId
     end: int
 
 
-class MeshLean(Message):
+class MeshLean(SprinklerMessage):
     """I have picked you: tell me, too, when you get something new (or do not, any longer)."""
 
     stream: LogId
     on: bool
 
 
-class MeshRequest(Message):
+class MeshRequest(SprinklerMessage):
     """Send me what you have of [lo, hi). To a server, `hi` 0 means all there is from `lo` on,
     and `lo` 0 only asks where the stream ends."""
 
@@ -357,7 +361,7 @@ class MeshRequest(Message):
     hi: int
 
 
-class MeshEvents(Message):
+class MeshEvents(SprinklerMessage):
     """What the sender has of [lo, hi), a part of what was requested; the last part if `last`.
 
     Positions below `end` that are missing are not kept here; those from `end` on have not come yet.
@@ -372,7 +376,7 @@ class MeshEvents(Message):
     batches: tuple[Batch, ...]
 
 
-class MeshView(Message):
+class MeshView(SprinklerMessage):
     """Whom I know in the mesh of `stream`, and how far I am; `want`: send me yours."""
 
     stream: LogId
@@ -381,7 +385,7 @@ class MeshView(Message):
     want: bool
 
 
-class MeshLeave(Message):
+class MeshLeave(SprinklerMessage):
     """I am not, or no longer, in the mesh of `stream`."""
 
     stream: LogId
