@@ -460,7 +460,7 @@ def full_disk_and_queue(mutant: type | None) -> None:
     pending_bytes = chain(cluster, "west/0").pending_bytes
     assert pending_bytes_max < pending_bytes < pending_bytes_max + 2 * 4096
     assert proxy(cluster, "west/0").streams[stream].end < 300 / 2
-    assert cluster.counters["east/0"]["_on_subscribe"] < 100
+    assert cluster.counters["east/0"]["sprinkler/Subscribe"] < 100
     world.heal_disk("west/0")
     wait(cluster, lambda: proxy(cluster, "west/0").streams[stream].committed == 301)
 

@@ -55,7 +55,7 @@ def test_metrics_can_be_read_by_prometheus() -> None:
             assert found["surecast_chain_epoch",] == 1
             assert found["surecast_stream_committed", "e", "a"] == 2  # labels come sorted
             assert found["surecast_alarms", "in-memory"] == 1
-            assert found["surecast_messages_total", "publish"] >= 1
+            assert found["surecast_messages_total", "Publish", "sprinkler"] >= 1
             assert found["process_resident_memory_bytes",] > 1 << 20
 
     run(main)

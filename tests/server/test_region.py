@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from surecast import ClientOptions, Closed, StorageError, connect
+from surecast.core.types import Command
 from surecast.protocols.sprinkler.messages import Drain
 from surecast.server.config import ServerConfig, build
 from surecast.server.local import LocalRegion
@@ -40,10 +41,13 @@ def test_a_draining_replica_takes_no_publishes() -> None:
         async with asyncio.timeout(60), connect(region.url, options=brief) as client:
             stream = await client.stream("s")
             assert await stream.publish(b"before") == 1
-            server.replica.give(Drain())
-            tried = server.proxy.counters["_on_publish"]
+            server.replica.give(Command("sprinkler", Drain()))
+            counters = server.proxy.counters
+            tried = counters["sprinkler/Publish"]
             late = asyncio.create_task(stream.publish(b"after"))
-            while server.proxy.counters["_on_publish"] < tried + 3:  # it is tried again and again
+            while (
+                server.proxy.counters["sprinkler/Publish"] < tried + 3
+            ):  # it is tried again and again
                 await asyncio.sleep(0.01)
             assert not late.done()
             assert [s.end for s in server.proxy.streams.values()] == [2]

@@ -2,7 +2,8 @@
 
 A subclass lists its handlers by name, so that a test can override one; `messages` (what a
 composition routes to it) follows from the list. Within a step `self.now_ns` is the time and
-`self.out` takes the effects. `counters` outlives the machine: what it handled and dropped.
+`self.out` takes the effects. `counters` outlives the machine: the messages it handled, by tag
+("chain/Forward"), and what else happened ("chain.left").
 """
 
 from collections import Counter
@@ -12,7 +13,17 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from surecast.core.types import ClockSet, Disk, FromBelow, Machine, Peer, Received, Send, Start
+from surecast.core.types import (
+    ClockSet,
+    Disk,
+    FromBelow,
+    Machine,
+    Peer,
+    Received,
+    Send,
+    Start,
+    tag_of,
+)
 
 __all__ = ["Factory", "HandlerMachine", "NodeContext"]
 
@@ -36,9 +47,11 @@ class HandlerMachine:
     provides: ClassVar[tuple[str, ...]] = ()  # interfaces, for `core.compose`
     uses: ClassVar[tuple[str, ...]] = ()
     messages: tuple[type, ...] = ()
+    _tags: ClassVar[dict[type, str]] = {}  # of the messages
 
     def __init_subclass__(cls) -> None:
         cls.messages = tuple(cls.handlers)
+        cls._tags = {kind: tag_of(kind) for kind in cls.handlers}
 
     def __init__(self, counters: Counter[str] | None = None) -> None:
         self.counters: Counter[str] = Counter() if counters is None else counters
@@ -53,7 +66,7 @@ class HandlerMachine:
         kind = type(inp)
         if kind is Received:
             if name := self.handlers.get(type(inp.message)):
-                self.counters[name] += 1
+                self.counters[self._tags[type(inp.message)]] += 1
                 getattr(self, name)(inp.peer, inp.message)
         elif kind is FromBelow:
             if name := self.from_below.get(type(inp.event)):

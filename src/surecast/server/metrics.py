@@ -125,17 +125,19 @@ def _streams(streams: list[StreamStatus]) -> Iterator[Metric]:
 
 def _counters(server: RegionServer) -> Iterator[Metric]:
     """The machines' own counters: messages handled, and things that happened, by name."""
-    handled = CounterMetricFamily("surecast_messages", "messages handled", labels=["message"])
+    handled = CounterMetricFamily(
+        "surecast_messages", "messages handled", labels=["protocol", "message"]
+    )
     happened = CounterMetricFamily("surecast_happened", "what happened", labels=["what"])
     driver = CounterMetricFamily("surecast_runtime", "what the driver did", labels=["what"])
     for node in server.nodes:
         for what, count in sorted(node.counters.items()):
             driver.add_metric([f"{what}" if node is server.nodes[0] else f"witness_{what}"], count)
-        layers: Any = getattr(node.machine, "layers", (node.machine,))
-        counters = layers[0].counters  # the layers of a node share one
+        layers: Any = getattr(node.machine, "layers", {"": node.machine})
+        counters = next(iter(layers.values())).counters  # the layers of a node share one
         for what, count in sorted(counters.items()):
-            if what.startswith("_on_"):
-                handled.add_metric([what.removeprefix("_on_")], count)
+            if "/" in what:
+                handled.add_metric(what.split("/", 1), count)
             else:
                 happened.add_metric([what], count)
     yield from (handled, happened, driver)

@@ -16,9 +16,10 @@ from typing import Any
 
 import msgspec
 
-from surecast.core.types import MS, SECOND
+from surecast.core.types import MS, SECOND, tag_of
 from surecast.protocols.sprinkler.config import ClientConfig, MeshConfig
 from surecast.protocols.sprinkler.feed import Feed
+from surecast.protocols.sprinkler.messages import MeshRequest
 from surecast.protocols.sprinkler.view import View
 from surecast.sim.world import World
 from surecast.swarm.cluster import Cluster
@@ -139,8 +140,9 @@ class Crowd:
     def requests(self) -> int:
         """How many requests peers and servers have been sent so far."""
         counters, servers = self.cluster.counters, self.cluster.regions.values()
-        asked = sum(counters[name]["_on_request"] for name in self.cluster.clients)
-        return asked + sum(counters[n]["_on_mesh_request"] for nodes in servers for n in nodes)
+        tag = tag_of(MeshRequest)
+        asked = sum(counters[name][tag] for name in self.cluster.clients)
+        return asked + sum(counters[n][tag] for nodes in servers for n in nodes)
 
     def mind_quiet(self, requests: int, for_ns: int) -> None:
         """R12: all have everything and nobody publishes; since then there were so many requests.

@@ -20,7 +20,7 @@ import msgspec
 
 from surecast.columns.retention import KeepAll, KeepFor, KeepLast, LatestPerKey, Policy
 from surecast.core.machine import HandlerMachine
-from surecast.core.types import MS, SECOND
+from surecast.core.types import MS, SECOND, tag_of
 from surecast.protocols.chain.replica import Replica
 from surecast.protocols.chain.service import ConfigService
 from surecast.protocols.sprinkler.client import Client
@@ -406,7 +406,7 @@ def _coverage(cluster: Cluster) -> dict[str, int]:
         Client: list(cluster.clients),
     }
     return {
-        f"{role.__name__}.{name}": sum(cluster.counters[node][name] for node in nodes)
+        f"{role.__name__}.{name}": sum(cluster.counters[node][tag_of(message)] for node in nodes)
         for role, nodes in roles.items()
         for message, name in role.handlers.items()
         if message not in (Doubt, Hide)  # which need two histories

@@ -835,8 +835,8 @@ def test_g10_what_was_acknowledged_stands_where_the_publisher_was_told(
                     assert record.acked.get(event.value, event.seq) == event.seq
     # There were retries to get wrong: more batches came to the heads than were offered.
     counters = [c for ordeal in ordeals for c in ordeal.cluster.counters.values()]
-    handled = sum(c["_on_publish"] for c in counters)
-    assert handled > 1.05 * sum(c["_on_pub_ack"] for c in counters)
+    handled = sum(c["sprinkler/Publish"] for c in counters)
+    assert handled > 1.05 * sum(c["sprinkler/PubAck"] for c in counters)
 
 
 def offer_steadily(cluster: Cluster, count: int, gap_ns: int) -> None:

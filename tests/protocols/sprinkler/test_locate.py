@@ -136,7 +136,7 @@ def test_locate_an_unknown_stream_is_said_after_some_patience() -> None:
     asker = Asker(cluster, "east/ask")
     answer = asker.answer(asker.ask(Locate(1, bytes(16), 0)))
     assert answer.why == "unknown-stream"
-    assert cluster.counters["east/0"]["_on_locate"] > 10  # it might have come meanwhile
+    assert cluster.counters["east/0"]["sprinkler/Locate"] > 10  # it might have come meanwhile
 
 
 @pytest.mark.parametrize("pattern", [">", "late.>", "late.*", "*"])

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from surecast.columns.retention import KeepAll
-from surecast.core.types import MS, SECOND, Received
+from surecast.core.types import MS, SECOND, Received, tag_of
 from surecast.protocols.sprinkler.checks import Reading
 from surecast.protocols.sprinkler.config import MeshConfig, paper_mesh
 from surecast.protocols.sprinkler.messages import (
@@ -50,8 +50,8 @@ def rate(cluster: Cluster, seconds: int, names: list[str] | None = None) -> floa
 
 def received(cluster: Cluster) -> int:
     """Messages that clients have got so far."""
-    names = Counted.handlers.values()
-    return sum(cluster.counters[c][name] for c in cluster.clients for name in names)
+    tags = [tag_of(kind) for kind in Counted.handlers]
+    return sum(cluster.counters[c][tag] for c in cluster.clients for tag in tags)
 
 
 @pytest.mark.slow
@@ -238,10 +238,10 @@ def test_a_paused_server_is_not_buried_under_what_it_missed() -> None:
     for n in range(8):
         inject(cluster, f"east/c{n}", f"east/c{(n + 1) % 8}", MeshNotify(stream, 500))
     run(cluster, 20 * SECOND)
-    asked = cluster.counters["east/0"]["_on_mesh_request"]
+    asked = cluster.counters["east/0"]["sprinkler/MeshRequest"]
     world.resume("east/0")
     run(cluster, 5 * SECOND)
-    assert (cluster.counters["east/0"]["_on_mesh_request"] - asked) / 8 < 2 * 20 + 20
+    assert (cluster.counters["east/0"]["sprinkler/MeshRequest"] - asked) / 8 < 2 * 20 + 20
     publish(cluster, 20)
     settle(cluster)
 

@@ -287,7 +287,7 @@ def peers_far_from_each_other(mutant: type | None) -> list[str]:
     publish(cluster, 400)
     settle(cluster)
     late = sum(cluster.counters[c]["mesh.late"] for c in cluster.clients)
-    asked = sum(cluster.counters[c]["_on_request"] for c in cluster.clients)
+    asked = sum(cluster.counters[c]["sprinkler/MeshRequest"] for c in cluster.clients)
     return [f"{late} of {asked} requests timed out"] if late > asked // 4 else []
 
 
@@ -319,7 +319,7 @@ def start_far_ahead(mutant: type | None) -> list[str]:
     run(cluster, 3 * SECOND)
     cluster.add_client("east/f", {"s": 5000})
     run(cluster, 20 * SECOND)
-    asked = cluster.counters["east/f"]["_on_request"]
+    asked = cluster.counters["east/f"]["sprinkler/MeshRequest"]
     return [f"it was asked {asked} times for what nobody has"] if asked else []
 
 

@@ -54,7 +54,7 @@ def test_owner_of_a_new_stream_is_by_the_table_wherever_it_is_asked_for() -> Non
     for name in owners:
         publish(cluster, 3, "north/pub0", name)
     assert heal_and_judge(cluster) == []
-    assert cluster.counters["east/0"]["_on_create_stream"]
+    assert cluster.counters["east/0"]["sprinkler/CreateStream"]
 
 
 def test_owner_knows_a_stream_from_before_the_table() -> None:
@@ -256,7 +256,7 @@ def test_owner_is_reached_through_any_replica_and_by_way_of_its_new_head() -> No
     world.machine("west/pub0").target = 2
     publish(cluster, 5, "west/pub0")
     wait(cluster, lambda: not cluster.unacknowledged())
-    assert cluster.counters["west/2"]["_on_pub_ack"] == 5
+    assert cluster.counters["west/2"]["sprinkler/PubAck"] == 5
     world.crash("east/0")
     publish(cluster, 20, "west/pub0")
     wait(cluster, lambda: not cluster.unacknowledged())
