@@ -18,6 +18,7 @@ from surecast.core.types import (
     Compact,
     Deliver,
     Emit,
+    Enclosed,
     Input,
     Message,
     PassDown,
@@ -45,6 +46,11 @@ class Holder(msgspec.Struct):
 
 class Twin(msgspec.Struct):
     inside: Any
+
+
+class Cover(Message):
+    inside: Enclosed | None = None
+    rest: tuple[Enclosed, ...] = ()
 
 
 # Each line differs from every other in one thing.
@@ -115,6 +121,17 @@ DIFFERENT: list[list[Any]] = [
     [Emit(Twin((1, 2)))],
     [Emit(Holder(Holder(1)))],
     [Emit(Holder(Twin(1)))],
+    [Send("a", Cover(Enclosed(Beat(1))))],
+    [Send("a", Cover(Enclosed(Beat(2))))],
+    [Send("a", Cover(Enclosed(TailToken(1))))],
+    [Send("a", Cover(None, (Enclosed(Beat(1)),)))],
+    [Send("a", Cover(Enclosed(Forward(1, A, (batch(),), 1))))],
+    [Send("a", Cover(Enclosed(Forward(1, A, (batch(lo=2),), 1))))],
+    [Emit(Beat(1))],
+    [Emit(Enclosed(Beat(1)))],
+    [Emit(Holder(Enclosed(Beat(1))))],
+    [Emit(Holder(Enclosed(TailToken(1))))],
+    [Emit(Holder((Enclosed(Beat(1)), 2)))],
     [PassDown("n")],
     [PassDown(Submit(A, batch(), (1, 2)))],
     [PassDown(Submit(A, batch(), (1, 3)))],

@@ -20,7 +20,9 @@ from surecast.core.types import (
     Compacted,
     Congested,
     Emit,
+    Enclosed,
     Input,
+    Message,
     PeerDown,
     PeerUp,
     Received,
@@ -40,8 +42,21 @@ from surecast.protocols.sprinkler.messages import Follow, Offer, Open
 from surecast.registry import recorded_types
 
 LOG = bytes(range(16))
-CODEC = Codec([Ack, Beat, Forward])
-TYPES = recorded_types()
+
+
+class Cover(Message):
+    inside: Enclosed | None
+    rest: tuple[Enclosed, ...] = ()
+
+
+class Told(Input):
+    inside: Enclosed | None
+    rest: tuple[Enclosed, ...]
+    anything: Any = None
+
+
+CODEC = Codec([Ack, Beat, Forward, Cover])
+TYPES = {**recorded_types(), name_of(Cover): Cover, name_of(Told): Told}
 
 
 def batch(lo: int, rows: int = 2) -> Batch:
@@ -72,6 +87,13 @@ INPUTS: list[Any] = [
     Submit(LOG, batch(1), ("a", LOG)),
     AppendAt(LOG, (batch(1), batch(3))),
     Refound(),
+    Received("b", Cover(Enclosed(Forward(1, LOG, (batch(1),), 1)), (Enclosed(Beat(2)),))),
+    Told(None, ()),
+    Told(
+        Enclosed(Forward(1, LOG, (batch(1), batch(3)), 1)),
+        (Enclosed(Beat(1)), Enclosed(Forward(1, LOG, (batch(5),), 1))),
+        ("x", [Enclosed(Forward(1, LOG, (batch(7),), 1)), Enclosed(Ack(1, LOG, 2))], batch(9)),
+    ),
 ]
 
 
@@ -183,6 +205,25 @@ def forged(kind: int, meta: bytes, **lengths: int) -> bytes:
     return opening + head + struct.pack("<I", crc32(head)) + meta + bytes(-len(meta) % 8)
 
 
+def enclosing(data: bytes) -> bytes:
+    """A recording of one Told, whose first field encloses this in place of a message."""
+    made = writer()
+    made.step(0, Told(None, ()), [])
+    introduced = made.take()
+    (*_, start, _) = boundaries(introduced)
+    ext = b"\xc9" + struct.pack(">IB", len(data), record.ENCLOSED) + data
+    meta = b"\x95\x00\x00\x93" + ext + b"\x90\xc0\xc4\x00\x90"
+    head = record.HEAD.pack(record.STEP, len(meta), 0, 2, crc32(meta))
+    whole = head + struct.pack("<I", crc32(head)) + meta + bytes(-len(meta) % 8)
+    return introduced[:start] + whole
+
+
+def test_the_forged_recording_is_otherwise_right() -> None:
+    (step,) = Recording(enclosing(b"\x81\xa1s\x92\xaachain/Beat\x01"), TYPES).items()
+    assert isinstance(step, Step)
+    assert step.inp == Told(Enclosed(Beat(1)), ())
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -194,6 +235,12 @@ def forged(kind: int, meta: bytes, **lengths: int) -> bytes:
         forged(record.STEP, b"\xdd\xff\xff\xff\xff"),
         forged(record.TYPE, b"\x92\xa4os:x\x90"),
         forged(record.TYPE, b"\x92\xa5Start\x90"),  # other fields than ours
+        enclosing(b""),
+        enclosing(b"\xc0"),
+        enclosing(b"\x81\xa1s\x92\xa9Committed\x90"),
+        enclosing(b"\x81\xa1s\x94\xa5Start\x01\x02"),  # not a message
+        enclosing(b"\xc9\xff\xff\xff\xff\x02"),
+        enclosing(b"\x91" * 100_000),
         forged(record.CLOSED, b"\x01", meta_len=record.RECORD_BYTES_MAX + 1),
         forged(record.CLOSED, b"\x01", tail_len=0xFFFFFFFF),
         forged(record.CLOSED, b"\x01", number=2),

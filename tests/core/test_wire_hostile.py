@@ -8,13 +8,14 @@ import struct
 import zlib
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from surecast.columns.batch import COLLECTED, CONTROL, DATA, VOID, Batch
 from surecast.columns.intervals import IntervalSet
-from surecast.core.types import Message
+from surecast.core.types import Enclosed, Message
 from surecast.core.wire import (
     HEADER_SIZE,
     MAGIC,
@@ -46,13 +47,25 @@ FORMATS = {
 }
 
 
+class Tree(msgspec.Struct, array_like=True):
+    children: tuple["Tree", ...] = ()
+    counts: dict[str, int] = {}
+    data: bytes = b""
+
+
 class Note(Message):
     text: str
     batches: tuple[Batch, ...] = ()
-    anything: Any = None
+    tree: Tree | None = None
 
 
-CODEC = Codec([Note])
+class Cover(Message):
+    first: Enclosed | None = None
+    rest: tuple[Enclosed, ...] = ()
+    batch: Batch | None = None
+
+
+CODEC = Codec([Note, Cover])
 
 
 def dense(rows: int = 6) -> Batch:
@@ -79,11 +92,16 @@ BATCHES = [
 FRAMES = [b"".join(encode_batch(batch)) for batch in BATCHES]
 NOTES = [
     Note("hello"),
-    Note("hello", tuple(BATCHES[:4]), [1, {"a": b"b"}]),
+    Note("hello", tuple(BATCHES[:4]), Tree((Tree(),), {"a": 1}, b"b")),
     Note("", (dense(1),)),
     Note("", tuple(BATCHES[4:])),
 ]
-CONTROLS = [b"".join(CODEC.encode(note)) for note in NOTES]
+COVERS = [
+    Cover(Enclosed(NOTES[1])),
+    Cover(None, tuple(map(Enclosed, NOTES)), dense(2)),
+    Cover(Enclosed(Cover()), (Enclosed(Cover(None, (), dense(1))),)),
+]
+CONTROLS = [b"".join(CODEC.encode(message)) for message in [*NOTES, *COVERS]]
 
 
 def get(frame: bytes | bytearray, field: int, at: int = 0) -> int:
@@ -138,15 +156,27 @@ def check_batch(data: bytes | bytearray) -> bool:
 
 def check_control(data: bytes | bytearray) -> bool:
     try:
-        note, size = CODEC.decode(data)
+        message, size = CODEC.decode(data)
     except PeerError:
         return False
-    assert isinstance(note, Note)
     assert frame_size(data) == size <= len(data)
-    for batch in note.batches:
-        use(batch)
-    CODEC.encode(note)
+    look_into(message)
+    CODEC.encode(message)
     return True
+
+
+def look_into(message: Any, depth: int = 0) -> None:
+    if isinstance(message, Cover):
+        inside = [one for one in (message.first, *message.rest) if one is not None]
+        assert not inside or not depth
+        for enclosed in inside:
+            look_into(enclosed.message, depth + 1)
+    else:
+        assert isinstance(message, Note)
+    batches = message.batches if isinstance(message, Note) else [message.batch]
+    for batch in batches:
+        if batch is not None:
+            use(batch)
 
 
 def check_all(data: bytes | bytearray) -> bool:
@@ -245,6 +275,12 @@ def test_mutated_control_frames(
 
 
 @settings(max_examples=300)
+@given(st.binary(max_size=60), st.booleans())
+def test_any_msgpack_inside_a_message(inside: bytes, encloses: bool) -> None:
+    check_control(control_frame(cover(cover(inside) if encloses else inside)))
+
+
+@settings(max_examples=300)
 @given(st.binary(max_size=60) | st.integers(0, 255).map(lambda b: b"\x94\xa4Note" + bytes([b]) * 9))
 def test_any_msgpack(part: bytes) -> None:
     check_control(control_frame(part))
@@ -283,7 +319,7 @@ def why_not(data: bytes | bytearray, limits: Limits | None = None) -> str:
     limits = limits or Limits()
     control = len(data) > TYPE and data[TYPE] == CONTROL
     with pytest.raises(PeerError) as caught:
-        Codec([Note], limits).decode(data) if control else decode_batch(data, limits)
+        Codec([Note, Cover], limits).decode(data) if control else decode_batch(data, limits)
     return str(caught.value)
 
 
@@ -386,8 +422,17 @@ def ref(index: int, code: int = 1, form: str = "<I") -> bytes:
     return bytes([0xC7, len(data), code]) + data
 
 
-def note(*refs: bytes, anything: bytes = b"\xc0") -> bytes:
-    return b"\x94\xa4Note\xa0" + bytes([0x90 + len(refs)]) + b"".join(refs) + anything
+def note(*refs: bytes, tree: bytes = b"\xc0") -> bytes:
+    return b"\x94\xa4Note\xa0" + bytes([0x90 + len(refs)]) + b"".join(refs) + tree
+
+
+def ext(data: bytes, code: int = 2) -> bytes:
+    return b"\xc9" + struct.pack(">IB", len(data), code) + data
+
+
+def cover(*inside: bytes, batch: bytes = b"\xc0") -> bytes:
+    rest = bytes([0x90 + len(inside)]) + b"".join(map(ext, inside))
+    return b"\x94\xa5Cover\xc0" + rest + batch
 
 
 ONE, TWO = FRAMES[1], FRAMES[3]
@@ -411,7 +456,22 @@ DEEP = b"\x91" * 500_000
         (control_frame(note(ref(0)), ONE, TWO), "mentions 1 of its 2 attachments"),
         (control_frame(note() + ref(0), ONE), "control message: DecodeError"),
         (control_frame(b"\x95" + note()[1:] + ref(0), ONE), "mentions 0 of its 1 attachments"),
-        (control_frame(note(ref(0, code=2)), ONE), "unknown extension 2 of 4 bytes"),
+        (control_frame(note(ref(0, code=3)), ONE), "unknown extension 3 of 4 bytes"),
+        (control_frame(note(ref(0, code=2)), ONE), "enclosed message: "),
+        (control_frame(note(ext(note()))), "Expected `Batch`, got `Enclosed`"),
+        (control_frame(cover(note(ref(1))), ONE), "mentions attachment 1 of 1 where 0 is next"),
+        (control_frame(cover(note(), note(ref(0)), note(ref(0))), ONE), "0 of 1 where 1 is next"),
+        (control_frame(cover(note(), batch=ref(0)), ONE, TWO), "mentions 1 of its 2 attachments"),
+        (control_frame(cover(cover(note()))), "an enclosed message encloses another one"),
+        (control_frame(cover(cover(b""))), "an enclosed message encloses another one"),
+        (control_frame(cover(b"")), "enclosed message: DecodeError"),
+        (control_frame(cover(note() + b"\xc0")), "enclosed message: DecodeError"),
+        (control_frame(cover(b"\x92\xa4Nope\xa0")), "enclosed message: ValidationError"),
+        (control_frame(cover(b"\x93\xa4Note\xa0\x05")), "enclosed message: ValidationError"),
+        (control_frame(cover(note(tree=DEEP))), "enclosed message: RecursionError"),
+        (control_frame(cover(note(tree=b"\xdd\xff\xff\xff\xff"))), "truncated"),
+        (control_frame(b"\x93\xa5Cover\xc0\x91" + ext(note())[:-1]), "truncated"),
+        (control_frame(b"\x93\xa5Cover\xc0\x91\xc9\xff\xff\xff\xff\x02"), "truncated"),
         (control_frame(note(ref(0, form="<H")), ONE), "unknown extension 1 of 2 bytes"),
         (control_frame(note(ref(0)), ONE, count=0), "bytes behind its 0 attachments"),
         (control_frame(note(ref(0)), ONE, count=2), "attachment 1 of 2: truncated: 0 bytes"),
@@ -426,12 +486,13 @@ DEEP = b"\x91" * 500_000
         (control_frame(b""), "control message: DecodeError"),
         (control_frame(b"\x92\xa4Note\xa2\xff\xff"), "control message: "),
         (control_frame(b"\x92\xa4Note\xdb\xff\xff\xff\xff"), "truncated"),
-        (control_frame(note(anything=b"\xdd\xff\xff\xff\xff")), "truncated"),
-        (control_frame(note(anything=b"\xdf\xff\xff\xff\xff")), "truncated"),
-        (control_frame(note(anything=DEEP)), "RecursionError"),
+        (control_frame(note(tree=b"\xdd\xff\xff\xff\xff")), "truncated"),
+        (control_frame(note(tree=b"\x91\xdd\xff\xff\xff\xff")), "truncated"),
+        (control_frame(note(tree=b"\x92\x90\xdf\xff\xff\xff\xff")), "truncated"),
+        (control_frame(note(tree=DEEP)), "RecursionError"),
         (control_frame(b"\x95" + note()[1:] + DEEP), "RecursionError"),
         (
-            control_frame(note(anything=b"\xc6\x00\x10\x00\x00" + bytes(1 << 20))),
+            control_frame(note(tree=b"\x93\x90\x80\xc6\x00\x10\x00\x00" + bytes(1 << 20))),
             "limits.control_b",
         ),
         (altered(CONTROLS[0], control_len=80), "a message of 80 bytes in 16"),
@@ -470,7 +531,11 @@ def test_claimed_sizes_cost_no_memory() -> None:
 
     lies = [altered(frame, body_len=HUGE) for frame in FRAMES + CONTROLS]
     lies += [altered(FRAMES[0], rows=1_000_000, count=1_000_000)]
-    lies += [control_frame(note(anything=b"\xdc\xff\xff" * 300))]
+    lies += [control_frame(note(tree=b"\xdc\xff\xff" * 300))]
+    lies += [control_frame(note(tree=b"\xdd\x00\xff\xff\xff" * 300))]
+    lies += [control_frame(b"\x93\xa5Cover\xc0" + b"\xdd\x0f\xff\xff\xff")]
+    lies += [control_frame(b"\x93\xa5Cover\xc0\x91\xc9\x00\xff\xff\xff\x02" + note())]
+    lies += [control_frame(cover(note(tree=b"\xdc\xff\xff" * 300)))]
     tracemalloc.start()
     try:
         for lie in lies:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from actors import LOG, Load, Ping, batch
 
-from surecast.core.types import Batch, LogId, Message
+from surecast.core.types import Batch, Enclosed, LogId, Message
 from surecast.sim.sizes import BASE_BYTES, Sizes
 
 
@@ -22,6 +22,11 @@ class Full(Message):
     part: Part | None = None
     table: dict[str, int] | None = None
     other: Any = None
+
+
+class Cover(Message):
+    first: Enclosed | None
+    rest: tuple[Enclosed, ...] = ()
 
 
 class Unresolved(Message):
@@ -47,6 +52,10 @@ class Plain:
         (Full(LOG, (), part=Part(1, b"12345")), 16 + 8 + 5),
         (Full(LOG, (), table={"a": 1}), 16 + 16),
         (Full(LOG, (), other=batch(1, nbytes=7)), 16 + 7),
+        (Cover(Enclosed(Ping(1))), 64),
+        (Cover(Enclosed(Load(1, 12345))), 12345),
+        (Cover(Enclosed(Full(LOG, (batch(1, nbytes=100),)))), 64 + 16 + 100),
+        (Cover(None, (Enclosed(Ping(1)), Enclosed(Ping(2)))), 128),
         (Unresolved(b"123"), 3),
         (Plain(b"1234"), 4),
     ],

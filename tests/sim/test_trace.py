@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from actors import LOG, Actor, Do, batch
+from actors import LOG, Actor, Do, Load, batch
 
 from surecast.core.types import (
     MS,
@@ -16,6 +16,7 @@ from surecast.core.types import (
     Batch,
     Deliver,
     Emit,
+    Enclosed,
     Input,
     LogId,
     Message,
@@ -36,6 +37,12 @@ class Ask(Message):
     stream: LogId
     lo: int
     hi: int
+
+
+class Cover(Message):
+    stream: LogId
+    inside: Enclosed
+    rest: tuple[Enclosed, ...]
 
 
 class News(Input):
@@ -86,6 +93,25 @@ def test_sizes_in_the_trace_are_those_of_the_network() -> None:
     message = Piece(LOG, (batch(1, 4), batch(5, 2)))
     (row,) = [row for row in trace.rows() if row[3] == "Send.Piece"]
     assert row[8] == sizes.of(message)
+
+
+def test_messages_with_enclosed_ones_can_be_traced() -> None:
+    def run(*inside: Message) -> Trace:
+        trace = Trace()
+        world = World(1, Link(delay_ns=MS), trace=trace)
+        world.add("a", Actor)
+        world.add("b", Actor)
+        first, *rest = map(Enclosed, inside)
+        world.at(0, "a", Do([Send("b", Cover(LOG, first, tuple(rest)))]))
+        world.run(until_ns=SECOND)
+        (received,) = [row for row in trace.rows() if row[3] == "Received.Cover"]
+        assert received[8] == world.network.sizes.of(Cover(LOG, first, tuple(rest)))
+        assert received[5] == LOG[:4].hex()
+        return trace
+
+    piece, ask, load = Piece(LOG, (batch(1, 4),)), Ask(LOG, 7, 9), Load(1, 12345)
+    traces = [run(ask), run(piece), run(load), run(piece, load, ask), run(Ask(LOG, 7, 8))]
+    assert len({trace.digest() for trace in traces}) == len(traces)
 
 
 def test_table_and_parquet_have_the_same_rows(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ for each effect its type, the type of what it carries (a message, an event) and 
 MessagePack leaves out the types of structs, so a field that may hold anything is looked at first:
 scalars and tuples of them speak for themselves, all else is spelled out by `plain`. Sets have no
 order that two processes agree on and are refused. A batch counts by its header, which contains the
-CRC of its body.
+CRC of its body, an enclosed message by its type and all its fields.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -15,10 +15,12 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec import inspect
 
+from surecast.core.fields import parts_of
 from surecast.core.types import (
     Batch,
     Command,
     Emit,
+    Enclosed,
     FromBelow,
     Message,
     PassDown,
@@ -41,7 +43,9 @@ __all__ = [
 ]
 
 DIGEST_SIZE: Final = 8
-_BATCH: Final = 1  # MessagePack extension: the header of a batch
+# MessagePack extensions:
+_BATCH: Final = 1  # the header of a batch
+_ENCLOSED: Final = 2  # an enclosed message, spelled out by `plain`
 _SCALARS: Final = frozenset((type(None), bool, int, float, str, bytes))
 _CARRIES: Final[dict[type, str]] = {
     Send: "message", Emit: "event", PassDown: "command", Received: "message", FromBelow: "event",
@@ -99,30 +103,16 @@ class _Forms(dict[type, Form]):
 def _is_open(owner: type, field: str, declared: Any) -> bool:
     """Whether the declared type leaves open what a value's type is; refuses what has no form."""
     try:
-        todo: list[Any] = [inspect.type_info(declared)]
+        for found in parts_of(declared):
+            if isinstance(found, inspect.SetType | inspect.FrozenSetType):
+                raise UsageError(f"{owner.__name__}.{field} is a set: it has no order to record")
+            if isinstance(found, inspect.AnyType):
+                return True
+            if isinstance(found, inspect.CustomType) and found.cls not in (Batch, Enclosed):
+                name = found.cls.__name__
+                raise UsageError(f"{owner.__name__}.{field}: {name} cannot be recorded")
     except TypeError as error:
         raise UsageError(f"{owner.__name__}.{field} cannot be recorded: {error}") from None
-    seen: list[type] = []
-    while todo:
-        found = todo.pop()
-        if isinstance(found, inspect.SetType | inspect.FrozenSetType):
-            raise UsageError(f"{owner.__name__}.{field} is a set: it has no order to record")
-        if isinstance(found, inspect.AnyType):
-            return True
-        if isinstance(found, inspect.CustomType) and found.cls is not Batch:
-            raise UsageError(f"{owner.__name__}.{field}: {found.cls.__name__} cannot be recorded")
-        if isinstance(found, inspect.StructType):
-            if found.cls not in seen:
-                seen.append(found.cls)
-                todo += [inner.type for inner in found.fields]
-        elif isinstance(found, inspect.UnionType):
-            todo += found.types
-        elif isinstance(found, inspect.TupleType):
-            todo += found.item_types
-        elif isinstance(found, inspect.ListType | inspect.VarTupleType):
-            todo.append(found.item_type)
-        elif isinstance(found, inspect.DictType):
-            todo += [found.key_type, found.value_type]
     return False
 
 
@@ -190,7 +180,9 @@ def _is_simple(value: Any) -> bool:
     return kind in _SCALARS or (kind is tuple and all(map(_is_simple, value)))
 
 
-def _header(value: Any) -> msgspec.msgpack.Ext:
+def _extension(value: Any) -> msgspec.msgpack.Ext:
+    if isinstance(value, Enclosed):
+        return msgspec.msgpack.Ext(_ENCLOSED, _ENCODE(plain(value.message)))
     if not isinstance(value, Batch):
         raise TypeError(f"{type(value).__name__} has no form")
     if value.body is None:
@@ -204,7 +196,7 @@ def _header(value: Any) -> msgspec.msgpack.Ext:
 
 
 _ENCODE_PLAIN: Final = msgspec.msgpack.Encoder().encode
-_ENCODE: Final = msgspec.msgpack.Encoder(enc_hook=_header).encode
+_ENCODE: Final = msgspec.msgpack.Encoder(enc_hook=_extension).encode
 
 
 # ---------------------------------------------------------------- any value
@@ -215,12 +207,13 @@ _SMALL: Final = 1 << 63
 def plain(value: Any) -> Any:
     """A value as one that MessagePack keeps whole: `unplain` of it is the same, types and all.
 
-    A tuple becomes a list; everything that is no scalar, tuple or batch a dict of one entry.
+    A tuple becomes a list; everything that is no scalar or tuple a dict of one entry. Batches and
+    enclosed messages stay what they are: the encoder has to know them.
     """
     kind = type(value)
     if kind is int and not -_SMALL <= value < _SMALL:
         return {"i": str(value)}
-    if kind in _SCALARS or kind is Batch:
+    if kind in _SCALARS or kind is Batch or kind is Enclosed:
         return value
     if kind is tuple:
         return [plain(item) for item in value]

@@ -29,6 +29,7 @@ from surecast.core.types import (
     Batch,
     Compact,
     Compacted,
+    Enclosed,
     LogId,
     Received,
     Repair,
@@ -63,7 +64,9 @@ HEAD: Final = struct.Struct("<B3xIIII")  # kind, meta_len, tail_len, number, met
 CRC: Final = struct.Struct("<I")  # of the head
 HEAD_SIZE: Final = HEAD.size + CRC.size
 _ZEROS: Final = bytes(8)
-ATTACHMENT: Final = 1  # MessagePack extension: a batch, by its number among the frames behind
+# MessagePack extensions:
+ATTACHMENT: Final = 1  # a batch, by its number among the frames behind
+ENCLOSED: Final = 2  # an enclosed message, as MessagePack of `core.canon.plain`
 INDEX: Final = struct.Struct("<I")
 
 HEADER, TYPE, LABEL, KEPT, SAVED, ENDS, STEP, CLOSED, HOLE = range(1, 10)
@@ -268,6 +271,8 @@ class Writer:
         self.waiting_bytes += len(whole) + tail_len
 
     def _attach(self, value: Any) -> msgspec.msgpack.Ext:
+        if isinstance(value, Enclosed):
+            return msgspec.msgpack.Ext(ENCLOSED, self._encode(plain(value.message)))
         if not isinstance(value, Batch):
             raise TypeError(f"{type(value).__name__} has no form in a recording")
         self._attached.append(value)

@@ -14,7 +14,7 @@ import msgspec
 from surecast.core import record
 from surecast.core.canon import FORMS, unplain
 from surecast.core.record import Closed, Ends, Header, Holed, Item, Kept, Saved, Step
-from surecast.core.types import Batch, Message, Received
+from surecast.core.types import Batch, Enclosed, Message, Received
 from surecast.core.wire import Buffer, Codec, Limits, decode_batch
 from surecast.errors import ConfigError, PeerError, UsageError
 
@@ -52,7 +52,7 @@ class Recording:
         self._decoders: list[list[Any]] = []  # of each type's fields; None: any value
         self._labels: list[str] = []
         self._attached: list[Batch] = []
-        self._open = msgspec.msgpack.Decoder(ext_hook=self._attachment)
+        self._open = msgspec.msgpack.Decoder(ext_hook=self._extension)
         self.steps = 0
         _check_preamble(self._view)
         found = self._next()
@@ -159,9 +159,7 @@ class Recording:
         types = {field.name: field.type for field in msgspec.structs.fields(kind)}
         for field, is_open in form.fields:
             decoders.append(
-                None
-                if is_open
-                else msgspec.msgpack.Decoder(types[field], ext_hook=self._attachment)
+                None if is_open else msgspec.msgpack.Decoder(types[field], ext_hook=self._extension)
             )
         self._types.append(kind)
         self._decoders.append(decoders)
@@ -217,7 +215,12 @@ class Recording:
             tail = tail[size:]
         return found
 
-    def _attachment(self, code: int, data: memoryview) -> Batch:
+    def _extension(self, code: int, data: memoryview) -> Batch | Enclosed:
+        if code == record.ENCLOSED:
+            message = unplain(self._open.decode(data), self._struct_type)
+            if not isinstance(message, Message):
+                raise ValueError("what is enclosed is not a message")
+            return Enclosed(message)
         if code != record.ATTACHMENT or len(data) != record.INDEX.size:
             raise ValueError(f"unknown extension {code} of {len(data)} bytes")
         index: int = record.INDEX.unpack(data)[0]

@@ -67,6 +67,27 @@ def tag_of(kind: type[Message]) -> str:
     return str(kind.__struct_config__.tag)
 
 
+class Enclosed:
+    """A message inside a message: a field of type `Enclosed` may hold any message of the codec.
+
+    (`tuple[Enclosed, ...]` and `Enclosed | None` may be declared, too.) One level deep: what is
+    enclosed encloses nothing. Like messages these are never changed once made.
+    """
+
+    __slots__ = ("message",)
+
+    def __init__(self, message: Message) -> None:
+        self.message: Any = message
+
+    def __eq__(self, other: object) -> bool:
+        return self.message == other.message if isinstance(other, Enclosed) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # messages have none either
+
+    def __repr__(self) -> str:
+        return f"Enclosed({self.message!r})"
+
+
 class Input(msgspec.Struct, gc=False):
     """The base of what a driver, or the layer above, tells a machine."""
 
@@ -322,6 +343,7 @@ __all__ = [
     "Disk",
     "Effect",
     "Emit",
+    "Enclosed",
     "EndOfPass",
     "FromBelow",
     "Input",

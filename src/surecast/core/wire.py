@@ -3,8 +3,9 @@
 A frame is a 128-byte header and a body. A *batch frame* carries one `Batch`, its body being the
 Arrow message exactly as the publisher built it; the same bytes are the log's record. A *control
 frame* carries one `Message` as msgpack and, behind it as whole batch frames, the batches that
-message refers to. Every frame's size is a multiple of 8, so the bodies in a stream of frames are
-as aligned as the stream's start. docs/wire.md has the layout, byte by byte.
+message refers to. A message may enclose other messages (`Enclosed`), which may not enclose any.
+Every frame's size is a multiple of 8, so the bodies in a stream of frames are as aligned as the
+stream's start. docs/wire.md has the layout, byte by byte.
 
 Bodies are never copied: encoding gives a list of buffers to write one after the other, decoding
 gives batches whose bodies are views into the buffer given. So that buffer must not be reused.
@@ -17,12 +18,13 @@ same limits would refuse is a `UsageError`.
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import cache, reduce
 from operator import or_
 from typing import Any, Final, TypeAlias
 from zlib import crc32
 
 import msgspec
+from msgspec import inspect
 
 from surecast.columns.batch import (
     COLLECT,
@@ -38,7 +40,8 @@ from surecast.columns.batch import (
 )
 from surecast.columns.forms import matches
 from surecast.core.config import check
-from surecast.core.types import Message, tag_of
+from surecast.core.fields import parts_of
+from surecast.core.types import Enclosed, Message, tag_of
 from surecast.errors import ConfigError, PeerError, UsageError
 
 __all__ = [
@@ -71,12 +74,15 @@ _RESERVED: Final = bytes(16)
 _CRC_RESIDUE: Final = 0x2144DF1C  # CRC-32 of anything followed by its own CRC-32
 _UNUSED: Final = (0, bytes(16), bytes(16), 0, 0, 0, 0, 0, 0)  # rows .. form, in a control frame
 _SEQ_END_MAX: Final = 1 << 59  # the key kernel keeps four bits of a word for itself
-_ATTACHMENT: Final = 1  # msgpack extension code: a batch, by its index behind the message
+# msgpack extension codes:
+_ATTACHMENT: Final = 1  # a batch, by its index behind the message
+_ENCLOSED: Final = 2  # an enclosed message as msgpack, its tag first
 
 _KINDS: Final = {
     DATA: "DATA", COLLECT: "COLLECT", CONFIG: "CONFIG", VOID: "VOID", CONTROL: "CONTROL"
 }  # fmt: skip
 _UNENCODABLE: Final = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
+_UNDECODABLE: Final = (msgspec.MsgspecError, ValueError, RecursionError, MemoryError)
 assert _FIELDS.size + _CRC.size == HEADER_SIZE == 128
 
 
@@ -337,10 +343,21 @@ class Codec:
     """Encodes and decodes control messages of the given types, and no others.
 
     Fields typed `Batch` (or tuples of it, or optional) travel as attachments, numbered in the
-    order in which the message mentions them. A codec is not for use by two threads at once.
+    order in which the message mentions them. Fields typed `Enclosed` hold messages of these types.
+    No field may be of type `Any`: a message in it would arrive as a list. A codec is not for use by
+    two threads at once.
     """
 
-    __slots__ = ("_attached", "_decoder", "_encoder", "_next", "_types", "limits")
+    __slots__ = (
+        "_attached",
+        "_decoder",
+        "_encoder",
+        "_inner_decoder",
+        "_inner_encoder",
+        "_next",
+        "_types",
+        "limits",
+    )
 
     def __init__(self, types: Sequence[type[Message]], limits: Limits = DEFAULT_LIMITS) -> None:
         by_tag: dict[str, type[Message]] = {}
@@ -351,6 +368,7 @@ class Codec:
             if by_tag.setdefault(tag, cls) is not cls:
                 both = " and ".join(f"{c.__module__}.{c.__qualname__}" for c in (by_tag[tag], cls))
                 raise ConfigError(f"two message types have the tag {tag!r}: {both}")
+            _check_fields(cls)
         if not by_tag:
             raise ConfigError("a codec needs at least one message type")
         self.limits = limits
@@ -358,9 +376,11 @@ class Codec:
         self._attached: list[Batch] = []
         self._next = 0  # the attachment the message must mention next
         self._encoder = msgspec.msgpack.Encoder(enc_hook=self._attach)
+        self._inner_encoder = msgspec.msgpack.Encoder(enc_hook=self._attach_inside)
         try:
             union: Any = reduce(or_, by_tag.values())
-            self._decoder = msgspec.msgpack.Decoder(union, ext_hook=self._attachment)
+            self._decoder = msgspec.msgpack.Decoder(union, ext_hook=self._extension)
+            self._inner_decoder = msgspec.msgpack.Decoder(union, ext_hook=self._extension_inside)
         except TypeError as error:
             raise ConfigError(f"these message types cannot share a connection: {error}") from None
 
@@ -454,7 +474,7 @@ class Codec:
         try:
             message = self._decoder.decode(part)
             mentioned = self._next
-        except (msgspec.MsgspecError, ValueError, RecursionError, MemoryError) as error:
+        except _UNDECODABLE as error:
             raise PeerError(f"control message: {type(error).__name__}: {error}") from None
         finally:
             self._attached, self._next = [], 0
@@ -466,15 +486,33 @@ class Codec:
     def _attach(self, value: Any) -> msgspec.msgpack.Ext:
         """Encoder's hook: put a batch aside, and its number into the message."""
         if not isinstance(value, Batch):
-            raise TypeError(f"{type(value).__name__} has no form on the wire")
+            return self._enclose(value)
         number = len(self._attached)
         self._attached.append(value)
         return _NUMBERS[number] if number < len(_NUMBERS) else _number(number)
 
-    def _attachment(self, code: int, data: memoryview) -> Batch:
-        """Decoder's hook. Each attachment once and in order: a small message that mentions one
-        large batch a thousand times would multiply the work of whoever reads it."""
+    def _enclose(self, value: Any) -> msgspec.msgpack.Ext:
+        if not isinstance(value, Enclosed):
+            raise TypeError(f"{type(value).__name__} has no form on the wire")
+        message = value.message
+        if type(message) not in self._types:
+            raise TypeError(f"{_called(message)} is not a message type of this connection")
+        return msgspec.msgpack.Ext(_ENCLOSED, self._inner_encoder.encode(message))
+
+    def _attach_inside(self, value: Any) -> msgspec.msgpack.Ext:
+        """The same hook inside an enclosed message."""
+        if isinstance(value, Enclosed):
+            raise TypeError("an enclosed message encloses another one")
+        return self._attach(value)
+
+    def _extension(self, code: int, data: memoryview) -> Batch | Enclosed:
+        """Decoder's hook: a batch, by its number, or an enclosed message.
+
+        Each attachment once and in order: a small message that mentions one large batch a thousand
+        times would multiply the reader's work."""
         if code != _ATTACHMENT or len(data) != _INDEX.size:
+            if code == _ENCLOSED:
+                return Enclosed(self._read_enclosed(data))
             raise PeerError(f"control message: unknown extension {code} of {len(data)} bytes")
         index: int = _INDEX.unpack(data)[0]
         if index >= len(self._attached) or index != self._next:
@@ -484,6 +522,42 @@ class Codec:
             )
         self._next += 1
         return self._attached[index]
+
+    def _extension_inside(self, code: int, data: memoryview) -> Batch | Enclosed:
+        """The same hook inside an enclosed message."""
+        if code == _ENCLOSED:
+            raise PeerError("control message: an enclosed message encloses another one")
+        return self._extension(code, data)
+
+    def _read_enclosed(self, part: memoryview) -> Any:
+        try:
+            return self._inner_decoder.decode(part)
+        except _UNDECODABLE as error:
+            raise PeerError(f"enclosed message: {type(error).__name__}: {error}") from None
+
+
+def _check_fields(cls: type[Message]) -> None:
+    """Refuse fields that do not say what they hold."""
+    try:
+        for field in msgspec.structs.fields(cls):
+            if not _says_what_it_holds(field.type):
+                raise ConfigError(
+                    f"{tag_of(cls)}.{field.name} may hold anything, and a message in it would "
+                    "arrive as a list: declare its type, Enclosed if it holds a message"
+                )
+    except (TypeError, NameError) as error:
+        raise ConfigError(f"{tag_of(cls)}: {error}") from None
+
+
+@cache
+def _says_what_it_holds(declared: Any) -> bool:
+    for found in parts_of(declared):
+        kind = getattr(found, "cls", None)
+        if isinstance(found, inspect.AnyType | inspect.RawType) or kind is Message:
+            return False
+        if isinstance(found, inspect.CustomType) and kind not in (Batch, Enclosed):
+            return False
+    return True
 
 
 def _number(index: int) -> msgspec.msgpack.Ext:

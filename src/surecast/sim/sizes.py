@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from surecast.core.types import Batch
+from surecast.core.types import Batch, Enclosed
 
-__all__ = ["BASE_BYTES", "Sizes"]
+__all__ = ["BASE_BYTES", "Sizes", "enclosed_bytes"]
 
 BASE_BYTES = 64  # header, tag and small fields of any message
 
@@ -16,7 +16,10 @@ _SCALARS = (int, float, bool, str, type(None))
 
 
 class Sizes:
-    """`of(message)`: its own `nbytes` if it has one, else 64 and the batches and buffers in it."""
+    """`of(message)`: its own `nbytes` if it has one, else 64 and the batches and buffers in it.
+
+    An enclosed message counts as much as one that is sent by itself.
+    """
 
     def __init__(self) -> None:
         self.sizers: dict[type, Callable[[Any], int]] = {}  # for each type met so far
@@ -64,6 +67,8 @@ def _payload(value: Any) -> int:
     if kind is Batch:
         nbytes: int = value.nbytes
         return nbytes
+    if kind is Enclosed:
+        return enclosed_bytes(value)
     if kind is tuple or kind is list:
         return sum(map(_item, value))
     if kind is dict:
@@ -73,6 +78,14 @@ def _payload(value: Any) -> int:
     return int(getattr(value, "nbytes", 0))
 
 
+def enclosed_bytes(enclosed: Enclosed) -> int:
+    """As much as the message by itself."""
+    return _ENCLOSED.of(enclosed.message)
+
+
 def _item(value: Any) -> int:
     kind = type(value)
     return 8 if kind is int or kind is str or kind is float else _payload(value)
+
+
+_ENCLOSED = Sizes()

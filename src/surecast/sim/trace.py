@@ -21,8 +21,8 @@ from zlib import crc32
 import msgspec
 
 from surecast.core.canon import label_of, name_of
-from surecast.core.types import Batch, Emit
-from surecast.sim.sizes import BASE_BYTES, Sizes
+from surecast.core.types import Batch, Emit, Enclosed
+from surecast.sim.sizes import BASE_BYTES, Sizes, enclosed_bytes
 
 __all__ = ["COLUMNS", "KINDS", "Trace"]
 
@@ -145,13 +145,17 @@ class Trace:
 
 # ---------------------------------------------------------------- packing
 
-_BATCH = "batch"  # marks a batch among packed values: [_BATCH, lo, hi, nbytes, ...]
+# What marks batches and enclosed messages among packed values:
+_BATCH = "batch"  # [_BATCH, lo, hi, nbytes, ...]
+_ENCLOSED = "enclosed"  # [_ENCLOSED, nbytes, message]
 
 
 def _pack_other(value: Any) -> Any:
     """What MessagePack has no form for. The names of types are the same in every process."""
     if isinstance(value, Batch):
         return (_BATCH, value.lo, value.hi, value.nbytes, value.kind, value.rows, value.body_crc)
+    if isinstance(value, Enclosed):
+        return (_ENCLOSED, enclosed_bytes(value), value.message)
     return name_of(type(value))
 
 
@@ -220,6 +224,8 @@ def _payload(value: Any) -> int:
     """What `Sizes` says, from packed values."""
     if _is_batch(value):
         return int(value[3])
+    if isinstance(value, list) and len(value) == 3 and value[0] == _ENCLOSED:
+        return int(value[1])
     if isinstance(value, bytes):
         return len(value)
     if isinstance(value, dict):
