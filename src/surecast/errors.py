@@ -21,6 +21,7 @@ __all__ = [
     "StorageError",
     "StreamConfigMismatch",
     "SurecastError",
+    "UnknownMessage",
     "UsageError",
 ]
 
@@ -47,6 +48,18 @@ class StreamConfigMismatch(UsageError):
 
 class PeerError(SurecastError):
     """Bytes from outside do not make sense: truncated, oversized, corrupt, or of unknown kind."""
+
+
+class UnknownMessage(PeerError):
+    """An intact frame whose message is of a type that this node does not know.
+
+    `tag` is that of the message, or that of the unknown message inside it. `size` is the frame's.
+    """
+
+    def __init__(self, tag: str, size: int) -> None:
+        super().__init__(f"a message of unknown type {tag} in a frame of {size:,} bytes")
+        self.tag = tag
+        self.size = size
 
 
 class StorageError(SurecastError):

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from inspect import isclass
 from pkgutil import iter_modules
+from re import fullmatch
 from typing import Any
 
 import msgspec
 
 from surecast.core.canon import name_of
-from surecast.core.types import Message, tag_of
+from surecast.core.types import TAG_PATTERN, Message, tag_of
 from surecast.errors import ConfigError
 
 __all__ = ["PROTOCOLS", "Protocol", "config", "message_types", "recorded_types", "role"]
@@ -98,6 +99,7 @@ def message_types() -> tuple[type[Message], ...]:
                 continue
             tag = tag_of(kind)
             assert tag.startswith(f"{protocol}/"), f"{kind}: its tag {tag!r} is not {protocol}'s"
+            assert fullmatch(TAG_PATTERN, tag), f"{kind}: its tag {tag!r} is not well formed"
             assert tag not in found, f"{kind} and {found[tag]} have the tag {tag!r}"
             found[tag] = kind
     return tuple(found.values())

@@ -25,7 +25,7 @@ from surecast.core.wire import (
     encode_batch,
     frame_size,
 )
-from surecast.errors import PeerError
+from surecast.errors import PeerError, UnknownMessage
 
 STREAM = bytes(range(16))
 # The offsets of docs/wire.md, on purpose not taken from the code under test.
@@ -506,6 +506,83 @@ DEEP = b"\x91" * 500_000
 )
 def test_control_frames_that_lie(frame: bytes, part: str) -> None:
     assert part in why_not(frame)
+
+
+# ---------------------------------------------------------------- types that are not known here
+
+
+def text(value: bytes) -> bytes:
+    return bytes([0xA0 + len(value)]) + value if len(value) < 32 else b"\xd9%c" % len(value) + value
+
+
+LATER = b"\x92" + text(b"later/News") + b"\x05"
+LONG = b"x" * 32 + b"/" + b"Y" * 64
+
+
+@pytest.mark.parametrize(
+    ("frame", "tag"),
+    [
+        (control_frame(LATER), "later/News"),
+        (control_frame(LATER + b"\x05"), "later/News"),  # the rest is not looked at
+        (control_frame(b"\xdc\x00\x02" + LATER[1:]), "later/News"),
+        (control_frame(b"\xdd\x00\x00\x00\x02" + LATER[1:]), "later/News"),
+        (control_frame(b"\x92" + text(LONG) + b"\x05"), LONG.decode()),
+        (control_frame(b"\x91" + text(b"a_1/B2c")), "a_1/B2c"),
+        (control_frame(b"\x92" + text(b"later/News") + ref(0), ONE), "later/News"),
+        (control_frame(LATER, altered(ONE, schema_id=77)), "later/News"),  # as is the attachment's
+        (control_frame(cover(note(), LATER)), "later/News"),
+        (control_frame(cover(note(ref(0)), LATER, note(ref(1))), ONE, TWO), "later/News"),
+        (control_frame(cover(LATER, cover(note()))), "later/News"),
+    ],
+)
+def test_an_intact_frame_of_an_unknown_type_is_told_from_garbage(
+    frame: bytearray, tag: str
+) -> None:
+    with pytest.raises(UnknownMessage, match=f"unknown type {tag} in a frame of") as caught:
+        CODEC.decode(bytes(frame) + b"the next frame")
+    assert (caught.value.tag, caught.value.size) == (tag, len(frame))
+    assert CODEC._attached == []
+    note, _ = CODEC.decode(CONTROLS[0])
+    assert note == NOTES[0]
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        control_frame(b"\x92" + text(tag) + b"\x05")
+        for tag in (
+            b"", b"News", b"/hello", b"later/", b"later/news", b"Later/News", b"later/News\n",
+            b"l\xc3\xa4ter/News", b"la ter/News", b"later/New/s", b"y" + LONG, LONG + b"y",
+        )
+    ]
+    + [
+        control_frame(b""),
+        control_frame(LATER[:8]),  # breaks off inside the tag
+        control_frame(b"\x92\xd9"),
+        control_frame(b"\xdc\x00"),
+        control_frame(b"\x92\xda\x00\x0alater/News\x05"),
+        control_frame(b"\x81" + LATER[1:]),
+        control_frame(b"\x92\xc4\x0alater/News\x05"),  # bytes, not text
+        control_frame(b"\x92\x05" + text(b"later/News")),
+        control_frame(cover(cover(LATER))),
+        control_frame(cover(note(), b"\x92" + text(b"/hello"))),
+        control_frame(cover(note(tree=b"\x05"), LATER)),  # the first problem counts
+        control_frame(b"\x92" + text(b"Note") + b"\x05"),
+    ],
+)  # fmt: skip
+def test_all_else_is_garbage(frame: bytearray) -> None:
+    with pytest.raises(PeerError) as caught:
+        CODEC.decode(frame)
+    assert not isinstance(caught.value, UnknownMessage)
+
+
+@pytest.mark.parametrize("at", [HEADER_SIZE - 1, HEADER_SIZE, HEADER_SIZE + 3, HEADER_SIZE + 14])
+def test_a_damaged_frame_of_an_unknown_type_is_garbage(at: int) -> None:
+    frame = control_frame(LATER)
+    frame[at] ^= 1
+    with pytest.raises(PeerError) as caught:
+        CODEC.decode(frame)
+    assert not isinstance(caught.value, UnknownMessage)
 
 
 def test_each_decoder_wants_its_own_frames() -> None:

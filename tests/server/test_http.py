@@ -5,6 +5,7 @@ import json
 from prometheus_client.parser import text_string_to_metric_families
 
 from surecast import connect, keep_last
+from surecast.errors import UnknownMessage
 from surecast.server.http import make_app
 from surecast.server.openapi import document
 from surecast.server.publishing import Publishing
@@ -44,6 +45,8 @@ def test_metrics_can_be_read_by_prometheus() -> None:
     async def main() -> None:
         async with Open() as region:
             await region.post("/v1/streams/a/events", b"x")
+            for node in region.server.nodes:
+                node.unknown.drop("somebody", UnknownMessage("later/News", 136))
             code, text = await region.get("/metrics")
             assert code == 200
             found = {
@@ -56,6 +59,8 @@ def test_metrics_can_be_read_by_prometheus() -> None:
             assert found["surecast_stream_committed", "e", "a"] == 2  # labels come sorted
             assert found["surecast_alarms", "in-memory"] == 1
             assert found["surecast_messages_total", "Publish", "sprinkler"] >= 1
+            assert found["surecast_unknown_messages_total", "later/News"] == 2
+            assert found["surecast_runtime_total", "unknown_messages"] == 1
             assert found["process_resident_memory_bytes",] > 1 << 20
 
     run(main)

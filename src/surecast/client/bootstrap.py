@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 from surecast.core.types import SECOND
 from surecast.core.wire import HEADER_SIZE, Codec, frame_size
-from surecast.errors import ConnectError, PeerError, UsageError
+from surecast.errors import ConnectError, PeerError, UnknownMessage, UsageError
 from surecast.protocols.sprinkler.messages import Introduce, Introduced
 from surecast.runtime import hello
 from surecast.runtime.book import Address
@@ -128,7 +128,10 @@ async def _answer(reader: asyncio.StreamReader, codec: Codec) -> Introduced:
         frame = await _frame(reader, codec)
         if len(frame) == hello.MARK_SIZE and frame in (hello.BEAT, hello.BYE):
             continue
-        message, _ = codec.decode(frame)
+        try:
+            message, _ = codec.decode(frame)
+        except UnknownMessage:  # of a protocol that this client does not know
+            continue
         if isinstance(message, Introduced):
             return message
     raise PeerError("it does not say who serves the region")

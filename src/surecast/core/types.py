@@ -57,6 +57,10 @@ class Message(msgspec.Struct, gc=False, array_like=True, tag=True):
     """
 
 
+# A protocol's name is that of its package, a message's that of its class.
+TAG_PATTERN = "[a-z][a-z0-9_]{0,31}/[A-Z][A-Za-z0-9_]{0,63}"
+
+
 def tagged(protocol: str) -> Callable[[str], str]:
     """The `tag` argument of a protocol's base class: its class Forward gets "chain/Forward"."""
     return lambda name: f"{protocol}/{name.rpartition('.')[2]}"
@@ -328,6 +332,7 @@ __all__ = [
     "MS",
     "OWNER",
     "SECOND",
+    "TAG_PATTERN",
     "US",
     "Append",
     "AtEndOfPass",

@@ -11,10 +11,12 @@ Bodies are never copied: encoding gives a list of buffers to write one after the
 gives batches whose bodies are views into the buffer given. So that buffer must not be reused.
 
 Whatever the bytes, decoding raises nothing but `PeerError`, and takes memory in proportion to the
-bytes that are there, not to the lengths they claim. Asking the encoder for what a peer with the
-same limits would refuse is a `UsageError`.
+bytes that are there, not to the lengths they claim. A frame that is intact, but whose message is of
+a type that the codec does not have, raises `UnknownMessage`: the frame can be skipped. Asking the
+encoder for what a peer with the same limits would refuse is a `UsageError`.
 """
 
+import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -41,8 +43,8 @@ from surecast.columns.batch import (
 from surecast.columns.forms import matches
 from surecast.core.config import check
 from surecast.core.fields import parts_of
-from surecast.core.types import Enclosed, Message, tag_of
-from surecast.errors import ConfigError, PeerError, UsageError
+from surecast.core.types import TAG_PATTERN, Enclosed, Message, tag_of
+from surecast.errors import ConfigError, PeerError, UnknownMessage, UsageError
 
 __all__ = [
     "DEFAULT_LIMITS",
@@ -82,6 +84,11 @@ _KINDS: Final = {
     DATA: "DATA", COLLECT: "COLLECT", CONFIG: "CONFIG", VOID: "VOID", CONTROL: "CONTROL"
 }  # fmt: skip
 _UNENCODABLE: Final = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
+_TAG: Final = re.compile(TAG_PATTERN.encode())
+# How msgpack begins an array whose first element is a text of less than 256 bytes.
+_OPENING: Final = re.compile(
+    rb"(?:[\x90-\x9f]|\xdc..|\xdd....)(?:([\xa0-\xbf])|\xd9(.))", re.DOTALL
+)
 _UNDECODABLE: Final = (msgspec.MsgspecError, ValueError, RecursionError, MemoryError)
 assert _FIELDS.size + _CRC.size == HEADER_SIZE == 128
 
@@ -355,6 +362,7 @@ class Codec:
         "_inner_decoder",
         "_inner_encoder",
         "_next",
+        "_tags",
         "_types",
         "limits",
     )
@@ -373,6 +381,7 @@ class Codec:
             raise ConfigError("a codec needs at least one message type")
         self.limits = limits
         self._types = frozenset(by_tag.values())
+        self._tags = frozenset(by_tag)
         self._attached: list[Batch] = []
         self._next = 0  # the attachment the message must mention next
         self._encoder = msgspec.msgpack.Encoder(enc_hook=self._attach)
@@ -425,7 +434,11 @@ class Codec:
         return buffers
 
     def decode(self, buf: Buffer, *, validate: bool = True) -> tuple[Any, int]:
-        """The message whose frame starts `buf`, and the frame's size; `validate` as for a batch."""
+        """The message whose frame starts `buf`, and the frame's size; `validate` as for a batch.
+
+        An `UnknownMessage` is raised if the frame's header and message are intact and only the type
+        is not known, that of the message or of one inside it. Attachments may be unknown, too.
+        """
         view, limits = _view(buf), self.limits
         header = _read_header(view, 0, limits)
         kind, flags, reason, body_len, crc, count, part_len = header[2:9]
@@ -449,8 +462,16 @@ class Codec:
             raise PeerError(f"control frame: {_bad_crc('message', crc32(part), crc)}")
         if view[part_end:at] != _ZEROS[: at - part_end]:
             raise PeerError("control frame: the padding behind the message is not zero")
-        attached = self._read_attachments(view[:size], at, count, validate)
-        return self._read_message(part, attached), size
+        try:
+            attached = self._read_attachments(view[:size], at, count, validate)
+            return self._read_message(part, attached), size
+        except _UnknownType as unknown:
+            raise UnknownMessage(str(unknown), size) from None
+        except PeerError:
+            tag = _tag_at(part)
+            if tag is None or tag in self._tags:
+                raise
+            raise UnknownMessage(tag, size) from None
 
     def _read_attachments(
         self, view: memoryview, at: int, count: int, validate: bool
@@ -533,7 +554,24 @@ class Codec:
         try:
             return self._inner_decoder.decode(part)
         except _UNDECODABLE as error:
+            tag = _tag_at(part)
+            if tag is not None and tag not in self._tags:
+                raise _UnknownType(tag) from None
             raise PeerError(f"enclosed message: {type(error).__name__}: {error}") from None
+
+
+class _UnknownType(PeerError):
+    """An enclosed message has this tag, which the codec does not know."""
+
+
+def _tag_at(part: memoryview) -> str | None:
+    """The tag of a message in msgpack, if it is a well-formed one. The rest is not looked at."""
+    opening = _OPENING.match(part)
+    if opening is None:
+        return None
+    length = opening[1][0] & 0x1F if opening[1] else opening[2][0]
+    text = bytes(part[opening.end() : opening.end() + length])
+    return text.decode() if len(text) == length and _TAG.fullmatch(text) else None
 
 
 def _check_fields(cls: type[Message]) -> None:

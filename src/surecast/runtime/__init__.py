@@ -7,6 +7,7 @@ session.py   our end of one
 tcp.py       one connection: bytes to frames, buffers to bytes
 hello.py     what two drivers say to each other
 udp.py       datagrams, cut up and put together by the kernel
+unknown.py   messages of types that this node does not know
 chunks.py    what is received into
 timers.py    timers, and the watch on the wall clock
 book.py      names to addresses

@@ -63,6 +63,7 @@ from surecast.runtime.sessions import Sessions
 from surecast.runtime.tcp import Connection
 from surecast.runtime.timers import ClockWatch, Timers
 from surecast.runtime.udp import Datagrams
+from surecast.runtime.unknown import UnknownMessages
 from surecast.storage.memory import MemoryDisk
 from surecast.storage.store import MemoryStore, Store
 
@@ -118,6 +119,7 @@ class Node:
             MemoryStore(disk) if disk is None or isinstance(disk, MemoryDisk) else disk
         )
         self.counters: Counter[str] = Counter()
+        self.unknown = UnknownMessages(name, self.counters)
         self.address: Address | None = None  # where it listens, once started
         self.pending: deque[Any] = deque()  # inputs not stepped yet
         self.failed: asyncio.Future[None]  # never done, unless the machine raised

@@ -44,6 +44,7 @@ class Sessions:
         self.limits = node.limits
         self.codec: Codec = node.codec
         self.counters: Counter[str] = node.counters
+        self.unknown = node.unknown
         self.pending = node.pending
         # What a connection's receive calls, without a detour.
         self.step: Callable[[Any], None] = node.step

@@ -1,7 +1,8 @@
 """One TCP connection: bytes to frames to inputs, and buffers to bytes.
 
 A receive hands over all whole frames that are there; the node steps each of them and writes what
-came of it once, at the end. What goes wrong with the bytes ends this connection and nothing else.
+came of it once, at the end. A message of an unknown type is dropped and counted. What else goes
+wrong with the bytes ends this connection and nothing else.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from surecast.core.types import MS, SECOND, Received
 from surecast.core.wire import HEADER_SIZE, Buffer, frame_size
-from surecast.errors import PeerError
+from surecast.errors import PeerError, UnknownMessage
 from surecast.runtime.chunks import Chunk
 from surecast.runtime.hello import (
     BEAT,
@@ -193,6 +194,9 @@ class Connection(asyncio.BufferedProtocol):
                     break
             try:
                 message = decode(frame)[0]
+            except UnknownMessage as unknown:
+                sessions.unknown.drop(peer, unknown)
+                continue
             except PeerError as problem:
                 self._bad_frame(frame, problem)
                 break

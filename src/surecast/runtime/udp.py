@@ -17,7 +17,7 @@ from zlib import crc32
 
 from surecast.core.types import Peer, Received
 from surecast.core.wire import Buffer
-from surecast.errors import PeerError
+from surecast.errors import PeerError, UnknownMessage
 from surecast.runtime.book import Address
 from surecast.runtime.chunks import Chunk
 
@@ -195,6 +195,9 @@ class Datagrams:
             message, size = node.codec.decode(datagram[start:])
             if start + size != len(datagram):
                 raise PeerError("bytes behind the frame")
+        except UnknownMessage as unknown:
+            node.unknown.drop(peer, unknown)
+            return
         except PeerError:
             node.counters["udp_refused"] += 1
             return

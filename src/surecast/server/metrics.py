@@ -1,5 +1,6 @@
 """`/metrics`: what a node knows, for Prometheus. Looked at in the loop, written by a thread."""
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -130,7 +131,12 @@ def _counters(server: RegionServer) -> Iterator[Metric]:
     )
     happened = CounterMetricFamily("surecast_happened", "what happened", labels=["what"])
     driver = CounterMetricFamily("surecast_runtime", "what the driver did", labels=["what"])
+    unknown = CounterMetricFamily(
+        "surecast_unknown_messages", "messages of unknown types, dropped", labels=["tag"]
+    )
+    by_tag: Counter[str] = Counter()
     for node in server.nodes:
+        by_tag.update(node.unknown.by_tag)
         for what, count in sorted(node.counters.items()):
             driver.add_metric([f"{what}" if node is server.nodes[0] else f"witness_{what}"], count)
         layers: Any = getattr(node.machine, "layers", {"": node.machine})
@@ -140,4 +146,6 @@ def _counters(server: RegionServer) -> Iterator[Metric]:
                 handled.add_metric(what.split("/", 1), count)
             else:
                 happened.add_metric([what], count)
-    yield from (handled, happened, driver)
+    for tag, count in sorted(by_tag.items()):
+        unknown.add_metric([tag], count)
+    yield from (handled, happened, driver, unknown)
