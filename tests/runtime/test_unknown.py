@@ -36,6 +36,7 @@ def test_a_session_goes_on_behind_a_message_of_an_unknown_type(loop: str) -> Non
         async with Stage() as stage:
             await stage.add("a", codec=NEWER)
             b = await stage.add("b", codec=OLDER)
+            b.speaks = ()  # else it would not be sent what it does not list
             first = [Send("b", Ping(1)), Send("b", News(2)), Send("b", Envelope(Enclosed(News(3))))]
             stage.do("a", *first, Send("b", Ping(4)))
             await until(lambda: numbers(b.machine) == [1, 4])

@@ -135,6 +135,11 @@ class Composition:
                     raise ConfigError(f"{name} uses {interface}, which no layer below provides")
 
     @property
+    def messages(self) -> tuple[type, ...]:
+        """The types of messages that some layer takes."""
+        return tuple(self._by_message)
+
+    @property
     def _list(self) -> list[Layer]:
         return list(self.layers.values())
 

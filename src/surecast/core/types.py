@@ -26,7 +26,7 @@ disk has a state named `DAMAGE` whose data says why, as text; the machine that h
 saves that state as empty.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from random import Random
 from typing import Any, Protocol
 
@@ -69,6 +69,17 @@ def tagged(protocol: str) -> Callable[[str], str]:
 def tag_of(kind: type[Message]) -> str:
     """What messages of this type are called on the wire."""
     return str(kind.__struct_config__.tag)
+
+
+def protocol_of(kind: type[Message]) -> str:
+    """The protocol that a type of messages belongs to; empty if it belongs to none."""
+    protocol, slash, _ = tag_of(kind).partition("/")
+    return protocol if slash else ""
+
+
+def protocols_of(kinds: Iterable[type[Message]]) -> tuple[str, ...]:
+    """The protocols of these types of messages, sorted."""
+    return tuple(sorted({protocol_of(kind) for kind in kinds} - {""}))
 
 
 class Enclosed:
@@ -132,7 +143,13 @@ class EndOfPass(Input):
 
 
 class PeerUp(Input):
+    """`speaks` are the protocols that the peer lists; what is sent to it of another is dropped.
+
+    Empty: it has said nothing of the sort, and nothing is dropped.
+    """
+
     peer: Peer
+    speaks: tuple[str, ...] = ()
 
 
 class PeerDown(Input):
@@ -373,6 +390,8 @@ __all__ = [
     "Token",
     "Truncate",
     "Writable",
+    "protocol_of",
+    "protocols_of",
     "tag_of",
     "tagged",
 ]

@@ -39,6 +39,7 @@ class Hello(Message, tag="/hello"):
     epoch: int = 0
     role: str = ""
     credential: str = ""
+    speaks: tuple[str, ...] = ()  # the protocols whose messages it takes; empty: does not say
 
     def problem(self, ours: "Hello") -> str | None:
         """Why a node that would say `ours` cannot speak with whoever said this."""

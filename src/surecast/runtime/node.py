@@ -52,6 +52,8 @@ from surecast.core.types import (
     TimerKey,
     Truncate,
     Writable,
+    protocol_of,
+    protocols_of,
 )
 from surecast.core.wire import Codec
 from surecast.errors import ConfigError, UsageError
@@ -83,6 +85,7 @@ class Node:
 
     loop: asyncio.AbstractEventLoop
     machine: Machine
+    speaks: tuple[str, ...]  # protocols, as told to peers
     sessions: Sessions
     timers: Timers
     datagrams: Datagrams
@@ -173,6 +176,7 @@ class Node:
 
     def _begin(self, udp: socket.socket, start: Start) -> None:
         self._step = self.machine.step
+        self.speaks = protocols_of(getattr(self.machine, "messages", self.codec.types))
         self.sessions = Sessions(self, Random())
         self.datagrams = Datagrams(self, udp)
         self.timers = Timers(self.loop, self._fire)
@@ -342,6 +346,7 @@ class Node:
         sessions = self.sessions
         said = buffers = None
         nbytes = 0
+        protocol = ""
         for effect in effects:
             kind = type(effect)
             if kind is not Send:
@@ -352,19 +357,26 @@ class Node:
             peer = effect.peer
             if effect.message is not said:  # else it goes to several peers
                 said = effect.message
+                protocol = _PROTOCOL[type(said)]
                 buffers = self.codec.encode(said)
                 nbytes = sum(map(len, buffers))
             assert buffers is not None
+            session = sessions.by_peer.get(peer)
+            if session is not None and session.speaks is not None:
+                if protocol not in session.speaks:
+                    self.counters["not_spoken"] += 1
+                    continue
             if not effect.reliable:
                 self.datagrams.send(peer, buffers, nbytes)
                 continue
-            session = sessions.by_peer.get(peer)
             if session is None:
                 session = self._open(peer)
             if session.closing:
                 session.after += buffers
                 session.after_bytes += nbytes
             else:
+                if session.speaks is None:
+                    session.early.append((protocol, len(buffers), nbytes))
                 session.out += buffers
                 session.queued += nbytes
             if not session.dirty:
@@ -388,7 +400,16 @@ class Node:
     def hello(self, to: Peer, life: bytes, attempt: int) -> hello.Hello:
         region, epoch, role, credential = self._about
         return hello.Hello(
-            hello.VERSION, self.name, to, life, attempt, region, epoch(), role, credential
+            hello.VERSION,
+            self.name,
+            to,
+            life,
+            attempt,
+            region,
+            epoch(),
+            role,
+            credential,
+            self.speaks,
         )
 
     def _close(self, effect: Close) -> None:
@@ -416,6 +437,14 @@ class Node:
         if self._on_emit is not None:
             self._on_emit(effect.event)
 
+
+class _Protocols(dict[type, str]):
+    def __missing__(self, kind: type) -> str:
+        self[kind] = found = protocol_of(kind)
+        return found
+
+
+_PROTOCOL = _Protocols()
 
 _PEER_NEWS = frozenset((PeerUp, PeerDown, Congested, Writable))
 

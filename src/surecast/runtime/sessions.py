@@ -156,7 +156,10 @@ class Sessions:
         connection.ready()
         connection.heard_ns = time.monotonic_ns()
         self.counters["sessions_up"] += 1
-        self.node.post(PeerUp(session.peer))
+        speaks = connection.hello.speaks if connection.hello is not None else ()
+        if dropped := session.listen_to(speaks):
+            self.counters["not_spoken"] += dropped
+        self.node.post(PeerUp(session.peer, speaks))
         if connection.dialled:
             connection.say(BEAT)
         self._write(session)
@@ -250,6 +253,7 @@ class Sessions:
         if session.after and not self.stopping:
             after = self.opening.open(peer)
             after.out, after.queued = session.after, session.after_bytes
+            after.early = [("", len(session.after), session.after_bytes)]
             after.dirty = True
             self.dirty.append(after)
         session.out, session.after = [], []

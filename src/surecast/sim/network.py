@@ -185,7 +185,7 @@ class Network:
             end.follow()
             self._put(now_ns, end, ACCEPT, 0)
             self._put_waiting(now_ns, end)
-            self.world.give(end.node, PeerUp(end.peer.name))
+            self.world.give(end.node, PeerUp(end.peer.name, end.peer.speaks))
 
     def _give_up(self, now_ns: int, end: End) -> None:
         if end.state is not OPENING:
@@ -211,7 +211,7 @@ class Network:
         end.follow()
         end.odd = end.closing or end.path.cut or end.other.state is DOWN
         self._put_waiting(now_ns, end)
-        self.world.give(node, PeerUp(peer.name))
+        self.world.give(node, PeerUp(peer.name, peer.speaks))
 
     # ------------------------------------------------------------ arriving
 

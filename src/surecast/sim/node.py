@@ -6,7 +6,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from surecast.core.machine import Factory, NodeContext
-from surecast.core.types import Machine, TimerKey
+from surecast.core.types import Machine, TimerKey, protocols_of
 from surecast.errors import UsageError
 from surecast.storage.memory import MemoryDisk
 
@@ -39,6 +39,7 @@ class Node(_HotNode):
         "quiet_until",
         "seed",
         "site",
+        "speaks",
         "syncing",
         "unfinished",
         "unsynced",
@@ -54,6 +55,7 @@ class Node(_HotNode):
         self.machine: Machine | None = None
         self.step: Callable[[int, Any], list[Any]] = _dead
         self.incarnation = 0
+        self.speaks: tuple[str, ...] = ()  # protocols, as told to peers
         self.wall_base_ns = wall_ns  # wall clock = this + the world's clock
         self.paused = False
         self.busy = False  # computing, under a cost model
@@ -80,6 +82,7 @@ class Node(_HotNode):
         self.incarnation += 1
         self.machine = machine = self._make()
         self.step = machine.step
+        self.speaks = protocols_of(getattr(machine, "messages", ()))
 
     def stop(self) -> None:
         self.machine = None
