@@ -1,6 +1,6 @@
 # Every target does the set-up it needs by itself: `make demo` works in a fresh clone.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check torture bench lock clean services
+.PHONY: help setup demo test check goldens torture bench lock clean services
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -34,6 +34,9 @@ check: setup  ## format, lint, types and the quick tests: under a minute
 	$(PY) -m ruff check src tests bench
 	$(PY) -m mypy
 	$(PY) -m pytest -n $(JOBS) -q -m "not slow"
+
+goldens: setup  ## 200 seeds of each swarm: what leaves each node is what it was
+	$(PY) -m tests.goldens
 
 torture: setup  ## new examples, swarms, then real processes, under all faults and stalls; Spark's drivers and regions killed
 	HYPOTHESIS_PROFILE=explore $(PY) -m pytest -n $(JOBS) -q -m "not slow" $(addprefix tests/,columns core parts protocols sim)

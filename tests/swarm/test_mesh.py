@@ -8,6 +8,7 @@ from random import Random
 from typing import ClassVar
 
 import pytest
+from tests.goldens import Outputs, stored
 
 from surecast.columns.retention import KeepAll
 from surecast.core.types import MS, SECOND, Peer, Start
@@ -28,7 +29,13 @@ SEEDS = (36, 21, 37, 19, 9, 4)  # cheap ones, of many kinds; the last is crowded
 
 @pytest.fixture(scope="module")
 def results() -> list[SeedResult]:
-    return [run_seed(seed) for seed in SEEDS]
+    return [run_seed(seed, trace=Outputs()) for seed in SEEDS]
+
+
+@pytest.mark.slow
+def test_what_leaves_each_node_is_what_it_was(results: list[SeedResult]) -> None:
+    golden = stored()["sprinkler-mesh"]
+    assert {r.seed: r.trace_digest for r in results} == {seed: golden[str(seed)] for seed in SEEDS}
 
 
 @pytest.mark.slow

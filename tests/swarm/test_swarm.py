@@ -5,6 +5,7 @@ from collections import Counter
 
 import pytest
 from tests import mutations
+from tests.goldens import Outputs, stored
 
 from surecast.core.types import MS, SECOND
 from surecast.protocols.chain.replica import Replica
@@ -24,7 +25,7 @@ ROLES = (Replica, Proxy, Publisher, Subscriber, Inquirer, ConfigService)
 
 @pytest.fixture(scope="module")
 def results() -> list[SeedResult]:
-    return [run_seed(seed) for seed in SEEDS]
+    return [run_seed(seed, trace=Outputs()) for seed in SEEDS]
 
 
 @pytest.mark.slow
@@ -86,7 +87,15 @@ def test_coverage_lists_every_handler_of_every_role(results: list[SeedResult]) -
 
 @pytest.mark.slow
 def test_a_seed_is_run_the_same_way_again(results: list[SeedResult]) -> None:
-    assert run_seed(results[0].seed) == results[0]
+    assert run_seed(results[0].seed, trace=Outputs()) == results[0]
+
+
+@pytest.mark.slow
+def test_what_leaves_each_node_is_what_it_was(results: list[SeedResult]) -> None:
+    golden = stored()["sprinkler"]
+    compared = {r.seed: r.trace_digest for r in results if str(r.seed) in golden}
+    assert len(compared) >= 6
+    assert compared == {seed: golden[str(seed)] for seed in compared}
 
 
 # ---------------------------------------------------------------- a swarm that can fail
