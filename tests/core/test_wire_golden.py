@@ -1,7 +1,7 @@
-"""The format is kept: files written by an earlier build are read and written alike by this one.
+"""Frames: what an earlier build wrote is read and written alike by this one.
 
-The files were written once, by `python tests/core/test_wire_golden.py`, which adds missing files
-and never replaces one: a changed byte is a new version of the format, with fixtures of its own.
+The bytes are in tests/fixtures/frames; tests/golden_files.py says how to write them anew.
+Once a version is released, a changed byte is a new version of the format, with files of its own.
 """
 
 import re
@@ -9,24 +9,50 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.golden_files import FIXTURES, golden
 
-from surecast.columns.batch import COLLECT, COLLECTED, CONFIG, EXPIRED, Batch, Row, coalesce
+from surecast.columns.batch import (
+    COLLECT,
+    COLLECTED,
+    CONFIG,
+    CONTROL,
+    DATA,
+    EXPIRED,
+    VOID,
+    Batch,
+    Row,
+    coalesce,
+)
 from surecast.columns.intervals import IntervalSet
-from surecast.core.types import Message
+from surecast.core.types import Enclosed, Message, tagged
 from surecast.core.wire import Codec, decode_batch, encode_batch
 
-FIXTURES = Path(__file__).with_name("fixtures")
 DOC = Path(__file__).parents[2] / "docs" / "wire.md"
 STREAM, PUBLISHER = bytes(range(0x10, 0x20)), bytes(range(0xA0, 0xB0))
 TIME_NS = 1_700_000_000_123_456_789
 
 
-class Golden(Message):
+class Base(Message, tag=tagged("golden")):
+    pass
+
+
+class Empty(Base):
+    pass
+
+
+class Sample(Base):
     name: str
     epoch: int
     batches: tuple[Batch, ...]
     ids: tuple[bytes, ...] = ()
     last: Batch | None = None
+
+
+class Envelope(Base):
+    first: Enclosed
+    batch: Batch
+    rest: tuple[Enclosed, ...]
+    none: Enclosed | None = None
 
 
 def rows(count: int, tagged: bool = False, kind: int = 1, lo: int = 1000) -> Batch:
@@ -70,7 +96,7 @@ BATCHES: dict[str, Callable[[], Batch]] = {
     "data": lambda: rows(10),
     "tagged": lambda: rows(9, tagged=True),
     "void": void,
-    # Since there are forms (docs/wire.md):
+    # Columns in narrower forms (docs/wire.md):
     "form-unsequenced": lambda: Batch.of(STREAM, [b"x"], publisher=PUBLISHER, pub_no=2**64 - 1),
     "form-collect": lambda: rows(1, kind=COLLECT),
     "form-config": lambda: rows(1, kind=CONFIG),
@@ -82,53 +108,67 @@ BATCHES: dict[str, Callable[[], Batch]] = {
     "form-gaps-u16": lambda: apart(1000, 1010, 2000),
     "form-gaps-u32": lambda: apart(1000, 1010, 200_000),
 }
-# Written before there were forms. They are read and passed on as they are, for ever.
+# The same with Arrow's plain columns (form 0), as other writers make them: read and passed on as
+# they are. Our own writer takes narrower forms, so these files cannot be written anew.
 PLAIN: dict[str, Callable[[], Batch]] = {
     "unsequenced": BATCHES["form-unsequenced"],
     "collect": BATCHES["form-collect"],
     "config": BATCHES["form-config"],
     "sparse": sparse,
 }
-CODEC = Codec([Golden])
+CODEC = Codec([Empty, Sample, Envelope])
 
 
-def control() -> Golden:
-    return Golden("golden", 2**64 - 1, (rows(3), void(), sparse()), (STREAM, b""), rows(1))
+def sample() -> Sample:
+    return Sample("golden", 2**64 - 1, (rows(3), void(), sparse()), (STREAM, b""), rows(1))
 
 
-def frame(name: str) -> bytes:
-    if name == "form-control":
-        return b"".join(CODEC.encode(control()))
-    return b"".join(encode_batch(BATCHES[name]()))
+def envelope() -> Envelope:
+    rest = (Enclosed(Sample("inner", 1, ())), Enclosed(Empty()))
+    return Envelope(Enclosed(sample()), rows(2, lo=50), rest)
+
+
+CONTROLS: dict[str, Callable[[], Message]] = {
+    "control-empty": Empty,
+    "control": sample,
+    "control-enclosed": envelope,
+}
+
+
+def stored(name: str) -> bytes:
+    return (FIXTURES / "frames" / f"{name}.bin").read_bytes()
 
 
 @pytest.mark.parametrize("name", [*BATCHES, *PLAIN])
 def test_batches_written_earlier(name: str) -> None:
-    stored = (FIXTURES / f"{name}.bin").read_bytes()
-    if name in BATCHES:
-        assert frame(name) == stored
-    found, size = decode_batch(stored)
-    assert size == len(stored)
-    assert b"".join(encode_batch(found)) == stored
+    data = stored(name) if name in PLAIN else b"".join(encode_batch(BATCHES[name]()))
+    assert golden(f"frames/{name}.bin", data) == data
+    found, size = decode_batch(stored(name))
+    assert size == len(data)
+    assert b"".join(encode_batch(found)) == data
     assert found.to_rows() == (BATCHES | PLAIN)[name]().to_rows()
     assert (found.form > 0) == name.startswith("form-")
 
 
-@pytest.mark.parametrize("name", ["control", "form-control"])
+@pytest.mark.parametrize("name", CONTROLS)
 def test_control_frames_written_earlier(name: str) -> None:
-    stored = (FIXTURES / f"{name}.bin").read_bytes()
-    if name == "form-control":
-        assert frame(name) == stored
-    found, size = CODEC.decode(stored)
-    assert size == len(stored)
-    assert b"".join(CODEC.encode(found)) == stored
-    assert (found.name, found.epoch, found.ids) == ("golden", 2**64 - 1, (STREAM, b""))
-    assert [batch.count for batch in (*found.batches, found.last)] == [3, 4_999_998_000, 10, 1]
+    data = b"".join(CODEC.encode(CONTROLS[name]()))
+    assert golden(f"frames/{name}.bin", data) == data
+    found, size = CODEC.decode(stored(name))
+    assert size == len(data)
+    assert b"".join(CODEC.encode(found)) == data
+
+
+def test_every_frame_is_kept() -> None:
+    files = {path.stem for path in (FIXTURES / "frames").iterdir()}
+    assert files == {*BATCHES, *PLAIN, *CONTROLS}
+    kinds = {(FIXTURES / "frames" / f"{name}.bin").read_bytes()[5] for name in files}
+    assert kinds == {DATA, COLLECT, CONFIG, VOID, CONTROL}
 
 
 def test_what_the_files_hold_is_known_apart_from_the_code_that_builds_it() -> None:
     """Against literals, so that a sample and a decoder that drift together are noticed."""
-    data, _ = decode_batch((FIXTURES / "data.bin").read_bytes())
+    data, _ = decode_batch(stored("data"))
     assert (data.lo, data.hi, data.rows, data.epoch, data.pub_no) == (1000, 1010, 10, 5, 77)
     assert (data.stream_id, data.publisher, data.time_ns) == (STREAM, PUBLISHER, TIME_NS)
     assert data.to_rows()[:4] == [
@@ -137,18 +177,29 @@ def test_what_the_files_hold_is_known_apart_from_the_code_that_builds_it() -> No
         Row(1002, TIME_NS, b"", b"vv", None),
         Row(1003, TIME_NS, b"k3", b"vvv", None),
     ]
-    holes, _ = decode_batch((FIXTURES / "sparse.bin").read_bytes())
+    holes, _ = decode_batch(stored("sparse"))
     assert (holes.lo, holes.hi, holes.reason) == (1000, 1010, EXPIRED)
     assert [row.seq for row in holes.to_rows()] == [1000, 1004, 1005, 1006, 1007, 1008]
-    far, _ = decode_batch((FIXTURES / "form-gaps-u32.bin").read_bytes())
+    far, _ = decode_batch(stored("form-gaps-u32"))
     assert (far.lo, far.hi, far.rows, far.form) == (1000, 200_010, 18, 0x1_04_0004_0009)
     assert [far.to_rows()[i] for i in (0, 3, 12)] == [
         Row(1000, TIME_NS + 1000, b"key    0", b"  0", None),
         Row(1007, TIME_NS + 1000, b"key    9", b"  7", None),
         Row(200_000, TIME_NS + 200_000, b"key    0", b"  0", None),
     ]
-    gone, _ = decode_batch((FIXTURES / "void.bin").read_bytes())
+    gone, _ = decode_batch(stored("void"))
     assert (gone.lo, gone.hi, gone.rows, gone.reason) == (2_000, 5_000_000_000, 0, COLLECTED)
+    message, _ = CODEC.decode(stored("control"))
+    assert (message.name, message.epoch, message.ids) == ("golden", 2**64 - 1, (STREAM, b""))
+    counts = [batch.count for batch in (*message.batches, message.last)]
+    assert counts == [3, 4_999_998_000, 10, 1]
+    around, _ = CODEC.decode(stored("control-enclosed"))
+    assert around.first.message.name == "golden"
+    assert [batch.lo for batch in around.first.message.batches] == [1000, 2000, 1000]
+    assert (around.batch.lo, around.none) == (50, None)
+    assert around.rest == (Enclosed(Sample("inner", 1, ())), Enclosed(Empty()))
+    empty = stored("control-empty")
+    assert empty[128:] == b"\x91\xacgolden/Empty" + bytes(2)
 
 
 def test_the_documented_layout_is_the_layout() -> None:
@@ -160,12 +211,4 @@ def test_the_documented_layout_is_the_layout() -> None:
     dump = re.search(r"```hex\n(.*?)```", text, re.DOTALL)
     assert dump is not None
     octets = bytes.fromhex(re.sub(r"^[0-9a-f]{2}:", "", dump[1], flags=re.MULTILINE))
-    assert octets == (FIXTURES / "void.bin").read_bytes()
-
-
-if __name__ == "__main__":
-    FIXTURES.mkdir(exist_ok=True)
-    for name in [*BATCHES, "form-control"]:
-        path = FIXTURES / f"{name}.bin"
-        if not path.exists():
-            path.write_bytes(frame(name))
+    assert octets == stored("void")

@@ -1,0 +1,22 @@
+"""Golden files: what an earlier build wrote, in tests/fixtures, to be read and written alike.
+
+After an intended change of a format, write them anew with
+
+    SURECAST_REWRITE=1 python -m pytest tests/core/test_wire_golden.py
+
+(or another test that uses them) and read the difference before you commit it.
+"""
+
+import os
+from pathlib import Path
+
+FIXTURES = Path(__file__).parent / "fixtures"
+
+
+def golden(name: str, made: bytes) -> bytes:
+    """The stored bytes; `made` is what this build writes."""
+    path = FIXTURES / name
+    if os.environ.get("SURECAST_REWRITE"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(made)
+    return path.read_bytes()

@@ -1,0 +1,209 @@
+"""A recording: what an earlier build wrote is read, played and written alike by this one.
+
+The bytes are in tests/fixtures/recording; tests/golden_files.py says how to write them anew.
+"""
+
+from random import Random
+from typing import Any
+
+from tests.golden_files import FIXTURES, golden
+
+from surecast.columns.batch import COLLECTED
+from surecast.columns.intervals import IntervalSet
+from surecast.core.canon import name_of
+from surecast.core.machine import NodeContext
+from surecast.core.record import ANSWERS, ASKING, Closed, Ends, Holed, Kept, Saved, Step, Writer
+from surecast.core.recording import Recording
+from surecast.core.types import (
+    Append,
+    Batch,
+    ClockSet,
+    Compact,
+    Compacted,
+    Deliver,
+    Emit,
+    Enclosed,
+    Message,
+    PeerDown,
+    PeerUp,
+    Received,
+    SaveState,
+    Send,
+    SetTimer,
+    Start,
+    Stored,
+    StoreFailed,
+    TimerFired,
+    Truncate,
+)
+from surecast.core.wire import Codec
+from surecast.protocols.nakcast.messages import Beacon, Data, Nak, Publish
+from surecast.registry import recorded_types
+from surecast.sim.playback import play
+from surecast.storage.memory import MemoryDisk
+from surecast.storage.store import apply
+
+LOG, OTHER, PUBLISHER = bytes(range(16)), bytes(16), bytes(range(0xA0, 0xB0))
+BUILD = "golden-clerk"
+NAME = "recording/clerk.rec"
+
+
+class Envelope(Message, tag="golden/Envelope"):
+    inside: Enclosed
+
+
+TYPES = {**recorded_types(), name_of(Envelope): Envelope}
+
+
+def rows(lo: int, count: int = 2) -> Batch:
+    values, keys = [b"value %d" % (lo + i) for i in range(count)], [b"key"] * count
+    batch = Batch.of(LOG, values, keys, publisher=PUBLISHER, pub_no=lo)
+    return batch.sequenced(lo, 1_700_000_000_000_000_000, 5)
+
+
+class Clerk:
+    """Uses each effect; what it does depends on its randomness, its arguments and its disk."""
+
+    def __init__(self, ctx: NodeContext, step_ns: int) -> None:
+        self.disk, self.rng, self.step_ns = ctx.disk, ctx.rng, step_ns
+
+    def step(self, now_ns: int, inp: Any) -> list[Any]:
+        end = self.disk.end(LOG)
+        match inp:
+            case Start():
+                return [SetTimer(("tick", LOG, (1, None)), now_ns + self.rng.randrange(1000))]
+            case Received(peer, Data(batch)):
+                return [Append(LOG, (batch,), ("append", end)), Send(peer, Beacon(LOG, end))]
+            case Received(peer, Envelope()):
+                return [Send(peer, Envelope(Enclosed(Nak(LOG, ((1, end),)))), reliable=False)]
+            case Publish(batch):
+                return [SaveState("counts", b"%d" % end, ["save"]), Deliver(LOG, (batch,))]
+            case TimerFired():
+                voids = IntervalSet([(1, 2)]).to_bytes()
+                nothing = IntervalSet().to_bytes()
+                return [Compact(LOG, 1, 3, voids, nothing, 50, ("compact",)), Truncate(LOG, end)]
+            case Stored(token) | Compacted(token) | StoreFailed(token):
+                return [Emit((token, end, self.disk.state("counts")))]
+        return []
+
+
+FOUND = [
+    Saved("counts", b"5"),
+    Saved("gone", None),
+    Ends(LOG, 1),
+    Kept(LOG, rows(1, 4)),
+    Kept(LOG, Batch.void(LOG, 5, 8, COLLECTED)),
+    Ends(OTHER, 1),
+    Holed(OTHER, 9),
+]
+INPUTS: list[Any] = [
+    Start(1_700_000_000_000_000_000, 2),
+    PeerUp("south/0"),
+    Received("south/0", Data(rows(8))),
+    Received("south/0", Envelope(Enclosed(Data(rows(10, 1))))),
+    Publish(rows(20)),
+    Stored(1),
+    TimerFired(("tick", LOG, (1, None))),
+    Saved("counts", b"5"),  # the disk shows it again: saving the new one has failed
+    StoreFailed(2, "full"),
+    ClockSet(1_700_000_001_000_000_000),
+    Compacted(3),
+    PeerDown("south/0"),
+]
+
+
+class Life:
+    """Lives through items of a recording and writes them down again."""
+
+    def __init__(self, node: str, build: str, args: dict[str, Any], seed: str, life: int) -> None:
+        self.writer = Writer(Codec([Data, Beacon, Nak, Envelope]))
+        self.writer.opening(node, build, args, seed, life)
+        self.disk = MemoryDisk()
+        self.clerk = Clerk(
+            NodeContext(node, Random(f"{seed}/{node}/{life}"), self.disk, life), **args
+        )
+        self.tokens: list[Any] = []
+
+    def find(self, item: Any) -> None:
+        writer, disk = self.writer, self.disk
+        match item:
+            case Saved(name, data):
+                writer.saved(name, data)
+                disk.forget(name) if data is None else disk.save(name, data)
+            case Ends(log, end):
+                writer.ends(log, end)
+                disk.truncate(log, end)
+            case Kept(log, batch):
+                writer.kept(log, batch)
+                disk.append(log, [batch])
+            case Holed(log, hi):
+                writer.holed(log, hi)
+                disk.skip(log, hi, "as recorded")
+            case Closed():
+                writer.closed()
+            case Step():
+                self.step(item.now_ns, item.inp)
+
+    def step(self, now_ns: int, inp: Any) -> None:
+        """As the drivers do; an answer has the token of the effect whose number it has."""
+        kind = type(inp)
+        if kind in ANSWERS:
+            token = self.tokens[inp.token - 1]
+            inp = StoreFailed(token, inp.reason) if kind is StoreFailed else kind(token)
+            if kind is Compacted:
+                self.disk.show(token)
+        effects = self.clerk.step(now_ns, inp)
+        self.writer.step(now_ns, inp, effects)
+        for effect in effects:
+            if type(effect) in ASKING:
+                self.tokens.append(effect.token)
+            if type(effect) in ASKING or type(effect) is Truncate:
+                apply(self.disk, effect)
+
+
+def made() -> bytes:
+    life = Life("north/0", BUILD, {"step_ns": 10}, "7", 2)
+    for item in FOUND:
+        life.find(item)
+    for number, inp in enumerate(INPUTS):
+        life.find(inp) if isinstance(inp, Saved) else life.step(number * 10, inp)
+    life.find(Closed(0))
+    return life.writer.take()
+
+
+def test_the_recording_written_earlier_is_written_alike() -> None:
+    stored = golden(NAME, made())
+    assert made() == stored
+    recording = Recording(stored, TYPES)
+    header = recording.header
+    again = Life(header.node, header.build, header.args, header.seed, header.incarnation)
+    for item in recording.items():
+        again.find(item)
+    assert again.writer.take() == stored
+
+
+def test_what_it_holds_is_known_apart_from_the_code_that_writes_it() -> None:
+    recording = Recording(golden(NAME, made()), TYPES)
+    assert recording.header.messages == [
+        "golden/Envelope",
+        "nakcast/Beacon",
+        "nakcast/Data",
+        "nakcast/Nak",
+    ]
+    assert (recording.header.build, recording.header.args) == ("golden-clerk", {"step_ns": 10})
+    items = list(recording.items())
+    assert items[:3] == [Saved("counts", b"5"), Saved("gone", None), Ends(LOG, 1)]
+    assert items[-1] == Closed(11)
+    steps = [item for item in items if isinstance(item, Step)]
+    assert [step.now_ns for step in steps] == [*range(0, 70, 10), *range(80, 120, 10)]
+    labels = [label for step in steps for label in step.labels]
+    assert {"Send.nakcast/Beacon", "Send.golden/Envelope", "SaveState", "Emit.tuple"} <= set(labels)
+    assert steps[3].inp.message.inside.message.batch.to_rows()[0].value == b"value 10"
+    assert [steps[n].inp for n in (5, 7, 9)] == [Stored(1), StoreFailed(2, "full"), Compacted(3)]
+
+
+def test_the_recording_written_earlier_is_played() -> None:
+    golden(NAME, made())
+    played = play([FIXTURES / NAME], TYPES, {BUILD: lambda ctx, args: Clerk(ctx, **args)})
+    assert played.difference is None, played.difference
+    assert (played.steps, played.lives) == (11, {"north/0": 1})
