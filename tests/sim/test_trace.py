@@ -164,6 +164,33 @@ def test_anything_a_machine_may_emit_can_be_traced() -> None:
     assert labels == [f"Emit.{kind}" for kind in kinds]
 
 
+class Ends(Message):
+    stream: LogId
+    ends: dict[bytes, int]
+    batch: Batch | None = None
+
+
+def test_dicts_whose_keys_are_not_text_are_traced() -> None:
+    def run(event: Any, **ends: int) -> Trace:
+        trace = Trace()
+        world = World(1, Link(delay_ns=MS), trace=trace)
+        for name in ("a", "b"):
+            world.add(name, Actor)
+        message = Ends(LOG, {key.encode(): end for key, end in ends.items()}, batch(3, 4))
+        world.at(0, "a", Do([Send("b", message), Emit(event)]))
+        world.run(until_ns=SECOND)
+        (received,) = [row for row in trace.rows() if row[3] == "Received.Ends"]
+        assert received[4:] == ("a", LOG[:4].hex(), 3, 7, world.network.sizes.of(message))
+        return trace
+
+    names = [f"n{number}" for number in range(20)]
+    first = run({1: set(names)}, x=1, y=2).digest()
+    backwards = names[::-1]
+    assert run({1: set(backwards)}, x=1, y=2).digest() == first
+    others = [run({1: set(names)}, x=1, y=3), run({1: set(names[1:])}, x=1, y=2)]
+    assert first not in [trace.digest() for trace in others]
+
+
 # ---------------------------------------------------------------- determinism
 
 CHAOS = """

@@ -161,13 +161,15 @@ def _pack_other(value: Any) -> Any:
 
 # Sets come out sorted: their own order is not the same in every process.
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_pack_other, order="deterministic")
+_UNSORTED = msgspec.msgpack.Encoder()
+_UNPACKABLE = (OverflowError, TypeError, ValueError, RecursionError)
 
 
 def _encode(steps: list[Step]) -> bytes:
     """The steps one after the other, with nothing around them: packs can be joined."""
     try:
         packed = _ENCODER.encode(steps)
-    except (OverflowError, TypeError, ValueError):  # numbers no decoder would have let through
+    except _UNPACKABLE:
         return b"".join(map(_encode_one, steps))
     return packed[1 if len(steps) < 16 else 3 if len(steps) < 1 << 16 else 5 :]
 
@@ -175,10 +177,34 @@ def _encode(steps: list[Step]) -> bytes:
 def _encode_one(step: Step) -> bytes:
     try:
         return _ENCODER.encode(step)
-    except (OverflowError, TypeError, ValueError):
-        # The types alone, which `pack` notes: a text might differ from process to process.
-        at_ns, node, _, effects = step
-        return _ENCODER.encode((at_ns, node, {}, [{} for _ in effects]))
+    except _UNPACKABLE:  # it may hold a dict whose keys are not text: these are not sorted
+        try:
+            return _UNSORTED.encode(_unfolded(step))
+        except _UNPACKABLE:  # numbers that no decoder would have let through
+            # The types alone, which `pack` notes: a text might differ from process to process.
+            at_ns, node, _, effects = step
+            return _ENCODER.encode((at_ns, node, {}, [{} for _ in effects]))
+
+
+def _unfolded(value: Any) -> Any:
+    """What the encoder would make of a value, except that dicts keep their order."""
+    if isinstance(value, msgspec.Struct):
+        config = value.__struct_config__
+        fields = {name: _unfolded(getattr(value, name)) for name in value.__struct_fields__}
+        if config.array_like:
+            return [*([] if config.tag is None else [config.tag]), *fields.values()]
+        return fields if config.tag is None else {config.tag_field: config.tag, **fields}
+    if isinstance(value, dict):
+        return {key: _unfolded(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [_unfolded(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted(map(_unfolded, value), key=_UNSORTED.encode)
+    if value is None or isinstance(
+        value, bool | int | float | str | bytes | bytearray | memoryview
+    ):
+        return value
+    return _unfolded(_pack_other(value))
 
 
 def _decode(steps: bytes, count: int) -> Any:
