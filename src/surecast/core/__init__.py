@@ -8,6 +8,7 @@ none of it does IO.
 - `machine`, `stack`: the shape most machines share, and machines made of layers.
 - `replicated`, `disk`: what a layer of replicated logs offers; reading a log through.
 - `wire`: frames and control messages, bytes to objects and back, with limits and checksums.
+- `fields`: what the declared type of a field is made of.
 - `canon`, `record`, `recording`: what a machine was told and answered, as bytes in a file.
 - `config`: TOML to typed configuration, with errors a person can act on.
 """
