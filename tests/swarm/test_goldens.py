@@ -1,4 +1,5 @@
-"""Digests of what leaves each node. test_swarm.py and test_mesh.py compare a few; `make goldens` all."""
+"""Digests of what leaves each node: what they cover. A few are compared in test_swarm.py and
+test_mesh.py, all by `make goldens`."""
 
 from tests.goldens import Outputs, stored
 

@@ -75,7 +75,7 @@ def test_watching_changes_nothing_and_can_be_drawn(
     results: list[SeedResult], tmp_path: Path
 ) -> None:
     story = Story()
-    assert run_seed(SEEDS[0], story=story) == results[0]
+    assert run_seed(SEEDS[0], story=story, trace=Outputs()) == results[0]
     assert len(story.spans) == sum(results[0].faults.values())
     clients = {r for lines in story.lines.values() for r in lines if "/sub" not in r}
     assert len(clients) == results[0].clients["came"]
