@@ -66,6 +66,7 @@ def test_every_handler_of_the_mesh_is_reached(results: list[SeedResult]) -> None
     totals: Counter[str] = Counter()
     for result in results:
         assert handlers <= set(result.coverage)
+        assert not {"Replica._on_patch", "Replica._on_wanted"} & set(result.coverage)  # no damage
         totals.update(result.coverage)
     assert sorted(handler for handler in handlers if not totals[handler]) == []
 

@@ -21,11 +21,12 @@ import msgspec
 from surecast.columns.retention import KeepAll, KeepFor, KeepLast, LatestPerKey, Policy
 from surecast.core.machine import HandlerMachine
 from surecast.core.types import MS, SECOND, tag_of
+from surecast.protocols.chain.messages import Patch, Wanted
 from surecast.protocols.chain.replica import Replica
 from surecast.protocols.chain.service import ConfigService
 from surecast.protocols.sprinkler.client import Client
 from surecast.protocols.sprinkler.inquirer import Inquirer
-from surecast.protocols.sprinkler.messages import Doubt, Hide
+from surecast.protocols.sprinkler.messages import Doubt, Hide, RegionBehind
 from surecast.protocols.sprinkler.proxy import Proxy
 from surecast.protocols.sprinkler.publisher import Publisher
 from surecast.protocols.sprinkler.subscriber import Subscriber
@@ -46,6 +47,7 @@ REJOIN_NS = 5 * SECOND
 SETTLE_NS = 90 * SECOND  # simulated time to converge after healing ...
 MESH_SETTLE_NS = 15 * SECOND  # ... where there are meshes; most need a second
 DAMAGED = 0.5  # of the seeds, whose disks are damaged or rolled back
+NEED_DAMAGE = (RegionBehind, Patch, Wanted)  # sent only when a disk has lost something
 PATIENCE_NS = 600 * SECOND  # of publishers with an owner out of reach: it will be back
 
 
@@ -374,7 +376,7 @@ class Trial:
             duplicated=tally.duplicated,
             misordered=tally.misordered,
             clients=clients,
-            coverage=_coverage(cluster),
+            coverage=_coverage(cluster, damaged=self.damages is not None),
             counters={k: v for k, v in sorted(counters.items()) if "." in k},
             inputs=cluster.world.inputs,
             trace_digest=trace.digest() if trace is not None else "",
@@ -391,10 +393,10 @@ def _unsettled(cluster: Cluster) -> str:
     return f"G9 no convergence after healing: unacknowledged {waiting}, positions {ends}"
 
 
-def _coverage(cluster: Cluster) -> dict[str, int]:
+def _coverage(cluster: Cluster, damaged: bool) -> dict[str, int]:
     """How often each message handler ran, by role; every handler is listed, but for those of the
-    mesh where there is none, of callers where there are none, and of two histories of a stream,
-    which no swarm makes."""
+    mesh where there is none, of callers where there are none, of damage where there is none, and
+    of two histories of a stream, which no swarm makes."""
     replicas = [node for nodes in cluster.regions.values() for node in nodes]
     roles: dict[type[HandlerMachine], list[str]] = {
         Replica: replicas,
@@ -410,6 +412,7 @@ def _coverage(cluster: Cluster) -> dict[str, int]:
         for role, nodes in roles.items()
         for message, name in role.handlers.items()
         if message not in (Doubt, Hide)  # which need two histories
+        and (damaged or message not in NEED_DAMAGE)
         and (cluster.clients or message not in Client.handlers)
         and (cluster.callers or not (role is Inquirer or (role is Proxy and message in ONLY_HERE)))
     }
