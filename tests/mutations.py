@@ -651,9 +651,10 @@ class CutsAtHoles(Replica):
     """What stands behind a position that cannot be read is given up with it."""
 
     def _restore(self) -> None:
-        for log in self.disk.logs():
-            if holes := self.disk.holes(log):
-                self.disk.truncate(log, holes[0][0])  # type: ignore[attr-defined]
+        disk = self.disk._disk  # type: ignore[attr-defined]
+        for log in disk.logs():
+            if holes := disk.holes(log):
+                disk.truncate(log, holes[0][0])
         super()._restore()
 
 

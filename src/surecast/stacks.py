@@ -4,6 +4,7 @@ from collections import Counter
 from random import Random
 
 from surecast.core.compose import Composition, compose
+from surecast.core.scopes import Scope
 from surecast.core.types import Disk
 from surecast.protocols.chain.config import ChainConfig
 from surecast.protocols.chain.replica import Replica
@@ -31,8 +32,8 @@ def region_replica(
     """
     return compose(
         {
-            "chain": replica_type(chain, disk, rng, counters),
-            "sprinkler": proxy_type(proxy, disk, rng, counters),
+            "chain": replica_type(chain, Scope(disk, "chain"), rng, counters),
+            "sprinkler": proxy_type(proxy, Scope(disk, "sprinkler", ["chain"]), rng, counters),
         }
     )
 

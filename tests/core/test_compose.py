@@ -6,6 +6,7 @@ import pytest
 
 from surecast.columns.batch import COLLECTED, Batch
 from surecast.core.compose import Composition, compose
+from surecast.core.scopes import scope_tag
 from surecast.core.types import (
     OWNER,
     Append,
@@ -248,9 +249,11 @@ def test_answers_of_the_disk_come_back_to_the_layer_that_asked(
     getattr(house, floor).on(asked, effect)
     (out,) = house.give(asked)
     assert type(out) is type(effect)
-    for name in ("log", "batches", "name", "data", "lo", "hi", "collected", "rows_max"):
+    for name in ("log", "batches", "data", "lo", "hi", "collected", "rows_max"):
         assert getattr(out, name, None) == getattr(effect, name, None)
     assert out.token == (floor, ("t", 1))
+    assert getattr(out, "name", f"{floor}/name") == f"{floor}/name"
+    assert getattr(out, "scope", scope_tag(floor)) == scope_tag(floor)
     house.give(answer(out.token))
     assert house.log == [(floor, answer(("t", 1)))]
     house.give(StoreFailed(out.token, "full"))
@@ -259,11 +262,12 @@ def test_answers_of_the_disk_come_back_to_the_layer_that_asked(
 
 def test_other_effects_leave_as_they_are(house: House) -> None:
     asked = PeerUp("p")
-    effects = [Send("p", Ping(1)), Close("p"), Truncate(LOG, 3)]
-    house.low.on(asked, *effects)
-    out = house.give(asked)
+    effects = [Send("p", Ping(1)), Close("p")]
+    house.low.on(asked, *effects, Truncate(LOG, 3))
+    *out, truncate = house.give(asked)
     assert out == effects
     assert all(a is b for a, b in zip(out, effects, strict=True))
+    assert truncate == Truncate(LOG, 3, scope_tag("low"))
 
 
 # ---------------------------------------------------------------- between the layers

@@ -141,11 +141,11 @@ def test_what_is_on_the_disk_comes_back() -> None:
     made = writer()
     made.saved("chain", b"data")
     made.saved("gone", None)
-    made.ends(LOG, 1)
+    made.ends(LOG, 1, 0)
     made.kept(LOG, batch(1))
     made.closed()
     found = list(Recording(made.take(), TYPES).items())
-    assert found[:3] == [Saved("chain", b"data"), Saved("gone", None), Ends(LOG, 1)]
+    assert found[:3] == [Saved("chain", b"data"), Saved("gone", None), Ends(LOG, 1, 0)]
     assert isinstance(found[3], Kept)
     assert found[3].log == LOG
     assert found[3].batch.rows == 2

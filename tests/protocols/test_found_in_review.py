@@ -386,7 +386,7 @@ def test_g10_a_late_retry_of_a_snapshot_does_not_undo_a_newer_one() -> None:
     run(cluster, 10 * MS)
     world.at(world.now_ns, "east/1", TimerFired(("sprinkler", "compact")))
     run(cluster, 500 * MS)
-    state = world.disk("east/1").state(f"publishers/{stream.hex()}")
+    state = world.disk("east/1").state(f"chain/publishers/{stream.hex()}")
     assert msgspec.msgpack.decode(state, type=tuple[int, bytes, int])[0] == 42
     for node in ("east/0", "east/1"):
         world.crash(node)

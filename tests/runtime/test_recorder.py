@@ -113,7 +113,7 @@ def test_the_disk_a_life_begins_with_is_recorded(tmp_path: Path) -> None:
     disk.save("s", b"data")
     recorder(tmp_path / "a.rec", disk).close()
     found = items(tmp_path / "a.rec")
-    assert found[:2] == [Saved("s", b"data"), Ends(LOG, 1)]
+    assert found[:2] == [Saved("s", b"data"), Ends(LOG, 1, 0)]
     kept = [item for item in found if isinstance(item, Kept)]
     assert [(item.log, item.batch.lo) for item in kept] == [(LOG, 1), (LOG, 3)]
 
@@ -140,7 +140,7 @@ def test_writes_taken_back_are_noted_at_the_step_that_sees_it(tmp_path: Path) ->
     found = items(path)[3:-1]
     kinds = [type(item).__name__ for item in found]
     assert kinds == ["Step", "Step", "Saved", "Ends", "Step", "Step"]
-    assert found[2:4] == [Saved("s", b"old"), Ends(LOG, 3)]
+    assert found[2:4] == [Saved("s", b"old"), Ends(LOG, 3, 0)]
 
 
 def test_writes_that_stay_need_no_note(tmp_path: Path) -> None:

@@ -90,10 +90,10 @@ class Clerk:
 FOUND = [
     Saved("counts", b"5"),
     Saved("gone", None),
-    Ends(LOG, 1),
+    Ends(LOG, 1, 0),
     Kept(LOG, rows(1, 4)),
     Kept(LOG, Batch.void(LOG, 5, 8, COLLECTED)),
-    Ends(OTHER, 1),
+    Ends(OTHER, 1, 0),
     Holed(OTHER, 9),
 ]
 INPUTS: list[Any] = [
@@ -130,8 +130,9 @@ class Life:
             case Saved(name, data):
                 writer.saved(name, data)
                 disk.forget(name) if data is None else disk.save(name, data)
-            case Ends(log, end):
-                writer.ends(log, end)
+            case Ends(log, end, scope):
+                writer.ends(log, end, scope)
+                disk.claim(log, scope)
                 disk.truncate(log, end)
             case Kept(log, batch):
                 writer.kept(log, batch)
@@ -192,7 +193,7 @@ def test_what_it_holds_is_known_apart_from_the_code_that_writes_it() -> None:
     ]
     assert (recording.header.build, recording.header.args) == ("golden-clerk", {"step_ns": 10})
     items = list(recording.items())
-    assert items[:3] == [Saved("counts", b"5"), Saved("gone", None), Ends(LOG, 1)]
+    assert items[:3] == [Saved("counts", b"5"), Saved("gone", None), Ends(LOG, 1, 0)]
     assert items[-1] == Closed(11)
     steps = [item for item in items if isinstance(item, Step)]
     assert [step.now_ns for step in steps] == [*range(0, 70, 10), *range(80, 120, 10)]

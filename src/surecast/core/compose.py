@@ -20,6 +20,8 @@ What reaches which layer:
   owner. An event that the layers above do not list is ignored; a delivery then goes to the owner.
 
 News from below reaches a layer in the order it was made, before anything later is begun.
+
+Each layer has its own states and logs on the disk (`core.scopes`).
 """
 
 from collections.abc import Callable, Mapping
@@ -27,6 +29,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from surecast.core.scopes import scope_tag, state_name
 from surecast.core.types import (
     OWNER,
     Append,
@@ -53,6 +56,7 @@ from surecast.core.types import (
     Stored,
     StoreFailed,
     TimerFired,
+    Truncate,
     Writable,
 )
 from surecast.errors import ConfigError, UsageError
@@ -107,6 +111,7 @@ class Composition:
         "_hears",
         "_names",
         "_numbers",
+        "_scopes",
         "_steps",
         "_takers",
         "layers",
@@ -115,6 +120,8 @@ class Composition:
     def __init__(self, layers: dict[str, Layer]) -> None:
         self.layers = layers
         self._names = tuple(layers)
+        self._scopes = [scope_tag(name) for name in layers]
+        assert len(set(self._scopes)) == len(layers), f"two of {self._names} have the same tag"
         self._numbers = {name: number for number, name in enumerate(layers)}
         self._steps: list[Callable[[int, Any], list[Any]]] = [one.step for one in layers.values()]
         self._by_message: dict[type, int] = {}
@@ -217,7 +224,8 @@ class Composition:
     ) -> None:
         kind = type(effect)
         if kind is Append:
-            out.append(Append(effect.log, effect.batches, (self._names[number], effect.token)))
+            token = (self._names[number], effect.token)
+            out.append(Append(effect.log, effect.batches, token, self._scopes[number]))
         elif kind is Emit:
             self._emit(number, effect, moving, out)
         elif kind is PassDown:
@@ -231,10 +239,15 @@ class Composition:
         elif kind is AtEndOfPass or kind is CancelTimer:
             out.append(kind((self._names[number], effect.key)))
         elif kind is SaveState:
-            out.append(SaveState(effect.name, effect.data, (self._names[number], effect.token)))
+            name = self._names[number]
+            state = state_name(name, effect.name)
+            out.append(SaveState(state, effect.data, (name, effect.token)))
         elif kind is Compact or kind is Repair:
             token = (self._names[number], effect.token)
-            out.append(msgspec.structs.replace(effect, token=token))
+            scope = self._scopes[number]
+            out.append(msgspec.structs.replace(effect, token=token, scope=scope))
+        elif kind is Truncate:
+            out.append(Truncate(effect.log, effect.end, self._scopes[number]))
         elif kind is Deliver and (takers := self._takers_of(number, Deliver)):
             moving += [(above, FromBelow(effect)) for above in takers]
         else:

@@ -107,6 +107,7 @@ class Ends(NamedTuple):
 
     log: LogId
     end: int
+    scope: int  # the layer that it belongs to (`core.scopes`)
 
 
 class Holed(NamedTuple):
@@ -179,8 +180,8 @@ class Writer:
     def kept(self, log: LogId, batch: Batch) -> None:
         self._put(KEPT, self._encode(log), encode_batch(batch, self.codec.limits))
 
-    def ends(self, log: LogId, end: int) -> None:
-        self._put(ENDS, self._encode((log, end)))
+    def ends(self, log: LogId, end: int, scope: int) -> None:
+        self._put(ENDS, self._encode((log, end, scope)))
 
     def holed(self, log: LogId, hi: int) -> None:
         self._put(HOLE, self._encode((log, hi)))

@@ -27,7 +27,7 @@ _METAS: Final = {
     record.LABEL: str,
     record.KEPT: bytes,
     record.SAVED: tuple[str, bytes | None],
-    record.ENDS: tuple[bytes, int],
+    record.ENDS: tuple[bytes, int, int],
     record.HOLE: tuple[bytes, int],
     record.STEP: tuple[int, int, list[msgspec.Raw], bytes, list[int]],
     record.CLOSED: int,

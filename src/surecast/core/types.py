@@ -237,6 +237,7 @@ class Append(Effect):
     log: LogId
     batches: tuple[Batch, ...]
     token: Token
+    scope: int = 0  # here and below: the layer that writes (`core.scopes`)
 
 
 class Truncate(Effect):
@@ -244,6 +245,7 @@ class Truncate(Effect):
 
     log: LogId
     end: int
+    scope: int = 0
 
 
 class Compact(Effect):
@@ -260,6 +262,7 @@ class Compact(Effect):
     expired: bytes
     rows_max: int  # of a batch made of several
     token: Token
+    scope: int = 0
 
 
 class Repair(Effect):
@@ -271,6 +274,7 @@ class Repair(Effect):
     log: LogId
     batches: tuple[Batch, ...]
     token: Token
+    scope: int = 0
 
 
 class SaveState(Effect):
@@ -311,6 +315,10 @@ class Disk(Protocol):
     """What a machine may read of its node's disk: by call, no effects."""
 
     def logs(self) -> list[LogId]: ...
+
+    def scope_of(self, log: LogId) -> int:
+        """The layer that a log belongs to (`core.scopes`); 0: none, or not known."""
+        ...
 
     def end(self, log: LogId) -> int:
         """The first position `log` does not hold; 1 for an empty or unknown log."""

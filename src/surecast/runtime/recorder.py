@@ -119,7 +119,7 @@ class Recorder:
         for name in disk.states():
             self._writer.saved(name, disk.state(name))
         for log in disk.logs():
-            self._writer.ends(log, 1)
+            self._writer.ends(log, 1, disk.scope_of(log))
             self._copy(log, 1)
 
     def _look(self) -> None:
@@ -131,7 +131,7 @@ class Recorder:
             self._writer.saved(name, self._disk.state(name))
         for log, lo in logs.items():
             lo = min(lo, self._disk.end(log))
-            self._writer.ends(log, lo)
+            self._writer.ends(log, lo, self._disk.scope_of(log))
             self._copy(log, lo)
 
     def _copy(self, log: LogId, lo: int) -> None:

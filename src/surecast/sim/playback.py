@@ -204,6 +204,7 @@ class Life:
         elif item.end > disk.end(item.log):
             raise PeerError(f"log {item.log.hex()[:8]} grew to {item.end} by itself")
         else:
+            disk.claim(item.log, item.scope)
             disk.truncate(item.log, item.end)
 
     def step(self, step: Step) -> tuple[Any, list[Any], Difference | None]:

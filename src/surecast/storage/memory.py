@@ -62,13 +62,14 @@ class Hole:
 class Log:
     """Pieces without gaps from position 1; `starts[i]` is `pieces[i].lo`."""
 
-    __slots__ = ("end", "name", "pieces", "starts")
+    __slots__ = ("end", "name", "pieces", "scope", "starts")
 
     def __init__(self, name: LogId) -> None:
         self.name = name
         self.starts: list[int] = []
         self.pieces: list[Any] = []
         self.end = 1
+        self.scope = 0  # of the layer that it belongs to (`core.scopes`); 0: not known
 
     def replace(self, first: int, last: int, pieces: Sequence[Any]) -> list[Any]:
         """Put `pieces` in the place of those at [first, last); return the old ones."""
@@ -107,6 +108,10 @@ class MemoryDisk:
 
     def logs(self) -> list[LogId]:
         return [name for name, log in self._logs.items() if log.pieces]
+
+    def scope_of(self, log: LogId) -> int:
+        found = self._logs.get(log)
+        return found.scope if found is not None else 0
 
     def end(self, log: LogId) -> int:
         found = self._logs.get(log)
@@ -167,9 +172,20 @@ class MemoryDisk:
 
     # ------------------------------------------------------------ what the driver writes
 
-    def append(self, log: LogId, batches: Sequence[Batch]) -> None:
+    def claim(self, log: LogId, scope: int) -> None:
+        """The log belongs to this scope, unless it has another one already: StorageError."""
+        found = self._log(log)
+        if found.scope == scope or not scope:
+            return
+        if found.scope:
+            raise StorageError(f"log {log.hex()} belongs to another layer of this node")
+        found.scope = scope
+
+    def append(self, log: LogId, batches: Sequence[Batch], scope: int = 0) -> None:
         """Extend `log`, or raise StorageError and change nothing."""
         found = self._log(log)
+        if found.scope != scope:
+            self.claim(log, scope)
         end = found.end
         nbytes = 0
         try:
@@ -357,7 +373,9 @@ class MemoryDisk:
         """Hold what `copy` holds, and nothing else: the folder is replaced by an older one."""
         self.wipe()
         for name, log in copy._logs.items():
-            self._log(name).replace(0, 0, log.pieces)
+            found = self._log(name)
+            found.replace(0, 0, log.pieces)
+            found.scope = log.scope
         self._states.update(copy._states)
         self.nbytes = copy.nbytes
         self._holed = copy._holed

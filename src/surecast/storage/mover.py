@@ -51,6 +51,7 @@ class Snapshot(NamedTuple):
     states: list[tuple[str, bytes]]
     incarnation: int
     held: list[Extent]  # that records of the journals before refer to
+    scopes: dict[LogId, int]  # of those of `logs` whose layer is known
 
 
 class Job(NamedTuple):
@@ -75,6 +76,7 @@ class Mover:
         self._segment_next = manifest.segment_next
         self._journal = manifest.journal
         self._logs: dict[LogId, list[Any]] = {}  # extents and holes, as the manifest has them
+        self.scopes = dict(manifest.scopes)
         self._certain = True  # which manifest is on disk
         self._live: dict[int, int] = {}  # bytes of each segment that the manifest refers to
         self._sizes: dict[int, int] = {}
@@ -91,6 +93,7 @@ class Mover:
         self, snapshot: Snapshot, journal: int, breathe: Breathe
     ) -> list[tuple[LogId, list[Group]]]:
         """Bring the manifest to `snapshot`, where `journal` begins; what has moved where."""
+        self.scopes.update(snapshot.scopes)
         try:
             written = self._write(self._plan(snapshot, thrifty=True), breathe)
         except StorageError as problem:  # of a segment it would have taken along
@@ -185,6 +188,7 @@ class Mover:
             {n: rows for n, some in logs.items() if (rows := _rows(some))},
             snapshot.states,
             {n: holes for n, some in logs.items() if (holes := _holes(some))},
+            {n: scope for n in logs if (scope := self.scopes.get(n, 0))},
         )
         try:
             write_manifest(self._folder, manifest)
@@ -302,7 +306,7 @@ class _Segments:
     def write(self, name: LogId, pieces: Iterable[Any]) -> Extent:
         """A run of these pieces' batches, which follow each other."""
         writer = self._open()
-        run = writer.begin(name)
+        run = writer.begin(name, self._mover.scopes.get(name, 0))
         lo = hi = 0
         for piece in pieces:
             lo, hi = lo or piece.lo, piece.hi

@@ -44,8 +44,8 @@ __all__ = [
     "rewritten_record",
 ]
 
-# magic, kind, zeros, count, payload_crc, payload_len, synced, at, log, head CRC, zeros
-_HEAD: Final = struct.Struct("<4sB3xIIQQQ16s")
+# magic, kind, scope, count, payload_crc, payload_len, synced, at, log, head CRC, zeros
+_HEAD: Final = struct.Struct("<4sB3sIIQQQ16s")
 _CRC: Final = struct.Struct("<I4x")
 _NUMBER: Final = struct.Struct("<Q")
 _MAGIC: Final = b"SCJ\xf1"
@@ -93,10 +93,19 @@ class DamagedRecord(NamedTuple):
 class Record:
     """What is written for one effect. The head waits for the writer, who knows what is synced."""
 
-    __slots__ = ("buffers", "count", "crc", "kind", "log", "nbytes")
+    __slots__ = ("buffers", "count", "crc", "kind", "log", "nbytes", "scope")
 
-    def __init__(self, kind: int, log: LogId, buffers: list[Buffer], count: int, crc: int) -> None:
+    def __init__(
+        self,
+        kind: int,
+        log: LogId,
+        buffers: list[Buffer],
+        count: int,
+        crc: int,
+        scope: int = 0,
+    ) -> None:
         self.kind = kind
+        self.scope = scope
         self.log = log
         self.buffers = buffers
         self.nbytes = sum(map(len, buffers))
@@ -109,8 +118,9 @@ class Record:
 
     def encode(self, journal: int, at: int, synced: int) -> list[Buffer]:
         """As it stands at offset `at` of a journal that is on disk up to `synced`."""
+        scope = self.scope.to_bytes(3, "little")
         fields = _HEAD.pack(
-            _MAGIC, self.kind, self.count, self.crc, self.nbytes, synced, at, self.log
+            _MAGIC, self.kind, scope, self.count, self.crc, self.nbytes, synced, at, self.log
         )
         head = fields + _CRC.pack(crc32(fields, journal & _SEED))
         padding = -self.nbytes % 8
@@ -119,7 +129,7 @@ class Record:
 
 def record_of(effect: Any, limits: Limits) -> Record:
     if type(effect) is Append:
-        return _frames(APPEND, effect.log, effect.batches, limits)
+        return _frames(APPEND, effect.log, effect.batches, limits, effect.scope)
     if type(effect) is Repair:
         return rewritten_record(effect.log, effect.batches)
     if type(effect) is Truncate:
@@ -136,11 +146,13 @@ def moved_record(log: LogId, extents: Extents) -> Record:
     return _plain(MOVED, msgspec.msgpack.encode(extents), log)
 
 
-def _frames(kind: int, log: LogId, batches: Sequence[Batch], limits: Limits) -> Record:
+def _frames(
+    kind: int, log: LogId, batches: Sequence[Batch], limits: Limits, scope: int = 0
+) -> Record:
     frames: list[Buffer] = []
     for batch in batches:
         frames += encode_batch(batch, limits)
-    return Record(kind, log, frames, len(batches), 0)
+    return Record(kind, log, frames, len(batches), 0, scope)
 
 
 def number_record(kind: int, number: int) -> Record:
@@ -192,7 +204,7 @@ def _check_opening(data: memoryview, journal: int, sure: int) -> None:
 
 
 def _read(data: memoryview, at: int, journal: int) -> tuple[int, Any]:
-    kind, count, crc, nbytes, _, _, log = _read_head(data, at, journal)
+    kind, scope, count, crc, nbytes, _, _, log = _read_head(data, at, journal)
     if kind not in _KINDS:
         raise StorageError(f"the record at offset {at:,} is of kind {kind}: of a later version?")
     start = at + HEAD_SIZE
@@ -204,7 +216,9 @@ def _read(data: memoryview, at: int, journal: int) -> tuple[int, Any]:
         raise PeerError("the padding behind the payload is not zero")
     if kind in (APPEND, REWRITTEN):
         batches = _read_batches(data, start, start + nbytes, count)
-        return end, Append(log, batches, None) if kind == APPEND else Rewritten(log, batches)
+        if kind == REWRITTEN:
+            return end, Rewritten(log, batches)
+        return end, Append(log, batches, None, int.from_bytes(scope, "little"))
     if crc32(payload) != crc:
         raise PeerError("the payload's checksum does not match")
     if kind == MOVED:
@@ -242,8 +256,8 @@ def _read_head(data: Buffer, at: int, journal: int) -> tuple[Any, ...]:
     seed = journal & _SEED
     if magic != _MAGIC or zeros or crc != crc32(data[at : at + _HEAD.size], seed):
         raise PeerError("the head's checksum does not match")
-    if fields[5] != at:
-        raise PeerError(f"the head is that of the record at offset {fields[5]:,}")
+    if fields[6] != at:
+        raise PeerError(f"the head is that of the record at offset {fields[6]:,}")
     return tuple(fields)
 
 
@@ -254,7 +268,7 @@ def _damaged(data: memoryview, at: int, journal: int, why: str) -> tuple[int, Da
     """Where reading goes on behind a record that does not read, and what is left of it."""
     start = at + HEAD_SIZE
     try:
-        kind, _, _, nbytes, _, _, log = _read_head(data, at, journal)
+        kind, _, _, _, nbytes, _, _, log = _read_head(data, at, journal)
     except PeerError:
         # If it held frames, they begin where its payload does, and end where the next record is.
         kind, log, end = 0, _NO_LOG, _next_head(data, at + 8, journal)
@@ -281,7 +295,7 @@ def _synced_above(data: memoryview, at: int, journal: int) -> int:
     """Up to where a record above `at` calls the file synced; 0 if none says more than `at`."""
     found = _next_head(data, at + 8, journal)
     while found < len(data):
-        synced: int = _read_head(data, found, journal)[4]
+        synced: int = _read_head(data, found, journal)[5]
         if synced > at:
             return synced
         found = _next_head(data, found + 8, journal)

@@ -136,7 +136,8 @@ def _put_in_order(folder: Folder, replay: "Replay", mover: Mover) -> None:
     disk.sync()
     create_journal(folder, replay.next_journal)
     states = [(name, disk.state(name) or b"") for name in disk.states()]
-    snapshot = Snapshot(disk.take_dirty(), states, replay.incarnation, [])
+    dirty = disk.take_dirty()
+    snapshot = Snapshot(dirty, states, replay.incarnation, [], disk.scopes(dirty))
     for name, groups in mover.move(snapshot, replay.next_journal, lambda: None):
         for group in groups:
             disk.moved(name, group.pieces, group.extent)
@@ -211,6 +212,8 @@ class Replay:
             for number in self._segments:
                 for name, piece in self._salvage.everything(number):
                     self._rewrite(name, [piece])
+            for name, scope in self._salvage.scopes.items():
+                self.disk.claim(name, scope)
             self._why = why
         else:
             self._load()
@@ -307,6 +310,7 @@ class Replay:
             pieces.sort(key=lambda piece: int(piece.lo))
             self.manifest_logs[name] = pieces
             self.disk.load(name, list(pieces))
+            self.disk.claim(name, manifest.scopes.get(name, 0))
         for state, data in manifest.states:
             self.disk.save(state, data)
 
@@ -389,6 +393,7 @@ class Replay:
             for batch in getattr(record, "batches", ()):
                 self._fill(record.log, batch)
         elif type(record) is Append:
+            self.disk.claim(record.log, record.scope)
             self._append(record.log, record.batches)
         elif type(record) is Truncate:
             self._truncate(record.log, record.end)

@@ -42,6 +42,7 @@ class Salvage:
         self._checks: dict[int, Checked] = {}
         self._copies: dict[tuple[int, int], dict[LogId, list[Any]]] = {}  # by segment and run
         self._said: dict[tuple[int, int], None] = {}
+        self.scopes: dict[LogId, int] = {}  # of logs, as the segments say
 
     def batches(self) -> int:
         """In all segments that were checked, by their directories."""
@@ -130,6 +131,8 @@ class Salvage:
         found: Found = []
         for place in range(mapped.runs):
             run = mapped.run(place)
+            if run.scope:
+                self.scopes[run.log] = run.scope
             time_max = (1 << 63) - 1  # not known
             if checked.runs.get(place) != "index":
                 time_max = int(mapped.index(run, place)[2].max())

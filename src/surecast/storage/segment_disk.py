@@ -1,7 +1,7 @@
 """What a segment store shows: logs of batches in memory and extents in segments, as one."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from surecast.core.types import Batch, LogId
@@ -51,8 +51,8 @@ class SegmentDisk(MemoryDisk):
                 return int(max(piece.lo, lo))
         return hi
 
-    def append(self, log: LogId, batches: Sequence[Batch]) -> None:
-        super().append(log, [own(batch) for batch in batches])
+    def append(self, log: LogId, batches: Sequence[Batch], scope: int = 0) -> None:
+        super().append(log, [own(batch) for batch in batches], scope)
         self._dirty[log] = None
 
     def repair(self, log: LogId, batches: Sequence[Batch]) -> None:
@@ -71,6 +71,10 @@ class SegmentDisk(MemoryDisk):
         """The pieces of all logs that were changed since this was asked last."""
         dirty, self._dirty = self._dirty, {}
         return {log: list(self._log(log).pieces) for log in dirty}
+
+    def scopes(self, logs: Iterable[LogId]) -> dict[LogId, int]:
+        """The scopes of these logs, where they are known."""
+        return {log: scope for log in logs if (scope := self.scope_of(log))}
 
     def dirty_again(self, logs: Sequence[LogId]) -> None:
         self._dirty.update(dict.fromkeys(logs))

@@ -3,7 +3,7 @@
     header      32 bytes: magic, number of the segment, CRC
     frames      of each run back to back, byte for byte as they came over the wire
     indices     of each run four columns: first position, offset, time and rows of each batch
-    directory   72 bytes a run: log, positions, where its frames and its index are, their CRCs
+    directory   72 bytes a run: log, positions, where its frames and index are, their CRCs, scope
     footer      32 bytes: where the directory is, CRCs, magic
 
 A segment is written once, synced, and never changed. It is read through a memory map; batches are
@@ -36,7 +36,7 @@ __all__ = ["FRAMES_AT", "INDEX_ENTRY", "Mapped", "Misplaced", "Run", "SegmentWri
 
 _MAGIC: Final = b"SCS\xf1"
 _HEADER: Final = struct.Struct("<4s4xQ12xI")  # magic, number, CRC
-_RUN: Final = struct.Struct("<16sQQQQQIII4x")  # the fields of Run
+_RUN: Final = struct.Struct("<16sQQQQQIIII")  # the fields of Run
 _FOOTER: Final = struct.Struct("<QIIQ4sI")  # directory_at, runs, its CRC, size, magic, CRC
 _COLUMNS: Final = 4  # of an index
 _SLICE_BYTES: Final = 256 << 10  # written at a time
@@ -64,6 +64,7 @@ class Run(NamedTuple):
     batches: int
     index_crc: int
     crc: int  # of its frames
+    scope: int  # of the log: the layer that it belongs to, or 0
 
 
 class SegmentWriter:
@@ -79,17 +80,17 @@ class SegmentWriter:
         self._buffers: list[Buffer] = []
         self._waiting = self._batches = 0
         self._indices: list[tuple[array[int], ...]] = []
-        self._current: tuple[LogId, int] | None = None
+        self._current: tuple[LogId, int, int] | None = None
         self._crc = 0  # of what the current run has
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._file = open_file(path, flags, mode)
         head = _HEADER.pack(_MAGIC, number, 0)[:-4]
         self._put(head + struct.pack("<I", crc32(head)))
 
-    def begin(self, log: LogId) -> int:
+    def begin(self, log: LogId, scope: int = 0) -> int:
         """The number of the run that what is added from now on belongs to."""
         self.end()
-        self._current = (log, self.size)
+        self._current = (log, scope, self.size)
         self._crc = 0
         self._indices.append(tuple(array("q") for _ in range(_COLUMNS)))
         return len(self.runs)
@@ -112,11 +113,13 @@ class SegmentWriter:
         """Close the run: its bytes and its latest time."""
         if self._current is None:
             return 0, 0
-        log, at = self._current
+        log, scope, at = self._current
         los, _, times, _ = self._indices[-1]
-        self.runs.append(Run(log, los[0], self._hi, at, self.size - at, 0, len(los), 0, self._crc))
+        nbytes = self.size - at
+        run = Run(log, los[0], self._hi, at, nbytes, 0, len(los), 0, self._crc, scope)
+        self.runs.append(run)
         self._current = None
-        return self.size - at, max(times)
+        return nbytes, max(times)
 
     def finish(self) -> None:
         """Index, directory and footer; then everything is on disk (but for the file's name)."""

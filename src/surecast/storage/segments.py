@@ -206,7 +206,9 @@ class SegmentStore:
         self._moving = True
         disk = self.disk
         states = [(name, disk.state(name) or b"") for name in disk.states()]
-        self._journal.put(Snapshot(disk.take_dirty(), states, self.incarnation, self._held))
+        dirty = disk.take_dirty()
+        scopes = disk.scopes(dirty)
+        self._journal.put(Snapshot(dirty, states, self.incarnation, self._held, scopes))
         self._held = []
         self._dead_bytes = 0
 

@@ -50,20 +50,23 @@ def apply(disk: MemoryDisk, effect: Any) -> Any:
     """
     try:
         if type(effect) is Append:
-            disk.append(effect.log, effect.batches)
+            disk.append(effect.log, effect.batches, effect.scope)
             return Stored(effect.token)
         if type(effect) is SaveState:
             disk.save(effect.name, effect.data)
             return Stored(effect.token)
         if type(effect) is Repair:
+            disk.claim(effect.log, effect.scope)
             disk.repair(effect.log, effect.batches)
             return Stored(effect.token)
         if type(effect) is Compact:
+            disk.claim(effect.log, effect.scope)
             disk.ask(effect)
             return Compacted(effect.token)
     except StorageError as problem:
         return failed(effect, "full" if isinstance(problem, DiskFull) else "io")
     assert type(effect) is Truncate, effect
+    disk.claim(effect.log, effect.scope)
     disk.truncate(effect.log, effect.end)
     return None
 

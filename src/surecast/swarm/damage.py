@@ -111,7 +111,7 @@ class Damages:
     def _floor(self, name: str, log: LogId) -> int:
         """What a replica knows to be committed even after a crash."""
         disk = self.cluster.world.disk(name)
-        saved = disk.state("committed")
+        saved = disk.state("chain/committed")
         if saved is None or disk.holes(log) or disk.state(DAMAGE):
             return 1
         return msgspec.msgpack.decode(saved, type=tuple[int, dict[bytes, int]])[1].get(log, 1)
