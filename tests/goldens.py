@@ -97,8 +97,10 @@ _ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)
 
 
 def digest_of(swarm: str, seed: int) -> str:
+    """The digest of a seed; that it fails is a reason to stop before anything is compared."""
     outputs = Outputs()
-    SWARMS[swarm](seed, trace=outputs)
+    result = SWARMS[swarm](seed, trace=outputs)
+    assert result.ok, f"{swarm} seed {seed}: {result.violations}"
     return outputs.digest()
 
 

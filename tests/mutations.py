@@ -12,7 +12,7 @@ import msgspec
 
 from surecast.columns.batch import COLLECTED, Batch
 from surecast.core.disk import read_through
-from surecast.core.replicated import Abandon, AppendAt, Appended
+from surecast.core.replicated import Abandon, AppendAt, Appended, TakePublishers
 from surecast.core.types import Disk, PassDown, Peer, PeerDown, SetTimer, TimerFired
 from surecast.protocols.chain.dedup import DUPLICATE, NEW, Dedup, Verdict
 from surecast.protocols.chain.logs import LogState, Pending
@@ -700,3 +700,17 @@ class DropsHistories(Proxy):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.forks = _Hasty(self)
+
+
+class KeepsOutdatedPublishers(Replica):
+    """What an older copy of the disk says of publishers counts, though they had more accepted."""
+
+    def _on_take_publishers(self, inp: TakePublishers) -> None:
+        super()._on_take_publishers(msgspec.structs.replace(inp, known_too=False))
+
+
+class TakesUnsureAnswers(Proxy):
+    """The first region that answers is believed, though another one knows all publishers."""
+
+    def _is_nobody_sure(self, stream: Stream) -> bool:
+        return True

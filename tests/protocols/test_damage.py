@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from surecast.columns.retention import KeepAll, KeepLast, LatestPerKey, Policy
-from surecast.core.types import SECOND, LogId
+from surecast.core.types import MS, SECOND, LogId
 from surecast.protocols.sprinkler.cursors import CURSORS
 from surecast.protocols.sprinkler.directory import DIRECTORY
 from surecast.swarm.cluster import Cluster
@@ -54,6 +54,56 @@ def damage(cluster: Cluster, name: str, lo: int, hi: int, log: LogId | None = No
 def holes(cluster: Cluster, name: str) -> list[tuple[int, int]]:
     disk = cluster.world.disk(name)
     return [hole for log in disk.logs() for hole in disk.holes(log)]
+
+
+# ---------------------------------------------------------------- who had published what
+
+
+def restored_when_the_other_region_has_just_caught_up(
+    regions: dict[str, int], mutant: type | None = None
+) -> Cluster:
+    """West has pulled what east gave while the link was cut, compacted, and could not yet ask who
+    had published it; then east comes back on an older copy of its disk. (Found by round 4002.)"""
+    proxy = {"compact_ns": 100 * MS, "piece_rows_max": 16, "coalesce_rows_max": 8}
+    streams: dict[str, tuple[str, Policy]] = {"s": ("east", KeepLast(5))}
+    cluster = cluster_of(regions, streams, mutant=mutant, proxy=proxy)
+    publish(cluster, 20)
+    settle(cluster)
+    cluster.world.copy_disk("east/0")
+    cluster.world.cut("east", "west")
+    if "north" in regions:
+        cluster.world.cut("north", "west")
+    for _ in range(10):
+        publish(cluster, 4)
+        run(cluster, SECOND // 4)
+    wait(cluster, lambda: not cluster.unacknowledged())
+    run(cluster, SECOND)
+    cluster.world.mend("east", "west")
+    west = cluster.world.machine("west/0").layers["sprinkler"].streams[cluster.streams["s"]]
+    wait(cluster, lambda: west.committed == 61)
+    assert west.unnamed == 61  # it does not know the publishers of what it has
+    stop(cluster, "east/0")
+    assert cluster.world.roll_back("east/0")
+    start(cluster, "east/0")
+    cluster.world.heal_all()
+    return cluster
+
+
+def test_publishers_that_nobody_knows_are_told_at_once_that_they_expired() -> None:
+    cluster = restored_when_the_other_region_has_just_caught_up({"east": 1, "west": 1})
+    publish(cluster, 3)
+    problems = heal_and_judge(cluster)
+    assert problems == [f"s: publish {number} failed: expired" for number in (61, 62, 63)]
+    publish(cluster, 3)  # by a new identity
+    assert heal_and_judge(cluster) == problems
+
+
+def test_a_region_that_knows_all_publishers_is_believed_before_one_that_does_not() -> None:
+    regions = {"east": 1, "west": 1, "north": 1}
+    cluster = restored_when_the_other_region_has_just_caught_up(regions)
+    publish(cluster, 3)
+    assert heal_and_judge(cluster) == []
+    assert len(cluster.records["s"].acked) == 63
 
 
 # ---------------------------------------------------------------- damage

@@ -13,6 +13,7 @@ from tests.protocols.test_damage import (
     forked,
     holes,
     members,
+    restored_when_the_other_region_has_just_caught_up,
     roles,
     rows_of,
     start,
@@ -128,6 +129,22 @@ def histories_meet(mutant: type | None) -> list[str]:
     return [] if kept == values else ["what was taken back is gone"]
 
 
+def publishers_nobody_knows(mutant: type | None) -> list[str]:
+    """R4: the restored owner and the other region have the events, and not who published them."""
+    regions = {"east": 1, "west": 1}
+    cluster = restored_when_the_other_region_has_just_caught_up(regions, mutant)
+    publish(cluster, 3)
+    return [one for one in heal_and_judge(cluster) if not one.endswith("failed: expired")]
+
+
+def publishers_one_region_knows(mutant: type | None) -> list[str]:
+    """R4: of two other regions one can tell who published what."""
+    regions = {"east": 1, "west": 1, "north": 1}
+    cluster = restored_when_the_other_region_has_just_caught_up(regions, mutant)
+    publish(cluster, 3)
+    return heal_and_judge(cluster)
+
+
 STORIES: list[tuple[str, Story, type]] = [
     ("holes", hole_at_the_tail, mutations.ServesWithHoles),
     ("behind-holes", only_copy_behind_a_hole, mutations.CutsAtHoles),
@@ -136,6 +153,8 @@ STORIES: list[tuple[str, Story, type]] = [
     ("ask", owner_restored, mutations.NumbersAtOnce),
     ("compare", histories_meet, mutations.MixesHistories),
     ("quarantine", histories_meet, mutations.DropsHistories),
+    ("nobody-knows", publishers_nobody_knows, mutations.KeepsOutdatedPublishers),
+    ("one-knows", publishers_one_region_knows, mutations.TakesUnsureAnswers),
 ]
 
 

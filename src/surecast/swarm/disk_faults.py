@@ -85,6 +85,7 @@ class DiskFaults:
         done = "nothing: other regions do not have all of it"
         if self._is_elsewhere(region, name):
             done = damage_folder(self.folder(name), self.rng)
+            self.fleet.names_lost = True
         self._resume(name, done)
         return done
 
@@ -101,6 +102,7 @@ class DiskFaults:
         if self._is_elsewhere(region, name):
             restore_folder(folder, copy)
             done = "rolled back"
+            self.fleet.names_lost = True
         self._resume(name, done)
         return done
 

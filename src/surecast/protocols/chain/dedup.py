@@ -113,6 +113,15 @@ class Dedup:
                 self.horizon_ns = max(self.horizon_ns, born_ns)
                 del self.publishers[publisher]
 
+    def expire(self, horizon_ns: int) -> None:
+        """Forget all that were born by then: they may have had more accepted than is known.
+
+        A named publisher cannot be forgotten: what is known of it stays.
+        """
+        for publisher in list(self.publishers):
+            if 0 < publisher_born_ns(publisher) <= horizon_ns:
+                del self.publishers[publisher]
+
     def snapshot(self, end: int) -> bytes:
         """The state at position `end`."""
         rows = []

@@ -427,6 +427,8 @@ class Replica(Roles):
             if inp.data:
                 state.dedup.merge(inp.data)
             state.dedup.horizon_ns = max(state.dedup.horizon_ns, inp.horizon_ns)
+            if inp.known_too:
+                state.dedup.expire(inp.horizon_ns)
             data = self._publishers_at(state, state.stored)
             self._pass_publishers_on(inp.log, state.stored, data)
 

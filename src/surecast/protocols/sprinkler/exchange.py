@@ -498,7 +498,6 @@ class Exchange(HandlerMachine):
         able = [p for p in self.peers.values() if p.tail and stream_id in p.ends]
         best = max(able, key=lambda p: p.ends[stream_id], default=None)
         if best and best.ends[stream_id] >= stream.unnamed:
-            stream.asked_of = best.name
             # An owner that recovers must know of each peer how far it has appended.
             for peer in [best] if since_ns is None else able:
                 self._send(peer.tail, PublishersWanted(stream_id, stream.end))
@@ -537,14 +536,30 @@ class Exchange(HandlerMachine):
         if data is None or stream is None or not self.is_head:
             return
         stream.confirmed[message.region] = message.appended
-        if message.region != stream.asked_of:
+        if not 0 < stream.unnamed <= message.end <= stream.end:
             return
-        if 0 < stream.unnamed <= message.end <= stream.end:
-            stream.unnamed = 0
-            # Nobody knows them all: then the unknown are told that they expired, not taken anew.
-            horizon_ns = 0 if message.complete else self.wall_ns
-            command = TakePublishers(message.stream, message.end, data, horizon_ns)
-            self.out.append(PassDown(command))
+        horizon_ns = 0
+        if message.complete:
+            stream.unsure.pop(message.region, None)
+        else:
+            stream.unsure[message.region] = None
+            if not self._is_nobody_sure(stream):
+                return  # somebody else may know, or the owner will once it has recovered
+            horizon_ns = self.wall_ns  # then these are told that they expired: none is taken twice
+        stream.unnamed = 0
+        all_expire = horizon_ns > 0 and stream.outdated
+        command = TakePublishers(message.stream, message.end, data, horizon_ns, all_expire)
+        self.out.append(PassDown(command))
+
+    def _is_nobody_sure(self, stream: Stream) -> bool:
+        """Whether we recover our own stream, and no other region knows all of its publishers."""
+        since_ns = stream.recovering_since_ns
+        holders = [p.name for p in self.peers.values() if stream.stream_id in p.ends]
+        return (
+            since_ns is not None
+            and self._all_heard_since(since_ns)
+            and all(name in stream.unsure for name in holders)
+        )
 
     def _fits(self, stream: Stream, batches: tuple[Batch, ...]) -> bool:
         """R9: voids are explicit, so a gap is damage; it is fetched again, never taken for void.

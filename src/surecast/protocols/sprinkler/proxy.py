@@ -572,6 +572,7 @@ class Proxy(Exchange):
         if end > stream.end and stream.recovering_since_ns is None:
             self.counters["sprinkler.owner-behind"] += 1
             self._begin_recovery(stream, self.now_ns)
+            stream.outdated = True
         return stream.recovering_since_ns is not None
 
     def _recover_if_lost(self, stream: Stream) -> None:
@@ -579,12 +580,14 @@ class Proxy(Exchange):
         made_since = self.directory.made.get(stream.stream_id, 0) >= max(self.lost_epoch, 1)
         if self.unclean_since_ns is not None and self._owns(stream) and not made_since:
             self._begin_recovery(stream, self.unclean_since_ns)
+            stream.outdated = True
         elif stream.hole and self.is_head and self._owns(stream) and not self._is_behind(stream):
             self._begin_recovery(stream, self.now_ns)
 
     def _begin_recovery(self, stream: Stream, since_ns: int) -> None:
         stream.recovering_since_ns = since_ns
         stream.confirmed.clear()
+        stream.unsure.clear()
         stream.unnamed = max(stream.unnamed, 1)  # the publishers' state is part of what was lost
 
     def _must_wait(self, stream: Stream) -> bool:
@@ -639,6 +642,7 @@ class Proxy(Exchange):
             for p in holders
         ):
             stream.recovering_since_ns = stream.source = None
+            stream.outdated = False
 
     def _check_all_recovered(self) -> None:
         """A chain that lost its disk is whole again when every peer's word has been followed."""
