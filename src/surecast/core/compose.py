@@ -92,9 +92,8 @@ def compose(parts: "Mapping[str, Layer | Composition]") -> "Composition":
     """One machine of these layers, lowest first. The layers of a composition keep their names."""
     layers: dict[str, Layer] = {}
     for name, part in parts.items():
-        for inner, layer in (
-            part.layers.items() if isinstance(part, Composition) else [(name, part)]
-        ):
+        found = part.layers if isinstance(part, Composition) else {name: part}
+        for inner, layer in found.items():
             if inner in layers or inner == OWNER or not inner:
                 raise ConfigError(f"{inner!r} cannot name a layer: each needs a name of its own")
             layers[inner] = layer

@@ -91,8 +91,8 @@ class TakePublishers(Input):
     log: LogId
     end: int
     data: bytes
-    horizon_ns: int = 0  # who was born by then and is unknown counts as forgotten ...
-    known_too: bool = False  # ... and who is known: it may have had more accepted since
+    horizon_ns: int = 0  # publishers that were born by then and are unknown count as forgotten
+    known_too: bool = False  # known ones do so, too: they may have had more accepted since
 
 
 class Refound(Input):

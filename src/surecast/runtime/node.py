@@ -267,7 +267,7 @@ class Node:
             return
         place = 0
         for number, waiting in enumerate(self.pending):
-            if type(waiting) in _SESSION_NEWS and waiting.peer == inp.peer:
+            if type(waiting) in _PEER_NEWS and waiting.peer == inp.peer:
                 place = number + 1
         self.post(inp)
         self.pending.insert(place, self.pending.pop())
@@ -447,9 +447,6 @@ class _Protocols(dict[type, str]):
 _PROTOCOL = _Protocols()
 
 _PEER_NEWS = frozenset((PeerUp, PeerDown, Congested, Writable))
-
-
-_SESSION_NEWS = (PeerUp, PeerDown, Congested, Writable)
 
 
 class _Table(dict[type, Callable[[Node, Any], None]]):

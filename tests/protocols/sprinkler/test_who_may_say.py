@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from surecast.columns.batch import COLLECTED, Batch
-from surecast.core.replicated import AppendAt, Appended, Submit, TakePublishers
+from surecast.core.replicated import AppendAt, Appended, AskPublishers, Submit, TakePublishers
 from surecast.core.types import Close, FromBelow, PassDown, Received, TimerFired
 from surecast.protocols.sprinkler.messages import (
     Advertise,
@@ -138,3 +138,20 @@ def test_a_tail_is_told_stale_by_servers_of_other_regions_alone() -> None:
     bench.role(1)
     out = bench.give(Received("client", RegionStale("x", 9)))
     assert [effect for effect in out if type(effect) is Close] == []
+
+
+def test_a_region_that_does_not_know_all_publishers_answers_only_the_owner() -> None:
+    bench = Bench("x/0")
+    bench.role(1)
+    bench.knows()  # a stream that y owns
+    bench.hears("y/0", 1, end=9)
+    void = Batch.void(STREAM, 1, 9, COLLECTED)
+    bench.give(Received("y/0", PeerEvents(STREAM, (void,), 9)))
+    bench.give(FromBelow(Appended(STREAM, 9)))
+    wanted = PublishersWanted(STREAM, 9)
+    assert passed_down(bench.give(Received("z/0", wanted)), AskPublishers) == []
+    (asked,) = passed_down(bench.give(Received("y/0", wanted)), AskPublishers)
+    assert asked.token == "y/0"
+    bench.give(Received("y/0", PublishersKnown(STREAM, 9, b"as y knows", True, "y", 9)))
+    (asked,) = passed_down(bench.give(Received("z/0", wanted)), AskPublishers)
+    assert asked.token == "z/0"

@@ -509,11 +509,17 @@ class Exchange(HandlerMachine):
         return all(peer.heard_ns > since_ns for peer in self.peers.values())
 
     def _on_publishers_wanted(self, node: Peer, message: PublishersWanted) -> None:
-        """Only the head knows whether its region's knowledge is complete."""
+        """Only the head knows whether its region's knowledge is complete.
+
+        If it is not, only an owner that recovers has a use for the answer.
+        """
         asker = message.asker or node
-        if message.stream not in self.streams:
+        stream = self.streams.get(message.stream)
+        if stream is None:
             return
         if self.is_head:
+            if stream.unnamed and self.forwarding.region_of.get(asker) != stream.info.owner:
+                return
             self.out.append(PassDown(AskPublishers(message.stream, message.end, asker)))
         elif not message.asker and self.head:
             self._send(self.head, PublishersWanted(message.stream, message.end, asker))
@@ -544,8 +550,8 @@ class Exchange(HandlerMachine):
         else:
             stream.unsure[message.region] = None
             if not self._is_nobody_sure(stream):
-                return  # somebody else may know, or the owner will once it has recovered
-            horizon_ns = self.wall_ns  # then these are told that they expired: none is taken twice
+                return  # another region may know
+            horizon_ns = self.wall_ns  # told that it expired, no publisher is taken twice
         stream.unnamed = 0
         all_expire = horizon_ns > 0 and stream.outdated
         command = TakePublishers(message.stream, message.end, data, horizon_ns, all_expire)

@@ -288,7 +288,7 @@ class Proxy(Exchange):
             stream.subscribers.clear()
             self.forks.truncated(stream, event.end)
             if self.is_head and self._owns(stream):
-                self._begin_recovery(stream, self.now_ns)
+                self._begin_recovery(stream, self.now_ns, outdated=True)
 
     def _on_counted(self, event: Counted) -> None:
         self.counted = event
@@ -571,21 +571,19 @@ class Proxy(Exchange):
         """May we pull our own stream? Only when a peer proves that we have lost part of it."""
         if end > stream.end and stream.recovering_since_ns is None:
             self.counters["sprinkler.owner-behind"] += 1
-            self._begin_recovery(stream, self.now_ns)
-            stream.outdated = True
+            self._begin_recovery(stream, self.now_ns, outdated=True)
         return stream.recovering_since_ns is not None
 
     def _recover_if_lost(self, stream: Stream) -> None:
         """Our chain lost its disks: what it owned before has to be fetched from its peers."""
         made_since = self.directory.made.get(stream.stream_id, 0) >= max(self.lost_epoch, 1)
         if self.unclean_since_ns is not None and self._owns(stream) and not made_since:
-            self._begin_recovery(stream, self.unclean_since_ns)
-            stream.outdated = True
+            self._begin_recovery(stream, self.unclean_since_ns, outdated=True)
         elif stream.hole and self.is_head and self._owns(stream) and not self._is_behind(stream):
-            self._begin_recovery(stream, self.now_ns)
+            self._begin_recovery(stream, self.now_ns, outdated=False)
 
-    def _begin_recovery(self, stream: Stream, since_ns: int) -> None:
-        stream.recovering_since_ns = since_ns
+    def _begin_recovery(self, stream: Stream, since_ns: int, outdated: bool) -> None:
+        stream.recovering_since_ns, stream.outdated = since_ns, outdated
         stream.confirmed.clear()
         stream.unsure.clear()
         stream.unnamed = max(stream.unnamed, 1)  # the publishers' state is part of what was lost
@@ -642,7 +640,6 @@ class Proxy(Exchange):
             for p in holders
         ):
             stream.recovering_since_ns = stream.source = None
-            stream.outdated = False
 
     def _check_all_recovered(self) -> None:
         """A chain that lost its disk is whole again when every peer's word has been followed."""

@@ -54,11 +54,13 @@ class Stream:
     rate: float = 0.0  # events a second, smoothed
     rate_end: int = 1
     asked_ns: int = -1 << 62  # when publishers were last asked for
-    confirmed: dict[str, int] = field(default_factory=dict)  # to a recovering owner: by region
-    unsure: dict[str, None] = field(default_factory=dict)  # ... who do not know all publishers
+    # What other regions answer an owner that recovers: how far each has appended, and which of
+    # them do not know all publishers.
+    confirmed: dict[str, int] = field(default_factory=dict)
+    unsure: dict[str, None] = field(default_factory=dict)
     unnamed: int = 0  # end of the compacted batches we pulled, which name no publishers (R4)
     recovering_since_ns: int | None = None  # owner behind its peers (R8)
-    outdated: bool = False  # ... and what it knows of publishers is older than its log may be
+    outdated: bool = False  # ... because its disk had less of the log than others may have
     expiring: int = 0  # the last rule that expires events is not committed below this
     rewriting_rows: int = 0  # what the rewrite under way will leave
     subscribers: dict[Peer, int] = field(default_factory=dict)  # → next position to send
