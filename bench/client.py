@@ -10,11 +10,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from surecast.client.feed import Feed
-from surecast.client.options import ClientOptions
-from surecast.client.outbox import Outbox
 from surecast.client.subscription import Subscription
 from surecast.columns.batch import Batch
-from surecast.protocols.sprinkler.messages import Acked
+from surecast.columns.retention import KeepAll
+from surecast.core.endpoint import Acked
+from surecast.core.streams import StreamInfo
+from surecast.endpoint.options import ClientOptions
+from surecast.endpoint.publishers import Outbox
 
 STREAM = b"s" * 16
 EVENTS = 400_000
@@ -33,7 +35,7 @@ class Source:
             batch = Batch.of(STREAM, [b"0123456789"] * rows, keys).sequenced(lo, 5, 1)
             batch.validate()  # as the wire does on arrival
             self.batches.append(batch)
-        self.feed.add(STREAM, "s", 1)
+        self.feed.add(StreamInfo(STREAM, "s", "east", KeepAll()), 1)
 
     def refill(self) -> None:
         self.feed.lines[STREAM].next = 1
@@ -97,7 +99,7 @@ def bench_reading() -> list[dict[str, Any]]:
     ]
 
 
-class Desk:
+class Control:
     """Acknowledges all at once."""
 
     def offer(self, stream: bytes, batch: Batch, done: Callable[[Acked], None]) -> None:
@@ -106,7 +108,7 @@ class Desk:
 
 def bench_publish_soon() -> list[dict[str, Any]]:
     async def measure(key: bytes | None) -> float:
-        outbox = Outbox("s", STREAM, Desk(), ClientOptions())  # type: ignore[arg-type]
+        outbox = Outbox("s", STREAM, Control(), ClientOptions())  # type: ignore[arg-type]
         begin = time.process_time()
         for _ in range(EVENTS // 1000):
             for _ in range(1000):

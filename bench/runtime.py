@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 from surecast.columns.batch import DATA, Batch
 from surecast.columns.retention import KeepLast, LatestPerKey, Policy
 from surecast.core.machine import HandlerMachine
+from surecast.core.streams import StreamSpec
 from surecast.core.types import (
     MS,
     Congested,
@@ -39,15 +40,10 @@ from surecast.core.types import (
 from surecast.core.wire import Codec
 from surecast.protocols.chain.config import ChainConfig
 from surecast.protocols.chain.service import ConfigService
-from surecast.protocols.sprinkler.config import ProxyConfig
-from surecast.protocols.sprinkler.messages import (
-    CreateStream,
-    PubAck,
-    Publish,
-    PubNack,
-    StreamOpened,
-)
-from surecast.protocols.sprinkler.publisher import anonymous_publisher
+from surecast.protocols.sprinkler.config import SprinklerConfig
+from surecast.protocols.streams.config import StreamsConfig
+from surecast.protocols.streams.messages import CreateStream, PubAck, Publish, PubNack, StreamOpened
+from surecast.protocols.streams.publisher import anonymous_publisher
 from surecast.registry import message_types
 from surecast.runtime.book import AddressBook
 from surecast.runtime.node import Node
@@ -145,7 +141,7 @@ class Driver(HandlerMachine):
 
     def _on_timer(self, _inp: TimerFired) -> None:
         if not self.stream:
-            self._send(self.head, CreateStream(f"of-{self.head[:-2]}", self.policy))
+            self._send(self.head, CreateStream(f"of-{self.head[:-2]}", StreamSpec(self.policy)))
             self.out.append(SetTimer("open", self.now_ns + 300 * MS))
 
     def _on_opened(self, _peer: Peer, message: StreamOpened) -> None:
@@ -231,9 +227,11 @@ async def _proxy(spec: dict[str, Any], book: AddressBook) -> Node:
     await service.start()
     regions = {r: tuple(nodes) for r, nodes in spec["regions"].items()}
     chain = ChainConfig(region, name, f"{region}/config", 1)
+    streams = StreamsConfig(region, name, regions[region])
+    sprinkler = SprinklerConfig(region, name, regions)
     node = Node(
         name,
-        lambda ctx: region_replica(chain, ProxyConfig(region, name, regions), ctx.disk, ctx.rng),
+        lambda ctx: region_replica(chain, streams, sprinkler, ctx.disk, ctx.rng),
         book=book,
         codec=codec,
         listen=book.find(name),
@@ -244,9 +242,8 @@ async def _proxy(spec: dict[str, Any], book: AddressBook) -> Node:
 
 def look(machine: Any) -> dict[str, Any]:
     if hasattr(machine, "layers"):
-        return {
-            "ends": {s.hex(): t.committed for s, t in machine.layers["sprinkler"].streams.items()}
-        }
+        streams = machine.layers["streams"].streams
+        return {"ends": {s.hex(): t.committed for s, t in streams.items()}}
     return dict(machine.counters)
 
 

@@ -7,8 +7,6 @@ import pytest
 
 from surecast.columns.retention import KeepAll, Policy
 from surecast.core.types import MS, SECOND
-from surecast.protocols.chain.replica import Replica
-from surecast.protocols.sprinkler.proxy import Proxy
 from surecast.swarm.cluster import Cluster
 
 
@@ -22,9 +20,7 @@ def cluster_of(
 ) -> Cluster:
     """A cluster whose streams are open and whose readers follow them."""
     if mutant is not None:
-        role = "replica_type" if issubclass(mutant, Replica) else "proxy_type"
-        assert issubclass(mutant, Replica | Proxy)
-        options[role] = mutant
+        options["types"] = (mutant,)
     cluster = Cluster(seed, regions, **options)
     first = next(iter(regions))
     for name, (owner, policy) in (streams or {"s": (first, KeepAll())}).items():

@@ -38,9 +38,8 @@ class MadeProtocols:
         for name, text in {"__init__": "", **files}.items():
             (package / f"{name}.py").write_text(text)
         importlib.invalidate_caches()
-        row = registry.Protocol(messages=f"{PACKAGE}.{protocol}.messages")
-        self.monkeypatch.setitem(registry.PROTOCOLS, protocol, row)
-        return importlib.import_module(row.messages)
+        self.monkeypatch.setitem(registry.PROTOCOLS, protocol, registry.Protocol())
+        return importlib.import_module(f"{PACKAGE}.{protocol}.messages")
 
     def forget(self, protocol: str) -> None:
         """Unload the protocol's modules."""

@@ -1,49 +1,55 @@
-"""Sprinkler and its chain with one binding rule taken out: the tests of the tests.
+"""A replica's layers and clients with one binding rule taken out: the tests of the tests.
 
 A test of rule Rn runs the same story twice, with the machines as they are and with the mutant
-named here, and demands that only the second breaks a guarantee.
+named here, and demands that only the second breaks a guarantee. A mutant derives from the class of
+the layer that has the rule (`stacks.REPLICA_LAYERS`), or from a client's machine. Where the rule is
+in a part of `RegionSync` (forks, forwarding, recovery), the mutant replaces that part.
 """
 
 from dataclasses import replace
-from random import Random
 from typing import Any, ClassVar
 
 import msgspec
 
 from surecast.columns.batch import COLLECTED, Batch
 from surecast.core.disk import read_through
-from surecast.core.replicated import Abandon, AppendAt, Appended, TakePublishers
-from surecast.core.types import Disk, PassDown, Peer, PeerDown, SetTimer, TimerFired
+from surecast.core.replicated import Abandon, AppendAt, Appended, RoleChanged, TakePublishers
+from surecast.core.types import LogId, Peer, PeerDown, SetTimer, TimerFired
+from surecast.parts.peer_sampling import View
+from surecast.parts.receive_window import Ask
 from surecast.protocols.chain.dedup import DUPLICATE, NEW, Dedup, Verdict
 from surecast.protocols.chain.logs import LogState, Pending
 from surecast.protocols.chain.messages import Configuration, Forward, Publishers, Sync
 from surecast.protocols.chain.replica import Replica
-from surecast.protocols.sprinkler.client import Client
-from surecast.protocols.sprinkler.config import ProxyConfig
-from surecast.protocols.sprinkler.cursors import Cursor, Cursors
-from surecast.protocols.sprinkler.feed import Ask, Feed
 from surecast.protocols.sprinkler.forks import Forks
 from surecast.protocols.sprinkler.forwarding import Forwarding
-from surecast.protocols.sprinkler.hub import Hub
+from surecast.protocols.sprinkler.mesh_membership import Feed
+from surecast.protocols.sprinkler.mesh_peer import MeshPeer
+from surecast.protocols.sprinkler.mesh_server import MeshServer
 from surecast.protocols.sprinkler.messages import (
-    Advance,
     Advertise,
-    Attach,
-    Locate,
-    Located,
     MeshEvents,
     MeshLean,
     PeerEvents,
+    PublishersKnown,
+)
+from surecast.protocols.sprinkler.recovery import Recovery
+from surecast.protocols.sprinkler.region_sync import RegionSync
+from surecast.protocols.sprinkler.sources import Copy, PeerRegion
+from surecast.protocols.streams.cursors import Cursor, Cursors
+from surecast.protocols.streams.messages import (
+    Advance,
+    Attach,
+    Locate,
+    Located,
     PubAck,
     Publish,
-    PublishersKnown,
     PubNack,
 )
-from surecast.protocols.sprinkler.proxy import Proxy
-from surecast.protocols.sprinkler.publisher import Line, Publisher
-from surecast.protocols.sprinkler.sources import PeerRegion
-from surecast.protocols.sprinkler.streams import Stream
-from surecast.protocols.sprinkler.view import View
+from surecast.protocols.streams.publisher import Line, Publisher
+from surecast.protocols.streams.queries import Queries
+from surecast.protocols.streams.service import StreamService
+from surecast.protocols.streams.stream import Stream
 
 
 class KeepsForks(Replica):
@@ -87,7 +93,7 @@ class ForgetsPublishers(Replica):
         return b"\x92\x00\x90"
 
 
-class ShowsUncommitted(Proxy):
+class ShowsUncommitted(StreamService):
     """R5 taken out: readers and retention see whatever this replica has."""
 
     def visible_end(self, stream: Stream) -> int:
@@ -126,7 +132,7 @@ class ForwardsBeforeStoring(Replica):
             super()._stored(log, state, pending)
 
 
-class IgnoresMovedTails(Proxy):
+class IgnoresMovedTails(RegionSync):
     """R7 taken out: a new epoch or tail of the source changes nothing."""
 
     def _follow_moved_tail(self, peer: PeerRegion) -> None:
@@ -135,21 +141,30 @@ class IgnoresMovedTails(Proxy):
     def _stop_serving_peers(self) -> None:
         pass
 
-    def _is_given_up(self, stream: Stream) -> bool:
+    def _is_given_up(self, stream: Copy) -> bool:
         return False
 
 
-class NeverRecovers(Proxy):
+class _WithRecovery(RegionSync):
+    recovery_type: ClassVar[type[Recovery]] = Recovery
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.recovery = self.recovery_type(self, self.forks)
+
+
+class _NoRecovery(Recovery):
+    def begin(self, copy: Copy, since_ns: int, outdated: bool) -> None:
+        pass
+
+
+class NeverRecovers(_WithRecovery):
     """R8 taken out: an owner goes on from whatever its log has."""
 
-    def _recover_from(self, stream: Stream, end: int) -> bool:
-        return False
-
-    def _is_behind(self, stream: Stream) -> bool:
-        return False
+    recovery_type = _NoRecovery
 
 
-class TakesGapsForVoids(Proxy):
+class TakesGapsForVoids(RegionSync):
     """R9 taken out: arrival is in order, so a gap must be what was collected (as in the paper)."""
 
     def _on_peer_events(self, node: Peer, message: PeerEvents) -> None:
@@ -157,7 +172,7 @@ class TakesGapsForVoids(Proxy):
         if stream and message.batches and message.batches[0].lo > stream.end:
             lo = message.batches[0].lo
             void = Batch.void(message.stream, stream.end, lo, COLLECTED)
-            self.out.append(PassDown(AppendAt(message.stream, (void, *message.batches))))
+            self.command(AppendAt(message.stream, (void, *message.batches)))
             return
         super()._on_peer_events(node, message)
 
@@ -169,14 +184,14 @@ class StampsRawTime(Replica):
         return self.now_ns + self.wall_offset_ns
 
 
-class TakesAnyRule(Proxy):
+class TakesAnyRule(StreamService):
     """R10 taken out, second half: rules are taken that can undo another's collection."""
 
     def _refusal_of_rule(self, stream: Stream, batch: Batch) -> str:
         return ""
 
 
-class DropsWhenFull(Proxy):
+class DropsWhenFull(StreamService):
     """R11 taken out: a full server makes room without being told to."""
 
     cap: ClassVar[int] = 50
@@ -191,14 +206,14 @@ class DropsWhenFull(Proxy):
 # ---------------------------------------------------------------- the mesh
 
 
-class NeverAnnounces(Client):
+class NeverAnnounces(MeshPeer):
     """No re-notify after a shuffle: who was picked learns of what comes, not of what there is."""
 
     def _announce(self, feed: Feed) -> None:
         pass
 
 
-class NeverLowersNext(Client):
+class NeverLowersNext(MeshPeer):
     """R12 taken out: a peer that has less than it was asked for has been asked all the same."""
 
     def _lower_next(self, feed: Feed, end: int) -> None:
@@ -212,7 +227,7 @@ class _ForgetsSenders(View):
         return []
 
 
-class ForgetsSenders(Client):
+class ForgetsSenders(MeshPeer):
     """No reinforcement: who sends its view may be struck off like anybody."""
 
     view_type = _ForgetsSenders
@@ -226,48 +241,48 @@ class _TakesBackTheDead(View):
         self.gone.clear()
 
 
-class TakesBackTheDead(Client):
+class TakesBackTheDead(MeshPeer):
     """Who was found to be gone is taken back from whoever has not found out yet."""
 
     view_type = _TakesBackTheDead
 
 
-class LeavesHoles(Client):
+class LeavesHoles(MeshPeer):
     """What a peer does not have any more is not asked of a server."""
 
     def _fill(self, feed: Feed) -> None:
         pass
 
 
-class WaitsForever(Client):
+class WaitsForever(MeshPeer):
     """No deadline: who was asked is waited for."""
 
     def _look_at_deadlines(self) -> None:
         pass
 
 
-class WaitsForTheDead(Client):
+class WaitsForTheDead(MeshPeer):
     """A peer's end does not end the requests to it."""
 
     def _on_peer_down(self, inp: PeerDown) -> None:
         self.forget(inp.peer)
 
 
-class NeverPolls(Client):
+class NeverPolls(MeshPeer):
     """R12 taken out: silence is taken for rest."""
 
     def _mind_silence(self, feed: Feed) -> None:
         pass
 
 
-class IgnoresLeaners(Client):
+class IgnoresLeaners(MeshPeer):
     """Only who was picked is told; who picked us is not."""
 
     def _on_lean(self, peer: Peer, message: MeshLean) -> None:
         pass
 
 
-class HoldsWithoutLimit(Client):
+class HoldsWithoutLimit(MeshPeer):
     """G11 taken out: whatever comes early is held, whatever was delivered is kept."""
 
     def _take(self, feed: Feed, peer: Peer, message: MeshEvents) -> None:
@@ -277,7 +292,7 @@ class HoldsWithoutLimit(Client):
         self.config = given
 
 
-class AsksPeersAgain(Client):
+class AsksPeersAgain(MeshPeer):
     """G11 taken out: what was dropped for want of room is asked of peers once more."""
 
     def _heard(self, feed: Feed, peer: Peer, end: int) -> None:
@@ -285,7 +300,7 @@ class AsksPeersAgain(Client):
         super()._heard(feed, peer, end)
 
 
-class LearnsOnlyInTime(Client):
+class LearnsOnlyInTime(MeshPeer):
     """How long peers take is learned from those that were quick enough."""
 
     def _measure(self, peer: Peer, ask: Ask | None) -> None:
@@ -293,14 +308,14 @@ class LearnsOnlyInTime(Client):
             super()._measure(peer, ask)
 
 
-class StaysUnknown(Client):
+class StaysUnknown(MeshPeer):
     """A client that turns to another server waits for its next gossip to be known there."""
 
     def _introduce(self) -> None:
         pass
 
 
-class ClaimsTheFuture(Client):
+class ClaimsTheFuture(MeshPeer):
     """A start is taken for a position that has been reached."""
 
     def _follow(self, stream: bytes, start: int) -> None:
@@ -308,56 +323,56 @@ class ClaimsTheFuture(Client):
         self.feeds[stream].sure = True
 
 
-class _LonelyHub(Hub):
-    def _introduce(self) -> None:
-        pass
-
-
-class LonelyServers(Proxy):
+class LonelyServers(MeshServer):
     """Servers do not tell each other whom they know."""
 
-    def __init__(self, config: ProxyConfig, disk: Disk, rng: Random, *counters: Any) -> None:
-        super().__init__(config, disk, rng, *counters)
-        self.hub = _LonelyHub(self)
+    def _introduce(self) -> None:
+        pass
 
 
 # ---------------------------------------------------------------- other regions' streams
 
 
-class TablesMayDiffer(Proxy):
+class TablesMayDiffer(RegionSync):
     """Streams are created though regions disagree on who owns them."""
 
-    def _refusal_of_name(self, name: str) -> str:
+    def _refusal_to_create(self) -> str:
         self.owners = b""
         for peer in self.peers.values():
             peer.owners = b""
-        return super()._refusal_of_name(name)
+        return super()._refusal_to_create()
+
+
+class _WithForwarding(RegionSync):
+    forwarding_type: ClassVar[type[Forwarding]] = Forwarding
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.forwarding = self.forwarding_type(self)
 
 
 class _Renaming(Forwarding):
     """Publishes as itself: with an identity of its own, not the client's."""
 
     def _alias(self, publisher: bytes) -> bytes:
-        return bytes(a ^ b for a, b in zip(publisher, self.proxy.config.name.encode() * 16))  # noqa: B905
+        return bytes(a ^ b for a, b in zip(publisher, self.regions.config.name.encode() * 16))  # noqa: B905
 
-    def publish(self, client: Peer, owner: str, message: Publish) -> None:
+    def on_publish(self, client: Peer, message: Publish) -> None:
         batch = message.batch
         renamed = batch.numbered(bytes(8) + self._alias(batch.publisher)[8:], batch.pub_no)
         self.real = {**getattr(self, "real", {}), renamed.publisher: batch.publisher}
-        super().publish(client, owner, Publish(message.stream, renamed))
+        super().on_publish(client, Publish(message.stream, renamed))
 
     def on_ack(self, peer: Peer, message: PubAck) -> None:
         if client := self._client_of(peer, message):
             real = self.real[message.publisher]
-            self.proxy.send(client, msgspec.structs.replace(message, publisher=real))
+            self.regions.send(client, msgspec.structs.replace(message, publisher=real))
 
 
-class ForwardsUnderItsOwnName(Proxy):
+class ForwardsUnderItsOwnName(_WithForwarding):
     """A retry that comes through another replica is not known to be one."""
 
-    def __init__(self, config: ProxyConfig, disk: Disk, rng: Random, *counters: Any) -> None:
-        super().__init__(config, disk, rng, *counters)
-        self.forwarding = _Renaming(self)
+    forwarding_type = _Renaming
 
 
 class _Gullible(Forwarding):
@@ -365,65 +380,45 @@ class _Gullible(Forwarding):
         return self.clients.get((message.stream, message.publisher), "")
 
 
-class TakesAnybodysAck(Proxy):
+class TakesAnybodysAck(_WithForwarding):
     """Whoever claims to speak for the owner is believed."""
 
-    def __init__(self, config: ProxyConfig, disk: Disk, rng: Random, *counters: Any) -> None:
-        super().__init__(config, disk, rng, *counters)
-        self.forwarding = _Gullible(self)
+    forwarding_type = _Gullible
 
 
 # ---------------------------------------------------------------- named subscriptions
 
 
-class _WithCursors(Proxy):
-    cursors_type: ClassVar[type[Cursors]] = Cursors
+class AnswersBeforeTheBarrier(Cursors):
+    """A new head speaks before what its predecessors wrote is committed."""
 
-    def __init__(self, config: ProxyConfig, disk: Disk, rng: Random, *counters: Any) -> None:
-        super().__init__(config, disk, rng, *counters)
-        self.cursors = self.cursors_type(self)
-
-
-class _NoBarrier(Cursors):
-    def role_changed(self) -> None:
-        super().role_changed()
+    def _on_role_changed(self, event: RoleChanged) -> None:
+        super()._on_role_changed(event)
         self.barrier = 0
 
 
-class AnswersBeforeTheBarrier(_WithCursors):
-    """A new head speaks before what its predecessors wrote is committed."""
-
-    cursors_type = _NoBarrier
-
-
-class _NoFence(Cursors):
-    def on_advance(self, peer: Peer, message: Advance) -> None:
-        holder = self._latest(message.name).holder
-        super().on_advance(peer, msgspec.structs.replace(message, holder=holder))
-
-
-class MovesForAnybody(_WithCursors):
+class MovesForAnybody(Cursors):
     """Who was replaced can still move the cursor."""
 
-    cursors_type = _NoFence
+    def _on_advance(self, peer: Peer, message: Advance) -> None:
+        holder = self._latest(message.name).holder
+        super()._on_advance(peer, msgspec.structs.replace(message, holder=holder))
 
 
-class _FromMemory(Cursors):
-    def on_attach(self, peer: Peer, message: Attach) -> None:
-        holds = self.table.get(message.name, Cursor()).holder == message.holder
-        if self.proxy.is_head and holds and message.name not in self.written:
-            self._answer(peer, message, "")
-        else:
-            super().on_attach(peer, message)
-
-
-class AnswersHoldersFromMemory(_WithCursors):
+class AnswersHoldersFromMemory(Cursors):
     """Who holds a name is told so without asking the chain."""
 
-    cursors_type = _FromMemory
+    def _on_attach(self, peer: Peer, message: Attach) -> None:
+        holds = self.table.get(message.name, Cursor()).holder == message.holder
+        if self.is_head and holds and message.name not in self.written:
+            self._answer(peer, message, "")
+        else:
+            super()._on_attach(peer, message)
 
 
-class _Hasty(Cursors):
+class AnswersUncommitted(Cursors):
+    """A holder is told that it has advanced as soon as that is written."""
+
     def _wait(self, peer: Peer, question: Attach | Advance) -> None:
         if isinstance(question, Advance):
             self._answer(peer, question, "")
@@ -431,52 +426,42 @@ class _Hasty(Cursors):
             super()._wait(peer, question)
 
 
-class AnswersUncommitted(_WithCursors):
-    """A holder is told that it has advanced as soon as that is written."""
-
-    cursors_type = _Hasty
-
-
-class _ForgetsWritten(Cursors):
-    def _latest(self, name: str) -> Cursor:
-        return self.table.get(name, Cursor())
-
-
-class FencesLate(_WithCursors):
+class FencesLate(Cursors):
     """A holder counts until its successor is committed, whatever was written since."""
 
-    cursors_type = _ForgetsWritten
+    def _latest(self, name: str) -> Cursor:
+        return self.table.get(name, Cursor())
 
 
 # ---------------------------------------------------------------- times and retention
 
 
-class NamesVoidPlaces(Proxy):
+class NamesVoidPlaces(Queries):
     """Where a time begins is what the log at hand says: compacted or not."""
 
     def _on_locate(self, peer: Peer, message: Locate) -> None:
-        stream = self.streams[message.stream]
-        self.feed(stream)
+        stream = self.service.streams[message.stream]
+        self.service.feed(stream)
 
         def lend(lo: int, hi: int) -> Any:
-            return read_through(self.disk, message.stream, lo, hi, 1 << 20)
+            return read_through(self.service.disk, message.stream, lo, hi, 1 << 20)
 
         seq = stream.index.first_at(message.time_ns, lend)
-        self.send(peer, Located(message.token, seq))
+        self._send(peer, Located(message.token, seq))
 
 
-class ServesUnfed(Proxy):
+class ServesUnfed(StreamService):
     """Late readers are served by what retention happens to know."""
 
-    def readable(self, stream: Stream, at: int, end: int = 0) -> list[Batch]:
+    def readable(self, stream: LogId, lo: int, hi: int = 0) -> list[Batch]:
         fed, self.feed = self.feed, lambda *_: None  # type: ignore[assignment,method-assign]
         try:
-            return super().readable(stream, at, end)
+            return super().readable(stream, lo, hi)
         finally:
             self.feed = fed  # type: ignore[method-assign]
 
 
-class FeedsAtOnce(Proxy):
+class FeedsAtOnce(StreamService):
     """A long log is taken in at once, and everybody waits."""
 
     def feed(self, stream: Stream, budget_bytes: int = 1 << 62) -> None:
@@ -561,10 +546,10 @@ class TakesAnyChainsConfiguration(Replica):
         super()._on_configuration(peer, mine)
 
 
-# ---------------------------------------------------------------- who may say what, to a proxy
+# ---------------------------------------------------------------- who may say what, to a server
 
 
-class TakesAnybodysAdvertisement(Proxy):
+class TakesAnybodysAdvertisement(RegionSync):
     """Any peer may advertise for a region."""
 
     def _on_advertise(self, node: Peer, message: Advertise) -> None:
@@ -575,35 +560,35 @@ class TakesAnybodysAdvertisement(Proxy):
         self.config = given
 
 
-class TakesAnybodysPublishersKnown(Proxy):
+class TakesAnybodysPublishersKnown(RegionSync):
     """Any peer may say what publishers had accepted elsewhere."""
 
     def _on_publishers_known(self, node: Peer, message: PublishersKnown) -> None:
-        given = self.forwarding.region_of
-        self.forwarding.region_of = {**given, node: message.region}
+        given = self.region_of
+        self.region_of = {**given, node: message.region}
         super()._on_publishers_known(node, message)
-        self.forwarding.region_of = given
+        self.region_of = given
 
 
-class TakesPlacedBatches(Proxy):
+class TakesPlacedBatches(StreamService):
     """A publisher may send batches that name a position."""
 
     def _refusal_of_event(self, stream: Stream, batch: Batch) -> str:
         return "" if batch.lo else super()._refusal_of_event(stream, batch)
 
 
-class AppendsOtherStreams(Proxy):
+class AppendsOtherStreams(RegionSync):
     """Pulled batches are appended whatever stream they belong to."""
 
-    def _fits(self, stream: Stream, batches: tuple[Batch, ...]) -> bool:
+    def _fits(self, stream: Copy, batches: tuple[Batch, ...]) -> bool:
         info = msgspec.structs.replace(stream.info, stream_id=batches[0].stream_id)
         return super()._fits(replace(stream, info=info), batches)
 
 
-class AppendsOlderBatches(Proxy):
+class AppendsOlderBatches(RegionSync):
     """R10 taken out, at the head that pulls: batches older than what they follow are appended."""
 
-    def _fits(self, stream: Stream, batches: tuple[Batch, ...]) -> bool:
+    def _fits(self, stream: Copy, batches: tuple[Batch, ...]) -> bool:
         return super()._fits(replace(stream, newest_ns=0), batches[:1])
 
 
@@ -658,48 +643,57 @@ class CutsAtHoles(Replica):
         super()._restore()
 
 
-class NumbersAtOnce(Proxy):
-    """An owner that has just started does not ask the other regions."""
-
+class _NeverAsks(Recovery):
     def is_asking(self) -> bool:
         return False
+
+
+class NumbersAtOnce(_WithRecovery):
+    """An owner that has just started does not ask the other regions."""
+
+    recovery_type = _NeverAsks
 
     def _on_region_behind(self, node: Peer, message: Any) -> None:
         pass
 
 
+class _WithForks(RegionSync):
+    forks_type: ClassVar[type[Forks]] = Forks
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.forks = self.recovery.forks = self.forks_type(self)
+
+
 class _Careless(Forks):
     __slots__ = ()
 
-    def may_pull(self, stream: Stream, peer: PeerRegion) -> bool:
+    def may_pull(self, stream: Copy, peer: PeerRegion) -> bool:
         return True
 
     def _judge(self, region: str, stream_id: bytes, marks: Any) -> None:
         pass
 
 
-class MixesHistories(Proxy):
+class MixesHistories(_WithForks):
     """Regions exchange events without comparing what they have."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.forks = _Careless(self)
+    forks_type = _Careless
 
 
-class _Hasty(Forks):
+class _KeepsNoCopy(Forks):
     __slots__ = ()
 
-    def _begin_copy(self, stream: Stream, search: Any) -> None:
-        self.proxy.out.append(PassDown(Abandon(stream.stream_id, search.start)))
+    def _begin_copy(self, stream: Copy, search: Any) -> None:
+        self.regions.command(Abandon(stream.stream_id, search.start))
         del self.searches[stream.stream_id]
+        self.regions.limited(stream.stream_id)
 
 
-class DropsHistories(Proxy):
+class DropsHistories(_WithForks):
     """The events that are taken back are not kept anywhere."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.forks = _Hasty(self)
+    forks_type = _KeepsNoCopy
 
 
 class KeepsOutdatedPublishers(Replica):
@@ -709,8 +703,12 @@ class KeepsOutdatedPublishers(Replica):
         super()._on_take_publishers(msgspec.structs.replace(inp, known_too=False))
 
 
-class TakesUnsureAnswers(Proxy):
+class _BelievesTheFirst(Recovery):
+    def is_nobody_sure(self, copy: Copy) -> bool:
+        return True
+
+
+class TakesUnsureAnswers(_WithRecovery):
     """The first region that answers is believed, though another one knows all publishers."""
 
-    def _is_nobody_sure(self, stream: Stream) -> bool:
-        return True
+    recovery_type = _BelievesTheFirst

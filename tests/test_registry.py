@@ -1,30 +1,65 @@
 """Every row of the registry loads, and what it loads is what it says."""
 
-from dataclasses import is_dataclass
+from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from surecast import registry
+from surecast.core.endpoint import Place
+from surecast.core.machine import NodeContext
 from surecast.core.types import Message, tag_of
 from surecast.errors import ConfigError
+from surecast.stacks import DELIVERIES, REPLICA_LAYERS
+from surecast.storage.memory import MemoryDisk
 from tests.made_protocols import made_protocols
 
-ROLES = [(name, role) for name, row in registry.PROTOCOLS.items() for role in row.roles]
-CONFIGS = [(name, role) for name, row in registry.PROTOCOLS.items() for role in row.configs]
+CTX = NodeContext("c", Random(1), MemoryDisk(), 1)
+PLACE = Place("east", ("east/0",))
 
 
-@pytest.mark.parametrize(("protocol", "name"), ROLES)
-def test_roles_are_machines(protocol: str, name: str) -> None:
-    assert callable(registry.role(protocol, name).step)
+@pytest.mark.parametrize("name", registry.deliveries())
+def test_deliveries_are_called_what_users_call_them_and_make_machines(name: str) -> None:
+    delivery = registry.delivery(name)
+    assert delivery.name == name
+    for mesh in (False, True):
+        place = replace(PLACE, mesh=mesh)
+        assert callable(delivery.publisher(CTX, place).step)
+        assert callable(delivery.reader(CTX, place).step)
 
 
-@pytest.mark.parametrize(("protocol", "name"), CONFIGS)
-def test_configs_are_frozen_dataclasses(protocol: str, name: str) -> None:
-    loaded = registry.config(protocol, name)
-    assert is_dataclass(loaded)
-    assert loaded.__dataclass_params__.frozen  # type: ignore[attr-defined]
-    assert name in registry.PROTOCOLS[protocol].roles
+def test_a_control_node_and_a_range_reader_are_machines() -> None:
+    assert callable(registry.control(CTX, PLACE).step)
+    assert callable(registry.range_reader(CTX, PLACE).step)
+
+
+def test_every_delivery_that_servers_have_is_known_to_clients() -> None:
+    assert set(DELIVERIES) == set(registry.deliveries())
+    assert set(DELIVERIES.values()) <= set(REPLICA_LAYERS)
+
+
+BAD_ROW = """
+from surecast.core.endpoint import Place
+from surecast.core.machine import NodeContext
+from surecast.core.types import Machine
+from surecast.registry import Protocol
+
+class NoReader:
+    name = "nothing"
+    def publisher(self, ctx: NodeContext, place: Place) -> Machine: ...
+
+Protocol(delivery=NoReader)
+"""
+
+
+@pytest.mark.slow
+def test_mypy_refuses_a_row_that_does_not_fit(tmp_path: Path) -> None:
+    from mypy import api
+
+    (tmp_path / "row.py").write_text(BAD_ROW)
+    out, _, _ = api.run([str(tmp_path / "row.py"), "--config-file", "pyproject.toml"])
+    assert 'Argument "delivery" to "Protocol" has incompatible type' in out, out
 
 
 def test_message_types_are_all_messages_under_one_tag_each() -> None:
@@ -32,7 +67,7 @@ def test_message_types_are_all_messages_under_one_tag_each() -> None:
     assert all(issubclass(one, Message) for one in types)
     assert len({tag_of(one) for one in types}) == len(types)
     modules = {one.__module__ for one in types}
-    assert modules == {row.messages for row in registry.PROTOCOLS.values()}
+    assert modules == {f"surecast.protocols.{name}.messages" for name in registry.PROTOCOLS}
     assert types == registry.message_types()
 
 
@@ -70,7 +105,7 @@ def test_all_messages_fit_one_codec() -> None:
 
 
 def test_unknown_names_are_config_errors() -> None:
-    with pytest.raises(ConfigError, match="there are: nakcast"):
-        registry.role("kafka", "broker")
-    with pytest.raises(ConfigError, match="it has: replica"):
-        registry.role("chain", "king")
+    with pytest.raises(ConfigError, match="there are: broadcast"):
+        registry.delivery("pigeon")
+    with pytest.raises(ConfigError, match="no message 'streams/Pigeon'"):
+        registry.message_type("streams/Pigeon")

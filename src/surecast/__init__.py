@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from surecast.client import connect, local
     from surecast.client.connection import Client
     from surecast.client.events import Event, Seqs
-    from surecast.client.options import ClientOptions
     from surecast.client.rules import (
         before_seq,
         before_time,
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
     )
     from surecast.client.stream import Stream
     from surecast.client.subscription import Subscription
+    from surecast.endpoint.options import ClientOptions
 
 __version__ = "0.1.0"
 
@@ -90,7 +90,7 @@ __all__ = [
 # Where each name that is loaded late is found.
 _LATE = {
     "Client": "client.connection",
-    "ClientOptions": "client.options",
+    "ClientOptions": "endpoint.options",
     "Event": "client.events",
     "Seqs": "client.events",
     "Stream": "client.stream",

@@ -1,10 +1,12 @@
-"""The protocols by name: where each one's configuration, machines and messages are.
+"""The protocols by name: their messages, and what endpoints use of them.
 
-The table holds import strings and nothing is loaded before it is asked for, so naming a protocol
-costs nothing. A new protocol is a folder, a row here, a page in docs/protocols and its tests.
+Nothing is loaded before it is asked for, so naming a protocol costs nothing. A new protocol is a
+folder, a row here, a page in docs/protocols and its tests. What a row has is made by a function
+with imports of its own, so that mypy refuses one that does not fit.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
 from inspect import isclass
 from pkgutil import iter_modules
@@ -14,74 +16,88 @@ from typing import Any
 import msgspec
 
 from surecast.core.canon import name_of
-from surecast.core.types import TAG_PATTERN, Message, tag_of
+from surecast.core.compose import compose
+from surecast.core.endpoint import Delivery, Place
+from surecast.core.machine import NodeContext
+from surecast.core.types import TAG_PATTERN, Machine, Message, tag_of
 from surecast.errors import ConfigError
 
-__all__ = ["PROTOCOLS", "Protocol", "config", "message_types", "recorded_types", "role"]
+__all__ = [
+    "PROTOCOLS",
+    "Protocol",
+    "control",
+    "deliveries",
+    "delivery",
+    "message_type",
+    "message_types",
+    "range_reader",
+    "readers",
+    "recorded_types",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """A row: each value is "module:name", or "module" for `messages`."""
+    """A row. Its messages are in the module `messages` of its folder."""
 
-    messages: str
-    configs: dict[str, str] = field(default_factory=dict)  # role → its configuration
-    roles: dict[str, str] = field(default_factory=dict)  # role → its machine
+    delivery: Callable[[], Delivery] | None = None
+
+
+def _broadcast() -> Delivery:
+    from surecast.protocols.sprinkler.delivery import Broadcast
+    from surecast.protocols.streams import clients
+
+    return Broadcast(clients.publisher, clients.subscriber)
 
 
 _COLUMN_TYPES = ("surecast.columns.rules",)  # the modules of `columns` that define structs
-_NAKCAST = "surecast.protocols.nakcast"
-_CHAIN = "surecast.protocols.chain"
-_SPRINKLER = "surecast.protocols.sprinkler"
 
 PROTOCOLS: dict[str, Protocol] = {
-    "nakcast": Protocol(
-        messages=f"{_NAKCAST}.messages",
-        configs={
-            "publisher": f"{_NAKCAST}.config:NakcastConfig",
-            "reader": f"{_NAKCAST}.config:NakcastConfig",
-        },
-        roles={
-            "publisher": f"{_NAKCAST}.publisher:Publisher",
-            "reader": f"{_NAKCAST}.reader:Reader",
-        },
-    ),
-    "chain": Protocol(
-        messages=f"{_CHAIN}.messages",
-        configs={"replica": f"{_CHAIN}.config:ChainConfig"},
-        roles={
-            "replica": f"{_CHAIN}.replica:Replica",
-            "service": f"{_CHAIN}.service:ConfigService",
-        },
-    ),
-    "sprinkler": Protocol(
-        messages=f"{_SPRINKLER}.messages",
-        configs={
-            "client": f"{_SPRINKLER}.config:ClientConfig",
-            "inquirer": f"{_SPRINKLER}.config:InquirerConfig",
-            "proxy": f"{_SPRINKLER}.config:ProxyConfig",
-            "publisher": f"{_SPRINKLER}.config:PublisherConfig",
-            "subscriber": f"{_SPRINKLER}.config:SubscriberConfig",
-        },
-        roles={
-            "client": f"{_SPRINKLER}.client:Client",
-            "inquirer": f"{_SPRINKLER}.inquirer:Inquirer",
-            "proxy": f"{_SPRINKLER}.proxy:Proxy",
-            "publisher": f"{_SPRINKLER}.publisher:Publisher",
-            "subscriber": f"{_SPRINKLER}.subscriber:Subscriber",
-        },
-    ),
+    "nakcast": Protocol(),
+    "chain": Protocol(),
+    "streams": Protocol(),
+    "sprinkler": Protocol(delivery=_broadcast),
 }
 
 
-def role(protocol: str, name: str) -> type[Any]:
-    """The machine class that plays `name` in `protocol`."""
-    return _load(_row(protocol).roles, protocol, name, "role")
+# ------------------------------------------------------------ for endpoints
 
 
-def config(protocol: str, name: str) -> type[Any]:
-    """The configuration class of the role `name` in `protocol`."""
-    return _load(_row(protocol).configs, protocol, name, "configuration")
+def deliveries() -> dict[str, Delivery]:
+    """By the names that users give them."""
+    made = [row.delivery() for row in PROTOCOLS.values() if row.delivery is not None]
+    return {one.name: one for one in made}
+
+
+def delivery(name: str) -> Delivery:
+    known = deliveries()
+    if name not in known:
+        raise ConfigError(f"no delivery {name!r}; there are: {', '.join(known)}")
+    return known[name]
+
+
+def readers(ctx: NodeContext, place: Place) -> Machine:
+    """The readers of all deliveries, side by side; a layer has the name of its delivery."""
+    return compose({name: one.reader(ctx, place) for name, one in deliveries().items()})
+
+
+def control(ctx: NodeContext, place: Place) -> Machine:
+    """What a client does besides reading: it publishes, and asks its region questions."""
+    from surecast.protocols.streams import clients
+
+    return compose(
+        {"publisher": clients.publisher(ctx, place), "inquirer": clients.inquirer(ctx, place)}
+    )
+
+
+def range_reader(ctx: NodeContext, place: Place) -> Machine:
+    """A machine that takes ReadRange, Hold and Go, delivers, and emits Short."""
+    from surecast.protocols.streams import clients
+
+    return clients.fetcher(ctx, place)
+
+
+# ------------------------------------------------------------ types
 
 
 def message_types() -> tuple[type[Message], ...]:
@@ -91,8 +107,9 @@ def message_types() -> tuple[type[Message], ...]:
     "protocol/Name" with the name of the row, so that protocols cannot clash.
     """
     found: dict[str, type[Message]] = {}
-    for protocol, row in PROTOCOLS.items():
-        kinds = [one for one in _defined_in(row.messages) if issubclass(one, Message)]
+    for protocol in PROTOCOLS:
+        module = f"surecast.protocols.{protocol}.messages"
+        kinds = [one for one in _defined_in(module) if issubclass(one, Message)]
         bases = {base for kind in kinds for base in kind.__bases__}
         for kind in kinds:
             if kind in bases:
@@ -103,6 +120,14 @@ def message_types() -> tuple[type[Message], ...]:
             assert tag not in found, f"{kind} and {found[tag]} have the tag {tag!r}"
             found[tag] = kind
     return tuple(found.values())
+
+
+def message_type(tag: str) -> type[Message]:
+    """The messages that go over the wire under this tag."""
+    found = next((kind for kind in message_types() if tag_of(kind) == tag), None)
+    if found is None:
+        raise ConfigError(f"no message {tag!r}")
+    return found
 
 
 def recorded_types() -> dict[str, type[msgspec.Struct]]:
@@ -133,17 +158,3 @@ def _defined_in(name: str) -> list[type[Any]]:
     module = import_module(name)
     classes = [value for _, value in sorted(vars(module).items()) if isclass(value)]
     return [one for one in classes if one.__module__ == module.__name__]
-
-
-def _row(protocol: str) -> Protocol:
-    if protocol not in PROTOCOLS:
-        raise ConfigError(f"no protocol {protocol!r}; there are: {', '.join(PROTOCOLS)}")
-    return PROTOCOLS[protocol]
-
-
-def _load(table: dict[str, str], protocol: str, name: str, what: str) -> type[Any]:
-    if name not in table:
-        raise ConfigError(f"{protocol} has no {what} {name!r}; it has: {', '.join(table)}")
-    module, _, attribute = table[name].partition(":")
-    found: type[Any] = getattr(import_module(module), attribute)
-    return found

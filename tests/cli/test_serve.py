@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 import socket
 from contextlib import ExitStack, suppress
@@ -140,11 +141,12 @@ def test_a_bug_ends_it_with_a_paragraph(tmp_path: Path) -> None:
     config.write_text(config_text(port, http))
     broken = tmp_path / "sitecustomize.py"
     broken.write_text(
-        "from surecast.protocols.sprinkler.proxy import Proxy\n"
+        "from surecast.protocols.streams.service import StreamService\n"
         "def _on_create_stream(self, peer, message): raise KeyError('a bug')\n"
-        "Proxy._on_create_stream = _on_create_stream\n"
+        "StreamService._on_create_stream = _on_create_stream\n"
     )
-    with Process(tmp_path, ["serve", str(config)], {"PYTHONPATH": str(tmp_path)}) as served:
+    path = os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))
+    with Process(tmp_path, ["serve", str(config)], {"PYTHONPATH": path}) as served:
         wait_for(lambda: "ready" in served.said(), "ready")
         with suppress(OSError):  # it may have time for an answer, or not
             code, _ = ask(f"http://127.0.0.1:{http}/v1/streams/s/events", b"x")

@@ -33,7 +33,7 @@ class FakeResult(msgspec.Struct):
     lost: int = 0
     duplicated: int = 0
     misordered: int = 0
-    coverage: dict[str, int] = msgspec.field(default_factory=lambda: {"Proxy.Advertise": 3})
+    coverage: dict[str, int] = msgspec.field(default_factory=lambda: {"RegionSync.Advertise": 3})
     trace_digest: str = "d1"
 
 
@@ -59,7 +59,7 @@ def test_results_add_up(swarm: ModuleType) -> None:
     assert summary["violations"] == 0
     assert summary["simulated_hours"] == 2.0
     assert summary["faults"] == {"crash": 8, "cut": 4}
-    assert summary["coverage"] == {"Proxy.Advertise": 12}
+    assert summary["coverage"] == {"RegionSync.Advertise": 12}
     assert {key: summary[key] for key in torture.SUMMED} == {
         "faults_in_flight": 4,
         "published": 40,
@@ -106,13 +106,13 @@ def test_a_run_that_crashes_or_fails_in_silence_is_a_violation(swarm: ModuleType
 
 def test_a_handler_never_reached_fails_a_large_run_only(swarm: ModuleType) -> None:
     def run_seed(seed: int) -> FakeResult:
-        return FakeResult(seed, coverage={"Proxy.Advertise": 1, "Proxy.Stale": 0})
+        return FakeResult(seed, coverage={"RegionSync.Advertise": 1, "RegionSync.Stale": 0})
 
     swarm.run_seed = run_seed  # type: ignore[attr-defined]
     assert run("--seeds", "49").exit_code == 0
     done = run("--seeds", "50")
     assert done.exit_code == 1
-    assert "never reached in any seed: Proxy.Stale" in done.stdout
+    assert "never reached in any seed: RegionSync.Stale" in done.stdout
     swarm.run_seed = lambda seed: FakeResult(seed, coverage={})  # type: ignore[attr-defined]
     assert run("--seeds", "50").exit_code == 1
 

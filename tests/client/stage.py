@@ -7,12 +7,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from surecast.client.connection import Client
-from surecast.client.options import ClientOptions
 from surecast.core.types import MS
 from surecast.core.wire import Codec
+from surecast.endpoint.options import ClientOptions
 from surecast.protocols.chain.config import ChainConfig
 from surecast.protocols.chain.service import ConfigService
-from surecast.protocols.sprinkler.config import ProxyConfig
+from surecast.protocols.sprinkler.config import SprinklerConfig
+from surecast.protocols.streams.config import StreamsConfig
 from surecast.registry import message_types
 from surecast.runtime import AddressBook, Node, RuntimeLimits
 from surecast.stacks import region_replica
@@ -101,10 +102,11 @@ class Regions:
             return ConfigService({region: self.names[region]}, ctx.disk, Counter())
         chain = ChainConfig(region, name, f"{region}/witness", len(self.names[region]))
         addresses = {peer: f"{HOST}:{self.ports[peer]}" for peer in self.names[region]}
-        proxy = ProxyConfig(
-            region, name, self.names, owners=self.owners, addresses=addresses, advertise_ns=20 * MS
+        streams = StreamsConfig(region, name, self.names[region], addresses=addresses)
+        sprinkler = SprinklerConfig(
+            region, name, self.names, owners=self.owners, advertise_ns=20 * MS
         )
-        return region_replica(chain, proxy, ctx.disk, ctx.rng, Counter())
+        return region_replica(chain, streams, sprinkler, ctx.disk, ctx.rng, Counter())
 
     async def kill(self, name: str) -> None:
         node = self.nodes.pop(name)
@@ -124,15 +126,15 @@ class Regions:
         self.links.set(name, (HOST, self.ports[name]))
         await self.start(name)
 
-    def proxy(self, name: str) -> Any:
-        """The upper layer of a replica, to be looked at."""
+    def layer(self, name: str, layer: str = "streams") -> Any:
+        """A layer of a replica, to be looked at."""
         machine: Any = self.nodes[name].machine
-        return machine.layers["sprinkler"]
+        return machine.layers[layer]
 
     def head(self, region: str) -> str | None:
         """The replica that is head now, if there is one alive."""
         for name in self.names[region]:
-            if name in self.nodes and self.proxy(name).is_head:
+            if name in self.nodes and self.layer(name).is_head:
                 return name
         return None
 

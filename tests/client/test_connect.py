@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 import surecast
-from surecast.client.bootstrap import Region, parse_url
 from surecast.client.connection import Client
-from surecast.client.link import Link
-from surecast.client.options import ClientOptions
-from surecast.client.readers import Readers
+from surecast.core.endpoint import Place
 from surecast.core.types import SECOND
+from surecast.endpoint.discovery import Region, parse_url
+from surecast.endpoint.options import ClientOptions
+from surecast.endpoint.readers import Readers
+from surecast.endpoint.region_link import RegionLink
 from surecast.errors import (
     Closed,
     ConfigError,
@@ -194,7 +195,7 @@ def test_many_open_one_stream_at_once_with_different_wishes() -> None:
                     assert isinstance(result, StreamConfigMismatch)
                 else:
                     assert isinstance(result, surecast.Stream)
-            assert not client._desk.busy
+            assert not client._endpoint.control.busy
 
     play(story)
 
@@ -251,10 +252,11 @@ def test_servers_that_come_back_elsewhere_are_found_through_the_url() -> None:
             assert (await anext(sub)).seq == 1
             await regions.kill("east-1")
             await regions.move("east-2")
-            client._link.addresses = parse_url(regions.url("east"))  # a name that resolves anew
+            # A name that resolves anew.
+            client._endpoint.link.addresses = parse_url(regions.url("east"))
             waiting = asyncio.ensure_future(stream.publish(b"2"))
             await regions.move("east-1")
-            client._link.addresses = parse_url(regions.url("east"))
+            client._endpoint.link.addresses = parse_url(regions.url("east"))
             assert await waiting == 2
             assert (await anext(sub)).seq == 2
             await client.close()
@@ -273,8 +275,8 @@ def test_a_bug_in_a_machine_is_told_to_all_who_wait() -> None:
             waiting = asyncio.ensure_future(stream.publish(b"x"))
             asking = asyncio.ensure_future(client.stream("t"))
             await asyncio.sleep(0.01)
-            client._desk.node.give(object())  # type: ignore[arg-type]
-            client._desk.node.fail(RuntimeError("a bug"))
+            client._endpoint.control.node.give(object())  # type: ignore[arg-type]
+            client._endpoint.control.node.fail(RuntimeError("a bug"))
             for task in (waiting, asking, reading):
                 with pytest.raises(surecast.SurecastError):
                     await task
@@ -286,11 +288,11 @@ def test_a_bug_in_a_machine_is_told_to_all_who_wait() -> None:
 
 
 def test_mesh_beyond_this_machine_needs_a_word() -> None:
-    link = Link([], "", ClientOptions(), lambda _problem: None)
+    link = RegionLink([], "", ClientOptions(), lambda _problem: None)
     link.region = Region("east", {"a": (HOST, 1)}, {}, own_host="10.1.2.3")
     with pytest.raises(NotSupported, match="insecure"):
-        Readers(link, ("a",), True, ClientOptions())
-    Readers(link, ("a",), True, ClientOptions(insecure=True))
+        Readers(link, Place("east", ("a",), mesh=True), ClientOptions())
+    Readers(link, Place("east", ("a",), mesh=True), ClientOptions(insecure=True))
 
 
 @pytest.mark.parametrize(

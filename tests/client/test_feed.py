@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from surecast.client.feed import Feed
-from surecast.client.options import ClientOptions
 from surecast.columns.batch import COLLECTED, Batch
+from surecast.columns.retention import KeepAll
+from surecast.core.streams import StreamInfo
+from surecast.endpoint.options import ClientOptions
 from surecast.errors import Fenced
 from tests.client.stage import play
 
@@ -22,13 +24,14 @@ class Reader:
 
     def claim(self, stream: bytes, taker: Any) -> None: ...
 
-    def follow(self, stream: bytes, start: int) -> None:
+    def follow(self, stream: bytes, delivery: str, start: int) -> None:
+        assert delivery == "broadcast"
         self.asked.append(("follow", stream, start))
 
-    def unfollow(self, stream: bytes) -> None:
+    def unfollow(self, stream: bytes, _delivery: str) -> None:
         self.asked.append(("unfollow", stream))
 
-    def release(self, stream: bytes) -> None:
+    def release(self, stream: bytes, _delivery: str) -> None:
         self.asked.append(("release", stream))
 
 
@@ -36,6 +39,10 @@ def feed(**options: Any) -> tuple[Feed, Reader]:
     made, reader = Feed(ClientOptions(**options), False, True, False), Reader()
     made.reader = reader  # type: ignore[assignment]
     return made, reader
+
+
+def info(stream: bytes, name: str) -> StreamInfo:
+    return StreamInfo(stream, name, "east", KeepAll())
 
 
 def batch(lo: int, hi: int, stream: bytes = SID) -> Batch:
@@ -53,7 +60,7 @@ async def values(made: Feed, count: int) -> list[int]:
 def test_what_comes_again_or_too_early_is_not_taken_twice_or_out_of_turn() -> None:
     async def story() -> None:
         made, _ = feed()
-        made.add(SID, "s", 5)
+        made.add(info(SID, "s"), 5)
         made.take_in(SID, (batch(100, 110),))  # of a follow that was replaced
         made.take_in(SID, (batch(1, 5),))
         made.take_in(SID, (batch(1, 8), batch(8, 10)))
@@ -71,15 +78,15 @@ def test_it_pauses_when_full_and_resumes_from_what_is_missing_when_half_empty() 
     async def story() -> None:
         size = batch(1, 11).nbytes
         made, reader = feed(buffer_bytes_max=4 * size)
-        made.add(SID, "s", 1)
-        made.add(OTHER, "t", 7)
+        made.add(info(SID, "s"), 1)
+        made.add(info(OTHER, "t"), 7)
         for lo in (1, 11, 21):
             made.take_in(SID, (batch(lo, lo + 10),))
         assert reader.asked == [("follow", SID, 1), ("follow", OTHER, 7)]
         made.take_in(OTHER, (batch(7, 17, OTHER),))
         made.take_in(SID, (batch(31, 41),))  # was on its way
         assert reader.asked[2:] == [("unfollow", SID), ("unfollow", OTHER)]
-        made.add(b"n" * 16, "new", 1)  # waits until there is room
+        made.add(info(b"n" * 16, "new"), 1)  # waits until there is room
         assert len(reader.asked) == 4
         await made.next_batch()
         await made.next_batch()
@@ -97,8 +104,8 @@ def test_it_pauses_when_full_and_resumes_from_what_is_missing_when_half_empty() 
 def test_all_before_the_event_in_hand_is_dealt_with() -> None:
     async def story() -> None:
         made, _ = feed()
-        made.add(SID, "s", 1)
-        made.add(OTHER, "t", 3)
+        made.add(info(SID, "s"), 1)
+        made.add(info(OTHER, "t"), 3)
         made.take_in(SID, (batch(1, 5), Batch.void(SID, 5, 9, COLLECTED)))
         made.take_in(OTHER, (batch(3, 4, OTHER),))
         assert made.positions() == {SID: 1, OTHER: 3}
@@ -117,7 +124,7 @@ def test_all_before_the_event_in_hand_is_dealt_with() -> None:
 def test_others_get_a_turn_however_much_there_is_to_read() -> None:
     async def story() -> None:
         made, _ = feed(turn_rows_max=100)
-        made.add(SID, "s", 1)
+        made.add(info(SID, "s"), 1)
         for n in range(100):
             made.take_in(SID, (batch(1 + 10 * n, 11 + 10 * n),))
         turns = 0
@@ -140,7 +147,7 @@ def test_others_get_a_turn_however_much_there_is_to_read() -> None:
 def test_a_failure_comes_before_what_is_buffered() -> None:
     async def story() -> None:
         made, reader = feed()
-        made.add(SID, "s", 1)
+        made.add(info(SID, "s"), 1)
         made.take_in(SID, (batch(1, 5),))
         assert await made.next_rows()
         loop = iter(made.rows)

@@ -16,7 +16,7 @@ from tests.client.test_subscribe import take
 async def stored(regions: Regions, name: str, client_stream: bytes) -> int:
     head = regions.head("east")
     assert head is not None
-    cursor = regions.proxy(head).cursors.table.get(name)
+    cursor = regions.layer(head, "cursors").table.get(name)
     return 1 if cursor is None else cursor.positions.get(client_stream, 1)
 
 
@@ -169,7 +169,7 @@ def test_latest_is_kept_even_if_the_client_dies_at_once() -> None:
                 await client.subscribe(">", start="latest", name="all").ready(),
             ]
             await stream.publish(b"while away")
-            client._desk.node.kill()  # no goodbye
+            client._endpoint.control.node.kill()  # no goodbye
             async with regions.client("east") as successor:
                 for name in ("n", "all"):
                     sub = successor.subscribe("s", start="latest", name=name)

@@ -10,8 +10,8 @@ import pytest
 
 import surecast
 from surecast.client.connection import Client
-from surecast.client.outbox import Outbox
 from surecast.client.stream import Stream
+from surecast.endpoint.publishers import Outbox
 from surecast.errors import Closed, NotSupported, PublishError, QueueFull, UsageError
 from tests.client.stage import Regions, play, until
 
@@ -82,7 +82,7 @@ def test_nothing_is_sent_of_what_cannot_be_published() -> None:
     async def story() -> None:
         async with Regions(east=1) as regions, regions.client("east") as client:
             stream = await client.stream("s")
-            too_large = b"x" * (client._options.event_bytes_max + 1)
+            too_large = b"x" * (client._endpoint.options.event_bytes_max + 1)
             wrong: list[Any] = [
                 stream.publish(too_large),
                 stream.publish("text"),  # type: ignore[arg-type]
@@ -215,7 +215,7 @@ def test_a_small_event_does_not_overtake_a_large_one_that_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     play(_unequal_sizes)
-    monkeypatch.setattr("surecast.client.connection.Outbox", Overtakes)
+    monkeypatch.setattr("surecast.endpoint.endpoint.Outbox", Overtakes)
     with pytest.raises(AssertionError, match=r"assert \[1, 4, 2,"):
         play(_unequal_sizes)
 
@@ -258,7 +258,7 @@ def test_a_storm_of_cancellations_breaks_neither_client_nor_order(seed: int) -> 
                     continue
                 seq = future.result() if isinstance(future.result(), int) else future.result().first
                 assert values[seq - 1] == value
-            assert client._desk.busy is False
+            assert client._endpoint.control.busy is False
 
     play(story)
 
@@ -337,13 +337,13 @@ def test_errors_of_the_background_come_with_flush() -> None:
         async with Regions(east=1) as regions, regions.client("east") as client:
             stream = await client.stream("s", retain=surecast.latest_per_key())
             batch = surecast.client.stream.Batch.of(stream._info.stream_id, [b"\xff"], kind=2)
-            parcel, _ = stream._outbox.publish_batch(batch, 100)  # a collect that cannot be read
+            sent, _ = stream._outbox.publish_batch(batch, 100)  # a collect that cannot be read
             stream.publish_soon(b"behind it")
             with pytest.raises(PublishError, match="1 events of publish_soon"):
                 await client.flush()
-            assert parcel.whole is not None
+            assert sent.whole is not None
             with pytest.raises(PublishError):
-                await parcel.whole
+                await sent.whole
             await client.flush()  # said once
             assert await stream.publish(b"fine again") == 1
 

@@ -345,7 +345,7 @@ def test_a_forgotten_subscription_is_closed() -> None:
             gc.collect()
             await until(lambda: len(client._readers.all) == 1)
             assert client._readers.all[0].takers == {}
-            await until(lambda: not client._desk.busy)
+            await until(lambda: not client._endpoint.control.busy)
 
     play(story)
 

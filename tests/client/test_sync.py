@@ -13,10 +13,10 @@ import surecast
 from surecast import sync
 from surecast.client import sync as twin
 from surecast.client.connection import Client
-from surecast.client.options import ClientOptions
-from surecast.client.outbox import Outbox
 from surecast.client.stream import Stream
 from surecast.client.subscription import Subscription
+from surecast.endpoint.options import ClientOptions
+from surecast.endpoint.publishers import Outbox
 from surecast.errors import Closed, ConnectError, QueueFull, StreamConfigMismatch
 
 
@@ -106,9 +106,9 @@ def _soon_behind_one_that_waits() -> None:
     options = ClientOptions(outbox_bytes_max=10_000, event_bytes_max=8_000, batch_bytes_max=2_000)
     with sync.local(options=options) as client:
         stream = client.stream("s")
-        desk, outbox = client._inner._desk, stream._inner._outbox
-        offer, held = desk.offer, []
-        desk.offer = lambda *one: held.append(one)  # type: ignore[assignment]
+        control, outbox = client._inner._endpoint.control, stream._inner._outbox
+        offer, held = control.offer, []
+        control.offer = lambda *one: held.append(one)  # type: ignore[assignment]
         threads = [
             threading.Thread(target=stream.publish, args=(bytes(size),)) for size in (6_000, 7_000)
         ]
@@ -123,7 +123,7 @@ def _soon_behind_one_that_waits() -> None:
             refused = True
 
         async def let_go() -> None:
-            desk.offer = offer  # type: ignore[method-assign]
+            control.offer = offer  # type: ignore[method-assign]
             for one in held:
                 offer(*one)
 

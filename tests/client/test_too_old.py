@@ -3,8 +3,13 @@
 from surecast.client.feed import Line
 from surecast.columns.batch import COLLECTED, Batch
 from surecast.columns.intervals import IntervalSet
+from surecast.columns.retention import KeepAll
+from surecast.core.streams import StreamInfo
 
 STREAM = b"s" * 16
+
+
+INFO = StreamInfo(STREAM, "s", "east", KeepAll())
 
 
 def batch(lo: int, time_ns: int) -> Batch:
@@ -12,7 +17,7 @@ def batch(lo: int, time_ns: int) -> Batch:
 
 
 def test_older_batches_are_left_out_until_one_is_not() -> None:
-    line = Line(STREAM, "s", 1, not_before_ns=100)
+    line = Line(INFO, 1, not_before_ns=100)
     assert line.wanted(batch(1, 98)) is None
     assert line.wanted(Batch.void(STREAM, 5, 9, COLLECTED, time_ns=99)) is None
     first = batch(9, 100)
@@ -24,6 +29,6 @@ def test_a_batch_of_several_times_is_cut() -> None:
     from surecast.columns.compaction import survivors
 
     joined = survivors([batch(1, 98), batch(5, 102)], IntervalSet([(2, 3)]), IntervalSet(), 100)
-    line = Line(STREAM, "s", 1, not_before_ns=100)
+    line = Line(INFO, 1, not_before_ns=100)
     found = [line.wanted(one) for one in joined]
     assert [row.seq for one in found if one is not None for row in one.to_rows()] == [5, 6, 7, 8]

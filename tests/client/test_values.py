@@ -9,12 +9,13 @@ import pytest
 import surecast
 from surecast.client.arrow import SCHEMA, record_batch_of
 from surecast.client.events import Event, Seqs
-from surecast.client.many import _cuts, chunks_of
-from surecast.client.options import ClientOptions
 from surecast.client.rows import events_of
-from surecast.client.rules import describe, ns_of
+from surecast.client.rules import ns_of
 from surecast.columns.batch import COLLECTED, EXPIRED, Batch
 from surecast.columns.intervals import IntervalSet
+from surecast.endpoint.chunks import _cuts, chunks_of
+from surecast.endpoint.error_messages import describe
+from surecast.endpoint.options import ClientOptions
 from surecast.errors import UsageError
 
 SID = b"s" * 16

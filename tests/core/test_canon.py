@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from surecast.core import endpoint
 from surecast.core.canon import canonical, digest, labels, name_of, plain, unplain
 from surecast.core.replicated import Committed, CompactLog, Submit, Truncated
 from surecast.core.types import (
@@ -29,8 +30,9 @@ from surecast.core.types import (
 )
 from surecast.errors import PeerError, UsageError
 from surecast.protocols.chain.messages import Ack, Beat, Forward, Member, TailToken, Watch
-from surecast.protocols.sprinkler.fetcher import Fetch
 from surecast.protocols.sprinkler.messages import Advertise
+from surecast.protocols.streams.directory import DirectoryEntry
+from surecast.protocols.streams.messages import ReadRange
 
 A, B = bytes(range(16)), bytes(16)
 
@@ -213,7 +215,8 @@ class Told(Input):
 def test_names_do_not_say_in_which_file_of_its_folder_a_type_is() -> None:
     from surecast.columns.rules import KeepLast
 
-    names = {Forward: "chain/Forward", Member: "chain/Member", Fetch: "sprinkler/Fetch"}
+    names = {Forward: "chain/Forward", Member: "chain/Member", ReadRange: "streams/ReadRange"}
+    names |= {endpoint.ReadRange: "ReadRange", DirectoryEntry: "streams/DirectoryEntry"}
     names |= {Committed: "Committed", Send: "Send", KeepLast: "KeepLast"}
     names |= {Told: f"{__name__}:Told", str: "builtins:str"}
     assert {kind: name_of(kind) for kind in names} == names

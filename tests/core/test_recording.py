@@ -9,9 +9,11 @@ import pytest
 from surecast.columns.retention import KeepAll, KeepLast
 from surecast.core import record
 from surecast.core.canon import canonical, name_of
+from surecast.core.endpoint import Follow, Offer, Open
 from surecast.core.record import Closed, Ends, Kept, Saved, Step, Writer
 from surecast.core.recording import Recording
 from surecast.core.replicated import AppendAt, Refound, Submit
+from surecast.core.streams import StreamSpec
 from surecast.core.types import (
     Append,
     Batch,
@@ -38,7 +40,6 @@ from surecast.core.types import (
 from surecast.core.wire import Codec
 from surecast.errors import PeerError, UsageError
 from surecast.protocols.chain.messages import Ack, Beat, Forward
-from surecast.protocols.sprinkler.messages import Follow, Offer, Open
 from surecast.registry import recorded_types
 
 LOG = bytes(range(16))
@@ -81,8 +82,8 @@ INPUTS: list[Any] = [
     TimerFired("beat"),
     TimerFired((1, ("retry", LOG, (None, True, 1.5)))),
     Offer(LOG, [b"x", b"y"], [b"k", None]),
-    Open("s", KeepLast(3)),
-    Open("s", KeepAll()),
+    Open("s", StreamSpec(KeepLast(3))),
+    Open("s", StreamSpec(KeepAll())),
     Follow(LOG, 1),
     Submit(LOG, batch(1), ("a", LOG)),
     AppendAt(LOG, (batch(1), batch(3))),

@@ -13,7 +13,7 @@ from surecast.lab.sprinkler_driver import RATE, Driver, Load
 from surecast.lab.sprinkler_link import claims, findings, latencies, rows_of, verdict_of
 from surecast.lab.sprinkler_link_run import QUICK, REGIONS, Plan, Run, simulate
 from surecast.lab.summary import summarise
-from surecast.protocols.sprinkler.messages import PubAck, PubNack
+from surecast.protocols.streams.messages import PubAck, PubNack
 from surecast.sim.world import WALL_NS
 
 BATCH_EVENTS, BATCH_BYTES = Load(0).batch_events, Load(0).batch_bytes

@@ -71,7 +71,7 @@ class Served:
                     "inline_bytes_max": min(journal, 1 << 14),
                     "run_bytes_min": 0,
                 },
-                "sprinkler": {"compact_ns": 100_000_000, "piece_rows_max": 1 << 12},
+                "streams": {"compact_ns": 100_000_000, "piece_rows_max": 1 << 12},
             }
         )
         self.server: RegionServer | None = None
@@ -152,7 +152,7 @@ class Served:
     def force_new_stream(self, name: str) -> bytes:
         """Give up the history of a stream, as an operator does; its old id."""
         assert self.server is not None
-        by_name = self.server.proxy.directory.by_name
+        by_name = self.server.streams.directory.by_name
         before = by_name[name].stream_id
         question = f"yes-i-know-what-is-lost=true&stream={name}"
         where = f"http://{self.config.node.http}/v1/admin/force-new-stream?{question}"
@@ -169,6 +169,6 @@ class Served:
     def seen_by_retention(self, name: str) -> int:
         """Up to where retention has looked."""
         assert self.server is not None
-        proxy = self.server.proxy
-        info = proxy.directory.by_name.get(name)
-        return 1 if info is None else proxy.streams[info.stream_id].index.end
+        service = self.server.streams
+        info = service.named(name)
+        return 1 if info is None else service.streams[info.stream_id].index.end

@@ -21,9 +21,9 @@ import pytest
 
 import surecast
 from surecast.client.connection import Client
-from surecast.client.link import Link
 from surecast.columns.batch import Batch
 from surecast.columns.intervals import IntervalSet
+from surecast.endpoint.region_link import RegionLink
 from surecast.errors import ConnectError, DataLoss, SurecastError, UsageError
 from surecast.pipeline import fetch, files, loss
 from surecast.pipeline import region as region_module
@@ -226,8 +226,8 @@ def test_only_what_is_committed_and_seen_is_told_of(region: Served) -> None:
     wait_for(lambda: region.segments() > 0, "nothing left the journal")
     plan(region)
     assert region.server is not None
-    proxy = region.server.proxy
-    stream = proxy.streams[proxy.directory.by_name["orders"].stream_id]
+    service = region.server.streams
+    stream = service.streams[service.directory.by_name["orders"].stream_id]
     told = files_of(region.server, "orders", 1, 1 << 60)
     assert told is not None
     assert told.hi == 10_001
@@ -361,15 +361,15 @@ def test_a_server_that_is_away_when_a_task_begins_is_waited_for(
     region.publish("orders", [b"1", b"2"])
     task = plan(region, files=False, patience_s=30.0)
     region.stop()
-    real, tried = Link.discover, threading.Event()
+    real, tried = RegionLink.discover, threading.Event()
 
-    async def watched(link: Link) -> Any:
+    async def watched(link: RegionLink) -> Any:
         try:
             return await real(link)
         finally:
             tried.set()
 
-    monkeypatch.setattr(Link, "discover", watched)
+    monkeypatch.setattr(RegionLink, "discover", watched)
     with ThreadPoolExecutor() as pool:
         found = pool.submit(rows, task)
         assert tried.wait(30)
@@ -439,7 +439,7 @@ def only_the_new_history_is_read(region: Served, monkeypatch: pytest.MonkeyPatch
     region.force_new_stream("orders")
     region.publish("orders", [b"newest"])
     assert region.server is not None
-    newest = region.server.proxy.directory.by_name
+    newest = region.server.streams.directory.by_name
     told = Client.ends
     for turn in (list, reversed):
 

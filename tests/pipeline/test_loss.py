@@ -16,6 +16,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from surecast import sync
 from surecast.client import sync as client_sync
 from surecast.columns.rules import KeepAll
+from surecast.core.streams import StreamInfo
 from surecast.errors import DataLoss, SurecastError
 from surecast.pipeline import region as asking
 from surecast.pipeline import source
@@ -25,7 +26,6 @@ from surecast.pipeline.offsets import Place, places_from, places_to
 from surecast.pipeline.options import parse
 from surecast.pipeline.region import Known, Region, Server, ask_server
 from surecast.pipeline.source import BatchReader, StreamReader
-from surecast.protocols.sprinkler.messages import StreamInfo
 from surecast.runtime.relay import RelayProcess, RelaySpec
 from surecast.server.cluster import Cluster
 from surecast.swarm.demo_cluster import free_layout, lead_through, wire
@@ -207,8 +207,8 @@ def test_a_query_does_not_go_back_in_a_damaged_stream(tmp_path: Path) -> None:
 def damage(region: Served, stream_id: bytes) -> None:
     """The only server of a region finds that it cannot read a stream of 100 events from 51 on."""
     assert region.server is not None
-    proxy = region.server.proxy
-    proxy._quarantine(proxy.streams[stream_id], "a torn block", 51)
+    service = region.server.streams
+    service._quarantine(service.streams[stream_id], "a torn block", 51)
 
 
 def rows(found: list[InputPartition]) -> list[int]:

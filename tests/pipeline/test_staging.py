@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from surecast.client.words import SECOND
 from surecast.columns.batch import COLLECT, Batch
 from surecast.columns.retention import RetentionIndex
 from surecast.columns.rules import (
@@ -17,6 +16,7 @@ from surecast.columns.rules import (
     encode_collect,
 )
 from surecast.columns.rules import Collect as CollectEvent
+from surecast.core.types import SECOND
 from surecast.errors import PeerError, SurecastError
 from surecast.pipeline import staging
 from surecast.pipeline.staging import (

@@ -17,6 +17,7 @@ from surecast.client.connection import Client
 from surecast.client.events import Event
 from surecast.client.stream import Stream
 from surecast.columns.batch import Batch
+from surecast.core.streams import ForceNewStream
 from surecast.core.types import Command
 from surecast.errors import ConnectError, Silent, SurecastError, UsageError
 from surecast.pipeline import sink, staging, staging_io
@@ -41,7 +42,6 @@ from surecast.pipeline.staging_io import (
     open_target,
     perform,
 )
-from surecast.protocols.sprinkler.messages import ForceNewStream
 from tests.client.stage import Regions, play
 from tests.client.stage import until as eventually
 from tests.client.test_publish import read
@@ -290,9 +290,9 @@ async def write_three_rows(options: SinkOptions, batch: int) -> None:
 
 async def force_new_stream(regions: Regions, head: str, name: str) -> bytes:
     """Give up the history of a stream; its old id."""
-    by_name = regions.proxy(head).directory.by_name
+    by_name = regions.layer(head).directory.by_name
     before: bytes = by_name[name].stream_id
-    regions.nodes[head].give(Command("sprinkler", ForceNewStream(name)))
+    regions.nodes[head].give(Command("streams", ForceNewStream(name)))
     await eventually(lambda: by_name[name].stream_id != before)
     return before
 
@@ -591,7 +591,7 @@ def test_an_owner_that_is_away_is_waited_for_as_long_as_any_region() -> None:
             Regions(east=1) as regions,
             connected(SinkOptions(regions.url("east"))) as client,
         ):
-            assert client._options.owner_timeout_ns > staging_io.PATIENCE_S * 10**9
+            assert client._endpoint.options.owner_timeout_ns > staging_io.PATIENCE_S * 10**9
 
     play(story)
 
@@ -614,7 +614,7 @@ def test_a_region_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch)
                 with pytest.raises(SurecastError, match="cannot reach the region that owns"):
                     await check_region(SinkOptions(regions.url("east"), stream="another"))
                 await stage.close()
-                client._options = surecast.ClientOptions(close_timeout_ns=1)
+                client._endpoint.options = surecast.ClientOptions(close_timeout_ns=1)
                 with pytest.raises(surecast.SurecastError):
                     await client.close()
             silent = await asyncio.start_server(lambda _r, _w: None, "127.0.0.1", 0)

@@ -8,9 +8,8 @@ from random import Random
 import pytest
 
 from surecast.columns.retention import KeepAll, KeepLast, LatestPerKey, Policy
+from surecast.core.streams import CURSORS, DIRECTORY
 from surecast.core.types import MS, SECOND, LogId
-from surecast.protocols.sprinkler.cursors import CURSORS
-from surecast.protocols.sprinkler.directory import DIRECTORY
 from surecast.swarm.cluster import Cluster
 from tests.helpers import cluster_of, heal_and_judge, publish, run, settle, wait
 
@@ -41,8 +40,8 @@ def restart_each(cluster: Cluster, region: str = "east") -> None:
 
 
 def roles(cluster: Cluster, name: str) -> tuple[bool, bool]:
-    proxy = cluster.world.machine(name).layers["sprinkler"]
-    return proxy.is_head, proxy.is_tail
+    regions = cluster.world.machine(name).layers["sprinkler"]
+    return regions.is_head, regions.is_tail
 
 
 def damage(cluster: Cluster, name: str, lo: int, hi: int, log: LogId | None = None) -> None:
@@ -63,10 +62,18 @@ def restored_when_the_other_region_has_just_caught_up(
     regions: dict[str, int], mutant: type | None = None
 ) -> Cluster:
     """West has pulled what east gave while the link was cut, compacted, and could not yet ask who
-    had published it; then east comes back on an older copy of its disk. (Found by round 4002.)"""
-    proxy = {"compact_ns": 100 * MS, "piece_rows_max": 16, "coalesce_rows_max": 8}
+    had published it; then east comes back on an older copy of its disk. (Found by round 4002.)
+
+    North is further away: west, which does not know, is the first to answer."""
+    server = {"compact_ns": 100 * MS, "piece_rows_max": 16, "coalesce_rows_max": 8}
     streams: dict[str, tuple[str, Policy]] = {"s": ("east", KeepLast(5))}
-    cluster = cluster_of(regions, streams, mutant=mutant, proxy=proxy)
+    cluster = cluster_of(
+        regions,
+        streams,
+        mutant=mutant,
+        server=server,
+        delay_ns=lambda a, b: (60 if "north" in (a, b) else 20) * MS,
+    )
     publish(cluster, 20)
     settle(cluster)
     cluster.world.copy_disk("east/0")
@@ -183,8 +190,8 @@ def test_what_nobody_has_is_waited_for_and_never_made_up() -> None:
     run(cluster, 20 * SECOND)
     assert cluster.position("west/sub0", "s") == 10  # what comes before is served
     assert cluster.unacknowledged() > 0
-    proxy = cluster.world.machine("east/0").layers["sprinkler"]
-    assert proxy.streams[cluster.streams["s"]].hole == 10  # which is an alarm
+    service = cluster.world.machine("east/0").layers["streams"]
+    assert service.streams[cluster.streams["s"]].hole == 10  # which is an alarm
 
 
 @pytest.mark.parametrize("log", [DIRECTORY, CURSORS], ids=["directory", "cursors"])
@@ -310,7 +317,7 @@ def forked(
     keys: int = 0,
     mode: str = "ask",
     seed: object = 1,
-    proxy_type: type | None = None,
+    mutant: type | None = None,
 ) -> tuple[Cluster, list[bytes]]:
     """The owner is rolled back while nobody can be asked, and publishes `new` events again.
 
@@ -318,7 +325,7 @@ def forked(
     """
     streams: dict[str, tuple[str, Policy]] = {"s": ("east", policy)}
     cluster = cluster_of(
-        regions, streams, seed, mutant=proxy_type, proxy={"start": mode}, publishers=3
+        regions, streams, seed, mutant=mutant, server={"start": mode}, publishers=3
     )
 
     def offer(count: int, publisher: str = "east/pub0") -> list[bytes]:
@@ -359,8 +366,8 @@ def quarantined(cluster: Cluster, node: str) -> list[tuple[str, int, int]]:
 
 
 def rows_of(cluster: Cluster, node: str, name: str) -> dict[int, bytes]:
-    proxy = cluster.world.machine(node).layers["sprinkler"]
-    info = proxy.directory.by_name[name]
+    service = cluster.world.machine(node).layers["streams"]
+    info = service.directory.by_name[name]
     disk = cluster.world.disk(node)
     batches = disk.read(info.stream_id, 1, disk.end(info.stream_id), 1 << 30)
     return {row.seq: row.value for batch in batches for row in batch.to_rows()}

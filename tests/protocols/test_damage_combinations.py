@@ -5,9 +5,9 @@ from random import Random
 import pytest
 
 from surecast.columns.retention import KeepAll, LatestPerKey
+from surecast.core.endpoint import Open
+from surecast.core.streams import DIRECTORY, StreamSpec
 from surecast.core.types import DAMAGE, MS, SECOND, LogId
-from surecast.protocols.sprinkler.directory import DIRECTORY
-from surecast.protocols.sprinkler.messages import Open
 from surecast.swarm.cluster import Cluster
 from tests.helpers import cluster_of, heal_and_judge, publish, run, settle, wait
 from tests.protocols.test_damage import (
@@ -133,7 +133,7 @@ def test_a_stream_whose_name_was_lost_is_not_made_a_second_time(fault: str) -> N
     for name in ("east/0", "east/config"):
         start(cluster, name)
     cluster.world.on_emit("east/pub1", lambda _t, _n, event: opened.append(event.info.stream_id))
-    cluster.world.at(cluster.world.now_ns, "east/pub1", Open("s", KeepAll()))
+    cluster.world.at(cluster.world.now_ns, "east/pub1", Open("s", StreamSpec(KeepAll())))
     run(cluster, 10 * SECOND)
     assert opened == [cluster.streams["s"]]
 
@@ -192,8 +192,8 @@ def test_all_replicas_stop_showing_what_is_to_go() -> None:
     mend(cluster)
     run(cluster, 10 * SECOND)
     for node in cluster.regions["east"]:
-        proxy = cluster.world.machine(node).layers["sprinkler"]
-        assert proxy.streams[cluster.streams["s"]].committed == 21, node
+        service = cluster.world.machine(node).layers["streams"]
+        assert service.streams[cluster.streams["s"]].committed == 21, node
 
 
 def test_a_disk_that_lost_changes_says_so_after_a_crash() -> None:
@@ -212,10 +212,10 @@ def test_a_disk_that_lost_changes_says_so_after_a_crash() -> None:
     start(cluster, "east/config")
     run(cluster, 5 * SECOND)
     layers = cluster.world.machine("east/0").layers
-    chain, proxy = layers["chain"], layers["sprinkler"]
+    chain, regions = layers["chain"], layers["sprinkler"]
     assert chain.is_member
     assert chain.saved.distrust  # an alarm, and publishes wait
-    assert proxy._needs_operator()
+    assert regions.recovery._needs_operator()
 
 
 def test_an_older_copy_of_a_moment_ago_is_known_to_the_witness() -> None:
@@ -343,10 +343,10 @@ def test_two_streams_of_one_name_are_told() -> None:
         stop(cluster, name)
         cluster.world.roll_back(name)
         start(cluster, name)
-    cluster.world.at(cluster.world.now_ns, "east/pub1", Open("s", KeepAll()))
+    cluster.world.at(cluster.world.now_ns, "east/pub1", Open("s", StreamSpec(KeepAll())))
     run(cluster, 5 * SECOND)
     mend(cluster)
     run(cluster, 10 * SECOND)
-    proxies = [cluster.world.machine(node).layers["sprinkler"] for node in ("east/0", "west/0")]
-    ids = {proxy.directory.by_name["s"].stream_id for proxy in proxies}
-    assert len(ids) == 1 or any(proxy.forks.told(5) for proxy in proxies)
+    both = [cluster.world.machine(node).layers for node in ("east/0", "west/0")]
+    ids = {layers["streams"].directory.by_name["s"].stream_id for layers in both}
+    assert len(ids) == 1 or any(layers["sprinkler"].forks.told(5) for layers in both)

@@ -116,7 +116,7 @@ def owner_restored(mutant: type | None) -> list[str]:
 
 
 def histories_meet(mutant: type | None) -> list[str]:
-    cluster, values = forked({"east": 1, "west": 1}, KeepAll(), proxy_type=mutant)
+    cluster, values = forked({"east": 1, "west": 1}, KeepAll(), mutant=mutant)
     cluster.world.network.wiring.mend_all()
     cluster.world.network.rewire(cluster.world.now_ns)
     run(cluster, 10 * SECOND)
@@ -124,7 +124,7 @@ def histories_meet(mutant: type | None) -> list[str]:
     problems = [f"{seq} has two events" for seq in ours if ours[seq] != theirs.get(seq)]
     if problems or len(ours) != 40:
         return problems or [f"{len(ours)} events"]
-    names = cluster.world.machine("east/0").layers["sprinkler"].directory.by_name
+    names = cluster.world.machine("east/0").layers["streams"].directory.by_name
     kept = list(rows_of(cluster, "east/0", "_quarantine.s.21").values()) if len(names) > 1 else []
     return [] if kept == values else ["what was taken back is gone"]
 

@@ -7,9 +7,10 @@ from surecast.columns import retention
 from surecast.columns.batch import COLLECT, CONFIG
 from surecast.columns.retention import Collect, KeepAll, KeepFor, KeepLast, LatestPerKey, TagIs
 from surecast.core.replicated import AppendAt, Refound
+from surecast.core.streams import ForceNewStream
 from surecast.core.types import MS, SECOND, US, Command, PeerDown, Received, TimerFired
 from surecast.protocols.chain.replica import Replica
-from surecast.protocols.sprinkler.messages import ForceNewStream, Subscribe
+from surecast.protocols.streams.messages import Subscribe
 from surecast.sim.links import Link
 from surecast.swarm.cluster import Cluster
 from tests.helpers import cluster_of, heal_and_judge, publish, run, settle, wait
@@ -19,7 +20,11 @@ def chain(cluster: Cluster, node: str):
     return cluster.world.machine(node).layers["chain"]
 
 
-def proxy(cluster: Cluster, node: str):
+def streams(cluster: Cluster, node: str):
+    return cluster.world.machine(node).layers["streams"]
+
+
+def regions(cluster: Cluster, node: str):
     return cluster.world.machine(node).layers["sprinkler"]
 
 
@@ -58,7 +63,7 @@ def test_g9_a_tail_token_lost_with_its_session_is_sent_again() -> None:
     world.call(world.now_ns, lambda w: w.reset_sessions("east/1"))
     publish(cluster, 5)
     assert heal_and_judge(cluster) == []
-    assert proxy(cluster, "east/1").is_tail
+    assert regions(cluster, "east/1").is_tail
 
 
 def test_g10_a_refused_number_is_never_used_for_another_batch() -> None:
@@ -100,7 +105,7 @@ def test_g10_a_snapshot_does_not_remember_an_append_that_failed() -> None:
         {"east": 1, "west": 1},
         {"s": ("east", KeepLast(3))},
         publishers=3,
-        proxy={"compact_ns": 3600 * SECOND, "compact_share": 0.1},
+        server={"compact_ns": 3600 * SECOND, "compact_share": 0.1},
     )
     world, stream = cluster.world, cluster.streams["s"]
     publish(cluster, 30, "east/pub2")
@@ -111,7 +116,7 @@ def test_g10_a_snapshot_does_not_remember_an_append_that_failed() -> None:
     wait(cluster, lambda: chain(cluster, "east/0").logs[stream].failed)
     world.cut("east/pub0", "east/0")
     world.heal_disk("east/0")
-    world.at(world.now_ns, "east/0", TimerFired(("sprinkler", "compact")))
+    world.at(world.now_ns, "east/0", TimerFired(("streams", "compact")))
     run(cluster, 2 * MS)
     assert cluster.counters["east/0"]["chain.compacted"]
     world.crash("east/0")
@@ -192,26 +197,28 @@ def test_r8_the_operator_can_give_up_a_history_and_go_on_under_a_new_id() -> Non
     world.wipe("east/0")
     world.restart("east/0")
     run(cluster, 5 * SECOND)
-    world.at(world.now_ns, "east/0", Command("sprinkler", ForceNewStream("s")))
+    world.at(world.now_ns, "east/0", Command("streams", ForceNewStream("s")))
     run(cluster, 2 * SECOND)
-    info = proxy(cluster, "east/0").directory.by_name["s"]
+    info = streams(cluster, "east/0").directory.by_name["s"]
     assert info.stream_id != cluster.streams["s"]
     assert info.replaces == cluster.streams["s"]
-    assert not proxy(cluster, "east/0")._is_behind(proxy(cluster, "east/0").streams[info.stream_id])
+    assert regions(cluster, "east/0").streams[info.stream_id].recovering_since_ns is None
+    assert not streams(cluster, "east/0").streams[info.stream_id].suspended
 
 
 def test_subscriptions_to_unknown_streams_leave_nothing_behind() -> None:
-    cluster = cluster_of({"east": 1, "west": 1}, proxy={"subscriptions_max": 50})
+    cluster = cluster_of({"east": 1, "west": 1}, server={"subscriptions_max": 50})
     world = cluster.world
     run(cluster, SECOND)
-    before = proxy(cluster, "east/0").subscriptions
+    serving = streams(cluster, "east/0").serving
+    before, followed = serving.count, set(serving.followers)
     for i in range(60):
-        message = Subscribe("", 0, b"?" * 16, 1)
+        message = Subscribe(b"?" * 16, 1)
         world.at(world.now_ns, "east/0", Received(f"client{i}", message))
         world.at(world.now_ns, "east/0", PeerDown(f"client{i}"))
         run(cluster, MS)
-    assert proxy(cluster, "east/0").subscriptions == before
-    assert proxy(cluster, "east/0").early == {}
+    assert serving.count == before
+    assert set(serving.followers) == followed
 
 
 def test_retries_while_the_chain_is_short_do_not_pile_up_at_the_head() -> None:
@@ -245,7 +252,7 @@ def test_g10_what_a_joiner_keeps_of_publishers_is_as_of_the_log_it_was_sent() ->
         {"s": ("east", KeepLast(3))},
         publishers=2,
         chain={"min_replicas": 1},
-        proxy=COMPACTING,
+        server=COMPACTING,
     )
     world = cluster.world
     world.crash("east/1")
@@ -316,7 +323,7 @@ def test_r1_a_disk_from_before_the_chain_was_founded_anew_does_not_fork_it() -> 
 
 def test_r4_a_clock_that_was_days_ahead_makes_nobody_forgotten_in_silence() -> None:
     cluster = cluster_of(
-        {"east": 1, "west": 1}, {"s": ("east", KeepLast(3))}, publishers=2, proxy=COMPACTING
+        {"east": 1, "west": 1}, {"s": ("east", KeepLast(3))}, publishers=2, server=COMPACTING
     )
     world = cluster.world
     world.cut("east/0", "east/pub0", two_way=False)
@@ -345,7 +352,7 @@ def test_r4_a_region_that_does_not_know_all_publishers_says_so(replicas: int) ->
         {"east": 1, "west": replicas},
         {"s": ("east", KeepLast(3))},
         publishers=2,
-        proxy={"compact_ns": 100 * MS, "compact_share": 0.1},
+        server={"compact_ns": 100 * MS, "compact_share": 0.1},
     )
     world, stream = cluster.world, cluster.streams["s"]
     run(cluster, SECOND)
@@ -353,7 +360,7 @@ def test_r4_a_region_that_does_not_know_all_publishers_says_so(replicas: int) ->
     lost_ack_then_collected(cluster)
     world.mend("east", "west")
     last = f"west/{replicas - 1}"
-    wait(cluster, lambda: proxy(cluster, last).streams[stream].committed == 32)
+    wait(cluster, lambda: streams(cluster, last).streams[stream].committed == 32)
     world.crash("east/0")
     world.wipe("east/0")
     world.restart("east/0")
@@ -368,7 +375,7 @@ def test_g10_a_late_retry_of_a_snapshot_does_not_undo_a_newer_one() -> None:
         {"s": ("east", KeepLast(3))},
         publishers=2,
         chain={"min_replicas": 1},
-        proxy={"compact_ns": 3600 * SECOND, "compact_share": 0.1},
+        server={"compact_ns": 3600 * SECOND, "compact_share": 0.1},
     )
     world, stream = cluster.world, cluster.streams["s"]
     publish(cluster, 30, "east/pub1")
@@ -384,7 +391,7 @@ def test_g10_a_late_retry_of_a_snapshot_does_not_undo_a_newer_one() -> None:
     publish(cluster, 1)
     publish(cluster, 10, "east/pub1")
     run(cluster, 10 * MS)
-    world.at(world.now_ns, "east/1", TimerFired(("sprinkler", "compact")))
+    world.at(world.now_ns, "east/1", TimerFired(("streams", "compact")))
     run(cluster, 500 * MS)
     state = world.disk("east/1").state(f"chain/publishers/{stream.hex()}")
     assert msgspec.msgpack.decode(state, type=tuple[int, bytes, int])[0] == 42
@@ -444,7 +451,7 @@ def full_disk_and_queue(mutant: type | None) -> None:
     cluster = cluster_of(
         {"east": 1, "west": 1},
         chain={"pending_bytes_max": pending_bytes_max},
-        proxy={"serve_bytes_max": 4096},
+        server={"serve_bytes_max": 4096},
         subscribers=0,
         mutant=mutant,
     )
@@ -455,14 +462,14 @@ def full_disk_and_queue(mutant: type | None) -> None:
         value = b"%d" % i + b"x" * event_bytes
         cluster.offer(world.now_ns + i * 5 * MS, "east/pub0", "s", [value])
     run(cluster, 5 * SECOND)
-    assert proxy(cluster, "east/0").streams[stream].committed == 301
+    assert streams(cluster, "east/0").streams[stream].committed == 301
     # The queue is full, but for the last message; the rest was refused.
     pending_bytes = chain(cluster, "west/0").pending_bytes
     assert pending_bytes_max < pending_bytes < pending_bytes_max + 2 * 4096
-    assert proxy(cluster, "west/0").streams[stream].end < 300 / 2
-    assert cluster.counters["east/0"]["sprinkler/Subscribe"] < 100
+    assert streams(cluster, "west/0").streams[stream].end < 300 / 2
+    assert cluster.counters["east/0"]["sprinkler/RegionSubscribe"] < 100
     world.heal_disk("west/0")
-    wait(cluster, lambda: proxy(cluster, "west/0").streams[stream].committed == 301)
+    wait(cluster, lambda: streams(cluster, "west/0").streams[stream].committed == 301)
 
 
 def test_a_source_is_not_asked_over_and_over_for_what_does_not_fit() -> None:
@@ -498,8 +505,8 @@ def test_a_stream_that_cannot_be_indexed_is_set_aside_and_the_server_goes_on() -
     assert world.machine("west/0") is not None
     publish(cluster, 3, stream="t")
     wait(cluster, lambda: cluster.position("west/sub0", "t") == 4)
-    assert "older" in proxy(cluster, "west/0").streams[stream].quarantined
-    assert cluster.counters["west/0"]["sprinkler.quarantined"] == 1
+    assert "older" in streams(cluster, "west/0").streams[stream].quarantined
+    assert cluster.counters["west/0"]["streams.quarantined"] == 1
 
 
 def test_r8_an_owner_resumes_above_what_its_peers_have_appended() -> None:
@@ -512,7 +519,7 @@ def test_r8_an_owner_resumes_above_what_its_peers_have_appended() -> None:
     publish(cluster, 5)
     wait(cluster, lambda: not cluster.unacknowledged())
     run(cluster, 300 * MS)
-    assert proxy(cluster, "west/0").streams[stream].end == 16
+    assert streams(cluster, "west/0").streams[stream].end == 16
     world.crash("east/0")
     world.wipe("east/0")
     world.restart("east/0")

@@ -18,7 +18,7 @@ OURS = Hello(VERSION, "b", "", b"", 0, credential="secret")
     ("changes", "words"),
     [
         ({}, None),
-        ({"version": 2}, "protocol version 2, this node speaks 1"),
+        ({"version": 3}, "protocol version 3, this node speaks 2"),
         ({"credential": "guess"}, "wrong credential"),
         ({"credential": ""}, "wrong credential"),
         ({"to": "c"}, "this is b, not c"),

@@ -21,10 +21,12 @@ from typer.testing import CliRunner
 from surecast.cli.main import app
 from surecast.columns.intervals import IntervalSet
 from surecast.columns.retention import LatestPerKey
+from surecast.core.endpoint import Acked, Follow, Offer, Open, Opened
 from surecast.core.machine import NodeContext
 from surecast.core.record import Ends, Kept, Saved, Step
 from surecast.core.recording import Recording
 from surecast.core.replicated import Refound
+from surecast.core.streams import StreamSpec
 from surecast.core.types import (
     MS,
     SECOND,
@@ -44,7 +46,6 @@ from surecast.core.types import (
 from surecast.core.wire import Codec
 from surecast.errors import UsageError
 from surecast.protocols.chain.messages import Beat
-from surecast.protocols.sprinkler.messages import Acked, Follow, Offer, Open, Opened
 from surecast.registry import message_types, recorded_types
 from surecast.runtime import AddressBook, Node
 from surecast.runtime.recorder import Recorder, recording_path
@@ -470,7 +471,7 @@ async def until(condition: Callable[[], bool]) -> None:
 async def live(directory: Path) -> None:
     region = Region(directory)
     await region.start()
-    region.nodes["east/pub0"].give(Open("s", LatestPerKey()))
+    region.nodes["east/pub0"].give(Open("s", StreamSpec(LatestPerKey())))
     await until(lambda: bool(region.opened))
     info = region.opened[0].info
     assert info is not None

@@ -99,7 +99,7 @@ class Open:
         return await asyncio.to_thread(ask, self.where(path), body, token, **headers)
 
     def streams(self) -> list[Any]:
-        return list(self.server.proxy.streams.values())
+        return list(self.server.streams.streams.values())
 
     async def talk(self, host: str = "127.0.0.1") -> Talk:
         """A connection from this address, to send anything."""

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from surecast.protocols.sprinkler.cursors import CURSORS
-from surecast.protocols.sprinkler.directory import DIRECTORY
+from surecast.core.streams import CURSORS, DIRECTORY
 from surecast.runtime.session import UP
 from surecast.server.alarms import CODES, NAMED_MAX, alarms
 from surecast.server.status import not_ready
@@ -21,9 +20,9 @@ def healthy() -> Any:
         info=SimpleNamespace(name="s"),
         stream_id=b"s",
         quarantined="",
-        recovering_since_ns=None,
         hole=0,
     )
+    copy = SimpleNamespace(info=stream.info, recovering_since_ns=None)
     peer = SimpleNamespace(name="w", heard_ns=0, owners=b"same", live=True)
     return SimpleNamespace(
         draining=False,
@@ -47,18 +46,20 @@ def healthy() -> Any:
             pending_bytes=0,
             logs={b"log": log},
         ),
-        proxy=SimpleNamespace(
-            now_ns=10**9,
-            owners=b"same",
-            peers={"w": peer},
-            is_live=lambda peer: peer.live,
+        streams=SimpleNamespace(
             streams={b"s": stream},
             disk=SimpleNamespace(holes=lambda log: []),
             entries_lost=[],
             hole_at={},
+        ),
+        regions=SimpleNamespace(
+            now_ns=10**9,
+            owners=b"same",
+            peers={"w": peer},
+            is_live=lambda peer: peer.live,
+            streams={b"s": copy},
             is_head=True,
-            has_asked=False,
-            is_anybody_silent=lambda: False,
+            recovery=SimpleNamespace(has_asked=False, is_anybody_silent=lambda: False),
             forks=SimpleNamespace(told=lambda count: [], has_met=lambda peer: False),
         ),
     )
@@ -95,24 +96,24 @@ def ahead(server: Any) -> None:
 
 
 def damaged(server: Any) -> None:
-    server.proxy.streams[b"s"].hole = 10
-    server.proxy.disk.holes = lambda log: [(10, 12), (20, 31)]
+    server.streams.streams[b"s"].hole = 10
+    server.streams.disk.holes = lambda log: [(10, 12), (20, 31)]
 
 
 def directory_damaged(server: Any) -> None:
-    server.proxy.hole_at = {DIRECTORY: 3, b"s": 10}
+    server.streams.hole_at = {DIRECTORY: 3, b"s": 10}
 
 
 def entries_lost(server: Any) -> None:
-    server.proxy.entries_lost = [(DIRECTORY, 2, 4), (CURSORS, 5, 6)]
+    server.streams.entries_lost = [(DIRECTORY, 2, 4), (CURSORS, 5, 6)]
 
 
 def asking(server: Any) -> None:
-    server.proxy.is_anybody_silent = lambda: True
+    server.regions.recovery.is_anybody_silent = lambda: True
 
 
 def forked(server: Any) -> None:
-    server.proxy.forks.told = lambda count: ["s: positions 7 to 9 are now in _quarantine.s.7"]
+    server.regions.forks.told = lambda count: ["s: positions 7 to 9 are now in _quarantine.s.7"]
 
 
 def failing(server: Any) -> None:
@@ -136,24 +137,24 @@ def behind(server: Any) -> None:
 
 
 def unreachable(server: Any) -> None:
-    server.proxy.peers["w"].live = False
+    server.regions.peers["w"].live = False
 
 
 def never_heard(server: Any) -> None:
-    server.proxy.peers["w"].live, server.proxy.peers["w"].heard_ns = False, -1
-    server.proxy.peers["w"].owners = b""
+    server.regions.peers["w"].live, server.regions.peers["w"].heard_ns = False, -1
+    server.regions.peers["w"].owners = b""
 
 
 def owners_differ(server: Any) -> None:
-    server.proxy.peers["w"].owners = b"others"
+    server.regions.peers["w"].owners = b"others"
 
 
 def quarantined(server: Any) -> None:
-    server.proxy.streams[b"s"].quarantined = "journal-1: bad checksum"
+    server.streams.streams[b"s"].quarantined = "journal-1: bad checksum"
 
 
 def recovering(server: Any) -> None:
-    server.proxy.streams[b"s"].recovering_since_ns = 0
+    server.regions.streams[b"s"].recovering_since_ns = 0
 
 
 def in_memory(server: Any) -> None:
@@ -229,7 +230,7 @@ def test_numbers_that_rise_do_not_make_a_new_alarm() -> None:
     for happens, later in (
         (failing, lambda server: setattr(server.chain, "store_failures", 6)),
         (behind, lambda server: setattr(server.chain, "pending_bytes", 12_345_678)),
-        (unreachable, lambda server: setattr(server.proxy, "now_ns", 10**12)),
+        (unreachable, lambda server: setattr(server.regions, "now_ns", 10**12)),
     ):
         server = healthy()
         happens(server)
@@ -243,12 +244,9 @@ def test_numbers_that_rise_do_not_make_a_new_alarm() -> None:
 def test_many_streams_are_counted() -> None:
     server = healthy()
     for number in range(NAMED_MAX + 3):
-        server.proxy.streams[number] = SimpleNamespace(
-            info=SimpleNamespace(name=f"n{number}"),
-            quarantined="bad",
-            recovering_since_ns=0,
-            hole=0,
-        )
+        info = SimpleNamespace(name=f"n{number}")
+        server.streams.streams[number] = SimpleNamespace(info=info, quarantined="bad", hole=0)
+        server.regions.streams[number] = SimpleNamespace(info=info, recovering_since_ns=0)
     found = [alarm.what for alarm in alarms(server)]
     assert len(found) == NAMED_MAX + 2
     assert found[NAMED_MAX] == "and 3 more"

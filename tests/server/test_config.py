@@ -45,11 +45,15 @@ def test_a_good_document_becomes_what_the_layers_need() -> None:
     assert config.chain.service == "east/witness"
     assert config.chain.chain == "east"
     assert config.chain.replicas == 2
-    proxy = config.sprinkler
-    assert proxy.regions == {"east": ("east-1", "east-2"), "west": ("west-1",)}
-    assert proxy.owners == {"": "east", "orders.eu": "west"}
-    assert proxy.addresses == {"east-1": "127.0.0.1:7400", "east-2": "127.0.0.1:7401"}
-    assert proxy.http == {"east-1": "127.0.0.1:7480", "east-2": "127.0.0.1:7481"}
+    streams = config.streams
+    assert (streams.region, streams.name, streams.chain) == ("east", "east-1", "east")
+    assert streams.replicas == ("east-1", "east-2")
+    assert streams.addresses == {"east-1": "127.0.0.1:7400", "east-2": "127.0.0.1:7401"}
+    assert streams.http == {"east-1": "127.0.0.1:7480", "east-2": "127.0.0.1:7481"}
+    sprinkler = config.sprinkler
+    assert (sprinkler.region, sprinkler.name) == ("east", "east-1")
+    assert sprinkler.regions == {"east": ("east-1", "east-2"), "west": ("west-1",)}
+    assert sprinkler.owners == {"": "east", "orders.eu": "west"}
     assert not config.has_witness_inside
 
 
@@ -57,12 +61,14 @@ def test_knobs_reach_their_layers() -> None:
     document = {
         **GOOD,
         "chain": {"heartbeat_ns": "20ms"},
+        "streams": {"compact_share": 0.5},
         "sprinkler": {"advertise_ns": "50ms"},
         "mesh": {"fanout": 3},
         "storage": {"sync": "none"},
     }
     config = build(document)
     assert config.chain.heartbeat_ns == 20_000_000
+    assert config.streams.compact_share == 0.5
     assert config.sprinkler.advertise_ns == 50_000_000
     assert config.sprinkler.mesh.fanout == 3
     assert config.storage.sync == "none"
@@ -130,10 +136,12 @@ def test_one_region_owns_everything() -> None:
         ("owners/x", "south", "no such region, only east, west"),
         ("owners/a..b", "east", "whole words"),
         ("owners/a.>", "east", "it needs no wildcard"),
-        ("chain/name", "x", "[chain] unknown key 'name'"),
+        ("chain/name", "x", "[chain] name: this is a key of [node]"),
         ("chain/min_replicas", 3, "chain.min_replicas is 3"),
         ("chain/heartbeat_ns", "fast", "[chain] heartbeat_ns = 'fast': not a duration"),
-        ("sprinkler/region", "x", "[sprinkler] unknown key 'region'"),
+        ("streams/replicas", "x", "[streams] unknown key 'replicas'"),
+        ("sprinkler/region", "x", "[sprinkler] region: this is a key of [node]"),
+        ("sprinkler/compact_share", 0.5, "[sprinkler] compact_share: this is a key of [streams]"),
         ("sprinkler/switching", "odd", "use 'production' or 'literal'"),
         ("mesh/fanout", 0, "mesh.fanout is 0"),
         ("storage/sync", "maybe", "[storage] sync = 'maybe'"),
@@ -241,3 +249,17 @@ def test_a_file_that_is_not_there_or_no_toml(tmp_path: Path) -> None:
     broken.write_text("[node\n")
     with pytest.raises(ConfigError, match=r"broken.toml: configuration is not valid TOML"):
         load_config(broken)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("streams", "compact_share", 7),
+        ("streams", "serves_per_step", 0),
+        ("streams", "expire_ns", 0),
+        ("sprinkler", "advertise_ns", 0),
+    ],
+)
+def test_values_that_would_stop_a_server_are_refused(section: str, key: str, value: int) -> None:
+    with pytest.raises(ConfigError, match=f"{key} is {value}"):
+        build(changed(f"{section}/{key}", value))

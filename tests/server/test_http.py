@@ -58,7 +58,7 @@ def test_metrics_can_be_read_by_prometheus() -> None:
             assert found["surecast_chain_epoch",] == 1
             assert found["surecast_stream_committed", "e", "a"] == 2  # labels come sorted
             assert found["surecast_alarms", "in-memory"] == 1
-            assert found["surecast_messages_total", "Publish", "sprinkler"] >= 1
+            assert found["surecast_messages_total", "Publish", "streams"] >= 1
             assert found["surecast_unknown_messages_total", "later/News"] == 2
             assert found["surecast_runtime_total", "unknown_messages"] == 1
             assert found["process_resident_memory_bytes",] > 1 << 20
@@ -125,8 +125,8 @@ def test_an_operator_must_mean_it() -> None:
             before = (await region.get("/v1/streams/s"))[1]["stream_id"]
             assert (await region.post(force, b"", Origin="http://evil"))[0] == 403
             assert (await region.post(force, b""))[0] == 202
-            proxy = region.server.proxy
-            await until(lambda: proxy.directory.by_name["s"].stream_id.hex() != before)
+            directory = region.server.streams.directory
+            await until(lambda: directory.by_name["s"].stream_id.hex() != before)
 
     run(main)
 

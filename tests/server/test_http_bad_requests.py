@@ -40,7 +40,9 @@ BAD = {
     "a stream to look at that is not UTF-8": (
         target(b"/v1/streams/%ed%a0%80"), "the path is not UTF-8",
     ),
-    "a stream name with a NUL": (target(b"/v1/streams/a%00b/events", b"POST"), "is no stream name"),
+    "a stream name with a NUL": (
+        target(b"/v1/streams/a%00b/events", b"POST"), "is no name of a stream",
+    ),
     "positions that are no numbers": (target(b"/v1/streams/s/files?lo=%00"), "are positions"),
     "a position of 5000 digits": (
         target(b"/v1/streams/s/files?lo=" + b"9" * 5000), "are positions",

@@ -15,9 +15,9 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from surecast import connect
+from surecast.core.streams import ForceNewStream
 from surecast.core.types import Command
-from surecast.protocols.sprinkler.messages import ForceNewStream
-from surecast.protocols.sprinkler.proxy import Proxy
+from surecast.protocols.streams.service import StreamService
 from surecast.runtime.book import is_loopback
 from surecast.server.config import build
 from surecast.server.http import CONFIRM, Pages, make_app
@@ -193,9 +193,9 @@ FORCE = "/v1/admin/force-new-stream"
 
 
 def spy(patch: pytest.MonkeyPatch) -> list[str]:
-    """Streams that a proxy gave a new identity, in place of giving it."""
+    """Streams that a server gave a new identity, in place of giving it."""
     names: list[str] = []
-    patch.setattr(Proxy, "_record", lambda _self, info, _epoch=0: names.append(info.name))
+    patch.setattr(StreamService, "_record", lambda _self, info, _epoch: names.append(info.name))
     return names
 
 
@@ -217,7 +217,7 @@ async def check_refused_by_machine(server: RegionServer, recorded: list[str]) ->
     """The command reaches the machine, past the HTTP port."""
     node = server.replica
     assert node is not None
-    node.give(Command("sprinkler", ForceNewStream("s")))
+    node.give(Command("streams", ForceNewStream("s")))
     await until(lambda: not node.pending)
     assert recorded == []
 
@@ -252,10 +252,10 @@ async def head_and_tail() -> AsyncIterator[list[RegionServer]]:
 async def knows_stream(servers: list[RegionServer]) -> None:
     async with connect(f"surecast://{servers[0].config.node.listen}") as client:
         await client.stream("s")
-    await until(lambda: all("s" in each.proxy.directory.by_name for each in servers))
+    await until(lambda: all("s" in each.streams.directory.by_name for each in servers))
 
 
-def force_anywhere(self: Proxy, inp: ForceNewStream) -> None:
+def force_anywhere(self: StreamService, inp: ForceNewStream) -> None:
     self._record(self.directory.by_name[inp.name], self.epoch)
 
 
@@ -274,7 +274,7 @@ def test_only_the_head_of_the_owner_begins_a_stream_anew(places: Any) -> None:
                 patch.setattr(Pages, "_need_owner", lambda _self, _owner: None)
                 with pytest.raises(AssertionError):
                     await check_refused_by_port(other, spy(patch))
-                patch.setattr(Proxy, "_on_force_new_stream", force_anywhere)
+                patch.setattr(StreamService, "_on_force_new_stream", force_anywhere)
                 with pytest.raises(AssertionError):
                     await check_refused_by_machine(other, spy(patch))
 

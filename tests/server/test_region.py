@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from surecast import ClientOptions, Closed, StorageError, connect
+from surecast.core.endpoint import Drain
 from surecast.core.types import Command
-from surecast.protocols.sprinkler.messages import Drain
 from surecast.server.config import ServerConfig, build
 from surecast.server.local import LocalRegion
 from surecast.server.region import RegionServer
@@ -41,16 +41,14 @@ def test_a_draining_replica_takes_no_publishes() -> None:
         async with asyncio.timeout(60), connect(region.url, options=brief) as client:
             stream = await client.stream("s")
             assert await stream.publish(b"before") == 1
-            server.replica.give(Command("sprinkler", Drain()))
-            counters = server.proxy.counters
-            tried = counters["sprinkler/Publish"]
+            server.replica.give(Command("streams", Drain()))
+            counters = server.streams.counters
+            tried = counters["streams/Publish"]
             late = asyncio.create_task(stream.publish(b"after"))
-            while (
-                server.proxy.counters["sprinkler/Publish"] < tried + 3
-            ):  # it is tried again and again
+            while counters["streams/Publish"] < tried + 3:  # it is tried again and again
                 await asyncio.sleep(0.01)
             assert not late.done()
-            assert [s.end for s in server.proxy.streams.values()] == [2]
+            assert [s.end for s in server.streams.streams.values()] == [2]
             late.cancel()
             await asyncio.gather(late, return_exceptions=True)
             await region.stop()
@@ -80,7 +78,7 @@ def test_two_lives_never_draw_the_same_stream_id(tmp_path: Path) -> None:
         async with connect(region.url) as client:
             await client.stream("s")
             assert region.server is not None
-            found = region.server.proxy.directory.by_name["s"].stream_id
+            found = region.server.streams.directory.by_name["s"].stream_id
         await region.stop()
         return found
 

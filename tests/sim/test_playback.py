@@ -50,7 +50,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Recorded:
 
 def story(trace: Trace | None = None) -> Cluster:
     """Two regions; crashes, a failing disk, a wiped one, a cut, compactions; all is settled."""
-    cluster = Cluster(3, {"east": 2, "west": 2}, trace=trace, proxy={"compact_ns": 200 * MS})
+    cluster = Cluster(3, {"east": 2, "west": 2}, trace=trace, server={"compact_ns": 200 * MS})
     world = cluster.world
     cluster.open("s", "east", LatestPerKey())
     for i in range(120):
@@ -122,7 +122,7 @@ def test_another_rule_is_found_and_explained(recorded: Recorded) -> None:
     cluster = Cluster(3, {"east": 2})
     cluster.world.run(1 * SECOND)
     assert recorded.play().difference is None
-    cluster.replica_type = Hasty  # which the recorded factories look up
+    cluster.types = (Hasty,)  # which the recorded factories look up
     difference = recorded.play().difference
     assert difference is not None
     assert difference.node.startswith("east/")

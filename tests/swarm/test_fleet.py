@@ -9,10 +9,10 @@ import pytest
 
 from surecast.columns.batch import COLLECTED, Batch
 from surecast.columns.retention import KeepAll, LatestPerKey
+from surecast.core.endpoint import Offer
 from surecast.core.types import MS
 from surecast.core.wire import encode_batch
 from surecast.errors import SurecastError, UsageError
-from surecast.protocols.sprinkler.messages import Offer
 from surecast.swarm.fleet import HOST, Fleet, Worker, end
 from surecast.swarm.notebook import Notebook, delivered_path, read_delivered
 from surecast.swarm.process import ProcessSpec, log_path

@@ -12,11 +12,11 @@ from tests.goldens import Outputs, stored
 
 from surecast.columns.retention import KeepAll
 from surecast.core.types import MS, SECOND, Peer, Start
-from surecast.protocols.sprinkler.client import Client
+from surecast.parts.peer_sampling import View
 from surecast.protocols.sprinkler.config import MeshConfig
-from surecast.protocols.sprinkler.feed import Feed
+from surecast.protocols.sprinkler.mesh_membership import Feed
+from surecast.protocols.sprinkler.mesh_peer import MeshPeer
 from surecast.protocols.sprinkler.messages import MeshEvents
-from surecast.protocols.sprinkler.view import View
 from surecast.sim.faults import Crash, Pause
 from surecast.sim.trace import Trace
 from surecast.swarm.cluster import Cluster
@@ -61,8 +61,8 @@ def test_the_crowds_were_lively(results: list[SeedResult]) -> None:
 
 @pytest.mark.slow
 def test_every_handler_of_the_mesh_is_reached(results: list[SeedResult]) -> None:
-    handlers = {f"Client.{name}" for name in Client.handlers.values()}
-    handlers |= {f"Proxy._on_mesh_{name}" for name in ("view", "request", "leave")}
+    handlers = {f"MeshPeer.{name}" for name in MeshPeer.handlers.values()}
+    handlers |= {f"MeshServer.{name}" for name in ("_on_view", "_on_request", "_on_leave")}
     totals: Counter[str] = Counter()
     for result in results:
         assert handlers <= set(result.coverage)
@@ -92,7 +92,7 @@ def test_watching_changes_nothing_and_can_be_drawn(
 # ---------------------------------------------------------------- a swarm that can fail
 
 
-class NeverFallsBack(Client):
+class NeverFallsBack(MeshPeer):
     """G4 taken out: what a peer does not send is not asked of a server."""
 
     def _fill(self, feed: Feed) -> None:
@@ -102,7 +102,7 @@ class NeverFallsBack(Client):
         pass
 
 
-class TakesHolesForVoids(Client):
+class TakesHolesForVoids(MeshPeer):
     """G2 taken out: what comes is delivered, whether its turn has come or not."""
 
     def _on_events(self, peer: Peer, message: MeshEvents) -> None:
@@ -118,13 +118,13 @@ class _Everybody(View):
         super().merge(sender, theirs, rng)
 
 
-class KnowsEverybody(Client):
+class KnowsEverybody(MeshPeer):
     """G12 taken out: views are not bounded."""
 
     view_type: ClassVar[type[View]] = _Everybody
 
 
-class HoardsEvents(Client):
+class HoardsEvents(MeshPeer):
     """G11 taken out: nothing that was delivered is ever dropped."""
 
     def _on_start(self, inp: Start) -> None:
@@ -132,7 +132,7 @@ class HoardsEvents(Client):
         super()._on_start(inp)
 
 
-class NeverQuiet(Client):
+class NeverQuiet(MeshPeer):
     """R12 taken out: servers are asked all the time, whether there is news or not."""
 
     def _gossip(self) -> None:
@@ -143,7 +143,7 @@ class NeverQuiet(Client):
 
 
 # The guarantee that each is found to break.
-MUTANTS: dict[type[Client], str] = {
+MUTANTS: dict[type[MeshPeer], str] = {
     NeverFallsBack: "G9",
     TakesHolesForVoids: "G2",
     KnowsEverybody: "G12",
@@ -154,7 +154,7 @@ MUTANTS: dict[type[Client], str] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
-def test_a_broken_client_is_caught(mutant: type[Client]) -> None:
+def test_a_broken_client_is_caught(mutant: type[MeshPeer]) -> None:
     """By one of a few seeds, which the whole client passes."""
     for seed in SEEDS[:4]:
         found = run_seed(seed, client_type=mutant).violations

@@ -13,14 +13,16 @@ from surecast.bench.pool import Pool, PoolSpec
 from surecast.bench.probe import SyncProbe
 from surecast.columns.batch import DATA, Batch
 from surecast.columns.rules import Policy
+from surecast.core.endpoint import Acked, Failed, Follow, OfferBatch, Open, Opened
 from surecast.core.machine import Factory
+from surecast.core.streams import StreamSpec
 from surecast.core.types import LogId, Machine
 from surecast.core.wire import Codec
-from surecast.protocols.sprinkler.client import Client
-from surecast.protocols.sprinkler.config import ClientConfig, PublisherConfig, SubscriberConfig
-from surecast.protocols.sprinkler.messages import Acked, Failed, Follow, OfferBatch, Open, Opened
-from surecast.protocols.sprinkler.publisher import Publisher
-from surecast.protocols.sprinkler.subscriber import Subscriber
+from surecast.protocols.sprinkler.config import ClientConfig
+from surecast.protocols.sprinkler.mesh_peer import MeshPeer
+from surecast.protocols.streams.config import PublisherConfig, SubscriberConfig
+from surecast.protocols.streams.publisher import Publisher
+from surecast.protocols.streams.subscriber import Subscriber
 from surecast.registry import message_types
 from surecast.runtime.book import Address, AddressBook
 from surecast.runtime.node import Node
@@ -49,7 +51,7 @@ class Server:
 
     def look(self) -> dict[str, Any]:
         """Where each stream ends here, as far as it is committed."""
-        streams = self.server.proxy.streams.values()
+        streams = self.server.streams.streams.values()
         return {"at": time.monotonic(), "ends": {s.info.name: s.committed for s in streams}}
 
     def sync_times(self) -> list[int]:
@@ -84,7 +86,7 @@ class Driver:
     async def start(self) -> None:
         await self.node.start()
         self.failed = self.node.failed
-        self.node.give(Open(self.stream, self.policy))
+        self.node.give(Open(self.stream, StreamSpec(self.policy)))
 
     async def stop(self) -> None:
         await self.node.stop()
@@ -159,7 +161,7 @@ class Reader:
             names = tuple(replicas)
             if not mesh:
                 return Subscriber(SubscriberConfig(names), {})
-            return Client(ClientConfig(ctx.name, names), {}, ctx.rng, Counter())
+            return MeshPeer(ClientConfig(ctx.name, names), {}, ctx.rng, Counter())
 
         self.node = _node(name, make, replicas, on_deliver=self._take, listens=mesh)
         self.failed: asyncio.Future[None] | None = None

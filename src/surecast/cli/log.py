@@ -105,8 +105,8 @@ def _verify(path: Path) -> "Verdict":
 
 def _names(path: Path) -> dict[bytes, str]:
     """What the streams of a replica's store are called, and its own logs."""
-    from surecast.protocols.sprinkler.cursors import CURSORS
-    from surecast.protocols.sprinkler.directory import DIRECTORY, Directory
+    from surecast.core.streams import CURSORS, DIRECTORY
+    from surecast.protocols.streams.directory import Directory
     from surecast.storage.inspect import batches
 
     directory = Directory()

@@ -51,7 +51,7 @@ async def _status(url: str, token: str, streams_max: int, as_json: bool) -> int:
 async def gather(url: str, token: str) -> tuple[dict[str, Facts], dict[str, str]]:
     """What every node says of itself; and why others said nothing."""
     import surecast
-    from surecast.client.bootstrap import parse_url
+    from surecast.endpoint.discovery import parse_url
 
     async with surecast.connect(url, token=token) as client:
         host, places = parse_url(url)[0][0], client.http
@@ -85,10 +85,10 @@ async def _ask(place: str, host: str, token: str) -> Facts:
 def _fetch(where: str, token: str) -> Facts:
     from urllib.error import HTTPError
 
-    from surecast.client.asking import ask
+    from surecast.endpoint.http_get import http_get
 
     try:
-        facts: Facts = json.loads(ask(where, token, patience_s=ANSWER_S_MAX))
+        facts: Facts = json.loads(http_get(where, token, patience_s=ANSWER_S_MAX))
         return facts
     except HTTPError as refused:
         hint = "; give --token" if refused.code == 401 else ""

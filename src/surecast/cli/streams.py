@@ -8,7 +8,7 @@ import typer
 from surecast.cli.options import DEFAULT_URL, AsJson, Token, Url, console, run_async
 
 if TYPE_CHECKING:
-    from surecast.protocols.sprinkler.messages import StreamInfo
+    from surecast.core.streams import StreamInfo
 
 
 def streams(

@@ -1,30 +1,19 @@
 """The Python API: what `surecast.connect`, `surecast.local` and `surecast.sync` give.
 
-A client is made of *nodes*, the same that servers are made of: a desk that publishes and asks, and
-readers. Their machines see to retries, reconnects and failover; the files here see to bounds,
-order, waiting and cancellation.
+A client is an endpoint (`surecast.endpoint`) and what users see of it; the files here see to
+subscriptions, cancellation and types.
 
 connection.py    Client: the region, its streams, its subscriptions
-link.py          where its servers are, and the nodes that speak with them
-bootstrap.py     from a url to the names and addresses of a region's servers
-options.py       ClientOptions: every bound and every wait
-desk.py          the node that publishes and asks, as results to wait for
 stream.py        Stream: publish, publish_soon, publish_many, collect, subscribe
-outbox.py        events become batches, in order, within bounds
 publisher_id.py  from the name of a publisher to its 16 bytes on the wire
-many.py          lists and tables cut into batches
 subscription.py  Subscription: what users iterate over
 reading.py       how a subscription begins, finds its streams and ends
 feed.py          its buffer, and where it is in each stream
-readers.py       the nodes that read
-ranges.py        a node that reads ranges of positions, for Spark
 cursor.py        the place of a named subscription
 events.py        Event, Seqs
 rows.py          batches as events
 arrow.py         batches as Arrow record batches
 rules.py         keep_all(), latest_per_key(), before_seq() …
-failures.py      what refusals mean and what to do about them
-forking.py       in a forked child, every call says that the client is the parent's
 sync.py          the same without await
 """
 
@@ -33,7 +22,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from surecast.client.connection import Client
-from surecast.client.options import ClientOptions
+from surecast.endpoint.options import ClientOptions
 
 __all__ = ["connect", "local"]
 

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import weakref
 from collections.abc import Generator
-from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from surecast.client.bootstrap import parse_url
-from surecast.client.desk import Desk, desk_factory
-from surecast.client.failures import bad_name, open_error, subscription_error
-from surecast.client.forking import forked, watch
-from surecast.client.link import Link
-from surecast.client.options import ClientOptions
-from surecast.client.outbox import Outbox
-from surecast.client.readers import Readers
 from surecast.client.reading import Ask, Reading, Start, check_start
 from surecast.client.stream import Stream
 from surecast.client.subscription import Subscription
 from surecast.columns.rules import Policy
+from surecast.core.endpoint import WhereIs, WhichStreams
+from surecast.core.names import is_name, is_pattern
+from surecast.core.streams import StreamInfo, StreamSpec
 from surecast.core.types import SECOND, LogId
-from surecast.errors import Closed, ConnectError, NotSupported, PublishError, UsageError
-from surecast.protocols.sprinkler.messages import Locate, StreamInfo, StreamsAre, WatchStreams
-from surecast.protocols.sprinkler.names import is_name, is_pattern
+from surecast.endpoint.discovery import parse_url
+from surecast.endpoint.endpoint import Endpoint
+from surecast.endpoint.error_messages import bad_name, subscription_error
+from surecast.endpoint.forking import forked, watch
+from surecast.endpoint.options import ClientOptions
+from surecast.endpoint.publishers import Outbox
+from surecast.endpoint.readers import Readers
+from surecast.errors import Closed, NotSupported, PublishError, UsageError
 
 if TYPE_CHECKING:
     from surecast.server.local import LocalRegion
@@ -56,17 +54,13 @@ class Client:
         options: ClientOptions | None = None,
         local: LocalRegion | None = None,
     ) -> None:
-        self._options = options or ClientOptions()
-        self._link = Link(
-            [] if local is not None else parse_url(url), token, self._options, self._broken
-        )
+        addresses = [] if local is not None else parse_url(url)
+        self._endpoint = Endpoint(addresses, token=token, options=options, broken=self._broken)
+        self._endpoint.is_wanted = self._is_reading
         self._mesh = mesh
         self._local = local
-        self._desk = Desk()
-        self._outboxes: dict[LogId | tuple[LogId, bytes], Outbox] = {}
         self._readings: weakref.WeakSet[Reading] = weakref.WeakSet()
         self._readers: Readers
-        self._watchdog: asyncio.Task[None] | None = None
         self._state: Literal["new", "open", "closed", "forked"] = "new"
 
     # ------------------------------------------------------------ its life
@@ -79,19 +73,14 @@ class Client:
         try:
             if self._local is not None:
                 await self._local.start()
-                self._link.addresses = parse_url(self._local.url)
-            region = await self._link.discover()
-            replicas = tuple(region.replicas)
-            self._readers = Readers(self._link, replicas, self._mesh, self._options)
-            name = f"d-{secrets.token_hex(8)}"
-            factory = desk_factory(replicas, self._options.owner_timeout_ns)
-            self._desk.node = self._link.node(name, "desk", factory, on_emit=self._desk.on_emit)
-            await self._desk.node.start()
+                self._endpoint.link.addresses = parse_url(self._local.url)
+            place = await self._endpoint.open(self._mesh)
+            self._readers = Readers(self._endpoint.link, place, self._endpoint.options)
         except BaseException:
+            await self._endpoint.stop("the client could not be opened")
             if self._local is not None:
                 await self._local.stop()
             raise
-        self._watchdog = asyncio.get_running_loop().create_task(self._watch_region())
         self._state = "open"
         watch(self)
         return self
@@ -135,24 +124,20 @@ class Client:
             await self._stop()
 
     async def _flush_before_close(self) -> None:
+        timeout_s = self._endpoint.options.close_timeout_ns / SECOND
         try:
-            async with asyncio.timeout(self._options.close_timeout_ns / SECOND):
-                await self._flush()
+            async with asyncio.timeout(timeout_s):
+                await self._endpoint.flush()
         except TimeoutError:
-            left = sum(outbox.unacknowledged for outbox in self._outboxes.values())
+            left = sum(outbox.unacknowledged for outbox in self._endpoint.outboxes.values())
             raise Closed(
                 f"closed with {left} batches not acknowledged after "
-                f"{self._options.close_timeout_ns / SECOND:g} s: they may or may not be published"
+                f"{timeout_s:g} s: they may or may not be published"
             ) from None
 
     async def _stop(self) -> None:
-        if self._watchdog is not None:
-            self._watchdog.cancel()
-        for outbox in self._outboxes.values():
-            outbox.stop()
-        self._desk.fail("the client is closed")
+        await self._endpoint.stop("the client is closed")
         await self._readers.stop()
-        await self._desk.node.stop()
         if self._local is not None:
             await self._local.stop()
 
@@ -180,30 +165,26 @@ class Client:
     def region(self) -> str:
         """The name of the region it is connected to."""
         self._check()
-        return self._link.region.name
+        return self._endpoint.link.region.name
+
+    @property
+    def servers(self) -> dict[str, tuple[str, int]]:
+        """Where the region's servers are reached, by their names."""
+        self._check()
+        return dict(self._endpoint.link.region.replicas)
 
     @property
     def http(self) -> dict[str, str]:
         """Where the region's servers show their state, by their names."""
         self._check()
-        return dict(self._link.region.http)
+        return dict(self._endpoint.link.region.http)
 
-    def _broken(self, problem: BaseException) -> None:
-        """A machine has raised: a bug of ours. Nobody shall wait for what will never come."""
-        said = f"the client stopped after an internal error, please report it: {problem!r}"
-        self._desk.fail(said)
+    def _broken(self, problem: str) -> None:
         for reading in list(self._readings):
-            reading.feed.fail(Closed(said))
+            reading.feed.fail(Closed(problem))
 
-    async def _watch_region(self) -> None:
-        """When nobody can be reached any more, ask the url's addresses where the servers are."""
-        period = self._options.rediscover_ns / SECOND
-        while True:
-            await asyncio.sleep(period)
-            wanted = self._desk.busy or any(not r.feed.ended for r in self._readings)
-            if wanted and not self._link.is_connected():
-                with suppress(ConnectError):
-                    await self._link.discover()
+    def _is_reading(self) -> bool:
+        return any(not reading.feed.ended for reading in self._readings)
 
     # ------------------------------------------------------------ streams
 
@@ -236,32 +217,12 @@ class Client:
             )
         if not isinstance(name, str) or not is_name(name):
             raise UsageError(bad_name(name))
-        opened = await self._desk.open(name, retain)
-        if opened.info is None or opened.why:
-            raise open_error(opened, retain)
-        return Stream(self, opened.info, self._outbox(opened.info))
-
-    def _outbox(self, info: StreamInfo) -> Outbox:
-        outbox = self._outboxes.get(info.stream_id)
-        if outbox is None:
-            outbox = Outbox(info.name, info.stream_id, self._desk, self._options)
-            self._outboxes[info.stream_id] = outbox
-        return outbox
+        info = await self._endpoint.open_stream(name, StreamSpec(retain))
+        return Stream(self, info, self._endpoint.outbox(info))
 
     def _named_outbox(self, info: StreamInfo, publisher: bytes, pub_no: int) -> Outbox:
-        """One under an identity of the user's; it replaces an earlier one of the same identity."""
         self._check()
-        earlier = self._outboxes.get((info.stream_id, publisher))
-        if earlier is not None and earlier.unacknowledged:
-            raise UsageError(
-                f"the publisher {publisher.hex()} has {earlier.unacknowledged} batches in "
-                f"{info.name!r} that are not acknowledged: wait for them (flush()) before its "
-                "numbers begin again, or use another client"
-            )
-        named = (publisher, pub_no)
-        outbox = Outbox(info.name, info.stream_id, self._desk, self._options, named)
-        self._outboxes[info.stream_id, publisher] = outbox
-        return outbox
+        return self._endpoint.named_outbox(info, publisher, pub_no)
 
     async def streams(self, pattern: str = ">") -> list[StreamInfo]:
         """The streams that match, as this region knows them, by name."""
@@ -274,7 +235,7 @@ class Client:
         found: dict[bytes, tuple[StreamInfo, int]] = {}
         complete: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-        def told(answer: StreamsAre | Exception) -> None:
+        def told(answer: Any) -> None:
             if complete.done():
                 return
             if isinstance(answer, Exception):
@@ -287,17 +248,17 @@ class Client:
                 if answer.complete:
                     complete.set_result(None)
 
-        token = self._desk.watch(lambda number: WatchStreams(number, pattern), told)
+        token = self._endpoint.control.watch(WhichStreams(pattern), told)
         try:
             await complete
         finally:
-            self._desk.drop(token)
+            self._endpoint.control.drop(token)
         return sorted(found.values(), key=lambda one: one[0].name)
 
     async def locate(self, stream: LogId, time_ns: int) -> int:
         """The position of the first event not older than `time_ns`; the end if there is none."""
         self._check()
-        located = await self._desk.ask(lambda token: Locate(token, stream, time_ns))
+        located = await self._endpoint.control.ask(WhereIs(stream, time_ns))
         if located.why:
             raise subscription_error(stream.hex(), located.why)
         found: int = located.seq
@@ -309,17 +270,7 @@ class Client:
         Raises PublishError if events of `publish_soon` could not be published since the last time.
         """
         self._check()
-        await self._flush()
-
-    async def _flush(self) -> None:
-        outboxes = list(self._outboxes.values())
-        if outboxes:
-            await asyncio.wait([outbox.flushed() for outbox in outboxes])
-        errors = [error for outbox in outboxes if (error := outbox.take_error()) is not None]
-        if errors:
-            for other in errors[1:]:
-                errors[0].add_note(str(other))
-            raise errors[0]
+        await self._endpoint.flush()
 
     # ------------------------------------------------------------ subscriptions
 
@@ -371,7 +322,7 @@ class Client:
                 f"a subscription's name is made like a stream's, such as billing.eu, not {name!r}"
             )
         ask = Ask(pattern, info, start, voids, name, ack == "manual")
-        reading = Reading(ask, self._desk, self._readers, self._options)
+        reading = Reading(ask, self._endpoint.control, self._readers, self._endpoint.options)
         self._readings.add(reading)
         return Subscription(reading)
 

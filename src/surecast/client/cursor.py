@@ -12,13 +12,13 @@ import secrets
 from collections.abc import Callable
 from typing import Any, Final
 
-from surecast.client.desk import Desk
-from surecast.client.failures import subscription_error
-from surecast.client.options import ClientOptions
+from surecast.core.endpoint import MoveCursor, TakeCursor
+from surecast.core.streams import CURSORS
 from surecast.core.types import SECOND, LogId
+from surecast.endpoint.control import Control
+from surecast.endpoint.error_messages import subscription_error
+from surecast.endpoint.options import ClientOptions
 from surecast.errors import Closed, SurecastError
-from surecast.protocols.sprinkler.cursors import CURSORS
-from surecast.protocols.sprinkler.messages import Advance, Attach
 
 __all__ = ["Cursor"]
 
@@ -31,7 +31,7 @@ class Cursor:
     def __init__(
         self,
         name: str,
-        desk: Desk,
+        control: Control,
         options: ClientOptions,
         positions: Callable[[], dict[LogId, int]],
         failed: Callable[[SurecastError], None],
@@ -40,7 +40,7 @@ class Cursor:
         self.armed = False  # a message will be sent soon
         self.stored: dict[LogId, int] = {}  # as the region has it
         self._holder = secrets.token_bytes(16)
-        self._desk = desk
+        self._control = control
         self._options = options
         self._positions = positions
         self._failed = failed
@@ -57,9 +57,7 @@ class Cursor:
 
     async def attach(self) -> None:
         """Become the holder of the name; whoever was it is fenced."""
-        self._token = self._desk.watch(
-            lambda token: Attach(token, self.name, self._holder, True), self._told, of_head=True
-        )
+        self._token = self._control.watch(TakeCursor(self.name, self._holder), self._told)
         await asyncio.wait([self._attached])
         self.check()
 
@@ -166,9 +164,7 @@ class Cursor:
             self._sending = None
 
     async def _advance(self, ahead: dict[LogId, int]) -> None:
-        answer = await self._desk.ask(
-            lambda token: Advance(token, self.name, self._holder, ahead), of_head=True
-        )
+        answer = await self._control.ask(MoveCursor(self.name, self._holder, ahead))
         if answer.why:
             self._lose(subscription_error(self.name, answer.why))
             return
@@ -197,4 +193,4 @@ class Cursor:
             if self._sending is not None:
                 self._sending.cancel()
             if self._token is not None:
-                self._desk.drop(self._token)
+                self._control.drop(self._token)

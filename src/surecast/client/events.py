@@ -8,6 +8,8 @@ from typing import Final, Literal, overload
 
 import msgspec
 
+from surecast.endpoint.chunks import joined
+
 __all__ = ["Event", "Kind", "Seqs"]
 
 Kind = Literal["event", "void", "lost"]
@@ -63,14 +65,8 @@ class Seqs:
     runs: tuple[tuple[int, int], ...]  # half-open
 
     def __init__(self, runs: Iterable[tuple[int, int]]) -> None:
-        joined: list[tuple[int, int]] = []
-        for lo, hi in runs:
-            if joined and joined[-1][1] == lo:
-                joined[-1] = (joined[-1][0], hi)
-            elif lo < hi:
-                joined.append((lo, hi))
-        self.runs = tuple(joined)
-        self._length = sum(hi - lo for lo, hi in joined)
+        self.runs = tuple(joined(runs))
+        self._length = sum(hi - lo for lo, hi in self.runs)
 
     @property
     def first(self) -> int:

@@ -20,12 +20,13 @@ import numpy as np
 
 from surecast.client.cursor import Cursor
 from surecast.client.events import Event
-from surecast.client.forking import forked, watch
-from surecast.client.options import ClientOptions
-from surecast.client.readers import Reader
 from surecast.client.rows import events_of
 from surecast.columns.batch import Batch
+from surecast.core.streams import StreamInfo
 from surecast.core.types import LogId
+from surecast.endpoint.forking import forked, watch
+from surecast.endpoint.options import ClientOptions
+from surecast.endpoint.readers import Reader
 from surecast.errors import SurecastError, UsageError
 
 __all__ = ["Feed", "Line"]
@@ -40,11 +41,12 @@ ROWS_JOINED: Final = (
 class Line:
     """One stream of a subscription."""
 
-    __slots__ = ("acked", "name", "next", "not_before_ns", "paused", "read", "stream")
+    __slots__ = ("acked", "delivery", "name", "next", "not_before_ns", "paused", "read", "stream")
 
-    def __init__(self, stream: LogId, name: str, start: int, not_before_ns: int = 0) -> None:
-        self.stream = stream
-        self.name = name
+    def __init__(self, info: StreamInfo, start: int, not_before_ns: int = 0) -> None:
+        self.stream = info.stream_id
+        self.name = info.name
+        self.delivery = info.delivery
         self.next = start  # the first position that is not here
         self.read = start  # the first that the user has not asked to go beyond
         self.acked = start  # the first that the user has not acknowledged by hand
@@ -90,17 +92,18 @@ class Feed:
 
     # ------------------------------------------------------------ what comes in
 
-    def add(self, stream: LogId, name: str, start: int, not_before_ns: int = 0) -> None:
-        """Read `stream` from `start` on."""
+    def add(self, info: StreamInfo, start: int, not_before_ns: int = 0) -> None:
+        """Read a stream from `start` on."""
         if self.ended:
             return
         assert self.reader is not None
-        line = self.lines[stream] = self.names[name] = Line(stream, name, start, not_before_ns)
-        self.reader.claim(stream, self.take_in)
+        line = Line(info, start, not_before_ns)
+        self.lines[line.stream] = self.names[line.name] = line
+        self.reader.claim(line.stream, self.take_in)
         if self.paused:
             line.paused = True
         else:
-            self.reader.follow(stream, start)
+            self.reader.follow(line.stream, line.delivery, start)
 
     def take_in(self, stream: LogId, batches: tuple[Batch, ...]) -> None:
         line = self.lines.get(stream)
@@ -132,7 +135,7 @@ class Feed:
         for line in self.lines.values():
             if not line.paused:
                 line.paused = True
-                self.reader.unfollow(line.stream)
+                self.reader.unfollow(line.stream, line.delivery)
 
     def _resume(self) -> None:
         assert self.reader is not None
@@ -140,7 +143,7 @@ class Feed:
         for line in self.lines.values():
             if line.paused:
                 line.paused = False
-                self.reader.follow(line.stream, line.next)
+                self.reader.follow(line.stream, line.delivery, line.next)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -265,8 +268,8 @@ class Feed:
         deque(self.rows, maxlen=0)
         self.current = self.hand = None
         if self.reader is not None:
-            for stream in self.lines:
-                self.reader.release(stream)
+            for line in self.lines.values():
+                self.reader.release(line.stream, line.delivery)
         self.nbytes = 0
         self._inbox.clear()
         self.is_ready()

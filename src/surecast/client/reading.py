@@ -8,27 +8,32 @@ later at their first position.
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from surecast.client.cursor import Cursor
-from surecast.client.desk import Desk
-from surecast.client.failures import subscription_error
 from surecast.client.feed import Feed
-from surecast.client.options import ClientOptions
-from surecast.client.readers import Readers
 from surecast.client.rules import ns_of
+from surecast.core.endpoint import WhereIs, WhichStreams
+from surecast.core.names import is_name
+from surecast.core.streams import StreamInfo
 from surecast.core.types import SECOND, LogId
+from surecast.endpoint.control import Control
+from surecast.endpoint.error_messages import subscription_error, unknown_delivery
+from surecast.endpoint.options import ClientOptions
+from surecast.endpoint.readers import Readers
 from surecast.errors import SurecastError, UsageError
-from surecast.protocols.sprinkler.messages import Locate, StreamInfo, WatchStreams
 
 __all__ = ["Ask", "Reading", "Start", "check_start"]
 
+log = logging.getLogger("surecast.client")
+
 Start = str | int | datetime  # "earliest", "latest", a position or a time
 
-_NOW = -1  # what Locate takes for "where does it end?"
+_NOW = -1  # what WhereIs takes for "where does it end?"
 
 
 def check_start(start: Start) -> None:
@@ -57,10 +62,12 @@ class Ask:
 class Reading:
     """A subscription's inner life; the object that the user holds may be forgotten at any time."""
 
-    def __init__(self, ask: Ask, desk: Desk, readers: Readers, options: ClientOptions) -> None:
+    def __init__(
+        self, ask: Ask, control: Control, readers: Readers, options: ClientOptions
+    ) -> None:
         self.ask = ask
         self.feed = Feed(options, ask.voids, ask.name is not None, ask.manual)
-        self._desk = desk
+        self._control = control
         self._readers = readers
         self._options = options
         self._loop = asyncio.get_running_loop()
@@ -82,12 +89,12 @@ class Reading:
         ask, feed = self.ask, self.feed
         if ask.name is not None:
             feed.cursor = Cursor(
-                ask.name, self._desk, self._options, feed.positions, self.feed.fail
+                ask.name, self._control, self._options, feed.positions, self.feed.fail
             )
             await feed.cursor.attach()
         if ask.info is None:
             feed.reader = await self._readers.lease(None, feed.take_in)
-            self._watch = self._desk.watch(lambda t: WatchStreams(t, ask.pattern), self._told)
+            self._watch = self._control.watch(WhichStreams(ask.pattern), self._told)
             return
         stream = ask.info.stream_id
         start = await self._find_start(ask.info)
@@ -114,6 +121,13 @@ class Reading:
     def _meet(self, info: StreamInfo, end: int) -> None:
         stream, start = info.stream_id, self.ask.start
         if stream in self.feed.lines or stream in self._locating:
+            return
+        if info.delivery not in self._readers.deliveries:
+            problem = unknown_delivery(info)
+            if is_name(self.ask.pattern):
+                self.feed.fail(problem)
+            else:
+                log.warning("left out: %s", problem)
             return
         if len(self.feed.lines) >= self._options.streams_max:
             self.feed.fail(
@@ -157,7 +171,7 @@ class Reading:
         if stream in self._stored() or isinstance(start, int) or start == "earliest":
             return self._known_start(stream, start, 1)
         time_ns = ns_of(start) if isinstance(start, datetime) else _NOW
-        located = await self._desk.ask(lambda token: Locate(token, stream, time_ns))
+        located = await self._control.ask(WhereIs(stream, time_ns))
         if located.why:
             raise subscription_error(info.name, located.why)
         found: int = located.seq
@@ -168,7 +182,7 @@ class Reading:
         if isinstance(asked, datetime) and info.stream_id not in self._stored():
             # Its region may be behind that time. A time to come means the end, as it is now.
             not_before_ns = ns_of(asked) if asked <= datetime.now(UTC) else 0
-        self.feed.add(info.stream_id, info.name, start, not_before_ns)
+        self.feed.add(info, start, not_before_ns)
 
     def _look_if_ready(self) -> None:
         if self._complete and not self._locating and self._beginning.done():
@@ -221,7 +235,7 @@ class Reading:
             task.cancel()
         await asyncio.wait(tasks)
         if self._watch is not None:
-            self._desk.drop(self._watch)
+            self._control.drop(self._watch)
 
     def forget(self) -> None:
         """The user has let go of it; may be called by any thread, at any time."""

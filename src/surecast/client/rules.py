@@ -23,7 +23,6 @@ from surecast.errors import UsageError
 __all__ = [
     "before_seq",
     "before_time",
-    "describe",
     "keep_all",
     "keep_for",
     "keep_last",
@@ -63,18 +62,6 @@ def keep_for(age: timedelta) -> Policy:
 def latest_per_key() -> Policy:
     """Keep the newest event of each key, and all events without a key."""
     return LatestPerKey()
-
-
-def describe(policy: Policy) -> str:
-    """A policy as its user would write it."""
-    match policy:
-        case KeepLast(n):
-            return f"keep_last({n})"
-        case KeepFor(ns):
-            return f"keep_for({timedelta(microseconds=ns // 1000)!r})".replace("datetime.", "")
-        case LatestPerKey():
-            return "latest_per_key()"
-    return "keep_all()"
 
 
 # ------------------------------------------------------------ collect()

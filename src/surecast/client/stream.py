@@ -7,15 +7,16 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 from surecast.client.events import Seqs
-from surecast.client.many import Chunk, chunks_of
-from surecast.client.outbox import EVENT_OVERHEAD, Outbox
 from surecast.client.publisher_id import publisher_id
 from surecast.client.reading import Start
 from surecast.client.subscription import Subscription
 from surecast.columns.batch import COLLECT, NO_PUBLISHER, Batch
 from surecast.columns.rules import Collect, KeepAll, Policy, Predicate, TagIs, encode_collect
-from surecast.errors import PublishError, UsageError
-from surecast.protocols.sprinkler.messages import StreamInfo
+from surecast.core.streams import StreamInfo
+from surecast.endpoint.chunks import Chunk, chunks_of
+from surecast.endpoint.endpoint import send, send_all
+from surecast.endpoint.publishers import EVENT_OVERHEAD, Outbox
+from surecast.errors import UsageError
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -104,27 +105,7 @@ class Stream:
         is why the answer has runs. If some fail, the error tells which did not (`acknowledged`).
         """
         chunks = chunks_of(self._info.stream_id, values, keys, tags, self._outbox.options)
-        ended: list[asyncio.Future[tuple[int, int]]] = []
-        try:
-            for chunk in chunks:
-                ended.append(await self._send(chunk))
-            if ended:
-                await asyncio.wait(ended)
-            return Seqs(future.result() for future in ended)
-        except PublishError as problem:
-            acked = [f.result() for f in ended if f.done() and not f.exception()]
-            problem.acknowledged = Seqs(acked).runs
-            raise
-        finally:
-            for future in ended:
-                future.cancel()
-
-    async def _send(self, chunk: Chunk) -> asyncio.Future[tuple[int, int]]:
-        parcel, placed = self._outbox.publish_batch(chunk.batch, chunk.nbytes)
-        await placed
-        await asyncio.sleep(0)  # let it leave before the next is built
-        assert parcel.whole is not None
-        return parcel.whole
+        return Seqs(await send_all(self._outbox, chunks))
 
     async def publish_batch(self, batch: Batch) -> asyncio.Future[tuple[int, int]]:
         """Publish a batch as it is; returns when there is room for it.
@@ -132,7 +113,7 @@ class Stream:
         The future gets its positions, from and to, when it is on disk (0 and 0: a named publisher's
         that was there before, its place forgotten). For connectors that make their own batches.
         """
-        return await self._send(Chunk(batch, batch.nbytes))
+        return await send(self._outbox, Chunk(batch, batch.nbytes))
 
     def named(self, publisher: str | bytes | UUID, pub_no: int) -> Stream:
         """This stream for a publisher that keeps its name and its numbers by itself.
@@ -178,10 +159,10 @@ class Stream:
             raise UsageError(f"tag_is needs a stream that keeps all events; {self!r} does not")
         value = encode_collect(Collect(which))
         batch = Batch.of(self._info.stream_id, [value], kind=COLLECT)
-        parcel, placed = self._outbox.publish_batch(batch, len(value) + EVENT_OVERHEAD)
+        sent, placed = self._outbox.publish_batch(batch, len(value) + EVENT_OVERHEAD)
         await placed
-        assert parcel.whole is not None
-        return (await parcel.whole)[0]
+        assert sent.whole is not None
+        return (await sent.whole)[0]
 
     # ------------------------------------------------------------ reading
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from surecast.client.events import Event
 from surecast.client.feed import Feed
-from surecast.client.forking import forked
 from surecast.client.reading import Reading
+from surecast.endpoint.forking import forked
 from surecast.errors import NotSupported, UsageError
 
 if TYPE_CHECKING:

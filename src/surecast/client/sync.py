@@ -20,18 +20,18 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from surecast import client as asynchronous
 from surecast.client.connection import Client as AsyncClient
 from surecast.client.events import Event, Seqs
-from surecast.client.forking import forked, watch
-from surecast.client.options import ClientOptions
-from surecast.client.outbox import Outbox
 from surecast.client.publisher_id import publisher_id
 from surecast.client.reading import Start
 from surecast.client.stream import Stream as AsyncStream
 from surecast.client.subscription import Subscription as AsyncSubscription
 from surecast.columns.batch import Batch
 from surecast.columns.rules import Policy, Predicate
+from surecast.core.streams import StreamInfo
 from surecast.core.types import LogId
+from surecast.endpoint.forking import forked, watch
+from surecast.endpoint.options import ClientOptions
+from surecast.endpoint.publishers import Outbox
 from surecast.errors import Closed
-from surecast.protocols.sprinkler.messages import StreamInfo
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -154,6 +154,10 @@ class Client:
     @property
     def region(self) -> str:
         return self._inner.region
+
+    @property
+    def servers(self) -> dict[str, tuple[str, int]]:
+        return self._inner.servers
 
     @property
     def http(self) -> dict[str, str]:

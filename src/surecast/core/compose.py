@@ -1,6 +1,6 @@
 """Layers: one machine made of several, each knowing only the interfaces it uses and provides.
 
-    compose({"chain": replica, "sprinkler": proxy})
+    compose({"chain": replica, "streams": service})
 
 Layers have names and are listed lowest first. A layer that `uses` an interface stands above the
 nearest earlier one that `provides` it; layers that share no interface stand side by side. A
@@ -16,8 +16,9 @@ What reaches which layer:
   first.
 * A `PassDown`: the nearest layer below that takes the command's type.
 * An `Emit` or `Deliver`: every layer directly above that lists its type in `from_below`. An event
-  may name one of them (`to`), or the owner (`OWNER`). From a layer with none above it goes to the
-  owner. An event that the layers above do not list is ignored; a delivery then goes to the owner.
+  may name one of them (`to`; "sprinkler" also reaches "sprinkler.mesh"), or the owner (`OWNER`).
+  From a layer with none above it goes to the owner. An event that the layers above do not list is
+  ignored; a `Deliver` then goes to the owner.
 
 News from below reaches a layer in the order it was made, before anything later is begun.
 
@@ -127,7 +128,7 @@ class Composition:
         self._hears: dict[type, tuple[int, ...]] = {}
         # Of each layer: the layers directly above; who takes an event or a command, by its type.
         self._above = [self._users(number) for number in range(len(layers))]
-        self._takers: list[dict[type, tuple[int, ...]]] = [{} for _ in layers]
+        self._takers: list[dict[tuple[type, str], tuple[int, ...]]] = [{} for _ in layers]
         self._below: list[dict[type, int]] = [{} for _ in layers]
         for number, layer in enumerate(layers.values()):
             for message_type in layer.messages:
@@ -259,20 +260,21 @@ class Composition:
         if to == OWNER or (not to and not self._above[number]):
             out.append(Emit(effect.event) if to else effect)
             return
-        takers = self._takers_of(number, type(effect.event))
-        if to:
-            chosen = self._numbers.get(to, -1)
-            assert chosen in self._above[number], f"{to} is not above {self._names[number]}"
-            takers = (chosen,) if chosen in takers else ()
-        for above in takers:
+        for above in self._takers_of(number, type(effect.event), to):
             moving.append((above, FromBelow(effect.event)))
 
-    def _takers_of(self, number: int, kind: type) -> tuple[int, ...]:
-        takers = self._takers[number].get(kind)
+    def _takers_of(self, number: int, kind: type, to: str = "") -> tuple[int, ...]:
+        takers = self._takers[number].get((kind, to))
         if takers is None:
-            layers = self._list
-            takers = tuple(n for n in self._above[number] if kind in layers[n].from_below)
-            self._takers[number][kind] = takers
+            layers, names = self._list, self._names
+            named = [
+                above
+                for above in self._above[number]
+                if not to or names[above] == to or names[above].startswith(f"{to}.")
+            ]
+            assert named or not to, f"{to} is not above {names[number]}"
+            takers = tuple(above for above in named if kind in layers[above].from_below)
+            self._takers[number][kind, to] = takers
         return takers
 
     def _provider(self, number: int, kind: type) -> int:

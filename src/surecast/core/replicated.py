@@ -1,6 +1,6 @@
 """The interface of a layer that keeps replicated logs: commands down, events up.
 
-`protocols.chain` implements it; whatever sits above (Sprinkler's proxy today) speaks only this
+`protocols.chain` implements it; whatever sits above (the stream service) speaks only this
 vocabulary, so that the two never import each other.
 """
 

@@ -7,16 +7,11 @@ from typing import Any
 
 from surecast.columns.batch import Batch
 from surecast.columns.retention import KeepLast
+from surecast.core.endpoint import Opened
+from surecast.core.streams import StreamSpec
 from surecast.core.types import MS, SECOND, Emit, Received, Send, SetTimer, Start, TimerFired
-from surecast.protocols.sprinkler.messages import (
-    CreateStream,
-    Opened,
-    PubAck,
-    Publish,
-    PubNack,
-    StreamOpened,
-)
-from surecast.protocols.sprinkler.publisher import anonymous_publisher
+from surecast.protocols.streams.messages import CreateStream, PubAck, Publish, PubNack, StreamOpened
+from surecast.protocols.streams.publisher import anonymous_publisher
 
 __all__ = ["BATCH_NS", "OUR_BYTES", "PAPER_BYTES", "RATE", "RETAINED", "Driver", "Load"]
 
@@ -76,7 +71,7 @@ class Driver:
 
     def _on_timer(self, now_ns: int, key: str) -> list[Any]:
         if key == "open":
-            return [Send(self.head, CreateStream(self.stream, KeepLast(RETAINED)))]
+            return [Send(self.head, CreateStream(self.stream, StreamSpec(KeepLast(RETAINED))))]
         if key == "again":
             return [Send(self.head, Publish(self.stream_id, batch)) for batch in self.waiting]
         if now_ns >= self.load.end_ns:

@@ -10,12 +10,13 @@ from functools import partial
 from typing import Any
 
 from surecast.columns.batch import Batch
+from surecast.core.endpoint import Follow
 from surecast.core.types import MS, SECOND
 from surecast.lab.sprinkler_driver import BATCH_NS, RATE, Driver, Load
 from surecast.lab.sprinkler_mesh_run import add_mesh
-from surecast.protocols.sprinkler.config import BULK_DEADLINE_NS, SubscriberConfig, bulk_mesh
-from surecast.protocols.sprinkler.messages import Follow
-from surecast.protocols.sprinkler.subscriber import Subscriber
+from surecast.protocols.sprinkler.config import BULK_DEADLINE_NS, bulk_mesh
+from surecast.protocols.streams.config import SubscriberConfig
+from surecast.protocols.streams.subscriber import Subscriber
 from surecast.sim.links import Link
 from surecast.swarm.cluster import Cluster
 
@@ -186,8 +187,8 @@ def _sources(cluster: Cluster, origins: dict[bytes, str]) -> list[tuple[tuple[st
     """((origin, region), source region or "") as the heads have it now."""
     found = []
     for region, replicas in cluster.regions.items():
-        proxy = cluster.world.machine(replicas[0]).layers["sprinkler"]
-        for stream_id, stream in proxy.streams.items():
+        head = cluster.world.machine(replicas[0]).layers["sprinkler"]
+        for stream_id, stream in head.streams.items():
             source = stream.source.region if stream.source else ""
             if stream_id in origins and origins[stream_id] != region:
                 found.append(((origins[stream_id], region), source))

@@ -12,12 +12,12 @@ from random import Random
 from typing import Any
 
 from surecast.columns.batch import Batch
+from surecast.core.endpoint import Follow
 from surecast.core.machine import NodeContext
 from surecast.core.types import MS, SECOND, LogId
 from surecast.lab.sprinkler_driver import BATCH_NS, OUR_BYTES, RATE, Driver, Load
-from surecast.protocols.sprinkler.client import Client
 from surecast.protocols.sprinkler.config import BULK_DEADLINE_NS, ClientConfig, MeshConfig
-from surecast.protocols.sprinkler.messages import Follow
+from surecast.protocols.sprinkler.mesh_peer import MeshPeer
 from surecast.sim.links import Link
 from surecast.sim.world import WALL_NS
 from surecast.swarm.cluster import Cluster
@@ -87,7 +87,7 @@ class Outcome:
     inputs: int
 
 
-class _Settled(Client):
+class _Settled(MeshPeer):
     """A client that has long been in its mesh: its views are random already.
 
     Mixing them by gossip takes some ten simulated seconds, which would be most of the run.
@@ -214,7 +214,7 @@ def _build(seed: object, setting: Setting) -> tuple[Cluster, list[str]]:
         publishers=0,
         subscribers=0,
         mesh=setting.mesh,
-        proxy={"mesh": servers},
+        server={"mesh": servers},
     )
     world = cluster.world
     for (a, b), delay_ms in DELAYS_MS.items():

@@ -13,11 +13,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from surecast.client.bootstrap import parse_url
-from surecast.client.options import ClientOptions
-from surecast.client.ranges import RangeReader, ShortError, StallError
 from surecast.client.sync import Loop
 from surecast.columns.batch import Batch
+from surecast.endpoint.discovery import parse_url
+from surecast.endpoint.options import ClientOptions
+from surecast.endpoint.ranges import RangeReader, ShortError, StallError
 from surecast.errors import ConnectError, SurecastError
 from surecast.pipeline import files
 from surecast.pipeline.loss import Loss, lost, remedy, views_of

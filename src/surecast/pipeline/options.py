@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Final
 
-from surecast.client.bootstrap import parse_url
-from surecast.client.failures import bad_name
-from surecast.client.words import is_name, is_pattern, matches
+from surecast.core.names import is_name, is_pattern, matches
+from surecast.endpoint.discovery import parse_url
+from surecast.endpoint.error_messages import bad_name
 from surecast.errors import UsageError
 from surecast.pipeline.offsets import (
     EARLIEST,

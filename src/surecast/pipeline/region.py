@@ -16,13 +16,14 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import quote
 
-from surecast.client.asking import ask
-from surecast.client.bootstrap import parse_url, wants_token
 from surecast.client.connection import Client
-from surecast.client.options import ClientOptions
 from surecast.client.sync import Loop
-from surecast.client.words import SECOND, StreamInfo, show_address
 from surecast.columns.intervals import IntervalSet
+from surecast.core.streams import StreamInfo
+from surecast.core.types import SECOND
+from surecast.endpoint.discovery import parse_url, show_url, wants_token
+from surecast.endpoint.http_get import http_get
+from surecast.endpoint.options import ClientOptions
 from surecast.errors import ConnectError, SurecastError, UsageError
 
 __all__ = ["Known", "Region", "Server", "Voids", "ask_server", "refused"]
@@ -109,9 +110,7 @@ class Region:
     @property
     def addresses(self) -> str:
         """A url of all its servers, for others to connect to."""
-        replicas = self._client._link.region.replicas.values()
-        places = dict.fromkeys([*parse_url(self.url), *replicas])
-        return f"surecast://{','.join(show_address(place) for place in places)}"
+        return show_url([*parse_url(self.url), *self._client.servers.values()])
 
     # ------------------------------------------------------------ streams
 
@@ -244,7 +243,9 @@ def refused(url: str, problem: ConnectError) -> SurecastError:
 def ask_server(http: str, path: str, token: str) -> dict[str, Any] | None:
     """A server's answer; None if it has none: it may be gone, or know nothing of it."""
     try:
-        said: dict[str, Any] = json.loads(ask(f"http://{http}{path}", token, patience_s=HTTP_S))
+        said: dict[str, Any] = json.loads(
+            http_get(f"http://{http}{path}", token, patience_s=HTTP_S)
+        )
         return said
     except (OSError, ValueError):
         return None

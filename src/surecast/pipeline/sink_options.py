@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
-from surecast.client.bootstrap import parse_url
-from surecast.client.failures import bad_name
 from surecast.client.rules import keep_all, keep_for, keep_last, latest_per_key
-from surecast.client.words import is_internal, is_name
 from surecast.columns.rules import Policy
+from surecast.core.names import is_internal, is_name
+from surecast.endpoint.discovery import parse_url
+from surecast.endpoint.error_messages import bad_name
 from surecast.errors import UsageError
 from surecast.pipeline.options import URL, check_names
 from surecast.pipeline.staging import ONCE, staging_name

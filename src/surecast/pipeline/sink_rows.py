@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from surecast.client.options import ClientOptions
 from surecast.columns.batch import Batch
+from surecast.endpoint.options import ClientOptions
 from surecast.errors import UsageError
 from surecast.pipeline.sink_options import check_target
 

@@ -32,8 +32,8 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from surecast.client.words import matches
 from surecast.columns.intervals import IntervalSet
+from surecast.core.names import matches
 from surecast.errors import UsageError
 from surecast.pipeline.fetch import Task, read
 from surecast.pipeline.filters import Narrow

@@ -50,9 +50,9 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from surecast.client.words import SECOND
 from surecast.columns.batch import DATA, HEADER_SIZE, NO_PUBLISHER, NONE, Batch
 from surecast.columns.rules import BeforeSeq, KeyIs, KeyPrefix, Predicate
+from surecast.core.types import SECOND
 from surecast.errors import PeerError, SurecastError
 
 __all__ = [

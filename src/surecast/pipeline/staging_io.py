@@ -21,13 +21,13 @@ from contextlib import asynccontextmanager
 from hashlib import blake2b
 from typing import Any, Final, TypeVar
 
-from surecast.client.bootstrap import parse_url, wants_token
 from surecast.client.connection import Client
-from surecast.client.options import ClientOptions
 from surecast.client.rules import latest_per_key
 from surecast.client.stream import Stream
 from surecast.client.subscription import Subscription
-from surecast.client.words import SECOND
+from surecast.core.types import SECOND
+from surecast.endpoint.discovery import parse_url, wants_token
+from surecast.endpoint.options import ClientOptions
 from surecast.errors import ConnectError, Silent, SurecastError, UsageError
 from surecast.pipeline.region import refused
 from surecast.pipeline.sink_options import SinkOptions

@@ -24,7 +24,7 @@ from surecast.core.wire import Codec, Limits
 
 __all__ = ["BEAT", "BYE", "HELLO_LIMITS", "MARK_SIZE", "VERSION", "Hello", "Refused", "encode"]
 
-VERSION: Final = 1  # of what is said here and of when; the frames have a version of their own
+VERSION: Final = 2  # of what is said here and of when; the frames have a version of their own
 
 NAME_LEN_MAX: Final = 255
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from surecast.protocols.sprinkler.cursors import CURSORS
-from surecast.protocols.sprinkler.directory import DIRECTORY
+from surecast.core.streams import CURSORS, DIRECTORY
 from surecast.runtime.session import UP
 from surecast.server.region import RegionServer
 
@@ -195,50 +194,52 @@ def _of_chain(server: RegionServer) -> Iterator[tuple[str, str]]:
 
 
 def _of_regions(server: RegionServer) -> Iterator[tuple[str, str]]:
-    proxy = server.proxy
-    for peer in proxy.peers.values():
-        if not proxy.is_live(peer):
-            ago = (proxy.now_ns - peer.heard_ns) / 1e9
+    regions = server.regions
+    for peer in regions.peers.values():
+        if not regions.is_live(peer):
+            ago = (regions.now_ns - peer.heard_ns) / 1e9
             yield (
                 "region-unreachable",
                 f"{peer.name}, "
                 + (f"last heard {ago:.0f} s ago" if peer.heard_ns >= 0 else "never heard"),
             )
-        if peer.heard_ns >= 0 and peer.owners != proxy.owners:
+        if peer.heard_ns >= 0 and peer.owners != regions.owners:
             yield "owners-differ", peer.name
 
 
 def _of_damage(server: RegionServer) -> Iterator[tuple[str, str]]:
-    proxy = server.proxy
-    holed = [stream for stream in proxy.streams.values() if stream.hole]
+    service, regions = server.streams, server.regions
+    holed = [stream for stream in service.streams.values() if stream.hole]
     for stream in holed[:NAMED_MAX]:
-        holes = proxy.disk.holes(stream.stream_id)
+        holes = service.disk.holes(stream.stream_id)
         ranges = " and ".join(f"{lo} to {hi - 1}" for lo, hi in holes[:NAMED_MAX])
         yield "stream-damaged", f"{stream.info.name}: positions {ranges}, {len(holes)} ranges"
     if len(holed) > NAMED_MAX:
         yield "stream-damaged", f"and {len(holed) - NAMED_MAX} more"
     names = {DIRECTORY: "directory", CURSORS: "named subscriptions"}
     for log, name in names.items():
-        if log in proxy.hole_at:
-            yield "stream-damaged", f"the region's {name}: from entry {proxy.hole_at[log]} on"
-    if lost := proxy.entries_lost:
+        if log in service.hole_at:
+            yield "stream-damaged", f"the region's {name}: from entry {service.hole_at[log]} on"
+    if lost := service.entries_lost:
         yield "entries-lost", " ".join(f"{names[log]} {lo} to {hi - 1}" for log, lo, hi in lost[:5])
-    if proxy.is_head and not proxy.has_asked and proxy.is_anybody_silent():
-        silent = [p.name for p in proxy.peers.values() if not proxy.forks.has_met(p)]
+    recovery = regions.recovery
+    if regions.is_head and not recovery.has_asked and recovery.is_anybody_silent():
+        silent = [p.name for p in regions.peers.values() if not regions.forks.has_met(p)]
         yield "asking-regions", "waiting, for " + " ".join(silent)
-    for what in proxy.forks.told(NAMED_MAX):
+    for what in regions.forks.told(NAMED_MAX):
         yield "stream-forked", what
 
 
 def _of_streams(server: RegionServer) -> Iterator[tuple[str, str]]:
-    streams = server.proxy.streams.values()
+    streams = server.streams.streams.values()
     bad = [(s.info.name, s.quarantined) for s in streams if s.quarantined]
     for name, why in bad[:NAMED_MAX]:
         yield "stream-quarantined", f"{name}: {why}"
     if len(bad) > NAMED_MAX:
         yield "stream-quarantined", f"and {len(bad) - NAMED_MAX} more"
     yield from _of_damage(server)
-    back = [s.info.name for s in streams if s.recovering_since_ns is not None]
+    copies = server.regions.streams.values()
+    back = [copy.info.name for copy in copies if copy.recovering_since_ns is not None]
     if back:
         more = f" and {len(back) - NAMED_MAX} more" if len(back) > NAMED_MAX else ""
         yield "stream-recovering", ", ".join(back[:NAMED_MAX]) + more

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from urllib.error import HTTPError
 
-from surecast.client.asking import ask
+from surecast.endpoint.http_get import http_get
 from surecast.errors import SurecastError, UsageError
 from surecast.server.config import parse_address
 from surecast.server.layout import Layout, Planned
@@ -189,7 +189,7 @@ def check_ports(layout: Layout) -> None:
 def not_ready(node: Planned) -> list[str]:
     """Why not; nothing if it is."""
     try:
-        ask(f"http://{node.http}/readyz", patience_s=2)
+        http_get(f"http://{node.http}/readyz", patience_s=2)
         return []
     except HTTPError as refused:
         reasons: list[str] = json.loads(refused.read()).get("reasons", [])

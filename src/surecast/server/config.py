@@ -17,7 +17,8 @@ from surecast.core.types import SECOND, Peer
 from surecast.core.wire import Limits
 from surecast.errors import ConfigError
 from surecast.protocols.chain.config import ChainConfig
-from surecast.protocols.sprinkler.config import MeshConfig, ProxyConfig
+from surecast.protocols.sprinkler.config import MeshConfig, SprinklerConfig
+from surecast.protocols.streams.config import StreamsConfig
 from surecast.runtime.book import Address, is_loopback
 from surecast.runtime.limits import RuntimeLimits
 from surecast.storage.config import StorageConfig
@@ -133,7 +134,8 @@ class ServerConfig:
     regions: dict[str, RegionConfig]
     owners: dict[str, str]
     chain: ChainConfig  # of a witness: its region's first replica's
-    sprinkler: ProxyConfig
+    streams: StreamsConfig
+    sprinkler: SprinklerConfig
     storage: StorageConfig
     runtime: RuntimeLimits
     limits: Limits
@@ -158,7 +160,7 @@ class ServerConfig:
         return not self.is_witness and not self.region.witness
 
 
-# Sections that fill one class each. Of [chain] and [sprinkler], some fields follow from the rest.
+# Sections that fill one class each. Of those in DERIVED, some fields follow from the rest.
 SECTIONS: dict[str, type[Any]] = {
     "node": NodeConfig,
     "http": HttpConfig,
@@ -170,9 +172,10 @@ SECTIONS: dict[str, type[Any]] = {
 }
 DERIVED = {
     "chain": ("chain", "name", "service", "replicas"),
-    "sprinkler": ("region", "name", "regions", "chain", "mesh", "owners", "addresses", "http"),
+    "streams": ("region", "name", "replicas", "chain", "addresses", "http"),
+    "sprinkler": ("region", "name", "regions", "mesh", "owners"),
 }
-TABLES = ("regions", "owners", "chain", "sprinkler")  # and these are read one by one
+TABLES = ("regions", "owners", "chain", "streams", "sprinkler")  # and these are read one by one
 
 
 def witness_name(region: str) -> Peer:
@@ -191,6 +194,7 @@ def parse_address(text: str) -> Address:
 def build(document: Mapping[str, Any]) -> ServerConfig:
     """The whole document as one configuration."""
     _refuse_unknown(document)
+    _refuse_misplaced(document)
     filled = {section: load(cls, document, section) for section, cls in SECTIONS.items()}
     node: NodeConfig = filled["node"]
     regions = _regions(document.get("regions", {}))
@@ -205,19 +209,23 @@ def build(document: Mapping[str, Any]) -> ServerConfig:
         "service": witness_name(node.region),
         "replicas": len(here.replicas),
     })  # fmt: skip
-    told = {
+    streams = load(StreamsConfig, document, "streams", {
+        "region": node.region,
+        "name": who,
+        "replicas": names[node.region],
+        "chain": "",
+        "addresses": dict(here.replicas),
+        "http": {**here.http, **({who: node.http} if node.http and who == node.name else {})},
+    })  # fmt: skip
+    sprinkler = load(SprinklerConfig, document, "sprinkler", {
         "region": node.region,
         "name": who,
         "regions": names,
-        "chain": "",
         "mesh": filled["mesh"],
         "owners": owners,
-        "addresses": dict(here.replicas),
-        "http": {**here.http, **({who: node.http} if node.http and who == node.name else {})},
-    }
-    proxy = load(ProxyConfig, document, "sprinkler", told)
+    })  # fmt: skip
     return ServerConfig(
-        node, regions, owners, chain, proxy,
+        node, regions, owners, chain, streams, sprinkler,
         filled["storage"],
         filled["runtime"], filled["limits"], filled["http"], filled["log"],
     )  # fmt: skip
@@ -233,6 +241,23 @@ def _refuse_unknown(document: Mapping[str, Any]) -> None:
             near = difflib.get_close_matches(section, known, n=1)
             hint = f"did you mean [{near[0]}]? " if near else ""
             raise ConfigError(f"unknown section [{section}]; {hint}Allowed: {', '.join(known)}")
+
+
+def _refuse_misplaced(document: Mapping[str, Any]) -> None:
+    """A key that stands in another section than its own."""
+    classes = {**SECTIONS, "chain": ChainConfig, "streams": StreamsConfig}
+    classes["sprinkler"] = SprinklerConfig
+    keys = {
+        section: {field.name for field in fields(cls)} - set(DERIVED.get(section, ()))
+        for section, cls in classes.items()
+    }
+    for section, table in document.items():
+        if section not in keys or not isinstance(table, Mapping):
+            continue
+        for key in table:
+            homes = [one for one, names in keys.items() if key in names]
+            if homes and section not in homes:
+                raise ConfigError(f"[{section}] {key}: this is a key of [{homes[0]}]")
 
 
 def _address(text: str, key: str) -> Address:

@@ -16,7 +16,7 @@ import msgspec
 from surecast.columns.batch import COLLECTED, EXPIRED
 from surecast.columns.intervals import IntervalSet
 from surecast.errors import StorageError
-from surecast.protocols.sprinkler.streams import Stream
+from surecast.protocols.streams.stream import Stream
 from surecast.server.region import RegionServer
 from surecast.storage.extents import Extent
 from surecast.storage.segments import SegmentStore
@@ -51,8 +51,8 @@ class StreamFiles(msgspec.Struct):
 
 def files_of(server: RegionServer, name: str, lo: int, hi: int) -> StreamFiles | None:
     """None if there is no such stream. For the thread of the event loop; changes nothing."""
-    info = server.proxy.directory.by_name.get(name)
-    stream = server.proxy.streams.get(info.stream_id) if info is not None else None
+    info = server.streams.named(name)
+    stream = server.streams.streams.get(info.stream_id) if info is not None else None
     if stream is None or server.replica is None:
         return None
     hi = max(lo, min(hi, stream.committed, stream.index.end))

@@ -32,11 +32,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from surecast.columns.intervals import POSITION_MAX
+from surecast.core.names import is_name
 from surecast.core.replicated import Refound
+from surecast.core.streams import ForceNewStream
 from surecast.core.types import Command
+from surecast.endpoint.error_messages import bad_name
 from surecast.errors import ConfigError
-from surecast.protocols.sprinkler.messages import ForceNewStream
-from surecast.protocols.sprinkler.names import is_name
 from surecast.runtime.book import Address, is_loopback, show_address
 from surecast.server.config import parse_address
 from surecast.server.connections import CLOSED, HttpConnections
@@ -253,7 +254,7 @@ class Pages:
     async def streams(self, _request: Request) -> Response:
         self._need_replica()
         found = streams(self.server, self.limits.streams_max)
-        return _json({"streams": found, "total": len(self.server.proxy.streams)})
+        return _json({"streams": found, "total": len(self.server.streams.streams)})
 
     async def stream(self, request: Request) -> Response:
         self._need_replica()
@@ -284,7 +285,7 @@ class Pages:
             raise HTTPException(503, "this process is about to end; ask another replica")
         name = request.path_params["name"]
         if not is_name(name):
-            raise HTTPException(400, f"{name!r} is no stream name: words with dots between")
+            raise HTTPException(400, bad_name(name))
         lines = request.headers.get("content-type", "").startswith("application/x-ndjson")
         key = request.query_params.get("key")
         async with self._body(request) as body:
@@ -302,11 +303,11 @@ class Pages:
     async def force(self, request: Request) -> Response:
         self._operator(request)
         name = request.query_params.get("stream", "")
-        info = self.server.proxy.directory.by_name.get(name)
+        info = self.server.streams.named(name)
         if info is None:
             raise HTTPException(404, f"there is no stream {name!r} here; give ?stream=NAME")
         self._need_owner(info.owner)
-        self._give(Command("sprinkler", ForceNewStream(name)))
+        self._give(Command("streams", ForceNewStream(name)))
         return _json({"done": f"{name} begins again with a new identity, at position 1"}, 202)
 
     # ------------------------------------------------------------ inside

@@ -19,7 +19,8 @@ from surecast.core.wire import Codec
 from surecast.errors import StorageError
 from surecast.protocols.chain.config import ChainConfig
 from surecast.protocols.chain.service import ConfigService
-from surecast.protocols.sprinkler.config import ProxyConfig
+from surecast.protocols.sprinkler.config import SprinklerConfig
+from surecast.protocols.streams.config import StreamsConfig
 from surecast.registry import message_types
 from surecast.runtime.book import AddressBook, show_address
 from surecast.runtime.node import Node
@@ -41,8 +42,9 @@ WITNESS: Final = "witness"
 def build_replica(ctx: NodeContext, args: dict[str, Any]) -> Machine:
     """A region's replica; `args` is what `replica_args` makes."""
     chain = msgspec.convert(args["chain"], ChainConfig)
-    proxy = msgspec.convert(args["sprinkler"], ProxyConfig)
-    return region_replica(chain, proxy, ctx.disk, ctx.rng, Counter())
+    streams = msgspec.convert(args["streams"], StreamsConfig)
+    sprinkler = msgspec.convert(args["sprinkler"], SprinklerConfig)
+    return region_replica(chain, streams, sprinkler, ctx.disk, ctx.rng, Counter())
 
 
 def build_witness(ctx: NodeContext, args: dict[str, Any]) -> Machine:
@@ -61,6 +63,7 @@ def replica_args(config: ServerConfig) -> dict[str, Any]:
     return {
         "role": "replica",
         "chain": msgspec.to_builtins(config.chain),
+        "streams": msgspec.to_builtins(config.streams),
         "sprinkler": msgspec.to_builtins(config.sprinkler),
     }
 
@@ -97,7 +100,7 @@ def replica_node(config: ServerConfig, witness: Node | None = None) -> Node:
         assert node.address is not None
         host, port = parse_address(config.region.replicas[config.name])
         if not port:
-            args["sprinkler"]["addresses"][config.name] = show_address((host, node.address[1]))
+            args["streams"]["addresses"][config.name] = show_address((host, node.address[1]))
         return build_replica(ctx, args)
 
     node = _node(config, config.name, make, store, REPLICA, args, config.node.listen)

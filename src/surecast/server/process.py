@@ -81,6 +81,9 @@ class _Life:
     async def _end(self, problem: BaseException | None) -> None:
         if problem is None:
             log.info("%s: draining; a second signal ends it at once", self.config.name)
+            self.server.draining = True
+            if self.http is not None:
+                await self.http.publishing.close()  # while the replica still takes publishes
             await self.server.drain()
         else:
             await self.server.stop()

@@ -1,4 +1,4 @@
-"""Events that come by HTTP, published by a client inside the server.
+"""Events that come by HTTP, published by an endpoint inside the server.
 
 A request is one `publish_many`: its events stand behind each other, unless it is larger than a
 batch. A request that is sent again is published again: whoever needs exactly once uses the client.
@@ -6,12 +6,14 @@ batch. A request that is sent again is published again: whoever needs exactly on
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from starlette.exceptions import HTTPException
 
-from surecast.core.types import SECOND
+from surecast.core.streams import StreamSpec
+from surecast.endpoint.chunks import chunks_of
+from surecast.endpoint.endpoint import Endpoint, send_all
 from surecast.errors import (
+    NotSupported,
     OwnerUnreachable,
     PublishError,
     QueueFull,
@@ -19,19 +21,16 @@ from surecast.errors import (
     SurecastError,
     UsageError,
 )
-from surecast.runtime.book import show_address
 from surecast.server.ndjson import Pair, parse_slices
 from surecast.server.region import RegionServer
 
-if TYPE_CHECKING:
-    from surecast.client.connection import Client
-
 __all__ = ["Publishing"]
 
-CLOSE_NS = 1 * SECOND  # for what is under way when the process ends
+CLOSE_S = 1.0  # for what is under way when the process ends
 SLICE_LINES = 500  # parsed at a time
 STATUS: list[tuple[type[SurecastError], int]] = [
     (OwnerUnreachable, 503),
+    (NotSupported, 501),
     (QueueFull, 503),
     (PublishError, 502),
     (StreamConfigMismatch, 409),
@@ -40,11 +39,12 @@ STATUS: list[tuple[type[SurecastError], int]] = [
 
 
 class Publishing:
-    """The client is made for the first request and kept."""
+    """The endpoint is made for the first request and kept."""
 
     def __init__(self, server: RegionServer) -> None:
         self.server = server
-        self._client: Client | None = None
+        self._endpoint: Endpoint | None = None
+        self._closed = False
         self._making = asyncio.Lock()
 
     async def publish(
@@ -57,11 +57,11 @@ class Publishing:
             if not pairs:
                 raise UsageError("no events in the request")
             async with asyncio.timeout(timeout_s):
-                stream = await (await self._connected()).stream(name)
-                seqs = await stream.publish_many(
-                    [value for _, value in pairs], keys=[key for key, _ in pairs]
-                )
-            return list(seqs.runs)
+                endpoint = await self._connected()
+                outbox = endpoint.outbox(await endpoint.open_stream(name, StreamSpec()))
+                values, keys = [value for _, value in pairs], [key for key, _ in pairs]
+                chunks = chunks_of(outbox.stream, values, keys, None, outbox.options)
+                return await send_all(outbox, chunks)
         except TimeoutError:
             raise HTTPException(
                 504, f"not acknowledged within {timeout_s:g} s; it may be published yet"
@@ -71,26 +71,27 @@ class Publishing:
             raise HTTPException(code, str(problem)) from problem
 
     async def close(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            with suppress(SurecastError):  # whoever waits for an answer gets none, and knows
-                await client.close()
+        """What is under way gets a moment; whoever waits then gets no answer, and knows."""
+        self._closed = True
+        endpoint, self._endpoint = self._endpoint, None
+        if endpoint is not None:
+            with suppress(SurecastError, TimeoutError):
+                async with asyncio.timeout(CLOSE_S):
+                    await endpoint.flush()
+            await endpoint.stop("the server is about to end")
 
-    async def _connected(self) -> "Client":
+    async def _connected(self) -> Endpoint:
         async with self._making:
-            if self._client is None:
-                from surecast.client import connect
-                from surecast.client.options import ClientOptions
-
+            if self._closed:
+                raise HTTPException(503, "this process is about to end; ask another replica")
+            if self._endpoint is None:
                 node = self.server.replica
                 assert node is not None
                 assert node.address is not None
-                url = f"surecast://{show_address(node.address)}"
-                options = ClientOptions(close_timeout_ns=CLOSE_NS)
-                token = self.server.config.node.token
-                client = connect(url, token=token, options=options)
-                self._client = await client.open()
-            return self._client
+                endpoint = Endpoint([node.address], token=self.server.config.node.token)
+                await endpoint.open()
+                self._endpoint = endpoint
+            return self._endpoint
 
 
 async def _parsed(body: bytes) -> list[Pair]:

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from surecast.protocols.chain.config import ChainConfig
-from surecast.protocols.sprinkler.config import ProxyConfig
+from surecast.protocols.sprinkler.config import SprinklerConfig
+from surecast.protocols.streams.config import StreamsConfig
 from surecast.server.alarms import CODES
 from surecast.server.config import DERIVED, SECTIONS, RegionConfig
 
@@ -29,9 +30,21 @@ TITLES = {
     "limits": "what is accepted from peers",
     "mesh": "clients that pass events on to each other",
     "chain": "replication inside a region",
-    "sprinkler": "between regions, and with clients",
+    "streams": "streams, and clients that use them",
+    "sprinkler": "between regions",
 }
-ORDER = ("node", "chain", "sprinkler", "mesh", "storage", "http", "runtime", "limits", "log")
+ORDER = (
+    "node",
+    "chain",
+    "streams",
+    "sprinkler",
+    "mesh",
+    "storage",
+    "http",
+    "runtime",
+    "limits",
+    "log",
+)
 
 INTRO = """\
 # Configuration of a server
@@ -181,7 +194,12 @@ PATHS = (
 
 def page() -> str:
     """The whole of docs/configuration.md."""
-    classes: dict[str, type[Any]] = {**SECTIONS, "chain": ChainConfig, "sprinkler": ProxyConfig}
+    classes: dict[str, type[Any]] = {
+        **SECTIONS,
+        "chain": ChainConfig,
+        "streams": StreamsConfig,
+        "sprinkler": SprinklerConfig,
+    }
     assert set(ORDER) == set(classes), "a section has no place in the reference"
     parts = [INTRO]
     for section in ORDER:

@@ -3,11 +3,13 @@
 import asyncio
 import logging
 import time
+from typing import TypeVar
 
+from surecast.core.endpoint import Drain
 from surecast.core.types import Command
 from surecast.protocols.chain.replica import Replica
-from surecast.protocols.sprinkler.messages import Drain
-from surecast.protocols.sprinkler.proxy import Proxy
+from surecast.protocols.sprinkler.region_sync import RegionSync
+from surecast.protocols.streams.service import StreamService
 from surecast.runtime.node import Node
 from surecast.server.config import ServerConfig
 from surecast.server.nodes import replica_node, started, witness_node
@@ -15,6 +17,8 @@ from surecast.server.nodes import replica_node, started, witness_node
 __all__ = ["RegionServer"]
 
 log = logging.getLogger("surecast.server")
+
+L = TypeVar("L")
 
 DRAIN_LOOK_S = 0.01  # how often a drain looks whether all has been answered
 
@@ -50,7 +54,7 @@ class RegionServer:
         """
         self.draining = True
         if self.replica is not None and self.replica.running:
-            self.replica.give(Command("sprinkler", Drain()))
+            self.replica.give(Command("streams", Drain()))
         deadline_ns = time.monotonic_ns() + self.config.runtime.drain_timeout_ns
         while self.unanswered() and time.monotonic_ns() < deadline_ns:
             await asyncio.sleep(DRAIN_LOOK_S)
@@ -75,16 +79,19 @@ class RegionServer:
 
     @property
     def chain(self) -> Replica:
-        """The replica's lower layer. To be looked at, never changed."""
-        assert self.replica is not None
-        layer = self.replica.machine.layers["chain"]  # type: ignore[attr-defined]
-        assert isinstance(layer, Replica)
-        return layer
+        """Layers of the replica: to be looked at, never changed."""
+        return self._layer("chain", Replica)
 
     @property
-    def proxy(self) -> Proxy:
-        """The replica's upper layer. To be looked at, never changed."""
+    def streams(self) -> StreamService:
+        return self._layer("streams", StreamService)
+
+    @property
+    def regions(self) -> RegionSync:
+        return self._layer("sprinkler", RegionSync)
+
+    def _layer(self, name: str, kind: type[L]) -> L:
         assert self.replica is not None
-        layer = self.replica.machine.layers["sprinkler"]  # type: ignore[attr-defined]
-        assert isinstance(layer, Proxy)
+        layer = self.replica.machine.layers[name]  # type: ignore[attr-defined]
+        assert isinstance(layer, kind)
         return layer

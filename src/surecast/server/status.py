@@ -11,7 +11,7 @@ from importlib.metadata import version
 import msgspec
 
 from surecast.columns.rules import KeepAll, KeepFor, KeepLast, Policy
-from surecast.protocols.sprinkler.streams import Stream
+from surecast.protocols.streams.stream import Stream
 from surecast.runtime.session import UP, Session
 from surecast.server.alarms import Alarm, alarms
 from surecast.server.config import witness_name
@@ -134,7 +134,7 @@ def look(server: RegionServer, streams_max: int) -> Status:
         links=_links(server),
         regions=_regions(server) if replica else [],
         streams=streams(server, streams_max) if replica else [],
-        streams_total=len(server.proxy.streams) if replica else 0,
+        streams_total=len(server.streams.streams) if replica else 0,
         sessions=sum(1 for session in sessions if session.state is UP),
         queued_bytes=sum(map(_queued_bytes, sessions)),
         alarms=alarms(server),
@@ -152,13 +152,13 @@ def not_ready(server: RegionServer) -> list[str]:
 
 def streams(server: RegionServer, count_max: int) -> list[StreamStatus]:
     """The first so many streams by name."""
-    known = sorted(server.proxy.streams.values(), key=lambda stream: stream.info.name)
+    known = sorted(server.streams.streams.values(), key=lambda stream: stream.info.name)
     return [_stream(server, stream) for stream in known[:count_max]]
 
 
 def stream_named(server: RegionServer, name: str) -> StreamStatus | None:
-    info = server.proxy.directory.by_name.get(name)
-    stream = server.proxy.streams.get(info.stream_id) if info is not None else None
+    info = server.streams.named(name)
+    stream = server.streams.streams.get(info.stream_id) if info is not None else None
     return _stream(server, stream) if stream is not None else None
 
 
@@ -251,16 +251,16 @@ def _queued_bytes(session: Session) -> int:
 
 
 def _regions(server: RegionServer) -> list[RegionStatus]:
-    proxy = server.proxy
+    regions = server.regions
     found = []
-    for peer in proxy.peers.values():
+    for peer in regions.peers.values():
         known = server.config.regions[peer.name]
-        heard_s = round((proxy.now_ns - peer.heard_ns) / 1e9, 2) if peer.heard_ns >= 0 else None
-        same = heard_s is None or peer.owners == proxy.owners
+        heard_s = round((regions.now_ns - peer.heard_ns) / 1e9, 2) if peer.heard_ns >= 0 else None
+        same = heard_s is None or peer.owners == regions.owners
         found.append(
             RegionStatus(
                 peer.name,
-                proxy.is_live(peer),
+                regions.is_live(peer),
                 heard_s,
                 peer.epoch,
                 peer.head,
@@ -274,13 +274,15 @@ def _regions(server: RegionServer) -> list[RegionStatus]:
 
 
 def _stream(server: RegionServer, stream: Stream) -> StreamStatus:
-    proxy = server.proxy
+    regions = server.regions
     void = sum(voids.total() for voids in stream.index.voids.values())
     ends = {server.config.node.region: stream.committed}
-    for peer in proxy.peers.values():
+    for peer in regions.peers.values():
         if stream.stream_id in peer.ends:
             ends[peer.name] = peer.ends[stream.stream_id]
-    pieces = stream.pieces
+    pieces, copy = stream.pieces, regions.streams.get(stream.stream_id)
+    source = copy.source if copy is not None else None
+    recovering = copy is not None and copy.recovering_since_ns is not None
     return StreamStatus(
         name=stream.info.name,
         stream_id=stream.stream_id.hex(),
@@ -291,11 +293,17 @@ def _stream(server: RegionServer, stream: Stream) -> StreamStatus:
         live=stream.index.end - 1 - void,
         void=void,
         kept_bytes=sum(piece.nbytes for piece in (*pieces.closed, pieces.open)),
-        rate=round(stream.rate, 1),
-        source=stream.source.region if stream.source is not None else "",
+        rate=round(copy.rate, 1) if copy is not None else 0.0,
+        source=source.region if source is not None else "",
         regions=ends,
         lag=max(ends.values()) - stream.committed,
-        subscribers=len(stream.subscribers),
+        subscribers=_subscribers(server, stream),
         quarantined=stream.quarantined,
-        recovering=stream.recovering_since_ns is not None or bool(stream.hole),
+        recovering=recovering or bool(stream.hole),
     )
+
+
+def _subscribers(server: RegionServer, stream: Stream) -> int:
+    """Readers here, and other regions."""
+    both = (server.streams.serving, server.regions.serving)
+    return sum(len(serving.followers.get(stream.stream_id, ())) for serving in both)

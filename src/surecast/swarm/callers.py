@@ -12,6 +12,8 @@ judge knows only what was asked and answered, and when:
 - watchers hear of every stream that matches, and of no other
 - nothing that is not older than a time lies before where that time is said to begin; when all is
   quiet, every region names the same position
+
+Others read ranges (`range_readers.py`).
 """
 
 import re
@@ -26,30 +28,38 @@ import msgspec
 from surecast.columns.intervals import IntervalSet
 from surecast.columns.retention import KeepFor
 from surecast.core.compose import Composition, compose
-from surecast.core.machine import NodeContext
-from surecast.core.types import MS, SECOND, Command, LogId, Received
-from surecast.protocols.sprinkler.config import InquirerConfig, SubscriberConfig
-from surecast.protocols.sprinkler.inquirer import Inquirer
-from surecast.protocols.sprinkler.messages import (
-    Advance,
-    Attach,
-    Attached,
+from surecast.core.endpoint import (
     Drop,
     Follow,
     Inquire,
+    MoveCursor,
+    TakeCursor,
+    WhereIs,
+    WhichStreams,
+)
+from surecast.core.machine import NodeContext
+from surecast.core.types import MS, SECOND, Command, LogId, Received
+from surecast.protocols.streams.config import InquirerConfig, SubscriberConfig
+from surecast.protocols.streams.inquirer import Inquirer
+from surecast.protocols.streams.messages import (
+    Advance,
+    Attach,
+    Attached,
     Introduce,
     Locate,
     Located,
     PubAck,
     PubNack,
+    ReadRange,
     StreamOpened,
     StreamsAre,
     UnwatchStreams,
     WatchStreams,
 )
-from surecast.protocols.sprinkler.subscriber import Subscriber
+from surecast.protocols.streams.subscriber import Subscriber
 from surecast.sim.world import World
 from surecast.swarm.cluster import Cluster
+from surecast.swarm.range_readers import RangeRead, RangeReaders
 
 __all__ = ["ONLY_HERE", "Callers", "CallersPlan", "Hold", "draw_callers"]
 
@@ -61,6 +71,7 @@ ONLY_HERE = (
     Locate,
     PubAck,
     PubNack,
+    ReadRange,
     StreamOpened,
     UnwatchStreams,
     WatchStreams,
@@ -87,6 +98,7 @@ class CallersPlan(msgspec.Struct):
     holds: list[Hold]
     watches: list[tuple[str, str]]  # (node, pattern)
     locates: list[tuple[int, str, str, int]]  # (when, node, stream, how long ago)
+    ranges: list[RangeRead] = []
 
 
 def draw_callers(
@@ -158,6 +170,7 @@ class Callers:
         self.found: list[tuple[str, LogId, int, int]] = []  # node, stream, time, position
         self.violations: list[str] = []
         self.tokens = ATTACH
+        self.ranges = RangeReaders(cluster, plan.ranges)
         world = cluster.world
         for hold in plan.holds:
             world.call(hold.comes_ns, partial(self._come, hold))
@@ -194,8 +207,7 @@ class Callers:
         world.on_emit(hold.node, partial(self._on_answer_to_holder, holder))
         world.on_deliver(hold.node, partial(self._on_read, holder))
         self._add(hold.node)
-        attach = Attach(ATTACH, hold.name, holder.me, True)
-        self._ask(hold.node, Inquire(attach, of_head=True, keep=True))
+        self._ask(hold.node, Inquire(TakeCursor(hold.name, holder.me), ATTACH))
         world.call(world.now_ns + ADVANCE_NS, partial(self._advance, holder))
         if hold.crashes_ns:
             world.call(hold.crashes_ns, partial(self._crash, holder))
@@ -262,7 +274,7 @@ class Callers:
             # Some lag behind: a successor that is told more was told it by whom it replaced.
             picked = {s: self.rng.randint(before.get(s, 1) + 1, at) for s, at in further.items()}
             holder.advances[token] = Asked(world.now_ns, picked)
-            self._ask(hold.node, Inquire(Advance(token, hold.name, holder.me, picked), True))
+            self._ask(hold.node, Inquire(MoveCursor(hold.name, holder.me, picked), token))
 
     # ------------------------------------------------------------ questions to any replica
 
@@ -275,7 +287,7 @@ class Callers:
             token = self._token()
             self.patterns[node, token] = pattern
             self.heard[node, token] = {}
-            self._ask(node, Inquire(WatchStreams(token, pattern), keep=True))
+            self._ask(node, Inquire(WhichStreams(pattern), token))
 
     def _locate(self, node: str, stream: str, ago_ns: int, world: World) -> None:
         stream_id = self.cluster.streams.get(stream)
@@ -286,7 +298,7 @@ class Callers:
     def _ask_where(self, node: str, stream: LogId, time_ns: int) -> None:
         token = self._token()
         self.sought[node, token] = stream, time_ns
-        self._ask(node, Inquire(Locate(token, stream, time_ns)))
+        self._ask(node, Inquire(WhereIs(stream, time_ns), token))
 
     def _on_answer(self, _now_ns: int, node: str, event: Any) -> None:
         answer = event.answer
@@ -317,6 +329,8 @@ class Callers:
         self._same_everywhere()
         self.violations += [*self._starts(), *self._fences(), *self._gaps(ends)]
         self.violations += [*self._unheard(), *self._misplaced()]
+        self.ranges.finish(ends)
+        self.violations += self.ranges.violations
         for node, token in self.heard:
             self._ask(node, Drop(token))
         world.run(world.now_ns + 100 * MS)
@@ -332,6 +346,7 @@ class Callers:
             "refused": sum(one.answered_ns < NEVER and bool(one.why) for one in asked),
             "heard of": sum(len(names) for names in self.heard.values()),
             "located": len(self.found),
+            **self.ranges.counts(),
         }
 
     def _same_everywhere(self) -> None:

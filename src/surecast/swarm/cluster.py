@@ -11,43 +11,41 @@ Tests, the lab, the demo and the swarm all build their clusters here.
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import fields
 from typing import Any
 
 from surecast.columns.batch import DATA
 from surecast.columns.retention import Policy
+from surecast.core.endpoint import Acked, Failed, Follow, Offer, Open, Opened, Unfollow
 from surecast.core.machine import NodeContext
+from surecast.core.streams import StreamSpec
 from surecast.core.types import MS, SECOND, LogId
 from surecast.protocols.chain.config import ChainConfig
 from surecast.protocols.chain.messages import Member
-from surecast.protocols.chain.replica import Replica
 from surecast.protocols.chain.service import ConfigService
 from surecast.protocols.sprinkler.checks import Offered, Reading, Record, Tally, check
-from surecast.protocols.sprinkler.client import Client
-from surecast.protocols.sprinkler.config import (
-    ClientConfig,
-    MeshConfig,
-    ProxyConfig,
-    PublisherConfig,
-    SubscriberConfig,
-)
-from surecast.protocols.sprinkler.messages import (
-    Acked,
-    Failed,
-    Follow,
-    Offer,
-    Open,
-    Opened,
-    Unfollow,
-)
-from surecast.protocols.sprinkler.proxy import Proxy
-from surecast.protocols.sprinkler.publisher import Publisher
-from surecast.protocols.sprinkler.subscriber import Subscriber
+from surecast.protocols.sprinkler.config import ClientConfig, MeshConfig, SprinklerConfig
+from surecast.protocols.sprinkler.mesh_peer import MeshPeer
+from surecast.protocols.streams.config import PublisherConfig, StreamsConfig, SubscriberConfig
+from surecast.protocols.streams.publisher import Publisher
+from surecast.protocols.streams.subscriber import Subscriber
 from surecast.sim.links import Link
 from surecast.sim.trace import Trace
 from surecast.sim.world import World
 from surecast.stacks import region_replica
 
 __all__ = ["Cluster"]
+
+
+def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Options of replicas: those of their streams, and those of Sprinkler; some are of both."""
+    found = []
+    for config in (StreamsConfig, SprinklerConfig):
+        names = {field.name for field in fields(config)}
+        found.append({key: value for key, value in options.items() if key in names})
+    unknown = [key for key in options if not any(key in some for some in found)]
+    assert not unknown, f"no options of a replica: {unknown}"
+    return found[0], found[1]
 
 
 class Cluster:
@@ -62,10 +60,9 @@ class Cluster:
         publishers: int = 1,
         subscribers: int = 1,
         chain: dict[str, Any] | None = None,
-        proxy: dict[str, Any] | None = None,
-        replica_type: type[Replica] = Replica,
-        proxy_type: type[Proxy] = Proxy,
-        client_type: type[Client] = Client,
+        server: dict[str, Any] | None = None,
+        types: tuple[type[Any], ...] = (),
+        client_type: type[MeshPeer] = MeshPeer,
         mesh: MeshConfig | None = None,
         client: dict[str, Any] | None = None,
         publisher: dict[str, Any] | None = None,
@@ -77,11 +74,12 @@ class Cluster:
             region: tuple(f"{region}/{n}" for n in range(count))
             for region, count in regions.items()
         }
-        self.replica_type, self.proxy_type = replica_type, proxy_type
+        self.types = types  # in place of a replica's own (`stacks.region_replica`)
         self.client_type = client_type
         self.mesh = mesh or MeshConfig()
         self.chain_options, self.client_options = chain or {}, client or {}
-        self.proxy_options = {"mesh": self.mesh, **(proxy or {})}
+        self.streams_options, self.sprinkler_options = _split(server or {})
+        self.sprinkler_options.setdefault("mesh", self.mesh)
         self.publisher_options = publisher or {}
         self.counters: dict[str, Counter[str]] = {}  # by node, through all its lives
         self.records: dict[str, Record] = {}
@@ -124,17 +122,12 @@ class Cluster:
         counters = self.counters[name] = Counter()
         options = {"replicas": len(self.regions[region]), **self.chain_options}
         chain = ChainConfig(region, name, service, **options)
-        proxy = ProxyConfig(region, name, dict(self.regions), **self.proxy_options)
+        streams = StreamsConfig(region, name, self.regions[region], **self.streams_options)
+        sprinkler = SprinklerConfig(region, name, dict(self.regions), **self.sprinkler_options)
 
         def factory(ctx: NodeContext) -> Any:
             return region_replica(
-                chain,
-                proxy,
-                ctx.disk,
-                ctx.rng,
-                counters,
-                replica_type=self.replica_type,
-                proxy_type=self.proxy_type,
+                chain, streams, sprinkler, ctx.disk, ctx.rng, counters, types=self.types
             )
 
         self.world.add(name, factory)
@@ -174,7 +167,7 @@ class Cluster:
         counters = self.counters[name] = Counter()
         self.clients[name] = dict.fromkeys(self.streams, 1) if follows is None else follows
 
-        def factory(ctx: NodeContext) -> Client:
+        def factory(ctx: NodeContext) -> MeshPeer:
             followed = [self.streams[stream] for stream in self.clients[name]]
             starts = {stream: self.readings[name, stream].position for stream in followed}
             return self.client_type(config, starts, ctx.rng, counters)
@@ -225,7 +218,7 @@ class Cluster:
         """Have a publisher (by default one of the owner's region) create a stream."""
         self.records[stream] = Record(stream, policy)
         self.owners[stream] = owner
-        self.world.at(at_ns, opener or f"{owner}/pub0", Open(stream, policy))
+        self.world.at(at_ns, opener or f"{owner}/pub0", Open(stream, StreamSpec(policy)))
 
     def offer(
         self,

@@ -17,10 +17,10 @@ from typing import Any
 import msgspec
 
 from surecast.core.types import MS, SECOND, tag_of
+from surecast.parts.peer_sampling import View
 from surecast.protocols.sprinkler.config import ClientConfig, MeshConfig
-from surecast.protocols.sprinkler.feed import Feed
+from surecast.protocols.sprinkler.mesh_membership import Feed
 from surecast.protocols.sprinkler.messages import MeshRequest
-from surecast.protocols.sprinkler.view import View
 from surecast.sim.world import World
 from surecast.swarm.cluster import Cluster
 
@@ -165,7 +165,7 @@ class Crowd:
                 self._note(name, _wrong(feed, self.bounds))
         for name in (node for nodes in self.cluster.regions.values() for node in nodes):
             server = world.machine(name)
-            for mesh in server.layers["sprinkler"].hub.meshes.values() if server else ():
+            for mesh in server.layers["sprinkler.mesh"].meshes.values() if server else ():
                 self._note(name, _wrong_view(mesh.view, self.bounds.mesh.view_max))
         world.call(world.now_ns + LOOK_NS, self._look)
 

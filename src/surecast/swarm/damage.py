@@ -143,8 +143,8 @@ class Damages:
                 machine = world.machine(name)
                 if machine is None or len(self.violations) > 5:
                     continue
-                chain, proxy = machine.layers["chain"], machine.layers["sprinkler"]
-                if chain.holes and len(chain.members) > 1 and (proxy.is_head or proxy.is_tail):
+                chain, server = machine.layers["chain"], machine.layers["streams"]
+                if chain.holes and len(chain.members) > 1 and (server.is_head or server.is_tail):
                     self.violations.append(
                         f"{name} is head or tail at {world.now_ns} ns, but cannot read "
                         f"{sum(map(len, chain.holes.values()))} ranges of its logs"

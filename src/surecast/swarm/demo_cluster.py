@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from surecast.client.asking import ask
 from surecast.core.types import MS
+from surecast.endpoint.http_get import http_get
 from surecast.errors import SurecastError, UsageError
 from surecast.runtime.book import show_address
 from surecast.runtime.relay import LinkSpec, RelayProcess, Shape
@@ -102,7 +102,7 @@ def look(cluster: Cluster, name: str) -> dict[str, Any]:
     """What a node knows (`/v1/status`); empty while it does not answer."""
     try:
         url = f"http://{cluster.nodes[name].http}/v1/status"
-        status: dict[str, Any] = json.loads(ask(url, patience_s=ANSWER_S))
+        status: dict[str, Any] = json.loads(http_get(url, patience_s=ANSWER_S))
         return status
     except OSError:
         return {}

@@ -26,10 +26,11 @@ from typing import Any
 
 from surecast.columns.batch import DATA
 from surecast.columns.retention import KeepFor, Policy
+from surecast.core.endpoint import Open
+from surecast.core.streams import StreamSpec
 from surecast.core.types import MS, SECOND, LogId
 from surecast.errors import SurecastError, UsageError
 from surecast.protocols.sprinkler.checks import Offered, Reading, Record, Tally, check
-from surecast.protocols.sprinkler.messages import Open
 from surecast.runtime.book import Address, show_address
 from surecast.runtime.relay import RelayProcess, RelaySpec, Shape
 from surecast.server.config import witness_name
@@ -217,7 +218,7 @@ class Fleet:
     def open(self, stream: str, region: str, policy: Policy) -> None:
         """By the publisher of `region`, which need not be the owner."""
         publisher = self.workers[f"{region}/pub"]
-        publisher.ask("give", Open(stream, policy))
+        publisher.ask("give", Open(stream, StreamSpec(policy)))
         self.wait(lambda: stream in publisher.ask("status")["opened"])
         self.streams[stream] = publisher.ask("status")["opened"][stream]
         self.policies[stream] = policy
@@ -325,7 +326,7 @@ class Fleet:
     def rest(self, readers: list[str] | None = None) -> None:
         """Wait until all is settled and stays so: heads go on adding expiry to keep_for streams."""
         ages_ns = [p.ns for p in self.policies.values() if isinstance(p, KeepFor)]
-        expire_ns = self.settings.get("sprinkler", {}).get("expire_ns", EXPIRE_NS)
+        expire_ns = self.settings.get("streams", {}).get("expire_ns", EXPIRE_NS)
         quiet_s = (max(ages_ns) + 3 * expire_ns) / SECOND if ages_ns else 0.0
         before: dict[str, dict[str, int]] = {}
         since = 0.0

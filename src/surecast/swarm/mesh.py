@@ -11,10 +11,8 @@ from random import Random
 from typing import Any
 
 from surecast.core.types import MS, SECOND
-from surecast.protocols.chain.replica import Replica
-from surecast.protocols.sprinkler.client import Client
 from surecast.protocols.sprinkler.config import MeshConfig, paper_mesh
-from surecast.protocols.sprinkler.proxy import Proxy
+from surecast.protocols.sprinkler.mesh_peer import MeshPeer
 from surecast.sim.faults import Timed, draw
 from surecast.sim.trace import Trace
 from surecast.swarm.crowd import EARLIEST, LATEST, Change, MeshPlan, Visit
@@ -39,9 +37,8 @@ def run_seed(
     seed: int,
     *,
     plan: Plan | None = None,
-    replica_type: type[Replica] = Replica,
-    proxy_type: type[Proxy] = Proxy,
-    client_type: type[Client] = Client,
+    types: tuple[type[Any], ...] = (),
+    client_type: type[MeshPeer] = MeshPeer,
     trace: Trace | None = None,
     story: Story | None = None,
 ) -> SeedResult:
@@ -49,8 +46,7 @@ def run_seed(
     return run_plan(
         seed,
         plan=plan or draw_plan(seed),
-        replica_type=replica_type,
-        proxy_type=proxy_type,
+        types=types,
         client_type=client_type,
         trace=trace,
         story=story,

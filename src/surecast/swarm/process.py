@@ -21,21 +21,16 @@ from typing import Any, Final
 import msgspec
 
 from surecast.columns.batch import Batch
+from surecast.core.endpoint import Acked, Failed, Follow, OfferBatch, Opened
 from surecast.core.types import LogId
 from surecast.core.wire import Codec
 from surecast.protocols.chain.config import ChainConfig
 from surecast.protocols.chain.service import ConfigService
-from surecast.protocols.sprinkler.client import Client
-from surecast.protocols.sprinkler.config import (
-    ClientConfig,
-    MeshConfig,
-    ProxyConfig,
-    PublisherConfig,
-    SubscriberConfig,
-)
-from surecast.protocols.sprinkler.messages import Acked, Failed, Follow, OfferBatch, Opened
-from surecast.protocols.sprinkler.publisher import Publisher
-from surecast.protocols.sprinkler.subscriber import Subscriber
+from surecast.protocols.sprinkler.config import ClientConfig, MeshConfig, SprinklerConfig
+from surecast.protocols.sprinkler.mesh_peer import MeshPeer
+from surecast.protocols.streams.config import PublisherConfig, StreamsConfig, SubscriberConfig
+from surecast.protocols.streams.publisher import Publisher
+from surecast.protocols.streams.subscriber import Subscriber
 from surecast.registry import message_types
 from surecast.runtime.book import AddressBook
 from surecast.runtime.node import Node
@@ -82,8 +77,9 @@ def build(ctx: Any, args: dict[str, Any]) -> Any:
         region = args["region"]
         regions = {name: tuple(nodes) for name, nodes in args["regions"].items()}
         chain = ChainConfig(region, ctx.name, f"{region}/config", len(regions[region]))
-        proxy = ProxyConfig(region, ctx.name, regions)
-        return region_replica(chain, proxy, ctx.disk, ctx.rng, counters)
+        streams = StreamsConfig(region, ctx.name, regions[region])
+        sprinkler = SprinklerConfig(region, ctx.name, regions)
+        return region_replica(chain, streams, sprinkler, ctx.disk, ctx.rng, counters)
     if role == "service":
         return ConfigService({args["region"]: replicas}, ctx.disk, counters)
     if role == "publisher":
@@ -91,7 +87,7 @@ def build(ctx: Any, args: dict[str, Any]) -> Any:
     starts = {bytes.fromhex(stream): start for stream, start in args["starts"].items()}
     if role == "client":
         config = ClientConfig(ctx.name, replicas, MeshConfig(**args.get("mesh", {})))
-        return Client(config, starts, ctx.rng, counters)
+        return MeshPeer(config, starts, ctx.rng, counters)
     assert role == "subscriber", role
     return Subscriber(SubscriberConfig(replicas), starts, counters)
 
@@ -135,7 +131,7 @@ class Host:
         counters: Counter[str] = sum((node.counters for node in self.server.nodes), Counter())
         counters["store.moves"] = sum(getattr(n.store, "moves", 0) for n in self.server.nodes)
         if self.server.replica is not None:
-            counters += self.server.proxy.counters  # which are its chain's, too
+            counters += self.server.chain.counters  # which the other layers share
         return {"counters": dict(counters)}
 
 

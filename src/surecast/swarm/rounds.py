@@ -47,7 +47,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "run_bytes_min": 16 << 10,
         "maps_max": 4,
     },
-    "sprinkler": {
+    "streams": {
         "compact_ns": 100 * MS,
         "expire_ns": 200 * MS,
         "piece_rows_max": 256,
@@ -219,7 +219,7 @@ def _judge(fleet: Fleet, result: RoundResult) -> None:
         result.from_peers += counters.get("mesh.positions-from-peers", 0)
         result.from_servers += counters.get("mesh.positions-from-server", 0)
         result.moves += counters.get("store.moves", 0)
-        result.rewritten += counters.get("sprinkler.rewritten", 0)
+        result.rewritten += counters.get("streams.rewritten", 0)
         for stream_id, _, values, _ in results.get("offered", ()):
             result.forwarded += len(values) * (own[stream_id] != fleet.wiring.region_of(name))
 

@@ -7,7 +7,8 @@ every region must be at the same end; fresh readers then read every region from 
 position. The verdict comes from the clients' records alone (`protocols.sprinkler.checks`).
 
 Publishers of other regions than the owner's publish through their own, streams are created from
-anywhere, and clients hold named subscriptions, watch patterns and ask for times (`callers.py`).
+anywhere, and clients hold named subscriptions, watch patterns, ask for times and read ranges
+(`callers.py`).
 
 A plan may also have a crowd of mesh clients in it; `mesh.py` draws such plans, without the latter.
 """
@@ -22,21 +23,22 @@ from surecast.columns.retention import KeepAll, KeepFor, KeepLast, LatestPerKey,
 from surecast.core.machine import HandlerMachine
 from surecast.core.types import MS, SECOND, tag_of
 from surecast.protocols.chain.messages import Patch, Wanted
-from surecast.protocols.chain.replica import Replica
 from surecast.protocols.chain.service import ConfigService
-from surecast.protocols.sprinkler.client import Client
-from surecast.protocols.sprinkler.inquirer import Inquirer
+from surecast.protocols.sprinkler.mesh_peer import MeshPeer
 from surecast.protocols.sprinkler.messages import Doubt, Hide, RegionBehind
-from surecast.protocols.sprinkler.proxy import Proxy
-from surecast.protocols.sprinkler.publisher import Publisher
-from surecast.protocols.sprinkler.subscriber import Subscriber
+from surecast.protocols.streams.fetcher import Fetcher
+from surecast.protocols.streams.inquirer import Inquirer
+from surecast.protocols.streams.publisher import Publisher
+from surecast.protocols.streams.subscriber import Subscriber
 from surecast.sim.faults import KINDS, Crash, Fault, Pause, Timed, Wipe, draw
 from surecast.sim.trace import Trace
 from surecast.sim.world import World
+from surecast.stacks import REPLICA_LAYERS
 from surecast.swarm.callers import ONLY_HERE, Callers, CallersPlan, draw_callers
 from surecast.swarm.cluster import Cluster
 from surecast.swarm.crowd import Crowd, MeshPlan
 from surecast.swarm.damage import DamagePlan, Damages, draw_damage
+from surecast.swarm.range_readers import draw_ranges
 from surecast.swarm.story import Story
 from surecast.swarm.workload import draw_workload
 
@@ -81,7 +83,7 @@ class Abroad(msgspec.Struct):
     openers: dict[str, str]  # stream → the publisher that creates it
     publishers: dict[str, list[str]]  # stream → those of other regions that publish to it
     late: dict[str, tuple[str, Policy, int]]  # further streams: owner, retention, when
-    proxy: dict[str, int]  # settings that make retention and compaction work in small steps
+    server: dict[str, int]  # settings that make retention and compaction work in small steps
     callers: CallersPlan
 
 
@@ -105,6 +107,13 @@ def draw_plan(seed: int) -> Plan:
     rng = Random(f"{seed}/plan")
     plan = draw_deployment(rng, rng.randint(3, 5))
     plan.abroad = _draw_abroad(Random(f"{seed}/abroad"), plan)
+    plan.abroad.callers.ranges = draw_ranges(
+        Random(f"{seed}/ranges"),
+        list(plan.regions),
+        [*plan.streams, *plan.abroad.late],
+        WARM_UP_NS,
+        plan.duration_ns,
+    )
     rng = Random(f"{seed}/damage")
     if rng.random() < DAMAGED:
         plan.damage = draw_damage(rng, plan.regions, WARM_UP_NS, plan.duration_ns)
@@ -130,13 +139,13 @@ def _draw_abroad(rng: Random, plan: Plan) -> Abroad:
         name: [p for p in rng.sample(everybody, rng.randint(0, 2)) if not p.startswith(owner)]
         for name, (owner, _) in plan.streams.items()
     }
-    proxy = {
+    server = {
         "piece_rows_max": rng.choice((16, 100, 1 << 16)),
         "feed_rows": rng.choice((1, 16, 1 << 14)),
         "feed_bytes": rng.choice((1, 2_000, 16 << 20)),
     }
     callers = draw_callers(rng, places, list(plan.streams), WARM_UP_NS, plan.duration_ns)
-    return Abroad(owners, openers, publishers, late, proxy, callers)
+    return Abroad(owners, openers, publishers, late, server, callers)
 
 
 def draw_deployment(rng: Random, count: int) -> Plan:
@@ -190,18 +199,17 @@ def run_seed(
     seed: int,
     *,
     plan: Plan | None = None,
-    replica_type: type[Replica] = Replica,
-    proxy_type: type[Proxy] = Proxy,
-    client_type: type[Client] = Client,
+    types: tuple[type[Any], ...] = (),
+    client_type: type[MeshPeer] = MeshPeer,
     chain: dict[str, Any] | None = None,
-    proxy: dict[str, Any] | None = None,
+    server: dict[str, Any] | None = None,
     trace: Trace | None = None,
     story: Story | None = None,
 ) -> SeedResult:
     """Run one seed; the same seed gives the same run in every process."""
     plan = plan or draw_plan(seed)
     mesh, abroad = plan.mesh, plan.abroad
-    drawn: dict[str, Any] = {**abroad.proxy, "owners": abroad.owners} if abroad else {}
+    drawn: dict[str, Any] = {**abroad.server, "owners": abroad.owners} if abroad else {}
     if plan.damage:  # a lone owner that was rolled back must not number before it could ask
         drawn["ask_ns"] = PATIENCE_NS
     cluster = Cluster(
@@ -210,10 +218,9 @@ def run_seed(
         delay_ns=lambda a, b: plan.delays_ms[f"{min(a, b)}-{max(a, b)}"] * MS,
         publishers=plan.publishers,
         chain=chain,
-        proxy={**drawn, **(proxy or {})},
+        server={**drawn, **(server or {})},
         publisher={"owner_ns": PATIENCE_NS},
-        replica_type=replica_type,
-        proxy_type=proxy_type,
+        types=types,
         client_type=client_type,
         mesh=mesh.config if mesh else None,
         client=mesh.client if mesh else None,
@@ -399,13 +406,13 @@ def _coverage(cluster: Cluster, damaged: bool) -> dict[str, int]:
     of two histories of a stream, which no swarm makes."""
     replicas = [node for nodes in cluster.regions.values() for node in nodes]
     roles: dict[type[HandlerMachine], list[str]] = {
-        Replica: replicas,
-        Proxy: replicas,
+        **dict.fromkeys(REPLICA_LAYERS.values(), replicas),
         Publisher: cluster.publishers,
         Subscriber: [name for name in cluster.subscribers if name not in cluster.clients],
         Inquirer: cluster.callers,
+        Fetcher: cluster.callers,
         ConfigService: [f"{region}/config" for region in cluster.regions],
-        Client: list(cluster.clients),
+        MeshPeer: list(cluster.clients),
     }
     return {
         f"{role.__name__}.{name}": sum(cluster.counters[node][tag_of(message)] for node in nodes)
@@ -413,8 +420,11 @@ def _coverage(cluster: Cluster, damaged: bool) -> dict[str, int]:
         for message, name in role.handlers.items()
         if message not in (Doubt, Hide)  # which need two histories
         and (damaged or message not in NEED_DAMAGE)
-        and (cluster.clients or message not in Client.handlers)
-        and (cluster.callers or not (role is Inquirer or (role is Proxy and message in ONLY_HERE)))
+        and (cluster.clients or message not in MeshPeer.handlers)
+        and (
+            cluster.callers
+            or not (role in (Inquirer, Fetcher) or (nodes is replicas and message in ONLY_HERE))
+        )
     }
 
 

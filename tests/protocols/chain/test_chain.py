@@ -47,7 +47,7 @@ from surecast.protocols.chain.messages import (
     Watch,
 )
 from surecast.protocols.chain.replica import Replica
-from surecast.protocols.sprinkler.messages import Publish
+from surecast.protocols.streams.messages import Publish
 from surecast.storage.memory import MemoryDisk
 from surecast.swarm.cluster import Cluster
 from tests.helpers import cluster_of, heal_and_judge, publish, run, settle, wait
@@ -727,7 +727,7 @@ def test_a_learner_joins_under_load_and_can_stand_alone() -> None:
         {"east": 2, "west": 1},
         {"s": ("east", KeepLast(30))},
         chain={"min_replicas": 1},
-        proxy={"compact_ns": 100 * MS, "compact_share": 0.1},
+        server={"compact_ns": 100 * MS, "compact_share": 0.1},
     )
     world, stream = cluster.world, cluster.streams["s"]
     world.crash("east/1")
@@ -764,9 +764,9 @@ def test_the_token_moves_and_there_is_never_a_second_tail() -> None:
     tails: set[tuple[str, ...]] = set()
     for _ in range(3000):
         world.run(world.now_ns + MS)
-        proxies = [world.machine(n).layers["sprinkler"] for n in cluster.regions["east"]]
-        epoch = max(proxy.epoch for proxy in proxies)
-        tails.add(tuple(p.config.name for p in proxies if p.is_tail and p.epoch == epoch))
+        layers = [world.machine(n).layers["sprinkler"] for n in cluster.regions["east"]]
+        epoch = max(layer.epoch for layer in layers)
+        tails.add(tuple(x.config.name for x in layers if x.is_tail and x.epoch == epoch))
     assert tails == {("east/0",), (), ("east/1",)}
     publish(cluster, 5)
     settle(cluster)
@@ -785,7 +785,7 @@ def test_a_token_lost_on_the_way_does_not_leave_a_region_without_a_tail() -> Non
             tokens.extend(m for m in sent if isinstance(m, TailToken))
             return out
 
-    cluster = cluster_of({"east": 2, "west": 1}, chain={"min_replicas": 1}, replica_type=Overheard)
+    cluster = cluster_of({"east": 2, "west": 1}, chain={"min_replicas": 1}, mutant=Overheard)
     world = cluster.world
     publish(cluster, 3)
     settle(cluster)
@@ -889,7 +889,7 @@ class Accuses(Replica):
 
 def epochs_after_a_nap(replica_type: type[Replica]) -> int:
     """All replicas of a chain stand still for a while, as on a suspended machine."""
-    cluster = cluster_of({"east": 3, "west": 1}, replica_type=replica_type)
+    cluster = cluster_of({"east": 3, "west": 1}, mutant=replica_type)
     publish(cluster, 5)
     settle(cluster)
     for node in cluster.regions["east"]:

@@ -180,7 +180,7 @@ def test_g10_crashes_at_any_moment_of_a_compaction_lose_and_double_nothing(seed:
         {"s": ("east", KeepLast(20))},
         seed=seed,
         publishers=2,
-        proxy={"compact_ns": 20 * MS, "compact_share": 0.2, "piece_rows_max": 16},
+        server={"compact_ns": 20 * MS, "compact_share": 0.2, "piece_rows_max": 16},
     )
     world = cluster.world
     world.disks.sync_ns = 3 * MS
@@ -192,7 +192,7 @@ def test_g10_crashes_at_any_moment_of_a_compaction_lose_and_double_nothing(seed:
         run(cluster, 300 * MS)
         stream, pieces = cluster.streams["s"], None
         if world.machine(node) is not None:
-            pieces = world.machine(node).layers["sprinkler"].streams[stream].pieces
+            pieces = world.machine(node).layers["streams"].streams[stream].pieces
             wait(cluster, lambda pieces=pieces: pieces.under_way is not None)  # type: ignore[misc]
         run(cluster, (seed + n) % 4 * MS)  # before the snapshot is written, between, after
         world.crash(node)
@@ -209,7 +209,7 @@ def test_a_learner_comes_while_the_tail_compacts() -> None:
         {"s": ("east", KeepLast(10))},
         publishers=2,
         chain={"min_replicas": 1},
-        proxy={"compact_ns": 20 * MS, "compact_share": 0.2, "piece_rows_max": 16},
+        server={"compact_ns": 20 * MS, "compact_share": 0.2, "piece_rows_max": 16},
     )
     world = cluster.world
     publish(cluster, 100, "east/pub1")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from surecast.columns.retention import KeepLast, LatestPerKey
 from surecast.core.replicated import Refound
 from surecast.core.types import MS, SECOND, Command, Received
-from surecast.protocols.sprinkler.messages import Publish
+from surecast.protocols.streams.messages import Publish
 from surecast.swarm.cluster import Cluster
 from tests import mutations
 from tests.helpers import cluster_of, heal_and_judge, publish, run, settle, tell_each, wait
@@ -97,7 +97,7 @@ def retry_after_collection(mutant: type | None) -> list[str]:
         {"s": ("east", KeepLast(3))},
         mutant=mutant,
         publishers=2,
-        proxy={"compact_ns": 100 * MS, "compact_share": 0.1},
+        server={"compact_ns": 100 * MS, "compact_share": 0.1},
     )
     publish(cluster, 5, "east/pub1")
     settle(cluster)

@@ -5,9 +5,9 @@ from typing import Any
 
 from surecast.columns.retention import Policy
 from surecast.core.types import SECOND, Peer, Received, Send
-from surecast.protocols.sprinkler.client import Client
 from surecast.protocols.sprinkler.config import MeshConfig, paper_mesh
-from surecast.protocols.sprinkler.feed import Feed
+from surecast.protocols.sprinkler.mesh_membership import Feed
+from surecast.protocols.sprinkler.mesh_peer import MeshPeer
 from surecast.protocols.sprinkler.messages import MeshEvents, MeshRequest, MeshView
 from surecast.swarm.cluster import Cluster
 from tests.helpers import cluster_of
@@ -17,7 +17,7 @@ PRESETS = {"default": MeshConfig(), "paper": paper_mesh()}
 SILENT_HUB = MeshConfig(gossip_ns=HOUR, shuffle_ns=HOUR, fanout=1, server_fanout=1)
 
 
-class Watched(Client):
+class Watched(MeshPeer):
     """A client that checks G11 and G12 after each of its steps."""
 
     def __init__(self, *args: Any) -> None:

@@ -25,6 +25,7 @@ from surecast.columns.retention import (
     Policy,
     TagIs,
 )
+from surecast.core.endpoint import Failed
 from surecast.core.types import SECOND
 from surecast.protocols.sprinkler.checks import (
     Event,
@@ -35,7 +36,6 @@ from surecast.protocols.sprinkler.checks import (
     check,
     surviving,
 )
-from surecast.protocols.sprinkler.messages import Failed
 from tests.helpers import cluster_of, publish, settle
 
 STREAM = bytes(range(16))

@@ -30,8 +30,13 @@ import pytest
 
 from surecast.columns.retention import KeepAll
 from surecast.core.types import MS, SECOND, Send
-from surecast.protocols.sprinkler.messages import Advertise, PeerEvents, Subscribe, Unsubscribe
-from surecast.protocols.sprinkler.proxy import Proxy
+from surecast.protocols.sprinkler.messages import (
+    Advertise,
+    PeerEvents,
+    RegionSubscribe,
+    RegionUnsubscribe,
+)
+from surecast.protocols.sprinkler.region_sync import RegionSync
 from surecast.sim.links import Link
 from surecast.swarm.cluster import Cluster
 from tests.helpers import cluster_of, run, wait
@@ -60,7 +65,7 @@ class Figure:
         self.cluster: Cluster | None = None
         figure = self
 
-        class Overheard(Proxy):
+        class Overheard(RegionSync):
             def step(self, now_ns: int, inp: Any) -> list[Any]:
                 out = super().step(now_ns, inp)
                 for effect in out:
@@ -71,8 +76,8 @@ class Figure:
         cluster = cluster_of(
             {"x": 1, "y": 1, "z": 1},
             {"s": ("y", KeepAll())},
-            proxy_type=Overheard,
-            proxy={"switching": switching},
+            types=(Overheard,),
+            server={"switching": switching},
         )
         self.cluster, world = cluster, cluster.world
         self.stream = cluster.streams["s"]
@@ -113,10 +118,10 @@ class Figure:
         if kind is Advertise and self.stream in message.ends:
             count = message.ends[self.stream] - 1
             what = f"advertise    s: {count}"
-        elif kind is Subscribe and message.stream == self.stream:
+        elif kind is RegionSubscribe and message.stream == self.stream:
             count = message.start - 1
             what = f"subscribe    s, has {count}"
-        elif kind is Unsubscribe and message.stream == self.stream:
+        elif kind is RegionUnsubscribe and message.stream == self.stream:
             count, what = 0, "unsubscribe  s"
         elif kind is PeerEvents and message.batches:
             lo, count = message.batches[0].lo, message.batches[-1].hi - 1
@@ -136,15 +141,15 @@ class Figure:
         cut = next(i for i, line in enumerate(self.lines) if not line.kind)
         before, after = self.lines[:cut], self.lines[cut + 1 :]
         self.lines[cut].number = "12"
-        for kind, numbers in ((Advertise, ("1", "2")), (Subscribe, ("3", "4"))):
+        for kind, numbers in ((Advertise, ("1", "2")), (RegionSubscribe, ("3", "4"))):
             shown = [x for x in before if x.kind is kind and "Y" in (x.sender, x.receiver)]
-            shown = [x for x in shown if kind is Subscribe or x.sender == "Y"]
+            shown = [x for x in shown if kind is RegionSubscribe or x.sender == "Y"]
             for line, number in zip(shown, numbers, strict=False):
                 line.number = number
         for line in before:
             if line.kind is PeerEvents and line.sender == "Y":
                 line.number = "5-11"
-        moved = next(x for x in after if x.kind is Subscribe)
+        moved = next(x for x in after if x.kind is RegionSubscribe)
         told = [x for x in self.find(Advertise, "XZ", cut) if x.at_ns < moved.at_ns]
         told[-1].number, moved.number = "14", "15"
         for pair, number in (("YZ", "13"), ("XZ", "16-17"), ("YX", "18-19")):

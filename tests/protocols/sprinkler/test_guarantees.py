@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import combinations, pairwise
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -35,7 +36,7 @@ from surecast.columns.retention import (
 from surecast.core.types import MS, SECOND
 from surecast.protocols.sprinkler.checks import Event, Reading, Record, surviving
 from surecast.protocols.sprinkler.messages import Advertise
-from surecast.protocols.sprinkler.proxy import Proxy
+from surecast.protocols.sprinkler.region_sync import RegionSync
 from surecast.sim.faults import Crash, DiskFailure, Pause, Reset, Timed
 from surecast.sim.links import Link
 from surecast.sim.world import WALL_NS, World
@@ -73,7 +74,7 @@ class Ordeal:
     """A cluster that went through all of `FAULTS` under load, was healed, and was read afresh."""
 
     def __init__(
-        self, seed: int, proxy_type: type[Proxy] = Proxy, load_ns: int = 7 * SECOND
+        self, seed: int, mutant: type[RegionSync] | None = None, load_ns: int = 7 * SECOND
     ) -> None:
         self.seed, self.load_ns = seed, load_ns
         self.rng = Random(f"ordeal {seed}")
@@ -82,9 +83,9 @@ class Ordeal:
             STREAMS,
             seed,
             publishers=2,
-            proxy_type=proxy_type,
+            mutant=mutant,
             chain={"min_replicas": 1},
-            proxy={"compact_ns": 300 * MS, "compact_share": 0.2},
+            server={"compact_ns": 300 * MS, "compact_share": 0.2},
         )
         self.in_flight: Counter[str] = Counter()  # faults with publishes under way
         self.sources: Counter[str] = Counter()  # what was sampled, by outcome
@@ -190,29 +191,31 @@ class Ordeal:
         """Look at every replica's sources (G8) and at the newest position of owners (G7)."""
         for region in REGIONS:
             stacks = [world.machine(n) for n in self.cluster.regions[region]]
-            self._sample_region(region, [stack.layers["sprinkler"] for stack in stacks if stack])
+            self._sample_region(region, [stack.layers for stack in stacks if stack])
         if world.now_ns < self.start_ns + self.load_ns + 5 * SECOND:
             world.call(world.now_ns + 7 * MS, self._sample)
 
-    def _sample_region(self, region: str, proxies: list[Proxy]) -> None:
-        epoch = max((proxy.epoch for proxy in proxies), default=0)
+    def _sample_region(self, region: str, replicas: list[dict[str, Any]]) -> None:
+        epoch = max((layers["sprinkler"].epoch for layers in replicas), default=0)
         for name, stream_id in self.cluster.streams.items():
             owned = STREAMS[name][0] == region
             pulling = 0
-            for proxy in proxies:
-                stream = proxy.streams.get(stream_id)
-                if stream is None:
+            for layers in replicas:
+                regions: RegionSync = layers["sprinkler"]
+                stream = layers["streams"].streams.get(stream_id)
+                copy = regions.streams.get(stream_id)
+                if stream is None or copy is None:
                     continue
                 if owned and stream.committed > 1 and stream.index.end == stream.committed:
                     newest = stream.index.void_at(stream.committed - 1, stream.committed)
                     self.sources["newest is void" if newest else "newest is live"] += 1
-                if stream.source is None:
+                if copy.source is None:
                     continue
-                pulling += proxy.epoch == epoch
-                if not proxy.is_head or stream.source.region == region:
+                pulling += regions.epoch == epoch
+                if not regions.is_head or copy.source.region == region:
                     self.sources["pulled by no head, or from itself"] += 1
                 elif owned:
-                    recovering = stream.recovering_since_ns is not None
+                    recovering = copy.recovering_since_ns is not None
                     self.sources["owner recovers" if recovering else "owner pulls"] += 1
                 else:
                     self.sources["pulled"] += 1
@@ -577,7 +580,7 @@ def test_g7_also_at_a_replica_that_came_back_from_its_disk() -> None:
         {"east": 1},
         {"s": ("east", LatestPerKey())},
         chain={"save_ns": 500 * MS},
-        proxy={"compact_ns": 20 * MS, "compact_share": 0.1},
+        server={"compact_ns": 20 * MS, "compact_share": 0.1},
     )
     world, start_ns = cluster.world, cluster.world.now_ns
     for i in range(400):
@@ -606,7 +609,7 @@ def test_g8_one_source_a_stream_and_none_for_ones_own(ordeals: list[Ordeal]) -> 
             assert ordeal.sources[wrong] == 0, wrong
 
 
-class PullsItsOwn(Proxy):
+class PullsItsOwn(RegionSync):
     """G8 broken: a region subscribes to its own streams elsewhere."""
 
     def _on_advertise(self, node: str, message: Advertise) -> None:
@@ -616,13 +619,13 @@ class PullsItsOwn(Proxy):
                 self._subscribe(stream, self.peers[message.region])
 
 
-class EveryReplicaPulls(Proxy):
+class EveryReplicaPulls(RegionSync):
     """G8 broken: replicas pull for themselves instead of leaving it to the head."""
 
     def _on_advertise(self, node: str, message: Advertise) -> None:
         super()._on_advertise(node, message)
         for stream in self.streams.values():
-            if not self._owns(stream) and stream.source is None:
+            if not self.owns(stream) and stream.source is None:
                 self._subscribe(stream, self.peers[message.region])
 
 
@@ -631,7 +634,7 @@ class EveryReplicaPulls(Proxy):
     ("mutant", "wrong"),
     [(PullsItsOwn, "owner pulls"), (EveryReplicaPulls, "pulled by no head, or from itself")],
 )
-def test_g8_samples_show_a_region_that_breaks_it(mutant: type[Proxy], wrong: str) -> None:
+def test_g8_samples_show_a_region_that_breaks_it(mutant: type[RegionSync], wrong: str) -> None:
     broken = Ordeal(1, mutant, load_ns=2 * SECOND)
     assert broken.sources[wrong] > 0
 
@@ -835,8 +838,8 @@ def test_g10_what_was_acknowledged_stands_where_the_publisher_was_told(
                     assert record.acked.get(event.value, event.seq) == event.seq
     # There were retries to get wrong: more batches came to the heads than were offered.
     counters = [c for ordeal in ordeals for c in ordeal.cluster.counters.values()]
-    handled = sum(c["sprinkler/Publish"] for c in counters)
-    assert handled > 1.05 * sum(c["sprinkler/PubAck"] for c in counters)
+    handled = sum(c["streams/Publish"] for c in counters)
+    assert handled > 1.05 * sum(c["streams/PubAck"] for c in counters)
 
 
 def offer_steadily(cluster: Cluster, count: int, gap_ns: int) -> None:

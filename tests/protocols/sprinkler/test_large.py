@@ -6,12 +6,15 @@ from random import Random
 import pytest
 
 from surecast.columns.batch import Batch
-from surecast.columns.retention import KeepAll
+from surecast.columns.retention import KeepAll, RetentionIndex
+from surecast.core.streams import StreamInfo
 from surecast.core.types import Received, Send
 from surecast.core.wire import Codec
 from surecast.protocols.chain.dedup import Dedup, PublisherState
-from surecast.protocols.sprinkler.messages import Advertise, Publish, PubNack, StreamInfo
-from surecast.protocols.sprinkler.streams import RetentionIndex, Stream
+from surecast.protocols.sprinkler.messages import Advertise
+from surecast.protocols.sprinkler.sources import Copy
+from surecast.protocols.streams.messages import Publish, PubNack
+from surecast.protocols.streams.stream import Stream
 from surecast.registry import message_types
 from tests.helpers import cluster_of, heal_and_judge, publish, settle, wait
 
@@ -26,7 +29,7 @@ def test_a_region_with_many_streams_advertises_in_parts_that_count_as_one() -> N
         for n in range(5000)
     ]
     for info in infos:
-        east.streams[info.stream_id] = Stream(info, RetentionIndex(KeepAll()))
+        east.streams[info.stream_id] = Copy(info, Stream(info, RetentionIndex(KeepAll())))
     east.advertised.clear()
     east.out = []
     east._advertise("west/0")

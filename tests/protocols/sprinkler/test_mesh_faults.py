@@ -53,7 +53,7 @@ class Ordeal:
             ),  # of so few clients servers would tell all
             publishers=1,
             client={"keep_bytes_max": 20_000, "early_bytes_max": 10_000, "asks_max": 8},
-            proxy={"compact_ns": 300 * MS, "compact_share": 0.2},
+            server={"compact_ns": 300 * MS, "compact_share": 0.2},
         )
         self.joined = 0
         self.suffered: list[str] = []

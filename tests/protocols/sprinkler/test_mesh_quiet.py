@@ -8,18 +8,17 @@ from collections.abc import Callable
 import pytest
 
 from surecast.columns.retention import KeepAll
+from surecast.core.endpoint import Follow, Unfollow
 from surecast.core.types import MS, SECOND, Received, tag_of
 from surecast.protocols.sprinkler.checks import Reading
 from surecast.protocols.sprinkler.config import MeshConfig, paper_mesh
 from surecast.protocols.sprinkler.messages import (
-    Follow,
     MeshEvents,
     MeshLean,
     MeshLeave,
     MeshNotify,
     MeshRequest,
     MeshView,
-    Unfollow,
 )
 from surecast.swarm.cluster import Cluster
 from tests.helpers import publish, run, settle

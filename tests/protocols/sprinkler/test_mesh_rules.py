@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from surecast.core.types import MS, SECOND, Received
-from surecast.protocols.sprinkler.client import Client
 from surecast.protocols.sprinkler.config import MeshConfig
+from surecast.protocols.sprinkler.mesh_peer import MeshPeer
 from surecast.protocols.sprinkler.messages import MeshNotify
 from surecast.sim.links import Link
 from surecast.swarm.cluster import Cluster
@@ -37,8 +37,8 @@ PATIENT = {"silence_ns": HOUR, "silence_ns_max": HOUR}  # a client that never po
 def told(
     count: int, mutant: type | None, mesh: MeshConfig | None = None, **options: Any
 ) -> Cluster:
-    kind = mutant if mutant is not None and issubclass(mutant, Client) else Client
-    options.setdefault("proxy", {"mesh": SILENT_HUB})
+    kind = mutant if mutant is not None and issubclass(mutant, MeshPeer) else MeshPeer
+    options.setdefault("server", {"mesh": SILENT_HUB})
     return mesh_of(count, mesh=mesh or MeshConfig(), client_type=kind, **options)
 
 
@@ -105,7 +105,7 @@ def ask(cluster: Cluster, name: str) -> None:
 
 def tell_only(cluster: Cluster, name: str) -> None:
     """Let the server know one client."""
-    mesh = cluster.world.machine("east/0").layers["sprinkler"].hub.meshes[cluster.streams["s"]]
+    mesh = cluster.world.machine("east/0").layers["sprinkler.mesh"].meshes[cluster.streams["s"]]
     mesh.view.peers, mesh.active = [name], [name]
 
 
@@ -128,7 +128,7 @@ def names_that_die_out(mutant: type | None) -> list[str]:
 
 def names_of_the_dead(mutant: type | None) -> list[str]:
     """Two of fourteen leave for good: in time nobody speaks of them."""
-    cluster = told(14, mutant, proxy={})
+    cluster = told(14, mutant, server={})
     run(cluster, 3 * SECOND)
     for name in ("east/c0", "east/c1"):
         cluster.remove_client(name)
@@ -223,7 +223,7 @@ def picked_by_nobody(mutant: type | None) -> list[str]:
 def much_comes_early(mutant: type | None) -> list[str]:
     """c0 is a slow link away from its server and gets the new from peers, the old not at all."""
     options = {"early_bytes_max": 5000, "keep_bytes_max": 5000}
-    cluster = told(6, mutant, client=options, proxy={})
+    cluster = told(6, mutant, client=options, server={})
     run(cluster, 3 * SECOND)
     publish(cluster, 100)
     cluster.world.crash("east/c0")
@@ -278,7 +278,7 @@ def no_room_for_what_was_asked(mutant: type | None) -> list[str]:
 
 def peers_far_from_each_other(mutant: type | None) -> list[str]:
     """Round trips between clients exceed the shortest deadline: peers serve all the same."""
-    cluster = told(10, mutant, proxy={})
+    cluster = told(10, mutant, server={})
     for a in cluster.clients:
         for b in cluster.clients:
             if a != b:
@@ -293,7 +293,7 @@ def peers_far_from_each_other(mutant: type | None) -> list[str]:
 
 def server_that_dies(mutant: type | None) -> list[str]:
     """All turn to the other replica, whom none has talked to: do they hear of news soon?"""
-    options = {"regions": {"east": 2}, "chain": {"min_replicas": 1}, "proxy": {}}
+    options = {"regions": {"east": 2}, "chain": {"min_replicas": 1}, "server": {}}
     cluster = told(10, mutant, MeshConfig(gossip_ns=HOUR), **options)
     publish(cluster, 20)
     run(cluster, 3 * SECOND)
@@ -314,7 +314,7 @@ def server_that_dies(mutant: type | None) -> list[str]:
 
 def start_far_ahead(mutant: type | None) -> list[str]:
     """A client waits for a position to come: it does not send others after what does not exist."""
-    cluster = told(6, mutant, proxy={})
+    cluster = told(6, mutant, server={})
     publish(cluster, 20)
     run(cluster, 3 * SECOND)
     cluster.add_client("east/f", {"s": 5000})
@@ -325,8 +325,7 @@ def start_far_ahead(mutant: type | None) -> list[str]:
 
 def two_meshes(mutant: type | None) -> list[str]:
     """Half of the clients knew one server, half the other; then everybody can reach everybody."""
-    options = {} if mutant is None else {"proxy_type": mutant}
-    cluster = mesh_of(0, {"east": 2}, client_type=Client, **options)
+    cluster = mesh_of(0, {"east": 2}, client_type=MeshPeer, mutant=mutant)
     world, servers = cluster.world, cluster.regions["east"]
     for n in range(12):
         home = servers[n % 2 :] + servers[: n % 2]
@@ -336,7 +335,7 @@ def two_meshes(mutant: type | None) -> list[str]:
     for half in halves:
         introduce(cluster, {a: [b for b in half if b != a] for a in half})
     for server, half in zip(servers, halves, strict=True):
-        mesh = world.machine(server).layers["sprinkler"].hub.meshes[cluster.streams["s"]]
+        mesh = world.machine(server).layers["sprinkler.mesh"].meshes[cluster.streams["s"]]
         mesh.view.peers = list(half)
     run(cluster, 60 * SECOND)
     return ["two meshes"] if diameter(graph(cluster)) < 0 else []

@@ -76,7 +76,7 @@ def test_a_stream_much_larger_than_the_buffers(preset: str) -> None:
     """20,000 events through clients that keep 10 kB: at full speed, and by those who come late."""
     options = {"keep_bytes_max": 10_000, "early_bytes_max": 10_000, "reply_bytes_max": 4000}
     cluster = mesh_of(
-        6, {"east": 2}, mesh=PRESETS[preset], client=options, proxy={"serve_bytes_max": 20_000}
+        6, {"east": 2}, mesh=PRESETS[preset], client=options, server={"serve_bytes_max": 20_000}
     )
     run(cluster, 2 * SECOND)
     start_ns = cluster.world.now_ns

@@ -5,11 +5,11 @@ from typing import Any
 
 from surecast.columns.batch import Batch
 from surecast.core.replicated import AppendAt, Appended
-from surecast.core.types import SECOND, FromBelow, PassDown, Received
-from surecast.protocols.sprinkler.messages import PeerEvents, Subscribe
+from surecast.core.types import SECOND, Received
+from surecast.protocols.sprinkler.messages import PeerEvents, RegionSubscribe
 from tests import mutations
 from tests.helpers import tell_each
-from tests.protocols.sprinkler.test_switching import STREAM, Bench, sent
+from tests.protocols.bench import STREAM, Bench, passed_down, sent
 
 Story = Callable[[type | None], list[str]]
 OTHER = bytes(16)
@@ -22,13 +22,13 @@ def batch(lo: int, time_ns: int, stream: bytes = STREAM) -> Batch:
 
 def pulling(mutant: type | None) -> Bench:
     """x/0, which pulls a stream from y/0 and has its first event, of time 100."""
-    bench = Bench(proxy_type=mutant)
+    bench = Bench(mutant=mutant)
     bench.role(1)
     bench.knows()
     bench.hears("y/0", 1, end=9)
     assert appended(events(bench, batch(1, 100))) == [1]
     bench.disk.append(STREAM, (batch(1, 100),))
-    bench.give(FromBelow(Appended(STREAM, 2)))
+    bench.says(Appended(STREAM, 2))
     return bench
 
 
@@ -38,8 +38,7 @@ def events(bench: Bench, *batches: Batch) -> list[Any]:
 
 def appended(effects: list[Any]) -> list[int]:
     """The positions that the chain was told to append."""
-    commands = [e.command for e in effects if type(e) is PassDown and type(e.command) is AppendAt]
-    return [b.lo for command in commands for b in command.batches]
+    return [b.lo for command in passed_down(effects, AppendAt) for b in command.batches]
 
 
 def another_stream(mutant: type | None) -> list[str]:
@@ -89,7 +88,7 @@ def test_what_does_not_fit_is_asked_for_again_once_a_period() -> None:
     for wait_ns, asked in ((SECOND, True), (1, False), (SECOND, True)):
         bench.now_ns += wait_ns
         out = bench.give(Received("y/0", PeerEvents(STREAM, (batch(2, 99),), 9)), 0)
-        assert bool(sent(out, Subscribe)) is asked
+        assert bool(sent(out, RegionSubscribe)) is asked
 
 
 def test_r10_holds_for_a_message_that_begins_with_what_is_here() -> None:

@@ -168,7 +168,7 @@ def test_r4_r8_a_recovered_owner_still_recognises_retries() -> None:
         {"east": 1, "west": 1},
         {"s": ("east", KeepLast(3))},
         publishers=2,
-        proxy={"compact_ns": 100 * MS, "compact_share": 0.1},
+        server={"compact_ns": 100 * MS, "compact_share": 0.1},
     )
     world = cluster.world
     world.cut("east/0", "east/pub0", two_way=False)  # acks do not come back

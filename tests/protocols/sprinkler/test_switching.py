@@ -1,44 +1,40 @@
 """Where a stream is pulled from: the literal rule's stall, damping, dead sources, moved tails."""
 
-from random import Random
 from typing import Any
 
 import pytest
 
 from surecast.columns.retention import KeepAll, RetentionIndex
-from surecast.core.replicated import Appended, RoleChanged
-from surecast.core.types import MS, SECOND, Close, FromBelow, PeerDown, Received, Send, Start
-from surecast.protocols.sprinkler.config import ProxyConfig, paper
+from surecast.core.replicated import Appended
+from surecast.core.types import MS, SECOND, Close, PeerDown, Received, Send
+from surecast.protocols.sprinkler.config import SprinklerConfig, paper
 from surecast.protocols.sprinkler.messages import (
-    Advertise,
     PeerEvents,
     RegionStale,
-    StreamInfo,
-    Subscribe,
-    Unsubscribe,
+    RegionSubscribe,
+    RegionUnsubscribe,
 )
-from surecast.protocols.sprinkler.proxy import Proxy
+from surecast.protocols.sprinkler.region_sync import RegionSync
 from surecast.protocols.sprinkler.sources import (
+    Copy,
+    Source,
     is_given_up,
     leads_enough,
     leads_literally,
     measure_rate,
 )
-from surecast.protocols.sprinkler.streams import Source, Stream
+from surecast.protocols.streams.messages import Events, Subscribe
+from surecast.protocols.streams.stream import Stream
 from surecast.sim.links import Link
-from surecast.storage.memory import MemoryDisk
 from surecast.swarm.cluster import Cluster
 from tests.helpers import cluster_of, publish, run, settle, wait
-
-STREAM = bytes(range(16))
-INFO = StreamInfo(STREAM, "s", "y", KeepAll())
-REGIONS = {"x": ("x/0", "x/1"), "y": ("y/0", "y/1"), "z": ("z/0",)}
+from tests.protocols.bench import INFO, REGIONS, STREAM, Bench, sent
 
 
 def region_of(cluster: Cluster, node: str, stream: str = "s") -> str:
     """Where a node pulls a stream from; "" if from nowhere."""
-    proxy = cluster.world.machine(node).layers["sprinkler"]
-    held = proxy.streams.get(cluster.streams[stream])
+    regions = cluster.world.machine(node).layers["sprinkler"]
+    held = regions.streams.get(cluster.streams[stream])
     return held.source.region if held and held.source else ""
 
 
@@ -52,7 +48,7 @@ def counted(cluster: Cluster, what: str, node: str) -> int:
 def source_dies_before_it_sends(switching: str) -> Cluster:
     """z subscribes to x, which said n; x dies before the subscription arrives; y, too, says n."""
     cluster = cluster_of(
-        {"y": 1, "x": 1, "z": 1}, {"s": ("y", KeepAll())}, proxy={"switching": switching}
+        {"y": 1, "x": 1, "z": 1}, {"s": ("y", KeepAll())}, server={"switching": switching}
     )
     world = cluster.world
     run(cluster, 5 * SECOND)  # so that C / T is small
@@ -86,12 +82,12 @@ def test_literal_rule_moves_again_when_publishing_goes_on() -> None:
     wait(cluster, lambda: cluster.position("z/sub0", "s") == 11, 5 * SECOND)
 
 
-def switches_under_load(**proxy: Any) -> int:
+def switches_under_load(**server: Any) -> int:
     """How often z changes between two equal relays in 4 s of 300 events/s, nothing failing."""
     cluster = cluster_of(
         {"y": 1, "v": 1, "w": 1, "z": 1},
         {"s": ("y", KeepAll())},
-        proxy=proxy,
+        server=server,
         delay_ns=lambda a, b: (200 if (a, b) == ("y", "z") else 20) * MS,
     )
     for a, b in (("y", "v"), ("y", "w"), ("v", "z"), ("w", "z")):
@@ -166,27 +162,27 @@ def test_a_region_that_lost_all_its_sources_takes_the_first_that_comes_back() ->
     settle(cluster)
 
 
-class Overheard(Proxy):
+class Overheard(RegionSync):
     """Writes down the subscriptions it sends, all replicas together."""
 
-    log: list[tuple[int, str, str, Subscribe]]
+    log: list[tuple[int, str, str, RegionSubscribe]]
 
     def step(self, now_ns: int, inp: Any) -> list[Any]:
         out = super().step(now_ns, inp)
         for effect in out:
-            if type(effect) is Send and type(effect.message) is Subscribe:
+            if type(effect) is Send and type(effect.message) is RegionSubscribe:
                 self.log.append((now_ns, self.config.name, effect.peer, effect.message))
         return out
 
 
 @pytest.mark.parametrize("dies", ["y/1", "y/0"], ids=["tail", "head"])
 def test_a_higher_epoch_of_the_source_leads_to_a_new_subscription(dies: str) -> None:
-    log: list[tuple[int, str, str, Subscribe]] = []
+    log: list[tuple[int, str, str, RegionSubscribe]] = []
     listening = type("Listening", (Overheard,), {"log": log})
     cluster = cluster_of(
         {"y": 2, "x": 1},
         {"s": ("y", KeepAll())},
-        proxy_type=listening,
+        types=(listening,),
         chain={"min_replicas": 1},
     )
     publish(cluster, 5)
@@ -206,41 +202,7 @@ def test_a_higher_epoch_of_the_source_leads_to_a_new_subscription(dies: str) -> 
     assert (peers["y"].epoch, peers["y"].tail) == (2, left)
 
 
-# ---------------------------------------------------------------- one proxy, step by step
-
-
-class Bench:
-    """A proxy without its chain: roles are given by hand, and what it asks of the chain is seen."""
-
-    def __init__(
-        self, name: str = "x/0", proxy_type: type[Proxy] | None = None, **options: Any
-    ) -> None:
-        config = ProxyConfig(name.split("/")[0], name, REGIONS, **{"start": "trust", **options})
-        self.disk = MemoryDisk()
-        self.proxy = (proxy_type or Proxy)(config, self.disk, Random(1))
-        self.now_ns = 0
-        self.give(Start(0, 1))
-
-    def give(self, inp: Any, after_ns: int = MS) -> list[Any]:
-        self.now_ns += after_ns
-        return self.proxy.step(self.now_ns, inp)
-
-    def role(self, epoch: int, *, head: bool = True, tail: bool = True) -> list[Any]:
-        members = REGIONS[self.proxy.config.region]
-        return self.give(FromBelow(RoleChanged(epoch, members, head, tail, True)))
-
-    def knows(self, info: StreamInfo = INFO, end: int = 1) -> Stream:
-        self.proxy._open(info)
-        self.give(FromBelow(Appended(info.stream_id, end)))
-        return self.proxy.streams[info.stream_id]
-
-    def hears(self, node: str, epoch: int, end: int, full: bool = True) -> list[Any]:
-        ad = Advertise(node.split("/")[0], epoch, {STREAM: end}, (INFO,), full)
-        return self.give(Received(node, ad))
-
-
-def sent(effects: list[Any], kind: type) -> list[tuple[str, Any]]:
-    return [(e.peer, e.message) for e in effects if type(e) is Send and type(e.message) is kind]
+# ---------------------------------------------------------------- one replica, step by step
 
 
 def test_an_advertisement_of_an_old_epoch_is_answered_stale() -> None:
@@ -250,9 +212,9 @@ def test_an_advertisement_of_an_old_epoch_is_answered_stale() -> None:
     bench.hears("y/1", 3, end=5)
     out = bench.hears("y/0", 2, end=9)
     assert sent(out, RegionStale) == [("y/0", RegionStale("y", 3))]
-    assert bench.proxy.peers["y"].tail == "y/1"
-    assert bench.proxy.peers["y"].ends == {STREAM: 5}  # what it said is not believed
-    assert bench.proxy.streams[STREAM].source.node == "y/1"
+    assert bench.sync.peers["y"].tail == "y/1"
+    assert bench.sync.peers["y"].ends == {STREAM: 5}  # what it said is not believed
+    assert bench.sync.streams[STREAM].source.node == "y/1"
 
 
 def test_a_replica_that_is_not_head_also_says_stale() -> None:
@@ -267,10 +229,10 @@ def test_a_subscription_of_an_old_epoch_is_answered_stale() -> None:
     bench.role(1)
     bench.knows()
     bench.hears("y/1", 3, end=1)
-    out = bench.give(Received("y/0", Subscribe("y", 2, STREAM, 1)))
+    out = bench.give(Received("y/0", RegionSubscribe("y", 2, STREAM, 1)))
     assert sent(out, RegionStale) == [("y/0", RegionStale("y", 3))]
     assert sent(out, PeerEvents) == []
-    out = bench.give(Received("y/0", Subscribe("y", 3, STREAM, 1)))
+    out = bench.give(Received("y/0", RegionSubscribe("y", 3, STREAM, 1)))
     assert sent(out, RegionStale) == []
     assert sent(out, PeerEvents) == [("y/0", PeerEvents(STREAM, (), 1))]
 
@@ -279,21 +241,21 @@ def test_only_the_tail_serves_other_regions_but_every_replica_serves_clients() -
     bench = Bench()
     bench.role(1, tail=False)
     bench.knows()
-    assert bench.give(Received("y/0", Subscribe("y", 1, STREAM, 1))) == []
-    out = bench.give(Received("x/client", Subscribe("", 0, STREAM, 1)))
-    assert [peer for peer, _ in sent(out, PeerEvents)] == ["x/client"]
+    assert bench.give(Received("y/0", RegionSubscribe("y", 1, STREAM, 1))) == []
+    out = bench.give(Received("x/client", Subscribe(STREAM, 1)))
+    assert [peer for peer, _ in sent(out, Events)] == ["x/client"]
 
 
 def test_a_tail_told_stale_stops_serving_other_regions() -> None:
     bench = Bench()
     bench.role(1)
     bench.knows()
-    assert bench.proxy.is_tail
+    assert bench.sync.is_tail
     assert bench.give(Received("y/0", RegionStale("x", 1))) == []  # our own epoch: no news
     assert bench.give(Received("y/0", RegionStale("z", 9))) == []  # somebody else's
     out = bench.give(Received("y/0", RegionStale("x", 2)))
     assert {e.peer for e in out if type(e) is Close} == {"y/0", "y/1", "z/0"}
-    assert not bench.proxy.is_tail
+    assert not bench.sync.is_tail
 
 
 def test_a_tail_that_hands_over_closes_its_channels() -> None:
@@ -307,14 +269,15 @@ def test_a_moved_tail_is_subscribed_to_from_where_we_stand() -> None:
     bench = Bench()
     bench.role(1)
     bench.knows(end=4)
-    assert sent(bench.hears("y/0", 1, end=9), Subscribe) == [
-        ("y/0", Subscribe("x", 1, STREAM, 4)),
+    assert sent(bench.hears("y/0", 1, end=9), RegionSubscribe) == [
+        ("y/0", RegionSubscribe("x", 1, STREAM, 4)),
     ]
-    assert sent(bench.hears("y/0", 1, end=9), Subscribe) == []  # the same again: nothing to do
-    bench.give(FromBelow(Appended(STREAM, 7)))
+    again = bench.hears("y/0", 1, end=9)
+    assert sent(again, RegionSubscribe) == []  # nothing to do
+    bench.says(Appended(STREAM, 7))
     for node, epoch in (("y/0", 2), ("y/1", 2)):  # a higher epoch, then another tail
-        assert sent(bench.hears(node, epoch, end=9), Subscribe) == [
-            (node, Subscribe("x", 1, STREAM, 7)),
+        assert sent(bench.hears(node, epoch, end=9), RegionSubscribe) == [
+            (node, RegionSubscribe("x", 1, STREAM, 7)),
         ]
 
 
@@ -326,23 +289,23 @@ def test_a_source_that_goes_down_is_replaced_at_once() -> None:
     bench.hears("z/0", 1, end=9)
     assert stream.source.region == "y"
     out = bench.give(PeerDown("y/0"))
-    assert sent(out, Subscribe) == [("z/0", Subscribe("x", 1, STREAM, 1))]
+    assert sent(out, RegionSubscribe) == [("z/0", RegionSubscribe("x", 1, STREAM, 1))]
 
 
 def test_who_is_not_ahead_is_not_chosen() -> None:
     bench = Bench()
     bench.role(1)
     stream = bench.knows(end=9)
-    assert sent(bench.hears("y/0", 1, end=9), Subscribe) == []
+    assert sent(bench.hears("y/0", 1, end=9), RegionSubscribe) == []
     assert stream.source is None
-    assert sent(bench.hears("z/0", 1, end=10), Subscribe) != []
+    assert sent(bench.hears("z/0", 1, end=10), RegionSubscribe) != []
 
 
 def test_an_owner_does_not_pull_its_own_stream() -> None:
     bench = Bench("y/0")
     bench.role(1)
     stream = bench.knows(end=9)
-    assert sent(bench.hears("x/0", 1, end=9), Subscribe) == []
+    assert sent(bench.hears("x/0", 1, end=9), RegionSubscribe) == []
     assert stream.source is None
 
 
@@ -354,8 +317,8 @@ def test_a_new_head_knows_only_its_own_log() -> None:
     assert stream.source is not None
     bench.role(2, head=False)
     assert stream.source is None
-    bench.give(FromBelow(Appended(STREAM, 6)))
-    assert sent(bench.role(3), Subscribe) == [("y/0", Subscribe("x", 3, STREAM, 6))]
+    bench.says(Appended(STREAM, 6))
+    assert sent(bench.role(3), RegionSubscribe) == [("y/0", RegionSubscribe("x", 3, STREAM, 6))]
 
 
 def test_events_from_an_old_source_are_taken_if_they_fit() -> None:
@@ -366,7 +329,7 @@ def test_events_from_an_old_source_are_taken_if_they_fit() -> None:
     bench.hears("y/0", 1, end=9)
     bench.hears("z/0", 1, end=50)
     late = PeerEvents(STREAM, (), 9)
-    assert sent(bench.give(Received("y/0", late)), Unsubscribe) == []
+    assert sent(bench.give(Received("y/0", late)), RegionUnsubscribe) == []
 
 
 def test_events_for_a_replica_that_is_not_head_are_unsubscribed() -> None:
@@ -374,17 +337,17 @@ def test_events_for_a_replica_that_is_not_head_are_unsubscribed() -> None:
     bench.role(1, head=False)
     bench.knows()
     out = bench.give(Received("y/0", PeerEvents(STREAM, (), 9)))
-    assert sent(out, Unsubscribe) == [("y/0", Unsubscribe(STREAM))]
+    assert sent(out, RegionUnsubscribe) == [("y/0", RegionUnsubscribe(STREAM))]
 
 
 # ---------------------------------------------------------------- the rules with numbers
 
-CONFIG = ProxyConfig("x", "x/0", REGIONS)  # A = 100 ms, A_dead = 500 ms
+CONFIG = SprinklerConfig("x", "x/0", REGIONS)  # A = 100 ms, A_dead = 500 ms
 
 
-def pulled(end: int, source_end: int, *, rate: float = 0.0) -> Stream:
+def pulled(end: int, source_end: int, *, rate: float = 0.0) -> Copy:
     """A stream that ends here at `end`; its source said `source_end` at time 0."""
-    stream = Stream(INFO, RetentionIndex(KeepAll()), end=end, rate=rate)
+    stream = Copy(INFO, Stream(INFO, RetentionIndex(KeepAll()), end=end), rate=rate)
     stream.source = Source("y", "y/0", source_end, 0, 0)
     return stream
 
@@ -461,7 +424,7 @@ def test_a_source_is_given_up_when_silent_or_stuck() -> None:
 def test_the_rate_is_smoothed_over_periods() -> None:
     stream = pulled(1, 1)
     for end in (101, 201, 301):
-        stream.end = end
+        stream.state.end = end
         measure_rate(stream, 100 * MS)  # 1000 events a second
     assert stream.rate == pytest.approx(1000 * (1 - 0.7**3))
     for _ in range(30):

@@ -10,7 +10,7 @@ any replica can be cut out of the line and the rest goes on. Who stands where is
 configuration (an *epoch*) kept by a small service; every message carries the epoch.
 
 This layer knows logs and positions, not streams or regions. Above it sits whatever needs an
-exactly-once replicated append: Sprinkler's proxy today.
+exactly-once replicated append: the stream service.
 
     Submit(log, batch, token)   →  Submitted(token, seq) once committed, or Refused(token, why)
     AppendAt(log, batches)      →  replicate batches that already have positions

@@ -9,25 +9,21 @@ Publishers declare what is obsolete: retention rules and `collect` events turn p
 *voids*, which are kept and shipped as ranges. Inside a region, clients tell each other how far they
 are, get most events from one another and the rest from a server.
 
-A region's server is a stack: `chain` below (replication inside the region), `proxy` above it.
+Streams themselves (directory, publishing, retention, readers) are `protocols.streams`; the server
+side of this delivery is two layers above it.
 
 Files
-    config.py      what can be set; `paper()` has the paper's own choices
-    messages.py    on the wire, and the commands and events at the edges
-    streams.py     one stream at a replica: ends, retention, source
-    directory.py   which streams exist: a log of the chain
-    sources.py     where to pull a stream from: advertisements and switching
-    exchange.py    what regions tell each other: advertise, pull, serve
-    proxy.py       the machine: roles, publish, collect, recover
-    hub.py         a server's place in the meshes of its region's clients
-    client.py      a mesh client: the machine; what it asks of whom, and what it answers
-    members.py     ... the half of it that knows its neighbours and tells them
-    feed.py        one stream at a mesh client: delivered, early, asked for
-    view.py        whom a member of a mesh knows
-    publisher.py   a client that publishes, retries and gets acknowledgements
-    subscriber.py  a thin client that follows streams from its region's servers
-    fetcher.py     a thin client that fetches ranges of positions
-    checks.py      the guarantees as functions of publishers' and subscribers' records
+    config.py           what can be set; `paper()` has the paper's own choices
+    messages.py         what regions send each other, and members of a mesh
+    region_sync.py      the layer between regions: advertise, pull, serve
+    sources.py          where to pull a stream from: advertisements and switching
+    recovery.py         an owner that has lost part of what it owned
+    forks.py            two histories of a stream: noticed, told, settled
+    forwarding.py       what clients want of streams that another region owns
+    mesh_server.py      the layer in the meshes of the region's clients
+    mesh_peer.py        a client in a mesh: what it asks of whom, and what it answers
+    mesh_membership.py  ... the half of it that knows its neighbours and tells them
+    checks.py           the guarantees as functions of publishers' and subscribers' records
 
 Spec and departures: docs/protocols/sprinkler.md.
 """

@@ -1,4 +1,4 @@
-"""What can be set of a region's proxy and its clients."""
+"""What can be set of Sprinkler at a region's servers, and of members of its meshes."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -9,11 +9,8 @@ from surecast.errors import ConfigError
 __all__ = [
     "BULK_DEADLINE_NS",
     "ClientConfig",
-    "InquirerConfig",
     "MeshConfig",
-    "ProxyConfig",
-    "PublisherConfig",
-    "SubscriberConfig",
+    "SprinklerConfig",
     "bulk_mesh",
     "paper",
     "paper_mesh",
@@ -35,6 +32,7 @@ class MeshConfig:
     mutual: bool = True
     notify_gap_ns: int = 5 * MS  # under load: tell of several deliveries at once ...
     notify_bytes: int = 64 << 10  # ... unless they are as large as this
+    meshes_max: int = 10_000  # streams that have a mesh, at one server
 
     def __post_init__(self) -> None:
         for key in (
@@ -44,6 +42,7 @@ class MeshConfig:
             "server_every",
             "shuffle_ns",
             "gossip_ns",
+            "meshes_max",
         ):
             if getattr(self, key) < 1:
                 raise ConfigError(f"mesh.{key} is {getattr(self, key)}; the least is 1")
@@ -55,33 +54,18 @@ class MeshConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class ProxyConfig:
-    """One replica of one region."""
+class SprinklerConfig:
+    """The server side, at one replica of one region."""
 
     region: str
     name: Peer
     regions: dict[str, tuple[Peer, ...]] = field(default_factory=dict)  # every region's replicas
-    chain: str = ""  # the chain below; "" means the region's only one, named like it
     owners: dict[str, str] = field(default_factory=dict)  # prefix of names → region that owns them
-    addresses: dict[Peer, str] = field(default_factory=dict)  # told to clients: where replicas are
-    http: dict[Peer, str] = field(default_factory=dict)  # ... and where they show their state
     advertise_ns: int = 100 * MS  # A: how often a region tells the others how far it is
     dead_after: int = 5  # A_dead in advertisement periods: a source silent or stuck this long
     switching: str = "production"  # or "literal": the paper's rule, which can stall
     literal_damping: float = 1.0  # C of the literal rule, in event seconds
-    serve_bytes_max: int = 256 << 10  # one message to a peer or subscriber
-    serves_per_step: int = 8  # messages a step, so that one reader far behind holds nobody up
-    coalesce_rows_max: int = 4096  # rows of a batch made of survivors
-    compact_ns: int = 2 * SECOND  # how often logs are looked at
-    compact_share: float = 0.75  # ... and rewritten where this share of what they hold is void,
-    piece_rows_max: int = 1 << 18  # ... in pieces of so many events
-    piece_bytes_max: int = 16 << 20  # ... or so many bytes
-    feed_rows: int = 1 << 14  # committed positions that retention takes in at once
-    feed_bytes: int = 16 << 20  # ... and at most so much a step
-    expire_ns: int = 1 * SECOND  # how often keep_for streams are looked at
-    streams_max: int = 10_000  # in the directory; more are not created
-    subscriptions_max: int = 100_000  # of readers, at one replica
-    cursors_max: int = 10_000  # named subscriptions
+    serves_per_step: int = 8  # messages a step to one region, or to one member of a mesh
     # "ask": after a start, wait for the other regions before giving positions, because the data
     # folder may be an older copy of itself; "trust": do not wait.
     start: Literal["ask", "trust"] = "ask"
@@ -89,7 +73,6 @@ class ProxyConfig:
     mesh: MeshConfig = field(default_factory=MeshConfig)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "chain", self.chain or self.region)
         if self.region not in self.regions:
             raise ConfigError(f"sprinkler.regions has no entry for this region, {self.region!r}")
         if self.name not in self.regions[self.region]:
@@ -108,6 +91,9 @@ class ProxyConfig:
             )
         if self.start not in ("ask", "trust"):
             raise ConfigError(f"sprinkler.start is {self.start!r}; use 'ask' or 'trust'")
+        for key in ("advertise_ns", "serves_per_step"):
+            if getattr(self, key) < 1:
+                raise ConfigError(f"{key} is {getattr(self, key)}; the least is 1")
         if self.dead_after < 2:
             raise ConfigError(
                 f"sprinkler.dead_after is {self.dead_after}; below 2 a source that misses one "
@@ -117,31 +103,6 @@ class ProxyConfig:
     @property
     def dead_ns(self) -> int:
         return self.dead_after * self.advertise_ns
-
-
-@dataclass(frozen=True, slots=True)
-class PublisherConfig:
-    replicas: tuple[Peer, ...]  # of the region that owns what is published
-    inflight_max: int = 16  # batches under way; at most the chain's own inflight_max
-    retry_ns: int = 500 * MS  # without progress for this long, try the next replica
-    backoff_ns: int = 50 * MS  # after a refusal that will pass
-    lost_ns: int = 10 * SECOND  # a head that expects what it acknowledged, for so long, lost it
-    queue_max: int = 100_000  # batches offered and not acknowledged
-    owner_ns: int = 10 * SECOND  # an owner out of reach for so long: what waits for it fails
-
-
-@dataclass(frozen=True, slots=True)
-class InquirerConfig:
-    replicas: tuple[Peer, ...]  # of its own region
-    retry_ns: int = 500 * MS  # without an answer for this long, ask the next replica
-    backoff_ns: int = 50 * MS  # after a refusal that will pass
-    questions_max: int = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class SubscriberConfig:
-    replicas: tuple[Peer, ...]  # of its own region
-    idle_ns: int = 1 * SECOND  # nothing heard for this long: ask the next replica
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +154,6 @@ def bulk_mesh(**options: Any) -> MeshConfig:
 BULK_DEADLINE_NS = 100 * MS  # an answer may wait this long in a full uplink
 
 
-def paper(region: str, name: Peer, regions: dict[str, tuple[Peer, ...]]) -> ProxyConfig:
+def paper(region: str, name: Peer, regions: dict[str, tuple[Peer, ...]]) -> SprinklerConfig:
     """The switching rule and the mesh as printed."""
-    return ProxyConfig(region, name, regions, switching="literal", mesh=paper_mesh())
+    return SprinklerConfig(region, name, regions, switching="literal", mesh=paper_mesh())

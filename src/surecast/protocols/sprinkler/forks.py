@@ -16,27 +16,19 @@ Where a position is void, the next row below stands in for it.
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+import msgspec
 
 from surecast.columns.batch import COLLECTED, DATA, VOID, Batch, Row
 from surecast.columns.retention import KeepAll
+from surecast.core.names import NAME_LEN_MAX
 from surecast.core.replicated import Abandon, AppendAt
-from surecast.core.types import LogId, PassDown, Peer
+from surecast.core.streams import Adopt, StreamInfo
+from surecast.core.types import LogId, Peer
 from surecast.errors import StorageError
-from surecast.protocols.sprinkler.messages import (
-    Compare,
-    Compared,
-    Doubt,
-    Hide,
-    Mark,
-    StreamInfo,
-)
-from surecast.protocols.sprinkler.names import NAME_LEN_MAX
-from surecast.protocols.sprinkler.sources import PeerRegion
-from surecast.protocols.sprinkler.streams import Stream
-
-if TYPE_CHECKING:
-    from surecast.protocols.sprinkler.exchange import Exchange
+from surecast.protocols.sprinkler.messages import Compare, Compared, Doubt, Hide, Mark
+from surecast.protocols.sprinkler.sources import Copy, PeerRegion, Regions
 
 __all__ = ["Forks", "Quarantined", "mark_of"]
 
@@ -46,6 +38,7 @@ BACK: Final = (1, 2, 6, 24)  # positions before the end that are compared first
 NEAR: Final = (0, 64, 512, 4096, 32768)  # how far below a void position a row is looked for
 STEPS: Final = 16  # positions between two known ones, in a search
 DONE_MAX: Final = 100  # histories that were taken back, remembered for the alarm
+COPY_BYTES: Final = 256 << 10  # of a history that is taken back, in one append
 PREFIX: Final = "_quarantine"
 
 
@@ -104,9 +97,9 @@ class Quarantined:
 
 @dataclass(slots=True)
 class Forks:
-    """`proxy` is the machine that this is a part of."""
+    """`regions` is the machine that this is a part of."""
 
-    proxy: "Exchange"
+    regions: Regions
     meetings: dict[str, Meeting] = field(default_factory=dict)  # by region
     searches: dict[LogId, Search] = field(default_factory=dict)
     # Streams of which another region has a history that should go: region → position.
@@ -116,7 +109,7 @@ class Forks:
     tokens: int = 0
     doubted_ns: int = -1 << 62  # when other regions were last told to compare
 
-    # ------------------------------------------------------------ what the proxy asks
+    # ------------------------------------------------------------ what may be shown and pulled
 
     def limit(self, stream_id: LogId) -> int | None:
         """Positions from here on must not be shown, because another history of them stays."""
@@ -126,24 +119,27 @@ class Forks:
         hidden = self.hidden.get(stream_id)
         return hidden[0] if hidden is not None else None
 
-    @property
-    def is_limiting(self) -> bool:
-        return bool(self.searches or self.hidden)
+    def is_settling(self, stream_id: LogId) -> bool:
+        """Whether a stream has two histories, or is filled with one that is taken back."""
+        return stream_id in self.searches or any(
+            search.copy is not None and search.copy.stream_id == stream_id
+            for search in self.searches.values()
+        )
 
     def on_hide(self, peer: Peer, message: Hide) -> None:
         """Our head has found that another history is to stay."""
-        if peer == self.proxy.head and message.stream in self.proxy.streams:
-            self.hidden[message.stream] = message.seq, self.proxy.now_ns
-            self.proxy.limited(message.stream)
+        if peer == self.regions.head and message.stream in self.regions.streams:
+            self.hidden[message.stream] = message.seq, self.regions.now_ns
+            self.regions.limited(message.stream)
 
     def expire(self) -> None:
         """Show again what the head no longer hides."""
-        before_ns = self.proxy.now_ns - self.proxy.config.dead_ns
+        before_ns = self.regions.now_ns - self.regions.config.dead_ns
         for stream_id in [s for s, (_, at_ns) in self.hidden.items() if at_ns < before_ns]:
             del self.hidden[stream_id]
-            self.proxy.limited(stream_id)
+            self.regions.limited(stream_id)
 
-    def may_pull(self, stream: Stream, peer: PeerRegion) -> bool:
+    def may_pull(self, stream: Copy, peer: PeerRegion) -> bool:
         """Whether what that region has goes on from what we have."""
         if stream.stream_id in self.searches:
             return False
@@ -177,7 +173,7 @@ class Forks:
                 f"{name}: {search.region} has older events, from position {search.same + 1} on "
                 f"or up to {search.differs}"
             )
-        for region, name in list(self.proxy.doubles)[:count_max]:
+        for region, name in list(self.regions.doubles)[:count_max]:
             lines.append(f"{name}: {region} has another stream of that name, neither is exchanged")
         for stream_id, regions in self.others.items():
             for region, seq in regions.items():
@@ -187,21 +183,21 @@ class Forks:
 
     def _name(self, stream_id: LogId) -> str:
         """Of a stream, which may be gone: a chain that is founded anew forgets its directory."""
-        stream = self.proxy.streams.get(stream_id)
+        stream = self.regions.streams.get(stream_id)
         return stream.info.name if stream is not None else stream_id.hex()
 
     # ------------------------------------------------------------ comparing (the head asks)
 
     def look(self) -> None:
         """Once a period, and when a region has introduced itself."""
-        for peer in self.proxy.peers.values():
-            if peer.tail and peer.life and self.proxy.is_live(peer):
+        for peer in self.regions.peers.values():
+            if peer.tail and peer.life and self.regions.is_live(peer):
                 self._meet(peer)
         for stream_id in list(self.searches):
             self._hide(stream_id)
             self._go_on(stream_id)
-        if self.others and self.proxy.now_ns - self.doubted_ns >= self.proxy.config.dead_ns:
-            self.doubted_ns = self.proxy.now_ns
+        if self.others and self.regions.now_ns - self.doubted_ns >= self.regions.config.dead_ns:
+            self.doubted_ns = self.regions.now_ns
             for stream_id, regions in self.others.items():
                 self._tell(regions, stream_id)
 
@@ -209,19 +205,19 @@ class Forks:
         """The other replicas of the region must not go on showing it either."""
         limit = self.limit(stream_id)
         assert limit is not None
-        for name in self.proxy.members:
-            if name != self.proxy.config.name:
-                self.proxy.send(name, Hide(stream_id, limit))
+        for name in self.regions.members:
+            if name != self.regions.config.name:
+                self.regions.send(name, Hide(stream_id, limit))
 
     def _tell(self, regions: Iterable[str], stream_id: LogId) -> None:
         """Heads of other regions may have met us, and each other, before there was a difference."""
         for region in regions:
-            if head := self.proxy.peers[region].head:
-                self.proxy.send(head, Doubt((stream_id,)))
+            if head := self.regions.peers[region].head:
+                self.regions.send(head, Doubt((stream_id,)))
 
     def doubt(self, stream_id: LogId) -> None:
         """Compare a stream with every region before anything more of it is pulled."""
-        stream = self.proxy.streams.get(stream_id)
+        stream = self.regions.streams.get(stream_id)
         if stream is None or stream_id in self.searches:
             return
         for meeting in self.meetings.values():
@@ -231,7 +227,7 @@ class Forks:
         stream.source = None
         self.look()
 
-    def last(self, stream: Stream) -> tuple[Mark, ...]:
+    def last(self, stream: Copy) -> tuple[Mark, ...]:
         """Marks of the last events before the positions that are pulled."""
         seqs = [seq - 1 for seq in (stream.whole, stream.end) if seq > 1]
         return tuple(self._marks(stream.stream_id, seqs))
@@ -245,9 +241,11 @@ class Forks:
         self.meetings.clear()
         self.others.clear()
         for search in self.searches.values():
-            search.copy = None  # the copy may not be committed: begin it again
-        if not self.proxy.is_head:
-            self.searches.clear()
+            self._give_up_copy(search)  # it may not be committed: begin it again
+        if not self.regions.is_head:
+            gone, self.searches = self.searches, {}
+            for stream_id in gone:
+                self.regions.limited(stream_id)
 
     def _meet(self, peer: PeerRegion) -> None:
         meeting = self.meetings.get(peer.name)
@@ -256,7 +254,7 @@ class Forks:
             meeting = self.meetings[peer.name] = Meeting(peer.life, both, Question(0, -1 << 62, {}))
         question = meeting.question
         if question is not None:
-            if self.proxy.now_ns - question.sent_ns < self.proxy.config.dead_ns:
+            if self.regions.now_ns - question.sent_ns < self.regions.config.dead_ns:
                 return
             if question.sent_ns >= 0:  # no answer: ask again
                 self._ask(meeting, peer, question.seqs)
@@ -267,7 +265,7 @@ class Forks:
         seqs = {}
         for stream_id in some:
             top = min(self._end(stream_id), peer.ends.get(stream_id, 1))
-            stream = self.proxy.streams.get(stream_id)
+            stream = self.regions.streams.get(stream_id)
             # Also what a Subscribe would name: if that is contradicted, we must see it, too.
             last = [mark.seq for mark in self.last(stream)] if stream is not None else []
             near = [top - back for back in BACK if top > back]
@@ -276,14 +274,14 @@ class Forks:
 
     def _ask(self, meeting: Meeting, peer: PeerRegion, seqs: dict[LogId, tuple[int, ...]]) -> None:
         self.tokens += 1
-        meeting.question = Question(self.tokens, self.proxy.now_ns, seqs)
-        self.proxy.send(peer.tail, Compare(self.tokens, seqs))
+        meeting.question = Question(self.tokens, self.regions.now_ns, seqs)
+        self.regions.send(peer.tail, Compare(self.tokens, seqs))
 
     def _end(self, stream_id: LogId) -> int:
         """How much of a stream counts: what is committed here, also behind a hole."""
-        if stream_id not in self.proxy.streams:
+        if stream_id not in self.regions.streams:
             return 1
-        return self.proxy.committed.get(stream_id, 1)
+        return self.regions.service.committed_end(stream_id)
 
     # ------------------------------------------------------------ answering (any replica)
 
@@ -294,7 +292,7 @@ class Forks:
             end = self._end(stream_id)
             some = [seq for seq in seqs[:SEQS_MAX] if 0 < seq < end]
             found[stream_id] = tuple(self._marks(stream_id, [*some, end - 1]))
-        self.proxy.send(node, Compared(message.token, found))
+        self.regions.send(node, Compared(message.token, found))
 
     def _marks(self, stream_id: LogId, seqs: Iterable[int]) -> list[Mark]:
         """Of the rows at these positions; where one is void, of the next row below."""
@@ -326,7 +324,7 @@ class Forks:
 
     def _readable(self, stream_id: LogId, lo: int, hi: int) -> list[Batch]:
         """What can be read of [lo, hi), before, between and behind holes."""
-        disk, found = self.proxy.disk, []
+        disk, found = self.regions.disk, []
         for hole_lo, hole_hi in [*disk.holes(stream_id), (hi, hi)]:
             if lo < min(hole_lo, hi):
                 found += disk.read(stream_id, lo, min(hole_lo, hi), 1 << 62)
@@ -336,9 +334,9 @@ class Forks:
     # ------------------------------------------------------------ what follows
 
     def on_compared(self, node: Peer, message: Compared) -> None:
-        region = self.proxy.forwarding.region_of.get(node, "")
+        region = self.regions.region_of.get(node, "")
         meeting = self.meetings.get(region)
-        if not self.proxy.is_head or meeting is None or meeting.question is None:
+        if not self.regions.is_head or meeting is None or meeting.question is None:
             return
         if meeting.question.token != message.token:
             return
@@ -346,7 +344,7 @@ class Forks:
         for stream_id, marks in message.marks.items():
             if stream_id in asked:
                 self._judge(region, stream_id, marks)
-        self.proxy.compared(region)
+        self.regions.compared(region)
 
     def _judge(self, region: str, stream_id: LogId, marks: tuple[Mark, ...]) -> None:
         """Do these events stand in our history, too?"""
@@ -360,21 +358,21 @@ class Forks:
             search.same = max(search.same, min(same, search.differs - 1))
             if (search.same, search.differs) == before or search.differs - search.same <= 1:
                 search.start = search.same + 1
-            self.proxy.limited(stream_id)  # more of it is known to be the same
+            self.regions.limited(stream_id)  # more of it is known to be the same
             self._go_on(stream_id)
         elif not differs:
             self.others.get(stream_id, {}).pop(region, None)
         elif is_older:  # the other side gives way
-            self.proxy.counters["sprinkler.forked-elsewhere"] += 1
+            self.regions.counters["sprinkler.forked-elsewhere"] += 1
             if region not in self.others.setdefault(stream_id, {}):
                 self._tell([region], stream_id)
             self.others[stream_id][region] = differs
         elif search is None:
             self.others.get(stream_id, {}).pop(region, None)
-            self.proxy.counters["sprinkler.forked"] += 1
+            self.regions.counters["sprinkler.forked"] += 1
             self.searches[stream_id] = Search(region, differs, same)
             self._hide(stream_id)
-            self.proxy.limited(stream_id)
+            self.regions.limited(stream_id)
             self._go_on(stream_id)
 
     def _compare(self, stream_id: LogId, marks: tuple[Mark, ...]) -> tuple[int, int, bool]:
@@ -411,10 +409,11 @@ class Forks:
 
     def _go_on(self, stream_id: LogId) -> None:
         search = self.searches[stream_id]
-        stream = self.proxy.streams.get(stream_id)
-        peer = self.proxy.peers[search.region]
+        stream = self.regions.streams.get(stream_id)
+        peer = self.regions.peers[search.region]
         if stream is None or stream.end <= search.start or stream.end <= search.same + 1:
             del self.searches[stream_id]  # it is gone already
+            self.regions.limited(stream_id)
         elif not search.start:
             self._narrow(stream_id, search, peer)
         elif search.copy is None:
@@ -435,59 +434,71 @@ class Forks:
         seqs = {search.same + 1 + (width - 1) * i // STEPS for i in range(STEPS)}
         self._ask(meeting, peer, {stream_id: tuple(sorted(s for s in seqs if s > search.same))})
 
-    def _begin_copy(self, stream: Stream, search: Search) -> None:
-        proxy = self.proxy
+    def _begin_copy(self, stream: Copy, search: Search) -> None:
+        regions = self.regions
         search.end = stream.end
         name = f"{PREFIX}.{stream.info.name}"[: NAME_LEN_MAX - 48].rstrip(".")
         name, number = f"{name}.{search.start}", 1
-        if stream.info.owner != proxy.config.region:  # several regions may have to give way
-            name = f"{name}.{proxy.config.region}"
-        while name in proxy.directory.by_name:
+        if not regions.owns(stream):  # several regions may have to give way
+            name = f"{name}.{regions.config.region}"
+        while regions.service.named(name) is not None:
             number += 1
             name = f"{name.partition('~')[0]}~{number}"
-        stream_id = proxy.rng.randbytes(16)
-        search.copy = StreamInfo(stream_id, name, proxy.config.region, KeepAll())
-        proxy.record(search.copy)
-        self._copy(stream, search)
+        info = StreamInfo(regions.rng.randbytes(16), name, regions.config.region, KeepAll())
+        search.copy = msgspec.structs.replace(info, delivery=stream.info.delivery)
+        regions.command(Adopt(search.copy, made=True))
 
-    def _copy(self, stream: Stream, search: Search) -> None:
+    def _give_up_copy(self, search: Search) -> None:
+        copy, search.copy = search.copy, None
+        if copy is not None:
+            self.regions.limited(copy.stream_id)
+
+    def _copy(self, stream: Copy, search: Search) -> None:
         """The next piece of our events; when all are safe, take them back."""
-        proxy, copy = self.proxy, search.copy
+        regions, copy = self.regions, search.copy
         assert copy is not None
-        at = proxy.ends.get(copy.stream_id, 1)
+        if copy.stream_id not in regions.streams:
+            taken = regions.service.named(copy.name)
+            if taken is not None and taken.stream_id != copy.stream_id:
+                search.copy = None  # another copy has got the name: begin again with another one
+                self._begin_copy(stream, search)
+            return  # `grew` goes on when it is there
+        at = regions.service.end_of(copy.stream_id)
         if at >= search.end:
-            if proxy.committed.get(copy.stream_id, 1) >= search.end:
-                proxy.out.append(PassDown(Abandon(stream.stream_id, search.start)))
+            if regions.service.committed_end(copy.stream_id) >= search.end:
+                regions.command(Abandon(stream.stream_id, search.start))
             return
         batches: list[Batch] = []
         if at < search.start:
             batches.append(Batch.void(copy.stream_id, 1, search.start, COLLECTED))
             at = search.start
         try:
-            raw = proxy.disk.read(stream.stream_id, at, search.end, proxy.config.serve_bytes_max)
+            raw = regions.disk.read(stream.stream_id, at, search.end, COPY_BYTES)
         except StorageError:  # what cannot be read cannot be kept
-            hi = next((hi for lo, hi in proxy.disk.holes(stream.stream_id) if lo <= at < hi), at)
+            hi = next((hi for lo, hi in regions.disk.holes(stream.stream_id) if lo <= at < hi), at)
             raw = [Batch.void(stream.stream_id, at, min(hi, search.end), COLLECTED)]
         for batch in raw:
             kind = batch.kind if batch.kind == VOID else DATA  # rules apply to nothing there
             batches.append(batch.relabelled(copy.stream_id, kind))
-        proxy.out.append(PassDown(AppendAt(copy.stream_id, tuple(batches))))
+        regions.command(AppendAt(copy.stream_id, tuple(batches)))
 
     def grew(self, log: LogId) -> None:
-        """A log was appended to, or more of it is committed."""
+        """A stream was added, appended to, or more of it is committed."""
         for stream_id, search in list(self.searches.items()):
             if search.copy is not None and search.copy.stream_id == log:
                 self._go_on(stream_id)
 
-    def truncated(self, stream: Stream, end: int) -> None:
+    def truncated(self, stream: Copy, end: int) -> None:
         """The stream was taken back to `end`."""
         search = self.searches.get(stream.stream_id)
         if search is None or search.copy is None or end > search.start:
             return
         del self.searches[stream.stream_id]
+        self.regions.limited(stream.stream_id)
+        self.regions.limited(search.copy.stream_id)
         copy = search.copy.name
         gone = Quarantined(stream.info.name, search.start, search.end, copy, search.region)
         self.done.append(gone)
         del self.done[:-DONE_MAX]
         self.doubt(stream.stream_id)
-        self._tell(self.proxy.peers, stream.stream_id)  # others may have taken it from us
+        self._tell(self.regions.peers, stream.stream_id)  # others may have taken it from us

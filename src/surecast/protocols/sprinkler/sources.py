@@ -9,15 +9,21 @@ region that is not ahead of us is never chosen; a small lead that lasts is enoug
 the stream's own rate, so that equals do not make us flap.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Protocol
 
-from surecast.core.types import MS, SECOND, LogId, Peer
-from surecast.protocols.sprinkler.config import ProxyConfig
-from surecast.protocols.sprinkler.messages import StreamInfo
-from surecast.protocols.sprinkler.streams import Lead, Source, Stream
+from surecast.core.streams import StreamInfo, Streams, StreamState
+from surecast.core.types import MS, SECOND, Disk, LogId, Message, Peer
+from surecast.protocols.sprinkler.config import SprinklerConfig
 
 __all__ = [
+    "Copy",
+    "Lead",
     "PeerRegion",
+    "Regions",
+    "Source",
     "has_led",
     "is_given_up",
     "leads_enough",
@@ -26,6 +32,73 @@ __all__ = [
 ]
 
 MARGIN_NS = 10 * MS  # of traffic: a smaller lead is noise between equals
+
+
+@dataclass(slots=True)
+class Source:
+    """Where a stream is pulled from (`expects` of the paper)."""
+
+    region: str
+    node: Peer
+    end: int  # as last advertised by that region
+    advertised_ns: int  # when
+    progress_ns: int  # when data last arrived, or we subscribed
+    subscribed_ns: int = 0
+
+
+@dataclass(slots=True)
+class Lead:
+    """How long another region has been ahead of the source without a break."""
+
+    since_ns: int
+    seen_ns: int  # last
+
+
+@dataclass(slots=True)
+class Copy:
+    """This region's copy of a stream: `state` is what the stream service has of it."""
+
+    info: StreamInfo
+    state: StreamState
+    made_epoch: int = 0  # of our chain, if it was created here; else 0
+    made_now: bool = False  # ... by this head, in this life
+    begun: int = 1  # where it ended when we became the head
+    shown: int = 0  # to readers, when the service last said so
+    newest_ns: int = 0  # time of the newest event pulled from another region
+    source: Source | None = None
+    leads: dict[str, Lead] = field(default_factory=dict)  # regions ahead of the source
+    rate: float = 0.0  # events a second, smoothed
+    rate_end: int = 1
+    asked_ns: int = -1 << 62  # when publishers were last asked for
+    # What other regions answer an owner that recovers: how far each has appended, and which of
+    # them do not know all publishers.
+    confirmed: dict[str, int] = field(default_factory=dict)
+    unsure: dict[str, None] = field(default_factory=dict)
+    unnamed: int = 0  # end of the compacted batches we pulled, which name no publishers (R4)
+    recovering_since_ns: int | None = None  # owner behind its peers (R8)
+    outdated: bool = False  # ... because its disk had less of the log than others may have
+    suspended: bool = False  # the stream service was told to give no positions
+
+    @property
+    def stream_id(self) -> LogId:
+        return self.info.stream_id
+
+    @property
+    def end(self) -> int:
+        return self.state.end
+
+    @property
+    def hole(self) -> int:
+        return self.state.hole
+
+    @property
+    def whole(self) -> int:
+        """The first position that is missing here: what is pulled begins with it."""
+        return self.state.whole
+
+    @property
+    def committed(self) -> int:
+        return self.state.committed
 
 
 @dataclass(slots=True)
@@ -43,14 +116,49 @@ class PeerRegion:
     life: bytes = b""  # of its tail, at this start of it
 
 
-def leads_literally(source: Source | None, end: int, now_ns: int, config: ProxyConfig) -> bool:
+class Regions(Protocol):
+    """What the parts of `RegionSync` (forks, forwarding, recovery) may use of it."""
+
+    config: SprinklerConfig
+    service: Streams
+    disk: Disk
+    rng: Random
+    counters: Counter[str]
+    now_ns: int
+    streams: dict[LogId, Copy]
+    peers: dict[str, PeerRegion]
+    members: tuple[Peer, ...]
+    is_head: bool
+    doubles: dict[tuple[str, str], bool]
+    region_of: dict[Peer, str]  # servers of other regions
+
+    @property
+    def head(self) -> Peer: ...
+
+    def is_live(self, peer: PeerRegion) -> bool: ...
+
+    def owns(self, copy: Copy) -> bool: ...
+
+    def send(self, peer: Peer, message: Message) -> None: ...
+
+    def command(self, command: Any) -> None:
+        """Pass a command down to the stream service."""
+
+    def compared(self, region: str) -> None:
+        """A region has answered what it was asked; it may be pulled from now."""
+
+    def limited(self, stream: LogId) -> None:
+        """How much of a stream may be shown, or whether it may be numbered, has changed."""
+
+
+def leads_literally(source: Source | None, end: int, now_ns: int, config: SprinklerConfig) -> bool:
     """The rule as printed; `end - 1` is the count that was advertised."""
     expected, since_ns = (source.end, source.advertised_ns) if source else (1, 0)
     elapsed_s = (now_ns - since_ns) / SECOND
     return elapsed_s > 0 and end > expected + config.literal_damping / elapsed_s
 
 
-def leads_enough(stream: Stream, region: str, end: int, now_ns: int, config: ProxyConfig) -> bool:
+def leads_enough(stream: Copy, region: str, end: int, now_ns: int, config: SprinklerConfig) -> bool:
     """Is another region, which has just advertised `end`, enough ahead of our source?"""
     source = stream.source
     assert source is not None
@@ -64,7 +172,7 @@ def leads_enough(stream: Stream, region: str, end: int, now_ns: int, config: Pro
     return lead * elapsed_s > damping or has_led(stream, region, end, now_ns, config)
 
 
-def has_led(stream: Stream, region: str, end: int, now_ns: int, config: ProxyConfig) -> bool:
+def has_led(stream: Copy, region: str, end: int, now_ns: int, config: SprinklerConfig) -> bool:
     """Note whether a region is ahead of the source; has it been so for long enough?
 
     Advertisements say it afresh while a stream moves. When it rests nobody says anything more,
@@ -81,7 +189,7 @@ def has_led(stream: Stream, region: str, end: int, now_ns: int, config: ProxyCon
     return now_ns - lead.since_ns > config.dead_ns
 
 
-def is_given_up(stream: Stream, now_ns: int, config: ProxyConfig) -> bool:
+def is_given_up(stream: Copy, now_ns: int, config: SprinklerConfig) -> bool:
     """Has the source gone silent, or is it ahead without sending us anything?"""
     source = stream.source
     assert source is not None
@@ -90,7 +198,7 @@ def is_given_up(stream: Stream, now_ns: int, config: ProxyConfig) -> bool:
     return silent or stuck
 
 
-def measure_rate(stream: Stream, period_ns: int) -> None:
+def measure_rate(stream: Copy, period_ns: int) -> None:
     """Called once a period: a smoothed rate, which sizes the damping."""
     rate = (stream.end - stream.rate_end) * SECOND / period_ns
     stream.rate_end = stream.end

@@ -1,0 +1,235 @@
+"""The interface of the stream service: what layers above it hear, may ask for, and may read.
+
+`protocols.streams` provides it. A *delivery* (how events reach those who read them: Sprinkler
+between regions) has its server side above it, and so have named subscriptions and queries. They
+speak this vocabulary and never import each other.
+
+The service keeps the directory of streams, takes publishes of streams that its region owns, and
+shows what is committed. What another region owns it *hands* to the server side of the stream's
+delivery, and so the question where a new stream is made.
+
+Besides the commands here it takes, and passes on, these of `core.replicated`: AppendAt, AppendOwn,
+AskPublishers, TakePublishers, Abandon, Recovered, RolledBack, Overtaken. It passes on the events
+RoleChanged, Counted and PublishersAre.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal, Protocol
+
+import msgspec
+
+from surecast.columns.batch import Batch
+from surecast.columns.retention import Policy
+from surecast.core.types import Input, LogId, Peer
+
+__all__ = [
+    "CURSORS",
+    "DEFAULT_DELIVERY",
+    "DIRECTORY",
+    "Adopt",
+    "Await",
+    "Create",
+    "ForceNewStream",
+    "Handed",
+    "Limit",
+    "Refuse",
+    "Resume",
+    "Settle",
+    "StreamAdded",
+    "StreamInfo",
+    "StreamMoved",
+    "StreamSpec",
+    "StreamState",
+    "Streams",
+    "Suspend",
+    "TakenBack",
+]
+
+# Logs that the service keeps for itself and for layers above: 16 bytes no random id will ever be.
+DIRECTORY: Final[LogId] = b"surecast.streams"
+CURSORS: Final[LogId] = b"surecast.cursors"
+
+DEFAULT_DELIVERY: Final = "broadcast"
+
+
+class StreamSpec(msgspec.Struct, gc=False, array_like=True, frozen=True):
+    """What a stream is opened with. What is left out is as the stream has it, or the default."""
+
+    retention: Policy | None = None
+    delivery: str = ""
+    schema: str = ""
+    options: tuple[tuple[str, str], ...] = ()  # of the delivery, sorted
+
+
+class StreamInfo(msgspec.Struct, gc=False, array_like=True, frozen=True):
+    """An entry of the directory. Fixed when the stream is created."""
+
+    stream_id: bytes
+    name: str
+    owner: str  # region
+    retention: Policy
+    replaces: bytes = b""  # the stream_id whose history was given up for this one
+    delivery: str = DEFAULT_DELIVERY
+    schema: str = ""
+    options: tuple[tuple[str, str], ...] = ()  # of the delivery, sorted
+
+
+# ------------------------------------------------------------ events for the layers above
+
+
+class StreamAdded(msgspec.Struct, gc=False):
+    """A stream came into the directory. All layers above are told, whatever its delivery.
+
+    `made_epoch` is the epoch of this region's chain in which it was created here, 0 if another
+    region has told us of it; `made_now`: by this head, in this life.
+    """
+
+    info: StreamInfo
+    made_epoch: int
+    made_now: bool
+
+
+class StreamMoved(msgspec.Struct, gc=False):
+    """A stream, or a log of the service, was appended to, or more (or less) of it is shown."""
+
+    stream: LogId
+    appended: int
+    shown: int
+
+
+class TakenBack(msgspec.Struct, gc=False):
+    """Positions from `end` on, committed before, are given up. Of DIRECTORY: all streams are."""
+
+    log: LogId
+    end: int
+
+
+class Handed(msgspec.Struct, gc=False):
+    """`peer` sent `message`, which the service leaves to the stream's delivery.
+
+    publish: of a stream that another region owns. It has `stream` and `batch`.
+    create: where is the stream made? It has `name`. Answer Create, Await or Refuse.
+    ack, nack: what an owner answers a publish. They have `stream`, `publisher`, `pub_no` and `why`.
+    opened: what an owner answers a create. It has `name`, `info`, `why` and `head`.
+    """
+
+    what: Literal["publish", "create", "ack", "nack", "opened"]
+    peer: Peer
+    message: Any
+
+
+# ------------------------------------------------------------ commands from the layers above
+
+
+class Adopt(Input):
+    """Put a stream into the directory: another region's, or (`made`) one that is made here now."""
+
+    info: StreamInfo
+    made: bool = False
+
+
+class Create(Input):
+    """Make the stream that `peer` asked for (Handed), in this region."""
+
+    peer: Peer
+    message: Any
+
+
+class Await(Input):
+    """The stream that `peer` asked for is made elsewhere: answer when it is in the directory."""
+
+    peer: Peer
+    message: Any
+
+
+class Refuse(Input):
+    """Tell `peer` that its message (Handed, publish or create) cannot be done, and why."""
+
+    peer: Peer
+    message: Any
+    why: str
+
+
+class Settle(Input):
+    """The stream will not be made: tell all who wait for it why."""
+
+    name: str
+    why: str
+
+
+class Suspend(Input):
+    """Give no positions of the stream for now: publishes are told `why`."""
+
+    stream: LogId
+    why: str
+
+
+class Resume(Input):
+    stream: LogId
+
+
+class Limit(Input):
+    """Show nothing of the stream from `end` on, until told otherwise; None: no limit any more."""
+
+    stream: LogId
+    end: int | None
+
+
+class ForceNewStream(Input):
+    """The operator gives up a history that cannot be recovered: the name gets a new stream."""
+
+    name: str
+
+
+# ------------------------------------------------------------ calls
+
+
+class StreamState(Protocol):
+    """One stream at this replica, to be read and never changed."""
+
+    @property
+    def info(self) -> StreamInfo: ...
+
+    @property
+    def end(self) -> int:
+        """Appended here."""
+
+    @property
+    def hole(self) -> int:
+        """The first position that cannot be read here; 0: there is none."""
+
+    @property
+    def whole(self) -> int:
+        """The first position that is missing here."""
+
+    @property
+    def committed(self) -> int:
+        """By the chain, and shown to readers."""
+
+
+class Streams(Protocol):
+    """What a layer above the service may ask it at any time, as it asks a disk."""
+
+    @property
+    def streams(self) -> Mapping[LogId, StreamState]: ...
+
+    def named(self, name: str) -> StreamInfo | None:
+        """The stream of that name in the directory."""
+
+    def is_listed(self, stream: LogId) -> bool:
+        """Whether a stream is in the directory."""
+
+    def committed_end(self, log: LogId) -> int:
+        """How far the chain has committed a log, whether or not that can be shown."""
+
+    def end_of(self, log: LogId) -> int:
+        """How far a log is appended to here."""
+
+    def shown_end(self, stream: LogId) -> int:
+        """Up to where readers are shown a stream; 0 if it is not known."""
+
+    def readable(self, stream: LogId, lo: int, hi: int = 0) -> list[Batch]:
+        """The next piece of a known stream from `lo` on (up to `hi`), as a reader should see it.
+
+        Nothing, if retention must see it first and finds that it cannot be indexed.
+        """

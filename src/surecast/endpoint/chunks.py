@@ -1,0 +1,167 @@
+"""`publish_many`: any amount of events, cut into batches that fit the limits.
+
+Everything is checked before the first batch is made: either all of it can be sent or nothing is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from surecast.columns.batch import Batch
+from surecast.core.types import LogId
+from surecast.endpoint.options import ClientOptions
+from surecast.endpoint.publishers import EVENT_OVERHEAD
+from surecast.errors import UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Chunk", "chunks_of", "joined"]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    batch: Batch
+    nbytes: int  # what it counts for in an outbox
+
+
+def chunks_of(
+    stream: LogId,
+    values: Any,
+    keys: Iterable[bytes | None] | None,
+    tags: Iterable[bytes | None] | None,
+    options: ClientOptions,
+) -> Iterator[Chunk]:
+    """The batches of lists, iterables or an Arrow table, made one at a time."""
+    if hasattr(values, "schema") and hasattr(values, "num_rows"):
+        if keys is not None or tags is not None:
+            raise UsageError("a table has its keys and tags in columns `key` and `tag`")
+        return _table_chunks(stream, values, options)
+    if isinstance(values, bytes | bytearray | str | memoryview):
+        raise UsageError("publish_many takes many values; for one there is publish(value)")
+    rows: list[bytes] = list(values)
+    key_rows = _column("keys", keys, len(rows))
+    tag_rows = _column("tags", tags, len(rows))
+    if not set(map(type, rows)) <= {bytes}:
+        at = next(i for i, value in enumerate(rows) if type(value) is not bytes)
+        raise UsageError(f"values are bytes; number {at} is {rows[at]!r:.60}")
+    return _list_chunks(stream, rows, key_rows, tag_rows, options)
+
+
+def _column(
+    what: str, column: Iterable[bytes | None] | None, rows: int
+) -> list[bytes | None] | None:
+    if column is None:
+        return None
+    items = list(column)
+    if len(items) != rows:
+        raise UsageError(f"{len(items)} {what} for {rows} values")
+    if not set(map(type, items)) <= {bytes, type(None)}:
+        at = next(i for i, item in enumerate(items) if not isinstance(item, bytes | None))
+        raise UsageError(f"{what} are bytes or None; number {at} is {items[at]!r:.60}")
+    return items
+
+
+# ------------------------------------------------------------ lists
+
+
+def _list_chunks(
+    stream: LogId,
+    values: list[bytes],
+    keys: list[bytes | None] | None,
+    tags: list[bytes | None] | None,
+    options: ClientOptions,
+) -> Iterator[Chunk]:
+    sizes = list(map(len, values))
+    for column in (keys, tags):
+        if column is not None:
+            sizes = [size + len(item or b"") for size, item in zip(sizes, column, strict=True)]
+    _check_largest(max(sizes, default=0), options)
+
+    def make() -> Iterator[Chunk]:
+        for lo, hi in _cuts(sizes, options):
+            batch = Batch.of(
+                stream,
+                values[lo:hi],
+                None if keys is None else keys[lo:hi],
+                None if tags is None else tags[lo:hi],
+            )
+            yield Chunk(batch, sum(sizes[lo:hi]) + EVENT_OVERHEAD * (hi - lo))
+
+    return make()
+
+
+def _check_largest(size: int, options: ClientOptions) -> None:
+    if size > options.event_bytes_max:
+        raise UsageError(
+            f"an event of {size:,} bytes: at most {options.event_bytes_max:,} are allowed "
+            "(ClientOptions.event_bytes_max). Nothing was published. Publish it in parts"
+        )
+
+
+def _cuts(sizes: Sequence[int], options: ClientOptions) -> Iterator[tuple[int, int]]:
+    """Runs of rows that fit into a batch; a row larger than one has its own."""
+    rows_max, room = options.batch_rows_max, options.batch_bytes_max
+    total = len(sizes)
+    if sum(sizes) and max(sizes) * rows_max > room:
+        lo = nbytes = 0
+        for at, size in enumerate(sizes):
+            if at > lo and (nbytes + size > room or at - lo >= rows_max):
+                yield lo, at
+                lo, nbytes = at, 0
+            nbytes += size
+        yield lo, total
+        return
+    for lo in range(0, total, rows_max):
+        yield lo, min(lo + rows_max, total)
+
+
+# ------------------------------------------------------------ Arrow
+
+
+def _table_chunks(
+    stream: LogId, table: pa.Table | pa.RecordBatch, options: ClientOptions
+) -> Iterator[Chunk]:
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    sizes = np.zeros(table.num_rows, np.int64)
+    for name in ("value", "key", "tag"):
+        if name in table.schema.names:
+            column = table.column(name)
+            if pa.types.is_dictionary(column.type):
+                column = column.cast(column.type.value_type)
+            try:
+                lengths = pc.fill_null(pc.binary_length(column), 0)
+            except pa.ArrowException:
+                raise UsageError(f"column {name!r} must hold bytes, not {column.type}") from None
+            sizes += lengths.to_numpy(zero_copy_only=False).astype(np.int64)
+    _check_largest(int(sizes.max(initial=0)), options)
+    if table.num_rows:
+        Batch.from_arrow(stream, table.slice(0, 1))  # refuses columns it does not know
+        if "value" in table.schema.names and table.column("value").null_count:
+            raise UsageError("column 'value' has nulls; use b'' for an empty value")
+
+    def make() -> Iterator[Chunk]:
+        for lo, hi in _cuts(sizes.tolist(), options):
+            batch = Batch.from_arrow(stream, table.slice(lo, hi - lo))
+            yield Chunk(batch, int(sizes[lo:hi].sum()) + EVENT_OVERHEAD * (hi - lo))
+
+    return make()
+
+
+# ------------------------------------------------------------ positions
+
+
+def joined(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Half-open runs of positions, those that touch made one."""
+    found: list[tuple[int, int]] = []
+    for lo, hi in runs:
+        if found and found[-1][1] == lo:
+            found[-1] = (found[-1][0], hi)
+        elif lo < hi:
+            found.append((lo, hi))
+    return found

@@ -1,0 +1,148 @@
+"""What a server's refusals mean to a user, and what to do about them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Final
+
+from surecast.columns.rules import KeepFor, KeepLast, LatestPerKey, Policy
+from surecast.core.endpoint import Opened
+from surecast.core.streams import StreamInfo
+from surecast.errors import (
+    Closed,
+    Fenced,
+    NotSupported,
+    OwnerUnreachable,
+    PublishError,
+    StreamConfigMismatch,
+    SurecastError,
+    UsageError,
+)
+
+__all__ = [
+    "bad_name",
+    "describe",
+    "open_error",
+    "publish_error",
+    "subscription_error",
+    "unknown_delivery",
+]
+
+_PUBLISH: Final = {
+    "bad-event": "the stream cannot apply it (tag_is needs a stream that keeps all events)",
+    "mismatch": "the region remembers another batch under this one's number. Nothing was taken; "
+    "this should never happen: please report it, and publish again with a new client",
+    "expired": "the region has forgotten this publisher, which was silent for too long while "
+    "unacknowledged. It cannot tell whether the events were taken before: look, then publish again",
+    "quarantined": "the stream's log is damaged in its region. Its operator must see to that; "
+    "`surecast status` says where",
+    "unknown-stream": "the stream is gone. Open it again with client.stream(...)",
+    "history-lost": "the region has lost what it had acknowledged, by its operator's decision. "
+    "Open the stream again with client.stream(...) and publish from a known state",
+    "closed": "the client was closed before they were acknowledged: they may have been taken",
+    "not-sent": "the client was closed while they were waiting for room: they were not sent",
+}
+_MAYBE_TAKEN: Final = ("owner-unreachable", "expired", "history-lost", "closed")
+
+
+def publish_error(stream: str, why: str) -> PublishError:
+    if why == "owner-unreachable":
+        return OwnerUnreachable(
+            f"the region that owns {stream!r} cannot be reached, so it is not known whether it "
+            "took the events. Publish again when it is back if that may be done twice, or look for "
+            "them in the stream first; `surecast status` shows the links",
+            maybe_taken=True,
+        )
+    what = _PUBLISH.get(why, f"the region refused them ({why}); `surecast status` may say more")
+    return PublishError(f"not published to {stream!r}: {what}", maybe_taken=why in _MAYBE_TAKEN)
+
+
+def open_error(opened: Opened, wanted: Policy | None) -> SurecastError:
+    name = opened.name
+    match opened.why:
+        case "config-mismatch":
+            asked = "nothing in particular" if wanted is None else describe(wanted)
+            has = "another rule" if opened.info is None else describe(opened.info.retention)
+            return StreamConfigMismatch(
+                f"stream {name!r} has retain={has}, and {asked} was asked for. Open it without "
+                "retain= to take it as it is, or use another name: what a stream keeps is fixed "
+                "when it is created"
+            )
+        case "owner-unreachable":
+            return OwnerUnreachable(
+                f"the region that owns {name!r} cannot be reached from this one. Try again when "
+                "the link is back (`surecast status` shows it), or connect to the owner"
+            )
+        case "too-many-streams":
+            return SurecastError(
+                f"the region has as many streams as it may (streams.streams_max); {name!r} was "
+                "not created. Put events into fewer streams, with keys, or raise the limit"
+            )
+        case "bad-name":
+            return UsageError(bad_name(name))
+        case "bad-spec":
+            return UsageError(f"the schema and the options of {name!r} are too large")
+        case "no-delivery":
+            return NotSupported(
+                f"not every server that {name!r} concerns has its delivery: upgrade them, then "
+                "create the stream"
+            )
+        case "owners-differ":
+            return SurecastError(
+                f"the regions disagree on who owns {name!r}: their [owners] tables differ. Make "
+                "them equal and restart the servers"
+            )
+    return SurecastError(f"stream {name!r} cannot be opened: {opened.why}")
+
+
+def unknown_delivery(info: StreamInfo) -> NotSupported:
+    return NotSupported(
+        f"stream {info.name!r} has delivery={info.delivery!r}, which this version does not know: "
+        "upgrade the client"
+    )
+
+
+def bad_name(name: str) -> str:
+    return (
+        f"{name!r} is no name of a stream: tokens of letters, digits and _~:@=+- with dots between "
+        "them, at most 255 characters, such as orders.eu"
+    )
+
+
+def subscription_error(what: str, why: str) -> SurecastError:
+    match why:
+        case "fenced":
+            return Fenced(
+                f"the subscription named {what!r} was opened elsewhere and goes on there. Two "
+                "readers cannot share a name: stop one, or give this one another"
+            )
+        case "too-many":
+            return SurecastError(
+                f"the region takes no more subscriptions such as {what!r}: close some, or use "
+                "fewer names and patterns"
+            )
+        case "bad-name":
+            return UsageError(f"{what!r} is not a name or pattern the region accepts")
+        case "unknown-stream":
+            return SurecastError(f"stream {what!r} is gone. Open it again with client.stream(...)")
+        case "quarantined":
+            return SurecastError(
+                f"stream {what!r} is damaged in its region, so it is not known what follows. Its "
+                "operator must see to that (`surecast status` says where); other regions may have "
+                "it whole"
+            )
+        case "closed":
+            return Closed("the client is closed")
+    return SurecastError(f"subscription {what!r}: {why}")
+
+
+def describe(policy: Policy) -> str:
+    """A policy as its user would write it."""
+    match policy:
+        case KeepLast(n):
+            return f"keep_last({n})"
+        case KeepFor(ns):
+            return f"keep_for({timedelta(microseconds=ns // 1000)!r})".replace("datetime.", "")
+        case LatestPerKey():
+            return "latest_per_key()"
+    return "keep_all()"

@@ -1,0 +1,86 @@
+"""The handshake with a server whose name is not known yet: HELLO, then who serves the region."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable
+from contextlib import suppress
+from typing import Any, Final, TypeVar
+
+from surecast.core.types import tag_of
+from surecast.core.wire import HEADER_SIZE, Codec, frame_size
+from surecast.errors import PeerError, UnknownMessage
+from surecast.registry import message_type
+from surecast.runtime import hello
+
+__all__ = ["REFUSED", "introduction"]
+
+T = TypeVar("T")
+
+QUESTION: Final = "streams/Introduce"
+ANSWER: Final = "streams/Introduced"
+REFUSED: Final = "connect with token="  # stands in the error if the server refused the token
+FRAMES_MAX: Final = 100  # before the answer: a server that talks of other things has none
+
+
+async def introduction(host: str, port: int, codec: Codec, token: str) -> tuple[Any, str]:
+    """What the server at an address says of its region (streams/Introduced), and our own host."""
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        own_host = writer.get_extra_info("sockname")[0]
+        name = f"ask-{secrets.token_hex(8)}"
+        writer.write(
+            hello.encode(
+                hello.Hello(
+                    hello.VERSION, name, "", secrets.token_bytes(8), 1, role="asker",
+                    credential=token,
+                )
+            )
+        )  # fmt: skip
+        answer = await _driver_frame(reader)
+        if isinstance(answer, hello.Refused):
+            hint = f" ({REFUSED})" if "credential" in answer.why else ""
+            raise PeerError(f"{answer.why}{hint}")
+        if not isinstance(answer, hello.Hello):
+            raise PeerError("no HELLO")
+        writer.write(hello.BEAT + b"".join(codec.encode(message_type(QUESTION)())))
+        return await _answer(reader, codec), own_host
+    finally:
+        with suppress(OSError):
+            writer.write(hello.BYE)
+        writer.close()
+
+
+async def _answer(reader: asyncio.StreamReader, codec: Codec) -> Any:
+    for _ in range(FRAMES_MAX):
+        frame = await _frame(reader, codec)
+        if len(frame) == hello.MARK_SIZE and frame in (hello.BEAT, hello.BYE):
+            continue
+        try:
+            message, _ = codec.decode(frame)
+        except UnknownMessage:  # of a protocol that this client does not know
+            continue
+        if tag_of(type(message)) == ANSWER:
+            return message
+    raise PeerError("it does not say who serves the region")
+
+
+async def _driver_frame(reader: asyncio.StreamReader) -> Any:
+    return hello.CODEC.decode(await _frame(reader, hello.CODEC))[0]
+
+
+async def _frame(reader: asyncio.StreamReader, codec: Codec) -> bytes:
+    header = await _or_eof(reader.readexactly(HEADER_SIZE))
+    size = frame_size(header, codec.limits)
+    assert size is not None
+    return header + await _or_eof(reader.readexactly(size - HEADER_SIZE))
+
+
+async def _or_eof(reading: Awaitable[T]) -> T:
+    try:
+        return await reading
+    except asyncio.IncompleteReadError as short:
+        if short.partial:
+            raise PeerError("it broke off in the middle of a frame") from None
+        raise EOFError from None

@@ -1,0 +1,22 @@
+"""Questions to a server over HTTP: straight to it, whatever proxy this machine has for the web."""
+
+from __future__ import annotations
+
+from http.client import HTTPException
+from typing import Final
+from urllib.request import ProxyHandler, Request, build_opener
+
+__all__ = ["http_get"]
+
+_DIRECT: Final = build_opener(ProxyHandler({}))
+
+
+def http_get(url: str, token: str = "", *, patience_s: float) -> bytes:
+    """The answer. OSError if there is none or half of one; HTTPError, which is one, if refused."""
+    request = Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
+    try:
+        with _DIRECT.open(request, timeout=patience_s) as answer:
+            body: bytes = answer.read()
+            return body
+    except HTTPException as problem:
+        raise OSError(f"no answer but {problem!r}") from problem

@@ -1,0 +1,191 @@
+"""Ranges of positions as batches, over one connection: for programs that take streams apart.
+
+    async with RangeReader(parse_url(url)) as reader:
+        async for batches in reader.read(stream_id, 1, 1_000_000): ...
+
+A subscription follows streams for as long as it lives; a task of a batch job wants these positions
+and no others, whole batches, and an error instead of a wait without end. There is no control node:
+who reads has been told by whoever planned the work which stream that is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Final
+
+from surecast.columns.batch import Batch
+from surecast.core.endpoint import Go, Hold, Place, ReadRange, Short
+from surecast.core.types import SECOND, LogId
+from surecast.endpoint.discovery import Region, wants_token
+from surecast.endpoint.options import ClientOptions
+from surecast.endpoint.region_link import RegionLink
+from surecast.errors import Closed, ConnectError, SurecastError
+from surecast.registry import range_reader
+from surecast.runtime.book import Address
+from surecast.runtime.node import Node
+
+__all__ = ["RangeReader", "ShortError", "StallError"]
+
+ROWS: Final = 20_000  # handed over at a time, or what there is
+AGAIN_S: Final = 0.25  # after a first contact that failed
+
+
+class ShortError(SurecastError):
+    """The region does not have the positions: `end` is where the stream ends there, 0 if it does
+    not know the stream."""
+
+    def __init__(self, message: str, end: int) -> None:
+        super().__init__(message)
+        self.end = end
+
+
+class StallError(SurecastError):
+    """Nothing came for too long."""
+
+
+class RangeReader:
+    """See the module. For the thread of its event loop; one `read` at a time."""
+
+    node: Node
+
+    def __init__(
+        self,
+        addresses: list[Address],
+        *,
+        token: str = "",
+        options: ClientOptions | None = None,
+        patience_s: float = 60.0,  # without any progress, the first contact included
+    ) -> None:
+        self._options = options or ClientOptions()
+        self._link = RegionLink(addresses, token, self._options, self._fail)
+        self._patience_s = patience_s
+        self._inbox: deque[Batch] = deque()
+        self._nbytes = 0
+        self._held = False
+        self._short: int | None = None  # what a server said last, if there was no progress since
+        self._problem: BaseException | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def __aenter__(self) -> RangeReader:
+        region = await self._discover()
+        place = Place(region.name, tuple(region.replicas))
+        self.node = self._link.node(
+            f"f-{secrets.token_hex(8)}",
+            "reader",
+            lambda ctx: range_reader(ctx, place),
+            on_deliver=self._take_in,
+            on_emit=self._on_emit,
+        )
+        await self.node.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.node.stop()
+
+    async def _discover(self) -> Region:
+        """Who serves the region; it may be starting again just now."""
+        ends_s = time.monotonic() + self._patience_s
+        while True:
+            try:
+                return await self._link.discover()
+            except ConnectError as problem:
+                if wants_token(problem) or time.monotonic() >= ends_s:
+                    raise
+            await asyncio.sleep(AGAIN_S)
+
+    async def read(self, stream: LogId, lo: int, hi: int) -> AsyncIterator[list[Batch]]:
+        """The batches of [lo, hi), cut at its ends, some at a time.
+
+        ShortError if the servers do not have it, StallError if none of them says anything, both
+        only after `patience_s`: a region that was cut off may be catching up.
+        """
+        self._inbox.clear()
+        self._nbytes, self._held, self._short = 0, False, None
+        if lo < hi:
+            self.node.give(ReadRange(stream, lo, hi))
+        while lo < hi:
+            some = await self._some()
+            lo = some[-1].hi
+            yield some
+
+    async def _some(self) -> list[Batch]:
+        waited_s = 0.0
+        while not self._inbox:
+            if self._problem is not None:
+                raise Closed(f"the reader stopped after an internal error: {self._problem!r}")
+            if waited_s >= self._patience_s:
+                raise self._given_up()
+            waited_s += await self._wait()
+        taken: list[Batch] = []
+        rows = 0
+        while self._inbox and rows < ROWS:
+            batch = self._inbox.popleft()
+            taken.append(batch)
+            rows += batch.rows
+            self._nbytes -= batch.nbytes
+        if self._held and self._nbytes <= self._options.buffer_bytes_max // 2:
+            self._held = False
+            self.node.give(Go())
+        return taken
+
+    async def _wait(self) -> float:
+        """For something to come; how long that took. After a while servers are looked for."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        self._waiter = loop.create_future()
+        step_s = min(self._options.rediscover_ns / SECOND, self._patience_s)
+        try:
+            async with asyncio.timeout(step_s):
+                await self._waiter
+        except TimeoutError:
+            if not self._link.is_connected():
+                with suppress(ConnectError):
+                    await self._link.discover()
+        finally:
+            self._waiter = None
+        return loop.time() - began
+
+    def _given_up(self) -> SurecastError:
+        if self._short is not None:
+            what = f"ends at {self._short}" if self._short else "is not known"
+            return ShortError(
+                f"the stream {what} in region {self._link.region.name!r}", self._short
+            )
+        return StallError(
+            f"no server of region {self._link.region.name!r} has sent anything for "
+            f"{self._patience_s:g} s"
+        )
+
+    # ------------------------------------------------------------ what comes in
+
+    def _take_in(self, _stream: LogId, batches: tuple[Batch, ...]) -> None:
+        self._short = None
+        self._inbox += batches
+        self._nbytes += sum(batch.nbytes for batch in batches)
+        if not self._held and self._nbytes >= self._options.buffer_bytes_max:
+            self._held = True
+            self.node.give(Hold())
+        self._wake()
+
+    def _on_emit(self, event: Any) -> None:
+        if isinstance(event, Short):
+            self._short = event.end
+
+    def _fail(self, problem: BaseException) -> None:
+        self._problem = problem
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,106 @@
+"""The way to the region: where its servers are, and the nodes that speak with them."""
+
+from __future__ import annotations
+
+import secrets
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from surecast.columns.batch import Batch
+from surecast.core.machine import Factory
+from surecast.core.types import LogId
+from surecast.core.wire import Codec
+from surecast.endpoint.discovery import Region, discover
+from surecast.endpoint.options import ClientOptions
+from surecast.registry import message_types
+from surecast.runtime.book import Address, AddressBook
+from surecast.runtime.node import Node
+from surecast.runtime.session import UP
+
+__all__ = ["RegionLink"]
+
+
+class RegionLink:
+    """Shared by the nodes of one client. `broken` is told when a machine of one has failed."""
+
+    region: Region
+
+    def __init__(
+        self,
+        addresses: list[Address],
+        token: str,
+        options: ClientOptions,
+        broken: Callable[[BaseException], None],
+    ) -> None:
+        self.addresses = addresses  # of the url
+        self._token = token
+        self._options = options
+        self._broken = broken
+        self._codec = Codec(message_types())
+        self._book = AddressBook()
+        self._nodes: weakref.WeakSet[Node] = weakref.WeakSet()
+
+    async def discover(self) -> Region:
+        """Ask who serves the region, and where; nodes find them there from now on."""
+        self.region = await discover(
+            self.addresses,
+            self._codec,
+            token=self._token,
+            timeout_ns=self._options.connect_timeout_ns,
+        )
+        for name, address in self.region.replicas.items():
+            self._book.set(name, address)
+        return self.region
+
+    def node(
+        self,
+        name: str,
+        role: str,
+        factory: Factory,
+        *,
+        listen: Address | None = None,
+        on_deliver: Callable[[LogId, tuple[Batch, ...]], None] | None = None,
+        on_emit: Callable[[Any], None] | None = None,
+    ) -> Node:
+        """A node that speaks with the region; not started."""
+        made = _Watched(
+            self._broken,
+            name,
+            factory,
+            book=self._book,
+            codec=self._codec,
+            listen=listen,
+            seed=secrets.token_hex(16),
+            region=self.region.name,
+            role=role,
+            credential=self._token,
+            insecure=self._options.insecure,
+            on_deliver=on_deliver,
+            on_emit=on_emit,
+        )
+        self._nodes.add(made)
+        return made
+
+    def is_connected(self) -> bool:
+        """Whether any node has a session with a server; members of a mesh do not count."""
+        running = [node for node in self._nodes if node.running]
+        return any(
+            session.state == UP and peer in self.region.replicas
+            for node in running
+            for peer, session in node.sessions.by_peer.items()
+        )
+
+
+class _Watched(Node):
+    """A node that says when its machine has failed."""
+
+    def __init__(
+        self, broken: Callable[[BaseException], None], name: str, factory: Factory, **rest: Any
+    ) -> None:
+        super().__init__(name, factory, **rest)
+        self._broken = broken
+
+    def fail(self, problem: Exception) -> None:
+        super().fail(problem)
+        self._broken(problem)

@@ -1,0 +1,240 @@
+"""Who knows whom in the mesh of a stream, and who is told what: a client's side of it.
+
+Views are gossiped; of each view a few peers, drawn anew from time to time, are told of everything
+new. They are asked to tell back (`MeshLean`), so that a client that nobody happened to pick still
+hears from those it picked itself.
+
+G12 the graph of views is random, of small diameter, and heals: whoever lost touch meets everybody
+    again through the region's server.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from random import Random
+from typing import ClassVar
+
+from surecast.core.machine import HandlerMachine
+from surecast.core.types import Close, Congested, LogId, Peer, PeerUp, SetTimer, Writable
+from surecast.parts.peer_sampling import View
+from surecast.parts.receive_window import ReceiveWindow
+from surecast.protocols.sprinkler.config import ClientConfig
+from surecast.protocols.sprinkler.messages import MeshLean, MeshLeave, MeshNotify, MeshView
+
+__all__ = ["Feed", "MeshMembership"]
+
+
+@dataclass(slots=True)
+class Feed(ReceiveWindow):
+    """One stream at a member of its mesh: what it has of it, whom it knows and whom it tells."""
+
+    view: View = field(kw_only=True)
+    sure: bool = False  # the stream is known to reach `position`; a start may lie in the future
+    joined: bool = False  # a server has answered
+    active: list[Peer] = field(default_factory=list)  # whom we tell, and lean on
+    leaning: dict[Peer, bool] = field(default_factory=dict)  # who has picked us
+    known: dict[Peer, int] = field(default_factory=dict)  # what a peer has, or was told of
+    progress_ns: int = 0  # when something was delivered, or a server said that there is nothing
+    patience_ns: int = 0  # how long to wait from then until a server is asked
+    told_ns: int = 0  # when peers were last told
+    untold_bytes: int = 0  # delivered since
+    telling: bool = False  # a timer will tell them
+    news: bool = False  # something was delivered since the last shuffle
+    heard: tuple[Peer, int] | None = None  # who has how much that we had no room for
+
+    @property
+    def end(self) -> int:
+        """How far we can say that the stream is here; 0 while that is not known."""
+        return self.position if self.sure else 0
+
+
+class MeshMembership(HandlerMachine):
+    """The half of a mesh peer that knows its neighbours; `MeshPeer` adds what flows between."""
+
+    view_type: ClassVar[type[View]] = View
+
+    def __init__(
+        self,
+        config: ClientConfig,
+        starts: dict[LogId, int],
+        rng: Random,
+        counters: Counter[str] | None = None,
+    ) -> None:
+        super().__init__(counters)
+        self.config = config
+        self.starts = starts  # what to follow from the beginning, and from where
+        self.rng = rng
+        self.replicas = frozenset(config.replicas)
+        self.home = 0  # the replica we fall back on
+        self.polled = 0  # ... and the one that was asked last because nobody said anything
+        self.feeds: dict[LogId, Feed] = {}
+        self.up: dict[Peer, bool] = {}  # sessions
+        self.congested: dict[Peer, bool] = {}
+        self.rtt_ns = 0  # to peers, smoothed; 0 until measured
+        self.late: dict[Peer, int] = {}  # when peers were asked that did not answer in time
+        self.alarm_ns = 1 << 62  # when the deadline timer goes off
+
+    @property
+    def server(self) -> Peer:
+        return self.config.replicas[self.home]
+
+    # ------------------------------------------------------------ gossip
+
+    def _gossip(self) -> None:
+        """Send each view to a neighbour, and each so often to the server even if it is none."""
+        mesh, rng = self.config.mesh, self.rng
+        # By chance, not by count: clients that started together would always come together, in the
+        # same order, and the server would only ever remember the last of them.
+        to_server = rng.randrange(mesh.server_every) == 0
+        for feed in self.feeds.values():
+            peers = feed.view.peers
+            # A view that is not full has the server in it: so small partitions join the rest.
+            chosen = rng.randrange(len(peers) + (len(peers) < mesh.view_max))
+            peer = self.server if to_server or chosen == len(peers) else peers[chosen]
+            self._show(feed, peer)
+            self._forget_strangers(feed)
+        if len(self.up) > self.config.sessions_max:
+            self._close_idle()
+
+    def _show(self, feed: Feed, peer: Peer) -> None:
+        peers = feed.view.peers
+        want = len(peers) < self.config.mesh.fanout
+        self._send(peer, MeshView(feed.stream, tuple(peers), feed.end, want))
+
+    def _introduce(self) -> None:
+        """A server tells of news whom it knows; one that is new to us, or to life, does not."""
+        for feed in self.feeds.values():
+            if feed.joined:
+                self._show(feed, self.server)
+
+    def _on_view(self, peer: Peer, message: MeshView) -> None:
+        feed = self.feeds.get(message.stream)
+        if feed is None:
+            self._send(peer, MeshLeave(message.stream))
+            return
+        mesh = self.config.mesh
+        feed.view.merge(peer, message.peers[: mesh.view_max], self.rng)
+        feed.known[peer] = max(feed.known.get(peer, 0), message.end)
+        if message.want:
+            self._send(peer, MeshView(feed.stream, tuple(feed.view.peers), feed.end, False))
+        if len(feed.active) < min(mesh.fanout, len(feed.view.peers)):
+            self._shuffle(feed, at_once=True)
+        # A view says how far its sender is: when all is quiet, this finds who missed something.
+        if message.end < feed.position and peer not in self.replicas:
+            self._tell_one(feed, peer)
+        else:
+            self._heard(feed, peer, message.end)
+
+    # ------------------------------------------------------------ who is told
+
+    def _shuffle(self, feed: Feed, at_once: bool = False) -> None:
+        """Draw anew whom to tell, and tell the new ones where we are."""
+        mesh = self.config.mesh
+        if mesh.mutual and not feed.news and not at_once:
+            return  # all is quiet: nobody would learn anything
+        feed.news = False
+        before, feed.active = feed.active, feed.view.pick(mesh.fanout, self.rng)
+        if mesh.mutual:
+            for peer in before:
+                if peer not in feed.active:
+                    self._send(peer, MeshLean(feed.stream, False))
+            for peer in feed.active:
+                if peer not in before:
+                    self._send(peer, MeshLean(feed.stream, True))
+        self._announce(feed)
+
+    def _announce(self, feed: Feed) -> None:
+        """After a shuffle: else the last events before a pause may never be told to some."""
+        if feed.end:
+            self._tell(feed)
+
+    def _on_lean(self, peer: Peer, message: MeshLean) -> None:
+        feed = self.feeds.get(message.stream)
+        if feed is None:
+            self._send(peer, MeshLeave(message.stream))
+        elif not message.on:
+            feed.leaning.pop(peer, None)
+        elif len(feed.leaning) < 2 * self.config.mesh.view_max:
+            feed.leaning[peer] = True
+            self._tell_one(feed, peer)
+
+    def _tell_soon(self, feed: Feed) -> None:
+        """At once when there is little to tell of; under load, of several deliveries together."""
+        mesh = self.config.mesh
+        due_ns = feed.told_ns + mesh.notify_gap_ns
+        if self.now_ns >= due_ns or feed.untold_bytes >= mesh.notify_bytes:
+            self._tell(feed)
+        elif not feed.telling:
+            feed.telling = True
+            self.out.append(SetTimer(("tell", feed.stream), due_ns))
+
+    def _tell(self, feed: Feed) -> None:
+        feed.told_ns, feed.untold_bytes = self.now_ns, 0
+        end, known, congested = feed.end, feed.known, self.congested
+        notify = MeshNotify(feed.stream, end)
+        if not self.config.mesh.mutual:
+            for peer in feed.active:
+                if peer not in congested:
+                    self._send(peer, notify)
+            return
+        for peers in (feed.active, feed.leaning):
+            for peer in peers:
+                if known.get(peer, 0) < end and peer not in congested:
+                    known[peer] = end
+                    self._send(peer, notify)
+
+    def _tell_one(self, feed: Feed, peer: Peer) -> None:
+        if feed.known.get(peer, 0) < feed.end and peer not in self.congested:
+            feed.known[peer] = feed.end
+            self._send(peer, MeshNotify(feed.stream, feed.end))
+
+    # ------------------------------------------------------------ sessions
+
+    def _on_peer_up(self, inp: PeerUp) -> None:
+        self.up[inp.peer] = True
+        if inp.peer == self.server:
+            self._introduce()
+
+    def forget(self, peer: Peer) -> bool:
+        """The session has ended. If there was none, the peer cannot be reached: it is gone."""
+        was_up = self.up.pop(peer, False)
+        self.congested.pop(peer, None)
+        self.late.pop(peer, None)
+        for feed in self.feeds.values():
+            self.forget_in(feed, peer)
+            if not was_up:
+                feed.view.drop(peer)
+        return was_up
+
+    def forget_in(self, feed: Feed, peer: Peer) -> None:
+        feed.known.pop(peer, None)
+        feed.leaning.pop(peer, None)
+        if peer in feed.active:
+            feed.active.remove(peer)
+
+    def _forget_strangers(self, feed: Feed) -> None:
+        """Bound what is remembered of others: those in the view and those that lean on us."""
+        if len(feed.known) > 4 * self.config.mesh.view_max:
+            near = {*feed.view.peers, *feed.active, *feed.leaning}
+            feed.known = {peer: end for peer, end in feed.known.items() if peer in near}
+
+    def _close_idle(self) -> None:
+        near = {*self.replicas}
+        for feed in self.feeds.values():
+            near.update(feed.view.peers, feed.active, feed.leaning, (a.peer for a in feed.asks))
+        for peer in self.up:
+            if peer not in near:
+                self.out.append(Close(peer))
+
+    def _on_congested(self, inp: Congested) -> None:
+        self.congested[inp.peer] = True
+
+    def _on_writable(self, inp: Writable) -> None:
+        self.congested.pop(inp.peer, None)
+        for feed in self.feeds.values():
+            if inp.peer in feed.active or inp.peer in feed.leaning:
+                self._tell_one(feed, inp.peer)
+
+    # ------------------------------------------------------------ done by Client
+
+    def _heard(self, feed: Feed, peer: Peer, end: int) -> None:
+        raise NotImplementedError

@@ -1,0 +1,373 @@
+"""A client in its region's mesh: it gets most events from other clients, the rest from a server.
+
+Clients tell each other how far they are; who is behind asks one who is ahead, once, and falls back
+on a server of the region for whatever that one does not send in time. Which clients know each
+other is kept random by gossip (`mesh_membership.py`), a view for each stream (R12).
+
+G2 a stream is delivered in rising positions, without gaps, from the start asked for.
+G4 every event, or a void over it, whoever fails on the way.
+G11 a position is asked of peers at most once, unless the one asked said that it has not got that
+    far (R12); all else is asked of the server. Buffers are bounded.
+G13 a client that stalls or dies delays nobody but those who had just asked it, and these no longer
+    than a deadline.
+"""
+
+from typing import ClassVar
+
+from surecast.core.endpoint import Follow, Following, Unfollow
+from surecast.core.types import (
+    Congested,
+    Deliver,
+    Emit,
+    LogId,
+    Peer,
+    PeerDown,
+    PeerUp,
+    SetTimer,
+    Start,
+    TimerFired,
+    Writable,
+)
+from surecast.parts.receive_window import Ask
+from surecast.protocols.sprinkler.mesh_membership import Feed, MeshMembership
+from surecast.protocols.sprinkler.messages import (
+    MeshEvents,
+    MeshLean,
+    MeshLeave,
+    MeshNotify,
+    MeshRequest,
+    MeshView,
+)
+
+__all__ = ["MeshPeer"]
+
+
+class MeshPeer(MeshMembership):
+    """What is delivered, and from whom it comes; `MeshMembership` sees to who knows whom."""
+
+    handlers: ClassVar[dict[type, str]] = {
+        MeshNotify: "_on_notify",
+        MeshRequest: "_on_request",
+        MeshEvents: "_on_events",
+        MeshView: "_on_view",
+        MeshLean: "_on_lean",
+        MeshLeave: "_on_leave",
+    }
+    inputs: ClassVar[dict[type, str]] = {
+        Start: "_on_start",
+        Follow: "_on_follow",
+        Unfollow: "_on_unfollow",
+        TimerFired: "_on_timer",
+        PeerUp: "_on_peer_up",
+        PeerDown: "_on_peer_down",
+        Congested: "_on_congested",
+        Writable: "_on_writable",
+    }
+
+    # ------------------------------------------------------------ the owner's wishes
+
+    def _on_start(self, _inp: Start) -> None:
+        mesh = self.config.mesh
+        for key, period_ns in (("gossip", mesh.gossip_ns), ("shuffle", mesh.shuffle_ns)):
+            # Spread over the period: clients that start together do not all talk at once.
+            self.out.append(SetTimer(key, self.now_ns + self.rng.randrange(1, period_ns + 1)))
+        self.out.append(SetTimer("silence", self.now_ns + self.config.silence_ns))
+        for stream, start in self.starts.items():
+            self._follow(stream, start)
+
+    def _on_follow(self, inp: Follow) -> None:
+        if inp.stream not in self.feeds and len(self.feeds) < self.config.streams_max:
+            self._follow(inp.stream, inp.start)
+
+    def _follow(self, stream: LogId, start: int) -> None:
+        config = self.config
+        view = self.view_type(config.name, config.mesh.view_max, config.replicas)
+        feed = self.feeds[stream] = Feed(stream, start, start, view=view, sure=start == 1)
+        feed.progress_ns, feed.patience_ns = self.now_ns, config.silence_ns
+        if start:
+            self.out.append(Emit(Following(stream, start)))
+        self._send(self.server, MeshView(stream, (), feed.end, True))
+        self._ask_rest(feed, self.server)
+
+    def _on_unfollow(self, inp: Unfollow) -> None:
+        feed = self.feeds.pop(inp.stream, None)
+        if feed is not None:
+            for peer in dict.fromkeys((self.server, *feed.view.peers, *feed.leaning)):
+                self._send(peer, MeshLeave(inp.stream))
+
+    def _on_timer(self, inp: TimerFired) -> None:
+        key, mesh = inp.key, self.config.mesh
+        if key == "deadline":
+            self._look_at_deadlines()
+        elif key == "shuffle":
+            self.out.append(SetTimer("shuffle", self.now_ns + mesh.shuffle_ns))
+            for feed in self.feeds.values():
+                self._shuffle(feed)
+        elif key == "gossip":
+            self.out.append(SetTimer("gossip", self.now_ns + mesh.gossip_ns))
+            self._gossip()
+        elif key == "silence":
+            self.out.append(SetTimer("silence", self.now_ns + self.config.silence_ns // 2))
+            for feed in self.feeds.values():
+                self._mind_silence(feed)
+        elif told := self.feeds.get(key[1]):  # ("tell", stream)
+            told.telling = False
+            self._tell(told)
+
+    # ------------------------------------------------------------ hearing of something new
+
+    def _on_notify(self, peer: Peer, message: MeshNotify) -> None:
+        feed = self.feeds.get(message.stream)
+        if feed is None:
+            self._send(peer, MeshLeave(message.stream))
+            return
+        self._heard(feed, peer, message.end)
+
+    def _heard(self, feed: Feed, peer: Peer, end: int) -> None:
+        """`peer` has the stream up to `end`: ask it for what nobody was asked for yet."""
+        if end > feed.known.get(peer, 0):
+            feed.known[peer] = end
+        feed.sure = feed.sure or 0 < feed.position <= end
+        if feed.next >= end or not feed.position:
+            return
+        config = self.config
+        # Half full is full: what came now might be dropped, and asked for again and again.
+        if 2 * feed.early_bytes >= config.early_bytes_max or len(feed.asks) >= config.asks_max:
+            self._remember(feed, peer, end)
+            return
+        missing = feed.missing(feed.next, end)
+        feed.next = end
+        for lo, hi in missing:
+            if len(feed.asks) >= config.asks_max:
+                break  # the answers will bring us to `_fill`
+            if peer in self.replicas:  # servers are in the mesh, too
+                self._ask_server(feed, peer, lo, hi)
+                continue
+            if lo < feed.asked:  # dropped for want of room
+                self._ask_server(feed, self.server, lo, min(hi, feed.asked))
+                lo = feed.asked
+            if lo < hi:
+                deadline_ns = self.now_ns + self._patience_ns()
+                self._ask(feed, Ask(peer, lo, hi, self.now_ns, deadline_ns))
+        if peer not in self.replicas:
+            feed.asked = max(feed.asked, end)
+
+    def _remember(self, feed: Feed, peer: Peer, end: int) -> None:
+        """There is no room for what `peer` has; ask for it when there is."""
+        if feed.heard is None or end > feed.heard[1]:
+            feed.heard = (peer, end)
+
+    def _patience_ns(self) -> int:
+        """How long a peer may take; never longer than a server."""
+        config = self.config
+        patience_ns = max(config.deadline_ns_min, config.deadline_rtts * self.rtt_ns)
+        return min(patience_ns, config.server_retry_ns)
+
+    def _ask(self, feed: Feed, ask: Ask) -> None:
+        feed.asks.append(ask)
+        self._send(ask.peer, MeshRequest(feed.stream, ask.lo, ask.hi))
+        if ask.deadline_ns < self.alarm_ns:
+            self.alarm_ns = ask.deadline_ns
+            self.out.append(SetTimer("deadline", ask.deadline_ns))
+
+    # ------------------------------------------------------------ answering peers
+
+    def _on_request(self, peer: Peer, message: MeshRequest) -> None:
+        stream, lo, hi = message.stream, message.lo, message.hi
+        feed = self.feeds.get(stream)
+        if feed is None:
+            self._send(peer, MeshLeave(stream))
+            return
+        end = feed.end
+        if hi > feed.known.get(peer, 0):
+            feed.known[peer] = min(hi, end)  # it will have that, from us or from a server
+        # A peer that does not take what we send is better served by a server.
+        held = [] if peer in self.congested or lo >= hi else feed.held(lo, hi)
+        nbytes_max = self.config.reply_bytes_max
+        first, nbytes = 0, 0
+        for number, batch in enumerate(held):
+            if nbytes and nbytes + batch.nbytes > nbytes_max:
+                part = tuple(held[first:number])
+                self._send(peer, MeshEvents(stream, lo, part[-1].hi, end, False, part))
+                lo, first, nbytes = part[-1].hi, number, 0
+            nbytes += batch.nbytes
+        self._send(peer, MeshEvents(stream, lo, hi, end, True, tuple(held[first:])))
+
+    # ------------------------------------------------------------ getting events
+
+    def _on_events(self, peer: Peer, message: MeshEvents) -> None:
+        feed = self.feeds.get(message.stream)
+        if feed is None:
+            return
+        ask = feed.answered(peer, message.lo, message.hi, message.last)
+        of_server = peer in self.replicas
+        if not of_server:
+            self._measure(peer, ask)
+        if ask is not None and not message.last:  # more is on its way
+            ask.deadline_ns = self.now_ns + (
+                self.config.server_retry_ns if of_server else self._patience_ns()
+            )
+        if not feed.position:
+            self._begin_at(feed, peer, message)
+            return
+        if message.end > feed.known.get(peer, 0):
+            feed.known[peer] = message.end
+        before = feed.position
+        if any(batch.stream_id != feed.stream or batch.lo < 1 for batch in message.batches):
+            self.counters["mesh.bad-events"] += 1
+        elif message.batches:
+            self._take(feed, peer, message)
+        if of_server:
+            self._answered_by_server(feed, peer, message, before, ask)
+        elif message.end < message.hi:
+            self._lower_next(feed, message.end)
+        if feed.position < feed.next:
+            self._fill(feed)
+        elif feed.heard is not None:
+            heard, feed.heard = feed.heard, None
+            self._heard(feed, *heard)
+
+    def _measure(self, peer: Peer, ask: Ask | None) -> None:
+        """Learn how long peers take, also from answers that came too late to be waited for."""
+        late_ns = self.late.pop(peer, 0)
+        if sent_ns := late_ns if ask is None else ask.sent_ns:
+            rtt_ns = min(self.now_ns - sent_ns, self.config.server_retry_ns)
+            self.rtt_ns += (rtt_ns - self.rtt_ns) >> 3 if self.rtt_ns else rtt_ns
+
+    def _take(self, feed: Feed, peer: Peer, message: MeshEvents) -> None:
+        before, next_before = feed.position, feed.next
+        ready = feed.take(message.batches, self.config.early_bytes_max)
+        if feed.next < next_before:  # some were dropped
+            self._remember(feed, peer, next_before)
+        if not ready:
+            return
+        of_server = peer in self.replicas
+        name = "mesh.positions-from-server" if of_server else "mesh.positions-from-peers"
+        self.counters[name] += feed.position - before
+        feed.sure = True
+        self.out.append(Deliver(feed.stream, tuple(ready)))
+        nbytes_max = self.config.keep_bytes_max
+        for batch in ready:
+            feed.keep(batch, nbytes_max)
+            feed.untold_bytes += batch.nbytes
+        feed.progress_ns, feed.patience_ns = self.now_ns, self.config.silence_ns
+        feed.news = True
+        self._tell_soon(feed)
+
+    def _lower_next(self, feed: Feed, end: int) -> None:
+        """R12: the peer has less than it was asked for; the rest may be asked of another."""
+        feed.next = min(feed.next, max(feed.position, end))
+        feed.asked = min(feed.asked, feed.next)
+
+    def _begin_at(self, feed: Feed, peer: Peer, message: MeshEvents) -> None:
+        """A server says where the latest is; until then nothing can be delivered."""
+        if peer in self.replicas and message.end:
+            feed.position = feed.next = message.end
+            feed.progress_ns, feed.joined, feed.sure = self.now_ns, True, True
+            self.out.append(Emit(Following(feed.stream, message.end)))
+
+    # ------------------------------------------------------------ falling back on a server
+
+    def _fill(self, feed: Feed) -> None:
+        """What was asked for, is not here and is not under way: ask a server, at once."""
+        for lo, hi in feed.missing(feed.position, feed.next):
+            if len(feed.asks) >= self.config.asks_max:
+                return  # the answers will bring us here again
+            self.counters["mesh.fallback"] += 1
+            self._ask_server(feed, self.server, lo, hi)
+
+    def _ask_rest(self, feed: Feed, server: Peer) -> None:
+        """Ask a server for whatever it has from here on."""
+        self._ask_server(feed, server, feed.position, 0)
+
+    def _ask_server(self, feed: Feed, server: Peer, lo: int, hi: int) -> None:
+        deadline_ns = self.now_ns + self.config.server_retry_ns
+        self._ask(feed, Ask(server, lo, hi, self.now_ns, deadline_ns))
+
+    def _answered_by_server(
+        self, feed: Feed, server: Peer, message: MeshEvents, before: int, ask: Ask | None
+    ) -> None:
+        """Go on from what a server sent: it may have more, or be behind itself."""
+        feed.joined = True
+        feed.sure = feed.sure or message.end >= feed.position
+        if feed.position == before and message.end <= before:
+            feed.progress_ns = self.now_ns  # nothing there: ask again, but not so soon
+            feed.patience_ns = min(2 * feed.patience_ns, self.config.silence_ns_max)
+        if ask is None:
+            return
+        if not ask.hi:
+            feed.next = max(feed.next, message.end)  # all the rest is to come from a server
+            if not message.last:
+                ask.hi = message.end  # if this one fails, another can go on
+            if server != self.server and feed.position > before:
+                self.home = self.config.replicas.index(server)  # ours had not told us of this
+                self._introduce()
+        elif message.end < ask.hi:
+            # It is behind what peers have told us of; another replica is not.
+            self._lower_next(feed, message.end)
+            self._leave_server(server)
+            if self.server != server and all(a.hi for a in feed.asks):
+                self._ask_rest(feed, self.server)
+
+    def _mind_silence(self, feed: Feed) -> None:
+        """R12: after a while without news a server is asked, each time another one."""
+        if self.now_ns - feed.progress_ns < feed.patience_ns or any(
+            ask.peer in self.replicas for ask in feed.asks
+        ):
+            return
+        self.polled = (self.polled + 1) % len(self.config.replicas)
+        self._ask_rest(feed, self.config.replicas[self.polled])
+
+    def _look_at_deadlines(self) -> None:
+        """Who has not answered in time is not waited for any longer."""
+        now_ns = self.now_ns
+        slow: dict[Peer, int] = {}  # and when they were asked
+        self.alarm_ns = 1 << 62
+        for feed in self.feeds.values():
+            late = [ask for ask in feed.asks if ask.deadline_ns <= now_ns]
+            if late:
+                feed.asks = [ask for ask in feed.asks if ask.deadline_ns > now_ns]
+                self.counters["mesh.late"] += len(late)
+                slow.update((ask.peer, ask.sent_ns) for ask in late)
+        for peer, sent_ns in slow.items():
+            if peer in self.replicas:
+                self._leave_server(peer)
+            else:
+                self.late[peer] = sent_ns
+        self._fill_all()
+        nearest = min((a.deadline_ns for f in self.feeds.values() for a in f.asks), default=0)
+        if nearest and nearest <= self.alarm_ns:
+            self.alarm_ns = nearest
+            self.out.append(SetTimer("deadline", nearest))
+
+    def _fill_all(self) -> None:
+        for feed in self.feeds.values():
+            if feed.position < feed.next:
+                self._fill(feed)
+            elif not feed.joined and not feed.asks:
+                self._ask_rest(feed, self.server)
+
+    def _leave_server(self, server: Peer, introduce: bool = True) -> None:
+        if server == self.server:
+            self.home = (self.home + 1) % len(self.config.replicas)
+            if introduce:
+                self._introduce()
+
+    # ------------------------------------------------------------ sessions
+
+    def _on_peer_down(self, inp: PeerDown) -> None:
+        peer = inp.peer
+        was_up = self.forget(peer)
+        self._leave_server(peer, was_up)  # who cannot be reached is not knocked at again and again
+        for feed in self.feeds.values():
+            if any(ask.peer == peer for ask in feed.asks):
+                feed.asks = [ask for ask in feed.asks if ask.peer != peer]
+        self._fill_all()
+
+    def _on_leave(self, peer: Peer, message: MeshLeave) -> None:
+        if feed := self.feeds.get(message.stream):
+            self.forget_in(feed, peer)
+            feed.view.drop(peer)
+            feed.asks = [ask for ask in feed.asks if ask.peer != peer]
+            if feed.position < feed.next:
+                self._fill(feed)

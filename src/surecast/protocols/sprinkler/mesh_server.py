@@ -1,0 +1,265 @@
+"""A server's place in the meshes of its streams: the one member that has everything.
+
+It tells a few clients of what is new, as clients tell each other, answers what they ask for, and
+mixes their views: whoever lost touch with the others meets them again here. Any replica does this
+for the clients that turn to it; all of them show only what is committed.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from random import Random
+from typing import ClassVar
+
+from surecast.core.machine import HandlerMachine
+from surecast.core.replicated import RoleChanged
+from surecast.core.streams import StreamMoved, Streams, TakenBack
+from surecast.core.types import (
+    Congested,
+    LogId,
+    Peer,
+    PeerDown,
+    PeerUp,
+    SetTimer,
+    TimerFired,
+    Writable,
+)
+from surecast.parts.peer_sampling import View
+from surecast.parts.serving import send_range
+from surecast.protocols.sprinkler.config import SprinklerConfig
+from surecast.protocols.sprinkler.messages import (
+    MeshEvents,
+    MeshLeave,
+    MeshNotify,
+    MeshRequest,
+    MeshView,
+)
+
+__all__ = ["MeshServer"]
+
+
+@dataclass(slots=True)
+class Mesh:
+    """The mesh of one stream as a server knows it."""
+
+    view: View
+    active: list[Peer] = field(default_factory=list)
+    known: dict[Peer, int] = field(default_factory=dict)  # what they have, or were told of
+    shown: int = 0  # where the stream ended when news of it came
+    told_ns: int = 0
+    news: bool = False
+    settled: int = 0  # where the stream ended a gossip ago: who lacks some of this missed something
+
+
+class MeshServer(HandlerMachine):
+    """The meshes of all streams at one replica: a layer over the stream service."""
+
+    uses = ("streams",)
+    handlers: ClassVar[dict[type, str]] = {
+        MeshView: "_on_view",
+        MeshRequest: "_on_request",
+        MeshLeave: "_on_leave",
+    }
+    inputs: ClassVar[dict[type, str]] = {
+        TimerFired: "_on_timer",
+        PeerUp: "_on_peer_up",
+        PeerDown: "_on_peer_down",
+        Congested: "_on_congested",
+        Writable: "_on_writable",
+    }
+    from_below: ClassVar[dict[type, str]] = {
+        StreamMoved: "_on_moved",
+        TakenBack: "_on_taken_back",
+        RoleChanged: "_on_role_changed",
+    }
+
+    def __init__(
+        self,
+        config: SprinklerConfig,
+        service: Streams,
+        rng: Random,
+        counters: Counter[str] | None = None,
+    ) -> None:
+        super().__init__(counters)
+        self.name, self.config = config.name, config.mesh
+        self.service = service
+        self.rng = rng
+        self.messages_max = config.serves_per_step
+        self.servers = config.regions[config.region]
+        self.members: tuple[Peer, ...] = ()  # of the chain
+        self.meshes: dict[LogId, Mesh] = {}
+        self.up: dict[Peer, bool] = {}  # sessions
+        self.congested: dict[Peer, bool] = {}
+        self.running = False  # timers are set
+        self.untold: dict[LogId, bool] = {}  # streams whose news a timer will tell
+
+    def _end(self, stream: LogId) -> int:
+        """How far a stream is committed here; 0 if it is not known."""
+        return self.service.shown_end(stream)
+
+    def _set_timer(self, key: str, after_ns: int) -> None:
+        self.out.append(SetTimer(key, self.now_ns + after_ns))
+
+    def _on_role_changed(self, event: RoleChanged) -> None:
+        self.members = event.members
+
+    # ------------------------------------------------------------ from clients
+
+    def _on_view(self, peer: Peer, message: MeshView) -> None:
+        mesh = self.meshes.get(message.stream)
+        if peer in self.servers:
+            if mesh is not None and mesh.view.peers:  # who these are, one of ours should know
+                met = MeshView(message.stream, message.peers, self._end(message.stream), False)
+                self._send(self.rng.choice(mesh.view.peers), met)
+            return
+        if mesh is None:
+            if len(self.meshes) >= self.config.meshes_max:
+                return
+            view = View(self.name, self.config.view_max, self.servers)
+            mesh = self.meshes[message.stream] = Mesh(view)
+        end = self._end(message.stream)
+        if message.want:  # before it is mixed in: the asker has no use for its own name
+            self._send(peer, MeshView(message.stream, tuple(mesh.view.peers), end, False))
+        mesh.view.merge(peer, message.peers[: self.config.view_max], self.rng)
+        mesh.known[peer] = max(mesh.known.get(peer, 0), message.end)
+        if len(mesh.active) < min(self.config.server_fanout, len(mesh.view.peers)):
+            self._shuffle(message.stream, mesh)
+        # Everybody is a little behind under load, and will hear from others.
+        if 0 < message.end < mesh.settled:
+            self._tell(message.stream, end, mesh, [peer])
+        if not self.running:
+            self.running = True
+            rng, config = self.rng, self.config
+            self._set_timer("gossip", rng.randrange(1, config.gossip_ns + 1))
+            self._set_timer("shuffle", rng.randrange(1, config.shuffle_ns + 1))
+
+    def _on_leave(self, peer: Peer, message: MeshLeave) -> None:
+        if mesh := self.meshes.get(message.stream):
+            _forget(mesh, peer, gone=True)
+
+    def _on_request(self, peer: Peer, message: MeshRequest) -> None:
+        """What a client could not get from others: a large part at once, then it asks again."""
+        stream, end = message.stream, self._end(message.stream)
+        if end and message.lo > 0:
+            self._requested(peer, stream, min(message.hi or end, end))
+        for answer in send_range(
+            self.service,
+            MeshEvents,
+            stream,
+            message.lo,
+            message.hi,
+            messages_max=self.messages_max,
+            stops=lambda: peer in self.congested,
+        ):
+            self._send(peer, answer)
+
+    def _requested(self, peer: Peer, stream: LogId, hi: int) -> None:
+        """What a client asks for it will have: no need to tell it."""
+        mesh = self.meshes.get(stream)
+        if mesh is not None and peer in mesh.known:
+            mesh.known[peer] = max(mesh.known[peer], hi)
+
+    # ------------------------------------------------------------ news
+
+    def _on_moved(self, event: StreamMoved) -> None:
+        """More of a stream is committed here: told at once, or with what comes a moment later."""
+        stream, end = event.stream, self._end(event.stream)  # it may have changed since
+        mesh = self.meshes.get(stream)
+        if mesh is None or mesh.shown == end:
+            return
+        mesh.shown, mesh.news = end, True
+        wait_ns = mesh.told_ns + self.config.notify_gap_ns - self.now_ns
+        if wait_ns <= 0:
+            mesh.told_ns = self.now_ns
+            self._tell(stream, end, mesh, mesh.active)
+        else:
+            if not self.untold:
+                self._set_timer("tell", wait_ns)
+            self.untold[stream] = True
+
+    def _on_taken_back(self, event: TakenBack) -> None:
+        if mesh := self.meshes.get(event.log):
+            mesh.shown = 0
+
+    def _tell(self, stream: LogId, end: int, mesh: Mesh, peers: list[Peer]) -> None:
+        notify = MeshNotify(stream, end)
+        for peer in peers:
+            told = self.config.mutual and mesh.known.get(peer, 0) >= end
+            if not told and peer not in self.congested:
+                mesh.known[peer] = end
+                self._send(peer, notify)
+
+    # ------------------------------------------------------------ time
+
+    def _on_timer(self, inp: TimerFired) -> None:
+        key = inp.key
+        if key == "tell":
+            untold, self.untold = self.untold, {}
+            for stream in untold:
+                if mesh := self.meshes.get(stream):
+                    mesh.told_ns = self.now_ns
+                    self._tell(stream, self._end(stream), mesh, mesh.active)
+        elif key == "gossip":
+            for stream, mesh in list(self.meshes.items()):
+                self._gossip(stream, mesh)
+            if self.rng.randrange(self.config.server_every) == 0:
+                self._introduce()
+            self.running = bool(self.meshes)
+            if self.running:
+                self._set_timer("gossip", self.config.gossip_ns)
+        elif self.running:
+            self._set_timer("shuffle", self.config.shuffle_ns)
+            for stream, mesh in self.meshes.items():
+                if mesh.news or not self.config.mutual:
+                    self._shuffle(stream, mesh)
+
+    def _gossip(self, stream: LogId, mesh: Mesh) -> None:
+        if not mesh.view.peers:
+            del self.meshes[stream]
+            return
+        end, mesh.settled = mesh.settled, self._end(stream)
+        peer = self.rng.choice(mesh.view.peers)
+        self._send(peer, MeshView(stream, tuple(mesh.view.peers), end, False))
+        if len(mesh.known) > 4 * self.config.view_max:
+            near = {*mesh.view.peers, *mesh.active}
+            mesh.known = {p: end for p, end in mesh.known.items() if p in near}
+
+    def _introduce(self) -> None:
+        """Clients that turn to another replica would otherwise never meet ours."""
+        others = [m for m in self.members if m != self.name]
+        if others:
+            other = self.rng.choice(others)
+            for stream, mesh in self.meshes.items():
+                self._send(other, MeshView(stream, tuple(mesh.view.peers), 0, False))
+
+    def _shuffle(self, stream: LogId, mesh: Mesh) -> None:
+        mesh.active = mesh.view.pick(self.config.server_fanout, self.rng)
+        mesh.news = False
+        if end := self._end(stream):
+            self._tell(stream, end, mesh, mesh.active)
+
+    # ------------------------------------------------------------ sessions
+
+    def _on_peer_up(self, inp: PeerUp) -> None:
+        self.up[inp.peer] = True
+        self.congested.pop(inp.peer, None)
+
+    def _on_congested(self, inp: Congested) -> None:
+        self.congested[inp.peer] = True
+
+    def _on_writable(self, inp: Writable) -> None:
+        self.congested.pop(inp.peer, None)
+
+    def _on_peer_down(self, inp: PeerDown) -> None:
+        peer = inp.peer
+        self.congested.pop(peer, None)
+        gone = not self.up.pop(peer, False)  # it could not even be reached
+        for mesh in self.meshes.values():
+            _forget(mesh, peer, gone)
+
+
+def _forget(mesh: Mesh, peer: Peer, gone: bool) -> None:
+    mesh.known.pop(peer, None)
+    if peer in mesh.active:
+        mesh.active.remove(peer)
+    if gone:
+        mesh.view.drop(peer)

@@ -1,0 +1,879 @@
+"""Sprinkler between regions: the tail advertises and serves, the head pulls.
+
+The server side of the delivery at one replica, a layer over the stream service. Roles change only
+by what the chain says.
+
+G8 at most one source a stream, and none for one's own unless part of it was lost.
+G9 connected regions converge, also when publishing has stopped.
+"""
+
+from collections import Counter
+from random import Random
+from typing import Any, ClassVar
+
+import msgspec
+
+from surecast.columns.batch import DATA, Batch
+from surecast.core.machine import HandlerMachine
+from surecast.core.names import owner_of, owners_digest
+from surecast.core.parts import Parts, parts_of
+from surecast.core.replicated import (
+    AppendAt,
+    AskPublishers,
+    Counted,
+    Overtaken,
+    PublishersAre,
+    RoleChanged,
+    RolledBack,
+    TakePublishers,
+)
+from surecast.core.streams import (
+    DIRECTORY,
+    Adopt,
+    Await,
+    Create,
+    Handed,
+    Limit,
+    Refuse,
+    Resume,
+    Settle,
+    StreamAdded,
+    StreamInfo,
+    StreamMoved,
+    Streams,
+    Suspend,
+    TakenBack,
+)
+from surecast.core.types import (
+    SECOND,
+    AtEndOfPass,
+    Close,
+    Congested,
+    Disk,
+    EndOfPass,
+    LogId,
+    Message,
+    PassDown,
+    Peer,
+    PeerDown,
+    PeerUp,
+    SaveState,
+    Send,
+    SetTimer,
+    Start,
+    TimerFired,
+    Writable,
+)
+from surecast.parts.serving import Serving
+from surecast.protocols.sprinkler.config import SprinklerConfig
+from surecast.protocols.sprinkler.forks import Forks
+from surecast.protocols.sprinkler.forwarding import Forwarding
+from surecast.protocols.sprinkler.messages import (
+    Advertise,
+    Compare,
+    Compared,
+    Doubt,
+    Hide,
+    PeerEvents,
+    PublishersKnown,
+    PublishersWanted,
+    RegionBehind,
+    RegionStale,
+    RegionSubscribe,
+    RegionUnsubscribe,
+)
+from surecast.protocols.sprinkler.recovery import Recovery
+from surecast.protocols.sprinkler.sources import (
+    Copy,
+    PeerRegion,
+    Source,
+    has_led,
+    is_given_up,
+    leads_enough,
+    leads_literally,
+    measure_rate,
+)
+
+__all__ = ["RegionSync"]
+
+
+NAME = "broadcast"  # of the delivery
+PROTOCOL = "sprinkler"
+STREAMS_A_MESSAGE = 1000  # in one advertisement
+PARTS_MAX = 100  # of one advertisement
+COUNTS = "regions"  # the state in which counts of other regions' disks are kept
+DISKS_MAX = 8  # remembered of a server, which has had them one after the other
+COUNTS_NS = 1 * SECOND  # how often they are written
+FOLLOWERS_MAX = 1_000_000  # streams times servers of other regions
+
+
+class Count(msgspec.Struct, array_like=True):
+    """What a disk of another region was heard to have counted up to, in which life of it."""
+
+    disk: bytes
+    life: bytes = b""
+    serial: int = 0
+
+
+def _whole(parts: list[Advertise], last: Advertise) -> Advertise:
+    """An advertisement that came in parts."""
+    ends: dict[LogId, int] = {}
+    infos: list[StreamInfo] = []
+    for part in (*parts, last):
+        ends |= part.ends
+        infos += part.infos
+    return msgspec.structs.replace(last, ends=ends, infos=tuple(infos)) if parts else last
+
+
+class RegionSync(HandlerMachine):
+    """Knows the other regions; leaves streams to the service below."""
+
+    uses = ("streams",)
+    handlers: ClassVar[dict[type, str]] = {
+        Advertise: "_on_advertise",
+        RegionSubscribe: "_on_region_subscribe",
+        RegionUnsubscribe: "_on_region_unsubscribe",
+        PeerEvents: "_on_peer_events",
+        PublishersWanted: "_on_publishers_wanted",
+        PublishersKnown: "_on_publishers_known",
+        RegionBehind: "_on_region_behind",
+        Compare: "_on_compare",
+        Compared: "_on_compared",
+        Doubt: "_on_doubt",
+        Hide: "_on_hide",
+        RegionStale: "_on_region_stale",
+    }
+    inputs: ClassVar[dict[type, str]] = {
+        Start: "_on_start",
+        TimerFired: "_on_timer",
+        EndOfPass: "_on_end_of_pass",
+        PeerUp: "_on_peer_up",
+        PeerDown: "_on_peer_down",
+        Congested: "_on_congested",
+        Writable: "_on_writable",
+    }
+    from_below: ClassVar[dict[type, str]] = {
+        StreamAdded: "_on_added",
+        StreamMoved: "_on_moved",
+        TakenBack: "_on_taken_back",
+        Counted: "_on_counted",
+        RoleChanged: "_on_role_changed",
+        PublishersAre: "_on_publishers_are",
+        Handed: "_on_handed",
+    }
+
+    def __init__(
+        self,
+        config: SprinklerConfig,
+        service: Streams,
+        disk: Disk,
+        rng: Random,
+        counters: Counter[str] | None = None,
+    ) -> None:
+        super().__init__(counters)
+        self.config = config
+        self.service = service
+        self.disk = disk
+        self.rng = rng
+        self.streams: dict[LogId, Copy] = {}
+        self.peers = {r: PeerRegion(r) for r in config.regions if r != config.region}
+        self.region_of = {node: r for r in self.peers for node in config.regions[r]}
+        self.epoch = 0
+        self.members: tuple[Peer, ...] = ()
+        self.is_head = self.is_tail = False
+        self.recorded: dict[LogId, bool] = {}  # other regions' streams put into the directory
+        self.advertised: dict[Peer, dict[LogId, int]] = {}  # per session: what it was told
+        self.partial: dict[Peer, list[Advertise]] = {}  # advertisements that come in parts
+        self.known: dict[Peer, Parts] = {}  # ... and publishers' states
+        self.served: dict[Peer, bool] = {}  # servers of other regions, which we serve as the tail
+        self.serving = Serving(service, PeerEvents, config.serves_per_step)
+        self.will_serve = False  # at the end of the pass
+        # What the disks of other regions' servers have counted up to, the newest disk last.
+        self.counts: dict[Peer, list[Count]] = {}
+        if counts := disk.state(COUNTS):
+            self.counts = msgspec.msgpack.decode(counts, type=dict[str, list[Count]])
+        self.counts_saved_ns, self.counts_changed = 0, False
+        self.counted = Counted(b"", b"", 0, 0)  # our own
+        # Streams of which another region has a namesake with another identity: (region, name).
+        self.doubles: dict[tuple[str, str], bool] = {}
+        self.speaks: dict[Peer, tuple[str, ...]] = {}  # protocols that other regions' servers list
+        self.owners = owners_digest(config.owners)
+        self.was_asking = True
+        self.forwarding = Forwarding(self)
+        self.forks = Forks(self)
+        self.recovery = Recovery(self, self.forks)
+
+    # ------------------------------------------------------------ for the parts of this machine
+
+    def send(self, peer: Peer, message: Message) -> None:
+        self.out.append(Send(peer, message))
+
+    def command(self, command: Any) -> None:
+        self.out.append(PassDown(command))
+
+    @property
+    def head(self) -> Peer:
+        return self.members[0] if self.members else ""
+
+    def owns(self, copy: Copy) -> bool:
+        return copy.info.owner == self.config.region
+
+    def is_live(self, peer: PeerRegion) -> bool:
+        return bool(peer.tail) and self.now_ns - peer.heard_ns <= self.config.dead_ns
+
+    def compared(self, region: str) -> None:
+        peer = self.peers[region]
+        self.forks.look()
+        for stream_id in list(peer.ends):
+            copy = self.streams.get(stream_id)
+            if copy is not None and copy.source is None:
+                self._consider(copy, peer)
+
+    def limited(self, stream: LogId) -> None:
+        if copy := self.streams.get(stream):
+            self.command(Limit(stream, self.forks.limit(stream)))
+            self._review(copy)
+
+    def _review(self, copy: Copy) -> None:
+        """Tell the service whether positions of a stream may be given."""
+        if not self.is_head or not self.owns(copy):
+            return
+        suspended = self.recovery.must_wait(copy)
+        if suspended != copy.suspended:
+            copy.suspended = suspended
+            stream = copy.stream_id
+            self.command(Suspend(stream, "recovering") if suspended else Resume(stream))
+
+    def _review_all(self) -> None:
+        for copy in self.streams.values():
+            self._review(copy)
+
+    def _look_whether_asked(self) -> None:
+        """Once all regions were asked after the start, positions may be given; until one is given,
+        a region that is heard of only now is asked, too."""
+        if self.is_head and self.was_asking != self.recovery.is_asking():
+            self.was_asking = not self.was_asking
+            self._review_all()
+
+    def _look_whether_numbered(self, copy: Copy) -> None:
+        """The first position that is given after a start ends the asking."""
+        waited = self.is_head and self.owns(copy) and not copy.made_now
+        if waited and not copy.suspended and copy.end > copy.begun:
+            self.recovery.has_asked = True
+
+    # ------------------------------------------------------------ time
+
+    def _on_start(self, _inp: Start) -> None:
+        self.recovery.started_ns = self.now_ns
+        # Spread over the period, so that replicas do not all work at once.
+        after_ns = self.rng.randrange(1, self.config.advertise_ns + 1)
+        self.out.append(SetTimer("advertise", self.now_ns + after_ns))
+
+    def _on_timer(self, _inp: TimerFired) -> None:
+        self.out.append(SetTimer("advertise", self.now_ns + self.config.advertise_ns))
+        if self.is_tail:
+            self._advertise_all()
+        if self.is_head:
+            self._look_after_sources()
+        self._save_counts()
+        if self.forks.hidden:
+            self.forks.expire()
+        self._look_whether_asked()
+
+    def _on_end_of_pass(self, _inp: EndOfPass) -> None:
+        self.will_serve = False
+        self.serving.serve(self.out)
+        self._serve_rest()
+
+    # ------------------------------------------------------------ what the service says
+
+    def _on_role_changed(self, event: RoleChanged) -> None:
+        was_head, was_tail = self.is_head, self.is_tail
+        self.epoch, self.members = event.epoch, event.members
+        self.is_head, self.is_tail = event.head, event.tail
+        self.recovery.role_changed(event)
+        if was_head != self.is_head:
+            self.forks.reset()
+        if self.is_head and not was_head:
+            self.recorded.clear()
+            for copy in self.streams.values():
+                copy.source = None  # a new head knows only its own log
+                if not self.owns(copy):
+                    copy.unnamed = max(copy.unnamed, 1)  # the old one may not have asked
+        if not self.is_head:
+            for copy in self.streams.values():
+                copy.source = copy.recovering_since_ns = None
+        if was_tail and not self.is_tail:
+            self._stop_serving_peers()
+        elif self.is_tail:
+            self.advertised.clear()  # the epoch is news to everybody
+            self._advertise_all()
+        if self.is_head:
+            for copy in self.streams.values():
+                self.recovery.look_for_loss(copy)
+            self._look_after_sources()
+            for copy in self.streams.values():
+                copy.begun = copy.end
+            self._review_all()
+
+    def _on_counted(self, event: Counted) -> None:
+        self.counted = event
+
+    def _on_added(self, event: StreamAdded) -> None:
+        info = event.info
+        if info.delivery != NAME:
+            return
+        state = self.service.streams[info.stream_id]
+        copy = Copy(info, state, event.made_epoch, event.made_now, begun=state.end)
+        self.streams[info.stream_id] = copy
+        self.recovery.look_for_loss(copy)
+        self._review(copy)
+        if self.forks.searches:
+            self.forks.grew(info.stream_id)
+
+    def _on_moved(self, event: StreamMoved) -> None:
+        copy = self.streams.get(event.stream)
+        if copy is None:
+            return
+        if not self.recovery.has_asked and event.appended > 1:
+            self._look_whether_numbered(copy)
+        shown = copy.committed  # which may have changed since the news was made
+        if copy.shown != shown:
+            copy.shown = shown
+            if self.serving.moved(event.stream):
+                self._serve_soon()
+        if self.forks.searches:
+            self.forks.grew(event.stream)
+
+    def _on_taken_back(self, event: TakenBack) -> None:
+        """The past was given up: begin again."""
+        if event.log == DIRECTORY:
+            for stream_id in self.streams:
+                self.serving.remove_stream(stream_id)
+            self.streams.clear()
+            self.recorded.clear()
+            self.advertised.clear()
+        elif copy := self.streams.get(event.log):
+            copy.source, copy.shown = None, 0
+            self.serving.remove_stream(event.log)
+            self.forks.truncated(copy, event.end)
+            if self.is_head and self.owns(copy):
+                self.recovery.begin(copy, self.now_ns, outdated=True)
+
+    def _on_handed(self, event: Handed) -> None:
+        peer, message = event.peer, event.message
+        match event.what:
+            case "publish":
+                self.forwarding.on_publish(peer, message)
+            case "ack":
+                self.forwarding.on_ack(peer, message)
+            case "nack":
+                self.forwarding.on_nack(peer, message)
+            case "create":
+                self._create(peer, message)
+            case "opened":
+                if self.forwarding.is_final(peer, message):
+                    self.command(Settle(message.name, message.why))
+
+    # ------------------------------------------------------------ where a stream is made
+
+    def _create(self, peer: Peer, message: Any) -> None:
+        """Have the stream made here, or have its owner make it."""
+        name, here = message.name, self.config.region
+        if why := self._refusal_to_create():
+            self.command(Refuse(peer, message, why))
+            return
+        elsewhere = self._known_elsewhere(name)
+        owner = elsewhere.owner if elsewhere else owner_of(self.config.owners, name, here)
+        if owner != here:
+            if why := self.forwarding.create(owner, message):
+                self.command(Refuse(peer, message, why))
+            else:  # asked each time: the owner's answer may have been lost
+                self.command(Await(peer, message))
+        elif self._is_coming(name):
+            self.command(Await(peer, message))
+        else:
+            self.command(Create(peer, message))
+
+    def _refusal_to_create(self) -> str:
+        # (A disk that has just been put in has forgotten nothing.)
+        if self.counted.start > 1 and self.recovery.is_asking():
+            return "recovering"
+        if any(self.is_live(p) and p.owners != self.owners for p in self.peers.values()):
+            self.counters["sprinkler.owners-differ"] += 1
+            return "owners-differ"
+        if any(PROTOCOL not in listed for listed in self.speaks.values()):
+            return "no-delivery"
+        return ""
+
+    def _known_elsewhere(self, name: str) -> StreamInfo | None:
+        """Another region has a stream of that name; ours would never be exchanged."""
+        infos = (info for peer in self.peers.values() for info in peer.infos.values())
+        return next((i for i in infos if i.name == name and i.owner != self.config.region), None)
+
+    def _is_coming(self, name: str) -> bool:
+        """We had made it, and forgotten it: another region's word for it is being recorded."""
+        infos = (info for peer in self.peers.values() for info in peer.infos.values())
+        return any(i.name == name and i.stream_id in self.recorded for i in infos)
+
+    # ------------------------------------------------------------ advertising (the tail)
+
+    def _advertise_all(self) -> None:
+        for region, nodes in self.config.regions.items():
+            if region != self.config.region:
+                for node in nodes:
+                    self._advertise(node)
+
+    def _advertise(self, node: Peer) -> None:
+        known = self.advertised.get(node)
+        full = known is None
+        if known is None:
+            known = self.advertised[node] = {}
+        ends: dict[LogId, int] = {}
+        infos: list[StreamInfo] = []
+        for stream_id, stream in self.streams.items():
+            before = known.get(stream_id)
+            if before is None:
+                infos.append(stream.info)
+            if before != stream.committed:
+                ends[stream_id] = known[stream_id] = stream.committed
+            if len(ends) >= STREAMS_A_MESSAGE:
+                self._say(node, ends, infos, full, more=True)
+                ends, infos = {}, []
+        self.served[node] = True
+        self._say(node, ends, infos, full)
+
+    def _say(
+        self,
+        node: Peer,
+        ends: dict[LogId, int],
+        infos: list[StreamInfo],
+        full: bool,
+        more: bool = False,
+    ) -> None:
+        region, epoch, counted = self.config.region, self.epoch, self.counted
+        message = Advertise(
+            region, epoch, ends, tuple(infos), full, self.head, self.owners, more,
+            counted.disk, counted.life, counted.start, counted.serial,
+        )  # fmt: skip
+        self._send(node, message)
+
+    def _on_region_stale(self, peer: Peer, message: RegionStale) -> None:
+        """Another region knows a later epoch of our region: we are not the tail any more (R7)."""
+        if peer not in self.region_of:
+            return  # only servers of other regions may say so
+        if message.region == self.config.region and message.epoch > self.epoch:
+            self.counters["sprinkler.told-stale"] += 1
+            self.is_tail = False
+            self._stop_serving_peers()
+            self.command(Overtaken(message.epoch))
+
+    def _stop_serving_peers(self) -> None:
+        """R7: a tail that hands over closes its channels, so that peers look for the new one."""
+        for peer in self.served:
+            self.out.append(Close(peer))
+        self.served.clear()
+        self.advertised.clear()
+
+    # ------------------------------------------------------------ pulling (the head)
+
+    def _on_advertise(self, node: Peer, message: Advertise) -> None:
+        peer = self.peers.get(message.region)
+        if peer is None or node not in self.config.regions[message.region]:
+            return  # only a region's own servers speak for it
+        if message.more:  # what it says counts as a whole: half of the streams are not all of them
+            self.partial.setdefault(node, []).append(message)
+            if len(self.partial[node]) > PARTS_MAX:
+                del self.partial[node]
+            return
+        message = _whole(self.partial.pop(node, []), message)
+        self._count(node, message)
+        if message.epoch < peer.epoch:
+            self._send(node, RegionStale(peer.name, peer.epoch))
+            return
+        moved = message.epoch > peer.epoch or node != peer.tail
+        peer.epoch, peer.tail, peer.heard_ns = message.epoch, node, self.now_ns
+        peer.head, peer.owners, peer.life = message.head, message.owners, message.life
+        peer.infos.update((info.stream_id, info) for info in message.infos)
+        for info in message.infos:
+            self._look_for_double(peer.name, info)
+        if message.full:
+            peer.ends = dict(message.ends)
+        else:
+            peer.ends.update(message.ends)
+        if not self.is_head:
+            return
+        for stream_id, end in message.ends.items():
+            self.forks.ends_at(peer, stream_id, end)
+        if moved or message.full:
+            self.forks.look()
+        self._record_streams(peer)
+        if moved:
+            self._follow_moved_tail(peer)
+        everything = message.full or self.config.switching == "literal"  # whose C / T shrinks
+        changed = self.streams if everything else message.ends
+        for stream_id in list(changed):
+            if stream := self.streams.get(stream_id):
+                self._consider(stream, peer)
+        for stream in self.streams.values():
+            if stream.source and stream.source.region == peer.name:
+                stream.source.advertised_ns = self.now_ns
+        self._look_whether_asked()
+
+    def _look_for_double(self, region: str, info: StreamInfo) -> None:
+        """Note whether another region has another stream of that name: neither will come here."""
+        named = self.service.named(info.name)
+        if named is None or named.stream_id == info.stream_id:
+            self.doubles.pop((region, info.name), None)
+        elif info.replaces != named.stream_id and named.replaces != info.stream_id:
+            self.counters["sprinkler.doubles"] += 1
+            self.doubles[region, info.name] = True
+
+    def _count(self, node: Peer, message: Advertise) -> None:
+        """Keep what the node's disk counts; tell it if that is an older copy of itself."""
+        if not message.life:
+            return
+        known = self.counts.setdefault(node, [])
+        count = next((one for one in known if one.disk == message.disk), None)
+        if count is not None and count.life != message.life and message.start <= count.serial:
+            self.counters["sprinkler.region-behind"] += 1
+            self._send(node, RegionBehind(message.disk, count.serial))
+            return
+        if count is None:
+            known.append(count := Count(message.disk))
+            del known[:-DISKS_MAX]
+        if (count.life, count.serial) != (message.life, message.serial):
+            count.life, count.serial = message.life, max(count.serial, message.serial)
+            self.counts_changed = True
+
+    def _save_counts(self) -> None:
+        if self.counts_changed and self.now_ns - self.counts_saved_ns >= COUNTS_NS:
+            self.counts_changed, self.counts_saved_ns = False, self.now_ns
+            data = msgspec.msgpack.encode(self.counts)
+            self.out.append(SaveState(COUNTS, data, (COUNTS,)))
+
+    def _on_region_behind(self, node: Peer, message: RegionBehind) -> None:
+        if node in self.region_of:
+            self.command(RolledBack(message.disk, message.serial))
+
+    def _on_compare(self, node: Peer, message: Compare) -> None:
+        if node in self.region_of:
+            self.forks.on_compare(node, message)
+
+    def _on_compared(self, node: Peer, message: Compared) -> None:
+        self.forks.on_compared(node, message)
+        self._look_whether_asked()
+
+    def _on_doubt(self, node: Peer, message: Doubt) -> None:
+        if node in self.region_of and self.is_head:
+            for stream_id in message.streams:
+                self.forks.doubt(stream_id)
+
+    def _on_hide(self, peer: Peer, message: Hide) -> None:
+        self.forks.on_hide(peer, message)
+
+    def _record_streams(self, peer: PeerRegion) -> None:
+        """Streams that other regions have and our directory lacks (once per headship)."""
+        for stream_id, info in peer.infos.items():
+            if not self.service.is_listed(stream_id) and stream_id not in self.recorded:
+                self.recorded[stream_id] = True
+                self.command(Adopt(info))
+
+    def _follow_moved_tail(self, peer: PeerRegion) -> None:
+        """R7: the source has a new epoch or a new tail; what it owed us must be asked for again."""
+        for stream in self.streams.values():
+            if stream.source and stream.source.region == peer.name:
+                if self.forks.may_pull(stream, peer):
+                    self._subscribe(stream, peer)
+                else:
+                    stream.source = None  # `compared` goes on
+
+    def _consider(self, stream: Copy, peer: PeerRegion) -> None:
+        """`peer` has advertised: should the stream come from there?"""
+        end = peer.ends.get(stream.stream_id, 1)
+        if self.owns(stream) and not self.recovery.may_pull_own(stream, end):
+            return
+        if not self.forks.may_pull(stream, peer):
+            return
+        source = stream.source
+        if self.config.switching == "literal":
+            if leads_literally(source, end, self.now_ns, self.config):
+                if source is None or source.region != peer.name:
+                    self._switch(stream, peer)
+                assert stream.source is not None
+                stream.source.end, stream.source.advertised_ns = end, self.now_ns
+            return
+        if source is None:
+            if end > stream.whole:
+                self._subscribe(stream, peer)
+        elif source.region == peer.name:
+            source.end = max(source.end, end)
+        elif leads_enough(stream, peer.name, end, self.now_ns, self.config):
+            self._switch(stream, peer)
+
+    def _switch(self, stream: Copy, peer: PeerRegion) -> None:
+        if stream.source is not None:
+            self.counters["sprinkler.switched"] += 1
+            self._send(stream.source.node, RegionUnsubscribe(stream.stream_id))
+        self._subscribe(stream, peer)
+
+    def _subscribe(self, stream: Copy, peer: PeerRegion) -> None:
+        if not peer.tail:
+            return
+        end = peer.ends.get(stream.stream_id, 1)
+        stream.source = Source(peer.name, peer.tail, end, self.now_ns, self.now_ns, self.now_ns)
+        stream.leads.clear()
+        stream.newest_ns = self._newest_ns(stream)
+        message = RegionSubscribe(
+            self.config.region, self.epoch, stream.stream_id, stream.whole, self.forks.last(stream)
+        )
+        self._send(peer.tail, message)
+
+    def _newest_ns(self, stream: Copy) -> int:
+        """The time of the last event before what is pulled; 0 if it is not on disk yet."""
+        # (Not of the last batch: of one that was compacted and cut, the time is that of the rest.)
+        return self.forks.time_of(stream.stream_id, stream.whole - 1)
+
+    def _look_after_sources(self) -> None:
+        """Once a period: give up dead sources, choose new ones, finish recoveries."""
+        self.forks.look()
+        for peer in self.peers.values():
+            self._record_streams(peer)
+        for stream in self.streams.values():
+            measure_rate(stream, self.config.advertise_ns)
+            self.recovery.check(stream)
+            if 0 < stream.unnamed <= stream.end or stream.recovering_since_ns is not None:
+                self._ask_publishers(stream)
+            if self.config.switching == "literal":
+                continue
+            if stream.source and self._is_given_up(stream):
+                self.counters["sprinkler.source-given-up"] += 1
+                self._send(stream.source.node, RegionUnsubscribe(stream.stream_id))
+                stream.source = None
+            if stream.source is None:
+                self._choose(stream)
+            else:
+                self._leave_for_leader(stream)
+        self.recovery.check_all()
+
+    def _leave_for_leader(self, stream: Copy) -> None:
+        """Move to a region that has been ahead of the source for long, though silent since."""
+        assert stream.source is not None
+        for peer in self.peers.values():
+            if peer.name == stream.source.region or not self.is_live(peer):
+                continue
+            end = peer.ends.get(stream.stream_id, 1)
+            if has_led(stream, peer.name, end, self.now_ns, self.config):
+                if self.forks.may_pull(stream, peer):
+                    self._switch(stream, peer)
+                    return
+
+    def _is_given_up(self, stream: Copy) -> bool:
+        return is_given_up(stream, self.now_ns, self.config)
+
+    def _choose(self, stream: Copy) -> None:
+        """The region that is furthest ahead, the owner among equals."""
+        best: PeerRegion | None = None
+        for peer in self.peers.values():
+            if not self.is_live(peer):
+                continue
+            end = peer.ends.get(stream.stream_id, 1)
+            if end <= stream.whole or not self.forks.may_pull(stream, peer):
+                continue
+            if best and end < best.ends[stream.stream_id]:
+                continue
+            if best and end == best.ends[stream.stream_id] and peer.name != stream.info.owner:
+                continue
+            best = peer
+        if best is not None:
+            self._consider(stream, best)
+
+    def _on_peer_events(self, node: Peer, message: PeerEvents) -> None:
+        if node not in self.region_of:
+            return  # only servers of other regions send events
+        stream = self.streams.get(message.stream)
+        source = stream.source if stream else None
+        if stream is None or not self.is_head or (source is None and self.owns(stream)):
+            self._send(node, RegionUnsubscribe(message.stream))
+            return
+        if not message.batches:
+            return
+        if not self._fits(stream, message.batches):
+            self.counters["sprinkler.gap"] += 1
+            if (
+                source
+                and source.node == node
+                and source.subscribed_ns <= self.now_ns - (self.config.advertise_ns)
+            ):  # once a period: what is under way will not fit either
+                self._subscribe(stream, self.peers[source.region])
+            return
+        if source and source.node == node:
+            source.progress_ns = self.now_ns
+            if self.config.switching != "literal":  # which goes by advertisements alone
+                source.end = max(source.end, message.end)
+        if message.batches[-1].hi > stream.whole:
+            if message.batches[-1].hi > stream.end:
+                stream.newest_ns = max(b.time_ns for b in message.batches)
+            for batch in message.batches:
+                if batch.rows != batch.count or (batch.kind == DATA and not batch.pub_no):
+                    stream.unnamed = batch.hi
+            self.command(AppendAt(message.stream, message.batches))
+
+    def _ask_publishers(self, stream: Copy) -> None:
+        """Regions whose copy reaches beyond the compacted part may know: best of all the owner."""
+        if self.now_ns - stream.asked_ns < self.config.dead_ns:
+            return
+        stream.asked_ns = self.now_ns
+        stream_id, since_ns = stream.stream_id, stream.recovering_since_ns
+        holders = [p for p in self.peers.values() if p.tail and stream_id in p.ends]
+        able = [p for p in holders if p.ends[stream_id] >= stream.unnamed]
+        if able and since_ns is not None:
+            able = holders  # who recovers must know of each peer how far it has appended
+        elif owner := [p for p in able if p.name == stream.info.owner]:
+            able = owner
+        for peer in able:
+            self._send(peer.tail, PublishersWanted(stream_id, stream.end))
+        if not holders and since_ns is not None and self.recovery.all_heard_since(since_ns):
+            stream.unnamed = 0  # nobody has the stream: whoever published before has expired
+            self.command(TakePublishers(stream_id, 1, b"", self.wall_ns))
+
+    def _on_publishers_wanted(self, node: Peer, message: PublishersWanted) -> None:
+        """Only the head knows whether its region's knowledge is complete.
+
+        If it is not, only an owner that recovers has a use for the answer.
+        """
+        is_ours = node in self.config.regions[self.config.region]
+        asker = message.asker if is_ours else node
+        stream = self.streams.get(message.stream)
+        if stream is None or asker not in self.region_of:
+            return  # only servers of other regions ask
+        if self.is_head:
+            if stream.unnamed and self.region_of.get(asker) != stream.info.owner:
+                return
+            self.command(AskPublishers(message.stream, message.end, asker))
+        elif not message.asker and self.head:
+            self._send(self.head, PublishersWanted(message.stream, message.end, asker))
+
+    def _on_publishers_are(self, event: PublishersAre) -> None:
+        copy = self.streams[event.log]
+        complete, appended, region = copy.unnamed == 0, copy.end, self.config.region
+        for at, part in parts_of(event.data):
+            answer = PublishersKnown(
+                event.log, event.end, part, complete, region, appended, at, len(event.data)
+            )
+            self._send(event.token, answer)
+
+    def _on_publishers_known(self, node: Peer, message: PublishersKnown) -> None:
+        stream = self.streams.get(message.stream)
+        if self.region_of.get(node) != message.region:
+            return  # only a region's own servers speak for it
+        parts = self.known.setdefault(node, Parts())
+        data = parts.take(message.at, message.data, message.total or len(message.data))
+        if data is None or stream is None or not self.is_head:
+            return
+        stream.confirmed[message.region] = message.appended
+        if not 0 < stream.unnamed <= message.end <= stream.end:
+            return
+        horizon_ns = 0
+        if message.complete:
+            stream.unsure.pop(message.region, None)
+        else:
+            stream.unsure[message.region] = None
+            if not self.recovery.is_nobody_sure(stream):
+                return  # another region may know
+            horizon_ns = self.wall_ns  # told that it expired, no publisher is taken twice
+        stream.unnamed = 0
+        all_expire = horizon_ns > 0 and stream.outdated
+        command = TakePublishers(message.stream, message.end, data, horizon_ns, all_expire)
+        self.command(command)
+
+    def _fits(self, stream: Copy, batches: tuple[Batch, ...]) -> bool:
+        """R9: voids are explicit, so a gap is damage; it is fetched again, never taken for void.
+
+        Nor is a batch taken that is older than what it follows (R10): no replica could index it.
+        """
+        if any(b.stream_id != stream.stream_id for b in batches):
+            return False
+        # (Of a batch that begins below our end, the last row may be one that we have.)
+        fresh = [b.time_ns for b in batches if b.rows and b.lo >= stream.end]
+        times = [stream.newest_ns, *fresh]
+        return batches[0].lo <= stream.end and times == sorted(times)
+
+    # ------------------------------------------------------------ serving other regions
+
+    def _on_region_subscribe(self, peer: Peer, message: RegionSubscribe) -> None:
+        region = self.peers.get(message.region)
+        if region is None or self.region_of.get(peer) != message.region:
+            return  # only a region's own servers speak for it
+        if message.epoch < region.epoch:
+            self._send(peer, RegionStale(region.name, region.epoch))
+            return
+        if not self.is_tail:
+            return  # its source has moved; our successor advertises to it
+        if self.forks.contradicts(message.stream, message.last):
+            self.counters["sprinkler.contradicted"] += 1
+            self._send(peer, Doubt((message.stream,)))
+            return
+        serving = self.serving
+        if serving.count >= FOLLOWERS_MAX or message.start < 1:
+            self.counters["sprinkler.subscription-refused"] += 1
+            return
+        serving.add(message.stream, peer, message.start)
+        serving.serve_one(message.stream, peer, self.out, idle_answer=True)
+        self._serve_rest()
+
+    def _on_region_unsubscribe(self, peer: Peer, message: RegionUnsubscribe) -> None:
+        self.serving.remove(message.stream, peer)
+
+    def _serve_soon(self) -> None:
+        """With all else that happens now: several commits make one message."""
+        if not self.will_serve:
+            self.will_serve = True
+            self.out.append(AtEndOfPass("serve"))
+
+    def _serve_rest(self) -> None:
+        if self.serving.news:
+            self._serve_soon()
+
+    # ------------------------------------------------------------ sessions
+
+    def _on_peer_up(self, inp: PeerUp) -> None:
+        self.serving.congested.pop(inp.peer, None)
+        if inp.peer in self.region_of:
+            if inp.speaks:
+                self.speaks[inp.peer] = inp.speaks
+            else:  # it does not say
+                self.speaks.pop(inp.peer, None)
+        if self.is_tail and inp.peer in self.region_of:
+            self.advertised.pop(inp.peer, None)
+            self._advertise(inp.peer)
+
+    def _on_peer_down(self, inp: PeerDown) -> None:
+        peer = inp.peer
+        self.forwarding.peer_down(peer)
+        self.advertised.pop(peer, None)
+        self.partial.pop(peer, None)
+        self.known.pop(peer, None)
+        self.served.pop(peer, None)
+        self.speaks.pop(peer, None)
+        self.serving.remove_peer(peer)
+        for region in self.peers.values():
+            if region.tail == peer:
+                region.tail = ""
+        for copy in self.streams.values():
+            if copy.source and copy.source.node == peer:
+                self._lost_source(copy)
+
+    def _lost_source(self, stream: Copy) -> None:
+        if self.config.switching == "literal":
+            return
+        stream.source = None
+        if self.is_head:
+            self._choose(stream)
+
+    def _on_congested(self, inp: Congested) -> None:
+        self.serving.congested[inp.peer] = None
+
+    def _on_writable(self, inp: Writable) -> None:
+        self.serving.writable(inp.peer, self.out)
+        self._serve_rest()

@@ -1,0 +1,86 @@
+"""What can be set of a region's streams at a server, and of clients that use them."""
+
+from dataclasses import dataclass, field
+
+from surecast.core.types import MS, SECOND, Peer
+from surecast.errors import ConfigError
+
+__all__ = ["InquirerConfig", "PublisherConfig", "StreamsConfig", "SubscriberConfig"]
+
+
+_ABOVE_ZERO = (
+    "settle_ns",
+    "serve_bytes_max",
+    "serves_per_step",
+    "coalesce_rows_max",
+    "compact_ns",
+    "piece_rows_max",
+    "piece_bytes_max",
+    "feed_rows",
+    "feed_bytes",
+    "expire_ns",
+    "streams_max",
+    "subscriptions_max",
+    "cursors_max",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamsConfig:
+    """One replica of one region."""
+
+    region: str
+    name: Peer
+    replicas: tuple[Peer, ...]  # of the region
+    chain: str = ""  # the chain below; "" means the region's only one, named like it
+    addresses: dict[Peer, str] = field(default_factory=dict)  # told to clients: where replicas are
+    http: dict[Peer, str] = field(default_factory=dict)  # ... and where they show their state
+    settle_ns: int = 100 * MS  # events older than this are served without what is void
+    serve_bytes_max: int = 256 << 10  # one message to a reader
+    serves_per_step: int = 8  # messages a step, so that one reader far behind holds nobody up
+    coalesce_rows_max: int = 4096  # rows of a batch made of survivors
+    compact_ns: int = 2 * SECOND  # how often logs are looked at
+    compact_share: float = 0.75  # ... and rewritten where this share of what they hold is void,
+    piece_rows_max: int = 1 << 18  # ... in pieces of so many events
+    piece_bytes_max: int = 16 << 20  # ... or so many bytes
+    feed_rows: int = 1 << 14  # committed positions that retention takes in at once
+    feed_bytes: int = 16 << 20  # ... and at most so much a step
+    expire_ns: int = 1 * SECOND  # how often keep_for streams are looked at
+    streams_max: int = 10_000  # in the directory; more are not created
+    subscriptions_max: int = 100_000  # of readers, at one replica
+    cursors_max: int = 10_000  # named subscriptions
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "chain", self.chain or self.region)
+        if self.name not in self.replicas:
+            raise ConfigError(f"streams.replicas does not list this replica, {self.name!r}")
+        for key in _ABOVE_ZERO:
+            if getattr(self, key) < 1:
+                raise ConfigError(f"{key} is {getattr(self, key)}; the least is 1")
+        if not 0 < self.compact_share <= 1:
+            raise ConfigError(f"compact_share is {self.compact_share}; above 0 and at most 1")
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherConfig:
+    replicas: tuple[Peer, ...]  # of its own region
+    inflight_max: int = 16  # batches under way; at most the chain's own inflight_max
+    retry_ns: int = 500 * MS  # without progress for this long, try the next replica
+    backoff_ns: int = 50 * MS  # after a refusal that will pass
+    lost_ns: int = 10 * SECOND  # a head that expects what it acknowledged, for so long, lost it
+    queue_max: int = 100_000  # batches offered and not acknowledged
+    owner_ns: int = 10 * SECOND  # an owner out of reach for so long: what waits for it fails
+
+
+@dataclass(frozen=True, slots=True)
+class InquirerConfig:
+    replicas: tuple[Peer, ...]  # of its own region
+    retry_ns: int = 500 * MS  # without an answer for this long, ask the next replica
+    backoff_ns: int = 50 * MS  # after a refusal that will pass
+    questions_max: int = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriberConfig:
+    replicas: tuple[Peer, ...]  # of its own region
+    idle_ns: int = 1 * SECOND  # nothing heard for this long: ask the next replica

@@ -1,0 +1,332 @@
+"""A publishing client: it numbers, sends, retries, and reports what was acknowledged.
+
+Batches leave in order and are retried identical and in order, so that the head can tell a retry
+from news (R3). Refusals that will pass are waited out; a silent or departed replica is replaced
+by the next one.
+
+A *named* publisher's batches come with its id and their numbers. It may have offered them before,
+in an earlier life or at another client at this moment: what the head took then it recognises, and
+no number is ever given to another batch, not even after a failure.
+"""
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from random import Random
+from typing import ClassVar
+
+from surecast.columns.batch import Batch
+from surecast.core.endpoint import Acked, Failed, Offer, OfferBatch, Open, Opened
+from surecast.core.machine import HandlerMachine
+from surecast.core.streams import StreamSpec
+from surecast.core.types import (
+    Emit,
+    LogId,
+    Peer,
+    PeerDown,
+    SetTimer,
+    Start,
+    TimerFired,
+)
+from surecast.errors import UsageError
+from surecast.protocols.streams.config import PublisherConfig
+from surecast.protocols.streams.messages import (
+    CreateStream,
+    PubAck,
+    Publish,
+    PubNack,
+    StreamOpened,
+)
+
+__all__ = ["Publisher", "anonymous_publisher"]
+
+FINAL = ("mismatch", "expired", "bad-event", "quarantined")  # waiting will not help
+NEVER_OPENED = ("too-many-streams", "bad-name", "bad-spec", "no-delivery", "owners-differ")
+UNREACHABLE = "owner-unreachable"
+
+LineKey = LogId | tuple[LogId, bytes]  # a stream; or a stream and a named publisher
+
+
+def anonymous_publisher(wall_ns: int, rng: Random) -> bytes:
+    """A publisher's id: when it was born, and chance."""
+    return wall_ns.to_bytes(8, "big") + rng.randbytes(8)
+
+
+@dataclass(slots=True)
+class Line:
+    """What was offered for one stream and is not acknowledged, oldest first.
+
+    Each line has an identity of its own, born with its first event and given up with a batch that
+    can never be taken: a number is never used for two different batches. A named publisher's line
+    keeps the identity it was given.
+    """
+
+    publisher: bytes
+    next_no: int = 1
+    waiting: deque[Batch] = field(default_factory=deque)
+    tokens: deque[int] = field(default_factory=deque)  # of `waiting`, one each
+    lost_since_ns: int | None = None  # the head expects less than it acknowledged
+    lost_seen_ns: int = 0  # ... and last said so
+    cut_off_since_ns: int | None = None  # the owner's region is out of reach
+    under_way: int = 0  # how many of `waiting`, from the front, have been sent
+    named: bool = False
+
+
+def _key(stream: LogId, line: Line) -> LineKey:
+    return (stream, line.publisher) if line.named else stream
+
+
+def _first(line: Line) -> tuple[bytes, int]:
+    return line.waiting[0].publisher, line.waiting[0].pub_no
+
+
+class Publisher(HandlerMachine):
+    handlers: ClassVar[dict[type, str]] = {
+        PubAck: "_on_pub_ack",
+        PubNack: "_on_pub_nack",
+        StreamOpened: "_on_stream_opened",
+    }
+    inputs: ClassVar[dict[type, str]] = {
+        Start: "_on_start",
+        Offer: "_on_offer",
+        OfferBatch: "_on_offer_batch",
+        Open: "_on_open",
+        TimerFired: "_on_timer",
+        PeerDown: "_on_peer_down",
+    }
+
+    def __init__(
+        self, config: PublisherConfig, rng: Random, counters: Counter[str] | None = None
+    ) -> None:
+        super().__init__(counters)
+        self.config = config
+        self.rng = rng
+        self.opening: dict[str, StreamSpec] = {}  # streams asked for and not answered
+        self.cut_off_since_ns: dict[str, int] = {}  # those whose owner is out of reach
+        self.lines: dict[LineKey, Line] = {}
+        self.target = 0
+        self.progress_ns = 0
+
+    def _on_start(self, _inp: Start) -> None:
+        self.out.append(SetTimer("retry", self.now_ns + self.config.retry_ns))
+
+    def _on_open(self, inp: Open) -> None:
+        self.opening[inp.name] = inp.spec
+        self._send(self._head, CreateStream(inp.name, inp.spec))
+
+    def _on_peer_down(self, inp: PeerDown) -> None:
+        if inp.peer == self._head:
+            self._try_next()
+
+    @property
+    def _head(self) -> Peer:
+        return self.config.replicas[self.target]
+
+    @property
+    def unacknowledged(self) -> int:
+        return sum(len(line.waiting) for line in self.lines.values()) + len(self.opening)
+
+    def _identity(self) -> bytes:
+        return anonymous_publisher(self.wall_ns, self.rng)
+
+    def _on_offer(self, inp: Offer) -> None:
+        batch = Batch.of(inp.stream, inp.values, inp.keys, inp.tags, kind=inp.kind)
+        self._take(inp.stream, batch, 0)
+
+    def _on_offer_batch(self, inp: OfferBatch) -> None:
+        self._take(inp.stream, inp.batch, inp.token)
+
+    def _take(self, stream: LogId, batch: Batch, token: int) -> None:
+        key: LineKey = (stream, batch.publisher) if batch.pub_no else stream
+        line = self.lines.get(key)
+        if line is None:
+            named = batch.pub_no > 0
+            line = Line(batch.publisher if named else self._identity(), named=named)
+            line.next_no = batch.pub_no or 1
+            self.lines[key] = line
+        assert not line.named or batch.pub_no == line.next_no, "a number was left out"
+        if len(line.waiting) >= self.config.queue_max:
+            raise UsageError(
+                f"{self.config.queue_max} batches are waiting for an acknowledgement "
+                "(publisher.queue_max): publish more slowly"
+            )
+        line.waiting.append(batch.numbered(line.publisher, line.next_no))
+        line.tokens.append(token)
+        line.next_no += batch.count
+        self._send_more(stream, line)
+
+    def _find(self, stream: LogId, publisher: bytes) -> Line | None:
+        return self.lines.get((stream, publisher)) or self.lines.get(stream)
+
+    def _send_more(self, stream: LogId, line: Line) -> None:
+        while line.under_way < min(len(line.waiting), self.config.inflight_max):
+            if line.waiting[line.under_way].publisher != line.waiting[0].publisher:
+                break  # what was offered under the old identity must be in its place first
+            self._send(self._head, Publish(stream, line.waiting[line.under_way]))
+            line.under_way += 1
+
+    def _send_again(self) -> None:
+        """Everything unacknowledged, identical and in its first order."""
+        for name in self.opening:
+            self._send_one_again(name)
+        for key in self.lines:
+            self._send_one_again(key)
+
+    def _send_one_again(self, what: LineKey | str) -> None:
+        if isinstance(what, str):
+            if what in self.opening:
+                self._send(self._head, CreateStream(what, self.opening[what]))
+        elif line := self.lines.get(what):
+            line.under_way = 0
+            self._send_more(what[0] if isinstance(what, tuple) else what, line)
+
+    def _on_stream_opened(self, peer: Peer, message: StreamOpened) -> None:
+        name, why = message.name, message.why
+        if name not in self.opening:
+            return
+        given_up = why == UNREACHABLE and self._is_cut_off(
+            self.cut_off_since_ns.setdefault(name, self.now_ns)
+        )
+        if message.info is not None or why in NEVER_OPENED or given_up:
+            del self.opening[name]
+            self.cut_off_since_ns.pop(name, None)
+            self.progress_ns = self.now_ns
+            self.out.append(Emit(Opened(name, message.info, why)))
+        else:
+            if why != UNREACHABLE:
+                self.cut_off_since_ns.pop(name, None)
+            self._refused(peer, why, message.head, name)
+
+    def _is_cut_off(self, since_ns: int) -> bool:
+        return self.now_ns - since_ns >= self.config.owner_ns
+
+    def _line_of(self, message: PubNack) -> Line | None:
+        """The line that still waits to hear about what the message names."""
+        line = self._find(message.stream, message.publisher)
+        what = (message.publisher, message.pub_no)
+        waits = line is not None and any((b.publisher, b.pub_no) == what for b in line.waiting)
+        return line if waits else None
+
+    def _on_pub_ack(self, _peer: Peer, message: PubAck) -> None:
+        line = self._find(message.stream, message.publisher)
+        if line is None:
+            return
+        for pub_no, seq in ((message.pub_no, message.seq), *message.more):
+            self._acked(line, message, pub_no, seq)
+        self._send_more(message.stream, line)
+
+    def _acked(self, line: Line, message: PubAck, pub_no: int, seq: int) -> None:
+        if not any(b.publisher == message.publisher and b.pub_no == pub_no for b in line.waiting):
+            return  # acknowledged before
+        self.progress_ns = self.now_ns
+        if line.waiting[0].pub_no != pub_no:
+            return  # it overtook an earlier one, and will be said again when that is retried
+        self._ended(message.stream, line, seq)
+
+    def _ended(self, stream: LogId, line: Line, seq: int) -> None:
+        """The first that waits is in its place."""
+        line.lost_since_ns = line.cut_off_since_ns = None
+        batch, token = line.waiting.popleft(), line.tokens.popleft()
+        line.under_way = max(0, line.under_way - 1)
+        self.out.append(Emit(Acked(stream, batch.pub_no, batch.count, seq, token)))
+        self._drop_if_idle(stream, line)
+
+    def _drop_if_idle(self, stream: LogId, line: Line) -> None:
+        """A named publisher knows by itself where it goes on."""
+        if line.named and not line.waiting:
+            self.lines.pop((stream, line.publisher), None)
+
+    def _on_pub_nack(self, peer: Peer, message: PubNack) -> None:
+        line = self._line_of(message)
+        if line is None:
+            return
+        if message.why in FINAL:
+            self._fail(message, line)
+        elif line.named and message.why == "out-of-order" and message.expected > message.pub_no:
+            self._taken_before(message, line)
+        elif self._is_history_lost(message, line):
+            self._fail(PubNack(message.stream, *_first(line), "history-lost"), line)
+        elif message.why == UNREACHABLE:
+            if line.cut_off_since_ns is None:
+                line.cut_off_since_ns = self.now_ns
+            if self._is_cut_off(line.cut_off_since_ns):
+                self._fail(PubNack(message.stream, *_first(line), UNREACHABLE), line)
+            else:
+                self._refused(peer, message.why, message.head, _key(message.stream, line))
+        else:
+            line.cut_off_since_ns = None
+            self._refused(peer, message.why, message.head, _key(message.stream, line))
+
+    def _taken_before(self, message: PubNack, line: Line) -> None:
+        """The head is beyond this batch and remembers it no more: it was committed long ago.
+
+        A head remembers twice as many of a publisher's batches as may be under way at once, so what
+        it has forgotten was acknowledged, as was all before it, to whoever published it then.
+        """
+        batch = next(b for b in line.waiting if b.pub_no == message.pub_no)
+        if message.expected < batch.pub_no + batch.count:  # it was cut otherwise then
+            self._fail(PubNack(message.stream, batch.publisher, batch.pub_no, "mismatch"), line)
+            return
+        self.progress_ns = self.now_ns
+        while line.waiting and line.waiting[0].pub_no <= message.pub_no:
+            self._ended(message.stream, line, 0)
+        self._send_more(message.stream, line)
+
+    def _is_history_lost(self, message: PubNack, line: Line) -> bool:
+        """For long now the head has expected what it acknowledged before: it lost that for good."""
+        first = line.waiting[0]
+        if message.why != "out-of-order" or message.expected >= first.pub_no:
+            return False
+        # An old head may be behind for a moment, and an old answer may come late: it must be said
+        # again and again.
+        if line.lost_since_ns is None or self.now_ns - line.lost_seen_ns > self.config.lost_ns // 4:
+            line.lost_since_ns = self.now_ns
+        line.lost_seen_ns = self.now_ns
+        return self.now_ns - line.lost_since_ns > self.config.lost_ns
+
+    def _refused(self, peer: Peer, why: str, head: Peer, what: LineKey | str) -> None:
+        """Not now, or not here: go where the head is said to be, and try again soon.
+
+        All of it if the head has moved; else only the stream (or the name) that was refused, for
+        the others may be well.
+        """
+        if peer != self._head:
+            return
+        if head in self.config.replicas and head != peer:
+            self.target = self.config.replicas.index(head)
+        elif why == "not-head":
+            self.target = (self.target + 1) % len(self.config.replicas)
+        key = "again" if why == "not-head" else ("again", what)
+        self.out.append(SetTimer(key, self.now_ns + self.config.backoff_ns))
+
+    def _fail(self, message: PubNack, line: Line) -> None:
+        """This batch can never be taken. What follows would be out of order: it fails with it."""
+        failed: list[tuple[Batch, int]] = []
+        while not failed or (failed[-1][0].publisher, failed[-1][0].pub_no) != (
+            message.publisher,
+            message.pub_no,
+        ):
+            failed.append((line.waiting.pop(), line.tokens.pop()))
+        for batch, token in reversed(failed):
+            self.out.append(Emit(Failed(message.stream, batch.pub_no, message.why, token)))
+        if not line.named:
+            line.publisher, line.next_no = self._identity(), 1
+        line.lost_since_ns = line.cut_off_since_ns = None
+        line.under_way = min(line.under_way, len(line.waiting))
+        self._drop_if_idle(message.stream, line)
+
+    def _on_timer(self, inp: TimerFired) -> None:
+        if inp.key == "again":
+            self._send_again()
+            return
+        if inp.key != "retry":
+            self._send_one_again(inp.key[1])
+            return
+        self.out.append(SetTimer("retry", self.now_ns + self.config.retry_ns))
+        idle_ns = self.now_ns - self.progress_ns
+        if self.unacknowledged and idle_ns >= self.config.retry_ns:
+            self._try_next()
+
+    def _try_next(self) -> None:
+        self.target = (self.target + 1) % len(self.config.replicas)
+        if self.unacknowledged:
+            self.out.append(SetTimer("again", self.now_ns + self.config.backoff_ns))

@@ -1,0 +1,131 @@
+"""What clients may ask any replica: who serves here, which streams there are, where a time begins.
+
+All of it is answered from what is committed here, at once, and changes nothing.
+"""
+
+from collections import Counter
+from typing import ClassVar
+
+from surecast.core.machine import HandlerMachine
+from surecast.core.names import is_name, is_pattern, matches
+from surecast.core.streams import StreamAdded, StreamInfo
+from surecast.core.types import Peer, PeerDown
+from surecast.errors import StorageError
+from surecast.protocols.streams.config import StreamsConfig
+from surecast.protocols.streams.messages import (
+    Introduce,
+    Introduced,
+    Locate,
+    Located,
+    StreamsAre,
+    UnwatchStreams,
+    WatchStreams,
+)
+from surecast.protocols.streams.service import StreamService
+from surecast.protocols.streams.stream import Stream
+
+__all__ = ["Queries"]
+
+INFOS_MAX = 1000  # in one message
+WATCHES_MAX = 1000  # of one client
+
+
+class Queries(HandlerMachine):
+    """A layer over the stream service, which it reads."""
+
+    uses = ("streams",)
+    handlers: ClassVar[dict[type, str]] = {
+        Introduce: "_on_introduce",
+        WatchStreams: "_on_watch_streams",
+        UnwatchStreams: "_on_unwatch_streams",
+        Locate: "_on_locate",
+    }
+    inputs: ClassVar[dict[type, str]] = {PeerDown: "_on_peer_down"}
+    from_below: ClassVar[dict[type, str]] = {StreamAdded: "_on_added"}
+
+    def __init__(
+        self, config: StreamsConfig, service: StreamService, counters: Counter[str] | None = None
+    ) -> None:
+        super().__init__(counters)
+        self.config = config
+        self.service = service
+        self.watches: dict[Peer, dict[int, str]] = {}  # by token: the pattern
+
+    def _on_introduce(self, peer: Peer, _message: Introduce) -> None:
+        config = self.config
+        addresses = {name: config.addresses.get(name, "") for name in config.replicas}
+        http = {name: config.http[name] for name in config.replicas if name in config.http}
+        self._send(peer, Introduced(config.region, config.name, addresses, http))
+
+    # ------------------------------------------------------------ which streams there are
+
+    def _on_watch_streams(self, peer: Peer, message: WatchStreams) -> None:
+        watches = self.watches.setdefault(peer, {})
+        full = len(watches) >= WATCHES_MAX and message.token not in watches
+        if full or not is_pattern(message.pattern):
+            why = "too-many" if full else "bad-name"
+            self._send(peer, StreamsAre(message.token, (), (), True, why))
+            return
+        watches[message.token] = message.pattern
+        found = self._matching(message.pattern)
+        for at in range(0, max(len(found), 1), INFOS_MAX):
+            part, complete = found[at : at + INFOS_MAX], at + INFOS_MAX >= len(found)
+            self._tell(peer, message.token, part, complete)
+
+    def _matching(self, pattern: str) -> list[StreamInfo]:
+        if is_name(pattern):  # whoever has thousands of streams asks for them one by one
+            info = self.service.named(pattern)
+            return [info] if info is not None and info.stream_id in self.service.streams else []
+        streams = self.service.streams.values()
+        return [stream.info for stream in streams if matches(pattern, stream.info.name)]
+
+    def _on_unwatch_streams(self, peer: Peer, message: UnwatchStreams) -> None:
+        self.watches.get(peer, {}).pop(message.token, None)
+
+    def _on_added(self, event: StreamAdded) -> None:
+        info = event.info
+        for peer, watches in self.watches.items():
+            for token, pattern in watches.items():
+                if matches(pattern, info.name):
+                    self._tell(peer, token, [info], True)
+
+    def _tell(self, peer: Peer, token: int, infos: list[StreamInfo], complete: bool) -> None:
+        streams = self.service.streams
+        # Where it ends, though readers may not be shown all of it: before retention has seen it,
+        # or because it is damaged on its way there. Who asks must not take it for shorter.
+        ends = tuple(self.service.visible_end(streams[info.stream_id]) for info in infos)
+        self._send(peer, StreamsAre(token, tuple(infos), ends, complete))
+
+    def _on_peer_down(self, inp: PeerDown) -> None:
+        self.watches.pop(inp.peer, None)
+
+    # ------------------------------------------------------------ where a time begins
+
+    def _on_locate(self, peer: Peer, message: Locate) -> None:
+        stream = self.service.streams.get(message.stream)
+        if stream is None:
+            self._send(peer, Located(message.token, 0, "unknown-stream"))
+            return
+        end = self.service.visible_end(stream)
+        if message.time_ns < 0:
+            self._send(peer, Located(message.token, end))
+            return
+        self.service.feed(stream)
+        if not stream.quarantined and stream.index.end < end:
+            # A long log, just opened: times are not known yet.
+            self._send(peer, Located(message.token, 0, "recovering"))
+            return
+        self._send(peer, self._located(stream, message))
+
+    def _located(self, stream: Stream, message: Locate) -> Located:
+        """Of a damaged stream it is not known whether a later time begins behind the damage."""
+        try:
+            seq = stream.first_at(message.time_ns, self.service.disk)
+        except StorageError as problem:
+            if not stream.quarantined:
+                self.service.damaged(stream, problem, stream.committed)
+            return Located(message.token, 0, "quarantined")
+        readable = min(stream.committed, stream.index.end)
+        if stream.quarantined and message.time_ns > 0 and seq >= readable:
+            return Located(message.token, 0, "quarantined")
+        return Located(message.token, seq)

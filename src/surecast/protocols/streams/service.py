@@ -1,0 +1,835 @@
+"""A region's streams at one replica: the layer over the chain that everybody else builds on.
+
+It keeps the directory, takes publishes of what the region owns, lets retention see what is
+committed and has logs compacted, and shows committed events to readers. The head publishes, every
+replica serves. Roles change only by what the chain says. What a stream's *delivery* does with it
+(other regions, meshes) is the business of the layers above: `core.streams` is the interface.
+
+G1 only what was published is delivered, or voids of what was collected.
+G3 a publisher's order is the order of positions. G4 each event, or a void and its collector.
+G5 nothing collects what comes later. G6 live and void partition what is held.
+G7 the newest event is never void.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from random import Random
+from typing import Any, ClassVar
+
+import msgspec
+
+from surecast.columns import retention
+from surecast.columns.batch import COLLECT, COLLECTED, CONFIG, DATA, EXPIRED, Batch
+from surecast.columns.retention import (
+    BeforeTime,
+    Collect,
+    KeepAll,
+    KeepFor,
+    LatestPerKey,
+    RetentionIndex,
+    TagIs,
+)
+from surecast.core.disk import read_through
+from surecast.core.endpoint import Drain
+from surecast.core.machine import HandlerMachine
+from surecast.core.names import is_name
+from surecast.core.replicated import (
+    Abandon,
+    AppendAt,
+    Appended,
+    AppendOwn,
+    AskPublishers,
+    Committed,
+    CompactLog,
+    Counted,
+    Mended,
+    Overtaken,
+    PublishersAre,
+    Recovered,
+    Refused,
+    Rewritten,
+    RoleChanged,
+    RolledBack,
+    StoreFull,
+    Submit,
+    Submitted,
+    TakePublishers,
+    Truncated,
+)
+from surecast.core.streams import (
+    CURSORS,
+    DEFAULT_DELIVERY,
+    DIRECTORY,
+    Adopt,
+    Await,
+    Create,
+    ForceNewStream,
+    Handed,
+    Limit,
+    Refuse,
+    Resume,
+    Settle,
+    StreamAdded,
+    StreamInfo,
+    StreamMoved,
+    StreamSpec,
+    Suspend,
+    TakenBack,
+)
+from surecast.core.types import (
+    SECOND,
+    AtEndOfPass,
+    Congested,
+    Disk,
+    Emit,
+    EndOfPass,
+    LogId,
+    PassDown,
+    Peer,
+    PeerDown,
+    PeerUp,
+    Send,
+    SetTimer,
+    Start,
+    TimerFired,
+    Writable,
+)
+from surecast.errors import PeerError, StorageError, UsageError
+from surecast.parts.serving import Serving, send_range
+from surecast.protocols.streams.compaction_plan import Pieces
+from surecast.protocols.streams.config import StreamsConfig
+from surecast.protocols.streams.directory import Directory, info_batch
+from surecast.protocols.streams.messages import (
+    CreateStream,
+    Events,
+    Introduce,
+    PubAck,
+    Publish,
+    PubNack,
+    RangeEvents,
+    ReadRange,
+    StreamOpened,
+    Subscribe,
+    Unsubscribe,
+)
+from surecast.protocols.streams.stream import Stream
+
+__all__ = ["StreamService"]
+
+
+KEPT_FOR = {CURSORS: "cursors"}  # logs of layers above, which only they are told about
+SPEC_BYTES_MAX = 512  # of schema and options: a thousand of them are told in one message
+FULL_NS = 10 * SECOND  # a disk counts as full for so long after it said so
+
+
+def _nbytes(spec: StreamSpec) -> int:
+    return len(msgspec.msgpack.encode((spec.schema, spec.options)))
+
+
+def _mismatch(info: StreamInfo, spec: StreamSpec) -> str:
+    fits = (
+        spec.retention in (None, info.retention)
+        and spec.delivery in ("", info.delivery)
+        and spec.schema in ("", info.schema)
+        and spec.options in ((), info.options)
+    )
+    return "" if fits else "config-mismatch"
+
+
+class StreamService(HandlerMachine):
+    """Knows streams and clients; leaves positions, disks and copies to the chain."""
+
+    uses = ("replicated",)
+    provides = ("streams",)
+    handlers: ClassVar[dict[type, str]] = {
+        CreateStream: "_on_create_stream",
+        StreamOpened: "_on_stream_opened",
+        Publish: "_on_publish",
+        PubAck: "_on_pub_ack",
+        PubNack: "_on_pub_nack",
+        Subscribe: "_on_subscribe",
+        Unsubscribe: "_on_unsubscribe",
+        ReadRange: "_on_read_range",
+    }
+    inputs: ClassVar[dict[type, str]] = {
+        Start: "_on_start",
+        TimerFired: "_on_timer",
+        EndOfPass: "_on_end_of_pass",
+        PeerUp: "_on_peer_up",
+        PeerDown: "_on_peer_down",
+        Congested: "_on_congested",
+        Writable: "_on_writable",
+        Drain: "_on_drain",
+        ForceNewStream: "_on_force_new_stream",
+        Adopt: "_on_adopt",
+        Create: "_on_create",
+        Await: "_on_await",
+        Refuse: "_on_refuse",
+        Settle: "_on_settle",
+        Suspend: "_on_suspend",
+        Resume: "_on_resume",
+        Limit: "_on_limit",
+        AppendAt: "_pass_down",
+        AppendOwn: "_pass_down",
+        AskPublishers: "_pass_down",
+        TakePublishers: "_pass_down",
+        Abandon: "_pass_down",
+        Recovered: "_pass_down",
+        RolledBack: "_pass_down",
+        Overtaken: "_pass_down",
+    }
+    from_below: ClassVar[dict[type, str]] = {
+        Appended: "_on_appended",
+        Committed: "_on_committed",
+        Truncated: "_on_truncated",
+        Rewritten: "_on_rewritten",
+        Counted: "_pass_up",
+        Mended: "_on_mended",
+        StoreFull: "_on_store_full",
+        RoleChanged: "_on_role_changed",
+        PublishersAre: "_on_publishers_are",
+        Submitted: "_on_submitted",
+        Refused: "_on_refused",
+    }
+
+    def __init__(
+        self,
+        config: StreamsConfig,
+        disk: Disk,
+        rng: Random,
+        counters: Counter[str] | None = None,
+        *,
+        deliveries: Mapping[str, str],
+    ) -> None:
+        """`deliveries`: the layer that is the server side of each, by the delivery's name."""
+        super().__init__(counters)
+        self.config = config
+        self.disk = disk
+        self.rng = rng
+        self.deliveries = deliveries
+        self.directory = Directory()
+        self.directory_committed = 1
+        self.streams: dict[LogId, Stream] = {}
+        # Logs kept for layers above: the latest entry of each key stays; nobody is served them.
+        self.kept = {log: self._kept(log) for log in KEPT_FOR}
+        self.ends: dict[LogId, int] = {}  # as the chain reports them, known stream or not
+        self.committed: dict[LogId, int] = {}
+        self.limits: dict[LogId, int] = {}  # from where on deliveries want nothing shown
+        self.epoch = 0
+        self.members: tuple[Peer, ...] = ()
+        self.is_head = self.is_tail = False
+        self.is_clean = True  # false: the chain lost its logs, and layers above rebuild them
+        self.draining = False  # about to stop: no more publishes
+        self.full_until_ns = -1 << 62  # the disk has said that it is full
+        # Stream that is to come → who waits for it, and what it should be; those made here.
+        self.asked: dict[str, dict[Peer, StreamSpec]] = {}
+        self.making: dict[str, bool] = {}
+        self.made_now: dict[LogId, bool] = {}  # streams created by this head, in this life
+        self.speaks: dict[Peer, tuple[str, ...]] = {}  # protocols that the other replicas list
+        # Acknowledgements to be sent: (client, stream, publisher) → (pub_no, seq) each.
+        self.unsaid: dict[tuple[Peer, LogId, bytes], list[tuple[int, int]]] = {}
+        self.will_serve = False  # at the end of the pass
+        self.hole_at = {log: holes[0][0] for log in disk.logs() if (holes := disk.holes(log))}
+        self.entries_lost: list[tuple[LogId, int, int]] = []  # of the region's own logs
+        self.serving = Serving(self, Events, config.serves_per_step)
+
+    def _kept(self, log: LogId) -> Stream:
+        info = StreamInfo(log, "", self.config.region, LatestPerKey())
+        return Stream(info, RetentionIndex(info.retention), self._pieces())
+
+    @property
+    def head(self) -> Peer:
+        return self.members[0] if self.members else ""
+
+    def _owns(self, stream: Stream) -> bool:
+        return stream.info.owner == self.config.region
+
+    # ------------------------------------------------------------ what layers above may read
+
+    def named(self, name: str) -> StreamInfo | None:
+        return self.directory.by_name.get(name)
+
+    def is_listed(self, stream: LogId) -> bool:
+        return stream in self.directory.by_id
+
+    def committed_end(self, log: LogId) -> int:
+        return self.committed.get(log, 1)
+
+    def end_of(self, log: LogId) -> int:
+        return self.ends.get(log, 1)
+
+    def shown_end(self, stream: LogId) -> int:
+        found = self.streams.get(stream)
+        return found.committed if found is not None else 0
+
+    def readable(self, stream: LogId, lo: int, hi: int = 0) -> list[Batch]:
+        found = self.streams[stream]
+        if lo < found.recent:
+            self.feed(found)
+        try:
+            return found.serve(
+                self.disk,
+                lo,
+                min(hi or found.committed, found.committed),
+                self.config.serve_bytes_max,
+                self.config.coalesce_rows_max,
+            )
+        except StorageError as problem:
+            self.damaged(found, problem, lo)
+            return []
+
+    # ------------------------------------------------------------ between the layers
+
+    def _pass_down(self, command: Any) -> None:
+        self.out.append(PassDown(command))
+
+    def _pass_up(self, event: Any) -> None:
+        self.out.append(Emit(event))
+
+    def _tell(self, info: StreamInfo, event: Any) -> None:
+        """Tell the server side of a stream's delivery; a server that lacks it keeps the stream."""
+        if layer := self.deliveries.get(info.delivery):
+            self.out.append(Emit(event, layer))
+
+    def _on_publishers_are(self, event: PublishersAre) -> None:
+        if stream := self.streams.get(event.log):
+            self._tell(stream.info, event)
+
+    # ------------------------------------------------------------ time
+
+    def _on_start(self, _inp: Start) -> None:
+        config = self.config
+        for key, period_ns in (
+            ("settle", config.settle_ns),
+            ("compact", config.compact_ns),
+            ("expire", config.expire_ns),
+        ):
+            # Spread over the period, so that replicas do not all work at once.
+            self.out.append(SetTimer(key, self.now_ns + self.rng.randrange(1, period_ns + 1)))
+
+    def _on_end_of_pass(self, inp: EndOfPass) -> None:
+        if inp.key == "serve":
+            self._serve_now()
+        else:
+            for stream in self.streams.values():
+                if stream.committed < self.visible_end(stream):
+                    self._advance(stream)
+
+    def _on_timer(self, inp: TimerFired) -> None:
+        config = self.config
+        if inp.key == "settle":
+            self.out.append(SetTimer("settle", self.now_ns + config.settle_ns))
+            for stream in self.streams.values():
+                self.feed(stream)
+                stream.recent = stream.committed
+        elif inp.key == "compact":
+            self.out.append(SetTimer("compact", self.now_ns + config.compact_ns))
+            for stream in (*self.streams.values(), *self.kept.values()):
+                stream.pieces.tidy = True
+                self._maybe_compact(stream)
+        elif inp.key == "expire":
+            self.out.append(SetTimer("expire", self.now_ns + config.expire_ns))
+            if self.is_head:
+                for stream in self.streams.values():
+                    self._expire(stream)
+
+    # ------------------------------------------------------------ what the chain says
+
+    def _on_role_changed(self, event: RoleChanged) -> None:
+        self.epoch, self.members = event.epoch, event.members
+        self.is_head, self.is_tail, self.is_clean = event.head, event.tail, event.clean
+        if self.is_head and self.is_tail and len(self.config.replicas) == 1:
+            self._fill_own_logs()
+        if self.is_head:
+            for replica in self.config.replicas:
+                if replica != self.config.name and replica not in self.speaks:
+                    self._send(replica, Introduce())  # opens a session: PeerUp says what it speaks
+        else:
+            for name in self.asked:
+                self._answer_creators(name, None, "not-head")
+            self.asked.clear()
+            self.making.clear()
+        self._pass_up(event)
+
+    def _on_appended(self, event: Appended) -> None:
+        self.ends[event.log] = event.end
+        if stream := self.streams.get(event.log):
+            stream.end = event.end
+            self._moved(stream)
+
+    def _moved(self, stream: Stream) -> None:
+        info = stream.info
+        self._tell(info, StreamMoved(info.stream_id, stream.end, stream.committed))
+
+    def _on_truncated(self, event: Truncated) -> None:
+        log = event.log
+        if log in self.hole_at and event.end <= self.hole_at[log]:
+            del self.hole_at[log]
+            if stream := self.streams.get(log):
+                stream.hole = 0
+        self._on_appended(Appended(log, event.end))
+        if self.committed.get(log, 1) <= event.end:
+            return
+        # The whole past was given up (the chain was founded anew): begin again.
+        self.committed[log] = event.end
+        if log == DIRECTORY:
+            self.directory_committed = event.end
+            self.directory = Directory()
+            for stream_id in self.streams:
+                self.serving.remove_stream(stream_id)
+            self.streams.clear()
+            self._pass_up(TakenBack(log, event.end))
+        elif log in self.kept:
+            self.kept[log] = self._kept(log)
+            self.out.append(Emit(TakenBack(log, event.end), KEPT_FOR[log]))
+        elif stream := self.streams.get(log):
+            stream.hole = self.hole_at.get(log, 0)
+            stream.index = RetentionIndex(stream.info.retention)
+            stream.pieces = self._pieces()
+            stream.committed = stream.recent = event.end
+            self.serving.remove_stream(log)
+            self._tell(stream.info, TakenBack(log, event.end))
+
+    def _on_mended(self, event: Mended) -> None:
+        self._look_for_holes(event.log)
+        self._on_committed(Committed(event.log, self.committed.get(event.log, 1)))
+
+    def _look_for_holes(self, log: LogId) -> None:
+        holes = self.disk.holes(log)
+        if holes:
+            self.hole_at[log] = holes[0][0]
+        else:
+            self.hole_at.pop(log, None)
+        if stream := self.streams.get(log):
+            stream.hole = self.hole_at.get(log, 0)
+
+    def _fill_own_logs(self) -> None:
+        """No other node has what the region's own logs have lost. Streams that are missing in the
+        directory come back from other regions; cursors begin anew."""
+        for log in (DIRECTORY, *self.kept):
+            for lo, hi in self.disk.holes(log):
+                self.counters["streams.entries-lost"] += hi - lo
+                self.entries_lost.append((log, lo, hi))
+                void = Batch.void(log, lo, hi, COLLECTED)
+                self.out.append(PassDown(AppendAt(log, (void,))))
+
+    def _on_committed(self, event: Committed) -> None:
+        log = event.log
+        self.committed[log] = event.end
+        if stream := self.streams.get(log):
+            self._advance(stream)
+            return
+        end = min(event.end, self.hole_at.get(log, event.end))
+        if log == DIRECTORY:
+            self._read_directory(end)
+        elif log in self.kept:
+            kept = self.kept[log]
+            kept.committed, kept.end = end, self.end_of(log)
+            self.out.append(Emit(StreamMoved(log, kept.end, end), KEPT_FOR[log]))
+
+    def visible_end(self, stream: Stream) -> int:
+        """R5: readers and retention see what is committed, and nothing else; nor what lies beyond
+        a position that cannot be read, or that its delivery wants shown."""
+        end = self.committed.get(stream.stream_id, 1)
+        if stream.hole:
+            end = min(end, stream.hole)
+        if self.limits and stream.stream_id in self.limits:
+            end = min(end, self.limits[stream.stream_id])
+        return end
+
+    def _advance(self, stream: Stream) -> None:
+        """More of the stream is committed, or retention has seen more of what was."""
+        config, shown = self.config, stream.committed
+        end = self.visible_end(stream)
+        if not stream.quarantined:
+            stream.committed = end
+            if end - stream.index.end >= config.feed_rows:
+                self.feed(stream, config.feed_bytes)
+            if end - stream.index.end >= config.feed_rows:
+                # A long log, at the start: readers wait for retention, others do not wait for us.
+                # (Not for what they were shown before: large events can outrun the budget.)
+                stream.committed = max(stream.index.end, shown)
+                self.out.append(AtEndOfPass("feed"))
+        if self.serving.moved(stream.stream_id):
+            self._serve_soon()
+        self._moved(stream)
+
+    def feed(self, stream: Stream, budget_bytes: int = 1 << 62) -> None:
+        """Bring retention up to what is committed: before anything depends on what is void."""
+        if stream.quarantined or stream.index.end >= stream.committed:
+            return
+        try:
+            stream.feed(self.disk, self.config.serve_bytes_max, budget_bytes)
+        except (PeerError, ValueError) as problem:
+            self._quarantine(stream, str(problem), stream.index.end)
+        except StorageError as problem:
+            self.damaged(stream, problem, stream.index.end)
+
+    def damaged(self, stream: Stream, problem: StorageError, end: int) -> None:
+        """Our disk is at fault: if others have the stream whole, we are better out of their way."""
+        if len(self.members) > 1:
+            raise problem
+        self._quarantine(stream, str(problem), end)
+
+    def _quarantine(self, stream: Stream, why: str, end: int) -> None:
+        """One stream cannot be read from `end` on; the others, and this server, go on. An alarm."""
+        self.counters["streams.quarantined"] += 1
+        stream.quarantined = why
+        stream.committed = end
+
+    def _pieces(self) -> Pieces:
+        return Pieces(self.config.piece_rows_max, self.config.piece_bytes_max)
+
+    # ------------------------------------------------------------ what the delivery says
+
+    def _on_suspend(self, inp: Suspend) -> None:
+        if stream := self.streams.get(inp.stream):
+            stream.suspended = inp.why
+
+    def _on_resume(self, inp: Resume) -> None:
+        if stream := self.streams.get(inp.stream):
+            stream.suspended = ""
+
+    def _on_limit(self, inp: Limit) -> None:
+        before = self.limits.pop(inp.stream, None)
+        if inp.end is not None:
+            self.limits[inp.stream] = inp.end
+        if before != inp.end and (stream := self.streams.get(inp.stream)):
+            self._advance(stream)
+
+    # ------------------------------------------------------------ the directory
+
+    def _read_directory(self, end: int) -> None:
+        start, self.directory_committed = self.directory_committed, max(end, 1)
+        for batch in read_through(self.disk, DIRECTORY, start, end, self.config.serve_bytes_max):
+            for info in self.directory.apply(batch):
+                self._open(info)
+
+    def _open(self, info: StreamInfo) -> None:
+        stream = Stream(info, RetentionIndex(info.retention), self._pieces())
+        self.streams[info.stream_id] = stream
+        stream.end = self.ends.get(info.stream_id, 1)
+        stream.hole = self.hole_at.get(info.stream_id, 0)
+        self._answer_creators(info.name, info, "")
+        self.asked.pop(info.name, None)
+        self.making.pop(info.name, None)
+        made_epoch = self.directory.made.get(info.stream_id, 0)
+        self._pass_up(StreamAdded(info, made_epoch, info.stream_id in self.made_now))
+        self._advance(stream)
+
+    def _on_create_stream(self, peer: Peer, message: CreateStream) -> None:
+        name = message.name
+        if not self.is_head:
+            self._send(peer, StreamOpened(name, None, "not-head", self.head))
+        elif info := self.directory.by_name.get(name):
+            self._send(peer, StreamOpened(name, info, _mismatch(info, message.spec)))
+        elif why := self._refusal_to_create(message):
+            self._send(peer, StreamOpened(name, None, why))
+        else:
+            self._hand("create", peer, message, message.spec.delivery or DEFAULT_DELIVERY)
+
+    def _refusal_to_create(self, message: CreateStream) -> str:
+        name = message.name
+        if not self.is_clean:
+            return "recovering"
+        if not is_name(name):
+            return "bad-name"
+        if _nbytes(message.spec) > SPEC_BYTES_MAX:
+            return "bad-spec"
+        if not self._is_delivered(message.spec.delivery or DEFAULT_DELIVERY):
+            return "no-delivery"
+        coming = 0 if name in self.asked else len(self.asked)
+        return "too-many-streams" if len(self.streams) + coming >= self.config.streams_max else ""
+
+    def _is_delivered(self, delivery: str) -> bool:
+        """Whether this server has a delivery, and no replica of the region says it has not."""
+        layer = self.deliveries.get(delivery, "")
+        protocol = layer.partition(".")[0]
+        return bool(layer) and all(protocol in listed for listed in self.speaks.values())
+
+    def _hand(self, what: Any, peer: Peer, message: Any, delivery: str) -> None:
+        """Leave a message to the server side of a delivery."""
+        if layer := self.deliveries.get(delivery):
+            self.out.append(Emit(Handed(what, peer, message), layer))
+
+    def _on_create(self, inp: Create) -> None:
+        """Make the stream; whoever waits is told when it is here."""
+        message: CreateStream = inp.message
+        name, spec = message.name, message.spec
+        self.asked.setdefault(name, {})[inp.peer] = spec
+        if name not in self.making:
+            self.making[name] = True
+            self._record(self._new_info(name, spec), self.epoch)
+
+    def _on_await(self, inp: Await) -> None:
+        self.asked.setdefault(inp.message.name, {})[inp.peer] = inp.message.spec
+
+    def _on_refuse(self, inp: Refuse) -> None:
+        message = inp.message
+        if isinstance(message, Publish):
+            batch = message.batch
+            nack = PubNack(message.stream, batch.publisher, batch.pub_no, inp.why)
+            self._send(inp.peer, nack)
+        else:
+            self._send(inp.peer, StreamOpened(message.name, None, inp.why))
+
+    def _on_settle(self, inp: Settle) -> None:
+        self._answer_creators(inp.name, None, inp.why)
+        self.asked.pop(inp.name, None)
+
+    def _on_stream_opened(self, peer: Peer, message: StreamOpened) -> None:
+        """The owner's answer. The stream itself comes with its delivery."""
+        waiting = self.asked.get(message.name, {})
+        if self.is_head and waiting:
+            spec = next(iter(waiting.values()))
+            self._hand("opened", peer, message, spec.delivery or DEFAULT_DELIVERY)
+
+    def _new_info(self, name: str, spec: StreamSpec) -> StreamInfo:
+        policy = KeepAll() if spec.retention is None else spec.retention
+        delivery = spec.delivery or DEFAULT_DELIVERY
+        return StreamInfo(
+            self.rng.randbytes(16), name, self.config.region, policy, b"", delivery,
+            spec.schema, spec.options,
+        )  # fmt: skip
+
+    def _on_adopt(self, inp: Adopt) -> None:
+        self._record(inp.info, self.epoch if inp.made else 0)
+
+    def _record(self, info: StreamInfo, made_epoch: int) -> None:
+        if made_epoch:
+            self.made_now[info.stream_id] = True
+        entry = info_batch(info, self.config.chain, made_epoch)
+        self.out.append(PassDown(AppendOwn(DIRECTORY, entry)))
+
+    def _answer_creators(self, name: str, info: StreamInfo | None, why: str) -> None:
+        for peer, spec in self.asked.get(name, {}).items():
+            answer = why if info is None else _mismatch(info, spec)
+            self._send(peer, StreamOpened(name, info, answer, self.head))
+
+    def _on_drain(self, _inp: Drain) -> None:
+        self.draining = True
+
+    def _on_force_new_stream(self, inp: ForceNewStream) -> None:
+        info = self.directory.by_name.get(inp.name)
+        if self.is_head and info is not None and info.owner == self.config.region:
+            new_id = self.rng.randbytes(16)
+            self._record(
+                msgspec.structs.replace(info, stream_id=new_id, replaces=info.stream_id), self.epoch
+            )
+
+    # ------------------------------------------------------------ publishing
+
+    def _on_pub_ack(self, peer: Peer, message: PubAck) -> None:
+        if stream := self.streams.get(message.stream):
+            self._hand("ack", peer, message, stream.info.delivery)
+
+    def _on_pub_nack(self, peer: Peer, message: PubNack) -> None:
+        if stream := self.streams.get(message.stream):
+            self._hand("nack", peer, message, stream.info.delivery)
+
+    def _on_publish(self, peer: Peer, message: Publish) -> None:
+        batch, stream = message.batch, self.streams.get(message.stream)
+        if stream is not None and not self._owns(stream):
+            if stream.info.delivery in self.deliveries:
+                self._hand("publish", peer, message, stream.info.delivery)
+            else:
+                self._on_refuse(Refuse(peer, message, "owner-unreachable"))
+            return
+        why = self._refusal(message)
+        if why:
+            head = self.head if why == "not-head" else ""
+            nack = PubNack(message.stream, batch.publisher, batch.pub_no, why, 0, head)
+            self._send(peer, nack)
+            return
+        token = (peer, message.stream, batch.publisher, batch.pub_no)
+        bad = self._refusal_of_event(self.streams[message.stream], batch)
+        self.out.append(PassDown(Submit(message.stream, batch, token, bad)))
+
+    def _refusal(self, message: Publish) -> str:
+        """Why we cannot take publishes of this stream now, or ever."""
+        if not self.is_head:
+            return "not-head"
+        if self.draining:
+            return "busy"
+        stream = self.streams.get(message.stream)
+        if stream is None:
+            return "unknown-stream" if self.is_clean else "recovering"
+        if stream.quarantined:
+            return "quarantined"
+        if stream.info.delivery not in self.deliveries:
+            return "recovering"  # nobody here can say whether positions may be given
+        if stream.hole or stream.suspended:
+            return stream.suspended or "recovering"
+        if message.batch.kind == DATA:
+            return ""
+        self.feed(stream)  # a rule is judged by all that came before it
+        return "busy" if stream.index.end < self.visible_end(stream) else ""
+
+    def _refusal_of_event(self, stream: Stream, batch: Batch) -> str:
+        if batch.stream_id != stream.stream_id:
+            return "bad-event"  # readers would take it for another stream's
+        if batch.kind == DATA:
+            # Its rows' places and times are ours to give.
+            fine = batch.rows == batch.count > 0 and batch.pub_no > 0 and not batch.explicit
+            return "" if fine and batch.lo == 0 else "bad-event"
+        return self._refusal_of_rule(stream, batch)
+
+    def _refusal_of_rule(self, stream: Stream, batch: Batch) -> str:
+        """R10: a rule that could undo another's collection is refused, not hoped to be harmless."""
+        if batch.kind not in (COLLECT, CONFIG) or batch.count != 1 or batch.pub_no <= 0:
+            return "bad-event"
+        row = batch.to_rows()[0]
+        try:
+            retention.check_event(batch, stream.index.policy)
+            if batch.kind == COLLECT:
+                tagged = isinstance(retention.decode_collect(row.value).predicate, TagIs)
+                if tagged and stream.reconfigured:
+                    return "bad-event"  # an earlier policy's collectors may carry tags
+        except (PeerError, UsageError):
+            return "bad-event"
+        return "" if row.key is None and row.tag is None else "bad-event"
+
+    def _on_submitted(self, event: Submitted) -> None:
+        peer, stream, publisher, pub_no = event.token
+        self._serve_soon()
+        self.unsaid.setdefault((peer, stream, publisher), []).append((pub_no, event.seq))
+
+    def _on_refused(self, event: Refused) -> None:
+        peer, stream, publisher, pub_no = event.token
+        head = self.head if event.why == "not-head" else ""
+        self._send(peer, PubNack(stream, publisher, pub_no, event.why, event.expected, head))
+
+    # ------------------------------------------------------------ readers
+
+    def _on_subscribe(self, peer: Peer, message: Subscribe) -> None:
+        serving = self.serving
+        if serving.count >= self.config.subscriptions_max or message.start < 1:
+            self.counters["streams.subscription-refused"] += 1
+            return
+        serving.add(message.stream, peer, message.start)
+        serving.serve_one(message.stream, peer, self.out, idle_answer=True)
+        if serving.news:
+            self._serve_soon()
+
+    def _on_unsubscribe(self, peer: Peer, message: Unsubscribe) -> None:
+        self.serving.remove(message.stream, peer)
+
+    def _on_read_range(self, peer: Peer, message: ReadRange) -> None:
+        answers = send_range(
+            self,
+            RangeEvents,
+            message.stream,
+            message.lo,
+            message.hi,
+            messages_max=self.config.serves_per_step,
+            stops=lambda: peer in self.serving.congested,
+        )
+        self.out += [Send(peer, answer) for answer in answers]
+
+    def _serve_soon(self) -> None:
+        """With all else that happens now: several commits make one message."""
+        if not self.will_serve:
+            self.will_serve = True
+            self.out.append(AtEndOfPass("serve"))
+
+    def _serve_now(self) -> None:
+        self.will_serve = False
+        acks, self.unsaid = self.unsaid, {}
+        for (peer, stream_id, publisher), pairs in acks.items():
+            (pub_no, seq), *more = pairs
+            self._send(peer, PubAck(stream_id, publisher, pub_no, seq, tuple(more)))
+        self.serving.serve(self.out)
+        if self.serving.news:
+            self._serve_soon()
+
+    # ------------------------------------------------------------ sessions
+
+    def _on_peer_up(self, inp: PeerUp) -> None:
+        self.serving.congested.pop(inp.peer, None)
+        if inp.peer in self.config.replicas:
+            if inp.speaks:
+                self.speaks[inp.peer] = inp.speaks
+            else:  # it does not say
+                self.speaks.pop(inp.peer, None)
+
+    def _on_peer_down(self, inp: PeerDown) -> None:
+        peer = inp.peer
+        self.speaks.pop(peer, None)
+        self.serving.remove_peer(peer)
+        for name in [name for name, creators in self.asked.items() if peer in creators]:
+            del self.asked[name][peer]
+            if not self.asked[name] and name not in self.making:
+                del self.asked[name]
+
+    def _on_congested(self, inp: Congested) -> None:
+        self.serving.congested[inp.peer] = None
+
+    def _on_writable(self, inp: Writable) -> None:
+        self.serving.writable(inp.peer, self.out)
+        if self.serving.news:
+            self._serve_soon()
+
+    # ------------------------------------------------------------ retention
+
+    def _expire(self, stream: Stream) -> None:
+        """R10: keep_for is a collect event of the owner's head; no replica uses its own clock."""
+        self.feed(stream)
+        policy = stream.index.policy
+        if not isinstance(policy, KeepFor) or not self._owns(stream):
+            return
+        if stream.suspended or stream.hole or stream.quarantined:
+            return
+        if stream.committed < stream.expiring:
+            return
+        cutoff_ns = self.wall_ns - policy.ns
+        if self._holds_older(stream, cutoff_ns):
+            rule = retention.encode_collect(Collect(BeforeTime(cutoff_ns), EXPIRED))
+            batch = Batch.of(stream.stream_id, [rule], kind=COLLECT)
+            stream.expiring = stream.end + 1  # at least
+            self.out.append(PassDown(AppendOwn(stream.stream_id, batch)))
+
+    def _holds_older(self, stream: Stream, cutoff_ns: int) -> bool:
+        """Is a live event older than that? (Rules do not count: expiring them would never end.)"""
+        for lo, hi in stream.index.live(1, stream.index.end):
+            for batch in read_through(self.disk, stream.stream_id, lo, hi, 1):
+                if int(batch.times()[0]) >= cutoff_ns:
+                    return False
+                if batch.kind == DATA:
+                    return True
+        return False
+
+    def _maybe_compact(self, stream: Stream) -> None:
+        """Rewrite a part of the log when enough of what it still holds has become void."""
+        self.feed(stream)
+        if stream.quarantined:
+            return
+        collected, expired = stream.index.voids[COLLECTED], stream.index.voids[EXPIRED]
+        # On a full disk anything that is void is worth it.
+        share = 0.0 if self.now_ns < self.full_until_ns else self.config.compact_share
+        if worth := stream.pieces.begin([collected, expired], share):
+            lo, hi = worth
+            first, second = collected.clip(lo, hi), expired.clip(lo, hi)
+            stream.rewriting_rows = hi - lo - first.total() - second.total()
+            command = CompactLog(
+                stream.stream_id, lo, hi, first.to_bytes(), second.to_bytes(),
+                self.config.coalesce_rows_max,
+            )  # fmt: skip
+            self.out.append(PassDown(command))
+
+    def _on_store_full(self, _event: StoreFull) -> None:
+        first = self.now_ns >= self.full_until_ns
+        self.full_until_ns = self.now_ns + FULL_NS
+        if first:
+            for stream in (*self.streams.values(), *self.kept.values()):
+                stream.pieces.looked = -1
+
+    def _on_rewritten(self, event: Rewritten) -> None:
+        stream = self.kept.get(event.log) or self.streams.get(event.log)
+        if stream is None or stream.pieces.under_way != (event.lo, event.hi):
+            return  # that past was given up
+        if event.done:
+            self.counters["streams.rewritten"] += 1
+            stream.pieces.done(event.lo, event.hi, stream.rewriting_rows)
+            self._maybe_compact(stream)  # while there is something worth it
+        else:
+            stream.pieces.failed()

@@ -1,0 +1,106 @@
+"""A thin subscriber: it follows streams from its region's servers, in order, without gaps.
+
+It asks one replica from the position it has reached. When that replica goes away, falls silent or
+sends something that does not fit, it asks the next one from the same position: positions are the
+same everywhere, so nothing is missed or seen twice.
+"""
+
+from collections import Counter
+from typing import ClassVar
+
+from surecast.core.endpoint import Follow, Unfollow
+from surecast.core.machine import HandlerMachine
+from surecast.core.types import (
+    Deliver,
+    LogId,
+    Peer,
+    PeerDown,
+    SetTimer,
+    Start,
+    TimerFired,
+)
+from surecast.protocols.streams.config import SubscriberConfig
+from surecast.protocols.streams.messages import Events, Subscribe, Unsubscribe
+
+__all__ = ["Subscriber"]
+
+
+class Subscriber(HandlerMachine):
+    handlers: ClassVar[dict[type, str]] = {Events: "_on_events"}
+    inputs: ClassVar[dict[type, str]] = {
+        Start: "_on_start",
+        Follow: "_on_follow",
+        Unfollow: "_on_unfollow",
+        TimerFired: "_on_timer",
+        PeerDown: "_on_peer_down",
+    }
+
+    def __init__(
+        self,
+        config: SubscriberConfig,
+        positions: dict[LogId, int],
+        counters: Counter[str] | None = None,
+    ) -> None:
+        super().__init__(counters)
+        self.config = config
+        self.positions = positions  # next position wanted, by stream
+        self.asked_ns: dict[LogId, int] = {}  # when each stream was last asked for by its follower
+        self.target = 0
+        self.heard_ns = 0
+
+    def _on_start(self, _inp: Start) -> None:
+        self._ask()
+        self.out.append(SetTimer("idle", self.now_ns + self.config.idle_ns))
+
+    def _on_follow(self, inp: Follow) -> None:
+        self.positions[inp.stream] = inp.start
+        self.asked_ns[inp.stream] = self.now_ns
+        self._send(self._server, Subscribe(inp.stream, inp.start))
+
+    def _on_unfollow(self, inp: Unfollow) -> None:
+        if self.positions.pop(inp.stream, None) is not None:
+            self.asked_ns.pop(inp.stream, None)
+            self._send(self._server, Unsubscribe(inp.stream))
+
+    def _on_timer(self, _inp: TimerFired) -> None:
+        self.out.append(SetTimer("idle", self.now_ns + self.config.idle_ns))
+        if self.positions and self.now_ns - self.heard_ns >= self.config.idle_ns:
+            self._ask_next()
+
+    def _on_peer_down(self, inp: PeerDown) -> None:
+        if inp.peer == self._server:
+            self._ask_next()
+
+    @property
+    def _server(self) -> Peer:
+        return self.config.replicas[self.target]
+
+    def _ask(self) -> None:
+        self.heard_ns = self.now_ns
+        for stream, position in self.positions.items():
+            self._send(self._server, Subscribe(stream, position))
+
+    def _ask_next(self) -> None:
+        for stream in self.positions:
+            self._send(self._server, Unsubscribe(stream))
+        self.target = (self.target + 1) % len(self.config.replicas)
+        self._ask()
+
+    def _on_events(self, peer: Peer, message: Events) -> None:
+        position = self.positions.get(message.stream)
+        if position is None or peer != self._server:
+            return
+        self.heard_ns = self.now_ns
+        fresh, gap = [], False
+        for batch in message.batches:
+            gap = gap or batch.lo > position
+            if batch.hi > position and not gap:
+                fresh.append(batch if batch.lo == position else batch.slice(position, batch.hi))
+                position = batch.hi
+        self.positions[message.stream] = position
+        if fresh:
+            self.out.append(Deliver(message.stream, tuple(fresh)))
+        # What was under way for an earlier Follow does not fit: what we asked for comes behind it.
+        stale = self.now_ns - self.asked_ns.get(message.stream, -1 << 62) < self.config.idle_ns
+        if gap and not stale:  # damage, never a void (R9): another replica may have it whole
+            self._ask_next()

@@ -1,0 +1,76 @@
+"""Endpoints that could not be opened, and publishes of which only a part was sent."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from surecast.columns.batch import Batch
+from surecast.endpoint.chunks import Chunk
+from surecast.endpoint.endpoint import send_all
+from surecast.errors import NotSupported, PublishError
+from tests.client.stage import Regions, play, until
+
+CHUNK = Chunk(Batch.of(b"s" * 16, [b"v"]), 17)
+
+
+def test_a_client_that_cannot_be_opened_leaves_nothing_running(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise NotSupported("not here")
+
+    async def story() -> None:
+        async with Regions(east=1) as regions:
+            before = asyncio.all_tasks()
+            with pytest.raises(NotSupported):
+                await regions.client("east").open()
+            await until(lambda: asyncio.all_tasks() <= before)
+
+    monkeypatch.setattr("surecast.client.connection.Readers", refuse)
+    play(story)
+
+
+class Outbox:
+    """Ends batches as it is told: positions, an error, or None for never; then takes no more."""
+
+    def __init__(self, ends: list[Any]) -> None:
+        self.ends = ends
+
+    def publish_batch(self, _batch: Batch, _size: int) -> tuple[Any, Any]:
+        loop = asyncio.get_running_loop()
+        placed, whole = loop.create_future(), loop.create_future()
+        if not self.ends:
+            placed.set_exception(PublishError("not sent", maybe_taken=False))
+            return SimpleNamespace(whole=whole), placed
+        placed.set_result(0)
+        end = self.ends.pop(0)
+        if isinstance(end, Exception):
+            whole.set_exception(end)
+        elif end is not None:
+            whole.set_result(end)
+        return SimpleNamespace(whole=whole), placed
+
+
+@pytest.mark.parametrize(
+    ("ends", "acknowledged", "maybe_taken"),
+    [
+        ([], (), False),
+        ([(1, 2), (2, 3)], ((1, 3),), False),
+        ([(1, 2), None], ((1, 2),), True),
+        ([PublishError("gone", maybe_taken=True)], (), True),
+        ([PublishError("refused", maybe_taken=False)], (), False),
+    ],
+)
+def test_who_publishes_many_is_told_whether_an_earlier_batch_may_have_been_taken(
+    ends: list[Any], acknowledged: tuple[tuple[int, int], ...], maybe_taken: bool
+) -> None:
+    async def story() -> None:
+        outbox: Any = Outbox(list(ends))
+        with pytest.raises(PublishError) as caught:
+            await send_all(outbox, [CHUNK] * (len(ends) + 1))
+        assert caught.value.acknowledged == acknowledged
+        assert caught.value.maybe_taken is maybe_taken
+
+    play(story)

@@ -1,0 +1,388 @@
+"""Sending streams to followers, and ranges to those who ask: what, to whom, and how much."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from surecast.columns.batch import Batch
+from surecast.core.types import LogId, Send
+from surecast.parts.serving import Serving, send_range
+
+S, T = b"s" * 16, b"t" * 16
+SIZE = 10  # positions that are read at a time
+
+
+def batch(lo: int, hi: int, stream: LogId = S) -> Batch:
+    return Batch.synthetic(stream, hi - lo, hi - lo).sequenced(lo, 5, 1)
+
+
+class Events(msgspec.Struct):
+    stream: LogId
+    batches: tuple[Batch, ...]
+    end: int
+
+
+class Range(msgspec.Struct):
+    stream: LogId
+    lo: int
+    hi: int
+    end: int
+    last: bool
+    batches: tuple[Batch, ...]
+
+
+class Service:
+    """Streams up to their ends; a failed read makes the end that of what can be read."""
+
+    def __init__(self, **ends: int) -> None:
+        self.ends = {name.encode() * 16: end for name, end in ends.items()}
+        self.bad = 1 << 60  # the first position that cannot be read
+        self.reads = 0
+
+    def shown_end(self, stream: LogId) -> int:
+        return self.ends.get(stream, 0)
+
+    def readable(self, stream: LogId, lo: int, hi: int = 0) -> list[Batch]:
+        self.reads += 1
+        end = min(hi or self.ends[stream], self.ends[stream], self.bad, lo + SIZE)
+        if lo >= self.bad:
+            self.ends[stream] = self.bad
+            return []
+        return [batch(lo, end, stream)]
+
+
+class Bench:
+    def __init__(self, messages_max: int = 8, **ends: int) -> None:
+        self.service = Service(**ends)
+        self.serving = Serving(self.service, Events, messages_max)
+
+    def follow(self, peer: str, start: int = 1, stream: LogId = S) -> list[tuple[str, int, int]]:
+        """As a machine does it: the subscription is answered, even if there is nothing."""
+        self.serving.add(stream, peer, start)
+        out: list[Any] = []
+        self.serving.serve_one(stream, peer, out, idle_answer=True)
+        return shown(out)
+
+    def grows(self, end: int, stream: LogId = S) -> bool:
+        self.service.ends[stream] = end
+        return self.serving.moved(stream)
+
+    def serve(self) -> list[tuple[str, int, int]]:
+        out: list[Any] = []
+        self.serving.serve(out)
+        return shown(out)
+
+    def writable(self, peer: str) -> list[tuple[str, int, int]]:
+        out: list[Any] = []
+        self.serving.writable(peer, out)
+        return shown(out)
+
+
+def shown(effects: list[Any]) -> list[tuple[str, int, int]]:
+    """(peer, lo, hi) of each message; an empty one is (peer, 0, end)."""
+    found = []
+    for effect in effects:
+        assert type(effect) is Send
+        batches = effect.message.batches
+        span = (batches[0].lo, batches[-1].hi) if batches else (0, effect.message.end)
+        found.append((effect.peer, *span))
+    return found
+
+
+# ---------------------------------------------------------------- followers
+
+
+def test_a_follower_gets_what_there_is_and_then_what_comes() -> None:
+    bench = Bench(s=15)
+    assert bench.follow("a", 3) == [("a", 3, 13), ("a", 13, 15)]
+    assert bench.serve() == []
+    assert bench.grows(18)
+    assert bench.serve() == [("a", 15, 18)]
+    assert bench.serving.followers == {S: {"a": 18}}
+    assert bench.serving.news == {}
+
+
+def test_a_follower_that_has_everything_is_told_where_the_stream_ends() -> None:
+    bench = Bench(s=15)
+    assert bench.follow("a", 15) == [("a", 0, 15)]
+    assert bench.follow("b", 99) == [("b", 0, 15)]  # nor does it get what comes before its start
+    bench.grows(20)
+    assert bench.serve() == [("a", 15, 20)]
+    bench.grows(101)
+    assert ("b", 99, 101) in bench.serve()
+
+
+def test_an_empty_answer_is_given_once_and_only_to_who_asks() -> None:
+    bench = Bench(s=15)
+    bench.follow("a", 15)
+    assert bench.grows(15)  # nothing new
+    assert bench.serve() == []
+
+
+def test_nobody_follows_so_there_is_nothing_to_serve() -> None:
+    bench = Bench(s=15)
+    assert not bench.serving.moved(S)
+    assert bench.serving.news == {}
+
+
+def test_a_stream_that_is_not_known_yet_is_waited_for() -> None:
+    bench = Bench()
+    assert bench.follow("a", 2) == []
+    assert bench.serving.followers == {S: {"a": 2}}
+    assert bench.grows(5)
+    assert bench.serve() == [("a", 2, 5)]
+
+
+def test_what_several_lack_is_read_once_and_is_one_message() -> None:
+    bench = Bench(s=5)
+    for peer in ("a", "b", "c"):
+        bench.follow(peer, 5)
+    bench.follow("late", 1)
+    bench.grows(9)
+    bench.service.reads = 0
+    out: list[Any] = []
+    bench.serving.serve(out)
+    assert shown(out) == [(peer, 5, 9) for peer in ("a", "b", "c", "late")]
+    assert bench.service.reads == 1
+    assert all(effect.message is out[0].message for effect in out)  # a driver encodes it once
+
+
+def test_streams_are_served_each_to_its_own_followers() -> None:
+    bench = Bench(s=5, t=5)
+    bench.follow("a", 5, S)
+    bench.follow("b", 5, T)
+    bench.follow("c", 5, S)
+    bench.follow("c", 5, T)
+    bench.grows(7, S)
+    assert bench.serve() == [("a", 5, 7), ("c", 5, 7)]
+    bench.grows(8, T)
+    assert bench.serve() == [("b", 5, 8), ("c", 5, 8)]
+
+
+# ---------------------------------------------------------------- so much at a time
+
+
+def test_one_who_is_far_behind_gets_some_messages_at_a_time() -> None:
+    bench = Bench(messages_max=2, s=56)
+    assert bench.follow("a") == [("a", 1, 11), ("a", 11, 21)]
+    assert list(bench.serving.news) == [S]  # the rest is still to be sent
+    assert bench.serve() == [("a", 21, 31), ("a", 31, 41)]
+    assert bench.serve() == [("a", 41, 51), ("a", 51, 56)]
+    assert bench.serving.news == {}
+    assert bench.serve() == []
+
+
+def test_one_who_is_far_behind_does_not_keep_others_waiting() -> None:
+    bench = Bench(messages_max=1, s=31)
+    bench.follow("late")
+    bench.follow("a", 31)
+    bench.grows(32)
+    assert bench.serve() == [("late", 11, 21), ("a", 31, 32)]
+    assert bench.serve() == [("late", 21, 31)]
+
+
+def test_a_congested_peer_gets_nothing_until_it_is_writable() -> None:
+    bench = Bench(s=5)
+    bench.follow("a", 5)
+    bench.follow("b", 5)
+    bench.serving.congested["a"] = None
+    bench.grows(8)
+    assert bench.serve() == [("b", 5, 8)]
+    assert bench.serving.news == {}  # or the end of each pass would look at it in vain
+    assert bench.writable("a") == [("a", 5, 8)]
+    assert bench.serving.congested == {}
+    assert bench.writable("b") == []
+
+
+def test_a_peer_that_is_writable_again_gets_some_messages_at_a_time_of_each_stream() -> None:
+    bench = Bench(messages_max=1, s=5, t=5)
+    bench.follow("a", 5, S)
+    bench.follow("a", 5, T)
+    bench.serving.congested["a"] = None
+    bench.grows(20, S)
+    bench.grows(9, T)
+    assert bench.serve() == []
+    assert bench.writable("a") == [("a", 5, 15), ("a", 5, 9)]
+    assert list(bench.serving.news) == [S]
+    assert bench.serve() == [("a", 15, 20)]
+
+
+def test_a_congested_peer_that_subscribes_is_told_where_the_stream_ends() -> None:
+    bench = Bench(s=9)
+    bench.serving.congested["a"] = None
+    assert bench.follow("a", 3) == [("a", 0, 9)]
+    assert bench.writable("a") == [("a", 3, 9)]
+
+
+def test_what_cannot_be_read_ends_it_and_is_not_tried_over_and_over() -> None:
+    bench = Bench(s=20)
+    bench.service.bad = 7
+    assert bench.follow("a") == [("a", 1, 7)]
+    assert bench.serving.followers[S] == {"a": 7}
+    assert bench.serving.news == {}
+    assert bench.follow("b", 7) == [("b", 0, 7)]  # it is shown only up to there
+
+
+def test_who_begins_at_what_cannot_be_read_is_told_where_it_ends() -> None:
+    bench = Bench(s=20)
+    bench.service.bad = 7
+    assert bench.follow("a", 7) == [("a", 0, 7)]
+
+
+# ---------------------------------------------------------------- who follows what
+
+
+def test_followers_are_counted_once_for_each_stream() -> None:
+    bench = Bench(s=5, t=5)
+    bench.follow("a", 1, S)
+    bench.follow("a", 3, S)  # asks again, from elsewhere
+    bench.follow("a", 1, T)
+    bench.follow("b", 1, S)
+    assert bench.serving.count == 3
+    bench.serving.remove(S, "a")
+    bench.serving.remove(S, "a")
+    bench.serving.remove(S, "stranger")
+    bench.serving.remove(b"?" * 16, "a")
+    assert bench.serving.count == 2
+    assert bench.serving.followers == {S: {"b": 5}, T: {"a": 5}}
+
+
+def test_who_asks_again_is_sent_again_from_there() -> None:
+    bench = Bench(s=8)
+    assert bench.follow("a", 5) == [("a", 5, 8)]
+    assert bench.follow("a", 3) == [("a", 3, 8)]
+
+
+def test_a_peer_that_is_gone_leaves_nothing_behind() -> None:
+    bench = Bench(s=5, t=5)
+    for stream in (S, T, b"?" * 16):
+        bench.follow("a", 1, stream)
+    bench.follow("b", 1, T)
+    bench.serving.congested["a"] = None
+    bench.serving.remove_peer("a")
+    assert bench.serving.followers == {T: {"b": 5}}
+    assert (bench.serving.count, bench.serving.congested) == (1, {})
+    bench.serving.remove_peer("a")
+    assert bench.serving.count == 1
+
+
+def test_a_stream_that_is_gone_leaves_nothing_behind() -> None:
+    bench = Bench(messages_max=1, s=50, t=5)
+    bench.follow("a")
+    bench.follow("b", 1, T)
+    assert list(bench.serving.news) == [S]
+    bench.serving.remove_stream(S)
+    bench.serving.remove_stream(S)
+    assert bench.serving.followers == {T: {"b": 5}}
+    assert (bench.serving.count, bench.serving.news) == (1, {})
+    assert bench.serve() == []
+
+
+# ---------------------------------------------------------------- ranges
+
+
+def ask(
+    lo: int,
+    hi: int,
+    stream: LogId = S,
+    *,
+    end: int = 36,
+    messages_max: int = 8,
+    stops: bool = False,
+) -> list[Range]:
+    return send_range(
+        Service(s=end),
+        Range,
+        stream,
+        lo,
+        hi,
+        messages_max=messages_max,
+        stops=lambda: stops,
+    )
+
+
+def spans(parts: list[Range]) -> list[tuple[int, int]]:
+    return [(part.lo, part.hi) for part in parts]
+
+
+def covered(parts: list[Range]) -> list[int]:
+    return [seq for part in parts for one in part.batches for seq in range(one.lo, one.hi)]
+
+
+def test_a_range_comes_in_parts_the_last_marked() -> None:
+    parts = ask(4, 27)
+    assert spans(parts) == [(4, 14), (14, 24), (24, 27)]
+    assert covered(parts) == list(range(4, 27))
+    assert [part.last for part in parts] == [False, False, True]
+    assert {part.end for part in parts} == {36}
+    assert {part.stream for part in parts} == {S}
+
+
+def test_hi_0_is_all_there_is() -> None:
+    parts = ask(4, 0)
+    assert spans(parts) == [(4, 14), (14, 24), (24, 34), (34, 36)]
+    assert covered(parts) == list(range(4, 36))
+    assert [part.last for part in parts] == [False, False, False, True]
+
+
+def test_hi_0_behind_the_end_is_nothing() -> None:
+    for lo in (36, 40):
+        (only,) = ask(lo, 0)
+        assert only == Range(S, lo, lo, 36, True, ())
+
+
+def test_beyond_the_end_the_answer_is_for_all_that_was_asked() -> None:
+    parts = ask(31, 50)
+    assert covered(parts) == list(range(31, 36))
+    assert (parts[-1].hi, parts[-1].end, parts[-1].last) == (50, 36, True)
+    (only,) = ask(40, 50)
+    assert only == Range(S, 40, 50, 36, True, ())
+
+
+@pytest.mark.parametrize("lo", [0, -5])
+@pytest.mark.parametrize("hi", [0, 9])
+def test_lo_0_only_asks_where_the_stream_ends(lo: int, hi: int) -> None:
+    (only,) = ask(lo, hi)
+    assert only == Range(S, lo, lo, 36, True, ())
+
+
+@pytest.mark.parametrize(("lo", "hi"), [(0, 0), (1, 0), (7, 9)])
+def test_a_stream_that_is_not_known_has_no_end(lo: int, hi: int) -> None:
+    (only,) = ask(lo, hi, T)
+    assert only == Range(T, lo, lo, 0, True, ())
+
+
+@pytest.mark.parametrize(("lo", "hi"), [(9, 3), (5, 5), (5, -2), (1 << 60, 1 << 61)])
+def test_an_odd_range_gets_one_empty_answer(lo: int, hi: int) -> None:
+    (only,) = ask(lo, hi)
+    assert only == Range(S, lo, max(lo, hi), 36, True, ())
+
+
+def test_so_many_messages_at_a_time_then_it_is_asked_again() -> None:
+    parts = ask(1, 36, messages_max=2)
+    assert spans(parts) == [(1, 11), (11, 21)]
+    assert [part.last for part in parts] == [False, True]
+    assert spans(ask(21, 36, messages_max=2)) == [(21, 31), (31, 36)]
+
+
+def test_an_asker_with_a_full_queue_gets_one_message() -> None:
+    (only,) = ask(1, 36, stops=True)
+    assert (spans([only]), only.last) == ([(1, 11)], True)
+
+
+def test_a_range_ends_at_what_cannot_be_read() -> None:
+    service = Service(s=36)
+    service.bad = 15
+    parts: Any = send_range(
+        service,
+        Range,
+        S,
+        1,
+        30,
+        messages_max=8,
+        stops=lambda: False,
+    )
+    assert covered(parts) == list(range(1, 15))
+    assert parts[-1] == Range(S, 15, 30, 15, True, ())
+    assert [part.last for part in parts] == [False, False, True]

@@ -1,0 +1,210 @@
+"""Pieces: which parts of a log are rewritten, against a twin that keeps every row by itself.
+
+The twin holds the log as plain lists. After each rewrite it must hold every live row, and the work
+and the number of pieces must stay within bounds that do not depend on how long the history is.
+"""
+
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+
+from surecast.columns.batch import COLLECTED, DATA, EXPIRED, Batch
+from surecast.columns.intervals import IntervalSet
+from surecast.protocols.streams.compaction_plan import AT_ONCE, BATCHES_MIN, SMALL_ROWS, Pieces
+
+LOG = bytes(range(16))
+ROWS_MAX = 64
+
+
+def dense(lo: int, rows: int) -> Batch:
+    values = [b"v%d" % i for i in range(lo, lo + rows)]
+    return Batch.of(LOG, values).sequenced(lo, lo, 1)
+
+
+@dataclass
+class Twin:
+    """A log, row by row, that is compacted as `pieces` says."""
+
+    pieces: Pieces
+    share: float = 0.5
+    end: int = 1
+    rows: dict[int, int] = field(default_factory=dict)  # position → in which batch, for all held
+    live: dict[int, bool] = field(default_factory=dict)
+    voids: tuple[IntervalSet, IntervalSet] = field(
+        default_factory=lambda: (IntervalSet(), IntervalSet())
+    )
+    published: int = 0
+    rewritten: int = 0  # rows read by all rewrites so far
+    most: int = 0  # ... by the largest
+
+    def publish(self, rows: int) -> range:
+        lo, self.end = self.end, self.end + rows
+        for seq in range(lo, self.end):
+            self.rows[seq] = lo
+            self.live[seq] = True
+        self.published += rows
+        self.pieces.note(dense(lo, rows))
+        return range(lo, self.end)
+
+    def collect(self, seq: int, reason: int = COLLECTED) -> None:
+        if self.live.pop(seq, None):
+            self.voids[reason - 1].add(seq, seq + 1)
+
+    def tick(self) -> int:
+        """What a server does each period: rewrite while something is worth it."""
+        count, self.pieces.tidy = 0, True
+        while (found := self.pieces.begin(list(self.voids), self.share)) is not None:
+            count += 1
+            assert count < 10_000, "it never ends"
+            self._rewrite(*found)
+        return count
+
+    def _rewrite(self, lo: int, hi: int) -> None:
+        held = [seq for seq in self.rows if lo <= seq < hi]
+        kept = [seq for seq in held if seq in self.live]
+        self.rewritten += len(held)
+        self.most = max(self.most, len(held))
+        for seq in held:
+            del self.rows[seq]
+        self.rows |= dict.fromkeys(kept, lo)
+        self.pieces.done(lo, hi, len(kept))
+        self.check()
+
+    def check(self) -> None:
+        """Nothing live is lost; pieces lie side by side, and know what they hold."""
+        assert self.live.keys() <= self.rows.keys()
+        at = 1
+        for piece in (*self.pieces.closed, self.pieces.open):
+            assert piece.lo == at <= piece.hi
+            at = piece.hi
+        assert at == self.end
+        for piece in self.pieces.closed:
+            assert piece.rows == sum(piece.lo <= seq < piece.hi for seq in self.rows)
+
+
+def test_pieces_nothing_is_rewritten_while_all_is_live() -> None:
+    twin = Twin(Pieces(ROWS_MAX))
+    for _ in range(40):
+        twin.publish(20)
+        assert twin.tick() == 0
+    assert len(twin.pieces.closed) == 10
+
+
+def test_pieces_a_share_of_what_is_void_makes_a_piece_worth_it() -> None:
+    twin = Twin(Pieces(ROWS_MAX), share=0.5)
+    twin.publish(ROWS_MAX)
+    twin.publish(ROWS_MAX)
+    for seq in range(1, 32):
+        twin.collect(seq)
+    assert twin.pieces.begin(list(twin.voids), 0.5) is None
+    twin.collect(32, EXPIRED)  # both reasons count
+    assert twin.pieces.begin(list(twin.voids), 0.5) == (1, 65)
+    assert twin.pieces.begin(list(twin.voids), 0.5) is None  # one at a time
+    twin.pieces.failed()
+    assert twin.pieces.begin(list(twin.voids), 0.5) == (1, 65)
+
+
+def test_pieces_what_was_void_before_it_came_is_not_rewritten_for_it() -> None:
+    """A copy of compacted batches is as small as it can be already."""
+    pieces = Pieces(ROWS_MAX)
+    voids = IntervalSet([(1, 1000)])
+    for lo in range(1, 1000, 111):
+        pieces.note(Batch.void(LOG, lo, lo + 111, COLLECTED))
+    for lo in range(1000, 1000 + ROWS_MAX, 16):
+        pieces.note(dense(lo, 16))
+    assert pieces.begin([voids, IntervalSet()], 0.5) is None
+
+
+def test_pieces_the_open_piece_is_closed_early_once_a_period() -> None:
+    """A busy stream always has a little to rewrite: that must not become a loop."""
+    twin = Twin(Pieces(1 << 16))
+    for seq in twin.publish(100):
+        twin.collect(seq)
+    twin.publish(1)
+    assert twin.tick() == 1
+    for seq in twin.publish(100):
+        twin.collect(seq)
+    assert twin.pieces.begin(list(twin.voids), 0.5) is None  # as after a rewrite
+    assert twin.tick() == 1  # the next period
+    assert len(twin.rows) == 1
+    twin.publish(1)
+    assert twin.tick() == 0
+
+
+def test_pieces_tiny_batches_are_joined() -> None:
+    twin = Twin(Pieces(rows_max=4 * BATCHES_MIN))
+    for _ in range(4 * BATCHES_MIN):
+        twin.publish(1)
+    assert twin.tick() == 1  # though nothing of it is void
+    assert len(set(twin.rows.values())) == 1
+    assert twin.tick() == 0  # and not again
+    for _ in range(4):
+        twin.publish(SMALL_ROWS * 4)
+    assert twin.tick() == 0  # these are large enough
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("keys", [1, 10, 300])
+def test_pieces_against_a_twin(seed: int, keys: int) -> None:
+    """Latest per key with keys as skewed as can be: live rows stay, work and pieces are bounded."""
+    rng = Random(f"{seed}/{keys}")
+    print(f"seed {seed}, keys {keys}")
+    twin = Twin(Pieces(ROWS_MAX, 1 << 20), share=rng.choice((0.1, 0.5, 0.9)))
+    newest: dict[int, int] = {}
+    for _ in range(rng.randint(50, 150)):
+        for _ in range(rng.randint(0, 12)):
+            for seq in twin.publish(rng.choice((1, 1, 3, 20))):
+                key = int(keys ** rng.random()) if rng.random() < 0.9 else -seq
+                if key > 0 and key in newest:
+                    twin.collect(newest[key], rng.choice((COLLECTED, EXPIRED)))
+                newest[key] = seq
+        if rng.random() < 0.05:
+            for seq in [s for s in twin.live if rng.random() < 0.8]:
+                twin.collect(seq)
+        twin.tick()
+        twin.check()
+        # Neighbours that together fit into one piece do not stay apart for ever: each rewrite
+        # takes those beside it in. So there is a piece for so many live rows, and a few more.
+        closed = twin.pieces.closed
+        assert len(closed) <= 8 + 8 * len(twin.live) // ROWS_MAX, [p.rows for p in closed]
+    assert twin.most <= (AT_ONCE + 1) * ROWS_MAX * 2
+    assert twin.rewritten <= 6 * twin.published
+
+
+def test_pieces_one_hot_key_beside_many_cold_ones_costs_no_more_than_it_publishes() -> None:
+    """What hardly changes is not rewritten again and again for what changes all the time."""
+    twin = Twin(Pieces(rows_max=4096))
+    twin.publish(1000)  # keys that stay
+    hot = twin.publish(1)[0]
+    before = twin.rewritten
+    for _ in range(2000):
+        twin.collect(hot)
+        hot = twin.publish(1)[0]
+        twin.tick()
+    assert twin.rewritten - before < 4 * 2000
+    assert len(twin.rows) < 1000 + 200
+    assert len(twin.pieces.closed) < 10
+
+
+def test_pieces_a_rewrite_that_was_given_up_changes_nothing() -> None:
+    twin = Twin(Pieces(ROWS_MAX))
+    for seq in twin.publish(ROWS_MAX):
+        twin.collect(seq)
+    found = twin.pieces.begin(list(twin.voids), 0.5)
+    twin.publish(1)
+    twin.pieces.failed()
+    twin.check()
+    assert twin.pieces.begin(list(twin.voids), 0.5) == found
+    assert twin.pieces.closed[0].rows == ROWS_MAX
+
+
+def test_pieces_count_synthetic_kinds_alike() -> None:
+    """Rules are rows as well; a void range is none."""
+    pieces = Pieces(rows_max=3)
+    pieces.note(Batch.of(LOG, [b"x"], kind=DATA).sequenced(1, 1, 1))
+    pieces.note(Batch.void(LOG, 2, 100, COLLECTED))
+    pieces.note(Batch.of(LOG, [b"y"]).sequenced(100, 1, 1))
+    assert (pieces.open.lo, pieces.open.hi, pieces.open.rows) == (1, 101, 2)
+    pieces.note(Batch.of(LOG, [b"z"]).sequenced(101, 1, 1))
+    assert [(p.lo, p.hi, p.rows) for p in pieces.closed] == [(1, 102, 3)]

@@ -1,0 +1,54 @@
+"""The directory: which streams exist, where each is kept, and who wins a name."""
+
+import msgspec
+import pytest
+
+from surecast.columns.batch import Batch
+from surecast.columns.retention import KeepAll, LatestPerKey
+from surecast.core.streams import DIRECTORY, StreamInfo
+from surecast.errors import PeerError
+from surecast.protocols.streams.directory import Directory, info_batch
+from tests.helpers import cluster_of
+
+
+def info(number: int, name: str, replaces: bytes = b"") -> StreamInfo:
+    return StreamInfo(bytes([number]) * 16, name, "east", KeepAll(), replaces)
+
+
+def applied(*infos: StreamInfo) -> Directory:
+    directory = Directory()
+    for at, one in enumerate(infos, 1):
+        directory.apply(info_batch(one, "east", at).sequenced(at, 1, 1))
+    return directory
+
+
+def test_every_stream_is_mapped_to_the_chain_that_keeps_it() -> None:
+    cluster = cluster_of({"east": 2, "west": 1})
+    for node, chain in (("east/0", "east"), ("east/1", "east"), ("west/0", "west")):
+        cluster.world.run(cluster.world.now_ns + 1_000_000_000)
+        directory = cluster.world.machine(node).layers["streams"].directory
+        assert directory.chains == {cluster.streams["s"]: chain}
+
+
+def test_the_first_of_a_name_wins_and_repeats_change_nothing() -> None:
+    first, second = info(1, "a"), info(2, "a")
+    directory = applied(first, second, first)
+    assert directory.by_name == {"a": first}
+    assert list(directory.by_id) == [first.stream_id]
+
+
+def test_a_stream_may_replace_the_one_that_has_the_name_and_no_other() -> None:
+    first = info(1, "a")
+    heir, stranger = info(2, "a", first.stream_id), info(3, "a", bytes(16))
+    assert applied(first, stranger).by_name["a"] == first
+    directory = applied(first, heir)
+    assert directory.by_name["a"] == heir
+    assert list(directory.by_id) == [first.stream_id, heir.stream_id]
+
+
+@pytest.mark.parametrize(
+    "value", [b"", b"\xc0", b"\x91\x01", msgspec.msgpack.encode(LatestPerKey())]
+)
+def test_an_entry_that_cannot_be_read_is_said_to_be_so(value: bytes) -> None:
+    with pytest.raises(PeerError, match="entry 7"):
+        Directory().apply(Batch.of(DIRECTORY, [value]).sequenced(7, 1, 1))

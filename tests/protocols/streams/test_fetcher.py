@@ -1,0 +1,87 @@
+"""A client that fetches ranges, step by step."""
+
+from surecast.columns.batch import Batch
+from surecast.core import endpoint
+from surecast.core.endpoint import Go, Hold, Short
+from surecast.core.types import Deliver, Emit, PeerDown, Received, Send, SetTimer, Start, TimerFired
+from surecast.protocols.streams.config import SubscriberConfig
+from surecast.protocols.streams.fetcher import AGAIN_NS, Fetcher
+from surecast.protocols.streams.messages import RangeEvents, ReadRange
+
+S = b"s" * 16
+IDLE_NS = 1000
+
+
+def batch(lo: int, hi: int) -> Batch:
+    return Batch.of(S, [b"%d" % n for n in range(lo, hi)]).sequenced(lo, 5, 1)
+
+
+def fetcher(lo: int = 1, hi: int = 100) -> Fetcher:
+    made = Fetcher(SubscriberConfig(("a", "b"), idle_ns=IDLE_NS))
+    made.step(0, Start(0, 1))
+    assert made.step(0, endpoint.ReadRange(S, lo, hi)) == [Send("a", ReadRange(S, lo, hi))]
+    return made
+
+
+def events(lo: int, hi: int, last: bool, *batches: Batch, end: int = 1000) -> RangeEvents:
+    return RangeEvents(S, lo, hi, end, last, batches)
+
+
+def test_parts_are_delivered_as_they_come_and_the_next_is_asked_for_with_the_last() -> None:
+    machine = fetcher()
+    one, other = batch(1, 10), batch(10, 30)
+    assert machine.step(1, Received("a", events(1, 10, False, one))) == [Deliver(S, (one,))]
+    assert machine.step(2, Received("a", events(10, 30, True, other))) == [
+        Deliver(S, (other,)),
+        Send("a", ReadRange(S, 30, 100)),
+    ]
+
+
+def test_nothing_outside_of_the_range_is_delivered() -> None:
+    machine = fetcher(5, 20)
+    out = machine.step(1, Received("a", events(1, 30, True, batch(1, 10), batch(10, 30))))
+    (delivered,) = out
+    assert [(b.lo, b.hi) for b in delivered.batches] == [(5, 10), (10, 20)]
+    assert machine.step(2, Received("a", events(20, 30, True, batch(20, 30)))) == []
+
+
+def test_a_batch_out_of_place_is_not_taken() -> None:
+    machine = fetcher()
+    out = machine.step(1, Received("a", events(1, 30, False, batch(10, 30))))
+    assert out == []
+    assert machine.position == 1
+
+
+def test_held_it_asks_for_nothing_until_it_goes_on() -> None:
+    machine = fetcher()
+    machine.step(1, Hold())
+    one = batch(1, 10)
+    assert machine.step(2, Received("a", events(1, 10, True, one))) == [Deliver(S, (one,))]
+    assert machine.step(3, Go()) == [Send("a", ReadRange(S, 10, 100))]
+    assert machine.step(4, Go()) == []  # the answer is under way
+
+
+def test_a_server_that_is_gone_or_silent_is_replaced_at_the_same_position() -> None:
+    machine = fetcher()
+    machine.step(1, Received("a", events(1, 10, False, batch(1, 10))))
+    assert machine.step(2, PeerDown("b")) == []
+    assert machine.step(3, PeerDown("a")) == [Send("b", ReadRange(S, 10, 100))]
+    assert machine.step(4, Received("a", events(10, 30, True, batch(10, 30)))) == []
+    assert machine.step(5, TimerFired("idle")) == [SetTimer("idle", 5 + IDLE_NS)]
+    out = machine.step(3 + IDLE_NS, TimerFired("idle"))
+    assert Send("a", ReadRange(S, 10, 100)) in out
+
+
+def test_a_server_that_does_not_have_it_is_told_of_and_the_next_one_asked() -> None:
+    machine = fetcher()
+    out = machine.step(1, Received("a", events(1, 100, True, end=0)))
+    assert out == [Emit(Short(S, 0)), SetTimer("again", 1 + AGAIN_NS)]
+    assert machine.step(2, TimerFired("again")) == [Send("b", ReadRange(S, 1, 100))]
+    assert machine.step(3, TimerFired("again")) == []
+
+
+def test_another_range_replaces_the_first() -> None:
+    machine = fetcher()
+    assert machine.step(1, endpoint.ReadRange(S, 50, 60)) == [Send("a", ReadRange(S, 50, 60))]
+    (delivered,) = machine.step(2, Received("a", events(50, 60, True, batch(50, 60))))
+    assert [(b.lo, b.hi) for b in delivered.batches] == [(50, 60)]

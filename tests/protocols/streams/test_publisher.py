@@ -1,0 +1,104 @@
+"""A publisher, step by step: in order, with tokens, and when the owner is out of reach."""
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from surecast.columns.batch import Batch
+from surecast.core.endpoint import Acked, Failed, OfferBatch, Open, Opened
+from surecast.core.streams import StreamSpec
+from surecast.core.types import SECOND, Emit, Received, Send, SetTimer, Start, TimerFired
+from surecast.protocols.streams.config import PublisherConfig
+from surecast.protocols.streams.messages import CreateStream, PubAck, Publish, PubNack, StreamOpened
+from surecast.protocols.streams.publisher import Publisher
+
+STREAM = bytes(range(16))
+
+
+class Steps:
+    """A publisher, and what it does at each step."""
+
+    def __init__(self, **options: Any) -> None:
+        self.machine = Publisher(PublisherConfig(("w/0", "w/1"), **options), Random(1))
+        self.now_ns = 0
+        self.give(Start(1000 * SECOND, 1))
+
+    def give(self, inp: Any) -> list[Any]:
+        return [e for e in self.machine.step(self.now_ns, inp) if not isinstance(e, SetTimer)]
+
+    def offer(self, token: int, count: int = 1) -> list[Any]:
+        batch = Batch.of(STREAM, [b"v%d" % i for i in range(count)])
+        return self.give(OfferBatch(STREAM, batch, token))
+
+    def nack(self, batch: Batch, why: str, peer: str = "w/0", **more: Any) -> list[Any]:
+        nack = PubNack(STREAM, batch.publisher, batch.pub_no, why, **more)
+        return self.give(Received(peer, nack))
+
+
+def sent(effects: list[Any]) -> list[tuple[str, int]]:
+    return [(e.peer, e.message.batch.pub_no) for e in effects if isinstance(e.message, Publish)]
+
+
+def test_an_offered_batch_is_answered_with_its_token() -> None:
+    steps = Steps()
+    (first,), (second,) = steps.offer(7, 3), steps.offer(8)
+    batch = first.message.batch
+    assert (batch.pub_no, second.message.batch.pub_no) == (1, 4)
+    early = PubAck(STREAM, batch.publisher, 4, 20)  # overtakes: not yet
+    assert steps.give(Received("w/0", early)) == []
+    ack = PubAck(STREAM, batch.publisher, 1, 10)
+    assert steps.give(Received("w/0", ack)) == [Emit(Acked(STREAM, 1, 3, 10, 7))]
+    assert steps.give(Received("w/0", ack)) == []  # once
+    assert steps.give(Received("w/0", early)) == [Emit(Acked(STREAM, 4, 1, 20, 8))]
+
+
+def test_owner_out_of_reach_fails_what_waits_in_order_and_begins_anew() -> None:
+    steps = Steps(owner_ns=10 * SECOND)
+    (effect,) = steps.offer(7)
+    steps.offer(8)
+    batch = effect.message.batch
+    assert steps.nack(batch, "owner-unreachable") == []
+    steps.now_ns += 9 * SECOND
+    assert steps.nack(batch, "owner-unreachable") == []
+    assert sent(steps.give(TimerFired("again"))) == [("w/0", 1), ("w/0", 2)]  # the same, in order
+    steps.now_ns += SECOND
+    assert steps.nack(batch, "owner-unreachable") == [
+        Emit(Failed(STREAM, 1, "owner-unreachable", 7)),
+        Emit(Failed(STREAM, 2, "owner-unreachable", 8)),
+    ]
+    (fresh,) = steps.offer(9)
+    assert fresh.message.batch.publisher != batch.publisher
+    assert fresh.message.batch.pub_no == 1
+    late = PubAck(STREAM, batch.publisher, 1, 10)  # of the batch that was given up
+    assert steps.give(Received("w/0", late)) == []
+
+
+def test_owner_that_is_back_in_between_starts_the_patience_anew() -> None:
+    steps = Steps(owner_ns=10 * SECOND)
+    (effect,) = steps.offer(7)
+    batch = effect.message.batch
+    steps.nack(batch, "owner-unreachable")
+    steps.now_ns += 9 * SECOND
+    steps.nack(batch, "busy")  # somebody answered
+    steps.now_ns += 2 * SECOND
+    assert steps.nack(batch, "owner-unreachable") == []
+    assert steps.machine.unacknowledged == 1
+
+
+def test_owner_out_of_reach_opening_a_stream_waits_and_then_fails() -> None:
+    steps = Steps(owner_ns=10 * SECOND)
+    assert steps.give(Open("s", StreamSpec())) == [Send("w/0", CreateStream("s", StreamSpec()))]
+    unreachable = Received("w/0", StreamOpened("s", None, "owner-unreachable"))
+    assert steps.give(unreachable) == []
+    steps.now_ns += 10 * SECOND
+    assert steps.give(unreachable) == [Emit(Opened("s", None, "owner-unreachable"))]
+    assert steps.machine.unacknowledged == 0
+
+
+@pytest.mark.parametrize("why", ["owners-differ", "bad-name", "too-many-streams"])
+def test_owner_refusals_that_will_not_pass_are_said_at_once(why: str) -> None:
+    steps = Steps()
+    steps.give(Open("s", StreamSpec()))
+    opened = StreamOpened("s", None, why)
+    assert steps.give(Received("w/0", opened)) == [Emit(Opened("s", None, why))]
