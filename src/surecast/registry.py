@@ -19,6 +19,7 @@ from surecast.core.canon import name_of
 from surecast.core.compose import compose
 from surecast.core.endpoint import Delivery, Place
 from surecast.core.machine import NodeContext
+from surecast.core.streams import DEFAULT_DELIVERY
 from surecast.core.types import TAG_PATTERN, Machine, Message, tag_of
 from surecast.errors import ConfigError
 
@@ -85,9 +86,8 @@ def control(ctx: NodeContext, place: Place) -> Machine:
     """What a client does besides reading: it publishes, and asks its region questions."""
     from surecast.protocols.streams import clients
 
-    return compose(
-        {"publisher": clients.publisher(ctx, place), "inquirer": clients.inquirer(ctx, place)}
-    )
+    publisher = delivery(DEFAULT_DELIVERY).publisher(ctx, place)
+    return compose({"publisher": publisher, "inquirer": clients.inquirer(ctx, place)})
 
 
 def range_reader(ctx: NodeContext, place: Place) -> Machine:

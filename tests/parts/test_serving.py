@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from surecast.columns.batch import Batch
-from surecast.core.types import LogId, Send
-from surecast.parts.serving import Serving, send_range
+from surecast.core.types import AtEndOfPass, LogId, Send
+from surecast.parts.serving import SERVE, Serving, send_range
 
 S, T = b"s" * 16, b"t" * 16
 SIZE = 10  # positions that are read at a time
@@ -58,15 +58,17 @@ class Bench:
         self.serving = Serving(self.service, Events, messages_max)
 
     def follow(self, peer: str, start: int = 1, stream: LogId = S) -> list[tuple[str, int, int]]:
-        """As a machine does it: the subscription is answered, even if there is nothing."""
-        self.serving.add(stream, peer, start)
         out: list[Any] = []
-        self.serving.serve_one(stream, peer, out, idle_answer=True)
+        self.serving.follow(stream, peer, start, out)
         return shown(out)
 
     def grows(self, end: int, stream: LogId = S) -> bool:
+        """Whether it will be served at the end of the pass."""
         self.service.ends[stream] = end
-        return self.serving.moved(stream)
+        out: list[Any] = []
+        self.serving.moved(stream, out)
+        assert out in ([], [AtEndOfPass(SERVE)])
+        return self.serving.is_due
 
     def serve(self) -> list[tuple[str, int, int]]:
         out: list[Any] = []
@@ -83,6 +85,8 @@ def shown(effects: list[Any]) -> list[tuple[str, int, int]]:
     """(peer, lo, hi) of each message; an empty one is (peer, 0, end)."""
     found = []
     for effect in effects:
+        if effect == AtEndOfPass(SERVE):
+            continue
         assert type(effect) is Send
         batches = effect.message.batches
         span = (batches[0].lo, batches[-1].hi) if batches else (0, effect.message.end)
@@ -122,8 +126,31 @@ def test_an_empty_answer_is_given_once_and_only_to_who_asks() -> None:
 
 def test_nobody_follows_so_there_is_nothing_to_serve() -> None:
     bench = Bench(s=15)
-    assert not bench.serving.moved(S)
+    assert not bench.grows(18)
     assert bench.serving.news == {}
+
+
+def test_several_commits_ask_for_one_end_of_pass() -> None:
+    bench = Bench(s=15)
+    bench.follow("a", 15)
+    out: list[Any] = []
+    for _ in range(3):
+        bench.serving.moved(S, out)
+        bench.serving.soon(out)
+    assert out == [AtEndOfPass(SERVE)]
+    bench.serve()
+    bench.serving.moved(S, out)
+    assert out == [AtEndOfPass(SERVE)] * 2
+
+
+def test_what_does_not_fit_into_one_go_is_sent_at_the_end_of_the_next_pass() -> None:
+    bench = Bench(messages_max=1, s=35)
+    bench.follow("a", 1)
+    out: list[Any] = []
+    assert bench.serving.is_due
+    bench.serving.serve(out)
+    assert shown(out) == [("a", 11, 21)]
+    assert out[-1] == AtEndOfPass(SERVE)
 
 
 def test_a_stream_that_is_not_known_yet_is_waited_for() -> None:

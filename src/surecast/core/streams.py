@@ -90,7 +90,7 @@ class StreamAdded(msgspec.Struct, gc=False):
 
 
 class StreamMoved(msgspec.Struct, gc=False):
-    """A stream, or a log of the service, was appended to, or more (or less) of it is shown."""
+    """More (or less) of a stream, or of a log kept for the layer, is committed or shown."""
 
     stream: LogId
     appended: int

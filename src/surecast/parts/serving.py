@@ -1,16 +1,19 @@
 """Sending streams to those who follow them, as far as they are shown and the peers keep up.
 
-A machine has one `Serving` for each kind of message in which it sends events. Subscriptions to
-streams that are not known yet wait for them.
+A machine has one `Serving` for each kind of message in which it sends events. What is new goes out
+at the end of the pass: several commits make one message. `serve` is for the machine's handler of
+`EndOfPass(SERVE)`. Subscriptions to streams that are not known yet wait for them.
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from surecast.columns.batch import Batch
-from surecast.core.types import LogId, Message, Peer, Send
+from surecast.core.types import AtEndOfPass, LogId, Message, Peer, Send
 
-__all__ = ["Serving", "send_range"]
+__all__ = ["SERVE", "Serving", "send_range"]
+
+SERVE: Final = "serve"  # the key of the end of a pass
 
 MakeEvents = Callable[[LogId, tuple[Batch, ...], int], Message]  # stream, batches, end of the copy
 # stream, lo, hi, end of the copy, whether it is the last, batches
@@ -36,13 +39,17 @@ class Serving:
         self.count = 0  # of all of them
         self.news: dict[LogId, None] = {}  # streams that have something for their followers
         self.congested: dict[Peer, None] = {}
+        self.is_due = False  # `serve` will be called at the end of the pass
 
     # ------------------------------------------------------------ who follows what
 
-    def add(self, stream: LogId, peer: Peer, start: int) -> None:
+    def follow(self, stream: LogId, peer: Peer, start: int, out: list[Any]) -> None:
+        """Send a stream from `start` on, and say where it ends if there is nothing to send."""
         table = self.followers.setdefault(stream, {})
         self.count += peer not in table
         table[peer] = start
+        self._serve_one(stream, peer, out, idle_answer=True)
+        self._serve_rest(out)
 
     def remove(self, stream: LogId, peer: Peer) -> None:
         table = self.followers.get(stream, {})
@@ -61,29 +68,41 @@ class Serving:
 
     # ------------------------------------------------------------ sending
 
-    def moved(self, stream: LogId) -> bool:
-        """More of the stream is shown: whether somebody follows it. `serve` sends it."""
-        if stream not in self.followers:
-            return False
-        self.news[stream] = None
-        return True
+    def moved(self, stream: LogId, out: list[Any]) -> None:
+        """More of the stream is shown."""
+        if stream in self.followers:
+            self.news[stream] = None
+            self.soon(out)
+
+    def soon(self, out: list[Any]) -> None:
+        """Have `serve` called at the end of the pass."""
+        if not self.is_due:
+            self.is_due = True
+            out.append(AtEndOfPass(SERVE))
 
     def serve(self, out: list[Any]) -> None:
-        """Send what is new. What does not fit into one go stays in `news`."""
+        """Send what is new; what does not fit into one go is sent at the end of the next pass."""
+        self.is_due = False
         news, self.news = self.news, {}
         for stream in news:
             sent: dict[int, Message] = {}
             for peer in self.followers.get(stream, {}):
-                self.serve_one(stream, peer, out, sent)
+                self._serve_one(stream, peer, out, sent)
+        self._serve_rest(out)
 
     def writable(self, peer: Peer, out: list[Any]) -> None:
         """The peer's queue has drained."""
         self.congested.pop(peer, None)
         for stream, table in self.followers.items():
             if peer in table:
-                self.serve_one(stream, peer, out)
+                self._serve_one(stream, peer, out)
+        self._serve_rest(out)
 
-    def serve_one(
+    def _serve_rest(self, out: list[Any]) -> None:
+        if self.news:
+            self.soon(out)
+
+    def _serve_one(
         self,
         stream: LogId,
         peer: Peer,

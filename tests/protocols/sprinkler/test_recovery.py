@@ -212,7 +212,9 @@ def test_a_region_that_is_heard_late_is_asked_while_no_position_was_given() -> N
 
 def test_the_first_position_that_is_given_ends_the_asking() -> None:
     bench = owner_that_waited()
+    bench.disk.append(STREAM, (Batch.of(STREAM, [b"v"]).sequenced(4, 2000, 1),))
     bench.says(Appended(STREAM, 5))
+    bench.says(Committed(STREAM, 5))
     late_region(bench)
     assert refused(bench) == ""
 
@@ -223,6 +225,8 @@ def test_a_position_of_a_stream_that_was_just_made_does_not_end_the_asking() -> 
     (made,) = bench.service.made_now
     info = msgspec.structs.replace(INFO, stream_id=made, name="new")
     bench.lists(info, 1)
+    bench.disk.append(made, (Batch.of(made, [b"v"]).sequenced(1, 2000, 1),))
     bench.says(Appended(made, 2))
+    bench.says(Committed(made, 2))
     late_region(bench)
     assert refused(bench) == "recovering"

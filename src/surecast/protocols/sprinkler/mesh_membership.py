@@ -234,7 +234,7 @@ class MeshMembership(HandlerMachine):
             if inp.peer in feed.active or inp.peer in feed.leaning:
                 self._tell_one(feed, inp.peer)
 
-    # ------------------------------------------------------------ done by Client
+    # ------------------------------------------------------------ done by MeshPeer
 
     def _heard(self, feed: Feed, peer: Peer, end: int) -> None:
         raise NotImplementedError

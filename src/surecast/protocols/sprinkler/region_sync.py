@@ -46,7 +46,6 @@ from surecast.core.streams import (
 )
 from surecast.core.types import (
     SECOND,
-    AtEndOfPass,
     Close,
     Congested,
     Disk,
@@ -187,7 +186,6 @@ class RegionSync(HandlerMachine):
         self.known: dict[Peer, Parts] = {}  # ... and publishers' states
         self.served: dict[Peer, bool] = {}  # servers of other regions, which we serve as the tail
         self.serving = Serving(service, PeerEvents, config.serves_per_step)
-        self.will_serve = False  # at the end of the pass
         # What the disks of other regions' servers have counted up to, the newest disk last.
         self.counts: dict[Peer, list[Count]] = {}
         if counts := disk.state(COUNTS):
@@ -281,9 +279,7 @@ class RegionSync(HandlerMachine):
         self._look_whether_asked()
 
     def _on_end_of_pass(self, _inp: EndOfPass) -> None:
-        self.will_serve = False
         self.serving.serve(self.out)
-        self._serve_rest()
 
     # ------------------------------------------------------------ what the service says
 
@@ -335,13 +331,9 @@ class RegionSync(HandlerMachine):
         copy = self.streams.get(event.stream)
         if copy is None:
             return
-        if not self.recovery.has_asked and event.appended > 1:
+        if not self.recovery.has_asked:
             self._look_whether_numbered(copy)
-        shown = copy.committed  # which may have changed since the news was made
-        if copy.shown != shown:
-            copy.shown = shown
-            if self.serving.moved(event.stream):
-                self._serve_soon()
+        self.serving.moved(event.stream, self.out)
         if self.forks.searches:
             self.forks.grew(event.stream)
 
@@ -354,7 +346,7 @@ class RegionSync(HandlerMachine):
             self.recorded.clear()
             self.advertised.clear()
         elif copy := self.streams.get(event.log):
-            copy.source, copy.shown = None, 0
+            copy.source = None
             self.serving.remove_stream(event.log)
             self.forks.truncated(copy, event.end)
             if self.is_head and self.owns(copy):
@@ -818,22 +810,10 @@ class RegionSync(HandlerMachine):
         if serving.count >= FOLLOWERS_MAX or message.start < 1:
             self.counters["sprinkler.subscription-refused"] += 1
             return
-        serving.add(message.stream, peer, message.start)
-        serving.serve_one(message.stream, peer, self.out, idle_answer=True)
-        self._serve_rest()
+        serving.follow(message.stream, peer, message.start, self.out)
 
     def _on_region_unsubscribe(self, peer: Peer, message: RegionUnsubscribe) -> None:
         self.serving.remove(message.stream, peer)
-
-    def _serve_soon(self) -> None:
-        """With all else that happens now: several commits make one message."""
-        if not self.will_serve:
-            self.will_serve = True
-            self.out.append(AtEndOfPass("serve"))
-
-    def _serve_rest(self) -> None:
-        if self.serving.news:
-            self._serve_soon()
 
     # ------------------------------------------------------------ sessions
 
@@ -876,4 +856,3 @@ class RegionSync(HandlerMachine):
 
     def _on_writable(self, inp: Writable) -> None:
         self.serving.writable(inp.peer, self.out)
-        self._serve_rest()

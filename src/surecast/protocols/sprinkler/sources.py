@@ -63,7 +63,6 @@ class Copy:
     made_epoch: int = 0  # of our chain, if it was created here; else 0
     made_now: bool = False  # ... by this head, in this life
     begun: int = 1  # where it ended when we became the head
-    shown: int = 0  # to readers, when the service last said so
     newest_ns: int = 0  # time of the newest event pulled from another region
     source: Source | None = None
     leads: dict[str, Lead] = field(default_factory=dict)  # regions ahead of the source

@@ -95,7 +95,7 @@ from surecast.core.types import (
     Writable,
 )
 from surecast.errors import PeerError, StorageError, UsageError
-from surecast.parts.serving import Serving, send_range
+from surecast.parts.serving import SERVE, Serving, send_range
 from surecast.protocols.streams.compaction_plan import Pieces
 from surecast.protocols.streams.config import StreamsConfig
 from surecast.protocols.streams.directory import Directory, info_batch
@@ -228,7 +228,6 @@ class StreamService(HandlerMachine):
         self.speaks: dict[Peer, tuple[str, ...]] = {}  # protocols that the other replicas list
         # Acknowledgements to be sent: (client, stream, publisher) → (pub_no, seq) each.
         self.unsaid: dict[tuple[Peer, LogId, bytes], list[tuple[int, int]]] = {}
-        self.will_serve = False  # at the end of the pass
         self.hole_at = {log: holes[0][0] for log in disk.logs() if (holes := disk.holes(log))}
         self.entries_lost: list[tuple[LogId, int, int]] = []  # of the region's own logs
         self.serving = Serving(self, Events, config.serves_per_step)
@@ -308,8 +307,8 @@ class StreamService(HandlerMachine):
             self.out.append(SetTimer(key, self.now_ns + self.rng.randrange(1, period_ns + 1)))
 
     def _on_end_of_pass(self, inp: EndOfPass) -> None:
-        if inp.key == "serve":
-            self._serve_now()
+        if inp.key == SERVE:
+            self._serve()
         else:
             for stream in self.streams.values():
                 if stream.committed < self.visible_end(stream):
@@ -355,11 +354,6 @@ class StreamService(HandlerMachine):
         self.ends[event.log] = event.end
         if stream := self.streams.get(event.log):
             stream.end = event.end
-            self._moved(stream)
-
-    def _moved(self, stream: Stream) -> None:
-        info = stream.info
-        self._tell(info, StreamMoved(info.stream_id, stream.end, stream.committed))
 
     def _on_truncated(self, event: Truncated) -> None:
         log = event.log
@@ -450,9 +444,8 @@ class StreamService(HandlerMachine):
                 # (Not for what they were shown before: large events can outrun the budget.)
                 stream.committed = max(stream.index.end, shown)
                 self.out.append(AtEndOfPass("feed"))
-        if self.serving.moved(stream.stream_id):
-            self._serve_soon()
-        self._moved(stream)
+        self.serving.moved(stream.stream_id, self.out)
+        self._tell(stream.info, StreamMoved(stream.stream_id, stream.end, stream.committed))
 
     def feed(self, stream: Stream, budget_bytes: int = 1 << 62) -> None:
         """Bring retention up to what is committed: before anything depends on what is void."""
@@ -691,7 +684,7 @@ class StreamService(HandlerMachine):
 
     def _on_submitted(self, event: Submitted) -> None:
         peer, stream, publisher, pub_no = event.token
-        self._serve_soon()
+        self.serving.soon(self.out)
         self.unsaid.setdefault((peer, stream, publisher), []).append((pub_no, event.seq))
 
     def _on_refused(self, event: Refused) -> None:
@@ -706,10 +699,7 @@ class StreamService(HandlerMachine):
         if serving.count >= self.config.subscriptions_max or message.start < 1:
             self.counters["streams.subscription-refused"] += 1
             return
-        serving.add(message.stream, peer, message.start)
-        serving.serve_one(message.stream, peer, self.out, idle_answer=True)
-        if serving.news:
-            self._serve_soon()
+        serving.follow(message.stream, peer, message.start, self.out)
 
     def _on_unsubscribe(self, peer: Peer, message: Unsubscribe) -> None:
         self.serving.remove(message.stream, peer)
@@ -726,21 +716,12 @@ class StreamService(HandlerMachine):
         )
         self.out += [Send(peer, answer) for answer in answers]
 
-    def _serve_soon(self) -> None:
-        """With all else that happens now: several commits make one message."""
-        if not self.will_serve:
-            self.will_serve = True
-            self.out.append(AtEndOfPass("serve"))
-
-    def _serve_now(self) -> None:
-        self.will_serve = False
+    def _serve(self) -> None:
         acks, self.unsaid = self.unsaid, {}
         for (peer, stream_id, publisher), pairs in acks.items():
             (pub_no, seq), *more = pairs
             self._send(peer, PubAck(stream_id, publisher, pub_no, seq, tuple(more)))
         self.serving.serve(self.out)
-        if self.serving.news:
-            self._serve_soon()
 
     # ------------------------------------------------------------ sessions
 
@@ -766,8 +747,6 @@ class StreamService(HandlerMachine):
 
     def _on_writable(self, inp: Writable) -> None:
         self.serving.writable(inp.peer, self.out)
-        if self.serving.news:
-            self._serve_soon()
 
     # ------------------------------------------------------------ retention
 
