@@ -66,7 +66,9 @@ class Bench:
         """Whether it will be served at the end of the pass."""
         self.service.ends[stream] = end
         out: list[Any] = []
-        self.serving.moved(stream, out)
+        self.serving.moved(stream)
+        if self.serving.news:
+            self.serving.soon(out)
         assert out in ([], [AtEndOfPass(SERVE)])
         return self.serving.is_due
 
@@ -135,11 +137,11 @@ def test_several_commits_ask_for_one_end_of_pass() -> None:
     bench.follow("a", 15)
     out: list[Any] = []
     for _ in range(3):
-        bench.serving.moved(S, out)
+        bench.serving.moved(S)
         bench.serving.soon(out)
     assert out == [AtEndOfPass(SERVE)]
     bench.serve()
-    bench.serving.moved(S, out)
+    bench.serving.soon(out)
     assert out == [AtEndOfPass(SERVE)] * 2
 
 

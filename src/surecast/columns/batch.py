@@ -82,6 +82,7 @@ class Batch:
     __slots__ = (
         "_checked",
         "_columns",
+        "_header",
         "_seqs",
         "_times",
         "body",
@@ -134,6 +135,7 @@ class Batch:
         self.body_crc = body_crc
         self.nbytes = nbytes  # of the whole frame
         self.form = form  # of the body, see forms.py
+        self._header: bytes | None = None  # of its frame, once it was encoded (core.wire)
         self._checked = False  # the body is known to be right
         self._columns: Columns | None = None  # the body, decoded and checked
         self._seqs: Int64s | None = None  # of a synthetic batch with explicit rows

@@ -16,7 +16,8 @@ What reaches which layer:
   first.
 * A `PassDown`: the nearest layer below that takes the command's type.
 * An `Emit` or `Deliver`: every layer directly above that lists its type in `from_below`. An event
-  may name one of them (`to`; "sprinkler" also reaches "sprinkler.mesh"), or the owner (`OWNER`).
+  may name one of them (`to`; "sprinkler.*" reaches "sprinkler", "sprinkler.mesh", …), or the owner
+  (`OWNER`).
   From a layer with none above it goes to the owner. An event that the layers above do not list is
   ignored; a `Deliver` then goes to the owner.
 
@@ -128,7 +129,7 @@ class Composition:
         self._hears: dict[type, tuple[int, ...]] = {}
         # Of each layer: the layers directly above; who takes an event or a command, by its type.
         self._above = [self._users(number) for number in range(len(layers))]
-        self._takers: list[dict[tuple[type, str], tuple[int, ...]]] = [{} for _ in layers]
+        self._takers: list[dict[str, dict[type, tuple[int, ...]]]] = [{} for _ in layers]
         self._below: list[dict[type, int]] = [{} for _ in layers]
         for number, layer in enumerate(layers.values()):
             for message_type in layer.messages:
@@ -205,13 +206,22 @@ class Composition:
     def _run(self, now_ns: int, todo: list[tuple[int, Any]]) -> list[Any]:
         """Step layers until nothing moves between them; the last of `todo` is next."""
         out: list[Any] = []
-        steps = self._steps
+        steps, takers = self._steps, self._takers
         while todo:
             number, given = todo.pop()
             moving: list[tuple[int, Any]] = []
             for effect in steps[number](now_ns, given):
-                if type(effect) is Send:
+                kind = type(effect)
+                if kind is Send:
                     out.append(effect)
+                elif kind is Emit:
+                    known = takers[number].get(effect.to)
+                    above = None if known is None else known.get(type(effect.event))
+                    if above is None:
+                        self._emit(number, effect, moving, out)
+                    else:
+                        for taker in above:
+                            moving.append((taker, FromBelow(effect.event)))
                 else:
                     self._route(number, effect, moving, out)
             if moving:
@@ -226,8 +236,6 @@ class Composition:
         if kind is Append:
             token = (self._names[number], effect.token)
             out.append(Append(effect.log, effect.batches, token, self._scopes[number]))
-        elif kind is Emit:
-            self._emit(number, effect, moving, out)
         elif kind is PassDown:
             command = effect.command
             below = self._below[number].get(type(command))
@@ -264,17 +272,19 @@ class Composition:
             moving.append((above, FromBelow(effect.event)))
 
     def _takers_of(self, number: int, kind: type, to: str = "") -> tuple[int, ...]:
-        takers = self._takers[number].get((kind, to))
+        known = self._takers[number].setdefault(to, {})
+        takers = known.get(kind)
         if takers is None:
             layers, names = self._list, self._names
+            family = to.removesuffix("*") if to.endswith(".*") else "\0"
             named = [
                 above
                 for above in self._above[number]
-                if not to or names[above] == to or names[above].startswith(f"{to}.")
+                if not to or names[above] == to or f"{names[above]}.".startswith(family)
             ]
             assert named or not to, f"{to} is not above {names[number]}"
             takers = tuple(above for above in named if kind in layers[above].from_below)
-            self._takers[number][kind, to] = takers
+            known[kind] = takers
         return takers
 
     def _provider(self, number: int, kind: type) -> int:

@@ -58,24 +58,32 @@ class HandlerMachine:
         self.now_ns = 0
         self.out: list[Any] = []
         self.wall_offset_ns = 0  # wall clock minus `now_ns`
+        self._received = {
+            kind: (self._tags[kind], getattr(self, name)) for kind, name in self.handlers.items()
+        }
+        self._inputs = {kind: getattr(self, name) for kind, name in self.inputs.items()}
+        self._events = {kind: getattr(self, name) for kind, name in self.from_below.items()}
 
     def step(self, now_ns: int, inp: Any) -> list[Any]:
         self.now_ns = now_ns
         out: list[Any] = []
         self.out = out
         kind = type(inp)
-        if kind is Received:
-            if name := self.handlers.get(type(inp.message)):
-                self.counters[self._tags[type(inp.message)]] += 1
-                getattr(self, name)(inp.peer, inp.message)
-        elif kind is FromBelow:
-            if name := self.from_below.get(type(inp.event)):
-                getattr(self, name)(inp.event)
+        if kind is FromBelow:
+            event = inp.event
+            if handle := self._events.get(type(event)):
+                handle(event)
+        elif kind is Received:
+            message = inp.message
+            if found := self._received.get(type(message)):
+                tag, handle = found
+                self.counters[tag] += 1
+                handle(inp.peer, message)
         else:
             if kind is Start or kind is ClockSet:
                 self.wall_offset_ns = inp.wall_ns - now_ns
-            if name := self.inputs.get(kind):
-                getattr(self, name)(inp)
+            if handle := self._inputs.get(kind):
+                handle(inp)
         return out
 
     @property

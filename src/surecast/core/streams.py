@@ -27,20 +27,22 @@ __all__ = [
     "DEFAULT_DELIVERY",
     "DIRECTORY",
     "Adopt",
+    "Attend",
     "Await",
     "Create",
     "ForceNewStream",
     "Handed",
     "Limit",
+    "LogMoved",
     "Refuse",
     "Resume",
     "Settle",
     "StreamAdded",
     "StreamInfo",
-    "StreamMoved",
     "StreamSpec",
     "StreamState",
     "Streams",
+    "StreamsMoved",
     "Suspend",
     "TakenBack",
 ]
@@ -89,12 +91,17 @@ class StreamAdded(msgspec.Struct, gc=False):
     made_now: bool
 
 
-class StreamMoved(msgspec.Struct, gc=False):
-    """More (or less) of a stream, or of a log kept for the layer, is committed or shown."""
+class StreamsMoved(msgspec.Struct, gc=False):
+    """At the end of a pass: more (or less) of these streams is shown. To layers that `Attend`."""
 
-    stream: LogId
-    appended: int
-    shown: int
+    streams: tuple[LogId, ...]
+
+
+class LogMoved(msgspec.Struct, gc=False):
+    """More of a log that the service keeps for a layer is committed. To that layer."""
+
+    log: LogId
+    end: int
 
 
 class TakenBack(msgspec.Struct, gc=False):
@@ -126,6 +133,14 @@ class Adopt(Input):
 
     info: StreamInfo
     made: bool = False
+
+
+class Attend(Input):
+    """Tell the layer called `layer` of StreamsMoved of its delivery's streams from now on, or
+    (`on` false) no longer: each time costs a step, and most layers have nobody to tell it to."""
+
+    layer: str
+    on: bool
 
 
 class Create(Input):

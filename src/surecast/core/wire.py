@@ -149,6 +149,8 @@ def encode_batch(batch: Batch, limits: Limits = DEFAULT_LIMITS) -> list[Buffer]:
         problem = _problem(kind, batch.reason, lo, count, rows, len(body), limits)
         if problem is not None:
             raise UsageError(f"cannot encode {_name(kind, lo, count)}: {problem}")
+    if batch._header is not None:  # a batch goes to replicas, regions, readers and the disk
+        return [batch._header, body] if body else [batch._header]
     flags = SPARSE if 0 < rows < count else 0
     try:
         fields = _FIELDS.pack(
@@ -158,7 +160,7 @@ def encode_batch(batch: Batch, limits: Limits = DEFAULT_LIMITS) -> list[Buffer]:
         )  # fmt: skip
     except struct.error as error:
         raise UsageError(f"cannot encode {_name(kind, lo, count)}: out of range: {error}") from None
-    header = fields + _CRC.pack(crc32(fields))
+    header = batch._header = fields + _CRC.pack(crc32(fields))
     return [header, body] if body else [header]
 
 
@@ -203,6 +205,7 @@ def _decode_batch(view: memoryview, at: int, limits: Limits, validate: bool) -> 
         kind, stream_id, schema_id, publisher, pub_no, lo, count, rows, time_ns, epoch, reason,
         body, body_crc, size, form,
     )  # fmt: skip
+    batch._header = bytes(view[at : at + HEADER_SIZE])
     if validate and body_len:
         if dense and form and matches(body, schema_id, form, rows):
             batch._checked = True

@@ -1,8 +1,9 @@
 """Sending streams to those who follow them, as far as they are shown and the peers keep up.
 
 A machine has one `Serving` for each kind of message in which it sends events. What is new goes out
-at the end of the pass: several commits make one message. `serve` is for the machine's handler of
-`EndOfPass(SERVE)`. Subscriptions to streams that are not known yet wait for them.
+at the end of the pass: several commits make one message. `serve` is for the machine's handlers of
+`EndOfPass(SERVE)` and of `StreamsMoved`. Subscriptions to unknown streams wait for them.
+them.
 """
 
 from collections.abc import Callable
@@ -68,11 +69,10 @@ class Serving:
 
     # ------------------------------------------------------------ sending
 
-    def moved(self, stream: LogId, out: list[Any]) -> None:
-        """More of the stream is shown."""
+    def moved(self, stream: LogId) -> None:
+        """More of the stream is shown: `serve` sends it."""
         if stream in self.followers:
             self.news[stream] = None
-            self.soon(out)
 
     def soon(self, out: list[Any]) -> None:
         """Have `serve` called at the end of the pass."""

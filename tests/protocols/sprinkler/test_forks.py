@@ -154,7 +154,7 @@ def test_what_comes_after_a_history_was_taken_back_is_served() -> None:
     bench.disk.append(STREAM, (Batch.of(STREAM, [b"w"] * 5).sequenced(5, 2000, 1),))
     bench.says(Appended(STREAM, 10))
     bench.says(Committed(STREAM, 10))
-    served = sent(bench.end_of_pass("sprinkler"), PeerEvents)
+    served = sent(bench.end_of_pass("streams"), PeerEvents)
     assert [(peer, message.batches[0].lo, message.end) for peer, message in served] == [
         ("z/0", 5, 10)
     ]

@@ -8,13 +8,14 @@ import pytest
 
 from surecast.columns.batch import Batch
 from surecast.core.replicated import RoleChanged
-from surecast.core.streams import StreamMoved
+from surecast.core.streams import Attend, StreamsMoved
 from surecast.core.types import (
     MS,
     SECOND,
     Congested,
     FromBelow,
     LogId,
+    PassDown,
     PeerDown,
     PeerUp,
     Received,
@@ -82,7 +83,7 @@ class Bench:
 
     def commits(self, end: int, stream: LogId = S) -> None:
         self.service.ends[stream] = end
-        self.give(FromBelow(StreamMoved(stream, end, end)))
+        self.give(FromBelow(StreamsMoved((stream,))))
 
     def did(self) -> list[Any]:
         out, self.out = self.out, []
@@ -99,7 +100,8 @@ class Bench:
 def test_who_joins_gets_names_and_is_told_of_what_it_lacks() -> None:
     bench = Bench()
     bench.joins("a", end=1, want=True)
-    out = bench.did()
+    attend, *out = bench.did()
+    assert attend == PassDown(Attend("sprinkler.mesh", True))
     assert out[:2] == [Send("a", MeshView(S, (), 5, False)), Send("a", MeshNotify(S, 5))]
     assert [type(e) for e in out[2:]] == [SetTimer, SetTimer]
     assert {e.key for e in out[2:]} == {"gossip", "shuffle"}
@@ -202,7 +204,7 @@ def test_a_mesh_that_everybody_left_is_forgotten_and_its_timers_rest() -> None:
     assert (bench.mesh.view.peers, bench.mesh.active, bench.mesh.known) == ([], [], {})
     bench.did()
     bench.timer("gossip")
-    assert bench.did() == []
+    assert bench.did() == [PassDown(Attend("sprinkler.mesh", False))]
     assert (bench.server.meshes, bench.server.running) == ({}, False)
     bench.timer("shuffle")
     assert bench.did() == []

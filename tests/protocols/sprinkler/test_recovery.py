@@ -197,6 +197,7 @@ def owner_that_waited() -> Bench:
     bench = owner(start="ask")
     bench.disk.append(STREAM, (Batch.of(STREAM, [b"v"] * 3).sequenced(1, 1000, 1),))
     bench.says(Committed(STREAM, 4))
+    bench.end_of_pass("streams")
     assert refused(bench) == "recovering"
     bench.now_ns = 3 * SECOND
     period(bench)
@@ -215,6 +216,7 @@ def test_the_first_position_that_is_given_ends_the_asking() -> None:
     bench.disk.append(STREAM, (Batch.of(STREAM, [b"v"]).sequenced(4, 2000, 1),))
     bench.says(Appended(STREAM, 5))
     bench.says(Committed(STREAM, 5))
+    bench.end_of_pass("streams")
     late_region(bench)
     assert refused(bench) == ""
 
@@ -228,5 +230,6 @@ def test_a_position_of_a_stream_that_was_just_made_does_not_end_the_asking() -> 
     bench.disk.append(made, (Batch.of(made, [b"v"]).sequenced(1, 2000, 1),))
     bench.says(Appended(made, 2))
     bench.says(Committed(made, 2))
+    bench.end_of_pass("streams")
     late_region(bench)
     assert refused(bench) == "recovering"

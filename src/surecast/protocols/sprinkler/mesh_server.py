@@ -12,10 +12,11 @@ from typing import ClassVar
 
 from surecast.core.machine import HandlerMachine
 from surecast.core.replicated import RoleChanged
-from surecast.core.streams import StreamMoved, Streams, TakenBack
+from surecast.core.streams import Attend, Streams, StreamsMoved, TakenBack
 from surecast.core.types import (
     Congested,
     LogId,
+    PassDown,
     Peer,
     PeerDown,
     PeerUp,
@@ -67,7 +68,7 @@ class MeshServer(HandlerMachine):
         Writable: "_on_writable",
     }
     from_below: ClassVar[dict[type, str]] = {
-        StreamMoved: "_on_moved",
+        StreamsMoved: "_on_moved",
         TakenBack: "_on_taken_back",
         RoleChanged: "_on_role_changed",
     }
@@ -115,6 +116,8 @@ class MeshServer(HandlerMachine):
             if len(self.meshes) >= self.config.meshes_max:
                 return
             view = View(self.name, self.config.view_max, self.servers)
+            if not self.meshes:
+                self.out.append(PassDown(Attend("sprinkler.mesh", True)))
             mesh = self.meshes[message.stream] = Mesh(view)
         end = self._end(message.stream)
         if message.want:  # before it is mixed in: the asker has no use for its own name
@@ -160,11 +163,15 @@ class MeshServer(HandlerMachine):
 
     # ------------------------------------------------------------ news
 
-    def _on_moved(self, event: StreamMoved) -> None:
+    def _on_moved(self, event: StreamsMoved) -> None:
+        for stream in event.streams:
+            if mesh := self.meshes.get(stream):
+                self._moved(stream, mesh)
+
+    def _moved(self, stream: LogId, mesh: Mesh) -> None:
         """More of a stream is committed here: told at once, or with what comes a moment later."""
-        stream, end = event.stream, self._end(event.stream)  # it may have changed since
-        mesh = self.meshes.get(stream)
-        if mesh is None or mesh.shown == end:
+        end = self._end(stream)
+        if mesh.shown == end:
             return
         mesh.shown, mesh.news = end, True
         wait_ns = mesh.told_ns + self.config.notify_gap_ns - self.now_ns
@@ -215,6 +222,8 @@ class MeshServer(HandlerMachine):
     def _gossip(self, stream: LogId, mesh: Mesh) -> None:
         if not mesh.view.peers:
             del self.meshes[stream]
+            if not self.meshes:
+                self.out.append(PassDown(Attend("sprinkler.mesh", False)))
             return
         end, mesh.settled = mesh.settled, self._end(stream)
         peer = self.rng.choice(mesh.view.peers)

@@ -30,6 +30,7 @@ from surecast.core.replicated import (
 from surecast.core.streams import (
     DIRECTORY,
     Adopt,
+    Attend,
     Await,
     Create,
     Handed,
@@ -39,8 +40,8 @@ from surecast.core.streams import (
     Settle,
     StreamAdded,
     StreamInfo,
-    StreamMoved,
     Streams,
+    StreamsMoved,
     Suspend,
     TakenBack,
 )
@@ -153,7 +154,7 @@ class RegionSync(HandlerMachine):
     }
     from_below: ClassVar[dict[type, str]] = {
         StreamAdded: "_on_added",
-        StreamMoved: "_on_moved",
+        StreamsMoved: "_on_moved",
         TakenBack: "_on_taken_back",
         Counted: "_on_counted",
         RoleChanged: "_on_role_changed",
@@ -197,9 +198,23 @@ class RegionSync(HandlerMachine):
         self.speaks: dict[Peer, tuple[str, ...]] = {}  # protocols that other regions' servers list
         self.owners = owners_digest(config.owners)
         self.was_asking = True
+        self.attends = False  # the service tells us when streams move
+        self.owned = 0  # streams that this region owns
         self.forwarding = Forwarding(self)
         self.forks = Forks(self)
         self.recovery = Recovery(self, self.forks)
+
+    def step(self, now_ns: int, inp: Any) -> list[Any]:
+        out = super().step(now_ns, inp)
+        attends = bool(self.serving.followers or self.forks.searches or self._may_number())
+        if attends != self.attends:
+            self.attends = attends
+            out.append(PassDown(Attend("sprinkler", attends)))
+        return out
+
+    def _may_number(self) -> bool:
+        """Whether the first position after a start is still to be given."""
+        return self.is_head and self.owned > 0 and not self.recovery.has_asked
 
     # ------------------------------------------------------------ for the parts of this machine
 
@@ -322,20 +337,24 @@ class RegionSync(HandlerMachine):
         state = self.service.streams[info.stream_id]
         copy = Copy(info, state, event.made_epoch, event.made_now, begun=state.end)
         self.streams[info.stream_id] = copy
+        self.owned += self.owns(copy)
         self.recovery.look_for_loss(copy)
         self._review(copy)
         if self.forks.searches:
             self.forks.grew(info.stream_id)
 
-    def _on_moved(self, event: StreamMoved) -> None:
-        copy = self.streams.get(event.stream)
-        if copy is None:
-            return
-        if not self.recovery.has_asked:
-            self._look_whether_numbered(copy)
-        self.serving.moved(event.stream, self.out)
-        if self.forks.searches:
-            self.forks.grew(event.stream)
+    def _on_moved(self, event: StreamsMoved) -> None:
+        for stream in event.streams:
+            copy = self.streams.get(stream)
+            if copy is None:
+                continue
+            if not self.recovery.has_asked:
+                self._look_whether_numbered(copy)
+            self.serving.moved(stream)
+            if self.forks.searches:
+                self.forks.grew(stream)
+        if self.serving.news:
+            self.serving.serve(self.out)
 
     def _on_taken_back(self, event: TakenBack) -> None:
         """The past was given up: begin again."""
@@ -343,6 +362,7 @@ class RegionSync(HandlerMachine):
             for stream_id in self.streams:
                 self.serving.remove_stream(stream_id)
             self.streams.clear()
+            self.owned = 0
             self.recorded.clear()
             self.advertised.clear()
         elif copy := self.streams.get(event.log):

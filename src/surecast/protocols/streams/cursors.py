@@ -19,7 +19,7 @@ from surecast.core.disk import read_through
 from surecast.core.machine import HandlerMachine
 from surecast.core.names import is_name
 from surecast.core.replicated import AppendOwn, RoleChanged
-from surecast.core.streams import CURSORS, StreamMoved, Streams, TakenBack
+from surecast.core.streams import CURSORS, LogMoved, Streams, TakenBack
 from surecast.core.types import Disk, LogId, PassDown, Peer, PeerDown
 from surecast.errors import PeerError
 from surecast.protocols.streams.config import StreamsConfig
@@ -76,7 +76,7 @@ class Cursors(HandlerMachine):
     inputs: ClassVar[dict[type, str]] = {PeerDown: "_on_peer_down"}
     from_below: ClassVar[dict[type, str]] = {
         RoleChanged: "_on_role_changed",
-        StreamMoved: "_on_moved",
+        LogMoved: "_on_moved",
         TakenBack: "_on_taken_back",
     }
 
@@ -122,8 +122,8 @@ class Cursors(HandlerMachine):
         if event.log == CURSORS:
             self.table, self.committed = {}, 1
 
-    def _on_moved(self, event: StreamMoved) -> None:
-        start, end = self.committed, event.shown
+    def _on_moved(self, event: LogMoved) -> None:
+        start, end = self.committed, event.end
         self.committed = end
         for batch in read_through(self.disk, CURSORS, start, end, READ_BYTES):
             for row in batch.to_rows():

@@ -61,17 +61,19 @@ from surecast.core.streams import (
     DEFAULT_DELIVERY,
     DIRECTORY,
     Adopt,
+    Attend,
     Await,
     Create,
     ForceNewStream,
     Handed,
     Limit,
+    LogMoved,
     Refuse,
     Resume,
     Settle,
     StreamAdded,
     StreamInfo,
-    StreamMoved,
+    StreamsMoved,
     StreamSpec,
     Suspend,
     TakenBack,
@@ -162,6 +164,7 @@ class StreamService(HandlerMachine):
         Drain: "_on_drain",
         ForceNewStream: "_on_force_new_stream",
         Adopt: "_on_adopt",
+        Attend: "_on_attend",
         Create: "_on_create",
         Await: "_on_await",
         Refuse: "_on_refuse",
@@ -228,6 +231,10 @@ class StreamService(HandlerMachine):
         self.speaks: dict[Peer, tuple[str, ...]] = {}  # protocols that the other replicas list
         # Acknowledgements to be sent: (client, stream, publisher) → (pub_no, seq) each.
         self.unsaid: dict[tuple[Peer, LogId, bytes], list[tuple[int, int]]] = {}
+        self.attending: dict[str, str] = {}  # layers told of what moved: their deliveries
+        self.moved: dict[LogId, str] = {}  # streams of which more is shown: their deliveries
+        # What was read for readers at the end of the last pass: layers above read the same.
+        self.pieces_read: dict[tuple[LogId, int, int], list[Batch]] = {}
         self.hole_at = {log: holes[0][0] for log in disk.logs() if (holes := disk.holes(log))}
         self.entries_lost: list[tuple[LogId, int, int]] = []  # of the region's own logs
         self.serving = Serving(self, Events, config.serves_per_step)
@@ -265,17 +272,21 @@ class StreamService(HandlerMachine):
         found = self.streams[stream]
         if lo < found.recent:
             self.feed(found)
+        hi = min(hi or found.committed, found.committed)
+        batches = self.pieces_read.get((stream, lo, hi))
+        if batches is not None:
+            return batches
+        config = self.config
         try:
-            return found.serve(
-                self.disk,
-                lo,
-                min(hi or found.committed, found.committed),
-                self.config.serve_bytes_max,
-                self.config.coalesce_rows_max,
+            batches = found.serve(
+                self.disk, lo, hi, config.serve_bytes_max, config.coalesce_rows_max
             )
         except StorageError as problem:
             self.damaged(found, problem, lo)
             return []
+        if lo >= found.recent:
+            self.pieces_read[stream, lo, hi] = batches
+        return batches
 
     # ------------------------------------------------------------ between the layers
 
@@ -288,7 +299,7 @@ class StreamService(HandlerMachine):
     def _tell(self, info: StreamInfo, event: Any) -> None:
         """Tell the server side of a stream's delivery; a server that lacks it keeps the stream."""
         if layer := self.deliveries.get(info.delivery):
-            self.out.append(Emit(event, layer))
+            self.out.append(Emit(event, f"{layer}.*"))
 
     def _on_publishers_are(self, event: PublishersAre) -> None:
         if stream := self.streams.get(event.log):
@@ -362,6 +373,7 @@ class StreamService(HandlerMachine):
             if stream := self.streams.get(log):
                 stream.hole = 0
         self._on_appended(Appended(log, event.end))
+        self.pieces_read.clear()
         if self.committed.get(log, 1) <= event.end:
             return
         # The whole past was given up (the chain was founded anew): begin again.
@@ -419,7 +431,7 @@ class StreamService(HandlerMachine):
         elif log in self.kept:
             kept = self.kept[log]
             kept.committed, kept.end = end, self.end_of(log)
-            self.out.append(Emit(StreamMoved(log, kept.end, end), KEPT_FOR[log]))
+            self.out.append(Emit(LogMoved(log, end), KEPT_FOR[log]))
 
     def visible_end(self, stream: Stream) -> int:
         """R5: readers and retention see what is committed, and nothing else; nor what lies beyond
@@ -444,8 +456,13 @@ class StreamService(HandlerMachine):
                 # (Not for what they were shown before: large events can outrun the budget.)
                 stream.committed = max(stream.index.end, shown)
                 self.out.append(AtEndOfPass("feed"))
-        self.serving.moved(stream.stream_id, self.out)
-        self._tell(stream.info, StreamMoved(stream.stream_id, stream.end, stream.committed))
+        stream_id, serving = stream.info.stream_id, self.serving
+        if self.attending:
+            self.moved[stream_id] = stream.info.delivery
+            serving.soon(self.out)
+        if stream_id in serving.followers:
+            serving.news[stream_id] = None
+            serving.soon(self.out)
 
     def feed(self, stream: Stream, budget_bytes: int = 1 << 62) -> None:
         """Bring retention up to what is committed: before anything depends on what is void."""
@@ -717,11 +734,29 @@ class StreamService(HandlerMachine):
         self.out += [Send(peer, answer) for answer in answers]
 
     def _serve(self) -> None:
+        self.pieces_read.clear()
         acks, self.unsaid = self.unsaid, {}
         for (peer, stream_id, publisher), pairs in acks.items():
             (pub_no, seq), *more = pairs
             self._send(peer, PubAck(stream_id, publisher, pub_no, seq, tuple(more)))
         self.serving.serve(self.out)
+        if self.moved:
+            self._tell_moved()
+
+    def _tell_moved(self) -> None:
+        """The layers of deliveries serve their own readers after ours, in the same pass."""
+        moved, self.moved = self.moved, {}
+        for layer, delivery in self.attending.items():
+            streams = tuple([stream for stream, named in moved.items() if named == delivery])
+            if streams:
+                self.out.append(Emit(StreamsMoved(streams), layer))
+
+    def _on_attend(self, inp: Attend) -> None:
+        family = inp.layer.partition(".")[0]
+        self.attending.pop(inp.layer, None)
+        if inp.on:
+            found = (name for name, layer in self.deliveries.items() if layer == family)
+            self.attending[inp.layer] = next(found)
 
     # ------------------------------------------------------------ sessions
 
