@@ -1,8 +1,13 @@
 """Decision 016: what has just come is passed on as it was published; later it is survivors."""
 
+import msgspec
+
+from surecast.columns.batch import Batch
 from surecast.columns.retention import LatestPerKey
+from surecast.core.replicated import Appended, Committed, Truncated
 from surecast.core.types import SECOND
 from tests.helpers import cluster_of, wait
+from tests.protocols.bench import INFO, STREAM, Bench
 
 
 def test_a_reader_at_the_live_end_gets_batches_whole_and_a_late_one_survivors() -> None:
@@ -25,3 +30,62 @@ def test_a_reader_at_the_live_end_gets_batches_whole_and_a_late_one_survivors() 
     assert [event.value for event in late.events] == [b"first", values[-1]]
     assert [(lo, hi) for lo, hi, _ in late.voids] == [(2, 11)]
     assert cluster.judge().violations == []
+
+
+def filled() -> Bench:
+    bench = Bench("y/0")
+    bench.role(1)
+    bench.lists(msgspec.structs.replace(INFO, retention=LatestPerKey()))
+    appended(bench, [b"a", b"b", b"c"])
+    return bench
+
+
+def appended(bench: Bench, values: list[bytes]) -> None:
+    lo = bench.disk.end(STREAM)
+    batch = Batch.of(STREAM, values, [b"k"] * len(values)).sequenced(lo, lo, 1)
+    bench.disk.append(STREAM, (batch,))
+    bench.says(Appended(STREAM, batch.hi))
+    bench.says(Committed(STREAM, batch.hi))
+
+
+def shown(bench: Bench, lo: int = 1) -> list[bytes | tuple[int, int]]:
+    found: list[bytes | tuple[int, int]] = []
+    for batch in bench.service.readable(STREAM, lo):
+        found += [row.value for row in batch.to_rows()] if batch.rows else [(batch.lo, batch.hi)]
+    return found
+
+
+def test_what_was_read_for_one_layer_is_not_read_again_for_the_next() -> None:
+    bench = filled()
+    first = bench.service.readable(STREAM, 1)
+    assert bench.service.readable(STREAM, 1) is first
+    appended(bench, [b"d"])
+    assert shown(bench) == [b"a", b"b", b"c", b"d"]
+
+
+def test_what_is_no_longer_recent_is_read_anew_as_survivors() -> None:
+    bench = filled()
+    assert shown(bench) == [b"a", b"b", b"c"]
+    bench.timer("streams", "settle")
+    assert shown(bench) == [b"c"]
+
+
+def test_what_was_taken_back_is_not_shown_from_an_earlier_read() -> None:
+    bench = filled()
+    assert shown(bench) == [b"a", b"b", b"c"]
+    bench.disk.truncate(STREAM, 2)
+    bench.says(Truncated(STREAM, 2))
+    appended(bench, [b"x", b"y"])
+    assert shown(bench, 2) == [b"x", b"y"]
+
+
+def test_reads_kept_from_one_pass_to_the_next_are_bounded() -> None:
+    bench = Bench("y/0")
+    bench.role(1)
+    bench.lists(INFO)
+    appended(bench, [b"%d" % number for number in range(200)])
+    for lo in range(1, 200):
+        assert len(shown(bench, lo)) == 201 - lo
+    assert len(bench.service.pieces_read) == 64  # PIECES_READ_MAX
+    bench.end_of_pass("streams")
+    assert bench.service.pieces_read == {}

@@ -121,6 +121,7 @@ __all__ = ["StreamService"]
 
 KEPT_FOR = {CURSORS: "cursors"}  # logs of layers above, which only they are told about
 SPEC_BYTES_MAX = 512  # of schema and options: a thousand of them are told in one message
+PIECES_READ_MAX = 64  # kept from one pass to the next, at most `serve_bytes_max` each
 FULL_NS = 10 * SECOND  # a disk counts as full for so long after it said so
 
 
@@ -270,13 +271,12 @@ class StreamService(HandlerMachine):
 
     def readable(self, stream: LogId, lo: int, hi: int = 0) -> list[Batch]:
         found = self.streams[stream]
-        if lo < found.recent:
+        config, recent = self.config, lo >= found.recent
+        if not recent:
             self.feed(found)
         hi = min(hi or found.committed, found.committed)
-        batches = self.pieces_read.get((stream, lo, hi))
-        if batches is not None:
+        if recent and (batches := self.pieces_read.get((stream, lo, hi))):
             return batches
-        config = self.config
         try:
             batches = found.serve(
                 self.disk, lo, hi, config.serve_bytes_max, config.coalesce_rows_max
@@ -284,7 +284,7 @@ class StreamService(HandlerMachine):
         except StorageError as problem:
             self.damaged(found, problem, lo)
             return []
-        if lo >= found.recent:
+        if recent and len(self.pieces_read) < PIECES_READ_MAX:
             self.pieces_read[stream, lo, hi] = batches
         return batches
 
