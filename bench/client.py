@@ -9,8 +9,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from surecast.client.feed import Feed
 from surecast.client.subscription import Subscription
+from surecast.client.subscription_buffer import SubscriptionBuffer
 from surecast.columns.batch import Batch
 from surecast.columns.retention import KeepAll
 from surecast.core.endpoint import Acked
@@ -27,19 +27,20 @@ class Source:
     """Stands for the reading behind a subscription; its batches are all here already."""
 
     def __init__(self, rows: int) -> None:
-        self.feed = Feed(ClientOptions(buffer_bytes_max=1 << 40), False, False, False)
-        self.feed.reader = self  # type: ignore[assignment]
+        options = ClientOptions(buffer_bytes_max=1 << 40)
+        self.buffer = SubscriptionBuffer(options, False, False, False)
         keys: list[bytes | None] = [b"key%05d" % n for n in range(rows)]
         self.batches = []
         for lo in range(1, EVENTS + 1, rows):
             batch = Batch.of(STREAM, [b"0123456789"] * rows, keys).sequenced(lo, 5, 1)
             batch.validate()  # as the wire does on arrival
             self.batches.append(batch)
-        self.feed.add(StreamInfo(STREAM, "s", "east", KeepAll()), 1)
+        reader: Any = self
+        self.buffer.add(StreamInfo(STREAM, "s", "east", KeepAll()), reader, 1)
 
     def refill(self) -> None:
-        self.feed.lines[STREAM].next = 1
-        self.feed.take_in(STREAM, tuple(self.batches))
+        self.buffer.streams[STREAM].next = 1
+        self.buffer.take_in(STREAM, tuple(self.batches))
 
     def ignore(self, *_: Any) -> None:
         """What a reader would do."""

@@ -3,17 +3,19 @@
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
 from surecast import registry
-from surecast.core.endpoint import Place
+from surecast.core.endpoint import NEEDS, VERBS, Place
 from surecast.core.machine import NodeContext
+from surecast.core.streams import StreamSpec
 from surecast.core.types import Message, tag_of
 from surecast.errors import ConfigError
 from surecast.stacks import DELIVERIES, REPLICA_LAYERS
 from surecast.storage.memory import MemoryDisk
-from tests.made_protocols import made_protocols
+from tests.made_protocols import MadeDelivery, made_protocols
 
 CTX = NodeContext("c", Random(1), MemoryDisk(), 1)
 PLACE = Place("east", ("east/0",))
@@ -24,9 +26,30 @@ def test_deliveries_are_called_what_users_call_them_and_make_machines(name: str)
     delivery = registry.delivery(name)
     assert delivery.name == name
     for mesh in (False, True):
-        place = replace(PLACE, mesh=mesh)
-        assert callable(delivery.publisher(CTX, place).step)
-        assert callable(delivery.reader(CTX, place).step)
+        assert callable(registry.reader(name, CTX, replace(PLACE, mesh=mesh)).step)
+    publisher = delivery.publisher(CTX, PLACE)
+    layers: Any = registry.control(CTX, PLACE)
+    assert (name in layers.layers) == (publisher is not None)
+
+
+@pytest.mark.parametrize("name", registry.deliveries())
+def test_deliveries_say_what_they_need_and_offer_in_known_words(name: str) -> None:
+    delivery = registry.delivery(name)
+    assert "region" in delivery.needs <= NEEDS
+    assert delivery.verbs <= VERBS
+    assert delivery.acks[0] == "local"
+    assert len(set(delivery.acks)) == len(delivery.acks)
+    delivery.check(StreamSpec(delivery=name))
+
+
+@pytest.mark.parametrize("name", ["publisher", "inquirer"])
+def test_a_delivery_cannot_take_the_name_of_a_layer_of_the_control_node(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    with made_protocols(monkeypatch, tmp_path) as made:
+        made.write("left", delivery=lambda: MadeDelivery(name))
+        with pytest.raises(AssertionError, match="no delivery can be named"):
+            registry.control(CTX, PLACE)
 
 
 def test_a_control_node_and_a_range_reader_are_machines() -> None:

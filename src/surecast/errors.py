@@ -10,6 +10,7 @@ __all__ = [
     "ConfigError",
     "ConnectError",
     "DataLoss",
+    "EventsLost",
     "Fenced",
     "JobFailed",
     "NotSupported",
@@ -39,7 +40,8 @@ class UsageError(SurecastError):
 
 
 class NotSupported(UsageError):
-    """What was asked for is part of the surface, but is not built yet."""
+    """What was asked for is part of the surface, but the stream's delivery does not offer it, or it
+    is not built yet."""
 
 
 class StreamConfigMismatch(UsageError):
@@ -92,6 +94,27 @@ class Closed(SurecastError):
 
 class QueueFull(SurecastError):
     """As much as may be is unacknowledged: `publish_soon` did not take the event."""
+
+
+class EventsLost(SurecastError):
+    """`batches()` of a subscription came to events that will not come. See `Event`, kind "lost".
+
+    `stream` is its name, `range` has the positions, `why` the reason.
+    """
+
+    def __init__(self, stream: str, lo: int, hi: int, why: str) -> None:
+        super().__init__(stream, lo, hi, why)  # with its arguments it can be pickled
+        self.stream = stream
+        self.range = range(lo, hi)
+        self.why = why
+
+    def __str__(self) -> str:
+        lo, hi = self.range.start, self.range.stop
+        which = f"{self.stream!r} at positions {lo} to {hi - 1}" if lo < hi else repr(self.stream)
+        return (
+            f"events of {which} are lost: {self.why}. Call batches() once more to read on behind "
+            "them, or iterate over events, where they come as kind 'lost'"
+        )
 
 
 class Fenced(SurecastError):

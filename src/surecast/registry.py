@@ -19,7 +19,6 @@ from surecast.core.canon import name_of
 from surecast.core.compose import compose
 from surecast.core.endpoint import Delivery, Place
 from surecast.core.machine import NodeContext
-from surecast.core.streams import DEFAULT_DELIVERY
 from surecast.core.types import TAG_PATTERN, Machine, Message, tag_of
 from surecast.errors import ConfigError
 
@@ -32,7 +31,7 @@ __all__ = [
     "message_type",
     "message_types",
     "range_reader",
-    "readers",
+    "reader",
     "recorded_types",
 ]
 
@@ -46,9 +45,8 @@ class Protocol:
 
 def _broadcast() -> Delivery:
     from surecast.protocols.sprinkler.delivery import Broadcast
-    from surecast.protocols.streams import clients
 
-    return Broadcast(clients.publisher, clients.subscriber)
+    return Broadcast()
 
 
 _COLUMN_TYPES = ("surecast.columns.rules",)  # the modules of `columns` that define structs
@@ -77,17 +75,24 @@ def delivery(name: str) -> Delivery:
     return known[name]
 
 
-def readers(ctx: NodeContext, place: Place) -> Machine:
-    """The readers of all deliveries, side by side; a layer has the name of its delivery."""
-    return compose({name: one.reader(ctx, place) for name, one in deliveries().items()})
+def reader(name: str, ctx: NodeContext, place: Place) -> Machine:
+    """What reads the streams of one delivery."""
+    from surecast.protocols.streams import clients
+
+    return delivery(name).reader(ctx, place) or clients.subscriber(ctx, place)
 
 
 def control(ctx: NodeContext, place: Place) -> Machine:
-    """What a client does besides reading: it publishes, and asks its region questions."""
+    """What a client does besides reading: it publishes, and asks its region questions.
+
+    Deliveries with publishers of their own have a layer each, named like the delivery.
+    """
     from surecast.protocols.streams import clients
 
-    publisher = delivery(DEFAULT_DELIVERY).publisher(ctx, place)
-    return compose({"publisher": publisher, "inquirer": clients.inquirer(ctx, place)})
+    layers = {"publisher": clients.publisher(ctx, place), "inquirer": clients.inquirer(ctx, place)}
+    own = {one.name: one.publisher(ctx, place) for one in deliveries().values()}
+    assert not own.keys() & layers.keys(), f"no delivery can be named one of {list(layers)}"
+    return compose(layers | {name: layer for name, layer in own.items() if layer is not None})
 
 
 def range_reader(ctx: NodeContext, place: Place) -> Machine:

@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from surecast.client.feed import Feed
 from surecast.client.subscription import Subscription
+from surecast.client.subscription_buffer import SubscriptionBuffer
 from surecast.errors import Closed, Fenced, UsageError
 from tests.client.stage import Regions, play, until
 from tests.client.test_subscribe import take
@@ -253,7 +253,7 @@ async def _acknowledges_unread(batchwise: bool) -> None:
         events = await take(stream.subscribe(start=1), 10)
         sub = stream.subscribe(start=1, name="n", ack="manual")
         given: Any = await anext(sub.batches()) if batchwise else (await take(sub, 2))[-1]
-        await until(lambda: sub._feed.names["s"].next == 11, "not all of it has come")
+        await until(lambda: sub._buffer.by_name["s"].next == 11, "not all of it has come")
         for unread in (*events[2:], msgspec.structs.replace(events[9], seq=11)):
             try:
                 await sub.ack(unread)
@@ -271,8 +271,11 @@ def test_what_was_not_read_cannot_be_acknowledged(
     monkeypatch: pytest.MonkeyPatch, batchwise: bool, mutant: str
 ) -> None:
     play(lambda: _acknowledges_unread(batchwise))
-    handed = {"what was received": lambda feed, line: line.next, "anything": lambda feed, line: 100}
-    monkeypatch.setattr(Feed, "handed", handed[mutant])
+    handed = {
+        "what was received": lambda _, progress: progress.next,
+        "anything": lambda _, progress: 100,
+    }
+    monkeypatch.setattr(SubscriptionBuffer, "handed", handed[mutant])
     with pytest.raises(AssertionError, match="was not read"):
         play(lambda: _acknowledges_unread(batchwise))
 

@@ -223,19 +223,19 @@ def test_a_reader_that_stops_holds_little_and_resumes_without_loss() -> None:
             most = read = 0
             for n in range(200):
                 await stream.publish_many([b"%d" % (n * 50 + i) + bytes(100) for i in range(50)])
-                most = max(most, sub._feed.nbytes)
+                most = max(most, sub._buffer.nbytes)
                 for event in await take(other, 50):
                     read += 1
                     assert event.seq == read
-            assert sub._feed.paused
+            assert sub._buffer.paused
             assert bound <= most < 10 * bound, most  # what was in flight may come on top
-            held = sub._feed.nbytes
+            held = sub._buffer.nbytes
             pauses = 0
             seq = 0
             async for event in sub:
                 seq += 1
                 assert event.seq == seq
-                pauses += sub._feed.paused
+                pauses += sub._buffer.paused
                 if seq == 10_000:
                     break
             assert held < 10 * bound
@@ -361,7 +361,7 @@ def test_two_tasks_cannot_share_one_subscription() -> None:
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waiting
-            assert sub._feed._waiter is None
+            assert sub._buffer._waiter is None
 
     play(story)
 

@@ -1,6 +1,8 @@
 """A start by time in a region that is behind it: what is older than asked is not handed out."""
 
-from surecast.client.feed import Line
+from typing import Any
+
+from surecast.client.stream_progress import StreamProgress
 from surecast.columns.batch import COLLECTED, Batch
 from surecast.columns.intervals import IntervalSet
 from surecast.columns.retention import KeepAll
@@ -9,6 +11,7 @@ from surecast.core.streams import StreamInfo
 STREAM = b"s" * 16
 
 
+READER: Any = None
 INFO = StreamInfo(STREAM, "s", "east", KeepAll())
 
 
@@ -17,18 +20,18 @@ def batch(lo: int, time_ns: int) -> Batch:
 
 
 def test_older_batches_are_left_out_until_one_is_not() -> None:
-    line = Line(INFO, 1, not_before_ns=100)
-    assert line.wanted(batch(1, 98)) is None
-    assert line.wanted(Batch.void(STREAM, 5, 9, COLLECTED, time_ns=99)) is None
+    progress = StreamProgress(INFO, READER, 1, not_before_ns=100)
+    assert progress.wanted(batch(1, 98)) is None
+    assert progress.wanted(Batch.void(STREAM, 5, 9, COLLECTED, time_ns=99)) is None
     first = batch(9, 100)
-    assert line.wanted(first) is first
-    assert line.not_before_ns == 0  # time never runs backwards: no more looking
+    assert progress.wanted(first) is first
+    assert progress.not_before_ns == 0  # time never runs backwards: no more looking
 
 
 def test_a_batch_of_several_times_is_cut() -> None:
     from surecast.columns.compaction import survivors
 
     joined = survivors([batch(1, 98), batch(5, 102)], IntervalSet([(2, 3)]), IntervalSet(), 100)
-    line = Line(INFO, 1, not_before_ns=100)
-    found = [line.wanted(one) for one in joined]
+    progress = StreamProgress(INFO, READER, 1, not_before_ns=100)
+    found = [progress.wanted(one) for one in joined]
     assert [row.seq for one in found if one is not None for row in one.to_rows()] == [5, 6, 7, 8]

@@ -1,5 +1,6 @@
 """What users hold: events, positions, rules; and how batches become events."""
 
+import pickle
 import random
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
@@ -16,7 +17,7 @@ from surecast.columns.intervals import IntervalSet
 from surecast.endpoint.chunks import _cuts, chunks_of
 from surecast.endpoint.error_messages import describe
 from surecast.endpoint.options import ClientOptions
-from surecast.errors import UsageError
+from surecast.errors import EventsLost, UsageError
 
 SID = b"s" * 16
 
@@ -175,3 +176,9 @@ def test_every_name_of_the_package_is_there() -> None:
     errors = [v for v in vars(surecast.errors).values() if isinstance(v, type)]
     assert len(errors) > 10
     assert all(issubclass(error, surecast.SurecastError) for error in errors)
+
+
+def test_the_error_for_lost_events_survives_a_process_boundary() -> None:
+    copy = pickle.loads(pickle.dumps(EventsLost("s", 3, 9, "too slow")))
+    assert (copy.stream, copy.range, copy.why) == ("s", range(3, 9), "too slow")
+    assert "'s' at positions 3 to 8 are lost: too slow. Call batches() once more" in str(copy)

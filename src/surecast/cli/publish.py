@@ -53,6 +53,9 @@ def publish(
     retain: Annotated[
         str | None, typer.Option(help=f"What a new stream keeps: {RETENTIONS}.")
     ] = None,
+    delivery: Annotated[
+        str, typer.Option(help="How a new stream reaches its readers; default: broadcast.")
+    ] = "",
     token: Token = "",
     as_json: AsJson = False,
 ) -> None:
@@ -75,12 +78,13 @@ def publish(
         source: Source = Values([(common, value.encode()) for value in values])
     else:
         source = Lines(ndjson or lines or Path("-"), common, as_objects=ndjson is not None)
-    run_async(_publish(url, token, stream, policy, source, as_json))
+    run_async(_publish(url, token, stream, policy, delivery, source, as_json))
 
 
 async def _publish(
-    url: str, token: str, name: str, policy: "Policy | None", source: "Source", as_json: bool
-) -> int:
+    url: str, token: str, name: str, policy: "Policy | None", delivery: str, source: "Source",
+    as_json: bool,
+) -> int:  # fmt: skip
     import surecast
 
     done = Done()
@@ -90,7 +94,7 @@ async def _publish(
         async with surecast.connect(url, token=token, options=options) as client:
             waits = asyncio.create_task(_say_that_it_waits(name, done))
             try:
-                await _all(client, name, policy, source, done)
+                await _all(client, name, policy, delivery, source, done)
             finally:
                 waits.cancel()
     except PublishError as problem:
@@ -123,8 +127,9 @@ async def _say_that_it_waits(name: str, done: "Done") -> None:
 
 
 async def _all(
-    client: "Client", name: str, policy: "Policy | None", source: "Source", done: "Done"
-) -> None:
+    client: "Client", name: str, policy: "Policy | None", delivery: str, source: "Source",
+    done: "Done",
+) -> None:  # fmt: skip
     began = time.monotonic()
     bar: Bar | None = None
     stream: Stream | None = None
@@ -132,7 +137,7 @@ async def _all(
         async for pairs in source.pairs():
             done.waits_for += 1
             if stream is None:  # not before there is something to publish: it may be made by this
-                stream = await client.stream(name, retain=policy)
+                stream = await client.stream(name, retain=policy, delivery=delivery)
             keys = [key for key, _ in pairs]
             some = keys if any(key is not None for key in keys) else None
             for run in (await stream.publish_many([v for _, v in pairs], keys=some)).runs:

@@ -42,7 +42,8 @@ def subscribe(
     """Print events as they come: stream, position, key and value, with tabs between.
 
     Order holds within each stream. Line breaks and bytes that are no text are shown escaped; --json
-    has them exactly.
+    has them exactly. Events that a stream's delivery has lost are a line with their positions and
+    "(lost)".
     """
     begin = parse_start(start)
     run_async(_subscribe(pattern, begin, voids, name, count, mesh, url, token, as_json))
@@ -139,12 +140,12 @@ def _write(text: str) -> None:
 
 
 def as_line(event: "Event") -> str:
-    positions = str(event.seq)
     if event.kind != "event":
-        positions = f"{event.range.start}-{event.range.stop - 1}"
+        where = event.range  # empty if the delivery has no positions
+        positions = f"{where.start}-{where.stop - 1}" if where else "-"
         return f"{event.stream}\t{positions}\t({event.kind})\t{event.reason}\n"
     key = "" if event.key is None else _text(event.key)
-    return f"{event.stream}\t{positions}\t{key}\t{_text(event.value)}\n"
+    return f"{event.stream}\t{event.seq}\t{key}\t{_text(event.value)}\n"
 
 
 def _text(data: bytes) -> str:

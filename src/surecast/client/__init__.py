@@ -3,18 +3,19 @@
 A client is an endpoint (`surecast.endpoint`) and what users see of it; the files here see to
 subscriptions, cancellation and types.
 
-connection.py    Client: the region, its streams, its subscriptions
-stream.py        Stream: publish, publish_soon, publish_many, collect, subscribe
-publisher_id.py  from the name of a publisher to its 16 bytes on the wire
-subscription.py  Subscription: what users iterate over
-reading.py       how a subscription begins, finds its streams and ends
-feed.py          its buffer, and where it is in each stream
-cursor.py        the place of a named subscription
-events.py        Event, Seqs
-rows.py          batches as events
-arrow.py         batches as Arrow record batches
-rules.py         keep_all(), latest_per_key(), before_seq() …
-sync.py          the same without await
+connection.py           Client: the region, its streams, its subscriptions
+stream.py               Stream: publish, publish_soon, publish_many, collect, subscribe
+publisher_id.py         from the name of a publisher to its 16 bytes on the wire
+subscription.py         Subscription: what users iterate over
+subscription_task.py    how a subscription begins, finds its streams and ends
+subscription_buffer.py  what it has received and not read
+stream_progress.py      how far it has come in one stream
+cursor.py               the place of a named subscription
+events.py               Event, Seqs
+rows.py                 batches as events
+arrow.py                batches as Arrow record batches
+rules.py                keep_all(), latest_per_key(), before_seq() …
+sync.py                 the same without await
 """
 
 from __future__ import annotations

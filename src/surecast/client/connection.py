@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from surecast.client.reading import Ask, Reading, Start, check_start
 from surecast.client.stream import Stream
 from surecast.client.subscription import Subscription
+from surecast.client.subscription_task import (
+    Start,
+    SubscriptionSpec,
+    SubscriptionTask,
+    check_start,
+)
 from surecast.columns.rules import Policy
 from surecast.core.endpoint import WhereIs, WhichStreams
 from surecast.core.names import is_name, is_pattern
@@ -59,7 +64,7 @@ class Client:
         self._endpoint.is_wanted = self._is_reading
         self._mesh = mesh
         self._local = local
-        self._readings: weakref.WeakSet[Reading] = weakref.WeakSet()
+        self._subscriptions: weakref.WeakSet[SubscriptionTask] = weakref.WeakSet()
         self._readers: Readers
         self._state: Literal["new", "open", "closed", "forked"] = "new"
 
@@ -118,7 +123,7 @@ class Client:
         self._state = "closed"
         try:
             closed = "the client was closed while this subscription was read"
-            await asyncio.gather(*(reading.close(Closed(closed)) for reading in self._readings))
+            await asyncio.gather(*(task.close(Closed(closed)) for task in self._subscriptions))
             await self._flush_before_close()
         finally:
             await self._stop()
@@ -180,11 +185,11 @@ class Client:
         return dict(self._endpoint.link.region.http)
 
     def _broken(self, problem: str) -> None:
-        for reading in list(self._readings):
-            reading.feed.fail(Closed(problem))
+        for task in list(self._subscriptions):
+            task.buffer.fail(Closed(problem))
 
     def _is_reading(self) -> bool:
-        return any(not reading.feed.ended for reading in self._readings)
+        return any(not task.buffer.ended for task in self._subscriptions)
 
     # ------------------------------------------------------------ streams
 
@@ -193,23 +198,24 @@ class Client:
         name: str,
         *,
         retain: Policy | None = None,
-        delivery: str = "broadcast",
+        delivery: str = "",
+        options: Mapping[str, str] | None = None,
         schema: Any = None,
     ) -> Stream:
         """Open a stream, or create it.
 
             stream = await client.stream("cache.invalidate", retain=surecast.latest_per_key())
 
-        `retain` says what a new stream keeps (default `keep_all()`) and must agree with what an
-        old one keeps; leave it out to take the stream as it is.
+        `delivery` says how the events of a new stream reach those who read them (default
+        "broadcast"), with `options` of that delivery, and `retain` what it keeps (default
+        `keep_all()`). All of them must agree with what an old stream has; leave them out to take
+        the stream as it is.
         """
         self._check()
-        if delivery != "broadcast" or schema is not None:
-            what = f"delivery={delivery!r}" if delivery != "broadcast" else "schema="
-            raise NotSupported(
-                f"{what} comes with a later version; this one has delivery='broadcast', whose "
-                "events are bytes"
-            )
+        if schema is not None:
+            raise NotSupported("schema= comes with a later version; events are bytes")
+        if not isinstance(delivery, str):
+            raise UsageError(f"delivery is the name of a delivery, not {delivery!r}")
         if retain is not None and not isinstance(retain, Policy):
             raise UsageError(
                 "retain is keep_all(), keep_last(n), keep_for(timedelta) or latest_per_key(), not "
@@ -217,8 +223,12 @@ class Client:
             )
         if not isinstance(name, str) or not is_name(name):
             raise UsageError(bad_name(name))
-        info = await self._endpoint.open_stream(name, StreamSpec(retain))
+        spec = StreamSpec(retain, delivery, options=_sorted_options(options))
+        info = await self._endpoint.open_stream(name, spec)
         return Stream(self, info, self._endpoint.outbox(info))
+
+    def _check_verb(self, info: StreamInfo, verb: str, said: str) -> None:
+        self._endpoint.check_verb(info, verb, said)
 
     def _named_outbox(self, info: StreamInfo, publisher: bytes, pub_no: int) -> Outbox:
         self._check()
@@ -321,10 +331,18 @@ class Client:
             raise UsageError(
                 f"a subscription's name is made like a stream's, such as billing.eu, not {name!r}"
             )
-        ask = Ask(pattern, info, start, voids, name, ack == "manual")
-        reading = Reading(ask, self._endpoint.control, self._readers, self._endpoint.options)
-        self._readings.add(reading)
-        return Subscription(reading)
+        spec = SubscriptionSpec(pattern, info, start, voids, name, ack == "manual")
+        task = SubscriptionTask(spec, self._endpoint, self._readers)
+        self._subscriptions.add(task)
+        return Subscription(task)
+
+
+def _sorted_options(options: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
+    found = dict(options or {})
+    for key, value in found.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise UsageError(f"options have names and values of type str, not {key!r}: {value!r}")
+    return tuple(sorted(found.items()))
 
 
 def _check_pattern(pattern: str) -> None:

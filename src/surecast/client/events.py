@@ -18,18 +18,22 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
-    """One event of a stream, or (kind "void") a range of positions that hold none.
+    """One event of a stream, or a range of positions without events (kind "void" or "lost").
 
-    `seq` of a void is its last position, so `event.seq + 1` is always where to go on. Why a range
-    is void: "collected" by a rule or a publisher, "expired", or "control" (an entry of the stream's
-    own, such as a `collect`).
+    A *void* range holds nothing that is needed. Its `reason`: "collected" by a rule or a publisher,
+    "expired", or "control" (an entry of the stream's own, such as a `collect`). Events in a *lost*
+    range were published and will not come: nobody who could be asked has them any more, and
+    `reason` says why, as text for people. A stream without positions has lost ranges of `count` 0.
+
+    `seq` of a range is its last position, so `event.seq + 1` is always where to go on.
     """
 
     stream: str
     seq: int
     key: bytes | None
     value: bytes
-    time_ns: int  # since 1970; given by the stream's owner, never decreasing along seq
+    # Since 1970; given by the stream's owner, never decreasing along seq; 0 of a lost range.
+    time_ns: int
     tag: bytes | None = None
     kind: Kind = "event"
     count: int = 1  # positions it stands for

@@ -11,8 +11,9 @@ import numpy as np
 from surecast.client.events import Event
 from surecast.columns.batch import COLLECTED, DATA, EXPIRED, VOID, Batch
 from surecast.columns.column import Column
+from surecast.core.endpoint import Lost
 
-__all__ = ["events_of"]
+__all__ = ["events_of", "lost_event"]
 
 _FEW: Final = 4  # rows for which looking takes longer than it saves
 _REASONS: Final = {COLLECTED: "collected", EXPIRED: "expired"}
@@ -43,6 +44,11 @@ def events_of(batch: Batch, stream: str, voids: bool) -> list[Event]:
     if voids and batch.rows < batch.count:
         return _with_voids(batch, stream, events)
     return events
+
+
+def lost_event(stream: str, lost: Lost) -> Event:
+    """A lost range; the times of its events are not known."""
+    return Event(stream, lost.hi - 1, None, b"", 0, None, "lost", lost.hi - lost.lo, lost.why)
 
 
 def _keys(batch: Batch) -> Iterable[bytes | None]:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from surecast.client.events import Seqs
 from surecast.client.publisher_id import publisher_id
-from surecast.client.reading import Start
 from surecast.client.subscription import Subscription
+from surecast.client.subscription_task import Start
 from surecast.columns.batch import COLLECT, NO_PUBLISHER, Batch
 from surecast.columns.rules import Collect, KeepAll, Policy, Predicate, TagIs, encode_collect
 from surecast.core.streams import StreamInfo
@@ -47,6 +47,11 @@ class Stream:
     def retain(self) -> Policy:
         """What the stream keeps, as fixed when it was created."""
         return self._info.retention
+
+    @property
+    def delivery(self) -> str:
+        """How its events reach those who read them, as fixed when it was created."""
+        return self._info.delivery
 
     @property
     def stream_id(self) -> bytes:
@@ -135,6 +140,7 @@ class Stream:
         An id that begins with the time it was made, in ns, is forgotten when it was not used for
         `chain.publisher_ttl_ns`.
         """
+        self._client._check_verb(self._info, "publisher", "a named publisher")
         if len(publisher) != 16 or publisher == NO_PUBLISHER:
             raise UsageError("the id of a publisher is 16 bytes, not all zero")
         if pub_no < 1:
@@ -150,6 +156,7 @@ class Stream:
         The declaration takes a position in the stream itself, which is returned, and reaches what
         stands before it. See before_seq, before_time, key_is, key_prefix, tag_is.
         """
+        self._client._check_verb(self._info, "collect", "collect()")
         if not isinstance(which, Predicate):
             raise UsageError(
                 "collect takes before_seq(...), before_time(...), key_is(...), key_prefix(...) or "

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -21,9 +21,9 @@ from surecast import client as asynchronous
 from surecast.client.connection import Client as AsyncClient
 from surecast.client.events import Event, Seqs
 from surecast.client.publisher_id import publisher_id
-from surecast.client.reading import Start
 from surecast.client.stream import Stream as AsyncStream
 from surecast.client.subscription import Subscription as AsyncSubscription
+from surecast.client.subscription_task import Start
 from surecast.columns.batch import Batch
 from surecast.columns.rules import Policy, Predicate
 from surecast.core.streams import StreamInfo
@@ -168,12 +168,15 @@ class Client:
         name: str,
         *,
         retain: Policy | None = None,
-        delivery: str = "broadcast",
+        delivery: str = "",
+        options: Mapping[str, str] | None = None,
         schema: Any = None,
     ) -> Stream:
         """Open a stream, or create it; see `surecast.Client.stream`."""
         inner = self._loop.call(
-            self._inner.stream(name, retain=retain, delivery=delivery, schema=schema)
+            self._inner.stream(
+                name, retain=retain, delivery=delivery, options=options, schema=schema
+            )
         )
         line = self._lines.setdefault(inner._outbox, Line(inner._outbox, self._loop))
         return Stream(inner, line, self._loop)
@@ -261,6 +264,10 @@ class Stream:
         return self._inner.retain
 
     @property
+    def delivery(self) -> str:
+        return self._inner.delivery
+
+    @property
     def stream_id(self) -> bytes:
         return self._inner.stream_id
 
@@ -344,17 +351,17 @@ class Subscription:
         return repr(self._inner)
 
     def __iter__(self) -> Iterator[Event]:
-        feed = self._inner._feed
+        buffer = self._inner._buffer
         while True:
-            if feed.named:
-                for event in feed.rows:
-                    feed.hand = event
-                    if feed.cursor is not None and not feed.cursor.armed:
-                        feed.cursor.moved_elsewhere()
+            if buffer.named:
+                for event in buffer.rows:
+                    buffer.current_event = event
+                    if buffer.cursor is not None and not buffer.cursor.armed:
+                        buffer.cursor.moved_elsewhere()
                     yield event
             else:
-                yield from feed.rows
-            if not self._loop.call(feed.next_rows()):
+                yield from buffer.rows
+            if not self._loop.call(buffer.next_rows()):
                 return
 
     def batches(self) -> Iterator[pa.RecordBatch]:

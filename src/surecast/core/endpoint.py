@@ -16,6 +16,8 @@ from surecast.core.streams import StreamInfo, StreamSpec
 from surecast.core.types import SECOND, Input, LogId, Peer
 
 __all__ = [
+    "NEEDS",
+    "VERBS",
     "Acked",
     "Answered",
     "Delivery",
@@ -27,6 +29,7 @@ __all__ = [
     "Go",
     "Hold",
     "Inquire",
+    "Lost",
     "MoveCursor",
     "Offer",
     "OfferBatch",
@@ -205,7 +208,27 @@ class Short(msgspec.Struct, gc=False):
     end: int
 
 
+class Lost(msgspec.Struct, gc=False):
+    """Positions [lo, hi) of `stream` will not come: nobody who could be asked has them any more.
+
+    It stands in the place of their events among what is delivered: a reader that emits it has
+    delivered everything below `lo` and goes on at `hi`. A void is proven not to be needed; this is
+    not.
+    """
+
+    stream: LogId
+    lo: int
+    hi: int
+    why: str  # for people
+
+
 # ------------------------------------------------------------ deliveries
+
+
+NEEDS = frozenset({"region", "listen"})  # servers of a region; datagrams and peers reach it
+# pattern, name, time: subscribe by pattern, as a named subscription, from a time on.
+# retain, collect: set what is kept, declare events obsolete. publisher: named publishers.
+VERBS = frozenset({"pattern", "name", "time", "retain", "collect", "publisher"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,8 +249,30 @@ class Delivery(Protocol):
     def name(self) -> str:
         """What `StreamInfo.delivery` and the users call it."""
 
-    def publisher(self, ctx: NodeContext, place: Place) -> Layer:
-        """Takes Open, Offer, OfferBatch; emits Opened, Acked, Failed."""
+    @property
+    def ordered(self) -> bool:
+        """Events come at dense rising positions. Else each is known by publisher and number, and
+        comes when it comes."""
 
-    def reader(self, ctx: NodeContext, place: Place) -> Layer:
-        """Takes Follow and Unfollow; delivers."""
+    @property
+    def needs(self) -> frozenset[str]:
+        """What a reader's node must have, of NEEDS."""
+
+    @property
+    def verbs(self) -> frozenset[str]:
+        """What can be done with its streams, of VERBS; the rest raises NotSupported."""
+
+    @property
+    def acks(self) -> tuple[str, ...]:
+        """What an acknowledgement may promise, weakest first."""
+
+    def check(self, spec: StreamSpec) -> None:
+        """Raise UsageError if no stream can be opened with this."""
+
+    def publisher(self, ctx: NodeContext, place: Place) -> Layer | None:
+        """Takes Open, Offer, OfferBatch; emits Opened, Acked, Failed. None: its events are
+        published to the stream service, as by the control node of every client."""
+
+    def reader(self, ctx: NodeContext, place: Place) -> Layer | None:
+        """Takes Follow and Unfollow; delivers, and emits Lost. None: the stream service's own
+        subscriber reads its streams."""

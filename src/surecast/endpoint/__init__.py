@@ -10,7 +10,7 @@ region_link.py     where the servers are, and the nodes that speak with them
 control.py         the node that publishes and asks, as results to wait for
 publishers.py      events become batches, in order, within bounds
 chunks.py          lists and tables cut into batches
-readers.py         the nodes that read
+readers.py         the nodes that read, each by one delivery
 ranges.py          a node that reads ranges of positions
 options.py         ClientOptions: every bound and every wait
 error_messages.py  what refusals mean and what to do about them

@@ -3,6 +3,10 @@
 Its machine sees to retries, reconnects and failover; here its events become results that tasks can
 wait for. A caller that gives up waiting disturbs nobody: what it asked for may still happen, and
 the answer finds nobody waiting.
+
+The machine has a layer that publishes to the stream service, and one for each delivery with a
+publisher of its own, named like the delivery. Such a delivery's layer opens its streams and is
+offered their batches.
 """
 
 from __future__ import annotations
@@ -11,11 +15,14 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 from surecast.columns.batch import Batch
 from surecast.core.endpoint import Acked, Answered, Drop, Failed, Inquire, OfferBatch, Open, Opened
-from surecast.core.streams import StreamSpec
+from surecast.core.streams import StreamInfo, StreamSpec
 from surecast.core.types import Command, LogId
 from surecast.errors import Closed, UsageError
 from surecast.runtime.node import Node
@@ -24,7 +31,17 @@ __all__ = ["Control"]
 
 QUESTIONS_MAX: Final = 9_000  # the machine's own bound is above it
 
+PUBLISHER: Final = "publisher"  # the layer that publishes to the stream service
+
 Told = Callable[[Any], None]  # an answer, or (once, last) the error that ends all answers
+
+
+@dataclass(slots=True)
+class _Opening:
+    """One call of `open` that waits for its answer, or for its turn."""
+
+    spec: StreamSpec
+    opened: asyncio.Future[Opened]
 
 
 class Control:
@@ -34,7 +51,8 @@ class Control:
 
     def __init__(self) -> None:
         self._tokens = itertools.count(1)
-        self._opens: dict[str, deque[tuple[StreamSpec, asyncio.Future[Opened]]]] = {}
+        self._opens: dict[str, deque[_Opening]] = {}
+        self._publishers: dict[LogId, str] = {}  # the layer, of opened streams where not PUBLISHER
         self._offers: dict[int, Callable[[Acked | Failed], None]] = {}
         self._questions: dict[int, tuple[Told, bool]] = {}  # and whether answers go on coming
         self._problem = ""
@@ -51,10 +69,17 @@ class Control:
         self._check()
         waiting = self._opens.setdefault(name, deque())
         future: asyncio.Future[Opened] = asyncio.get_running_loop().create_future()
-        waiting.append((spec, future))
+        waiting.append(_Opening(spec, future))
         if len(waiting) == 1:
-            self.node.give(Command("publisher", Open(name, spec)))
+            self._ask_to_open(name, spec)
         return await future
+
+    def _ask_to_open(self, name: str, spec: StreamSpec) -> None:
+        self.node.give(Command(self._layer_of(spec.delivery), Open(name, spec)))
+
+    def _layer_of(self, delivery: str) -> str:
+        machine: Any = self.node.machine
+        return delivery if delivery in machine.layers else PUBLISHER
 
     def offer(self, stream: LogId, batch: Batch, done: Callable[[Acked | Failed], None]) -> None:
         """Publish a batch after all offered before; `done` is told how it ended."""
@@ -63,7 +88,8 @@ class Control:
             return
         token = next(self._tokens)
         self._offers[token] = done
-        self.node.give(Command("publisher", OfferBatch(stream, batch, token)))
+        layer = self._publishers.get(stream, PUBLISHER)
+        self.node.give(Command(layer, OfferBatch(stream, batch, token)))
 
     async def ask(self, question: Any) -> Any:
         """The answer to a question (`core.endpoint`)."""
@@ -114,13 +140,29 @@ class Control:
         waiting = self._opens.get(event.name)
         if not waiting:
             return
-        _settle(waiting.popleft()[1], event)
-        while waiting and waiting[0][1].done():
+        if event.info is not None and not event.why and self._opens_again(waiting[0], event.info):
+            return
+        _settle(waiting.popleft().opened, event)
+        while waiting and waiting[0].opened.done():
             waiting.popleft()  # given up before it was asked
         if waiting:
-            self.node.give(Command("publisher", Open(event.name, waiting[0][0])))
+            self._ask_to_open(event.name, waiting[0].spec)
         else:
             del self._opens[event.name]
+
+    def _opens_again(self, opening: _Opening, info: StreamInfo) -> bool:
+        """Whether the stream has to be opened by another layer, too.
+
+        Without `delivery=` the stream service opens it, and only its answer tells the delivery.
+        """
+        layer = self._layer_of(info.delivery)
+        if layer != self._layer_of(opening.spec.delivery):
+            opening.spec = msgspec.structs.replace(opening.spec, delivery=info.delivery)
+            self._ask_to_open(info.name, opening.spec)
+            return True
+        if layer != PUBLISHER:
+            self._publishers[info.stream_id] = layer
+        return False
 
     # ------------------------------------------------------------ the end
 
@@ -131,8 +173,8 @@ class Control:
         self._problem = problem
         opens, self._opens = self._opens, {}
         for waiting in opens.values():
-            for _, future in waiting:
-                _settle(future, Closed(problem))
+            for opening in waiting:
+                _settle(opening.opened, Closed(problem))
         offers, self._offers = self._offers, {}
         for done in offers.values():
             done(Failed(b"", 0, "closed"))

@@ -11,16 +11,17 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from surecast import registry
-from surecast.core.endpoint import Place
+from surecast.columns.rules import KeepAll
+from surecast.core.endpoint import Delivery, Place
 from surecast.core.streams import StreamInfo, StreamSpec
 from surecast.core.types import SECOND, LogId
 from surecast.endpoint.chunks import Chunk, joined
 from surecast.endpoint.control import Control
-from surecast.endpoint.error_messages import open_error, unknown_delivery
+from surecast.endpoint.error_messages import not_supported, open_error, unknown_delivery
 from surecast.endpoint.options import ClientOptions
 from surecast.endpoint.publishers import Outbox
 from surecast.endpoint.region_link import RegionLink
-from surecast.errors import ConnectError, PublishError, UsageError
+from surecast.errors import ConnectError, NotSupported, PublishError, UsageError
 from surecast.runtime.book import Address
 
 __all__ = ["Endpoint", "send", "send_all"]
@@ -43,6 +44,7 @@ class Endpoint:
         self.options = options or ClientOptions()
         self.link = RegionLink(addresses, token, self.options, self._broken)
         self.control = Control()
+        self.deliveries = registry.deliveries()  # by name
         self.outboxes: dict[LogId | tuple[LogId, bytes], Outbox] = {}
         self.is_wanted: Callable[[], bool] = lambda: False  # by others than the control node
         self._told_broken = broken
@@ -98,12 +100,39 @@ class Endpoint:
 
     async def open_stream(self, name: str, spec: StreamSpec) -> StreamInfo:
         """Open a stream, or create it; raises what keeps it from being opened."""
+        self._check_spec(spec)
         opened = await self.control.open(name, spec)
         if opened.info is None or opened.why:
-            raise open_error(opened, spec.retention)
-        if opened.info.delivery not in registry.deliveries():
-            raise unknown_delivery(opened.info)
+            raise open_error(opened, spec)
+        self.delivery_of(opened.info)
         return opened.info
+
+    def _check_spec(self, spec: StreamSpec) -> None:
+        """Raise UsageError for what can be refused before a server is asked."""
+        if not spec.delivery:  # as the stream has it, which only the server knows
+            if spec.options:
+                raise UsageError("options= are those of a delivery: name it with delivery=")
+            return
+        delivery = self.deliveries.get(spec.delivery)
+        if delivery is None:
+            known = ", ".join(map(repr, self.deliveries))
+            raise NotSupported(f"there is no delivery={spec.delivery!r}; this version has {known}")
+        if "retain" not in delivery.verbs and spec.retention not in (None, KeepAll()):
+            raise not_supported("retain=", delivery)
+        delivery.check(spec)
+
+    def delivery_of(self, info: StreamInfo) -> Delivery:
+        """How the stream is delivered; raises NotSupported if this version does not know it."""
+        delivery = self.deliveries.get(info.delivery)
+        if delivery is None:
+            raise unknown_delivery(info)
+        return delivery
+
+    def check_verb(self, info: StreamInfo, verb: str, said: str) -> None:
+        """Raise NotSupported if the stream's delivery lacks a verb; `said` is the user's call."""
+        delivery = self.delivery_of(info)
+        if verb not in delivery.verbs:
+            raise not_supported(said, delivery)
 
     def outbox(self, info: StreamInfo) -> Outbox:
         outbox = self.outboxes.get(info.stream_id)
@@ -114,6 +143,7 @@ class Endpoint:
 
     def named_outbox(self, info: StreamInfo, publisher: bytes, pub_no: int) -> Outbox:
         """One under an identity of the user's; it replaces an earlier one of the same identity."""
+        self.check_verb(info, "publisher", "a named publisher")
         earlier = self.outboxes.get((info.stream_id, publisher))
         if earlier is not None and earlier.unacknowledged:
             raise UsageError(

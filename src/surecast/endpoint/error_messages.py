@@ -6,8 +6,8 @@ from datetime import timedelta
 from typing import Final
 
 from surecast.columns.rules import KeepFor, KeepLast, LatestPerKey, Policy
-from surecast.core.endpoint import Opened
-from surecast.core.streams import StreamInfo
+from surecast.core.endpoint import Delivery, Opened
+from surecast.core.streams import StreamInfo, StreamSpec
 from surecast.errors import (
     Closed,
     Fenced,
@@ -22,6 +22,7 @@ from surecast.errors import (
 __all__ = [
     "bad_name",
     "describe",
+    "not_supported",
     "open_error",
     "publish_error",
     "subscription_error",
@@ -57,17 +58,11 @@ def publish_error(stream: str, why: str) -> PublishError:
     return PublishError(f"not published to {stream!r}: {what}", maybe_taken=why in _MAYBE_TAKEN)
 
 
-def open_error(opened: Opened, wanted: Policy | None) -> SurecastError:
+def open_error(opened: Opened, spec: StreamSpec) -> SurecastError:
     name = opened.name
     match opened.why:
         case "config-mismatch":
-            asked = "nothing in particular" if wanted is None else describe(wanted)
-            has = "another rule" if opened.info is None else describe(opened.info.retention)
-            return StreamConfigMismatch(
-                f"stream {name!r} has retain={has}, and {asked} was asked for. Open it without "
-                "retain= to take it as it is, or use another name: what a stream keeps is fixed "
-                "when it is created"
-            )
+            return _mismatch(name, opened.info, spec)
         case "owner-unreachable":
             return OwnerUnreachable(
                 f"the region that owns {name!r} cannot be reached from this one. Try again when "
@@ -93,6 +88,27 @@ def open_error(opened: Opened, wanted: Policy | None) -> SurecastError:
                 "them equal and restart the servers"
             )
     return SurecastError(f"stream {name!r} cannot be opened: {opened.why}")
+
+
+def _mismatch(name: str, info: StreamInfo | None, spec: StreamSpec) -> StreamConfigMismatch:
+    what, has, asked = "retain", "another rule", "the default"
+    if spec.retention is not None:
+        asked = describe(spec.retention)
+    if info is not None:
+        has = describe(info.retention)
+        if spec.delivery not in ("", info.delivery):
+            what, has, asked = "delivery", repr(info.delivery), repr(spec.delivery)
+        elif spec.options not in ((), info.options):
+            what, has, asked = "options", str(dict(info.options)), str(dict(spec.options))
+    return StreamConfigMismatch(
+        f"stream {name!r} has {what}={has}, and {asked} was asked for. Open it without {what}= to "
+        "take it as it is, or use another name: these are fixed when a stream is created"
+    )
+
+
+def not_supported(said: str, delivery: Delivery) -> NotSupported:
+    """`said` is what the user wrote, such as "collect()"."""
+    return NotSupported(f"{said} is not supported by delivery={delivery.name!r}")
 
 
 def unknown_delivery(info: StreamInfo) -> NotSupported:

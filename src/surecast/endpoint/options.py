@@ -38,7 +38,7 @@ class ClientOptions:
     rediscover_ns: int = 2 * SECOND  # all servers gone for so long: ask the url's addresses again
     close_timeout_ns: int = 10 * SECOND  # what closing waits for what is not acknowledged
     owner_timeout_ns: int = 10 * SECOND  # a stream's owner out of reach: then publishing fails
-    insecure: bool = False  # mesh: listen beyond this machine, unencrypted
+    insecure: bool = False  # mesh, some deliveries: listen beyond this machine, unencrypted
 
     def validate(self) -> None:
         for key in ("linger_ns", "ack_every_ns"):

@@ -1,91 +1,110 @@
-"""The nodes that read: each follows any number of streams, each stream once.
+"""The nodes that read: each runs the reader of one delivery and follows any number of its streams.
 
-A node has one reader for each delivery, so it follows streams of all of them.
-
-Two subscriptions to one stream read it from different places, so they need two readers. Readers are
-kept when their subscriptions end, for the next.
+A node follows a stream once, so two subscriptions to one stream, which read it from different
+positions, need two readers. Readers of single streams are shared and are kept when their
+subscriptions end; a subscription by pattern has readers of its own, one for each delivery.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from typing import Any, Protocol
 
+from surecast import registry
 from surecast.columns.batch import Batch
-from surecast.core.endpoint import Follow, Place, Unfollow
-from surecast.core.types import Command, LogId
+from surecast.core.endpoint import Delivery, Follow, Lost, Place, Unfollow
+from surecast.core.types import LogId
 from surecast.endpoint.options import ClientOptions
 from surecast.endpoint.region_link import RegionLink
 from surecast.errors import NotSupported, UsageError
-from surecast.registry import deliveries, readers
-from surecast.runtime.book import is_loopback
+from surecast.runtime.book import is_loopback, show_address
 from surecast.runtime.node import Node
 
-__all__ = ["Reader", "Readers"]
+__all__ = ["Reader", "Readers", "Taker"]
 
-Taker = Callable[[LogId, tuple[Batch, ...]], None]
+
+class Taker(Protocol):
+    """Receives what a reader delivers of a stream and what it lost, in the reader's order."""
+
+    def take_in(self, stream: LogId, batches: tuple[Batch, ...]) -> None: ...
+
+    def take_lost(self, lost: Lost) -> None: ...
 
 
 class Reader:
-    """One node, and who is given what of its streams."""
+    """One node that runs the reader of one delivery, and who receives each of its streams."""
 
     node: Node
 
-    def __init__(self, shared: bool) -> None:
+    def __init__(self, delivery: str, shared: bool) -> None:
+        self.delivery = delivery
         self.shared = shared  # may serve several subscriptions
         self.takers: dict[LogId, Taker] = {}
 
-    def deliver(self, stream: LogId, batches: tuple[Batch, ...]) -> None:
+    # The node calls these two while it performs the effects of a step, in the order of the effects.
+
+    def on_deliver(self, stream: LogId, batches: tuple[Batch, ...]) -> None:
         taker = self.takers.get(stream)
         if taker is not None:
-            taker(stream, batches)
+            taker.take_in(stream, batches)
+
+    def on_emit(self, event: Any) -> None:
+        if isinstance(event, Lost):
+            taker = self.takers.get(event.stream)
+            if taker is not None:
+                taker.take_lost(event)
 
     def claim(self, stream: LogId, taker: Taker) -> None:
         self.takers[stream] = taker
 
-    def follow(self, stream: LogId, delivery: str, start: int) -> None:
-        self.node.give(Command(delivery, Follow(stream, start)))
+    def follow(self, stream: LogId, start: int) -> None:
+        self.node.give(Follow(stream, start))
 
-    def unfollow(self, stream: LogId, delivery: str) -> None:
-        self.node.give(Command(delivery, Unfollow(stream)))
+    def unfollow(self, stream: LogId) -> None:
+        self.node.give(Unfollow(stream))
 
-    def release(self, stream: LogId, delivery: str) -> None:
+    def release(self, stream: LogId) -> None:
         if self.takers.pop(stream, None) is not None:
-            self.unfollow(stream, delivery)
+            self.unfollow(stream)
 
 
 class Readers:
     """The readers of one client."""
 
-    def __init__(
-        self,
-        link: RegionLink,
-        place: Place,
-        options: ClientOptions,
-    ) -> None:
-        own_host = link.region.own_host
-        if place.mesh and not is_loopback(own_host) and not options.insecure:
-            raise NotSupported(
-                "mesh=True beyond one machine comes with encryption: members connect to each "
-                f"other, and this one would listen on {own_host}. On a network you trust, connect "
-                "with options=ClientOptions(insecure=True)"
-            )
+    def __init__(self, link: RegionLink, place: Place, options: ClientOptions) -> None:
         self._link = link
         self._place = place
-        self._own_host = own_host
+        self._own_host = link.region.own_host
         self._options = options
         self.all: list[Reader] = []
-        self.deliveries = frozenset(deliveries())  # streams of others cannot be read
+        if place.mesh:
+            self._check_may_listen("mesh=True")
 
-    async def lease(self, stream: LogId | None, taker: Taker) -> Reader:
-        """A reader that does not follow `stream` yet and has it claimed for `taker`.
+    def check(self, delivery: Delivery) -> None:
+        """Raise NotSupported if this client cannot run a reader of the delivery."""
+        if "listen" in delivery.needs:
+            self._check_may_listen(f"delivery={delivery.name!r}")
 
-        None: a reader for a pattern, whose streams nobody knows yet; it serves nobody else.
+    def _check_may_listen(self, why: str) -> None:
+        if not is_loopback(self._own_host) and not self._options.insecure:
+            raise NotSupported(
+                f"{why} beyond one machine comes with encryption: its readers are connected to and "
+                f"receive datagrams, so this one would listen on {self._own_host}. On a network "
+                "you trust, connect with options=ClientOptions(insecure=True)"
+            )
+
+    async def lease(self, delivery: Delivery, stream: LogId | None, taker: Taker) -> Reader:
+        """A reader of the delivery that does not follow `stream` yet and has it claimed for
+        `taker`.
+
+        None: a reader for the streams of a pattern, which are claimed later; it serves nobody else.
         """
+        self.check(delivery)
         if stream is not None:
             for reader in self.all:
-                if reader.shared and stream not in reader.takers:
+                same = reader.delivery == delivery.name
+                if same and reader.shared and stream not in reader.takers:
                     reader.claim(stream, taker)
                     return reader
         if len(self.all) >= self._options.readers_max:
@@ -94,27 +113,26 @@ class Readers:
                 "(ClientOptions.readers_max): close subscriptions that are no longer read, or let "
                 "several consumers share one"
             )
-        reader = Reader(shared=stream is not None)
+        reader = Reader(delivery.name, shared=stream is not None)
         if stream is not None:
             reader.claim(stream, taker)
         self.all.append(reader)
-        await self._start(reader)
+        await self._start(reader, listens=self._place.mesh or "listen" in delivery.needs)
         return reader
 
-    async def _start(self, reader: Reader) -> None:
+    async def _start(self, reader: Reader, listens: bool) -> None:
         """Before the first await the node runs: whoever claims the reader meanwhile may use it."""
         name = f"c-{secrets.token_hex(8)}"
-        place = self._place
-        listen = (self._own_host, 0) if place.mesh else None
+        listen = (self._own_host, 0) if listens else None
         if listen is not None:
-            host = f"[{listen[0]}]" if ":" in listen[0] else listen[0]
-            name = f"{name}@{host}:0"
+            name = f"{name}@{show_address(listen)}"  # peers find the address in the name
         reader.node = self._link.node(
             name,
             "reader",
-            lambda ctx: readers(ctx, place),
+            lambda ctx: registry.reader(reader.delivery, ctx, self._place),
             listen=listen,
-            on_deliver=reader.deliver,
+            on_deliver=reader.on_deliver,
+            on_emit=reader.on_emit,
         )
         try:
             await reader.node.start()

@@ -1,33 +1,36 @@
 """The client side of the delivery: publishing and thin reading as of any stream, and the mesh."""
 
 from collections import Counter
-from collections.abc import Callable
 
 from surecast.core.compose import Layer
-from surecast.core.endpoint import Place
+from surecast.core.endpoint import VERBS, Place
 from surecast.core.machine import NodeContext
+from surecast.core.streams import StreamSpec
+from surecast.errors import UsageError
 from surecast.protocols.sprinkler.config import ClientConfig
 from surecast.protocols.sprinkler.mesh_peer import MeshPeer
 
 __all__ = ["Broadcast"]
 
-Make = Callable[[NodeContext, Place], Layer]
-
 
 class Broadcast:
-    """Every event, in order, in every region. Given the machines of a client without a mesh."""
+    """Every event, in order, in every region."""
 
     name = "broadcast"
+    ordered = True
+    needs = frozenset({"region"})
+    verbs = VERBS
+    acks = ("local",)
 
-    def __init__(self, publisher: Make, subscriber: Make) -> None:
-        self._publisher = publisher
-        self._subscriber = subscriber
+    def check(self, spec: StreamSpec) -> None:
+        if spec.options:
+            raise UsageError(f"delivery={self.name!r} takes no options, not {dict(spec.options)}")
 
-    def publisher(self, ctx: NodeContext, place: Place) -> Layer:
-        return self._publisher(ctx, place)
+    def publisher(self, _ctx: NodeContext, _place: Place) -> Layer | None:
+        return None
 
-    def reader(self, ctx: NodeContext, place: Place) -> Layer:
+    def reader(self, ctx: NodeContext, place: Place) -> Layer | None:
         if not place.mesh:
-            return self._subscriber(ctx, place)
+            return None
         config = ClientConfig(ctx.name, place.servers, streams_max=place.streams_max)
         return MeshPeer(config, {}, ctx.rng, Counter())
