@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 from surecast.columns.batch import DATA, Batch
 from surecast.columns.retention import KeepLast, LatestPerKey, Policy
 from surecast.core.machine import HandlerMachine
+from surecast.core.roles import Deployment
 from surecast.core.streams import StreamSpec
 from surecast.core.types import (
     MS,
@@ -38,13 +39,9 @@ from surecast.core.types import (
     Writable,
 )
 from surecast.core.wire import Codec
-from surecast.protocols.chain.config import ChainConfig
-from surecast.protocols.chain.service import ConfigService
-from surecast.protocols.sprinkler.config import SprinklerConfig
-from surecast.protocols.streams.config import StreamsConfig
 from surecast.protocols.streams.messages import CreateStream, PubAck, Publish, PubNack, StreamOpened
 from surecast.protocols.streams.publisher import anonymous_publisher
-from surecast.registry import message_types
+from surecast.registry import configs, message_types, witness
 from surecast.runtime.book import AddressBook
 from surecast.runtime.node import Node
 from surecast.runtime.run import run
@@ -219,19 +216,17 @@ async def _proxy(spec: dict[str, Any], book: AddressBook) -> Node:
     codec = Codec(message_types())
     service = Node(
         f"{region}/config",
-        lambda ctx: ConfigService({region: (name,)}, ctx.disk),
+        lambda ctx: witness({region: (name,)}, ctx.disk),
         book=book,
         codec=codec,
         listen=book.find(f"{region}/config"),
     )
     await service.start()
     regions = {r: tuple(nodes) for r, nodes in spec["regions"].items()}
-    chain = ChainConfig(region, name, f"{region}/config", 1)
-    streams = StreamsConfig(region, name, regions[region])
-    sprinkler = SprinklerConfig(region, name, regions)
+    made = configs(Deployment(region, name, regions, f"{region}/config"))
     node = Node(
         name,
-        lambda ctx: region_replica(chain, streams, sprinkler, ctx.disk, ctx.rng),
+        lambda ctx: region_replica(made, ctx.disk, ctx.rng),
         book=book,
         codec=codec,
         listen=book.find(name),

@@ -16,6 +16,7 @@ from surecast import registry
 from surecast.core.compose import Layer
 from surecast.core.endpoint import VERBS, Delivery, Follow, Place, Unfollow
 from surecast.core.machine import HandlerMachine, NodeContext
+from surecast.core.roles import Role
 from surecast.core.streams import StreamSpec
 from surecast.errors import UsageError
 
@@ -37,7 +38,8 @@ class MadeProtocols:
     ) -> ModuleType:
         """Make the protocol of these files, or make it anew; returns its messages module.
 
-        The package's `__init__.py` and an empty `messages.py` are added.
+        The package's `__init__.py` and an empty `messages.py` are added. A file `role` has a class
+        `Role`, which becomes the protocol's role.
         """
         self.forget(protocol)
         package = self.folder / protocol
@@ -47,8 +49,17 @@ class MadeProtocols:
         for name, text in {"__init__": "", "messages": "", **files}.items():
             (package / f"{name}.py").write_text(text)
         importlib.invalidate_caches()
-        self.monkeypatch.setitem(registry.PROTOCOLS, protocol, registry.Protocol(delivery=delivery))
+        role = self._role(protocol) if "role" in files else None
+        row = registry.Protocol(delivery=delivery, role=role)
+        self.monkeypatch.setitem(registry.PROTOCOLS, protocol, row)
         return importlib.import_module(f"{PACKAGE}.{protocol}.messages")
+
+    def _role(self, protocol: str) -> Callable[[], Role]:
+        def load() -> Role:
+            role: Role = importlib.import_module(f"{PACKAGE}.{protocol}.role").Role()
+            return role
+
+        return load
 
     def forget(self, protocol: str) -> None:
         """Unload the protocol's modules."""

@@ -2,7 +2,7 @@
 
 A test of rule Rn runs the same story twice, with the machines as they are and with the mutant
 named here, and demands that only the second breaks a guarantee. A mutant derives from the class of
-the layer that has the rule (`stacks.REPLICA_LAYERS`), or from a client's machine. Where the rule is
+the layer that has the rule (`stacks.replica_layers`), or from a client's machine. Where the rule is
 in a part of `RegionSync` (forks, forwarding, recovery), the mutant replaces that part.
 """
 

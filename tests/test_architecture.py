@@ -36,16 +36,16 @@ SEES: dict[str, set[str]] = {
     "runtime": {"columns", "core", "storage"},
     "registry": _BELOW_REGISTRY,
     "stacks": {*_BELOW_REGISTRY, "registry"},
-    # These see protocols only through the registry.
+    # These see protocols only through the registry (and cli, below).
     "endpoint": {"columns", "core", "registry", "runtime"},
     "client": {"columns", "core", "endpoint", "server"},
     "pipeline": {"columns", "core", "parts", "storage", "endpoint", "client", "numba_cache", ""},
-    "server": {*_JOINED} - {"sim", "client"},
+    "server": {*_JOINED} - {"protocols", "sim", "client"},
     "swarm": {*_JOINED, "pipeline", ""},
     "bench": {*_JOINED, "swarm", "pipeline", ""},
     "web": {*_JOINED, "swarm", "pipeline", ""},
     "lab": _ALL,
-    "cli": _ALL,
+    "cli": _ALL - {"protocols"},
 }
 
 
@@ -158,6 +158,9 @@ def test_source_keeps_the_rules(module: str, path: Path) -> None:
         ("surecast.endpoint.x", "from surecast.protocols.sprinkler import delivery", "(protocols)"),
         ("surecast.endpoint.x", "from surecast.client.events import Event", "(client)"),
         ("surecast.server.x", "from surecast.client import connect", "(client)"),
+        ("surecast.server.x", "from surecast.protocols.chain.role import R", "(protocols)"),
+        ("surecast.server.x", "def f():\n    import surecast.protocols.streams", "(protocols)"),
+        ("surecast.cli.x", "def f():\n    from surecast.protocols import chain", "(protocols)"),
         ("surecast.registry", "from surecast.stacks import x", "(stacks)"),
         ("surecast.errors", "from surecast.core.types import MS", "(core)"),
         ("surecast", "from surecast.columns.batch import Batch", "(columns)"),
@@ -189,6 +192,8 @@ def test_the_checker_sees_violations(module: str, source: str, words: str) -> No
         ("surecast.storage.x", "import os, time, threading"),
         ("surecast.swarm.x", "from surecast.protocols.chain import x\nfrom surecast.sim import y"),
         ("surecast.endpoint.x", "from surecast.registry import delivery"),
+        ("surecast.server.x", "from surecast.registry import roles\nfrom surecast import stacks"),
+        ("surecast.cli.x", "from surecast.registry import directory"),
         ("surecast.cli.x", "from surecast.lab import x\nfrom surecast.swarm import y"),
     ],
 )

@@ -4,7 +4,7 @@ import ast
 import re
 from pathlib import Path
 
-from surecast.server.alarms import CODES
+from surecast.server.alarms import codes
 from surecast.sim import faults
 from surecast.swarm import file_damage, misfortunes
 
@@ -58,7 +58,7 @@ def test_alarms_of_the_page_exist() -> None:
     shape = re.compile(r"`([a-z]+(?:-[a-z]+)+)`")
     named = {code for row in rows() for code in shape.findall(row[2])}
     others = {"force-new-stream"}  # a command
-    assert named - others <= CODES.keys()
+    assert named - others <= codes().keys()
     assert {"disk-distrusted", "stream-damaged", "stream-forked", "entries-lost"} <= named
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from surecast.protocols.sprinkler.mesh_peer import MeshPeer
 from surecast.protocols.streams.publisher import Publisher
-from surecast.stacks import REPLICA_LAYERS
+from surecast.stacks import replica_layers
 from tests import mutations
 
 TESTS = Path(__file__).parent
@@ -121,6 +121,6 @@ def test_the_tests_name_the_mutants_they_catch(path: str) -> None:
 
 
 def test_a_mutant_takes_the_place_of_a_machine_that_is_in_use() -> None:
-    machines = (*REPLICA_LAYERS.values(), MeshPeer, Publisher)
+    machines = (*replica_layers().values(), MeshPeer, Publisher)
     strange = [name for name in mutants() if not issubclass(getattr(mutations, name), machines)]
     assert strange == []

@@ -10,15 +10,17 @@ import pytest
 from surecast import registry
 from surecast.core.endpoint import NEEDS, VERBS, Place
 from surecast.core.machine import NodeContext
+from surecast.core.roles import Deployment
 from surecast.core.streams import StreamSpec
 from surecast.core.types import Message, tag_of
 from surecast.errors import ConfigError
-from surecast.stacks import DELIVERIES, REPLICA_LAYERS
+from surecast.stacks import region_replica, replica_layers
 from surecast.storage.memory import MemoryDisk
 from tests.made_protocols import MadeDelivery, made_protocols
 
 CTX = NodeContext("c", Random(1), MemoryDisk(), 1)
 PLACE = Place("east", ("east/0",))
+DEPLOYMENT = Deployment("east", "east/0", {"east": ("east/0",)}, "east/witness")
 
 
 @pytest.mark.parametrize("name", registry.deliveries())
@@ -58,8 +60,43 @@ def test_a_control_node_and_a_range_reader_are_machines() -> None:
 
 
 def test_every_delivery_that_servers_have_is_known_to_clients() -> None:
-    assert set(DELIVERIES) == set(registry.deliveries())
-    assert set(DELIVERIES.values()) <= set(REPLICA_LAYERS)
+    of_servers = {role.delivery for role in registry.roles().values()} - {""}
+    assert of_servers == set(registry.deliveries())
+
+
+def test_roles_of_deliveries_stand_above_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = dict(reversed(registry.PROTOCOLS.items()))
+    order = [name for name, row in rows.items() if row.role is not None]
+    assert order.index("sprinkler") < order.index("streams")
+    monkeypatch.setattr(registry, "PROTOCOLS", rows)
+    found = registry.roles()
+    delivers = [bool(role.delivery) for role in found.values()]
+    assert delivers == sorted(delivers)
+    assert [role.name for role in found.values()] == list(found)
+
+
+def test_the_layers_of_a_replica_are_those_of_its_roles() -> None:
+    made = region_replica(registry.configs(DEPLOYMENT), MemoryDisk(), Random(1))
+    assert {name: type(layer) for name, layer in made.layers.items()} == replica_layers()
+    assert list(made.layers)[:4] == ["chain", "streams", "cursors", "queries"]
+    assert {"sprinkler", "sprinkler.mesh"} <= set(list(made.layers)[4:])
+
+
+def test_a_class_takes_the_place_of_the_layer_it_derives_from() -> None:
+    kind = replica_layers()["queries"]
+    other = type("Other", (kind,), {})
+    made = region_replica(registry.configs(DEPLOYMENT), MemoryDisk(), Random(1), types=(other,))
+    assert type(made.layers["queries"]) is other
+
+
+def test_configurations_follow_from_the_deployment_and_what_is_given() -> None:
+    found = registry.configs(DEPLOYMENT, {"chain": {"heartbeat_ns": 7}})
+    assert list(found) == list(registry.roles())
+    assert (found["chain"].service, found["chain"].heartbeat_ns) == ("east/witness", 7)
+    with pytest.raises(ConfigError, match="no role pigeon; there are: chain, streams"):
+        registry.configs(DEPLOYMENT, {"pigeon": {}})
+    with pytest.raises(ConfigError, match="no role pigeon; this version of Surecast has: chain"):
+        region_replica({**found, "pigeon": None}, MemoryDisk(), Random(1))
 
 
 BAD_ROW = """
@@ -73,6 +110,14 @@ class NoReader:
     def publisher(self, ctx: NodeContext, place: Place) -> Machine: ...
 
 Protocol(delivery=NoReader)
+
+class NoObserver:
+    name = "nothing"
+    delivery = ""
+    config: type = int
+
+Protocol(role=NoObserver)
+Protocol(witness=lambda: 7)
 """
 
 
@@ -83,6 +128,8 @@ def test_mypy_refuses_a_row_that_does_not_fit(tmp_path: Path) -> None:
     (tmp_path / "row.py").write_text(BAD_ROW)
     out, _, _ = api.run([str(tmp_path / "row.py"), "--config-file", "pyproject.toml"])
     assert 'Argument "delivery" to "Protocol" has incompatible type' in out, out
+    assert 'Argument "role" to "Protocol" has incompatible type' in out, out
+    assert 'Argument "witness" to "Protocol" has incompatible type' in out, out
 
 
 def test_message_types_are_all_messages_under_one_tag_each() -> None:

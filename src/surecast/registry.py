@@ -1,11 +1,12 @@
-"""The protocols by name: their messages, and what endpoints use of them.
+"""The protocols by name: their messages, and what endpoints and servers use of them.
 
 Nothing is loaded before it is asked for, so naming a protocol costs nothing. A new protocol is a
 folder, a row here, a page in docs/protocols and its tests. What a row has is made by a function
 with imports of its own, so that mypy refuses one that does not fit.
 """
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from inspect import isclass
@@ -15,25 +16,36 @@ from typing import Any
 
 import msgspec
 
+from surecast.columns.batch import Batch
 from surecast.core.canon import name_of
 from surecast.core.compose import compose
 from surecast.core.endpoint import Delivery, Place
 from surecast.core.machine import NodeContext
-from surecast.core.types import TAG_PATTERN, Machine, Message, tag_of
+from surecast.core.roles import Deployment, Role
+from surecast.core.streams import StreamInfo
+from surecast.core.types import TAG_PATTERN, Disk, LogId, Machine, Message, Peer, tag_of
 from surecast.errors import ConfigError
 
 __all__ = [
     "PROTOCOLS",
     "Protocol",
+    "configs",
     "control",
     "deliveries",
     "delivery",
+    "directory",
     "message_type",
     "message_types",
     "range_reader",
     "reader",
     "recorded_types",
+    "roles",
+    "witness",
 ]
+
+
+# Makes the configuration service of these chains, each with its replicas.
+Witness = Callable[[Mapping[str, tuple[Peer, ...]], Disk, Counter[str] | None], Machine]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +53,8 @@ class Protocol:
     """A row. Its messages are in the module `messages` of its folder."""
 
     delivery: Callable[[], Delivery] | None = None
+    role: Callable[[], Role] | None = None  # it has the name of the row
+    witness: Callable[[], Witness] | None = None
 
 
 def _broadcast() -> Delivery:
@@ -49,13 +63,37 @@ def _broadcast() -> Delivery:
     return Broadcast()
 
 
+def _chain() -> Role:
+    from surecast.protocols.chain.role import ChainRole
+
+    return ChainRole()
+
+
+def _chain_witness() -> Witness:
+    from surecast.protocols.chain.role import witness
+
+    return witness
+
+
+def _streams() -> Role:
+    from surecast.protocols.streams.role import StreamsRole
+
+    return StreamsRole()
+
+
+def _sprinkler() -> Role:
+    from surecast.protocols.sprinkler.role import SprinklerRole
+
+    return SprinklerRole()
+
+
 _COLUMN_TYPES = ("surecast.columns.rules",)  # the modules of `columns` that define structs
 
 PROTOCOLS: dict[str, Protocol] = {
     "nakcast": Protocol(),
-    "chain": Protocol(),
-    "streams": Protocol(),
-    "sprinkler": Protocol(delivery=_broadcast),
+    "chain": Protocol(role=_chain, witness=_chain_witness),
+    "streams": Protocol(role=_streams),
+    "sprinkler": Protocol(delivery=_broadcast, role=_sprinkler),
 }
 
 
@@ -100,6 +138,50 @@ def range_reader(ctx: NodeContext, place: Place) -> Machine:
     from surecast.protocols.streams import clients
 
     return clients.fetcher(ctx, place)
+
+
+# ------------------------------------------------------------ for servers
+
+
+def roles() -> dict[str, Role]:
+    """What protocols put into a region's replica, by name: deliveries stand above the others."""
+    made = {name: row.role() for name, row in PROTOCOLS.items() if row.role is not None}
+    for name, role in made.items():
+        assert role.name == name, (
+            f"the role of {name} is called {role.name!r}; name it like its row"
+        )
+    return dict(sorted(made.items(), key=lambda item: bool(item[1].delivery)))
+
+
+def configs(
+    deployment: Deployment, given: Mapping[str, Mapping[str, Any]] | None = None
+) -> dict[str, Any]:
+    """The configuration of each role at one replica; `given`: fields by role that are set."""
+    known, options = roles(), given or {}
+    if unknown := [name for name in options if name not in known]:
+        raise ConfigError(f"no role {', '.join(unknown)}; there are: {', '.join(known)}")
+    return {
+        name: role.config(**{**role.derived(deployment), **options.get(name, {})})
+        for name, role in known.items()
+    }
+
+
+def witness(
+    chains: Mapping[str, tuple[Peer, ...]], disk: Disk, counters: Counter[str] | None = None
+) -> Machine:
+    """The configuration service of these chains, each with its replicas."""
+    make = next(row.witness for row in PROTOCOLS.values() if row.witness is not None)
+    return make()(chains, disk, counters)
+
+
+def directory(batches: Iterable[Batch]) -> dict[LogId, StreamInfo]:
+    """The streams that a directory log lists (`core.streams.DIRECTORY`)."""
+    from surecast.protocols.streams.directory import Directory
+
+    found = Directory()
+    for batch in batches:
+        found.apply(batch)
+    return found.by_id
 
 
 # ------------------------------------------------------------ types

@@ -24,14 +24,17 @@ def facts(name: str, region: str, **more: Any) -> dict[str, Any]:
         "streams": [],
         "streams_total": 0,
         "alarms": [],
+        "roles": {},
         **more,
     }  # fmt: skip
 
 
-def stream(name: str, committed: int, regions: dict[str, int]) -> dict[str, Any]:
+def stream(
+    name: str, committed: int, regions: dict[str, int], delivery: str = "broadcast"
+) -> dict[str, Any]:
     return {
         "name": name, "owner": "east", "retention": "keep-all", "committed": committed,
-        "regions": regions, "live": committed - 1, "void": 0,
+        "regions": regions, "delivery": delivery, "live": committed - 1, "void": 0,
     }  # fmt: skip
 
 
@@ -53,6 +56,26 @@ def test_the_furthest_word_on_each_region_counts(capsys: pytest.CaptureFixture[s
     row = next(line for line in capsys.readouterr().out.splitlines() if "keep-all" in line)
     cells = [cell.strip() for cell in row.strip("│").split("│")]
     assert cells == ["s", "east", "keep-all", "101", "91", "10", "100", "0"]
+
+
+def test_a_delivery_other_than_the_default_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    both = [
+        stream("s", 101, {"east": 101, "west": 101}),
+        stream("t", 11, {"east": 11}, delivery="local-only"),
+    ]
+    found = {"e-1": facts("e-1", "east", streams=both), "w-1": facts("w-1", "west")}
+    tell(found, {}, 10)
+    rows = [line for line in capsys.readouterr().out.splitlines() if "keep-all" in line]
+    cells = [[cell.strip() for cell in row.strip("│").split("│")] for row in rows]
+    assert cells == [
+        ["s", "east", "keep-all", "broadcast", "101", "101", "0", "100", "0"],
+        ["t", "east", "keep-all", "local-only", "11", "–", "0", "10", "0"],
+    ]
+
+
+def test_what_roles_say_besides_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    tell({"e-1": facts("e-1", "east", roles={"made": {"count": 3, "names": ["s"]}})}, {}, 10)
+    assert "made  e-1: count 3, names ['s']" in capsys.readouterr().out
 
 
 def test_a_silent_replica_is_shown_in_its_region(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,14 +7,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from surecast.client.connection import Client
+from surecast.core.roles import Deployment
 from surecast.core.types import MS
 from surecast.core.wire import Codec
 from surecast.endpoint.options import ClientOptions
-from surecast.protocols.chain.config import ChainConfig
-from surecast.protocols.chain.service import ConfigService
-from surecast.protocols.sprinkler.config import SprinklerConfig
-from surecast.protocols.streams.config import StreamsConfig
-from surecast.registry import message_types
+from surecast.registry import configs, message_types, witness
 from surecast.runtime import AddressBook, Node, RuntimeLimits
 from surecast.stacks import region_replica
 from surecast.storage.memory import MemoryDisk
@@ -99,14 +96,13 @@ class Regions:
     def _machine(self, ctx: Any, name: str) -> Any:
         region, _, _ = name.replace("/", "-").rpartition("-")
         if name.endswith("/witness"):
-            return ConfigService({region: self.names[region]}, ctx.disk, Counter())
-        chain = ChainConfig(region, name, f"{region}/witness", len(self.names[region]))
+            return witness({region: self.names[region]}, ctx.disk, Counter())
         addresses = {peer: f"{HOST}:{self.ports[peer]}" for peer in self.names[region]}
-        streams = StreamsConfig(region, name, self.names[region], addresses=addresses)
-        sprinkler = SprinklerConfig(
-            region, name, self.names, owners=self.owners, advertise_ns=20 * MS
+        deployment = Deployment(
+            region, name, self.names, f"{region}/witness", self.owners, addresses
         )
-        return region_replica(chain, streams, sprinkler, ctx.disk, ctx.rng, Counter())
+        made = configs(deployment, {"sprinkler": {"advertise_ns": 20 * MS}})
+        return region_replica(made, ctx.disk, ctx.rng, Counter())
 
     async def kill(self, name: str) -> None:
         node = self.nodes.pop(name)

@@ -13,6 +13,7 @@ from surecast.core import replicated
 from surecast.core.compose import compose
 from surecast.core.machine import HandlerMachine
 from surecast.core.replicated import Appended, Committed, RoleChanged
+from surecast.core.roles import Deployment
 from surecast.core.streams import DIRECTORY, StreamInfo
 from surecast.core.types import (
     MS,
@@ -26,17 +27,15 @@ from surecast.core.types import (
     Start,
     TimerFired,
 )
-from surecast.protocols.chain.config import ChainConfig
-from surecast.protocols.sprinkler.config import SprinklerConfig
 from surecast.protocols.sprinkler.mesh_server import MeshServer
 from surecast.protocols.sprinkler.messages import Advertise
 from surecast.protocols.sprinkler.region_sync import RegionSync
 from surecast.protocols.sprinkler.sources import Copy
-from surecast.protocols.streams.config import StreamsConfig
 from surecast.protocols.streams.cursors import Cursors
 from surecast.protocols.streams.directory import info_batch
 from surecast.protocols.streams.queries import Queries
 from surecast.protocols.streams.service import StreamService
+from surecast.registry import configs
 from surecast.stacks import region_replica
 from surecast.storage.memory import MemoryDisk
 
@@ -81,9 +80,10 @@ class Bench:
         region = name.split("/")[0]
         self.disk = MemoryDisk()
         replica = region_replica(
-            ChainConfig(region, name, f"{region}/config", len(REGIONS[region])),
-            StreamsConfig(region, name, REGIONS[region], **(streams or {})),
-            SprinklerConfig(region, name, REGIONS, **{"start": "trust", **options}),
+            configs(
+                Deployment(region, name, REGIONS, f"{region}/config"),
+                {"streams": streams or {}, "sprinkler": {"start": "trust", **options}},
+            ),
             self.disk,
             Random(1),
             types=() if mutant is None else (mutant,),

@@ -146,4 +146,4 @@ async def two_replicas(**chain: Any) -> AsyncIterator[list[RegionServer]]:
             stack.push_async_callback(server.stop)
             servers.append(server)
         await until(lambda: not any(map(not_ready, servers)))
-        yield sorted(servers[:2], key=lambda server: not server.chain.is_head)
+        yield sorted(servers[:2], key=lambda server: not server.chain().is_head)

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from surecast import registry
 from surecast.core.streams import CURSORS, DIRECTORY
+from surecast.protocols.streams.observe import NAMED_MAX
 from surecast.runtime.session import UP
-from surecast.server.alarms import CODES, NAMED_MAX, alarms
+from surecast.server.alarms import alarms, codes
 from surecast.server.status import not_ready
 
 
@@ -29,132 +31,146 @@ def healthy() -> Any:
         config=SimpleNamespace(
             name="e-1",
             node=SimpleNamespace(data_dir="data", region="e"),
-            region=SimpleNamespace(replicas={"e-1": "", "e-2": ""}),
+            deployment=SimpleNamespace(witness="e/witness"),
         ),
         replica=SimpleNamespace(
             sessions=SimpleNamespace(by_peer={"e/witness": SimpleNamespace(state=UP)})
         ),
-        chain=SimpleNamespace(
-            config=SimpleNamespace(service="e/witness", writable_min=2, pending_bytes_max=100),
-            members=members,
-            epoch=3,
-            is_member=True,
-            active=True,
-            saved=SimpleNamespace(clean=True, lost_epoch=0, distrust=""),
-            ahead=lambda: [],
-            store_failures=0,
-            pending_bytes=0,
-            logs={b"log": log},
-        ),
-        streams=SimpleNamespace(
-            streams={b"s": stream},
-            disk=SimpleNamespace(holes=lambda log: []),
-            entries_lost=[],
-            hole_at={},
-        ),
-        regions=SimpleNamespace(
-            now_ns=10**9,
-            owners=b"same",
-            peers={"w": peer},
-            is_live=lambda peer: peer.live,
-            streams={b"s": copy},
-            is_head=True,
-            recovery=SimpleNamespace(has_asked=False, is_anybody_silent=lambda: False),
-            forks=SimpleNamespace(told=lambda count: [], has_met=lambda peer: False),
-        ),
+        roles=list(registry.roles().values()),
+        layers={
+            "chain": SimpleNamespace(
+                config=SimpleNamespace(
+                    chain="e", configured=("e-1", "e-2"), writable_min=2, pending_bytes_max=100
+                ),
+                members=members,
+                epoch=3,
+                is_member=True,
+                active=True,
+                saved=SimpleNamespace(clean=True, lost_epoch=0, distrust=""),
+                ahead=lambda: [],
+                store_failures=0,
+                pending_bytes=0,
+                logs={b"log": log},
+            ),
+            "streams": SimpleNamespace(
+                streams={b"s": stream},
+                disk=SimpleNamespace(holes=lambda log: []),
+                entries_lost=[],
+                hole_at={},
+            ),
+            "sprinkler": SimpleNamespace(
+                now_ns=10**9,
+                owners=b"same",
+                peers={"w": peer},
+                is_live=lambda peer: peer.live,
+                streams={b"s": copy},
+                is_head=True,
+                recovery=SimpleNamespace(has_asked=False, is_anybody_silent=lambda: False),
+                forks=SimpleNamespace(told=lambda count: [], has_met=lambda peer: False),
+            ),
+        },
     )
 
 
 def not_founded(server: Any) -> None:
-    server.chain.epoch, server.chain.active, server.chain.is_member = 0, False, False
-    server.chain.members = []
+    (
+        server.layers["chain"].epoch,
+        server.layers["chain"].active,
+        server.layers["chain"].is_member,
+    ) = 0, False, False
+    server.layers["chain"].members = []
 
 
 def not_in_chain(server: Any) -> None:
-    server.chain.is_member = False
+    server.layers["chain"].is_member = False
 
 
 def too_few(server: Any) -> None:
-    del server.chain.members[1]
+    del server.layers["chain"].members[1]
 
 
 def missing(server: Any) -> None:
-    del server.chain.members[1]
-    server.chain.config.writable_min = 1
+    del server.layers["chain"].members[1]
+    server.layers["chain"].config.writable_min = 1
 
 
 def disks_lost(server: Any) -> None:
-    server.chain.saved.clean, server.chain.saved.lost_epoch = False, 2
+    server.layers["chain"].saved.clean, server.layers["chain"].saved.lost_epoch = False, 2
 
 
 def distrusted(server: Any) -> None:
-    server.chain.saved.distrust = "the journal is shorter than it was"
+    server.layers["chain"].saved.distrust = "the journal is shorter than it was"
 
 
 def ahead(server: Any) -> None:
-    server.chain.ahead = lambda: ["e-2"]
+    server.layers["chain"].ahead = lambda: ["e-2"]
 
 
 def damaged(server: Any) -> None:
-    server.streams.streams[b"s"].hole = 10
-    server.streams.disk.holes = lambda log: [(10, 12), (20, 31)]
+    server.layers["streams"].streams[b"s"].hole = 10
+    server.layers["streams"].disk.holes = lambda log: [(10, 12), (20, 31)]
 
 
 def directory_damaged(server: Any) -> None:
-    server.streams.hole_at = {DIRECTORY: 3, b"s": 10}
+    server.layers["streams"].hole_at = {DIRECTORY: 3, b"s": 10}
 
 
 def entries_lost(server: Any) -> None:
-    server.streams.entries_lost = [(DIRECTORY, 2, 4), (CURSORS, 5, 6)]
+    server.layers["streams"].entries_lost = [(DIRECTORY, 2, 4), (CURSORS, 5, 6)]
 
 
 def asking(server: Any) -> None:
-    server.regions.recovery.is_anybody_silent = lambda: True
+    server.layers["sprinkler"].recovery.is_anybody_silent = lambda: True
 
 
 def forked(server: Any) -> None:
-    server.regions.forks.told = lambda count: ["s: positions 7 to 9 are now in _quarantine.s.7"]
+    server.layers["sprinkler"].forks.told = lambda count: [
+        "s: positions 7 to 9 are now in _quarantine.s.7"
+    ]
 
 
 def failing(server: Any) -> None:
-    server.chain.store_failures = 5
-    server.chain.logs[b"log"].failed = True
+    server.layers["chain"].store_failures = 5
+    server.layers["chain"].logs[b"log"].failed = True
 
 
 def failing_again(server: Any) -> None:
     """While the next attempt is under way."""
-    server.chain.store_failures = 5
-    server.chain.logs[b"log"].pending = ["batch"]
+    server.layers["chain"].store_failures = 5
+    server.layers["chain"].logs[b"log"].pending = ["batch"]
 
 
 def failing_here_not_there(server: Any) -> None:
     """Another log was written meanwhile."""
-    server.chain.logs[b"log"].failed = True
+    server.layers["chain"].logs[b"log"].failed = True
 
 
 def behind(server: Any) -> None:
-    server.chain.pending_bytes = 101
+    server.layers["chain"].pending_bytes = 101
 
 
 def unreachable(server: Any) -> None:
-    server.regions.peers["w"].live = False
+    server.layers["sprinkler"].peers["w"].live = False
 
 
 def never_heard(server: Any) -> None:
-    server.regions.peers["w"].live, server.regions.peers["w"].heard_ns = False, -1
-    server.regions.peers["w"].owners = b""
+    server.layers["sprinkler"].peers["w"].live, server.layers["sprinkler"].peers["w"].heard_ns = (
+        False,
+        -1,
+    )
+    server.layers["sprinkler"].peers["w"].owners = b""
 
 
 def owners_differ(server: Any) -> None:
-    server.regions.peers["w"].owners = b"others"
+    server.layers["sprinkler"].peers["w"].owners = b"others"
 
 
 def quarantined(server: Any) -> None:
-    server.streams.streams[b"s"].quarantined = "journal-1: bad checksum"
+    server.layers["streams"].streams[b"s"].quarantined = "journal-1: bad checksum"
 
 
 def recovering(server: Any) -> None:
-    server.regions.streams[b"s"].recovering_since_ns = 0
+    server.layers["sprinkler"].streams[b"s"].recovering_since_ns = 0
 
 
 def in_memory(server: Any) -> None:
@@ -211,26 +227,26 @@ def test_each_alarm(happens: Callable[[Any], None], code: str, what: str) -> Non
     happens(server)
     found = alarms(server)
     assert [(alarm.code, alarm.what) for alarm in found] == [(code, what)]
-    assert (found[0].means, found[0].todo) == (CODES[code].means, CODES[code].todo)
+    assert (found[0].means, found[0].todo) == (codes()[code].means, codes()[code].todo)
     assert not_ready(server) == ([] if code in READY else [f"{code}: {what}"])
 
 
 def test_every_code_is_in_the_table() -> None:
-    assert {code for _, code, _ in TABLE} == set(CODES)
+    assert {code for _, code, _ in TABLE} == set(codes())
 
 
 def test_failures_without_anything_to_write_are_over() -> None:
     server = healthy()
-    server.chain.store_failures = 5
+    server.layers["chain"].store_failures = 5
     assert alarms(server) == []
 
 
 def test_numbers_that_rise_do_not_make_a_new_alarm() -> None:
     """The log tells alarms apart by code and by what stands before the first comma."""
     for happens, later in (
-        (failing, lambda server: setattr(server.chain, "store_failures", 6)),
-        (behind, lambda server: setattr(server.chain, "pending_bytes", 12_345_678)),
-        (unreachable, lambda server: setattr(server.regions, "now_ns", 10**12)),
+        (failing, lambda server: setattr(server.layers["chain"], "store_failures", 6)),
+        (behind, lambda server: setattr(server.layers["chain"], "pending_bytes", 12_345_678)),
+        (unreachable, lambda server: setattr(server.layers["sprinkler"], "now_ns", 10**12)),
     ):
         server = healthy()
         happens(server)
@@ -245,8 +261,12 @@ def test_many_streams_are_counted() -> None:
     server = healthy()
     for number in range(NAMED_MAX + 3):
         info = SimpleNamespace(name=f"n{number}")
-        server.streams.streams[number] = SimpleNamespace(info=info, quarantined="bad", hole=0)
-        server.regions.streams[number] = SimpleNamespace(info=info, recovering_since_ns=0)
+        server.layers["streams"].streams[number] = SimpleNamespace(
+            info=info, quarantined="bad", hole=0
+        )
+        server.layers["sprinkler"].streams[number] = SimpleNamespace(
+            info=info, recovering_since_ns=0
+        )
     found = [alarm.what for alarm in alarms(server)]
     assert len(found) == NAMED_MAX + 2
     assert found[NAMED_MAX] == "and 3 more"

@@ -42,15 +42,15 @@ def changed(path: str, value: Any) -> dict[str, Any]:
 def test_a_good_document_becomes_what_the_layers_need() -> None:
     config = build(GOOD)
     assert config.name == "east-1"
-    assert config.chain.service == "east/witness"
-    assert config.chain.chain == "east"
-    assert config.chain.replicas == 2
-    streams = config.streams
+    assert config.roles["chain"].service == "east/witness"
+    assert config.roles["chain"].chain == "east"
+    assert config.roles["chain"].replicas == 2
+    streams = config.roles["streams"]
     assert (streams.region, streams.name, streams.chain) == ("east", "east-1", "east")
     assert streams.replicas == ("east-1", "east-2")
     assert streams.addresses == {"east-1": "127.0.0.1:7400", "east-2": "127.0.0.1:7401"}
     assert streams.http == {"east-1": "127.0.0.1:7480", "east-2": "127.0.0.1:7481"}
-    sprinkler = config.sprinkler
+    sprinkler = config.roles["sprinkler"]
     assert (sprinkler.region, sprinkler.name) == ("east", "east-1")
     assert sprinkler.regions == {"east": ("east-1", "east-2"), "west": ("west-1",)}
     assert sprinkler.owners == {"": "east", "orders.eu": "west"}
@@ -62,15 +62,14 @@ def test_knobs_reach_their_layers() -> None:
         **GOOD,
         "chain": {"heartbeat_ns": "20ms"},
         "streams": {"compact_share": 0.5},
-        "sprinkler": {"advertise_ns": "50ms"},
-        "mesh": {"fanout": 3},
+        "sprinkler": {"advertise_ns": "50ms", "mesh": {"fanout": 3}},
         "storage": {"sync": "none"},
     }
     config = build(document)
-    assert config.chain.heartbeat_ns == 20_000_000
-    assert config.streams.compact_share == 0.5
-    assert config.sprinkler.advertise_ns == 50_000_000
-    assert config.sprinkler.mesh.fanout == 3
+    assert config.roles["chain"].heartbeat_ns == 20_000_000
+    assert config.roles["streams"].compact_share == 0.5
+    assert config.roles["sprinkler"].advertise_ns == 50_000_000
+    assert config.roles["sprinkler"].mesh.fanout == 3
     assert config.storage.sync == "none"
 
 
@@ -143,7 +142,7 @@ def test_one_region_owns_everything() -> None:
         ("sprinkler/region", "x", "[sprinkler] region: this is a key of [node]"),
         ("sprinkler/compact_share", 0.5, "[sprinkler] compact_share: this is a key of [streams]"),
         ("sprinkler/switching", "odd", "use 'production' or 'literal'"),
-        ("mesh/fanout", 0, "mesh.fanout is 0"),
+        ("sprinkler/mesh/fanout", 0, "[sprinkler.mesh] mesh.fanout is 0"),
         ("storage/sync", "maybe", "[storage] sync = 'maybe'"),
         ("http/connections_max", 0, "[http] connections_max = 0: above 0"),
         ("http/header_timeout_ns", "0s", "[http] header_timeout_ns = "),

@@ -6,6 +6,7 @@ fail: a check that cannot fail protects nothing.
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -274,7 +275,8 @@ def test_only_the_head_of_the_owner_begins_a_stream_anew(places: Any) -> None:
                 patch.setattr(Pages, "_need_owner", lambda _self, _owner: None)
                 with pytest.raises(AssertionError):
                     await check_refused_by_port(other, spy(patch))
-                patch.setattr(StreamService, "_on_force_new_stream", force_anywhere)
+                service: Any = other.streams  # a machine binds its handlers when it is made
+                patch.setitem(service._inputs, ForceNewStream, partial(force_anywhere, service))
                 with pytest.raises(AssertionError):
                     await check_refused_by_machine(other, spy(patch))
 

@@ -122,12 +122,12 @@ def test_a_member_that_left_with_a_full_disk_comes_back_when_there_is_room(place
             await publish(other)
             disk_of(failing).failing = "full"
             await publish(other)  # the other one goes on alone
-            await until(lambda: not failing.chain.is_member)
+            await until(lambda: not failing.chain().is_member)
             assert any(why.startswith("not-in-chain") for why in not_ready(failing))
             assert not not_ready(other)
             disk_of(failing).failing = ""
             await until(lambda: not not_ready(failing))  # nothing is published meanwhile
-            assert failing.chain.is_member
+            assert failing.chain().is_member
 
     run(main)
 
@@ -138,7 +138,7 @@ def test_failures_of_what_was_taken_back_do_not_count() -> None:
     async def main() -> None:
         async with Open() as region:
             await readyz(region, 200)
-            region.server.chain.store_failures = 7  # as after chain/roles.py `_drop_fork`
+            region.server.layers["chain"].store_failures = 7  # as after chain/roles.py `_drop_fork`
             assert await readyz(region, 200) == []
 
     run(main)

@@ -19,11 +19,11 @@ from surecast.protocols.streams.service import StreamService
 from surecast.protocols.streams.subscriber import Subscriber
 from surecast.sim.faults import Crash, Degrade, Timed
 from surecast.sim.links import Link
-from surecast.stacks import REPLICA_LAYERS
+from surecast.stacks import replica_layers
 from surecast.swarm.sprinkler import WARM_UP_NS, Plan, SeedResult, draw_plan, run_seed
 
 SEEDS = (8, 3, 103, 126, 20, 203, 279, 68)  # cheap ones, of many kinds
-ROLES = (*REPLICA_LAYERS.values(), Publisher, Subscriber, Inquirer, Fetcher, ConfigService)
+ROLES = (*replica_layers().values(), Publisher, Subscriber, Inquirer, Fetcher, ConfigService)
 
 
 @pytest.fixture(scope="module")

@@ -106,13 +106,11 @@ def _verify(path: Path) -> "Verdict":
 def _names(path: Path) -> dict[bytes, str]:
     """What the streams of a replica's store are called, and its own logs."""
     from surecast.core.streams import CURSORS, DIRECTORY
-    from surecast.protocols.streams.directory import Directory
+    from surecast.registry import directory
     from surecast.storage.inspect import batches
 
-    directory = Directory()
-    for batch in batches(path, DIRECTORY):
-        directory.apply(batch)
-    known = {stream: info.name for stream, info in directory.by_id.items()}
+    listed = directory(batches(path, DIRECTORY))
+    known = {stream: info.name for stream, info in listed.items()}
     return {DIRECTORY: "(which streams there are)", CURSORS: "(named subscriptions)", **known}
 
 

@@ -107,6 +107,10 @@ def tell(found: dict[str, Facts], silent: dict[str, str], streams_max: int) -> N
     page = console()
     page.print(_chains(found, silent))
     page.print(_streams(found, streams_max))
+    for name, facts in found.items():
+        for role, said in facts["roles"].items():
+            values = ", ".join(f"{key} {value}" for key, value in said.items())
+            page.print(f"{role}  {escape(f'{name}: {values}')}", highlight=False)
     alarms = [(name, alarm) for name, facts in found.items() for alarm in facts["alarms"]]
     seen: dict[str, list[str]] = {}
     for name, alarm in alarms:
@@ -165,9 +169,13 @@ def _streams(found: dict[str, Facts], streams_max: int) -> "Table":
     """A row per stream: how far each region is, by the replica there that is furthest."""
     from rich.table import Table
 
+    from surecast.core.streams import DEFAULT_DELIVERY
+
     regions = regions_of(found)
     titles = [f"end in {region}" for region in regions]
-    table = Table("stream", "owner", "keeps", *titles, "lag", "live", "void")
+    deliveries = {s["delivery"] for facts in found.values() for s in facts["streams"]}
+    more = ["delivery"] if deliveries - {DEFAULT_DELIVERY} else []
+    table = Table("stream", "owner", "keeps", *more, *titles, "lag", "live", "void")
     rows: dict[str, Facts] = {}
     ends: dict[str, dict[str, int]] = {}
     for facts in found.values():
@@ -181,9 +189,11 @@ def _streams(found: dict[str, Facts], streams_max: int) -> "Table":
     for name in sorted(rows)[:streams_max]:
         stream, at = rows[name], ends[name]
         most = max(at.values())
-        lag = max(most - at.get(region, 1) for region in regions)
+        # The default delivery goes to every region; others may not.
+        goes_to = regions if stream["delivery"] == DEFAULT_DELIVERY else at
+        lag = max(most - at.get(region, 1) for region in goes_to)
         table.add_row(
-            name, stream["owner"], stream["retention"],
+            name, stream["owner"], stream["retention"], *(stream[key] for key in more),
             *(f"{at[region]:,}" if region in at else "–" for region in regions),
             f"[yellow]{lag:,}[/yellow]" if lag else "0",
             f"{stream['live']:,}", f"{stream['void']:,}",

@@ -8,6 +8,8 @@ import typer
 from surecast.cli.options import DEFAULT_URL, AsJson, Token, Url, console, run_async
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from surecast.core.streams import StreamInfo
 
 
@@ -17,7 +19,8 @@ def streams(
     token: Token = "",
     as_json: AsJson = False,
 ) -> None:
-    """List streams: name, the region that owns it, what it keeps.
+    """List streams: name, the region that owns it, what it keeps; how it is delivered, if not
+    all in the default way.
 
     How far they have come, in every region: `surecast status`.
     """
@@ -35,13 +38,23 @@ async def _streams(pattern: str, url: str, token: str, as_json: bool) -> int:
         which = "" if pattern == ">" else f" that match {pattern}"
         print(f"no streams{which} yet: `surecast publish demo.hello 'hello, world'` makes one")
     else:
-        from rich.table import Table
-
-        table = Table("stream", "owner", "keeps")
-        for info in found:
-            table.add_row(*(_facts(info)[key] for key in ("name", "owner", "retention")))
-        console().print(table)
+        console().print(table_of(found))
     return 0
+
+
+def table_of(found: "list[StreamInfo]") -> "Table":
+    from rich.table import Table
+
+    from surecast.core.streams import DEFAULT_DELIVERY
+
+    rows = [_facts(info) for info in found]
+    keys = {"stream": "name", "owner": "owner", "keeps": "retention"}
+    if any(row["delivery"] != DEFAULT_DELIVERY for row in rows):
+        keys["delivery"] = "delivery"
+    table = Table(*keys)
+    for row in rows:
+        table.add_row(*(row[key] for key in keys.values()))
+    return table
 
 
 def _facts(info: "StreamInfo") -> dict[str, str]:
@@ -50,6 +63,7 @@ def _facts(info: "StreamInfo") -> dict[str, str]:
     return {
         "name": info.name,
         "owner": info.owner,
+        "delivery": info.delivery,
         "retention": show_policy(info.retention),
         "stream_id": info.stream_id.hex(),
     }

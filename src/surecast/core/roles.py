@@ -79,12 +79,23 @@ class Observer(Protocol):
         """What is wrong: a code, and what it concerns."""
 
     def status(self, layers: Layers) -> Mapping[str, Any]:
-        """What `surecast status` shows of the role; empty: nothing."""
+        """What `surecast status` shows of the role; empty: nothing.
+
+        `chain` is a `core.status.ChainStatus`, `regions` a list of `core.status.RegionStatus`: the
+        server has a place for these. The rest is shown under the role's name.
+        """
 
     def stream(self, layers: Layers, stream: LogId) -> Mapping[str, Any]:
-        """... and of one stream; of a delivery's role, only of streams that it delivers."""
+        """... and of one stream; of a delivery's role, only of streams that it delivers.
 
-    def metrics(self, layers: Layers) -> Iterator[Metric]: ...
+        Of what several roles say, `subscribers` are added, `regions` (region → end) are joined, and
+        `recovering` is true if one says so. `kept_bytes`, `rate` and `source` have a place in
+        `server.status.StreamStatus`; the rest is shown as `details`.
+        """
+
+    def metrics(self, layers: Layers) -> Iterator[Metric]:
+        """Gauges besides those that the server makes of status; each name begins with the role's,
+        so that no two are equal."""
 
 
 class Role(Protocol):
@@ -92,8 +103,8 @@ class Role(Protocol):
 
     @property
     def name(self) -> str:
-        """Of its section of the configuration and of its first layer; others begin with it and a
-        dot, or are named in `layer_types`."""
+        """Of its row of the registry, of its section of the configuration and of its first layer.
+        Other layers begin with it and a dot, or are named in `layer_types`."""
 
     @property
     def delivery(self) -> str:
@@ -101,7 +112,9 @@ class Role(Protocol):
 
     @property
     def config(self) -> type[Any]:
-        """A frozen dataclass."""
+        """A frozen dataclass, as `core.config` loads it. The first line of its docstring is the
+        title of its section; a field that is a dataclass is a section below it. It may have a
+        `summary()`: rows (what, value) for `surecast serve --check-config`."""
 
     @property
     def layer_types(self) -> Mapping[str, type[Any]]:

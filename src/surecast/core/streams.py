@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, Protocol
 import msgspec
 
 from surecast.columns.batch import Batch
-from surecast.columns.retention import Policy
+from surecast.columns.retention import Policy, RetentionIndex
 from surecast.core.types import Input, LogId, Peer
 
 __all__ = [
@@ -220,6 +220,14 @@ class StreamState(Protocol):
     @property
     def committed(self) -> int:
         """By the chain, and shown to readers."""
+
+    @property
+    def index(self) -> RetentionIndex:
+        """What of it is void; `committed` may be ahead of it."""
+
+    @property
+    def quarantined(self) -> str:
+        """Why its log cannot be indexed beyond `index.end`; empty: it can."""
 
 
 class Streams(Protocol):

@@ -36,7 +36,10 @@ __all__ = [
 META = b"surecast"  # the key of our note in a file's metadata
 ARROW = {str: "string", int: "int64", float: "float64", bool: "bool_"}
 # The rooms a simulated point runs in, and which modules of the lab only show what came of it.
-SIMULATED = {"columns", "core", "parts", "protocols", "storage", "sim", "swarm", "lab", "stacks.py"}
+SIMULATED = {
+    "columns", "core", "parts", "protocols", "registry.py", "stacks.py", "storage", "sim", "swarm",
+    "lab",
+}  # fmt: skip
 SHOWN = re.compile(r"^(book|html|figures|.*_figure|torture)\.py$")
 NAME_MAX = 80  # letters of a point's name, before the digest that makes it the only one
 

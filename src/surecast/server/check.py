@@ -13,7 +13,7 @@ __all__ = ["problems", "summary"]
 
 def summary(config: ServerConfig) -> list[tuple[str, str]]:
     """What it says, in words: a row per fact."""
-    node, here = config.node, config.region
+    node = config.node
     data = os.path.abspath(node.data_dir) if node.data_dir else "NONE: everything is in memory only"
     rows = [
         ("this node", f"{config.name}, {node.role} of region {node.region}"),
@@ -28,8 +28,9 @@ def summary(config: ServerConfig) -> list[tuple[str, str]]:
     for prefix, owner in sorted(config.owners.items()):
         what = f"{prefix} and {prefix}.>" if prefix else "all other streams"
         rows.append(("owner", f"{owner} of {what}"))
-    promise = config.chain.writable_min
-    rows.append(("an ack means", f"on disk at {promise} or more of {len(here.replicas)} replicas"))
+    for of_role in config.roles.values():
+        if summary_of := getattr(of_role, "summary", None):
+            rows += summary_of()
     return rows
 
 

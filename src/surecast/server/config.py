@@ -2,23 +2,23 @@
 
 `[node]` is this process; `[regions.*]` and `[owners]` describe the deployment and are the same
 everywhere but for addresses, which are as *this* node reaches the others (a relay or a NAT may
-stand between). The rest are the knobs of the layers, each with a default. `build` joins them into
-one `ServerConfig`, or says in a `ConfigError` what is wrong, where, and what is allowed.
+stand between). The rest are knobs, each with a default; every role of a replica (`core.roles`) has
+a section of its own name. `build` joins them into one `ServerConfig`, or says in a `ConfigError`
+what is wrong, where, and what is allowed.
 """
 
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, Literal, get_type_hints
 
 from surecast.core.config import check, load
+from surecast.core.roles import Deployment, Role
 from surecast.core.types import SECOND, Peer
 from surecast.core.wire import Limits
 from surecast.errors import ConfigError
-from surecast.protocols.chain.config import ChainConfig
-from surecast.protocols.sprinkler.config import MeshConfig, SprinklerConfig
-from surecast.protocols.streams.config import StreamsConfig
+from surecast.registry import roles
 from surecast.runtime.book import Address, is_loopback
 from surecast.runtime.limits import RuntimeLimits
 from surecast.storage.config import StorageConfig
@@ -30,7 +30,9 @@ __all__ = [
     "RegionConfig",
     "ServerConfig",
     "build",
+    "derived_fields",
     "parse_address",
+    "sections",
     "witness_name",
 ]
 
@@ -133,9 +135,8 @@ class ServerConfig:
     node: NodeConfig
     regions: dict[str, RegionConfig]
     owners: dict[str, str]
-    chain: ChainConfig  # of a witness: its region's first replica's
-    streams: StreamsConfig
-    sprinkler: SprinklerConfig
+    deployment: Deployment  # of a witness: its region's first replica's, and so `roles`
+    roles: dict[str, Any]  # the configuration of each role, by its name
     storage: StorageConfig
     runtime: RuntimeLimits
     limits: Limits
@@ -160,7 +161,7 @@ class ServerConfig:
         return not self.is_witness and not self.region.witness
 
 
-# Sections that fill one class each. Of those in DERIVED, some fields follow from the rest.
+# Sections that fill one class each, besides those of the roles.
 SECTIONS: dict[str, type[Any]] = {
     "node": NodeConfig,
     "http": HttpConfig,
@@ -168,14 +169,30 @@ SECTIONS: dict[str, type[Any]] = {
     "storage": StorageConfig,
     "runtime": RuntimeLimits,
     "limits": Limits,
-    "mesh": MeshConfig,
 }
-DERIVED = {
-    "chain": ("chain", "name", "service", "replicas"),
-    "streams": ("region", "name", "replicas", "chain", "addresses", "http"),
-    "sprinkler": ("region", "name", "regions", "mesh", "owners"),
-}
-TABLES = ("regions", "owners", "chain", "streams", "sprinkler")  # and these are read one by one
+TABLES = ("regions", "owners")  # and these are read one by one
+
+
+def sections() -> dict[str, type[Any]]:
+    """Every section that fills a class, by name: "node", "chain", "sprinkler.mesh"."""
+    found = dict(SECTIONS)
+    for role in roles().values():
+        assert role.name not in (*SECTIONS, *TABLES), f"{role.name} is a section of the server"
+        found |= _nested(role.name, role.config)
+    return found
+
+
+def _nested(section: str, cls: type[Any]) -> dict[str, type[Any]]:
+    found = {section: cls}
+    for name, hint in get_type_hints(cls).items():
+        if isinstance(hint, type) and is_dataclass(hint):
+            found |= _nested(f"{section}.{name}", hint)
+    return found
+
+
+def derived_fields(role: Role) -> set[str]:
+    """The fields of its configuration that follow from the deployment."""
+    return set(role.derived(Deployment("r", "n", {"r": ("n",)}, "w")))
 
 
 def witness_name(region: str) -> Peer:
@@ -201,31 +218,22 @@ def build(document: Mapping[str, Any]) -> ServerConfig:
     _check_place(node, regions)
     owners = _owners(document.get("owners"), node, regions)
     who = node.name if node.role == "replica" else next(iter(regions[node.region].replicas))
-    names = {region: tuple(config.replicas) for region, config in regions.items()}
     here = regions[node.region]
-    chain = load(ChainConfig, document, "chain", {
-        "chain": node.region,
-        "name": who,
-        "service": witness_name(node.region),
-        "replicas": len(here.replicas),
-    })  # fmt: skip
-    streams = load(StreamsConfig, document, "streams", {
-        "region": node.region,
-        "name": who,
-        "replicas": names[node.region],
-        "chain": "",
-        "addresses": dict(here.replicas),
-        "http": {**here.http, **({who: node.http} if node.http and who == node.name else {})},
-    })  # fmt: skip
-    sprinkler = load(SprinklerConfig, document, "sprinkler", {
-        "region": node.region,
-        "name": who,
-        "regions": names,
-        "mesh": filled["mesh"],
-        "owners": owners,
-    })  # fmt: skip
+    deployment = Deployment(
+        region=node.region,
+        name=who,
+        regions={region: tuple(config.replicas) for region, config in regions.items()},
+        witness=witness_name(node.region),
+        owners=owners,
+        addresses=dict(here.replicas),
+        http={**here.http, **({who: node.http} if node.http and who == node.name else {})},
+    )
+    of_roles = {
+        name: load(role.config, document, name, role.derived(deployment))
+        for name, role in roles().items()
+    }
     return ServerConfig(
-        node, regions, owners, chain, streams, sprinkler,
+        node, regions, owners, deployment, of_roles,
         filled["storage"],
         filled["runtime"], filled["limits"], filled["http"], filled["log"],
     )  # fmt: skip
@@ -235,26 +243,27 @@ def build(document: Mapping[str, Any]) -> ServerConfig:
 
 
 def _refuse_unknown(document: Mapping[str, Any]) -> None:
-    known = (*SECTIONS, *TABLES)
+    names = (*sections(), *TABLES)
+    known = [name for name in names if "." not in name]
     for section in document:
         if section not in known:
             near = difflib.get_close_matches(section, known, n=1)
             hint = f"did you mean [{near[0]}]? " if near else ""
-            raise ConfigError(f"unknown section [{section}]; {hint}Allowed: {', '.join(known)}")
+            raise ConfigError(f"unknown section [{section}]; {hint}Allowed: {', '.join(names)}")
 
 
 def _refuse_misplaced(document: Mapping[str, Any]) -> None:
     """A key that stands in another section than its own."""
-    classes = {**SECTIONS, "chain": ChainConfig, "streams": StreamsConfig}
-    classes["sprinkler"] = SprinklerConfig
+    derived = {name: derived_fields(role) for name, role in roles().items()}
     keys = {
-        section: {field.name for field in fields(cls)} - set(DERIVED.get(section, ()))
-        for section, cls in classes.items()
+        section: {field.name for field in fields(cls)} - derived.get(section, set())
+        for section, cls in sections().items()
     }
-    for section, table in document.items():
-        if section not in keys or not isinstance(table, Mapping):
-            continue
-        for key in table:
+    for section in keys:
+        table: Any = document
+        for word in section.split("."):
+            table = table.get(word, {}) if isinstance(table, Mapping) else {}
+        for key in table if isinstance(table, Mapping) else ():
             homes = [one for one, names in keys.items() if key in names]
             if homes and section not in homes:
                 raise ConfigError(f"[{section}] {key}: this is a key of [{homes[0]}]")

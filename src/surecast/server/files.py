@@ -15,8 +15,8 @@ import msgspec
 
 from surecast.columns.batch import COLLECTED, EXPIRED
 from surecast.columns.intervals import IntervalSet
+from surecast.core.streams import StreamState
 from surecast.errors import StorageError
-from surecast.protocols.streams.stream import Stream
 from surecast.server.region import RegionServer
 from surecast.storage.extents import Extent
 from surecast.storage.segments import SegmentStore
@@ -51,9 +51,11 @@ class StreamFiles(msgspec.Struct):
 
 def files_of(server: RegionServer, name: str, lo: int, hi: int) -> StreamFiles | None:
     """None if there is no such stream. For the thread of the event loop; changes nothing."""
+    if server.replica is None:
+        return None
     info = server.streams.named(name)
     stream = server.streams.streams.get(info.stream_id) if info is not None else None
-    if stream is None or server.replica is None:
+    if stream is None:
         return None
     hi = max(lo, min(hi, stream.committed, stream.index.end))
     collected, expired, hi = _voids(stream, lo, hi)
@@ -64,7 +66,7 @@ def files_of(server: RegionServer, name: str, lo: int, hi: int) -> StreamFiles |
         directory = store.path
         extents, hi = _extents(store, stream, lo, hi)
     return StreamFiles(
-        stream.stream_id.hex(),
+        stream.info.stream_id.hex(),
         directory,
         lo,
         hi,
@@ -74,7 +76,7 @@ def files_of(server: RegionServer, name: str, lo: int, hi: int) -> StreamFiles |
     )
 
 
-def _voids(stream: Stream, lo: int, hi: int) -> tuple[IntervalSet, IntervalSet, int]:
+def _voids(stream: StreamState, lo: int, hi: int) -> tuple[IntervalSet, IntervalSet, int]:
     """The void positions of [lo, hi), and how much of it they say."""
     both = [stream.index.voids[reason].clip(lo, hi) for reason in (COLLECTED, EXPIRED)]
     for voids in both:
@@ -83,11 +85,13 @@ def _voids(stream: Stream, lo: int, hi: int) -> tuple[IntervalSet, IntervalSet, 
     return both[0], both[1], hi
 
 
-def _extents(store: SegmentStore, stream: Stream, lo: int, hi: int) -> tuple[list[FileExtent], int]:
+def _extents(
+    store: SegmentStore, stream: StreamState, lo: int, hi: int
+) -> tuple[list[FileExtent], int]:
     found: list[FileExtent] = []
     if lo >= hi or stream.quarantined:
         return found, hi
-    for piece in store.disk.pieces(stream.stream_id, lo, hi):
+    for piece in store.disk.pieces(stream.info.stream_id, lo, hi):
         if type(piece) is not Extent:
             continue
         if len(found) == EXTENTS_MAX:

@@ -35,7 +35,6 @@ from surecast.columns.intervals import POSITION_MAX
 from surecast.core.names import is_name
 from surecast.core.replicated import Refound
 from surecast.core.streams import ForceNewStream
-from surecast.core.types import Command
 from surecast.endpoint.error_messages import bad_name
 from surecast.errors import ConfigError
 from surecast.runtime.book import Address, is_loopback, show_address
@@ -295,9 +294,10 @@ class Pages:
 
     async def refound(self, request: Request) -> Response:
         self._operator(request)
-        if self.server.chain.is_member and self.server.chain.saved.clean:
+        chain = self.server.chain()
+        if chain.is_member and chain.clean:
             raise HTTPException(409, "this replica is a member of its chain: nothing to refound")
-        self._give(Command("chain", Refound()))
+        self.server.give(Refound())
         return _json({"done": "asked the witness to found the chain anew from this replica"}, 202)
 
     async def force(self, request: Request) -> Response:
@@ -307,7 +307,7 @@ class Pages:
         if info is None:
             raise HTTPException(404, f"there is no stream {name!r} here; give ?stream=NAME")
         self._need_owner(info.owner)
-        self._give(Command("streams", ForceNewStream(name)))
+        self.server.give(ForceNewStream(name))
         return _json({"done": f"{name} begins again with a new identity, at position 1"}, 202)
 
     # ------------------------------------------------------------ inside
@@ -327,14 +327,10 @@ class Pages:
             )
 
     def _need_owner(self, owner: str) -> None:
-        if owner != self.server.config.node.region or not self.server.chain.is_head:
+        if owner != self.server.config.node.region or not self.server.chain().is_head:
             raise HTTPException(
                 409, f"ask the head of the region that owns it, {owner}: see /v1/status"
             )
-
-    def _give(self, command: Command) -> None:
-        assert self.server.replica is not None
-        self.server.replica.give(command)
 
     @contextmanager
     def _place(self, request: Request) -> Iterator[None]:

@@ -9,9 +9,11 @@ It is the real server without the process around it. With a data folder, what wa
 there again at the next start; without one it lives as long as the object.
 """
 
+from dataclasses import fields
 from pathlib import Path
 
-from surecast.errors import StorageError, UsageError
+from surecast.errors import ConfigError, StorageError, UsageError
+from surecast.registry import roles
 from surecast.runtime.book import show_address
 from surecast.server.config import build
 from surecast.server.region import RegionServer
@@ -25,6 +27,8 @@ class LocalRegion:
     def __init__(
         self, data_dir: Path | str | None = None, name: str = "local", start: str = "ask"
     ) -> None:
+        if start not in ("ask", "trust"):
+            raise ConfigError(f"start is {start!r}; use 'ask' or 'trust'")
         replica = f"{name}-1"
         self.config = build(
             {
@@ -36,9 +40,10 @@ class LocalRegion:
                     "http": "",
                 },
                 "regions": {name: {"replicas": {replica: "127.0.0.1:0"}}},
-                "sprinkler": {"start": start},
+                **{role: {"start": start} for role in _that_can_be_told()},
             }
         )
+        self.trusting = start == "trust"
         self.server: RegionServer | None = None
 
     async def start(self) -> None:
@@ -56,12 +61,9 @@ class LocalRegion:
 
     def _check(self, server: RegionServer) -> None:
         """A region inside a program shows no alarms, so damage is an error here."""
-        if self.config.sprinkler.start == "trust":
+        if self.trusting:
             return
-        why = server.chain.saved.distrust
-        if not why and (holes := [hole for some in server.chain.holes.values() for hole in some]):
-            why = f"{len(holes)} ranges of positions cannot be read"
-        if why:
+        if why := server.chain().damage:
             raise StorageError(
                 f"{self.config.node.data_dir}: {why}. Some of what was acknowledged may be lost. "
                 "Restore the folder from a copy; `surecast log verify` names what is damaged. To "
@@ -82,3 +84,9 @@ class LocalRegion:
         address = self.server.replica.address
         assert address is not None
         return f"surecast://{show_address(address)}"
+
+
+def _that_can_be_told() -> list[str]:
+    """The roles that can be told how far to trust their disk at a start."""
+    known = roles().items()
+    return [name for name, role in known if "start" in {one.name for one in fields(role.config)}]

@@ -5,9 +5,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
+from surecast.core.roles import Metric
 from surecast.server.region import RegionServer
 from surecast.server.status import Status, StreamStatus, look
 
@@ -45,6 +47,10 @@ class Scrape(Collector):
     def __init__(self, server: RegionServer, streams_max: int) -> None:
         self.status = look(server, streams_max)
         self.counters = list(_counters(server))
+        self.of_roles: list[Metric] = []
+        if server.replica is not None:
+            for role in server.roles:
+                self.of_roles += role.observer.metrics(server.layers)
 
     def text(self) -> bytes:
         registry = CollectorRegistry()
@@ -52,10 +58,10 @@ class Scrape(Collector):
         registry.register(self)
         return generate_latest(registry)
 
-    def describe(self) -> list[Metric]:
+    def describe(self) -> list[Family]:
         return []  # known only when collected
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[Family]:
         status, node = self.status, self.status.node
         about = GaugeMetricFamily(
             "surecast_node", "who this is", labels=["name", "region", "role", "version"]
@@ -75,6 +81,7 @@ class Scrape(Collector):
         yield from _links(status)
         yield from _streams(status.streams)
         yield from self.counters
+        yield from _of_roles(self.of_roles)
         raised = GaugeMetricFamily("surecast_alarms", "alarms raised, by code", labels=["code"])
         codes = [alarm.code for alarm in status.alarms]
         for code in sorted(set(codes)):
@@ -82,7 +89,7 @@ class Scrape(Collector):
         yield raised
 
 
-def _chain(status: Status) -> Iterator[Metric]:
+def _chain(status: Status) -> Iterator[Family]:
     chain = status.chain
     if chain is None:
         return
@@ -94,7 +101,7 @@ def _chain(status: Status) -> Iterator[Metric]:
         yield GaugeMetricFamily(f"surecast_chain_{key}", help_text, value=value)
 
 
-def _links(status: Status) -> Iterator[Metric]:
+def _links(status: Status) -> Iterator[Family]:
     up = GaugeMetricFamily("surecast_region_up", "1 if the region is heard from", labels=["region"])
     for region in status.regions:
         up.add_metric([region.name], float(region.up))
@@ -107,7 +114,7 @@ def _links(status: Status) -> Iterator[Metric]:
     yield links
 
 
-def _streams(streams: list[StreamStatus]) -> Iterator[Metric]:
+def _streams(streams: list[StreamStatus]) -> Iterator[Family]:
     for key, help_text in STREAM_GAUGES.items():
         family = GaugeMetricFamily(f"surecast_stream_{key}", help_text, labels=["stream", "owner"])
         for stream in streams:
@@ -124,7 +131,18 @@ def _streams(streams: list[StreamStatus]) -> Iterator[Metric]:
     yield ends
 
 
-def _counters(server: RegionServer) -> Iterator[Metric]:
+def _of_roles(metrics: list[Metric]) -> Iterator[Family]:
+    """What the roles' observers give, those of one name together."""
+    families: dict[str, GaugeMetricFamily] = {}
+    for one in metrics:
+        if one.name not in families:
+            labels = list(one.labels)
+            families[one.name] = GaugeMetricFamily(f"surecast_{one.name}", one.help, labels=labels)
+        families[one.name].add_metric(list(one.labels.values()), one.value)
+    yield from families.values()
+
+
+def _counters(server: RegionServer) -> Iterator[Family]:
     """The machines' own counters: messages handled, and things that happened, by name."""
     handled = CounterMetricFamily(
         "surecast_messages", "messages handled", labels=["protocol", "message"]

@@ -8,20 +8,18 @@ was found.
 import secrets
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from surecast.core.machine import Factory, NodeContext
+from surecast.core.roles import Deployment
 from surecast.core.types import Machine, Peer
 from surecast.core.wire import Codec
-from surecast.errors import StorageError
-from surecast.protocols.chain.config import ChainConfig
-from surecast.protocols.chain.service import ConfigService
-from surecast.protocols.sprinkler.config import SprinklerConfig
-from surecast.protocols.streams.config import StreamsConfig
-from surecast.registry import message_types
+from surecast.errors import ConfigError, StorageError
+from surecast.registry import message_types, roles, witness
 from surecast.runtime.book import AddressBook, show_address
 from surecast.runtime.node import Node
 from surecast.runtime.recorder import Recorder, recording_path
@@ -40,16 +38,25 @@ WITNESS: Final = "witness"
 
 
 def build_replica(ctx: NodeContext, args: dict[str, Any]) -> Machine:
-    """A region's replica; `args` is what `replica_args` makes."""
-    chain = msgspec.convert(args["chain"], ChainConfig)
-    streams = msgspec.convert(args["streams"], StreamsConfig)
-    sprinkler = msgspec.convert(args["sprinkler"], SprinklerConfig)
-    return region_replica(chain, streams, sprinkler, ctx.disk, ctx.rng, Counter())
+    """A region's replica; `args` is what `replica_args` makes.
+
+    It has the roles that `args` names: a recording is played again with those of its time.
+    """
+    known = roles()
+    if unknown := [name for name in args["roles"] if name not in known]:
+        raise ConfigError(
+            f"this replica has the role {', '.join(unknown)}, which this version of Surecast has "
+            f"not; it has: {', '.join(known)}"
+        )
+    configs = {
+        name: msgspec.convert(data, known[name].config) for name, data in args["roles"].items()
+    }
+    return region_replica(configs, ctx.disk, ctx.rng, Counter())
 
 
 def build_witness(ctx: NodeContext, args: dict[str, Any]) -> Machine:
     """A region's witness; `args` is what `witness_args` makes."""
-    return ConfigService({args["region"]: tuple(args["replicas"])}, ctx.disk, Counter())
+    return witness({args["region"]: tuple(args["replicas"])}, ctx.disk, Counter())
 
 
 # What recordings of servers call the functions that build their machines.
@@ -59,13 +66,13 @@ BUILDS: Final[dict[str, Callable[[NodeContext, dict[str, Any]], Machine]]] = {
 }
 
 
-def replica_args(config: ServerConfig) -> dict[str, Any]:
-    return {
-        "role": "replica",
-        "chain": msgspec.to_builtins(config.chain),
-        "streams": msgspec.to_builtins(config.streams),
-        "sprinkler": msgspec.to_builtins(config.sprinkler),
+def replica_args(config: ServerConfig, deployment: Deployment) -> dict[str, Any]:
+    """The roles' configurations as plain data."""
+    made = {
+        name: replace(config.roles[name], **role.derived(deployment))
+        for name, role in roles().items()
     }
+    return {"role": "replica", "roles": msgspec.to_builtins(made)}
 
 
 def witness_args(config: ServerConfig) -> dict[str, Any]:
@@ -91,22 +98,26 @@ def open_store(config: ServerConfig, part: str) -> Store:
     return SegmentStore(folder, config.storage, limits=config.limits)
 
 
-def replica_node(config: ServerConfig, witness: Node | None = None) -> Node:
-    """This region's replica; `witness` is the one inside this process, already listening."""
+def replica_node(config: ServerConfig, inside: Node | None = None) -> Node:
+    """This region's replica; `inside` is the witness inside this process, already listening."""
     store = open_store(config, "log")
-    args = replica_args(config)
+    args = replica_args(config, config.deployment)
 
     def make(ctx: NodeContext) -> Machine:
         assert node.address is not None
         host, port = parse_address(config.region.replicas[config.name])
-        if not port:
-            args["streams"]["addresses"][config.name] = show_address((host, node.address[1]))
-        return build_replica(ctx, args)
+        if port:
+            return build_replica(ctx, args)
+        found = {config.name: show_address((host, node.address[1]))}
+        addresses = {**config.deployment.addresses, **found}
+        return build_replica(
+            ctx, replica_args(config, replace(config.deployment, addresses=addresses))
+        )
 
     node = _node(config, config.name, make, store, REPLICA, args, config.node.listen)
-    if witness is not None:
-        assert witness.address is not None
-        node.book.set(witness.name, witness.address)
+    if inside is not None:
+        assert inside.address is not None
+        node.book.set(inside.name, inside.address)
     return node
 
 

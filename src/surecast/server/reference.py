@@ -13,11 +13,9 @@ import tokenize
 from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from surecast.protocols.chain.config import ChainConfig
-from surecast.protocols.sprinkler.config import SprinklerConfig
-from surecast.protocols.streams.config import StreamsConfig
-from surecast.server.alarms import CODES
-from surecast.server.config import DERIVED, SECTIONS, RegionConfig
+from surecast.registry import roles
+from surecast.server.alarms import codes
+from surecast.server.config import SECTIONS, RegionConfig, derived_fields, sections
 
 __all__ = ["page"]
 
@@ -28,23 +26,8 @@ TITLES = {
     "storage": "the log on disk",
     "runtime": "connections",
     "limits": "what is accepted from peers",
-    "mesh": "clients that pass events on to each other",
-    "chain": "replication inside a region",
-    "streams": "streams, and clients that use them",
-    "sprinkler": "between regions",
 }
-ORDER = (
-    "node",
-    "chain",
-    "streams",
-    "sprinkler",
-    "mesh",
-    "storage",
-    "http",
-    "runtime",
-    "limits",
-    "log",
-)
+BEFORE_ROLES, AFTER_ROLES = ("node",), ("storage", "http", "runtime", "limits", "log")
 
 INTRO = """\
 # Configuration of a server
@@ -194,23 +177,24 @@ PATHS = (
 
 def page() -> str:
     """The whole of docs/configuration.md."""
-    classes: dict[str, type[Any]] = {
-        **SECTIONS,
-        "chain": ChainConfig,
-        "streams": StreamsConfig,
-        "sprinkler": SprinklerConfig,
-    }
-    assert set(ORDER) == set(classes), "a section has no place in the reference"
+    classes = sections()
+    of_roles = [section for section in classes if section not in SECTIONS]
+    order = (*BEFORE_ROLES, *of_roles, *AFTER_ROLES)
+    assert set(order) == set(classes), "a section has no place in the reference"
+    derived = {name: derived_fields(role) for name, role in roles().items()}
     parts = [INTRO]
-    for section in ORDER:
-        rows = _rows(classes[section], DERIVED.get(section, ()))
-        parts.append(f"## `[{section}]`: {TITLES[section]}\n\n" + "\n".join(rows) + "\n")
+    for section in order:
+        cls = classes[section]
+        below = {one.rpartition(".")[2] for one in classes if one.rpartition(".")[0] == section}
+        rows = _rows(cls, derived.get(section, set()) | below)
+        title = TITLES.get(section) or _title(cls)
+        parts.append(f"## `[{section}]`: {title}\n\n" + "\n".join(rows) + "\n")
         if section == "node":
-            parts.append(REGIONS + "\n" + "\n".join(_rows(RegionConfig, ())) + "\n")
+            parts.append(REGIONS + "\n" + "\n".join(_rows(RegionConfig, set())) + "\n")
             parts.append(OWNERS)
     alarms = (
         f"| `{code}`{', not ready' if known.blocks else ''} | {known.means} | {known.todo} |"
-        for code, known in CODES.items()
+        for code, known in codes().items()
     )
     paths = "\n".join(f"| {path} | {text} |" for path, text in PATHS)
     parts += [
@@ -220,12 +204,18 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def _rows(cls: type[Any], derived: tuple[str, ...]) -> Iterator[str]:
+def _title(cls: type[Any]) -> str:
+    """The first line of its docstring."""
+    line = inspect.cleandoc(cls.__doc__ or cls.__name__).splitlines()[0].removesuffix(".")
+    return line[:1].lower() + line[1:]
+
+
+def _rows(cls: type[Any], left_out: set[str]) -> Iterator[str]:
     words = _comments(cls)
     hints = get_type_hints(cls)
     yield "| key | default | |\n|---|---|---|"
     for field in dataclasses.fields(cls):
-        if field.init and field.name not in derived:
+        if field.init and field.name not in left_out:
             default = _default(field, hints[field.name])
             yield f"| `{field.name}` | {default} | {words[field.name]} |"
 

@@ -3,13 +3,14 @@
 import asyncio
 import logging
 import time
-from typing import TypeVar
+from typing import Any
 
 from surecast.core.endpoint import Drain
-from surecast.core.types import Command
-from surecast.protocols.chain.replica import Replica
-from surecast.protocols.sprinkler.region_sync import RegionSync
-from surecast.protocols.streams.service import StreamService
+from surecast.core.roles import Layers, Role
+from surecast.core.status import ChainStatus
+from surecast.core.streams import Streams
+from surecast.core.types import Command, Input
+from surecast.registry import roles
 from surecast.runtime.node import Node
 from surecast.server.config import ServerConfig
 from surecast.server.nodes import replica_node, started, witness_node
@@ -17,8 +18,6 @@ from surecast.server.nodes import replica_node, started, witness_node
 __all__ = ["RegionServer"]
 
 log = logging.getLogger("surecast.server")
-
-L = TypeVar("L")
 
 DRAIN_LOOK_S = 0.01  # how often a drain looks whether all has been answered
 
@@ -28,6 +27,7 @@ class RegionServer:
 
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
+        self.roles: list[Role] = list(roles().values())  # of the replica; they observe its layers
         self.replica: Node | None = None
         self.witness: Node | None = None
         self.draining = False
@@ -54,7 +54,7 @@ class RegionServer:
         """
         self.draining = True
         if self.replica is not None and self.replica.running:
-            self.replica.give(Command("streams", Drain()))
+            self.give(Drain())
         deadline_ns = time.monotonic_ns() + self.config.runtime.drain_timeout_ns
         while self.unanswered() and time.monotonic_ns() < deadline_ns:
             await asyncio.sleep(DRAIN_LOOK_S)
@@ -71,27 +71,37 @@ class RegionServer:
         """Publishes taken in and not acknowledged yet."""
         if self.replica is None or not self.replica.running:
             return 0
-        return sum(len(state.waiting) for state in self.chain.logs.values())
+        return self.chain().unanswered
 
     @property
     def nodes(self) -> list[Node]:
         return [node for node in (self.replica, self.witness) if node is not None]
 
-    @property
-    def chain(self) -> Replica:
-        """Layers of the replica: to be looked at, never changed."""
-        return self._layer("chain", Replica)
+    # ------------------------------------------------------------ the replica
 
     @property
-    def streams(self) -> StreamService:
-        return self._layer("streams", StreamService)
-
-    @property
-    def regions(self) -> RegionSync:
-        return self._layer("sprinkler", RegionSync)
-
-    def _layer(self, name: str, kind: type[L]) -> L:
+    def layers(self) -> Layers:
+        """To be looked at, never changed."""
         assert self.replica is not None
-        layer = self.replica.machine.layers[name]  # type: ignore[attr-defined]
-        assert isinstance(layer, kind)
-        return layer
+        machine: Any = self.replica.machine
+        layers: Layers = machine.layers
+        return layers
+
+    @property
+    def streams(self) -> Streams:
+        """The layer that is the stream service."""
+        layers = self.layers.values()
+        found: Streams = next(layer for layer in layers if "streams" in layer.provides)
+        return found
+
+    def chain(self) -> ChainStatus:
+        """What the replica knows of its chain."""
+        said = (role.observer.status(self.layers) for role in self.roles)
+        found: ChainStatus = next(one["chain"] for one in said if "chain" in one)
+        return found
+
+    def give(self, command: Input) -> None:
+        """Give a command to the layer of the replica that takes it."""
+        assert self.replica is not None
+        name = next(n for n, layer in self.layers.items() if type(command) in layer.inputs)
+        self.replica.give(Command(name, command))

@@ -16,7 +16,7 @@ from typing import Any, get_type_hints
 
 from surecast.core.config import parse
 from surecast.errors import ConfigError
-from surecast.server.config import SECTIONS, ServerConfig, build
+from surecast.server.config import ServerConfig, build, sections
 
 __all__ = ["load_config"]
 
@@ -88,8 +88,8 @@ def _nested(words: list[str], text: str) -> dict[str, Any]:
 
 def _value(words: list[str], text: str) -> Any:
     """The text as TOML, or as itself where that says nothing or where text is wanted."""
-    cls = SECTIONS.get(words[0]) if len(words) == 2 else None
-    wanted = get_type_hints(cls).get(words[1]) if cls is not None else None
+    cls = sections().get(".".join(words[:-1]))
+    wanted = get_type_hints(cls).get(words[-1]) if cls is not None else None
     try:
         value = tomllib.loads(f"x = {text}")["x"]
     except tomllib.TOMLDecodeError:

@@ -6,12 +6,15 @@ last advertised them, a tenth of a second ago or, where a link is cut, longer.
 
 import os
 import time
+from collections.abc import Mapping
 from importlib.metadata import version
+from typing import Any
 
 import msgspec
 
 from surecast.columns.rules import KeepAll, KeepFor, KeepLast, Policy
-from surecast.protocols.streams.stream import Stream
+from surecast.core.status import ChainStatus, RegionStatus
+from surecast.core.streams import StreamState
 from surecast.runtime.session import UP, Session
 from surecast.server.alarms import Alarm, alarms
 from surecast.server.config import witness_name
@@ -50,19 +53,6 @@ class NodeStatus(msgspec.Struct):
     draining: bool
 
 
-class ChainStatus(msgspec.Struct):
-    """The region's replicas, as this one knows them. Epoch 0: not founded yet."""
-
-    epoch: int
-    members: list[str]
-    configured: list[str]
-    place: str  # of this replica: head, middle, tail, alone, learner, outside
-    writable: bool  # enough members to take publishes
-    writable_min: int
-    pending_bytes: int  # appended and not on disk yet
-    unanswered: int  # publishes taken in and not acknowledged yet
-
-
 class LinkStatus(msgspec.Struct):
     """The session with another node of the deployment."""
 
@@ -72,39 +62,27 @@ class LinkStatus(msgspec.Struct):
     queued_bytes: int
 
 
-class RegionStatus(msgspec.Struct):
-    """Another region, as this one hears of it."""
-
-    name: str
-    up: bool  # heard from within the last few advertisements
-    heard_s: float | None  # how long ago; null: never
-    epoch: int
-    head: str
-    tail: str
-    same_owners: bool
-    replicas: dict[str, str]
-    http: dict[str, str]
-
-
-class StreamStatus(msgspec.Struct):
+class StreamStatus(msgspec.Struct, kw_only=True):
     """One stream at this replica. Positions are half-open ends: `committed` is the next one."""
 
     name: str
     stream_id: str
     owner: str
+    delivery: str
     retention: str
     end: int  # appended here
     committed: int  # on disk at every replica; what readers are shown
     live: int
     void: int
-    kept_bytes: int
-    rate: float  # events a second that come from another region, smoothed
-    source: str  # the region it is pulled from; "": ours, or nobody is ahead
+    kept_bytes: int = 0
+    rate: float = 0.0  # events a second that come from another region, smoothed
+    source: str = ""  # the region it is pulled from; "": ours, or nobody is ahead
     regions: dict[str, int]  # how far each region has come, as far as is known here
     lag: int  # positions that some region has and this one has not
     subscribers: int
     quarantined: str = ""
     recovering: bool = False
+    details: dict[str, Any] = {}  # what its delivery says besides
 
 
 class Status(msgspec.Struct):
@@ -119,6 +97,7 @@ class Status(msgspec.Struct):
     sessions: int
     queued_bytes: int
     alarms: list[Alarm]
+    roles: dict[str, Any]  # what roles of the replica say besides, by their names
 
 
 def look(server: RegionServer, streams_max: int) -> Status:
@@ -126,18 +105,20 @@ def look(server: RegionServer, streams_max: int) -> Status:
     reasons = not_ready(server)
     sessions = [s for node in server.nodes for s in node.sessions.by_peer.values()]
     replica = server.replica is not None
+    said = _said(server) if replica else {}
     return Status(
         node=_node(server),
         ready=not reasons,
         not_ready=reasons,
-        chain=_chain(server) if replica else None,
+        chain=next((one["chain"] for one in said.values() if "chain" in one), None),
         links=_links(server),
-        regions=_regions(server) if replica else [],
+        regions=_regions(server, said),
         streams=streams(server, streams_max) if replica else [],
         streams_total=len(server.streams.streams) if replica else 0,
         sessions=sum(1 for session in sessions if session.state is UP),
         queued_bytes=sum(map(_queued_bytes, sessions)),
         alarms=alarms(server),
+        roles={name: more for name, one in said.items() if (more := _besides(one))},
     )
 
 
@@ -206,32 +187,6 @@ def _rss_bytes() -> int:
         return 0
 
 
-def _chain(server: RegionServer) -> ChainStatus:
-    chain = server.chain
-    members = [member.name for member in chain.members]
-    return ChainStatus(
-        epoch=chain.epoch,
-        members=members,
-        configured=list(server.config.region.replicas),
-        place=_place(server),
-        writable=chain.active and len(members) >= chain.config.writable_min,
-        writable_min=chain.config.writable_min,
-        pending_bytes=chain.pending_bytes,
-        unanswered=server.unanswered(),
-    )
-
-
-def _place(server: RegionServer) -> str:
-    chain = server.chain
-    if not chain.is_member:
-        return "learner" if chain.active and chain.pred and chain.synced else "outside"
-    if chain.is_head and chain.is_last:
-        return "alone"
-    if chain.is_head:
-        return "head"
-    return "tail" if chain.is_last else "middle"
-
-
 def _links(server: RegionServer) -> list[LinkStatus]:
     """Sessions with nodes of the deployment: those there are, and those being opened."""
     found: dict[str, LinkStatus] = {}
@@ -250,60 +205,56 @@ def _queued_bytes(session: Session) -> int:
     return session.queued + session.after_bytes + written
 
 
-def _regions(server: RegionServer) -> list[RegionStatus]:
-    regions = server.regions
-    found = []
-    for peer in regions.peers.values():
-        known = server.config.regions[peer.name]
-        heard_s = round((regions.now_ns - peer.heard_ns) / 1e9, 2) if peer.heard_ns >= 0 else None
-        same = heard_s is None or peer.owners == regions.owners
-        found.append(
-            RegionStatus(
-                peer.name,
-                regions.is_live(peer),
-                heard_s,
-                peer.epoch,
-                peer.head,
-                peer.tail,
-                same,
-                dict(known.replicas),
-                dict(known.http),
-            )
-        )
-    return found
+def _said(server: RegionServer) -> dict[str, Mapping[str, Any]]:
+    """What each role of the replica says, by its name."""
+    return {role.name: role.observer.status(server.layers) for role in server.roles}
 
 
-def _stream(server: RegionServer, stream: Stream) -> StreamStatus:
-    regions = server.regions
-    void = sum(voids.total() for voids in stream.index.voids.values())
-    ends = {server.config.node.region: stream.committed}
-    for peer in regions.peers.values():
-        if stream.stream_id in peer.ends:
-            ends[peer.name] = peer.ends[stream.stream_id]
-    pieces, copy = stream.pieces, regions.streams.get(stream.stream_id)
-    source = copy.source if copy is not None else None
-    recovering = copy is not None and copy.recovering_since_ns is not None
+def _besides(said: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in said.items() if key not in ("chain", "regions")}
+
+
+def _regions(server: RegionServer, said: Mapping[str, Mapping[str, Any]]) -> list[RegionStatus]:
+    found: dict[str, RegionStatus] = {}
+    for one in said.values():
+        for region in one.get("regions", ()):
+            known = server.config.regions[region.name]
+            region.replicas, region.http = dict(known.replicas), dict(known.http)
+            found.setdefault(region.name, region)
+    return list(found.values())
+
+
+_FROM_ROLES = ("kept_bytes", "rate", "source")
+
+
+def _stream(server: RegionServer, stream: StreamState) -> StreamStatus:
+    info, index = stream.info, stream.index
+    void = sum(voids.total() for voids in index.voids.values())
+    regions = {server.config.node.region: stream.committed}
+    subscribers, recovering = 0, False
+    fields: dict[str, Any] = {}
+    for role in server.roles:
+        if role.delivery in ("", info.delivery):
+            said = dict(role.observer.stream(server.layers, info.stream_id))
+            regions |= said.pop("regions", {})
+            subscribers += said.pop("subscribers", 0)
+            recovering |= said.pop("recovering", False)
+            fields |= said
     return StreamStatus(
-        name=stream.info.name,
-        stream_id=stream.stream_id.hex(),
-        owner=stream.info.owner,
-        retention=show_policy(stream.index.policy),
+        name=info.name,
+        stream_id=info.stream_id.hex(),
+        owner=info.owner,
+        delivery=info.delivery,
+        retention=show_policy(index.policy),
         end=stream.end,
         committed=stream.committed,
-        live=stream.index.end - 1 - void,
+        live=index.end - 1 - void,
         void=void,
-        kept_bytes=sum(piece.nbytes for piece in (*pieces.closed, pieces.open)),
-        rate=round(copy.rate, 1) if copy is not None else 0.0,
-        source=source.region if source is not None else "",
-        regions=ends,
-        lag=max(ends.values()) - stream.committed,
-        subscribers=_subscribers(server, stream),
+        regions=regions,
+        lag=max(regions.values()) - stream.committed,
+        subscribers=subscribers,
         quarantined=stream.quarantined,
-        recovering=recovering or bool(stream.hole),
+        recovering=recovering,
+        details={key: value for key, value in fields.items() if key not in _FROM_ROLES},
+        **{key: fields[key] for key in _FROM_ROLES if key in fields},
     )
-
-
-def _subscribers(server: RegionServer, stream: Stream) -> int:
-    """Readers here, and other regions."""
-    both = (server.streams.serving, server.regions.serving)
-    return sum(len(serving.followers.get(stream.stream_id, ())) for serving in both)

@@ -18,17 +18,17 @@ from surecast.columns.batch import DATA
 from surecast.columns.retention import Policy
 from surecast.core.endpoint import Acked, Failed, Follow, Offer, Open, Opened, Unfollow
 from surecast.core.machine import NodeContext
+from surecast.core.roles import Deployment
 from surecast.core.streams import StreamSpec
 from surecast.core.types import MS, SECOND, LogId
-from surecast.protocols.chain.config import ChainConfig
 from surecast.protocols.chain.messages import Member
-from surecast.protocols.chain.service import ConfigService
 from surecast.protocols.sprinkler.checks import Offered, Reading, Record, Tally, check
-from surecast.protocols.sprinkler.config import ClientConfig, MeshConfig, SprinklerConfig
+from surecast.protocols.sprinkler.config import ClientConfig, MeshConfig
 from surecast.protocols.sprinkler.mesh_peer import MeshPeer
-from surecast.protocols.streams.config import PublisherConfig, StreamsConfig, SubscriberConfig
+from surecast.protocols.streams.config import PublisherConfig, SubscriberConfig
 from surecast.protocols.streams.publisher import Publisher
 from surecast.protocols.streams.subscriber import Subscriber
+from surecast.registry import configs, roles, witness
 from surecast.sim.links import Link
 from surecast.sim.trace import Trace
 from surecast.sim.world import World
@@ -37,15 +37,21 @@ from surecast.stacks import region_replica
 __all__ = ["Cluster"]
 
 
-def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Options of replicas: those of their streams, and those of Sprinkler; some are of both."""
-    found = []
-    for config in (StreamsConfig, SprinklerConfig):
-        names = {field.name for field in fields(config)}
-        found.append({key: value for key, value in options.items() if key in names})
-    unknown = [key for key in options if not any(key in some for some in found)]
+def _split(options: dict[str, Any], common: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Options of replicas by role (but for the chain, which has its own): each goes to every role
+    that has a field of this name, and so do those in `common`, if there is one."""
+    names = {
+        name: {field.name for field in fields(role.config)}
+        for name, role in roles().items()
+        if name != "chain"
+    }
+    unknown = [key for key in options if not any(key in known for known in names.values())]
     assert not unknown, f"no options of a replica: {unknown}"
-    return found[0], found[1]
+    given = {**common, **options}
+    return {
+        name: {key: value for key, value in given.items() if key in known}
+        for name, known in names.items()
+    }
 
 
 class Cluster:
@@ -77,9 +83,8 @@ class Cluster:
         self.types = types  # in place of a replica's own (`stacks.region_replica`)
         self.client_type = client_type
         self.mesh = mesh or MeshConfig()
-        self.chain_options, self.client_options = chain or {}, client or {}
-        self.streams_options, self.sprinkler_options = _split(server or {})
-        self.sprinkler_options.setdefault("mesh", self.mesh)
+        self.client_options = client or {}
+        self.role_options = {"chain": chain or {}, **_split(server or {}, {"mesh": self.mesh})}
         self.publisher_options = publisher or {}
         self.counters: dict[str, Counter[str]] = {}  # by node, through all its lives
         self.records: dict[str, Record] = {}
@@ -114,21 +119,17 @@ class Cluster:
         service = f"{region}/config"
         chains = {region: nodes}
         counters = self.counters[service] = Counter()
-        self.world.add(service, lambda ctx: ConfigService(chains, ctx.disk, counters))
+        self.world.add(service, lambda ctx: witness(chains, ctx.disk, counters))
         for name in nodes:
             self._add_replica(region, name, service)
 
     def _add_replica(self, region: str, name: str, service: str) -> None:
         counters = self.counters[name] = Counter()
-        options = {"replicas": len(self.regions[region]), **self.chain_options}
-        chain = ChainConfig(region, name, service, **options)
-        streams = StreamsConfig(region, name, self.regions[region], **self.streams_options)
-        sprinkler = SprinklerConfig(region, name, dict(self.regions), **self.sprinkler_options)
+        deployment = Deployment(region, name, dict(self.regions), service)
+        made = configs(deployment, self.role_options)
 
         def factory(ctx: NodeContext) -> Any:
-            return region_replica(
-                chain, streams, sprinkler, ctx.disk, ctx.rng, counters, types=self.types
-            )
+            return region_replica(made, ctx.disk, ctx.rng, counters, types=self.types)
 
         self.world.add(name, factory)
 

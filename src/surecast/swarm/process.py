@@ -22,16 +22,16 @@ import msgspec
 
 from surecast.columns.batch import Batch
 from surecast.core.endpoint import Acked, Failed, Follow, OfferBatch, Opened
+from surecast.core.roles import Deployment
 from surecast.core.types import LogId
 from surecast.core.wire import Codec
-from surecast.protocols.chain.config import ChainConfig
 from surecast.protocols.chain.service import ConfigService
-from surecast.protocols.sprinkler.config import ClientConfig, MeshConfig, SprinklerConfig
+from surecast.protocols.sprinkler.config import ClientConfig, MeshConfig
 from surecast.protocols.sprinkler.mesh_peer import MeshPeer
-from surecast.protocols.streams.config import PublisherConfig, StreamsConfig, SubscriberConfig
+from surecast.protocols.streams.config import PublisherConfig, SubscriberConfig
 from surecast.protocols.streams.publisher import Publisher
 from surecast.protocols.streams.subscriber import Subscriber
-from surecast.registry import message_types
+from surecast.registry import configs, message_types, witness
 from surecast.runtime.book import AddressBook
 from surecast.runtime.node import Node
 from surecast.runtime.recorder import Recorder, recording_path
@@ -76,12 +76,10 @@ def build(ctx: Any, args: dict[str, Any]) -> Any:
     if role == "replica":
         region = args["region"]
         regions = {name: tuple(nodes) for name, nodes in args["regions"].items()}
-        chain = ChainConfig(region, ctx.name, f"{region}/config", len(regions[region]))
-        streams = StreamsConfig(region, ctx.name, regions[region])
-        sprinkler = SprinklerConfig(region, ctx.name, regions)
-        return region_replica(chain, streams, sprinkler, ctx.disk, ctx.rng, counters)
+        made = configs(Deployment(region, ctx.name, regions, f"{region}/config"))
+        return region_replica(made, ctx.disk, ctx.rng, counters)
     if role == "service":
-        return ConfigService({args["region"]: replicas}, ctx.disk, counters)
+        return witness({args["region"]: replicas}, ctx.disk, counters)
     if role == "publisher":
         return Publisher(PublisherConfig(replicas, **args.get("knobs", {})), ctx.rng, counters)
     starts = {bytes.fromhex(stream): start for stream, start in args["starts"].items()}
@@ -131,7 +129,8 @@ class Host:
         counters: Counter[str] = sum((node.counters for node in self.server.nodes), Counter())
         counters["store.moves"] = sum(getattr(n.store, "moves", 0) for n in self.server.nodes)
         if self.server.replica is not None:
-            counters += self.server.chain.counters  # which the other layers share
+            lowest = next(iter(self.server.layers.values()))
+            counters += lowest.counters  # which the other layers share
         return {"counters": dict(counters)}
 
 

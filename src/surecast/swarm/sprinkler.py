@@ -33,7 +33,7 @@ from surecast.protocols.streams.subscriber import Subscriber
 from surecast.sim.faults import KINDS, Crash, Fault, Pause, Timed, Wipe, draw
 from surecast.sim.trace import Trace
 from surecast.sim.world import World
-from surecast.stacks import REPLICA_LAYERS
+from surecast.stacks import replica_layers
 from surecast.swarm.callers import ONLY_HERE, Callers, CallersPlan, draw_callers
 from surecast.swarm.cluster import Cluster
 from surecast.swarm.crowd import Crowd, MeshPlan
@@ -406,7 +406,7 @@ def _coverage(cluster: Cluster, damaged: bool) -> dict[str, int]:
     of two histories of a stream, which no swarm makes."""
     replicas = [node for nodes in cluster.regions.values() for node in nodes]
     roles: dict[type[HandlerMachine], list[str]] = {
-        **dict.fromkeys(REPLICA_LAYERS.values(), replicas),
+        **dict.fromkeys(replica_layers().values(), replicas),
         Publisher: cluster.publishers,
         Subscriber: [name for name in cluster.subscribers if name not in cluster.clients],
         Inquirer: cluster.callers,

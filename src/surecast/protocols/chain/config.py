@@ -10,7 +10,7 @@ __all__ = ["ChainConfig"]
 
 @dataclass(frozen=True, slots=True)
 class ChainConfig:
-    """One replica's view of its chain."""
+    """Replication inside a region."""
 
     chain: str  # the chain's name, unique in the deployment
     name: Peer  # this replica
@@ -32,6 +32,7 @@ class ChainConfig:
     join_lag_max: int = 10_000  # positions a learner may miss when the tail starts to wait for it
     store_retry_ns: int = 100 * MS  # after a failed write
     store_retries_max: int = 30  # then the replica asks to be removed
+    configured: tuple[Peer, ...] = ()  # the replicas that the region lists, for those who look
 
     def __post_init__(self) -> None:
         if self.replicas < 1:
@@ -51,3 +52,8 @@ class ChainConfig:
     def writable_min(self) -> int:
         """How many members a chain needs before it takes publishes."""
         return self.min_replicas or min(2, self.replicas)
+
+    def summary(self) -> list[tuple[str, str]]:
+        """For `surecast serve --check-config`."""
+        promise = f"on disk at {self.writable_min} or more of {self.replicas} replicas"
+        return [("an ack means", promise)]

@@ -19,7 +19,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class MeshConfig:
-    """How a region's clients, and its servers among them, pass events on to each other."""
+    """Clients that pass events on to each other.
+
+    A region's servers are among those who pass them on.
+    """
 
     view_max: int = 20  # V: peers known, for each stream
     fanout: int = 4  # F: how many of them are picked, to be told at once of anything new
@@ -55,7 +58,7 @@ class MeshConfig:
 
 @dataclass(frozen=True, slots=True)
 class SprinklerConfig:
-    """The server side, at one replica of one region."""
+    """Between regions."""
 
     region: str
     name: Peer

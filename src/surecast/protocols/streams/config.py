@@ -27,7 +27,7 @@ _ABOVE_ZERO = (
 
 @dataclass(frozen=True, slots=True)
 class StreamsConfig:
-    """One replica of one region."""
+    """Streams, and clients that use them."""
 
     region: str
     name: Peer

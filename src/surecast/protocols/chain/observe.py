@@ -1,0 +1,141 @@
+"""What a replica's chain knows, as plain values: status, and what is wrong."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+from surecast.core.roles import Code, Layers, Metric
+from surecast.core.status import ChainStatus
+from surecast.core.types import LogId
+from surecast.protocols.chain.replica import Replica
+
+__all__ = ["ChainObserver"]
+
+
+class ChainObserver:
+    codes: ClassVar[Mapping[str, Code]] = {
+        "not-founded": Code(
+            "The chain does not exist yet: it is founded once the witness and every replica of the "
+            "region have met.",
+            "Start the witness and all replicas of the region; look for links that are down.",
+            blocks=True,
+        ),
+        "not-in-chain": Code(
+            "This replica is no member of its chain now: it is catching up with the others, or it "
+            "cannot reach them. Clients are served by the others.",
+            "Wait while `surecast status` shows a learner. If it does not join, see that it "
+            "reaches the chain's tail and the witness.",
+            blocks=True,
+        ),
+        "too-few-replicas": Code(
+            "The chain has fewer members than an acknowledgement promises (chain.min_replicas). "
+            "Publishes wait; readers are served.",
+            "Start the missing replicas. They join by themselves.",
+        ),
+        "replicas-missing": Code(
+            "The chain works with fewer replicas than are configured.",
+            "Start the missing replicas. They join by themselves.",
+        ),
+        "disks-lost": Code(
+            "This chain lost its disks and fetches its streams from other regions. Publishes of "
+            "what it owns wait until every other region has been heard.",
+            "See that the other regions can be reached. If one will never come back, see "
+            "docs/operations.md, 'A region that is gone'.",
+        ),
+        "disk-distrusted": Code(
+            "The data folder of this replica lost something that it had confirmed: it is damaged, "
+            "or an older copy of itself. The replica keeps what it can read and is sent the rest "
+            "by the other replicas; a lone replica asks the other regions, and publishes of what "
+            "it owns wait.",
+            "Wait while it is filled. If no other replica is in the chain and there is no other "
+            "region, restore a newer copy of the folder, or go on with what is left: see "
+            "docs/operations.md, 'A data folder that is damaged or was restored'.",
+        ),
+        "replica-ahead": Code(
+            "Another replica of the region has positions that this one, the chain's tail, has not: "
+            "this one has lost them, or the other one kept a history that was given up.",
+            "Stop both, look at both folders with `surecast log info`, and found the chain anew "
+            "from the one that has most: see docs/operations.md.",
+        ),
+        "disk-failing": Code(
+            "Writes to the data folder fail and are tried again; publishes wait. If that goes on, "
+            "the replica leaves its chain, unless it is the only one.",
+            "Make room on the disk: the replica goes on by itself. Or replace the disk: `surecast "
+            "log verify` tells what is damaged.",
+            blocks=True,
+        ),
+        "disk-behind": Code(
+            "More is waiting for the disk than chain.pending_bytes_max allows: publishes are "
+            "refused for now and tried again by their clients.",
+            "Use a faster disk, fewer publishers or larger batches.",
+        ),
+    }
+
+    def alarms(self, layers: Layers) -> Iterator[tuple[str, str]]:
+        chain: Replica = layers["chain"]
+        config = chain.config
+        members = [member.name for member in chain.members]
+        missing = [name for name in config.configured if name not in members]
+        if not chain.epoch:
+            yield "not-founded", f"{config.chain} waits for {', '.join(config.configured)}"
+        elif not chain.is_member:
+            yield "not-in-chain", f"epoch {chain.epoch} has {', '.join(members) or 'nobody'}"
+        if chain.active and len(members) < config.writable_min:
+            need = config.writable_min
+            yield "too-few-replicas", f"{len(members)} of {need}; missing: {', '.join(missing)}"
+        elif chain.active and missing:
+            yield "replicas-missing", ", ".join(missing)
+        if chain.saved.distrust:
+            yield "disk-distrusted", chain.saved.distrust
+        if recent := chain.ahead():
+            yield "replica-ahead", ", ".join(recent)
+        if chain.active and not chain.saved.clean:
+            yield "disks-lost", f"since epoch {chain.saved.lost_epoch}"
+        # Failures count only while something waits to be written: what was taken back needs no
+        # room.
+        failures = chain.store_failures
+        waiting = sum(s.failed or bool(failures and s.pending) for s in chain.logs.values())
+        if waiting:
+            yield "disk-failing", f"writes fail, {failures} in a row; {waiting} logs wait"
+        if chain.pending_bytes > config.pending_bytes_max:
+            yield "disk-behind", f"too much waits for the disk, {chain.pending_bytes} bytes"
+
+    def status(self, layers: Layers) -> Mapping[str, Any]:
+        chain: Replica = layers["chain"]
+        members = [member.name for member in chain.members]
+        return {
+            "chain": ChainStatus(
+                epoch=chain.epoch,
+                members=members,
+                configured=list(chain.config.configured),
+                place=_place(chain),
+                writable=chain.active and len(members) >= chain.config.writable_min,
+                writable_min=chain.config.writable_min,
+                pending_bytes=chain.pending_bytes,
+                unanswered=sum(len(state.waiting) for state in chain.logs.values()),
+                clean=chain.saved.clean,
+                damage=_damage(chain),
+            )
+        }
+
+    def stream(self, _layers: Layers, _stream: LogId) -> Mapping[str, Any]:
+        return {}
+
+    def metrics(self, _layers: Layers) -> Iterator[Metric]:
+        return iter(())
+
+
+def _place(chain: Replica) -> str:
+    if not chain.is_member:
+        return "learner" if chain.active and chain.pred and chain.synced else "outside"
+    if chain.is_head and chain.is_last:
+        return "alone"
+    if chain.is_head:
+        return "head"
+    return "tail" if chain.is_last else "middle"
+
+
+def _damage(chain: Replica) -> str:
+    if chain.saved.distrust:
+        return chain.saved.distrust
+    holes = sum(map(len, chain.holes.values()))
+    return f"{holes} ranges of positions cannot be read" if holes else ""

@@ -1,0 +1,79 @@
+"""What the stream service of a replica knows, as plain values: streams, and what is wrong."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Final
+
+from surecast.core.roles import Code, Layers, Metric
+from surecast.core.streams import CURSORS, DIRECTORY
+from surecast.core.types import LogId
+from surecast.protocols.streams.service import StreamService
+
+__all__ = ["NAMED_MAX", "StreamsObserver"]
+
+NAMED_MAX: Final = 10  # streams named one by one; the rest is counted
+
+
+class StreamsObserver:
+    codes: ClassVar[Mapping[str, Code]] = {
+        "stream-quarantined": Code(
+            "Part of a stream's log here cannot be read. What comes before that is served; "
+            "publishes are refused. Other replicas may be whole.",
+            "Run `surecast log verify` on the data folder. If the other replicas are well, empty "
+            "this one's data folder: it is filled again from them.",
+        ),
+        "stream-damaged": Code(
+            "Positions of a stream cannot be read on this disk, and no other replica of the region "
+            "has them. What comes before is served, publishes of a stream that this region owns "
+            "wait, and the positions are fetched from another region that has them.",
+            "See that the other regions can be reached. If none has these positions, they are "
+            "lost: restore the data folder from a copy, or give the history up (force-new-stream).",
+        ),
+        "entries-lost": Code(
+            "Entries of the region's own logs could not be read and are in no other place: streams "
+            "of the directory come back from other regions, places of named subscriptions begin "
+            "anew.",
+            "Look for streams that are missing in `surecast streams`; check named subscriptions.",
+        ),
+    }
+
+    def alarms(self, layers: Layers) -> Iterator[tuple[str, str]]:
+        service: StreamService = layers["streams"]
+        streams = service.streams.values()
+        bad = [(s.info.name, s.quarantined) for s in streams if s.quarantined]
+        for name, why in bad[:NAMED_MAX]:
+            yield "stream-quarantined", f"{name}: {why}"
+        if len(bad) > NAMED_MAX:
+            yield "stream-quarantined", f"and {len(bad) - NAMED_MAX} more"
+        holed = [stream for stream in streams if stream.hole]
+        for stream in holed[:NAMED_MAX]:
+            holes = service.disk.holes(stream.stream_id)
+            ranges = " and ".join(f"{lo} to {hi - 1}" for lo, hi in holes[:NAMED_MAX])
+            yield "stream-damaged", f"{stream.info.name}: positions {ranges}, {len(holes)} ranges"
+        if len(holed) > NAMED_MAX:
+            yield "stream-damaged", f"and {len(holed) - NAMED_MAX} more"
+        yield from _of_own_logs(service)
+
+    def status(self, _layers: Layers) -> Mapping[str, Any]:
+        return {}
+
+    def stream(self, layers: Layers, stream: LogId) -> Mapping[str, Any]:
+        service: StreamService = layers["streams"]
+        state = service.streams[stream]
+        pieces = (*state.pieces.closed, state.pieces.open)
+        return {
+            "kept_bytes": sum(piece.nbytes for piece in pieces),
+            "subscribers": len(service.serving.followers.get(stream, ())),
+            "recovering": bool(state.hole),
+        }
+
+    def metrics(self, _layers: Layers) -> Iterator[Metric]:
+        return iter(())
+
+
+def _of_own_logs(service: StreamService) -> Iterator[tuple[str, str]]:
+    names = {DIRECTORY: "directory", CURSORS: "named subscriptions"}
+    for log, name in names.items():
+        if log in service.hole_at:
+            yield "stream-damaged", f"the region's {name}: from entry {service.hole_at[log]} on"
+    if lost := service.entries_lost:
+        yield "entries-lost", " ".join(f"{names[log]} {lo} to {hi - 1}" for log, lo, hi in lost[:5])
