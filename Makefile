@@ -40,8 +40,9 @@ goldens: setup  ## 200 seeds of each swarm: what leaves each node is what it was
 
 torture: setup  ## new examples, swarms, then real processes, under all faults and stalls; Spark's drivers and regions killed
 	HYPOTHESIS_PROFILE=explore $(PY) -m pytest -n $(JOBS) -q -m "not slow" $(addprefix tests/,columns core parts protocols sim)
-	$(VENV)/bin/surecast sim sprinkler --seeds $(SEEDS) --ledger bench/torture.jsonl
-	$(VENV)/bin/surecast sim sprinkler-mesh --seeds $(SEEDS) --ledger bench/torture.jsonl
+	for swarm in $$($(VENV)/bin/python -m surecast.swarm.scenarios); do \
+	    $(VENV)/bin/surecast sim $$swarm --seeds $(SEEDS) --ledger bench/torture.jsonl || exit 1; \
+	done
 	$(PY) -m surecast.swarm.rounds --rounds $(ROUNDS)
 	$(PY) -m surecast.swarm.stall --seconds 30
 	$(PY) -m surecast.swarm.sink_rounds --rounds $(ROUNDS)

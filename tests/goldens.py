@@ -22,11 +22,11 @@ from typing import Any
 import msgspec
 
 from surecast.core.types import Append, Batch, Deliver, Repair, Send, Truncate
+from surecast.lab.torture import load_swarm
 from surecast.sim.trace import Trace
-from surecast.swarm import mesh, sprinkler
 
 STORED = Path(__file__).parent / "fixtures" / "goldens.json"
-SWARMS = {"sprinkler": sprinkler.run_seed, "sprinkler-mesh": mesh.run_seed}
+SWARMS = ("sprinkler", "sprinkler-mesh")
 SEEDS = 200
 DIGITS = 16
 OLD_NAMES: dict[str, str] = {}  # a message's name → what it was called at first
@@ -99,7 +99,7 @@ _ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)
 def digest_of(swarm: str, seed: int) -> str:
     """The digest of a seed; that it fails is a reason to stop before anything is compared."""
     outputs = Outputs()
-    result = SWARMS[swarm](seed, trace=outputs)
+    result = load_swarm(swarm)(seed, trace=outputs)
     assert result.ok, f"{swarm} seed {seed}: {result.violations}"
     return outputs.digest()
 
@@ -127,7 +127,7 @@ def main() -> int:
     given = parser.parse_args()
     if given.dump:
         outputs = Outputs(lines=True)
-        SWARMS[given.dump[0]](int(given.dump[1]), trace=outputs)
+        load_swarm(given.dump[0])(int(given.dump[1]), trace=outputs)
         print("\n".join(outputs.lines()))
         return 0
     known: dict[str, dict[str, str]] = {swarm: {} for swarm in SWARMS}

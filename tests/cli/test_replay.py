@@ -1,7 +1,6 @@
 """`surecast replay`, with a swarm of our own that runs a real, small world; and of recordings."""
 
 import json
-import sys
 from pathlib import Path
 from random import Random
 from types import ModuleType
@@ -9,9 +8,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.fake_swarms import fake_swarm
 from typer.testing import CliRunner
 
-from surecast.cli import sim
 from surecast.cli.main import app
 from surecast.core.machine import NodeContext
 from surecast.core.types import MS, Emit, Received, Send, SetTimer, Start, TimerFired
@@ -59,8 +58,7 @@ def swarm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         return Result(seed, not module.violations, module.violations, digest)
 
     module.run_seed = run_seed  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "ticker_swarm", module)
-    monkeypatch.setitem(sim.SWARMS, "ticker", "ticker_swarm:run_seed")
+    fake_swarm(monkeypatch, "ticker", module)
     return module
 
 

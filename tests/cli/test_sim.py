@@ -1,13 +1,13 @@
 """`surecast sim` with a swarm of our own: adding up, exit codes, and what a failure prints."""
 
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import msgspec
 import pytest
+from tests.fake_swarms import fake_swarm
 from typer.testing import CliRunner
 
 from surecast.cli.main import app
@@ -15,8 +15,8 @@ from surecast.cli.sim import peer_share, render
 from surecast.errors import UsageError
 from surecast.lab import torture
 from surecast.swarm import sprinkler
-from surecast.swarm.sprinkler import SeedResult
 from surecast.swarm.story import Story
+from surecast.swarm.trial import SeedResult
 
 
 class FakeResult(msgspec.Struct):
@@ -42,8 +42,7 @@ def swarm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """A module with a `run_seed`, known to the verb as the swarm called "fake"."""
     module = ModuleType("fake_swarm")
     module.run_seed = lambda seed: FakeResult(seed)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "fake_swarm", module)
-    monkeypatch.setitem(torture.SWARMS, "fake", "fake_swarm:run_seed")
+    fake_swarm(monkeypatch, "fake", module)
     return module
 
 
@@ -158,7 +157,7 @@ def test_worker_processes_give_the_same_results() -> None:
     """The pool runs real processes, in which the swarm "none" is unknown: each seed reports so."""
     results = list(torture.run_seeds("none", range(5), jobs=2))
     assert sorted(result["seed"] for result in results) == list(range(5))
-    assert all("KeyError" in result["violations"][0] for result in results)
+    assert all("no swarm 'none'; there are: " in result["violations"][0] for result in results)
 
 
 def test_a_run_is_entered_into_the_ledger(swarm: ModuleType, tmp_path: Path) -> None:

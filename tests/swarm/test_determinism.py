@@ -19,10 +19,11 @@ SCRIPT = """
 import hashlib, json, sys
 import pyarrow as pa
 from surecast.sim.trace import Trace
-from surecast.swarm import mesh, sprinkler
+from surecast.swarm import scenarios
+from surecast.swarm.trial import run_seed
 
 trace = Trace()
-result = {"mesh": mesh, "sprinkler": sprinkler}[sys.argv[2]].run_seed(int(sys.argv[3]), trace=trace)
+result = run_seed(scenarios.load(sys.argv[2])(), int(sys.argv[3]), trace=trace)
 table = trace.to_table()
 sink = pa.BufferOutputStream()
 with pa.ipc.new_stream(sink, table.schema) as writer:
@@ -53,7 +54,7 @@ def run_elsewhere(hash_seed: str, path: Path, swarm: str, seed: int) -> dict[str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("swarm", "seed"), [("sprinkler", SEED), ("mesh", MESH_SEED)])
+@pytest.mark.parametrize(("swarm", "seed"), [("sprinkler", SEED), ("sprinkler-mesh", MESH_SEED)])
 def test_a_seed_is_the_same_run_in_every_process(tmp_path: Path, swarm: str, seed: int) -> None:
     first = run_elsewhere("1", tmp_path / "one.parquet", swarm, seed)
     second = run_elsewhere("4242", tmp_path / "two.parquet", swarm, seed)

@@ -20,9 +20,9 @@ from surecast.protocols.sprinkler.messages import MeshEvents
 from surecast.sim.faults import Crash, Pause
 from surecast.sim.trace import Trace
 from surecast.swarm.cluster import Cluster
-from surecast.swarm.mesh import draw_plan, run_seed
-from surecast.swarm.sprinkler import WARM_UP_NS, SeedResult
+from surecast.swarm.sprinkler_mesh import draw_plan, run_seed
 from surecast.swarm.story import Story
+from surecast.swarm.trial import WARM_UP_NS, SeedResult, heal_all
 
 SEEDS = (36, 21, 37, 19, 9, 4)  # cheap ones, of many kinds; the last is crowded
 
@@ -225,7 +225,7 @@ def test_a_client_that_left_stays_away_and_one_that_changed_its_mind_is_judged_f
     cluster.offer(world.now_ns, "a/pub0", "s", [b"4"])
     world.run(world.now_ns + SECOND)
     cluster.follow("a/c0", "s", 2)
-    cluster.heal()
+    heal_all(world, cluster.gone)
     world.run(world.now_ns + SECOND)
     assert world.run(world.now_ns + 10 * SECOND, until=lambda _: cluster.settled())
     assert world.machine("a/c1") is None

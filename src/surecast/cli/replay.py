@@ -159,7 +159,7 @@ def recordings(what: str, protocol: str) -> list[dict[str, Any]]:
             is_parquet = file.read(4) == b"PAR1"
         found = [_from_trace(path)] if is_parquet else _from_summary(path)
     for recording in found:
-        if recording["protocol"] not in sim.SWARMS:
+        if recording["protocol"] not in sim.swarms():
             raise typer.BadParameter(f"no swarm for {recording['protocol']!r}")
     return found
 

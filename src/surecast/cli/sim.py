@@ -16,7 +16,6 @@ from surecast.cli.progress import Bar, writable
 from surecast.cli.spark import Conf, Master, master_of, parse_conf
 from surecast.lab.torture import (
     SUMMED,
-    SWARMS,
     Result,
     Summary,
     append_to_ledger,
@@ -28,10 +27,10 @@ from surecast.lab.torture import (
     run_one,
     run_seeds,
     run_seeds_on_spark,
+    swarms,
 )
 
 __all__ = [
-    "SWARMS",
     "Result",
     "describe_failure",
     "load_swarm",
@@ -40,13 +39,14 @@ __all__ = [
     "render",
     "run_one",
     "sim",
+    "swarms",
 ]
 
 DEFAULT_SEEDS = 100
 
 
 def sim(
-    protocol: Annotated[str, typer.Argument(help="Whose swarm to run: " + ", ".join(SWARMS))],
+    protocol: Annotated[str, typer.Argument(help="Whose swarm to run: " + ", ".join(swarms()))],
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds to run.")] = DEFAULT_SEEDS,
     first_seed: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
     seed: Annotated[int | None, typer.Option(min=0, help="Run this one seed only.")] = None,
@@ -69,9 +69,9 @@ def sim(
     Exits with 1 if a guarantee was violated, or if over 50 seeds or more some message handler was
     never reached.
     """
-    if protocol not in SWARMS:
+    if protocol not in swarms():
         raise typer.BadParameter(
-            f"no swarm for {protocol!r}; there is one for: {', '.join(SWARMS)}",
+            f"no swarm for {protocol!r}; there is one for: {', '.join(swarms())}",
             param_hint="protocol",
         )
     if seed is not None and (seeds != DEFAULT_SEEDS or first_seed):

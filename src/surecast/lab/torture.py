@@ -5,7 +5,6 @@ records of publishers and subscribers. Seeds share nothing, so they run anywhere
 this machine or as Spark tasks, and their results are added up in any order.
 """
 
-import importlib
 import json
 import traceback
 from collections import Counter
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from surecast.errors import UsageError
 from surecast.lab.pool import run_here
+from surecast.swarm import scenarios
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +26,6 @@ __all__ = [
     "HOUR_NS",
     "SEEDS_FOR_COVERAGE",
     "SUMMED",
-    "SWARMS",
     "Result",
     "Summary",
     "append_to_ledger",
@@ -38,15 +37,12 @@ __all__ = [
     "run_one",
     "run_seeds",
     "run_seeds_on_spark",
+    "swarms",
 ]
 
 Result = dict[str, Any]  # a SeedResult as plain data
 Summary = dict[str, Any]
 
-SWARMS = {
-    "sprinkler": "surecast.swarm.sprinkler:run_seed",
-    "sprinkler-mesh": "surecast.swarm.mesh:run_seed",
-}
 SUMMED = (
     "faults_in_flight",
     "published",
@@ -62,11 +58,17 @@ HOUR_NS = 3_600_000_000_000
 FAILING_IN_LEDGER = 100  # seeds named in one line
 
 
+def swarms() -> list[str]:
+    """The names of those there are; imports none of them."""
+    return scenarios.names()
+
+
 def load_swarm(protocol: str) -> Callable[..., Any]:
-    """The `run_seed` of a protocol; imports everything it needs."""
-    module, _, name = SWARMS[protocol].partition(":")
-    run_seed: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    return run_seed
+    """What runs a seed of a protocol (`trial.run_seed`); imports everything it needs."""
+    make = scenarios.load(protocol)
+    from surecast.swarm.trial import run_seed
+
+    return lambda seed, **options: run_seed(make(), seed, **options)
 
 
 def run_one(protocol: str, seed: int, **options: Any) -> Result:

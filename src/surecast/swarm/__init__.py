@@ -3,11 +3,17 @@
 Simulated, down to workload.py; the files below it do the same to real processes.
 
 Files
-    cluster.py    a simulated Sprinkler deployment, with records of what clients saw
+    trial.py      one seed of any scenario: schedule of faults, phases, coverage, result
+    scenarios.py  the scenarios by name, found by looking at this folder
+    cluster_scenario.py  what scenarios on regions of replicas have in common
+    sprinkler.py  the scenario of Sprinkler
+    sprinkler_mesh.py  the same with meshes of clients
+    cluster.py    simulated regions of replicas, with records of what clients saw
     crowd.py      mesh clients that come and go, looked into now and then
+    callers.py    clients that ask: named subscriptions, patterns, times
+    range_readers.py  clients that read ranges
+    damage.py     damaged and rolled-back disks: which may happen when
     demo.py       what `surecast demo` runs
-    mesh.py       draws the worlds with meshes in them
-    sprinkler.py  one seed: draw, run, heal, judge
     story.py      what became of everybody in one seed, as a picture
     workload.py   what publishers publish
     fleet.py      a deployment of processes, links through a relay, and the same judge

@@ -1,4 +1,4 @@
-"""A simulated Sprinkler deployment, and the outside record of what its clients did and saw.
+"""Simulated regions of replicas, and the outside record of what their clients did and saw.
 
     cluster = Cluster(seed=7, regions={"east": 2, "west": 2})
     cluster.open("prices", "east", LatestPerKey())
@@ -6,21 +6,36 @@
     cluster.world.run(until_ns=5 * SECOND)
     cluster.judge().violations  # []
 
-Tests, the lab, the demo and the swarm all build their clusters here.
+Tests, the lab, the demo and the swarm all build their clusters here. Streams of several deliveries
+may share the chains: `open(..., delivery="x")`, read by `add_reader("east/x0", "x")`, judged by
+`judges["x"]`.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
+from surecast import registry
 from surecast.columns.batch import DATA
 from surecast.columns.retention import Policy
-from surecast.core.endpoint import Acked, Failed, Follow, Offer, Open, Opened, Unfollow
-from surecast.core.machine import NodeContext
+from surecast.core.endpoint import (
+    Acked,
+    Failed,
+    Follow,
+    Following,
+    Lost,
+    Offer,
+    Open,
+    Opened,
+    Place,
+    Unfollow,
+)
+from surecast.core.machine import HandlerMachine, NodeContext
 from surecast.core.roles import Deployment
-from surecast.core.streams import StreamSpec
-from surecast.core.types import MS, SECOND, LogId
+from surecast.core.streams import DEFAULT_DELIVERY, StreamSpec
+from surecast.core.types import MS, SECOND, LogId, Machine
 from surecast.protocols.chain.messages import Member
 from surecast.protocols.sprinkler.checks import Offered, Reading, Record, Tally, check
 from surecast.protocols.sprinkler.config import ClientConfig, MeshConfig
@@ -34,7 +49,9 @@ from surecast.sim.trace import Trace
 from surecast.sim.world import World
 from surecast.stacks import region_replica
 
-__all__ = ["Cluster"]
+__all__ = ["Cluster", "JudgeOfStream"]
+
+JudgeOfStream = Callable[[Record, Tally], None]  # adds what it finds to the tally
 
 
 def _split(options: dict[str, Any], common: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -74,6 +91,8 @@ class Cluster:
         publisher: dict[str, Any] | None = None,
         trace: Trace | None = None,
         reencode: Callable[[Any], Any] | None = None,
+        without: Mapping[str, Collection[str]] | None = None,
+        judges: Mapping[str, JudgeOfStream] | None = None,
     ) -> None:
         self.world = World(seed, Link(300_000), trace=trace, reencode=reencode, record=False)
         self.regions = {
@@ -86,9 +105,13 @@ class Cluster:
         self.client_options = client or {}
         self.role_options = {"chain": chain or {}, **_split(server or {}, {"mesh": self.mesh})}
         self.publisher_options = publisher or {}
+        self.without = {name: frozenset(lacks) for name, lacks in (without or {}).items()}
         self.counters: dict[str, Counter[str]] = {}  # by node, through all its lives
         self.records: dict[str, Record] = {}
         self.owners: dict[str, str] = {}
+        self.deliveries: dict[str, str] = {}  # of streams that have another than the default one
+        self.read_in: dict[str, Collection[str]] = {}  # stream → its regions, unless it is in all
+        self.judges = {DEFAULT_DELIVERY: check, **(judges or {})}  # by delivery
         self.streams: dict[str, LogId] = {}
         self.names: dict[LogId, str] = {}
         self.offered: dict[tuple[str, str], list[list[bytes]]] = {}  # (publisher, stream) batches
@@ -97,8 +120,10 @@ class Cluster:
         self.stood: dict[LogId, int] = {}  # where streams ended when the last audit was called
         self.failed: list[Failed] = []
         self.unopened: list[Opened] = []  # streams that somebody was refused
+        self.refusals: dict[str, str] = {}  # streams that must be refused, and were not yet → why
         self.publishers: list[str] = []
-        self.subscribers: list[str] = []  # thin readers and mesh clients, but for those that left
+        self.subscribers: list[str] = []  # all readers, but for those that left
+        self.readers: dict[str, str] = {}  # those of other deliveries → which
         self.clients: dict[str, dict[str, int]] = {}  # mesh client → stream followed and its start
         self.callers: list[str] = []  # who asks questions (`callers.py`)
         self.gone: list[str] = []  # clients that left
@@ -122,6 +147,7 @@ class Cluster:
         self.world.add(service, lambda ctx: witness(chains, ctx.disk, counters))
         for name in nodes:
             self._add_replica(region, name, service)
+            self._is_without(name)
 
     def _add_replica(self, region: str, name: str, service: str) -> None:
         counters = self.counters[name] = Counter()
@@ -129,9 +155,28 @@ class Cluster:
         made = configs(deployment, self.role_options)
 
         def factory(ctx: NodeContext) -> Any:
-            return region_replica(made, ctx.disk, ctx.rng, counters, types=self.types)
+            lacks = self.lacks(name)
+            has = {role: config for role, config in made.items() if role not in lacks}
+            return region_replica(has, ctx.disk, ctx.rng, counters, types=self.types)
 
         self.world.add(name, factory)
+
+    def lacks(self, replica: str) -> frozenset[str]:
+        """The protocols that a replica is built without, at its next start. What it lists for its
+        peers (`PeerUp.speaks`) follows from the layers that it is built of."""
+        return self.without.get(replica, frozenset())
+
+    def reinstall(self, replica: str, without: Collection[str] = ()) -> None:
+        """Stop a replica, and start it on its disk with other software: one that lacks these
+        protocols."""
+        self.without[replica] = frozenset(without)
+        self.world.crash(replica, lose_unsynced=False)
+        self.world.restart(replica)
+        self._is_without(replica)
+
+    def _is_without(self, replica: str) -> None:
+        found = self.lacks(replica).intersection(self.world.nodes[replica].speaks)
+        assert not found, f"{replica} was to be built without {', '.join(sorted(found))}"
 
     def _add_publisher(self, name: str, replicas: tuple[str, ...]) -> None:
         counters = self.counters[name] = Counter()
@@ -150,9 +195,37 @@ class Cluster:
         counters = self.counters[name] = Counter()
         self.world.add(name, lambda ctx: Subscriber(config, {}, counters))
         self.world.on_deliver(name, self._on_deliver)
+        self.world.on_emit(name, self._on_reader)
         self.subscribers.append(name)
-        for stream in self.streams.values():
-            self._follow(name, stream, bool(replicas))
+        self._follow_all(name, bool(replicas))
+
+    def add_reader(self, name: str, delivery: str, *, servers: tuple[str, ...] = ()) -> None:
+        """What the registry has for readers of a delivery. It follows all streams of the delivery
+        that can be read in its region.
+
+        By default it asks any replica of its region; with `servers` given it is an audit. When it
+        crashes and comes back it goes on where it had got to.
+        """
+        region = name.split("/")[0]
+        place = Place(region, servers or self.regions[region])
+        counters = self.counters[name] = Counter()
+
+        def factory(ctx: NodeContext) -> Machine:
+            if ctx.incarnation > 1:
+                self.world.call(self.world.now_ns, partial(self._go_on, name))
+            return _counting(registry.reader(delivery, ctx, place), counters)
+
+        self.readers[name] = delivery
+        self.world.add(name, factory)
+        self.world.on_deliver(name, self._on_deliver)
+        self.world.on_emit(name, self._on_reader)
+        self.subscribers.append(name)
+        self._follow_all(name, bool(servers))
+
+    def _go_on(self, name: str, world: World) -> None:
+        for (reader, stream), reading in self.readings.items():
+            if reader == name:
+                world.at(world.now_ns, name, Follow(stream, reading.position))
 
     def add_client(
         self, name: str, follows: dict[str, int] | None = None, replicas: tuple[str, ...] = ()
@@ -174,7 +247,7 @@ class Cluster:
             return self.client_type(config, starts, ctx.rng, counters)
 
         self.world.on_deliver(name, self._on_deliver)
-        self.world.on_emit(name, self._on_following)
+        self.world.on_emit(name, self._on_reader)
         for stream, start in self.clients[name].items():
             self._reading(name, self.streams[stream]).position = start
         self.subscribers.append(name)
@@ -200,26 +273,47 @@ class Cluster:
         self.readings[name, self.streams[stream]].left = True
         self.world.at(self.world.now_ns, name, Unfollow(self.streams[stream]))
 
-    def heal(self) -> None:
-        """`World.heal_all`, but who left for good stays away."""
-        self.world.heal_all()
-        for name in self.gone:
-            self.world.crash(name)
-
-    def _on_following(self, _now_ns: int, name: str, event: Any) -> None:
-        reading = self.readings[name, event.stream]
-        if not reading.position:
-            reading.position = event.start
+    def _on_reader(self, _now_ns: int, name: str, event: Any) -> None:
+        if isinstance(event, Following):
+            reading = self.readings[name, event.stream]
+            if not reading.position:
+                reading.position = event.start
+        elif isinstance(event, Lost):
+            self.readings[name, event.stream].lose(event.lo, event.hi, event.why)
 
     # ------------------------------------------------------------ driving
 
     def open(
-        self, stream: str, owner: str, policy: Policy, at_ns: int = 0, opener: str = ""
+        self,
+        stream: str,
+        owner: str,
+        policy: Policy,
+        at_ns: int = 0,
+        opener: str = "",
+        delivery: str = "",
+        read_in: Collection[str] = (),
     ) -> None:
-        """Have a publisher (by default one of the owner's region) create a stream."""
+        """Have a publisher (by default one of the owner's region) create a stream.
+
+        `read_in`: the regions where the delivery brings it; by default all.
+        """
+        assert not delivery or delivery in self.judges, f"nobody judges streams of {delivery!r}"
         self.records[stream] = Record(stream, policy)
         self.owners[stream] = owner
-        self.world.at(at_ns, opener or f"{owner}/pub0", Open(stream, StreamSpec(policy)))
+        if delivery:
+            self.deliveries[stream] = delivery
+        if read_in:
+            self.read_in[stream] = frozenset(read_in)
+        spec = StreamSpec(policy, delivery)
+        self.world.at(at_ns, opener or f"{owner}/pub0", Open(stream, spec))
+
+    def expect_refusal(
+        self, at_ns: int, opener: str, stream: str, why: str, spec: StreamSpec
+    ) -> None:
+        """Have a publisher try to create a stream, of a name that is never opened; `judge` finds
+        fault with any other answer than `why`."""
+        self.refusals[stream] = why
+        self.world.at(at_ns, opener, Open(stream, spec))
 
     def offer(
         self,
@@ -259,21 +353,29 @@ class Cluster:
         (record.audits if audit else record.readings).append(reading)
         return reading
 
+    def _follow_all(self, name: str, audit: bool) -> None:
+        for stream, stream_id in self.streams.items():
+            if self._reads(name, stream):
+                self._follow(name, stream_id, audit)
+
     def _follow(self, name: str, stream: LogId, audit: bool = False) -> None:
         self._reading(name, stream, audit)
         self.world.at(self.world.now_ns, name, Follow(stream, 1))
 
     def _on_publisher(self, _now_ns: int, name: str, event: Any) -> None:
         if isinstance(event, Opened):
-            if event.info is None or event.why:
+            if event.info is None and event.why == self.refusals.get(event.name):
+                del self.refusals[event.name]
+            elif event.info is None or event.why or event.name not in self.records:
                 self.unopened.append(event)
             elif event.name not in self.streams:
                 assert event.info.owner == self.owners[event.name], event.info
+                assert event.info.delivery == self.delivery_of(event.name), event.info
                 self.streams[event.name] = event.info.stream_id
                 self.names[event.info.stream_id] = event.name
-                for subscriber in self.subscribers:
-                    if subscriber not in self.clients:
-                        self._follow(subscriber, event.info.stream_id)
+                for reader in self.subscribers:
+                    if reader not in self.clients and self._reads(reader, event.name):
+                        self._follow(reader, event.info.stream_id)
         elif isinstance(event, Acked):
             stream = self.names[event.stream]
             values = self.offered[name, stream].pop(0)
@@ -302,7 +404,28 @@ class Cluster:
         return self.readings[reader, self.streams[stream]].position
 
     def readers_of(self, stream: str) -> list[str]:
-        return [r for r in self.subscribers if stream in self.clients.get(r, self.streams)]
+        return [reader for reader in self.subscribers if self._reads(reader, stream)]
+
+    def _reads(self, reader: str, stream: str) -> bool:
+        if reader in self.clients:
+            return stream in self.clients[reader]
+        if stream not in self.streams:
+            return False
+        if reader.split("/")[0] not in self.read_in.get(stream, self.regions):
+            return False
+        return self.readers.get(reader, DEFAULT_DELIVERY) == self.delivery_of(stream)
+
+    def delivery_of(self, stream: str) -> str:
+        return self.deliveries.get(stream, DEFAULT_DELIVERY)
+
+    def thin_readers(self) -> list[str]:
+        """Those that read with the stream service's own subscriber."""
+        others = {*self.clients, *self.readers}
+        return [name for name in self.subscribers if name not in others]
+
+    def readers_by(self, delivery: str) -> list[str]:
+        """Those that `add_reader` made for it."""
+        return [name for name, reads in self.readers.items() if reads == delivery]
 
     def settled(self, readers: list[str] | None = None) -> bool:
         """Everything offered is acknowledged, and all readers are at the same end beyond it."""
@@ -315,13 +438,15 @@ class Cluster:
         return True
 
     def audit(self, within_ns: int = 30 * SECOND) -> bool:
-        """Read every replica afresh, from the first position of every stream.
+        """Read every replica afresh, from the first position of every stream of the default
+        delivery.
 
         What all readers have reached is given a moment to reach all replicas; by the rules up to
         there the audit is judged (expiry goes on meanwhile).
         """
         for name, stream in self.streams.items():
-            self.stood[stream] = min(self.position(r, name) for r in self.readers_of(name))
+            reached = [self.position(reader, name) for reader in self.readers_of(name)]
+            self.stood[stream] = min(reached, default=1)
         self.world.run(self.world.now_ns + 2 * SECOND)
         for nodes in self.regions.values():
             for node in nodes:
@@ -331,10 +456,22 @@ class Cluster:
 
     def judge(self) -> Tally:
         tally = Tally()
-        for record in self.records.values():
-            check(record, tally)
-        tally.violations += [f"{each.name}: not opened: {each.why}" for each in self.unopened]
+        for stream, record in self.records.items():
+            self.judges[self.delivery_of(stream)](record, tally)
+        for opened in self.unopened:
+            what = f"not opened: {opened.why}" if opened.info is None or opened.why else "opened"
+            tally.violations.append(f"{opened.name}: {what}")
+        for name, why in self.refusals.items():
+            tally.violations.append(f"{name}: was not refused with {why!r}")
         for failed in self.failed:
             name = self.names[failed.stream]
             tally.violations.append(f"{name}: publish {failed.pub_no} failed: {failed.why}")
         return tally
+
+
+def _counting(machine: Machine, counters: Counter[str]) -> Machine:
+    """Have a machine, or the layers of one, count where the counts outlive it."""
+    for part in getattr(machine, "layers", {"": machine}).values():
+        if isinstance(part, HandlerMachine):
+            part.counters = counters
+    return machine

@@ -67,7 +67,7 @@ class Damages:
             cluster.world.call(at_ns, partial(World.copy_disk, name=name))
         cluster.world.call(0, self._watch)
 
-    def may_befall(self, fault: Fault) -> bool:
+    def allows(self, fault: Fault) -> bool:
         if not isinstance(fault, Damage | RollBack):
             return True
         region = fault.name.split("/")[0]

@@ -73,6 +73,7 @@ class Story:
         self.spans: list[Span] = []
         self.heal_s = 0.0
         self.regions: list[str] = []
+        self.clients: Container[str] = ()  # of the mesh
         self.lines: dict[str, dict[str, Line]] = {}  # stream → reader → where it was
         self.times_s: list[float] = []
         self.ends: dict[str, list[int]] = {}  # stream → first position not acknowledged yet
@@ -82,6 +83,7 @@ class Story:
     def watch(self, cluster: Cluster, heal_ns: int) -> None:
         self.heal_s = heal_ns / SECOND
         self.regions = list(cluster.regions)
+        self.clients = cluster.clients
         self.lines = {stream: {} for stream in cluster.records}
         self.ends = {stream: [] for stream in cluster.records}
 
@@ -105,19 +107,23 @@ class Story:
                 line.times_s.append(now_s)
                 line.positions.append(NAN if down or away or not position else position)
 
-    def suffer(self, fault: Fault, clients: Container[str], begin_ns: int, end_ns: int) -> None:
-        """A fault has struck; `clients` are the names of mesh clients."""
+    def suffer(self, fault: Fault, begin_ns: int, end_ns: int) -> None:
+        """A fault has struck."""
         begin_s, end_s = begin_ns / SECOND, min(end_ns / SECOND, self.heal_s)
         if isinstance(fault, ClockJump | Reset):  # over at once
             end_s = begin_s
         names = [getattr(fault, field) for field in ("name", "a", "b") if hasattr(fault, field)]
         arrow = " – " if getattr(fault, "two_way", True) else " → "
-        lane = _lane(fault, any(name in clients for name in names))
+        lane = _lane(fault, any(name in self.clients for name in names))
         self.spans.append(Span(begin_s, end_s, lane, arrow.join(names)))
 
     def about(self) -> str:
         readers = {reader for lines in self.lines.values() for reader in lines}
-        return f"{_crowd(readers)} in {len(self.regions)} regions, {len(self.spans)} faults"
+        return f"{self._crowd(readers)} in {len(self.regions)} regions, {len(self.spans)} faults"
+
+    def _crowd(self, readers: Collection[str]) -> str:
+        clients = sum(reader in self.clients for reader in readers)
+        return f"{clients} mesh clients" if clients else f"{len(readers)} readers"
 
     # ------------------------------------------------------------ drawing
 
@@ -180,7 +186,7 @@ class Story:
 
     def _draw_positions(self, axes: Any, stream: str) -> None:
         for line in self.lines[stream].values():
-            client = _is_client(line.reader)
+            client = line.reader in self.clients
             colour = COLOURS[self.regions.index(line.reader.split("/")[0])]
             axes.plot(line.times_s, line.positions, color=colour, linewidth=0.9, alpha=0.8)
             if client and line.times_s[-1] < self.times_s[-1]:
@@ -188,7 +194,9 @@ class Story:
             if client:
                 axes.plot(line.times_s[0], _first(line), "o", color=colour, markersize=3)
         axes.plot(self.times_s, self.ends[stream], ":", color="black", linewidth=1.2, zorder=3)
-        axes.set_title(f"stream {stream}, {_crowd(self.lines[stream])}", fontsize=9, loc="left")
+        axes.set_title(
+            f"stream {stream}, {self._crowd(self.lines[stream])}", fontsize=9, loc="left"
+        )
         axes.set_ylabel("position reached", fontsize=8)
         _frame(axes, self.heal_s)
 
@@ -271,15 +279,6 @@ def _lane(fault: Fault, of_client: bool) -> str:
         case _:
             assert isinstance(fault, ClockJump | Reset), fault
             return "clock or sessions"
-
-
-def _is_client(reader: str) -> bool:
-    return "/sub" not in reader
-
-
-def _crowd(readers: Collection[str]) -> str:
-    clients = sum(map(_is_client, readers))
-    return f"{clients} mesh clients" if clients else f"{len(readers)} readers"
 
 
 def _first(line: Line) -> float:

@@ -32,10 +32,12 @@ def draw_workload(
     until_ns: int,
     abroad: Mapping[str, list[str]] | None = None,
     from_ns: int = 100 * MS,
+    collects: bool = True,
 ) -> None:
     """Have all publishers of a stream's owner publish to it, now and then, until `until_ns`.
 
-    `abroad`: publishers of other regions that do so in the place of as many of them.
+    `abroad`: publishers of other regions that do so in the place of as many of them. `collects`:
+    also rules that declare events obsolete, and changes of a stream's retention.
     """
     names = [f"k{i}".encode() for i in range(keys)]
     weights = [1 / (i + 1) for i in range(keys)]
@@ -47,7 +49,7 @@ def draw_workload(
             at_ns, n = from_ns, 0
             while at_ns < until_ns:
                 at_ns += int(rng.expovariate(1 / (120 * MS)))
-                if rng.random() < 0.04:
+                if rng.random() < 0.04 and collects:
                     rule = _draw_rule(rng, policy, n, names, at_ns)
                     if rule[1] not in used:
                         used.add(rule[1])

@@ -71,6 +71,7 @@ class Reading:
     voids: list[tuple[int, int, int]] = field(default_factory=list)  # (lo, hi, reason)
     faults: list[str] = field(default_factory=list)
     left: bool = False  # it went away for good
+    lost: list[tuple[int, int, str]] = field(default_factory=list)  # (lo, hi, why), as it was told
 
     def take(self, batches: tuple[Batch, ...]) -> None:
         for batch in batches:
@@ -90,6 +91,13 @@ class Reading:
             if batch.hi > at:
                 self.voids.append((at, batch.hi, batch.reason))
             self.position = batch.hi
+
+    def lose(self, lo: int, hi: int, why: str) -> None:
+        """It was told that [lo, hi) will not come."""
+        if lo != self.position or hi <= lo:
+            self.faults.append(f"G2 {self.reader}: at {self.position}, lost [{lo}, {hi})")
+        self.lost.append((lo, hi, why))
+        self.position = hi
 
 
 @dataclass(slots=True)
@@ -133,6 +141,9 @@ def check(record: Record, tally: Tally) -> None:
     for reading in everybody:
         tally.delivered += len(reading.events)
         tally.void += sum(hi - lo for lo, hi, _ in reading.voids)
+        tally.lost += sum(hi - lo for lo, hi, _ in reading.lost)
+        for lo, hi, why in reading.lost[:5]:
+            say(f"{record.stream}: G4 {reading.reader} was told [{lo}, {hi}) is lost: {why}")
         if reading.position != end and not reading.left:
             say(f"{record.stream}: G9 {reading.reader} ended at {reading.position}, not {end}")
     _times_rise(record, truth, tally)

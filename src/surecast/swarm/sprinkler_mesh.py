@@ -1,4 +1,4 @@
-"""One seed of the swarm with meshes: the same servers and misfortunes, and a crowd of clients.
+"""Sprinkler's swarm with meshes: the same servers and faults, and a crowd of mesh clients.
 
 2-4 regions with 5-60 mesh clients in all, which come and go, follow streams from the earliest, the
 latest or a seq on and lose interest again, stall, crash, come back, and lose touch with each other
@@ -12,50 +12,45 @@ from typing import Any
 
 from surecast.core.types import MS, SECOND
 from surecast.protocols.sprinkler.config import MeshConfig, paper_mesh
-from surecast.protocols.sprinkler.mesh_peer import MeshPeer
 from surecast.sim.faults import Timed, draw
 from surecast.sim.trace import Trace
+from surecast.swarm import trial
+from surecast.swarm.cluster_scenario import draw_cluster, draw_span
 from surecast.swarm.crowd import EARLIEST, LATEST, Change, MeshPlan, Visit
-from surecast.swarm.sprinkler import (
-    WARM_UP_NS,
-    Plan,
-    SeedResult,
-    draw_deployment,
-    draw_span,
-)
-from surecast.swarm.sprinkler import run_seed as run_plan
+from surecast.swarm.sprinkler import Plan, Sprinkler
 from surecast.swarm.story import Story
+from surecast.swarm.trial import WARM_UP_NS, SeedResult
 
-__all__ = ["draw_plan", "run_seed"]
+__all__ = ["SCENARIO", "SprinklerMesh", "draw_plan", "run_seed"]
 
 CLIENTS_MAX = 60
 PAPER_CLIENTS_MAX = 10  # the paper's mesh is never quiet: each client costs as much as eight others
 KINDS = ("crash", "crash", "pause", "pause", "cut", "one-way cut", "isolate", "degrade", "reset")
 
 
+class SprinklerMesh(Sprinkler):
+    def draw(self, seed: int) -> Plan:
+        return draw_plan(seed)
+
+
+SCENARIO = SprinklerMesh
+
+
 def run_seed(
     seed: int,
     *,
     plan: Plan | None = None,
-    types: tuple[type[Any], ...] = (),
-    client_type: type[MeshPeer] = MeshPeer,
     trace: Trace | None = None,
     story: Story | None = None,
+    **options: Any,
 ) -> SeedResult:
-    """Run one seed; the same seed gives the same run in every process."""
-    return run_plan(
-        seed,
-        plan=plan or draw_plan(seed),
-        types=types,
-        client_type=client_type,
-        trace=trace,
-        story=story,
-    )
+    """Run one seed of `SprinklerMesh(**options)`."""
+    return trial.run_seed(SprinklerMesh(**options), seed, plan=plan, trace=trace, story=story)
 
 
 def draw_plan(seed: int) -> Plan:
     rng = Random(f"{seed}/mesh")
-    plan = draw_deployment(rng, rng.randint(2, 4))
+    plan = draw_cluster(rng, rng.randint(2, 4), Plan)
     config, client = _draw_settings(rng)
     most = CLIENTS_MAX if config.mutual else PAPER_CLIENTS_MAX
     count = min(most, rng.choice((rng.randint(5, 15), rng.randint(5, 30), rng.randint(20, 60))))
