@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from surecast.columns.batch import COLLECTED, Batch
+from surecast.columns.intervals import IntervalSet
 from surecast.core.disk import read_through
 from surecast.core.replicated import Abandon, AppendAt, Appended, RoleChanged, TakePublishers
 from surecast.core.types import LogId, Peer, PeerDown, SetTimer, TimerFired
@@ -712,3 +713,10 @@ class TakesUnsureAnswers(_WithRecovery):
     """The first region that answers is believed, though another one knows all publishers."""
 
     recovery_type = _BelievesTheFirst
+
+
+class ForfeitsReadable(StreamService):
+    """Whatever a layer above gives up is said to be lost, though it can be read."""
+
+    def _in_holes(self, stream: LogId, positions: IntervalSet) -> IntervalSet:
+        return positions

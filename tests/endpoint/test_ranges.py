@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any, ClassVar
 
 import pytest
 
 from surecast.columns.batch import Batch
+from surecast.core.compose import compose
+from surecast.core.endpoint import Lost
+from surecast.core.machine import HandlerMachine
+from surecast.core.streams import Forfeit, StreamAdded
+from surecast.core.types import PassDown
 from surecast.endpoint.discovery import Region, parse_url
 from surecast.endpoint.options import ClientOptions
-from surecast.endpoint.ranges import RangeReader, ShortError, StallError
+from surecast.endpoint.ranges import Piece, RangeReader, ShortError, StallError
 from surecast.errors import ConnectError, SurecastError
 from tests.client.stage import Regions, play, until
 
@@ -27,8 +33,8 @@ async def publish(regions: Regions, count: int, size: int = 10) -> bytes:
     return info.stream_id
 
 
-def seqs(batches: list[Batch]) -> list[int]:
-    return [int(seq) for batch in batches for seq in batch.seqs()]
+def seqs(pieces: list[Piece]) -> list[int]:
+    return [int(seq) for piece in pieces if isinstance(piece, Batch) for seq in piece.seqs()]
 
 
 def test_one_reader_reads_one_range_after_the_other() -> None:
@@ -60,7 +66,7 @@ def test_a_reader_that_is_not_read_from_asks_for_no_more() -> None:
                 assert line._nbytes < 4 << 20
                 found += [b async for some in batches for b in some]
                 assert seqs(found) == list(range(1, 60_001))
-                assert sum(b.nbytes for b in found) > 16 << 20
+                assert sum(b.nbytes for b in found if isinstance(b, Batch)) > 16 << 20
 
     play(story)
 
@@ -70,7 +76,7 @@ def test_a_server_that_is_killed_is_replaced() -> None:
         async with Regions(east=2) as regions:
             stream = await publish(regions, 60_000, size=300)
             async with reader(regions, buffer=1 << 18) as line:
-                found: list[Batch] = []
+                found: list[Piece] = []
                 async for some in line.read(stream, 1, 60_001):
                     found += some
                     if len(regions.nodes) == 4:
@@ -168,7 +174,7 @@ def test_a_region_that_starts_again_is_waited_for() -> None:
                     refused.append(problem)
                     raise
 
-            async def read() -> list[Batch]:
+            async def read() -> list[Piece]:
                 async with line:
                     return [b async for some in line.read(stream, 1, 11) for b in some]
 
@@ -202,3 +208,101 @@ def test_silence_is_not_waited_for_without_end() -> None:
                     await anext(line.read(stream, 1, 5))
 
     play(story)
+
+
+# ---------------------------------------------------------------- what is lost
+
+
+class GivesUp(HandlerMachine):
+    """A layer above the stream service that knows which positions nobody has any more."""
+
+    uses = ("streams",)
+    from_below: ClassVar[dict[type, str]] = {StreamAdded: "_on_added"}
+
+    def __init__(self, ranges: list[tuple[int, int]]) -> None:
+        super().__init__()
+        self.ranges = ranges
+
+    def _on_added(self, event: StreamAdded) -> None:
+        for lo, hi in self.ranges:
+            self.out.append(PassDown(Forfeit(event.info.stream_id, lo, hi, "its disk is damaged")))
+
+
+class Damaged(Regions):
+    """Servers with such a layer."""
+
+    given_up: list[tuple[int, int]]
+
+    def _machine(self, ctx: Any, name: str) -> Any:
+        made = super()._machine(ctx, name)
+        if name.endswith("/witness"):
+            return made
+        return compose({**made.layers, "losses": GivesUp(self.given_up)})
+
+    async def damage(self, name: str, stream: bytes, *holes: tuple[int, int]) -> None:
+        """The server comes back on a disk that cannot read these positions any more."""
+        await self.kill(name)
+        for lo, hi in holes:
+            self.disks[name].damage(stream, lo, hi, "a flipped bit")
+        await self.start(name)
+        await until(lambda: self.layer(name).shown_end(stream) == holes[0][0], "it shows the rest")
+
+
+@pytest.mark.parametrize("buffer", [1, 1 << 20])
+def test_what_is_lost_comes_in_its_place(buffer: int) -> None:
+    """Also where the reader asks for little at a time."""
+
+    async def story() -> None:
+        regions = Damaged(east=1)
+        regions.given_up = [(301, 400), (400, 450), (9_990, 10_001)]
+        async with regions:
+            stream = await publish(regions, 10_000)
+            await regions.damage("east-1", stream, (301, 450), (9_990, 10_001))
+            async with reader(regions, buffer=buffer) as line:
+                found = [one async for some in line.read(stream, 1, 10_001) for one in some]
+                assert seqs(found) == [*range(1, 301), *range(450, 9_990)]
+                losses = [one for one in found if isinstance(one, Lost)]
+                assert losses == [
+                    Lost(stream, 301, 450, "its disk is damaged"),
+                    Lost(stream, 9_990, 10_001, "its disk is damaged"),
+                ]
+                at = 1
+                for one in found:
+                    assert one.lo == at
+                    at = one.hi
+                assert at == 10_001
+                inside = [one async for some in line.read(stream, 310, 320) for one in some]
+                assert inside == [Lost(stream, 310, 320, "its disk is damaged")]
+
+    play(story)
+
+
+def test_a_hole_that_nobody_gave_up_is_waited_for() -> None:
+    async def story() -> None:
+        regions = Damaged(east=1)
+        regions.given_up = [(301, 400)]
+        async with regions:
+            stream = await publish(regions, 1_000)
+            await regions.damage("east-1", stream, (301, 450))
+            async with reader(regions, patience_s=0.3) as line:
+                found: list[Piece] = []
+
+                async def read() -> None:
+                    async for some in line.read(stream, 1, 1_001):
+                        found.extend(some)
+
+                with pytest.raises(ShortError) as short:
+                    await read()
+                assert seqs(found) == list(range(1, 301))
+                assert [(one.lo, one.hi) for one in found if isinstance(one, Lost)] == [(301, 400)]
+                assert short.value.end == 400
+
+    play(story)
+
+
+def test_neighbouring_losses_are_one_piece() -> None:
+    """A server that declares position after position lost does not fill the memory."""
+    line = RangeReader([("127.0.0.1", 1)])
+    for seq in range(1, 1_000):
+        line._on_emit(Lost(b"s" * 16, seq, seq + 1, f"{seq}"))
+    assert list(line._inbox) == [Lost(b"s" * 16, 1, 1_000, "1")]

@@ -32,20 +32,40 @@ class Range(msgspec.Struct):
     batches: tuple[Batch, ...]
 
 
+class Gone(msgspec.Struct):
+    stream: LogId
+    lo: int
+    hi: int
+    end: int
+    last: bool
+    why: str
+
+
 class Service:
-    """Streams up to their ends; a failed read makes the end that of what can be read."""
+    """Streams up to their ends; a failed read makes the end that of what can be read.
+
+    `lost`: a range of S that was given up; `shown_end` is where it begins.
+    """
 
     def __init__(self, **ends: int) -> None:
         self.ends = {name.encode() * 16: end for name, end in ends.items()}
         self.bad = 1 << 60  # the first position that cannot be read
+        self.lost = (1 << 60, 1 << 60)
         self.reads = 0
 
     def shown_end(self, stream: LogId) -> int:
+        return min(self.ends.get(stream, 0), self.lost[0])
+
+    def readable_end(self, stream: LogId) -> int:
         return self.ends.get(stream, 0)
+
+    def lost_at(self, stream: LogId, seq: int) -> tuple[int, str] | None:
+        return (self.lost[1], "why") if self.lost[0] <= seq < self.lost[1] else None
 
     def readable(self, stream: LogId, lo: int, hi: int = 0) -> list[Batch]:
         self.reads += 1
         end = min(hi or self.ends[stream], self.ends[stream], self.bad, lo + SIZE)
+        end = min(end, self.lost[0]) if lo < self.lost[0] else end
         if lo >= self.bad:
             self.ends[stream] = self.bad
             return []
@@ -415,3 +435,49 @@ def test_a_range_ends_at_what_cannot_be_read() -> None:
     assert covered(parts) == list(range(1, 15))
     assert parts[-1] == Range(S, 15, 30, 15, True, ())
     assert [part.last for part in parts] == [False, False, True]
+
+
+def ask_with_losses(lo: int, hi: int, messages_max: int = 8, stops: bool = False) -> list[Any]:
+    service = Service(s=36)
+    service.lost = (13, 17)
+    return send_range(
+        service,
+        Range,
+        S,
+        lo,
+        hi,
+        messages_max=messages_max,
+        stops=lambda: stops,
+        make_lost=Gone,
+    )
+
+
+def test_a_lost_range_is_a_part_of_its_own_between_the_others() -> None:
+    parts = ask_with_losses(1, 24)
+    assert [type(part) for part in parts] == [Range, Range, Gone, Range]
+    assert spans(parts) == [(1, 11), (11, 13), (13, 17), (17, 24)]
+    assert parts[2] == Gone(S, 13, 17, 36, False, "why")
+    assert [part.last for part in parts] == [False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("lo", "hi", "lost"), [(15, 16, (15, 16)), (14, 17, (14, 17)), (12, 15, (13, 15))]
+)
+def test_a_lost_range_is_never_wider_than_what_was_asked(
+    lo: int, hi: int, lost: tuple[int, int]
+) -> None:
+    last = ask_with_losses(lo, hi)[-1]
+    assert last == Gone(S, *lost, 36, True, "why")
+
+
+def test_a_lost_range_counts_as_a_message() -> None:
+    for parts in (ask_with_losses(13, 30, messages_max=1), ask_with_losses(13, 30, stops=True)):
+        assert parts == [Gone(S, 13, 17, 36, True, "why")]
+
+
+def test_who_has_no_message_for_a_loss_is_sent_what_is_shown() -> None:
+    service = Service(s=36)
+    service.lost = (13, 17)
+    parts: Any = send_range(service, Range, S, 1, 24, messages_max=8, stops=lambda: False)
+    assert covered(parts) == list(range(1, 13))
+    assert (parts[-1].end, parts[-1].last) == (13, True)

@@ -8,6 +8,7 @@ with Served(tmp_path / "data") as region:
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +19,8 @@ from urllib.request import Request, urlopen
 from surecast import sync
 from surecast.client.sync import Loop
 from surecast.columns.rules import Policy
+from surecast.core.streams import Forfeit
+from surecast.core.types import Command
 from surecast.server.config import build
 from surecast.server.http import HttpPort
 from surecast.server.region import RegionServer
@@ -130,6 +133,38 @@ class Served:
         shutil.rmtree(self.data)
         shutil.copytree(at, self.data)
         self.start()
+
+    def damage(self, name: str) -> list[tuple[int, int]]:
+        """A bit of its first segment flips; the positions of a stream that it cannot read then."""
+        assert self.data is not None
+        wait_for(lambda: self.segments() > 0, "nothing left the journal")
+        self.stop()
+        path = min((self.data / "log").glob("segment-*"))
+        with path.open("r+b") as file:
+            file.seek(path.stat().st_size // 2)
+            (byte,) = file.read(1)
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte ^ 4]))
+        self.start()
+        assert self.server is not None
+        service = self.server.streams
+        wait_for(lambda: service.named(name), "the stream is back")
+        info = service.named(name)
+        assert info is not None
+        return service.disk.holes(info.stream_id)
+
+    def forfeit(self, name: str, lo: int, hi: int, why: str) -> None:
+        """Nobody has these positions any more, as a layer above the stream service would say."""
+        assert self.server is not None
+        replica, info = self.server.replica, self.server.streams.named(name)
+        assert replica is not None
+        assert info is not None
+        command = Command("streams", Forfeit(info.stream_id, lo, hi, why))
+
+        async def give() -> None:
+            replica.give(command)
+
+        self._loop.call(give())
 
     # ------------------------------------------------------------ its streams
 

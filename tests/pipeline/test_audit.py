@@ -297,6 +297,61 @@ def test_each_rule_explains_its_own_voids(spark: "SparkSession", tmp_path: Path)
         audit(load(spark, str(tmp_path)), KeepFor(5))
 
 
+def told(folder: Path, *ranges: tuple[str, int, int]) -> None:
+    """20 events of three keys, and a reader that was told this of these positions, in order."""
+    seqs = list(range(1, 21))
+    keys, values = [b"k%d" % (seq % 3) for seq in seqs], [b"v%d" % seq for seq in seqs]
+    save(folder, "published", "p", {
+        "stream": ["s"] * 20, "publisher": ["p"] * 20, "number": seqs, "key": keys,
+        "value": values, "seq": seqs, "offered_ns": [None] * 20,
+    })  # fmt: skip
+    rows = [(kind, hi - 1, hi - lo) for kind, lo, hi in ranges]
+    events = [kind == "event" for kind, _, _ in rows]
+    last = [seq for _, seq, _ in rows]
+    save(folder, "delivered", "r", {
+        "stream": ["s"] * len(rows), "reader": ["r"] * len(rows),
+        "number": list(range(1, len(rows) + 1)), "kind": [kind for kind, _, _ in rows],
+        "seq": last, "range": [count for _, _, count in rows],
+        "key": [keys[n - 1] if e else None for n, e in zip(last, events, strict=True)],
+        "value": [values[n - 1] if e else None for n, e in zip(last, events, strict=True)],
+        "timestamp": [None] * len(rows), "got_ns": [None] * len(rows),
+    })  # fmt: skip
+    save(folder, "readers", "r", {
+        "stream": ["s"], "region": ["here"], "reader": ["r"], "first": [1], "voids": [True],
+        "malformed": [0],
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ranges", "void", "lost", "at"),
+    [
+        # All that is lost is outdated: it is lost nevertheless, and not void.
+        ([("void", 1, 10), ("lost", 10, 15), ("void", 15, 18)], 12, 5, 10),
+        # The newest event of a key is lost: it is counted once.
+        ([("void", 1, 16), ("lost", 16, 19)], 15, 3, 16),
+        # And a position is not told of at all.
+        ([("void", 1, 10), ("lost", 10, 15), ("void", 16, 18)], 12, 6, 10),
+    ],
+    ids=["outdated", "newest", "silent"],
+)
+def test_what_a_reader_was_told_is_lost_counts_as_lost(
+    spark: "SparkSession",
+    tmp_path: Path,
+    ranges: list[tuple[str, int, int]],
+    void: int,
+    lost: int,
+    at: int,
+) -> None:
+    events = [("event", seq, seq + 1) for seq in range(ranges[-1][2], 21)]
+    told(tmp_path, *ranges, *events)
+    found = audit(load(spark, str(tmp_path)), LatestPerKey(), chunk_rows=CHUNK)
+    assert not found.sound
+    positions = sum(hi - lo for kind, lo, hi in ranges if kind == "lost")
+    words = f"G4 r: was told that {positions} positions are lost, from {at}"
+    assert found.violations[0] == words
+    assert (found.delivered, found.void, found.lost) == (len(events), void, lost), found.violations
+
+
 def test_who_began_later_need_not_have_what_was_before(
     spark: "SparkSession", tmp_path: Path
 ) -> None:

@@ -23,11 +23,12 @@ import surecast
 from surecast.client.connection import Client
 from surecast.columns.batch import Batch
 from surecast.columns.intervals import IntervalSet
+from surecast.core.endpoint import Lost
 from surecast.endpoint.region_link import RegionLink
 from surecast.errors import ConnectError, DataLoss, SurecastError, UsageError
 from surecast.pipeline import fetch, files, loss
 from surecast.pipeline import region as region_module
-from surecast.pipeline.fetch import Line, Task, batches_of
+from surecast.pipeline.fetch import Line, Task, pieces_of
 from surecast.pipeline.plan import Range
 from surecast.pipeline.region import Known, Region
 from surecast.server.files import files_of
@@ -68,7 +69,9 @@ def rows(task: Task) -> list[dict[str, Any]]:
 def batches(task: Task) -> list[Batch]:
     with ExitStack() as stack:
         line = Line(task, stack)
-        return [b for one in task.ranges for b in batches_of(one, task, line)]
+        found = [piece for one in task.ranges for piece in pieces_of(one, task, line)]
+    assert not any(isinstance(piece, Lost) for piece in found)
+    return [piece for piece in found if isinstance(piece, Batch)]
 
 
 def events(found: list[dict[str, Any]]) -> list[tuple[int, bytes]]:
@@ -306,6 +309,50 @@ def test_positions_that_nobody_has_are_lost(region: Served, fail_on_loss: bool) 
                 rows(changed)
         else:
             assert len(rows(changed)) == left
+
+
+def test_positions_that_a_server_has_given_up_are_lost(region: Served, caplog: Any) -> None:
+    """A real server on a damaged disk: what it cannot read is waited for until it is given up."""
+    values = [b"%06d" % n for n in range(1, 20_001)]
+    region.publish("orders", values)
+    ((lo, hi),) = region.damage("orders")
+    assert 1 <= lo < hi <= 20_001
+    with Region(region.url, "") as asked:
+        assert asked.expect(("orders",))["orders"].end == lo
+        region.forfeit("orders", lo, hi, "its only disk was damaged")
+        assert asked.expect(("orders",))["orders"].end == 20_001
+    task = plan(region)
+    for one in (task, from_servers(task)):
+        with pytest.raises(DataLoss) as refused:
+            rows(one)
+        assert f"positions {lo} to {hi - 1} of stream 'orders'" in str(refused.value)
+        assert "its only disk was damaged" in str(refused.value)
+        assert "failOnDataLoss=false (--no-fail-on-data-loss) to go on" in str(refused.value)
+        assert f'startingOffsets={{"orders": {hi}}}' in str(refused.value)
+        found = rows(replace(one, fail_on_loss=False))
+        assert _covered(found) == 20_001
+        assert [(r["seq"], r["range"]) for r in found if r["kind"] == "lost"] == [(hi - 1, hi - lo)]
+        wanted = [(n, value) for n, value in enumerate(values, 1) if not lo <= n < hi]
+        assert events(found) == wanted
+        assert f"positions {lo} to {hi - 1} of stream 'orders'" in caplog.text
+        behind = replace(one, ranges=(one.ranges[0]._replace(lo=hi),))
+        assert events(rows(behind)) == wanted[lo - 1 :]
+
+
+@pytest.mark.slow
+def test_a_stream_that_is_damaged_to_its_end_is_lost_from_there_on(
+    region: Served, monkeypatch: Any
+) -> None:
+    """Other events will never stand there, so that a row can say that they are lost."""
+    region.publish("orders", [b"1", b"2"])
+    task = plan(region, patience_s=0.2, fail_on_loss=False)
+    late = replace(task, ranges=(task.ranges[0]._replace(hi=10),))
+    for again, said in ((False, [(9, 7)]), (True, [])):
+        known = loss.Loss("damaged", again=again)
+        monkeypatch.setattr(fetch, "lost", lambda *_, known=known: known)
+        found = rows(late)
+        assert [(r["seq"], r["range"]) for r in found if r["kind"] == "lost"] == said
+        assert len(events(found)) == 2
 
 
 @pytest.mark.slow

@@ -15,17 +15,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import pytest
 from typer.testing import CliRunner
 
-from surecast import latest_per_key
+from surecast import keep_last, latest_per_key
 from surecast.cli.main import app
 from surecast.errors import UsageError
 from surecast.pipeline.jobs.archive import archive, read
+from surecast.pipeline.jobs.compact import compact
 from surecast.pipeline.jobs.replay import replay
 from surecast.pipeline.jobs.top_keys import TopKey, top_keys
 from surecast.pipeline.progress import RowsOf
+from surecast.pipeline.rows import DDL
 from tests.pipeline.regions import Served, wait_for
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 @pytest.fixture(scope="module")
@@ -292,3 +294,48 @@ def test_the_busiest_come_first(spark: SparkSession) -> None:
         (1, b"a", 3), (2, b"b", 1), (1, b"b", 2), (2, b"a", 1),
     ]  # fmt: skip
     assert ranked[2].begin - ranked[0].begin == timedelta(seconds=10)
+
+
+# ---------------------------------------------------------------- what is lost
+
+
+def test_what_a_server_has_given_up_is_an_error_or_a_row_in_every_job(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Read in batch and as a stream, archived, compacted and replayed."""
+    with Served(tmp_path / "data") as region:
+        region.publish("orders", [b"%06d" % n for n in range(1, 20_001)])
+        ((lo, hi),) = region.damage("orders")
+        region.forfeit("orders", lo, hi, "its only disk was damaged")
+        strict = options(region, subscribe="orders")
+        lenient = {**strict, "failOnDataLoss": "false"}
+        words = f"positions {lo} to {hi - 1} of stream 'orders': its only disk was damaged"
+        lost = ("orders", hi - 1, hi - lo, None, None, None, None)
+        columns = ["stream", "seq", "range", "key", "value", "attributes", "timestamp"]
+
+        def losses(rows: DataFrame) -> list[tuple[Any, ...]]:
+            return [tuple(row) for row in rows.where("kind = 'lost'").select(columns).collect()]
+
+        table = spark.read.format("surecast").options(**strict).load()
+        with pytest.raises(Exception, match=words):
+            table.count()
+        table = spark.read.format("surecast").options(**lenient).load()
+        assert losses(table) == [lost]
+        assert table.where("kind = 'event'").count() == 20_000 - (hi - lo)
+
+        with pytest.raises(Exception, match=words):
+            archive(spark, str(tmp_path / "strict"), strict)
+        lake = str(tmp_path / "lake")
+        assert archive(spark, lake, lenient) == 20_000 - (hi - lo) + 1
+        kept = read(spark, lake)
+        assert losses(kept) == [lost]
+        with compact(kept, keep_last(10)) as compacted:
+            left = compacted.orderBy("seq").collect()
+        assert sum(row["range"] for row in left) == 20_000
+        kinds = [row["kind"] for row in left if row["kind"] != "void"]
+        assert kinds == ["lost", *["event"] * 10]
+
+        rows = spark.createDataFrame(left, DDL)
+        assert losses(rows) == [lost]
+        assert replay(rows, "again", {"url": region.url}) == 10
+        assert f"{hi - lo} positions of these rows were lost" in caplog.text

@@ -107,7 +107,7 @@ def test_filters_become_ranges() -> None:
         ds.LessThan(("seq",), 30),
         ds.GreaterThanOrEqual(("timestamp",), datetime(2026, 1, 1, tzinfo=UTC)),
     ]
-    narrow = Narrow(voids=False)
+    narrow = Narrow(ranges=False)
     assert narrow.take([*taken, *kept]) == kept
     assert [name for name in ("a.x", "a.y", "a.z", "b") if narrow.wants(name)] == ["a.x", "a.y"]
     assert (narrow.lo, narrow.hi) == (7, 21)
@@ -115,17 +115,17 @@ def test_filters_become_ranges() -> None:
     first = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp()) * 10**6
     assert (narrow.time_lo_us, narrow.time_hi_us) == (first, first + day_us + 6)
     left = [*taken[-5:], *kept[-1:], ds.IsNotNull(("timestamp",))]
-    assert Narrow(voids=True).take(left) == left, "a void range has no exact time or position"
+    assert Narrow(ranges=True).take(left) == left, "a void range has no exact time or position"
     for one, span in (
         (ds.GreaterThan(("seq",), 5), (6, None)),
         (ds.GreaterThanOrEqual(("seq",), 5), (5, None)),
         (ds.LessThan(("seq",), 5), (1, 5)),
         (ds.LessThanOrEqual(("seq",), 5), (1, 6)),
     ):
-        narrow = Narrow(voids=False)
+        narrow = Narrow(ranges=False)
         assert narrow.take([one]) == []
         assert (narrow.lo, narrow.hi) == (span[0], span[1] or narrow.hi)
-    narrow = Narrow(voids=False)
+    narrow = Narrow(ranges=False)
     narrow.take([ds.EqualTo(("seq",), 9), ds.EqualTo(("stream",), "a")])
     assert (narrow.lo, narrow.hi, narrow.names) == (9, 10, {"a"})
 

@@ -20,6 +20,7 @@ from surecast.columns.batch import (
 from surecast.columns.intervals import IntervalSet
 from surecast.columns.retention import encode_collect, encode_policy
 from surecast.columns.rules import BeforeSeq, Collect, KeepAll
+from surecast.core.endpoint import Lost
 from surecast.pipeline.rows import SCHEMA, record_batches
 
 STREAM = bytes(range(16))
@@ -192,3 +193,34 @@ def test_nothing_becomes_nothing() -> None:
     assert one.column("seq").to_pylist() == [999]
     assert one.column("range").to_pylist() == [999]
     assert isinstance(one, pa.RecordBatch)
+
+
+@pytest.mark.parametrize("voids", [False, True])
+def test_what_is_lost_is_a_row_of_its_own(voids: bool) -> None:
+    """Whether or not voids are wanted."""
+    pieces: list[Any] = [
+        Lost(STREAM, 1, 3, "why"),
+        Batch.of(STREAM, [b"a", b"b"]).sequenced(3, 5_000, 1),
+        Batch.void(STREAM, 5, 7, COLLECTED),
+        Lost(STREAM, 7, 8, "why"),
+        Batch.of(STREAM, [b"c"]).sequenced(8, 6_000, 1),
+    ]
+    made = list(record_batches(pieces, "s", voids))
+    assert all(one.schema == SCHEMA for one in made)
+    found = [row for one in made for row in one.to_pylist()]
+    void = [(6, "void", 2)] if voids else []
+    assert [(row["seq"], row["kind"], row["range"]) for row in found] == [
+        (2, "lost", 2),
+        (3, "event", 1),
+        (4, "event", 1),
+        *void,
+        (7, "lost", 1),
+        (8, "event", 1),
+    ]
+    for row in found:
+        if row["kind"] == "lost":
+            assert row["stream"] == "s"
+            rest = (row["key"], row["value"], row["attributes"], row["timestamp"])
+            assert rest == (None, None, None, None)
+    some = list(record_batches(pieces, "s", voids, ("seq", "kind")))
+    assert some[0].to_pylist() == [{"seq": 2, "kind": "lost"}]

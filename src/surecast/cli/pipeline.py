@@ -175,6 +175,9 @@ def compact_archive(
     seconds = round(time.monotonic() - began, 1)
     words = f"{to}: {events:,} of {before:,} events are left ({saved:.1%} less), {voids:,} voids"
     facts = {"before": before, "left": events, "voids": voids, "saved": saved, "seconds": seconds}
+    if lost := counts.get("lost", 0):
+        words += f", {lost:,} ranges were lost"
+        facts["lost"] = lost
     _tell(as_json, f"{words}, in {seconds:g} s", facts)
 
 

@@ -31,6 +31,7 @@ __all__ = [
     "Await",
     "Create",
     "ForceNewStream",
+    "Forfeit",
     "Handed",
     "Limit",
     "LogMoved",
@@ -190,6 +191,21 @@ class Limit(Input):
     end: int | None
 
 
+class Forfeit(Input):
+    """Positions [lo, hi) of the stream cannot be read here, and nobody else has them any more.
+
+    Range reads then say that they are lost, and go on behind them. It counts for those of the
+    positions that are in a hole, as long as they are: what can be read is never lost. The service
+    does not keep it on disk: a layer that knows of a loss gives the command at each start, when it
+    hears of the stream. Giving it again changes nothing but `why`.
+    """
+
+    stream: LogId
+    lo: int
+    hi: int
+    why: str  # for people
+
+
 class ForceNewStream(Input):
     """The operator gives up a history that cannot be recovered: the name gets a new stream."""
 
@@ -250,6 +266,15 @@ class Streams(Protocol):
 
     def shown_end(self, stream: LogId) -> int:
         """Up to where readers are shown a stream; 0 if it is not known."""
+
+    def readable_end(self, stream: LogId) -> int:
+        """Up to where a range can be answered: `shown_end`, or further, where a hole was forfeited.
+
+        Behind such a hole retention has not looked: events there are read as they were published.
+        """
+
+    def lost_at(self, stream: LogId, seq: int) -> tuple[int, str] | None:
+        """If `seq` is lost (Forfeit): the end of the range that is, and why. Else None."""
 
     def readable(self, stream: LogId, lo: int, hi: int = 0) -> list[Batch]:
         """The next piece of a known stream from `lo` on (up to `hi`), as a reader should see it.

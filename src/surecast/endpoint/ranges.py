@@ -1,7 +1,10 @@
 """Ranges of positions as batches, over one connection: for programs that take streams apart.
 
     async with RangeReader(parse_url(url)) as reader:
-        async for batches in reader.read(stream_id, 1, 1_000_000): ...
+        async for pieces in reader.read(stream_id, 1, 1_000_000): ...
+
+A piece is a batch, or `Lost`: positions that nobody has any more. Pieces follow each other without
+a gap.
 
 A subscription follows streams for as long as it lives; a task of a batch job wants these positions
 and no others, whole batches, and an error instead of a wait without end. There is no control node:
@@ -20,7 +23,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from surecast.columns.batch import Batch
-from surecast.core.endpoint import Go, Hold, Place, ReadRange, Short
+from surecast.core.endpoint import Go, Hold, Lost, Place, ReadRange, Short
 from surecast.core.types import SECOND, LogId
 from surecast.endpoint.discovery import Region, wants_token
 from surecast.endpoint.options import ClientOptions
@@ -30,7 +33,9 @@ from surecast.registry import range_reader
 from surecast.runtime.book import Address
 from surecast.runtime.node import Node
 
-__all__ = ["RangeReader", "ShortError", "StallError"]
+__all__ = ["Piece", "RangeReader", "ShortError", "StallError"]
+
+Piece = Batch | Lost
 
 ROWS: Final = 20_000  # handed over at a time, or what there is
 AGAIN_S: Final = 0.25  # after a first contact that failed
@@ -65,7 +70,7 @@ class RangeReader:
         self._options = options or ClientOptions()
         self._link = RegionLink(addresses, token, self._options, self._fail)
         self._patience_s = patience_s
-        self._inbox: deque[Batch] = deque()
+        self._inbox: deque[Piece] = deque()
         self._nbytes = 0
         self._held = False
         self._short: int | None = None  # what a server said last, if there was no progress since
@@ -104,8 +109,8 @@ class RangeReader:
                     raise
             await asyncio.sleep(AGAIN_S)
 
-    async def read(self, stream: LogId, lo: int, hi: int) -> AsyncIterator[list[Batch]]:
-        """The batches of [lo, hi), cut at its ends, some at a time.
+    async def read(self, stream: LogId, lo: int, hi: int) -> AsyncIterator[list[Piece]]:
+        """The pieces of [lo, hi), cut at its ends, some at a time.
 
         ShortError if the servers do not have it, StallError if none of them says anything, both
         only after `patience_s`: a region that was cut off may be catching up.
@@ -119,7 +124,7 @@ class RangeReader:
             lo = some[-1].hi
             yield some
 
-    async def _some(self) -> list[Batch]:
+    async def _some(self) -> list[Piece]:
         waited_s = 0.0
         while not self._inbox:
             if self._problem is not None:
@@ -127,13 +132,14 @@ class RangeReader:
             if waited_s >= self._patience_s:
                 raise self._given_up()
             waited_s += await self._wait()
-        taken: list[Batch] = []
+        taken: list[Piece] = []
         rows = 0
         while self._inbox and rows < ROWS:
-            batch = self._inbox.popleft()
-            taken.append(batch)
-            rows += batch.rows
-            self._nbytes -= batch.nbytes
+            piece = self._inbox.popleft()
+            taken.append(piece)
+            if isinstance(piece, Batch):
+                rows += piece.rows
+                self._nbytes -= piece.nbytes
         if self._held and self._nbytes <= self._options.buffer_bytes_max // 2:
             self._held = False
             self.node.give(Go())
@@ -181,6 +187,18 @@ class RangeReader:
     def _on_emit(self, event: Any) -> None:
         if isinstance(event, Short):
             self._short = event.end
+        elif isinstance(event, Lost):
+            self._take_loss(event)
+
+    def _take_loss(self, loss: Lost) -> None:
+        """Neighbours become one, so that losses do not fill the inbox."""
+        self._short = None
+        before = self._inbox[-1] if self._inbox else None
+        if isinstance(before, Lost) and before.hi == loss.lo:
+            self._inbox[-1] = Lost(loss.stream, before.lo, loss.hi, before.why)
+        else:
+            self._inbox.append(loss)
+        self._wake()
 
     def _fail(self, problem: BaseException) -> None:
         self._problem = problem

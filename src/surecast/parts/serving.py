@@ -19,6 +19,8 @@ SERVE: Final = "serve"  # the key of the end of a pass
 MakeEvents = Callable[[LogId, tuple[Batch, ...], int], Message]  # stream, batches, end of the copy
 # stream, lo, hi, end of the copy, whether it is the last, batches
 MakeRange = Callable[[LogId, int, int, int, bool, tuple[Batch, ...]], Message]
+# stream, lo, hi, end of the copy, whether it is the last, why
+MakeLost = Callable[[LogId, int, int, int, bool, str], Message]
 
 
 class Readable(Protocol):
@@ -27,6 +29,14 @@ class Readable(Protocol):
     def shown_end(self, stream: LogId) -> int: ...
 
     def readable(self, stream: LogId, lo: int, hi: int = 0) -> list[Batch]: ...
+
+
+class Forfeiting(Readable, Protocol):
+    """... and of ranges that may be lost."""
+
+    def readable_end(self, stream: LogId) -> int: ...
+
+    def lost_at(self, stream: LogId, seq: int) -> tuple[int, str] | None: ...
 
 
 class Serving:
@@ -138,7 +148,7 @@ class Serving:
 
 
 def send_range(
-    service: Readable,
+    service: Forfeiting,
     make: MakeRange,
     stream: LogId,
     lo: int,
@@ -146,25 +156,36 @@ def send_range(
     *,
     messages_max: int,
     stops: Callable[[], bool],
+    make_lost: MakeLost | None = None,
 ) -> list[Message]:
     """Messages with a large part of [lo, hi) (`hi` 0: all there is); the asker then asks again.
 
     The first is made whatever the asker's queue is like: it asks only when it has the last. `stops`
-    says whether there should be no more.
+    says whether there should be no more. Without `make_lost` the range ends at the first hole.
     """
-    end = service.shown_end(stream)
+    end_of = service.shown_end if make_lost is None else service.readable_end
+    end = end_of(stream)
     if not end or lo <= 0:
         return [make(stream, lo, lo, end, True, ())]
     made: list[Message] = []
     upto = min(hi or end, end)
     while lo < upto:
-        batches = tuple(service.readable(stream, lo, upto))
-        if not batches:
-            break  # it could not be indexed, and is shown only up to there
-        at, lo = lo, batches[-1].hi
+        at = lo
+        lost = None if make_lost is None else service.lost_at(stream, lo)
+        batches: tuple[Batch, ...] = ()
+        if lost is not None:
+            lo = min(lost[0], upto)
+        else:
+            batches = tuple(service.readable(stream, lo, upto))
+            if not batches:
+                break  # it could not be indexed, and is shown only up to there
+            lo = batches[-1].hi
         is_last = lo >= upto or len(made) + 1 >= messages_max or stops()
-        made.append(make(stream, at, max(lo, hi) if lo >= upto else lo, end, is_last, batches))
+        if make_lost is not None and lost is not None:
+            made.append(make_lost(stream, at, lo, end, is_last, lost[1]))
+        else:
+            made.append(make(stream, at, max(lo, hi) if lo >= upto else lo, end, is_last, batches))
         if is_last:
             return made
-    made.append(make(stream, lo, max(lo, hi), service.shown_end(stream), True, ()))
+    made.append(make(stream, lo, max(lo, hi), end_of(stream), True, ()))
     return made

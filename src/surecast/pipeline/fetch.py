@@ -1,4 +1,4 @@
-"""What one task does: the batches of its ranges, as record batches.
+"""What one task does: the batches of its ranges, and what is lost of them, as record batches.
 
 From segments, if a server's are visible here; otherwise, and for what they do not have, from the
 region's servers over one connection. An event loop in a thread of its own receives and checks while
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from surecast.client.sync import Loop
-from surecast.columns.batch import Batch
+from surecast.core.endpoint import Lost
 from surecast.endpoint.discovery import parse_url
 from surecast.endpoint.options import ClientOptions
-from surecast.endpoint.ranges import RangeReader, ShortError, StallError
+from surecast.endpoint.ranges import Piece, RangeReader, ShortError, StallError
 from surecast.errors import ConnectError, SurecastError
 from surecast.pipeline import files
-from surecast.pipeline.loss import Loss, lost, remedy, views_of
+from surecast.pipeline.loss import Loss, lost, remedy, remedy_of_range, shown_range, views_of
 from surecast.pipeline.offsets import Place
 from surecast.pipeline.options import COLUMNS
 from surecast.pipeline.plan import Range
@@ -30,7 +30,7 @@ from surecast.pipeline.rows import record_batches
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Task", "batches_of", "read"]
+__all__ = ["Task", "pieces_of", "read"]
 
 log = logging.getLogger("surecast.pipeline")
 
@@ -58,18 +58,23 @@ def read(task: Task) -> Iterator[pa.RecordBatch]:
     with ExitStack() as stack:
         line = Line(task, stack)
         for one in task.ranges:
-            batches = batches_of(one, task, line)
-            yield from record_batches(batches, one.stream, task.voids, task.columns)
+            pieces = pieces_of(one, task, line)
+            yield from record_batches(pieces, one.stream, task.voids, task.columns)
 
 
-def batches_of(one: Range, task: Task, line: Line) -> Iterator[Batch]:
-    """The batches of one range, in order, each position once."""
-    seen = files.visible(task.servers) if task.files else []
+def pieces_of(one: Range, task: Task, line: Line) -> Iterator[Piece]:
+    """The batches of one range, and what is lost of it, in order, each position once."""
+    at = one.lo
     try:
-        if seen:
-            yield from files.read(one, seen[0], task.token, line.fetcher(one))
-        else:
-            yield from line.fetch(one, one.lo, one.hi)
+        for piece in _read(one, task, line):
+            if isinstance(piece, Lost):
+                if task.fail_on_loss:
+                    raise remedy_of_range(one.stream, piece)
+                log.warning(
+                    "lost: %s; failOnDataLoss=false: going on", shown_range(one.stream, piece)
+                )
+            yield piece
+            at = piece.hi
     except ShortError as problem:
         said = f"stream {one.stream!r}, positions {one.lo} to {one.hi - 1}: {problem}"
         views = views_of([server.http for server in task.servers], task.token)
@@ -85,6 +90,15 @@ def batches_of(one: Range, task: Task, line: Line) -> Iterator[Batch]:
         if task.fail_on_loss:
             raise remedy([loss]) from None
         log.warning("%s; failOnDataLoss=false: going on without it", loss.words)
+        if not loss.again:  # other events will never stand there
+            yield Lost(one.stream_id, at, one.hi, loss.words)
+
+
+def _read(one: Range, task: Task, line: Line) -> Iterator[Piece]:
+    seen = files.visible(task.servers) if task.files else []
+    if seen:
+        return files.read(one, seen[0], task.token, line.fetcher(one))
+    return line.fetch(one, one.lo, one.hi)
 
 
 class Line:
@@ -99,13 +113,13 @@ class Line:
     def fetcher(self, one: Range) -> files.Elsewhere:
         return lambda lo, hi: self.fetch(one, lo, hi)
 
-    def fetch(self, one: Range, lo: int, hi: int) -> Iterator[Batch]:
+    def fetch(self, one: Range, lo: int, hi: int) -> Iterator[Piece]:
         """[lo, hi) of the range's stream, from the region's servers."""
         loop, reader = self._open()
-        batches = reader.read(one.stream_id, lo, hi)
+        pieces = reader.read(one.stream_id, lo, hi)
         while True:
             try:
-                some = loop.call(_next(batches))
+                some = loop.call(_next(pieces))
             except StallError as problem:
                 raise SurecastError(
                     f"option url: {problem} (stream {one.stream!r}, positions {lo} to {hi - 1})"
@@ -134,5 +148,5 @@ class Line:
         return self._loop, self._reader
 
 
-async def _next(batches: AsyncIterator[list[Batch]]) -> list[Batch] | None:
-    return await anext(batches, None)
+async def _next(pieces: AsyncIterator[list[Piece]]) -> list[Piece] | None:
+    return await anext(pieces, None)

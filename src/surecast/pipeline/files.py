@@ -21,6 +21,7 @@ from urllib.parse import quote
 from surecast.columns.batch import Batch
 from surecast.columns.compaction import survivors
 from surecast.columns.intervals import IntervalSet
+from surecast.endpoint.ranges import Piece
 from surecast.errors import PeerError, StorageError
 from surecast.pipeline.plan import Range
 from surecast.pipeline.region import Server, ask_server, voids_in
@@ -31,7 +32,7 @@ __all__ = ["Elsewhere", "read", "visible"]
 
 log = logging.getLogger("surecast.pipeline")
 
-Elsewhere = Callable[[int, int], Iterator[Batch]]  # fetches [lo, hi) from the servers
+Elsewhere = Callable[[int, int], Iterator[Piece]]  # fetches [lo, hi) from the servers
 
 _MAPS_MAX: Final = 16
 _ROWS: Final = 20_000  # rows that voids are taken out of at a time
@@ -53,8 +54,9 @@ def visible(servers: Sequence[Server]) -> list[Server]:
     return [one for one in servers if one.directory and os.path.isdir(one.directory)]
 
 
-def read(one: Range, server: Server, token: str, elsewhere: Elsewhere) -> Iterator[Batch]:
-    """The batches of a range, in order, from files where that is possible."""
+def read(one: Range, server: Server, token: str, elsewhere: Elsewhere) -> Iterator[Piece]:
+    """The batches of a range, in order, from files where that is possible. What is lost is in no
+    file: the servers say so."""
     at = one.lo
     shelf = Shelf(Paths(server.directory), _MAPS_MAX)
     while at < one.hi:

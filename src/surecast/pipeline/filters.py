@@ -2,9 +2,9 @@
 
 What is exact here Spark need not look at again; everything else it does by itself. Filters on time
 and position are exact for events alone (times never fall along the stream, and a void range stands
-at its last position), so a reader that also wants void ranges leaves them to Spark. A latest time
-ends at the first *live* event behind it, and events that have just become void may still stand in
-front of that one: so it makes ranges narrower, and Spark looks again.
+at its last position, as does one that is lost), so a reader that may get ranges leaves them to
+Spark. A latest time ends at the first *live* event behind it, and events that have just become void
+may still stand in front of that one: so it makes ranges narrower, and Spark looks again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NEVER_NULL: Final = ("stream", "seq", "kind", "range")
 class Narrow:
     """What is left of all streams, positions and times after the filters taken so far."""
 
-    voids: bool
+    ranges: bool  # there may be rows that stand for ranges
     names: set[str] | None = None  # None: all
     prefixes: list[str] = field(default_factory=list)
     lo: int = 1
@@ -60,11 +60,11 @@ class Narrow:
             return False
         name = attribute[0]
         if isinstance(one, IsNotNull):
-            return name in _NEVER_NULL or (name == "timestamp" and not self.voids)
+            return name in _NEVER_NULL or (name == "timestamp" and not self.ranges)
         value: Any = getattr(one, "value", None)
         if name == "stream":
             return self._stream(one, value)
-        if self.voids:
+        if self.ranges:
             return False
         if name == "seq" and _is_int(value):
             return self._seq(one, value)

@@ -6,21 +6,37 @@ is gone, or ends everywhere below where the query already is. A region that is b
 is just starting, or that gets its own streams back from others has lost nothing: it is waited for.
 So is one that is not heard from: what it had it may still have.
 
-So a suspicion is taken to every server of the region, over HTTP. Only those that are ready have a
-say, and one that knows of anybody who has the positions, or may have them, is enough.
+Positions in the middle of a stream are lost when a server says so to whoever reads them (`Lost`):
+it has no copy, and knows that nobody has one. That needs no further question.
+
+A suspicion about the rest is taken to every server of the region, over HTTP. Only those that are
+ready have a say, and one that knows of anybody who has the positions, or may have them, is enough.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
+from surecast.core.endpoint import Lost
 from surecast.errors import DataLoss, SurecastError
 from surecast.pipeline.offsets import Place
 from surecast.pipeline.region import Known, Region, ask_server
 
-__all__ = ["Loss", "View", "is_short", "judge", "loss_of", "lost", "remedy", "views_of"]
+__all__ = [
+    "Loss",
+    "View",
+    "is_short",
+    "judge",
+    "loss_of",
+    "lost",
+    "remedy",
+    "remedy_of_range",
+    "shown_range",
+    "views_of",
+]
 
 _REMEDY: Final = (
     "Set option failOnDataLoss=false (--no-fail-on-data-loss) to go on with what is there, or "
@@ -163,6 +179,21 @@ def _shorter(name: str, place: Place, end: int) -> Loss:
         f"stream {name!r} was read up to position {place.next - 1}, and nobody has more of it than "
         f"up to {end - 1} any more",
         end=end,
+    )
+
+
+def shown_range(name: str, loss: Lost) -> str:
+    one = loss.hi == loss.lo + 1
+    which = f"position {loss.lo}" if one else f"positions {loss.lo} to {loss.hi - 1}"
+    return f"{which} of stream {name!r}: {loss.why or 'the server does not say why'}"
+
+
+def remedy_of_range(name: str, loss: Lost) -> DataLoss:
+    behind = json.dumps({name: loss.hi})
+    return DataLoss(
+        f"data was lost: {shown_range(name, loss)}. Set option failOnDataLoss=false "
+        "(--no-fail-on-data-loss) to go on, with a row of kind 'lost' for them, or begin behind "
+        f"them: startingOffsets={behind}"
     )
 
 

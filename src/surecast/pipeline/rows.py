@@ -18,6 +18,8 @@ import pyarrow as pa
 from surecast.columns import forms
 from surecast.columns.batch import DATA, Batch
 from surecast.columns.column import Column, Columns, Int64s, concat
+from surecast.core.endpoint import Lost
+from surecast.endpoint.ranges import Piece
 from surecast.pipeline.options import COLUMNS
 
 __all__ = ["DDL", "SCHEMA", "ddl_of", "record_batches"]
@@ -57,7 +59,7 @@ def _schema_of(names: tuple[str, ...]) -> pa.Schema:
 
 
 def record_batches(
-    batches: Iterable[Batch],
+    pieces: Iterable[Piece],
     stream: str,
     voids: bool,
     names: tuple[str, ...] = COLUMNS,
@@ -66,16 +68,23 @@ def record_batches(
 ) -> Iterator[pa.RecordBatch]:
     """The events of batches that follow each other; with `voids` also the ranges without any.
 
-    `names` are the columns wanted, in the order of COLUMNS.
+    Ranges that are lost are always among them. `names` are the columns wanted, in the order of
+    COLUMNS.
     """
     group: list[Batch] = []
     group_rows = group_bytes = 0
-    for batch in batches:
-        if batch.kind != DATA and not voids:
+    for piece in pieces:
+        if isinstance(piece, Lost):
+            if group:
+                yield from _cut(_record_batch(group, stream, voids, names), rows)
+                group, group_rows, group_bytes = [], 0, 0
+            yield _lost_row(piece, stream, names)
             continue
-        group.append(batch)
-        group_rows += batch.rows
-        group_bytes += batch.nbytes
+        if piece.kind != DATA and not voids:
+            continue
+        group.append(piece)
+        group_rows += piece.rows
+        group_bytes += piece.nbytes
         if group_rows >= rows or group_bytes >= nbytes:
             yield from _cut(_record_batch(group, stream, voids, names), rows)
             group, group_rows, group_bytes = [], 0, 0
@@ -98,7 +107,7 @@ def _record_batch(
     if not voids or (len(events) == len(group) and all(b.rows == b.count for b in events)):
         return _events(events, stream, names)
     los, his, times = _void_runs(group)
-    ranges = _void_rows(stream, los, his, times).select(names)
+    ranges = _range_rows(stream, "void", los, his, times).select(names)
     if not events:
         return ranges
     rows = _events(events, stream, names)
@@ -207,7 +216,7 @@ def _times(batches: Sequence[Batch]) -> Int64s:
     return np.repeat(times, [batch.rows for batch in batches])
 
 
-# ---------------------------------------------------------------- voids
+# ---------------------------------------------------------------- ranges
 
 
 def _void_runs(group: list[Batch]) -> tuple[Int64s, Int64s, Int64s]:
@@ -231,14 +240,19 @@ def _void_runs(group: list[Batch]) -> tuple[Int64s, Int64s, Int64s]:
     return los, his, times // 1000
 
 
-def _void_rows(stream: str, los: Int64s, his: Int64s, times: Int64s) -> pa.RecordBatch:
+def _lost_row(lost: Lost, stream: str, names: tuple[str, ...]) -> pa.RecordBatch:
+    los, his, times = (np.array([number]) for number in (lost.lo, lost.hi, 0))
+    return _range_rows(stream, "lost", los, his, times).select(names)
+
+
+def _range_rows(stream: str, kind: str, los: Int64s, his: Int64s, times: Int64s) -> pa.RecordBatch:
     rows = los.size
     constants = _constants(stream, _room(rows))
     return pa.RecordBatch.from_arrays(
         [
             constants["stream"].slice(0, rows),
             pa.array(his - 1, pa.int64()),
-            _repeated("void", rows),
+            _repeated(kind, rows),
             pa.array(his - los, pa.int64()),
             pa.nulls(rows, pa.binary()),
             pa.nulls(rows, pa.binary()),

@@ -113,8 +113,9 @@ def _events(batch: pa.RecordBatch, layout: Layout) -> pa.RecordBatch:
     if columns["value"].null_count:
         raise UsageError(
             f"{columns['value'].null_count:,} rows have no value (column `value` is null). Filter "
-            "them, df.where('value IS NOT NULL'): also voids, of a reader with includeVoids, are "
-            "such rows. Or give them an empty value, coalesce(value, X'')"
+            "them, df.where('value IS NOT NULL'): also voids, of a reader with includeVoids, and "
+            "what is lost, of one with failOnDataLoss=false, are such rows. Or give them an empty "
+            "value, coalesce(value, X'')"
         )
     if layout.attributes:
         columns["tag"] = _tags(batch.column("attributes"))

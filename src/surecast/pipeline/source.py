@@ -181,7 +181,7 @@ class BatchReader(DataSourceReader):
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
-        self.narrow = Narrow(options.voids)
+        self.narrow = Narrow(options.voids or not options.fail_on_loss)  # rows that are ranges
         if options.push:
             self.pushFilters = _PushFilters(self.narrow)  # type: ignore[method-assign]
 

@@ -28,6 +28,7 @@ from surecast.protocols.sprinkler.mesh_peer import MeshPeer
 from surecast.protocols.sprinkler.messages import Doubt, Hide, RegionBehind
 from surecast.protocols.streams.fetcher import Fetcher
 from surecast.protocols.streams.inquirer import Inquirer
+from surecast.protocols.streams.messages import RangeLost
 from surecast.sim.faults import Crash, Fault, Pause, Timed
 from surecast.sim.trace import Trace
 from surecast.sim.world import World
@@ -46,7 +47,7 @@ __all__ = ["SCENARIO", "Plan", "Sprinkler", "draw_plan", "run_seed"]
 MESH_SETTLE_NS = 15 * SECOND  # where there are meshes; most need a second
 DAMAGED = 0.5  # of the seeds, whose disks are damaged or rolled back
 NEED_DAMAGE = (RegionBehind, Patch, Wanted)  # sent only when a disk has lost something
-NEED_TWO_HISTORIES = (Doubt, Hide)  # of a stream, which no seed makes
+NEVER_SENT = (Doubt, Hide, RangeLost)  # no seed makes two histories, or gives positions up
 PATIENCE_NS = 600 * SECOND  # of publishers with an owner out of reach: it will be back
 
 
@@ -197,7 +198,7 @@ class Sprinkler(ClusterScenario[Plan]):
     def is_expected(self, role: type[HandlerMachine], message: type[Any]) -> bool:
         """But for messages of the mesh where there is none, of callers where there are none, and
         after damage where there is none."""
-        if message in NEED_TWO_HISTORIES or (message in NEED_DAMAGE and not self.damages):
+        if message in NEVER_SENT or (message in NEED_DAMAGE and not self.damages):
             return False
         if message in MeshPeer.handlers and not self.cluster.clients:
             return False

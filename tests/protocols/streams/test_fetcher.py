@@ -1,12 +1,17 @@
 """A client that fetches ranges, step by step."""
 
+from random import Random
+from typing import Any
+
+import pytest
+
 from surecast.columns.batch import Batch
 from surecast.core import endpoint
-from surecast.core.endpoint import Go, Hold, Short
+from surecast.core.endpoint import Go, Hold, Lost, Short
 from surecast.core.types import Deliver, Emit, PeerDown, Received, Send, SetTimer, Start, TimerFired
 from surecast.protocols.streams.config import SubscriberConfig
-from surecast.protocols.streams.fetcher import AGAIN_NS, Fetcher
-from surecast.protocols.streams.messages import RangeEvents, ReadRange
+from surecast.protocols.streams.fetcher import AGAIN_NS, WHY_MAX, Fetcher
+from surecast.protocols.streams.messages import RangeEvents, RangeLost, ReadRange
 
 S = b"s" * 16
 IDLE_NS = 1000
@@ -85,3 +90,101 @@ def test_another_range_replaces_the_first() -> None:
     assert machine.step(1, endpoint.ReadRange(S, 50, 60)) == [Send("a", ReadRange(S, 50, 60))]
     (delivered,) = machine.step(2, Received("a", events(50, 60, True, batch(50, 60))))
     assert [(b.lo, b.hi) for b in delivered.batches] == [(50, 60)]
+
+
+# ---------------------------------------------------------------- what is lost
+
+
+def gone(lo: int, hi: int, last: bool = False, why: str = "why", end: int = 1000) -> RangeLost:
+    return RangeLost(S, lo, hi, end, last, why)
+
+
+def test_a_loss_is_told_of_in_its_place_and_the_range_goes_on() -> None:
+    machine = fetcher()
+    one, other = batch(1, 10), batch(20, 30)
+    assert machine.step(1, Received("a", events(1, 10, False, one))) == [Deliver(S, (one,))]
+    assert machine.step(2, Received("a", gone(10, 20))) == [Emit(Lost(S, 10, 20, "why"))]
+    assert machine.step(3, Received("a", events(20, 30, True, other))) == [
+        Deliver(S, (other,)),
+        Send("a", ReadRange(S, 30, 100)),
+    ]
+
+
+def test_behind_a_loss_that_ends_an_answer_the_next_part_is_asked_for() -> None:
+    machine = fetcher()
+    assert machine.step(1, Received("a", gone(1, 20, True))) == [
+        Emit(Lost(S, 1, 20, "why")),
+        Send("a", ReadRange(S, 20, 100)),
+    ]
+    assert machine.step(2, Received("a", gone(20, 100, True))) == [Emit(Lost(S, 20, 100, "why"))]
+
+
+def test_a_loss_is_cut_at_what_was_asked_for_and_what_came_already() -> None:
+    machine = fetcher(5, 20)
+    machine.step(1, Received("a", events(5, 10, False, batch(5, 10))))
+    out = machine.step(2, Received("a", gone(1, 1 << 62, why="x" * 10_000)))
+    assert out == [Emit(Lost(S, 10, 20, "x" * WHY_MAX))]
+    assert machine.step(3, Received("a", gone(20, 30))) == []
+
+
+@pytest.mark.parametrize(
+    ("lo", "hi"),
+    [
+        (11, 20),
+        (1, 10),
+        (1, 5),
+        (10, 10),
+        (20, 10),
+        (10, 1),
+        (-5, -1),
+        (100, 200),
+        (10, -(1 << 63)),
+    ],
+)
+def test_a_loss_out_of_place_or_upside_down_is_not_believed(lo: int, hi: int) -> None:
+    machine = fetcher()
+    machine.step(1, Received("a", events(1, 10, False, batch(1, 10))))
+    assert machine.step(2, Received("a", gone(lo, hi))) == []
+    assert machine.position == 10
+    # With the last message it is seen that the server has nothing to say: the next one is asked.
+    assert machine.step(3, Received("a", gone(lo, hi, True))) == [
+        Emit(Short(S, 1000)),
+        SetTimer("again", 3 + AGAIN_NS),
+    ]
+
+
+def test_only_the_server_that_was_asked_can_declare_a_loss() -> None:
+    machine = fetcher()
+    assert machine.step(1, Received("b", gone(1, 20))) == []
+    assert machine.step(2, Received("a", RangeLost(b"?" * 16, 1, 20, 1000, False, "why"))) == []
+    machine.step(3, Hold())
+    machine.step(4, Received("a", events(1, 10, True, batch(1, 10))))
+    assert machine.step(5, Received("a", gone(10, 20))) == []  # it was not asked since
+    assert machine.position == 10
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_a_server_says_each_position_comes_once_or_was_declared_lost(seed: int) -> None:
+    rng = Random(seed)
+    machine = fetcher(10, 60)
+    declared: set[int] = set()
+    at = 10
+    for now in range(1, 400):
+        lo, hi = rng.randint(-5, 70), rng.randint(-5, 70)
+        message: Any = gone(lo, hi, rng.random() < 0.3)
+        if rng.random() < 0.5 and 0 < lo < hi:
+            message = events(lo, hi, rng.random() < 0.3, batch(lo, hi))
+        else:
+            declared |= set(range(lo, hi)) if isinstance(message, RangeLost) else set()
+        for effect in machine.step(now, Received(machine._server, message)):
+            spans = []
+            if isinstance(effect, Deliver):
+                spans = [(one.lo, one.hi) for one in effect.batches]
+            elif isinstance(effect, Emit) and isinstance(effect.event, Lost):
+                spans = [(effect.event.lo, effect.event.hi)]
+                assert set(range(*spans[0])) <= declared
+            for first, end in spans:
+                assert first == at < end <= 60
+                at = end
+        machine.step(now, TimerFired("again"))
+    assert at == 60

@@ -9,7 +9,8 @@ knows (`_spark_metadata`), or with `read` here. Where that list is without our p
 without the list, Spark would pass over batches that it takes for written: then nothing is begun.
 
 Rows are those of the source, voids included: together they cover every position once. A void is
-archived as it was when the query came by; what became void later is left out by `compact`.
+archived as it was when the query came by; what became void later is left out by `compact`. With
+failOnDataLoss=false so is what was lost: rows of kind `lost`, in the partition of unknown days.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ guarantees are those of `protocols/sprinkler/checks.py`:
     G1   only published events, unchanged; no position that nobody published
     G2   positions rise; whoever asks for voids is told of every position
     G3   one publisher's events stand in the order in which it offered them
-    G4   what a reader was not given is void by the stream's rule, by something that it was given
+    G4   what a reader was not given is void by the stream's rule, by something that it was given;
+         what it was told is lost counts as lost, whatever the rule
     G9   all readers come to one end
     G10  nothing acknowledged is lost, nothing stands twice, all readers see the same
     R10  time does not run backwards

@@ -4,7 +4,8 @@
         kept.write.parquet("/archive-compacted")
 
 The rows are those of `surecast.pipeline.rows`. What comes back covers exactly the positions that
-came in: the live events, and void rows, one for each maximal run of positions without one. The
+came in: the live events, and void rows, one for each maximal run of positions without one. Rows of
+kind `lost` stay as they are: whatever the rules say, nobody knows what stood there. The
 rules mean what they mean in a live stream (columns/retention.py), applied to all of the archive:
 
     latest_per_key   an event with a key goes when a later one has the same key
@@ -161,7 +162,7 @@ def _flagged(
     now: datetime,
     until: ExitStack,
 ) -> DataFrame:
-    """The rows with a column `live`."""
+    """The rows with a column `live`; what is lost counts as live, so that it is not called void."""
     from pyspark.sql import functions as F
 
     live = F.col("kind") == "event"
@@ -179,7 +180,8 @@ def _flagged(
     for rule in rules:
         gone = _matches(rule.predicate)
         live &= ~(gone if rule.seq is None else gone & (F.col("seq") < rule.seq))
-    return rows.select(*_COLUMNS, live.alias("live"))
+    kept = live | (F.col("kind") == "lost")
+    return rows.select(*_COLUMNS, kept.alias("live"))
 
 
 def _with_newest(rows: DataFrame, until: ExitStack) -> DataFrame:

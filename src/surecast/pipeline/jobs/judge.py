@@ -71,8 +71,9 @@ class Judge:
             for row in self.told
         ]
         self.regions: dict[str, Latency] = {}
-        self.latest = [0] * len(self.told)  # the last position with an event
+        self.latest = [0] * len(self.told)  # the last position with an event, also a lost one
         self.voids = [0] * len(self.told)  # positions that it was told are void
+        self.losses = [0] * len(self.told)  # ... and are lost
         self.strange: set[int] = set()  # readers that were given positions that are none
         self.limits = [SPARE] * len(names)  # a position beyond is none
         self.unknown = [0] * len(names)  # positions that were not acknowledged to anybody
@@ -126,6 +127,7 @@ class Judge:
             "sid",
             "number",
             (F.col("kind") == "event").alias("is_event"),
+            (F.col("kind") == "lost").alias("is_lost"),
             (F.col("seq") - F.col("range") + 1).alias("lo"),
             F.col("seq").alias("last"),
             "key",
@@ -135,7 +137,8 @@ class Judge:
             F.expr("seq < first OR seq > limit OR range < 1").alias("strange"),
         )
         self.given = given.where("NOT strange")
-        event, strange = F.col("is_event"), F.col("strange")
+        event, lost, strange = F.col("is_event"), F.col("is_lost"), F.col("strange")
+        positions = F.col("last") - F.col("lo") + 1
         found = in_order(
             given.drop("key", "value", "got_ns"),
             "rid",
@@ -144,9 +147,11 @@ class Judge:
             n=F.count("*"),
             upto=F.max("number"),
             events=F.count_if(event),
-            voids=F.sum(F.when(~event, F.col("last") - F.col("lo") + 1)),
+            voids=F.sum(F.when(~event & ~lost, positions)),
+            losses=F.sum(F.when(lost & ~strange, positions)),
+            lost_at=F.min(F.when(lost & ~strange, F.col("lo"))),
             end=F.max(F.when(~strange, F.col("last"))) + 1,
-            latest=F.max(F.when(event & ~strange, F.col("last"))),
+            latest=F.max(F.when((event | lost) & ~strange, F.col("last"))),
             strange=F.count_if(strange),
             strange_at=F.min(F.when(strange, F.col("last"))),
             backwards=F.count_if(F.col("time_us") < F.col("time_before")),
@@ -168,7 +173,8 @@ class Judge:
             if reader.end != end:
                 self._accused(rid, f"G9 {{}} ended at {reader.end:,}, not {end:,}")
             # Where positions rise, none comes twice: those without an event can be counted.
-            reader.void = max(0, end - self.told[rid]["first"] - reader.delivered)
+            told = reader.delivered + self.losses[rid]
+            reader.void = max(0, end - self.told[rid]["first"] - told)
             silent = self.told[rid]["voids"] and reader.void != self.voids[rid]
             if silent or reader.misordered or rid in self.strange:
                 suspects.append((rid, self.told[rid]["first"], end))
@@ -188,6 +194,11 @@ class Judge:
         reader.end = max([self.told[rid]["first"], *(row["end"] or 0 for row in chunks)])
         self.latest[rid] = max(row["latest"] or 0 for row in chunks)
         self.voids[rid] = sum(row["voids"] or 0 for row in chunks)
+        if losses := sum(row["losses"] or 0 for row in chunks):
+            self.losses[rid] = losses
+            reader.lost += losses
+            at = min(row["lost_at"] for row in chunks if row["losses"])
+            self._accused(rid, f"G4 {{}}: was told that {losses:,} positions are lost, from {at:,}")
         if strange := sum(row["strange"] for row in chunks):
             self.strange.add(rid)
             at = min(row["strange_at"] for row in chunks if row["strange"])
@@ -207,15 +218,19 @@ class Judge:
         """G2: one by one, which positions have no event, and which of these nobody spoke of."""
         readers = F.broadcast(self._frame(suspects, "rid int, first bigint, end bigint"))
         given = self.given.join(readers, "rid")
-        told = given.select("rid", "is_event", F.explode(F.sequence("lo", "last")).alias("at"))
+        each = F.explode(F.sequence("lo", "last")).alias("at")
+        told = given.select("rid", "is_event", "is_lost", each)
         known = told.groupBy("rid", "at").agg(
-            F.max("is_event").alias("event"), F.min("is_event").alias("only_event")
+            F.max("is_event").alias("event"),
+            F.min("is_event").alias("only_event"),
+            F.max("is_lost").alias("lost"),
         )
         every = self.spark.range(1, max(end for _, _, end in suspects)).toDF("at")
         wanted = every.crossJoin(readers).where("first <= at AND at < end")
         places = self._keep(wanted.join(known, ["rid", "at"], "left"))
         void = {rid: 0 for rid, _, _ in suspects}
-        for row in places.where("event IS NULL OR NOT event").groupBy("rid").count().collect():
+        no_event = places.where("event IS NULL OR NOT event AND NOT lost")
+        for row in no_event.groupBy("rid").count().collect():
             void[row["rid"]] = row["count"]
         for rid, count in void.items():
             self.readers[rid].void = count
@@ -432,6 +447,8 @@ class Judge:
         if suspects is None:
             return
         there = self.given.where("is_event").select("rid", F.col("last").alias("seq"))
+        if any(self.losses):  # they are counted already
+            there = there.unionByName(self._told_lost())
         lost = (
             suspects.where("seq >= first")
             .select("rid", "seq")
@@ -440,6 +457,11 @@ class Judge:
         named = lost.withColumnRenamed("seq", "at")
         for rid, n in self._each(named, "G4 {}: neither got nor outdated").items():
             self.readers[rid].lost += n
+
+    def _told_lost(self) -> DataFrame:
+        """(rid, seq) of each position that a reader was told is lost."""
+        each = F.explode(F.sequence("lo", "last")).alias("seq")
+        return self.given.where("is_lost").select("rid", each)
 
     def _unexplained(self, known: DataFrame, readers: DataFrame) -> DataFrame | None:
         """(rid, first, seq) of events that a reader must have; None: it is known to have them."""
@@ -454,6 +476,9 @@ class Judge:
         else:
             got = self.got.where(F.col("fits") <= OTHER_KEY).select("rid", "key", "last")
             got = got.unionByName(self.resolved.select("rid", "key", "last"))
+        if any(self.losses):  # what is lost outdates what was before it
+            lost = known.join(readers, "sid").join(self._told_lost(), ["rid", "seq"])
+            got = got.unionByName(lost.select("rid", "key", F.col("seq").alias("last")))
         newest_got = got.groupBy("rid", "key").agg(F.max("last").alias("newest_got"))
         newest = (
             known.where("key IS NOT NULL").groupBy("sid", "key").agg(F.max("seq").alias("newest"))

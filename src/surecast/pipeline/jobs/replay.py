@@ -6,10 +6,13 @@ Events are published in the order of `seq`, in slices of so many positions. A re
 smaller ones, of two seconds, and waits after each until the next is due. A replay with a name
 publishes each event exactly once under that name: the region remembers up to which position it has
 come, and running it again goes on behind, also when the archive has grown meanwhile.
+
+Void and lost positions are left out; how many are lost is logged as a warning.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 __all__ = ["SLICE", "replay"]
+
+log = logging.getLogger("surecast.pipeline")
 
 SLICE: Final = 100_000  # positions published at a time
 SLICE_S: Final = 2.0  # at most of a rate's events: each slice is a job of Spark's
@@ -98,6 +103,7 @@ def _events(rows: DataFrame) -> DataFrame:
             "rows with a value and a seq to order them by"
         )
     if "kind" in rows.columns:
+        _tell_lost(rows)
         rows = rows.where(f.col("kind") == "event")
     if "stream" in rows.columns:
         found = sorted(row[0] for row in rows.select("stream").distinct().limit(5).collect())
@@ -118,6 +124,15 @@ def _events(rows: DataFrame) -> DataFrame:
         )
     columns = [name for name in ("key", "value", "attributes") if name in rows.columns]
     return rows.select("seq", *columns)
+
+
+def _tell_lost(rows: DataFrame) -> None:
+    from pyspark.sql import functions as f
+
+    size = f.col("range") if "range" in rows.columns else f.lit(1)
+    found = rows.where(f.col("kind") == "lost").agg(f.sum(size)).first()
+    if found is not None and found[0]:
+        log.warning("%s positions of these rows were lost: nothing is replayed for them", found[0])
 
 
 def _slices(events: DataFrame, positions: int) -> list[tuple[int, int]]:

@@ -13,9 +13,9 @@ published/  a row for every event that somebody offered
 delivered/  a row for everything that a reader was given, in the order it was given
     stream string, reader string
     number bigint       1, 2, 3, … for each reader of a stream
-    kind string         event, or void (only of readers that ask for voids)
-    seq bigint          its position; of a void, the last of its range
-    range bigint        how many positions: 1, or as many as are void
+    kind string         event, void (only of readers that ask for voids), or lost
+    seq bigint          its position; of a void and of what is lost, the last of its range
+    range bigint        how many positions: 1, or as many as are void or lost
     key binary, value binary
     timestamp timestamp  the event's time as the stream has it
     got_ns bigint       when it came; null: nobody looked

@@ -5,6 +5,9 @@ batch job does, would be sent much for nothing. So this one asks for the range: 
 large part of it, and with its last message the next part is asked for. After `Hold` nothing is
 asked for until `Go`.
 
+Positions that a server declares lost (`RangeLost`) are told of in their place (`Lost`), and the
+range goes on behind them. Nothing else is ever passed over.
+
 When a server goes away, falls silent or does not have what is wanted, the next one is asked from
 the same position on.
 """
@@ -13,7 +16,7 @@ from collections import Counter
 from typing import ClassVar
 
 from surecast.core import endpoint
-from surecast.core.endpoint import Go, Hold, Short
+from surecast.core.endpoint import Go, Hold, Lost, Short
 from surecast.core.machine import HandlerMachine
 from surecast.core.types import (
     MS,
@@ -27,15 +30,19 @@ from surecast.core.types import (
     TimerFired,
 )
 from surecast.protocols.streams.config import SubscriberConfig
-from surecast.protocols.streams.messages import RangeEvents, ReadRange
+from surecast.protocols.streams.messages import RangeEvents, RangeLost, ReadRange
 
 __all__ = ["Fetcher"]
 
 AGAIN_NS = 50 * MS  # after a server that does not have it
+WHY_MAX = 200  # characters that are passed on of why something is lost
 
 
 class Fetcher(HandlerMachine):
-    handlers: ClassVar[dict[type, str]] = {RangeEvents: "_on_range_events"}
+    handlers: ClassVar[dict[type, str]] = {
+        RangeEvents: "_on_range_events",
+        RangeLost: "_on_range_lost",
+    }
     inputs: ClassVar[dict[type, str]] = {
         Start: "_on_start",
         endpoint.ReadRange: "_on_read_range",
@@ -100,8 +107,23 @@ class Fetcher(HandlerMachine):
         self.target = (self.target + 1) % len(self.config.replicas)
         self._ask()
 
+    def _is_answer(self, peer: Peer, message: RangeEvents | RangeLost) -> bool:
+        return message.stream == self.stream and peer == self._server and self.asking
+
+    def _on_range_lost(self, peer: Peer, message: RangeLost) -> None:
+        if not self._is_answer(peer, message):
+            return
+        self.heard_ns = self.now_ns
+        before = self.position
+        # Else it is an answer to something else, or nonsense.
+        if message.lo <= before < min(message.hi, self.hi):
+            self.position = min(message.hi, self.hi)
+            why = message.why[:WHY_MAX]
+            self.out.append(Emit(Lost(message.stream, before, self.position, why)))
+        self._came(before, message)
+
     def _on_range_events(self, peer: Peer, message: RangeEvents) -> None:
-        if message.stream != self.stream or peer != self._server or not self.asking:
+        if not self._is_answer(peer, message):
             return
         self.heard_ns = self.now_ns
         fresh, before = [], self.position
@@ -114,6 +136,10 @@ class Fetcher(HandlerMachine):
                 self.position = part.hi
         if fresh:
             self.out.append(Deliver(message.stream, tuple(fresh)))
+        self._came(before, message)
+
+    def _came(self, before: int, message: RangeEvents | RangeLost) -> None:
+        """With the last message of an answer the next part is asked for."""
         if not message.last:
             return
         self.asking = False

@@ -18,6 +18,7 @@ __all__ = [
     "PubNack",
     "Publish",
     "RangeEvents",
+    "RangeLost",
     "ReadRange",
     "StreamOpened",
     "StreamsAre",
@@ -135,6 +136,21 @@ class RangeEvents(StreamsMessage):
     end: int
     last: bool
     batches: tuple[Batch, ...]
+
+
+class RangeLost(StreamsMessage):
+    """A part of what was asked for, [lo, hi), of which no position can be read here or elsewhere.
+
+    It stands among the RangeEvents of an answer where its positions do; `end` and `last` are as
+    there.
+    """
+
+    stream: LogId
+    lo: int
+    hi: int
+    end: int
+    last: bool
+    why: str  # for people
 
 
 # ------------------------------------------------------------ questions

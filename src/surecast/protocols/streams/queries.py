@@ -9,7 +9,7 @@ from typing import ClassVar
 from surecast.core.machine import HandlerMachine
 from surecast.core.names import is_name, is_pattern, matches
 from surecast.core.streams import StreamAdded, StreamInfo
-from surecast.core.types import Peer, PeerDown
+from surecast.core.types import LogId, Peer, PeerDown
 from surecast.errors import StorageError
 from surecast.protocols.streams.config import StreamsConfig
 from surecast.protocols.streams.messages import (
@@ -90,11 +90,15 @@ class Queries(HandlerMachine):
                     self._tell(peer, token, [info], True)
 
     def _tell(self, peer: Peer, token: int, infos: list[StreamInfo], complete: bool) -> None:
-        streams = self.service.streams
         # Where it ends, though readers may not be shown all of it: before retention has seen it,
         # or because it is damaged on its way there. Who asks must not take it for shorter.
-        ends = tuple(self.service.visible_end(streams[info.stream_id]) for info in infos)
+        ends = tuple(self._end(info.stream_id) for info in infos)
         self._send(peer, StreamsAre(token, tuple(infos), ends, complete))
+
+    def _end(self, stream: LogId) -> int:
+        """Up to where it can be read, by those who ask for ranges and are told what is lost."""
+        service = self.service
+        return max(service.visible_end(service.streams[stream]), service.readable_end(stream))
 
     def _on_peer_down(self, inp: PeerDown) -> None:
         self.watches.pop(inp.peer, None)
@@ -108,7 +112,7 @@ class Queries(HandlerMachine):
             return
         end = self.service.visible_end(stream)
         if message.time_ns < 0:
-            self._send(peer, Located(message.token, end))
+            self._send(peer, Located(message.token, self._end(message.stream)))
             return
         self.service.feed(stream)
         if not stream.quarantined and stream.index.end < end:

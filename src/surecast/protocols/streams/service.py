@@ -20,6 +20,7 @@ import msgspec
 
 from surecast.columns import retention
 from surecast.columns.batch import COLLECT, COLLECTED, CONFIG, DATA, EXPIRED, Batch
+from surecast.columns.intervals import IntervalSet
 from surecast.columns.retention import (
     BeforeTime,
     Collect,
@@ -65,6 +66,7 @@ from surecast.core.streams import (
     Await,
     Create,
     ForceNewStream,
+    Forfeit,
     Handed,
     Limit,
     LogMoved,
@@ -109,6 +111,7 @@ from surecast.protocols.streams.messages import (
     Publish,
     PubNack,
     RangeEvents,
+    RangeLost,
     ReadRange,
     StreamOpened,
     Subscribe,
@@ -122,6 +125,8 @@ __all__ = ["StreamService"]
 KEPT_FOR = {CURSORS: "cursors"}  # logs of layers above, which only they are told about
 SPEC_BYTES_MAX = 512  # of schema and options: a thousand of them are told in one message
 PIECES_READ_MAX = 64  # kept from one pass to the next, at most `serve_bytes_max` each
+FORFEITS_MAX = 1000  # ranges of one stream; more are not taken
+WHY_MAX = 200  # characters of what readers are told
 FULL_NS = 10 * SECOND  # a disk counts as full for so long after it said so
 
 
@@ -173,6 +178,7 @@ class StreamService(HandlerMachine):
         Suspend: "_on_suspend",
         Resume: "_on_resume",
         Limit: "_on_limit",
+        Forfeit: "_on_forfeit",
         AppendAt: "_pass_down",
         AppendOwn: "_pass_down",
         AskPublishers: "_pass_down",
@@ -219,6 +225,8 @@ class StreamService(HandlerMachine):
         self.ends: dict[LogId, int] = {}  # as the chain reports them, known stream or not
         self.committed: dict[LogId, int] = {}
         self.limits: dict[LogId, int] = {}  # from where on deliveries want nothing shown
+        # Positions that are lost, if they are still in a hole (Forfeit), and why.
+        self.forfeited: dict[LogId, tuple[IntervalSet, str]] = {}
         self.epoch = 0
         self.members: tuple[Peer, ...] = ()
         self.is_head = self.is_tail = False
@@ -269,12 +277,35 @@ class StreamService(HandlerMachine):
         found = self.streams.get(stream)
         return found.committed if found is not None else 0
 
+    def readable_end(self, stream: LogId) -> int:
+        found = self.streams.get(stream)
+        if found is None:
+            return 0
+        if stream not in self.forfeited or found.quarantined or found.committed != found.hole:
+            return found.committed
+        holes = IntervalSet(self.disk.holes(stream)).difference(self.forfeited[stream][0])
+        end = self._allowed_end(found)
+        return min(end, holes.lowest() or end)
+
+    def lost_at(self, stream: LogId, seq: int) -> tuple[int, str] | None:
+        if stream not in self.forfeited:
+            return None
+        forfeited, why = self.forfeited[stream]
+        for lo, hi in self._in_holes(stream, forfeited):
+            if lo <= seq < hi:
+                return hi, why
+        return None
+
+    def _in_holes(self, stream: LogId, positions: IntervalSet) -> IntervalSet:
+        return IntervalSet(self.disk.holes(stream)).intersection(positions)
+
     def readable(self, stream: LogId, lo: int, hi: int = 0) -> list[Batch]:
         found = self.streams[stream]
         config, recent = self.config, lo >= found.recent
         if not recent:
             self.feed(found)
-        hi = min(hi or found.committed, found.committed)
+        end = found.committed if lo < found.committed else self.readable_end(stream)
+        hi = min(hi or end, end)
         if recent and (batches := self.pieces_read.get((stream, lo, hi))):
             return batches
         try:
@@ -282,7 +313,7 @@ class StreamService(HandlerMachine):
                 self.disk, lo, hi, config.serve_bytes_max, config.coalesce_rows_max
             )
         except StorageError as problem:
-            self.damaged(found, problem, lo)
+            self.damaged(found, problem, min(lo, found.committed))
             return []
         if recent and len(self.pieces_read) < PIECES_READ_MAX:
             self.pieces_read[stream, lo, hi] = batches
@@ -368,6 +399,7 @@ class StreamService(HandlerMachine):
 
     def _on_truncated(self, event: Truncated) -> None:
         log = event.log
+        self._recall_forfeits(log, event.end)
         if log in self.hole_at and event.end <= self.hole_at[log]:
             del self.hole_at[log]
             if stream := self.streams.get(log):
@@ -384,6 +416,7 @@ class StreamService(HandlerMachine):
             for stream_id in self.streams:
                 self.serving.remove_stream(stream_id)
             self.streams.clear()
+            self.forfeited.clear()
             self._pass_up(TakenBack(log, event.end))
         elif log in self.kept:
             self.kept[log] = self._kept(log)
@@ -401,6 +434,7 @@ class StreamService(HandlerMachine):
         self._on_committed(Committed(event.log, self.committed.get(event.log, 1)))
 
     def _look_for_holes(self, log: LogId) -> None:
+        self._recall_forfeits(log)
         holes = self.disk.holes(log)
         if holes:
             self.hole_at[log] = holes[0][0]
@@ -436,9 +470,12 @@ class StreamService(HandlerMachine):
     def visible_end(self, stream: Stream) -> int:
         """R5: readers and retention see what is committed, and nothing else; nor what lies beyond
         a position that cannot be read, or that its delivery wants shown."""
+        end = self._allowed_end(stream)
+        return min(end, stream.hole) if stream.hole else end
+
+    def _allowed_end(self, stream: Stream) -> int:
+        """What is committed, and what its delivery wants shown."""
         end = self.committed.get(stream.stream_id, 1)
-        if stream.hole:
-            end = min(end, stream.hole)
         if self.limits and stream.stream_id in self.limits:
             end = min(end, self.limits[stream.stream_id])
         return end
@@ -506,6 +543,29 @@ class StreamService(HandlerMachine):
             self.limits[inp.stream] = inp.end
         if before != inp.end and (stream := self.streams.get(inp.stream)):
             self._advance(stream)
+
+    def _on_forfeit(self, inp: Forfeit) -> None:
+        """Only what is in a hole now: what can be read today may be in a hole that is mended
+        tomorrow."""
+        stream = inp.stream
+        if stream not in self.streams:
+            return
+        lost = self._in_holes(stream, IntervalSet([(inp.lo, inp.hi)] if inp.lo < inp.hi else []))
+        known, _ = self.forfeited.get(stream, (IntervalSet(), ""))
+        both = known.union(lost)
+        if not lost or both.runs > FORFEITS_MAX:
+            self.counters["streams.forfeit-refused"] += 1
+            return
+        if both != known:
+            self.counters["streams.forfeited"] += both.total() - known.total()
+        self.forfeited[stream] = both, inp.why[:WHY_MAX]
+
+    def _recall_forfeits(self, log: LogId, end: int = 1 << 62) -> None:
+        """What can be read again, or is taken back, is no longer lost."""
+        if log in self.forfeited:
+            forfeited, why = self.forfeited.pop(log)
+            if left := self._in_holes(log, forfeited.clip(1, end)):
+                self.forfeited[log] = left, why
 
     # ------------------------------------------------------------ the directory
 
@@ -730,6 +790,7 @@ class StreamService(HandlerMachine):
             message.hi,
             messages_max=self.config.serves_per_step,
             stops=lambda: peer in self.serving.congested,
+            make_lost=RangeLost,
         )
         self.out += [Send(peer, answer) for answer in answers]
 
