@@ -10,6 +10,7 @@ what users publish, so a pattern finds internal streams only if it spells their 
 
 import hashlib
 import re
+from collections.abc import Mapping
 from typing import Final
 
 __all__ = [
@@ -57,7 +58,7 @@ def matches(pattern: str, name: str) -> bool:
     )
 
 
-def owner_of(owners: dict[str, str], name: str, here: str) -> str:
+def owner_of(owners: Mapping[str, str], name: str, here: str) -> str:
     """The region that owns `name`: the entry of the longest prefix, in whole tokens.
 
     Without an entry (not even one for "") it is `here`: each region owns what is made in it. An

@@ -281,3 +281,10 @@ class Streams(Protocol):
 
         Nothing, if retention must see it first and finds that it cannot be indexed.
         """
+
+    def voids(self, stream: LogId, lo: int, hi: int, count_max: int) -> tuple[list[Batch], int]:
+        """The void ranges of a known stream in [lo, hi), told without reading the log.
+
+        Returns the first so many, as batches, and up to where they are all of them: between two of
+        them, and up to there, positions hold events.
+        """

@@ -82,6 +82,11 @@ def open_error(opened: Opened, spec: StreamSpec) -> SurecastError:
                 f"not every server that {name!r} concerns has its delivery: upgrade them, then "
                 "create the stream"
             )
+        case "other-region":
+            return NotSupported(
+                f"{name!r} belongs to another region ([owners]), and its delivery does not reach "
+                "beyond one: connect to that region, or use a name that this one owns"
+            )
         case "owners-differ":
             return SurecastError(
                 f"the regions disagree on who owns {name!r}: their [owners] tables differ. Make "

@@ -56,7 +56,8 @@ class StreamOpened(StreamsMessage):
 
     why: not-head (ask `head`), recovering and owner-unreachable (later), config-mismatch (it is
     not what was asked for), too-many-streams, bad-name, bad-spec (too large), no-delivery (a server
-    has not got it), owners-differ (regions disagree on who owns it).
+    has not got it), other-region (its delivery stays within a region, and another one owns the
+    name), owners-differ (regions disagree on who owns it).
     """
 
     name: str

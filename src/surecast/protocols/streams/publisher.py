@@ -40,7 +40,14 @@ from surecast.protocols.streams.messages import (
 __all__ = ["Publisher", "anonymous_publisher"]
 
 FINAL = ("mismatch", "expired", "bad-event", "quarantined")  # waiting will not help
-NEVER_OPENED = ("too-many-streams", "bad-name", "bad-spec", "no-delivery", "owners-differ")
+NEVER_OPENED = (
+    "too-many-streams",
+    "bad-name",
+    "bad-spec",
+    "no-delivery",
+    "other-region",
+    "owners-differ",
+)
 UNREACHABLE = "owner-unreachable"
 
 LineKey = LogId | tuple[LogId, bytes]  # a stream; or a stream and a named publisher

@@ -13,6 +13,7 @@ G7 the newest event is never void.
 
 from collections import Counter
 from collections.abc import Mapping
+from itertools import islice
 from random import Random
 from typing import Any, ClassVar
 
@@ -318,6 +319,20 @@ class StreamService(HandlerMachine):
         if recent and len(self.pieces_read) < PIECES_READ_MAX:
             self.pieces_read[stream, lo, hi] = batches
         return batches
+
+    def voids(self, stream: LogId, lo: int, hi: int, count_max: int) -> tuple[list[Batch], int]:
+        found = self.streams[stream]
+        self.feed(found)
+        hi = min(hi, found.index.end)
+        ranges = [
+            (first, last, reason)
+            for reason, some in found.index.voids.items()
+            for first, last in islice(some.clip(lo, hi), count_max + 1)
+        ]
+        ranges.sort()
+        if len(ranges) > count_max:
+            hi = ranges[count_max][0]
+        return [Batch.void(stream, *one) for one in ranges[:count_max]], max(lo, hi)
 
     # ------------------------------------------------------------ between the layers
 

@@ -1,0 +1,67 @@
+"""What layers above the stream service are told of void ranges, without a read of the log."""
+
+import msgspec
+import pytest
+
+from surecast.columns.batch import COLLECTED, Batch
+from surecast.columns.retention import LatestPerKey
+from surecast.core.endpoint import Open, Opened
+from surecast.core.replicated import Appended, Committed
+from surecast.core.streams import StreamSpec
+from surecast.core.types import Emit, Received, Start
+from surecast.endpoint.error_messages import open_error
+from surecast.errors import NotSupported
+from surecast.protocols.streams.config import PublisherConfig
+from surecast.protocols.streams.messages import StreamOpened
+from surecast.protocols.streams.publisher import Publisher
+from tests.protocols.bench import INFO, STREAM, Bench
+
+
+def filled(keys: str, committed: int = 0) -> Bench:
+    """A stream with one event for each letter, whose key that is; the latest of each is kept."""
+    bench = Bench("y/0")
+    bench.role(1)
+    bench.lists(msgspec.structs.replace(INFO, retention=LatestPerKey()))
+    values = [b"%d" % number for number in range(len(keys))]
+    batch = Batch.of(STREAM, values, [key.encode() for key in keys]).sequenced(1, 1, 1)
+    bench.disk.append(STREAM, (batch,))
+    bench.says(Appended(STREAM, batch.hi))
+    bench.says(Committed(STREAM, committed or batch.hi))
+    return bench
+
+
+def voids(bench: Bench, lo: int, hi: int, count_max: int = 9) -> tuple[list[tuple[int, int]], int]:
+    found, end = bench.service.voids(STREAM, lo, hi, count_max)
+    assert all(void.reason == COLLECTED and not void.rows for void in found)
+    return [(void.lo, void.hi) for void in found], end
+
+
+def test_the_void_ranges_are_told_exactly() -> None:
+    bench = filled("aaxbbybb")  # 2, 3, 6 and 8 are live
+    assert voids(bench, 1, 9) == ([(1, 2), (4, 6), (7, 8)], 9)
+    assert voids(bench, 5, 8) == ([(5, 6), (7, 8)], 8)
+    assert voids(bench, 2, 4) == ([], 4)
+    assert voids(bench, 8, 8) == ([], 8)
+
+
+def test_what_does_not_fit_is_left_for_another_call() -> None:
+    bench = filled("aaxbbybb")
+    assert voids(bench, 1, 9, 2) == ([(1, 2), (4, 6)], 7)
+    assert voids(bench, 7, 9, 2) == ([(7, 8)], 9)
+    assert voids(bench, 1, 9, 0) == ([], 1)
+
+
+def test_nothing_is_told_of_what_is_not_committed() -> None:
+    bench = filled("aaxbbybb", committed=5)
+    assert voids(bench, 1, 9) == ([(1, 2)], 5)
+    assert voids(bench, 6, 9) == ([], 6)
+
+
+def test_a_stream_of_another_region_is_refused_for_good() -> None:
+    publisher = Publisher(PublisherConfig(("x/0",)), Bench().service.rng)
+    publisher.step(0, Start(0, 1))
+    publisher.step(0, Open("west.a"))
+    effects = publisher.step(1, Received("x/0", StreamOpened("west.a", None, "other-region")))
+    assert [e.event for e in effects if type(e) is Emit] == [Opened("west.a", None, "other-region")]
+    with pytest.raises(NotSupported, match="connect to that region"):
+        raise open_error(Opened("west.a", None, "other-region"), StreamSpec())
