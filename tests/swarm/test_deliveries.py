@@ -169,3 +169,17 @@ def test_an_audit_reads_streams_of_the_default_delivery_alone() -> None:
     assert len(cluster.records["all"].audits) == 3
     assert cluster.records["own"].audits == []
     assert cluster.judge().violations == []
+
+
+def test_a_server_that_lacks_a_protocol_does_not_list_it_until_it_is_replaced() -> None:
+    cluster = Cluster(1, {"east": 2}, without={"east/1": {"sprinkler"}})
+    nodes = cluster.world.nodes
+    assert "sprinkler" in nodes["east/0"].speaks
+    assert "sprinkler" not in nodes["east/1"].speaks
+    cluster.expect_refusal(SECOND, "east/pub0", "s", "no-delivery", StreamSpec(KeepAll()))
+    cluster.world.run(5 * SECOND)
+    assert cluster.judge().violations == []
+    cluster.reinstall("east/1")
+    assert "sprinkler" in nodes["east/1"].speaks
+    cluster.open("t", "east", KeepAll(), cluster.world.now_ns)
+    wait(cluster, lambda: "t" in cluster.streams)
