@@ -195,7 +195,7 @@ def test_its_status_alarm_and_metric_are_shown() -> None:
     async def main() -> None:
         async with opened(made={"alarm_at": 2}) as region:
             assert list(region.server.layers)[-1] == "made"
-            assert (await region.get("/v1/status"))[1]["roles"] == {"made": {"names": []}}
+            assert (await region.get("/v1/status"))[1]["roles"]["made"] == {"names": []}
             for number in (1, 2):
                 info = StreamInfo(
                     bytes([number]) * 16, f"s{number}", "e", KeepAll(), delivery="made-to-measure"
@@ -204,7 +204,7 @@ def test_its_status_alarm_and_metric_are_shown() -> None:
             await until(lambda: len(region.streams()) == 2)
             code, status = await region.get("/v1/status")
             assert code == 200
-            assert status["roles"] == {"made": {"names": ["s1", "s2"]}}
+            assert status["roles"]["made"] == {"names": ["s1", "s2"]}
             assert ("too-many-made", "s1 s2", "There are too many.", "Make fewer.") in [
                 (a["code"], a["what"], a["means"], a["todo"]) for a in status["alarms"]
             ]
