@@ -180,7 +180,7 @@ def render(protocol: str, summary: Summary, results: list[Result]) -> str:
         ("faults", f"{sum(summary['faults'].values()):,}"),
         *(("  " + kind, f"{count:,}") for kind, count in summary["faults"].items()),
         *((key.replace("_", " "), f"{summary[key]:,}") for key in SUMMED),
-        *((f"mesh clients {what}", f"{n:,}") for what, n in summary["clients"].items()),
+        *((f"clients {what}", f"{n:,}") for what, n in summary["clients"].items()),
         *([("mesh share from peers", f"{share:.0%}")] if (share := peer_share(summary)) else []),
         ("slowest to settle", f"{summary['settled_s_max']:.1f} s after healing"),
         ("handlers reached", _handlers(summary["coverage"])),
