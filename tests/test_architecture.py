@@ -201,6 +201,21 @@ def test_the_checker_lets_right_imports_pass(module: str, source: str) -> None:
     assert complaints(source, module) == []
 
 
+def test_no_other_file_names_a_delivery() -> None:
+    """A delivery is a folder, a row of the registry and a scenario. (The default one has a name in
+    `core.streams`, and Sprinkler was there before the rule: lab and swarm know it.)"""
+    named = []
+    for module, path in modules():
+        parts = module.split(".")[1:]
+        home = parts[:2] == ["protocols", "nakcast"] or parts in (
+            ["registry"],
+            ["swarm", "nakcast"],
+        )
+        if not home and "nakcast" in path.read_text().lower():
+            named.append(module)
+    assert named == []
+
+
 def rooms_seen() -> dict[str, set[str]]:
     """The rooms that each room imports, wherever in its files."""
     found: dict[str, set[str]] = {}

@@ -87,13 +87,25 @@ def _sprinkler() -> Role:
     return SprinklerRole()
 
 
+def _nakcast_delivery() -> Delivery:
+    from surecast.protocols.nakcast.delivery import Nakcast
+
+    return Nakcast()
+
+
+def _nakcast() -> Role:
+    from surecast.protocols.nakcast.role import NakcastRole
+
+    return NakcastRole()
+
+
 _COLUMN_TYPES = ("surecast.columns.rules",)  # the modules of `columns` that define structs
 
 PROTOCOLS: dict[str, Protocol] = {
-    "nakcast": Protocol(),
     "chain": Protocol(role=_chain, witness=_chain_witness),
     "streams": Protocol(role=_streams),
     "sprinkler": Protocol(delivery=_broadcast, role=_sprinkler),
+    "nakcast": Protocol(delivery=_nakcast_delivery, role=_nakcast),
 }
 
 

@@ -11,6 +11,7 @@ from tests.golden_files import FIXTURES, golden
 from surecast.columns.batch import COLLECTED
 from surecast.columns.intervals import IntervalSet
 from surecast.core.canon import name_of
+from surecast.core.endpoint import OfferBatch
 from surecast.core.machine import NodeContext
 from surecast.core.record import ANSWERS, ASKING, Closed, Ends, Holed, Kept, Saved, Step, Writer
 from surecast.core.recording import Recording
@@ -37,7 +38,7 @@ from surecast.core.types import (
     Truncate,
 )
 from surecast.core.wire import Codec
-from surecast.protocols.nakcast.messages import Beacon, Data, Nak, Publish
+from surecast.protocols.nakcast.messages import Beacon, Data, Nak
 from surecast.registry import recorded_types
 from surecast.sim.playback import play
 from surecast.storage.memory import MemoryDisk
@@ -76,7 +77,7 @@ class Clerk:
                 return [Append(LOG, (batch,), ("append", end)), Send(peer, Beacon(LOG, end))]
             case Received(peer, Envelope()):
                 return [Send(peer, Envelope(Enclosed(Nak(LOG, ((1, end),)))), reliable=False)]
-            case Publish(batch):
+            case OfferBatch(_, batch, _):
                 return [SaveState("counts", b"%d" % end, ["save"]), Deliver(LOG, (batch,))]
             case TimerFired():
                 voids = IntervalSet([(1, 2)]).to_bytes()
@@ -101,7 +102,7 @@ INPUTS: list[Any] = [
     PeerUp("south/0"),
     Received("south/0", Data(rows(8))),
     Received("south/0", Envelope(Enclosed(Data(rows(10, 1))))),
-    Publish(rows(20)),
+    OfferBatch(LOG, rows(20), 7),
     Stored(1),
     TimerFired(("tick", LOG, (1, None))),
     Saved("counts", b"5"),  # the disk shows it again: saving the new one has failed

@@ -1,54 +1,123 @@
-"""The guarantees of nakcast, judged from what publisher and readers can see.
+"""The guarantees of nakcast, judged from what publishers and readers can see.
 
-G1 in order, once: a reader delivers the published batches one after another, none twice.
-G2 nothing missing: while the publisher lives and messages get through at all, each reader delivers
-everything published.
+G1 in order, once: events, voids and losses that a reader is given cover the positions from its
+start on, one after another, without gap or overlap.
+G2 nothing missing: while servers live and messages get through at all, each reader gets as far as
+what was acknowledged.
+G3 a loss is a loss: only positions more than `repair_max` below the end are reported as lost, and
+none that retention has made void.
+G4 what was published: each event is the one that was acknowledged at its position, or at least one
+that was offered.
 
-A check takes a `Record`, which only the two applications write, and returns what it found wrong.
+A check takes a `Record`, which only applications write, and returns what it found wrong.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
-from surecast.core.types import Batch, Peer
+__all__ = [
+    "CHECKS",
+    "Given",
+    "Reading",
+    "Record",
+    "g1_in_order_once",
+    "g2_nothing_missing",
+    "g3_a_loss_is_a_loss",
+    "g4_what_was_published",
+]
 
-__all__ = ["Record", "g1_in_order_once", "g2_nothing_missing"]
+
+class Given(NamedTuple):
+    """What a reader was given for positions [lo, hi)."""
+
+    kind: Literal["event", "void", "lost"]
+    lo: int
+    hi: int
+    value: bytes = b""  # of an event
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
+class Reading:
+    reader: str
+    start: int = 1
+    given: list[Given] = field(default_factory=list)
+
+    @property
+    def position(self) -> int:
+        return self.given[-1].hi if self.given else self.start
+
+
+@dataclass(slots=True)
 class Record:
-    """What was published, in order, as given to the publisher; and what each reader delivered."""
+    """One stream."""
 
-    published: Sequence[Batch]
-    delivered: Mapping[Peer, Sequence[Batch]]
+    name: str
+    repair_max: int
+    keep_last: int = 0  # what retention keeps; 0: everything
+    offered: Mapping[bytes, object] = field(default_factory=dict)  # values, each once
+    acked: Mapping[bytes, int] = field(default_factory=dict)  # value → position
+    readings: Sequence[Reading] = ()
+
+    @property
+    def end(self) -> int:
+        """The first position that nobody has heard of."""
+        acked = max(self.acked.values(), default=0) + 1
+        return max([acked, *(reading.position for reading in self.readings)])
 
 
 def g1_in_order_once(record: Record) -> list[str]:
     wrong = []
-    for reader, batches in record.delivered.items():
-        lo = 1
-        for number, batch in enumerate(batches):
-            if number >= len(record.published):
-                wrong.append(f"{reader}: delivered more than was published")
+    for reading in record.readings:
+        due = reading.start
+        for given in reading.given:
+            if given.lo != due or given.hi <= given.lo:
+                wrong.append(f"G1 {_who(record, reading)} was given {given}, due was {due}")
                 break
-            if _content(batch) != _content(record.published[number]):
-                wrong.append(f"{reader}: delivery {number} is not the batch published as such")
-            if batch.lo != lo:
-                wrong.append(f"{reader}: delivery {number} is at {batch.lo}, due was {lo}")
-            lo = batch.hi
+            due = given.hi
     return wrong
 
 
 def g2_nothing_missing(record: Record) -> list[str]:
-    count = len(record.published)
+    end = max(record.acked.values(), default=0) + 1
     return [
-        f"{reader}: delivered {len(batches)} batches of {count}"
-        for reader, batches in record.delivered.items()
-        if len(batches) < count
+        f"G2 {_who(record, reading)} got to {reading.position}, acknowledged is up to {end}"
+        for reading in record.readings
+        if reading.position < end
     ]
 
 
-def _content(batch: Batch) -> tuple[object, ...]:
-    """What a batch carries from end to end; its position is added on the way."""
-    body = None if batch.body is None else bytes(batch.body)
-    return (batch.stream_id, batch.publisher, batch.pub_no, batch.count, body)
+def g3_a_loss_is_a_loss(record: Record) -> list[str]:
+    wrong = []
+    floor = record.end - record.repair_max
+    for reading in record.readings:
+        for given in reading.given:
+            if given.kind != "lost":
+                continue
+            if given.hi > floor:
+                wrong.append(f"G3 {_who(record, reading)}: {given} is above {floor}")
+            if 0 < record.keep_last <= record.repair_max:
+                wrong.append(f"G3 {_who(record, reading)}: {given} was void, not lost")
+    return wrong
+
+
+def g4_what_was_published(record: Record) -> list[str]:
+    wrong = []
+    values = {seq: value for value, seq in record.acked.items()}
+    for reading in record.readings:
+        for given in reading.given:
+            if given.kind != "event":
+                continue
+            known = values.get(given.lo)
+            if known is not None and known != given.value:
+                wrong.append(f"G4 {_who(record, reading)}: {given}, acknowledged was {known!r}")
+            elif given.value not in record.offered:
+                wrong.append(f"G4 {_who(record, reading)}: {given} was never published")
+    return wrong
+
+
+CHECKS = (g1_in_order_once, g2_nothing_missing, g3_a_loss_is_a_loss, g4_what_was_published)
+
+
+def _who(record: Record, reading: Reading) -> str:
+    return f"{record.name} {reading.reader}"

@@ -1,23 +1,55 @@
-"""What a nakcast group agrees on."""
+"""What can be set of nakcast, at servers and readers."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from surecast.core.types import MS, Peer
-from surecast.errors import ConfigError
+from surecast.core.config import check
+from surecast.core.types import MS, SECOND, Peer
 
-__all__ = ["NakcastConfig"]
+__all__ = ["NakcastConfig", "ReaderConfig"]
 
 
 @dataclass(frozen=True, slots=True)
 class NakcastConfig:
-    """One publisher's group; the same at the publisher and at each reader."""
+    """The server side, at one replica."""
 
-    readers: tuple[Peer, ...]
-    beacon_ns: int = 20 * MS  # bounds how long a lost batch goes unnoticed
-    window: int = 256  # batches a reader holds early; holes one Nak names; batches it is answered
+    region: str
+    owners: Mapping[str, str] = field(default_factory=dict)  # prefix of stream names → region
+    repair_max: int = 100_000  # newest positions that are sent again; older ones are lost
+    beacon_ns: int = 20 * MS  # a lost batch goes unnoticed for so long
+    idle_beacon_ns: int = 1 * SECOND  # the longest time between beacons of a stream without news
+    datagram_bytes_max: int = 8 << 10  # a larger batch is cut; a larger event goes by the session
+    answers_max: int = 256  # batches, or ranges that are void, in answer to one NAK
+    answer_bytes_max: int = 256 << 10  # of these batches
+    reads_max: int = 16  # of the log, for one stream in one pass
+    followers_max: int = 100_000  # readers times streams; more are refused
 
     def validate(self) -> None:
-        if not self.readers or len(set(self.readers)) != len(self.readers):
-            raise ConfigError(f"readers must be one or more different nodes, not {self.readers!r}")
-        if self.beacon_ns <= 0 or self.window <= 0:
-            raise ConfigError("beacon_ns and window must be above 0")
+        for key in (
+            "repair_max",
+            "beacon_ns",
+            "answers_max",
+            "answer_bytes_max",
+            "reads_max",
+            "followers_max",
+        ):
+            check(self, key, getattr(self, key) > 0, "above 0")
+        least, most = 512, 60_000
+        fits = least <= self.datagram_bytes_max <= most
+        check(self, "datagram_bytes_max", fits, f"{least} to {most}: a batch and its header fit")
+        slower = self.idle_beacon_ns >= self.beacon_ns
+        check(self, "idle_beacon_ns", slower, "at least beacon_ns")
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderConfig:
+    servers: tuple[Peer, ...]  # of the region: any of them will do
+    window: int = 256  # batches held early; holes that one NAK names
+    held_bytes_max: int = 8 << 20  # of the batches held early, of one stream
+    nak_ns: int = 20 * MS  # between two NAKs of a stream
+    idle_ns: int = 3 * SECOND  # a server that is silent for so long is replaced by the next
+
+    def validate(self) -> None:
+        check(self, "servers", bool(self.servers), "one or more servers")
+        for key in ("window", "held_bytes_max", "nak_ns", "idle_ns"):
+            check(self, key, getattr(self, key) > 0, "above 0")

@@ -1,35 +1,52 @@
-"""What nakcast says on the wire, and the command it takes. Ranges are half-open."""
+"""What nakcast says on the wire. Ranges are half-open.
 
-from surecast.core.types import Batch, Input, LogId, Message, tagged
+Data, Beacon, Nak and Gone are datagrams (a batch that is too large for one goes by the session).
+Join and Leave go by the session, so that a server knows when a reader has gone.
+"""
 
-__all__ = ["Beacon", "Data", "Nak", "Publish"]
+from surecast.core.types import Batch, LogId, Message, tagged
+
+__all__ = ["Beacon", "Data", "Gone", "Join", "Leave", "Nak"]
 
 
 class NakcastMessage(Message, tag=tagged("nakcast")):
     """The base of the messages below: each is tagged "nakcast/" and its class name."""
 
 
+class Join(NakcastMessage):
+    """Send me the stream from now on. Answered by Beacon."""
+
+    stream: LogId
+
+
+class Leave(NakcastMessage):
+    stream: LogId
+
+
 class Data(NakcastMessage):
-    """A batch at its place in the stream; sent once to everyone, and again to whoever asks."""
+    """A committed batch, or a void range, at its place; sent once to all, and again on a NAK."""
 
     batch: Batch
 
 
 class Beacon(NakcastMessage):
-    """How far the stream goes: `end` is the first position not published yet."""
+    """How far the stream goes: `end` is the first position that is not committed yet."""
 
     stream: LogId
     end: int
 
 
 class Nak(NakcastMessage):
-    """A reader misses these ranges [lo, hi), lowest first."""
+    """The reader misses these ranges [lo, hi), lowest first."""
 
     stream: LogId
     holes: tuple[tuple[int, int], ...]
 
 
-class Publish(Input):
-    """Command to the publisher: add a batch, not sequenced yet, to the stream."""
+class Gone(NakcastMessage):
+    """Of [lo, hi), which is too old to be sent again, `voids` hold no events; the rest is lost."""
 
-    batch: Batch
+    stream: LogId
+    lo: int
+    hi: int
+    voids: tuple[Batch, ...]

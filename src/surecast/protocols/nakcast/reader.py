@@ -1,51 +1,213 @@
-"""A reader: puts batches in order and asks for the holes."""
+"""A reader: puts batches in order, asks for holes, and says what is lost."""
 
+from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import ClassVar
 
-from surecast.core.types import Batch, Deliver, Effect, LogId, Peer, Received, Send
-from surecast.protocols.nakcast.config import NakcastConfig
-from surecast.protocols.nakcast.messages import Beacon, Data, Nak
+from surecast.columns.batch import Batch
+from surecast.core.endpoint import Follow, Lost, Unfollow
+from surecast.core.machine import HandlerMachine
+from surecast.core.types import (
+    Deliver,
+    Emit,
+    LogId,
+    Peer,
+    PeerDown,
+    Send,
+    SetTimer,
+    Start,
+    TimerFired,
+)
+from surecast.protocols.nakcast.config import ReaderConfig
+from surecast.protocols.nakcast.messages import Beacon, Data, Gone, Join, Leave, Nak
 
 __all__ = ["Reader"]
 
+WHY = "older than what is sent again (nakcast.repair_max)"
+
 
 @dataclass(slots=True)
-class Reader:
-    config: NakcastConfig
-    stream: LogId
-    next: int = 1  # all positions below are delivered
+class Followed:
+    """One stream."""
+
+    next: int  # everything below is delivered or reported as lost
+    joined_ns: int  # when the server was last asked for it
+    end: int = 1  # how far it goes, by the last beacon
+    heard_ns: int = -1 << 62  # its beacon
+    asked_ns: int = -1 << 62  # the last NAK
     held: dict[int, Batch] = field(default_factory=dict)  # early arrivals, by first position
+    held_bytes: int = 0
 
-    def step(self, now_ns: int, inp: Any) -> list[Effect]:
-        out: list[Effect] = []
-        match inp:
-            case Received(_, Data(batch)) if batch.stream_id == self.stream:
-                out = self._on_data(batch)
-            case Received(peer, Beacon(stream, end)) if stream == self.stream:
-                out = self._on_beacon(peer, end)
-        assert self.next not in self.held  # or it should have been delivered
-        assert len(self.held) <= self.config.window
-        return out
 
-    def _on_data(self, batch: Batch) -> list[Effect]:
-        if batch.lo < self.next:  # G1: a batch delivered before
-            return []
-        if batch.lo > self.next:
-            if len(self.held) < self.config.window:  # else drop it; it will be asked for again
-                self.held[batch.lo] = batch
-            return []
-        ready = [batch]
-        while (following := self.held.pop(ready[-1].hi, None)) is not None:
-            ready.append(following)
-        self.next = ready[-1].hi
-        return [Deliver(self.stream, tuple(ready))]
+class Reader(HandlerMachine):
+    handlers: ClassVar[dict[type, str]] = {
+        Data: "_on_data",
+        Beacon: "_on_beacon",
+        Gone: "_on_gone",
+    }
+    inputs: ClassVar[dict[type, str]] = {
+        Start: "_on_start",
+        Follow: "_on_follow",
+        Unfollow: "_on_unfollow",
+        TimerFired: "_on_timer",
+        PeerDown: "_on_peer_down",
+    }
 
-    def _on_beacon(self, peer: Peer, end: int) -> list[Effect]:
-        holes: list[tuple[int, int]] = []  # G2
-        lo = self.next
-        for start in [*sorted(self.held), end]:
-            if lo < start and len(holes) < self.config.window:
-                holes.append((lo, start))
-            lo = self.held[start].hi if start in self.held else start
-        return [Send(peer, Nak(self.stream, tuple(holes)), reliable=False)] if holes else []
+    def __init__(self, config: ReaderConfig, counters: Counter[str] | None = None) -> None:
+        super().__init__(counters)
+        self.config = config
+        self.streams: dict[LogId, Followed] = {}
+        self.asking = False  # a timer will look for holes
+        self.target = 0  # the server that is asked
+        self.heard_ns = 0
+
+    # ------------------------------------------------------------ whom it asks
+
+    @property
+    def _server(self) -> Peer:
+        return self.config.servers[self.target]
+
+    def _on_start(self, _inp: Start) -> None:
+        self.out.append(SetTimer("idle", self.now_ns + self.config.idle_ns))
+
+    def _on_follow(self, inp: Follow) -> None:
+        self.streams[inp.stream] = Followed(max(inp.start, 1), self.now_ns)
+        self._send(self._server, Join(inp.stream))
+
+    def _on_unfollow(self, inp: Unfollow) -> None:
+        if self.streams.pop(inp.stream, None) is not None:
+            self._send(self._server, Leave(inp.stream))
+
+    def _on_timer(self, inp: TimerFired) -> None:
+        if inp.key == "nak":
+            self.asking = False
+            for stream, one in self.streams.items():
+                self._ask(stream, one)
+            return
+        idle_ns = self.config.idle_ns
+        self.out.append(SetTimer("idle", self.now_ns + idle_ns))
+        silent = [
+            stream
+            for stream, one in self.streams.items()
+            if self.now_ns - max(one.heard_ns, one.joined_ns) >= idle_ns
+        ]
+        if silent and self.now_ns - self.heard_ns >= idle_ns:
+            self._join_next()
+            return
+        for stream in silent:  # the server did not know it yet, or has forgotten us
+            self.streams[stream].joined_ns = self.now_ns
+            self._send(self._server, Join(stream))
+
+    def _on_peer_down(self, inp: PeerDown) -> None:
+        if inp.peer == self._server and self.streams:
+            self._join_next()
+
+    def _join_next(self) -> None:
+        for stream in self.streams:
+            self._send(self._server, Leave(stream))
+        self.target = (self.target + 1) % len(self.config.servers)
+        self.heard_ns = self.now_ns
+        for stream, one in self.streams.items():
+            one.joined_ns = self.now_ns
+            self._send(self._server, Join(stream))
+
+    # ------------------------------------------------------------ what comes
+
+    def _on_data(self, peer: Peer, message: Data) -> None:
+        batch = message.batch
+        one = self._followed(peer, batch.stream_id)
+        if one is not None:
+            self._take(one, batch)
+
+    def _followed(self, peer: Peer, stream: LogId) -> Followed | None:
+        if peer != self._server:
+            return None  # one that was left; the present one has the same batches
+        self.heard_ns = self.now_ns
+        return self.streams.get(stream)
+
+    def _take(self, one: Followed, batch: Batch) -> None:
+        config = self.config
+        if batch.hi <= one.next:
+            return  # G1: delivered before
+        one.end = max(one.end, batch.lo)
+        if batch.lo > one.next:
+            room = len(one.held) < config.window
+            if batch.lo not in one.held and room and one.held_bytes < config.held_bytes_max:
+                one.held[batch.lo] = batch
+                one.held_bytes += batch.nbytes
+            self._ask_later()
+            return  # without room it is dropped, and asked for again
+        self._deliver(one, [batch])
+
+    def _deliver(self, one: Followed, ready: list[Batch]) -> None:
+        """`ready`, and the held batches that follow without a gap. Batches may overlap."""
+        stream, fresh = ready[0].stream_id, []
+        while ready:
+            batch = ready.pop()
+            if batch.hi > one.next:
+                fresh.append(batch if batch.lo == one.next else batch.slice(one.next, batch.hi))
+                one.next = batch.hi
+            reached = [lo for lo in one.held if lo <= one.next]
+            for lo in sorted(reached, reverse=True):
+                ready.append(one.held.pop(lo))
+                one.held_bytes -= ready[-1].nbytes
+        self.out.append(Deliver(stream, tuple(fresh)))
+        assert one.next not in one.held
+        assert one.held_bytes >= 0
+
+    def _on_beacon(self, peer: Peer, message: Beacon) -> None:
+        one = self._followed(peer, message.stream)
+        if one is None:
+            return
+        one.heard_ns, one.end = self.now_ns, message.end
+        self._ask(message.stream, one)
+
+    def _ask(self, stream: LogId, one: Followed) -> None:
+        """G2: a NAK, or its answer, may be lost: it is sent again until there are no holes."""
+        holes = self._holes(one, one.end)
+        if not holes:
+            return
+        if self.now_ns - one.asked_ns >= self.config.nak_ns:
+            one.asked_ns = self.now_ns
+            self.out.append(Send(self._server, Nak(stream, tuple(holes)), reliable=False))
+        self._ask_later()
+
+    def _ask_later(self) -> None:
+        if not self.asking:
+            self.asking = True
+            self.out.append(SetTimer("nak", self.now_ns + self.config.nak_ns))
+
+    def _holes(self, one: Followed, end: int) -> list[tuple[int, int]]:
+        holes: list[tuple[int, int]] = []
+        lo = one.next
+        for start in sorted(one.held):
+            if lo < start:
+                holes.append((lo, min(start, end)))
+            lo = max(lo, one.held[start].hi)
+        if lo < end:
+            holes.append((lo, end))
+        return [(lo, hi) for lo, hi in holes if lo < hi][: self.config.window]
+
+    def _on_gone(self, peer: Peer, message: Gone) -> None:
+        """Between the voids everything that is not held is lost (G3)."""
+        stream = message.stream
+        one = self._followed(peer, stream)
+        if one is None or not message.lo <= one.next < message.hi:
+            return
+        for void in message.voids:
+            if void.stream_id == stream and not void.rows and void.hi <= message.hi:
+                self._lose(stream, one, void.lo)
+                self._take(one, void)
+        self._lose(stream, one, message.hi)
+
+    def _lose(self, stream: LogId, one: Followed, end: int) -> None:
+        while one.next < end:
+            held = min((lo for lo in one.held if lo < end), default=end)
+            assert held > one.next
+            self.out.append(Emit(Lost(stream, one.next, held, WHY)))
+            self.counters["nakcast.positions-lost"] += held - one.next
+            one.next = held
+            if held in one.held:
+                batch = one.held.pop(held)
+                one.held_bytes -= batch.nbytes
+                self._deliver(one, [batch])

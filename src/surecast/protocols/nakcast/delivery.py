@@ -1,0 +1,33 @@
+"""What a client knows of the delivery."""
+
+from collections import Counter
+
+from surecast.core.compose import Layer
+from surecast.core.endpoint import Place
+from surecast.core.machine import NodeContext
+from surecast.core.streams import StreamSpec
+from surecast.errors import UsageError
+from surecast.protocols.nakcast.config import ReaderConfig
+from surecast.protocols.nakcast.reader import Reader
+
+__all__ = ["Nakcast"]
+
+
+class Nakcast:
+    """Datagrams to the readers of one region; a reader that falls far behind is told its losses."""
+
+    name = "nakcast"
+    ordered = True
+    needs = frozenset({"region", "listen"})
+    verbs = frozenset({"pattern", "name", "time", "retain"})
+    acks = ("local",)
+
+    def check(self, spec: StreamSpec) -> None:
+        if spec.options:
+            raise UsageError(f"delivery={self.name!r} takes no options, not {dict(spec.options)}")
+
+    def publisher(self, _ctx: NodeContext, _place: Place) -> Layer | None:
+        return None  # the stream service keeps the log, and gives positions
+
+    def reader(self, _ctx: NodeContext, place: Place) -> Layer | None:
+        return Reader(ReaderConfig(place.servers), Counter())

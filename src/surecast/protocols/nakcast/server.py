@@ -1,0 +1,289 @@
+"""The server side, at one replica: sends committed batches to followers and answers NAKs.
+
+A layer over the stream service, which keeps the log. Every replica serves the readers that joined
+it with what is committed here, so a reader may go from one to another at any position.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from surecast.columns.batch import Batch
+from surecast.core.machine import HandlerMachine
+from surecast.core.names import owner_of
+from surecast.core.replicated import RoleChanged
+from surecast.core.streams import (
+    DIRECTORY,
+    Attend,
+    Create,
+    Handed,
+    Refuse,
+    Resume,
+    StreamAdded,
+    Streams,
+    StreamsMoved,
+    Suspend,
+    TakenBack,
+)
+from surecast.core.types import (
+    AtEndOfPass,
+    Congested,
+    EndOfPass,
+    LogId,
+    PassDown,
+    Peer,
+    PeerDown,
+    PeerUp,
+    Send,
+    SetTimer,
+    TimerFired,
+    Writable,
+)
+from surecast.protocols.nakcast.config import NakcastConfig
+from surecast.protocols.nakcast.messages import Beacon, Data, Gone, Join, Leave, Nak
+
+__all__ = ["NAME", "NakcastServer"]
+
+NAME = "nakcast"  # of the delivery
+
+
+@dataclass(slots=True)
+class Group:
+    """The readers of one stream at this replica."""
+
+    sent: int  # everything below was sent once
+    interval_ns: int  # between beacons: it grows while there is no news
+    due_ns: int  # the next beacon
+    followers: dict[Peer, None] = field(default_factory=dict)
+
+
+class NakcastServer(HandlerMachine):
+    uses = ("streams",)
+    handlers: ClassVar[dict[type, str]] = {
+        Join: "_on_join",
+        Leave: "_on_leave",
+        Nak: "_on_nak",
+    }
+    inputs: ClassVar[dict[type, str]] = {
+        TimerFired: "_on_timer",
+        EndOfPass: "_on_end_of_pass",
+        PeerUp: "_on_peer_up",
+        PeerDown: "_on_peer_down",
+        Congested: "_on_congested",
+        Writable: "_on_writable",
+    }
+    from_below: ClassVar[dict[type, str]] = {
+        StreamAdded: "_on_added",
+        StreamsMoved: "_on_moved",
+        TakenBack: "_on_taken_back",
+        RoleChanged: "_on_role_changed",
+        Handed: "_on_handed",
+    }
+
+    def __init__(
+        self, config: NakcastConfig, service: Streams, counters: Counter[str] | None = None
+    ) -> None:
+        super().__init__(counters)
+        self.config = config
+        self.service = service
+        self.streams: dict[LogId, None] = {}  # of this delivery
+        self.groups: dict[LogId, Group] = {}
+        self.followers = 0  # of all groups
+        self.unsent: dict[LogId, None] = {}  # streams with more to send than fits into one pass
+        self.congested: dict[Peer, None] = {}
+        self.is_head, self.is_clean = False, True
+        self.lost_ns = -1 << 62  # when a reader was last told of a loss
+        self.has_timer = False
+
+    # ------------------------------------------------------------ what the service says
+
+    def _on_added(self, event: StreamAdded) -> None:
+        if event.info.delivery == NAME:
+            self.streams[event.info.stream_id] = None
+            self._review(event.info.stream_id)
+
+    def _on_role_changed(self, event: RoleChanged) -> None:
+        self.is_head, self.is_clean = event.head, event.clean
+        for stream in self.streams:
+            self._review(stream)
+
+    def _review(self, stream: LogId) -> None:
+        """A chain that lost its logs gives no positions before they are rebuilt."""
+        if self.is_head:
+            command = Resume(stream) if self.is_clean else Suspend(stream, "recovering")
+            self.out.append(PassDown(command))
+
+    def _on_moved(self, event: StreamsMoved) -> None:
+        for stream in event.streams:
+            if group := self.groups.get(stream):
+                self._send_news(stream, group)
+
+    def _on_taken_back(self, event: TakenBack) -> None:
+        if event.log == DIRECTORY:
+            self.streams.clear()
+            for stream in list(self.groups):
+                self._forget(stream)
+        elif group := self.groups.get(event.log):
+            group.sent = min(group.sent, event.end)
+
+    def _on_handed(self, event: Handed) -> None:
+        """A stream is made in the region that owns its name, and nowhere else."""
+        if event.what == "create":
+            config, message = self.config, event.message
+            here = owner_of(config.owners, message.name, config.region) == config.region
+            command: Any = Refuse(event.peer, message, "other-region")
+            self.out.append(PassDown(Create(event.peer, message) if here else command))
+        elif event.what == "publish":  # of a stream that another region owned before
+            self.out.append(PassDown(Refuse(event.peer, event.message, "owner-unreachable")))
+
+    # ------------------------------------------------------------ readers
+
+    def _on_join(self, peer: Peer, message: Join) -> None:
+        stream, config = message.stream, self.config
+        end = self.service.shown_end(stream)
+        if stream not in self.streams or not end:
+            self.counters["nakcast.unknown-stream"] += 1
+            return  # the reader asks again, or another replica
+        group = self.groups.get(stream)
+        if group is None or peer not in group.followers:
+            if self.followers >= config.followers_max:
+                self.counters["nakcast.join-refused"] += 1
+                return
+            if group is None:
+                if not self.groups:
+                    self.out.append(PassDown(Attend(NAME, True)))
+                group = Group(end, config.beacon_ns, self.now_ns + config.beacon_ns)
+                self.groups[stream] = group
+            group.followers[peer] = None
+            self.followers += 1
+        self.out.append(Send(peer, Beacon(stream, end), reliable=False))
+        if not self.has_timer:
+            self.has_timer = True
+            self.out.append(SetTimer("beacon", self.now_ns + config.beacon_ns))
+
+    def _on_leave(self, peer: Peer, message: Leave) -> None:
+        self._remove(peer, message.stream)
+
+    def _remove(self, peer: Peer, stream: LogId) -> None:
+        group = self.groups.get(stream)
+        if group is not None and peer in group.followers:
+            del group.followers[peer]
+            self.followers -= 1
+            if not group.followers:
+                self._forget(stream)
+
+    def _forget(self, stream: LogId) -> None:
+        self.followers -= len(self.groups.pop(stream).followers)
+        self.unsent.pop(stream, None)
+        if not self.groups:
+            self.out.append(PassDown(Attend(NAME, False)))
+
+    def _on_peer_up(self, inp: PeerUp) -> None:
+        self.congested.pop(inp.peer, None)
+
+    def _on_peer_down(self, inp: PeerDown) -> None:
+        self.congested.pop(inp.peer, None)
+        for stream in list(self.groups):
+            self._remove(inp.peer, stream)
+
+    def _on_congested(self, inp: Congested) -> None:
+        self.congested[inp.peer] = None
+
+    def _on_writable(self, inp: Writable) -> None:
+        self.congested.pop(inp.peer, None)
+
+    # ------------------------------------------------------------ sending
+
+    def _on_end_of_pass(self, _inp: EndOfPass) -> None:
+        unsent, self.unsent = self.unsent, {}
+        for stream in unsent:
+            self._send_news(stream, self.groups[stream])
+
+    def _send_news(self, stream: LogId, group: Group) -> None:
+        """What is committed since, once, to everybody; the rest in the next pass."""
+        config, service = self.config, self.service
+        for _ in range(config.reads_max):
+            batches = service.readable(stream, group.sent) if self._has_more(stream, group) else []
+            if not batches:
+                break
+            for batch in batches:
+                for piece in self._pieces(batch):
+                    message = Data(piece)  # encoded once, whoever it goes to
+                    for peer in group.followers:
+                        self._send_piece(peer, message)
+            group.sent = batches[-1].hi
+        else:
+            if self._has_more(stream, group):
+                if not self.unsent:
+                    self.out.append(AtEndOfPass("send"))
+                self.unsent[stream] = None
+        group.interval_ns = config.beacon_ns
+        group.due_ns = min(group.due_ns, self.now_ns + config.beacon_ns)
+
+    def _has_more(self, stream: LogId, group: Group) -> bool:
+        return group.sent < self.service.shown_end(stream)
+
+    def _pieces(self, batch: Batch) -> Iterator[Batch]:
+        """Batches that fit into a datagram, if they hold more than one event."""
+        if batch.nbytes <= self.config.datagram_bytes_max or batch.count == 1 or not batch.rows:
+            yield batch
+        else:
+            middle = batch.lo + batch.count // 2
+            yield from self._pieces(batch.slice(batch.lo, middle))
+            yield from self._pieces(batch.slice(middle, batch.hi))
+
+    def _send_piece(self, peer: Peer, message: Data) -> None:
+        fits = message.batch.nbytes <= self.config.datagram_bytes_max
+        if fits or peer not in self.congested:  # else it is missed, and asked for again
+            self.out.append(Send(peer, message, reliable=not fits))
+
+    def _on_timer(self, _inp: TimerFired) -> None:
+        config = self.config
+        for stream, group in self.groups.items():
+            if self.now_ns < group.due_ns:
+                continue
+            beacon = Beacon(stream, self.service.shown_end(stream))
+            self.out += [Send(peer, beacon, reliable=False) for peer in group.followers]
+            group.due_ns = self.now_ns + group.interval_ns
+            group.interval_ns = min(2 * group.interval_ns, config.idle_beacon_ns)
+        self.has_timer = bool(self.groups)
+        if self.has_timer:
+            self.out.append(SetTimer("beacon", self.now_ns + config.beacon_ns))
+
+    # ------------------------------------------------------------ answering
+
+    def _on_nak(self, peer: Peer, message: Nak) -> None:
+        """The peer may lie: any numbers can come, and the work for one NAK is bounded."""
+        stream, config = message.stream, self.config
+        group = self.groups.get(stream)
+        if group is None or peer not in group.followers:
+            return
+        end = self.service.shown_end(stream)
+        floor = max(1, end - config.repair_max)
+        answers, nbytes = config.answers_max, config.answer_bytes_max
+        for first, last in message.holes[: config.answers_max]:
+            lo, hi = max(first, 1), min(last, end)
+            if lo < min(hi, floor):
+                self._tell_gone(peer, stream, lo, min(hi, floor))
+                lo, answers = floor, answers - 1
+            while lo < hi and answers > 0 and nbytes > 0:
+                batches = self.service.readable(stream, lo, hi)
+                if not batches:
+                    break
+                for batch in batches:
+                    for piece in self._pieces(batch):
+                        self._send_piece(peer, Data(piece))
+                        answers, nbytes = answers - 1, nbytes - piece.nbytes
+                        self.counters["nakcast.sent-again"] += 1
+                lo = batches[-1].hi
+
+    def _tell_gone(self, peer: Peer, stream: LogId, lo: int, hi: int) -> None:
+        """Voids are told from losses. One message says what it can; a NAK asks for the rest."""
+        voids, hi = self.service.voids(stream, lo, hi, self.config.answers_max)
+        if lo < hi:
+            lost = hi - lo - sum(void.count for void in voids)
+            self.counters["nakcast.positions-lost"] += lost
+            if lost:
+                self.lost_ns = self.now_ns
+            self.out.append(Send(peer, Gone(stream, lo, hi, tuple(voids)), reliable=False))
