@@ -206,7 +206,7 @@ class Composition:
     def _run(self, now_ns: int, todo: list[tuple[int, Any]]) -> list[Any]:
         """Step layers until nothing moves between them; the last of `todo` is next."""
         out: list[Any] = []
-        steps, takers = self._steps, self._takers
+        steps, takers, lower = self._steps, self._takers, self._below
         while todo:
             number, given = todo.pop()
             moving: list[tuple[int, Any]] = []
@@ -222,6 +222,13 @@ class Composition:
                     else:
                         for taker in above:
                             moving.append((taker, FromBelow(effect.event)))
+                elif kind is PassDown:
+                    command = effect.command
+                    below = lower[number].get(type(command))
+                    if below is None:
+                        below = self._provider(number, type(command))
+                        lower[number][type(command)] = below
+                    moving.append((below, command))
                 else:
                     self._route(number, effect, moving, out)
             if moving:
@@ -236,12 +243,6 @@ class Composition:
         if kind is Append:
             token = (self._names[number], effect.token)
             out.append(Append(effect.log, effect.batches, token, self._scopes[number]))
-        elif kind is PassDown:
-            command = effect.command
-            below = self._below[number].get(type(command))
-            if below is None:
-                below = self._below[number][type(command)] = self._provider(number, type(command))
-            moving.append((below, command))
         elif kind is SetTimer:
             out.append(SetTimer((self._names[number], effect.key), effect.at_ns))
         elif kind is AtEndOfPass or kind is CancelTimer:

@@ -199,7 +199,7 @@ class RegionSync(HandlerMachine):
         self.owners = owners_digest(config.owners)
         self.was_asking = True
         self.attends = False  # the service tells us when streams move
-        self.owned = 0  # streams that this region owns
+        self.older = 0  # streams that this region owns, from before this start
         self.forwarding = Forwarding(self)
         self.forks = Forks(self)
         self.recovery = Recovery(self, self.forks)
@@ -214,7 +214,8 @@ class RegionSync(HandlerMachine):
 
     def _may_number(self) -> bool:
         """Whether the first position after a start is still to be given."""
-        return self.is_head and self.owned > 0 and not self.recovery.has_asked
+        waits = self.is_head and self.older > 0 and bool(self.peers)
+        return waits and not self.recovery.has_asked
 
     # ------------------------------------------------------------ for the parts of this machine
 
@@ -337,7 +338,7 @@ class RegionSync(HandlerMachine):
         state = self.service.streams[info.stream_id]
         copy = Copy(info, state, event.made_epoch, event.made_now, begun=state.end)
         self.streams[info.stream_id] = copy
-        self.owned += self.owns(copy)
+        self.older += self.owns(copy) and not copy.made_now
         self.recovery.look_for_loss(copy)
         self._review(copy)
         if self.forks.searches:
@@ -362,7 +363,7 @@ class RegionSync(HandlerMachine):
             for stream_id in self.streams:
                 self.serving.remove_stream(stream_id)
             self.streams.clear()
-            self.owned = 0
+            self.older = 0
             self.recorded.clear()
             self.advertised.clear()
         elif copy := self.streams.get(event.log):
