@@ -19,7 +19,7 @@ from surecast.client.stream import Stream
 from surecast.columns.batch import Batch
 from surecast.core.streams import ForceNewStream
 from surecast.core.types import Command
-from surecast.errors import ConnectError, Silent, SurecastError, UsageError
+from surecast.errors import ConnectError, NotSupported, Silent, SurecastError, UsageError
 from surecast.pipeline import sink, staging, staging_io
 from surecast.pipeline.sink_options import SinkOptions
 from surecast.pipeline.sink_rows import Layout
@@ -624,3 +624,17 @@ def test_a_region_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch)
             silent.close()
 
     play(story)
+
+
+def test_a_target_without_named_publishers_is_refused_before_anything_is_staged() -> None:
+    """Its rows could not be published exactly once."""
+
+    async def story() -> None:
+        async with surecast.local() as client:
+            await client.stream("ticks", delivery="nakcast")
+            options = SinkOptions("surecast://127.0.0.1:1", stream="ticks")
+            with pytest.raises(NotSupported, match="Write to a stream with delivery='broadcast'"):
+                await open_target(client, "ticks", options)
+            assert (await open_target(client, "made", options)).delivery == "broadcast"
+
+    asyncio.run(story())

@@ -54,7 +54,7 @@ def publish(
         str | None, typer.Option(help=f"What a new stream keeps: {RETENTIONS}.")
     ] = None,
     delivery: Annotated[
-        str, typer.Option(help="How a new stream reaches its readers; default: broadcast.")
+        str, typer.Option(help="Of a new stream: docs/client.md lists them. Default: broadcast.")
     ] = "",
     token: Token = "",
     as_json: AsJson = False,

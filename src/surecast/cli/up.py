@@ -39,8 +39,9 @@ def up(
 ) -> None:
     """Start a deployment on this machine: regions of replicas, each a process of its own.
 
-    Writes a configuration file for each under --dir, to be copied and changed. Ctrl-C ends all in
-    order; started again with the same --dir, everything is still there. Exits with 1 if a process
+    Writes a configuration file for each under --dir, anew at each start: copy before you change
+    one. To try a setting: SURECAST_SECTION__KEY=value surecast up. Ctrl-C or SIGTERM ends all in
+    order; started again with the same --dir, all events are still there. Exits with 1 if a process
     ended that was not asked to.
     """
     from surecast.server.cluster import Cluster

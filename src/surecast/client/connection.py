@@ -227,6 +227,9 @@ class Client:
         info = await self._endpoint.open_stream(name, spec)
         return Stream(self, info, self._endpoint.outbox(info))
 
+    def _supports(self, info: StreamInfo, verb: str) -> bool:
+        return self._endpoint.supports(info, verb)
+
     def _check_verb(self, info: StreamInfo, verb: str, said: str) -> None:
         self._endpoint.check_verb(info, verb, said)
 
@@ -338,6 +341,8 @@ class Client:
 
 
 def _sorted_options(options: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
+    if options is not None and not isinstance(options, Mapping):
+        raise UsageError(f"options are names and values, such as {{'rate': '5'}}, not {options!r}")
     found = dict(options or {})
     for key, value in found.items():
         if not isinstance(key, str) or not isinstance(value, str):

@@ -63,6 +63,11 @@ class Stream:
         """The region that gives its events their positions."""
         return self._info.owner
 
+    def supports(self, verb: str) -> bool:
+        """Whether its delivery offers `verb`: "pattern", "name", "time", "retain", "collect" or
+        "publisher" (named publishers)."""
+        return self._client._supports(self._info, verb)
+
     def __repr__(self) -> str:
         return f"<Stream {self.name!r}>"
 

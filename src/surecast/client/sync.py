@@ -275,6 +275,9 @@ class Stream:
     def owner(self) -> str:
         return self._inner.owner
 
+    def supports(self, verb: str) -> bool:
+        return self._inner.supports(verb)
+
     def __repr__(self) -> str:
         return repr(self._inner)
 

@@ -128,6 +128,9 @@ class Endpoint:
             raise unknown_delivery(info)
         return delivery
 
+    def supports(self, info: StreamInfo, verb: str) -> bool:
+        return verb in self.delivery_of(info).verbs
+
     def check_verb(self, info: StreamInfo, verb: str, said: str) -> None:
         """Raise NotSupported if the stream's delivery lacks a verb; `said` is the user's call."""
         delivery = self.delivery_of(info)

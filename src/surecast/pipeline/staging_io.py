@@ -28,7 +28,7 @@ from surecast.client.subscription import Subscription
 from surecast.core.types import SECOND
 from surecast.endpoint.discovery import parse_url, wants_token
 from surecast.endpoint.options import ClientOptions
-from surecast.errors import ConnectError, Silent, SurecastError, UsageError
+from surecast.errors import ConnectError, NotSupported, Silent, SurecastError, UsageError
 from surecast.pipeline.region import refused
 from surecast.pipeline.sink_options import SinkOptions
 from surecast.pipeline.staging import (
@@ -131,7 +131,13 @@ async def open_target(client: Client, name: str, options: SinkOptions) -> Stream
             "name (option stream, or column `stream`), or leave the option out"
         )
     # What is there keeps what it keeps.
-    return await patient(client.stream(name, retain=None if there else options.retain))
+    stream = await patient(client.stream(name, retain=None if there else options.retain))
+    if not stream.supports("publisher"):
+        raise NotSupported(
+            f"stream {name!r} has delivery={stream.delivery!r}, which has no named publishers, so "
+            "Spark cannot write to it exactly once. Write to a stream with delivery='broadcast'"
+        )
+    return stream
 
 
 async def perform(acts: Generator[Act, Any, T], stage: Stage) -> T:

@@ -1,6 +1,7 @@
 """A nakcast server over a log in memory, and readers of it, joined by bad links in a `World`."""
 
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from surecast.columns.batch import COLLECTED, Batch
@@ -91,6 +92,10 @@ class Log(HandlerMachine):
         self.commands.append(command)
 
     # what the layer above calls
+
+    @property
+    def streams(self) -> dict[LogId, Any]:
+        return {info.stream_id: SimpleNamespace(info=info) for info in (INFO, OTHER_INFO)}
 
     def shown_end(self, stream: LogId) -> int:
         return self.end if stream == STREAM else 5 if stream == OTHER else 0

@@ -255,6 +255,9 @@ def test_a_name_that_another_region_owns_is_refused_and_streams_stay_at_home() -
                 await east.stream("w.a", delivery="nakcast")
             at_home = await west.stream("w.a", delivery="nakcast")
             await at_home.publish(b"v")
+            for delivery in ("", "broadcast", "nakcast", ""):  # it is not waited for
+                with pytest.raises(NotSupported, match="connect to that region"):
+                    await east.stream("w.a", delivery=delivery)
             everywhere = await west.stream("w.b")
             await everywhere.publish(b"v")
             layer = regions.layer("east-1")
@@ -280,12 +283,17 @@ def test_status_metrics_and_alarms_show_it() -> None:
             assert (said["streams"], said["followers"], said["positions_lost"]) == (1, 1, 450)
             first = next(one for one in status["streams"] if one["name"] == "s")
             assert (first["delivery"], first["subscribers"]) == ("nakcast", 1)
+            assert "readers-losing" not in {alarm["code"] for alarm in status["alarms"]}
+            late = stream.subscribe(start=100)
+            assert (await anext(late)).range == range(100, 451)
+            _, status = await region.get("/v1/status")
             codes = {alarm["code"]: alarm["what"] for alarm in status["alarms"]}
-            assert codes["readers-losing"] == "450 positions since the start"
+            assert codes["readers-losing"] == "s, 351 positions"
             _, text = await region.get("/metrics")
             metrics = text.decode() if isinstance(text, bytes) else text
-            assert "surecast_nakcast_followers 1.0" in metrics
-            assert 'surecast_messages_total{message="Join",protocol="nakcast"} 1.0' in metrics
+            assert "surecast_nakcast_followers 2.0" in metrics
+            assert "surecast_nakcast_positions_lost 801.0" in metrics
+            assert 'surecast_messages_total{message="Join",protocol="nakcast"} 2.0' in metrics
             assert region.server.config.roles["nakcast"].beacon_ns == 20 * MS
 
     play(story)

@@ -254,11 +254,26 @@ def test_what_the_server_knows_is_told() -> None:
         "streams": 1, "followers": 1, "sent_again": 0, "positions_lost": 4,
     }  # fmt: skip
     assert observer.stream(layers, STREAM) == {"subscribers": 1}
-    assert [(m.name, m.value) for m in observer.metrics(layers)] == [("nakcast_followers", 1)]
-    assert list(observer.alarms(layers)) == [("readers-losing", "4 positions since the start")]
-    served.step(TimerFired(("nakcast", "beacon")), after_ns=61 * SECOND)
+    assert [(m.name, m.value) for m in observer.metrics(layers)] == [
+        ("nakcast_followers", 1), ("nakcast_positions_lost", 4),
+    ]  # fmt: skip
+
+
+def test_alarms_name_the_stream_and_end_by_themselves() -> None:
+    served = Served(10, repair_max=6, followers_max=1)
+    layers, observer = served.machine.layers, NakcastObserver()
+    served.gets("a", Join(STREAM))
+    served.gets("a", Nak(STREAM, ((1, 5),)))  # it has just begun, at the earliest
     assert list(observer.alarms(layers)) == []
-    assert set(observer.codes) == {"readers-losing"}
+    out = served.step(Received("a", Nak(STREAM, ((5, 9),))))
+    assert SetTimer(("nakcast", "calm"), 60 * SECOND) in out
+    served.gets("b", Join(STREAM))
+    assert list(observer.alarms(layers)) == [
+        ("readers-losing", "s, 4 positions"), ("readers-refused", "nakcast, 1 in the last minute"),
+    ]  # fmt: skip
+    served.step(TimerFired(("nakcast", "calm")), after_ns=60 * SECOND)
+    assert list(observer.alarms(layers)) == []
+    assert set(observer.codes) == {"readers-losing", "readers-refused"}
 
 
 # ---------------------------------------------------------------- the reader
@@ -380,7 +395,8 @@ def test_a_server_that_does_not_know_a_stream_is_asked_again() -> None:
     [
         {"repair_max": 0}, {"beacon_ns": 0}, {"answers_max": 0}, {"answer_bytes_max": 0},
         {"reads_max": 0}, {"followers_max": 0}, {"datagram_bytes_max": 100},
-        {"datagram_bytes_max": 65_000}, {"idle_beacon_ns": 1},
+        {"datagram_bytes_max": 65_000}, {"idle_beacon_ns": 1}, {"idle_beacon_ns": 2 * SECOND},
+        {"alarm_ns": 0},
     ],
     ids=str,
 )  # fmt: skip

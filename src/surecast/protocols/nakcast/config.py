@@ -8,6 +8,8 @@ from surecast.core.types import MS, SECOND, Peer
 
 __all__ = ["NakcastConfig", "ReaderConfig"]
 
+IDLE_BEACON_NS_MAX = 1 * SECOND  # a third of what a reader waits (ReaderConfig.idle_ns)
+
 
 @dataclass(frozen=True, slots=True)
 class NakcastConfig:
@@ -22,7 +24,8 @@ class NakcastConfig:
     answers_max: int = 256  # batches, or ranges that are void, in answer to one NAK
     answer_bytes_max: int = 256 << 10  # of these batches
     reads_max: int = 16  # of the log, for one stream in one pass
-    followers_max: int = 100_000  # readers times streams; more are refused
+    followers_max: int = 100_000  # readers times streams; more get nothing, and raise an alarm
+    alarm_ns: int = 60 * SECOND  # how long losses and refusals are shown as alarms
 
     def validate(self) -> None:
         for key in (
@@ -32,13 +35,17 @@ class NakcastConfig:
             "answer_bytes_max",
             "reads_max",
             "followers_max",
+            "alarm_ns",
         ):
             check(self, key, getattr(self, key) > 0, "above 0")
         least, most = 512, 60_000
         fits = least <= self.datagram_bytes_max <= most
         check(self, "datagram_bytes_max", fits, f"{least} to {most}: a batch and its header fit")
-        slower = self.idle_beacon_ns >= self.beacon_ns
-        check(self, "idle_beacon_ns", slower, "at least beacon_ns")
+        slower = self.beacon_ns <= self.idle_beacon_ns <= IDLE_BEACON_NS_MAX
+        wanted = (
+            f"beacon_ns ({self.beacon_ns}) to {IDLE_BEACON_NS_MAX}: readers leave silent servers"
+        )
+        check(self, "idle_beacon_ns", slower, wanted)
 
 
 @dataclass(frozen=True, slots=True)

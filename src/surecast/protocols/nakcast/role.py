@@ -5,31 +5,37 @@ from typing import Any
 
 from surecast.core.compose import Layer
 from surecast.core.roles import Code, Deployment, Kit, Layers, Metric
-from surecast.core.types import SECOND, LogId
+from surecast.core.types import LogId
 from surecast.protocols.nakcast.config import NakcastConfig
 from surecast.protocols.nakcast.server import NAME, NakcastServer
 
 __all__ = ["NakcastRole"]
 
-RECENT_NS = 60 * SECOND  # how long a loss is shown as an alarm
+NAMED_MAX = 5  # streams in alarms
 
 
 class NakcastObserver:
     codes: Mapping[str, Code] = {
         "readers-losing": Code(
-            "A reader of a stream with delivery nakcast fell behind by more than "
-            "nakcast.repair_max positions in the last minute, and was told that it lost the older "
-            "ones.",
+            "A reader of this stream (delivery nakcast) is more than nakcast.repair_max positions "
+            "behind, and was told that it lost the older ones. They may still be in the log.",
             "Look for slow readers or a lossy network. Raise nakcast.repair_max if readers may be "
             "that far behind, or use delivery broadcast where nothing may be lost.",
+        ),
+        "readers-refused": Code(
+            "There are as many readers of streams with delivery nakcast as there may be; further "
+            "ones get nothing.",
+            "Raise nakcast.followers_max, or look for a program that subscribes again and again.",
         ),
     }
 
     def alarms(self, layers: Layers) -> Iterator[tuple[str, str]]:
         server = _server(layers)
-        if server.now_ns - server.lost_ns < RECENT_NS:
-            lost = server.counters["nakcast.positions-lost"]
-            yield "readers-losing", f"{lost} positions since the start"
+        for stream, lost in list(server.losing.items())[:NAMED_MAX]:
+            name = server.service.streams[stream].info.name
+            yield "readers-losing", f"{name}, {lost} positions"
+        if server.refused:
+            yield "readers-refused", f"nakcast, {server.refused} in the last minute"
 
     def status(self, layers: Layers) -> Mapping[str, Any]:
         server = _server(layers)
@@ -46,7 +52,9 @@ class NakcastObserver:
 
     def metrics(self, layers: Layers) -> Iterator[Metric]:
         server = _server(layers)
+        lost = server.counters["nakcast.positions-lost"]
         yield Metric("nakcast_followers", "readers of nakcast streams here", server.followers)
+        yield Metric("nakcast_positions_lost", "told to readers as lost, since the start", lost)
 
 
 def _server(layers: Layers) -> NakcastServer:

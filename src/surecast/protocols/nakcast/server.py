@@ -93,7 +93,10 @@ class NakcastServer(HandlerMachine):
         self.unsent: dict[LogId, None] = {}  # streams with more to send than fits into one pass
         self.congested: dict[Peer, None] = {}
         self.is_head, self.is_clean = False, True
-        self.lost_ns = -1 << 62  # when a reader was last told of a loss
+        # For alarms, in the last `alarm_ns`: streams that readers lost positions of, and how many
+        # readers were refused.
+        self.losing: dict[LogId, int] = {}
+        self.refused = 0
         self.has_timer = False
 
     # ------------------------------------------------------------ what the service says
@@ -122,6 +125,7 @@ class NakcastServer(HandlerMachine):
     def _on_taken_back(self, event: TakenBack) -> None:
         if event.log == DIRECTORY:
             self.streams.clear()
+            self.losing.clear()
             for stream in list(self.groups):
                 self._forget(stream)
         elif group := self.groups.get(event.log):
@@ -149,6 +153,8 @@ class NakcastServer(HandlerMachine):
         if group is None or peer not in group.followers:
             if self.followers >= config.followers_max:
                 self.counters["nakcast.join-refused"] += 1
+                self.refused += 1
+                self._alarm()
                 return
             if group is None:
                 if not self.groups:
@@ -238,7 +244,13 @@ class NakcastServer(HandlerMachine):
         if fits or peer not in self.congested:  # else it is missed, and asked for again
             self.out.append(Send(peer, message, reliable=not fits))
 
-    def _on_timer(self, _inp: TimerFired) -> None:
+    def _alarm(self) -> None:
+        self.out.append(SetTimer("calm", self.now_ns + self.config.alarm_ns))
+
+    def _on_timer(self, inp: TimerFired) -> None:
+        if inp.key == "calm":
+            self.losing, self.refused = {}, 0
+            return
         config = self.config
         for stream, group in self.groups.items():
             if self.now_ns < group.due_ns:
@@ -284,6 +296,7 @@ class NakcastServer(HandlerMachine):
         if lo < hi:
             lost = hi - lo - sum(void.count for void in voids)
             self.counters["nakcast.positions-lost"] += lost
-            if lost:
-                self.lost_ns = self.now_ns
+            if lost and lo > 1:  # else the reader has just begun at the earliest position
+                self.losing[stream] = self.losing.get(stream, 0) + lost
+                self._alarm()
             self.out.append(Send(peer, Gone(stream, lo, hi, tuple(voids)), reliable=False))

@@ -387,6 +387,8 @@ class RegionSync(HandlerMachine):
             case "opened":
                 if self.forwarding.is_final(peer, message):
                     self.command(Settle(message.name, message.why))
+                elif message.info is not None and message.info.delivery != NAME:
+                    self.command(Settle(message.name, "other-region"))  # it will not come here
 
     # ------------------------------------------------------------ where a stream is made
 
