@@ -287,6 +287,7 @@ def test_a_peer_that_opens_anew_does_not_cut_off_its_own_last_words(loop: str) -
             assert numbers(a.machine) == [*range(100), 10**6]
             ups = [kind for kind in stage.kinds("a") if kind.startswith("Peer")]
             assert ups == ["PeerUp", "PeerDown", "PeerUp"]
+            assert list(a.sessions.ended) == [("b", "closed")]
 
     play(loop, story)
 
@@ -350,6 +351,7 @@ def test_silence_breaks_a_session_at_both_ends(loop: str) -> None:
                 stage.do("a", Send("b", Ping(2)))
                 await until(lambda: stage.machine("a").of(PeerDown))
                 await until(lambda: stage.machine("b").of(PeerDown))
+                assert list(stage.nodes["a"].sessions.ended) == [("b", "silent")]
                 wire.flowing.set()
                 stage.do("a", Send("b", Ping(3)))
                 await until(lambda: 3 in numbers(stage.machine("b")))
@@ -411,6 +413,7 @@ def test_a_new_session_ends_the_old_one_where_it_was_still_believed_in(loop: str
                 await until(lambda: numbers(a.machine) == [2])
                 assert stage.kinds("a") == ["Start", "PeerUp", "PeerDown", "PeerUp", "Received"]
                 assert a.counters["sessions_replaced"] == 1
+                assert list(a.sessions.ended) == [("b", "replaced")]
 
     play(loop, story)
 
@@ -534,6 +537,7 @@ def test_a_queue_beyond_its_bound_breaks_the_session(loop: str) -> None:
             assert a.counters["queue_overflows"] == 1
             await until(lambda: a.machine.of(PeerDown))
             assert stage.kinds("a")[1:4] == ["PeerUp", "Congested", "PeerDown"]
+            assert list(a.sessions.ended) == [("b", "full")]
 
     play(loop, story)
 

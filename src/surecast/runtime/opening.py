@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 from surecast.core.types import SECOND, Peer
 from surecast.runtime.hello import Hello, encode
-from surecast.runtime.session import BREAKING, OPENING, UP, Session
+from surecast.runtime.session import BREAKING, OPENING, REPLACED, UP, Session
 from surecast.runtime.tcp import ANSWERED, ENDED, PARKED, Connection, describe
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class Opening:
                 return
             if session.state is UP or session.state is BREAKING:
                 self.counters["sessions_replaced"] += 1
-                self.sessions.down(session)
+                self.sessions.down(session, REPLACED)
                 session = self.sessions.by_peer.get(
                     peer
                 )  # it may have had something for the next one

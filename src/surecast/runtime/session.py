@@ -10,12 +10,32 @@ from surecast.core.wire import Buffer
 if TYPE_CHECKING:
     from surecast.runtime.tcp import Connection
 
-__all__ = ["BREAKING", "DOWN", "OPENING", "UP", "Session"]
+__all__ = [
+    "BREAKING",
+    "CLOSED",
+    "DOWN",
+    "FULL",
+    "LOST",
+    "OPENING",
+    "REFUSED",
+    "REPLACED",
+    "SILENT",
+    "UP",
+    "Session",
+]
 
 OPENING: Final = "opening"
 UP: Final = "up"
 BREAKING: Final = "breaking"  # too much was sent into it; its end comes in a pass of its own
 DOWN: Final = "down"
+
+# Why a session that was up has ended.
+CLOSED: Final = "closed"  # in order: one of the two has said Bye
+LOST: Final = "lost"  # the connection broke
+SILENT: Final = "silent"
+REFUSED: Final = "refused"  # one of the two has said why: a bad frame, for instance
+FULL: Final = "full"  # the peer did not read what was sent to it
+REPLACED: Final = "replaced"  # the peer opened another one
 
 
 class Session:

@@ -13,7 +13,7 @@ opening.py has how that comes about, and what happens when both begin at once.
 import asyncio
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
@@ -22,7 +22,18 @@ from surecast.core.types import SECOND, Congested, Peer, PeerUp, Writable
 from surecast.core.wire import Codec
 from surecast.runtime.hello import BEAT, BYE
 from surecast.runtime.opening import Opening
-from surecast.runtime.session import BREAKING, DOWN, OPENING, UP, Session
+from surecast.runtime.session import (
+    BREAKING,
+    CLOSED,
+    DOWN,
+    FULL,
+    LOST,
+    OPENING,
+    REFUSED,
+    SILENT,
+    UP,
+    Session,
+)
 from surecast.runtime.tcp import ENDED, PARKED, Connection, describe
 
 if TYPE_CHECKING:
@@ -33,6 +44,7 @@ __all__ = ["Sessions"]
 log = logging.getLogger("surecast.runtime")
 
 _TICKS: Final = 5  # looks at the silence of peers, per session time-out
+ENDED_KEPT: Final = 1000  # sessions that have ended: who and why
 
 
 class Sessions:
@@ -60,6 +72,8 @@ class Sessions:
         self._ticked_ns = time.monotonic_ns()
         self._ticker = self.loop.call_later(self._tick_ns / SECOND, self._tick)
         self.queued_bytes = 0  # for all peers, as last looked at
+        # Sessions that were up and are no more, with the reason; the newest stand last.
+        self.ended: deque[tuple[Peer, str]] = deque(maxlen=ENDED_KEPT)
 
     # ------------------------------------------------------------ sending
 
@@ -117,7 +131,7 @@ class Sessions:
 
     def _break(self, session: Session) -> None:
         session.after = []
-        self.down(session, quiet=True)
+        self.down(session, FULL, quiet=True)
         self.settle()
 
     def close(self, peer: Peer) -> None:
@@ -177,7 +191,7 @@ class Sessions:
             return
         if session.state is UP:
             self.counters["sessions_lost"] += 1
-            self.down(session)
+            self.down(session, LOST)
         elif session.state is OPENING and connection.dialled:
             self.opening.failed(session, describe(problem))
         elif session.state is OPENING:
@@ -213,7 +227,7 @@ class Sessions:
         if session is None:
             return
         if session.state is UP:
-            self.down(session, quiet=True)
+            self.down(session, REFUSED, quiet=True)
         else:
             self.opening.failed(session, "refused")
 
@@ -236,12 +250,14 @@ class Sessions:
         if session.state is UP:  # what was written may have been too much
             session.connection = connection.session = None
             connection.close()
-            self.down(session)
+            self.down(session, CLOSED)
 
-    def down(self, session: Session, quiet: bool = False) -> None:
+    def down(self, session: Session, why: str = "", quiet: bool = False) -> None:
         """The session is no more: tell the machine, and open the next one if it is wanted."""
         if session.state is DOWN:
             return
+        if session.state is not OPENING:
+            self.ended.append((session.peer, why))
         session.state = DOWN
         parked, session.parked = session.parked, None
         self.opening.call_off(session)
@@ -277,7 +293,7 @@ class Sessions:
                 connection.heard_ns = now_ns
             elif now_ns - connection.heard_ns > self.limits.session_timeout_ns:
                 self.counters["session_timeouts"] += 1
-                self.down(session)
+                self.down(session, SILENT)
                 continue
             if not connection.wrote and not session.closing:
                 connection.say(BEAT)
