@@ -44,6 +44,7 @@ torture: setup  ## new examples, swarms, then real processes, under all faults a
 	    $(VENV)/bin/surecast sim $$swarm --seeds $(SEEDS) --ledger bench/torture.jsonl || exit 1; \
 	done
 	$(PY) -m surecast.swarm.rounds --rounds $(ROUNDS)
+	$(PY) -m surecast.swarm.upgrade_rounds --protocol nakcast --rounds 10
 	$(PY) -m surecast.swarm.stall --seconds 30
 	$(PY) -m surecast.swarm.sink_rounds --rounds $(ROUNDS)
 	$(PY) -m surecast.swarm.spark_rounds --minutes 10

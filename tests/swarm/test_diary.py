@@ -6,7 +6,7 @@ from typing import Any
 
 from surecast.client.events import Event
 from surecast.protocols.sprinkler.checks import Reading
-from surecast.swarm.diary import Diary, _Page, _Stored
+from surecast.swarm.diary import Diary, _Page, _Stored, as_batches
 from surecast.swarm.notebook import read_delivered
 
 STREAM = bytes(15) + b"s"
@@ -29,7 +29,7 @@ def write(folder: Path, *given: Event) -> list[str]:
         page = _Page(diary, STREAM)
         for one in given:
             page.take(one)
-        diary.notebook.take(STREAM, tuple(page._batches(page.pending)))
+        diary.notebook.take(STREAM, tuple(as_batches(STREAM, page.pending, page.next)))
         return diary.faults
 
     return asyncio.run(live())

@@ -39,7 +39,7 @@ class RegionLink:
         self._broken = broken
         self._codec = Codec(message_types())
         self._book = AddressBook()
-        self._nodes: weakref.WeakSet[Node] = weakref.WeakSet()
+        self.nodes: weakref.WeakSet[Node] = weakref.WeakSet()  # made here, and still in use
 
     async def discover(self) -> Region:
         """Ask who serves the region, and where; nodes find them there from now on."""
@@ -79,12 +79,12 @@ class RegionLink:
             on_deliver=on_deliver,
             on_emit=on_emit,
         )
-        self._nodes.add(made)
+        self.nodes.add(made)
         return made
 
     def is_connected(self) -> bool:
         """Whether any node has a session with a server; members of a mesh do not count."""
-        running = [node for node in self._nodes if node.running]
+        running = [node for node in self.nodes if node.running]
         return any(
             session.state == UP and peer in self.region.replicas
             for node in running

@@ -22,9 +22,12 @@ Files
     process.py    what runs in one: a server as `surecast serve` runs it, a publisher, a reader
     notebook.py   what a reader was given, written down as it came
     diary.py      a program with named subscriptions; the region keeps its place
+    pattern_reader.py  a program that reads by a pattern
+    session_report.py  what a process tells of its sessions: who, and why they ended
     misfortunes.py  what can happen to a fleet
     outlook.py    what should get on meanwhile
     rounds.py     one seed: processes killed, stopped and cut off (`python -m`)
+    upgrade_rounds.py  one seed: processes that lack a protocol, replaced one by one (`python -m`)
     load.py       programs at full load
     stall.py      one of them stops reading (`python -m`)
 """

@@ -21,7 +21,7 @@ from surecast.core.types import LogId
 from surecast.errors import ConnectError
 from surecast.swarm.notebook import Notebook
 
-__all__ = ["Diary"]
+__all__ = ["Diary", "as_batches", "connected"]
 
 WRITE_S = 0.02  # how often what came is written down and acknowledged
 RECONNECT_S = 0.2
@@ -55,17 +55,9 @@ class Diary:
         return [self.over]
 
     async def _work(self) -> None:
-        async with await self._connected() as client, asyncio.TaskGroup() as group:
+        async with await connected(self.args["url"]) as client, asyncio.TaskGroup() as group:
             for name, stream in self.args["streams"].items():
                 group.create_task(self._read(client, name, bytes.fromhex(stream)))
-
-    async def _connected(self) -> Client:
-        """All servers of the region may be down when a program starts."""
-        while True:
-            try:
-                return await connect(self.args["url"]).open()
-            except ConnectError:
-                await asyncio.sleep(RECONNECT_S)
 
     async def _read(self, client: Client, name: str, stream: LogId) -> None:
         opened = await client.stream(name)
@@ -85,6 +77,15 @@ class Diary:
 
     def results(self) -> dict[str, Any]:
         return {"failed": self.faults, "counters": {}}
+
+
+async def connected(url: str, mesh: bool = False) -> Client:
+    """All servers of the region may be down when a program starts."""
+    while True:
+        try:
+            return await connect(url, mesh=mesh).open()
+        except ConnectError:
+            await asyncio.sleep(RECONNECT_S)
 
 
 class _Page:
@@ -111,7 +112,7 @@ class _Page:
             await asyncio.sleep(WRITE_S)
             events, self.pending = self.pending, []
             if events:
-                batches = tuple(self._batches(events))
+                batches = tuple(as_batches(self.stream, events, self.next))
                 self.diary.notebook.take(self.stream, batches)
                 self.next = batches[-1].hi
                 self.written = events[-1]
@@ -127,24 +128,25 @@ class _Page:
             await subscription.ack(event)
             self.diary.stored.note(self.stream, event.seq + 1)
 
-    def _batches(self, events: list[Event]) -> list[Batch]:
-        """The events as they could have come: what has one time, in one batch."""
-        found: list[Batch] = []
-        run: list[Event] = []
-        for event in [*events, None]:
-            if run and (event is None or event.kind == "void" or not _joins(run[-1], event)):
-                values, keys = [e.value for e in run], [e.key for e in run]
-                batch = Batch.of(self.stream, values, keys)
-                found.append(batch.sequenced(run[0].seq, run[0].time_ns, 1))
-                run = []
-            if event is None:
-                break
-            if event.kind == "event":
-                run.append(event)
-            else:
-                lo = max(event.range.start, self.next) if not found else event.range.start
-                found.append(Batch.void(self.stream, lo, event.seq + 1, REASONS[event.reason]))
-        return found
+
+def as_batches(stream: LogId, events: list[Event], start: int) -> list[Batch]:
+    """The events as they could have come: what has one time, in one batch. The first position that
+    is wanted is `start`; a range of voids may begin before it."""
+    found: list[Batch] = []
+    run: list[Event] = []
+    for event in [*events, None]:
+        if run and (event is None or event.kind == "void" or not _joins(run[-1], event)):
+            batch = Batch.of(stream, [e.value for e in run], [e.key for e in run])
+            found.append(batch.sequenced(run[0].seq, run[0].time_ns, 1))
+            run = []
+        if event is None:
+            break
+        if event.kind == "event":
+            run.append(event)
+        else:
+            lo = max(event.range.start, start) if not found else event.range.start
+            found.append(Batch.void(stream, lo, event.seq + 1, REASONS[event.reason]))
+    return found
 
 
 def _joins(one: Event, other: Event) -> bool:

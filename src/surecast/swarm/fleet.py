@@ -51,7 +51,8 @@ class Fleet:
     """`clients` mesh clients and `thin` subscribers in each region, and one publisher.
 
     Links between regions have `wan`, others `lan`. `settings` has sections of the servers'
-    configuration ("chain", "storage", ...).
+    configuration ("chain", "storage", ...). `without` names protocols that all processes lack
+    until they are upgraded.
     """
 
     def __init__(
@@ -66,12 +67,14 @@ class Fleet:
         lan: Shape | None = None,
         settings: dict[str, dict[str, Any]] | None = None,
         record: bool = False,
+        without: tuple[str, ...] = (),
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise UsageError(f"{folder} is not empty: a fleet keeps its data there")
         self.folder, self.seed, self.record = folder, seed, record
         self.settings = settings or {}
+        self.without = without
         self.regions = {
             r: tuple(f"{r}-{n}" for n in range(1, count + 1)) for r, count in regions.items()
         }
@@ -82,7 +85,13 @@ class Fleet:
         # A lone owner has lost its newest state. If nobody else knows who had published what,
         # publishes that are under way are told that they expired, and are not taken twice.
         self.names_lost = False
-        self.named: dict[str, list[str]] = {}  # programs with named subscriptions, to what
+        # Programs that read by the public API, and what each reads; all others read everything
+        # that has the default delivery.
+        self.named: dict[str, list[str]] = {}
+        self.faults: list[str] = []  # that programs found before they were upgraded
+        self.apart: list[str] = []  # streams of another delivery
+        self.loads: dict[str, list[tuple[Any, ...]]] = {}  # what each publisher publishes
+        self.earlier: dict[str, list[dict[str, Any]]] = {}  # results of a publisher's former lives
         self.audits: list[str] = []
         self.audited: dict[str, int] = {}  # where each stream ended when the audit began
         self.policies: dict[str, Policy] = {}
@@ -136,7 +145,10 @@ class Fleet:
     ) -> ProcessSpec:
         listen = listen or self.wiring.free_address()
         folder = str(self.folder)
-        return ProcessSpec(name, role, args, listen, book, folder, self.seed, record=self.record)
+        return ProcessSpec(
+            name, role, args, listen, book, folder, self.seed,
+            record=self.record, without=self.without,
+        )  # fmt: skip
 
     def _spawn(self, specs: Iterable[ProcessSpec]) -> list[str]:
         """Start processes side by side and wait until each is ready; their names."""
@@ -193,10 +205,21 @@ class Fleet:
         }
         self.named[self.add_user(name, "diary", args)] = list(streams)
 
+    def add_pattern_reader(self, name: str, pattern: str, mesh: bool) -> None:
+        """A program that reads all streams that match (`pattern_reader.py`)."""
+        args = {"pattern": pattern, "mesh": mesh}
+        self.named[self.add_user(name, "pattern-reader", args)] = self.default_streams
+
+    @property
+    def default_streams(self) -> list[str]:
+        """Those of the default delivery."""
+        return [stream for stream in self.streams if stream not in self.apart]
+
     def _follow(self, readers: list[str]) -> None:
+        streams = [self.streams[stream] for stream in self.default_streams]
         for name in readers:
             if self.answers(name) and name not in self.named:
-                self.workers[name].ask("follow", list(self.streams.values()), 1)
+                self.workers[name].ask("follow", streams, 1)
 
     # ------------------------------------------------------------ driving
 
@@ -217,12 +240,29 @@ class Fleet:
 
     def open(self, stream: str, region: str, policy: Policy) -> None:
         """By the publisher of `region`, which need not be the owner."""
-        publisher = self.workers[f"{region}/pub"]
-        publisher.ask("give", Open(stream, StreamSpec(policy)))
-        self.wait(lambda: stream in publisher.ask("status")["opened"])
-        self.streams[stream] = publisher.ask("status")["opened"][stream]
-        self.policies[stream] = policy
+        if why := self.try_open(stream, region, policy):
+            raise SurecastError(f"{stream} cannot be opened: {why}")
         self._follow(self.readers)
+
+    def try_open(self, stream: str, region: str, policy: Policy, delivery: str = "") -> str:
+        """Why it was refused; "": it is open. Whoever reads a stream with a delivery that is given
+        here is to be said in `named`."""
+        publisher = self.workers[f"{region}/pub"]
+        publisher.ask("open", Open(stream, StreamSpec(policy, delivery)))
+        answer: dict[str, Any] = {}
+
+        def answered() -> bool:
+            answer.update(publisher.ask("status"))
+            return stream in answer["opened"] or stream in answer["refused"]
+
+        self.wait(answered)
+        if stream in answer["refused"]:
+            return str(answer["refused"][stream])
+        self.streams[stream] = answer["opened"][stream]
+        self.policies[stream] = policy
+        if delivery:
+            self.apart.append(stream)
+        return ""
 
     def owner(self, stream: str) -> str:
         return self.owners.get(stream.partition(".")[0], self.owners[""])
@@ -231,10 +271,13 @@ class Fleet:
         self, stream: str, rows: int, every_ns: int, keys: int = 50, region: str = ""
     ) -> None:
         """From the owner's region, or from another one, which passes it on."""
-        publisher = self.workers[f"{region or self.owner(stream)}/pub"]
-        publisher.ask("publish", self.streams[stream], rows, every_ns, keys)
+        publisher = f"{region or self.owner(stream)}/pub"
+        load = (self.streams[stream], rows, every_ns, keys)
+        self.loads.setdefault(publisher, []).append(load)
+        self.workers[publisher].ask("publish", *load)
 
     def quiet(self) -> None:
+        self.loads.clear()
         for name in self.publishers:
             self.workers[name].ask("quiet")
 
@@ -254,6 +297,37 @@ class Fleet:
         self.workers[name].restart()
         if name in self.readers:
             self._follow([name])  # of what it had got nothing yet, it does not know
+
+    def restart_in_order(self, name: str) -> None:
+        """A server, as it is; its chain does without it for a moment, and takes it in as its tail.
+
+        (One that is back soon enough keeps its place.)
+        """
+        self.workers[name].finish()
+        self.wait(lambda: name not in self.members(self.wiring.region_of(name)))
+        self.restart(name)
+
+    def upgrade(self, name: str) -> None:
+        """Replace a process that lacks protocols by one that has them all: it ends in order and
+        starts again with its name and its folder. A publisher first waits for its last
+        acknowledgement, and goes on with its numbers."""
+        worker = self.workers[name]
+        publishes = name in self.publishers
+        if publishes:
+            worker.ask("quiet")
+            self.wait(lambda: not worker.ask("status")["unacknowledged"])
+            self.earlier.setdefault(name, []).append(worker.ask("results"))
+        if name in self.named:
+            self.faults += self._faults(name)
+        worker.finish()
+        worker.upgrade()
+        if publishes:
+            before = self.earlier[name][-1]
+            worker.ask("resume", before["numbers"], before["ends"])
+            for load in self.loads.get(name, ()):
+                worker.ask("publish", *load)
+        elif name in self.readers:
+            self._follow([name])
 
     def stop(self, name: str) -> None:
         """SIGSTOP: the process is there and does nothing."""
@@ -294,7 +368,7 @@ class Fleet:
         for name in self.readers if readers is None else readers:
             if self.answers(name):
                 by_id = self.workers[name].ask("status")["positions"]
-                wanted = self.named.get(name, self.streams)
+                wanted = self.named.get(name, self.default_streams)
                 found[name] = {s: by_id.get(self.streams[s], 1) for s in wanted}
         return found
 
@@ -360,16 +434,29 @@ class Fleet:
             self._take_published(name, records, tally)
         for reader in (*self.readers, *self.audits):
             self._take_read(reader, records)
+        tally.violations += self.faults
         for name in self.named:
-            faults = self.workers[name].ask("results")["failed"]
-            tally.violations += [f"{name}: {fault}" for fault in faults]
+            tally.violations += self._faults(name)
         for record in records.values():
             check(record, tally)
         return tally
 
+    def _faults(self, name: str) -> list[str]:
+        return [f"{name}: {fault}" for fault in self.workers[name].ask("results")["failed"]]
+
     def _take_published(self, name: str, records: dict[str, Record], tally: Tally) -> None:
         names = {stream_id: stream for stream, stream_id in self.streams.items()}
-        results = self.workers[name].ask("results")
+        for results in (*self.earlier.get(name, ()), self.workers[name].ask("results")):
+            self._take_results(name, results, names, records, tally)
+
+    def _take_results(
+        self,
+        name: str,
+        results: dict[str, Any],
+        names: dict[LogId, str],
+        records: dict[str, Record],
+        tally: Tally,
+    ) -> None:
         for token, (stream_id, first, values, keys) in enumerate(results["offered"]):
             record, seq = records[names[stream_id]], results["acked"].get(token)
             for i, value in enumerate(values):
@@ -385,7 +472,7 @@ class Fleet:
         readings = {stream_id: Reading(reader) for stream_id in self.streams.values()}
         for batch in read_delivered(delivered_path(str(self.folder), reader)):
             readings[batch.stream_id].take((batch,))
-        for stream in self.named.get(reader, self.streams):
+        for stream in self.named.get(reader, self.default_streams):
             reading, record = readings[self.streams[stream]], records[stream]
             reading.settled = self.audited.get(stream, reading.position)
             (record.audits if reader in self.audits else record.readings).append(reading)

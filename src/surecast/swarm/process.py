@@ -5,12 +5,14 @@
 machines in a node, built by `build`, which recordings name (see `BUILDS`) to have them built again;
 what a reader is given goes to its notebook.
 
-Commands come over a pipe, one answer to each; the process ends with the pipe.
+Commands come over a pipe, one answer to each. The process ends in order with SIGTERM, and with the
+pipe.
 """
 
 import asyncio
 import logging
 import os
+import signal
 import sys
 from collections import Counter
 from multiprocessing.connection import Connection
@@ -20,8 +22,9 @@ from typing import Any, Final
 
 import msgspec
 
+from surecast import registry
 from surecast.columns.batch import Batch
-from surecast.core.endpoint import Acked, Failed, Follow, OfferBatch, Opened
+from surecast.core.endpoint import Acked, Failed, Follow, OfferBatch, Open, Opened
 from surecast.core.roles import Deployment
 from surecast.core.types import LogId
 from surecast.core.wire import Codec
@@ -44,6 +47,8 @@ from surecast.storage.store import MemoryStore
 from surecast.swarm.diary import Diary
 from surecast.swarm.load import Gauge, Pump
 from surecast.swarm.notebook import Notebook, delivered_path, file_name
+from surecast.swarm.pattern_reader import PatternReader
+from surecast.swarm.session_report import SessionReport, report
 
 __all__ = ["BUILD", "BUILDS", "ProcessSpec", "build", "log_path", "run"]
 
@@ -55,7 +60,7 @@ STREAMS_SHOWN = 100
 
 class ProcessSpec(msgspec.Struct, frozen=True):
     name: str
-    role: str  # server (a replica or a witness), publisher, client, subscriber; pump, gauge, diary
+    role: str  # server (a replica or a witness), publisher, client, subscriber; a user's program
     args: dict[str, Any]  # of `build`, beside the role; of a server, its configuration document
     listen: tuple[str, int]
     book: dict[str, tuple[str, int]]  # whom it reaches where: at home, or through a relay
@@ -63,6 +68,7 @@ class ProcessSpec(msgspec.Struct, frozen=True):
     seed: int
     life: int = 1  # how often it was started
     record: bool = False
+    without: tuple[str, ...] = ()  # protocols that its version does not have yet
 
 
 def build(ctx: Any, args: dict[str, Any]) -> Any:
@@ -133,6 +139,9 @@ class Host:
             counters += lowest.counters  # which the other layers share
         return {"counters": dict(counters)}
 
+    def sessions(self) -> SessionReport:
+        return report(self.server.nodes)
+
 
 class Resident:
     """A publisher or a reader, what it was asked to do and what came of it."""
@@ -141,6 +150,7 @@ class Resident:
         self.spec = spec
         self.codec = Codec(message_types())
         self.opened: dict[str, LogId] = {}
+        self.refused: dict[str, str] = {}  # streams that were not opened, and why
         # Stream, number of the first, values, keys; the token of an offer is its place here.
         self.offered: list[tuple[LogId, int, list[bytes], list[bytes | None]]] = []
         self.acked: dict[int, int] = {}  # token → seq
@@ -182,8 +192,11 @@ class Resident:
 
     def _on_emit(self, event: Any) -> None:
         if isinstance(event, Opened):
-            assert event.info is not None, event.why
-            self.opened[event.name] = event.info.stream_id
+            self.refused.pop(event.name, None)
+            if event.info is None:
+                self.refused[event.name] = event.why
+            else:
+                self.opened[event.name] = event.info.stream_id
         elif isinstance(event, Acked):
             self.acked[event.token] = event.seq
             end = event.seq + event.count
@@ -205,6 +218,15 @@ class Resident:
 
     def give(self, inp: Any) -> None:
         self.node.give(inp)
+
+    def open(self, inp: Open) -> None:
+        self.refused.pop(inp.name, None)
+        self.node.give(inp)
+
+    def resume(self, numbers: dict[LogId, int], ends: dict[LogId, int]) -> None:
+        """Go on with the numbers of an earlier life."""
+        self.numbers.update(numbers)
+        self.ends.update(ends)
 
     def follow(self, streams: list[LogId], start: int) -> None:
         for stream in streams:
@@ -247,6 +269,7 @@ class Resident:
         return {
             "positions": dict(self.notebook.positions),
             "opened": self.opened,
+            "refused": self.refused,
             "unacknowledged": self._unacknowledged(),
             "ends": self.ends,
         }
@@ -258,16 +281,23 @@ class Resident:
             "acked": self.acked,
             "failed": self.failed,
             "counters": dict(machine.counters),
+            "numbers": dict(self.numbers),
+            "ends": self.ends,
         }
+
+    def sessions(self) -> SessionReport:
+        return report([self.node])
 
 
 # ---------------------------------------------------------------- the process
 
 
 def run(spec: ProcessSpec, control: Connection) -> None:
-    """Live until whoever started us is gone."""
+    """Live until SIGTERM, or until whoever started us is gone."""
     sys.stderr = log_path(spec).open("a", buffering=1)
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s")
+    for protocol in spec.without:  # before anything is built of the registry
+        del registry.PROTOCOLS[protocol]
     run_loop(_live(spec, control))
 
 
@@ -276,6 +306,8 @@ def _resident(spec: ProcessSpec) -> Any:
         return Host(spec)
     if spec.role == "diary":
         return Diary(spec.args, delivered_path(spec.folder, spec.name))
+    if spec.role == "pattern-reader":
+        return PatternReader(spec.args, delivered_path(spec.folder, spec.name))
     users = {"pump": Pump, "gauge": Gauge}
     return users[spec.role](spec.args) if spec.role in users else Resident(spec)
 
@@ -298,7 +330,12 @@ async def _live(spec: ProcessSpec, control: Connection) -> None:
         if over.done():
             loop.remove_reader(control.fileno())
 
+    def on_signal() -> None:
+        if not over.done():
+            over.set_result(None)
+
     loop.add_reader(control.fileno(), on_command)
+    loop.add_signal_handler(signal.SIGTERM, on_signal)
     control.send("ready")
     ends = (over, *resident.failures())
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)

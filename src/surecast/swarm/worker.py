@@ -111,6 +111,22 @@ class Worker:
         self.spec = msgspec.structs.replace(self.spec, life=self.spec.life + 1)
         self._start()
 
+    def finish(self) -> None:
+        """SIGTERM, as a rolling restart does it, and wait for the end."""
+        if not self.alive or self.stopped:
+            raise UsageError(f"{self.spec.name} does not run: it cannot end in order")
+        self.killed = True
+        self.signal(signal.SIGTERM)
+        self.process.join(END_S)
+        if self.process.exitcode != 0:
+            self.process.kill()
+            raise SurecastError(f"it did not end in order: {self.last_words()}")
+
+    def upgrade(self) -> None:
+        """Start what has ended with all protocols there are, and wait until it is ready."""
+        self.spec = msgspec.structs.replace(self.spec, without=())
+        self.restart()
+
     def memory_bytes(self) -> int:
         """What it holds in memory of its own, mapped files not counted; 0 if it has ended."""
         try:

@@ -1,0 +1,44 @@
+"""What a process tells of its sessions: which have ended, with whom and why; what was refused."""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from surecast.runtime.node import Node
+
+__all__ = ["COUNTED", "SessionReport", "report"]
+
+# Counters of the runtime that say how nodes of different versions get on.
+COUNTED: Final = (
+    "sessions_up",
+    "sessions_lost",
+    "session_timeouts",
+    "queue_overflows",
+    "refused",
+    "refused_by_peer",
+    "not_spoken",
+    "unknown_messages",
+)
+
+
+class SessionReport(msgspec.Struct):
+    """Of one process since it was last asked; the counters are of its whole life."""
+
+    nodes: list[str]  # that run in it
+    ended: list[tuple[str, str, str]]  # sessions that were up: node, peer, why
+    counters: dict[str, int]
+
+
+def report(nodes: Iterable[Node]) -> SessionReport:
+    found = SessionReport([], [], {})
+    counters: Counter[str] = Counter()
+    for node in nodes:
+        found.nodes.append(node.name)
+        if node.running:
+            ended = node.sessions.ended
+            found.ended += [(node.name, *ended.popleft()) for _ in range(len(ended))]
+        counters.update({name: node.counters[name] for name in COUNTED})
+    found.counters = dict(counters)
+    return found
