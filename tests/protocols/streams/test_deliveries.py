@@ -5,7 +5,7 @@ import msgspec
 from surecast.columns.batch import Batch
 from surecast.core.replicated import AppendOwn
 from surecast.core.streams import StreamSpec
-from surecast.core.types import PeerUp, Received
+from surecast.core.types import PeerDown, PeerUp, Received
 from surecast.protocols.streams.messages import (
     CreateStream,
     Introduce,
@@ -50,6 +50,19 @@ def test_a_stream_is_created_once_the_servers_of_other_regions_list_its_delivery
     bench.give(PeerUp("some client", ("streams",)))  # which need not
     assert opened(bench) == ["no-delivery"]
     bench.give(PeerUp("y/1", ALL))
+    assert opened(bench) == []
+
+
+def test_a_replica_that_is_down_counts_as_it_was_and_is_asked_again() -> None:
+    """It may come back as the old version that it was."""
+    bench = Bench()
+    bench.role(1)
+    bench.give(PeerUp("x/1", ("chain", "streams")))
+    bench.give(PeerDown("x/1"))
+    out = bench.give(Received("client", CreateStream("new", StreamSpec())))
+    assert [message.why for _, message in sent(out, StreamOpened)] == ["no-delivery"]
+    assert [peer for peer, _ in sent(out, Introduce)] == ["x/1"]
+    bench.give(PeerUp("x/1", ALL))
     assert opened(bench) == []
 
 

@@ -195,7 +195,8 @@ class RegionSync(HandlerMachine):
         self.counted = Counted(b"", b"", 0, 0)  # our own
         # Streams of which another region has a namesake with another identity: (region, name).
         self.doubles: dict[tuple[str, str], bool] = {}
-        self.speaks: dict[Peer, tuple[str, ...]] = {}  # protocols that other regions' servers list
+        # Protocols that other regions' servers list, or listed when they were last heard.
+        self.speaks: dict[Peer, tuple[str, ...]] = {}
         self.owners = owners_digest(config.owners)
         self.was_asking = True
         self.attends = False  # the service tells us when streams move
@@ -858,7 +859,6 @@ class RegionSync(HandlerMachine):
         self.partial.pop(peer, None)
         self.known.pop(peer, None)
         self.served.pop(peer, None)
-        self.speaks.pop(peer, None)
         self.serving.remove_peer(peer)
         for region in self.peers.values():
             if region.tail == peer:

@@ -238,7 +238,8 @@ class StreamService(HandlerMachine):
         self.asked: dict[str, dict[Peer, StreamSpec]] = {}
         self.making: dict[str, bool] = {}
         self.made_now: dict[LogId, bool] = {}  # streams created by this head, in this life
-        self.speaks: dict[Peer, tuple[str, ...]] = {}  # protocols that the other replicas list
+        # Protocols that the other replicas list, or listed when they were last heard.
+        self.speaks: dict[Peer, tuple[str, ...]] = {}
         # Acknowledgements to be sent: (client, stream, publisher) → (pub_no, seq) each.
         self.unsaid: dict[tuple[Peer, LogId, bytes], list[tuple[int, int]]] = {}
         self.attending: dict[str, str] = {}  # layers told of what moved: their deliveries
@@ -627,10 +628,17 @@ class StreamService(HandlerMachine):
         return "too-many-streams" if len(self.streams) + coming >= self.config.streams_max else ""
 
     def _is_delivered(self, delivery: str) -> bool:
-        """Whether this server has a delivery, and no replica of the region says it has not."""
+        """Whether this server has a delivery, and no replica of the region lacks it.
+
+        A replica that is down counts as it was when it was last heard. What it speaks may have
+        changed since, so it is asked again.
+        """
         layer = self.deliveries.get(delivery, "")
         protocol = layer.partition(".")[0]
-        return bool(layer) and all(protocol in listed for listed in self.speaks.values())
+        lacking = [peer for peer, listed in self.speaks.items() if protocol not in listed]
+        for peer in lacking:
+            self._send(peer, Introduce())  # opens a session: PeerUp says what it speaks
+        return bool(layer) and not lacking
 
     def _hand(self, what: Any, peer: Peer, message: Any, delivery: str) -> None:
         """Leave a message to the server side of a delivery."""
@@ -846,7 +854,6 @@ class StreamService(HandlerMachine):
 
     def _on_peer_down(self, inp: PeerDown) -> None:
         peer = inp.peer
-        self.speaks.pop(peer, None)
         self.serving.remove_peer(peer)
         for name in [name for name, creators in self.asked.items() if peer in creators]:
             del self.asked[name][peer]
