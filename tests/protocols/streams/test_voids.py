@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from surecast.columns.batch import COLLECTED, Batch
-from surecast.columns.retention import LatestPerKey
+from surecast.columns.batch import COLLECT, COLLECTED, Batch
+from surecast.columns.retention import Collect, KeyIs, LatestPerKey, encode_collect
 from surecast.core.endpoint import Open, Opened
 from surecast.core.replicated import Appended, Committed
 from surecast.core.streams import StreamSpec
@@ -65,3 +65,13 @@ def test_a_stream_of_another_region_is_refused_for_good() -> None:
     assert [e.event for e in effects if type(e) is Emit] == [Opened("west.a", None, "other-region")]
     with pytest.raises(NotSupported, match="connect to that region"):
         raise open_error(Opened("west.a", None, "other-region"), StreamSpec())
+
+
+def test_the_streams_own_entries_are_void_to_readers() -> None:
+    bench = filled("abc")
+    rule = encode_collect(Collect(KeyIs(b"zzz")))
+    batch = Batch.of(STREAM, [rule], kind=COLLECT).sequenced(4, 2, 1)
+    bench.disk.append(STREAM, (batch,))
+    bench.says(Appended(STREAM, 5))
+    bench.says(Committed(STREAM, 5))
+    assert voids(bench, 1, 5) == ([(4, 5)], 5)

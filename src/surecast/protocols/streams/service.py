@@ -238,6 +238,7 @@ class StreamService(HandlerMachine):
         self.asked: dict[str, dict[Peer, StreamSpec]] = {}
         self.making: dict[str, bool] = {}
         self.made_now: dict[LogId, bool] = {}  # streams created by this head, in this life
+        self.connected: dict[Peer, None] = {}  # other replicas with which we have a session
         # Protocols that the other replicas list, or listed when they were last heard.
         self.speaks: dict[Peer, tuple[str, ...]] = {}
         # Acknowledgements to be sent: (client, stream, publisher) → (pub_no, seq) each.
@@ -325,10 +326,14 @@ class StreamService(HandlerMachine):
         found = self.streams[stream]
         self.feed(found)
         hi = min(hi, found.index.end)
+        sets = {reason: some.clip(lo, hi) for reason, some in found.index.voids.items()}
+        rules = found.rules.clip(lo, hi)  # readers are shown these as void
+        for voids in sets.values():
+            rules.difference_update(voids)
         ranges = [
             (first, last, reason)
-            for reason, some in found.index.voids.items()
-            for first, last in islice(some.clip(lo, hi), count_max + 1)
+            for reason, some in (*sets.items(), (COLLECTED, rules))
+            for first, last in islice(some, count_max + 1)
         ]
         ranges.sort()
         if len(ranges) > count_max:
@@ -440,6 +445,7 @@ class StreamService(HandlerMachine):
         elif stream := self.streams.get(log):
             stream.hole = self.hole_at.get(log, 0)
             stream.index = RetentionIndex(stream.info.retention)
+            stream.rules = IntervalSet()
             stream.pieces = self._pieces()
             stream.committed = stream.recent = event.end
             self.serving.remove_stream(log)
@@ -622,23 +628,25 @@ class StreamService(HandlerMachine):
             return "bad-name"
         if _nbytes(message.spec) > SPEC_BYTES_MAX:
             return "bad-spec"
-        if not self._is_delivered(message.spec.delivery or DEFAULT_DELIVERY):
-            return "no-delivery"
+        if why := self._refusal_to_deliver(message.spec.delivery or DEFAULT_DELIVERY):
+            return why
         coming = 0 if name in self.asked else len(self.asked)
         return "too-many-streams" if len(self.streams) + coming >= self.config.streams_max else ""
 
-    def _is_delivered(self, delivery: str) -> bool:
-        """Whether this server has a delivery, and no replica of the region lacks it.
+    def _refusal_to_deliver(self, delivery: str) -> str:
+        """Why streams of a delivery cannot be created: all replicas of the region must have it.
 
-        A replica that is down counts as it was when it was last heard. What it speaks may have
-        changed since, so it is asked again.
+        One that lacked it and has no session with us may be replaced just now: it is asked again.
         """
         layer = self.deliveries.get(delivery, "")
         protocol = layer.partition(".")[0]
         lacking = [peer for peer, listed in self.speaks.items() if protocol not in listed]
-        for peer in lacking:
+        away = [peer for peer in lacking if peer not in self.connected]
+        for peer in away:
             self._send(peer, Introduce())  # opens a session: PeerUp says what it speaks
-        return bool(layer) and not lacking
+        if not layer or len(away) < len(lacking):
+            return "no-delivery"
+        return "recovering" if away else ""
 
     def _hand(self, what: Any, peer: Peer, message: Any, delivery: str) -> None:
         """Leave a message to the server side of a delivery."""
@@ -847,6 +855,7 @@ class StreamService(HandlerMachine):
     def _on_peer_up(self, inp: PeerUp) -> None:
         self.serving.congested.pop(inp.peer, None)
         if inp.peer in self.config.replicas:
+            self.connected[inp.peer] = None
             if inp.speaks:
                 self.speaks[inp.peer] = inp.speaks
             else:  # it does not say
@@ -854,6 +863,7 @@ class StreamService(HandlerMachine):
 
     def _on_peer_down(self, inp: PeerDown) -> None:
         peer = inp.peer
+        self.connected.pop(peer, None)
         self.serving.remove_peer(peer)
         for name in [name for name, creators in self.asked.items() if peer in creators]:
             del self.asked[name][peer]

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from surecast.columns.batch import COLLECTED, CONFIG, EXPIRED, Batch
+from surecast.columns.batch import COLLECT, COLLECTED, CONFIG, EXPIRED, Batch
 from surecast.columns.compaction import survivors
+from surecast.columns.intervals import IntervalSet
 from surecast.columns.retention import RetentionIndex
 from surecast.core.disk import read_through
 from surecast.core.streams import StreamInfo
@@ -28,6 +29,7 @@ class Stream:
     recent: int = 1  # where that was a moment ago: from here on, batches are passed on as they came
     quarantined: str = ""  # why its log cannot be indexed beyond `index.end`
     reconfigured: bool = False  # its retention was changed at least once
+    rules: IntervalSet = field(default_factory=IntervalSet)  # positions of the stream's own entries
     suspended: str = ""  # why its delivery wants no positions given
     expiring: int = 0  # the last rule that expires events is not committed below this
     rewriting_rows: int = 0  # what the rewrite under way will leave
@@ -55,6 +57,8 @@ class Stream:
             for batch in batches:
                 self.pieces.note(batch)
                 self.reconfigured = self.reconfigured or batch.kind == CONFIG
+                if batch.kind in (COLLECT, CONFIG):
+                    self.rules.add(batch.lo, batch.hi)
                 budget_bytes -= batch.nbytes
 
     def first_at(self, time_ns: int, disk: Disk) -> int:
