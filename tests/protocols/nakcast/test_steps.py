@@ -77,6 +77,13 @@ def datagrams(effects: list[Any]) -> list[tuple[str, Any]]:
     return [(effect.peer, effect.message) for effect in sends]
 
 
+def answers(sent: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """What a NAK was answered, without the beacon that ends it."""
+    *found, (_, last) = sent
+    assert type(last) is Beacon
+    return found
+
+
 def spans(sent: list[tuple[str, Any]]) -> list[tuple[int, int]]:
     return [(message.batch.lo, message.batch.hi) for _, message in sent]
 
@@ -113,10 +120,11 @@ def test_a_nak_is_answered_from_the_log_to_a_follower_alone() -> None:
     served.gets("a", Join(STREAM))
 
     def answer(*holes: tuple[int, int]) -> list[tuple[int, int]]:
-        sent = served.gets("a", Nak(STREAM, holes))
+        sent = answers(served.gets("a", Nak(STREAM, holes)))
         assert {peer for peer, _ in sent} <= {"a"}
         return spans(sent)
 
+    assert served.gets("a", Nak(STREAM, (), 7)) == [("a", Beacon(STREAM, 21, 7))]
     assert answer((3, 5), (9, 11)) == [(3, 5), (9, 11)]
     assert answer((4, 6)) == [(4, 5), (5, 6)]
     assert answer((1, 21)) == [(1, 3), (3, 5), (5, 7), (7, 9)]  # no more than `answers_max`
@@ -128,19 +136,21 @@ def test_a_nak_is_answered_from_the_log_to_a_follower_alone() -> None:
 def test_bytes_in_answer_to_one_nak_are_bounded() -> None:
     served = Served(100, answer_bytes_max=1)
     served.gets("a", Join(STREAM))
-    assert len(served.gets("a", Nak(STREAM, ((1, 201),)))) <= 4  # one read of the log
+    assert len(answers(served.gets("a", Nak(STREAM, ((1, 201),))))) == 1
+    assert served.log.reads == 1
 
 
 def test_positions_beyond_the_bound_are_gone_and_their_log_is_not_read() -> None:
     served = Served(10, repair_max=6, answers_max=2)
     served.gets("a", Join(STREAM))
-    assert served.gets("a", Nak(STREAM, ((1, 5),))) == [("a", Gone(STREAM, 1, 5, ()))]
+    gone = answers(served.gets("a", Nak(STREAM, ((1, 5), (6, 9), (7, 10)))))
+    assert gone == [("a", Gone(STREAM, 1, 5, ()))]  # one for each NAK
     assert served.log.reads == 0
-    (_, gone), *sent = served.gets("a", Nak(STREAM, ((3, 17),)))
+    (_, gone), *sent = answers(served.gets("a", Nak(STREAM, ((3, 17),))))
     assert gone == Gone(STREAM, 3, 15, ())
     assert spans(sent) == [(15, 17)]
     served.log.void = [(2, 4), (5, 6), (8, 9)]
-    ((_, gone),) = served.gets("a", Nak(STREAM, ((1, 15),)))
+    ((_, gone),) = answers(served.gets("a", Nak(STREAM, ((1, 15),))))
     assert (gone.lo, gone.hi) == (1, 8)  # what is behind the last void that fits is asked for again
     assert [(void.lo, void.hi) for void in gone.voids] == [(2, 4), (5, 6)]
     assert served.layer.counters["nakcast.positions-lost"] == 4 + 12 + 4
@@ -304,19 +314,57 @@ def test_batches_that_overlap_are_cut() -> None:
     assert [(b.lo, b.hi) for b in delivered.batches] == [(1, 4), (4, 7), (7, 9)]
 
 
+def naks(effects: list[Any]) -> list[tuple[tuple[int, int], ...]]:
+    return [m.holes for _, m in datagrams(effects) if type(m) is Nak]
+
+
 def test_a_reader_asks_for_every_hole_and_again_until_there_is_none() -> None:
     made = reader(nak_ns=20 * MS)
     made.step(0, Received("p", Data(placed(5, 2))))
     made.step(0, Received("p", Data(placed(9))))
-    nak = Nak(STREAM, ((1, 5), (7, 9), (10, 12)))
-    assert datagrams(made.step(0, Received("p", Beacon(STREAM, 12)))) == [("p", nak)]
-    assert datagrams(made.step(5 * MS, Received("p", Beacon(STREAM, 12)))) == []  # too soon
-    again = made.step(20 * MS, TimerFired("nak"))
-    assert datagrams(again) == [("p", nak)]
-    assert again[-1] == SetTimer("nak", 40 * MS)
+    holes = ((1, 5), (7, 9), (10, 12))
+    assert naks(made.step(0, Received("p", Beacon(STREAM, 12)))) == [holes]
+    assert naks(made.step(5 * MS, Received("p", Beacon(STREAM, 12)))) == []  # it is under way
+    again = made.step(20 * MS, TimerFired("nak"))  # nothing came of it
+    assert naks(again) == [holes]
+    assert again[-1] == SetTimer("nak", 60 * MS)  # later each time
     made.step(21 * MS, Received("p", Data(placed(1, 11))))
-    assert made.step(40 * MS, TimerFired("nak")) == []
-    assert made.step(41 * MS, Received("p", Beacon(STREAM, 12))) == []
+    assert naks(made.step(22 * MS, Received("p", Beacon(STREAM, 12, 2)))) == []
+    assert made.step(60 * MS, TimerFired("nak")) == []
+
+
+def test_the_next_nak_follows_the_answer_and_waits_as_long_as_answers_take() -> None:
+    made = reader(nak_ns=20 * MS)
+    assert naks(made.step(0, Received("p", Beacon(STREAM, 9)))) == [((1, 9),)]
+    made.step(300 * MS, Received("p", Data(placed(1, 2))))
+    made.step(300 * MS, Received("p", Beacon(STREAM, 9, 7)))  # of another NAK
+    after = made.step(300 * MS, Received("p", Beacon(STREAM, 9, 1)))
+    assert naks(after) == [((3, 9),)]
+    assert made.wait_ns == 600 * MS
+    made.step(400 * MS, TimerFired("nak"))
+    assert made.step(899 * MS, TimerFired("nak"))[-1] == SetTimer("nak", 1499 * MS)
+    assert naks(made.step(901 * MS, TimerFired("nak"))) == [((3, 9),)]
+    assert made.wait_ns == 1 * SECOND  # nak_ns_max
+
+
+def test_few_streams_are_asked_for_at_a_time() -> None:
+    made = reader(asks_max=2)
+    streams = [STREAM, *(bytes([n]) * 16 for n in range(4))]
+    for stream in streams:
+        made.step(0, Follow(stream, 1))
+    asked = [naks(made.step(0, Received("p", Beacon(stream, 5)))) for stream in streams]
+    assert list(map(len, asked)) == [1, 1, 0, 0, 0]
+    out = made.step(1, Received("p", Beacon(streams[0], 5, 1)))
+    assert [m.stream for _, m in datagrams(out)] == [streams[2]]  # each in its turn
+    made.step(1, Unfollow(streams[2]))
+    out = made.step(2, Received("p", Beacon(streams[1], 5, 1)))
+    assert [m.stream for _, m in datagrams(out)] == [streams[3], streams[4]]
+
+
+def test_an_early_batch_is_given_a_moment_before_the_hole_is_asked_for() -> None:
+    made = reader(nak_ns=20 * MS)
+    assert made.step(0, Received("p", Data(placed(5)))) == [SetTimer("nak", 20 * MS)]
+    assert naks(made.step(20 * MS, TimerFired("nak"))) == [((1, 5),)]
 
 
 def test_a_reader_holds_no_more_than_its_window_and_bytes() -> None:
@@ -368,23 +416,45 @@ def test_other_streams_and_other_servers_are_ignored() -> None:
     assert made.step(0, Received("p", Data(placed(1)))) == []
 
 
+def joined(effects: list[Any]) -> list[tuple[str, Any]]:
+    return [(e.peer, e.message) for e in effects if type(e) is Send and e.reliable]
+
+
 def test_a_reader_goes_to_the_next_server_when_one_is_gone_or_silent() -> None:
     made = reader(idle_ns=SECOND)
     made.step(0, Received("p", Data(placed(1, 3))))
-    left = made.step(MS, PeerDown("p"))
-    assert [(e.peer, e.message) for e in left] == [("p", Leave(STREAM)), ("q", Join(STREAM))]
+    assert joined(made.step(MS, PeerDown("p"))) == [("p", Leave(STREAM)), ("q", Join(STREAM))]
     assert made.step(MS, PeerDown("p")) == []
     silent = made.step(2 * SECOND, TimerFired("idle"))
-    assert [e.peer for e in silent if type(e) is Send] == ["q", "p"]
+    assert [peer for peer, _ in joined(silent)] == ["q", "p"]
     assert made.streams[STREAM].next == 4
 
 
-def test_a_server_that_does_not_know_a_stream_is_asked_again() -> None:
+def test_a_reader_leaves_a_server_that_brings_nothing_new() -> None:
+    """It may have left its chain, and not know: its beacons go on."""
+    made = reader(idle_ns=SECOND, stale_ns=5 * SECOND)
+    made.step(0, Received("p", Data(placed(1, 3))))
+    left = []
+    for second in range(1, 8):
+        made.step(second * SECOND - 1, Received(made._server, Beacon(STREAM, 4)))
+        left.append(made.target)
+        made.step(second * SECOND, TimerFired("idle"))
+    assert left == [0, 0, 0, 0, 0, 1, 1]
+    alone = Reader(ReaderConfig(("p",), idle_ns=SECOND))
+    alone.step(0, Follow(STREAM, 1))
+    alone.step(SECOND, Received("p", Beacon(STREAM, 1)))
+    assert joined(alone.step(SECOND + 1, TimerFired("idle"))) == []
+
+
+def test_a_stream_that_one_server_does_not_give_is_asked_for_elsewhere() -> None:
     made = reader(idle_ns=SECOND)
     made.step(0, Follow(OTHER, 1))
     made.step(900 * MS, Received("p", Beacon(STREAM, 1)))
-    effects = made.step(SECOND, TimerFired("idle"))
-    assert [(e.peer, e.message) for e in effects if type(e) is Send] == [("p", Join(OTHER))]
+    moved = joined(made.step(SECOND, TimerFired("idle")))
+    assert [peer for peer, m in moved if type(m) is Join] == ["q", "q"]
+    alone = Reader(ReaderConfig(("p",), idle_ns=SECOND))
+    alone.step(0, Follow(OTHER, 1))
+    assert joined(alone.step(SECOND, TimerFired("idle"))) == [("p", Join(OTHER))]
 
 
 # ---------------------------------------------------------------- settings
@@ -397,6 +467,9 @@ def test_a_server_that_does_not_know_a_stream_is_asked_again() -> None:
         {"reads_max": 0}, {"followers_max": 0}, {"datagram_bytes_max": 100},
         {"datagram_bytes_max": 65_000}, {"idle_beacon_ns": 1}, {"idle_beacon_ns": 2 * SECOND},
         {"alarm_ns": 0},
+        {"answers_max": 257},
+        {"answer_bytes_max": 2 << 20},
+        {"beacon_ns": 1},
     ],
     ids=str,
 )  # fmt: skip
@@ -406,7 +479,9 @@ def test_config_says_what_is_wrong(wrong: dict[str, Any]) -> None:
         NakcastConfig("east", **wrong).validate()
 
 
-@pytest.mark.parametrize("key", ["window", "held_bytes_max", "nak_ns", "idle_ns"])
+@pytest.mark.parametrize(
+    "key", ["window", "held_bytes_max", "asks_max", "nak_ns", "nak_ns_max", "idle_ns", "stale_ns"]
+)
 def test_a_readers_config_says_what_is_wrong(key: str) -> None:
     ReaderConfig(("p",)).validate()
     with pytest.raises(ConfigError, match=key):

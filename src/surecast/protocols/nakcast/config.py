@@ -21,8 +21,8 @@ class NakcastConfig:
     beacon_ns: int = 20 * MS  # a lost batch goes unnoticed for so long
     idle_beacon_ns: int = 1 * SECOND  # the longest time between beacons of a stream without news
     datagram_bytes_max: int = 8 << 10  # a larger batch is cut; a larger event goes by the session
-    answers_max: int = 256  # batches, or ranges that are void, in answer to one NAK
-    answer_bytes_max: int = 256 << 10  # of these batches
+    answers_max: int = 128  # batches, or ranges that are void, in answer to one NAK
+    answer_bytes_max: int = 64 << 10  # of these batches, about; a socket's buffer holds them
     reads_max: int = 16  # of the log, for one stream in one pass
     followers_max: int = 100_000  # readers times streams; more get nothing, and raise an alarm
     alarm_ns: int = 60 * SECOND  # how long losses and refusals are shown as alarms
@@ -38,6 +38,9 @@ class NakcastConfig:
             "alarm_ns",
         ):
             check(self, key, getattr(self, key) > 0, "above 0")
+        check(self, "answers_max", self.answers_max <= 256, "at most 256")
+        check(self, "answer_bytes_max", self.answer_bytes_max <= 1 << 20, f"at most {1 << 20}")
+        check(self, "beacon_ns", self.beacon_ns >= 1 * MS, f"at least {1 * MS}")
         least, most = 512, 60_000
         fits = least <= self.datagram_bytes_max <= most
         check(self, "datagram_bytes_max", fits, f"{least} to {most}: a batch and its header fit")
@@ -53,10 +56,16 @@ class ReaderConfig:
     servers: tuple[Peer, ...]  # of the region: any of them will do
     window: int = 256  # batches held early; holes that one NAK names
     held_bytes_max: int = 8 << 20  # of the batches held early, of one stream
-    nak_ns: int = 20 * MS  # between two NAKs of a stream
+    asks_max: int = 2  # streams with a NAK under way
+    nak_ns: int = 20 * MS  # the shortest time without an answer before a NAK is sent again
+    nak_ns_max: int = 1 * SECOND  # ... and the longest
     idle_ns: int = 3 * SECOND  # a server that is silent for so long is replaced by the next
+    stale_ns: int = 10 * SECOND  # ... or brings nothing new: it may have left its chain
 
     def validate(self) -> None:
         check(self, "servers", bool(self.servers), "one or more servers")
-        for key in ("window", "held_bytes_max", "nak_ns", "idle_ns"):
+        for key in ("window", "held_bytes_max", "asks_max", "nak_ns", "idle_ns", "stale_ns"):
             check(self, key, getattr(self, key) > 0, "above 0")
+        check(
+            self, "nak_ns_max", self.nak_ns_max >= self.nak_ns, f"at least nak_ns ({self.nak_ns})"
+        )

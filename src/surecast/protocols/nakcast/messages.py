@@ -30,17 +30,22 @@ class Data(NakcastMessage):
 
 
 class Beacon(NakcastMessage):
-    """How far the stream goes: `end` is the first position that is not committed yet."""
+    """How far the stream goes: `end` is the first position that is not committed yet.
+
+    `answers`: this is the end of the answer to the NAK of that number; 0: of none.
+    """
 
     stream: LogId
     end: int
+    answers: int = 0
 
 
 class Nak(NakcastMessage):
-    """The reader misses these ranges [lo, hi), lowest first."""
+    """The reader misses these ranges [lo, hi), lowest first. It numbers what it asks from 1 on."""
 
     stream: LogId
     holes: tuple[tuple[int, int], ...]
+    number: int = 0
 
 
 class Gone(NakcastMessage):

@@ -34,7 +34,9 @@ class Followed:
     joined_ns: int  # when the server was last asked for it
     end: int = 1  # how far it goes, by the last beacon
     heard_ns: int = -1 << 62  # its beacon
-    asked_ns: int = -1 << 62  # the last NAK
+    number: int = 0  # of the last NAK
+    asked_ns: int = 0  # when it was sent
+    answered_ns: int = 0  # ... and what came of it last
     held: dict[int, Batch] = field(default_factory=dict)  # early arrivals, by first position
     held_bytes: int = 0
 
@@ -57,9 +59,13 @@ class Reader(HandlerMachine):
         super().__init__(counters)
         self.config = config
         self.streams: dict[LogId, Followed] = {}
-        self.asking = False  # a timer will look for holes
+        self.behind: dict[LogId, None] = {}  # streams that may have holes, the next to ask first
+        self.asking: dict[LogId, None] = {}  # those with a NAK under way
+        self.wait_ns = config.nak_ns  # for an answer: it follows the round trips seen
+        self.has_timer = False  # will look for what to ask
         self.target = 0  # the server that is asked
         self.heard_ns = 0
+        self.progress_ns = 0  # when something new came
 
     # ------------------------------------------------------------ whom it asks
 
@@ -76,13 +82,14 @@ class Reader(HandlerMachine):
 
     def _on_unfollow(self, inp: Unfollow) -> None:
         if self.streams.pop(inp.stream, None) is not None:
+            self.behind.pop(inp.stream, None)
+            self.asking.pop(inp.stream, None)
             self._send(self._server, Leave(inp.stream))
 
     def _on_timer(self, inp: TimerFired) -> None:
         if inp.key == "nak":
-            self.asking = False
-            for stream, one in self.streams.items():
-                self._ask(stream, one)
+            self.has_timer = False
+            self._look_for_answers()
             return
         idle_ns = self.config.idle_ns
         self.out.append(SetTimer("idle", self.now_ns + idle_ns))
@@ -91,7 +98,8 @@ class Reader(HandlerMachine):
             for stream, one in self.streams.items()
             if self.now_ns - max(one.heard_ns, one.joined_ns) >= idle_ns
         ]
-        if silent and self.now_ns - self.heard_ns >= idle_ns:
+        stale = self.now_ns - self.progress_ns >= self.config.stale_ns
+        if self.streams and len(self.config.servers) > 1 and (silent or stale):
             self._join_next()
             return
         for stream in silent:  # the server did not know it yet, or has forgotten us
@@ -106,7 +114,9 @@ class Reader(HandlerMachine):
         for stream in self.streams:
             self._send(self._server, Leave(stream))
         self.target = (self.target + 1) % len(self.config.servers)
-        self.heard_ns = self.now_ns
+        self.heard_ns = self.progress_ns = self.now_ns
+        self.asking.clear()
+        self.wait_ns = self.config.nak_ns
         for stream, one in self.streams.items():
             one.joined_ns = self.now_ns
             self._send(self._server, Join(stream))
@@ -117,6 +127,7 @@ class Reader(HandlerMachine):
         batch = message.batch
         one = self._followed(peer, batch.stream_id)
         if one is not None:
+            self._answered(batch.stream_id, one)
             self._take(one, batch)
 
     def _followed(self, peer: Peer, stream: LogId) -> Followed | None:
@@ -135,7 +146,8 @@ class Reader(HandlerMachine):
             if batch.lo not in one.held and room and one.held_bytes < config.held_bytes_max:
                 one.held[batch.lo] = batch
                 one.held_bytes += batch.nbytes
-            self._ask_later()
+            self.behind[batch.stream_id] = None
+            self._set_timer()
             return  # without room it is dropped, and asked for again
         self._deliver(one, [batch])
 
@@ -151,6 +163,7 @@ class Reader(HandlerMachine):
             for lo in sorted(reached, reverse=True):
                 ready.append(one.held.pop(lo))
                 one.held_bytes -= ready[-1].nbytes
+        self.progress_ns = self.now_ns
         self.out.append(Deliver(stream, tuple(fresh)))
         assert one.next not in one.held
         assert one.held_bytes >= 0
@@ -159,23 +172,61 @@ class Reader(HandlerMachine):
         one = self._followed(peer, message.stream)
         if one is None:
             return
+        stream = message.stream
         one.heard_ns, one.end = self.now_ns, message.end
-        self._ask(message.stream, one)
+        if message.answers and message.answers == one.number and stream in self.asking:
+            self.wait_ns = self._wait_ns(one)
+            del self.asking[stream]
+            self.behind.pop(stream, None)  # others have their turn
+        if one.next < one.end:
+            self.behind[stream] = None
+        self._ask()
 
-    def _ask(self, stream: LogId, one: Followed) -> None:
-        """G2: a NAK, or its answer, may be lost: it is sent again until there are no holes."""
-        holes = self._holes(one, one.end)
-        if not holes:
-            return
-        if self.now_ns - one.asked_ns >= self.config.nak_ns:
-            one.asked_ns = self.now_ns
-            self.out.append(Send(self._server, Nak(stream, tuple(holes)), reliable=False))
-        self._ask_later()
+    # ------------------------------------------------------------ asking
 
-    def _ask_later(self) -> None:
-        if not self.asking:
-            self.asking = True
-            self.out.append(SetTimer("nak", self.now_ns + self.config.nak_ns))
+    def _wait_ns(self, one: Followed) -> int:
+        """Twice as long as its answer took."""
+        wait_ns = 2 * (self.now_ns - one.asked_ns)
+        return min(max(wait_ns, self.config.nak_ns), self.config.nak_ns_max)
+
+    def _answered(self, stream: LogId, one: Followed) -> None:
+        """An answer has begun, so the wait was not too short, but for NAKs that were lost."""
+        if stream in self.asking and one.answered_ns == one.asked_ns:
+            self.wait_ns = min(self.wait_ns, self._wait_ns(one))
+        one.answered_ns = self.now_ns
+
+    def _ask(self) -> None:
+        """Send NAKs for streams with holes, a few at a time; each is answered before the next."""
+        for stream in list(self.behind):
+            if len(self.asking) >= self.config.asks_max:
+                break
+            if stream in self.asking:
+                continue
+            del self.behind[stream]
+            one = self.streams[stream]
+            if holes := self._holes(one, one.end):
+                self.behind[stream] = self.asking[stream] = None
+                one.asked_ns = one.answered_ns = self.now_ns
+                one.number += 1
+                nak = Nak(stream, tuple(holes), one.number)
+                self.out.append(Send(self._server, nak, reliable=False))
+        if self.asking:
+            self._set_timer()
+
+    def _look_for_answers(self) -> None:
+        """G2: a NAK, or its answer, may be lost. Then it is sent again, each time later."""
+        for stream in list(self.asking):
+            one = self.streams[stream]
+            if self.now_ns - one.answered_ns >= self.wait_ns:
+                del self.asking[stream]
+                if one.answered_ns == one.asked_ns:  # else only the end of the answer was lost
+                    self.wait_ns = min(2 * self.wait_ns, self.config.nak_ns_max)
+        self._ask()
+
+    def _set_timer(self) -> None:
+        if not self.has_timer:
+            self.has_timer = True
+            self.out.append(SetTimer("nak", self.now_ns + self.wait_ns))
 
     def _holes(self, one: Followed, end: int) -> list[tuple[int, int]]:
         holes: list[tuple[int, int]] = []
@@ -192,7 +243,10 @@ class Reader(HandlerMachine):
         """Between the voids everything that is not held is lost (G3)."""
         stream = message.stream
         one = self._followed(peer, stream)
-        if one is None or not message.lo <= one.next < message.hi:
+        if one is None:
+            return
+        self._answered(stream, one)
+        if not message.lo <= one.next < message.hi:
             return
         for void in message.voids:
             if void.stream_id == stream and not void.rows and void.hi <= message.hi:
@@ -206,7 +260,7 @@ class Reader(HandlerMachine):
             assert held > one.next
             self.out.append(Emit(Lost(stream, one.next, held, WHY)))
             self.counters["nakcast.positions-lost"] += held - one.next
-            one.next = held
+            one.next, self.progress_ns = held, self.now_ns
             if held in one.held:
                 batch = one.held.pop(held)
                 one.held_bytes -= batch.nbytes

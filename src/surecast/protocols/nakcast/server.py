@@ -46,6 +46,7 @@ from surecast.protocols.nakcast.messages import Beacon, Data, Gone, Join, Leave,
 __all__ = ["NAME", "NakcastServer"]
 
 NAME = "nakcast"  # of the delivery
+VOID_BYTES = 160  # of a void range in a message, at most
 
 
 @dataclass(slots=True)
@@ -55,7 +56,20 @@ class Group:
     sent: int  # everything below was sent once
     interval_ns: int  # between beacons: it grows while there is no news
     due_ns: int  # the next beacon
+    event_bytes: float = 100.0  # of the events that were sent last, about
     followers: dict[Peer, None] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Room:
+    """What may still be sent in answer to one NAK."""
+
+    answers: int
+    nbytes: int
+
+    @property
+    def is_left(self) -> bool:
+        return self.answers > 0 and self.nbytes > 0
 
 
 class NakcastServer(HandlerMachine):
@@ -273,26 +287,41 @@ class NakcastServer(HandlerMachine):
             return
         end = self.service.shown_end(stream)
         floor = max(1, end - config.repair_max)
-        answers, nbytes = config.answers_max, config.answer_bytes_max
+        room = Room(config.answers_max, config.answer_bytes_max)
+        has_told = False
         for first, last in message.holes[: config.answers_max]:
             lo, hi = max(first, 1), min(last, end)
             if lo < min(hi, floor):
-                self._tell_gone(peer, stream, lo, min(hi, floor))
-                lo, answers = floor, answers - 1
-            while lo < hi and answers > 0 and nbytes > 0:
-                batches = self.service.readable(stream, lo, hi)
-                if not batches:
-                    break
-                for batch in batches:
-                    for piece in self._pieces(batch):
-                        self._send_piece(peer, Data(piece))
-                        answers, nbytes = answers - 1, nbytes - piece.nbytes
-                        self.counters["nakcast.sent-again"] += 1
-                lo = batches[-1].hi
+                if not has_told:  # once: the reader asks again for what is behind it
+                    self._tell_gone(peer, stream, lo, min(hi, floor))
+                has_told, lo = True, floor
+            self._send_again(peer, stream, group, lo, hi, room)
+        self.out.append(Send(peer, Beacon(stream, end, message.number), reliable=False))
+
+    def _send_again(
+        self, peer: Peer, stream: LogId, group: Group, lo: int, hi: int, room: Room
+    ) -> None:
+        """[lo, hi) from the log, as far as there is room. Only about as much is read."""
+        while lo < hi and room.is_left:
+            upto = min(hi, lo + max(1, int(room.nbytes / group.event_bytes)))
+            batches = self.service.readable(stream, lo, upto)
+            if not batches:
+                return
+            for batch in batches:
+                if batch.rows:
+                    group.event_bytes = batch.nbytes / batch.rows
+                for piece in self._pieces(batch):
+                    if not room.is_left:
+                        return
+                    self._send_piece(peer, Data(piece))
+                    room.answers, room.nbytes = room.answers - 1, room.nbytes - piece.nbytes
+                    self.counters["nakcast.sent-again"] += 1
+            lo = batches[-1].hi
 
     def _tell_gone(self, peer: Peer, stream: LogId, lo: int, hi: int) -> None:
         """Voids are told from losses. One message says what it can; a NAK asks for the rest."""
-        voids, hi = self.service.voids(stream, lo, hi, self.config.answers_max)
+        fit = self.config.datagram_bytes_max // VOID_BYTES
+        voids, hi = self.service.voids(stream, lo, hi, min(fit, self.config.answers_max))
         if lo < hi:
             lost = hi - lo - sum(void.count for void in voids)
             self.counters["nakcast.positions-lost"] += lost
