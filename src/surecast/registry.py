@@ -146,7 +146,7 @@ def control(ctx: NodeContext, place: Place) -> Machine:
 
 
 def range_reader(ctx: NodeContext, place: Place) -> Machine:
-    """A machine that takes ReadRange, Hold and Go, delivers, and emits Short."""
+    """A machine that takes ReadRange, Hold and Go, delivers, and emits Lost and Short."""
     from surecast.protocols.streams import clients
 
     return clients.fetcher(ctx, place)

@@ -30,8 +30,8 @@ def region_replica(
 ) -> Composition:
     """One replica of a region: the layers of all roles that `configs` (`registry.configs`) names.
 
-    `types` take the place of the layers' classes that they derive from, so that tests can take a
-    rule out and see that it is missed.
+    `types` replace the layer classes that they derive from: tests pass subclasses that break one
+    rule.
     """
     known = roles()
     if unknown := [name for name in configs if name not in known]:

@@ -17,7 +17,7 @@ from surecast.errors import UsageError
 from surecast.swarm import worker
 from surecast.swarm.fleet import Fleet
 from surecast.swarm.session_report import SessionReport
-from surecast.swarm.upgrade_rounds import Sessions, delivery_of, draw_regions, run_round
+from surecast.swarm.upgrade_rounds import SessionJudge, delivery_of, draw_regions, run_round
 from surecast.swarm.worker import Worker, end
 
 PROTOCOL = "nakcast"
@@ -92,8 +92,8 @@ def reports(**ended: list[tuple[str, str, str]]) -> dict[str, SessionReport]:
     }
 
 
-def sessions() -> Sessions:
-    return Sessions(lambda name: name[0])
+def sessions() -> SessionJudge:
+    return SessionJudge(lambda name: name[0])
 
 
 def test_sessions_of_the_process_that_is_replaced_may_end() -> None:

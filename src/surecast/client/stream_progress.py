@@ -32,7 +32,7 @@ class StreamProgress:
         self.name = info.name
         self.reader = reader
         self.next = start  # the first position that is not here
-        self.read = start  # the first position that the user has not asked to go beyond
+        self.read = start  # everything below was handed out, and the user has asked for more
         self.acked = start  # the first position that the user has not acknowledged by hand
         self.paused = False
         self.not_before_ns = not_before_ns  # older events are not wanted; 0: none are too old
@@ -77,7 +77,7 @@ class StreamProgress:
         log.debug("%s: %r, but %d is next", self.name, what, self.next)
 
     def follow(self) -> Lost | None:
-        """Begin to follow the stream, or follow it again after a pause; what the pause has cost."""
+        """Follow the stream, at first or after a pause. Returns what the pause lost, if any."""
         self.paused = False
         self.reader.follow(self.stream, self.next)
         return None
@@ -98,7 +98,7 @@ class UnorderedProgress(StreamProgress):
         return lost
 
     def follow(self) -> Lost | None:
-        first, self.next = self.next, 0  # after a pause from then on: there is no position to go to
+        first, self.next = self.next, 0  # 0: after a pause it is followed from the latest on
         paused, self.paused = self.paused, False
         self.reader.follow(self.stream, first)
         if not paused or first:

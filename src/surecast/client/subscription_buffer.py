@@ -52,7 +52,7 @@ class SubscriptionBuffer:
         self.current_event: Event | None = None
         self.current: tuple[StreamProgress, int] | None = None  # being read: stream, up to where
         self.nbytes = 0  # received and not taken out
-        self.paused = False  # until half of that is taken out
+        self.paused = False  # nothing is followed until the buffer is half empty
         self._inbox: deque[tuple[StreamProgress, Item]] = deque()
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
@@ -235,7 +235,7 @@ class SubscriptionBuffer:
         if self._end is not None:
             raise type(self._end)(*self._end.args)
 
-    def is_ready(self) -> None:
+    def set_ready(self) -> None:
         if not self._ready.done():
             self._ready.set_result(None)
 
@@ -266,7 +266,7 @@ class SubscriptionBuffer:
             progress.reader.release(progress.stream)
         self.nbytes = 0
         self._inbox.clear()
-        self.is_ready()
+        self.set_ready()
         self._wake()
 
     @property

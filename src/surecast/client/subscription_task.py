@@ -110,11 +110,11 @@ class SubscriptionTask:
 
     async def _begin(self) -> None:
         try:
-            await self._begin_at_all()
+            await self._attach_and_follow()
         except SurecastError as problem:
             self.buffer.fail(problem)
 
-    async def _begin_at_all(self) -> None:
+    async def _attach_and_follow(self) -> None:
         spec, buffer = self.spec, self.buffer
         if spec.name is not None:
             buffer.cursor = Cursor(
@@ -128,7 +128,7 @@ class SubscriptionTask:
         if not buffer.ended:
             self._follow(spec.info, await self._lease(spec.info), start)
             await self._store_beginning()
-            buffer.is_ready()
+            buffer.set_ready()
 
     async def _lease(self, info: StreamInfo) -> Reader:
         """The reader of the stream's delivery; opened when its first stream is met."""
@@ -204,7 +204,7 @@ class SubscriptionTask:
         return end if self._endpoint.delivery_of(info).ordered else 0
 
     async def _join(self, info: StreamInfo, start: int | None) -> None:
-        """Follow a stream when its reader is open and (None) it is found where to begin."""
+        """Follow a stream once its reader is open. `start` None: ask the region where to begin."""
         try:
             begins = await self._find_start(info) if start is None else start
             self._follow(info, await self._lease(info), begins)
@@ -243,7 +243,7 @@ class SubscriptionTask:
     async def _be_ready(self) -> None:
         try:
             await self._store_beginning()
-            self.buffer.is_ready()
+            self.buffer.set_ready()
         except SurecastError as problem:
             self.buffer.fail(problem)
 
@@ -258,7 +258,7 @@ class SubscriptionTask:
     # ------------------------------------------------------------ the end
 
     async def close(self, why: SurecastError | None = None) -> None:
-        """Store how far things are, then leave. Whoever iterates is told `why`, if there is one."""
+        """Store how far things are, then leave. The iterating task gets `why` as an exception."""
         if self.buffer.forked:
             return  # the parent reads on
         if self._closing is None:

@@ -12,8 +12,8 @@ What reaches which layer:
 * A fired timer, the end of a pass, an answer from the disk: the layer that asked. Keys and tokens
   carry its name.
 * A `Command` of the owner: the layer it names.
-* Start, the clock, peers coming and going, back-pressure: every layer that handles it, the lowest
-  first.
+* Start and ClockSet: every layer. PeerUp, PeerDown, Congested, Writable: every layer that handles
+  it. The lowest first.
 * A `PassDown`: the nearest layer below that takes the command's type.
 * An `Emit` or `Deliver`: every layer directly above that lists its type in `from_below`. An event
   may name one of them (`to`; "sprinkler.*" reaches "sprinkler", "sprinkler.mesh", …), or the owner

@@ -77,7 +77,8 @@ class OfferBatch(Input):
 
 
 class Follow(Input):
-    """Deliver `stream` from position `start` on: 1 is the earliest, 0 (mesh clients) the latest."""
+    """Deliver `stream` from position `start` on: 1 is the earliest; 0 is the latest, for mesh
+    clients and deliveries without order only."""
 
     stream: LogId
     start: int
@@ -159,7 +160,7 @@ class MoveCursor(msgspec.Struct, gc=False, frozen=True):
 class Opened(msgspec.Struct, gc=False):
     name: str
     info: StreamInfo | None
-    why: str = ""  # config-mismatch: it exists, and is not what was asked for
+    why: str = ""  # why not: config-mismatch, no-delivery, other-region, bad-name, ...
 
 
 class Following(msgspec.Struct, gc=False):
@@ -201,8 +202,8 @@ class Failed(msgspec.Struct, gc=False):
 
 
 class Short(msgspec.Struct, gc=False):
-    """A server shows `stream` only up to `end` (0: does not know it). It is asked again, and so are
-    the others; whoever waits may decide not to."""
+    """A server shows `stream` only up to `end` (0: does not know it). The range is
+    asked for again, from all servers in turn, until the application stops it."""
 
     stream: LogId
     end: int

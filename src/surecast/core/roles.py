@@ -41,7 +41,7 @@ class Kit:
     rng: Random
     counters: Counter[str] | None
     kinds: Mapping[str, type[Any]]  # the class of each layer; tests put others in their place
-    deliveries: Mapping[str, str]  # the layer that is the server side of each delivery, by name
+    deliveries: Mapping[str, str]  # delivery → the layer that is its server side
     made: dict[str, Layer]  # the layers below
 
     @property
@@ -79,14 +79,14 @@ class Observer(Protocol):
         """What is wrong: a code, and what it concerns."""
 
     def status(self, layers: Layers) -> Mapping[str, Any]:
-        """What `surecast status` shows of the role; empty: nothing.
+        """What `surecast status` shows of the role; may be empty.
 
         `chain` is a `core.status.ChainStatus`, `regions` a list of `core.status.RegionStatus`: the
         server has a place for these. The rest is shown under the role's name.
         """
 
     def stream(self, layers: Layers, stream: LogId) -> Mapping[str, Any]:
-        """... and of one stream; of a delivery's role, only of streams that it delivers.
+        """What `surecast status` shows of one stream. A delivery's role is asked about its own.
 
         Of what several roles say, `subscribers` are added, `regions` (region → end) are joined, and
         `recovering` is true if one says so. `kept_bytes`, `rate` and `source` have a place in

@@ -5,8 +5,8 @@ between regions) has its server side above it, and so have named subscriptions a
 speak this vocabulary and never import each other.
 
 The service keeps the directory of streams, takes publishes of streams that its region owns, and
-shows what is committed. What another region owns it *hands* to the server side of the stream's
-delivery, and so the question where a new stream is made.
+shows what is committed. Publishes to streams of other regions, and requests to create a stream, it
+*hands* to the server side of the delivery.
 
 Besides the commands here it takes, and passes on, these of `core.replicated`: AppendAt, AppendOwn,
 AskPublishers, TakePublishers, Abandon, Recovered, RolledBack, Overtaken. It passes on the events
@@ -138,7 +138,7 @@ class Adopt(Input):
 
 class Attend(Input):
     """Tell the layer called `layer` of StreamsMoved of its delivery's streams from now on, or
-    (`on` false) no longer: each time costs a step, and most layers have nobody to tell it to."""
+    (`on` false) no longer: each event costs a step, so layers without readers switch it off."""
 
     layer: str
     on: bool
@@ -223,7 +223,7 @@ class StreamState(Protocol):
 
     @property
     def end(self) -> int:
-        """Appended here."""
+        """The first position that is not appended here yet."""
 
     @property
     def hole(self) -> int:
@@ -235,7 +235,7 @@ class StreamState(Protocol):
 
     @property
     def committed(self) -> int:
-        """By the chain, and shown to readers."""
+        """The first position that is not committed, or not shown to readers yet."""
 
     @property
     def index(self) -> RetentionIndex:

@@ -1,8 +1,8 @@
 """The control node: it opens streams, publishes and asks questions for a whole program.
 
 Its machine sees to retries, reconnects and failover; here its events become results that tasks can
-wait for. A caller that gives up waiting disturbs nobody: what it asked for may still happen, and
-the answer finds nobody waiting.
+wait for. If a caller stops waiting, its request may still be carried out; the answer is then
+ignored.
 
 The machine has a layer that publishes to the stream service, and one for each delivery with a
 publisher of its own, named like the delivery. Such a delivery's layer opens its streams and is

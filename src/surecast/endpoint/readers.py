@@ -121,7 +121,7 @@ class Readers:
         return reader
 
     async def _start(self, reader: Reader, listens: bool) -> None:
-        """Before the first await the node runs: whoever claims the reader meanwhile may use it."""
+        """The node runs before the first await, so a second subscription may claim it meanwhile."""
         name = f"c-{secrets.token_hex(8)}"
         listen = (self._own_host, 0) if listens else None
         if listen is not None:

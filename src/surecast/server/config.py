@@ -135,7 +135,7 @@ class ServerConfig:
     node: NodeConfig
     regions: dict[str, RegionConfig]
     owners: dict[str, str]
-    deployment: Deployment  # of a witness: its region's first replica's, and so `roles`
+    deployment: Deployment  # at a witness, this and `roles` are those of its region's first replica
     roles: dict[str, Any]  # the configuration of each role, by its name
     storage: StorageConfig
     runtime: RuntimeLimits

@@ -42,7 +42,7 @@ STREAM_GAUGES = {
 
 
 class Scrape(Collector):
-    """One look at a server; `text` of it may be made in another thread, for it takes a while."""
+    """One look at a server; `text` of it is slow and may run in another thread."""
 
     def __init__(self, server: RegionServer, streams_max: int) -> None:
         self.status = look(server, streams_max)

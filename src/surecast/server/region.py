@@ -50,7 +50,7 @@ class RegionServer:
     async def drain(self) -> None:
         """Take no more publishes, let those that were taken be answered, then stop.
 
-        Whoever is not answered by then asks the next replica, which knows a retry when it sees one.
+        Clients without an answer by then retry at the next replica, which recognises retries.
         """
         self.draining = True
         if self.replica is not None and self.replica.running:

@@ -102,7 +102,8 @@ class Status(msgspec.Struct):
 
 def look(server: RegionServer, streams_max: int) -> Status:
     """Everything, with at most so many streams."""
-    reasons = not_ready(server)
+    raised = alarms(server)
+    reasons = _reasons(server, raised)
     sessions = [s for node in server.nodes for s in node.sessions.by_peer.values()]
     replica = server.replica is not None
     said = _said(server) if replica else {}
@@ -117,18 +118,22 @@ def look(server: RegionServer, streams_max: int) -> Status:
         streams_total=len(server.streams.streams) if replica else 0,
         sessions=sum(1 for session in sessions if session.state is UP),
         queued_bytes=sum(map(_queued_bytes, sessions)),
-        alarms=alarms(server),
+        alarms=raised,
         roles={name: more for name, one in said.items() if (more := _besides(one))},
     )
 
 
 def not_ready(server: RegionServer) -> list[str]:
     """Why clients should go elsewhere for now; nothing if they need not."""
+    return _reasons(server, alarms(server))
+
+
+def _reasons(server: RegionServer, raised: list[Alarm]) -> list[str]:
     if server.draining:
         return ["draining: this process is about to end"]
     if server.replica is None:
         return []
-    return [f"{alarm.code}: {alarm.what}" for alarm in alarms(server) if alarm.blocks]
+    return [f"{alarm.code}: {alarm.what}" for alarm in raised if alarm.blocks]
 
 
 def streams(server: RegionServer, count_max: int) -> list[StreamStatus]:

@@ -41,7 +41,9 @@ PATIENCE_NS = 600 * SECOND  # of publishers whose server is out of reach: it wil
 
 
 class Plan(ClusterPlan):
-    naks: dict[str, tuple[str, Policy]] = field(default_factory=dict)  # name → (owner, retention)
+    nakcast_streams: dict[str, tuple[str, Policy]] = field(
+        default_factory=dict
+    )  # name → (owner, retention)
     readers: list[str] = field(default_factory=list)
     reader_faults: list[Timed] = field(default_factory=list)
     link: dict[str, Any] = field(default_factory=dict)  # between readers and servers
@@ -58,7 +60,7 @@ def draw_plan(seed: int) -> Plan:
     plan = draw_cluster(rng, rng.randint(1, 3), Plan)
     places = list(plan.regions)
     plan.streams = dict(list(plan.streams.items())[:2])
-    plan.naks = {
+    plan.nakcast_streams = {
         f"n{number}": (rng.choice(places), _draw_policy(rng)) for number in range(rng.randint(1, 3))
     }
     plan.readers = [f"{place}/nak{n}" for place in places for n in range(rng.randint(1, 2))]
@@ -100,7 +102,7 @@ def _draw_faults(rng: Random, plan: Plan) -> list[Timed]:
 
 
 class NakcastScenario(ClusterScenario[Plan]):
-    """`types` take the place of a replica's own: tests take a rule out, and it is missed."""
+    """`types` replace layer classes of the replicas: tests pass subclasses that break one rule."""
 
     protocols: ClassVar[frozenset[str]] = frozenset({DELIVERY})
 
@@ -108,14 +110,14 @@ class NakcastScenario(ClusterScenario[Plan]):
         super().__init__()
         self.types = types
         self.repair_max = 0
-        self.naks: dict[str, tuple[str, Policy]] = {}
+        self.nakcast_streams: dict[str, tuple[str, Policy]] = {}
         self.lost = 0  # positions
 
     def draw(self, seed: int) -> Plan:
         return draw_plan(seed)
 
     def build(self, seed: int, plan: Plan, trace: Trace | None) -> World:
-        self.repair_max, self.naks = plan.settings["repair_max"], plan.naks
+        self.repair_max, self.nakcast_streams = plan.settings["repair_max"], plan.nakcast_streams
         self.cluster = cluster = self.make_cluster(
             seed,
             plan,
@@ -128,7 +130,7 @@ class NakcastScenario(ClusterScenario[Plan]):
         )
         for name, (owner, policy) in plan.streams.items():
             cluster.open(name, owner, policy)
-        self._open_naks(plan, cluster)
+        self._open_nakcast_streams(plan, cluster)
         for name in plan.readers:
             region = name.split("/")[0]
             cluster.add_reader(name, DELIVERY)
@@ -136,17 +138,19 @@ class NakcastScenario(ClusterScenario[Plan]):
                 cluster.world.set_link(name, server, Link(300_000, **plan.link))
         rng, end_ns = Random(f"{seed}/workload"), WARM_UP_NS + plan.duration_ns
         draw_workload(cluster, rng, plan.streams, plan.publishers, plan.keys, end_ns)
-        draw_workload(cluster, rng, plan.naks, plan.publishers, plan.keys, end_ns, collects=False)
+        draw_workload(
+            cluster, rng, plan.nakcast_streams, plan.publishers, plan.keys, end_ns, collects=False
+        )
         return cluster.world
 
-    def _open_naks(self, plan: Plan, cluster: Cluster) -> None:
+    def _open_nakcast_streams(self, plan: Plan, cluster: Cluster) -> None:
         region = plan.lacks.split("/")[0]
         if plan.lacks:
             spec = StreamSpec(KeepAll(), DELIVERY)
             cluster.expect_refusal(SECOND, f"{region}/pub0", "refused", "no-delivery", spec)
             replica = plan.lacks
             cluster.world.call(REPLACED_NS, lambda _: cluster.reinstall(replica))
-        for name, (owner, policy) in plan.naks.items():
+        for name, (owner, policy) in plan.nakcast_streams.items():
             # The head learns what the new one speaks when it has a session with it.
             at_ns = REPLACED_NS + SECOND if owner == region else 0
             cluster.open(name, owner, policy, at_ns, delivery=DELIVERY, read_in=[owner])
@@ -175,7 +179,7 @@ class NakcastScenario(ClusterScenario[Plan]):
         return tally
 
     def clients_did(self) -> dict[str, int]:
-        return {"lost positions": self.lost}
+        return {"positions reported lost": self.lost}
 
     def _judge_stream(self, record: Record, tally: Tally) -> None:
         keep = record.policy.n if isinstance(record.policy, KeepLast) else 0
@@ -196,24 +200,27 @@ class NakcastScenario(ClusterScenario[Plan]):
             tally.violations += check(seen)[:5]
 
     def _mixed(self) -> list[str]:
-        """What one delivery knows of the other's streams: nothing, and no region of another's."""
+        """Violations of separation: a layer that knows streams of the other delivery, a region that
+        has nakcast streams of another one, or a log written by the nakcast layer."""
         cluster, wrong = self.cluster, []
         homes = {
-            cluster.streams[n]: owner for n, (owner, _) in self.naks.items() if n in cluster.streams
+            cluster.streams[n]: owner
+            for n, (owner, _) in self.nakcast_streams.items()
+            if n in cluster.streams
         }
-        naks = set(homes)
+        ours = set(homes)
         for region, nodes in cluster.regions.items():
             for node in nodes:
                 machine = cluster.world.machine(node)
                 if machine is None:
                     continue
                 layers = machine.layers
-                here = naks.intersection(layers["streams"].streams)
+                here = ours.intersection(layers["streams"].streams)
                 if away := [stream for stream in here if homes[stream] != region]:
                     wrong.append(f"{node} has streams of another region: {away}")
                 if set(layers[DELIVERY].streams) != here:
                     wrong.append(f"{node}: {DELIVERY} knows other streams than its own")
-                if naks.intersection(layers["sprinkler"].streams):
+                if ours.intersection(layers["sprinkler"].streams):
                     wrong.append(f"{node}: broadcast knows streams of {DELIVERY}")
                 disk = cluster.world.nodes[node].disk
                 own = [log for log in disk.logs() if disk.scope_of(log) == scope_tag(DELIVERY)]

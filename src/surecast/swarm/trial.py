@@ -104,7 +104,7 @@ P = TypeVar("P", bound=Plan)
 
 
 class Scenario(Protocol[P]):
-    """A protocol under torture. An instance runs one seed.
+    """What a trial runs: a world of one protocol, its faults and its judge. One instance, one seed.
 
     Scenarios derive from it; methods with a body may stay as they are.
     """
@@ -131,7 +131,7 @@ class Scenario(Protocol[P]):
     # ------------------------------------------------------------ faults
 
     def allows(self, fault: Fault) -> bool:
-        """False: it would be more than the protocol promises to stand, or hits nobody, now."""
+        """False: the fault exceeds what the protocol promises to survive, or has no target now."""
         return True
 
     def in_flight(self) -> bool:
@@ -167,7 +167,7 @@ class Scenario(Protocol[P]):
         """The verdict on what was seen from outside; also on runs that have not settled."""
 
     def clients_did(self) -> dict[str, int]:
-        """What happened to clients that come and go, and how often."""
+        """What happened to clients, and how often; also losses that the delivery may report."""
         return {}
 
     def callers_did(self) -> dict[str, int]:

@@ -4,9 +4,9 @@ A seed draws regions of two or three replicas, mesh clients, thin readers, progr
 pattern, and the order in which all of them, witnesses and publishers too, are replaced. Each step
 waits by conditions: the chains are whole again and every reader has got so much more. Meanwhile
 
-- after its first upgrade the older servers of a region are restarted as they are, until the head of
-  its chain is the upgraded one: it must ask the others (replicas join a chain at its tail, so that
-  otherwise the head would be upgraded last);
+- when the first server of a region is upgraded, the servers before it in the chain are restarted
+  without an upgrade until it is the head. So an upgraded head with older members is tested
+  (replicas join a chain at its tail: otherwise the head would be upgraded last);
 - creating a stream of the protocol's delivery is refused with `no-delivery` as long as a replica of
   the stream's region lacks it (a delivery that reaches no other region concerns no other), and
   works once the last one has it;
@@ -40,7 +40,7 @@ from surecast.runtime.session import CLOSED
 from surecast.swarm.fleet import Fleet
 from surecast.swarm.session_report import SessionReport
 
-__all__ = ["Sessions", "UpgradeResult", "run_round"]
+__all__ = ["SessionJudge", "UpgradeResult", "run_round"]
 
 ROWS, EVERY_NS = 4, 20 * MS
 STEPS = (20, 60, 150)  # positions of each stream from one replacement to the next
@@ -109,7 +109,7 @@ def run_round(
     return result
 
 
-class Sessions:
+class SessionJudge:
     """Which sessions ended, by what processes report, and which of them should not have."""
 
     def __init__(self, region_of: Callable[[str], str]) -> None:
@@ -133,7 +133,8 @@ class Sessions:
                 elif why == CLOSED and (_meshed(node, peer) or self._apart(process, other)):
                     self.closed += 1
                 else:
-                    self.broken.append(f"{node} and {peer} ({other}), while {replaced}: {why}")
+                    meanwhile = f"while {replaced or 'none'} was replaced"
+                    self.broken.append(f"{node} and {peer} ({other}), {meanwhile}: {why}")
 
     def _apart(self, one: str, other: str) -> bool:
         """Servers of two regions."""
@@ -156,7 +157,7 @@ class _Round:
     ) -> None:
         self.fleet, self.rng, self.delivery = fleet, rng, delivery
         self.result, self.say = result, say
-        self.sessions = Sessions(fleet.wiring.region_of)
+        self.sessions = SessionJudge(fleet.wiring.region_of)
         self.programs: dict[str, list[str]] = {}  # region → programs that read by a pattern
         self.mixed: list[str] = []  # regions that have had an upgraded head and older members
         self.created: dict[str, str] = {}  # region → its stream of the new delivery

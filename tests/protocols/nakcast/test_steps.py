@@ -279,7 +279,7 @@ def test_alarms_name_the_stream_and_end_by_themselves() -> None:
     assert SetTimer(("nakcast", "calm"), 60 * SECOND) in out
     served.gets("b", Join(STREAM))
     assert list(observer.alarms(layers)) == [
-        ("readers-losing", "s, 4 positions"), ("readers-refused", "nakcast, 1 in the last minute"),
+        ("readers-losing", "s, 4 positions"), ("readers-refused", "nakcast, 1 joins refused"),
     ]  # fmt: skip
     served.step(TimerFired(("nakcast", "calm")), after_ns=60 * SECOND)
     assert list(observer.alarms(layers)) == []

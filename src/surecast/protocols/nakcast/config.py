@@ -25,7 +25,7 @@ class NakcastConfig:
     answer_bytes_max: int = 64 << 10  # of these batches, about; a socket's buffer holds them
     reads_max: int = 16  # of the log, for one stream in one pass
     followers_max: int = 100_000  # readers times streams; more get nothing, and raise an alarm
-    alarm_ns: int = 60 * SECOND  # how long losses and refusals are shown as alarms
+    alarm_ns: int = 60 * SECOND  # alarms end this long after the last loss or refusal
 
     def validate(self) -> None:
         for key in (

@@ -1,6 +1,7 @@
 """What nakcast says on the wire. Ranges are half-open.
 
-Data, Beacon, Nak and Gone are datagrams (a batch that is too large for one goes by the session).
+Data, Beacon, Nak and Gone are datagrams. A batch too large for one is cut; a single event too large
+for one goes by the session.
 Join and Leave go by the session, so that a server knows when a reader has gone.
 """
 

@@ -32,11 +32,11 @@ class Followed:
 
     next: int  # everything below is delivered or reported as lost
     joined_ns: int  # when the server was last asked for it
-    end: int = 1  # how far it goes, by the last beacon
-    heard_ns: int = -1 << 62  # its beacon
+    end: int = 1  # how far it goes, by the last beacon or batch
+    heard_ns: int = -1 << 62  # when its last beacon came
     number: int = 0  # of the last NAK
     asked_ns: int = 0  # when it was sent
-    answered_ns: int = 0  # ... and what came of it last
+    answered_ns: int = 0  # when the last part of its answer came; `asked_ns` until then
     held: dict[int, Batch] = field(default_factory=dict)  # early arrivals, by first position
     held_bytes: int = 0
 
@@ -64,7 +64,6 @@ class Reader(HandlerMachine):
         self.wait_ns = config.nak_ns  # for an answer: it follows the round trips seen
         self.has_timer = False  # will look for what to ask
         self.target = 0  # the server that is asked
-        self.heard_ns = 0
         self.progress_ns = 0  # when something new came
 
     # ------------------------------------------------------------ whom it asks
@@ -114,7 +113,7 @@ class Reader(HandlerMachine):
         for stream in self.streams:
             self._send(self._server, Leave(stream))
         self.target = (self.target + 1) % len(self.config.servers)
-        self.heard_ns = self.progress_ns = self.now_ns
+        self.progress_ns = self.now_ns
         self.asking.clear()
         self.wait_ns = self.config.nak_ns
         for stream, one in self.streams.items():
@@ -133,7 +132,6 @@ class Reader(HandlerMachine):
     def _followed(self, peer: Peer, stream: LogId) -> Followed | None:
         if peer != self._server:
             return None  # one that was left; the present one has the same batches
-        self.heard_ns = self.now_ns
         return self.streams.get(stream)
 
     def _take(self, one: Followed, batch: Batch) -> None:
@@ -190,7 +188,7 @@ class Reader(HandlerMachine):
         return min(max(wait_ns, self.config.nak_ns), self.config.nak_ns_max)
 
     def _answered(self, stream: LogId, one: Followed) -> None:
-        """An answer has begun, so the wait was not too short, but for NAKs that were lost."""
+        """Part of an answer came. The first part may shorten the wait, which lost NAKs doubled."""
         if stream in self.asking and one.answered_ns == one.asked_ns:
             self.wait_ns = min(self.wait_ns, self._wait_ns(one))
         one.answered_ns = self.now_ns
@@ -204,7 +202,7 @@ class Reader(HandlerMachine):
                 continue
             del self.behind[stream]
             one = self.streams[stream]
-            if holes := self._holes(one, one.end):
+            if holes := self._holes(one):
                 self.behind[stream] = self.asking[stream] = None
                 one.asked_ns = one.answered_ns = self.now_ns
                 one.number += 1
@@ -228,9 +226,9 @@ class Reader(HandlerMachine):
             self.has_timer = True
             self.out.append(SetTimer("nak", self.now_ns + self.wait_ns))
 
-    def _holes(self, one: Followed, end: int) -> list[tuple[int, int]]:
+    def _holes(self, one: Followed) -> list[tuple[int, int]]:
         holes: list[tuple[int, int]] = []
-        lo = one.next
+        lo, end = one.next, one.end
         for start in sorted(one.held):
             if lo < start:
                 holes.append((lo, min(start, end)))

@@ -7,7 +7,7 @@ from surecast.core.compose import Layer
 from surecast.core.roles import Code, Deployment, Kit, Layers, Metric
 from surecast.core.types import LogId
 from surecast.protocols.nakcast.config import NakcastConfig
-from surecast.protocols.nakcast.server import NAME, NakcastServer
+from surecast.protocols.nakcast.server import DELIVERY, LAYER, NakcastServer
 
 __all__ = ["NakcastRole"]
 
@@ -35,7 +35,7 @@ class NakcastObserver:
             name = server.service.streams[stream].info.name
             yield "readers-losing", f"{name}, {lost} positions"
         if server.refused:
-            yield "readers-refused", f"nakcast, {server.refused} in the last minute"
+            yield "readers-refused", f"nakcast, {server.refused} joins refused"
 
     def status(self, layers: Layers) -> Mapping[str, Any]:
         server = _server(layers)
@@ -58,20 +58,20 @@ class NakcastObserver:
 
 
 def _server(layers: Layers) -> NakcastServer:
-    server = layers[NAME]
+    server = layers[LAYER]
     assert isinstance(server, NakcastServer)
     return server
 
 
 class NakcastRole:
-    name = "nakcast"
-    delivery = NAME
+    name = LAYER
+    delivery = DELIVERY
     config = NakcastConfig
-    layer_types: Mapping[str, type[Any]] = {"nakcast": NakcastServer}
+    layer_types: Mapping[str, type[Any]] = {LAYER: NakcastServer}
     observer = NakcastObserver()
 
     def derived(self, deployment: Deployment) -> dict[str, Any]:
         return {"region": deployment.region, "owners": dict(deployment.owners)}
 
     def layers(self, config: NakcastConfig, kit: Kit) -> dict[str, Layer]:
-        return {"nakcast": kit.kinds["nakcast"](config, kit.service, kit.counters)}
+        return {LAYER: kit.kinds[LAYER](config, kit.service, kit.counters)}

@@ -43,9 +43,10 @@ from surecast.core.types import (
 from surecast.protocols.nakcast.config import NakcastConfig
 from surecast.protocols.nakcast.messages import Beacon, Data, Gone, Join, Leave, Nak
 
-__all__ = ["NAME", "NakcastServer"]
+__all__ = ["DELIVERY", "LAYER", "NakcastServer"]
 
-NAME = "nakcast"  # of the delivery
+DELIVERY = "nakcast"  # what `StreamInfo.delivery` says
+LAYER = "nakcast"  # the name of this layer in a replica: that of the role
 VOID_BYTES = 160  # of a void range in a message, at most
 
 
@@ -56,7 +57,7 @@ class Group:
     sent: int  # everything below was sent once
     interval_ns: int  # between beacons: it grows while there is no news
     due_ns: int  # the next beacon
-    event_bytes: float = 100.0  # of the events that were sent last, about
+    event_bytes: float = 100.0  # of an event, about: from what was last sent again
     followers: dict[Peer, None] = field(default_factory=dict)
 
 
@@ -107,8 +108,8 @@ class NakcastServer(HandlerMachine):
         self.unsent: dict[LogId, None] = {}  # streams with more to send than fits into one pass
         self.congested: dict[Peer, None] = {}
         self.is_head, self.is_clean = False, True
-        # For alarms, in the last `alarm_ns`: streams that readers lost positions of, and how many
-        # readers were refused.
+        # For alarms: positions lost by stream, and joins refused (one reader may be refused many
+        # times). Both are cleared `alarm_ns` after the last loss or refusal.
         self.losing: dict[LogId, int] = {}
         self.refused = 0
         self.has_timer = False
@@ -116,7 +117,7 @@ class NakcastServer(HandlerMachine):
     # ------------------------------------------------------------ what the service says
 
     def _on_added(self, event: StreamAdded) -> None:
-        if event.info.delivery == NAME:
+        if event.info.delivery == DELIVERY:
             self.streams[event.info.stream_id] = None
             self._review(event.info.stream_id)
 
@@ -172,7 +173,7 @@ class NakcastServer(HandlerMachine):
                 return
             if group is None:
                 if not self.groups:
-                    self.out.append(PassDown(Attend(NAME, True)))
+                    self.out.append(PassDown(Attend(LAYER, True)))
                 group = Group(end, config.beacon_ns, self.now_ns + config.beacon_ns)
                 self.groups[stream] = group
             group.followers[peer] = None
@@ -197,7 +198,7 @@ class NakcastServer(HandlerMachine):
         self.followers -= len(self.groups.pop(stream).followers)
         self.unsent.pop(stream, None)
         if not self.groups:
-            self.out.append(PassDown(Attend(NAME, False)))
+            self.out.append(PassDown(Attend(LAYER, False)))
 
     def _on_peer_up(self, inp: PeerUp) -> None:
         self.congested.pop(inp.peer, None)
@@ -221,7 +222,7 @@ class NakcastServer(HandlerMachine):
             self._send_news(stream, self.groups[stream])
 
     def _send_news(self, stream: LogId, group: Group) -> None:
-        """What is committed since, once, to everybody; the rest in the next pass."""
+        """Send what was committed since, once, to all followers; the rest in the next pass."""
         config, service = self.config, self.service
         for _ in range(config.reads_max):
             batches = service.readable(stream, group.sent) if self._has_more(stream, group) else []
@@ -229,7 +230,7 @@ class NakcastServer(HandlerMachine):
                 break
             for batch in batches:
                 for piece in self._pieces(batch):
-                    message = Data(piece)  # encoded once, whoever it goes to
+                    message = Data(piece)  # one object for all followers: encoded once
                     for peer in group.followers:
                         self._send_piece(peer, message)
             group.sent = batches[-1].hi
