@@ -9,7 +9,9 @@ from surecast.swarm.process import ProcessSpec, run
 
 def run_heads_that_ask_nobody(spec: ProcessSpec, control: Connection) -> None:
     """A head that has a delivery believes that all replicas have it."""
-    StreamService._is_delivered = lambda service, delivery: delivery in service.deliveries  # type: ignore[method-assign]
+    StreamService._refusal_to_deliver = (  # type: ignore[method-assign]
+        lambda service, delivery: "" if delivery in service.deliveries else "no-delivery"
+    )
     run(spec, control)
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from surecast.core.types import MS, SECOND, Received
+from surecast.core.types import MS, SECOND, Received, tag_of
 from surecast.protocols.sprinkler.config import MeshConfig
 from surecast.protocols.sprinkler.mesh_peer import MeshPeer
-from surecast.protocols.sprinkler.messages import MeshNotify
+from surecast.protocols.sprinkler.messages import MeshNotify, MeshRequest
 from surecast.sim.links import Link
 from surecast.swarm.cluster import Cluster
 from tests import mutations
@@ -264,7 +264,7 @@ def no_room_for_what_was_asked(mutant: type | None) -> list[str]:
             requests.append((message.lo, message.hi))
             answer(peer, message)
 
-        machine._on_request = note
+        machine._received[MeshRequest] = (tag_of(MeshRequest), note)
     world.degrade("east/c1", "east/c0", Link(15 * MS))  # in time, but later than c2
     world.at(world.now_ns, "east/c0", Received("east/c1", MeshNotify(stream, 15)))
     world.at(world.now_ns, "east/c0", Received("east/c2", MeshNotify(stream, 61)))
