@@ -6,11 +6,11 @@ is gone, or ends everywhere below where the query already is. A region that is b
 is just starting, or that gets its own streams back from others has lost nothing: it is waited for.
 So is one that is not heard from: what it had it may still have.
 
-Positions in the middle of a stream are lost when a server says so to whoever reads them (`Lost`):
+Positions in the middle of a stream are lost when a server answers a range read with `Lost`:
 it has no copy, and knows that nobody has one. That needs no further question.
 
-A suspicion about the rest is taken to every server of the region, over HTTP. Only those that are
-ready have a say, and one that knows of anybody who has the positions, or may have them, is enough.
+A suspicion about the rest is taken to every server of the region, over HTTP. Only answers of
+ready servers count. One of them that knows a region which has the positions, or may, is enough.
 """
 
 from __future__ import annotations

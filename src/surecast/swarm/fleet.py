@@ -245,8 +245,8 @@ class Fleet:
         self._follow(self.readers)
 
     def try_open(self, stream: str, region: str, policy: Policy, delivery: str = "") -> str:
-        """Why it was refused; "": it is open. Whoever reads a stream with a delivery that is given
-        here is to be said in `named`."""
+        """Why it was refused; "": it is open. With `delivery` given, `named` must list the readers
+        of the stream."""
         publisher = self.workers[f"{region}/pub"]
         publisher.ask("open", Open(stream, StreamSpec(policy, delivery)))
         answer: dict[str, Any] = {}

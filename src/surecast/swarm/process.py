@@ -293,7 +293,7 @@ class Resident:
 
 
 def run(spec: ProcessSpec, control: Connection) -> None:
-    """Live until SIGTERM, or until whoever started us is gone."""
+    """Run until SIGTERM, or until the parent process is gone."""
     sys.stderr = log_path(spec).open("a", buffering=1)
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s")
     for protocol in spec.without:  # before anything is built of the registry
