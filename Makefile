@@ -1,6 +1,6 @@
 # Every target does the set-up it needs by itself: `make demo` works in a fresh clone.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check goldens torture bench lock clean services
+.PHONY: help setup demo test check goldens nightly torture bench budget lock clean services
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -9,6 +9,7 @@ JOBS ?= 2
 TEST_JOBS ?= 3
 SEEDS ?= 500
 ROUNDS ?= 20
+P ?=
 
 INSTALLED := $(VENV)/.installed
 WARM := $(VENV)/.warm
@@ -25,29 +26,41 @@ setup: $(WARM)  ## .venv with the pinned dependencies, kernels compiled
 demo: setup  ## the main job end to end: real servers, a cut line, a killed server, an audit, a figure
 	$(VENV)/bin/surecast demo
 
-test: $(INSTALLED)  ## every test
+test: $(INSTALLED)  ## every test, within tests/budget.toml; P=chain: those of one protocol, package or verb
 	@$(MAKE) --no-print-directory -j3 $(WARM) $(CLASSES) services
-	$(PY) -m pytest -n $(TEST_JOBS)
+ifeq ($(P),)
+	$(PY) -m pytest -n $(TEST_JOBS) --budget
+else
+	$(PY) -m pytest -n $(TEST_JOBS) --part $(P)
+endif
+
+budget: $(INSTALLED)  ## rewrite tests/budget.toml from what the last `make test` measured
+	$(PY) -m tests.budget
 
 check: setup  ## format, lint, types and the quick tests: under a minute
-	$(PY) -m ruff format --check src tests bench
-	$(PY) -m ruff check src tests bench
+	$(PY) -m ruff format --check src tests bench scripts
+	$(PY) -m ruff check src tests bench scripts
 	$(PY) -m mypy
+	$(VENV)/bin/basedpyright --pythonpath $(PY)
 	$(PY) -m pytest -n $(JOBS) -q -m "not slow"
 
 goldens: setup  ## 200 seeds of each swarm: what leaves each node is what it was
 	$(PY) -m tests.goldens
 
+nightly: $(INSTALLED)  ## the long runs that `make test` leaves out: examples, Spark clusters, kills under Spark
+	@$(MAKE) --no-print-directory -j3 $(WARM) $(CLASSES) services
+	$(PY) -m pytest -n $(JOBS) -m nightly
+
 torture: setup  ## new examples, swarms, then real processes, under all faults and stalls; Spark's drivers and regions killed
 	HYPOTHESIS_PROFILE=explore $(PY) -m pytest -n $(JOBS) -q -m "not slow" $(addprefix tests/,columns core parts protocols sim)
-	for swarm in $$($(VENV)/bin/python -m surecast.swarm.scenarios); do \
+	for swarm in $$($(VENV)/bin/python -m surecast_lab.swarm.scenarios); do \
 	    $(VENV)/bin/surecast sim $$swarm --seeds $(SEEDS) --ledger bench/torture.jsonl || exit 1; \
 	done
-	$(PY) -m surecast.swarm.rounds --rounds $(ROUNDS)
-	$(PY) -m surecast.swarm.upgrade_rounds --protocol nakcast --rounds 10
-	$(PY) -m surecast.swarm.stall --seconds 30
-	$(PY) -m surecast.swarm.sink_rounds --rounds $(ROUNDS)
-	$(PY) -m surecast.swarm.spark_rounds --minutes 10
+	$(PY) -m surecast_lab.swarm.process_torture --rounds $(ROUNDS)
+	$(PY) -m surecast_lab.swarm.upgrade_rounds --protocol nakcast --rounds 10
+	$(PY) -m surecast_lab.swarm.stall --seconds 30
+	$(PY) -m surecast_lab.swarm.sink_rounds --rounds $(ROUNDS)
+	$(PY) -m surecast_lab.swarm.spark_rounds --minutes 10
 
 bench: setup  ## measure; appends to bench/results.jsonl
 	$(PY) bench/run.py
@@ -68,8 +81,8 @@ services:
 	scripts/services.sh
 
 # The tests start Spark again and again: this takes 40 seconds, and each start then 5 less.
-$(CLASSES): $(INSTALLED) src/surecast/pipeline/warm.py
-	$(PY) -m surecast.pipeline.warm
+$(CLASSES): $(INSTALLED) scripts/warm_spark.py
+	$(PY) scripts/warm_spark.py
 
 # Compiling the kernels takes seconds; done here once, no test, run or server ever waits for it.
 $(WARM): $(INSTALLED) $(wildcard src/surecast/columns/*.py)

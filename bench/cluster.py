@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from surecast.bench import catchup, durable, fanout, geo, latency
-from surecast.bench.report import Report
+from surecast_lab.bench import catchup, durable, fanout, geo, latency
+from surecast_lab.bench.report import Report
 
 Row = dict[str, Any]
 

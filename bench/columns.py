@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from surecast.columns import codec, forms, kernels
-from surecast.columns.batch import COLLECTED, HEADER_SIZE, Batch, coalesce
+from surecast.columns.batch import COLLECTED, HEADER_SIZE, SUPERSEDED, Batch, coalesce
 from surecast.columns.column import Column, Columns, column_of
 from surecast.columns.intervals import IntervalSet
 from surecast.columns.keytable import KeyTable
@@ -139,7 +139,7 @@ def bench_index_feed() -> list[Row]:
                 start = time.perf_counter()
                 for at in range(0, len(batches), at_once):
                     index.feed_many(batches[at : at + at_once], lambda lo, hi: ())
-                index.voids[COLLECTED].total()  # includes what was still to be merged
+                index.voids[SUPERSEDED].total()  # includes what was still to be merged
                 best = min(best, time.perf_counter() - start)
             rate = len(batches) * rows / best / 1e6
             made.append(

@@ -14,7 +14,7 @@ from typing import Any
 from surecast.columns.retention import KeepAll
 from surecast.core.types import MS
 from surecast.protocols.sprinkler.config import MeshConfig
-from surecast.swarm.fleet import Fleet
+from surecast_lab.swarm.process_cluster import ProcessCluster
 
 Row = dict[str, Any]
 
@@ -26,7 +26,7 @@ ROWS, EVERY_NS = 50, 25 * MS
 def share(clients: int) -> Row:
     with (
         tempfile.TemporaryDirectory(prefix="surecast-mesh-") as folder,
-        Fleet(Path(folder), 1, {"east": 2}, clients) as fleet,
+        ProcessCluster(Path(folder), 1, {"east": 2}, clients) as fleet,
     ):
         fleet.open("s", "east", KeepAll())
         fleet.publish("s", ROWS, EVERY_NS)

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from surecast.bench.machine import circumstances
+from surecast_lab.bench.machine import circumstances
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from surecast.bench.machine import circumstances
+from surecast_lab.bench.machine import circumstances
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results.jsonl"

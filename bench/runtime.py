@@ -42,7 +42,7 @@ from surecast.core.wire import Codec
 from surecast.protocols.streams.messages import CreateStream, PubAck, Publish, PubNack, StreamOpened
 from surecast.protocols.streams.publisher import anonymous_publisher
 from surecast.registry import configs, message_types, witness
-from surecast.runtime.book import AddressBook
+from surecast.runtime.addresses import AddressBook
 from surecast.runtime.node import Node
 from surecast.runtime.run import run
 from surecast.stacks import region_replica

@@ -23,7 +23,6 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from spark_memory import Memory
-from surecast.bench.machine import circumstances
 from surecast.columns.batch import Batch
 from surecast.columns.intervals import IntervalSet
 from surecast.columns.retention import LatestPerKey, RetentionIndex
@@ -31,6 +30,7 @@ from surecast.pipeline.jobs.compact import compact
 from surecast.pipeline.jobs.workload import Workload, ids_of, workload
 from surecast.pipeline.rows import DDL
 from surecast.pipeline.session import spark_session
+from surecast_lab.bench.machine import circumstances
 
 RESULTS = Path(__file__).resolve().parent / "results.jsonl"
 STREAM = bytes(16)

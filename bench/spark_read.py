@@ -28,13 +28,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from surecast import ClientOptions, sync
-from surecast.bench.machine import circumstances
 from surecast.pipeline import fetch
 from surecast.pipeline.options import parse
 from surecast.pipeline.session import spark_session
 from surecast.pipeline.source import BatchReader
 from surecast.server.cluster import Cluster
-from surecast.swarm.demo_cluster import free_layout
+from surecast_lab.bench.machine import circumstances
+from surecast_lab.testing.deployment import free_layout
 
 KEY, VALUE = 8, 10
 AT_ONCE = 200_000

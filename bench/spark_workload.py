@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from spark_memory import Memory
-from surecast.bench.machine import circumstances
 from surecast.pipeline.jobs.fit import goodness_of_fit
 from surecast.pipeline.jobs.workload import Workload, law_of, workload
 from surecast.pipeline.session import spark_session
+from surecast_lab.bench.machine import circumstances
 
 RESULTS = Path(__file__).resolve().parent / "results.jsonl"
 SAMPLE = 10_000_000

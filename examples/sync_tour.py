@@ -14,3 +14,5 @@ with client:
     client.flush()
     for event in islice(stream.subscribe(start=first), 3):
         print(event.seq, event.value)
+    subscription = stream.subscribe(start=first, stop="latest")
+    print(next(subscription).value, "and", sum(1 for _ in subscription), "more")

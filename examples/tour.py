@@ -53,11 +53,13 @@ async def read(client: surecast.Client, name: str) -> None:
             break
 
     rows = 0
-    async for batch in stream.subscribe(start=seqs.first).batches():  # pyarrow.RecordBatch
-        rows += batch.num_rows
-        if rows == len(seqs):
-            print(f"read {rows} rows as Arrow batches with columns {batch.schema.names}")
-            break
+    stop = seqs.last + 1  # a range is half-open: the first position that is not read
+    async for batch in stream.subscribe(start=seqs.first, stop=stop).batches():
+        rows += batch.num_rows  # pyarrow.RecordBatch
+    print(f"read {rows} rows as Arrow batches")
+
+    table = await stream.read(stop="latest", timeout=30)  # all there is now
+    print(f"read {table.num_rows} rows as a table with columns {table.schema.names}")
 
     async for event in stream.subscribe(start=before):  # a datetime: by the owner's clock
         print(f"the first event of the last minute: {event.value!r}")
@@ -92,13 +94,11 @@ async def see_voids(client: surecast.Client, name: str) -> None:
     async with asyncio.timeout(30):
         while True:  # what has just been published is still passed on as it came
             events = voids = 0
-            async for event in stream.subscribe(start="earliest", voids=True):
+            async for event in stream.subscribe(start="earliest", stop=end + 1, voids=True):
                 if event.kind == "void":
                     voids += len(event.range)
                 else:
                     events += 1
-                if event.seq >= end:
-                    break
             if events < 2_000:
                 break
             await asyncio.sleep(0.1)

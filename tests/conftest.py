@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from surecast.pipeline.warm import java_options
+from tests import budget
+from tests.java import set_java_options
+from tests.selection import TESTS, is_of_part
 
 # Examples are the same in every run, so a failure on one machine is a failure on all. To search
 # for new ones: HYPOTHESIS_PROFILE=explore. No deadlines: a busy machine must not fail a test.
@@ -18,6 +20,33 @@ _common = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "p
 settings.register_profile("default", derandomize=True, **_common)
 settings.register_profile("explore", max_examples=2_000, **_common)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+set_java_options()
+
+
+# ---------------------------------------------------------------- which tests run
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    budget.pytest_addoption(parser)
+    parser.addoption(
+        "--part", default="", metavar="NAME",
+        help="only files that have this name in their path: a protocol, package or verb",
+    )  # fmt: skip
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    budget.pytest_configure(config)
+    part = config.getoption("part")
+    if part and not any(is_of_part(path, part) for path in TESTS.rglob("test_*.py")):
+        raise pytest.UsageError(f"no file of tests has {part!r} in its path")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """None: others decide."""
+    part = config.getoption("part")
+    other = part and collection_path.is_file() and not is_of_part(collection_path, part)
+    return True if other else None
 
 
 def pytest_collection_finish() -> None:
@@ -27,31 +56,20 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(50_000, 20, 20)
 
 
-# Spark in tests does a little of many things and is never warm: code that is compiled once and
-# lightly takes a third less of the processor than code that is made fast for later.
-# And what it does is small: a page of 32 MB for each task, zeroed and thrown away, is not.
-_HEAP = "-Xms768m -Xmn512m -XX:MetaspaceSize=512m -Dspark.buffer.pageSize=1m"
-# With one compiler Java has room for 48 MB of code; Spark needs more, and fails oddly without.
-_LIGHT = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC " + java_options()
-os.environ.setdefault("SPARK_SUBMIT_OPTS", f"{_LIGHT} {_HEAP}")
-os.environ.setdefault("SPARK_DAEMON_JAVA_OPTS", _LIGHT)
-
-
-# ---------------------------------------------------------------- who runs what
+# ---------------------------------------------------------------- which worker runs what
 #
 # pytest-xdist's own `xdist_group` (3.8) does not work with pytest 9.2, which lets no plugin change
 # a test's id. So groups are read from the files: tests that take `spark` share one JVM in one
 # worker, and a file with a fixture of its own (scope="module") stays in one worker for it, as do
 # files that say the same `GROUP = "name"`.
 
-_TESTS = Path(__file__).parent
 _TAKES_SPARK = re.compile(r"^def test_\w+\([^)]*\bspark\b", re.MULTILINE)
 _GROUP = re.compile(r'^GROUP = "(\w+)"', re.MULTILINE)
 
 
 @lru_cache(None)
 def _group_of_file(path: str) -> str | None:
-    text = (_TESTS.parent / path).read_text()
+    text = (TESTS.parent / path).read_text()
     if found := _GROUP.search(text):
         return found.group(1)
     if _TAKES_SPARK.search(text):
@@ -65,8 +83,13 @@ def group_of(nodeid: str) -> str:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes long begins first, or one worker would be left with it at the end."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Nightly tests are left out unless `-m` names them. What takes long begins first, or one
+    worker would be left with it at the end."""
+    if "nightly" not in config.option.markexpr:
+        nightly = [item for item in items if item.get_closest_marker("nightly")]
+        config.hook.pytest_deselected(items=nightly)
+        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
     groups = [group_of(item.nodeid) for item in items]
     slow = {
         group for group, item in zip(groups, items, strict=True) if item.get_closest_marker("slow")

@@ -4,8 +4,8 @@ from types import ModuleType
 
 import pytest
 
-from surecast.lab import torture
-from surecast.swarm import scenarios
+from surecast_lab.lab import torture
+from surecast_lab.swarm import scenarios
 
 __all__ = ["fake_swarm"]
 

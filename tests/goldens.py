@@ -22,8 +22,8 @@ from typing import Any
 import msgspec
 
 from surecast.core.types import Append, Batch, Deliver, Repair, Send, Truncate
-from surecast.lab.torture import load_swarm
 from surecast.sim.trace import Trace
+from surecast_lab.lab.torture import load_swarm
 
 STORED = Path(__file__).parent / "fixtures" / "goldens.json"
 SWARMS = ("sprinkler", "sprinkler-mesh")

@@ -7,7 +7,7 @@ import pytest
 
 from surecast.columns.retention import KeepAll, Policy
 from surecast.core.types import MS, SECOND
-from surecast.swarm.cluster import Cluster
+from surecast_lab.swarm.cluster import Cluster
 
 
 def cluster_of(

@@ -13,6 +13,7 @@ import msgspec
 
 from surecast.columns.batch import COLLECTED, Batch
 from surecast.columns.intervals import IntervalSet
+from surecast.columns.rules import is_end
 from surecast.core.disk import read_through
 from surecast.core.replicated import Abandon, AppendAt, Appended, RoleChanged, TakePublishers
 from surecast.core.types import LogId, Peer, PeerDown, SetTimer, TimerFired
@@ -37,7 +38,8 @@ from surecast.protocols.sprinkler.messages import (
 from surecast.protocols.sprinkler.recovery import Recovery
 from surecast.protocols.sprinkler.region_sync import RegionSync
 from surecast.protocols.sprinkler.sources import Copy, PeerRegion
-from surecast.protocols.streams.cursors import Cursor, Cursors
+from surecast.protocols.streams.cursor_log import Cursor, CursorEntry
+from surecast.protocols.streams.cursors import Cursors
 from surecast.protocols.streams.messages import (
     Advance,
     Attach,
@@ -133,6 +135,14 @@ class ForwardsBeforeStoring(Replica):
             super()._stored(log, state, pending)
 
 
+class ServesAtOnce(Replica):
+    """A new tail does not wait until the old one has stopped serving."""
+
+    def _take_place(self) -> None:
+        super()._take_place()
+        self.was_learner = False
+
+
 class IgnoresMovedTails(RegionSync):
     """R7 taken out: a new epoch or tail of the source changes nothing."""
 
@@ -201,7 +211,7 @@ class DropsWhenFull(StreamService):
         super().feed(stream, budget_bytes)
         oldest = stream.index.end - self.cap
         if oldest > 1:
-            stream.index.voids[COLLECTED].add(1, oldest)
+            stream.index._void_below(oldest, COLLECTED)
 
 
 # ---------------------------------------------------------------- the mesh
@@ -432,6 +442,34 @@ class FencesLate(Cursors):
 
     def _latest(self, name: str) -> Cursor:
         return self.table.get(name, Cursor())
+
+
+class LeavesHolderInPlace(Cursors):
+    """A reset moves the cursor and leaves the name to its holder."""
+
+    def _write(self, name: str, entries: list[CursorEntry]) -> None:
+        super()._write(name, [entry for entry in entries if entry.stream or not entry.change])
+
+
+class TakesExpelledHolders(Cursors):
+    """A holder that was expelled by a reset may take the name again."""
+
+    def _latest(self, name: str) -> Cursor:
+        return replace(super()._latest(name), expelled=b"", former=())
+
+
+class RepeatsChanges(Cursors):
+    """A reset that is asked for again, because its answer was lost, is carried out again."""
+
+    def _latest(self, name: str) -> Cursor:
+        return replace(super()._latest(name), change=b"")
+
+
+class DeletesOnlyTheName(Cursors):
+    """A deletion writes one entry, and leaves those of the positions in the log."""
+
+    def _write(self, name: str, entries: list[CursorEntry]) -> None:
+        super()._write(name, [entry for entry in entries if entry.seq or not entry.stream])
 
 
 # ---------------------------------------------------------------- times and retention
@@ -720,3 +758,23 @@ class ForfeitsReadable(StreamService):
 
     def _in_holes(self, stream: LogId, positions: IntervalSet) -> IntervalSet:
         return positions
+
+
+class GivesPositionsBehindTheEnd(StreamService):
+    """D1 taken out: a deleted stream is published to."""
+
+    def _refusal_behind_end(self, stream: Stream) -> str:
+        return ""
+
+
+class KnowsOnlyItsOwnEnd(StreamService):
+    """D1 taken out in part: a head does not look whether the one before gave the End event."""
+
+    def _on_publish(self, peer: Peer, message: Publish) -> None:
+        super()._on_publish(peer, message)
+        stream = self.streams.get(message.stream)
+        if stream is not None and is_end(message.batch):
+            stream.ending = True
+
+    def _refusal_behind_end(self, stream: Stream) -> str:
+        return "deleted" if stream.ending else ""

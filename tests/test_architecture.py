@@ -21,7 +21,9 @@ _JOINED = {
     *_BELOW_REGISTRY, "registry", "stacks", "storage", "sim", "runtime", "endpoint", "server",
     "client",
 }  # fmt: skip
-_ALL = {*_JOINED, "swarm", "bench", "pipeline", "lab", "web", "cli", ""}
+_PRODUCT = {*_JOINED, "pipeline", "web", ""}
+# The package beside it has rooms of its own. Only verbs of the command line import them.
+LAB = "surecast_lab."
 SEES: dict[str, set[str]] = {
     "errors": set(),
     "numba_cache": set(),
@@ -41,12 +43,17 @@ SEES: dict[str, set[str]] = {
     "client": {"columns", "core", "endpoint", "server"},
     "pipeline": {"columns", "core", "parts", "storage", "endpoint", "client", "numba_cache", ""},
     "server": {*_JOINED} - {"protocols", "sim", "client"},
-    "swarm": {*_JOINED, "pipeline", ""},
-    "bench": {*_JOINED, "swarm", "pipeline", ""},
-    "web": {*_JOINED, "swarm", "pipeline", ""},
-    "lab": _ALL,
-    "cli": _ALL - {"protocols"},
-}
+    "web": _PRODUCT - {"protocols", "sim"},
+    "cli": {
+        *_PRODUCT, LAB + "swarm", LAB + "bench", LAB + "lab", LAB + "demo",
+    } - {"protocols"},
+    LAB: set(),
+    LAB + "testing": {*_JOINED},
+    LAB + "bench": {*_PRODUCT, LAB + "testing"},
+    LAB + "swarm": {*_PRODUCT, LAB + "testing", LAB + "bench"},
+    LAB + "demo": {*_PRODUCT, LAB + "testing", LAB + "swarm"},
+    LAB + "lab": {*_PRODUCT, LAB + "testing", LAB + "swarm", LAB + "bench"},
+}  # fmt: skip
 
 
 def imports(tree: ast.AST, module: str, is_package: bool) -> Iterator[tuple[int, str]]:
@@ -68,8 +75,12 @@ def imports(tree: ast.AST, module: str, is_package: bool) -> Iterator[tuple[int,
 
 
 def room(name: str) -> str:
-    """The top-level part of surecast a dotted name belongs to; "" for the package itself."""
+    """The top-level part of surecast a dotted name belongs to; "" for the package itself.
+
+    Those of surecast_lab begin with its name."""
     parts = name.split(".")
+    if parts[0] == "surecast_lab":
+        return LAB + (parts[1] if len(parts) > 1 and LAB + parts[1] in SEES else "")
     if len(parts) > 1 and (parts[1] in SEES or (SRC / "surecast" / parts[1]).exists()):
         return parts[1]
     return ""  # a name the package itself defines
@@ -78,7 +89,8 @@ def room(name: str) -> str:
 def complaints(source: str, module: str, is_package: bool = False) -> list[str]:
     """What is wrong with the imports of `source`, were it the text of `module`."""
     found: list[str] = []
-    here = module.partition(".")[2].partition(".")[0]
+    package, _, rest = module.partition(".")
+    here = (LAB if package == "surecast_lab" else "") + rest.partition(".")[0]
     if here not in SEES:
         return [f"{module}: the room {here!r} has no row in SEES"]
     tree = ast.parse(source)
@@ -88,7 +100,7 @@ def complaints(source: str, module: str, is_package: bool = False) -> list[str]:
             found.append(f"{module}:{line} is pure and imports {top}")
         if here in PURE and top == "random" and name != "random.Random":
             found.append(f"{module}:{line} is pure and imports {name}; only the type Random may be")
-        if top != "surecast":
+        if top not in ("surecast", "surecast_lab"):
             continue
         there = room(name)
         allowed = SEES[here] | {here, "errors"}
@@ -119,7 +131,7 @@ def _unseeded(tree: ast.AST) -> Iterator[int]:
 
 def modules() -> list[tuple[str, Path]]:
     found = []
-    for path in sorted((SRC / "surecast").rglob("*.py")):
+    for path in sorted((*(SRC / "surecast").rglob("*.py"), *(SRC / "surecast_lab").rglob("*.py"))):
         parts = list(path.relative_to(SRC).with_suffix("").parts)
         if parts[-1] == "__init__":
             parts.pop()
@@ -144,8 +156,9 @@ def test_source_keeps_the_rules(module: str, path: Path) -> None:
         ("surecast.storage.x", "from surecast.sim.world import World", "(sim)"),
         ("surecast.sim.x", "from surecast.protocols.chain.replica import Replica", "(protocols)"),
         ("surecast.runtime.x", "from surecast.sim import world", "(sim)"),
-        ("surecast.swarm.x", "from surecast.cli.main import run", "(cli)"),
-        ("surecast.swarm.x", "from surecast import lab", "(lab)"),
+        ("surecast_lab.swarm.x", "from surecast.cli.main import run", "(cli)"),
+        ("surecast_lab.swarm.x", "from surecast_lab import lab", "(surecast_lab.lab)"),
+        ("surecast.server.x", "from surecast_lab.swarm import trial", "(surecast_lab.swarm)"),
         ("surecast.server.x", "from surecast.web import feed", "(web)"),
         ("surecast.pipeline.x", "from surecast.protocols.chain.replica import R", "(protocols)"),
         (
@@ -190,11 +203,14 @@ def test_the_checker_sees_violations(module: str, source: str, words: str) -> No
         ("surecast.protocols.a.x", "from . import messages\nfrom .messages import M"),
         ("surecast.protocols.a.x", "from surecast.errors import PeerError"),
         ("surecast.storage.x", "import os, time, threading"),
-        ("surecast.swarm.x", "from surecast.protocols.chain import x\nfrom surecast.sim import y"),
+        (
+            "surecast_lab.swarm.x",
+            "from surecast.protocols.chain import x\nfrom surecast.sim import y",
+        ),
         ("surecast.endpoint.x", "from surecast.registry import delivery"),
         ("surecast.server.x", "from surecast.registry import roles\nfrom surecast import stacks"),
         ("surecast.cli.x", "from surecast.registry import directory"),
-        ("surecast.cli.x", "from surecast.lab import x\nfrom surecast.swarm import y"),
+        ("surecast.cli.x", "from surecast_lab.lab import x\nfrom surecast_lab.swarm import y"),
     ],
 )
 def test_the_checker_lets_right_imports_pass(module: str, source: str) -> None:
@@ -222,7 +238,7 @@ def rooms_seen() -> dict[str, set[str]]:
     for module, path in modules():
         here = room(module)
         for _, name in imports(ast.parse(path.read_text()), module, path.name == "__init__.py"):
-            if name.split(".")[0] == "surecast" and room(name) != here:
+            if name.split(".")[0] in ("surecast", "surecast_lab") and room(name) != here:
                 found.setdefault(here, set()).add(room(name))
     return found
 

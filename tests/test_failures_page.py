@@ -6,7 +6,7 @@ from pathlib import Path
 
 from surecast.server.alarms import codes
 from surecast.sim import faults
-from surecast.swarm import file_damage, misfortunes
+from surecast_lab.swarm import file_damage, process_faults
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "failures.md"
@@ -64,7 +64,7 @@ def test_alarms_of_the_page_exist() -> None:
 
 def test_every_fault_has_a_row() -> None:
     kinds = [*faults.DAMAGES, *file_damage.KINDS, "ends"]
-    kinds += [kind for kind in misfortunes.KINDS if kind.startswith(("damage", "roll-back"))]
+    kinds += [kind for kind in process_faults.KINDS if kind.startswith(("damage", "roll-back"))]
     assert set(kinds) == set(WORDS)
     first = " ".join(row[0] for row in rows()).replace("*", "")
     for kind in kinds:

@@ -1,4 +1,4 @@
-"""The code of the README and of the guides runs as it stands there."""
+"""The code of the README runs as it stands there. docs/quickstart.md: tests/cli."""
 
 import re
 import subprocess
@@ -32,7 +32,9 @@ def test_the_ten_lines_print_what_the_readme_says(tmp_path: Path) -> None:
     assert run(code, tmp_path).splitlines() == re.findall(r"`([^`]*)`", said.group(1))
 
 
-@pytest.mark.slow
-def test_the_quick_start_runs(tmp_path: Path) -> None:
-    (code,) = blocks("docs/quickstart.md")
-    assert run(code, tmp_path) == "1 b'user:42'"
+def test_the_readme_begins_with_pip_and_code_and_says_when_to_use_something_else() -> None:
+    text = (ROOT / "README.md").read_text()
+    install, code = text.index("pip install surecast"), text.index("```python")
+    assert install < code < text.index("make demo")
+    when = text[text.index("## When to use it, and when NATS or Kafka") :].partition("\n## ")[0]
+    assert when.count("\n* ") == 6

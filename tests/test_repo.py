@@ -1,9 +1,12 @@
 """The repository as a whole: its pages are complete, its lock is exact, its files are portable."""
 
+import ast
 import os
 import re
 import subprocess
+import textwrap
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -84,13 +87,25 @@ def test_status_has_a_row_for_each_system(system: str) -> None:
     assert all(row), f"{system}: an empty cell says nothing"
 
 
-def test_each_protocol_has_a_page_and_a_registry_row() -> None:
+@pytest.mark.parametrize("name", protocols())
+def test_each_protocol_has_a_page_and_a_registry_row(name: str) -> None:
     from surecast import registry
 
-    assert protocols(), "no protocols found: this test looks in the wrong place"
-    for name in protocols():
-        assert (DOCS / "protocols" / f"{name}.md").exists(), f"docs/protocols/{name}.md is missing"
-        assert name in registry.PROTOCOLS, f"{name} has no row in registry.PROTOCOLS"
+    assert (DOCS / "protocols" / f"{name}.md").exists(), f"docs/protocols/{name}.md is missing"
+    assert name in registry.PROTOCOLS, f"{name} has no row in registry.PROTOCOLS"
+
+
+def test_the_registry_has_no_protocol_without_a_folder() -> None:
+    from surecast import registry
+
+    assert set(registry.PROTOCOLS) == set(protocols())
+
+
+def test_the_package_does_not_change_installed_files() -> None:
+    """What makes Spark of the tests start faster is not part of the product."""
+    changes = re.compile(r"SharedArchiveFile|ArchiveClassesAtExit|python/lib|ZipFile\([^)]*\"a\"")
+    found = [path for path in (ROOT / "src").rglob("*.py") if changes.search(path.read_text())]
+    assert found == []
 
 
 def guarantees(checks: str) -> list[str]:
@@ -231,3 +246,114 @@ def test_ci_runs_make_test() -> None:
     assert "make test" in ci.read_text()
     targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M)
     assert {"setup", "demo", "test", "check", "torture", "bench"} <= set(targets)
+
+
+# ---------------------------------------------------------------- bounds
+
+# The options of an endpoint are those of a client, and most of them are tested through one.
+TESTED_IN = {"endpoint": ("endpoint", "client")}
+CONSTANT = re.compile(r"_?[A-Z][A-Z0-9_]*_MAX")
+
+
+def package_of(path: Path) -> str:
+    """The package whose tests test a module: a protocol, or a folder of surecast."""
+    folders = path.relative_to(PACKAGE).parts[:-1]
+    return "/".join(folders[: 2 if folders[:1] == ("protocols",) else 1])
+
+
+def bounds_in(source: str) -> Iterator[str]:
+    """Module constants *_MAX, and fields *_max of dataclasses."""
+    tree = ast.parse(source)
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
+        names = [target.id for target in targets if isinstance(target, ast.Name)]
+        yield from (name for name in names if CONSTANT.fullmatch(name))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and "dataclass" in map(_decorator, node.decorator_list):
+            fields = [one.target for one in node.body if isinstance(one, ast.AnnAssign)]
+            names = [field.id for field in fields if isinstance(field, ast.Name)]
+            yield from (name for name in names if name.endswith("_max"))
+
+
+def _decorator(node: ast.expr) -> str:
+    called = node.func if isinstance(node, ast.Call) else node
+    return ast.unparse(called).rpartition(".")[2]
+
+
+def words_in(source: str) -> set[str]:
+    """Names and words of strings that the code of a test uses: no comments, no docstrings."""
+    tree = ast.parse(source)
+    found: set[str] = set()
+    texts: list[ast.Constant] = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name():
+                found.add(node.id)
+            case ast.Attribute():
+                found.add(node.attr)
+            case ast.keyword(arg=str()):
+                found.add(str(node.arg))
+            case ast.Constant(value=str()):
+                texts.append(node)
+    said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for text in texts:
+        if id(text) not in said:
+            found.update(re.findall(r"\w+", str(text.value)))
+    return found
+
+
+def untested(bounds: dict[str, list[str]], tests: dict[str, set[str]]) -> list[str]:
+    """The bounds of each package that no test of it names."""
+    return [
+        f"{package or 'surecast'}: {name}"
+        for package, names in bounds.items()
+        for name in names
+        if not any(name in tests.get(one, ()) for one in TESTED_IN.get(package, (package,)))
+    ]
+
+
+def test_every_bound_is_named_in_a_test_of_its_package() -> None:
+    bounds: dict[str, list[str]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if "_max" in (source := path.read_text()).lower():
+            bounds.setdefault(package_of(path), []).extend(bounds_in(source))
+    tests: dict[str, set[str]] = {}
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        folders = path.relative_to(ROOT / "tests").parts[:-1]
+        package = "/".join(folders[: 2 if folders[:1] == ("protocols",) else 1])
+        if "_max" in (source := path.read_text()).lower():
+            tests.setdefault(package, set()).update(words_in(source))
+    assert sum(map(len, bounds.values())) > 100, "hardly any bounds: this looks in the wrong place"
+    assert untested(bounds, tests) == []
+
+
+def test_the_check_of_bounds_can_fail() -> None:
+    source = """
+        from dataclasses import dataclass
+        A_MAX = 1
+        _B_MAX: Final = 2
+        MAXIMUM = C_max = 3
+        def f(): D_MAX = 4
+        @dataclass(frozen=True)
+        class Config:
+            e_max: int = 5
+            f_bytes_max: int
+            maximal: int
+        class Message(Struct):
+            g_max: int
+    """
+    bounds = list(bounds_in(textwrap.dedent(source)))
+    assert bounds == ["A_MAX", "_B_MAX", "e_max", "f_bytes_max"]
+    tests = """
+        '''Says A_MAX.'''
+        def test_it():
+            '''About f_bytes_max.'''
+            limits._B_MAX  # and A_MAX
+            Config(e_max=1)
+    """
+    words = words_in(textwrap.dedent(tests))
+    assert untested({"x": bounds}, {"x": words}) == ["x: A_MAX", "x: f_bytes_max"]
+    assert untested({"x": bounds}, {"y": words}) == [f"x: {name}" for name in bounds]
+    assert untested({"endpoint": ["e_max"]}, {"client": words}) == []
+    assert untested({"x": ["A_MAX"]}, {"x": words_in("setattr(limits, 'A_MAX', 3)")}) == []

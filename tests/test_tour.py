@@ -3,10 +3,7 @@
 import asyncio
 import importlib.util
 import json
-import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +11,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.ports import free_base
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
@@ -62,9 +61,7 @@ def test_every_example_is_a_program() -> None:
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
     """A real deployment: two regions of two replicas, as processes."""
-    bases = list(range(21_000, 31_000, PORTS))
-    random.Random(os.getpid()).shuffle(bases)  # other tests look for ports, too
-    base = next(port for port in bases if _is_free(port))
+    base = free_base(PORTS)
     command = [sys.executable, "-m", "surecast.cli", "up", "--regions", "2", "--replicas", "2"]
     command += ["--dir", str(tmp_path / "up"), "--base-port", str(base), "--json"]
     with (tmp_path / "up.log").open("w") as log:
@@ -78,14 +75,6 @@ def url(tmp_path: Path) -> Iterator[str]:
     finally:
         up.send_signal(signal.SIGINT)
         up.wait(60)
-
-
-def _is_free(base: int) -> bool:
-    for port in range(base, base + PORTS):
-        with socket.socket() as sock:
-            if sock.connect_ex(("127.0.0.1", port)) == 0:
-                return False
-    return True
 
 
 @pytest.mark.slow

@@ -11,8 +11,7 @@ Importing this package is cheap on purpose: names are loaded when they are first
 numba nor pyarrow before they are needed.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
 
 from surecast.errors import (
     Closed,
@@ -27,16 +26,26 @@ from surecast.errors import (
     QueueFull,
     StorageError,
     StreamConfigMismatch,
+    StreamDeleted,
+    SubscriptionInUse,
     SurecastError,
+    TimedOut,
+    UnknownSubscription,
     UsageError,
+    WrongToken,
 )
 
+TYPE_CHECKING = False  # as in typing, which takes longer to import than all of this
 if TYPE_CHECKING:
+    from typing import Any
+
     import surecast.sync as sync
     from surecast.client import connect, local
     from surecast.client.connection import Client
     from surecast.client.events import Event, Seqs
     from surecast.client.rules import (
+        Policy,
+        Predicate,
         before_seq,
         before_time,
         keep_all,
@@ -47,9 +56,10 @@ if TYPE_CHECKING:
         latest_per_key,
         tag_is,
     )
-    from surecast.client.stream import Stream
+    from surecast.client.stream import Stream, StreamInfo
     from surecast.client.subscription import Subscription
     from surecast.endpoint.options import ClientOptions
+    from surecast.endpoint.subscriptions import SubscriptionInfo, SubscriptionPosition
 
 __version__ = "0.1.0"
 
@@ -65,15 +75,25 @@ __all__ = [
     "NotSupported",
     "OwnerUnreachable",
     "PeerError",
+    "Policy",
+    "Predicate",
     "PublishError",
     "QueueFull",
     "Seqs",
     "StorageError",
     "Stream",
     "StreamConfigMismatch",
+    "StreamDeleted",
+    "StreamInfo",
     "Subscription",
+    "SubscriptionInUse",
+    "SubscriptionInfo",
+    "SubscriptionPosition",
     "SurecastError",
+    "TimedOut",
+    "UnknownSubscription",
     "UsageError",
+    "WrongToken",
     "__version__",
     "before_seq",
     "before_time",
@@ -94,9 +114,14 @@ _LATE = {
     "Client": "client.connection",
     "ClientOptions": "endpoint.options",
     "Event": "client.events",
+    "Policy": "client.rules",
+    "Predicate": "client.rules",
     "Seqs": "client.events",
     "Stream": "client.stream",
+    "StreamInfo": "client.stream",
     "Subscription": "client.subscription",
+    "SubscriptionInfo": "endpoint.subscriptions",
+    "SubscriptionPosition": "endpoint.subscriptions",
     "before_seq": "client.rules",
     "before_time": "client.rules",
     "connect": "client",
@@ -111,14 +136,18 @@ _LATE = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name == "sync":
-        return import_module("." + name, __name__)
-    if name not in _LATE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module("." + _LATE[name], __name__), name)
-    globals()[name] = found
-    return found
+if not TYPE_CHECKING:  # else every name, misspelled ones included, would have a type
+
+    def __getattr__(name: str) -> Any:
+        from importlib import import_module
+
+        if name == "sync":
+            return import_module("." + name, __name__)
+        if name not in _LATE:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = getattr(import_module("." + _LATE[name], __name__), name)
+        globals()[name] = found
+        return found
 
 
 def __dir__() -> list[str]:

@@ -21,9 +21,14 @@ __all__ = [
     "Silent",
     "StorageError",
     "StreamConfigMismatch",
+    "StreamDeleted",
+    "SubscriptionInUse",
     "SurecastError",
+    "TimedOut",
     "UnknownMessage",
+    "UnknownSubscription",
     "UsageError",
+    "WrongToken",
 ]
 
 
@@ -72,6 +77,10 @@ class ConnectError(SurecastError):
     """No server of the region could be reached; the message says what each address answered."""
 
 
+class WrongToken(ConnectError):
+    """A server answered and refused the token. Trying again does not help."""
+
+
 class Silent(ConnectError):
     """A region that has answered before does not any more. `what`: without the advice."""
 
@@ -92,12 +101,31 @@ class Closed(SurecastError):
     """The client or the subscription was closed."""
 
 
+class TimedOut(SurecastError, TimeoutError):
+    """A call took longer than its `timeout=`; the message says what it waited for.
+
+    `maybe_taken`: what it was to publish may be published all the same. `acknowledged` has the
+    positions, as half-open runs, of what one `publish_many` did get published before.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        maybe_taken: bool = False,
+        acknowledged: tuple[tuple[int, int], ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.maybe_taken = maybe_taken
+        self.acknowledged = acknowledged
+
+
 class QueueFull(SurecastError):
     """As much as may be is unacknowledged: `publish_soon` did not take the event."""
 
 
 class EventsLost(SurecastError):
-    """`batches()` of a subscription came to events that will not come. See `Event`, kind "lost".
+    """`batches()` or `read()` came to events that will not come. See `Event`, kind "lost".
 
     `stream` is its name, `range` has the positions, `why` the reason.
     """
@@ -113,12 +141,22 @@ class EventsLost(SurecastError):
         which = f"{self.stream!r} at positions {lo} to {hi - 1}" if lo < hi else repr(self.stream)
         return (
             f"events of {which} are lost: {self.why}. Call batches() once more to read on behind "
-            "them, or iterate over events, where they come as kind 'lost'"
+            "them, read() the positions before and behind them, or iterate over events, where they "
+            "come as kind 'lost'"
         )
 
 
 class Fenced(SurecastError):
-    """Somebody else has opened the named subscription; this one reads no more."""
+    """Another client has opened the named subscription, or it was reset or deleted; this one reads
+    no more, and its acknowledgements no longer count."""
+
+
+class SubscriptionInUse(SurecastError):
+    """A client reads under the name: the subscription was neither reset nor deleted."""
+
+
+class UnknownSubscription(UsageError):
+    """The region has no subscription of that name."""
 
 
 class PublishError(SurecastError):
@@ -142,3 +180,20 @@ class PublishError(SurecastError):
 
 class OwnerUnreachable(PublishError):
     """The region that owns the stream cannot be reached from this one."""
+
+
+class StreamDeleted(PublishError):
+    """The stream was deleted: nothing can be published to it, and its readers are at its end.
+
+    `stream` is its name. `client.stream(name)` creates a new stream of that name.
+    """
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self.stream = stream
+
+    def __str__(self) -> str:
+        return (
+            f"stream {self.stream!r} was deleted. client.stream({self.stream!r}) opens the stream "
+            "that has the name now, or creates it"
+        )

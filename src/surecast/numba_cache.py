@@ -10,6 +10,9 @@ package is read-only to it. Then kernels are
 
 What numba keeps are pickles, and reading a pickle can run any code. So a folder is used only if
 nobody else can have written to it.
+
+Compiling all kernels takes some seconds, once after an installation or an upgrade. The logger
+"surecast.kernels" tells: a warning when it begins to take time, then how far it is.
 """
 
 # mypy: allow-untyped-calls
@@ -19,6 +22,7 @@ import logging
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -28,9 +32,12 @@ from typing import Any
 import numba
 from numba.core import caching, config
 
-__all__ = ["compiled"]
+__all__ = ["compiled", "expect"]
 
 log = logging.getLogger("surecast")
+progress = logging.getLogger("surecast.kernels")
+
+PROGRESS_S = 1.0  # between two lines about how far it is
 
 _njit: Any = numba.njit  # numba's own types leave out some of its options
 _config: Any = config
@@ -38,17 +45,59 @@ _config: Any = config
 
 def compiled(function: Callable[..., Any], signature: Any, **options: Any) -> Any:
     """`function` compiled for `signature`; if possible, read from a cache on disk or put there."""
+    began_s = time.monotonic()
     for locator, folder in _places():
         with _looking_at(locator, folder):
             try:
-                return _njit(signature, cache=True, **options)(function)
+                made = _njit(signature, cache=True, **options)(function)
+                if made.stats.cache_misses:
+                    _progress.compiled(began_s)
+                return made
             except OSError:  # it cannot be written, or is full
                 continue
             except RuntimeError as problem:
                 if "no locator available" not in str(problem):
                     raise
     _warn()
-    return _njit(signature, **options)(function)
+    made = _njit(signature, **options)(function)
+    _progress.compiled(began_s, kept=False)
+    return made
+
+
+def expect(count: int) -> None:
+    """Say that `count` kernels are loaded next, for the lines about progress."""
+    _progress.expected += count
+
+
+class _Progress:
+    """How many kernels this process had to compile, and what was said about it."""
+
+    def __init__(self) -> None:
+        self.expected = 0
+        self.done = 0
+        self.began_s = 0.0
+        self.said_s = 0.0
+
+    def compiled(self, began_s: float, kept: bool = True) -> None:
+        """One more, since `began_s`. `kept`: later starts find it; else `_warn` has said more."""
+        now_s = time.monotonic()
+        self.done += 1
+        of = f" of {self.expected}" if self.expected >= self.done else ""
+        if self.done == 1:
+            self.began_s, self.said_s = began_s, now_s
+            if kept:
+                progress.warning(
+                    "compiling kernels for this machine; that takes some seconds, once after an "
+                    "installation or upgrade"
+                )
+        elif self.done == self.expected:
+            progress.info("compiled %d kernels in %.1f s", self.done, now_s - self.began_s)
+        elif now_s - self.said_s >= PROGRESS_S:
+            self.said_s = now_s
+            progress.info("compiling kernels: %d%s are done", self.done, of)
+
+
+_progress = _Progress()
 
 
 def _has_index(locator: Any) -> bool:

@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.lab.toys import TOY, toy
+from tests.surecast_lab.lab.toys import TOY, toy
 from typer.testing import CliRunner
 
-import surecast.lab
+import surecast_lab.lab
 from surecast.cli.main import app
 from surecast.errors import UsageError
-from surecast.lab import Experiment, Verdict, points
-
-pytestmark = pytest.mark.slow
+from surecast_lab.lab import Experiment, Verdict, points
 
 
 def judged(reproduced: bool) -> Experiment:
@@ -35,7 +33,7 @@ def judged(reproduced: bool) -> Experiment:
 
 
 def offer(monkeypatch: pytest.MonkeyPatch, experiment: Experiment) -> None:
-    monkeypatch.setattr(surecast.lab, "experiments", lambda: {experiment.id: experiment})
+    monkeypatch.setattr(surecast_lab.lab, "experiments", lambda: {experiment.id: experiment})
 
 
 @pytest.fixture(params=[True, False], ids=["reproduced", "not"])
@@ -48,6 +46,7 @@ def lab(*words: object) -> Any:
     return CliRunner().invoke(app, ["lab", *map(str, words)])
 
 
+@pytest.mark.slow
 def test_run_shows_paper_beside_ours_and_leaves_files(reproduced: bool, tmp_path: Path) -> None:
     done = lab("run", "toy", "--out", tmp_path, "--quick")
     assert done.exit_code == (0 if reproduced else 1), done.output
@@ -64,6 +63,7 @@ def test_run_shows_paper_beside_ours_and_leaves_files(reproduced: bool, tmp_path
     ]
 
 
+@pytest.mark.slow
 def test_json_is_a_list_of_verdicts(reproduced: bool, tmp_path: Path) -> None:
     done = lab("run", "all", "--out", tmp_path, "--json", "--seeds", "2")
     (verdict,) = json.loads(done.stdout)
@@ -80,6 +80,7 @@ def test_an_unknown_experiment_is_wrong_usage() -> None:
     assert "toy" in done.stderr
 
 
+@pytest.mark.slow
 def test_failed_points_end_with_1_and_the_commands_that_repeat_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -123,6 +124,7 @@ def test_real_processes_are_no_sweep(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert "without --sweep" in str(done.exception)
 
 
+@pytest.mark.slow
 def test_report_makes_a_book_and_names_what_is_missing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -139,7 +141,7 @@ def test_report_makes_a_book_and_names_what_is_missing(
 
 def test_the_real_list_names_what_each_experiment_asks() -> None:
     listed = json.loads(lab("list", "--json").stdout)
-    assert [one["id"] for one in listed] == list(surecast.lab.experiments())
+    assert [one["id"] for one in listed] == list(surecast_lab.lab.experiments())
     assert {"sprinkler-e5", "sprinkler-e6"} <= {one["id"] for one in listed}
     assert all(one["question"] and one["paper"] and one["setup"] for one in listed)
     assert lab("list").stdout.count("sprinkler-e6") == 1

@@ -19,7 +19,7 @@ from surecast.registry import message_types
 from surecast.runtime.recorder import Recorder
 from surecast.sim import Link, Trace, World
 from surecast.storage.memory import MemoryDisk
-from surecast.swarm.process import BUILD, build
+from surecast_lab.swarm.process import BUILD, build
 
 
 class Ticker:

@@ -18,6 +18,7 @@ from tests.server.processes import (
     config_text,
     get,
     surecast,
+    surecast_here,
     wait_for,
 )
 
@@ -109,7 +110,7 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
         assert again.returncode == 2
         assert "east-1 cannot start: cannot listen on 127.0.0.1:" in again.stderr
         assert "Traceback" not in again.stderr
-        checked = surecast("serve", str(served.config), "--check-config")
+        checked = surecast_here("serve", str(served.config), "--check-config")
         assert checked.returncode == 2
         assert "PROBLEM: node.http: cannot listen on" in checked.stdout
 
@@ -163,12 +164,12 @@ def test_check_config_says_what_a_file_means(tmp_path: Path) -> None:
     port, http = free_ports(2)
     config = tmp_path / "node.toml"
     config.write_text(config_text(port, http, str(tmp_path / "data")))
-    checked = surecast("serve", str(config), "--check-config")
+    checked = surecast_here("serve", str(config), "--check-config")
     assert checked.returncode == 0, checked.stderr
     assert "east-1, replica of region east" in checked.stdout
     assert f"{config} is fine" in checked.stdout
     assert not (tmp_path / "data").exists()  # a check leaves no trace
-    as_json = surecast("serve", str(config), "--check-config", "--json")
+    as_json = surecast_here("serve", str(config), "--check-config", "--json")
     found: dict[str, Any] = json.loads(as_json.stdout)
     assert found["ok"] is True
 
@@ -186,7 +187,7 @@ def test_a_wrong_configuration_is_exit_code_2(tmp_path: Path, flag: str, words: 
     port, http = free_ports(2)
     config = tmp_path / "node.toml"
     config.write_text(config_text(port, http))
-    checked = surecast("serve", str(config), "--check-config", "--set", flag)
+    checked = surecast_here("serve", str(config), "--check-config", "--set", flag)
     assert checked.returncode == 2
     assert words in checked.stdout + checked.stderr
 

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 from surecast.cli.main import app
 from surecast.cli.sim import peer_share, render
 from surecast.errors import UsageError
-from surecast.lab import torture
-from surecast.swarm import sprinkler
-from surecast.swarm.story import Story
-from surecast.swarm.trial import SeedResult
+from surecast_lab.lab import torture
+from surecast_lab.swarm import sprinkler
+from surecast_lab.swarm.timeline import Timeline
+from surecast_lab.swarm.trial import SeedResult
 
 
 class FakeResult(msgspec.Struct):
@@ -133,7 +133,7 @@ def test_mesh_clients_add_up_and_the_slowest_to_settle_is_named() -> None:
 
 @pytest.mark.slow
 def test_one_seed_can_be_drawn(swarm: ModuleType, tmp_path: Path) -> None:
-    def run_seed(seed: int, story: Story) -> SeedResult:
+    def run_seed(seed: int, story: Timeline) -> SeedResult:
         return sprinkler.run_seed(8, story=story)
 
     swarm.run_seed = run_seed  # type: ignore[attr-defined]

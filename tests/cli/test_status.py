@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.server.processes import Served, surecast
+from tests.server.processes import Served, surecast, surecast_here
 
 from surecast.cli.status import regions_of, tell
 
@@ -112,12 +112,12 @@ def test_status_of_a_real_node_behind_a_token(tmp_path: Path) -> None:
     with Served(tmp_path, token="secret") as served:
         refused = surecast("status", "--url", served.url)
         assert refused.returncode == 3
-        assert "wrong credential" in refused.stderr
-        found = surecast("status", "--json", "--url", served.url, "--token", "secret")
+        assert "wrong token: none was given" in refused.stderr
+        found = surecast_here("status", "--json", "--url", served.url, "--token", "secret")
         assert found.returncode == 0, found.stderr  # only in-memory, which is harmless
         status = json.loads(found.stdout)
         assert status["nodes"]["east-1"]["chain"]["place"] == "alone"
-    gone = surecast("status", "--url", served.url)
+    gone = surecast_here("status", "--url", served.url)
     assert gone.returncode == 3
     assert "surecast up" in gone.stderr
 
@@ -127,6 +127,7 @@ def test_a_node_without_http_says_what_to_set(tmp_path: Path) -> None:
     with Served(tmp_path) as served:
         served.end()
         text = served.config.read_text().replace(f'http = "{served.http}"', 'http = ""')
+        text = text.replace(f'http = {{ "east-1" = "{served.http}" }}\n', "")
         served.config.write_text(text)
         from tests.server.processes import Process, wait_for
 

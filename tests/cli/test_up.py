@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.server.processes import Process, free_base, is_ready, surecast, wait_for
+from tests.server.processes import Process, free_base, is_ready, surecast, surecast_here, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -53,10 +53,10 @@ def test_three_regions_as_a_new_user_would(tmp_path: Path) -> None:
         east, west = up.nodes["east-1"]["url"], up.nodes["west-1"]["url"]
         words = ["subscribe", "demo.>", "--from", "earliest", "--count", "3", "--url", west]
         with Process(tmp_path / "reader", words) as reading:
-            done = surecast("publish", "demo.hello", "a", "b", "--url", east)
+            done = surecast_here("publish", "demo.hello", "a", "b", "--url", east)
             assert done.stdout == "demo.hello: 1-2 (2 events)\n", done.stderr
             # Through another region than the owner, with the same positions.
-            done = surecast("publish", "demo.hello", "c", "--url", west)
+            done = surecast_here("publish", "demo.hello", "c", "--url", west)
             assert done.stdout == "demo.hello: 3 (1 event)\n", done.stderr
             assert reading.popen.wait(60) == 0
             assert [line.split("\t")[3] for line in reading.out.read_text().splitlines()] == [
@@ -64,9 +64,11 @@ def test_three_regions_as_a_new_user_would(tmp_path: Path) -> None:
                 "b",
                 "c",
             ]
-        done = surecast("publish", "west.orders", "x", "--url", east)  # west owns what begins so
+        done = surecast_here(
+            "publish", "west.orders", "x", "--url", east
+        )  # west owns what begins so
         assert done.returncode == 0, done.stderr
-        owners = json.loads(surecast("streams", "--json", "--url", east).stdout)
+        owners = json.loads(surecast_here("streams", "--json", "--url", east).stdout)
         assert {s["name"]: s["owner"] for s in owners} == {
             "demo.hello": "east",
             "west.orders": "west",
@@ -80,7 +82,7 @@ def test_three_regions_as_a_new_user_would(tmp_path: Path) -> None:
 
 def look_at_status(url: str) -> None:
     def settled() -> Any:
-        found = surecast("status", "--json", "--url", url)
+        found = surecast_here("status", "--json", "--url", url)
         status = json.loads(found.stdout)
         ends = [s["regions"] for n in status["nodes"].values() for s in n["streams"]]
         same = all(len(set(end.values())) == 1 and len(end) == 3 for end in ends)
@@ -93,7 +95,7 @@ def look_at_status(url: str) -> None:
     places = {name: node["chain"]["place"] for name, node in status["nodes"].items()}
     assert places["east-1"] == "head"
     assert places["east-2"] == "tail"
-    text = surecast("status", "--url", url).stdout
+    text = surecast_here("status", "--url", url).stdout
     assert "demo.hello" in text
     assert "all is well" in text
 
@@ -107,7 +109,7 @@ def lose_a_replica(up: Up, folder: Path) -> None:
     url = up.nodes["east-2"]["url"]
 
     def missed() -> Any:
-        found = surecast("status", "--url", url)
+        found = surecast_here("status", "--url", url)
         return found if "too-few-replicas" in found.stdout else None
 
     found = wait_for(missed, "status shows that a replica is missing")
@@ -116,7 +118,7 @@ def lose_a_replica(up: Up, folder: Path) -> None:
     assert "no answer" in found.stdout
     with Process(folder / "again", again.split()) as process:
         wait_for(lambda: is_ready(up.nodes["east-1"]["http"][7:]), "it joins again")
-        done = surecast("publish", "demo.hello", "d", "--url", url)
+        done = surecast_here("publish", "demo.hello", "d", "--url", url)
         assert done.stdout == "demo.hello: 4 (1 event)\n", done.stderr
         assert process.end() == 0
 
@@ -128,7 +130,7 @@ def test_everything_is_still_there_the_next_time(tmp_path: Path) -> None:
         words = ("--regions", "1", "--replicas", "1", "--dir", data)
         with Up(tmp_path / f"{life}", *words, base=base) as up:
             assert up.nodes.keys() == {"east-1"}  # its witness is inside
-            done = surecast("publish", "s", "x", "--url", up.nodes["east-1"]["url"])
+            done = surecast_here("publish", "s", "x", "--url", up.nodes["east-1"]["url"])
             assert done.stdout == f"s: {life} (1 event)\n", done.stderr
             assert up.end(signal.SIGTERM) == 0, up.said()
             assert up.all_gone()

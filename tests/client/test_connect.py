@@ -1,6 +1,8 @@
 """Connecting: urls, errors that say what to do, other regions, servers that move."""
 
 import asyncio
+import dataclasses
+import inspect
 from datetime import timedelta
 from typing import Any
 
@@ -9,7 +11,6 @@ import pytest
 import surecast
 from surecast.client.connection import Client
 from surecast.core.endpoint import Place
-from surecast.core.types import SECOND
 from surecast.endpoint.discovery import Region, parse_url
 from surecast.endpoint.options import ClientOptions
 from surecast.endpoint.readers import Readers
@@ -22,6 +23,7 @@ from surecast.errors import (
     OwnerUnreachable,
     StreamConfigMismatch,
     UsageError,
+    WrongToken,
 )
 from tests.client.stage import HOST, Regions, play, until
 from tests.ports import free_ports
@@ -42,7 +44,7 @@ def test_urls(url: str, addresses: list[tuple[str, int]]) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["", "h:1", "nats://h:1", "surecast://", "surecast://h:x", "surecast://h:0", "surecast://:5",
+    ["", "nats://h:1", "surecast://", "surecast://h:x", "surecast://h:0", "surecast://:5",
      "surecast://h:70000", "surecast://a:1,,b:2", "surecast://" + ",".join(["h:1"] * 65)],
 )  # fmt: skip
 def test_what_is_no_url(url: str) -> None:
@@ -67,16 +69,17 @@ def test_nobody_there_says_who_was_asked_and_what_to_do() -> None:
 
         servers = [await asyncio.start_server(serve, HOST, 0) for serve in (mute, rude, web)]
         ports = [server.sockets[0].getsockname()[1] for server in servers]
-        places = ",".join(f"{HOST}:{port}" for port in (free, *ports))
-        options = ClientOptions(connect_timeout_ns=100_000_000)
+        silent = ClientOptions(connect_timeout=0.1)
+        with pytest.raises(ConnectError, match=f"{HOST}:{ports[0]} did not answer within 0.1 s"):
+            await surecast.connect(f"surecast://{HOST}:{ports[0]}", options=silent)
+        places = ",".join(f"{HOST}:{port}" for port in (free, *ports[1:]))
         with pytest.raises(ConnectError) as caught:
-            await surecast.connect(f"surecast://{places}", options=options)
+            await surecast.connect(f"surecast://{places}")
         said = str(caught.value)
         for words in (
             f"{HOST}:{free} refused the connection",
-            f"{HOST}:{ports[0]} did not answer within 0.1 s",
             f"{HOST}:{ports[1]} c",  # closed it, or cannot be reached: it sent a reset
-            f"{HOST}:{ports[2]} said something else: not a frame",
+            f"{HOST}:{ports[2]} is an HTTP port",
             "`surecast up`",
         ):
             assert words in said
@@ -112,9 +115,10 @@ def test_one_address_that_answers_is_enough() -> None:
 def test_tokens() -> None:
     async def story() -> None:
         async with Regions(token="secret", east=1) as regions:
-            for token in ("", "wrong"):
-                with pytest.raises(ConnectError, match="token="):
+            for token, words in (("", "none was given"), ("guess", "refused by 127.0.0.1:")):
+                with pytest.raises(WrongToken, match=f"wrong token: {words}") as caught:
                     await surecast.connect(regions.url("east"), token=token)
+                assert "guess" not in str(caught.value)
             async with surecast.connect(regions.url("east"), token="secret") as client:
                 stream = await client.stream("s")
                 await stream.publish(b"x")
@@ -148,7 +152,7 @@ def test_what_ends_the_block_is_not_hidden() -> None:
         async with Regions(east=1) as regions:
 
             async def block() -> None:
-                async with regions.client("east", close_timeout_ns=1_000_000) as client:
+                async with regions.client("east", close_timeout=0.001) as client:
                     stream = await client.stream("s")
                     await regions.kill("east-1")
                     stream.publish_soon(b"x")
@@ -169,11 +173,24 @@ def test_retention_mismatch_says_both() -> None:
             await client.stream("s", retain=surecast.keep_for(timedelta(hours=1)))
             with pytest.raises(StreamConfigMismatch) as caught:
                 await client.stream("s", retain=surecast.latest_per_key())
-            assert "keep_for(timedelta(seconds=3600))" in str(caught.value)
-            assert "latest_per_key()" in str(caught.value)
+            assert "has retain=keep-for:1h, and latest-per-key was asked for" in str(caught.value)
             taken = await client.stream("s")
             assert taken.retain == surecast.keep_for(timedelta(hours=1))
             assert taken.owner == "east"
+
+    play(story)
+
+
+def test_retention_may_be_text() -> None:
+    async def story() -> None:
+        async with Regions(east=1) as regions, regions.client("east") as client:
+            stream = await client.stream("s", retain="keep_for:1h")
+            assert stream.retain == surecast.keep_for(timedelta(hours=1))
+            again = await client.stream("s", retain=surecast.keep_for(timedelta(hours=1)))
+            assert again.stream_id == stream.stream_id
+            for wrong in ("for-ever", 5, timedelta(hours=1)):
+                with pytest.raises(UsageError, match=r"^retain: .* is not a retention policy"):
+                    await client.stream("t", retain=wrong)  # type: ignore[arg-type]
 
     play(story)
 
@@ -214,7 +231,7 @@ def test_names_that_are_none(name: Any) -> None:
 def test_owner_unreachable() -> None:
     async def story() -> None:
         regions = Regions(owners={"": "east", "w": "west"}, east=1, west=1)
-        async with regions, regions.client("east", owner_timeout_ns=2 * SECOND) as client:
+        async with regions, regions.client("east", owner_timeout=2) as client:
             there = await client.stream("w.s")
             assert there.owner == "west"
             assert await there.publish(b"x") == 1
@@ -245,7 +262,7 @@ def test_owner_unreachable() -> None:
 def test_servers_that_come_back_elsewhere_are_found_through_the_url() -> None:
     async def story() -> None:
         async with Regions(east=2) as regions:
-            client = await regions.client("east", rediscover_ns=50_000_000)
+            client = await regions.client("east", rediscover_every=0.05)
             stream = await client.stream("s")
             sub = stream.subscribe(start=1)
             await stream.publish(b"1")
@@ -267,7 +284,7 @@ def test_servers_that_come_back_elsewhere_are_found_through_the_url() -> None:
 def test_a_bug_in_a_machine_is_told_to_all_who_wait() -> None:
     async def story() -> None:
         async with Regions(east=1) as regions:
-            client = await regions.client("east", close_timeout_ns=100_000_000)
+            client = await regions.client("east", close_timeout=0.1)
             stream = await client.stream("s")
             sub = stream.subscribe()
             reading = asyncio.ensure_future(anext(sub))
@@ -298,11 +315,40 @@ def test_mesh_beyond_this_machine_needs_a_word() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [{"batch_rows_max": 0}, {"event_bytes_max": 1 << 30}, {"outbox_bytes_max": 1000},
-     {"linger_ns": -1}, {"batch_bytes_max": 15 << 20}, {"readers_max": 0}],
+     {"linger": -1}, {"linger": True}, {"linger": "1ms"}, {"ack_every": timedelta(-1)},
+     {"close_timeout": 0}, {"close_timeout": 1e-10}, {"close_timeout": float("nan")},
+     {"owner_timeout": float("inf")}, {"connect_timeout": 1e300}, {"connect_timeout": 10**400},
+     {"rediscover_every": timedelta.max}, {"batch_bytes_max": 15 << 20}, {"readers_max": 0},
+     {"readers_max": 1.5}, {"streams_max": True}],
 )  # fmt: skip
-def test_options_have_bounds(wrong: dict[str, int]) -> None:
+def test_options_have_bounds(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
-        ClientOptions(**wrong)  # type: ignore[arg-type]
+        ClientOptions(**wrong)
+
+
+def test_durations_are_seconds_or_timedeltas() -> None:
+    options = ClientOptions(linger=0, ack_every=timedelta(milliseconds=20), close_timeout=2.5)
+    assert (options.linger_ns, options.ack_every_ns) == (0, 20_000_000)
+    assert (
+        options.close_timeout_ns
+        == ClientOptions(close_timeout=timedelta(seconds=2.5)).close_timeout_ns
+    )
+    assert options.close_timeout_ns == 2_500_000_000
+    given = {field.name for field in dataclasses.fields(ClientOptions)}
+    assert not [name for name in given if name.endswith("_ns")]
+
+
+def test_no_parameter_of_the_public_api_is_in_nanoseconds() -> None:
+    found = []
+    for module in (surecast, surecast.sync):
+        for name in module.__all__:
+            thing = getattr(module, name)
+            inside = vars(thing).items() if inspect.isclass(thing) else ()
+            public = [value for key, value in inside if key == "__init__" or key[0] != "_"]
+            for member in filter(inspect.isroutine, [thing, *public]):
+                names = inspect.signature(member).parameters
+                found += [f"{name}: {one}" for one in names if one.endswith(("_ns", "_ms", "_us"))]
+    assert found == []
 
 
 def test_local_keeps_its_streams_in_a_folder(tmp_path: Any) -> None:

@@ -59,6 +59,8 @@ USES: dict[str, Callable[[sync.Client, sync.Stream, sync.Subscription], Any]] = 
     "subscribe": lambda client, stream, sub: stream.subscribe(),
     "pattern": lambda client, stream, sub: client.subscribe(">"),
     "iterate": lambda client, stream, sub: next(iter(sub)),
+    "next": lambda client, stream, sub: next(sub),
+    "read": lambda client, stream, sub: stream.read(),
     "batches": lambda client, stream, sub: next(sub.batches()),
     "ready": lambda client, stream, sub: sub.ready(),
 }

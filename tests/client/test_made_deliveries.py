@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar
@@ -28,7 +29,7 @@ from surecast.core.machine import HandlerMachine
 from surecast.core.streams import StreamInfo
 from surecast.core.types import Deliver, Emit
 from surecast.errors import EventsLost, NotSupported, StreamConfigMismatch, UsageError
-from surecast.runtime.book import own_address
+from surecast.runtime.addresses import own_address
 from tests.client.stage import Regions, play, until
 from tests.made_protocols import MadeDelivery, MadeProtocols, ScriptedReader, made_protocols
 
@@ -107,7 +108,7 @@ def test_a_stream_has_the_delivery_and_the_options_it_was_created_with(made: Mad
                 StreamConfigMismatch, match=r"has options=.*Open it without options="
             ):
                 await client.stream("s", delivery="made", options={"rate": "6"})
-            with pytest.raises(StreamConfigMismatch, match=r"keep_all\(\), and keep_last\(3\)"):
+            with pytest.raises(StreamConfigMismatch, match="keep-all, and keep-last:3"):
                 await client.stream("s", retain=surecast.keep_last(3))
 
     play(story)
@@ -154,6 +155,7 @@ TIME = datetime(2026, 1, 1, tzinfo=UTC)
 CALLS: dict[str, tuple[str, Callable[[Client, Any], Any]]] = {
     "retain": ("retain=", lambda client, _: client.stream("u", delivery="made", retain=LAST)),
     "collect": (r"collect\(\)", lambda _, stream: stream.collect(surecast.before_seq(2))),
+    "delete": (r"delete\(\)", lambda _, stream: stream.delete()),
     "publisher": ("a named publisher", lambda _, stream: stream.named("me", 1)),
     "name": ("name=", lambda _, stream: stream.subscribe(name="n")),
     "time": ("start= with a datetime", lambda _, stream: stream.subscribe(start=TIME)),
@@ -191,6 +193,7 @@ def test_what_a_delivery_does_not_list_is_not_supported_by_name(
     [
         ("name", {"name": "n"}, "name="),
         ("time", {"start": TIME}, "start= with a datetime"),
+        ("time", {"stop": datetime(2100, 1, 1, tzinfo=UTC)}, "stop= with a datetime"),
         ("pattern", {}, r"a pattern such as 'a\.>'"),
     ],
 )
@@ -479,6 +482,60 @@ def test_a_loop_over_events_goes_on_behind_lost_ones(losing: list[Any]) -> None:
     play(story)
 
 
+def test_a_stop_cuts_lost_events_and_ends_behind_them(losing: list[Any]) -> None:
+    async def story() -> None:
+        async with Served("made") as regions, regions.client("east") as client:
+            stream = await with_events(client)
+            stops: list[tuple[Any, list[tuple[str, range]]]] = [
+                (2, EVERYTHING[:1]),
+                (5, [*EVERYTHING[:2], ("lost", range(3, 5))]),
+                (9, EVERYTHING[:3]),
+                (10, EVERYTHING[:4]),
+                ("latest", EVERYTHING),
+            ]
+            for stop, expected in stops:
+                for sub in (
+                    stream.subscribe(start=1, stop=stop),
+                    client.subscribe("*", start=1, stop=stop, voids=True),
+                    stream.subscribe(start=1, stop=stop, name=f"n{stop}"),
+                ):
+                    assert [(e.kind, e.range) async for e in sub] == expected
+            # As many positions are lost as its stop leaves of them.
+            assert await stored(client, "n5") == [("lost", range(5, 9))]
+
+    play(story)
+
+
+@pytest.mark.parametrize("voids", [False, True])
+def test_reads_and_batches_with_a_stop_raise_for_lost_events(
+    losing: list[Any], voids: bool
+) -> None:
+    async def story() -> None:
+        async with Served("made") as regions, regions.client("east") as client:
+            stream = await with_events(client)
+            with pytest.raises(EventsLost, match="'s' at positions 3 to 8") as hit:
+                await stream.read(voids=voids)
+            for part, expected in (
+                ({"stop": hit.value.range.start}, [1, 2]),
+                ({"start": hit.value.range.stop}, [9, 10]),
+            ):
+                table = await stream.read(**part, voids=voids)
+                assert table.column("seq").to_pylist() == expected
+            sub = stream.subscribe(start=1, stop=5, voids=voids)
+            found: list[int] = []
+
+            async def read_on() -> None:
+                async for batch in sub.batches():
+                    found.extend(batch.column("seq").to_pylist())
+
+            with pytest.raises(EventsLost) as cut:
+                await read_on()
+            assert (found, cut.value.range) == ([1, 2], range(3, 5))
+            assert [batch async for batch in sub.batches()] == []
+
+    play(story)
+
+
 def test_batches_raise_for_lost_events_and_can_be_continued(losing: list[Any]) -> None:
     async def story() -> None:
         async with Served("made") as regions, regions.client("east") as client:
@@ -512,11 +569,10 @@ def test_a_named_subscription_resumes_behind_lost_events(losing: list[Any]) -> N
         async with Served("made") as regions, regions.client("east") as client:
             stream = await with_events(client)
             async with stream.subscribe(start=1, name="auto") as sub:
-                assert await take(sub, 3) == EVERYTHING[:3]
-            # What the user had when it was closed was not dealt with.
+                assert await take(sub, 2) == EVERYTHING[:2]
             assert await stored(client, "auto") == [EVERYTHING[2]]
             async with stream.subscribe(name="auto") as sub:
-                assert await take(sub, 2) == EVERYTHING[2:4]
+                assert await take(sub, 1) == EVERYTHING[2:3]
             assert await stored(client, "auto") == [one(9)]
 
             async with stream.subscribe(start=1, name="manual", ack="manual") as sub:
@@ -531,8 +587,12 @@ def test_a_named_subscription_resumes_behind_lost_events(losing: list[Any]) -> N
             with pytest.raises(EventsLost):
                 async for _ in sub.batches():
                     pass
-            assert (await anext(sub.batches())).column("seq").to_pylist() == [9, 10]
-            await sub.close()
+            await sub.close()  # it was told what is lost
+            assert await stored(client, "batches") == [one(9)]
+            with suppress(RuntimeError):
+                async with stream.subscribe(name="batches") as sub:
+                    assert (await anext(sub.batches())).column("seq").to_pylist() == [9, 10]
+                    raise RuntimeError
             assert await stored(client, "batches") == [one(9)]
 
     play(story)
@@ -595,6 +655,7 @@ def test_without_order_events_come_as_they_come(made: MadeProtocols) -> None:
                 ("name=", {"name": "n"}),
                 ("start= with a position", {"start": 3}),
                 ("start= with a datetime", {"start": TIME}),
+                ("stop=", {"stop": "latest"}),
             ):
                 with pytest.raises(NotSupported, match=f"{said} is not supported"):
                     stream.subscribe(**asked)

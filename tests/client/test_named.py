@@ -27,8 +27,8 @@ def test_it_resumes_after_the_client_restarts() -> None:
                 stream = await client.stream("s")
                 await stream.publish_many([b"%d" % n for n in range(1, 21)])
                 async for event in stream.subscribe(start=1, name="billing"):
-                    if event.seq == 7:
-                        break  # in hand, not dealt with
+                    if event.seq == 6:
+                        break
                 # Its block ends with the client's: the place is stored.
             async with regions.client("east") as client:
                 sub = client.subscribe("s", start="latest", name="billing")
@@ -65,7 +65,7 @@ def test_it_resumes_after_all_servers_restart() -> None:
 
 def test_acknowledgements_by_itself_and_by_hand() -> None:
     async def story() -> None:
-        async with Regions(east=1) as regions, regions.client("east", ack_every_ns=1000) as client:
+        async with Regions(east=1) as regions, regions.client("east", ack_every=1e-6) as client:
             stream = await client.stream("s")
             await stream.publish_many([b"x"] * 10)
             sid = stream._info.stream_id
@@ -122,9 +122,9 @@ async def _drain(sub: Subscription) -> None:
         pass
 
 
-def test_closing_in_the_midst_of_a_loop_acknowledges_nothing_unread() -> None:
+def test_closing_in_the_midst_of_a_loop_acknowledges_what_was_handed_out() -> None:
     async def story() -> None:
-        async with Regions(east=1) as regions, regions.client("east", ack_every_ns=0) as client:
+        async with Regions(east=1) as regions, regions.client("east", ack_every=0) as client:
             stream = await client.stream("s")
             await stream.publish_many([b"x"] * 1000)
             sub = stream.subscribe(start=1, name="n")
@@ -135,7 +135,7 @@ def test_closing_in_the_midst_of_a_loop_acknowledges_nothing_unread() -> None:
                     await sub.close()
             assert seen == list(range(1, 11))
             await asyncio.sleep(0.05)
-            assert await stored(regions, "n", stream._info.stream_id) == 10
+            assert await stored(regions, "n", stream._info.stream_id) == 11
             with pytest.raises(Closed):
                 await sub.ack(event)
 
@@ -161,7 +161,7 @@ def test_latest_is_kept_even_if_nothing_was_read() -> None:
 def test_latest_is_kept_even_if_the_client_dies_at_once() -> None:
     async def story() -> None:
         async with Regions(east=1) as regions:
-            client = await regions.client("east", ack_every_ns=60_000_000_000)
+            client = await regions.client("east", ack_every=60)
             stream = await client.stream("s")
             await stream.publish_many([b"old"] * 5)
             held = [
@@ -196,10 +196,7 @@ def test_a_pattern_has_a_place_in_each_stream() -> None:
                 await a.publish(b"more")
             async with regions.client("east") as client:
                 sub = client.subscribe("p.*", start="latest", name="n")
-                seen = {(e.stream, e.seq) for e in await take(sub, 3)}
-                assert {("p.a", 4), ("p.c", 1)} < seen
-                # One of the six was in hand when it closed, so it came again.
-                assert seen & {("p.a", 3), ("p.b", 3)}
+                assert {(e.stream, e.seq) for e in await take(sub, 2)} == {("p.a", 4), ("p.c", 1)}
 
     play(story)
 
@@ -282,7 +279,7 @@ def test_what_was_not_read_cannot_be_acknowledged(
 
 def test_the_place_survives_a_failover_under_load() -> None:
     async def story() -> None:
-        async with Regions(east=2) as regions, regions.client("east", ack_every_ns=0) as client:
+        async with Regions(east=2) as regions, regions.client("east", ack_every=0) as client:
             stream = await client.stream("s")
             await stream.publish_many([b"x"] * 300)
             sub = stream.subscribe(start=1, name="n")

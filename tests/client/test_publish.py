@@ -57,7 +57,7 @@ def test_publish_many_takes_lists_iterables_and_tables() -> None:
             assert (await stream.publish_many(b"x" for _ in range(3))).runs == ((26, 29),)
             table = pa.table({"value": [b"t1", b"t2"] * 10, "key": [b"a", None] * 10})
             assert (await stream.publish_many(table)).runs == ((29, 49),)
-            tagged = pa.record_batch({"value": [b"w"], "tag": [b"red"]})
+            tagged: Any = pa.record_batch({"value": [b"w"], "tag": [b"red"]})
             assert list(await stream.publish_many(tagged)) == [49]
             assert len(await stream.publish_many([])) == 0
             large = await stream.publish_many(
@@ -74,6 +74,53 @@ def test_publish_many_takes_lists_iterables_and_tables() -> None:
             assert [(e.key, len(e.value)) for e in events[49:]] == [
                 (b"k", 900), (None, 3000), (b"", 1)
             ]  # fmt: skip
+
+    play(story)
+
+
+class Frame:
+    """A table of another library: all that is known of it is how Arrow reads it."""
+
+    def __init__(self, table: Any) -> None:
+        self._table = table
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        return self._table.__arrow_c_stream__(requested_schema)
+
+
+def test_publish_many_takes_whatever_arrow_can_read() -> None:
+    async def story() -> None:
+        options = {"batch_rows_max": 3}
+        async with Regions(east=1) as regions, regions.client("east", **options) as client:
+            stream = await client.stream("many")
+            keys, values = [b"a", None, b"", b"d"], [b"1", b"", b"three" * 10, b"4"]
+            table = pa.table({"key": keys, "value": values})
+            views = pa.table(
+                {
+                    "key": pa.array(keys, pa.binary_view()),
+                    "value": pa.array(values, pa.binary_view()),
+                }
+            )
+            text = pa.table(
+                {"key": pa.array(["a", None, "", "d"], pa.string_view()), "value": values}
+            )
+            chunked = pa.concat_tables([table.slice(0, 1), table.slice(1)])
+            frames = [
+                Frame(table), Frame(views), Frame(text), Frame(chunked), table.to_pandas(),
+                pa.RecordBatchReader.from_batches(table.schema, table.to_batches()),
+            ]  # fmt: skip
+            for frame in frames:
+                assert len(await stream.publish_many(frame)) == 4
+            assert len(await stream.publish_many(Frame(table.slice(0, 0)))) == 0
+            events = await read(stream, 4 * len(frames))
+            assert [(e.key, e.value) for e in events] == [*zip(keys, values, strict=True)] * len(
+                frames
+            )
+            for wrong in (Frame(pa.table({"value": [1]})), Frame(pa.chunked_array([[b"x"]])), 3):
+                with pytest.raises(UsageError):
+                    await stream.publish_many(wrong)  # type: ignore[arg-type]
+            with pytest.raises(UsageError, match="columns `key` and `tag`"):
+                await stream.publish_many(Frame(table), keys=keys)
 
     play(story)
 
@@ -365,7 +412,7 @@ def test_what_is_not_built_yet_says_so() -> None:
 def test_closing_gives_up_on_what_nobody_acknowledges() -> None:
     async def story() -> None:
         async with Regions(east=1) as regions:
-            client: Client = await regions.client("east", close_timeout_ns=50_000_000)
+            client: Client = await regions.client("east", close_timeout=0.05)
             stream = await client.stream("s")
             await regions.kill("east-1")
             stream.publish_soon(b"x")

@@ -10,7 +10,7 @@ import pytest
 
 import surecast
 from surecast.client.subscription import Subscription
-from surecast.errors import Closed, NotSupported, UsageError
+from surecast.errors import Closed, UsageError
 from tests.client.stage import Regions, play, until
 
 
@@ -49,18 +49,6 @@ def test_it_starts_where_it_is_told() -> None:
                 assert (await anext(latest)).value == b"11"
                 assert (await anext(ahead)).value == b"13"
                 assert (await anext(tomorrow)).value == b"11"  # the end when it was asked for
-
-    play(story)
-
-
-@pytest.mark.parametrize(
-    "start", [0, -1, True, "newest", None, 1.5, datetime(2026, 1, 1)], ids=repr
-)
-def test_a_start_that_cannot_be_is_refused_at_once(start: Any) -> None:
-    async def story() -> None:
-        async with Regions(east=1) as regions, regions.client("east") as client:
-            with pytest.raises(UsageError):
-                client.subscribe("s", start=start)
 
     play(story)
 
@@ -167,11 +155,44 @@ def test_voids_cover_every_position_there_is_no_event_for() -> None:
             while len(seen := await look()) == 50:
                 await asyncio.sleep(0.01)  # what is recent is passed on as it came
             assert [(e.kind, e.reason, e.range) for e in seen] == [
-                ("void", "collected", range(1, 49)),
+                ("void", "superseded", range(1, 49)),
                 ("event", "", range(49, 50)),
                 ("event", "", range(50, 51)),
             ]
             assert [e.seq for e in await take(stream.subscribe(start=1), 2)] == [49, 50]
+
+    play(story)
+
+
+def test_each_void_has_the_reason_of_its_rule() -> None:
+    async def story() -> None:
+        async with Regions(east=1, west=1) as regions, regions.client("east") as client:
+            keyed = await client.stream("keyed", retain="latest-per-key")
+            await keyed.publish_many([b"%d" % n for n in range(6)], keys=[b"a", b"b", b"c"] * 2)
+            await keyed.collect(surecast.key_is(b"b"))
+            last = await client.stream("last", retain="keep-last:2")
+            await last.publish_many([b"%d" % n for n in range(6)])
+            expected = {
+                "keyed": [
+                    ("superseded", range(1, 4)), ("", range(4, 5)), ("collected", range(5, 6)),
+                    ("", range(6, 7)), ("control", range(7, 8)),
+                ],
+                "last": [("expired", range(1, 5)), ("", range(5, 6)), ("", range(6, 7))],
+            }  # fmt: skip
+
+            async def reasons(name: str, reader: surecast.Client) -> list[tuple[str, range]]:
+                seen: list[tuple[str, range]] = []
+                async for event in reader.subscribe(name, start="earliest", voids=True):
+                    seen.append((event.reason, event.range))
+                    if event.range.stop > expected[name][-1][1].start:
+                        break
+                return seen
+
+            async with regions.client("west") as far:
+                for name in expected:
+                    for reader in (client, far):
+                        while await reasons(name, reader) != expected[name]:
+                            await asyncio.sleep(0.01)  # what is recent is passed on as it came
 
     play(story)
 
@@ -201,8 +222,6 @@ def test_batches_are_arrow_with_one_schema() -> None:
             await anext(half)
             with pytest.raises(UsageError, match="midst"):
                 half.batches()
-            with pytest.raises(NotSupported):
-                stream.subscribe(voids=True).batches()
 
     play(story)
 

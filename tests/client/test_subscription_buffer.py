@@ -7,7 +7,7 @@ import pytest
 
 from surecast.client.events import Event
 from surecast.client.subscription_buffer import LOST_BYTES, SubscriptionBuffer
-from surecast.columns.batch import COLLECTED, Batch
+from surecast.columns.batch import COLLECTED, Batch, coalesce
 from surecast.columns.retention import KeepAll
 from surecast.core.endpoint import Lost
 from surecast.core.streams import StreamInfo
@@ -297,6 +297,135 @@ def test_a_lost_range_is_dealt_with_like_an_event(manual: bool) -> None:
             assert made.positions() == {SID: 9}
         else:
             assert not expected
+
+    play(story)
+
+
+# ---------------------------------------------------------------- a stop
+
+
+async def rest(made: SubscriptionBuffer) -> list[tuple[str, range]]:
+    """Everything that is left, until it ends."""
+    found: list[Event] = []
+    while await made.next_rows():
+        found += made.rows
+    return shown(found)
+
+
+def singles(lo: int, hi: int) -> list[tuple[str, range]]:
+    return [("event", range(n, n + 1)) for n in range(lo, hi)]
+
+
+def test_what_reaches_beyond_the_stop_is_cut() -> None:
+    async def story() -> None:
+        bench = Bench(voids=True)
+        made = bench.buffer
+        bench.add(SID, "s", 1, stop=8)
+        bench.add(OTHER, "t", 4, stop=4)
+        made.take_in(SID, (batch(1, 5), batch(5, 10), batch(10, 11)))
+        made.take_in(SID, (batch(8, 12),))
+        made.set_complete()
+        assert await rest(made) == singles(1, 8)
+        assert bench.reader.asked == [("follow", SID, 1), ("release", OTHER), ("release", SID)]
+        made.close()
+        assert len(bench.reader.asked) == 3  # others may have its place by now
+
+        bench = Bench(voids=True)
+        bench.add(SID, "s", 1, stop=3)
+        bench.add(OTHER, "t", 1, stop=6)
+        bench.buffer.take_in(SID, (Batch.void(SID, 1, 9, COLLECTED),))
+        bench.buffer.take_lost(Lost(OTHER, 1, 9, "why"))
+        bench.buffer.set_complete()
+        assert await rest(bench.buffer) == [("void", range(1, 3)), ("lost", range(1, 6))]
+
+    play(story)
+
+
+def test_events_from_a_time_on_are_cut_and_end_it() -> None:
+    def at(lo: int, hi: int, time_ns: int) -> Batch:
+        return Batch.of(SID, [b"x"] * (hi - lo)).sequenced(lo, time_ns, 1)
+
+    async def story() -> None:
+        bench = Bench(voids=True)
+        bench.add(SID, "s", 1, before_ns=50)
+        made = bench.buffer
+        made.set_complete()
+        made.take_in(SID, (at(1, 4, 10), Batch.void(SID, 4, 6, COLLECTED, time_ns=49)))
+        joined = coalesce([at(6, 8, 49), at(8, 9, 50), at(9, 10, 51)], 100)
+        assert len(joined) == 1  # rows of several times
+        made.take_in(SID, tuple(joined))
+        assert await rest(made) == [*singles(1, 4), ("void", range(4, 6)), *singles(6, 8)]
+        assert bench.reader.asked[-1] == ("release", SID)
+
+    play(story)
+
+
+def test_a_stop_that_is_found_later_ends_a_wait() -> None:
+    async def story() -> None:
+        bench = Bench()
+        made = bench.buffer
+        bench.add(SID, "s", 1)
+        made.set_complete()
+        made.take_in(SID, (batch(1, 5),))
+        reading = asyncio.ensure_future(rest(made))
+        await asyncio.sleep(0)
+        made.set_stop(SID, 6)
+        await asyncio.sleep(0)
+        assert not reading.done()
+        made.take_in(SID, (batch(5, 9),))
+        assert await reading == singles(1, 6)
+
+        bench = Bench()
+        bench.add(SID, "s", 1)
+        bench.buffer.set_complete()
+        bench.buffer.take_in(SID, (batch(1, 5),))
+        reading = asyncio.ensure_future(rest(bench.buffer))
+        await asyncio.sleep(0)
+        bench.buffer.set_stop(SID, 3)  # what was given is given
+        assert await reading == singles(1, 5)
+
+    play(story)
+
+
+def test_a_stream_that_is_whole_is_not_followed_after_a_pause() -> None:
+    async def story() -> None:
+        bench = Bench(buffer_bytes_max=batch(1, 11).nbytes + batch(11, 21).nbytes)
+        made = bench.buffer
+        bench.add(SID, "s", 1, stop=31)
+        bench.add(OTHER, "t", 1, stop=41)
+        made.set_complete()
+        made.take_in(SID, (batch(1, 11), batch(11, 21)))
+        assert made.paused
+        made.take_in(SID, (batch(21, 41),))  # was on its way
+        for _ in range(3):
+            await made.next_item()
+        assert not made.paused
+        assert bench.reader.asked[-1] == ("follow", OTHER, 1)
+        assert ("follow", SID, 31) not in bench.reader.asked
+
+        bench = Bench(buffer_bytes_max=batch(1, 11).nbytes + batch(11, 21).nbytes)
+        bench.add(SID, "s", 1, stop=11)
+        bench.add(OTHER, "t", 1, stop=41)
+        bench.buffer.take_in(SID, (batch(1, 11),))
+        bench.buffer.take_in(OTHER, (batch(1, 31, OTHER),))
+        assert bench.buffer.paused
+        assert ("unfollow", OTHER) in bench.reader.asked
+        assert ("unfollow", SID) not in bench.reader.asked  # others may read it there now
+
+    play(story)
+
+
+def test_it_does_not_end_before_all_streams_are_known() -> None:
+    async def story() -> None:
+        bench = Bench()
+        reading = asyncio.ensure_future(rest(bench.buffer))
+        bench.add(SID, "s", 1, stop=1)
+        await asyncio.sleep(0.01)
+        assert not reading.done()
+        bench.add(OTHER, "t", 1, stop=3)
+        bench.buffer.set_complete()
+        bench.buffer.take_in(OTHER, (batch(1, 3, OTHER),))
+        assert await reading == singles(1, 3)
 
     play(story)
 

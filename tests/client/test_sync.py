@@ -15,9 +15,10 @@ from surecast.client import sync as twin
 from surecast.client.connection import Client
 from surecast.client.stream import Stream
 from surecast.client.subscription import Subscription
+from surecast.columns.batch import Batch
 from surecast.endpoint.options import ClientOptions
 from surecast.endpoint.publishers import Outbox
-from surecast.errors import Closed, ConnectError, QueueFull, StreamConfigMismatch
+from surecast.errors import Closed, ConnectError, QueueFull, StreamConfigMismatch, TimedOut
 
 
 @pytest.mark.parametrize(
@@ -75,15 +76,102 @@ def test_all_of_it_in_one_go(tmp_path: Path) -> None:
 
 
 def test_automatic_acknowledgement_follows_the_event_in_hand() -> None:
-    with sync.local(options=ClientOptions(ack_every_ns=1_000_000)) as client:
+    with sync.local(options=ClientOptions(ack_every=0.001)) as client:
         stream = client.stream("s")
         stream.publish_many([b"x"] * 100)
         sub = stream.subscribe(start=1, name="n")
         for event in sub:
             if event.seq == 42:
                 break
-        sub.close()  # with 42 in hand
-        assert next(iter(stream.subscribe(name="n"))).seq == 42
+        deadline = time.monotonic() + 30
+        stored = sub._inner._buffer.cursor.stored  # type: ignore[union-attr]
+        while stored.get(stream.stream_id) != 42:  # 42 is in hand: 41 is the last one
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        sub.close()
+        assert next(iter(stream.subscribe(name="n"))).seq == 43
+
+
+def test_next_gives_one_event() -> None:
+    with sync.local() as client:
+        stream = client.stream("s")
+        stream.publish_many([b"1", b"2", b"3", b"4"])
+        sub = stream.subscribe(start=1, stop=4)
+        assert next(sub).value == b"1"
+        assert sub.next(timeout=30).value == b"2"
+        assert [event.value for event in sub] == [b"3"]  # a loop goes on there
+        assert next(sub, None) is None
+        with pytest.raises(StopIteration):
+            next(sub)
+        with pytest.raises(StopIteration):
+            sub.next(timeout=1)
+        live = stream.subscribe(start=5).ready()
+        with pytest.raises(TimedOut, match=r"waited 0.05 s for the next event of 's'"):
+            live.next(timeout=0.05)
+        stream.publish(b"5")
+        assert next(live, None).value == b"5"  # type: ignore[union-attr]
+
+
+def test_next_acknowledges_the_event_before() -> None:
+    with sync.local() as client:
+        stream = client.stream("s")
+        stream.publish_many([b"x"] * 10)
+        sub = stream.subscribe(start=1, name="n")
+        assert [next(sub).seq for _ in range(4)] == [1, 2, 3, 4]
+        sub.close()
+        first = next(stream.subscribe(name="n", stop="latest"))
+        assert first.seq == 5
+
+
+def test_bounded_reads_end() -> None:
+    with sync.local() as client:
+        stream = client.stream("s")
+        assert stream.read().num_rows == 0
+        stream.publish_many([b"%d" % n for n in range(1, 11)])
+        stream.collect(surecast.before_seq(1))
+        assert [e.seq for e in stream.subscribe(start=3, stop=6)] == [3, 4, 5]
+        assert [e.seq for e in client.subscribe("*", start=9, stop="latest")] == [9, 10]
+        found = [b.num_rows for b in stream.subscribe(start=1, stop="latest").batches()]
+        assert sum(found) == 10
+        rows = [b.num_rows for b in stream.subscribe(1, stop="latest", voids=True).batches()]
+        assert sum(rows) == 11
+        assert stream.read(start=2, stop=4).column("value").to_pylist() == [b"2", b"3"]
+        assert stream.read(voids=True).column("kind").to_pylist() == ["event"] * 10 + ["void"]
+        slow = stream.subscribe(start=1, timeout=0.05)
+        seen: list[int] = []
+
+        def read_on() -> None:
+            for event in slow:
+                seen.append(event.seq)
+
+        while len(seen) < 10:
+            with pytest.raises(TimedOut):
+                read_on()
+        assert seen == list(range(1, 11))
+        with pytest.raises(TimedOut):
+            next(slow.batches())
+        with pytest.raises(TimedOut):
+            stream.read(stop=100, timeout=0.05)
+
+
+def test_calls_time_out() -> None:
+    client = sync.local()
+    stream = client.stream("s", timeout=30)
+    assert stream.publish(b"x", timeout=30) == 1
+    assert stream.publish_batch(Batch.of(stream.stream_id, [b"x"]), timeout=30) == (2, 3)
+    control = client._inner._endpoint.control
+    control.offer = lambda *one: None  # type: ignore[method-assign,assignment]
+    with pytest.raises(TimedOut, match="it may still be published"):
+        stream.publish(b"x", timeout=0.05)
+    with pytest.raises(TimedOut, match="acknowledgement of a batch of 's'"):
+        stream.publish_batch(Batch.of(stream.stream_id, [b"x"]), timeout=0.05)
+    with pytest.raises(TimedOut):
+        client.flush(timeout=0.05)
+    with pytest.raises(TimedOut, match="The client is closed"):
+        client.close(timeout=0.05)
+    client.close()
+    with pytest.raises(Closed):
+        stream.publish(b"x")
 
 
 def test_publish_soon_is_bounded() -> None:

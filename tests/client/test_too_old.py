@@ -31,7 +31,7 @@ def test_older_batches_are_left_out_until_one_is_not() -> None:
 def test_a_batch_of_several_times_is_cut() -> None:
     from surecast.columns.compaction import survivors
 
-    joined = survivors([batch(1, 98), batch(5, 102)], IntervalSet([(2, 3)]), IntervalSet(), 100)
+    joined = survivors([batch(1, 98), batch(5, 102)], {COLLECTED: IntervalSet([(2, 3)])}, 100)
     progress = StreamProgress(INFO, READER, 1, not_before_ns=100)
     found = [progress.wanted(one) for one in joined]
     assert [row.seq for one in found if one is not None for row in one.to_rows()] == [5, 6, 7, 8]

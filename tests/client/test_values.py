@@ -8,16 +8,20 @@ from typing import Any
 import pytest
 
 import surecast
-from surecast.client.arrow import SCHEMA, record_batch_of
+from surecast.client.arrow import (
+    SCHEMA,
+    SCHEMA_WITH_VOIDS,
+    record_batch_of,
+    record_batch_with_voids,
+)
 from surecast.client.events import Event, Seqs
 from surecast.client.rows import events_of
 from surecast.client.rules import ns_of
-from surecast.columns.batch import COLLECTED, EXPIRED, Batch
+from surecast.columns.batch import COLLECT, COLLECTED, CONFIG, EXPIRED, REASONS, Batch
 from surecast.columns.intervals import IntervalSet
 from surecast.endpoint.chunks import _cuts, chunks_of
-from surecast.endpoint.error_messages import describe
 from surecast.endpoint.options import ClientOptions
-from surecast.errors import EventsLost, UsageError
+from surecast.errors import EventsLost, TimedOut, UsageError
 
 SID = b"s" * 16
 
@@ -90,7 +94,7 @@ def test_batches_become_events(seed: int) -> None:
         for _ in range(3):
             lo = rng.randrange(100, 100 + rows)
             gone.add(lo, lo + rng.randrange(1, 4))
-        batch = batch.without(gone, rng.choice([COLLECTED, EXPIRED]))
+        batch = batch.without(gone, rng.choice(REASONS))
     for voids in (False, True):
         seen = [
             (e.kind, e.seq, e.count, e.key, e.value, e.tag, e.time_ns)
@@ -99,6 +103,7 @@ def test_batches_become_events(seed: int) -> None:
             for e in events_of(batch, "s", voids)
         ]
         assert seen == plain_events(batch, voids)
+    check_rows_with_voids(batch)
     table = record_batch_of(batch, "s")
     events = events_of(batch, "s", False)
     if table is None:
@@ -112,6 +117,32 @@ def test_batches_become_events(seed: int) -> None:
     assert table.column("value").to_pylist() == [e.value for e in events]
     assert table.column("tag").to_pylist() == [e.tag for e in events]
     assert table.column("timestamp").to_pylist() == [e.time for e in events]
+
+
+def check_rows_with_voids(batch: Batch) -> None:
+    """A batch as rows of events and voids is what it is as events."""
+    table = record_batch_with_voids(batch, "s")
+    table.validate(full=True)
+    assert table.schema == SCHEMA_WITH_VOIDS
+    seen = list(zip(*(table.column(name).to_pylist() for name in table.schema.names), strict=True))
+    assert seen == [
+        ("s", e.seq, e.key, e.value, e.tag, e.time, "event", 1, None)
+        if e.kind == "event"
+        else ("s", e.seq, None, None, None, e.time if e.time_ns else None, "void", e.count,
+              e.reason)
+        for e in events_of(batch, "s", True)
+    ]  # fmt: skip
+
+
+def test_batches_without_events_become_rows() -> None:
+    collect = Batch.of(SID, [b"x"], kind=COLLECT).sequenced(7, 77_000, 1)
+    config = Batch.of(SID, [b"x"], kind=CONFIG).sequenced(8, 77_000, 1)
+    voids = Batch.void(SID, 9, 20, EXPIRED, time_ns=77_000)
+    for batch in (collect, config, voids, Batch.void(SID, 9, 20, COLLECTED)):
+        check_rows_with_voids(batch)
+        assert record_batch_of(batch, "s") is None
+    rows = record_batch_with_voids(voids, "s").to_pylist()
+    assert [(row["seq"], row["range"], row["reason"]) for row in rows] == [(19, 11, "expired")]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -132,20 +163,13 @@ def test_chunks_of_nothing() -> None:
     assert list(chunks_of(SID, [], None, None, ClientOptions())) == []
 
 
-def test_rules_and_how_they_are_said() -> None:
-    hour = timedelta(hours=1)
-    for policy, words in [
-        (surecast.keep_all(), "keep_all()"),
-        (surecast.keep_last(3), "keep_last(3)"),
-        (surecast.keep_for(hour), "keep_for(timedelta(seconds=3600))"),
-        (surecast.latest_per_key(), "latest_per_key()"),
-    ]:
-        assert describe(policy) == words
-        assert eval(words, {**vars(surecast), **_rules(), "timedelta": timedelta}) == policy
-
-
-def _rules() -> dict[str, Any]:
-    return {name: getattr(surecast, name) for name in surecast.__all__ if name != "sync"}
+@pytest.mark.parametrize(("reason", "name"), [(1, "collected"), (2, "expired"), (3, "superseded")])
+def test_a_void_says_its_reason(reason: int, name: str) -> None:
+    (void,) = events_of(Batch.void(SID, 5, 9, reason), "s", True)
+    assert (void.kind, void.range, void.reason) == ("void", range(5, 9), name)
+    sparse = Batch.of(SID, [b"a", b"b", b"c"]).sequenced(1, 7, 1)
+    sparse = sparse.without(IntervalSet([(2, 3)]), reason)
+    assert [event.reason for event in events_of(sparse, "s", True)] == ["", name, ""]
 
 
 @pytest.mark.parametrize(
@@ -164,7 +188,7 @@ def test_times_have_zones() -> None:
     utc = datetime(2026, 1, 1, 12, tzinfo=UTC)
     assert ns_of(utc) == ns_of(utc.astimezone(timezone(timedelta(hours=5))))
     assert ns_of(utc) == 1767268800 * 10**9
-    assert ns_of(datetime(1960, 1, 1, tzinfo=UTC)) == 0
+    assert ns_of(datetime(1970, 1, 1, tzinfo=UTC)) == 0
 
 
 def test_every_name_of_the_package_is_there() -> None:
@@ -182,3 +206,11 @@ def test_the_error_for_lost_events_survives_a_process_boundary() -> None:
     copy = pickle.loads(pickle.dumps(EventsLost("s", 3, 9, "too slow")))
     assert (copy.stream, copy.range, copy.why) == ("s", range(3, 9), "too slow")
     assert "'s' at positions 3 to 8 are lost: too slow. Call batches() once more" in str(copy)
+
+
+def test_the_error_of_a_timeout_survives_a_process_boundary() -> None:
+    problem = TimedOut("waited 1 s for it", maybe_taken=True, acknowledged=((1, 3),))
+    copy = pickle.loads(pickle.dumps(problem))
+    assert str(copy) == "waited 1 s for it"
+    assert (copy.maybe_taken, copy.acknowledged) == (True, ((1, 3),))
+    assert isinstance(copy, TimeoutError)  # as users of asyncio expect

@@ -22,6 +22,8 @@ from surecast.columns.batch import (
     HEADER_SIZE,
     NO_PUBLISHER,
     NONE,
+    REASONS,
+    SUPERSEDED,
     VOID,
     Batch,
     Row,
@@ -164,7 +166,7 @@ def runs(positions: set[int]) -> IntervalSet:
 
 
 @pytest.mark.slow
-@given(contiguous(), holes, st.sampled_from([COLLECTED, EXPIRED]))
+@given(contiguous(), holes, st.sampled_from(REASONS))
 def test_without_drops_exactly_those_rows(batches, positions, reason) -> None:
     for batch in batches:
         left = batch.without(runs(positions), reason)
@@ -211,7 +213,7 @@ def test_slice_keeps_rows_and_positions(batches, positions, data) -> None:
 @pytest.mark.slow
 @given(contiguous(), holes, st.integers(1, 80), st.integers(0, 20), st.data())
 def test_coalesce_keeps_rows_and_positions(batches, positions, rows_max, small, data) -> None:
-    reasons = [data.draw(st.sampled_from([COLLECTED, EXPIRED])) for _ in batches]
+    reasons = [data.draw(st.sampled_from(REASONS)) for _ in batches]
     given_batches = [
         batch.without(runs(positions), reason)
         for batch, reason in zip(batches, reasons, strict=True)
@@ -250,7 +252,8 @@ def test_coalesce_joins_what_it_can() -> None:
         return [(batch.lo, batch.hi, batch.rows) for batch in coalesce(batches, 100)]
 
     assert shape([void(1, 5), void(5, 9)]) == [(1, 9, 0)]
-    assert shape([void(1, 5), void(5, 9, EXPIRED)]) == [(1, 5, 0), (5, 9, 0)]
+    for other in (EXPIRED, SUPERSEDED):
+        assert shape([void(1, 5), void(5, 9, other)]) == [(1, 5, 0), (5, 9, 0)]
     assert shape([data(1, 3), void(4, 9), data(9, 2, 7)]) == [(1, 11, 5)]
     assert shape([data(1, 3, 1), data(4, 3, 2)]) == [(1, 7, 6)]
     assert shape([void(1, 5), data(5, 60), void(65, 70)]) == [(1, 5, 0), (5, 65, 60), (65, 70, 0)]
@@ -358,7 +361,7 @@ def test_synthetic_batches_have_no_events_to_look_at() -> None:
         ("sparse", {"form": 0}),
         ("sparse", {"count": 3}),
         ("sparse", {"reason": NONE}),
-        ("sparse", {"reason": 3}),
+        ("sparse", {"reason": 4}),
         ("joined", {"lo": 0}),
         ("plain joined", {"lo": 3}),
         ("void", {"rows": 1}),
@@ -409,6 +412,6 @@ def test_a_void_batch_has_no_rows() -> None:
     assert np.issubdtype(void.seqs().dtype, np.int64)
     with pytest.raises(UsageError):
         void.record_batch()
-    for lo, hi, reason in ((0, 4, COLLECTED), (4, 4, COLLECTED), (1, 4, NONE)):
+    for lo, hi, reason in ((0, 4, COLLECTED), (4, 4, COLLECTED), (1, 4, NONE), (1, 4, 4)):
         with pytest.raises(ValueError):
             Batch.void(STREAM, lo, hi, reason)

@@ -5,22 +5,34 @@ from random import Random
 import pytest
 
 from surecast.columns import compaction
-from surecast.columns.batch import COLLECT, COLLECTED, CONFIG, EXPIRED, VOID, Batch, coalesce
-from surecast.columns.compaction import compacted, strip, survivors
+from surecast.columns.batch import (
+    COLLECT,
+    COLLECTED,
+    CONFIG,
+    EXPIRED,
+    NONE,
+    REASONS,
+    SUPERSEDED,
+    VOID,
+    Batch,
+    coalesce,
+)
+from surecast.columns.compaction import compacted, decode_voids, encode_voids, strip, survivors
 from surecast.columns.intervals import IntervalSet
+from surecast.errors import PeerError
 
 STREAM = b"s" * 16
 
 
-def history(rng: Random, batches: int) -> list[Batch]:
-    """Batches of all shapes, one after the other."""
+def history(rng: Random, batches: int, reason: int = COLLECTED) -> list[Batch]:
+    """Batches of all shapes, one after the other; what is void in them is so for `reason`."""
     made: list[Batch] = []
     lo = rng.randrange(1, 50)
     for number in range(batches):
         time_ns = 1000 + 2 * number
         if rng.random() < 0.1:
             hi = lo + rng.randrange(1, 20)
-            made.append(Batch.void(STREAM, lo, hi, COLLECTED, time_ns=time_ns, epoch=number))
+            made.append(Batch.void(STREAM, lo, hi, reason, time_ns=time_ns, epoch=number))
         elif made and rng.random() < 0.3:  # several of one layout, as a busy publisher sends them
             rows, width = rng.choice((2, 20)), rng.choice((3, 8))
             for i in range(rng.randrange(1, 6)):
@@ -42,7 +54,7 @@ def history(rng: Random, batches: int) -> list[Batch]:
             batch = Batch.of(STREAM, values, keys, tags, publisher=b"p" * 16, pub_no=1, kind=kind)
             batch = batch.sequenced(lo, time_ns, number)
             if rows > 1 and rng.random() < 0.3:
-                batch = batch.without(_some(rng, lo, lo + rows, 0.4), COLLECTED)
+                batch = batch.without(_some(rng, lo, lo + rows, 0.4), reason)
             made.append(batch)
         lo = made[-1].hi
     return made
@@ -59,32 +71,75 @@ def events(batches: list[Batch]) -> list[object]:
 @pytest.mark.parametrize("seed", range(60))
 def test_survivors_are_what_stripping_batch_by_batch_leaves(seed: int) -> None:
     rng = Random(seed)
-    batches = history(rng, rng.randrange(1, 40))
+    reason = REASONS[seed % len(REASONS)]
+    batches = history(rng, rng.randrange(1, 40), reason)
     lo, hi = batches[0].lo, batches[-1].hi
     share = rng.choice((0.0, 0.1, 0.5, 0.9, 1.0))
-    collected = _some(rng, lo, hi, share)
+    voids = {reason: _some(rng, lo, hi, share)}
     rows_max = rng.choice((1, 7, 64, 4096))
-    made = survivors(batches, collected, IntervalSet(), rows_max)
-    twin = coalesce([p for b in batches for p in strip(b, collected, IntervalSet())], rows_max)
+    made = survivors(batches, voids, rows_max)
+    twin = coalesce([p for b in batches for p in strip(b, voids)], rows_max)
     assert events(made) == events(twin)
     assert [b.lo for b in made] == [lo, *(b.hi for b in made[:-1])]
     assert made[-1].hi == hi
     for batch in made:
         batch.validate()
         assert batch.rows <= max(rows_max, 60)
-        assert batch.reason == (COLLECTED if batch.rows < batch.count else 0)
+        assert batch.reason == (reason if batch.rows < batch.count else NONE)
         assert not batch.rows or batch.time_ns >= int(batch.times()[-1])
-    assert compacted(batches, collected.to_bytes(), IntervalSet().to_bytes(), rows_max)[-1].hi == hi
+    again = compacted(batches, encode_voids(voids), rows_max)
+    assert [(b.lo, b.hi, b.body) for b in again] == [(b.lo, b.hi, b.body) for b in made]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_positions_keep_their_reasons_when_several_meet(seed: int) -> None:
+    """Void already when it comes, and void now: each position has the reason it was given."""
+    rng = Random(seed)
+    before = rng.choice(REASONS)
+    batches = history(rng, rng.randrange(1, 30), before)
+    lo, hi = batches[0].lo, batches[-1].hi
+    reasons = {s: before for b in batches for s in _void_in(b)}
+    voids = {reason: IntervalSet() for reason in REASONS}
+    for seq in range(lo, hi):
+        if seq in reasons:
+            voids[before].add(seq, seq + 1)
+        elif rng.random() < 0.5:
+            reasons[seq] = rng.choice(REASONS)
+            voids[reasons[seq]].add(seq, seq + 1)
+    kept = [row for batch in batches for row in batch.to_rows() if row.seq not in reasons]
+    for rows_max in (1, 16, 4096):
+        made = survivors(batches, voids, rows_max)
+        for batch in made:
+            batch.validate()
+        assert events(made) == kept
+        assert {s: b.reason for b in made for s in _void_in(b)} == reasons
+        assert [b.lo for b in made] == [lo, *(b.hi for b in made[:-1])]
+
+
+def _void_in(batch: Batch) -> list[int]:
+    live = set(batch.seqs().tolist())
+    return [seq for seq in range(batch.lo, batch.hi) if seq not in live]
+
+
+def test_voids_round_trip_and_a_set_for_each_reason_is_needed() -> None:
+    voids = {COLLECTED: IntervalSet([(1, 3)]), SUPERSEDED: IntervalSet([(5, 6)])}
+    data = encode_voids(voids)
+    assert decode_voids(data, 9) == {**voids, EXPIRED: IntervalSet()}
+    with pytest.raises(PeerError, match="2 interval sets for 3 reasons"):
+        decode_voids(data[:2], 9)
+    with pytest.raises(PeerError):
+        decode_voids((data[0], data[1], b"\xff"), 9)
 
 
 def test_what_is_whole_and_large_comes_back_as_it_was() -> None:
     batch = Batch.of(STREAM, [b"v"] * 100, publisher=b"p" * 16, pub_no=1).sequenced(1, 5, 1)
-    assert survivors([batch], IntervalSet(), IntervalSet(), 10) == [batch]
+    assert survivors([batch], {}, 10) == [batch]
 
 
 def test_two_reasons_stay_apart() -> None:
     batch = Batch.of(STREAM, [b"%d" % i for i in range(6)]).sequenced(1, 5, 1)
-    made = survivors([batch], IntervalSet([(1, 3)]), IntervalSet([(4, 6)]), 100)
+    voids = {COLLECTED: IntervalSet([(1, 3)]), EXPIRED: IntervalSet([(4, 6)])}
+    made = survivors([batch], voids, 100)
     assert [row.seq for b in made for row in b.to_rows()] == [3, 6]
     assert {b.reason for b in made if b.rows < b.count} == {COLLECTED, EXPIRED}
 
@@ -92,7 +147,7 @@ def test_two_reasons_stay_apart() -> None:
 def test_all_void_is_one_range() -> None:
     batches = history(Random(3), 20)
     lo, hi = batches[0].lo, batches[-1].hi
-    (made,) = survivors(batches, IntervalSet([(lo, hi)]), IntervalSet(), 100)
+    (made,) = survivors(batches, {COLLECTED: IntervalSet([(lo, hi)])}, 100)
     assert (made.kind, made.lo, made.hi) == (VOID, lo, hi)
     assert made.time_ns == max(b.time_ns for b in batches)
 
@@ -100,7 +155,7 @@ def test_all_void_is_one_range() -> None:
 def refusal(batches: list[Batch], collected: IntervalSet) -> str:
     """Why compaction refuses to leave out these positions; empty if it does not."""
     try:
-        survivors(batches, collected, IntervalSet(), 100)
+        survivors(batches, {COLLECTED: collected}, 100)
     except ValueError as problem:
         return str(problem)
     return ""
@@ -114,7 +169,7 @@ def config_event_declared_void(rows_after: int) -> None:
     for batches in ([config], [before, config, after]):
         for voids in (IntervalSet([(2, 3)]), IntervalSet([(1, 3)])):
             assert refusal(batches, voids) == "a CONFIG event is never void"
-        assert config in survivors(batches, IntervalSet([(1, 2)]), IntervalSet(), 100)
+        assert config in survivors(batches, {COLLECTED: IntervalSet([(1, 2)])}, 100)
 
 
 @pytest.mark.parametrize("rows_after", [1, 100])

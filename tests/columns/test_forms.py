@@ -17,7 +17,7 @@ from surecast.columns import forms
 from surecast.columns.batch import COLLECTED, DATA, Batch, coalesce
 from surecast.columns.column import Columns, column_of
 from surecast.columns.intervals import IntervalSet
-from surecast.errors import PeerError
+from surecast.errors import PeerError, UsageError
 from tests.columns.streams import STREAM, THOROUGH, like, plain, rows_of
 
 GAPS = {1: pa.uint8(), 2: pa.uint16(), 4: pa.uint32()}
@@ -140,8 +140,9 @@ def test_each_form_is_used_where_it_can_be() -> None:
     assert form([b"", b""], [b"", b""]) == (0, -1, 0, False)
     assert form(None, [b"", b""]) == (-2, -1, 0, False)
     assert Batch.of(STREAM, [b"x", b"yy"], [b"k", None]).form == 0
-    assert form([b"k"] * 2, [bytes(0xFFFD)] * 2).value == 0xFFFD
-    assert form([b"k"] * 2, [bytes(0xFFFE)] * 2).value == -1
+    for width, used in ((0xFFFC, 0xFFFC), (0xFFFD, -1), (0xFFFE, -1)):
+        assert form([b"k"] * 2, [bytes(width)] * 2).value == used
+        assert form([bytes(width)] * 2, [b"v"] * 2).key == used
 
 
 def sparse(spread: int, times: int, tagged: bool = False) -> Batch:
@@ -351,3 +352,57 @@ def test_bodies_of_one_form_are_joined_and_taken_from() -> None:
         assert joined.keys.to_list() == [b"k" * width] * 4 * rows
         taken = forms.take_fixed(bodies, 0, one.form, rows, np.array([4 * rows - 1, 0]))
         assert taken.values.to_list() == [wanted[-1], wanted[0]]
+
+
+@given(st.none() | st.binary(max_size=20), st.binary(max_size=20))
+@settings(max_examples=THOROUGH)
+def test_a_single_row_has_the_body_of_the_general_encoder(key: bytes | None, value: bytes) -> None:
+    wanted = forms.encode(Columns(column_of([key]), column_of([value])), 0)
+    made = forms.encode_row(key, value)
+    if made is None:
+        assert (value, key or b"") == (b"", b"")  # such a body is not of fixed widths
+    else:
+        assert made == wanted
+        assert forms.read_row(*made) == (key, value)
+    batch = Batch.of(STREAM, [value], [key])
+    assert (batch.body, batch.form) == wanted
+    assert batch.single_row() == (None if made is None else (key, value))
+
+
+@pytest.mark.parametrize(("key", "value"), [(None, 0xFFFD), (0xFFFD, 1), (0xFFFC, 0xFFFC)])
+def test_a_single_row_that_is_too_wide_goes_through_the_general_encoder(
+    key: int | None, value: int
+) -> None:
+    keys = None if key is None else [bytes(key)]
+    made = forms.encode_row(None if keys is None else keys[0], bytes(value))
+    assert (made is None) == (0xFFFD in (key, value))
+    (row,) = Batch.of(STREAM, [bytes(value)], keys).to_rows()
+    assert (row.key, row.value) == (None if keys is None else keys[0], bytes(value))
+
+
+def test_only_a_single_event_without_tag_is_read_as_a_row() -> None:
+    assert Batch.of(STREAM, [b"v"], tags=[b"t"]).single_row() is None
+    assert Batch.of(STREAM, [b"v", b"w"]).single_row() is None
+    assert Batch.void(STREAM, 1, 2, COLLECTED).single_row() is None
+    compacted = Batch.of(STREAM, [b"v", b"w"], time_ns=5).sequenced(1, 5, 1)
+    compacted = compacted.without(IntervalSet([(1, 2)]), COLLECTED)
+    assert compacted.single_row() is None
+    assert compacted.slice(2, 3).single_row() == (None, b"w")
+
+
+def test_a_single_row_of_a_peer_is_checked_before_it_is_read() -> None:
+    batch = Batch.of(STREAM, [b"value"], [b"key"])
+    lying = Batch(
+        DATA, STREAM, 0, bytes(16), 0, 1, 1, 1, 0, 0, 0, bytes(batch.body or b"")[:-8], 0, 0,
+        batch.form,
+    )  # fmt: skip
+    with pytest.raises(PeerError):
+        lying.single_row()
+
+
+def test_mistaken_types_of_a_single_event_are_named() -> None:
+    for values, keys in (([None], None), (["text"], None), ([b"v"], ["text"]), ([b"v"], [3])):
+        with pytest.raises(UsageError):
+            Batch.of(STREAM, values, keys)
+    (row,) = Batch.of(STREAM, [bytearray(b"v")], [memoryview(b"k")]).to_rows()
+    assert (row.key, row.value) == (b"k", b"v")

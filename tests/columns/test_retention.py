@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from surecast.columns import retention, rules
@@ -19,6 +19,8 @@ from surecast.columns.batch import (
     DATA,
     EXPIRED,
     HEADER_SIZE,
+    REASONS,
+    SUPERSEDED,
     VOID,
     Batch,
     coalesce,
@@ -203,6 +205,10 @@ def check_current(replica: Replica, twin: RetentionTwin) -> None:
     assert list(replica.index.live(1, end)) == list(
         IntervalSet((event.seq, event.seq + 1) for event in live)
     )
+    counts = replica.index.counts()
+    assert counts.live == len(live)
+    reasons = list(twin.voids.values())
+    assert counts.void == {reason: reasons.count(reason) for reason in REASONS}
 
 
 @pytest.mark.slow
@@ -232,6 +238,48 @@ def test_compaction_and_late_joiners_change_nothing(policy, history, data) -> No
         assert replica.voids() == twin.voids
         assert replica.index.end == twin.events[-1].seq + 1
         check_current(replica, twin)
+
+
+def admitted(policy: rules.Policy, history: list[tuple[Batch, list[Event]]]) -> Iterable[bool]:
+    """For each batch, whether a head would take it: tag rules only where all was always kept."""
+    always = isinstance(policy, KeepAll)
+    for batch, (event, *_) in history:
+        always = always and batch.kind != CONFIG
+        tagged = isinstance(event.rule, Collect) and isinstance(event.rule.predicate, TagIs)
+        yield always or not tagged
+
+
+def by_key_or_time(event: Event) -> bool:
+    """Whether it is a collect whose reach a copy may know less about than its source."""
+    return event.kind == COLLECT and not isinstance(event.rule.predicate, BeforeSeq)
+
+
+@pytest.mark.slow
+@settings(max_examples=THOROUGH)
+@given(policies, histories(), st.data())
+def test_a_copy_that_missed_an_event_names_another_true_reason(policy, history, data) -> None:
+    """A copy is sent what is new now and then, without what has become void meanwhile.
+
+    The event that made a position void may be void itself by then. The copy learns from a later
+    event that the position is void: the positions are the same, and its reason is one that holds.
+    """
+    assume(all(admitted(policy, history)))
+    source, copy, twin = Replica(policy), Replica(policy), RetentionTwin(policy)
+    for number, (batch, events) in enumerate(history, 1):
+        source.feed(batch)
+        for event in events:
+            twin.feed(event)
+        if number == len(history) or data.draw(st.booleans()):
+            for part in coalesce(source.current(), data.draw(st.sampled_from([1, 7, 100]))):
+                if part.hi > copy.index.end:
+                    copy.feed(part.slice(copy.index.end, part.hi))
+    assert copy.voids().keys() == twin.voids.keys()
+    for seq, reason in copy.voids().items():
+        assert reason in twin.reasons[seq]
+    if not any(by_key_or_time(events[0]) for _, events in history):
+        assert copy.voids() == twin.voids
+    live = [row.seq for row in rows_of(copy.current())]
+    assert live == [event.seq for event in twin.events if event.seq not in twin.voids]
 
 
 @given(histories(), collects)
@@ -313,21 +361,121 @@ def test_a_collect_event_reaches_neither_itself_nor_what_follows() -> None:
     assert voided(replica) == [1]
 
 
-def test_the_first_reason_stays() -> None:
+def test_rules_by_key_and_time_leave_the_first_reason() -> None:
     replica = fed(
         LatestPerKey(),
         data(1, [b"a", b"b", b"c"]),
         collect(4, KeyIs(b"b"), EXPIRED),
         data(5, [b"b", b"c"]),
-        collect(7, BeforeSeq(6), EXPIRED),
+        collect(7, KeyPrefix(b"")),
     )
-    expected = {1: EXPIRED, 2: EXPIRED, 3: COLLECTED, 4: EXPIRED, 5: EXPIRED}
-    assert replica.voids() == expected
+    assert replica.voids() == {1: COLLECTED, 2: EXPIRED, 3: SUPERSEDED, 5: COLLECTED, 6: COLLECTED}
     parts = replica.index.apply(data(1, [b"a", b"b", b"c"]))
     assert [(part.lo, part.hi, part.kind, part.reason) for part in parts] == [
-        (1, 3, VOID, EXPIRED),
-        (3, 4, VOID, COLLECTED),
+        (1, 2, VOID, COLLECTED),
+        (2, 3, VOID, EXPIRED),
+        (3, 4, VOID, SUPERSEDED),
     ]
+    aged = fed(
+        LatestPerKey(),
+        data(1, [b"a", b"b", b"a"]),
+        collect(4, KeyIs(b"b"), EXPIRED, 2),
+        data(5, [b"b", b"b"], 3),
+        collect(7, BeforeTime(3), time_ns=3),
+    )
+    assert aged.voids() == {1: SUPERSEDED, 2: EXPIRED, 3: COLLECTED, 4: COLLECTED, 5: SUPERSEDED}
+
+
+def test_a_rule_by_position_gives_its_reason_to_all_that_it_covers() -> None:
+    """So void ranges merge: a stream that is collected by position now and then stays small."""
+    batches = [data(1, [b"a", b"b", b"a"]), collect(4, KeyIs(b"b"), EXPIRED)]
+    replica = fed(LatestPerKey(), *batches, data(5, [b"b", b"b"]), collect(7, BeforeSeq(6)))
+    assert replica.voids() == dict.fromkeys(range(1, 6), COLLECTED)
+    changed = fed(LatestPerKey(), *batches, config(5, KeepLast(2)), data(6, [b"x", b"y"]))
+    assert changed.voids() == dict.fromkeys(range(1, 5), EXPIRED)  # the CONFIG event is never void
+    changed.feed(collect(8, BeforeSeq(3)))
+    assert changed.voids() == dict.fromkeys([1, 2, 3, 4, 6], EXPIRED), "keep_last comes after"
+
+
+def test_what_was_compacted_before_has_the_reason_that_holds_now() -> None:
+    for rows_max in (1, 100):
+        replica = fed(LatestPerKey(), data(1, [b"a", b"b", b"a", b"c", b"d", b"c"]))
+        replica.compact(rows_max)
+        assert voids_of(replica.log.batches) == {1: SUPERSEDED, 4: SUPERSEDED}
+        replica.feed(collect(7, BeforeSeq(4)))
+        assert voids_of(replica.current()) == {**dict.fromkeys((1, 2, 3), COLLECTED), 4: SUPERSEDED}
+        assert [row.seq for row in rows_of(replica.current())] == [5, 6, 7]
+        again = Replica(LatestPerKey())
+        for batch in replica.log.batches:  # as after a restart
+            again.feed(batch)
+        assert again.voids() == replica.voids()
+
+
+def test_a_stream_collected_by_position_again_and_again_keeps_one_range() -> None:
+    """As the staging streams of Spark's sink: keyed records, and collects of what is done."""
+    replica = Replica(LatestPerKey())
+    for number in range(50):
+        replica.feed(data(replica.index.end, [b"state", b"part %d" % number, b"state"], number))
+        replica.feed(collect(replica.index.end, BeforeSeq(replica.index.end - 1), time_ns=number))
+    end = replica.index.end
+    assert replica.index.void_at(1, end) == [(1, end - 2, COLLECTED)]
+    parts = [(b.lo, b.hi, b.rows, b.reason) for b in coalesce(replica.current(), 100)]
+    assert parts == [(1, end - 1, 1, COLLECTED), (end - 1, end, 1, 0)]
+
+
+def test_each_rule_has_its_reason() -> None:
+    latest = fed(LatestPerKey(), data(1, [b"a", b"b", b"a"]), collect(4, KeyIs(b"b")))
+    assert latest.voids() == {1: SUPERSEDED, 2: COLLECTED}
+    latest.feed(data(5, [b"b", b"a"]))
+    assert latest.voids() == {1: SUPERSEDED, 2: COLLECTED, 3: SUPERSEDED}
+    last = fed(KeepLast(3), data(1, [b"a"] * 4), collect(5, BeforeSeq(4)))
+    assert last.voids() == {1: EXPIRED, 2: EXPIRED, 3: COLLECTED}
+    aged = fed(KeepFor(10), data(1, [b"a", b"b"], 5), collect(3, BeforeTime(6), EXPIRED, 20))
+    assert aged.voids() == {1: EXPIRED, 2: EXPIRED}
+
+
+def test_three_reasons_meet_in_one_batch() -> None:
+    batch = data(1, [b"a", b"b", b"c", b"a", b"d", b"e"])
+    replica = fed(
+        LatestPerKey(),
+        batch,
+        collect(7, KeyIs(b"b")),
+        collect(8, KeyIs(b"c"), EXPIRED),
+        data(9, [b"d"]),
+    )
+    parts = replica.index.apply(batch)
+    assert [(part.lo, part.hi, part.rows, part.reason) for part in parts] == [
+        (1, 2, 0, SUPERSEDED),
+        (2, 3, 0, COLLECTED),
+        (3, 5, 1, EXPIRED),
+        (5, 7, 1, SUPERSEDED),
+    ]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_the_reason_does_not_depend_on_how_events_are_divided_into_batches(size: int) -> None:
+    """A collect between two rows of a key: the first row was superseded only after it."""
+    keys = [b"a", b"b", b"a", b"c", b"b"]
+    parts = [data(1 + at, keys[at : at + size]) for at in range(0, 5, size)]
+    replica = fed(LatestPerKey(), *parts, collect(6, KeyPrefix(b"")))
+    assert replica.voids() == {
+        1: SUPERSEDED, 2: SUPERSEDED, 3: COLLECTED, 4: COLLECTED, 5: COLLECTED
+    }  # fmt: skip
+    replica = Replica(LatestPerKey())
+    replica.index.feed_many([*parts, collect(6, KeyPrefix(b""))], lambda lo, hi: parts)
+    assert replica.voids()[1] == SUPERSEDED
+    assert replica.voids()[3] == COLLECTED
+
+
+def test_a_copy_that_never_saw_the_superseding_event_says_collected() -> None:
+    """Both reasons are true; the event at 2 is void before this copy sees it."""
+    batches = [data(1, [b"k"]), data(2, [b"k"]), collect(3, KeyIs(b"k"))]
+    source = fed(LatestPerKey(), *batches)
+    assert source.voids() == {1: SUPERSEDED, 2: COLLECTED}
+    copy = fed(LatestPerKey(), batches[0])
+    for part in source.current()[1:]:
+        copy.feed(part)
+    assert copy.voids() == {1: COLLECTED, 2: COLLECTED}
 
 
 def test_tags_only_where_everything_is_kept() -> None:
@@ -367,7 +515,7 @@ def test_synthetic_batches_can_be_retained_by_position_and_time() -> None:
         return Batch.synthetic(STREAM, 100, HEADER_SIZE + 5000).sequenced(lo, time_ns, 1)
 
     replica = fed(KeepLast(150), counted(1, 1), counted(101, 2))
-    assert replica.index.voids[COLLECTED] == IntervalSet([(1, 51)])
+    assert replica.index.voids[EXPIRED] == IntervalSet([(1, 51)])
     (part,) = replica.index.apply(counted(1, 1))
     assert (part.rows, part.seqs()[0]) == (50, 51)
     replica = fed(KeepAll(), counted(1, 1), counted(101, 2), collect(201, BeforeTime(2), time_ns=3))
@@ -396,16 +544,16 @@ def test_rules_round_trip(rule) -> None:
     if isinstance(rule, Collect):
         assert rules.decode_collect(rules.encode_collect(rule)) == rule
         with pytest.raises(PeerError):
-            rules.decode_policy(rules.encode_collect(rule))
+            rules.decode_config(rules.encode_collect(rule))
     else:
-        assert rules.decode_policy(memoryview(rules.encode_policy(rule))) == rule
+        assert rules.decode_config(memoryview(rules.encode_policy(rule))) == rule
         with pytest.raises(PeerError):
             rules.decode_collect(rules.encode_policy(rule))
 
 
 @given(st.binary(max_size=40))
 def test_any_bytes_make_a_rule_or_a_peer_error(data) -> None:
-    for decode in (rules.decode_policy, rules.decode_collect):
+    for decode in (rules.decode_config, rules.decode_collect):
         with contextlib.suppress(PeerError):
             decode(data)
 
@@ -424,7 +572,7 @@ def test_any_bytes_make_a_rule_or_a_peer_error(data) -> None:
     ],
 )
 def test_rules_out_of_range_are_refused(rule) -> None:
-    decode, encode = rules.decode_policy, rules.encode_policy
+    decode, encode = rules.decode_config, rules.encode_policy
     if isinstance(rule, Collect):
         decode, encode = rules.decode_collect, rules.encode_collect
     with pytest.raises(PeerError, match=r"out of range|no retention"):
@@ -432,3 +580,31 @@ def test_rules_out_of_range_are_refused(rule) -> None:
     kind = COLLECT if isinstance(rule, Collect) else CONFIG
     with pytest.raises(PeerError):
         rules.check_event(Batch.of(STREAM, [encode(rule)], kind=kind), KeepAll())
+
+
+def test_an_end_event_voids_everything_before_it_but_config_events() -> None:
+    index = RetentionIndex(rules.KeepAll())
+    batches = [
+        Batch.of(STREAM, [b"a", b"b"], [b"k", b"k"]).sequenced(1, 10, 1),
+        Batch.of(STREAM, [rules.encode_policy(rules.LatestPerKey())], kind=CONFIG).sequenced(
+            3, 11, 1
+        ),
+        Batch.of(STREAM, [b"c"], [b"x"]).sequenced(4, 12, 1),
+        Batch.of(STREAM, [rules.encode_policy(rules.End())], kind=CONFIG).sequenced(5, 13, 1),
+    ]
+
+    def read(lo: int, hi: int) -> list[Batch]:
+        return [batch for batch in batches if batch.lo < hi and batch.hi > lo]
+
+    for batch in batches:
+        assert index.ended == 0
+        index.feed(batch, read)
+    assert index.ended == 5
+    assert list(index.live(1, 6)) == [(3, 4), (5, 6)]
+    assert rules.is_end(batches[-1])
+    assert not any(map(rules.is_end, batches[:-1]))
+    behind = Batch.of(STREAM, [b"late"]).sequenced(6, 14, 1)
+    for feed in (lambda: index.feed(behind, read), lambda: index.feed_many([behind], read)):
+        with pytest.raises(ValueError, match="follows the end of a deleted stream"):
+            feed()
+    assert index.end == 6

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from surecast.columns import rules
-from surecast.columns.batch import COLLECT, COLLECTED, CONFIG, DATA
+from surecast.columns.batch import COLLECT, CONFIG, DATA, EXPIRED, SUPERSEDED
 
 # ---------------------------------------------------------------- kernels
 
@@ -116,6 +116,7 @@ class RetentionTwin:
     policy: rules.Policy
     events: list[Event] = field(default_factory=list)
     voids: dict[int, int] = field(default_factory=dict)  # position -> reason
+    reasons: dict[int, set[int]] = field(default_factory=dict)  # position -> all that hold
 
     def feed(self, event: Event) -> None:
         if event.kind == CONFIG:
@@ -125,26 +126,36 @@ class RetentionTwin:
                 self._keep_latest()
         if event.kind == COLLECT:
             assert isinstance(event.rule, rules.Collect)
-            for old in self.events:
-                if self._matches(event.rule.predicate, old):
-                    self._void(old, event.rule.reason)
+            self._collect(event.rule)
         if isinstance(self.policy, rules.LatestPerKey) and event.key is not None:
             for old in self.events:
                 if old.key == event.key:
-                    self._void(old, COLLECTED)
+                    self._void(old, SUPERSEDED)
         self.events.append(event)
         if isinstance(self.policy, rules.KeepLast):
-            for old in self.events:
-                if old.seq <= event.seq - self.policy.n:
-                    self._void(old, COLLECTED)
+            self._void_upto(event.seq - self.policy.n, EXPIRED)
+
+    def _collect(self, rule: rules.Collect) -> None:
+        matched = [old for old in self.events if self._matches(rule.predicate, old)]
+        if isinstance(rule.predicate, rules.BeforeSeq):
+            self._void_upto(max([old.seq for old in matched], default=0), rule.reason)
+        else:
+            for old in matched:
+                self._void(old, rule.reason)
 
     def _keep_latest(self) -> None:
+        live: set[bytes] = set()
         seen: set[bytes] = set()
         for old in reversed(self.events):
-            if old.key is not None and old.seq not in self.voids:
-                if old.key in seen:
-                    self._void(old, COLLECTED)
-                seen.add(old.key)
+            if old.key is None:
+                continue
+            if old.key in seen:
+                self._hit(old, SUPERSEDED)
+            seen.add(old.key)
+            if old.seq not in self.voids:
+                if old.key in live:
+                    self._void(old, SUPERSEDED)
+                live.add(old.key)
 
     def _matches(self, predicate: rules.Predicate, event: Event) -> bool:
         match predicate:
@@ -160,5 +171,17 @@ class RetentionTwin:
                 return isinstance(self.policy, rules.KeepAll) and event.tag == tag
 
     def _void(self, event: Event, reason: int) -> None:
+        """By key, tag or time: what is void keeps its reason."""
         if event.kind != CONFIG:
             self.voids.setdefault(event.seq, reason)
+            self._hit(event, reason)
+
+    def _void_upto(self, seq: int, reason: int) -> None:
+        """By position: all of it has this reason from now on."""
+        for old in self.events:
+            if old.seq <= seq and old.kind != CONFIG:
+                self.voids[old.seq] = reason
+                self._hit(old, reason)
+
+    def _hit(self, event: Event, reason: int) -> None:
+        self.reasons.setdefault(event.seq, set()).add(reason)

@@ -237,7 +237,7 @@ def test_timers_come_back_to_the_layer_that_set_them(house: House) -> None:
         (Append(LOG, BATCHES, ("t", 1)), Stored),
         (SaveState("name", b"data", ("t", 1)), Stored),
         (Repair(LOG, BATCHES, ("t", 1)), Stored),
-        (Compact(LOG, 1, 4, b"\x00", b"\x00", 9, ("t", 1)), Compacted),
+        (Compact(LOG, 1, 4, (b"\x00",) * 3, 9, ("t", 1)), Compacted),
     ],
     ids=["append", "save", "repair", "compact"],
 )
@@ -249,7 +249,7 @@ def test_answers_of_the_disk_come_back_to_the_layer_that_asked(
     getattr(house, floor).on(asked, effect)
     (out,) = house.give(asked)
     assert type(out) is type(effect)
-    for name in ("log", "batches", "data", "lo", "hi", "collected", "rows_max"):
+    for name in ("log", "batches", "data", "lo", "hi", "voids", "rows_max"):
         assert getattr(out, name, None) == getattr(effect, name, None)
     assert out.token == (floor, ("t", 1))
     assert getattr(out, "name", f"{floor}/name") == f"{floor}/name"

@@ -8,7 +8,7 @@ from tests.core.test_compose import House, Order
 from surecast.core.machine import HandlerMachine, NodeContext
 from surecast.core.types import AtEndOfPass, Command, EndOfPass, Input, Message
 from surecast.core.wire import Codec
-from surecast.runtime.book import AddressBook
+from surecast.runtime.addresses import AddressBook
 from surecast.runtime.node import Node
 from surecast.sim.world import World
 

@@ -122,7 +122,7 @@ def test_answers_of_the_disk_name_the_effect_they_answer() -> None:
         Append(LOG, (batch(1),), (0, "append")),
         SaveState("s", b"d", same),
         SaveState("s", b"e", same),
-        Compact(LOG, 1, 4, b"\x00", b"\x00", 50, ("c", Refound())),
+        Compact(LOG, 1, 4, (b"\x00",) * 3, 50, ("c", Refound())),
     ]
     made.step(0, Start(0, 1), asked[:2])
     made.step(1, TimerFired("x"), asked[2:])

@@ -62,7 +62,7 @@ def test_no_layer_writes_to_the_log_of_another(disk: MemoryDisk) -> None:
     failed = apply(disk, Append(CHAIN_LOG, (batch(CHAIN_LOG, 3),), "t", OTHER))
     assert (failed.token, failed.reason) == ("t", "io")
     assert apply(disk, Repair(CHAIN_LOG, (batch(CHAIN_LOG),), "t", OTHER)).reason == "io"
-    assert apply(disk, Compact(CHAIN_LOG, 1, 3, b"\0", b"\0", 9, "t", OTHER)).reason == "io"
+    assert apply(disk, Compact(CHAIN_LOG, 1, 3, (b"\0",) * 3, 9, "t", OTHER)).reason == "io"
     with pytest.raises(StorageError, match="belongs to another layer"):
         apply(disk, Truncate(CHAIN_LOG, 1, OTHER))
     assert disk.end(CHAIN_LOG) == 3

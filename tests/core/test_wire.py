@@ -9,16 +9,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surecast.columns.batch import COLLECT, COLLECTED, CONFIG, DATA, EXPIRED, Batch
+from surecast.columns.batch import (
+    COLLECT,
+    COLLECTED,
+    CONFIG,
+    DATA,
+    REASONS,
+    SUPERSEDED,
+    Batch,
+)
 from surecast.columns.intervals import IntervalSet
 from surecast.core.types import Enclosed, Message
 from surecast.core.wire import (
     DEFAULT_LIMITS,
     HEADER_SIZE,
     MAGIC,
+    SEQ_END_MAX,
     Buffer,
     Codec,
     Limits,
+    check_batch,
     decode_batch,
     encode_batch,
     frame_size,
@@ -104,7 +114,7 @@ def batches(draw: st.DrawFn) -> Batch:
     stream = draw(st.binary(min_size=16, max_size=16))
     if kind == 0:
         hi = lo + draw(st.integers(1, 2**58))
-        return Batch.void(stream, lo, hi, draw(st.sampled_from([COLLECTED, EXPIRED])))
+        return Batch.void(stream, lo, hi, draw(st.sampled_from(REASONS)))
     rows = draw(st.integers(1, 12)) if kind == DATA else 1
     column = st.lists(maybe, min_size=rows, max_size=rows)
     batch = Batch.of(
@@ -121,7 +131,7 @@ def batches(draw: st.DrawFn) -> Batch:
         return batch
     batch = batch.sequenced(lo, draw(st.integers(0, 2**63 - 1)), draw(st.integers(0, 2**64 - 1)))
     holes = draw(st.sets(st.integers(0, rows - 1))) if kind == DATA else set()
-    return batch.without(IntervalSet((lo + i, lo + i + 1) for i in sorted(holes)), EXPIRED)
+    return batch.without(IntervalSet((lo + i, lo + i + 1) for i in sorted(holes)), SUPERSEDED)
 
 
 plain_messages = st.builds(Beat, st.integers(0, 2**64 - 1)) | st.builds(
@@ -443,3 +453,48 @@ def test_importing_the_wire_loads_neither_numba_nor_pyarrow() -> None:
         "sys.exit(any(m in sys.modules for m in ('numba', 'pyarrow')))"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def test_positions_end_at_seq_end_max() -> None:
+    last = Batch.of(STREAM, [b"x", b"y"]).sequenced(SEQ_END_MAX - 2, 1, 1)
+    assert decode_batch(joined(encode_batch(last)))[0].hi == SEQ_END_MAX
+    beyond = Batch.of(STREAM, [b"x", b"y"]).sequenced(SEQ_END_MAX - 1, 1, 1)
+    with pytest.raises(UsageError, match="count is 2"):
+        encode_batch(beyond)
+
+
+class Question(msgspec.Struct, frozen=True):
+    number: int = 0
+    text: str = ""
+    counts: dict[bytes, int] = msgspec.field(default_factory=dict)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        Question(10**24),
+        Question(-(1 << 63) - 1),
+        Question(1.5),  # type: ignore[arg-type]
+        Question("7"),  # type: ignore[arg-type]
+        Question(text="\ud800"),
+        Question(text=b"bytes"),  # type: ignore[arg-type]
+        Question(text="x" * DEFAULT_LIMITS.control_bytes_max),
+        Question(counts={b"a": 10**24}),
+        Question(counts={b"a": object()}),  # type: ignore[dict-item]
+    ],
+    ids=lambda part: f"{part!r:.40}",
+)
+def test_a_part_that_no_message_can_carry_is_refused(part: Question) -> None:
+    with pytest.raises(UsageError, match="Question cannot be sent"):
+        CODEC.check(part)
+    CODEC.check(Question(1 << 62, "text", {b"a": 1}))  # and the codec still works
+
+
+def test_a_batch_that_cannot_be_encoded_is_refused_before() -> None:
+    fits = Batch.of(STREAM, [b"x"])
+    check_batch(fits)
+    large = Batch.of(STREAM, [bytes(DEFAULT_LIMITS.batch_bytes_max)])
+    with pytest.raises(UsageError, match="cannot be published"):
+        check_batch(large)
+    with pytest.raises(UsageError, match="batch_rows_max"):
+        check_batch(Batch.of(STREAM, [b"x", b"y"]), Limits(batch_rows_max=1))

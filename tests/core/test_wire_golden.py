@@ -18,6 +18,7 @@ from surecast.columns.batch import (
     CONTROL,
     DATA,
     EXPIRED,
+    SUPERSEDED,
     VOID,
     Batch,
     Row,
@@ -73,6 +74,10 @@ def void() -> Batch:
     return Batch.void(STREAM, 2_000, 5_000_000_000, COLLECTED)
 
 
+def superseded() -> Batch:
+    return Batch.void(STREAM, 7, 11, SUPERSEDED)
+
+
 def narrow(count: int, lo: int = 1000) -> Batch:
     """Keys of 8 bytes, values of 3."""
     keys = [b"key %4d" % (i * 7 % count) for i in range(count)]
@@ -96,6 +101,7 @@ BATCHES: dict[str, Callable[[], Batch]] = {
     "data": lambda: rows(10),
     "tagged": lambda: rows(9, tagged=True),
     "void": void,
+    "void-superseded": superseded,
     # Columns in narrower forms (docs/wire.md):
     "form-unsequenced": lambda: Batch.of(STREAM, [b"x"], publisher=PUBLISHER, pub_no=2**64 - 1),
     "form-collect": lambda: rows(1, kind=COLLECT),
@@ -189,6 +195,8 @@ def test_what_the_files_hold_is_known_apart_from_the_code_that_builds_it() -> No
     ]
     gone, _ = decode_batch(stored("void"))
     assert (gone.lo, gone.hi, gone.rows, gone.reason) == (2_000, 5_000_000_000, 0, COLLECTED)
+    old, _ = decode_batch(stored("void-superseded"))
+    assert (old.lo, old.hi, old.rows, old.reason) == (7, 11, 0, SUPERSEDED)
     message, _ = CODEC.decode(stored("control"))
     assert (message.name, message.epoch, message.ids) == ("golden", 2**64 - 1, (STREAM, b""))
     counts = [batch.count for batch in (*message.batches, message.last)]

@@ -348,7 +348,7 @@ HUGE = 0xFFFFFFF8
         (altered(FRAMES[0], control_len=8), "control_len is 8 in a batch frame"),
         (altered(FRAMES[0], reason=1), "reason 1 with 6 rows in 6 positions"),
         (altered(FRAMES[2], reason=0), "reason 0 with 4 rows in 6 positions"),
-        (altered(FRAMES[2], reason=3), "reason 3 with 4 rows"),
+        (altered(FRAMES[2], reason=4), "reason 4 with 4 rows"),
         (altered(FRAMES[2], seq_first=0), "no place in a stream yet"),
         (altered(FRAMES[0], rows=0, count=0), "count is 0"),
         (altered(FRAMES[0], rows=0), "0 rows in 6 positions"),

@@ -305,7 +305,7 @@ def test_key_column_of_nothing_and_of_a_strided_array():
 
 def test_importing_the_generators_imports_neither_numba_nor_pyarrow():
     code = (
-        "import sys, surecast.parts.workload, surecast.lab; surecast.lab.experiments();"
+        "import sys, surecast.parts.workload, surecast_lab.lab; surecast_lab.lab.experiments();"
         "print([m for m in ('numba', 'pyarrow', 'matplotlib') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

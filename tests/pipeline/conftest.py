@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from scripts.warm_spark import wait_until_made
+
+from tests.java import set_java_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,6 +24,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def spark() -> "Iterator[SparkSession]":
+    wait_until_made()
+    set_java_options()
     from surecast.pipeline.session import spark_session
 
     conf = {"spark.sql.shuffle.partitions": "4", "spark.default.parallelism": "4"}

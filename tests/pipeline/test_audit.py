@@ -17,9 +17,9 @@ from surecast.errors import UsageError
 from surecast.pipeline.jobs.audit import Audit, StreamAudit, audit
 from surecast.pipeline.jobs.judge import Judge, join_hint
 from surecast.pipeline.jobs.trace import TABLES, load, save
-from surecast.swarm.ledger import OfferedEvents, ReadEvents
-from surecast.swarm.traces import trace_offered, trace_read
-from tests.swarm.runs import EVENTS, SPOILT, Run, lose
+from surecast_lab.swarm.audit_log import OfferedEvents, ReadEvents
+from surecast_lab.swarm.traces import trace_offered, trace_read
+from tests.surecast_lab.swarm.runs import EVENTS, SPOILT, Run, lose
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

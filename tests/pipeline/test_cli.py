@@ -26,7 +26,7 @@ from surecast.errors import (
 from surecast.pipeline import staging_io
 from surecast.pipeline.loss import Loss, remedy
 from tests.pipeline.test_audit import write
-from tests.swarm.runs import Run, lose
+from tests.surecast_lab.swarm.runs import Run, lose
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -209,11 +209,11 @@ def test_compact_leaves_one_event_a_key(
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["--retain", "forever"], 2, "is not keep-all, latest-per-key"),
+        (["--retain", "forever"], 2, "Valid: keep-all, latest-per-key"),
         (["--retain", "keep-all", "--collect", "older:5"], 2, "is not one of before-seq:N"),
         (["--retain", "keep-all", "--collect", "before-seq:x"], 2, "before-seq:x"),
         (["--retain", "keep-all", "--collect", "before-time:2025-01-01"], 2, "no time zone"),
-        (["--retain", "keep-last:5", "--collect", "tag:t"], 2, "keep_all"),
+        (["--retain", "keep-last:5", "--collect", "tag:t"], 2, "keep-all"),
     ],
     ids=["retain", "collect", "number", "zone", "tag"],
 )

@@ -192,7 +192,7 @@ def test_tags_are_collected_where_all_is_kept(spark: "SparkSession") -> None:
     histories = [history(f"s{i}", KeepAll(), given, rng) for i in range(STREAMS)]
     collected = [Collected(predicate, seq) for seq, predicate in given.items()]
     check(histories, archive(spark, histories, rng), KeepAll(), collected)
-    with pytest.raises(UsageError, match="keep_all"):
+    with pytest.raises(UsageError, match="keep-all"):
         found(archive(spark, histories, rng), LatestPerKey(), collected)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from surecast.columns.batch import Batch
+from surecast.columns.batch import SUPERSEDED, Batch
 from surecast.columns.intervals import IntervalSet
 from surecast.pipeline import files
 from surecast.pipeline.plan import Range
@@ -55,13 +55,16 @@ class Segment:
             "lo": lo,
             "hi": hi,
             "extents": [[NUMBER, 0, 1, END, self.run.index_crc]],
-            "collected": b64encode(self.voids.clip(lo, hi).to_bytes()),
-            "expired": b64encode(IntervalSet().to_bytes()),
+            "voids": {
+                "collected": b64encode(IntervalSet().to_bytes()),
+                "expired": b64encode(IntervalSet().to_bytes()),
+                "superseded": b64encode(self.voids.clip(lo, hi).to_bytes()),
+            },
         }
 
     def elsewhere(self, lo: int, hi: int) -> Iterator[Batch]:
         self.fetched.append((lo, hi))
-        yield batch_of(lo, hi).without(self.voids, 1)
+        yield batch_of(lo, hi).without(self.voids, SUPERSEDED)
 
     def read(self, lo: int, hi: int) -> list[Batch]:
         self.fetched.clear()

@@ -26,12 +26,10 @@ from surecast.pipeline.offsets import Place, places_from, places_to
 from surecast.pipeline.options import parse
 from surecast.pipeline.region import Known, Region, Server, ask_server
 from surecast.pipeline.source import BatchReader, StreamReader
-from surecast.runtime.relay import RelayProcess, RelaySpec
 from surecast.server.cluster import Cluster
-from surecast.swarm.demo_cluster import free_layout, lead_through, wire
+from surecast_lab.testing.deployment import free_layout, lead_through, wire
+from surecast_lab.testing.relay import RelayProcess, RelaySpec
 from tests.pipeline.regions import Served, wait_for
-
-pytestmark = pytest.mark.slow
 
 PLACE = Place(bytes(range(16)), 1_001)  # read up to 1000
 
@@ -153,6 +151,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "GRACE_S_MAX", 0.6)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("hasty")
 def test_without_http_another_stream_of_the_name_is_a_loss(tmp_path: Path) -> None:
     """Not one to go over to without a word."""
@@ -171,6 +170,7 @@ def test_without_http_another_stream_of_the_name_is_a_loss(tmp_path: Path) -> No
         made.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("limit", [ReadAllAvailable(), ReadMaxRows(3)], ids=str)
 def test_a_query_waits_for_servers_that_are_not_ready(
@@ -190,6 +190,7 @@ def test_a_query_waits_for_servers_that_are_not_ready(
         made.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("hasty")
 def test_a_query_does_not_go_back_in_a_damaged_stream(tmp_path: Path) -> None:
     with Served(tmp_path / "data") as region:
@@ -216,6 +217,7 @@ def rows(found: list[InputPartition]) -> list[int]:
     return [seq for task in tasks for batch in read(task) for seq in batch["seq"].to_pylist()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("segments", ["auto", "never"])
 def test_what_is_damaged_is_no_shorter_for_it(tmp_path: Path, segments: str) -> None:
     """A query that comes to the damage fails: it does not end there, and says so again."""
@@ -244,6 +246,7 @@ def test_what_is_damaged_is_no_shorter_for_it(tmp_path: Path, segments: str) -> 
         made.stop()
 
 
+@pytest.mark.slow
 def test_times_behind_the_damage_are_not_known(tmp_path: Path) -> None:
     with Served(tmp_path / "data") as region, Region(region.url, "") as asked:
         region.publish("orders", [b"%d" % n for n in range(100)])
@@ -257,6 +260,7 @@ def test_times_behind_the_damage_are_not_known(tmp_path: Path) -> None:
             asked.locate(known.stream_id, 1 << 62)
 
 
+@pytest.mark.slow
 def test_a_query_goes_back_no_further_than_anybody_has_the_stream() -> None:
     """Its region may be behind another one, which has what the query has read."""
     ends = {"west": 801, "east": 901}
@@ -269,6 +273,7 @@ def test_a_query_goes_back_no_further_than_anybody_has_the_stream() -> None:
     assert begins == [901, 901, 950]
 
 
+@pytest.mark.slow
 def test_a_port_where_nobody_answers_is_asked_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,6 +297,7 @@ def test_a_port_where_nobody_answers_is_asked_once(
     assert asked == [http]
 
 
+@pytest.mark.slow
 def test_a_name_server_that_is_silent_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     over, known = threading.Event(), threading.Event()
 

@@ -13,7 +13,7 @@ from surecast.pipeline.offsets import (
     places_to,
     share,
 )
-from surecast.pipeline.options import COLUMNS, NAMES, parse
+from surecast.pipeline.options import _NUMBER_MAX, COLUMNS, NAMES, parse
 
 ORDERS = {"subscribe": "orders"}
 
@@ -87,6 +87,15 @@ def test_times() -> None:
         ({**ORDERS, "startingOffsets": '{"orders": 0}'}, ["startingOffsets", "begin at 1"]),
         ({**ORDERS, "startingOffsets": '{"orders": true}'}, ["startingOffsets", "True"]),
         ({**ORDERS, "startingOffsets": '{"orders": 1.5}'}, ["startingOffsets", "1.5"]),
+        ({**ORDERS, "startingOffsets": '{"orders": NaN}'}, ["startingOffsets", "nan"]),
+        ({**ORDERS, "startingOffsets": f'{{"orders": {10**24}}}'}, ["startingOffsets", "10000"]),
+        ({**ORDERS, "startingOffsets": f'{{"orders": {1 << 59}}}'}, ["startingOffsets", "57646"]),
+        ({**ORDERS, "startingOffsets": '{"orders": %s}' % ("9" * 5000)}, ["startingOffsets"]),
+        ({**ORDERS, "endingOffsets": f'{{"orders": {10**24}}}'}, ["endingOffsets", "10000"]),
+        ({**ORDERS, "startingTimestamp": str(10**24)}, ["startingTimestamp", "10000"]),
+        ({**ORDERS, "startingTimestamp": "9" * 5000}, ["startingTimestamp"]),
+        ({**ORDERS, "maxOffsetsPerTrigger": str(10**24)}, ["maxOffsetsPerTrigger", "10000"]),
+        ({**ORDERS, "minPartitions": str(10**24)}, ["minPartitions", "10000"]),
         ({**ORDERS, "startingOffsets": '{"trades": 1}'}, ["startingOffsets", "trades", "orders"]),
         (
             {"subscribePattern": "orders.>", "startingOffsets": '{"order.eu": 40}'},
@@ -132,9 +141,20 @@ def test_a_place_survives_being_written_down() -> None:
     written = places_to(places)
     assert list(written) == ["a", "b"]
     assert places_from(written) == places
-    for strange in ({"0": 5}, {"a": {"id": "xyz", "next": 1}}, {"a": {"next": 1}}, {"a": None}):
+    numbers = [0, -1, (1 << 59) + 1, 10**24, 1.0, True, float("inf"), "7", None]
+    wrong = [{"a": {"id": "00" * 16, "next": number}} for number in numbers]
+    for strange in (
+        *wrong, {"0": 5}, {"a": {"id": "xyz", "next": 1}}, {"a": {"next": 1}}, {"a": None},
+    ):  # fmt: skip
         with pytest.raises(UsageError, match="checkpoint"):
             places_from(strange)
+
+
+def test_numbers_fit_a_java_int() -> None:
+    largest = parse({**ORDERS, "maxOffsetsPerTrigger": str(_NUMBER_MAX)}, streaming=True)
+    assert largest.trigger_offsets_max == _NUMBER_MAX == 2**31 - 1
+    with pytest.raises(UsageError, match="maxOffsetsPerTrigger"):
+        parse({**ORDERS, "maxOffsetsPerTrigger": str(_NUMBER_MAX + 1)}, streaming=True)
 
 
 def test_a_limit_is_shared_by_size() -> None:

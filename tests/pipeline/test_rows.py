@@ -13,7 +13,7 @@ from surecast.columns.batch import (
     COLLECT,
     COLLECTED,
     CONFIG,
-    EXPIRED,
+    REASONS,
     Batch,
     coalesce,
 )
@@ -36,7 +36,7 @@ def draw(rng: random.Random, positions: int) -> list[Batch]:
         shape = rng.choice(SHAPES)
         rows = rng.choice((1, 3, 7, 7, 7, 50, 1500))
         if shape == "void":
-            reason = rng.choice((COLLECTED, EXPIRED))
+            reason = rng.choice(REASONS)
             stamp = rng.choice((0, time_ns))
             batches.append(Batch.void(STREAM, lo, lo + rows, reason, time_ns=stamp))
             lo += rows

@@ -31,6 +31,8 @@ def test_a_part_of_a_job() -> None:
         ("latest_per_key", surecast.latest_per_key()),
         ("keep_last:100", surecast.keep_last(100)),
         ("keep_for:1.5", surecast.keep_for(timedelta(seconds=1.5))),
+        ("latest-per-key", surecast.latest_per_key()),
+        ("keep-for:1h", surecast.keep_for(timedelta(hours=1))),
     ],
 )
 def test_retain(text: str, policy: Policy) -> None:
@@ -48,7 +50,7 @@ def test_retain(text: str, policy: Policy) -> None:
         ({"stream": "_spark.orders"}, "option stream: .*begins with _"),
         ({"stream": "x" * 250}, "option stream: .* 248 characters"),
         ({"createStreams": "maybe"}, "option createStreams is true or false, not 'maybe'"),
-        ({"retain": "keep_last"}, "option retain is .*not 'keep_last'"),
+        ({"retain": "keep_last"}, "option retain: 'keep_last' is not a .*Valid: keep-all, "),
         ({"retain": "keep_last:0"}, "option retain"),
         ({"retain": "keep_for:soon"}, "option retain"),
         ({"retain": "keep_all:1"}, "option retain"),

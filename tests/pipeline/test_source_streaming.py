@@ -15,8 +15,11 @@ from pyspark.sql.streaming import StreamingQuery
 
 import surecast
 from surecast import sync
+from surecast.errors import SurecastError
+from surecast.pipeline.options import parse
+from surecast.pipeline.source import StreamReader
 from surecast.server.cluster import Cluster
-from surecast.swarm.demo_cluster import free_layout
+from surecast_lab.testing.deployment import free_layout
 from tests.pipeline.regions import Served, wait_for
 
 
@@ -389,17 +392,25 @@ def test_a_query_goes_on_when_its_server_is_killed(spark: SparkSession, tmp_path
     ],
     ids=str,
 )
-def test_a_query_that_cannot_be_says_why(
-    spark: SparkSession, tmp_path: Path, options: dict[str, str], words: list[str]
+def test_a_reader_that_cannot_be_says_why(
+    tmp_path: Path, options: dict[str, str], words: list[str]
 ) -> None:
+    """By what Spark calls first; that a refusal reaches the user is the next test's."""
     with Served(tmp_path / "data", token="right") as region:
         region.publish("orders", numbers(1, 3))
         given = {"url": region.url, "token": "right", **options}
-        work = Runs(spark, given.pop("url"), tmp_path / "checkpoint", **given)
-        with pytest.raises(Exception) as refused:
-            work.start(availableNow=True).awaitTermination(60)
+        with pytest.raises(SurecastError) as refused:
+            StreamReader(parse(given, streaming=True)).initialOffset()
         for word in words:
             assert word in str(refused.value)
+
+
+def test_a_query_that_cannot_be_says_why(
+    spark: SparkSession, region: Served, tmp_path: Path
+) -> None:
+    said = failure(runs(spark, region, tmp_path, subscribe="nobody"))
+    assert "option subscribe" in said
+    assert "'nobody'" in said
 
 
 def test_a_checkpoint_of_another_source_is_recognised(

@@ -1,17 +1,20 @@
-"""One short round of swarm/spark_rounds.py; `make torture` has ten minutes of it."""
+"""The judge of swarm/spark_rounds.py and, nightly, one short round; `make torture` has ten minutes
+of it."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
-from surecast.swarm.spark_rounds import ALL, LATE, LATEST, Load, SparkRound, _Story, run_round
+from surecast_lab.swarm.spark_rounds import ALL, LATE, LATEST, Load, SparkRound, _Story, run_round
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+@pytest.mark.nightly
 def test_a_query_outlives_its_region_and_sees_every_position_once(
     spark: "SparkSession", tmp_path: Path
 ) -> None:

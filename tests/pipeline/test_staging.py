@@ -692,26 +692,27 @@ original_is_needed, original_low = Ledger.is_needed, Ledger.low
 
 
 @pytest.mark.parametrize(
-    ("method", "mutant"),
+    ("method", "mutant", "caught_by"),
     [
-        ("note", the_last_intent_stands),
-        ("note", nobody_is_abandoned),
-        ("note_void", nothing_is_hidden),
-        ("pending", no_old_intents),
-        ("finish", numbers_begin_anew),
-        ("garbage", everything_is_garbage),
-        ("is_needed", nobody_else_needs_anything),
-        ("low", facts_are_not_needed),
+        ("note", the_last_intent_stands, 3),
+        ("note", nobody_is_abandoned, 94),
+        ("note_void", nothing_is_hidden, 7),
+        ("pending", no_old_intents, 14),
+        ("finish", numbers_begin_anew, 0),
+        ("garbage", everything_is_garbage, 45),
+        ("is_needed", nobody_else_needs_anything, 3),
+        ("low", facts_are_not_needed, 1),
     ],
 )
 def test_chaos_notices_a_rule_that_is_gone(
-    method: str, mutant: Any, monkeypatch: pytest.MonkeyPatch
+    method: str, mutant: Any, caught_by: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Other seeds are tried, too, in case that histories are drawn otherwise one day."""
     monkeypatch.setattr(Ledger, method, mutant)
-    for seed in range(3000):
+    for seed in (caught_by, *range(200)):
         try:
             chaos(seed)
-        except (AssertionError, SurecastError, RuntimeError):
+        except (AssertionError, SurecastError):
             return
     pytest.fail(f"nobody missed {method}")
 

@@ -614,7 +614,7 @@ def test_a_region_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch)
                 with pytest.raises(SurecastError, match="cannot reach the region that owns"):
                     await check_region(SinkOptions(regions.url("east"), stream="another"))
                 await stage.close()
-                client._endpoint.options = surecast.ClientOptions(close_timeout_ns=1)
+                client._endpoint.options = surecast.ClientOptions(close_timeout=1e-9)
                 with pytest.raises(surecast.SurecastError):
                     await client.close()
             silent = await asyncio.start_server(lambda _r, _w: None, "127.0.0.1", 0)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from surecast.server.cluster import Cluster
-from surecast.swarm.demo_cluster import free_layout
+from surecast_lab.testing.deployment import free_layout
 from tests.pipeline.standalone import Standalone
 
 ROOT = Path(__file__).parents[2]

@@ -15,12 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from surecast.errors import SurecastError
-from surecast.lab import experiments, points, torture
-from surecast.lab.run import PointFailed, Where, run
-from surecast.lab.summary import summarise, summarise_on_spark
-from surecast.lab.verdict import Experiment, Point
 from surecast.pipeline.sweep import run_tasks
-from tests.lab.toys import TOY, run_point, toy
+from surecast_lab.lab import experiments, points, torture
+from surecast_lab.lab.run import PointFailed, Where, run
+from surecast_lab.lab.summary import summarise, summarise_on_spark
+from surecast_lab.lab.verdict import Experiment, Point
+from tests.surecast_lab.lab.toys import TOY, run_point, toy
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

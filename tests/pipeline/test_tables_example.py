@@ -1,11 +1,12 @@
 """examples/spark_tables, as a user runs it: a stream becomes tables, and voids become deletes."""
 
 import os
+import runpy
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.dataset as ds
 import pytest
@@ -14,12 +15,67 @@ import surecast
 from surecast import sync
 from surecast.pipeline.session import find_java
 from surecast.server.cluster import Cluster
-from surecast.swarm.demo_cluster import free_layout
+from surecast_lab.testing.deployment import free_layout
+from tests.pipeline.regions import Served, wait_for
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "spark_tables"
 RUN_S = 400
 
 
+def test_the_tables_of_the_example_follow_the_stream(
+    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the example defines, run by this session; nightly Spark's own program runs it."""
+    for name in ("table", "materialized_view"):
+        monkeypatch.setattr(f"pyspark.pipelines.{name}", lambda define: define)
+    with Served(tmp_path / "data") as region, region.client() as client:
+        for name, value in (("url", region.url), ("stream", "cache.invalidate")):
+            spark.conf.set(f"surecast.{name}", value)
+        stream = client.stream("cache.invalidate", retain=surecast.latest_per_key())
+        try:
+            stream.publish_many([b"1", b"2", b"3"], keys=[b"a", b"b", b"c"])
+            tables = _define(spark, tmp_path)
+            assert tables["live"] == [(1, b"a", b"1"), (2, b"b", b"2"), (3, b"c", b"3")]
+            stream.publish(b"4", key=b"a")
+            stream.collect(surecast.key_is(b"b"))
+            last = stream.publish(b"6", key=b"d")
+            wait_for(lambda: region.seen_by_retention("cache.invalidate") > last, "retention")
+            tables = _define(spark, tmp_path)
+        finally:
+            for name in ("events", "voids", "live"):
+                spark.catalog.dropTempView(name)
+    assert [row[:2] for row in tables["events"]] == [
+        (1, b"a"), (2, b"b"), (3, b"c"), (4, b"a"), (6, b"d")
+    ]  # fmt: skip
+    kept = [(3, b"c", b"3"), (4, b"a", b"4"), (6, b"d", b"6")]
+    assert tables["live"] == tables["latest"] == kept
+
+
+def _define(spark: "SparkSession", folder: Path) -> dict[str, list[tuple[Any, ...]]]:
+    """Each table as the example says, in the order in which they need each other."""
+    (source,) = (EXAMPLE / "transformations").glob("*.py")
+    made = runpy.run_path(str(source))
+    writer = made["events"]().writeStream.format("parquet").trigger(availableNow=True)
+    writer = writer.option("checkpointLocation", str(folder / "checkpoint"))
+    assert writer.start(str(folder / "events")).awaitTermination(RUN_S)
+    frames = {"events": spark.read.parquet(str(folder / "events"))}
+    frames["events"].createOrReplaceTempView("events")
+    for name in ("voids", "live"):
+        frames[name] = made[name]()
+        frames[name].createOrReplaceTempView(name)
+    query = (EXAMPLE / "transformations" / "latest.sql").read_text()
+    frames["latest"] = spark.sql(query[query.index("SELECT") :])
+    del frames["voids"]
+    return {
+        name: [(row.seq, bytes(row.key), bytes(row.value)) for row in frame.sort("seq").collect()]
+        for name, frame in frames.items()
+    }
+
+
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_voids_become_deletes(tmp_path: Path) -> None:
     project, warehouse = tmp_path / "project", tmp_path / "warehouse"

@@ -10,7 +10,7 @@ import pytest
 from surecast.columns.retention import KeepAll, KeepLast, LatestPerKey, Policy
 from surecast.core.streams import CURSORS, DIRECTORY
 from surecast.core.types import MS, SECOND, LogId
-from surecast.swarm.cluster import Cluster
+from surecast_lab.swarm.cluster import Cluster
 from tests.helpers import cluster_of, heal_and_judge, publish, run, settle, wait
 
 CHAIN = {"min_replicas": 1}

@@ -8,7 +8,7 @@ from surecast.columns.retention import KeepAll, LatestPerKey
 from surecast.core.endpoint import Open
 from surecast.core.streams import DIRECTORY, StreamSpec
 from surecast.core.types import DAMAGE, MS, SECOND, LogId
-from surecast.swarm.cluster import Cluster
+from surecast_lab.swarm.cluster import Cluster
 from tests.helpers import cluster_of, heal_and_judge, publish, run, settle, wait
 from tests.protocols.test_damage import (
     CHAIN,

@@ -12,7 +12,7 @@ from surecast.core.types import MS, SECOND, US, Command, PeerDown, Received, Tim
 from surecast.protocols.chain.replica import Replica
 from surecast.protocols.streams.messages import Subscribe
 from surecast.sim.links import Link
-from surecast.swarm.cluster import Cluster
+from surecast_lab.swarm.cluster import Cluster
 from tests.helpers import cluster_of, heal_and_judge, publish, run, settle, wait
 
 

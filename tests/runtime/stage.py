@@ -82,6 +82,7 @@ class Stage:
         self.limits = RuntimeLimits(**limits)
         self.book = AddressBook()
         self.nodes: dict[str, Node] = {}
+        self.all: list[Node] = []  # those that crashed included
         self.addresses: dict[str, tuple[str, int]] = {}
 
     async def __aenter__(self) -> "Stage":
@@ -91,11 +92,16 @@ class Stage:
         for node in self.nodes.values():
             node.kill()
             await node.stop()
+        for node in self.all:
+            problem = node.failed.exception() if node.failed.done() else None
+            if problem is not None and getattr(problem, "__notes__", None) and exc[0] is None:
+                raise problem  # of a session's state table or invariants (`Sessions.moved`)
 
     async def add(self, name: str, factory: Any = Actor, **options: Any) -> Node:
         options.setdefault("listen", self.addresses.get(name, ("127.0.0.1", 0)))
-        options = {"codec": Codec(CODEC_TYPES), "limits": self.limits, **options}
+        options = {"codec": Codec(CODEC_TYPES), "limits": self.limits, "validate": True, **options}
         node = Node(name, factory, book=self.book, **options)
+        self.all.append(node)
         await node.start()
         self.nodes[node.name] = node
         if node.address is not None:

@@ -24,8 +24,8 @@ from tests.runtime.talkers import Hang, Life, Say, Talker, Tell, judge, nothing_
 from surecast.core.types import MS, SECOND
 from surecast.core.wire import Codec
 from surecast.runtime import AddressBook, Node, RuntimeLimits
-from surecast.runtime.relay import Relay, Shape
 from surecast.sim import Link, World
+from surecast_lab.testing.relay import Relay, Shape
 
 Action = tuple[Any, ...]
 FAULTS = ("cut", "cut", "reset", "reset", "reset", "delay", "slow", "slow", "kill", "kill")
@@ -219,8 +219,11 @@ class Wired:
     async def start(self, name: str, listen: tuple[str, int]) -> None:
         node = Node(
             name, self.cast.make, book=self.books[name], codec=Codec([Say]), listen=listen,
-            limits=self.limits,
+            limits=self.limits, validate=True,
         )  # fmt: skip
+        before = self.nodes.get(name)
+        if before is not None and before.failed.done():
+            before.failed.result()  # not killed by the story
         self.nodes[name] = node
         await node.start()
 

@@ -7,7 +7,7 @@ from tests.runtime.test_tcp import Caller
 from surecast.core.types import PeerDown, Send
 from surecast.errors import ConfigError
 from surecast.runtime import AddressBook, RuntimeLimits
-from surecast.runtime.book import own_address, with_address
+from surecast.runtime.addresses import own_address, with_address
 from surecast.runtime.hello import NAME_LEN_MAX, VERSION, Hello
 from surecast.runtime.listen import bind
 
@@ -19,8 +19,8 @@ OURS = Hello(VERSION, "b", "", b"", 0, credential="secret")
     [
         ({}, None),
         ({"version": 3}, "protocol version 3, this node speaks 2"),
-        ({"credential": "guess"}, "wrong credential"),
-        ({"credential": ""}, "wrong credential"),
+        ({"credential": "guess"}, "wrong token"),
+        ({"credential": ""}, "wrong token"),
         ({"to": "c"}, "this is b, not c"),
         ({"name": "b"}, "is this node's own"),
         ({"name": ""}, "a name of 0 bytes"),
@@ -58,7 +58,7 @@ def test_the_answer_says_who_we_are(loop: str) -> None:
     ("changes", "words"),
     [
         ({"version": 99}, "protocol version 99"),
-        ({"credential": "no"}, "wrong credential"),
+        ({"credential": "no"}, "wrong token"),
         ({"to": "somebody"}, "this is b, not somebody"),
     ],
 )
@@ -85,7 +85,7 @@ def test_who_is_refused_learns_it(loop: str, caplog: pytest.LogCaptureFixture) -
             stage.do("a", Send("b", Ping(1)))
             await until(lambda: a.machine.of(PeerDown))
             assert a.counters["refused_by_peer"] == 1
-            assert "refused by b: 'wrong credential'" in caplog.text
+            assert "refused by b: 'wrong token'" in caplog.text
             await stage.add("c", credential="ours")
             stage.do("a", Send("c", Ping(2)))
             await until(lambda: numbers(stage.machine("c")) == [2])

@@ -378,7 +378,7 @@ STORE = [
     Truncate(LOG, 6),
     Append(LOG, (batch(6, 3),), "second"),
     Append(LOG, (batch(99),), "gap"),
-    Compact(LOG, 1, 4, b"\x00", b"\x00", 50, "compacted"),
+    Compact(LOG, 1, 4, (b"\x00",) * 3, 50, "compacted"),
 ]
 ANSWERS = [
     Stored("first"),

@@ -19,6 +19,8 @@ from tests.sim.recorded import replay
 from typer.testing import CliRunner
 
 from surecast.cli.main import app
+from surecast.columns.batch import COLLECTED
+from surecast.columns.compaction import encode_voids
 from surecast.columns.intervals import IntervalSet
 from surecast.columns.retention import LatestPerKey
 from surecast.core.endpoint import Acked, Follow, Offer, Open, Opened
@@ -55,7 +57,7 @@ from surecast.storage.config import StorageConfig
 from surecast.storage.memory import MemoryDisk
 from surecast.storage.segments import SegmentStore
 from surecast.storage.store import MemoryStore
-from surecast.swarm.process import BUILD, BUILDS, build
+from surecast_lab.swarm.process import BUILD, BUILDS, build
 
 LOG = bytes(range(16))
 
@@ -212,7 +214,7 @@ from surecast.core.wire import Codec
 from surecast.protocols.chain.messages import Beat
 from surecast.runtime.recorder import Recorder
 from surecast.storage.memory import MemoryDisk
-from surecast.swarm.process import BUILD, build
+from surecast_lab.swarm.process import BUILD, build
 made = Recorder(Path(sys.argv[1]), node="a", build=BUILD,
     args={"role": "publisher", "replicas": ["b"]}, seed=1, incarnation=1, codec=Codec([Beat]),
     disk=MemoryDisk())
@@ -269,8 +271,7 @@ class Scribbler:
             case 2 if end > 1:
                 lo = rng.randrange(1, end)
                 voids = IntervalSet([(lo, rng.randrange(lo + 1, end + 1))])
-                nothing = IntervalSet().to_bytes()
-                return Compact(log, lo, end, voids.to_bytes(), nothing, 50, token)
+                return Compact(log, lo, end, encode_voids({COLLECTED: voids}), 50, token)
         values = [b"%d" % self.asked] * rng.randint(1, 3)
         return Append(log, (Batch.of(log, values).sequenced(end, 5, 1),), token)
 

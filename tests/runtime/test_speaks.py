@@ -9,7 +9,7 @@ from surecast.core.compose import compose
 from surecast.core.machine import HandlerMachine
 from surecast.core.types import Command, Input, Message, PeerUp, Send, tagged
 from surecast.core.wire import Codec
-from surecast.runtime.book import AddressBook
+from surecast.runtime.addresses import AddressBook
 from surecast.runtime.node import Node
 from surecast.runtime.session import Session
 from surecast.sim.world import World

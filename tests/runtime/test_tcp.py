@@ -163,7 +163,7 @@ def test_a_chunk_takes_an_unfinished_frame_along_and_makes_room_for_all_of_it() 
 
 
 HOSTILE = {
-    "garbage": (b"GET / HTTP/1.1\r\n\r\n" + bytes(200), "not a frame"),
+    "garbage": (b"who is there?\r\n\r\n" + bytes(200), "not a frame"),
     "one wrong byte": (b"X", "not a frame"),
     "an unknown frame version": (ping(1)[:4] + b"\x09" + ping(1)[5:], "frame version 9"),
     "a frame that is not ours": (b"".join(Codec([Ping]).encode(Ping(1))), "control message"),

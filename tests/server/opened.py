@@ -70,14 +70,20 @@ class Talk:
 class Open:
     """A region of one with an HTTP port."""
 
-    def __init__(self, http: dict[str, Any] | None = None, **node: Any) -> None:
+    def __init__(
+        self,
+        http: dict[str, Any] | None = None,
+        streams: dict[str, Any] | None = None,
+        **node: Any,
+    ) -> None:
         node = {
             "name": "e-1", "region": "e", "data_dir": "",
             "listen": "127.0.0.1:0", "http": "127.0.0.1:0", **node,
         }  # fmt: skip
         regions = {"e": {"replicas": {"e-1": "127.0.0.1:0"}}}
         limits = {"body_bytes_max": 1000, "streams_max": 2, **(http or {})}
-        self.server = RegionServer(build({"node": node, "regions": regions, "http": limits}))
+        sections = {"node": node, "regions": regions, "http": limits, "streams": streams or {}}
+        self.server = RegionServer(build(sections))
         self.port = HttpPort(self.server)
 
     async def __aenter__(self) -> "Open":
@@ -94,7 +100,7 @@ class Open:
         return await asyncio.to_thread(get, self.where(path), token, **headers)
 
     async def post(
-        self, path: str, body: bytes, token: str = "", **headers: str
+        self, path: str, body: bytes | None, token: str = "", **headers: str
     ) -> tuple[int, Any]:
         return await asyncio.to_thread(ask, self.where(path), body, token, **headers)
 

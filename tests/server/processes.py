@@ -2,20 +2,22 @@
 
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryFile
 from types import TracebackType
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+from surecast.server.layout import lay_out
+from tests.ports import free_base as free_base
 from tests.ports import free_ports
 
 COMMAND = [sys.executable, "-m", "surecast.cli"]
@@ -39,6 +41,32 @@ def surecast(*words: str, stdin: str | bytes = b"") -> subprocess.CompletedProce
     )
 
 
+def surecast_here(*words: str, stdin: str | bytes = b"") -> subprocess.CompletedProcess[str]:
+    """The same in this process, by the function that the console script calls: no Python starts.
+
+    The program gets files of its own as stdin, stdout and stderr.
+    """
+    from surecast.cli.main import run
+
+    with ExitStack() as stack:
+        files = [stack.enter_context(TemporaryFile("w+", encoding="utf-8")) for _ in range(3)]
+        files[0].buffer.write(stdin.encode() if isinstance(stdin, str) else stdin)
+        files[0].seek(0)
+        before = sys.argv, sys.stdin, sys.stdout, sys.stderr
+        sys.argv = ["surecast", *words]
+        sys.stdin, sys.stdout, sys.stderr = files
+        code: Any = 0
+        try:
+            run()
+        except SystemExit as end:
+            code = end.code or 0
+        finally:
+            sys.argv, sys.stdin, sys.stdout, sys.stderr = before
+        for file in files[1:]:
+            file.seek(0)
+        return subprocess.CompletedProcess(words, code, files[1].read(), files[2].read())
+
+
 def wait_for(what: Callable[[], Any], why: str) -> Any:
     """The first answer that is true; no test waits for less than it must."""
     deadline = time.monotonic() + WAIT_S
@@ -49,34 +77,21 @@ def wait_for(what: Callable[[], Any], why: str) -> Any:
     raise AssertionError(f"waited {WAIT_S:g} s in vain: {why}")
 
 
-def free_base(count: int) -> int:
-    """A port from which on `count` are free, below those the system hands out."""
-    for _ in range(200):
-        base = random.randrange(11_000, 30_000)
-        try:
-            with ExitStack() as stack:
-                for port in range(base, base + count):
-                    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
-                        stack.enter_context(socket.socket(socket.AF_INET, kind)).bind(
-                            ("127.0.0.1", port)
-                        )
-            return base
-        except OSError:
-            continue
-    raise AssertionError("no free range of ports")
-
-
 def get(url: str, token: str = "", **headers: str) -> tuple[int, Any]:
     return ask(url, None, token, **headers)
 
 
-def ask(url: str, body: bytes | None, token: str = "", **headers: str) -> tuple[int, Any]:
-    """Status and body, the latter decoded if it is JSON."""
+def ask(
+    url: str, body: bytes | None, token: str = "", method: str | None = None, **headers: str
+) -> tuple[int, Any]:
+    """Status and body, the latter decoded if it is JSON. `method`: by default GET or POST."""
     given = {name.replace("_", "-"): value for name, value in headers.items()}
     if token:
         given["Authorization"] = f"Bearer {token}"
     try:
-        with urlopen(Request(url, data=body, headers=given), timeout=WAIT_S) as answer:
+        with urlopen(
+            Request(url, data=body, headers=given, method=method), timeout=WAIT_S
+        ) as answer:
             status, data = answer.status, answer.read()
             kind = answer.headers.get("content-type", "")
     except HTTPError as refused:
@@ -131,12 +146,10 @@ class Process:
 def config_text(
     port: int, http: int, data_dir: str = "", *, token: str = "", more: str = ""
 ) -> str:
-    """A region of one."""
-    return (
-        f'[node]\nname = "east-1"\nregion = "east"\nlisten = "127.0.0.1:{port}"\n'
-        f'http = "127.0.0.1:{http}"\ndata_dir = "{data_dir}"\ntoken = "{token}"\n'
-        f'[regions.east]\nreplicas = {{ "east-1" = "127.0.0.1:{port}" }}\n{more}'
-    )
+    """A region of one; `more`: further sections."""
+    settings = {"node": {"data_dir": data_dir, "token": token}, **tomllib.loads(more)}
+    layout = lay_out(Path(), {"east": 1}, [port], [http], settings=settings)
+    return layout.text(layout.nodes[0])
 
 
 class Served(Process):

@@ -1,6 +1,13 @@
-"""Each alarm: when it is raised, and whether a node with it is ready. No sockets."""
+"""Each alarm of the node and of all roles: when it is raised, and whether a node with it is ready.
 
-from collections.abc import Callable
+The observers are the real ones, and look at a state that is prepared for each alarm. No sockets.
+"""
+
+import ast
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterator
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,12 +15,15 @@ import pytest
 
 from surecast import registry
 from surecast.core.streams import CURSORS, DIRECTORY
+from surecast.protocols.nakcast.config import NakcastConfig
+from surecast.protocols.nakcast.role import NAMED_MAX as NAKCAST_NAMED_MAX
+from surecast.protocols.nakcast.server import NakcastServer
 from surecast.protocols.streams.observe import NAMED_MAX
 from surecast.runtime.session import UP
+from surecast.server import alarms as alarms_module
 from surecast.server.alarms import alarms, codes
 from surecast.server.status import not_ready
-
-ROLES = ("chain", "streams", "sprinkler")  # other deliveries test their alarms themselves
+from tests.edits import Edit, must_fail
 
 
 def healthy() -> Any:
@@ -27,6 +37,7 @@ def healthy() -> Any:
         hole=0,
     )
     copy = SimpleNamespace(info=stream.info, recovering_since_ns=None)
+    service: Any = SimpleNamespace(streams={b"s": stream})
     peer = SimpleNamespace(name="w", heard_ns=0, owners=b"same", live=True)
     return SimpleNamespace(
         draining=False,
@@ -38,7 +49,7 @@ def healthy() -> Any:
         replica=SimpleNamespace(
             sessions=SimpleNamespace(by_peer={"e/witness": SimpleNamespace(state=UP)})
         ),
-        roles=[role for name, role in registry.roles().items() if name in ROLES],
+        roles=list(registry.roles().values()),
         layers={
             "chain": SimpleNamespace(
                 config=SimpleNamespace(
@@ -70,6 +81,7 @@ def healthy() -> Any:
                 recovery=SimpleNamespace(has_asked=False, is_anybody_silent=lambda: False),
                 forks=SimpleNamespace(told=lambda count: [], has_met=lambda peer: False),
             ),
+            "nakcast": NakcastServer(NakcastConfig("e"), service, Counter()),
         },
     )
 
@@ -175,6 +187,14 @@ def recovering(server: Any) -> None:
     server.layers["sprinkler"].streams[b"s"].recovering_since_ns = 0
 
 
+def losing(server: Any) -> None:
+    server.layers["nakcast"].losing[b"s"] = 4
+
+
+def refused(server: Any) -> None:
+    server.layers["nakcast"].refused = 2
+
+
 def in_memory(server: Any) -> None:
     server.config.node.data_dir = ""
 
@@ -207,12 +227,14 @@ TABLE: list[tuple[Callable[[Any], None], str, str]] = [
     (owners_differ, "owners-differ", "w"),
     (quarantined, "stream-quarantined", "s: journal-1: bad checksum"),
     (recovering, "stream-recovering", "s"),
+    (losing, "readers-losing", "s, 4 positions"),
+    (refused, "readers-refused", "nakcast, 2 joins refused"),
 ]
 READY = {
     "in-memory", "witness-unreachable", "too-few-replicas", "replicas-missing", "disks-lost",
     "disk-behind", "region-unreachable", "stream-quarantined", "stream-recovering",
     "disk-distrusted", "replica-ahead", "stream-damaged", "entries-lost", "asking-regions",
-    "stream-forked",
+    "stream-forked", "readers-losing", "readers-refused",
 }  # fmt: skip
 
 
@@ -225,6 +247,10 @@ def test_a_healthy_node_has_no_alarm() -> None:
     ("happens", "code", "what"), TABLE, ids=lambda x: getattr(x, "__name__", "")
 )
 def test_each_alarm(happens: Callable[[Any], None], code: str, what: str) -> None:
+    check_alarm(happens, code, what)
+
+
+def check_alarm(happens: Callable[[Any], None], code: str, what: str) -> None:
     server = healthy()
     happens(server)
     found = alarms(server)
@@ -233,9 +259,17 @@ def test_each_alarm(happens: Callable[[Any], None], code: str, what: str) -> Non
     assert not_ready(server) == ([] if code in READY else [f"{code}: {what}"])
 
 
+def without_row(known: set[str]) -> list[str]:
+    return sorted(known - {code for _, code, _ in TABLE})
+
+
 def test_every_code_is_in_the_table() -> None:
-    others = [role.observer.codes for name, role in registry.roles().items() if name not in ROLES]
-    assert {code for _, code, _ in TABLE} == set(codes()).difference(*others)
+    assert without_row(set(codes())) == []
+    assert {code for _, code, _ in TABLE} == set(codes())
+
+
+def test_a_code_without_a_row_is_noticed() -> None:
+    assert without_row({*codes(), "disk-on-fire"}) == ["disk-on-fire"]
 
 
 def test_failures_without_anything_to_write_are_over() -> None:
@@ -274,3 +308,83 @@ def test_many_streams_are_counted() -> None:
     assert len(found) == NAMED_MAX + 2
     assert found[NAMED_MAX] == "and 3 more"
     assert found[-1].endswith("and 3 more")
+
+
+def test_many_damaged_streams_are_counted() -> None:
+    server = healthy()
+    server.layers["streams"].disk.holes = lambda log: [(10, 12)]
+    for number in range(NAMED_MAX + 3):
+        server.layers["streams"].streams[number] = SimpleNamespace(
+            info=SimpleNamespace(name=f"n{number}"), stream_id=number, quarantined="", hole=10
+        )
+    found = [alarm.what for alarm in alarms(server)]
+    assert len(found) == NAMED_MAX + 1
+    assert found[0] == "n0: positions 10 to 11, 1 ranges"
+    assert found[-1] == "and 3 more"
+
+
+def test_many_streams_whose_readers_lose_events_are_counted() -> None:
+    server = healthy()
+    nakcast = server.layers["nakcast"]
+    for number in range(NAKCAST_NAMED_MAX + 3):
+        name = SimpleNamespace(info=SimpleNamespace(name=f"n{number}"))
+        nakcast.service.streams[number] = name
+        nakcast.losing[number] = 1
+    found = [alarm.what for alarm in alarms(server)]
+    assert len(found) == NAKCAST_NAMED_MAX + 1
+    assert found[-1] == "and 3 more"
+
+
+# ---------------------------------------------------------------- the tests can fail
+
+
+def raised_in(module: Any) -> Iterator[tuple[str, Edit]]:
+    """Each place of a module that raises an alarm: its code, and the module without it."""
+    tree = ast.parse(inspect.getsource(module))
+    owners = [("", tree), *((f"{c.name}.", c) for c in tree.body if isinstance(c, ast.ClassDef))]
+    for prefix, owner in owners:
+        for function in owner.body:
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            for node in ast.walk(function):
+                if isinstance(node, ast.Yield) and isinstance(node.value, ast.Tuple):
+                    code = ast.literal_eval(node.value.elts[0])
+                    text = ast.get_source_segment(inspect.getsource(module), node)
+                    assert text is not None
+                    yield code, Edit(f"{module.__name__}:{prefix}{function.name}", text, "None")
+
+
+def all_raised() -> list[tuple[str, Edit]]:
+    observers = [type(role.observer).__module__ for role in registry.roles().values()]
+    modules = [alarms_module, *map(import_module, dict.fromkeys(observers))]
+    return [found for module in modules for found in raised_in(module)]
+
+
+def check_code(code: str) -> None:
+    for row in TABLE:
+        if row[1] == code:
+            check_alarm(*row)
+    test_many_streams_are_counted()
+    test_many_damaged_streams_are_counted()
+    test_many_streams_whose_readers_lose_events_are_counted()
+
+
+def test_every_code_is_raised_somewhere() -> None:
+    assert {code for code, _ in all_raised()} == set(codes())
+
+
+@pytest.mark.parametrize(("code", "edit"), all_raised(), ids=lambda x: x if type(x) is str else "")
+def test_an_alarm_that_is_not_raised_is_noticed(code: str, edit: Edit) -> None:
+    must_fail(lambda: check_code(code), edit)
+
+
+@pytest.mark.parametrize("code", codes())
+def test_an_alarm_that_decides_otherwise_on_readiness_is_noticed(
+    code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = codes()[code]
+    tables: list[Any] = [role.observer.codes for role in registry.roles().values()]
+    (table,) = [one for one in (alarms_module.OF_NODES, *tables) if code in one]
+    monkeypatch.setitem(table, code, known._replace(blocks=not known.blocks))
+    with pytest.raises(AssertionError):
+        check_code(code)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from surecast.errors import ConfigError
-from surecast.runtime.book import show_address
+from surecast.runtime.addresses import show_address
 from surecast.server.config import build, parse_address, witness_name
 from surecast.server.settings import load_config
 
@@ -227,7 +227,7 @@ def test_flags_are_toml_with_optional_quotes(path: Path) -> None:
     [
         (["node.http"], {}, "write SECTION.KEY=VALUE"),
         (["=3"], {}, "write SECTION.KEY=VALUE"),
-        (["node.htp=3"], {}, "(with --set node.htp=3): [node] unknown key"),
+        (["node.htp=3"], {}, "(with --set node.htp): [node] unknown key"),
         ([], {"SURECAST_NODE__HTP": "3"}, "(with SURECAST_NODE__HTP): [node] unknown key"),
         ([], {"SURECAST_NODES__HTTP": "3"}, "unknown section [nodes]"),
         (["http.connections_max=many"], {}, "[http] connections_max = 'many'"),

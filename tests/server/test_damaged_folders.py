@@ -13,11 +13,10 @@ import pytest
 from surecast import sync
 from surecast.errors import StorageError
 from surecast.server.cluster import Cluster
-from surecast.server.layout import plan
-from tests.server.processes import free_base, get, wait_for
+from surecast_lab.testing.deployment import free_layout
+from tests.server.processes import get, wait_for
 
 NAME = "east.orders"  # owned by the first region
-PORTS = 100
 
 
 @pytest.fixture
@@ -31,7 +30,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class Deployment:
     def __init__(self, folder: Path, regions: int, replicas: int) -> None:
-        self.cluster = Cluster(plan(folder, regions, replicas, free_base(PORTS)))
+        self.cluster = Cluster(free_layout(folder, regions, replicas))
         self.nodes = self.cluster.nodes
         self.folder = folder
 

@@ -2,10 +2,12 @@
 
 import json
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from surecast import connect, keep_last
-from surecast.errors import UnknownMessage
+from surecast.core.policies import as_policy
+from surecast.errors import UnknownMessage, UsageError
 from surecast.server.http import make_app
 from surecast.server.openapi import document
 from surecast.server.publishing import Publishing
@@ -30,6 +32,7 @@ def test_health_status_and_streams() -> None:
                 assert [s["name"] for s in found["streams"]] == ["a", "b"]  # streams_max = 2
                 code, one = await region.get("/v1/streams/c")
                 assert (one["committed"], one["live"], one["void"]) == (6, 2, 3)
+                assert one["void_reasons"] == {"collected": 0, "expired": 3, "superseded": 0}
                 assert (one["owner"], one["retention"]) == ("e", "keep-last:2")
                 assert (one["regions"], one["lag"]) == ({"e": 6}, 0)
                 assert (await region.get("/v1/streams/d"))[0] == 404
@@ -90,6 +93,27 @@ def test_events_come_by_http() -> None:
             assert (await region.post("/v1/streams/s/events", b"\n", **kind))[0] == 400
             assert (await region.post("/v1/streams/a%20b/events", b"x"))[0] == 400
             assert (await region.post("/v1/streams/s/events", b"x" * 1001))[0] == 413
+
+    run(main)
+
+
+def test_what_a_new_stream_keeps_is_said_by_http() -> None:
+    async def main() -> None:
+        async with Open() as region:
+            for spelling in ("keep-last:2", "keep_last:2"):
+                path = f"/v1/streams/s/events?retain={spelling}"
+                assert (await region.post(path, b"x"))[0] == 200
+            assert (await region.get("/v1/streams/s"))[1]["retention"] == "keep-last:2"
+            code, said = await region.post("/v1/streams/s/events?retain=keep-all", b"x")
+            assert code == 409
+            assert "has retain=keep-last:2, and keep-all was asked for" in said["error"]
+            code, said = await region.post("/v1/streams/t/events?retain=for-ever", b"x")
+            assert code == 400
+            with pytest.raises(UsageError) as caught:
+                as_policy("for-ever")
+            assert said["error"] == str(caught.value)
+            assert (await region.get("/v1/streams/t"))[0] == 404
+            assert (await region.post("/v1/streams/s/events", b"x"))[0] == 200
 
     run(main)
 

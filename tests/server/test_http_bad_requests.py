@@ -138,13 +138,24 @@ def test_an_aborted_post_is_not_logged_with_a_traceback(caplog: pytest.LogCaptur
     run(main)
 
 
-def test_a_position_beyond_all_is_not_an_error() -> None:
+def test_positions_that_no_stream_has() -> None:
     async def main() -> None:
         async with Open() as region:
             await region.post("/v1/streams/s/events", b"x")
-            for query in ("lo=99999999999999999999999999", "hi=-99999999999999999999", "lo=9&hi=1"):
+            for query in (
+                f"lo={10**24}",
+                f"hi=-{10**24}",
+                "lo=0",
+                "lo=-1",
+                "lo=1.0",
+                "hi=1_0",
+                "hi=",
+            ):
                 code, found = await region.get(f"/v1/streams/s/files?{query}")
-                assert (code, found["extents"]) == (200, [])
+                assert (code, "are positions" in found["error"]) == (400, True), query
+            for query in ("lo=9&hi=1", f"lo={1 << 59}", f"lo=1&hi={1 << 59}", ""):
+                code, _ = await region.get(f"/v1/streams/s/files?{query}")
+                assert code == 200, query
 
     run(main)
 

@@ -13,15 +13,17 @@ import pytest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
 
 from surecast import connect
 from surecast.core.streams import ForceNewStream
 from surecast.core.types import Command
 from surecast.protocols.streams.service import StreamService
-from surecast.runtime.book import is_loopback
+from surecast.runtime.addresses import is_loopback
 from surecast.server.config import build
-from surecast.server.http import CONFIRM, Pages, make_app
+from surecast.server.http import Pages, make_app
+from surecast.server.operations import CONFIRM
 from surecast.server.publishing import Publishing
 from surecast.server.region import RegionServer
 from tests.ports import free_ports
@@ -31,6 +33,9 @@ FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip")  # headers of proxies
 HERE, ELSEWHERE = "127.0.0.1", "10.0.0.1"
 TOKEN = {"authorization": "Bearer secret"}
 Check = Callable[[Starlette], Any]
+SURE = f"{CONFIRM}=true"
+FORCE = "/v1/admin/force-new-stream"
+QUERIES = {"/v1/admin/refound": SURE, FORCE: f"{SURE}&stream=s"}  # as they are meant
 
 
 async def ask(
@@ -40,10 +45,11 @@ async def ask(
     headers: dict[str, str] | None = None,
     *,
     client: str = HERE,
-    query: str = f"{CONFIRM}=true&stream=s",
+    query: str | None = None,
 ) -> int:
     """The status that the application answers to a client at any address."""
     statuses = []
+    query = QUERIES.get(path, "") if query is None else query
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": b"x", "more_body": False}
@@ -63,13 +69,13 @@ async def ask(
     return int(statuses[0])
 
 
-def routes_of(app: Starlette, under: str = "/", method: str = "") -> Iterator[tuple[str, str]]:
+def routes_of(app: Starlette, under: str = "/") -> Iterator[tuple[str, str]]:
     """Method and path of every route."""
     for route in app.routes:
         assert isinstance(route, Route)
         assert route.methods
         for each in sorted(route.methods - {"HEAD"}):
-            if route.path.startswith(under) and method in ("", each):
+            if route.path.startswith(under):
                 yield each, route.path.replace("{name}", "s")
 
 
@@ -92,12 +98,14 @@ async def check_open_to_all(app: Starlette) -> None:
 
 
 async def check_web_pages(app: Starlette) -> None:
-    routes = list(routes_of(app, method="POST"))
-    assert len(routes) >= 3
+    """What changes something is refused to web pages: every method but GET."""
+    routes = [(method, path) for method, path in routes_of(app) if method != "GET"]
+    assert {method for method, _ in routes} >= {"POST", "DELETE"}
+    assert len(routes) >= 5
     for method, path in routes:
         for origin in ("http://evil", "null", ""):
             headers = {**TOKEN, "origin": origin}
-            assert await ask(app, method, path, headers) == 403, (path, origin)
+            assert await ask(app, method, path, headers) == 403, (method, path, origin)
 
 
 async def check_other_machines(app: Starlette) -> None:
@@ -110,11 +118,17 @@ async def check_other_machines(app: Starlette) -> None:
             headers = {**TOKEN, header: ELSEWHERE}
             assert await ask(app, method, path, headers) == 403, (path, header)
         assert await ask(app, method, path, TOKEN) not in (401, 403), path
+    for method, path in routes_of(app, "/v1/"):
+        if not path.startswith("/v1/admin/"):  # with the token these are for other machines, too
+            assert await ask(app, method, path, TOKEN, client=ELSEWHERE) not in (401, 403), path
+            assert await ask(app, method, path, client=ELSEWHERE) == 401, path
 
 
 async def check_confirmed(app: Starlette) -> None:
     for method, path in routes_of(app, "/v1/admin/"):
-        for query in ("stream=s", f"{CONFIRM}=false&stream=s", f"{CONFIRM}&stream=s"):
+        stream = "&stream=s" if path == FORCE else ""
+        for sure in ("", f"{CONFIRM}=false", CONFIRM):
+            query = f"{sure}{stream}".removeprefix("&")
             assert await ask(app, method, path, TOKEN, query=query) == 400, (path, query)
 
 
@@ -134,6 +148,20 @@ def on_region(check: Check) -> None:
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_every_route_is_guarded(check: Check) -> None:
     on_region(check)
+
+
+def test_a_route_to_come_is_guarded_whatever_its_method() -> None:
+    async def change(_request: Request) -> Response:
+        return Response("changed")
+
+    async def with_more_routes(app: Starlette) -> None:
+        guarded = app.state.pages.guarded(change)
+        app.router.routes.append(Route("/v1/new", guarded, methods=["DELETE", "PATCH", "PUT"]))
+        assert await ask(app, "DELETE", "/v1/new", TOKEN) == 200
+        await check_token(app)
+        await check_web_pages(app)
+
+    on_region(with_more_routes)
 
 
 # ---------------------------------------------------------------- the checks can fail
@@ -172,6 +200,8 @@ MUTANTS: dict[str, tuple[str, Any, list[Check]]] = {
     "V2 unconfirmed": ("_operator", operator_unconfirmed, [check_confirmed]),
     "V3 files": ("guarded", without_guard("files"), [check_token]),
     "publishing": ("guarded", without_guard("publish"), [check_token, check_web_pages]),
+    "reset": ("guarded", without_guard("reset_subscription"), [check_token, check_web_pages]),
+    "delete": ("guarded", without_guard("delete_subscription"), [check_token, check_web_pages]),
     "no guard at all": ("guarded", without_guard(), [check_token, check_web_pages]),
 }
 
@@ -188,9 +218,6 @@ def test_a_missing_guard_is_noticed(
 
 
 # ---------------------------------------------------------------- V4: only the owner's head
-
-
-FORCE = "/v1/admin/force-new-stream"
 
 
 def spy(patch: pytest.MonkeyPatch) -> list[str]:

@@ -4,6 +4,8 @@ import os
 import socket
 import stat
 import tomllib
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from surecast.errors import UsageError
 from surecast.server.cluster import Cluster, check_ports
 from surecast.server.config import build
-from surecast.server.layout import plan
+from surecast.server.layout import lay_out, plan
 from tests.server.processes import free_base
 
 
@@ -36,6 +38,46 @@ def test_every_file_is_a_configuration_and_all_agree(
     assert len(configs) == regions * replicas + witnesses
     places = [p for node in layout.nodes for p in (node.listen, node.http)]
     assert len(set(places)) == len(places)
+
+
+def test_regions_reach_each_other_by_the_addresses_of_a_relay(tmp_path: Path) -> None:
+    """And regions may differ in size; without HTTP ports no file names one."""
+    plain = lay_out(tmp_path, {"north": 2, "south": 1}, count(7400))
+    layout = replace(plain, through={("south", "north-2"): "127.0.0.1:9999"})
+    layout.write()
+    reached = {}
+    for node in layout.nodes:
+        document = tomllib.loads(node.config.read_text())
+        assert document == layout.document(node)
+        reached[node.name] = build(document).regions["north"].replicas["north-2"]
+        assert document["node"]["http"] == ""
+        assert all("http" not in region for region in document["regions"].values())
+    home = plain.of("north")[1].listen
+    assert reached == {
+        "north-1": home, "north-2": home, "north/witness": home, "south-1": "127.0.0.1:9999"
+    }  # fmt: skip
+
+
+def test_settings_are_sections_of_every_file(tmp_path: Path) -> None:
+    settings = {
+        "node": {"token": 'a "quoted" \\ word – 日本'},
+        "streams": {"expire_ns": 5, "compact_share": 0.5},
+        "sprinkler": {"mesh": {"fanout": 3}},
+    }
+    layout = lay_out(tmp_path, {"east": 2}, count(7400), count(7500), settings=settings)
+    layout.write()
+    for node in layout.nodes:
+        document = tomllib.loads(node.config.read_text())
+        assert document == layout.document(node)
+        assert document["node"]["token"] == settings["node"]["token"]
+        assert document["node"]["listen"] == node.listen
+        assert document["streams"] == settings["streams"]
+        assert document["sprinkler"] == settings["sprinkler"]
+
+
+def test_every_node_needs_a_port(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="every node needs a port"):
+        lay_out(tmp_path, {"east": 2}, [7400, 7401])
 
 
 def test_regions_have_names_people_can_say() -> None:

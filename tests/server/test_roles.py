@@ -21,7 +21,7 @@ from surecast.server.reference import page
 from surecast.server.region import RegionServer
 from surecast.server.status import look, not_ready
 from surecast.stacks import replica_layers
-from surecast.swarm.cluster import Cluster
+from surecast_lab.swarm.cluster import Cluster
 from tests.made_protocols import made_protocols
 from tests.server.opened import Open, run, until
 

@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from surecast.columns.batch import COLLECTED
+from surecast.columns.compaction import encode_voids
 from surecast.columns.intervals import IntervalSet
 from surecast.core.types import (
     MS,
@@ -30,9 +32,6 @@ from surecast.storage.memory import DiskFull, MemoryDisk
 OTHER = bytes(16)
 
 
-NOTHING = IntervalSet().to_bytes()
-
-
 def cells(batches: list[Batch]) -> list[tuple[int, bytes | None]]:
     """Positions and what they hold: a stamp, or None where they are void."""
     found: list[tuple[int, bytes | None]] = []
@@ -44,7 +43,7 @@ def cells(batches: list[Batch]) -> list[tuple[int, bytes | None]]:
 
 def compaction(lo: int, hi: int, token: Any, log: bytes = LOG) -> Compact:
     """All of [lo, hi) is void."""
-    return Compact(log, lo, hi, IntervalSet([(lo, hi)]).to_bytes(), NOTHING, 50, token)
+    return Compact(log, lo, hi, encode_voids({COLLECTED: IntervalSet([(lo, hi)])}), 50, token)
 
 
 # ---------------------------------------------------------------- against a model
@@ -104,7 +103,7 @@ class Model(RuleBasedStateMachine):
         gone = data.draw(st.lists(st.integers(lo, max(lo, hi - 1))))
         voids = IntervalSet([(seq, seq + 1) for seq in gone if seq < hi])
         rows_max = data.draw(st.sampled_from((1, 3, 100)))
-        effect = Compact(log, lo, hi, voids.to_bytes(), NOTHING, rows_max, object())
+        effect = Compact(log, lo, hi, encode_voids({COLLECTED: voids}), rows_max, object())
         if not 1 <= lo < hi <= len(held) + 1:
             with pytest.raises(StorageError):
                 self.disk.ask(effect)

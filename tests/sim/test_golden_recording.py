@@ -8,7 +8,8 @@ from typing import Any
 
 from tests.golden_files import FIXTURES, golden
 
-from surecast.columns.batch import COLLECTED
+from surecast.columns.batch import COLLECTED, SUPERSEDED
+from surecast.columns.compaction import encode_voids
 from surecast.columns.intervals import IntervalSet
 from surecast.core.canon import name_of
 from surecast.core.endpoint import OfferBatch
@@ -80,9 +81,8 @@ class Clerk:
             case OfferBatch(_, batch, _):
                 return [SaveState("counts", b"%d" % end, ["save"]), Deliver(LOG, (batch,))]
             case TimerFired():
-                voids = IntervalSet([(1, 2)]).to_bytes()
-                nothing = IntervalSet().to_bytes()
-                return [Compact(LOG, 1, 3, voids, nothing, 50, ("compact",)), Truncate(LOG, end)]
+                voids = encode_voids({COLLECTED: IntervalSet([(1, 2)])})
+                return [Compact(LOG, 1, 3, voids, 50, ("compact",)), Truncate(LOG, end)]
             case Stored(token) | Compacted(token) | StoreFailed(token):
                 return [Emit((token, end, self.disk.state("counts")))]
         return []
@@ -93,7 +93,7 @@ FOUND = [
     Saved("gone", None),
     Ends(LOG, 1, 0),
     Kept(LOG, rows(1, 4)),
-    Kept(LOG, Batch.void(LOG, 5, 8, COLLECTED)),
+    Kept(LOG, Batch.void(LOG, 5, 8, SUPERSEDED)),
     Ends(OTHER, 1, 0),
     Holed(OTHER, 9),
 ]

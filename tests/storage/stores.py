@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from surecast.columns.batch import Batch
+from surecast.columns.batch import COLLECTED, REASONS, Batch
+from surecast.columns.compaction import encode_voids
 from surecast.columns.intervals import IntervalSet
 from surecast.core.types import Append, Compact, Compacted, SaveState, Truncate
 from surecast.storage.config import StorageConfig
@@ -31,7 +32,7 @@ def compact(
 ) -> Compact:
     """Leave `gone` (default: all) out of [lo, hi)."""
     voids = IntervalSet([(lo, hi)] if gone is None else gone)
-    return Compact(log, lo, hi, voids.to_bytes(), IntervalSet().to_bytes(), 1000, token)
+    return Compact(log, lo, hi, encode_voids({COLLECTED: voids}), 1000, token)
 
 
 def content(disk: MemoryDisk) -> dict[str, Any]:
@@ -145,13 +146,11 @@ def chance_compaction(rng: Random, log: bytes, end: int, token: Any) -> Compact:
     """What was void stays so, and for the same reason, whichever compaction comes first."""
     lo = rng.randint(1, end - 1)
     hi = rng.randint(lo + 1, end)
-    collected, expired = IntervalSet(), IntervalSet()
+    voids = {reason: IntervalSet() for reason in REASONS}
     for p in range(lo, hi):
         if p % 8 < 5:
-            (expired if p % 3 == 0 else collected).add(p, p + 1)
-    return Compact(
-        log, lo, hi, collected.to_bytes(), expired.to_bytes(), rng.choice((3, 50)), token
-    )
+            voids[REASONS[p % 3]].add(p, p + 1)
+    return Compact(log, lo, hi, encode_voids(voids), rng.choice((3, 50)), token)
 
 
 def play_one(disk: MemoryDisk, effect: Any) -> None:

@@ -340,7 +340,8 @@ class Failing:
 
 KILLED = """
 import sys, threading
-from surecast.columns.batch import Batch
+from surecast.columns.batch import COLLECTED, Batch
+from surecast.columns.compaction import encode_voids
 from surecast.columns.intervals import IntervalSet
 from surecast.core.types import DAMAGE, Append, Compact, Compacted, SaveState, Truncate
 from surecast.storage.config import StorageConfig
@@ -351,7 +352,6 @@ woken = threading.Event()
 store.attach(woken.set)
 LOG = bytes(range(16))
 number = int(store.disk.state("s") or b"0")
-nothing = IntervalSet().to_bytes()
 while True:
     number += 1
     end = store.disk.end(LOG)
@@ -360,7 +360,7 @@ while True:
     if number % 7 == 0:
         lo = max(1, end - 60)
         gone = IntervalSet([(p, p + 1) for p in range(lo, end) if p % 3 == 2])
-        store.perform(Compact(LOG, lo, end, gone.to_bytes(), nothing, 100, None))
+        store.perform(Compact(LOG, lo, end, encode_voids({COLLECTED: gone}), 100, None))
     if number % 10 == 0:  # not so far ahead of the disk that nothing is ever answered
         woken.wait()
         woken.clear()

@@ -13,6 +13,7 @@ import pytest
 from tests.storage.stores import LOG, OTHER, Driver, small
 
 from surecast.columns.batch import COLLECTED, EXPIRED, Batch, Row
+from surecast.columns.compaction import encode_voids
 from surecast.columns.intervals import IntervalSet
 from surecast.core.types import Append, Compact, SaveState, Truncate
 from surecast.storage.inspect import info, verify
@@ -64,11 +65,13 @@ def make(folder: Path) -> None:
             driver.store._move()
             driver.settle()
     _, reasons = expected()
-    collected = IntervalSet([(s, s + 1) for s, why in reasons.items() if why == COLLECTED])
-    expired = IntervalSet([(s, s + 1) for s, why in reasons.items() if why == EXPIRED])
+    voids = {
+        reason: IntervalSet([(s, s + 1) for s, why in reasons.items() if why == reason])
+        for reason in (COLLECTED, EXPIRED)
+    }
     for lo, hi in ((10, 91), (91, 131)):  # the first gets a segment, the second is in the journal
-        some = [one.clip(lo, hi).to_bytes() for one in (collected, expired)]
-        driver.do(Compact(LOG, lo, hi, *some, 100, "c"))
+        some = {reason: one.clip(lo, hi) for reason, one in voids.items()}
+        driver.do(Compact(LOG, lo, hi, encode_voids(some), 100, "c"))
         driver.wait(1)
     driver.do(Truncate(LOG, CUT))
     for lo in range(CUT, END + 10, 10):

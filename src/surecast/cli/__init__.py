@@ -1,5 +1,7 @@
 """The `surecast` command.
 
+entry.py     the console script
+interrupts.py  Ctrl-C while a command is being loaded
 main.py      the list of verbs; must stay quick to import, `--help` answers in under half a second
 up.py        a whole deployment on this machine
 serve.py     one node of a region
@@ -15,6 +17,6 @@ progress.py  a bar on a terminal, plain lines elsewhere
 
 A verb's file imports only the standard library and typer at its top; numpy, numba, pyarrow and the
 rest of surecast are imported inside the verb. Results go to stdout, progress and complaints to
-stderr. Exit codes: 0 all well, 1 something was lost, violated or not reproduced, 2 wrong usage or
-configuration, 3 no server could be reached, 130 Ctrl-C.
+stderr. Exit codes: 0 all well, 1 something was lost, violated or not reproduced, or failed, 2 wrong
+usage or configuration, 3 no server could be reached or it refused the token, 130 Ctrl-C.
 """

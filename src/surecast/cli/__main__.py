@@ -1,5 +1,5 @@
 """`python -m surecast.cli` is the `surecast` command."""
 
-from surecast.cli.main import run
+from surecast.cli.entry import run
 
 run()

@@ -1,4 +1,4 @@
-"""`surecast bench`: measure this machine with real processes; see `surecast.bench`."""
+"""`surecast bench`: measure this machine with real processes; see `surecast_lab.bench`."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from surecast.cli.interrupts import loads
 from surecast.cli.progress import Bar, writable
 
 if TYPE_CHECKING:
-    from surecast.bench.report import Progress, Report
+    from surecast_lab.bench.report import Progress, Report
 
 bench = typer.Typer(
     no_args_is_help=True,
@@ -38,6 +39,7 @@ Skew = Annotated[float, typer.Option(min=0, help="Of the keys' popularity (Zipf)
 
 
 @bench.command()
+@loads("surecast_lab.bench.geo")
 def geo(
     replicas: Annotated[
         list[int] | None, typer.Option(min=1, max=9, help="Of each region. Default: 1 and 2.")
@@ -56,7 +58,7 @@ def geo(
     as_json: Json = False,
 ) -> None:
     """Events a second that all of three regions hold. Without options: the whole table."""
-    from surecast.bench import geo as module
+    from surecast_lab.bench import geo as module
 
     options = module.GeoOptions(
         replicas=replicas or (1, 2),
@@ -71,6 +73,7 @@ def geo(
 
 
 @bench.command()
+@loads("surecast_lab.bench.fanout")
 def fanout(
     subscribers: Annotated[int, typer.Option(min=1, max=256, help="Reader processes.")] = 16,
     events: Annotated[int, typer.Option(min=1, help="Each reader gets so many.")] = 2_000_000,
@@ -79,13 +82,14 @@ def fanout(
     as_json: Json = False,
 ) -> None:
     """One publisher, many readers of one region, thin and as a mesh; NATS beside it."""
-    from surecast.bench import fanout as module
+    from surecast_lab.bench import fanout as module
 
     options = module.FanoutOptions(subscribers, events, batch)
     _run("fanout", module.measure, options, folder, as_json)
 
 
 @bench.command()
+@loads("surecast_lab.bench.latency")
 def latency(
     rate: Annotated[float, typer.Option(min=1, help="Events a second.")] = 2_000,
     seconds: Seconds = 10.0,
@@ -94,13 +98,14 @@ def latency(
     as_json: Json = False,
 ) -> None:
     """Single events from publish to acknowledgement and delivery, here and in another region."""
-    from surecast.bench import latency as module
+    from surecast_lab.bench import latency as module
 
     options = module.LatencyOptions(rate, seconds, bool(durable))
     _run("latency", module.measure, options, folder, as_json)
 
 
 @bench.command()
+@loads("surecast_lab.bench.durable")
 def durable(
     batch: Annotated[
         list[int] | None, typer.Option(min=1, help="Events a batch. Default: 500 and 4000.")
@@ -111,13 +116,14 @@ def durable(
     as_json: Json = False,
 ) -> None:
     """Events a second that are on disk before they are acknowledged."""
-    from surecast.bench import durable as module
+    from surecast_lab.bench import durable as module
 
     options = module.DurableOptions(batch or (500, 4000), tasks, seconds)
     _run("durable", module.measure, options, folder, as_json)
 
 
 @bench.command()
+@loads("surecast_lab.bench.catchup")
 def catchup(
     events: Annotated[
         list[int] | None,
@@ -130,7 +136,7 @@ def catchup(
     as_json: Json = False,
 ) -> None:
     """Bytes that a region is sent after an outage, with retention and without."""
-    from surecast.bench import catchup as module
+    from surecast_lab.bench import catchup as module
 
     options = module.CatchupOptions(
         events or (150_000, 1_000_000), keys, skew, durable=bool(durable)

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from surecast.cli.interrupts import loads
 from surecast.cli.progress import Bar, writable
 from surecast.errors import SurecastError, UsageError
 
 if TYPE_CHECKING:
-    from surecast.swarm.demo import Demo
+    from surecast_lab.demo.run import Demo
 
 SIGN_OF_LIFE_S = 2.0
 BAD = ("lost", "duplicated", "misordered")
@@ -25,6 +26,7 @@ COUNTS = ("published", "acked", "delivered", "void", *BAD)
 VIOLATIONS_SHOWN = 5
 
 
+@loads("surecast_lab.demo.run")
 def demo(
     events: Annotated[
         int, typer.Option(min=1_000, max=10_000_000, help="How many to publish.")
@@ -45,7 +47,7 @@ def demo(
     what they and the publisher wrote down. Exits with 1 if anything was lost, doubled or out of
     order, or did not arrive.
     """
-    from surecast.swarm.demo import run_demo
+    from surecast_lab.demo.run import run_demo
 
     writable(out)
     signal.signal(signal.SIGTERM, _as_interrupt)

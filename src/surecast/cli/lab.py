@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from surecast.cli.interrupts import loads
 from surecast.cli.progress import Bar, writable
 from surecast.cli.spark import Conf, Master, master_of, parse_conf
 
 if TYPE_CHECKING:
-    from surecast.lab import Experiment, Verdict
-    from surecast.lab.run import Where
+    from surecast_lab.lab import Experiment, Verdict
+    from surecast_lab.lab.run import Where
 
 lab = typer.Typer(no_args_is_help=True, help="The papers' experiments, run again.")
 
@@ -23,11 +24,12 @@ OUT = Path("out/lab")
 
 
 @lab.command("list")
+@loads("surecast_lab.lab")
 def list_experiments(
     as_json: Annotated[bool, typer.Option("--json", help="A JSON list on stdout.")] = False,
 ) -> None:
     """List the experiments and what each one asks."""
-    from surecast.lab import experiments
+    from surecast_lab.lab import experiments
 
     found = experiments().values()
     if as_json:
@@ -39,6 +41,7 @@ def list_experiments(
 
 
 @lab.command("run")
+@loads("surecast_lab.lab.run")
 def run_experiments(
     ids: Annotated[list[str], typer.Argument(help="Ids from `surecast lab list`, or `all`.")],
     out: Out = OUT,
@@ -70,8 +73,8 @@ def run_experiments(
     A run that was stopped goes on where it was. Exits with 1 if some claim of a paper was not
     reproduced, or if points failed.
     """
-    from surecast.lab import experiments
-    from surecast.lab.run import PointFailed, demand_sweepable
+    from surecast_lab.lab import experiments
+    from surecast_lab.lab.run import PointFailed, demand_sweepable
 
     known = experiments()
     wanted = list(known) if "all" in ids else ids
@@ -119,7 +122,7 @@ def run_experiments(
 
 
 def _where(stack: ExitStack, sweep: bool, master: str | None, conf: dict[str, str]) -> "Where":
-    from surecast.lab.run import Where
+    from surecast_lab.lab.run import Where
 
     if not sweep:
         return Where()
@@ -141,7 +144,7 @@ def _run(
     fresh: bool,
     any_source: bool,
 ) -> "Verdict":
-    from surecast.lab.run import run
+    from surecast_lab.lab.run import run
 
     with Bar(experiment.id, total=1) as bar:
 
@@ -154,7 +157,7 @@ def _run(
 def _run_point(
     experiment: "Experiment", name: str, seed: int, quick: bool, out: Path, as_json: bool
 ) -> None:
-    from surecast.lab.run import point_called, run_one
+    from surecast_lab.lab.run import point_called, run_one
 
     rows = run_one(experiment, point_called(experiment, name, seed, quick), out)
     if as_json:
@@ -164,6 +167,7 @@ def _run_point(
 
 
 @lab.command("report")
+@loads("surecast_lab.lab.report")
 def report(
     out: Annotated[Path, typer.Option(help="Where `lab run` has left its results.")] = OUT,
     to: Annotated[
@@ -171,8 +175,8 @@ def report(
     ] = None,
 ) -> None:
     """Make a book of static pages from what is in --out; open its index.html."""
-    from surecast.lab import experiments
-    from surecast.lab.book import write_book
+    from surecast_lab.lab import experiments
+    from surecast_lab.lab.report import write_book
 
     folder = writable(to or out / "report")
     book = write_book(list(experiments().values()), out, folder)
@@ -183,7 +187,7 @@ def report(
 
 def render(experiment: "Experiment", verdict: "Verdict", out: Path) -> str:
     """Claim by claim: the paper's number beside ours."""
-    from surecast.lab.verdict import short
+    from surecast_lab.lab.verdict import short
 
     judged = "reproduced" if verdict.reproduced else "NOT reproduced"
     lines = [

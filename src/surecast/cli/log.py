@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from surecast.cli.interrupts import loads
 from surecast.cli.progress import Bar
 from surecast.errors import StorageError
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 log = typer.Typer(no_args_is_help=True, help="Look at the data directory of a node.")
 
 BAR_AFTER_S = 2.0
-DEPTH_MAX = 3  # folders below the given one in which stores are looked for
+DEPTH_MAX = 3  # levels of folders, the given one included, in which stores are looked for
 
 Directory = Annotated[
     Path, typer.Argument(help="A node's data directory, or a folder that holds several.")
@@ -26,12 +27,19 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdou
 
 
 @log.command("info")
+@loads("surecast.storage.inspect")
 def show_info(directory: Directory, as_json: AsJson = False) -> None:
-    """Show the streams of a data directory: positions, live and void, segments, bytes, times."""
-    from surecast.storage.inspect import info
+    """Show the streams of a data directory: positions, live and void, segments, bytes, times.
 
-    found = [info(path) for path in stores(directory)]
-    names = [_names(one.path) for one in found]
+    What is live and what is void is worked out as by the server, so `surecast status` says the same
+    of a stream. Stop the node first, or compare when nothing is being published.
+    """
+    found: list[Holdings] = []
+    names: list[dict[bytes, str]] = []
+    for path in stores(directory):
+        holdings, known = _look(path)
+        found.append(holdings)
+        names.append(known)
     if as_json:
         rows = [_plain(one, known) for one, known in zip(found, names, strict=True)]
         print(json.dumps({"stores": rows}))
@@ -41,6 +49,7 @@ def show_info(directory: Directory, as_json: AsJson = False) -> None:
 
 
 @log.command("verify")
+@loads("surecast.storage.inspect")
 def verify_records(directory: Directory, as_json: AsJson = False) -> None:
     """Read every record and check it. Stop the node first.
 
@@ -103,15 +112,18 @@ def _verify(path: Path) -> "Verdict":
 # ---------------------------------------------------------------- for people
 
 
-def _names(path: Path) -> dict[bytes, str]:
-    """What the streams of a replica's store are called, and its own logs."""
+def _look(path: Path) -> "tuple[Holdings, dict[bytes, str]]":
+    """What a store holds, and the names of its streams and of the region's own logs."""
+    from surecast.columns.rules import LatestPerKey
     from surecast.core.streams import CURSORS, DIRECTORY
     from surecast.registry import directory
-    from surecast.storage.inspect import batches
+    from surecast.storage.inspect import batches, info
 
     listed = directory(batches(path, DIRECTORY))
-    known = {stream: info.name for stream, info in listed.items()}
-    return {DIRECTORY: "(which streams there are)", CURSORS: "(named subscriptions)", **known}
+    policies = {stream: listed[stream].retention for stream in listed}
+    known = {stream: listed[stream].name for stream in listed}
+    names = {DIRECTORY: "(which streams there are)", CURSORS: "(named subscriptions)", **known}
+    return info(path, {CURSORS: LatestPerKey(), **policies}), names
 
 
 def _holdings(one: "Holdings", names: dict[bytes, str]) -> str:
@@ -133,14 +145,21 @@ def _stream(one: "StreamInfo", names: dict[bytes, str]) -> list[str]:
     times = ""
     if one.time_first_ns is not None and one.time_last_ns is not None:
         times = f"{_time(one.time_first_ns)} to {_time(one.time_last_ns)}"
+    spare = one.rows - one.live
     return [
         f"  {names.get(one.log, '(not in the directory)')}  {one.log.hex()}",
-        f"    positions [1, {one.end:,}): {one.live:,} live, {one.void:,} void"
+        f"    positions [1, {one.end:,}): {one.live:,} live, {one.void:,} void{_reasons(one)}"
         + (f", {one.unreadable:,} cannot be read" if one.unreadable else "")
         + f"; {times}",
         f"    {one.batches:,} batches, {_size(one.nbytes)}, in {one.segments} segments"
-        + (f" and {_size(one.journal_bytes)} of the journal" if one.journal_bytes else ""),
+        + (f" and {_size(one.journal_bytes)} of the journal" if one.journal_bytes else "")
+        + (f"; {spare:,} void events are not compacted away yet" if spare > 0 else ""),
     ]
+
+
+def _reasons(one: "StreamInfo") -> str:
+    some = [f"{count:,} {reason}" for reason, count in one.void_reasons.items() if count]
+    return f" ({', '.join(some)})" if some else ""
 
 
 def _verdict(path: str, verdict: "Verdict") -> str:

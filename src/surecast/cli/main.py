@@ -7,7 +7,9 @@ import typer
 
 from surecast import SurecastError, __version__
 from surecast.cli.bench import bench
+from surecast.cli.delete import delete
 from surecast.cli.demo import demo
+from surecast.cli.interrupts import INTERRUPTED
 from surecast.cli.lab import lab
 from surecast.cli.log import log
 from surecast.cli.options import exit_code
@@ -19,6 +21,7 @@ from surecast.cli.sim import sim
 from surecast.cli.status import status
 from surecast.cli.streams import streams
 from surecast.cli.subscribe import subscribe
+from surecast.cli.subscriptions import subscriptions
 from surecast.cli.up import up
 
 app = typer.Typer(
@@ -49,6 +52,8 @@ app.command()(up)
 app.command()(publish)
 app.command()(subscribe)
 app.command()(streams)
+app.command()(delete)
+app.add_typer(subscriptions, name="subscriptions")
 app.command()(status)
 app.command()(serve)
 app.command()(demo)
@@ -68,7 +73,7 @@ def run() -> None:
         print(f"surecast: {error}", file=sys.stderr)
         sys.exit(exit_code(error))
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

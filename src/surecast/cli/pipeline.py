@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from surecast.cli.options import DEFAULT_URL, RETENTIONS, AsJson, Token, Url, parse_retention
+from surecast.cli.interrupts import loads
+from surecast.cli.options import DEFAULT_URL, AsJson, Token, Url, parse_retention
 from surecast.cli.progress import Bar
 from surecast.cli.spark import Conf, Master, on_spark, watched
+from surecast.core.policies import RETENTIONS
 from surecast.errors import UsageError
 
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ def _tell(as_json: bool, words: str, facts: dict[str, Any]) -> None:
 
 
 @pipeline.command("archive")
+@loads("surecast.pipeline.session")
 def archive_streams(
     streams: Streams,
     to: Annotated[str, typer.Option(help="A folder, or any path Spark can write to.")],
@@ -87,6 +90,7 @@ def archive_streams(
 
 
 @pipeline.command("replay")
+@loads("surecast.pipeline.session")
 def replay_rows(
     source: Annotated[str, typer.Argument(help="An archive, or other Parquet with value and seq.")],
     to: Annotated[str, typer.Option(help="The stream to publish to.")],
@@ -134,6 +138,7 @@ def _of_stream(rows: "DataFrame", stream: str, source: str) -> "DataFrame":
 
 
 @pipeline.command("compact")
+@loads("surecast.pipeline.session")
 def compact_archive(
     source: Annotated[str, typer.Argument(help="An archive: rows as the source gives them.")],
     to: Annotated[str, typer.Option(help="Where what is left goes; must not exist.")],
@@ -208,6 +213,7 @@ def _check_new(to: str) -> None:
 
 
 @pipeline.command("audit")
+@loads("surecast.pipeline.session")
 def audit_trace(
     trace: Annotated[str, typer.Argument(help="A folder with published, delivered and readers.")],
     retain: Annotated[
@@ -257,6 +263,7 @@ def _show_audit(found: "Audit") -> None:
 
 
 @pipeline.command("workload")
+@loads("surecast.pipeline.session")
 def make_workload(
     events: Annotated[int, typer.Option(min=1, help="How many.")],
     to: Annotated[str, typer.Option(help="Where Parquet goes; must not exist.")] = "",
@@ -330,6 +337,7 @@ def make_workload(
 
 
 @pipeline.command("top-keys")
+@loads("surecast.pipeline.session")
 def show_top_keys(
     streams: Streams,
     window: Annotated[str, typer.Option(help="How long windows are.")] = "10 seconds",

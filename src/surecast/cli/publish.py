@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
+from surecast.cli.interrupts import loads
 from surecast.cli.options import (
     DEFAULT_URL,
-    RETENTIONS,
     AsJson,
     Token,
     Url,
@@ -21,6 +21,7 @@ from surecast.cli.options import (
     run_async,
 )
 from surecast.cli.progress import Bar
+from surecast.core.policies import RETENTIONS
 from surecast.errors import PublishError, UsageError
 
 if TYPE_CHECKING:
@@ -31,13 +32,14 @@ if TYPE_CHECKING:
 READ_BYTES = 1 << 20
 LINE_BYTES_MAX = 16 << 20
 WAITS_S = 3.0  # without an acknowledgement, until that is said
-CLOSE_NS = 1_000_000_000
+CLOSE_S = 1.0
 PROGRESS_S = 2.0  # what takes longer shows how far it is
 RUNS_SHOWN = 8
 
 Pairs = list[tuple[bytes | None, bytes]]
 
 
+@loads("surecast.client.connection")
 def publish(
     stream: Annotated[str, typer.Argument(help="Its name, such as orders.eu; made if need be.")],
     values: Annotated[list[str] | None, typer.Argument(help="An event each.")] = None,
@@ -89,7 +91,7 @@ async def _publish(
 
     done = Done()
     # Whoever presses Ctrl-C has waited enough for what is not acknowledged.
-    options = surecast.ClientOptions(close_timeout_ns=CLOSE_NS)
+    options = surecast.ClientOptions(close_timeout=CLOSE_S)
     try:
         async with surecast.connect(url, token=token, options=options) as client:
             waits = asyncio.create_task(_say_that_it_waits(name, done))
@@ -235,6 +237,8 @@ class Lines:
 
     def _pair(self, line: bytes) -> tuple[bytes | None, bytes]:
         self.number += 1
+        if len(line) > LINE_BYTES_MAX:
+            raise UsageError(f"line {self.number} is longer than {LINE_BYTES_MAX:,} bytes")
         if not self.as_objects:
             return self.key, line
         from surecast.server.ndjson import parse_line

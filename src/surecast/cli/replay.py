@@ -13,11 +13,13 @@ import typer
 
 from surecast import __version__
 from surecast.cli import sim
+from surecast.cli.interrupts import loads
 from surecast.cli.progress import Bar, writable
 
 FAULTS_SHOWN = 200
 
 
+@loads("surecast.registry", "surecast.sim.playback", "surecast.sim.trace")
 def replay(
     what: Annotated[
         list[str],
@@ -95,7 +97,7 @@ def play(paths: list[Path], out: Path | None, tail: int, as_json: bool) -> bool:
     from surecast.server import nodes
     from surecast.sim.playback import play
     from surecast.sim.trace import Trace
-    from surecast.swarm import process
+    from surecast_lab.swarm import process
 
     trace = Trace(keep=out is not None or tail > 0)
     try:

@@ -6,7 +6,10 @@ from typing import Annotated
 
 import typer
 
+from surecast.cli.interrupts import exits_at_once, loads
 
+
+@loads("surecast.server.settings")
 def serve(
     config: Annotated[
         Path, typer.Argument(help="A TOML file; docs/configuration.md lists every key.")
@@ -28,14 +31,17 @@ def serve(
 
     The environment may set keys, too: SURECAST_NODE__HTTP=127.0.0.1:7480 is node.http. SIGTERM and
     Ctrl-C end it in order. Exits with 0 when it was told to stop, 1 when it had to, 2 when the
-    configuration is wrong.
+    configuration is wrong, 130 on Ctrl-C while it is being loaded.
     """
     from surecast.server.settings import load_config
 
     loaded = load_config(config, set_ or ())
     if not check_config:
-        from surecast.server.process import serve as run
+        with exits_at_once():
+            from surecast.server.process import prepare
+            from surecast.server.process import serve as run
 
+            prepare(loaded)
         raise typer.Exit(run(loaded))
     from surecast.server.check import problems, summary
 

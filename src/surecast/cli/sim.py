@@ -12,9 +12,10 @@ from typing import Annotated
 
 import typer
 
+from surecast.cli.interrupts import loads
 from surecast.cli.progress import Bar, writable
 from surecast.cli.spark import Conf, Master, master_of, parse_conf
-from surecast.lab.torture import (
+from surecast_lab.lab.torture import (
     SUMMED,
     Result,
     Summary,
@@ -45,6 +46,7 @@ __all__ = [
 DEFAULT_SEEDS = 100
 
 
+@loads("surecast.registry", "surecast.sim")
 def sim(
     protocol: Annotated[str, typer.Argument(help="Whose swarm to run: " + ", ".join(swarms()))],
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds to run.")] = DEFAULT_SEEDS,
@@ -143,9 +145,9 @@ def _on_spark(
 
 def run_and_draw(protocol: str, seed: int, path: Path) -> Result:
     """One seed, and a picture of what became of everybody in it; also of a run that failed."""
-    from surecast.swarm.story import Story
+    from surecast_lab.swarm.timeline import Timeline
 
-    story = Story()
+    story = Timeline()
     result = run_one(protocol, seed, story=story)
     verdict = f"{len(result['violations'])} violations"
     if not result["violations"]:

@@ -10,25 +10,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from surecast.cli.interrupts import loads
 from surecast.cli.options import DEFAULT_URL, AsJson, Token, Url, console, run_async
 from surecast.errors import ConnectError
 
 if TYPE_CHECKING:
+    from urllib.error import HTTPError
+
     from rich.table import Table
 
 ANSWER_S_MAX = 3.0
 HARMLESS = ("in-memory",)
+SUBSCRIPTIONS_SHOWN = 20  # in the table; the JSON form has more
 
 Facts = dict[str, Any]  # a Status (server/status.py) as plain data
 
 
+@loads("surecast.client.connection")
 def status(
     url: Url = DEFAULT_URL,
     token: Token = "",
     streams: Annotated[int, typer.Option(min=0, help="Show at most so many streams.")] = 50,
     as_json: AsJson = False,
 ) -> None:
-    """Show how a deployment is: regions, their chains, streams, links, and what is wrong.
+    """Show how a deployment is: regions, chains, streams, subscriptions, and what is wrong.
 
     Exits with 0 if all is well, 1 if something is wrong or somebody does not answer.
     """
@@ -51,13 +56,13 @@ async def _status(url: str, token: str, streams_max: int, as_json: bool) -> int:
 async def gather(url: str, token: str) -> tuple[dict[str, Facts], dict[str, str]]:
     """What every node says of itself; and why others said nothing."""
     import surecast
-    from surecast.endpoint.discovery import parse_url
+    from surecast.endpoint.discovery import parse_url, redacted
 
     async with surecast.connect(url, token=token) as client:
         host, places = parse_url(url)[0][0], client.http
     if not places:
         raise ConnectError(
-            f"the servers at {url} have no HTTP port: set node.http to see their status"
+            f"the servers at {redacted(url)} have no HTTP port: set node.http to see their status"
         )
     found: dict[str, Facts] = {}
     silent: dict[str, str] = {}
@@ -91,11 +96,18 @@ def _fetch(where: str, token: str) -> Facts:
         facts: Facts = json.loads(http_get(where, token, patience_s=ANSWER_S_MAX))
         return facts
     except HTTPError as refused:
-        hint = "; give --token" if refused.code == 401 else ""
-        raise ConnectError(f"{where} answers {refused.code} {refused.reason}{hint}") from None
+        raise ConnectError(f"{where} answers {refused.code}: {_said(refused)}") from None
     except (OSError, ValueError) as problem:
         why = getattr(problem, "reason", problem)
         raise ConnectError(f"{where} does not answer: {why}") from None
+
+
+def _said(refused: "HTTPError") -> str:
+    """What the server says is wrong; the phrase of the code if it says nothing."""
+    try:
+        return str(json.loads(refused.read())["error"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return str(refused.reason)
 
 
 # ---------------------------------------------------------------- showing
@@ -107,6 +119,8 @@ def tell(found: dict[str, Facts], silent: dict[str, str], streams_max: int) -> N
     page = console()
     page.print(_chains(found, silent))
     page.print(_streams(found, streams_max))
+    if any(facts.get("subscriptions") for facts in found.values()):
+        page.print(_subscriptions(found))
     for name, facts in found.items():
         for role, said in facts["roles"].items():
             values = ", ".join(f"{key} {value}" for key, value in said.items())
@@ -202,3 +216,43 @@ def _streams(found: dict[str, Facts], streams_max: int) -> "Table":
     if hidden > 0:
         table.caption = f"and {hidden:,} more: --streams shows more, --json all there are"
     return table
+
+
+def _subscriptions(found: dict[str, Facts]) -> "Table":
+    """A row per named subscription, those with the largest lag first, as each region's head says.
+
+    Where no head answers, the replica that knows most of them is taken.
+    """
+    from rich.table import Table
+
+    regions: dict[str, Facts] = {}
+    for facts in found.values():
+        region = facts["node"]["region"]
+        if region not in regions or _knows_more(facts, regions[region]):
+            regions[region] = facts
+    rows = [
+        (region, info)
+        for region, facts in regions.items()
+        for info in facts.get("subscriptions", ())
+    ]
+    rows.sort(key=lambda row: (-row[1]["lag"], row[0], row[1]["name"]))
+    table = Table("region", "subscription", "streams", "lag", "saved", "connected")
+    for region, info in rows[:SUBSCRIPTIONS_SHOWN]:
+        table.add_row(
+            region, info["name"], str(len(info["positions"])),
+            f"[yellow]{info['lag']:,}[/yellow]" if info["lag"] else "0",
+            (info["moved"] or "–")[:19].replace("T", " "),
+            {True: "yes", False: "no", None: "–"}[info["connected"]],
+        )  # fmt: skip
+    hidden = sum(facts.get("subscriptions_total", 0) for facts in regions.values())
+    hidden -= min(len(rows), SUBSCRIPTIONS_SHOWN)
+    if hidden > 0:
+        table.caption = f"and {hidden:,} more: `surecast subscriptions list` shows all"
+    return table
+
+
+def _knows_more(facts: Facts, other: Facts) -> bool:
+    def knows(one: Facts) -> tuple[bool, int]:
+        return one["chain"]["place"] in ("head", "alone"), one.get("subscriptions_total", 0)
+
+    return knows(facts) > knows(other)

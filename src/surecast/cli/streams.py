@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from surecast.cli.interrupts import loads
 from surecast.cli.options import DEFAULT_URL, AsJson, Token, Url, console, run_async
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from surecast.core.streams import StreamInfo
 
 
+@loads("surecast.client.connection")
 def streams(
     pattern: Annotated[str, typer.Argument(help="A name or pattern, such as 'orders.>'.")] = ">",
     url: Url = DEFAULT_URL,
@@ -58,7 +60,7 @@ def table_of(found: "list[StreamInfo]") -> "Table":
 
 
 def _facts(info: "StreamInfo") -> dict[str, str]:
-    from surecast.server.status import show_policy
+    from surecast.core.policies import show_policy
 
     return {
         "name": info.name,

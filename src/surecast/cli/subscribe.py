@@ -1,4 +1,4 @@
-"""`surecast subscribe PATTERN`: a line per event, until Ctrl-C."""
+"""`surecast subscribe PATTERN`: a line per event, until Ctrl-C, --until or --count."""
 
 import asyncio
 import json
@@ -6,32 +6,47 @@ import select
 import sys
 from collections.abc import AsyncIterable, Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from surecast.cli.interrupts import loads
 from surecast.cli.options import DEFAULT_URL, AsJson, Token, Url, run_async
+from surecast.errors import Closed, UsageError
 
 if TYPE_CHECKING:
     from surecast.client.events import Event
+    from surecast.client.subscription import Subscription
 
 FLUSH_S = 0.05  # a line is shown at the latest after this
 HELD_LINES_MAX = 2000  # ... or when there are so many
+LAST_ACK_S = 5.0  # for the last acknowledgement of a named subscription
 
 
+@loads("surecast.client.connection")
 def subscribe(
     pattern: Annotated[str, typer.Argument(help="A stream, or a pattern: 'orders.*', 'orders.>'.")],
     start: Annotated[
         str,
         typer.Option("--from", help="earliest, latest, a position, or a time: 2026-01-31T12:00Z."),
     ] = "latest",
+    until: Annotated[
+        str | None,
+        typer.Option(
+            help="End before this: latest (what there is now), a position, or a time. Streams that "
+            "appear later are left out."
+        ),
+    ] = None,
     voids: Annotated[
         bool, typer.Option("--voids", help="Show ranges that hold no events, too.")
     ] = False,
     name: Annotated[
-        str | None, typer.Option(help="A name that keeps its place between runs.")
+        str | None,
+        typer.Option(help="A name that keeps its place between runs, behind what was printed."),
     ] = None,
-    count: Annotated[int, typer.Option(min=0, help="End after so many; 0: never.")] = 0,
+    count: Annotated[
+        int, typer.Option(min=0, help="End after so many, if --until does not end it; 0: never.")
+    ] = 0,
     mesh: Annotated[
         bool, typer.Option("--mesh", help="Take part in the mesh of the region's clients.")
     ] = False,
@@ -43,46 +58,75 @@ def subscribe(
 
     Order holds within each stream. Line breaks and bytes that are no text are shown escaped; --json
     has them exactly. Events that a stream's delivery has lost are a line with their positions and
-    "(lost)".
+    "(lost)". With --name, what was written to stdout is acknowledged: the next run goes on behind
+    it.
+
+    With --until it ends, with exit code 0, when everything before that was printed: at once if
+    there is nothing. A position or a time to come is waited for.
     """
     begin = parse_start(start)
-    run_async(_subscribe(pattern, begin, voids, name, count, mesh, url, token, as_json))
+    stop = None if until is None else parse_until(until)
+    run_async(_subscribe(pattern, begin, voids, name, count, mesh, url, token, as_json, stop))
 
 
 def parse_start(text: str) -> "Any":
     """ "earliest", "latest", 17, or a datetime with a zone (local time if it names none)."""
-    if text in ("earliest", "latest"):
-        return text
-    if text.isascii() and text.isdigit() and int(text) >= 1:
-        return int(text)
+    return text if text == "earliest" else _parse_place(text, "earliest, latest", "--from")
+
+
+def parse_until(text: str) -> "Any":
+    """ "latest", 17, or a datetime, as `parse_start`."""
+    return _parse_place(text, "latest", "--until")
+
+
+def _parse_place(text: str, words: str, option: str) -> "Any":
+    from surecast.client.subscription_task import check_start
+
+    place: Any = text
     try:
-        return datetime.fromisoformat(text).astimezone()
-    except ValueError:
+        if text.isascii() and text.isdigit():
+            place = int(text)
+        elif text != "latest":
+            place = datetime.fromisoformat(text).astimezone()
+        check_start(place)
+        return place
+    except (ValueError, OverflowError, UsageError):
         raise typer.BadParameter(
-            f"{text!r} is not earliest, latest, a position from 1 on, or a time such as "
+            f"{text!r} is not {words}, a position from 1 on, or a time such as "
             "2026-01-31T12:00:00Z",
-            param_hint="--from",
+            param_hint=option,
         ) from None
 
 
 async def _subscribe(
     pattern: str, start: Any, voids: bool, name: str | None, count: int, mesh: bool, url: str,
-    token: str, as_json: bool,
+    token: str, as_json: bool, stop: Any = None,
 ) -> int:  # fmt: skip
     import surecast
 
     page = Page(as_object if as_json else as_line)
     async with surecast.connect(url, token=token, mesh=mesh) as client:
-        subscription = client.subscribe(pattern, start=start, voids=voids, name=name)
+        # What has been printed is acknowledged, and no more: neither what waits for the next write
+        # nor what a write that failed had in it.
+        ack: Literal["auto", "manual"] = "auto" if name is None else "manual"
+        subscription = client.subscribe(
+            pattern, start=start, stop=stop, voids=voids, name=name, ack=ack
+        )
         tasks = [asyncio.create_task(page.fill(subscription, count))]
         tasks.append(asyncio.create_task(page.keep_flushing()))
+        if name is not None:
+            tasks.append(asyncio.create_task(page.keep_acknowledging(subscription)))
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in tasks:
                 task.cancel()
-            await subscription.close()
-            await page.flush()
+            try:
+                await page.flush()
+            finally:
+                if name is not None:
+                    await page.acknowledge_last(subscription)
+                await subscription.close()
         for task in tasks:
             if task.done() and not task.cancelled():
                 task.result()  # what ended it, if it was no good
@@ -95,12 +139,16 @@ class Page:
     def __init__(self, render: "Callable[[Event], str]") -> None:
         self.render = render
         self.lines: list[str] = []
+        self.last: dict[str, Event] = {}  # of each stream, among the lines
+        self.written: dict[str, Event] = {}  # the last of each stream; not acknowledged yet
+        self.is_broken = False  # a write has failed: nothing more is written or acknowledged
         self._writing = asyncio.Lock()
 
     async def fill(self, events: "AsyncIterable[Event]", count: int) -> None:
         """Put down `count` events, or all there will ever be."""
         async for event in events:
             self.lines.append(self.render(event))
+            self.last[event.stream] = event
             count -= 1
             if count == 0:
                 return
@@ -116,10 +164,37 @@ class Page:
             await self.flush()
         raise BrokenPipeError
 
+    async def keep_acknowledging(self, subscription: "Subscription") -> None:
+        """Beside the flushing: lines are shown while a region is slow to store a place."""
+        while True:
+            await asyncio.sleep(FLUSH_S)
+            await self.acknowledge(subscription)
+
+    async def acknowledge(self, subscription: "Subscription") -> None:
+        """All that was written is dealt with."""
+        written = dict(self.written)
+        await asyncio.gather(*(subscription.ack(event) for event in written.values()))
+        for stream, event in written.items():
+            if self.written.get(stream) is event:
+                del self.written[stream]
+
+    async def acknowledge_last(self, subscription: "Subscription") -> None:
+        try:
+            async with asyncio.timeout(LAST_ACK_S):
+                await self.acknowledge(subscription)
+        except UsageError:
+            return  # the subscription has failed, and the user is told why
+        except TimeoutError:
+            raise Closed(
+                f"the region has not stored within {LAST_ACK_S:g} s that these events were "
+                "printed: the next run will print some of them again"
+            ) from None
+
     async def flush(self) -> None:
         async with self._writing:
             lines, self.lines = self.lines, []
-            if not lines:
+            last, self.last = self.last, {}
+            if not lines or self.is_broken:
                 return
             loop = asyncio.get_running_loop()
             writing = loop.run_in_executor(None, _write, "".join(lines))
@@ -129,7 +204,9 @@ class Page:
                     await asyncio.wait((writing,))
                 except asyncio.CancelledError as said:
                     cancelled = said
+            self.is_broken = writing.exception() is not None
             writing.result()
+            self.written |= last
             if cancelled is not None:
                 raise cancelled
 

@@ -4,7 +4,9 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from types import FrameType
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from surecast.cli.interrupts import loads
 from surecast.cli.options import DEFAULT_URL, console
 from surecast.cli.progress import Bar
 
@@ -21,8 +24,13 @@ if TYPE_CHECKING:
 
 READY_S_MAX = 120.0
 LOOK_S = 0.2
+_COMPILE = (
+    "from surecast.cli.options import show_logs; show_logs(); "
+    "from surecast.columns import kernels; kernels.warm()"
+)
 
 
+@loads("surecast.server.cluster", "surecast.server.layout")
 def up(
     regions: Annotated[int, typer.Option(min=1, max=16, help="Regions.")] = 3,
     replicas: Annotated[int, typer.Option(min=1, max=7, help="Replicas of each region.")] = 2,
@@ -51,6 +59,8 @@ def up(
     layout = plan(folder, regions, replicas, base_port, in_memory)
     code = 0
     try:
+        if not kernels_are_compiled():
+            compile_kernels()
         with Cluster(layout, _say) as cluster:
             _wait_ready(cluster)
             if as_json:
@@ -62,6 +72,34 @@ def up(
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     raise typer.Exit(code)
+
+
+def kernels_are_compiled() -> bool:
+    """Whether compiled kernels lie in one of the usual folders. They may be of another version."""
+    from surecast import columns
+
+    folders = [
+        Path(columns.__path__[0]) / "__pycache__",
+        Path(os.path.expanduser("~/.cache/numba")),
+        Path(tempfile.gettempdir()) / f"surecast-numba-{os.geteuid()}",
+    ]
+    if given := os.environ.get("NUMBA_CACHE_DIR"):
+        folders = [Path(given)]
+    return any(any(folder.rglob("kernels.*.nbi")) for folder in folders)
+
+
+def compile_kernels() -> None:
+    """Once, in a process of its own: otherwise all servers would compile them at the same time.
+
+    If it fails the servers do it, and say why they cannot.
+    """
+    words = [sys.executable, "-c", _COMPILE]
+    with subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True) as process:
+        try:
+            process.wait()
+        except BaseException:  # Ctrl-C
+            process.kill()
+            raise
 
 
 def watch(cluster: "Cluster") -> int:

@@ -11,9 +11,11 @@ subscription_task.py    how a subscription begins, finds its streams and ends
 subscription_buffer.py  what it has received and not read
 stream_progress.py      how far it has come in one stream
 cursor.py               the place of a named subscription
+timeouts.py             timeout= of the calls
 events.py               Event, Seqs
 rows.py                 batches as events
 arrow.py                batches as Arrow record batches
+table.py                a bounded read as one table
 rules.py                keep_all(), latest_per_key(), before_seq() …
 sync.py                 the same without await
 """
@@ -21,8 +23,10 @@ sync.py                 the same without await
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from surecast.client.connection import Client
+from surecast.client.timeouts import Timeout
 from surecast.endpoint.options import ClientOptions
 
 __all__ = ["connect", "local"]
@@ -34,6 +38,7 @@ def connect(
     token: str = "",
     mesh: bool = False,
     options: ClientOptions | None = None,
+    timeout: Timeout = None,
 ) -> Client:
     """A client of the region at `url`, which may name several of its servers.
 
@@ -41,9 +46,10 @@ def connect(
         client = await surecast.connect()  # and `await client.close()` at the end
 
     `mesh=True`: its subscriptions take events from, and pass them on to, other clients of the
-    region, so that thousands of them cost the servers no more than a few.
+    region, so that thousands of them cost the servers no more than a few. `timeout`, in seconds or
+    as a timedelta, is for connecting, all addresses together.
     """
-    return Client(url, token=token, mesh=mesh, options=options)
+    return Client(url, token=token, mesh=mesh, options=options, timeout=timeout)
 
 
 def local(
@@ -51,7 +57,8 @@ def local(
     *,
     mesh: bool = False,
     options: ClientOptions | None = None,
-    start: str = "ask",
+    start: Literal["ask", "trust"] = "ask",
+    timeout: Timeout = None,
 ) -> Client:
     """A client with a region of its own, in this process: no server, for tests and small programs.
 
@@ -59,9 +66,10 @@ def local(
 
     With a `data_dir` the region finds its streams there again; without one they end with it. A
     folder that is damaged raises StorageError, unless `start` is "trust": then the region goes on
-    with what can be read.
+    with what can be read. `timeout` is for the region to start.
     """
     from surecast.server.local import LocalRegion
 
     folder = None if data_dir is None else Path(data_dir)
-    return Client("", mesh=mesh, options=options, local=LocalRegion(folder, start=start))
+    region = LocalRegion(folder, start=start)
+    return Client("", mesh=mesh, options=options, local=region, timeout=timeout)

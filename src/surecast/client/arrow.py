@@ -9,10 +9,13 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from surecast.client.rows import void_reason
 from surecast.columns.batch import DATA, Batch
+from surecast.columns.column import Int64s
 
-__all__ = ["SCHEMA", "record_batch_of"]
+__all__ = ["SCHEMA", "SCHEMA_WITH_VOIDS", "record_batch_of", "record_batch_with_voids"]
 
 _SEQ: Final = pa.int64()
 _TIME: Final = pa.timestamp("us", tz="UTC")
@@ -31,6 +34,21 @@ SCHEMA: Final = pa.schema(
 )
 
 
+_KINDS: Final = pa.array(["event", "void"], pa.string())
+_EVENT_KINDS: Final = pa.DictionaryArray.from_arrays(pa.array(np.zeros(_ROWS, np.int32)), _KINDS)
+_ONES: Final = pa.array(np.ones(_ROWS, np.int64))
+_NO_REASONS: Final = pa.nulls(_ROWS, pa.string())
+
+SCHEMA_WITH_VOIDS: Final = pa.schema(
+    [
+        *SCHEMA,
+        pa.field("kind", pa.dictionary(pa.int32(), pa.string())),
+        pa.field("range", pa.int64()),
+        pa.field("reason", pa.string()),
+    ]
+)
+
+
 def record_batch_of(batch: Batch, stream: str) -> pa.RecordBatch | None:
     """The events of a batch with the columns stream, seq, key, value, tag, timestamp.
 
@@ -44,14 +62,80 @@ def record_batch_of(batch: Batch, stream: str) -> pa.RecordBatch | None:
         tags = body.column(2)
     else:
         tags = _NO_TAGS.slice(0, rows) if rows <= _ROWS else pa.nulls(rows, pa.binary())
-    names = _names(stream, _ROWS).slice(0, rows) if rows <= _ROWS else _names(stream, rows)
+    names = _stream_column(stream, rows)
     seqs, times = _numbers(_SEQ, batch.seqs()), _numbers(_TIME, batch.times() // 1000)
     columns = [names, seqs, body.column(0), body.column(1), tags, times]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
+def record_batch_with_voids(batch: Batch, stream: str) -> pa.RecordBatch:
+    """All positions of a batch: its events, and a row for each run of positions without one.
+
+    Such a row has the last position as its `seq`, and the time of the event behind it; null if
+    nobody remembers a time.
+    """
+    if batch.kind == DATA and batch.rows == batch.count:
+        events = record_batch_of(batch, stream)
+        assert events is not None
+        return _with_kinds(events)
+    seqs, times = _no_numbers(), _no_numbers()
+    if batch.kind == DATA:
+        seqs, times = batch.seqs(), batch.times()
+    los, his = np.append(batch.lo, seqs + 1), np.append(seqs, batch.hi)
+    gaps = los < his
+    # Events first, then ranges; `order` puts them into the order of their positions.
+    all_seqs = np.concatenate((seqs, his[gaps] - 1))
+    all_times = np.concatenate((times, np.append(times, batch.time_ns)[gaps]))
+    ranges = np.concatenate((np.ones(seqs.size, np.int64), (his - los)[gaps]))
+    order = np.argsort(all_seqs)
+    is_void = order >= seqs.size
+    rows, time_rows = order.size, all_times[order]
+    reason = pa.scalar(void_reason(batch), pa.string())
+    columns = [
+        _stream_column(stream, rows),
+        pa.array(all_seqs[order], _SEQ),
+        *_bodies(batch, pa.array(order, pa.int64(), mask=is_void)),
+        pa.array(time_rows // 1000, pa.int64(), mask=is_void & (time_rows == 0)).cast(_TIME),
+        pa.DictionaryArray.from_arrays(pa.array(is_void.astype(np.int32)), _KINDS),
+        pa.array(ranges[order], pa.int64()),
+        pc.if_else(pa.array(is_void), reason, pa.scalar(None, pa.string())),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA_WITH_VOIDS)
+
+
+def _with_kinds(events: pa.RecordBatch) -> pa.RecordBatch:
+    rows = events.num_rows
+    constants = [_EVENT_KINDS, _ONES, _NO_REASONS]
+    if rows > _ROWS:
+        constants = [
+            pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), _KINDS),
+            pa.array(np.ones(rows, np.int64)),
+            pa.nulls(rows, pa.string()),
+        ]
+    columns = [*events.columns, *(column.slice(0, rows) for column in constants)]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA_WITH_VOIDS)
+
+
+def _bodies(batch: Batch, rows: pa.Array) -> list[pa.Array]:
+    """Key, value and tag of these rows of a batch; null where the row is."""
+    if batch.kind != DATA:
+        return [pa.nulls(len(rows), pa.binary())] * 3
+    body = batch.record_batch()
+    found = [body.column(0).take(rows), body.column(1).take(rows)]
+    tags = body.column(2).take(rows) if batch.schema_id == 1 else pa.nulls(len(rows), pa.binary())
+    return [*found, tags]
+
+
+def _no_numbers() -> Int64s:
+    return np.empty(0, np.int64)
+
+
 def _numbers(kind: pa.DataType, numbers: Any) -> pa.Array:
     return pa.Array.from_buffers(kind, numbers.size, [None, pa.py_buffer(numbers)])
+
+
+def _stream_column(stream: str, rows: int) -> pa.DictionaryArray:
+    return _names(stream, _ROWS).slice(0, rows) if rows <= _ROWS else _names(stream, rows)
 
 
 @lru_cache(256)

@@ -5,30 +5,39 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
+from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
+from surecast.client.rules import ns_of
 from surecast.client.stream import Stream
 from surecast.client.subscription import Subscription
 from surecast.client.subscription_task import (
     Start,
+    Stop,
     SubscriptionSpec,
     SubscriptionTask,
     check_start,
+    check_stop,
+    leaving,
 )
-from surecast.columns.rules import Policy
+from surecast.client.timeouts import Timeout, seconds_of, timed_out, within
+from surecast.columns.rules import Policy, check_policy
 from surecast.core.endpoint import WhereIs, WhichStreams
 from surecast.core.names import is_name, is_pattern
+from surecast.core.policies import as_policy
+from surecast.core.status import SubscriptionInfo
 from surecast.core.streams import StreamInfo, StreamSpec
 from surecast.core.types import SECOND, LogId
-from surecast.endpoint.discovery import parse_url
+from surecast.endpoint.discovery import parse_url, show_url
 from surecast.endpoint.endpoint import Endpoint
 from surecast.endpoint.error_messages import bad_name, subscription_error
 from surecast.endpoint.forking import forked, watch
 from surecast.endpoint.options import ClientOptions
 from surecast.endpoint.publishers import Outbox
 from surecast.endpoint.readers import Readers
+from surecast.endpoint.subscriptions import AtTime, Subscriptions
 from surecast.errors import Closed, NotSupported, PublishError, UsageError
 
 if TYPE_CHECKING:
@@ -37,6 +46,8 @@ if TYPE_CHECKING:
 __all__ = ["Client"]
 
 log = logging.getLogger("surecast.client")
+
+DROPPED_MAX: Final = 1000  # named subscriptions; what older ones had in hand comes again
 
 
 class Client:
@@ -58,23 +69,37 @@ class Client:
         mesh: bool = False,
         options: ClientOptions | None = None,
         local: LocalRegion | None = None,
+        timeout: Timeout = None,
     ) -> None:
+        self._open_s = seconds_of(timeout)
         addresses = [] if local is not None else parse_url(url)
         self._endpoint = Endpoint(addresses, token=token, options=options, broken=self._broken)
         self._endpoint.is_wanted = self._is_reading
         self._mesh = mesh
         self._local = local
         self._subscriptions: weakref.WeakSet[SubscriptionTask] = weakref.WeakSet()
+        # Named ones that the program let go of with an event in hand, by name.
+        self._dropped: dict[str, SubscriptionTask] = {}
         self._readers: Readers
         self._state: Literal["new", "open", "closed", "forked"] = "new"
 
     # ------------------------------------------------------------ its life
 
-    async def open(self) -> Client:
-        """Connect. `async with` and `await surecast.connect(...)` do it for you."""
+    async def open(self, *, timeout: Timeout = None) -> Client:
+        """Connect. `async with` and `await surecast.connect(...)` do it for you.
+
+        Without a `timeout` that of `surecast.connect` counts.
+        """
         if self._state == "open":
             return self
         self._check_not_closed()
+        addresses = self._endpoint.link.addresses
+        waited_for = f"an answer of {show_url(addresses)}" if addresses else "the region to start"
+        async with within(self._open_s if timeout is None else timeout, waited_for):
+            await self._open()
+        return self
+
+    async def _open(self) -> None:
         try:
             if self._local is not None:
                 await self._local.start()
@@ -88,7 +113,6 @@ class Client:
             raise
         self._state = "open"
         watch(self)
-        return self
 
     def __await__(self) -> Generator[Any, None, Client]:
         return self.open().__await__()
@@ -102,31 +126,67 @@ class Client:
         problem: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if problem is None:
-            await self.close()
-            return
-        try:
-            await self.close()
-        except (PublishError, Closed) as lost:  # must not hide what ended the block
-            log.warning("while closing after %r: %s", problem, lost)
+        await self._leave(problem, asyncio.current_task() if problem is None else None)
 
-    async def close(self) -> None:
+    async def _leave(self, problem: BaseException | None, by: object) -> None:
+        """The end of the block; `by` as for `_close`."""
+        try:
+            await self._close(by)
+        except (PublishError, Closed) as lost:
+            if problem is None:
+                raise
+            log.warning("while closing after %r: %s", problem, lost)  # must not hide `problem`
+
+    async def close(self, *, timeout: Timeout = None) -> None:
         """Publish what is under way, store the places of named subscriptions, disconnect.
 
         Raises what the last `flush()` would have. What is not acknowledged within
-        `ClientOptions.close_timeout_ns` is given up: it may or may not be published.
+        `ClientOptions.close_timeout` is given up: it may or may not be published. With a `timeout`
+        that is given up after it, and TimedOut raised; the client is closed all the same. What
+        named subscriptions have handed out is acknowledged as by `Subscription.close`.
         """
+        await self._close(leaving(asyncio.current_task()), seconds_of(timeout))
+
+    async def _close(self, by: object, limit_s: float | None = None) -> None:
+        """`by`: the task or thread that closes it without an exception, else None."""
         if self._state == "new":
             self._state = "closed"
         if self._state != "open":  # in a forked child the parent closes it
             return
         self._state = "closed"
         try:
-            closed = "the client was closed while this subscription was read"
-            await asyncio.gather(*(task.close(Closed(closed)) for task in self._subscriptions))
-            await self._flush_before_close()
+            await self._finish(limit_s, by)
         finally:
             await self._stop()
+
+    async def _finish(self, limit_s: float | None, by: object) -> None:
+        closed = "the client was closed while this subscription was read"
+        scope = asyncio.timeout(limit_s)
+        try:
+            async with scope:
+                subscriptions = list(self._subscriptions)
+                await asyncio.gather(*(task.close(Closed(closed), by) for task in subscriptions))
+                if by is not None:
+                    await asyncio.gather(*(task.settle(by) for task in self._dropped.values()))
+                if limit_s is None:
+                    await self._flush_before_close()
+                else:
+                    await self._endpoint.flush()
+        except TimeoutError:
+            if limit_s is None or not scope.expired():
+                raise
+            left = self._unacknowledged
+            raise timed_out(
+                limit_s,
+                f"{left} batches to be acknowledged, and for the places of subscriptions to be "
+                "stored: they may or may not be. The client is closed",
+                maybe_taken=left > 0,
+            ) from None
+
+    @property
+    def _unacknowledged(self) -> int:
+        """Batches."""
+        return sum(outbox.unacknowledged for outbox in self._endpoint.outboxes.values())
 
     async def _flush_before_close(self) -> None:
         timeout_s = self._endpoint.options.close_timeout_ns / SECOND
@@ -134,7 +194,7 @@ class Client:
             async with asyncio.timeout(timeout_s):
                 await self._endpoint.flush()
         except TimeoutError:
-            left = sum(outbox.unacknowledged for outbox in self._endpoint.outboxes.values())
+            left = self._unacknowledged
             raise Closed(
                 f"closed with {left} batches not acknowledged after "
                 f"{timeout_s:g} s: they may or may not be published"
@@ -197,10 +257,12 @@ class Client:
         self,
         name: str,
         *,
-        retain: Policy | None = None,
+        retain: Policy | str | None = None,
         delivery: str = "",
         options: Mapping[str, str] | None = None,
         schema: Any = None,
+        create: bool = True,
+        timeout: Timeout = None,
     ) -> Stream:
         """Open a stream, or create it.
 
@@ -208,23 +270,31 @@ class Client:
 
         `delivery` says how the events of a new stream reach those who read them (default
         "broadcast"), with `options` of that delivery, and `retain` what it keeps (default
-        `keep_all()`). All of them must agree with what an old stream has; leave them out to take
-        the stream as it is.
+        `keep_all()`; the text "keep-all" means the same, see docs/client.md). All of them must
+        agree with what an old stream has; leave them out to take the stream as it is. After
+        TimedOut a new stream may still be created. `create=False` takes a stream as it is, and
+        raises UsageError if this region knows none of that name.
         """
         self._check()
         if schema is not None:
             raise NotSupported("schema= comes with a later version; events are bytes")
         if not isinstance(delivery, str):
             raise UsageError(f"delivery is the name of a delivery, not {delivery!r}")
-        if retain is not None and not isinstance(retain, Policy):
-            raise UsageError(
-                "retain is keep_all(), keep_last(n), keep_for(timedelta) or latest_per_key(), not "
-                f"{retain!r}"
-            )
+        policy = None if retain is None else as_policy(retain)
+        if policy is not None:
+            check_policy(policy)
         if not isinstance(name, str) or not is_name(name):
             raise UsageError(bad_name(name))
-        spec = StreamSpec(retain, delivery, options=_sorted_options(options))
-        info = await self._endpoint.open_stream(name, spec)
+        spec = StreamSpec(policy, delivery, options=_sorted_options(options))
+        if not create:
+            if spec != StreamSpec():
+                raise UsageError("create=False takes a stream as it is: leave out other options")
+            known = await self.streams(name, timeout=timeout)
+            if not known:
+                raise UsageError(f"this region knows no stream {name!r}")
+            return Stream(self, known[0], self._endpoint.outbox(known[0]))
+        async with within(timeout, f"the region to open {name!r}; it may still be created"):
+            info = await self._endpoint.open_stream(name, spec)
         return Stream(self, info, self._endpoint.outbox(info))
 
     def _supports(self, info: StreamInfo, verb: str) -> bool:
@@ -237,11 +307,13 @@ class Client:
         self._check()
         return self._endpoint.named_outbox(info, publisher, pub_no)
 
-    async def streams(self, pattern: str = ">") -> list[StreamInfo]:
+    async def streams(self, pattern: str = ">", *, timeout: Timeout = None) -> list[StreamInfo]:
         """The streams that match, as this region knows them, by name."""
-        return [info for info, _ in await self.ends(pattern)]
+        return [info for info, _ in await self.ends(pattern, timeout=timeout)]
 
-    async def ends(self, pattern: str = ">") -> list[tuple[StreamInfo, int]]:
+    async def ends(
+        self, pattern: str = ">", *, timeout: Timeout = None
+    ) -> list[tuple[StreamInfo, int]]:
         """The streams that match, by name, and the first position that each does not have yet."""
         self._check()
         _check_pattern(pattern)
@@ -261,29 +333,44 @@ class Client:
                 if answer.complete:
                     complete.set_result(None)
 
+        limit = within(timeout, f"the region to list the streams that match {pattern!r}")
         token = self._endpoint.control.watch(WhichStreams(pattern), told)
         try:
-            await complete
+            async with limit:
+                await complete
         finally:
             self._endpoint.control.drop(token)
         return sorted(found.values(), key=lambda one: one[0].name)
 
-    async def locate(self, stream: LogId, time_ns: int) -> int:
-        """The position of the first event not older than `time_ns`; the end if there is none."""
+    async def locate(self, stream_id: bytes, time: datetime, *, timeout: Timeout = None) -> int:
+        """The position of the first event not older than `time`; the end if there is none.
+
+        seq = await client.locate(stream.stream_id, datetime.now(UTC) - timedelta(hours=1))
+        """
+        return await self._locate(stream_id, ns_of(time), timeout)
+
+    async def _locate(self, stream: LogId, time_ns: int, timeout: Timeout = None) -> int:
+        """`locate` by nanoseconds since 1970; -1 asks for the end."""
         self._check()
-        located = await self._endpoint.control.ask(WhereIs(stream, time_ns))
+        if not isinstance(stream, bytes):
+            raise UsageError(f"a stream's id is bytes (Stream.stream_id), not {stream!r:.60}")
+        async with within(timeout, f"the region to find a time in the stream {stream.hex()}"):
+            located = await self._endpoint.control.ask(WhereIs(stream, time_ns))
         if located.why:
             raise subscription_error(stream.hex(), located.why)
         found: int = located.seq
         return found
 
-    async def flush(self) -> None:
+    async def flush(self, *, timeout: Timeout = None) -> None:
         """Wait until all that was published is acknowledged.
 
         Raises PublishError if events of `publish_soon` could not be published since the last time.
+        After TimedOut publishing goes on.
         """
         self._check()
-        await self._endpoint.flush()
+        waited_for = "what was published to be acknowledged; publishing goes on"
+        async with within(timeout, waited_for, maybe_taken=True):
+            await self._endpoint.flush()
 
     # ------------------------------------------------------------ subscriptions
 
@@ -292,10 +379,12 @@ class Client:
         pattern: str,
         *,
         start: Start = "latest",
+        stop: Stop | None = None,
         voids: bool = False,
         name: str | None = None,
         ack: Literal["auto", "manual"] = "auto",
         where: Any = None,
+        timeout: Timeout = None,
     ) -> Subscription:
         """Read all streams that match, also those that appear later (from their first event on).
 
@@ -305,10 +394,62 @@ class Client:
         In a pattern `*` stands for one token and a last `>` for one or more; a name without them
         is waited for until the stream exists. Order holds within each stream. The rest as in
         `Stream.subscribe`.
+
+        With a `stop` only the streams are read that match when it begins, each up to that stop: it
+        ends when all of them are there, at once if there are none.
         """
         self._check()
         _check_pattern(pattern)
-        return self._subscribe(pattern, None, start, voids, name, ack, where)
+        return self._subscribe(pattern, None, start, voids, name, ack, where, stop, timeout)
+
+    async def subscriptions(self, *, timeout: Timeout = None) -> list[SubscriptionInfo]:
+        """The named subscriptions of this region: positions, lag, whether a client reads.
+
+        for info in await client.subscriptions():
+            print(info.name, info.lag, info.connected)
+        """
+        self._check()
+        async with within(timeout, "the region to list its named subscriptions"):
+            return await self._named.everything()
+
+    async def reset_subscription(
+        self,
+        name: str,
+        start: Start,
+        *,
+        streams: str | Iterable[str] | None = None,
+        force: bool = False,
+        timeout: Timeout = None,
+    ) -> dict[str, int]:
+        """Move a named subscription: its next reader begins at `start`.
+
+            await client.reset_subscription("billing", "earliest")
+
+        `streams` are names or patterns; without them, those that it has a position in. Returns the
+        new position in each. While a client reads under the name, SubscriptionInUse is raised; with
+        `force` that reader gets Fenced, and none of its later acknowledgements counts.
+        """
+        self._check()
+        check_start(start)
+        begin: Any = AtTime(ns_of(start)) if isinstance(start, datetime) else start
+        wanted = [streams] if isinstance(streams, str) else streams
+        async with within(timeout, f"the region to reset {name!r}; it may still be reset"):
+            return await self._named.reset(name, begin, wanted, force)
+
+    async def delete_subscription(
+        self, name: str, *, force: bool = False, timeout: Timeout = None
+    ) -> None:
+        """Forget a named subscription and its positions; `force` as in `reset_subscription`.
+
+        Raises UnknownSubscription if there is none.
+        """
+        self._check()
+        async with within(timeout, f"the region to delete {name!r}; it may still be deleted"):
+            await self._named.delete(name, force)
+
+    @property
+    def _named(self) -> Subscriptions:
+        return Subscriptions(self._endpoint.control, self.ends)
 
     def _subscribe(
         self,
@@ -319,9 +460,13 @@ class Client:
         name: str | None,
         ack: str,
         where: Any,
+        stop: Stop | None,
+        timeout: Timeout,
     ) -> Subscription:
         self._check()
         check_start(start)
+        check_stop(stop)
+        timeout_s = seconds_of(timeout)
         if where is not None:
             raise NotSupported("where= comes with delivery='filtered', in a later version")
         if ack not in ("auto", "manual"):
@@ -334,10 +479,19 @@ class Client:
             raise UsageError(
                 f"a subscription's name is made like a stream's, such as billing.eu, not {name!r}"
             )
-        spec = SubscriptionSpec(pattern, info, start, voids, name, ack == "manual")
-        task = SubscriptionTask(spec, self._endpoint, self._readers)
+        spec = SubscriptionSpec(pattern, info, start, voids, name, ack == "manual", stop)
+        task = SubscriptionTask(spec, self._endpoint, self._readers, self._on_dropped)
+        if name is not None:
+            self._dropped.pop(name, None)  # it reads again what was in hand
         self._subscriptions.add(task)
-        return Subscription(task)
+        return Subscription(task, timeout_s)
+
+    def _on_dropped(self, task: SubscriptionTask) -> None:
+        """Keep it until the client is closed: only then it is known whether that is clean."""
+        assert task.spec.name is not None
+        self._dropped[task.spec.name] = task
+        if len(self._dropped) > DROPPED_MAX:
+            del self._dropped[next(iter(self._dropped))]
 
 
 def _sorted_options(options: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:

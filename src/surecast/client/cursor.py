@@ -22,7 +22,7 @@ from surecast.errors import Closed, SurecastError
 
 __all__ = ["Cursor"]
 
-_BEGUN: Final = 2  # position 1 is what all streams have that are not stored
+_BEGUN: Final = 2  # a position that the log of the places has, once somebody holds a name
 
 
 class Cursor:
@@ -136,7 +136,7 @@ class Cursor:
         await future
 
     def _is_stored(self, positions: dict[LogId, int]) -> bool:
-        return all(self.stored.get(stream, 1) >= at for stream, at in positions.items())
+        return all(self.stored.get(stream, 0) >= at for stream, at in positions.items())
 
     def _send(self) -> None:
         if self._sending is None and self._problem is None:
@@ -151,9 +151,14 @@ class Cursor:
                 ahead = {
                     stream: at
                     for stream, at in self.all_positions().items()
-                    if at > self.stored.get(stream, 1)
+                    if at > self.stored.get(stream, 0)
                 }
                 if not ahead:
+                    # What is still waited for belongs to streams that were deleted meanwhile.
+                    waiting, self._waiting = self._waiting, []
+                    for _, future in waiting:
+                        if not future.done():
+                            future.set_result(None)
                     return
                 await self._advance(ahead)
                 if not self._waiting:
@@ -194,3 +199,9 @@ class Cursor:
                 self._sending.cancel()
             if self._token is not None:
                 self._control.drop(self._token)
+
+    async def store_later(self, positions: dict[LogId, int]) -> None:
+        """Store positions after `close`. No effect if somebody has taken the name since."""
+        ahead = {stream: at for stream, at in positions.items() if at > self.stored.get(stream, 1)}
+        if ahead:
+            await self._control.ask(MoveCursor(self.name, self._holder, ahead))

@@ -20,10 +20,11 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 class Event(msgspec.Struct, frozen=True, gc=False):
     """One event of a stream, or a range of positions without events (kind "void" or "lost").
 
-    A *void* range holds nothing that is needed. Its `reason`: "collected" by a rule or a publisher,
-    "expired", or "control" (an entry of the stream's own, such as a `collect`). Events in a *lost*
-    range were published and will not come: nobody who could be asked has them any more, and
-    `reason` says why, as text for people. A stream without positions has lost ranges of `count` 0.
+    A *void* range holds nothing that is needed. Its `reason`: "superseded" by later events with the
+    same keys (latest_per_key), "expired" (keep_last, keep_for), "collected" by a publisher, or
+    "control" (an entry of the stream's own, such as a `collect`). Events in a *lost* range were
+    published and will not come: nobody who could be asked has them any more, and `reason` says
+    why, as text for people. A stream without positions has lost ranges of `count` 0.
 
     `seq` of a range is its last position, so `event.seq + 1` is always where to go on.
     """

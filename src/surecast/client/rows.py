@@ -9,14 +9,13 @@ from typing import Any, Final
 import numpy as np
 
 from surecast.client.events import Event
-from surecast.columns.batch import COLLECTED, DATA, EXPIRED, VOID, Batch
+from surecast.columns.batch import DATA, REASON_NAMES, VOID, Batch
 from surecast.columns.column import Column
 from surecast.core.endpoint import Lost
 
-__all__ = ["events_of", "lost_event"]
+__all__ = ["events_of", "lost_event", "void_reason"]
 
 _FEW: Final = 4  # rows for which looking takes longer than it saves
-_REASONS: Final = {COLLECTED: "collected", EXPIRED: "expired"}
 
 
 def events_of(batch: Batch, stream: str, voids: bool) -> list[Event]:
@@ -24,8 +23,10 @@ def events_of(batch: Batch, stream: str, voids: bool) -> list[Event]:
     if batch.kind != DATA:
         if not voids:
             return []
-        reason = _REASONS[batch.reason] if batch.kind == VOID else "control"
-        return [_void(stream, batch.lo, batch.hi, batch.time_ns, reason)]
+        return [_void(stream, batch.lo, batch.hi, batch.time_ns, void_reason(batch))]
+    row = batch.single_row()
+    if row is not None:
+        return [Event(stream, batch.lo, *row, batch.time_ns)]
     values = _strings(batch.values())
     columns: list[Iterable[Any]] = [
         repeat(stream),
@@ -44,6 +45,11 @@ def events_of(batch: Batch, stream: str, voids: bool) -> list[Event]:
     if voids and batch.rows < batch.count:
         return _with_voids(batch, stream, events)
     return events
+
+
+def void_reason(batch: Batch) -> str:
+    """Why the positions of a batch that hold no event do not, as users are told."""
+    return REASON_NAMES[batch.reason] if batch.kind in (DATA, VOID) else "control"
 
 
 def lost_event(stream: str, lost: Lost) -> Event:
@@ -78,7 +84,7 @@ def _void(stream: str, lo: int, hi: int, time_ns: int, reason: str) -> Event:
 
 def _with_voids(batch: Batch, stream: str, events: list[Event]) -> list[Event]:
     found: list[Event] = []
-    reason, at, time_ns = _REASONS[batch.reason], batch.lo, batch.time_ns
+    reason, at, time_ns = void_reason(batch), batch.lo, batch.time_ns
     for event in events:
         if at < event.seq:
             found.append(_void(stream, at, event.seq, event.time_ns, reason))

@@ -18,11 +18,15 @@ from surecast.columns.rules import (
     Predicate,
     TagIs,
 )
+from surecast.core.wire import SEQ_END_MAX
 from surecast.errors import UsageError
 
 __all__ = [
+    "Policy",
+    "Predicate",
     "before_seq",
     "before_time",
+    "check_position",
     "keep_all",
     "keep_for",
     "keep_last",
@@ -30,11 +34,13 @@ __all__ = [
     "key_prefix",
     "latest_per_key",
     "ns_of",
+    "shown",
     "tag_is",
 ]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MOST: Final = (1 << 62) - 1
+_LATEST: Final = _EPOCH + timedelta(microseconds=_MOST // 1000)  # in the year 2116
 
 
 # ------------------------------------------------------------ retain=
@@ -48,7 +54,7 @@ def keep_all() -> Policy:
 def keep_last(n: int) -> Policy:
     """Keep the newest `n` positions."""
     if type(n) is not int or not 1 <= n <= _MOST:
-        raise UsageError(f"keep_last takes a number of events from 1 on, not {n!r}")
+        raise UsageError(f"keep_last takes a number of events from 1 to {_MOST:,}, not {shown(n)}")
     return KeepLast(n)
 
 
@@ -56,6 +62,8 @@ def keep_for(age: timedelta) -> Policy:
     """Keep events for at least `age`: `keep_for(timedelta(hours=1))`."""
     if not isinstance(age, timedelta) or age <= timedelta(0):
         raise UsageError(f"keep_for takes a positive timedelta, not {age!r}")
+    if age > _LATEST - _EPOCH:
+        raise UsageError(f"keep_for takes at most {(_LATEST - _EPOCH).days:,} days, not {age!r}")
     return KeepFor(age // timedelta(microseconds=1) * 1000)
 
 
@@ -69,8 +77,8 @@ def latest_per_key() -> Policy:
 
 def before_seq(seq: int) -> Predicate:
     """Everything at positions below `seq`."""
-    if type(seq) is not int or not 0 <= seq <= _MOST:
-        raise UsageError(f"before_seq takes a position, not {seq!r}")
+    if seq != 0 or type(seq) is not int:  # nothing is before 0, which is no position
+        check_position("before_seq", seq)
     return BeforeSeq(seq)
 
 
@@ -94,6 +102,14 @@ def tag_is(tag: bytes) -> Predicate:
     return TagIs(_bytes("tag_is", tag))
 
 
+def check_position(what: str, seq: int) -> None:
+    """Raise UsageError unless `seq` is a position that a stream can have; `what` names it."""
+    if type(seq) is not int:
+        raise UsageError(f"{what} takes a position, not {seq!r}")
+    if not 1 <= seq < SEQ_END_MAX:
+        raise UsageError(f"{what} takes a position from 1 to {SEQ_END_MAX - 1:,}, not {shown(seq)}")
+
+
 def ns_of(time: datetime) -> int:
     """Nanoseconds since 1970. A time without a zone means something else on every machine."""
     if not isinstance(time, datetime):
@@ -102,7 +118,16 @@ def ns_of(time: datetime) -> int:
         raise UsageError(
             f"{time!r} has no time zone: use datetime.now(UTC), or time.astimezone() for local time"
         )
-    return max(0, (time - _EPOCH) // timedelta(microseconds=1) * 1000)
+    if not _EPOCH <= time <= _LATEST:
+        raise UsageError(f"a time lies between 1970 and {_LATEST.year}, not at {time!r}")
+    return (time - _EPOCH) // timedelta(microseconds=1) * 1000
+
+
+def shown(value: object) -> str:
+    """A value in an error message. An int of thousands of digits has no `repr`."""
+    if isinstance(value, int) and abs(value) >= 10**40:
+        return f"a number of {value.bit_length():,} bits"
+    return f"{value!r:.80}"
 
 
 def _bytes(what: str, data: bytes) -> bytes:

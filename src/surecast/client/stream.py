@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from surecast.client.events import Seqs
 from surecast.client.publisher_id import publisher_id
+from surecast.client.rules import shown
 from surecast.client.subscription import Subscription
-from surecast.client.subscription_task import Start
-from surecast.columns.batch import COLLECT, NO_PUBLISHER, Batch
-from surecast.columns.rules import Collect, KeepAll, Policy, Predicate, TagIs, encode_collect
+from surecast.client.subscription_task import Start, Stop
+from surecast.client.timeouts import Timeout, within
+from surecast.columns.batch import COLLECT, CONFIG, NO_PUBLISHER, Batch
+from surecast.columns.rules import (
+    Collect,
+    End,
+    KeepAll,
+    Policy,
+    Predicate,
+    TagIs,
+    check_predicate,
+    encode_collect,
+    encode_policy,
+)
 from surecast.core.streams import StreamInfo
-from surecast.endpoint.chunks import Chunk, chunks_of
-from surecast.endpoint.endpoint import send, send_all
+from surecast.endpoint.chunks import ArrowStream, Chunk, chunks_of
+from surecast.endpoint.endpoint import Sent, acknowledged, send, send_all
 from surecast.endpoint.publishers import EVENT_OVERHEAD, Outbox
-from surecast.errors import UsageError
+from surecast.errors import TimedOut, UsageError
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -25,7 +37,9 @@ if TYPE_CHECKING:
 
     from surecast.client.connection import Client
 
-__all__ = ["Stream"]
+__all__ = ["Stream", "StreamInfo"]
+
+PUB_NO_MAX: Final = (1 << 62) - 1  # the first number of a publisher: those that follow fit, too
 
 
 class Stream:
@@ -64,8 +78,8 @@ class Stream:
         return self._info.owner
 
     def supports(self, verb: str) -> bool:
-        """Whether its delivery offers `verb`: "pattern", "name", "time", "retain", "collect" or
-        "publisher" (named publishers)."""
+        """Whether its delivery offers `verb`: "pattern", "name", "time", "retain", "collect",
+        "publisher" (named publishers) or "delete"."""
         return self._client._supports(self._info, verb)
 
     def __repr__(self) -> str:
@@ -74,16 +88,37 @@ class Stream:
     # ------------------------------------------------------------ publishing
 
     async def publish(
-        self, value: bytes, *, key: bytes | None = None, tag: bytes | None = None
+        self,
+        value: bytes,
+        *,
+        key: bytes | None = None,
+        tag: bytes | None = None,
+        timeout: Timeout = None,
     ) -> int:
         """Publish an event and return its position, once it is on disk at every replica.
 
             seq = await stream.publish(b"on", key=b"lamp:7")
 
-        Waits while too much is unacknowledged. If it is cancelled the event may still be published;
-        retries, reconnects and failovers never publish it twice.
+        Waits while too much is unacknowledged. If it is cancelled or times out the event may still
+        be published (TimedOut says so: `maybe_taken`); retries, reconnects and failovers never
+        publish it twice.
         """
-        return await self._outbox.publish(value, key, tag)
+        if timeout is None:
+            return await self._outbox.publish(value, key, tag)
+        limit = within(
+            timeout,
+            f"the acknowledgement of an event of {self.name!r}; it may still be published",
+            maybe_taken=True,
+        )
+        async with limit:
+            future = self._outbox.publish(value, key, tag)
+            try:
+                return await future
+            except asyncio.CancelledError:
+                if self._outbox.waits_for_room(future):
+                    limit.maybe_taken = False
+                    limit.what = f"room to publish an event of {self.name!r}; it is not published"
+                raise
 
     def publish_soon(
         self, value: bytes, *, key: bytes | None = None, tag: bytes | None = None
@@ -101,29 +136,46 @@ class Stream:
 
     async def publish_many(
         self,
-        values: Iterable[bytes] | pa.Table | pa.RecordBatch,
+        values: Iterable[bytes] | ArrowStream,
         *,
         keys: Iterable[bytes | None] | None = None,
         tags: Iterable[bytes | None] | None = None,
+        timeout: Timeout = None,
     ) -> Seqs:
         """Publish many events in order and return their positions, once all are on disk.
 
             seqs = await stream.publish_many([b"a", b"b"], keys=[b"k1", b"k2"])
             seqs = await stream.publish_many(table)  # columns value and, if you like, key and tag
 
+        A table is a pyarrow Table or RecordBatch, a frame of pandas or polars, or anything else
+        with `__arrow_c_stream__`.
         They leave in batches; other publishers' events may come to stand between two of them, which
         is why the answer has runs. If some fail, the error tells which did not (`acknowledged`).
+        After TimedOut batches that were on their way may still be published (`maybe_taken`), those
+        behind them are not; `acknowledged` has the positions of those that were.
         """
         chunks = chunks_of(self._info.stream_id, values, keys, tags, self._outbox.options)
-        return Seqs(await send_all(self._outbox, chunks))
+        sent: Sent = []
+        limit = within(timeout, f"the acknowledgement of events of {self.name!r}")
+        try:
+            async with limit:
+                return Seqs(await send_all(self._outbox, chunks, sent))
+        except TimedOut as problem:
+            problem.acknowledged = acknowledged(sent)
+            problem.maybe_taken = any(future.cancelled() for future in sent)
+            raise
 
-    async def publish_batch(self, batch: Batch) -> asyncio.Future[tuple[int, int]]:
+    async def publish_batch(
+        self, batch: Batch, *, timeout: Timeout = None
+    ) -> asyncio.Future[tuple[int, int]]:
         """Publish a batch as it is; returns when there is room for it.
 
         The future gets its positions, from and to, when it is on disk (0 and 0: a named publisher's
         that was there before, its place forgotten). For connectors that make their own batches.
         """
-        return await send(self._outbox, Chunk(batch, batch.nbytes))
+        waited_for = f"room to publish a batch of {self.name!r}; it may still be published"
+        async with within(timeout, waited_for, maybe_taken=True):
+            return await send(self._outbox, Chunk(batch, batch.nbytes))
 
     def named(self, publisher: str | bytes | UUID, pub_no: int) -> Stream:
         """This stream for a publisher that keeps its name and its numbers by itself.
@@ -148,18 +200,22 @@ class Stream:
         self._client._check_verb(self._info, "publisher", "a named publisher")
         if len(publisher) != 16 or publisher == NO_PUBLISHER:
             raise UsageError("the id of a publisher is 16 bytes, not all zero")
-        if pub_no < 1:
-            raise UsageError(f"the numbers of a publisher begin at 1, not {pub_no}")
+        if type(pub_no) is not int or not 1 <= pub_no <= PUB_NO_MAX:
+            raise UsageError(
+                f"the numbers of a publisher are whole numbers from 1 to {PUB_NO_MAX:,}, not "
+                f"{shown(pub_no)}"
+            )
         outbox = self._client._named_outbox(self._info, publisher, pub_no)
         return Stream(self._client, self._info, outbox)
 
-    async def collect(self, which: Predicate) -> int:
+    async def collect(self, which: Predicate, *, timeout: Timeout = None) -> int:
         """Declare events obsolete: from here on they are void, in every region.
 
             await stream.collect(surecast.before_seq(10_000))
 
         The declaration takes a position in the stream itself, which is returned, and reaches what
-        stands before it. See before_seq, before_time, key_is, key_prefix, tag_is.
+        stands before it. See before_seq, before_time, key_is, key_prefix, tag_is. After TimedOut it
+        may still be declared.
         """
         self._client._check_verb(self._info, "collect", "collect()")
         if not isinstance(which, Predicate):
@@ -169,12 +225,40 @@ class Stream:
             )
         if isinstance(which, TagIs) and not isinstance(self.retain, KeepAll):
             raise UsageError(f"tag_is needs a stream that keeps all events; {self!r} does not")
+        waited_for = f"the acknowledgement of collect() on {self.name!r}; it may still be declared"
+        check_predicate(which)
         value = encode_collect(Collect(which))
-        batch = Batch.of(self._info.stream_id, [value], kind=COLLECT)
-        sent, placed = self._outbox.publish_batch(batch, len(value) + EVENT_OVERHEAD)
-        await placed
-        assert sent.whole is not None
-        return (await sent.whole)[0]
+        if len(value) > self._outbox.options.event_bytes_max:
+            raise UsageError(
+                f"collect takes a key or tag of at most {self._outbox.options.event_bytes_max:,} "
+                f"bytes (ClientOptions.event_bytes_max), not {len(value):,}"
+            )
+        return await self._publish_rule(COLLECT, value, timeout, waited_for)
+
+    async def delete(self, *, timeout: Timeout = None) -> int:
+        """Delete the stream, in every region. Nobody can undo it.
+
+            await (await client.stream("orders.test")).delete()
+
+        The deletion takes the last position of the stream, which is returned. All events before it
+        become void, and nothing can be published behind it: publishers get StreamDeleted, and so
+        do subscriptions of this stream, once they have read what is left of it. Subscriptions by
+        name or pattern go on without it. The name can be used again, for a new stream that begins
+        at position 1; regions that are cut off keep the old one until they are back.
+        """
+        self._client._check_verb(self._info, "delete", "delete()")
+        waited_for = f"the acknowledgement of delete() on {self.name!r}; it may still be deleted"
+        return await self._publish_rule(CONFIG, encode_policy(End()), timeout, waited_for)
+
+    async def _publish_rule(
+        self, kind: int, value: bytes, timeout: Timeout, waited_for: str
+    ) -> int:
+        batch = Batch.of(self._info.stream_id, [value], kind=kind)
+        async with within(timeout, waited_for, maybe_taken=True):
+            sent, placed = self._outbox.publish_batch(batch, len(value) + EVENT_OVERHEAD)
+            await placed
+            assert sent.whole is not None
+            return (await sent.whole)[0]
 
     # ------------------------------------------------------------ reading
 
@@ -182,17 +266,50 @@ class Stream:
         self,
         start: Start = "latest",
         *,
+        stop: Stop | None = None,
         voids: bool = False,
         name: str | None = None,
         ack: Literal["auto", "manual"] = "auto",
         where: Any = None,
+        timeout: Timeout = None,
     ) -> Subscription:
         """Read the stream.
 
             async for event in stream.subscribe(start="earliest"): ...
+            async for event in stream.subscribe(start="earliest", stop="latest"): ...  # ends
 
         `start`: "earliest", "latest" (the end at this moment: `await sub.ready()` to be sure), a
-        position or a datetime with a time zone. `voids`: also get ranges that hold no events.
-        `name`, `ack`: see Subscription.
+        position or a datetime with a time zone. `stop`: where it ends by itself. "latest" is the
+        end at this moment, with all that this client was acknowledged; a position is the first that
+        is not read, and is waited for; a datetime means the events before that time. `voids`: also
+        get ranges that hold no events. `name`, `ack`, `timeout`: see Subscription.
         """
-        return self._client._subscribe(self.name, self._info, start, voids, name, ack, where)
+        return self._client._subscribe(
+            self.name, self._info, start, voids, name, ack, where, stop, timeout
+        )
+
+    async def read(
+        self,
+        start: Start = "earliest",
+        stop: Stop = "latest",
+        *,
+        voids: bool = False,
+        timeout: Timeout = None,
+    ) -> pa.Table:
+        """The events from `start` up to `stop`, in one table with the columns of `batches()`.
+
+            table = await stream.read()  # all there is now
+            table = await stream.read(start=seqs.first, stop=seqs.last + 1)
+
+        `start`, `stop` and `voids` as in `subscribe`; without events it has no rows. A table larger
+        than `ClientOptions.read_bytes_max` raises UsageError, lost events raise EventsLost.
+        """
+        if stop is None:
+            raise UsageError('a read has an end: stop is "latest", a seq or a datetime')
+        from surecast.client.table import read_table
+
+        async with (
+            within(timeout, f"all events of {self.name!r} up to {stop!r}"),
+            self.subscribe(start, stop=stop, voids=voids) as sub,
+        ):
+            return await read_table(sub._buffer)

@@ -7,26 +7,48 @@ events of the earlier follow still arrive.
 from __future__ import annotations
 
 import logging
+from typing import Final
 
 import numpy as np
 
 from surecast.columns.batch import Batch
+from surecast.columns.rules import is_end
 from surecast.core.endpoint import Lost
 from surecast.core.streams import StreamInfo
 from surecast.endpoint.readers import Reader
 
-__all__ = ["StreamProgress", "UnorderedProgress"]
+__all__ = ["NEVER", "StreamProgress", "UnorderedProgress"]
 
 log = logging.getLogger("surecast.client")
+
+NEVER: Final = 1 << 63  # the stop of a stream that is read for as long as the subscription lives
 
 
 class StreamProgress:
     """Of a stream whose events have dense rising positions: each position is admitted once."""
 
-    __slots__ = ("acked", "name", "next", "not_before_ns", "paused", "read", "reader", "stream")
+    __slots__ = (
+        "acked",
+        "before_ns",
+        "finished",
+        "name",
+        "next",
+        "not_before_ns",
+        "paused",
+        "read",
+        "reader",
+        "stop",
+        "stream",
+    )
 
     def __init__(
-        self, info: StreamInfo, reader: Reader, start: int, not_before_ns: int = 0
+        self,
+        info: StreamInfo,
+        reader: Reader,
+        start: int,
+        not_before_ns: int = 0,
+        stop: int = NEVER,
+        before_ns: int = 0,
     ) -> None:
         self.stream = info.stream_id
         self.name = info.name
@@ -36,6 +58,9 @@ class StreamProgress:
         self.acked = start  # the first position that the user has not acknowledged by hand
         self.paused = False
         self.not_before_ns = not_before_ns  # older events are not wanted; 0: none are too old
+        self.stop = stop  # the first position that is not wanted
+        self.before_ns = before_ns  # events from this time on are not wanted; 0: none are too young
+        self.finished = False  # the reader was told that all below the stop is here
 
     def admit(self, batch: Batch) -> Batch | None:
         """The part of `batch` that was not here and is wanted."""
@@ -44,14 +69,27 @@ class StreamProgress:
         if batch.lo > self.next:
             self._log_gap(batch)
             return None
-        if batch.lo < self.next:
-            batch = batch.slice(self.next, batch.hi)
-        self.next = batch.hi
+        if self.before_ns:
+            self._look_for_stop(batch)
+        end = min(batch.hi, self.stop)
+        if end <= self.next:
+            return None
+        if batch.lo < self.next or end < batch.hi:
+            batch = batch.slice(self.next, end)
+        self.next = end
         return self.wanted(batch) if self.not_before_ns else batch
+
+    def _look_for_stop(self, batch: Batch) -> None:
+        """The first event that is too young is the stop. Void positions have no times."""
+        if batch.rows and int(batch.times()[-1]) >= self.before_ns:
+            first = int(batch.seqs()[np.searchsorted(batch.times(), self.before_ns)])
+            self.stop = min(self.stop, max(first, self.next))
 
     def wanted(self, batch: Batch) -> Batch | None:
         """The part of `batch` that is not too old. A region that is behind what the time asked for
         begins at its own end, and older events may come first."""
+        if is_end(batch):
+            return batch  # a deleted stream: nothing that is wanted will come
         if batch.rows and int(batch.times()[-1]) >= self.not_before_ns:
             first = int(batch.seqs()[np.searchsorted(batch.times(), self.not_before_ns)])
             self.not_before_ns = 0  # time never runs backwards
@@ -68,8 +106,11 @@ class StreamProgress:
         if lost.lo > self.next:
             self._log_gap(lost)
             return None
-        found = Lost(lost.stream, self.next, lost.hi, lost.why)
-        self.next = lost.hi
+        end = min(lost.hi, self.stop)
+        if end <= self.next:
+            return None
+        found = Lost(lost.stream, self.next, end, lost.why)
+        self.next = end
         return found
 
     def _log_gap(self, what: Batch | Lost) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator
 from operator import length_hint
@@ -9,11 +10,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from surecast.client.events import Event
+from surecast.client.rules import check_position
 from surecast.client.subscription_buffer import SubscriptionBuffer
-from surecast.client.subscription_task import SubscriptionTask
+from surecast.client.subscription_task import SubscriptionTask, leaving
+from surecast.client.timeouts import Timeout, deadline_of, seconds_of, within
 from surecast.core.endpoint import Lost
 from surecast.endpoint.forking import forked
-from surecast.errors import EventsLost, NotSupported, UsageError
+from surecast.errors import EventsLost, UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,16 +35,24 @@ class Subscription:
     over the same object goes on behind. It ends with `close()`, with its `async with` block, or
     when the program lets go of it. One task at a time may iterate.
 
+    With a `stop` the loop ends by itself when every position below it is dealt with, void positions
+    included. With a `timeout` each step of a loop, over events or batches, raises TimedOut if it
+    takes longer; another loop goes on where that one was left.
+
     Events that the stream's delivery could not bring come as one event of kind "lost", whatever
     `voids` says; reading goes on behind them.
 
     A *named* subscription (`name=`) keeps its place in the region. Asking for the next event
-    acknowledges the one before; with `ack="manual"` only `ack` does. After a restart it goes on
-    behind the last event acknowledged, so what was in hand at a crash comes again.
+    acknowledges the one before, and so does a clean exit: `close()`, or the end of the `async with`
+    block of the subscription or of the client. An exception that ends the block acknowledges
+    nothing more. With `ack="manual"` only `ack` acknowledges. After a restart it goes on behind the
+    last event acknowledged, so what was in hand at a crash comes again. Before it ends at its stop,
+    its place is stored.
     """
 
-    def __init__(self, task: SubscriptionTask) -> None:
+    def __init__(self, task: SubscriptionTask, timeout_s: float | None = None) -> None:
         self._task = task
+        self._timeout_s = timeout_s  # of each step of an iteration
         self._buffer: SubscriptionBuffer = task.buffer
         weakref.finalize(self, task.forget).atexit = False
 
@@ -57,14 +68,28 @@ class Subscription:
 
     async def __anext__(self) -> Event:
         """One event: `await anext(sub)`. A loop over the subscription is faster."""
+        return await self._next(self._timeout_s)
+
+    async def next(self, *, timeout: Timeout = None) -> Event:
+        """One event, as `await anext(sub)`; raises StopAsyncIteration at the end.
+
+            event = await sub.next(timeout=0.5)  # TimedOut if none comes: nothing is lost by that
+
+        Without a `timeout` that of the subscription counts.
+        """
+        seconds = seconds_of(timeout)
+        return await self._next(self._timeout_s if seconds is None else seconds)
+
+    async def _next(self, timeout_s: float | None) -> Event:
         buffer = self._buffer
         while True:
             for event in buffer.rows:
                 buffer.current_event = event
                 if buffer.cursor is not None:
+                    buffer.consumer = asyncio.current_task()
                     buffer.cursor.moved()
                 return event
-            if not await buffer.next_rows():
+            if not await buffer.next_rows(timeout_s):
                 raise StopAsyncIteration
 
     async def _unnamed(self) -> AsyncGenerator[Event, None]:
@@ -76,11 +101,12 @@ class Subscription:
         while True:
             for event in buffer.rows:
                 yield event
-            if not await buffer.next_rows():
+            if not await buffer.next_rows(self._timeout_s):
                 return
 
     async def _named(self) -> AsyncGenerator[Event, None]:
         buffer = self._buffer
+        buffer.consumer = asyncio.current_task()  # of what is left of the batch being read
         while True:
             for event in buffer.rows:
                 buffer.current_event = event
@@ -88,7 +114,7 @@ class Subscription:
                 if cursor is not None and not cursor.armed:
                     cursor.moved()
                 yield event
-            if not await buffer.next_rows():
+            if not await buffer.next_rows(self._timeout_s):
                 return
 
     def batches(self) -> AsyncIterator[pa.RecordBatch]:
@@ -98,14 +124,15 @@ class Subscription:
             async for batch in stream.subscribe(start=1).batches():
                 total += pc.sum(pc.binary_length(batch.column("value"))).as_py()
 
-        Positions that are void are not there; they show as steps in `seq`. Lost events raise
-        EventsLost, with their `stream` and `range`; the next `batches()` goes on behind them.
+        Positions that are void are not there; they show as steps in `seq`. With `voids=True` they
+        are, and batches have three columns more: `kind` ("event" or "void"), `range` and `reason`.
+        A run of void positions is one row, as in Spark: `seq` is its last position, `range` how
+        many there are, `reason` why they are void; key, value and tag are null. Events have range 1
+        and no reason. Together, rows then cover every position exactly once.
+
+        Lost events raise EventsLost, with their `stream` and `range`, whatever `voids` says; the
+        next `batches()` goes on behind them.
         """
-        if self._buffer.voids:
-            raise NotSupported(
-                "batches do not carry voids: iterate over events to get voids, or subscribe "
-                "without voids=True; in Spark, includeVoids=true has both"
-            )
         if length_hint(self._buffer.rows):
             raise UsageError(
                 "this subscription is in the midst of a batch, event by event: read on like that, "
@@ -114,31 +141,38 @@ class Subscription:
         return self._batches()
 
     async def _batches(self) -> AsyncGenerator[pa.RecordBatch, None]:
-        from surecast.client.arrow import record_batch_of
+        from surecast.client.arrow import record_batch_of, record_batch_with_voids
 
         buffer = self._buffer
-        while (found := await buffer.next_item()) is not None:
+        convert = record_batch_with_voids if buffer.voids else record_batch_of
+        deadline = deadline_of(self._timeout_s)
+        while (found := await buffer.next_item(deadline)) is not None:
             progress, item = found
             if isinstance(item, Lost):
                 raise EventsLost(progress.name, item.lo, item.hi, item.why)
-            table = record_batch_of(item, progress.name)
+            table = convert(item, progress.name)
             if table is not None:
                 yield table
+                deadline = deadline_of(self._timeout_s)
 
-    async def ready(self) -> Subscription:
+    async def ready(self, *, timeout: Timeout = None) -> Subscription:
         """Wait until it is known where it begins: from here on, "latest" misses nothing.
 
-        A subscription by pattern is ready when it knows the streams there are.
+        A subscription by pattern is ready when it knows the streams there are. Without a `timeout`
+        that of the subscription counts.
         """
-        await self._buffer.ready()
+        limit = self._timeout_s if timeout is None else timeout
+        async with within(limit, f"the region to say where {self._task.spec.pattern!r} begins"):
+            await self._buffer.ready()
         return self
 
     # ------------------------------------------------------------ acknowledging
 
-    async def ack(self, item: Event | pa.RecordBatch) -> None:
+    async def ack(self, item: Event | pa.RecordBatch, *, timeout: Timeout = None) -> None:
         """All events of its stream up to this one (or this batch) are dealt with.
 
-        Returns when that is on disk at every replica of the region.
+        Returns when that is on disk at every replica of the region. After TimedOut it is stored
+        later, with the next acknowledgement or when the subscription is closed.
         """
         buffer = self._buffer
         if buffer.forked:
@@ -151,17 +185,34 @@ class Subscription:
             )
         stream, end = _place(item)
         progress = buffer.by_name.get(stream)
+        if progress is None and end <= buffer.deleted.get(stream, 0):
+            return  # the stream was deleted: there is no place to keep
         if progress is None or end > buffer.handed(progress):
             buffer.cursor.check()  # a place that was lost is the better reason
             raise UsageError(f"{stream} up to {end - 1} was not read by {self!r}")
-        buffer.acknowledge(progress, end)
-        await buffer.cursor.stored_at_least({progress.stream: end})
+        waited_for = (
+            f"position {end} of {stream!r} to be stored as the place of the subscription named "
+            f"{buffer.cursor.name!r}; it may be stored later"
+        )
+        async with within(timeout, waited_for):
+            buffer.acknowledge(progress, end)
+            await buffer.cursor.stored_at_least({progress.stream: end})
 
     # ------------------------------------------------------------ ending
 
-    async def close(self) -> None:
-        """Read no more. A named subscription stores its place first."""
-        await self._task.close()
+    async def close(self, *, timeout: Timeout = None) -> None:
+        """Read no more. A named subscription stores its place first, in the background if that
+        takes longer than `timeout`.
+
+        The last event (or batch) that was handed out is acknowledged, too, unless an exception is
+        being handled (`close()` in a `finally` block), or another task that still runs, or failed,
+        was given it. With `ack="manual"` only `ack` acknowledges.
+        """
+        await self._close(leaving(asyncio.current_task()), timeout)
+
+    async def _close(self, by: object, timeout: Timeout = None) -> None:
+        async with within(timeout, f"{self!r} to store its place; it is closed in the background"):
+            await self._task.close(by=by)
 
     async def __aenter__(self) -> Subscription:
         return await self.ready()
@@ -172,16 +223,19 @@ class Subscription:
         problem: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self.close()
+        await self._close(asyncio.current_task() if problem is None else None)
 
 
 def _place(item: Any) -> tuple[str, int]:
     """The stream of an event or a batch of events, and the first position behind it."""
-    if isinstance(item, Event):
-        return item.stream, item.seq + 1
     try:
-        return item.column("stream")[0].as_py(), item.column("seq")[-1].as_py() + 1
+        if isinstance(item, Event):
+            stream, seq = item.stream, item.seq
+        else:
+            stream, seq = item.column("stream")[0].as_py(), item.column("seq")[-1].as_py()
+        check_position("ack", seq)
     except (AttributeError, KeyError, IndexError, TypeError):
         raise UsageError(
             f"ack takes an event or a batch of the subscription, not {item!r}"
         ) from None
+    return stream, seq + 1

@@ -5,34 +5,46 @@ full, its streams are unfollowed, which stops the server from sending; when it i
 are followed again from the first position that is not here. Positions are the same everywhere, so
 this loses nothing of a delivery with positions (`StreamProgress`; else `UnorderedProgress`).
 
+A subscription with a stop ends when all its streams are known and each has all positions below its
+stop here, void or lost ones included, and what is here has been read.
+
 `current_event` is the event that the user deals with right now: all events before it are dealt
-with. An automatic acknowledgement needs no more, and it costs one assignment an event.
+with. An automatic acknowledgement needs no more, and it costs one assignment an event. `consumer`
+is the task or thread that has it; when that one closes the subscription without an exception, the
+current event is dealt with, too (`finish`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Iterator
+from operator import length_hint
 from typing import Final
 
 from surecast.client.cursor import Cursor
 from surecast.client.events import Event
 from surecast.client.rows import events_of, lost_event
-from surecast.client.stream_progress import StreamProgress, UnorderedProgress
-from surecast.columns.batch import Batch
+from surecast.client.stream_progress import NEVER, StreamProgress, UnorderedProgress
+from surecast.client.timeouts import Deadline, deadline_of, timed_out
+from surecast.columns.batch import CONFIG, Batch
+from surecast.columns.rules import is_end
 from surecast.core.endpoint import Lost
 from surecast.core.streams import StreamInfo
 from surecast.core.types import LogId
 from surecast.endpoint.forking import forked, watch
 from surecast.endpoint.options import ClientOptions
 from surecast.endpoint.readers import Reader
-from surecast.errors import SurecastError, UsageError
+from surecast.errors import StreamDeleted, SurecastError, UsageError
 
-__all__ = ["LOST_BYTES", "Item", "SubscriptionBuffer"]
+__all__ = ["IN_TRANSIT", "LOST_BYTES", "Item", "SubscriptionBuffer"]
+
+log = logging.getLogger("surecast.client")
 
 ROWS_JOINED: Final = 256  # events: small batches of one stream are handed out together up to this
 LOST_BYTES: Final = 256  # what a lost range counts for in the buffer
+IN_TRANSIT: Final = "in transit"  # a consumer: what was taken out has not reached its thread yet
 
 Item = Batch | Lost
 
@@ -40,25 +52,33 @@ Item = Batch | Lost
 class SubscriptionBuffer:
     """See the module. All methods are for the thread of the event loop."""
 
-    def __init__(self, options: ClientOptions, voids: bool, named: bool, manual: bool) -> None:
+    def __init__(
+        self, options: ClientOptions, voids: bool, named: bool, manual: bool, single: bool = False
+    ) -> None:
         self.options = options
         self.voids = voids
         self.named = named
         self.manual = manual  # only what the user acknowledges is dealt with
+        self.single = single  # of one open stream: it ends when the stream is deleted
+        self.deleted: dict[str, int] = {}  # by name: up to where a deleted stream was read
         self.streams: dict[LogId, StreamProgress] = {}
         self.by_name: dict[str, StreamProgress] = {}
         self.cursor: Cursor | None = None  # of a named subscription, once it begins
         self.rows: Iterator[Event] = iter(())  # of the batch being read, shared by all iterations
         self.current_event: Event | None = None
         self.current: tuple[StreamProgress, int] | None = None  # being read: stream, up to where
+        self.consumer: object = None  # who reads: a task, or with `surecast.sync` a thread
+        self.label = ""  # what is read, for messages
         self.nbytes = 0  # received and not taken out
         self.paused = False  # nothing is followed until the buffer is half empty
         self._inbox: deque[tuple[StreamProgress, Item]] = deque()
         self._loop = asyncio.get_running_loop()
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiter: asyncio.Future[bool] | None = None  # true: its time is over
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._end: SurecastError | None = None
         self._closed = False
+        self._unfinished = 0  # streams of which positions below their stop are not here
+        self._complete = False  # it has a stop, and no further streams are added
         self.forked = False  # this is a child of the process that reads
         self._turn_rows = 0  # read since other tasks had a turn
         watch(self)
@@ -73,15 +93,20 @@ class SubscriptionBuffer:
         not_before_ns: int = 0,
         *,
         ordered: bool = True,
+        stop: int = NEVER,
+        before_ns: int = 0,
     ) -> None:
-        """Read a stream from `start` on."""
+        """Read a stream from `start` on, up to `stop` or the first event not before `before_ns`."""
         if self.ended:
             return
         kind = StreamProgress if ordered else UnorderedProgress
-        progress = kind(info, reader, start, not_before_ns)
+        progress = kind(info, reader, start, not_before_ns, stop, before_ns)
         self.streams[progress.stream] = self.by_name[progress.name] = progress
         reader.claim(progress.stream, self)
-        if self.paused:
+        self._unfinished += 1
+        if progress.next >= progress.stop:
+            self._finish(progress)
+        elif self.paused:
             progress.paused = True
         else:
             progress.follow()
@@ -95,6 +120,7 @@ class SubscriptionBuffer:
             if admitted is not None:
                 self.nbytes += admitted.nbytes
                 self._inbox.append((progress, admitted))
+        self._look_if_finished(progress)
         self._taken_in()
 
     def take_lost(self, lost: Lost) -> None:
@@ -105,11 +131,37 @@ class SubscriptionBuffer:
         admitted = progress.admit_lost(lost)
         if admitted is not None:
             self._put_lost(progress, admitted)
+            self._look_if_finished(progress)
             self._taken_in()
 
     def _put_lost(self, progress: StreamProgress, lost: Lost) -> None:
         self.nbytes += LOST_BYTES
         self._inbox.append((progress, lost))
+
+    def set_stop(self, stream: LogId, stop: int) -> None:
+        """A stop that was not known when the stream was added."""
+        progress = self.streams.get(stream)
+        if progress is None:
+            return  # it was deleted meanwhile
+        progress.stop = min(progress.stop, max(stop, progress.next))
+        if not self.ended:
+            self._look_if_finished(progress)
+            self._wake()
+
+    def set_complete(self) -> None:
+        """All streams that are read up to a stop have been added."""
+        self._complete = True
+        self._wake()
+
+    def _look_if_finished(self, progress: StreamProgress) -> None:
+        if progress.next >= progress.stop and not progress.finished:
+            self._finish(progress)
+
+    def _finish(self, progress: StreamProgress) -> None:
+        """Nothing more of the stream is wanted; others may have the place on its reader."""
+        progress.finished = True
+        self._unfinished -= 1
+        progress.reader.release(progress.stream)
 
     def _taken_in(self) -> None:
         if self.nbytes >= self.options.buffer_bytes_max:
@@ -119,29 +171,33 @@ class SubscriptionBuffer:
     def _pause(self) -> None:
         self.paused = True
         for progress in self.streams.values():
-            if not progress.paused:
+            if not progress.paused and not progress.finished:
                 progress.paused = True
                 progress.reader.unfollow(progress.stream)
 
     def _resume(self) -> None:
         self.paused = False
         for progress in self.streams.values():
-            if progress.paused:
+            if progress.paused and not progress.finished:
                 missed = progress.follow()
                 if missed is not None:
                     self._put_lost(progress, missed)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+            self._waiter.set_result(False)
 
     # ------------------------------------------------------------ what goes out
 
-    async def next_item(self) -> tuple[StreamProgress, Item] | None:
-        """The next batch or lost range; what was read before is dealt with. None: closed."""
+    async def next_item(
+        self, deadline: Deadline | None = None
+    ) -> tuple[StreamProgress, Item] | None:
+        """The next batch or lost range; what was read before is dealt with. None: there is nothing
+        more, because it is closed or everything below its stop was read."""
         self._finish_current()
         if self._waiter is not None:
             raise UsageError("two tasks iterate over one subscription: give each its own")
+        self.consumer = asyncio.current_task()
         if self._turn_rows >= self.options.turn_rows_max:
             self._turn_rows = 0
             await asyncio.sleep(0)  # a loop that always finds something lets other tasks run
@@ -150,13 +206,48 @@ class SubscriptionBuffer:
                 raise type(self._end)(*self._end.args)
             if self._closed:
                 return None
+            if self._complete and not self._unfinished:
+                await self._store_places(deadline)
+                return None
             self._turn_rows = 0
-            self._waiter = self._loop.create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
+            await self._wait(deadline)
         return self._take_out()
+
+    async def _wait(self, deadline: Deadline | None) -> None:
+        """Until something has come or changed; TimedOut if nothing did in time."""
+        self._waiter = waiter = self._loop.create_future()
+        timer = None
+        if deadline is not None:
+            timer = self._loop.call_at(deadline.at, _expire, waiter)
+        try:
+            if await waiter and deadline is not None:
+                raise timed_out(
+                    deadline.seconds,
+                    f"the next event of {self.label!r}; the subscription can be read on",
+                )
+        finally:
+            self._waiter = None
+            if timer is not None:
+                timer.cancel()
+
+    async def _store_places(self, deadline: Deadline | None) -> None:
+        """Everything below the stop is dealt with: a named subscription says so before it ends."""
+        for progress in self.streams.values():
+            progress.read = max(progress.read, progress.next)  # some were older than its start
+        cursor = self.cursor
+        if cursor is None:
+            return
+        try:
+            async with asyncio.timeout_at(None if deadline is None else deadline.at) as scope:
+                await cursor.stored_at_least(cursor.all_positions())
+        except TimeoutError:
+            if deadline is None or not scope.expired():
+                raise
+            raise timed_out(
+                deadline.seconds,
+                f"the place of the subscription named {cursor.name!r} to be stored; it may be "
+                "stored later",
+            ) from None
 
     def _take_out(self) -> tuple[StreamProgress, Item]:
         progress, item = self._inbox.popleft()
@@ -167,9 +258,27 @@ class SubscriptionBuffer:
         else:
             self._turn_rows += item.rows or 1
             self.nbytes -= item.nbytes
+            if item.kind == CONFIG and is_end(item):
+                self._leave_deleted(progress)
         if self.paused and self.nbytes <= self.options.buffer_bytes_max // 2:
             self._resume()
         return progress, item
+
+    def _leave_deleted(self, progress: StreamProgress) -> None:
+        """The stream's last event is taken out. A subscription of several streams goes on."""
+        if self.single:
+            self._end = StreamDeleted(progress.name)  # raised when the user asks for more
+            return
+        if not progress.finished:
+            self._finish(progress)
+        del self.streams[progress.stream]
+        if self.by_name.get(progress.name) is progress:
+            del self.by_name[progress.name]
+        self.deleted.pop(progress.name, None)
+        self.deleted[progress.name] = progress.next
+        while len(self.deleted) > self.options.streams_max:
+            del self.deleted[next(iter(self.deleted))]
+        log.info("stream %r was deleted", progress.name)
 
     def _finish_current(self) -> None:
         self.current_event = None
@@ -180,11 +289,13 @@ class SubscriptionBuffer:
             if self.cursor is not None:
                 self.cursor.moved()
 
-    async def next_rows(self) -> bool:
-        """Put the next events into `rows`: a batch, or several small ones. False: closed."""
+    async def next_rows(self, timeout_s: float | None = None) -> bool:
+        """Put the next events into `rows`: a batch, or several small ones. False: there are none
+        any more."""
         events: list[Event] = []
+        deadline = deadline_of(timeout_s)
         while not events:
-            found = await self.next_item()
+            found = await self.next_item(deadline)
             if found is None:
                 return False
             progress, item = found
@@ -209,6 +320,42 @@ class SubscriptionBuffer:
             progress = self.current[0]
             found[progress.stream] = max(progress.read, event.seq + 1 - event.count)
         return found
+
+    def in_hand(self) -> dict[LogId, int]:
+        """What the user was given last and has not gone on from: the position behind it.
+
+        Nothing, if only the user says what is dealt with, if none of it has reached the user, or
+        if the stream was deleted.
+        """
+        if self.manual or self.current is None or self.current[0].stream not in self.streams:
+            return {}
+        progress, end = self.current
+        if self.current_event is not None:
+            end = self.current_event.seq + 1
+        elif length_hint(self.rows):
+            return {}
+        return {progress.stream: end}
+
+    def finish(self, by: object) -> None:
+        """`by`, a task or thread, closes the subscription without an exception: what is in hand is
+        dealt with, if nobody else is still dealing with it."""
+        for stream, end in self.in_hand().items():
+            if self.is_dealt_with(by):
+                progress = self.streams[stream]
+                progress.read = max(progress.read, end)
+
+    def is_dealt_with(self, by: object) -> bool:
+        """Whether whoever reads has closed the subscription itself, or has ended without an
+        exception."""
+        consumer = self.consumer
+        if consumer is by:
+            return True
+        if not isinstance(consumer, asyncio.Task) or not consumer.done() or consumer.cancelled():
+            return False
+        problem = consumer.exception()
+        if problem is not None:
+            log.warning("not acknowledged: the event that a task read that failed: %r", problem)
+        return problem is None
 
     def handed(self, progress: StreamProgress) -> int:
         """The first position of a stream that the user has not been given.
@@ -263,7 +410,8 @@ class SubscriptionBuffer:
         deque(self.rows, maxlen=0)
         self.current = self.current_event = None
         for progress in self.streams.values():
-            progress.reader.release(progress.stream)
+            if not progress.finished:
+                progress.reader.release(progress.stream)
         self.nbytes = 0
         self._inbox.clear()
         self.set_ready()
@@ -272,3 +420,8 @@ class SubscriptionBuffer:
     @property
     def ended(self) -> bool:
         return self._closed or self._end is not None
+
+
+def _expire(waiter: asyncio.Future[bool]) -> None:
+    if not waiter.done():
+        waiter.set_result(True)

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -23,11 +24,14 @@ from surecast.client.events import Event, Seqs
 from surecast.client.publisher_id import publisher_id
 from surecast.client.stream import Stream as AsyncStream
 from surecast.client.subscription import Subscription as AsyncSubscription
-from surecast.client.subscription_task import Start
+from surecast.client.subscription_buffer import IN_TRANSIT
+from surecast.client.subscription_task import Start, Stop, leaving
+from surecast.client.timeouts import Timeout, seconds_of, within
 from surecast.columns.batch import Batch
 from surecast.columns.rules import Policy, Predicate
+from surecast.core.status import SubscriptionInfo
 from surecast.core.streams import StreamInfo
-from surecast.core.types import LogId
+from surecast.endpoint.chunks import ArrowStream
 from surecast.endpoint.forking import forked, watch
 from surecast.endpoint.options import ClientOptions
 from surecast.endpoint.publishers import Outbox
@@ -51,12 +55,15 @@ def connect(
     token: str = "",
     mesh: bool = False,
     options: ClientOptions | None = None,
+    timeout: Timeout = None,
 ) -> Client:
     """Connect to the region at `url`; see `surecast.connect`.
 
     with surecast.sync.connect() as client: ...
     """
-    return Client(asynchronous.connect(url, token=token, mesh=mesh, options=options))
+    return Client(
+        asynchronous.connect(url, token=token, mesh=mesh, options=options, timeout=timeout)
+    )
 
 
 def local(
@@ -64,10 +71,13 @@ def local(
     *,
     mesh: bool = False,
     options: ClientOptions | None = None,
-    start: str = "ask",
+    start: Literal["ask", "trust"] = "ask",
+    timeout: Timeout = None,
 ) -> Client:
     """A client with a region of its own, in this process; see `surecast.local`."""
-    return Client(asynchronous.local(data_dir, mesh=mesh, options=options, start=start))
+    return Client(
+        asynchronous.local(data_dir, mesh=mesh, options=options, start=start, timeout=timeout)
+    )
 
 
 class Loop:
@@ -139,17 +149,25 @@ class Client:
         problem: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._leave(problem, threading.current_thread() if problem is None else None)
+
+    def _leave(self, problem: BaseException | None, by: object) -> None:
         if self._loop.forked:
             return  # the parent closes it
         try:
-            self._loop.call(self._inner.__aexit__(kind, problem, trace))
+            self._loop.call(self._inner._leave(problem, by))
         finally:
             self._loop.stop()
 
-    def close(self) -> None:
+    def close(self, *, timeout: Timeout = None) -> None:
         """See `surecast.Client.close`."""
-        if not self._loop.closed:
-            self.__exit__(None, None, None)
+        seconds = seconds_of(timeout)  # refused before anything is closed
+        if self._loop.closed or self._loop.forked:
+            return
+        try:
+            self._loop.call(self._inner._close(leaving(threading.current_thread()), seconds))
+        finally:
+            self._loop.stop()
 
     @property
     def region(self) -> str:
@@ -167,53 +185,96 @@ class Client:
         self,
         name: str,
         *,
-        retain: Policy | None = None,
+        retain: Policy | str | None = None,
         delivery: str = "",
         options: Mapping[str, str] | None = None,
         schema: Any = None,
+        create: bool = True,
+        timeout: Timeout = None,
     ) -> Stream:
         """Open a stream, or create it; see `surecast.Client.stream`."""
         inner = self._loop.call(
             self._inner.stream(
-                name, retain=retain, delivery=delivery, options=options, schema=schema
+                name,
+                retain=retain,
+                delivery=delivery,
+                options=options,
+                schema=schema,
+                create=create,
+                timeout=timeout,
             )
         )
         line = self._lines.setdefault(inner._outbox, Line(inner._outbox, self._loop))
         return Stream(inner, line, self._loop)
 
-    def streams(self, pattern: str = ">") -> list[StreamInfo]:
-        return self._loop.call(self._inner.streams(pattern))
+    def streams(self, pattern: str = ">", *, timeout: Timeout = None) -> list[StreamInfo]:
+        return self._loop.call(self._inner.streams(pattern, timeout=timeout))
 
-    def ends(self, pattern: str = ">") -> list[tuple[StreamInfo, int]]:
+    def ends(self, pattern: str = ">", *, timeout: Timeout = None) -> list[tuple[StreamInfo, int]]:
         """The streams that match, and where they end; see `surecast.Client.ends`."""
-        return self._loop.call(self._inner.ends(pattern))
+        return self._loop.call(self._inner.ends(pattern, timeout=timeout))
 
-    def locate(self, stream: LogId, time_ns: int) -> int:
+    def locate(self, stream_id: bytes, time: datetime, *, timeout: Timeout = None) -> int:
         """The first position at or after a time; see `surecast.Client.locate`."""
-        return self._loop.call(self._inner.locate(stream, time_ns))
+        return self._loop.call(self._inner.locate(stream_id, time, timeout=timeout))
 
-    def flush(self) -> None:
+    def flush(self, *, timeout: Timeout = None) -> None:
         """Wait until all that was published is acknowledged; see `surecast.Client.flush`."""
-        self._loop.call(self._inner.flush())
+        self._loop.call(self._inner.flush(timeout=timeout))
 
     def subscribe(
         self,
         pattern: str,
         *,
         start: Start = "latest",
+        stop: Stop | None = None,
         voids: bool = False,
         name: str | None = None,
         ack: Literal["auto", "manual"] = "auto",
         where: Any = None,
+        timeout: Timeout = None,
     ) -> Subscription:
         """Read all streams that match; see `surecast.Client.subscribe`."""
 
         async def begin() -> AsyncSubscription:
             return self._inner.subscribe(
-                pattern, start=start, voids=voids, name=name, ack=ack, where=where
+                pattern,
+                start=start,
+                stop=stop,
+                voids=voids,
+                name=name,
+                ack=ack,
+                where=where,
+                timeout=timeout,
             )
 
         return Subscription(self._loop.call(begin()), self._loop)
+
+    def subscriptions(self, *, timeout: Timeout = None) -> list[SubscriptionInfo]:
+        """The named subscriptions of the region; see `surecast.Client.subscriptions`."""
+        return self._loop.call(self._inner.subscriptions(timeout=timeout))
+
+    def reset_subscription(
+        self,
+        name: str,
+        start: Start,
+        *,
+        streams: str | Iterable[str] | None = None,
+        force: bool = False,
+        timeout: Timeout = None,
+    ) -> dict[str, int]:
+        """Move a named subscription; see `surecast.Client.reset_subscription`."""
+        return self._loop.call(
+            self._inner.reset_subscription(
+                name, start, streams=streams, force=force, timeout=timeout
+            )
+        )
+
+    def delete_subscription(
+        self, name: str, *, force: bool = False, timeout: Timeout = None
+    ) -> None:
+        """Forget a named subscription; see `surecast.Client.delete_subscription`."""
+        self._loop.call(self._inner.delete_subscription(name, force=force, timeout=timeout))
 
 
 class Line:
@@ -281,9 +342,16 @@ class Stream:
     def __repr__(self) -> str:
         return repr(self._inner)
 
-    def publish(self, value: bytes, *, key: bytes | None = None, tag: bytes | None = None) -> int:
+    def publish(
+        self,
+        value: bytes,
+        *,
+        key: bytes | None = None,
+        tag: bytes | None = None,
+        timeout: Timeout = None,
+    ) -> int:
         """Publish an event and return its position; see `surecast.Stream.publish`."""
-        return self._loop.call(self._inner.publish(value, key=key, tag=tag))
+        return self._loop.call(self._inner.publish(value, key=key, tag=tag, timeout=timeout))
 
     def publish_soon(
         self, value: bytes, *, key: bytes | None = None, tag: bytes | None = None
@@ -293,19 +361,24 @@ class Stream:
 
     def publish_many(
         self,
-        values: Iterable[bytes] | pa.Table | pa.RecordBatch,
+        values: Iterable[bytes] | ArrowStream,
         *,
         keys: Iterable[bytes | None] | None = None,
         tags: Iterable[bytes | None] | None = None,
+        timeout: Timeout = None,
     ) -> Seqs:
         """Publish many events and return their positions; see `surecast.Stream.publish_many`."""
-        return self._loop.call(self._inner.publish_many(values, keys=keys, tags=tags))
+        return self._loop.call(
+            self._inner.publish_many(values, keys=keys, tags=tags, timeout=timeout)
+        )
 
-    def publish_batch(self, batch: Batch) -> tuple[int, int]:
+    def publish_batch(self, batch: Batch, *, timeout: Timeout = None) -> tuple[int, int]:
         """Publish a batch as it is, and wait; see `surecast.Stream.publish_batch`."""
+        waited_for = f"the acknowledgement of a batch of {self.name!r}; it may still be published"
 
         async def work() -> tuple[int, int]:
-            return await (await self._inner.publish_batch(batch))
+            async with within(timeout, waited_for, maybe_taken=True):
+                return await (await self._inner.publish_batch(batch))
 
         return self._loop.call(work())
 
@@ -322,29 +395,53 @@ class Stream:
         inner = self._loop.call(work())
         return Stream(inner, Line(inner._outbox, self._loop), self._loop)
 
-    def collect(self, which: Predicate) -> int:
+    def collect(self, which: Predicate, *, timeout: Timeout = None) -> int:
         """Declare events obsolete; see `surecast.Stream.collect`."""
-        return self._loop.call(self._inner.collect(which))
+        return self._loop.call(self._inner.collect(which, timeout=timeout))
+
+    def delete(self, *, timeout: Timeout = None) -> int:
+        """Delete the stream; see `surecast.Stream.delete`."""
+        return self._loop.call(self._inner.delete(timeout=timeout))
 
     def subscribe(
         self,
         start: Start = "latest",
         *,
+        stop: Stop | None = None,
         voids: bool = False,
         name: str | None = None,
         ack: Literal["auto", "manual"] = "auto",
         where: Any = None,
+        timeout: Timeout = None,
     ) -> Subscription:
         """Read the stream; see `surecast.Stream.subscribe`."""
 
         async def begin() -> AsyncSubscription:
-            return self._inner.subscribe(start, voids=voids, name=name, ack=ack, where=where)
+            return self._inner.subscribe(
+                start, stop=stop, voids=voids, name=name, ack=ack, where=where, timeout=timeout
+            )
 
         return Subscription(self._loop.call(begin()), self._loop)
 
+    def read(
+        self,
+        start: Start = "earliest",
+        stop: Stop = "latest",
+        *,
+        voids: bool = False,
+        timeout: Timeout = None,
+    ) -> pa.Table:
+        """The events from `start` up to `stop` as a table; see `surecast.Stream.read`."""
+        return self._loop.call(self._inner.read(start, stop, voids=voids, timeout=timeout))
+
 
 class Subscription:
-    """See `surecast.Subscription`: a plain iterator here."""
+    """See `surecast.Subscription`: a plain iterator here.
+
+    event = next(sub)  # waits for it
+    event = next(sub, None)  # None when everything below the stop was read, or it is closed
+    event = sub.next(timeout=0.5)  # TimedOut if none comes
+    """
 
     def __init__(self, inner: AsyncSubscription, loop: Loop) -> None:
         self._inner = inner
@@ -354,18 +451,57 @@ class Subscription:
         return repr(self._inner)
 
     def __iter__(self) -> Iterator[Event]:
-        buffer = self._inner._buffer
+        """A loop is faster than `next`: inside a batch no call is made for an event."""
+        buffer, timeout_s = self._inner._buffer, self._inner._timeout_s
+        buffer.consumer = threading.current_thread()  # of what is left of the batch being read
         while True:
             if buffer.named:
                 for event in buffer.rows:
-                    buffer.current_event = event
-                    if buffer.cursor is not None and not buffer.cursor.armed:
-                        buffer.cursor.moved_elsewhere()
+                    self._hand_out(event)
                     yield event
             else:
                 yield from buffer.rows
-            if not self._loop.call(buffer.next_rows()):
+            if not self._take(lambda: buffer.next_rows(timeout_s)):
                 return
+
+    def _take(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Have more taken out of the buffer in the other thread; this thread then has it."""
+        buffer = self._inner._buffer
+
+        async def take() -> T:
+            taken = await work()
+            buffer.consumer = IN_TRANSIT  # Ctrl-C may keep it from being received here
+            return taken
+
+        taken = self._loop.call(take())
+        buffer.consumer = threading.current_thread()
+        return taken
+
+    def __next__(self) -> Event:
+        return self._next(self._inner._timeout_s)
+
+    def next(self, *, timeout: Timeout = None) -> Event:
+        """One event; raises StopIteration at the end. See `surecast.Subscription.next`."""
+        seconds = seconds_of(timeout)
+        return self._next(self._inner._timeout_s if seconds is None else seconds)
+
+    def _next(self, timeout_s: float | None) -> Event:
+        buffer = self._inner._buffer
+        while True:
+            for event in buffer.rows:
+                if buffer.named:
+                    buffer.consumer = threading.current_thread()
+                    self._hand_out(event)
+                return event
+            if not self._take(lambda: buffer.next_rows(timeout_s)):
+                raise StopIteration
+
+    def _hand_out(self, event: Event) -> None:
+        """Of a named subscription: all events before this one are dealt with."""
+        buffer = self._inner._buffer
+        buffer.current_event = event
+        if buffer.cursor is not None and not buffer.cursor.armed:
+            buffer.cursor.moved_elsewhere()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Whole batches; see `surecast.Subscription.batches`."""
@@ -374,20 +510,25 @@ class Subscription:
         async def fetch() -> pa.RecordBatch | None:
             return await anext(batches, None)
 
-        while (found := self._loop.call(fetch())) is not None:
+        while (found := self._take(fetch)) is not None:
             yield found
 
-    def ready(self) -> Subscription:
-        self._loop.call(self._inner.ready())
+    def ready(self, *, timeout: Timeout = None) -> Subscription:
+        self._loop.call(self._inner.ready(timeout=timeout))
         return self
 
-    def ack(self, item: Event | pa.RecordBatch) -> None:
+    def ack(self, item: Event | pa.RecordBatch, *, timeout: Timeout = None) -> None:
         """All events up to this one are dealt with; see `surecast.Subscription.ack`."""
-        self._loop.call(self._inner.ack(item))
+        self._loop.call(self._inner.ack(item, timeout=timeout))
 
-    def close(self) -> None:
+    def close(self, *, timeout: Timeout = None) -> None:
+        """Read no more; see `surecast.Subscription.close`. What another thread has been handed is
+        not acknowledged."""
+        self._close(leaving(threading.current_thread()), timeout)
+
+    def _close(self, by: object, timeout: Timeout = None) -> None:
         if not self._loop.forked:
-            self._loop.call(self._inner.close())
+            self._loop.call(self._inner._close(by, timeout))
 
     def __enter__(self) -> Subscription:
         return self.ready()
@@ -398,4 +539,4 @@ class Subscription:
         problem: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        self._close(threading.current_thread() if problem is None else None)

@@ -40,6 +40,9 @@ __all__ = [
     "HEADER_SIZE",
     "NONE",
     "NO_PUBLISHER",
+    "REASONS",
+    "REASON_NAMES",
+    "SUPERSEDED",
     "VOID",
     "Batch",
     "Column",
@@ -59,8 +62,11 @@ CONTROL: Final = 16  # a control message of the wire, not a batch
 
 # Why positions are void. "Filtered" is a subscriber's own reason and never stored.
 NONE: Final = 0
-COLLECTED: Final = 1
-EXPIRED: Final = 2
+COLLECTED: Final = 1  # a publisher's `collect`
+EXPIRED: Final = 2  # keep_last or keep_for
+SUPERSEDED: Final = 3  # latest_per_key: a later event has the same key
+REASON_NAMES: Final = {COLLECTED: "collected", EXPIRED: "expired", SUPERSEDED: "superseded"}
+REASONS: Final = tuple(REASON_NAMES)
 
 _SMALL_ROWS: Final = 16  # dense batches up to this size are worth joining when read back
 _NO_CRC: Final = 0  # zlib.crc32(b"")
@@ -176,6 +182,15 @@ class Batch:
         for name, column in (("keys", keys), ("tags", tags)):
             if column is not None and len(column) != rows:
                 raise UsageError(f"{len(column)} {name} for {rows} values")
+        if rows == 1 and tags is None:
+            key, value = None if keys is None else keys[0], values[0]
+            if type(value) is bytes and (key is None or type(key) is bytes):
+                row = forms.encode_row(key, value)
+                if row is not None:
+                    return cls(
+                        kind, stream_id, 0, publisher, pub_no, 0, 1, 1, time_ns, 0, NONE,
+                        row[0], zlib.crc32(row[0]), HEADER_SIZE + len(row[0]), row[1],
+                    )  # fmt: skip
         value_column = column_of(values)
         if value_column.valid is not None:
             raise UsageError("a value is None; use b'' for an empty one")
@@ -213,7 +228,7 @@ class Batch:
         cls, stream_id: bytes, lo: int, hi: int, reason: int, *, time_ns: int = 0, epoch: int = 0
     ) -> Batch:
         """The positions [lo, hi), all void."""
-        if not 0 < lo < hi or reason not in (COLLECTED, EXPIRED):
+        if not 0 < lo < hi or reason not in REASONS:
             raise ValueError(f"no void range: [{lo}, {hi}) reason {reason}")
         return cls(
             VOID, stream_id, 0, NO_PUBLISHER, 0, lo, hi - lo, 0, time_ns, epoch, reason,
@@ -308,6 +323,19 @@ class Batch:
         seqs, times = self.seqs()[kept], self.times()[kept]
         return self._derived(self.lo, self.hi, kept.size, columns, seqs, times, reason)
 
+    def with_reason(self, reason: int) -> Batch:
+        """This batch with another reason for all of its void positions; shares the body."""
+        if self.rows == self.count or self.reason == reason:
+            return self
+        made = Batch(
+            self.kind, self.stream_id, self.schema_id, self.publisher, self.pub_no, self.lo,
+            self.count, self.rows, self.time_ns, self.epoch, reason, self.body, self.body_crc,
+            self.nbytes, self.form,
+        )  # fmt: skip
+        made._checked, made._columns = self._checked, self._columns
+        made._seqs, made._times = self._seqs, self._times
+        return made
+
     def _void(self, lo: int, hi: int, reason: int) -> Batch:
         return Batch.void(self.stream_id, lo, hi, reason, time_ns=self.time_ns, epoch=self.epoch)
 
@@ -364,7 +392,7 @@ class Batch:
             raise PeerError(f"row count out of bounds: {self!r}")
         elif self.kind != DATA and (self.count != 1 or self.schema_id != 0):
             raise PeerError(f"an event of its kind stands alone: {self!r}")
-        if self.reason not in ((NONE,) if self.rows == self.count else (COLLECTED, EXPIRED)):
+        if self.reason not in ((NONE,) if self.rows == self.count else REASONS):
             raise PeerError(f"reason does not fit: {self!r}")
         if self.rows < self.count and self.lo < 1:
             raise PeerError(f"void positions before sequencing: {self!r}")
@@ -445,6 +473,13 @@ class Batch:
         times = self._times if self.body is None else self._decoded().times if self.body else None
         return times if times is not None else np.full(self.rows, self.time_ns, np.int64)
 
+    def holes(self) -> IntervalSet:
+        """The void positions."""
+        if not self.rows:
+            return IntervalSet([(self.lo, self.hi)])
+        seqs = self.seqs()
+        return IntervalSet.from_arrays(np.append(self.lo, seqs + 1), np.append(seqs, self.hi))
+
     def keys(self) -> Column:
         return self._decoded().keys
 
@@ -463,6 +498,13 @@ class Batch:
 
     def tags(self) -> Column | None:
         return self._decoded().tags
+
+    def single_row(self) -> tuple[bytes | None, bytes] | None:
+        """Key and value, if this is one DATA event and its body is easily read."""
+        if self.count != 1 or self.kind != DATA or self.schema_id or not self.form:
+            return None
+        self.check_body()
+        return forms.read_row(self.body or b"", self.form) if self.body else None
 
     def to_rows(self) -> list[Row]:
         """Every event as a Python object: tests and slow paths only."""

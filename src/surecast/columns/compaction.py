@@ -3,73 +3,104 @@
 One deterministic function that every store calls, so that a log compacted on disk and the same log
 compacted in a simulation hold the same batches. Readers that are behind are served by it, too.
 
-The usual case, positions void for one reason, goes through all rows of many batches at once: one
-look-up, one gathering of what is left, one body for some thousands of rows.
+What is void is given as one interval set for each reason; no position is in two of them. The usual
+case, positions void for one reason, goes through all rows of many batches at once: one look-up, one
+gathering of what is left, one body for some thousands of rows. A batch has one reason for all its
+void positions, so where the reasons differ it is split.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
 from surecast.columns import forms
 from surecast.columns.batch import (
     COLLECT,
-    COLLECTED,
     CONFIG,
     DATA,
-    EXPIRED,
     NO_PUBLISHER,
     NONE,
-    VOID,
+    REASONS,
     Batch,
     coalesce,
 )
 from surecast.columns.column import Columns, Int64s, concat
 from surecast.columns.intervals import IntervalSet
+from surecast.errors import PeerError
 
-__all__ = ["by_position", "compacted", "strip", "survivors"]
+__all__ = [
+    "Voids",
+    "by_position",
+    "compacted",
+    "decode_voids",
+    "encode_voids",
+    "strip",
+    "survivors",
+]
+
+Voids: TypeAlias = Mapping[int, IntervalSet]  # reason → positions; a reason may be missing
 
 _SMALL_ROWS: Final = 16  # dense batches up to this size are joined
+_NOTHING: Final = IntervalSet().to_bytes()
 
 
-def compacted(
-    batches: Sequence[Batch], collected: bytes, expired: bytes, rows_max: int
-) -> list[Batch]:
-    """`batches`, which are contiguous, without the positions in the (encoded) interval sets."""
+def encode_voids(voids: Voids) -> tuple[bytes, ...]:
+    """An interval set as bytes for each of `REASONS`, in that order."""
+    return tuple([voids[why].to_bytes() if why in voids else _NOTHING for why in REASONS])
+
+
+def decode_voids(data: Sequence[bytes], runs_max: int) -> dict[int, IntervalSet]:
+    """`encode_voids` read back; PeerError if a set is not valid or has too many runs."""
+    if len(data) != len(REASONS):
+        raise PeerError(f"{len(data)} interval sets for {len(REASONS)} reasons")
+    sets = (IntervalSet.from_bytes(one, runs_max) for one in data)
+    return dict(zip(REASONS, sets, strict=True))
+
+
+def compacted(batches: Sequence[Batch], voids: Sequence[bytes], rows_max: int) -> list[Batch]:
+    """`batches`, which are contiguous, without the positions in `voids` (`encode_voids`)."""
     if not batches:
         return []
     # A void run is at least one position long: no more of them than there are positions.
-    runs_max = batches[-1].hi - batches[0].lo
-    one = IntervalSet.from_bytes(collected, runs_max)
-    other = IntervalSet.from_bytes(expired, runs_max)
-    return survivors(batches, one, other, rows_max)
+    return survivors(batches, decode_voids(voids, batches[-1].hi - batches[0].lo), rows_max)
 
 
-def survivors(
-    batches: Sequence[Batch], collected: IntervalSet, expired: IntervalSet, rows_max: int
-) -> list[Batch]:
-    """`batches`, which are contiguous, with what is void left out and what is small joined."""
+def survivors(batches: Sequence[Batch], voids: Voids, rows_max: int) -> list[Batch]:
+    """`batches`, which are contiguous, with what is void left out and what is small joined.
+
+    Positions that are void in them already have the reason of `voids` if they are in there, too.
+    """
     lo, hi = batches[0].lo, batches[-1].hi
-    if expired.clip(lo, hi) or any(b.body is None or b.reason == EXPIRED for b in batches):
-        parts = [part for batch in batches for part in strip(batch, collected, expired)]
-        return coalesce(parts, rows_max)
-    return _Joiner(batches, collected.clip(lo, hi), rows_max).join()
+    clipped = _clip(voids, lo, hi)
+    reasons = {batch.reason for batch in batches} - {NONE}
+    if len({*clipped, *reasons}) <= 1 and all(batch.body is not None for batch in batches):
+        reason = next(iter(clipped or reasons), NONE)
+        return _Joiner(batches, clipped.get(reason, IntervalSet()), reason, rows_max).join()
+    return coalesce([part for batch in batches for part in strip(batch, clipped)], rows_max)
+
+
+def _clip(voids: Voids, lo: int, hi: int) -> dict[int, IntervalSet]:
+    """The positions within [lo, hi), for the reasons that have any there."""
+    return {reason: some for reason, all_ in voids.items() if (some := all_.clip(lo, hi))}
 
 
 class _Joiner:
-    """Batches whose void positions were all collected, on their way to fewer ones."""
+    """Batches whose void positions all have the same reason, on their way to fewer ones."""
 
-    def __init__(self, batches: Sequence[Batch], collected: IntervalSet, rows_max: int) -> None:
+    def __init__(
+        self, batches: Sequence[Batch], voids: IntervalSet, reason: int, rows_max: int
+    ) -> None:
         self.batches = batches
+        self.reason = reason
         self.rows_max = rows_max
         self.made: list[Batch] = []
         self.run: list[int] = []  # batches to be joined, by number
         self.schema_id: int | None = None  # of those that have rows left
         ends = np.cumsum([batch.rows for batch in batches])
         self.seqs = _positions(batches)
-        self.live = ~collected.contains_sorted(self.seqs)
+        self.live = ~voids.contains_sorted(self.seqs)
         counts = np.concatenate(([0], np.cumsum(self.live)))
         starts = np.concatenate(([0], ends[:-1]))
         self.starts: list[int] = starts.tolist()
@@ -107,7 +138,7 @@ class _Joiner:
             time_ns, epoch = self._stamp(run)
             self.made.append(
                 Batch.void(
-                    first.stream_id, first.lo, last.hi, COLLECTED, time_ns=time_ns, epoch=epoch
+                    first.stream_id, first.lo, last.hi, self.reason, time_ns=time_ns, epoch=epoch
                 )
             )
         else:
@@ -129,7 +160,7 @@ class _Joiner:
             batch = Batch(
                 DATA, self.batches[0].stream_id, schema_id, NO_PUBLISHER, 0, lo, count, rows,
                 time_ns if is_last else int(times[upto - 1]), epoch,
-                NONE if rows == count else COLLECTED, b"", 0, 0,
+                NONE if rows == count else self.reason, b"", 0, 0,
             )  # fmt: skip
             batch._fill(columns.part(at, upto), seqs[at:upto], times[at:upto])
             self.made.append(batch)
@@ -210,34 +241,34 @@ def _positions(batches: Sequence[Batch]) -> Int64s:
     return np.concatenate(found)
 
 
-def strip(batch: Batch, all_collected: IntervalSet, all_expired: IntervalSet) -> list[Batch]:
+def strip(batch: Batch, voids: Voids) -> list[Batch]:
     """`batch` with what is void left out.
 
-    The positions stay covered. One batch comes back, or several where two reasons meet.
+    The positions stay covered. One batch comes back, or several where reasons meet. What is void in
+    the batch already has the reason of `voids` if it is in there, too.
     """
-    if batch.kind == VOID:
+    clipped = _clip(voids, batch.lo, batch.hi)
+    if batch.rows < batch.count and clipped.keys() - {batch.reason}:
+        held = batch.holes()
+        for some in clipped.values():
+            held.difference_update(some)
+        if held:
+            clipped[batch.reason] = held.union(clipped.get(batch.reason, IntervalSet()))
+    if not clipped:
         return [batch]
-    collected = all_collected.clip(batch.lo, batch.hi)
-    expired = all_expired.clip(batch.lo, batch.hi)
-    if not expired:
-        return [batch.without(collected, COLLECTED)]
-    if not collected:
-        return [batch.without(expired, EXPIRED)]
-    voids = {COLLECTED: collected, EXPIRED: expired}
+    if len(clipped) == 1:
+        ((reason, some),) = clipped.items()
+        return [batch.with_reason(reason).without(some, reason)]
     parts = []
     start = batch.lo
-    for (_, _, reason), following in pairwise(
-        [*by_position(collected, expired), (batch.hi, 0, NONE)]
-    ):
+    for (_, _, reason), following in pairwise([*by_position(clipped), (batch.hi, 0, NONE)]):
         if following[2] != reason:
-            part = batch.slice(start, following[0])
-            parts.append(part.without(voids[reason], reason))
+            part = batch.slice(start, following[0]).with_reason(reason)
+            parts.append(part.without(clipped[reason], reason))
             start = following[0]
     return parts
 
 
-def by_position(collected: IntervalSet, expired: IntervalSet) -> list[tuple[int, int, int]]:
-    """The runs of both sets as (lo, hi, reason), in order."""
-    runs = [(lo, hi, COLLECTED) for lo, hi in collected]
-    runs += [(lo, hi, EXPIRED) for lo, hi in expired]
-    return sorted(runs)
+def by_position(voids: Voids) -> list[tuple[int, int, int]]:
+    """The runs of all sets as (lo, hi, reason), in order."""
+    return sorted((lo, hi, reason) for reason, some in voids.items() for lo, hi in some)

@@ -14,7 +14,7 @@ from typing import Any
 import numba
 from numba import types
 
-from surecast.numba_cache import compiled
+from surecast.numba_cache import compiled, expect
 
 __all__ = [
     "BOOLS",
@@ -23,12 +23,16 @@ __all__ = [
     "INT32S",
     "INT64S",
     "INT64S_OUT",
+    "KERNELS",
     "WORDS",
     "WORDS_OUT",
     "Kernel",
     "helper",
     "kernel",
 ]
+
+KERNELS = 14  # of kernels.py and runs.py, which are loaded together
+expect(KERNELS)
 
 Kernel = Callable[..., Any]
 _njit: Any = numba.njit  # numba's own types leave out some of its options

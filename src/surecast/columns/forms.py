@@ -41,17 +41,19 @@ __all__ = [
     "Form",
     "decode",
     "encode",
+    "encode_row",
     "fixed_keys",
     "form_of",
     "is_fixed",
     "join_fixed",
     "matches",
+    "read_row",
     "take_fixed",
 ]
 
 VARIABLE: Final = -1  # binary: the rows have lengths of their own
 ABSENT: Final = -2  # null: no row has a key
-_WIDTH_MAX: Final = 0xFFFD
+_WIDTH_MAX: Final = 0xFFFC  # a packed key of 0xFFFE has no meaning
 _GAPS: Final[dict[int, Any]] = {1: np.dtype(np.uint8), 2: np.dtype("<u2"), 4: np.dtype("<u4")}
 _INT32, _INT64, _UINT8 = np.dtype(np.int32), np.dtype(np.int64), np.dtype(np.uint8)
 EXPLICIT: Final = 0xFF << 32  # the bits of a packed form that say that rows have their own seqs
@@ -274,6 +276,43 @@ def encode(columns: Columns, lo: int) -> tuple[bytes, int]:
     return b"".join(parts), packed
 
 
+def encode_row(key: bytes | None, value: bytes) -> tuple[bytes, int] | None:
+    """What `encode` makes of one row without a tag; None if the row needs `encode`.
+
+    A single event is most often published alone. Its body needs no arrays.
+    """
+    width = len(value)
+    key_width = 0 if key is None else len(key)
+    if width > _WIDTH_MAX or key_width > _WIDTH_MAX or not width + key_width:
+        return None
+    packed = (0xFFFF if key is None else key_width + 1) | (width + 1) << 16
+    plan = _PLANS.get((0, packed, 1))
+    if plan is None:
+        shape = _shape(0, packed)
+        plan = _Plan(shape, [], *shape.layout(1, iter(())))
+        _remember((0, packed, 1), plan)
+    parts = (plan.meta, key or b"", _PADDING[-key_width % 8], value, _PADDING[-width % 8])
+    return b"".join(parts), packed
+
+
+def read_row(body: Body, packed: int) -> tuple[bytes | None, bytes] | None:
+    """Key and value of a dense body of one row without a tag that is known to be right.
+
+    None if the body does not consist of fixed-size columns.
+    """
+    form = _shape(0, packed).form
+    if form.key == VARIABLE or form.value == VARIABLE or form.gap:
+        return None
+    start = _shape(0, packed).size
+    key = None if form.key == ABSENT else bytes(body[start : start + form.key])
+    if key is not None:
+        start += (form.key + 7) & -8
+    return key, bytes(body[start : start + form.value])
+
+
+_PADDING: Final = tuple(bytes(size) for size in range(8))
+
+
 def _add_column(column: Column, width: int, parts: list[Any], numbers: list[int]) -> None:
     offsets, data, valid, _ = column
     first, last = int(offsets[0]), int(offsets[-1])
@@ -292,7 +331,7 @@ def _add_column(column: Column, width: int, parts: list[Any], numbers: list[int]
 
 def _add(parts: list[Any], buffer: Any) -> None:
     made = buffer.tobytes()
-    parts += (made, bytes(-len(made) % 8))
+    parts += (made, _PADDING[-len(made) % 8])
 
 
 # ---------------------------------------------------------------- reading

@@ -20,6 +20,7 @@ and its record in the arena half as many, which hides most of two cache misses.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -415,6 +416,7 @@ def offsets_ok(offsets, data_size):
 codec.use_kernel(offsets_ok)
 
 
+@cache
 def warm() -> None:
     """Have all kernels loaded (importing this module has done it), and each called once.
 

@@ -2,12 +2,23 @@
 
 A stream's policy and its GC events (COLLECT batches) make positions void. Every replica feeds the
 committed batches of a stream, in order, to its own RetentionIndex, and all of them come to the same
-voids: nothing here depends on clocks, on when a replica joined, or on whether what it was fed had
-been compacted before.
+voids: nothing here depends on clocks, on when a replica joined, on how events were divided into
+batches, or on whether what it was fed had been compacted before.
 
 The rules:
 - A GC event voids only positions below its own. So does a row under LatestPerKey.
-- A position is void for the first reason that hit it; later ones change nothing.
+- The reason: COLLECTED or EXPIRED for a GC event, as it says; SUPERSEDED under LatestPerKey;
+  EXPIRED under KeepLast.
+- BeforeSeq, KeepLast and End void all positions below a certain one: all of these have the rule's
+  reason from then on, also those that were void before. So void ranges merge, however long the
+  stream. Under all other rules (by key, tag or time) what is void keeps the reason it has: a
+  replica may not know the keys and times of what is void.
+- Within one event its own rule comes before KeepLast.
+- A replica may be fed a void in place of an event that superseded another, because that event has
+  been collected by key or time meanwhile. It learns of the other position from that collect, and
+  has its reason. The positions are the same everywhere, and both reasons are true.
+- An End event (a CONFIG event of a deleted stream) voids everything below it but CONFIG events.
+  Nothing follows it.
 - CONFIG events are never void. COLLECT events have neither key nor tag, so only predicates on
   positions and times, and KeepLast, reach them.
 - A null key is no key: it matches nothing and replaces nothing. An empty key is a key.
@@ -21,11 +32,21 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from surecast.columns.batch import COLLECT, COLLECTED, CONFIG, DATA, EXPIRED, Batch
+from surecast.columns.batch import (
+    COLLECT,
+    COLLECTED,
+    CONFIG,
+    DATA,
+    EXPIRED,
+    NONE,
+    REASONS,
+    SUPERSEDED,
+    Batch,
+)
 from surecast.columns.column import Body, Column, Int64s
 from surecast.columns.compaction import by_position, strip
 from surecast.columns.intervals import IntervalSet
@@ -34,6 +55,7 @@ from surecast.columns.rules import (
     BeforeSeq,
     BeforeTime,
     Collect,
+    End,
     KeepAll,
     KeepFor,
     KeepLast,
@@ -45,9 +67,10 @@ from surecast.columns.rules import (
     TagIs,
     check_event,
     decode_collect,
-    decode_policy,
+    decode_config,
     encode_collect,
     encode_policy,
+    is_end,
 )
 from surecast.errors import PeerError
 
@@ -55,6 +78,8 @@ __all__ = [
     "BeforeSeq",
     "BeforeTime",
     "Collect",
+    "Counts",
+    "End",
     "KeepAll",
     "KeepFor",
     "KeepLast",
@@ -67,9 +92,10 @@ __all__ = [
     "TagIs",
     "check_event",
     "decode_collect",
-    "decode_policy",
+    "decode_config",
     "encode_collect",
     "encode_policy",
+    "is_end",
     "matching",
 ]
 
@@ -110,29 +136,32 @@ def _value(batch: Batch) -> bytes:
     return batch.values().data.tobytes()
 
 
-def _holes(batch: Batch) -> IntervalSet:
-    """The void positions of a batch."""
-    if not batch.rows:
-        return IntervalSet([(batch.lo, batch.hi)])
-    seqs = batch.seqs()
-    return IntervalSet.from_arrays(np.append(batch.lo, seqs + 1), np.append(seqs, batch.hi))
-
-
 # ---------------------------------------------------------------- the index
 
 Read = Callable[[int, int], Iterable[Batch]]
 
 
+class Counts(NamedTuple):
+    """What `surecast status`, `surecast log info` and HTTP say of a stream."""
+
+    live: int  # positions with an event or an entry of the stream's own that still counts
+    void: dict[int, int]  # reason → positions, for all of REASONS
+
+
 class RetentionIndex:
     """What is void in one stream, kept up to date by feeding it every committed batch."""
 
-    __slots__ = ("_configs", "_keys", "_low", "_spans", "end", "policy", "voids")
+    __slots__ = (
+        "_below", "_configs", "_keys", "_low", "_spans", "end", "ended", "policy", "voids",
+    )  # fmt: skip
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self.voids: dict[int, IntervalSet] = {COLLECTED: IntervalSet(), EXPIRED: IntervalSet()}
+        self.voids = {reason: IntervalSet() for reason in REASONS}  # no position is in two
         self.end = 1  # the first position not fed
+        self.ended = 0  # the position of the End event; 0: the stream is not deleted
         self._low = 1  # below it nothing but CONFIG events is live
+        self._below = (NONE, 1)  # all that is void below this position has this reason
         self._configs = IntervalSet()  # positions that no rule reaches
         self._spans = _TimeSpans()
         self._keys = KeyTable() if isinstance(policy, LatestPerKey) else None
@@ -141,10 +170,11 @@ class RetentionIndex:
         """Take the next committed batch; `read(lo, hi)` lends earlier ones to rare scans."""
         if batch.lo != self.end:
             raise ValueError(f"{batch!r} does not follow position {self.end - 1}")
+        self._demand_life(batch)
         hi = batch.hi
         self._spans.append(batch)
         if batch.rows < batch.count:
-            self.voids[batch.reason].update(_holes(batch))
+            self.voids[batch.reason].update(batch.holes())
         if batch.kind == DATA:
             if self._keys is not None:
                 self._put(batch, self._keys)
@@ -153,10 +183,14 @@ class RetentionIndex:
             self._collect(collect.predicate, collect.reason, read)
         elif batch.kind == CONFIG:
             self._configs.add(batch.lo, hi)
-            self._configure(decode_policy(_value(batch)), read)
+            config = decode_config(_value(batch))
+            if isinstance(config, End):
+                self._end_stream()
+            else:
+                self._configure(config, read)
         self.end = hi
         if isinstance(self.policy, KeepLast):
-            self._void(self._low, hi - self.policy.n, COLLECTED)
+            self._void_below(hi - self.policy.n, EXPIRED)
             self._low = max(self._low, hi - self.policy.n)
 
     def feed_many(self, batches: Sequence[Batch], read: Read) -> None:
@@ -182,6 +216,7 @@ class RetentionIndex:
             try:
                 if batch.lo != end:
                     raise ValueError(f"{batch!r} does not follow position {end - 1}")
+                self._demand_life(batch)
                 keys = None if self._keys is None else batch.fixed_keys(8) or batch.keys()
                 self._spans.append(batch)
             except (PeerError, ValueError) as error:
@@ -191,10 +226,10 @@ class RetentionIndex:
             if keys is not None:
                 columns.append(keys)
         if self._keys is not None and columns:
-            self._void_many(self._keys.put_many(columns, self.end), COLLECTED)
+            self._void_many(self._keys.put_many(columns, self.end), SUPERSEDED)
         self.end = end
         if isinstance(self.policy, KeepLast):
-            self._void(self._low, end - self.policy.n, COLLECTED)
+            self._void_below(end - self.policy.n, EXPIRED)
             self._low = max(self._low, end - self.policy.n)
         if problem is not None:
             raise problem
@@ -202,10 +237,10 @@ class RetentionIndex:
     def apply(self, batch: Batch) -> list[Batch]:
         """`batch`, which was fed (or a part of it), with what is void by now left out.
 
-        The positions stay covered. One batch comes back, or several where two reasons meet.
+        The positions stay covered. One batch comes back, or several where reasons meet.
         """
         assert batch.hi <= self.end
-        return strip(batch, self.voids[COLLECTED], self.voids[EXPIRED])
+        return strip(batch, self.voids)
 
     def first_at(self, time_ns: int, read: Read) -> int:
         """The first position whose time is not before `time_ns`; `end` if there is none."""
@@ -213,13 +248,19 @@ class RetentionIndex:
 
     def void_at(self, lo: int, hi: int) -> list[tuple[int, int, int]]:
         """The void runs within [lo, hi) as (lo, hi, reason), in order."""
-        return by_position(self.voids[COLLECTED].clip(lo, hi), self.voids[EXPIRED].clip(lo, hi))
+        return by_position({reason: some.clip(lo, hi) for reason, some in self.voids.items()})
 
     def live(self, lo: int, hi: int) -> IntervalSet:
         """The positions within [lo, hi) that are not void."""
-        found = self.voids[COLLECTED].gaps(lo, hi)
-        found.difference_update(self.voids[EXPIRED].clip(lo, hi))
+        found = IntervalSet([(lo, hi)])
+        for voids in self.voids.values():
+            found.difference_update(voids.clip(lo, hi))
         return found
+
+    def counts(self) -> Counts:
+        """How many of the positions fed so far are live, and how many are void."""
+        void = {reason: some.total() for reason, some in self.voids.items()}
+        return Counts(self.end - 1 - sum(void.values()), void)
 
     # ------------------------------------------------------------ rules
 
@@ -235,16 +276,28 @@ class RetentionIndex:
                     if part.kind == DATA:
                         self._put(part, self._keys)
 
+    def _end_stream(self) -> None:
+        """Apply the End event at `end`."""
+        self._void_below(self.end, COLLECTED)
+        self.ended = self.end
+        self._keys = None  # no row comes any more that could replace another
+
+    def _demand_life(self, batch: Batch) -> None:
+        if self.ended:
+            raise ValueError(f"{batch!r} follows the end of a deleted stream")
+
     def _put(self, batch: Batch, keys: KeyTable) -> None:
-        self._void_many(keys.put(batch.keys(), batch.seqs()), COLLECTED)
+        self._void_many(keys.put(batch.keys(), batch.seqs()), SUPERSEDED)
 
     def _collect(self, predicate: Predicate, reason: int, read: Read) -> None:
         """Apply the GC event at `end` to the positions below it."""
         low = self._floor()
         if isinstance(predicate, BeforeSeq):
-            self._void(low, min(predicate.seq, self.end), reason)
+            self._void_below(min(predicate.seq, self.end), reason)
         elif isinstance(predicate, BeforeTime):
-            self._void(low, self._first_at(predicate, read), reason)
+            older = self.live(low, self._first_at(predicate, read))
+            older.difference_update(self._configs)
+            self.voids[reason].update(older)
         elif isinstance(predicate, KeyIs) and self._keys is not None:
             found = self._keys.get(predicate.key)  # the only one that can be live
             self._void_many(np.array([found] if found else [], np.int64), reason)
@@ -277,27 +330,32 @@ class RetentionIndex:
                 self._low = covered.lowest_missing(self._low)
         return low
 
-    def _void(self, lo: int, hi: int, reason: int) -> None:
-        """Void [lo, hi) except for CONFIG events and what is void for another reason."""
+    def _void_below(self, hi: int, reason: int) -> None:
+        """Void what is below `hi` except for CONFIG events; all of it has this reason now."""
+        lo = self._below[1] if self._below[0] == reason else 1
         if lo >= hi:
             return
-        voids, other = self.voids[reason], self.voids[_OTHER[reason]]
-        if not other and not self._configs:
-            voids.add(lo, hi)
+        self._below = reason, hi
+        for other in self._others(reason):
+            if other:
+                other.discard(lo, hi)
+        if not self._configs:
+            self.voids[reason].add(lo, hi)
             return
-        fresh = other.gaps(lo, hi)
+        fresh = IntervalSet([(lo, hi)])
         fresh.difference_update(self._configs.clip(lo, hi))
-        voids.update(fresh)
+        self.voids[reason].update(fresh)
 
     def _void_many(self, positions: Int64s, reason: int) -> None:
         """Void positions, none of them a CONFIG event, except for those void already."""
-        other = self.voids[_OTHER[reason]]
-        if other and positions.size:
-            positions = positions[~other.contains_many(positions)]
+        for other in self._others(reason):
+            if other and positions.size:
+                positions = positions[~other.contains_many(positions)]
         self.voids[reason].add_many(positions)
 
-
-_OTHER: Final = {COLLECTED: EXPIRED, EXPIRED: COLLECTED}
+    def _others(self, reason: int) -> list[IntervalSet]:
+        """What is void for other reasons."""
+        return [some for other, some in self.voids.items() if other != reason]
 
 
 class _TimeSpans:

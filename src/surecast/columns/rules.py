@@ -26,8 +26,10 @@ __all__ = [
     "Predicate",
     "TagIs",
     "check_event",
+    "check_policy",
+    "check_predicate",
     "decode_collect",
-    "decode_policy",
+    "decode_config",
     "encode_collect",
     "encode_policy",
 ]
@@ -90,6 +92,13 @@ class TagIs(_Predicate, frozen=True, tag="tag"):
 
 
 Policy = KeepAll | KeepLast | KeepFor | LatestPerKey
+
+
+class End(msgspec.Struct, frozen=True, tag="end", forbid_unknown_fields=True):
+    """The stream is deleted. A CONFIG event with this value is the last event of its stream: it
+    makes every event before it void, and no position is given behind it."""
+
+
 Predicate = BeforeSeq | BeforeTime | KeyIs | KeyPrefix | TagIs
 
 
@@ -101,11 +110,12 @@ class Collect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_policy_decoder = msgspec.msgpack.Decoder(Policy)
+_config_decoder = msgspec.msgpack.Decoder(Policy | End)
 _collect_decoder = msgspec.msgpack.Decoder(Collect)
 
 
-def encode_policy(policy: Policy) -> bytes:
+def encode_policy(policy: Policy | End) -> bytes:
+    """The value of a CONFIG event."""
     return _encoder.encode(policy)
 
 
@@ -113,12 +123,10 @@ def encode_collect(collect: Collect) -> bytes:
     return _encoder.encode(collect)
 
 
-def decode_policy(data: bytes | memoryview) -> Policy:
-    """The policy in a CONFIG event's value; PeerError if there is none."""
-    policy: Policy = _decode(_policy_decoder, data)
-    number = policy.n if isinstance(policy, KeepLast) else 1
-    number = policy.ns if isinstance(policy, KeepFor) else number
-    if not 1 <= number <= _NUMBER_MAX:
+def decode_config(data: bytes | memoryview) -> Policy | End:
+    """What a CONFIG event's value says; PeerError if it makes no sense."""
+    policy: Policy | End = _decode(_config_decoder, data)
+    if not _fits(policy, 1):
         raise PeerError(f"retention out of range: {policy}")
     return policy
 
@@ -126,12 +134,29 @@ def decode_policy(data: bytes | memoryview) -> Policy:
 def decode_collect(data: bytes | memoryview) -> Collect:
     """The predicate and reason in a COLLECT event's value; PeerError if there are none."""
     collect: Collect = _decode(_collect_decoder, data)
-    predicate = collect.predicate
-    number = predicate.seq if isinstance(predicate, BeforeSeq) else 0
-    number = predicate.time_ns if isinstance(predicate, BeforeTime) else number
-    if not 0 <= number <= _NUMBER_MAX or collect.reason not in (COLLECTED, EXPIRED):
+    if not _fits(collect.predicate, 0) or collect.reason not in (COLLECTED, EXPIRED):
         raise PeerError(f"collect out of range: {collect}")
     return collect
+
+
+def check_policy(policy: Policy) -> None:
+    """Raise UsageError for a policy that no stream can have."""
+    if not _fits(policy, 1):
+        raise UsageError(f"{type(policy).__name__} takes a number from 1 to {_NUMBER_MAX:,}")
+
+
+def check_predicate(predicate: Predicate) -> None:
+    """Raise UsageError for a predicate whose number no event can have."""
+    if not _fits(predicate, 0):
+        raise UsageError(f"{type(predicate).__name__} takes a number from 0 to {_NUMBER_MAX:,}")
+
+
+def _fits(rule: Policy | Predicate | End, least: int) -> bool:
+    """Whether the number in a rule, if it has one, can be stored and compared."""
+    match rule:
+        case KeepLast(number) | KeepFor(number) | BeforeSeq(number) | BeforeTime(number):
+            return type(number) is int and least <= number <= _NUMBER_MAX
+    return True
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[Any], data: bytes | memoryview) -> Any:
@@ -144,8 +169,16 @@ def _decode(decoder: msgspec.msgpack.Decoder[Any], data: bytes | memoryview) -> 
 def check_event(batch: Batch, policy: Policy) -> None:
     """Refuse, before it is sequenced, a COLLECT or CONFIG event that a replica could not apply."""
     if batch.kind == CONFIG:
-        decode_policy(batch.values().data.tobytes())
+        decode_config(batch.values().data.tobytes())
     elif batch.kind == COLLECT:
         collect = decode_collect(batch.values().data.tobytes())
         if isinstance(collect.predicate, TagIs) and not isinstance(policy, KeepAll):
             raise UsageError("a tag predicate needs a stream that keeps all events")
+
+
+def is_end(batch: Batch) -> bool:
+    """Whether the batch is the last event of a deleted stream."""
+    return batch.kind == CONFIG and batch.values().data.tobytes() == _END
+
+
+_END = encode_policy(End())

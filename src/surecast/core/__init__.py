@@ -7,6 +7,7 @@ none of it does IO.
 - `types`: inputs, effects, the base of all messages, the interfaces a driver must offer.
 - `machine`, `stack`: the shape most machines share, and machines made of layers.
 - `replicated`, `disk`: what a layer of replicated logs offers; reading a log through.
+- `policies`: retention policies as text.
 - `wire`: frames and control messages, bytes to objects and back, with limits and checksums.
 - `fields`: what the declared type of a field is made of.
 - `canon`, `record`, `recording`: what a machine was told and answered, as bytes in a file.

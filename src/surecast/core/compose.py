@@ -142,6 +142,10 @@ class Composition:
                     name = self._names[number]
                     raise ConfigError(f"{name} uses {interface}, which no layer below provides")
 
+    def wrap_steps(self, wrap: Callable[[Layer], Callable[[int, Any], list[Any]]]) -> None:
+        """Call `wrap(layer)` in place of each layer's step from now on (`core.states.watched`)."""
+        self._steps = [wrap(layer) for layer in self.layers.values()]
+
     @property
     def messages(self) -> tuple[type, ...]:
         """The types of messages that some layer takes."""

@@ -30,6 +30,8 @@ __all__ = ["check", "load", "parse", "parse_bytes", "parse_ns"]
 T = TypeVar("T")
 Source = Mapping[str, Any] | str | bytes  # a parsed document, or TOML text
 
+SECRET_KEYS = ("token",)  # their values are not shown in errors
+
 _NS = {
     "ns": 1,
     "us": 1_000,
@@ -154,7 +156,8 @@ def _convert(value: Any, hint: Any, key: str, section: str) -> Any:
         return msgspec.convert(_units(value, inner, key), hint)
     except (ConfigError, msgspec.ValidationError) as error:
         why = str(error)[:1].lower() + str(error)[1:]
-        raise ConfigError(_at(section, f"{key} = {_show(value)}: {why}")) from None
+        shown = "(not shown)" if key in SECRET_KEYS else _show(value)
+        raise ConfigError(_at(section, f"{key} = {shown}: {why}")) from None
 
 
 def _units(value: Any, hint: Any, key: str) -> Any:

@@ -20,6 +20,7 @@ __all__ = [
     "VERBS",
     "Acked",
     "Answered",
+    "DeleteCursor",
     "Delivery",
     "Drain",
     "Drop",
@@ -37,10 +38,12 @@ __all__ = [
     "Opened",
     "Place",
     "ReadRange",
+    "ResetCursor",
     "Short",
     "TakeCursor",
     "Unfollow",
     "WhereIs",
+    "WhichCursors",
     "WhichStreams",
 ]
 
@@ -154,6 +157,32 @@ class MoveCursor(msgspec.Struct, gc=False, frozen=True):
     positions: dict[bytes, int]
 
 
+class WhichCursors(msgspec.Struct, gc=False, frozen=True):
+    """Which named subscriptions are there? An answer is a page: `cursors`, `after` (where the next
+    page begins), `complete` and `why`."""
+
+    name: str = ""  # only this one
+    after: tuple[str, bytes] = ("", b"")
+
+
+class ResetCursor(msgspec.Struct, gc=False, frozen=True):
+    """Put a named subscription at these positions. Its holder is fenced; without `force` it is not
+    done while a client is attached. Answered when that is stored."""
+
+    name: str
+    change: bytes  # 16 random bytes, of this request
+    positions: dict[bytes, int]
+    force: bool
+
+
+class DeleteCursor(msgspec.Struct, gc=False, frozen=True):
+    """Forget a named subscription; the rest as in ResetCursor."""
+
+    name: str
+    change: bytes
+    force: bool
+
+
 # ------------------------------------------------------------ events
 
 
@@ -229,7 +258,7 @@ class Lost(msgspec.Struct, gc=False):
 NEEDS = frozenset({"region", "listen"})  # servers of a region; datagrams and peers reach it
 # pattern, name, time: subscribe by pattern, as a named subscription, from a time on.
 # retain, collect: set what is kept, declare events obsolete. publisher: named publishers.
-VERBS = frozenset({"pattern", "name", "time", "retain", "collect", "publisher"})
+VERBS = frozenset({"pattern", "name", "time", "retain", "collect", "publisher", "delete"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,8 +72,7 @@ class CompactLog(Input):
     log: LogId
     lo: int
     hi: int
-    collected: bytes  # interval sets, as of `core.types.Compact`
-    expired: bytes
+    voids: tuple[bytes, ...]  # as of `core.types.Compact`
     rows_max: int
 
 

@@ -81,8 +81,9 @@ class Observer(Protocol):
     def status(self, layers: Layers) -> Mapping[str, Any]:
         """What `surecast status` shows of the role; may be empty.
 
-        `chain` is a `core.status.ChainStatus`, `regions` a list of `core.status.RegionStatus`: the
-        server has a place for these. The rest is shown under the role's name.
+        `chain` is a `core.status.ChainStatus`, `regions` a list of `core.status.RegionStatus`,
+        `subscriptions` a list of `core.status.SubscriptionInfo` and `subscriptions_total` how many
+        there are: the server has a place for these. The rest is shown under the role's name.
         """
 
     def stream(self, layers: Layers, stream: LogId) -> Mapping[str, Any]:

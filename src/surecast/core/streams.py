@@ -30,6 +30,8 @@ __all__ = [
     "Attend",
     "Await",
     "Create",
+    "CursorPosition",
+    "CursorState",
     "ForceNewStream",
     "Forfeit",
     "Handed",
@@ -39,6 +41,7 @@ __all__ = [
     "Resume",
     "Settle",
     "StreamAdded",
+    "StreamDeleted",
     "StreamInfo",
     "StreamSpec",
     "StreamState",
@@ -71,10 +74,30 @@ class StreamInfo(msgspec.Struct, gc=False, array_like=True, frozen=True):
     name: str
     owner: str  # region
     retention: Policy
-    replaces: bytes = b""  # the stream_id whose history was given up for this one
+    # The stream of the same name before this one: deleted, or its history was given up.
+    replaces: bytes = b""
     delivery: str = DEFAULT_DELIVERY
     schema: str = ""
     options: tuple[tuple[str, str], ...] = ()  # of the delivery, sorted
+
+
+class CursorPosition(msgspec.Struct, gc=False, array_like=True, frozen=True):
+    """Where a named subscription is in one stream."""
+
+    stream: str
+    stream_id: bytes
+    seq: int  # all below is dealt with
+    end: int  # of the stream, as committed where this was asked
+    moved_ns: int  # when `seq` was saved; 0: not known
+
+
+class CursorState(msgspec.Struct, gc=False, array_like=True, frozen=True):
+    """A named subscription, or a part of its positions."""
+
+    name: str
+    attached: bool | None  # a client reads under this name; None: only the head knows
+    pattern: bool  # it was used with a pattern of stream names
+    positions: tuple[CursorPosition, ...]
 
 
 # ------------------------------------------------------------ events for the layers above
@@ -90,6 +113,15 @@ class StreamAdded(msgspec.Struct, gc=False):
     info: StreamInfo
     made_epoch: int
     made_now: bool
+
+
+class StreamDeleted(msgspec.Struct, gc=False):
+    """The End event of a stream is committed, and seen by retention. All layers above are told.
+
+    The stream stays known: its End event is served to readers and regions that have not read it.
+    """
+
+    info: StreamInfo
 
 
 class StreamsMoved(msgspec.Struct, gc=False):
@@ -253,10 +285,13 @@ class Streams(Protocol):
     def streams(self) -> Mapping[LogId, StreamState]: ...
 
     def named(self, name: str) -> StreamInfo | None:
-        """The stream of that name in the directory."""
+        """The stream of that name in the directory, if it is not deleted."""
 
     def is_listed(self, stream: LogId) -> bool:
         """Whether a stream is in the directory."""
+
+    def is_deleted(self, stream: LogId) -> bool:
+        """Whether a stream is in the directory and was deleted."""
 
     def committed_end(self, log: LogId) -> int:
         """How far the chain has committed a log, whether or not that can be shown."""

@@ -252,14 +252,13 @@ class Compact(Effect):
     """Leave what is void out of [lo, hi) of `log`, and join what is small (`columns.compaction`).
 
     Answered by Compacted or StoreFailed. What the log shows changes when Compacted is given, and
-    not before. `collected` and `expired` are interval sets of [lo, hi) as bytes.
+    not before. `voids` are interval sets of [lo, hi) as bytes (`columns.compaction.encode_voids`).
     """
 
     log: LogId
     lo: int
     hi: int
-    collected: bytes
-    expired: bytes
+    voids: tuple[bytes, ...]
     rows_max: int  # of a batch made of several
     token: Token
     scope: int = 0

@@ -30,13 +30,12 @@ from msgspec import inspect
 
 from surecast.columns.batch import (
     COLLECT,
-    COLLECTED,
     CONFIG,
     CONTROL,
     DATA,
-    EXPIRED,
     HEADER_SIZE,
     NONE,
+    REASONS,
     VOID,
     Batch,
 )
@@ -50,11 +49,13 @@ __all__ = [
     "DEFAULT_LIMITS",
     "HEADER_SIZE",
     "MAGIC",
+    "SEQ_END_MAX",
     "VERSION",
     "Buffer",
     "Codec",
     "Limits",
     "batch_head",
+    "check_batch",
     "decode_batch",
     "encode_batch",
     "frame_size",
@@ -75,7 +76,9 @@ _ZEROS: Final = bytes(HEADER_SIZE)
 _RESERVED: Final = bytes(16)
 _CRC_RESIDUE: Final = 0x2144DF1C  # CRC-32 of anything followed by its own CRC-32
 _UNUSED: Final = (0, bytes(16), bytes(16), 0, 0, 0, 0, 0, 0)  # rows .. form, in a control frame
-_SEQ_END_MAX: Final = 1 << 59  # the key kernel keeps four bits of a word for itself
+# All positions are below this: the key kernel keeps four bits of a word for itself.
+SEQ_END_MAX: Final = 1 << 59
+_REST_BYTES: Final = 4096  # of a message, beside the part that `Codec.check` sees
 # msgpack extension codes:
 _ATTACHMENT: Final = 1  # a batch, by its index behind the message
 _ENCLOSED: Final = 2  # an enclosed message as msgpack, its tag first
@@ -145,7 +148,7 @@ def encode_batch(batch: Batch, limits: Limits = DEFAULT_LIMITS) -> list[Buffer]:
     size = HEADER_SIZE + len(body)
     dense = kind == DATA and 0 < rows == count <= limits.batch_rows_max and not batch.reason
     fits = HEADER_SIZE < size <= limits.batch_bytes_max and not size % 8
-    if not dense or not fits or lo + count > _SEQ_END_MAX:
+    if not dense or not fits or lo + count > SEQ_END_MAX:
         problem = _problem(kind, batch.reason, lo, count, rows, len(body), limits)
         if problem is not None:
             raise UsageError(f"cannot encode {_name(kind, lo, count)}: {problem}")
@@ -162,6 +165,16 @@ def encode_batch(batch: Batch, limits: Limits = DEFAULT_LIMITS) -> list[Buffer]:
         raise UsageError(f"cannot encode {_name(kind, lo, count)}: out of range: {error}") from None
     header = batch._header = fields + _CRC.pack(crc32(fields))
     return [header, body] if body else [header]
+
+
+def check_batch(batch: Batch, limits: Limits = DEFAULT_LIMITS) -> None:
+    """Raise UsageError if a batch that has no place in a stream yet cannot be encoded."""
+    if batch.body is None:
+        raise UsageError("a synthetic batch has no body and cannot leave the simulator")
+    kind, lo, count, rows = batch.kind, batch.lo, batch.count, batch.rows
+    problem = _problem(kind, batch.reason, lo, count, rows, len(batch.body), limits)
+    if problem is not None:
+        raise UsageError(f"{_name(kind, lo, count)} cannot be published: {problem}")
 
 
 def decode_batch(
@@ -187,7 +200,7 @@ def _decode_batch(view: memoryview, at: int, limits: Limits, validate: bool) -> 
         and 0 < rows == count <= limits.batch_rows_max
         and not (reason or flags or control_len)
         and body_len > 0
-        and lo + count <= _SEQ_END_MAX
+        and lo + count <= SEQ_END_MAX
     )
     if not dense:  # which is nothing wrong, but seldom
         problem = _problem(kind, reason, lo, count, rows, body_len, limits)
@@ -283,8 +296,8 @@ def _problem(
     kind: int, reason: int, lo: int, count: int, rows: int, body_len: int, limits: Limits
 ) -> str | None:
     """Why a batch frame cannot have these header fields, or None."""
-    if count == 0 or lo + count > _SEQ_END_MAX:
-        return f"count is {count:,}: allowed is 1 to {_SEQ_END_MAX - lo:,}"
+    if count == 0 or lo + count > SEQ_END_MAX:
+        return f"count is {count:,}: allowed is 1 to {SEQ_END_MAX - lo:,}"
     if rows > limits.batch_rows_max:
         return f"{rows:,} rows, the limit is {limits.batch_rows_max:,} (limits.batch_rows_max)"
     if HEADER_SIZE + body_len > limits.batch_bytes_max:
@@ -302,7 +315,7 @@ def _problem(
         return f"{count:,} positions, where exactly one is allowed"
     elif kind not in (DATA, COLLECT, CONFIG):
         return f"type {kind} is not a batch's"
-    if reason not in ((NONE,) if rows == count else (COLLECTED, EXPIRED)):
+    if reason not in ((NONE,) if rows == count else REASONS):
         return f"reason {reason} with {rows:,} rows in {count:,} positions"
     if rows < count and lo == 0:
         return "void positions in a batch that has no place in a stream yet"
@@ -435,6 +448,24 @@ class Codec:
         padding = _ZEROS[: _padded(len(part)) - len(part)]
         buffers[0] = b"".join((fields, _CRC.pack(crc32(fields)), part, padding))
         return buffers
+
+    def check(self, part: msgspec.Struct) -> None:
+        """Raise UsageError if no message can carry `part`, which has no batches in it.
+
+        A number may be too large to be encoded, a value of another type than declared, or the
+        whole too long. Called before a machine gets `part`: it has no way to refuse it.
+        """
+        try:
+            data = self._encoder.encode(part)
+            msgspec.msgpack.decode(data, type=type(part))
+        except _UNENCODABLE as error:
+            raise UsageError(f"{type(part).__name__} cannot be sent: {error}") from None
+        most = self.limits.control_bytes_max - _REST_BYTES
+        if len(data) > most:
+            raise UsageError(
+                f"{type(part).__name__} cannot be sent: it has {len(data):,} bytes, the limit is "
+                f"{most:,}"
+            )
 
     def decode(self, buf: Buffer, *, validate: bool = True) -> tuple[Any, int]:
         """The message whose frame starts `buf`, and the frame's size; `validate` as for a batch.

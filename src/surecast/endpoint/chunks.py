@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from surecast.columns.batch import Batch
 from surecast.core.types import LogId
@@ -18,7 +18,14 @@ from surecast.errors import UsageError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Chunk", "chunks_of", "joined"]
+__all__ = ["ArrowStream", "Chunk", "chunks_of", "joined"]
+
+
+class ArrowStream(Protocol):
+    """A table or frame of any library that speaks Arrow's C stream interface: pyarrow, pandas from
+    2.2 on, polars."""
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +42,17 @@ def chunks_of(
     options: ClientOptions,
 ) -> Iterator[Chunk]:
     """The batches of lists, iterables or an Arrow table, made one at a time."""
-    if hasattr(values, "schema") and hasattr(values, "num_rows"):
+    if hasattr(values, "__arrow_c_stream__"):
         if keys is not None or tags is not None:
             raise UsageError("a table has its keys and tags in columns `key` and `tag`")
-        return _table_chunks(stream, values, options)
+        return _table_chunks(stream, _table_of(values), options)
     if isinstance(values, bytes | bytearray | str | memoryview):
         raise UsageError("publish_many takes many values; for one there is publish(value)")
+    if not isinstance(values, Iterable):
+        raise UsageError(
+            "publish_many takes an iterable of bytes, or a table that Arrow can read (pyarrow, "
+            f"pandas from 2.2 on, polars), not {values!r:.60}"
+        )
     rows: list[bytes] = list(values)
     key_rows = _column("keys", keys, len(rows))
     tag_rows = _column("tags", tags, len(rows))
@@ -119,6 +131,23 @@ def _cuts(sizes: Sequence[int], options: ClientOptions) -> Iterator[tuple[int, i
 
 
 # ------------------------------------------------------------ Arrow
+
+
+def _table_of(values: ArrowStream) -> pa.Table | pa.RecordBatch:
+    """A table of the same rows; those of pyarrow itself are taken as they are."""
+    import pyarrow as pa
+
+    if isinstance(values, pa.Table | pa.RecordBatch):
+        return values
+    try:
+        table = pa.RecordBatchReader.from_stream(values).read_all()
+        for at, name in enumerate(table.schema.names):  # polars has views
+            kind = table.schema.types[at]
+            if pa.types.is_binary_view(kind) or pa.types.is_string_view(kind):
+                table = table.set_column(at, name, table.column(at).cast(pa.large_binary()))
+    except (pa.ArrowException, TypeError, ValueError) as problem:
+        raise UsageError(f"{type(values).__name__} cannot be read as a table: {problem}") from None
+    return table
 
 
 def _table_chunks(

@@ -2,7 +2,8 @@
 
 Its machine sees to retries, reconnects and failover; here its events become results that tasks can
 wait for. If a caller stops waiting, its request may still be carried out; the answer is then
-ignored.
+ignored. What cannot be encoded is refused here (UsageError), before the machine gets it: inside the
+node it would be an internal error, which ends everything that the client has under way.
 
 The machine has a layer that publishes to the stream service, and one for each delivery with a
 publisher of its own, named like the delivery. Such a delivery's layer opens its streams and is
@@ -67,6 +68,7 @@ class Control:
     async def open(self, name: str, spec: StreamSpec) -> Opened:
         """Open or create a stream. One at a time for each name: answers name nothing else."""
         self._check()
+        self.node.codec.check(spec)
         waiting = self._opens.setdefault(name, deque())
         future: asyncio.Future[Opened] = asyncio.get_running_loop().create_future()
         waiting.append(_Opening(spec, future))
@@ -110,6 +112,7 @@ class Control:
             raise UsageError(
                 f"{QUESTIONS_MAX:,} questions of this client are open: use fewer subscriptions"
             )
+        self.node.codec.check(question)
         token = next(self._tokens)
         self._questions[token] = told, keep
         self.node.give(Command("inquirer", Inquire(question, token)))

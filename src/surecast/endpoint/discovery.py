@@ -1,25 +1,31 @@
 """The first contact: from a url to the names and addresses of a region's servers.
 
 A url has one address or several, of any servers of the region: `surecast://host:port,host2:port2`.
-The first that answers tells us about all of them.
+`surecast://` may be left out. The first server that answers tells us about all of them.
+
+A url has no user, password or query. One that has them is refused, and no message shows them:
+`redacted` is the only form in which a url that somebody gave us is shown.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
 from surecast.core.types import SECOND
 from surecast.core.wire import Codec
-from surecast.endpoint.handshake import REFUSED, introduction
-from surecast.errors import ConnectError, PeerError, UsageError
-from surecast.runtime.book import Address, show_address
+from surecast.endpoint.handshake import HttpAnswer, introduction
+from surecast.errors import ConnectError, PeerError, UsageError, WrongToken
+from surecast.runtime.addresses import Address, show_address
 
-__all__ = ["Region", "discover", "parse_url", "show_url", "wants_token"]
+__all__ = ["Region", "discover", "parse_url", "redacted", "show_url"]
 
+SCHEME: Final = "surecast"
 PORT: Final = 7400
+HIDDEN: Final = "***"
 ADDRESSES_MAX: Final = 64  # in a url
 _EVERYWHERE: Final = ("0.0.0.0", "::")
 
@@ -35,14 +41,40 @@ class Region:
 
 
 def parse_url(url: str) -> list[Address]:
-    """The addresses in `surecast://host[:port][,host[:port]]…`"""
-    scheme, _, rest = url.partition("://")
-    if scheme != "surecast" or not rest.strip("/"):
-        raise UsageError(f"a url looks like surecast://127.0.0.1:{PORT}, not {url!r}")
+    """The addresses in `surecast://host[:port][,host[:port]]…`; the scheme may be left out."""
+    if not isinstance(url, str):
+        raise UsageError(f"a url is text such as surecast://127.0.0.1:{PORT}, not {type(url)}")
+    before, separator, after = url.partition("://")
+    scheme, rest = (before, after) if separator else (SCHEME, url)
+    if any(mark in rest for mark in "@?#"):
+        raise UsageError(
+            f"a url has no user, password or query: {redacted(url)!r}. Pass a token as token= "
+            "(--token or SURECAST_TOKEN on the command line)"
+        )
+    if scheme in ("http", "https"):
+        raise UsageError(
+            f"{redacted(url)!r} names an HTTP port. Clients connect to the data port of a server "
+            f"(node.listen), such as surecast://127.0.0.1:{PORT}"
+        )
+    if scheme != SCHEME or not rest.strip("/"):
+        raise UsageError(f"a url looks like surecast://127.0.0.1:{PORT}, not {redacted(url)!r}")
     parts = rest.rstrip("/").split(",")
     if len(parts) > ADDRESSES_MAX:
         raise UsageError(f"a url names at most {ADDRESSES_MAX} addresses, not {len(parts)}")
     return [parse_address(part, url) for part in parts]
+
+
+def redacted(url: str) -> str:
+    """`url` without what may be secret in it: users, passwords and queries.
+
+    Everything up to the last @ is left out, because a password may have commas and question marks.
+    """
+    before, separator, after = url.partition("://")
+    scheme, rest = (before + separator, after) if separator else ("", url)
+    _, at, place = rest.rpartition("@")
+    shown = re.split("[?#]", place, maxsplit=1)
+    query = f"?{HIDDEN}" if len(shown) > 1 else ""
+    return f"{scheme}{f'{HIDDEN}@' if at else ''}{shown[0]}{query}"
 
 
 def show_url(addresses: Iterable[Address]) -> str:
@@ -55,7 +87,8 @@ def parse_address(text: str, within: str) -> Address:
     if not colon or text.endswith("]"):  # no port; an IPv6 address may stand in brackets
         host, port = text.strip(), str(PORT)
     if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 1 << 16:
-        raise UsageError(f"{text!r} is no host:port (in {within!r})")
+        where = redacted(within)
+        raise UsageError(f"{redacted(text)!r} is not a valid host:port (in {where!r})")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
@@ -63,16 +96,22 @@ async def discover(
     addresses: list[Address], codec: Codec, *, token: str, timeout_ns: int
 ) -> Region:
     """Ask one address after the other who serves the region."""
-    problems = []
+    problems: list[str] = []
+    refused: list[str] = []
     for host, port in addresses:
+        place = show_address((host, port))
         try:
             async with asyncio.timeout(timeout_ns / SECOND):
                 said, own_host = await introduction(host, port, codec, token)
                 return _region(said, host, own_host)
         except TimeoutError:
-            problems.append(f"{host}:{port} did not answer within {timeout_ns / SECOND:g} s")
+            problems.append(f"{place} did not answer within {timeout_ns / SECOND:g} s")
+        except WrongToken:
+            refused.append(place)
         except (OSError, PeerError, EOFError, ValueError) as problem:  # ValueError: no host name
-            problems.append(f"{host}:{port} {_said(problem)}")
+            problems.append(f"{place} {_said(problem)}")
+    if refused:
+        raise WrongToken(_wrong_token(token, refused))
     raise ConnectError(
         f"no answer: {'; '.join(problems)}. If other servers of the region run, name them too: "
         "surecast://host:port,host:port (`surecast up` prints them). If none does, `surecast up` "
@@ -80,18 +119,24 @@ async def discover(
     )
 
 
-def wants_token(problem: ConnectError) -> bool:
-    """Whether a server answered and refused the token: to ask again is of no use."""
-    return REFUSED in str(problem)
+def _wrong_token(token: str, servers: list[str]) -> str:
+    names = " and ".join(servers)
+    what = f"refused by {names}" if token else f"none was given, and {names} requires one"
+    return (
+        f"wrong token: {what}. Pass what node.token says there as token= (--token or "
+        "SURECAST_TOKEN on the command line); pass none if it is empty"
+    )
 
 
 def _said(problem: Exception) -> str:
     if isinstance(problem, ConnectionRefusedError):
         return "refused the connection: nothing listens there"
     if isinstance(problem, EOFError):
-        return "closed the connection without a word: is it a Surecast data port?"
+        return "closed the connection without an answer: is it a Surecast data port?"
+    if isinstance(problem, HttpAnswer):
+        return "is an HTTP port: connect to the data port of the server (node.listen, often 7400)"
     if isinstance(problem, PeerError):
-        return f"said something else: {problem}"
+        return f"gave a wrong answer: {problem}"
     return f"cannot be reached: {getattr(problem, 'strerror', None) or problem}"
 
 

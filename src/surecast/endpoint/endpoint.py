@@ -6,9 +6,9 @@ The client is one such program, and so is a server that publishes what came by H
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 
 from surecast import registry
 from surecast.columns.rules import KeepAll
@@ -21,10 +21,12 @@ from surecast.endpoint.error_messages import not_supported, open_error, unknown_
 from surecast.endpoint.options import ClientOptions
 from surecast.endpoint.publishers import Outbox
 from surecast.endpoint.region_link import RegionLink
-from surecast.errors import ConnectError, NotSupported, PublishError, UsageError
-from surecast.runtime.book import Address
+from surecast.errors import ConnectError, NotSupported, PublishError, UsageError, WrongToken
+from surecast.runtime.addresses import Address
 
-__all__ = ["Endpoint", "send", "send_all"]
+__all__ = ["Endpoint", "Sent", "acknowledged", "send", "send_all"]
+
+log = logging.getLogger("surecast.client")
 
 
 class Endpoint:
@@ -89,12 +91,20 @@ class Endpoint:
 
     async def _watch_region(self) -> None:
         """When nobody can be reached any more, ask the url's addresses where the servers are."""
-        period = self.options.rediscover_ns / SECOND
+        period = self.options.rediscover_every_ns / SECOND
+        logged = False  # that the token is wrong now
         while True:
             await asyncio.sleep(period)
             if (self.control.busy or self.is_wanted()) and not self.link.is_connected():
-                with suppress(ConnectError):
+                try:
                     await self.link.discover()
+                    logged = False
+                except WrongToken as problem:  # it was right before: the servers have another now
+                    if not logged:
+                        log.warning("the client cannot connect again: %s", problem)
+                        logged = True
+                except ConnectError:
+                    pass
 
     # ------------------------------------------------------------ publishing
 
@@ -159,6 +169,11 @@ class Endpoint:
         self.outboxes[info.stream_id, publisher] = outbox
         return outbox
 
+    def acknowledged_end(self, stream: LogId) -> int:
+        """The first position of a stream behind all that this program published and was told of."""
+        own = (outbox for outbox in self.outboxes.values() if outbox.stream == stream)
+        return max((outbox.acknowledged_end for outbox in own), default=1)
+
     async def flush(self) -> None:
         """Wait until all that was published is acknowledged; raise what went wrong since."""
         outboxes = list(self.outboxes.values())
@@ -180,12 +195,18 @@ async def send(outbox: Outbox, chunk: Chunk) -> asyncio.Future[tuple[int, int]]:
     return sent.whole
 
 
-async def send_all(outbox: Outbox, chunks: Iterable[Chunk]) -> list[tuple[int, int]]:
+Sent = list["asyncio.Future[tuple[int, int]]"]  # of batches: each gets its positions
+
+
+async def send_all(
+    outbox: Outbox, chunks: Iterable[Chunk], sent: Sent | None = None
+) -> list[tuple[int, int]]:
     """Publish batches in order; the positions of each, once all are on disk.
 
-    If some fail, the error tells which did not (`acknowledged`).
+    If some fail, the error tells which did not (`acknowledged`). `sent` gets the future of each
+    batch that was taken, for a caller that may stop waiting.
     """
-    ended: list[asyncio.Future[tuple[int, int]]] = []
+    ended: Sent = [] if sent is None else sent
     try:
         for chunk in chunks:
             ended.append(await send(outbox, chunk))
@@ -193,13 +214,18 @@ async def send_all(outbox: Outbox, chunks: Iterable[Chunk]) -> list[tuple[int, i
             await asyncio.wait(ended)
         return joined(future.result() for future in ended)
     except PublishError as problem:
-        problem.acknowledged = tuple(joined(f.result() for f in ended if _has_result(f)))
+        problem.acknowledged = acknowledged(ended)
         if any(not _has_result(f) and _maybe_taken(f) for f in ended):
             problem.maybe_taken = True  # this batch was not sent, but one before it was
         raise
     finally:
         for future in ended:
             future.cancel()
+
+
+def acknowledged(sent: Sent) -> tuple[tuple[int, int], ...]:
+    """The positions, as half-open runs, of those batches that are on disk."""
+    return tuple(joined(future.result() for future in sent if _has_result(future)))
 
 
 def _has_result(future: asyncio.Future[tuple[int, int]]) -> bool:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Final
 
-from surecast.columns.rules import KeepFor, KeepLast, LatestPerKey, Policy
 from surecast.core.endpoint import Delivery, Opened
+from surecast.core.policies import show_policy
 from surecast.core.streams import StreamInfo, StreamSpec
 from surecast.errors import (
     Closed,
@@ -15,13 +14,15 @@ from surecast.errors import (
     OwnerUnreachable,
     PublishError,
     StreamConfigMismatch,
+    StreamDeleted,
+    SubscriptionInUse,
     SurecastError,
+    UnknownSubscription,
     UsageError,
 )
 
 __all__ = [
     "bad_name",
-    "describe",
     "not_supported",
     "open_error",
     "publish_error",
@@ -38,6 +39,8 @@ _PUBLISH: Final = {
     "quarantined": "the stream's log is damaged in its region. Its operator must see to that; "
     "`surecast status` says where",
     "unknown-stream": "the stream is gone. Open it again with client.stream(...)",
+    "too-many-deleted": "the region keeps the ids of deleted streams, and has as many as it may "
+    "(streams.deleted_max). Raise the limit, or leave the stream and collect its events",
     "history-lost": "the region has lost what it had acknowledged, by its operator's decision. "
     "Open the stream again with client.stream(...) and publish from a known state",
     "closed": "the client was closed before they were acknowledged: they may have been taken",
@@ -54,6 +57,8 @@ def publish_error(stream: str, why: str) -> PublishError:
             "them in the stream first; `surecast status` shows the links",
             maybe_taken=True,
         )
+    if why == "deleted":
+        return StreamDeleted(stream)
     what = _PUBLISH.get(why, f"the region refused them ({why}); `surecast status` may say more")
     return PublishError(f"not published to {stream!r}: {what}", maybe_taken=why in _MAYBE_TAKEN)
 
@@ -98,9 +103,9 @@ def open_error(opened: Opened, spec: StreamSpec) -> SurecastError:
 def _mismatch(name: str, info: StreamInfo | None, spec: StreamSpec) -> StreamConfigMismatch:
     what, has, asked = "retain", "another rule", "the default"
     if spec.retention is not None:
-        asked = describe(spec.retention)
+        asked = show_policy(spec.retention)
     if info is not None:
-        has = describe(info.retention)
+        has = show_policy(info.retention)
         if spec.delivery not in ("", info.delivery):
             what, has, asked = "delivery", repr(info.delivery), repr(spec.delivery)
         elif spec.options not in ((), info.options):
@@ -137,6 +142,23 @@ def subscription_error(what: str, why: str) -> SurecastError:
                 f"the subscription named {what!r} was opened elsewhere and goes on there. Two "
                 "readers cannot share a name: stop one, or give this one another"
             )
+        case "reset" | "deleted":
+            return Fenced(
+                f"the subscription named {what!r} was {why} while this reader held it. Its last "
+                "acknowledgements may not count. Open it again to read from where it is now"
+            )
+        case "in-use":
+            return SubscriptionInUse(
+                f"a client reads under the name {what!r}, so the subscription was not changed. "
+                "Close that reader first, or use force: then it gets Fenced"
+            )
+        case "too-many-positions":
+            return UsageError(
+                f"the region resets {what!r} in fewer streams at a time "
+                "(streams.cursors_reset_max): name some of them"
+            )
+        case "unknown-subscription":
+            return UnknownSubscription(f"the region has no subscription named {what!r}")
         case "too-many":
             return SurecastError(
                 f"the region takes no more subscriptions such as {what!r}: close some, or use "
@@ -144,6 +166,8 @@ def subscription_error(what: str, why: str) -> SurecastError:
             )
         case "bad-name":
             return UsageError(f"{what!r} is not a name or pattern the region accepts")
+        case "stream-deleted":
+            return StreamDeleted(what)
         case "unknown-stream":
             return SurecastError(f"stream {what!r} is gone. Open it again with client.stream(...)")
         case "quarantined":
@@ -155,15 +179,3 @@ def subscription_error(what: str, why: str) -> SurecastError:
         case "closed":
             return Closed("the client is closed")
     return SurecastError(f"subscription {what!r}: {why}")
-
-
-def describe(policy: Policy) -> str:
-    """A policy as its user would write it."""
-    match policy:
-        case KeepLast(n):
-            return f"keep_last({n})"
-        case KeepFor(ns):
-            return f"keep_for({timedelta(microseconds=ns // 1000)!r})".replace("datetime.", "")
-        case LatestPerKey():
-            return "latest_per_key()"
-    return "keep_all()"

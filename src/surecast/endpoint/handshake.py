@@ -10,22 +10,29 @@ from typing import Any, Final, TypeVar
 
 from surecast.core.types import tag_of
 from surecast.core.wire import HEADER_SIZE, Codec, frame_size
-from surecast.errors import PeerError, UnknownMessage
+from surecast.errors import PeerError, UnknownMessage, WrongToken
 from surecast.registry import message_type
 from surecast.runtime import hello
 
-__all__ = ["REFUSED", "introduction"]
+__all__ = ["HttpAnswer", "introduction"]
 
 T = TypeVar("T")
 
 QUESTION: Final = "streams/Introduce"
 ANSWER: Final = "streams/Introduced"
-REFUSED: Final = "connect with token="  # stands in the error if the server refused the token
+WRONG_TOKEN: Final = ("wrong token", "wrong credential")  # the latter: servers of version 0.1
 FRAMES_MAX: Final = 100  # before the answer: a server that talks of other things has none
 
 
+class HttpAnswer(PeerError):
+    """The answer is HTTP: the port is not a data port."""
+
+
 async def introduction(host: str, port: int, codec: Codec, token: str) -> tuple[Any, str]:
-    """What the server at an address says of its region (streams/Introduced), and our own host."""
+    """What the server at an address says of its region (streams/Introduced), and our own host.
+
+    WrongToken if it refuses the token; PeerError if it says anything else.
+    """
     reader, writer = await asyncio.open_connection(host, port)
     try:
         own_host = writer.get_extra_info("sockname")[0]
@@ -40,8 +47,9 @@ async def introduction(host: str, port: int, codec: Codec, token: str) -> tuple[
         )  # fmt: skip
         answer = await _driver_frame(reader)
         if isinstance(answer, hello.Refused):
-            hint = f" ({REFUSED})" if "credential" in answer.why else ""
-            raise PeerError(f"{answer.why}{hint}")
+            if answer.why in WRONG_TOKEN:
+                raise WrongToken(answer.why)
+            raise PeerError(answer.why)
         if not isinstance(answer, hello.Hello):
             raise PeerError("no HELLO")
         writer.write(hello.BEAT + b"".join(codec.encode(message_type(QUESTION)())))
@@ -72,6 +80,8 @@ async def _driver_frame(reader: asyncio.StreamReader) -> Any:
 
 async def _frame(reader: asyncio.StreamReader, codec: Codec) -> bytes:
     header = await _or_eof(reader.readexactly(HEADER_SIZE))
+    if header.startswith(b"HTTP/"):
+        raise HttpAnswer
     size = frame_size(header, codec.limits)
     assert size is not None
     return header + await _or_eof(reader.readexactly(size - HEADER_SIZE))
@@ -81,6 +91,8 @@ async def _or_eof(reading: Awaitable[T]) -> T:
     try:
         return await reading
     except asyncio.IncompleteReadError as short:
+        if short.partial.startswith(b"HTTP/"):
+            raise HttpAnswer from None
         if short.partial:
-            raise PeerError("it broke off in the middle of a frame") from None
+            raise PeerError("it closed the connection in the middle of a frame") from None
         raise EOFError from None

@@ -1,25 +1,29 @@
 """How much a client holds and how long it waits. The defaults suit most programs."""
 
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
 
 from surecast.core.config import check
-from surecast.core.types import MS, SECOND
+from surecast.core.types import SECOND
 from surecast.core.wire import DEFAULT_LIMITS
 
 __all__ = ["ClientOptions"]
 
+DURATION_S_MAX: Final = 1_000_000_000  # 31 years: fits wherever it goes as nanoseconds
 _EVENT_BYTES_MAX = DEFAULT_LIMITS.batch_bytes_max - 4096  # room for a batch's own metadata
 
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """Bounds of one client.
+    """Bounds of one client. Durations are seconds, or a timedelta.
 
-    surecast.connect(url, options=surecast.ClientOptions(buffer_bytes_max=64 << 20))
+    surecast.connect(url, options=surecast.ClientOptions(close_timeout=2.5, readers_max=10))
     """
 
     # Publishing, for each stream.
-    linger_ns: int = 1 * MS  # publish_soon: how long the first event of a batch waits for others
+    # publish_soon: how long the first event of a batch waits for others.
+    linger: float | timedelta = 0.001
     batch_rows_max: int = 4096  # events a batch
     batch_bytes_max: int = 512 << 10  # their keys and values; one larger event travels alone
     event_bytes_max: int = 8 << 20  # one event, key and value
@@ -29,34 +33,42 @@ class ClientOptions:
     # Reading, for each subscription.
     buffer_bytes_max: int = 8 << 20  # received and not read yet: the server is asked to stop
     turn_rows_max: int = 4096  # events read before other tasks of the program get a turn
-    ack_every_ns: int = 50 * MS  # named: how long an acknowledgement waits for others
+    ack_every: float | timedelta = 0.05  # named: how long an acknowledgement waits for others
     readers_max: int = 256  # connections of this client for reading
     streams_max: int = 10_000  # matched by one pattern
+    read_bytes_max: int = 256 << 20  # of the table that one read() returns
 
     # The region.
-    connect_timeout_ns: int = 3 * SECOND  # for one address to say who it is
-    rediscover_ns: int = 2 * SECOND  # all servers gone for so long: ask the url's addresses again
-    close_timeout_ns: int = 10 * SECOND  # what closing waits for what is not acknowledged
-    owner_timeout_ns: int = 10 * SECOND  # a stream's owner out of reach: then publishing fails
+    connect_timeout: float | timedelta = 3.0  # for one address to say who it is
+    # While no server can be reached, the url's addresses are asked again so often.
+    rediscover_every: float | timedelta = 2.0
+    close_timeout: float | timedelta = 10.0  # how long closing waits for acknowledgements
+    # A stream's owner region out of reach for so long: publishing fails.
+    owner_timeout: float | timedelta = 10.0
     insecure: bool = False  # mesh, some deliveries: listen beyond this machine, unencrypted
 
     def validate(self) -> None:
-        for key in ("linger_ns", "ack_every_ns"):
-            check(self, key, getattr(self, key) >= 0, "0 or more")
+        for key in ("linger", "ack_every"):
+            fits = _is_duration(getattr(self, key))
+            check(self, key, fits, "allowed are seconds or a timedelta, 0 or more")
+        for key in ("connect_timeout", "rediscover_every", "close_timeout", "owner_timeout"):
+            value = getattr(self, key)
+            fits = _is_duration(value) and _ns(value) > 0
+            check(self, key, fits, "allowed are seconds or a timedelta, above 0")
         for key in (
             "batch_rows_max",
             "batch_bytes_max",
+            "event_bytes_max",
+            "outbox_bytes_max",
             "outbox_batches_max",
             "buffer_bytes_max",
             "turn_rows_max",
             "readers_max",
             "streams_max",
-            "connect_timeout_ns",
-            "rediscover_ns",
-            "close_timeout_ns",
-            "owner_timeout_ns",
+            "read_bytes_max",
         ):
-            check(self, key, getattr(self, key) > 0, "above 0")
+            number = getattr(self, key)
+            check(self, key, type(number) is int and number > 0, "a whole number above 0")
         most = DEFAULT_LIMITS.batch_rows_max
         check(self, "batch_rows_max", self.batch_rows_max <= most, f"at most {most}")
         event, most = self.event_bytes_max, _EVENT_BYTES_MAX
@@ -73,3 +85,43 @@ class ClientOptions:
 
     def __post_init__(self) -> None:
         self.validate()
+
+    # ------------------------------------------------------------ for the code inside
+
+    @property
+    def linger_ns(self) -> int:
+        return _ns(self.linger)
+
+    @property
+    def ack_every_ns(self) -> int:
+        return _ns(self.ack_every)
+
+    @property
+    def connect_timeout_ns(self) -> int:
+        return _ns(self.connect_timeout)
+
+    @property
+    def rediscover_every_ns(self) -> int:
+        return _ns(self.rediscover_every)
+
+    @property
+    def close_timeout_ns(self) -> int:
+        return _ns(self.close_timeout)
+
+    @property
+    def owner_timeout_ns(self) -> int:
+        return _ns(self.owner_timeout)
+
+
+def _is_duration(value: object) -> bool:
+    if isinstance(value, timedelta):
+        return timedelta(0) <= value <= timedelta(seconds=DURATION_S_MAX)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return 0 <= value <= DURATION_S_MAX  # NaN is not
+
+
+def _ns(duration: float | timedelta) -> int:
+    if isinstance(duration, timedelta):
+        return duration // timedelta(microseconds=1) * 1000
+    return round(duration * SECOND)

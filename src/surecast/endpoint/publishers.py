@@ -24,6 +24,7 @@ from typing import Final
 from surecast.columns.batch import Batch
 from surecast.core.endpoint import Acked, Failed
 from surecast.core.types import SECOND, LogId
+from surecast.core.wire import check_batch
 from surecast.endpoint.control import Control
 from surecast.endpoint.error_messages import publish_error
 from surecast.endpoint.forking import forked, watch
@@ -84,11 +85,13 @@ class Outbox:
         self.stream = stream
         self.options = options
         self.nbytes = 0  # of all that is not acknowledged
+        self.acknowledged_end = 1  # the first position behind all that are acknowledged
         self._rows_max = options.batch_rows_max
         self._draft_room = min(options.batch_bytes_max, options.event_bytes_max)
         self._room = options.outbox_bytes_max
         self._control = control
         self._loop = asyncio.get_running_loop()
+        self._linger_s = options.linger_ns / SECOND
         self._new_draft()
         self._due = _IDLE
         self._timer: asyncio.Handle | None = None
@@ -119,6 +122,10 @@ class Outbox:
     def is_blocked(self) -> bool:
         """Whether calls wait for room: whatever is published now comes after them."""
         return bool(self._blocked)
+
+    def waits_for_room(self, future: asyncio.Future[int]) -> bool:
+        """Whether the event of a `publish` is not taken yet: if it is given up now, it never is."""
+        return any(future is other for _, other, _ in self._blocked)
 
     # ------------------------------------------------------------ taking events
 
@@ -210,8 +217,7 @@ class Outbox:
         self._append(value, key, tag, size)
         if self._due == _IDLE:
             self._due = _LINGERS
-            linger = self.options.linger_ns / SECOND
-            self._timer = self._loop.call_later(linger, self._seal_due)
+            self._timer = self._loop.call_later(self._linger_s, self._seal_due)
 
     def full(self) -> QueueFull:
         return QueueFull(
@@ -303,6 +309,7 @@ class Outbox:
         `whole` of what is returned gets the batch's positions.
         """
         self._check()
+        check_batch(batch)
         sent = InFlight(batch, size)
         sent.whole = self._loop.create_future()
         placed: asyncio.Future[int] = self._loop.create_future()
@@ -326,6 +333,8 @@ class Outbox:
         self.nbytes -= sent.nbytes
         del self._in_flight[sent]
         if isinstance(how, Acked):
+            if how.seq:
+                self.acknowledged_end = max(self.acknowledged_end, how.seq + how.count)
             for row, future in sent.waiters:
                 if not future.done():
                     future.set_result(how.seq + row)

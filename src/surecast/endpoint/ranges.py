@@ -25,12 +25,12 @@ from typing import Any, Final
 from surecast.columns.batch import Batch
 from surecast.core.endpoint import Go, Hold, Lost, Place, ReadRange, Short
 from surecast.core.types import SECOND, LogId
-from surecast.endpoint.discovery import Region, wants_token
+from surecast.endpoint.discovery import Region
 from surecast.endpoint.options import ClientOptions
 from surecast.endpoint.region_link import RegionLink
-from surecast.errors import Closed, ConnectError, SurecastError
+from surecast.errors import Closed, ConnectError, SurecastError, WrongToken
 from surecast.registry import range_reader
-from surecast.runtime.book import Address
+from surecast.runtime.addresses import Address
 from surecast.runtime.node import Node
 
 __all__ = ["Piece", "RangeReader", "ShortError", "StallError"]
@@ -105,7 +105,7 @@ class RangeReader:
             try:
                 return await self._link.discover()
             except ConnectError as problem:
-                if wants_token(problem) or time.monotonic() >= ends_s:
+                if isinstance(problem, WrongToken) or time.monotonic() >= ends_s:
                     raise
             await asyncio.sleep(AGAIN_S)
 
@@ -150,7 +150,7 @@ class RangeReader:
         loop = asyncio.get_running_loop()
         began = loop.time()
         self._waiter = loop.create_future()
-        step_s = min(self._options.rediscover_ns / SECOND, self._patience_s)
+        step_s = min(self._options.rediscover_every_ns / SECOND, self._patience_s)
         try:
             async with asyncio.timeout(step_s):
                 await self._waiter

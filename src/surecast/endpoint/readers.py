@@ -18,7 +18,7 @@ from surecast.core.types import LogId
 from surecast.endpoint.options import ClientOptions
 from surecast.endpoint.region_link import RegionLink
 from surecast.errors import NotSupported, UsageError
-from surecast.runtime.book import is_loopback, show_address
+from surecast.runtime.addresses import is_loopback, show_address
 from surecast.runtime.node import Node
 
 __all__ = ["Reader", "Readers", "Taker"]

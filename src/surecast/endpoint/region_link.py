@@ -14,7 +14,7 @@ from surecast.core.wire import Codec
 from surecast.endpoint.discovery import Region, discover
 from surecast.endpoint.options import ClientOptions
 from surecast.registry import message_types
-from surecast.runtime.book import Address, AddressBook
+from surecast.runtime.addresses import Address, AddressBook
 from surecast.runtime.node import Node
 from surecast.runtime.session import UP
 

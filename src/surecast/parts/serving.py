@@ -2,7 +2,7 @@
 
 A machine has one `Serving` for each kind of message in which it sends events. What is new goes out
 at the end of the pass: several commits make one message. `serve` is for the machine's handlers of
-`EndOfPass(SERVE)` and of `StreamsMoved`. Subscriptions to unknown streams wait for them.
+`EndOfPass(SERVE)` and of `StreamsMoved`. Subscriptions to unknown streams wait for
 them.
 """
 
@@ -61,6 +61,10 @@ class Serving:
         table[peer] = start
         self._serve_one(stream, peer, out, idle_answer=True)
         self._serve_rest(out)
+
+    def has_room(self, stream: LogId, peer: Peer, count_max: int) -> bool:
+        """Whether a peer may follow a stream. One that follows it already may always begin anew."""
+        return self.count < count_max or peer in self.followers.get(stream, ())
 
     def remove(self, stream: LogId, peer: Peer) -> None:
         table = self.followers.get(stream, {})

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from surecast.client.sync import Loop
@@ -44,7 +44,7 @@ class Task:
 
     ranges: tuple[Range, ...]
     url: str
-    token: str
+    token: str = field(repr=False)
     servers: tuple[Server, ...]  # that have an HTTP port
     files: bool  # read their segments, where they are visible
     voids: bool

@@ -45,8 +45,7 @@ class Look:
     lo: int
     hi: int
     extents: list[tuple[int, int, int, int, int]]  # as server.files.FileExtent
-    collected: IntervalSet
-    expired: IntervalSet
+    voids: dict[int, IntervalSet]  # by reason
 
 
 def visible(servers: Sequence[Server]) -> list[Server]:
@@ -92,10 +91,10 @@ def _look(one: Range, lo: int, server: Server, token: str) -> Look | None:
     if said["directory"] != server.directory:
         return None
     try:
-        collected, expired = voids_in(said)
+        voids = voids_in(said)
     except PeerError:
         return None
-    return Look(lo, int(said["hi"]), [tuple(row) for row in said["extents"]], collected, expired)
+    return Look(lo, int(said["hi"]), [tuple(row) for row in said["extents"]], voids)
 
 
 def _from_file(
@@ -124,7 +123,7 @@ def _from_file(
 
 def _without_voids(batches: Iterator[Batch], look: Look) -> Iterator[Batch]:
     """As a server shows them: without what is void, in fewer batches where that leaves little."""
-    if not look.collected and not look.expired:
+    if not any(look.voids.values()):
         yield from batches
         return
     group: list[Batch] = []
@@ -133,7 +132,7 @@ def _without_voids(batches: Iterator[Batch], look: Look) -> Iterator[Batch]:
         group.append(batch)
         rows += batch.rows or 1
         if rows >= _ROWS:
-            yield from survivors(group, look.collected, look.expired, _ROWS)
+            yield from survivors(group, look.voids, _ROWS)
             group, rows = [], 0
     if group:
-        yield from survivors(group, look.collected, look.expired, _ROWS)
+        yield from survivors(group, look.voids, _ROWS)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from surecast.core.wire import SEQ_END_MAX
 from surecast.errors import UsageError
 
 __all__ = [
@@ -30,7 +31,6 @@ __all__ = [
     "timestamps_of",
 ]
 
-_POSITION_MAX: Final = 1 << 59
 _WORDS: Final = {"earliest": -2, "latest": -1}
 _MS: Final = 10**6  # in nanoseconds
 _MS_MAX: Final = (1 << 63) // _MS
@@ -85,10 +85,10 @@ def _position(option: str, name: str, said: Any) -> int:
     if isinstance(said, str) and said.lower() in _WORDS:
         said = _WORDS[said.lower()]
     ending = option.startswith("ending")
-    if isinstance(said, bool) or not isinstance(said, int) or not -2 <= said <= _POSITION_MAX:
+    if isinstance(said, bool) or not isinstance(said, int) or not -2 <= said < SEQ_END_MAX:
         raise UsageError(
             f"option {option}, stream {name!r}: a position from 1 on, "
-            f'"earliest" (-2) or "latest" (-1), not {said!r}'
+            f'"earliest" (-2) or "latest" (-1), not {said!r:.80}'
         )
     if said == 0 or (ending and said == -2):
         raise UsageError(
@@ -160,7 +160,7 @@ def places_to(places: Mapping[str, Place]) -> dict[str, Any]:
 def places_from(offset: Mapping[str, Any]) -> dict[str, Place]:
     try:
         return {
-            name: Place(bytes.fromhex(said["id"]), int(said["next"]))
+            name: Place(bytes.fromhex(said["id"]), _next(said["next"]))
             for name, said in offset.items()
         }
     except (AttributeError, KeyError, TypeError, ValueError):
@@ -169,6 +169,13 @@ def places_from(offset: Mapping[str, Any]) -> dict[str, Place]:
             "Was it made by a query on another source? Give this one a checkpointLocation of its "
             "own"
         ) from None
+
+
+def _next(said: Any) -> int:
+    """The position that a query reads next; ValueError if no stream can have it."""
+    if type(said) is not int or not 1 <= said <= SEQ_END_MAX:
+        raise ValueError(said)
+    return said
 
 
 def share(backlog: Mapping[str, int], most: int) -> dict[str, int]:

@@ -7,7 +7,7 @@ lower case; here they get their spelling back.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Final
 
@@ -27,6 +27,7 @@ from surecast.pipeline.offsets import (
 __all__ = ["NAMES", "SourceOptions", "check_names", "parse"]
 
 URL: Final = "surecast://127.0.0.1:7400"
+_NUMBER_MAX: Final = (1 << 31) - 1  # a Java int
 COLUMNS: Final = ("stream", "seq", "kind", "range", "key", "value", "attributes", "timestamp")
 NAMES: Final = (
     "url",
@@ -66,7 +67,7 @@ class SourceOptions:
     """One reader's options."""
 
     url: str = URL
-    token: str = ""
+    token: str = field(default="", repr=False)
     streams: tuple[str, ...] = ()  # by name; or
     pattern: str = ""
     start: Bound = EARLIEST
@@ -212,8 +213,10 @@ def _number(name: str, text: str) -> int:
         number = int(text)
     except ValueError:
         number = 0
-    if number < 1:
-        raise UsageError(f"option {name} is a whole number from 1 on, not {text!r}")
+    if not 1 <= number <= _NUMBER_MAX:
+        raise UsageError(
+            f"option {name} is a whole number from 1 to {_NUMBER_MAX:,}, not {text!r:.80}"
+        )
     return number
 
 

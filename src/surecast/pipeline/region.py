@@ -18,13 +18,13 @@ from urllib.parse import quote
 
 from surecast.client.connection import Client
 from surecast.client.sync import Loop
+from surecast.columns.batch import REASON_NAMES
 from surecast.columns.intervals import IntervalSet
 from surecast.core.streams import StreamInfo
-from surecast.core.types import SECOND
-from surecast.endpoint.discovery import parse_url, show_url, wants_token
+from surecast.endpoint.discovery import parse_url, redacted, show_url
 from surecast.endpoint.http_get import http_get
 from surecast.endpoint.options import ClientOptions
-from surecast.errors import ConnectError, SurecastError, UsageError
+from surecast.errors import ConnectError, SurecastError, UsageError, WrongToken
 
 __all__ = ["Known", "Region", "Server", "Voids", "ask_server", "refused"]
 
@@ -73,8 +73,8 @@ class Region:
         self.url = url
         self.token = token
         addresses = parse_url(url)
-        each_ns = int(min(3.0, ANSWER_S / len(addresses)) * SECOND)
-        self._client = Client(url, token=token, options=ClientOptions(connect_timeout_ns=each_ns))
+        each_s = min(3.0, ANSWER_S / len(addresses))
+        self._client = Client(url, token=token, options=ClientOptions(connect_timeout=each_s))
         self._loop = Loop()
         self._patience_s = ANSWER_S
         self._silent_until: dict[str, float] = {}  # by HTTP address
@@ -85,7 +85,7 @@ class Region:
             if isinstance(problem, ConnectError):
                 raise refused(url, problem) from None
             if isinstance(problem, TimeoutError):
-                raise self._silent(ANSWER_S, url) from None
+                raise self._silent(ANSWER_S, redacted(url)) from None
             raise
         self.name = self._client.region
 
@@ -157,7 +157,7 @@ class Region:
 
     def locate(self, stream_id: bytes, time_ns: int) -> int:
         """The position of the first event not older than `time_ns`; the end if there is none."""
-        return self._call(self._client.locate(stream_id, time_ns))
+        return self._call(self._client._locate(stream_id, time_ns))
 
     def settle(self, stream_ids: list[bytes]) -> None:
         """Have retention look at all of these streams, as it does before a server shows them: what
@@ -166,7 +166,7 @@ class Region:
         async def ask() -> None:
             for at in range(0, len(stream_ids), QUESTIONS):
                 some = stream_ids[at : at + QUESTIONS]
-                await asyncio.gather(*(self._client.locate(one, 0) for one in some))
+                await asyncio.gather(*(self._client._locate(one, 0) for one in some))
 
         self._call(ask())
 
@@ -189,8 +189,10 @@ class Region:
         for http in self.https:
             said = self._ask(http, path)
             if said is not None and said["stream_id"] == stream_id.hex():
-                collected, expired = voids_in(said)
-                return Voids(lo, int(said["hi"]), collected.union(expired))
+                void = IntervalSet()
+                for some in voids_in(said).values():
+                    void.update(some)
+                return Voids(lo, int(said["hi"]), void)
         return None
 
     # ------------------------------------------------------------ inside
@@ -224,18 +226,18 @@ class Region:
 
     def _silent(self, seconds: float, places: str) -> SurecastError:
         return SurecastError(
-            f"option url: the region at {self.url} has not answered for {seconds:g} s. Is it "
-            "running (`surecast status`), and can all of its servers be reached from here, at "
-            f"{places}? A query may go on with the url of another region"
+            f"option url: the region at {redacted(self.url)} has not answered for {seconds:g} s. "
+            "Is it running (`surecast status`), and can all of its servers be reached from here, "
+            f"at {places}? A query may go on with the url of another region"
         )
 
 
 def refused(url: str, problem: ConnectError) -> SurecastError:
     """Which option to mend when nobody could be connected to."""
-    if wants_token(problem):
+    if isinstance(problem, WrongToken):
         return UsageError(
-            f"option token: the region at {url} refuses it. Give the token its servers were "
-            f"started with (node.token). {problem}"
+            f"option token: the region at {redacted(url)} refuses it. Give the token its servers "
+            f"were started with (node.token). {problem}"
         )
     return ConnectError(f"option url: {problem}")
 
@@ -251,8 +253,10 @@ def ask_server(http: str, path: str, token: str) -> dict[str, Any] | None:
         return None
 
 
-def voids_in(said: dict[str, Any]) -> tuple[IntervalSet, IntervalSet]:
-    """The collected and the expired positions that a server told of."""
+def voids_in(said: dict[str, Any]) -> dict[int, IntervalSet]:
+    """The void positions that a server told of, by reason."""
     runs_max = max(1, int(said["hi"]) - int(said["lo"]))
-    collected, expired = (b64decode(said[key]) for key in ("collected", "expired"))
-    return IntervalSet.from_bytes(collected, runs_max), IntervalSet.from_bytes(expired, runs_max)
+    return {
+        reason: IntervalSet.from_bytes(b64decode(said["voids"][name]), runs_max)
+        for reason, name in REASON_NAMES.items()
+    }

@@ -24,6 +24,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from select import POLLIN, poll
 from threading import Lock, Thread
@@ -40,6 +41,7 @@ __all__ = ["JAVA_MIN", "find_java", "package_zip", "running_session", "spark_ses
 JAVA_MIN: Final = 17
 ANSWER_S: Final = 5.0
 MASTER_PORT, CONNECT_PORT = 7077, 15002
+PACKAGES: Final = ("surecast", "surecast_lab", "pyspark_surecast")  # of the wheel
 _JVMS: Final = Path("/usr/lib/jvm")
 
 
@@ -274,21 +276,20 @@ def _version(java: Path) -> int:
 
 
 def package_zip(folder: Path | None = None) -> Path:
-    """This package as a zip that executors can import from (`addPyFile`).
+    """The packages of the wheel as a zip that executors can import from (`addPyFile`).
 
     What it depends on (numpy, pyarrow, numba, msgspec) must be installed where they run.
     """
-    import pyspark_surecast
-    import surecast
-
     if folder is None:
         folder = Path(tempfile.mkdtemp(prefix="surecast-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
     target = folder / "surecast.zip"
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as made:
-        for package in (surecast, pyspark_surecast):
-            assert package.__file__ is not None
-            root = Path(package.__file__).parent
+        for package in PACKAGES:
+            spec = find_spec(package)
+            assert spec is not None
+            assert spec.origin is not None
+            root = Path(spec.origin).parent
             for file in sorted(root.rglob("*")):
                 if file.is_file() and "__pycache__" not in file.parts:
                     made.write(file, file.relative_to(root.parent))

@@ -16,8 +16,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from surecast.pipeline.warm import java_options
-
 __all__ = ["APP", "LOCAL", "LOG_LEVEL", "others_say", "set_python", "work_out"]
 
 LOCAL: Final = "local[*]"
@@ -134,7 +132,7 @@ def _defaults(is_local: bool, log_level: str) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.memory": DRIVER_MEMORY,
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log4j} "
-        f"-Dderby.system.home={scratch} {_ARROW} {java_options()}",
+        f"-Dderby.system.home={scratch} {_ARROW}",
         "spark.executor.extraJavaOptions": _ARROW,
         "spark.sql.python.filterPushdown.enabled": "true",
     }

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import timedelta
+from dataclasses import dataclass, field
 from typing import Final
 
-from surecast.client.rules import keep_all, keep_for, keep_last, latest_per_key
 from surecast.columns.rules import Policy
 from surecast.core.names import is_internal, is_name
+from surecast.core.policies import parse_policy
 from surecast.endpoint.discovery import parse_url
 from surecast.endpoint.error_messages import bad_name
 from surecast.errors import UsageError
@@ -30,7 +29,7 @@ class SinkOptions:
     """One writer's options."""
 
     url: str = URL
-    token: str = ""
+    token: str = field(default="", repr=False)
     stream: str | None = None  # None: each row names its own
     create: bool = True  # streams that are not there
     retain: Policy | None = None  # what these keep
@@ -70,7 +69,7 @@ def parse(given: Mapping[str, str]) -> SinkOptions:
     create = named.get("createStreams", "true").lower()
     if create not in ("true", "false"):
         raise UsageError(f"option createStreams is true or false, not {create!r}")
-    retain = None if "retain" not in named else _policy(named["retain"])
+    retain = None if "retain" not in named else parse_policy(named["retain"], "option retain")
     return SinkOptions(url, named.get("token", ""), stream, create == "true", retain, query, part)
 
 
@@ -96,23 +95,3 @@ def _part(text: str, query: str | None) -> tuple[int, int]:
             f"stands and what it comes to, such as 499..600, not {text!r}"
         )
     return int(found[1]), int(found[2])
-
-
-def _policy(text: str) -> Policy:
-    kind, _, number = text.partition(":")
-    try:
-        match kind, bool(number):
-            case "keep_all", False:
-                return keep_all()
-            case "latest_per_key", False:
-                return latest_per_key()
-            case "keep_last", True:
-                return keep_last(int(number))
-            case "keep_for", True:
-                return keep_for(timedelta(seconds=float(number)))
-    except (ValueError, OverflowError, UsageError):
-        pass
-    raise UsageError(
-        "option retain is keep_all, latest_per_key, keep_last:N or keep_for:SECONDS (such as "
-        f"keep_for:3600), not {text!r}"
-    )

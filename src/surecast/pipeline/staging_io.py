@@ -25,10 +25,16 @@ from surecast.client.connection import Client
 from surecast.client.rules import latest_per_key
 from surecast.client.stream import Stream
 from surecast.client.subscription import Subscription
-from surecast.core.types import SECOND
-from surecast.endpoint.discovery import parse_url, wants_token
+from surecast.endpoint.discovery import parse_url, redacted
 from surecast.endpoint.options import ClientOptions
-from surecast.errors import ConnectError, NotSupported, Silent, SurecastError, UsageError
+from surecast.errors import (
+    ConnectError,
+    NotSupported,
+    Silent,
+    SurecastError,
+    UsageError,
+    WrongToken,
+)
 from surecast.pipeline.region import refused
 from surecast.pipeline.sink_options import SinkOptions
 from surecast.pipeline.staging import (
@@ -71,10 +77,10 @@ async def connected(options: SinkOptions, within_s: float | None = None) -> Asyn
     each_s = min(3.0, CONNECT_S / len(parse_url(options.url)))
     room = ClientOptions().event_bytes_max + CHUNK_ROOM
     limits = ClientOptions(
-        connect_timeout_ns=int(each_s * SECOND),
+        connect_timeout=each_s,
         event_bytes_max=room,
-        owner_timeout_ns=int(2 * PATIENCE_S * SECOND),  # ours ends before
-        close_timeout_ns=int(CLOSE_S * SECOND),
+        owner_timeout=2 * PATIENCE_S,  # ours ends before
+        close_timeout=CLOSE_S,
     )
     ends_s = time.monotonic() + (PATIENCE_S if within_s is None else within_s)
     while True:
@@ -83,7 +89,7 @@ async def connected(options: SinkOptions, within_s: float | None = None) -> Asyn
             await client.open()
             break
         except ConnectError as problem:
-            if wants_token(problem) or time.monotonic() >= ends_s:
+            if isinstance(problem, WrongToken) or time.monotonic() >= ends_s:
                 raise refused(options.url, problem) from None
         await asyncio.sleep(AGAIN_S)
     async with client:
@@ -112,9 +118,9 @@ async def check_region(options: SinkOptions) -> None:
                 await open_target(client, options.stream, options)
     except TimeoutError:
         raise SurecastError(
-            f"option url: the region at {options.url} has not answered for {ANSWER_S:g} s. Its "
-            "servers may be down, or cannot reach the region that owns the stream: `surecast "
-            "status` shows that"
+            f"option url: the region at {redacted(options.url)} has not answered for {ANSWER_S:g} "
+            "s. Its servers may be down, or cannot reach the region that owns the stream: "
+            "`surecast status` shows that"
         ) from None
 
 

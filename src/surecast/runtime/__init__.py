@@ -18,7 +18,7 @@ relay*.py    a link that can be slow, lossy or cut, for tests and demos
 recorder.py  writes down what a machine is told, for `surecast replay`
 """
 
-from surecast.runtime.book import AddressBook
+from surecast.runtime.addresses import AddressBook
 from surecast.runtime.limits import RuntimeLimits
 from surecast.runtime.node import Node
 

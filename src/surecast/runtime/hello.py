@@ -46,7 +46,7 @@ class Hello(Message, tag="/hello"):
         if self.version != ours.version:
             return f"protocol version {self.version}, this node speaks {ours.version}"
         if not compare_digest(self.credential.encode(), ours.credential.encode()):
-            return "wrong credential"
+            return "wrong token"
         if not 0 < len(self.name.encode()) <= NAME_LEN_MAX:
             return f"a name of {len(self.name.encode())} bytes: allowed is 1 to {NAME_LEN_MAX}"
         if self.to and self.to != ours.name:  # who knows only an address asks for anybody

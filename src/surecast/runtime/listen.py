@@ -4,7 +4,7 @@ import socket
 from typing import Final
 
 from surecast.errors import ConfigError
-from surecast.runtime.book import Address
+from surecast.runtime.addresses import Address
 
 __all__ = ["bind"]
 

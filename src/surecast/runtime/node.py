@@ -26,6 +26,7 @@ from random import Random
 from typing import Any, Protocol
 
 from surecast.core.machine import Factory, NodeContext
+from surecast.core.states import watched
 from surecast.core.types import (
     Append,
     AtEndOfPass,
@@ -58,7 +59,7 @@ from surecast.core.types import (
 from surecast.core.wire import Codec
 from surecast.errors import ConfigError, UsageError
 from surecast.runtime import hello
-from surecast.runtime.book import Address, AddressBook, check_listen, own_address, with_address
+from surecast.runtime.addresses import Address, AddressBook, check_listen, own_address, with_address
 from surecast.runtime.limits import RuntimeLimits
 from surecast.runtime.listen import bind
 from surecast.runtime.sessions import Sessions
@@ -107,6 +108,7 @@ class Node:
         limits: RuntimeLimits | None = None,
         insecure: bool = False,
         recorder: Recorder | None = None,
+        validate: bool = False,
         on_deliver: Callable[[LogId, tuple[Batch, ...]], None] | None = None,
         on_emit: Callable[[Any], None] | None = None,
     ) -> None:
@@ -133,6 +135,9 @@ class Node:
         self._about = (region, epoch, role, credential)
         self._insecure = insecure
         self._recorder = recorder
+        # In tests: check states and invariants of the machine and of sessions (`core.states`).
+        self.validate = validate
+        self.met: Counter[str] = Counter()  # transitions, by label
         self._on_deliver = on_deliver
         self._on_emit = on_emit
         self._server: asyncio.Server | None = None
@@ -175,7 +180,7 @@ class Node:
             self.failed.result()
 
     def _begin(self, udp: socket.socket, start: Start) -> None:
-        self._step = self.machine.step
+        self._step = watched(self.machine, self.met) if self.validate else self.machine.step
         self.speaks = protocols_of(getattr(self.machine, "messages", self.codec.types))
         self.sessions = Sessions(self, Random())
         self.datagrams = Datagrams(self, udp)

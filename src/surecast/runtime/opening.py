@@ -20,6 +20,7 @@ from collections import Counter
 from random import Random
 from typing import TYPE_CHECKING, Final
 
+from surecast.core.sessions import ACCEPTED, ATTEMPT, CONNECTED
 from surecast.core.types import SECOND, Peer
 from surecast.runtime.hello import Hello, encode
 from surecast.runtime.session import BREAKING, OPENING, REPLACED, UP, Session
@@ -76,6 +77,7 @@ class Opening:
         timeout = self.limits.connect_timeout_ns / SECOND
         session.timer = self.loop.call_later(timeout, self._give_up, session)
         session.dial = self.loop.create_task(self._dial(session, *address))
+        self.sessions.moved(session, ATTEMPT)
 
     def _unknown(self, session: Session) -> None:
         if session.state is OPENING and session.connection is None:
@@ -114,6 +116,7 @@ class Opening:
             connection.abort()  # given up, or the peer's own connection was faster
             return
         session.connection = connection
+        self.sessions.moved(session, CONNECTED)
         connection.say(encode(self._hello(session.peer, session.attempt)))
 
     def _hello(self, to: Peer, attempt: int) -> Hello:
@@ -170,6 +173,7 @@ class Opening:
         session.connection = connection
         connection.session = session
         connection.state = ANSWERED
+        self.sessions.moved(session, ACCEPTED)
         connection.expect(self.limits.handshake_timeout_ns)
         connection.say(encode(self._hello(session.peer, self._attempts)))
 

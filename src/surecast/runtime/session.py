@@ -4,6 +4,15 @@ import asyncio
 from collections.abc import Container
 from typing import TYPE_CHECKING, Final
 
+from surecast.core.sessions import (
+    CLOSED,
+    FULL,
+    LOST,
+    REFUSED,
+    REPLACED,
+    SILENT,
+    SessionState,
+)
 from surecast.core.types import Peer
 from surecast.core.wire import Buffer
 
@@ -29,14 +38,6 @@ UP: Final = "up"
 BREAKING: Final = "breaking"  # too much was sent into it; its end comes in a pass of its own
 DOWN: Final = "down"
 
-# Why a session that was up has ended.
-CLOSED: Final = "closed"  # in order: one of the two has said Bye
-LOST: Final = "lost"  # the connection broke
-SILENT: Final = "silent"
-REFUSED: Final = "refused"  # one of the two has said why: a bad frame, for instance
-FULL: Final = "full"  # the peer did not read what was sent to it
-REPLACED: Final = "replaced"  # the peer opened another one
-
 
 class Session:
     __slots__ = (
@@ -53,6 +54,7 @@ class Session:
         "parked",
         "peer",
         "queued",
+        "seen",
         "speaks",
         "state",
         "timer",
@@ -77,6 +79,46 @@ class Session:
         self.used = False  # the machine has sent something into it, or knows that it is up
         self.closing = False
         self.congested = False
+        self.seen = SessionState.PAUSED  # when it was last checked against the state table
+
+    @property
+    def phase(self) -> SessionState:
+        """The state as `core.sessions` names it, derived here and nowhere else."""
+        if self.state is UP:
+            return SessionState.CLOSING if self.closing else SessionState.UP
+        if self.state is BREAKING:
+            return SessionState.BREAKING
+        if self.state is DOWN:
+            return SessionState.ENDED
+        if self.connection is None:
+            return SessionState.PAUSED if self.dial is None else SessionState.DIALLING
+        return SessionState.GREETING if self.connection.dialled else SessionState.ANSWERING
+
+    def validate(self) -> None:
+        """Assert what must hold after every transition; called by tests only."""
+        connection, phase = self.connection, self.phase
+        if self.state is UP:
+            assert connection is not None, "up without a connection"
+            assert connection.session is self, "up with the connection of another session"
+            assert self.dial is None, "up, and an attempt is still under way"
+            assert self.timer is None, "up, and the attempt's time-out is still running"
+            assert self.speaks is not None, "up before the peer has said which protocols it speaks"
+        elif self.state is OPENING:
+            assert connection is None or connection.session is self
+            assert self.speaks is None
+            assert sum(count for _, count, _ in self.early) <= len(self.out)
+        else:
+            assert connection is None, f"{self.state}, and there is a connection"
+            assert self.dial is None, f"{self.state}, and an attempt is under way"
+        if self.parked is not None:
+            assert phase in (SessionState.PAUSED, SessionState.GREETING, SessionState.CLOSING), (
+                f"a connection of the peer is parked, and the session is {phase.name}"
+            )
+            assert self.parked.session is self
+        if self.state is UP or self.state is OPENING:
+            assert self.queued == sum(map(len, self.out)), "queued bytes are miscounted"
+            assert self.after_bytes == sum(map(len, self.after))
+            assert not self.after or self.closing, "sent after Close, but there was no Close"
 
     def listen_to(self, speaks: tuple[str, ...]) -> int:
         """The peer has listed its protocols: forget what waits of others; how many messages."""

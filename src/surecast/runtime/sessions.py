@@ -18,6 +18,16 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
+from surecast.core.sessions import (
+    CLOSE,
+    FAILED,
+    FIRST_FRAME,
+    HELLO,
+    OVERFLOW,
+    SESSION,
+    STOPPED,
+)
+from surecast.core.states import Moves
 from surecast.core.types import SECOND, Congested, Peer, PeerUp, Writable
 from surecast.core.wire import Codec
 from surecast.runtime.hello import BEAT, BYE
@@ -74,6 +84,18 @@ class Sessions:
         self.queued_bytes = 0  # for all peers, as last looked at
         # Sessions that were up and are no more, with the reason; the newest stand last.
         self.ended: deque[tuple[Peer, str]] = deque(maxlen=ENDED_KEPT)
+        # In tests: checks the states of sessions.
+        self.moves = Moves(SESSION, node.met) if node.validate else None
+
+    def moved(self, session: Session, why: str) -> None:
+        """The state of a session may have changed, and this is why (`core.sessions`)."""
+        if self.moves is not None:
+            try:
+                session.seen = self.moves.check(session.seen, why, session.phase)
+                session.validate()
+            except AssertionError as problem:  # asyncio would only log it
+                problem.add_note(f"the session of {self.node.name} with {session.peer}: {why}")
+                self.fail(problem)
 
     # ------------------------------------------------------------ sending
 
@@ -126,6 +148,7 @@ class Sessions:
         log.warning("%s: %s does not read what is sent to it", self.node.name, session.peer)
         session.state = BREAKING
         self.opening.call_off(session)
+        self.moved(session, OVERFLOW)
         # Not now: a machine that answers PeerDown by sending as much again would never let us go.
         self.loop.call_soon(self._break, session)
 
@@ -141,6 +164,7 @@ class Sessions:
         session.closing = True
         session.out.append(BYE)
         session.queued += len(BYE)
+        self.moved(session, CLOSE)
         if not session.dirty:
             session.dirty = True
             self.dirty.append(session)
@@ -173,6 +197,7 @@ class Sessions:
         speaks = connection.hello.speaks if connection.hello is not None else ()
         if dropped := session.listen_to(speaks):
             self.counters["not_spoken"] += dropped
+        self.moved(session, HELLO if connection.dialled else FIRST_FRAME)
         self.node.post(PeerUp(session.peer, speaks))
         if connection.dialled:
             connection.say(BEAT)
@@ -192,10 +217,12 @@ class Sessions:
         if session.state is UP:
             self.counters["sessions_lost"] += 1
             self.down(session, LOST)
-        elif session.state is OPENING and connection.dialled:
-            self.opening.failed(session, describe(problem))
         elif session.state is OPENING:
-            self.opening.jilted(session)
+            self.moved(session, LOST)
+            if connection.dialled:
+                self.opening.failed(session, describe(problem))
+            else:
+                self.opening.jilted(session)
         self.settle()
 
     def _part(self, connection: Connection) -> Session | None:
@@ -264,6 +291,7 @@ class Sessions:
         peer = session.peer
         if self.by_peer.get(peer) is session:
             del self.by_peer[peer]
+        self.moved(session, why or FAILED)
         if quiet:
             self.opening.be_quiet(peer)
         if session.after and not self.stopping:
@@ -328,6 +356,7 @@ class Sessions:
             else:
                 self.opening.call_off(session)
                 session.state = DOWN
+                self.moved(session, STOPPED)
         self.flush()
         for connection in list(self.connections):
             last_words = connection.state is ENDED and connection.transport.get_write_buffer_size()
@@ -343,6 +372,7 @@ class Sessions:
         for session in list(self.by_peer.values()):
             self.opening.call_off(session)
             session.state = DOWN
+            self.moved(session, STOPPED)
         self.by_peer.clear()
         for connection in list(self.connections):
             connection.abort()

@@ -42,6 +42,18 @@ _BODY_LEN_AT: Final = 8
 _BURST_NS: Final = MS // 2  # a receive that kept us longer is the last before others have a turn
 _JOIN_BYTES_MAX: Final = 8 << 10  # buffers below this on average are cheaper copied than listed
 
+_HTTP_METHODS: Final = (
+    b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH ", b"PRI ",
+)  # fmt: skip
+_HTTP_BODY: Final = (
+    b'{"error": "this is the data port of a Surecast server (surecast://), which does not speak '
+    b'HTTP: use its HTTP port (node.http, often 7480)"}'
+)
+_HTTP_ANSWER: Final = (
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    b"content-length: %d\r\n\r\n%b" % (len(_HTTP_BODY), _HTTP_BODY)
+)
+
 
 class Connection(asyncio.BufferedProtocol):
     """A connection we opened (`session` is whose attempt it is) or accepted (None at first)."""
@@ -157,7 +169,13 @@ class Connection(asyncio.BufferedProtocol):
                 return
             hello, _ = CODEC.decode(rest[:size])
         except PeerError as problem:
-            self.refuse(str(problem))
+            opening = bytes(rest[:8])
+            if self.dialled and opening.startswith(b"HTTP/"):
+                self.refuse("its answer is HTTP: the address is not that of a data port")
+            elif not self.dialled and opening.startswith(_HTTP_METHODS):
+                self.refuse("an HTTP request at the data port", _HTTP_ANSWER)
+            else:
+                self.refuse(str(problem))
             return
         chunk.at += size
         if type(hello) is Refused:
@@ -256,11 +274,11 @@ class Connection(asyncio.BufferedProtocol):
         self._stop_waiting()
         self.state = READY
 
-    def refuse(self, why: str) -> None:
+    def refuse(self, why: str, answer: bytes = b"") -> None:
         """Say why, then close. The rest is read meanwhile: unread bytes would make the close a
         reset, which destroys what the peer has not read yet, our reason with it."""
         self.sessions.refusing(self, why)
-        self.say(encode(Refused(why[:1000])))
+        self.say(answer or encode(Refused(why[:1000])))
         self.finish()
 
     def finish(self) -> None:

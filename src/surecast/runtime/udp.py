@@ -18,7 +18,7 @@ from zlib import crc32
 from surecast.core.types import Peer, Received
 from surecast.core.wire import Buffer
 from surecast.errors import PeerError, UnknownMessage
-from surecast.runtime.book import Address
+from surecast.runtime.addresses import Address
 from surecast.runtime.chunks import Chunk
 
 if TYPE_CHECKING:

@@ -19,6 +19,8 @@ Files
     metrics.py   the same for Prometheus
     files.py     where a stream lies on its disk, for readers that can see it
     http.py      the HTTP port
+    operations.py  ... what it takes and answers, as a table
+    connections.py, limited_log.py   ... its connections and their bounds, and what it logs
     publishing.py, ndjson.py   ... events that come by it
     logs.py      what a process says on stderr
     openapi.py   ... described for programs

@@ -1,14 +1,20 @@
 """`surecast serve --check-config`: what this configuration would do, here and now."""
 
 import os
+import secrets
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
-from surecast.runtime.book import Address
+from surecast.runtime.addresses import Address
 from surecast.server.config import ServerConfig, parse_address
+from surecast.storage.modes import open_file
 
 __all__ = ["problems", "summary"]
+
+PROBE_BYTES = 4096  # written to a folder to see whether it can be
+PARTS = ("log", "witness")  # folders of a data folder
 
 
 def summary(config: ServerConfig) -> list[tuple[str, str]]:
@@ -47,16 +53,45 @@ def problems(config: ServerConfig) -> list[str]:
 
 
 def _of_folder(key: str, folder: str) -> Iterator[str]:
-    """Can we write there? Nothing is made: a check leaves no trace."""
+    """Make it and write a file there, as the server would. What was made is removed again."""
     if not folder:
         return
     place = Path(folder).absolute()
-    while not place.exists():
-        place = place.parent
-    if not place.is_dir():
-        yield f"{key}: {place} is not a folder"
-    elif not os.access(place, os.W_OK | os.X_OK):
-        yield f"{key}: {place} cannot be written to by this user; change its owner, or {key}"
+    made: list[Path] = []
+    doing, at = "make", place
+    try:
+        for at in reversed([place, *place.parents]):
+            if not at.is_dir():
+                os.mkdir(at, 0o700)
+                made.append(at)
+        doing = "write to"
+        # The parts that exist may belong to another user, such as one who once tried the server.
+        for at in (place, *(place / part for part in PARTS)):
+            if at == place or at.is_dir():
+                _write_probe(at)
+    except FileExistsError:
+        yield f"{key}: {at} is not a folder"
+    except OSError as problem:
+        why = problem.strerror or problem
+        yield f"{key}: cannot {doing} {at}: {why}; mend that, or change {key}"
+    finally:
+        for at in reversed(made):
+            with suppress(OSError):  # somebody else has put something there meanwhile
+                os.rmdir(at)
+
+
+def _write_probe(folder: Path) -> None:
+    """Write some bytes to the disk and remove them; OSError if that cannot be done."""
+    path = folder / f".surecast-check-{secrets.token_hex(8)}"
+    file = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    try:
+        data = bytes(PROBE_BYTES)
+        while data:
+            data = data[os.write(file, data) :]
+        os.fsync(file)
+    finally:
+        os.close(file)
+        os.unlink(path)
 
 
 def _of_port(key: str, address: Address, kind: socket.SocketKind) -> Iterator[str]:

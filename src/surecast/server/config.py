@@ -19,7 +19,7 @@ from surecast.core.types import SECOND, Peer
 from surecast.core.wire import Limits
 from surecast.errors import ConfigError
 from surecast.registry import roles
-from surecast.runtime.book import Address, is_loopback
+from surecast.runtime.addresses import Address, is_loopback
 from surecast.runtime.limits import RuntimeLimits
 from surecast.storage.config import StorageConfig
 
@@ -108,7 +108,7 @@ class HttpConfig:
     body_timeout_ns: int = 30 * SECOND  # the body must have arrived, or the answer is 408
     response_timeout_ns: int = 30 * SECOND  # a client that does not read its answer is disconnected
     idle_timeout_ns: int = 75 * SECOND  # a connection without a request is closed
-    publish_timeout_ns: int = 30 * SECOND  # a POST of events that takes longer is answered 504
+    publish_timeout_ns: int = 30 * SECOND  # what the region takes longer to do is answered 504
     streams_max: int = 1_000  # shown one by one, in metrics and status
     log_every_ns: int = 10 * SECOND  # one log line for each kind of bad request, with a count
 

@@ -19,6 +19,7 @@ import h11
 import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from surecast.core.wire import MAGIC
 from surecast.server.config import HttpConfig
 from surecast.server.limited_log import LimitedLog, printable
 
@@ -109,6 +110,10 @@ class HttpConnection(H11Protocol):
         self._unset_keepalive_if_required()
 
     def data_received(self, data: bytes) -> None:
+        if self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
+            if data.startswith(MAGIC):
+                self._answer_frame()
+                return
         try:
             super().data_received(data)
         except Exception as problem:
@@ -199,6 +204,16 @@ class HttpConnection(H11Protocol):
             self.transport.abort()
 
     # ------------------------------------------------------------ answers from here
+
+    def _answer_frame(self) -> None:
+        """A Surecast client or server took this for a data port. It tells HTTP by its first line.
+
+        As text it would be an incomplete request, which is waited for.
+        """
+        text = "this is an HTTP port: Surecast clients connect to the data port (node.listen)"
+        self.all.log.tell("frames at the HTTP port", f"connection from {self.peer}: {text}")
+        self.transport.write(_answer(400, text))
+        self.transport.close()
 
     def _is_partial(self) -> bool:
         """Part of a request was received, and no answer was begun."""

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from surecast.columns.batch import COLLECTED, EXPIRED
+from surecast.columns.batch import REASON_NAMES
 from surecast.columns.intervals import IntervalSet
 from surecast.core.streams import StreamState
 from surecast.errors import StorageError
@@ -44,8 +44,7 @@ class StreamFiles(msgspec.Struct):
     directory: str  # "": nothing is kept on disk
     lo: int
     hi: int
-    collected: bytes  # void positions: IntervalSet.to_bytes
-    expired: bytes
+    voids: dict[str, bytes]  # by reason: IntervalSet.to_bytes
     extents: list[FileExtent]
 
 
@@ -58,7 +57,7 @@ def files_of(server: RegionServer, name: str, lo: int, hi: int) -> StreamFiles |
     if stream is None:
         return None
     hi = max(lo, min(hi, stream.committed, stream.index.end))
-    collected, expired, hi = _voids(stream, lo, hi)
+    voids, hi = _voids(stream, lo, hi)
     directory = ""
     extents: list[FileExtent] = []
     store = server.replica.store
@@ -70,19 +69,18 @@ def files_of(server: RegionServer, name: str, lo: int, hi: int) -> StreamFiles |
         directory,
         lo,
         hi,
-        collected.clip(lo, hi).to_bytes(),
-        expired.clip(lo, hi).to_bytes(),
+        {REASON_NAMES[reason]: some.clip(lo, hi).to_bytes() for reason, some in voids.items()},
         extents,
     )
 
 
-def _voids(stream: StreamState, lo: int, hi: int) -> tuple[IntervalSet, IntervalSet, int]:
-    """The void positions of [lo, hi), and how much of it they say."""
-    both = [stream.index.voids[reason].clip(lo, hi) for reason in (COLLECTED, EXPIRED)]
-    for voids in both:
-        if voids.runs > RUNS_MAX:
-            hi = min(hi, int(voids.to_arrays()[0][RUNS_MAX]))
-    return both[0], both[1], hi
+def _voids(stream: StreamState, lo: int, hi: int) -> tuple[dict[int, IntervalSet], int]:
+    """The void positions of [lo, hi) by reason, and how much of it they say."""
+    voids = {reason: some.clip(lo, hi) for reason, some in stream.index.voids.items()}
+    for some in voids.values():
+        if some.runs > RUNS_MAX:
+            hi = min(hi, int(some.to_arrays()[0][RUNS_MAX]))
+    return voids, hi
 
 
 def _extents(

@@ -1,9 +1,10 @@
 """The HTTP port: health, metrics, status, streams, publishing, and an operator's last words.
 
 It runs in the event loop of the nodes, so it reads their machines directly (status.py) and changes
-nothing but by giving a node an input. Requests under /v1 need the token, if there is one. What
-changes something is refused to web pages (an Origin header), which could otherwise have a browser
-on this machine do it.
+nothing but by giving a node an input. Requests under /v1 need the token, if there is one, and have
+no query parameters but those in the table of operations (operations.py): a misspelt one is refused,
+not ignored. What changes something is refused to web pages (an Origin header), which could
+otherwise have a browser on this machine do it.
 
 A request takes one of the places of `http.requests_max` when it is complete; /healthz and /readyz
 need none. Bounds on connections are in connections.py. Bad requests are answered 400 and logged
@@ -31,30 +32,32 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from surecast.columns.intervals import POSITION_MAX
 from surecast.core.names import is_name
 from surecast.core.replicated import Refound
 from surecast.core.streams import ForceNewStream
+from surecast.core.wire import SEQ_END_MAX
 from surecast.endpoint.error_messages import bad_name
 from surecast.errors import ConfigError
-from surecast.runtime.book import Address, is_loopback, show_address
+from surecast.runtime.addresses import Address, is_loopback, show_address
 from surecast.server.config import parse_address
 from surecast.server.connections import CLOSED, HttpConnections
 from surecast.server.files import files_of
 from surecast.server.limited_log import LimitedLog
 from surecast.server.metrics import CONTENT_TYPE, Scrape
 from surecast.server.openapi import document
-from surecast.server.publishing import Publishing
+from surecast.server.operations import CONFIRM, NDJSON, OPERATIONS, Deleted, Operation
+from surecast.server.publishing import Publishing, check_content, spec_of
 from surecast.server.region import RegionServer
-from surecast.server.status import look, not_ready, stream_named, streams
+from surecast.server.status import existing, look, not_ready, stream_named, streams
+from surecast.server.subscriptions import HttpSubscriptions
 
 __all__ = ["HttpPort", "make_app"]
 
 log = logging.getLogger("surecast.server")
 
-CONFIRM = "yes-i-know-what-is-lost"
 STOP_S_MAX = 2  # requests under way when the process ends
 ORDINARY = (401, 403, 404, 405, 409)  # refusals that are not logged
+LOOKING = ("GET", "HEAD")  # methods that change nothing
 FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip")  # headers that a proxy adds
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -166,26 +169,13 @@ def _show(scope: Scope) -> str:
 def make_app(
     server: RegionServer, publishing: Publishing, limited: LimitedLog | None = None
 ) -> Starlette:
-    """The application; each route is a line of `openapi.document`, too."""
+    """The application: a route for each of `OPERATIONS`."""
     http = server.config.http
     limited = limited or LimitedLog(log, server.config.name, http.log_every_ns)
     pages = Pages(server, publishing, limited)
     routes = [
-        Route("/healthz", pages.healthz),
-        Route("/readyz", pages.readyz),
-        Route("/metrics", pages.counted(pages.metrics)),
-        Route("/openapi.json", pages.counted(pages.openapi)),
-        Route("/v1/status", pages.guarded(pages.counted(pages.status))),
-        Route("/v1/streams", pages.guarded(pages.counted(pages.streams))),
-        Route("/v1/streams/{name}", pages.guarded(pages.counted(pages.stream))),
-        Route("/v1/streams/{name}/events", pages.guarded(pages.publish), methods=["POST"]),
-        Route("/v1/streams/{name}/files", pages.guarded(pages.counted(pages.files))),
-        Route("/v1/admin/refound", pages.guarded(pages.counted(pages.refound)), methods=["POST"]),
-        Route(
-            "/v1/admin/force-new-stream",
-            pages.guarded(pages.counted(pages.force)),
-            methods=["POST"],
-        ),
+        Route(operation.path, pages.handler(operation), methods=[operation.method])
+        for operation in OPERATIONS
     ]
     app = Starlette(
         routes=routes, exception_handlers={HTTPException: pages.explain, Exception: _apologise}
@@ -201,10 +191,20 @@ class Pages:
     def __init__(self, server: RegionServer, publishing: Publishing, log: LimitedLog) -> None:
         self.server = server
         self.publishing = publishing
+        self.named = HttpSubscriptions(server, publishing)
         self.limits = server.config.http
         self.log = log
         self.requests: Counter[str] = Counter()  # complete and not answered yet, by address
         self.bodies_bytes = 0  # of requests being received or published
+
+    def handler(self, operation: Operation) -> Handler:
+        """What answers an operation, behind all that is checked before."""
+        handler: Handler = getattr(self, operation.handler)
+        if operation.counted:
+            handler = self.counted(handler)
+        if operation.guarded:
+            handler = self.guarded(self.checked(operation, handler))
+        return handler
 
     def guarded(self, handler: Handler) -> Handler:
         """Behind the token, if there is one; and what changes something only for programs."""
@@ -214,9 +214,24 @@ class Pages:
             token = self.server.config.node.token
             given = request.headers.get("authorization", "").encode("latin-1")  # as it was sent
             if token and not compare_digest(given.removeprefix(b"Bearer "), token.encode()):
-                raise HTTPException(401, "send the header Authorization: Bearer <node.token>")
-            if request.method == "POST" and "origin" in request.headers:
+                wrong = "wrong token" if given else "this server needs a token"
+                raise HTTPException(
+                    401, f"{wrong}: send the header Authorization: Bearer <node.token>"
+                )
+            if request.method not in LOOKING and "origin" in request.headers:
                 raise HTTPException(403, "web pages may look, but not change anything")
+            return await handler(request)
+
+        return handle
+
+    def checked(self, operation: Operation, handler: Handler) -> Handler:
+        """With the query parameters that the operation has, each at most once."""
+
+        @wraps(handler)
+        async def handle(request: Request) -> Response:
+            names = (name for name, _ in request.query_params.multi_items())
+            if wrong := operation.wrong_query(names):
+                raise HTTPException(400, wrong)
             return await handler(request)
 
         return handle
@@ -253,7 +268,7 @@ class Pages:
     async def streams(self, _request: Request) -> Response:
         self._need_replica()
         found = streams(self.server, self.limits.streams_max)
-        return _json({"streams": found, "total": len(self.server.streams.streams)})
+        return _json({"streams": found, "total": len(existing(self.server))})
 
     async def stream(self, request: Request) -> Response:
         self._need_replica()
@@ -266,15 +281,15 @@ class Pages:
     async def files(self, request: Request) -> Response:
         self._need_replica()
         name, query = request.path_params["name"], request.query_params
-        try:
-            lo, hi = int(query.get("lo", "1")), int(query.get("hi", str(POSITION_MAX)))
-        except ValueError:
-            raise HTTPException(400, "lo and hi are positions, such as ?lo=1&hi=1000") from None
-        lo = min(max(1, lo), POSITION_MAX)
-        found = files_of(self.server, name, lo, max(lo, min(hi, POSITION_MAX)))
+        lo, hi = _position(query.get("lo", "1")), _position(query.get("hi", str(SEQ_END_MAX)))
+        found = files_of(self.server, name, lo, max(lo, hi))
         if found is None:
             raise HTTPException(404, f"there is no stream {name!r} here; see /v1/streams")
         return _json(found)
+
+    async def subscriptions(self, request: Request) -> Response:
+        self._need_replica()
+        return _json(await self.named.page(request.query_params))
 
     # ------------------------------------------------------------ changing
 
@@ -285,12 +300,36 @@ class Pages:
         name = request.path_params["name"]
         if not is_name(name):
             raise HTTPException(400, bad_name(name))
-        lines = request.headers.get("content-type", "").startswith("application/x-ndjson")
-        key = request.query_params.get("key")
+        query = request.query_params
+        spec = spec_of(query.get("retain"), query.get("delivery"))
+        media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        lines, key = media == NDJSON, query.get("key")
+        if lines and key is not None:
+            raise HTTPException(400, f"with {NDJSON} each line has its own key: leave out ?key=")
         async with self._body(request) as body:
+            check_content(media, body)
             with self._place(request):
-                runs = await self.publishing.publish(name, body, lines, key)
+                runs = await self.publishing.publish(name, body, lines, key, spec)
         return _json({"stream": name, "seqs": runs})
+
+    async def delete_stream(self, request: Request) -> Response:
+        self._need_replica()
+        name = request.path_params["name"]
+        info = self.server.streams.named(name)
+        if info is None:
+            raise HTTPException(404, f"there is no stream {name!r} here; see /v1/streams")
+        return _json(Deleted(name, await self.publishing.delete(info)))
+
+    async def reset_subscription(self, request: Request) -> Response:
+        self._need_replica()
+        name = request.path_params["name"]
+        return _json(await self.named.reset(name, request.query_params))
+
+    async def delete_subscription(self, request: Request) -> Response:
+        self._need_replica()
+        name = request.path_params["name"]
+        await self.named.delete(name, request.query_params)
+        return _json({"done": f"the subscription {name} is deleted"})
 
     async def refound(self, request: Request) -> Response:
         self._operator(request)
@@ -393,6 +432,16 @@ class Pages:
         answer = _json({"error": problem.detail}, status)
         answer.headers.update(problem.headers or {})
         return answer
+
+
+def _position(text: str) -> int:
+    """A position, or the one behind the last; 400 for anything else."""
+    digits = text.isascii() and text.isdigit() and len(text) < 20
+    if not digits or not 1 <= int(text) <= SEQ_END_MAX:
+        raise HTTPException(
+            400, f"lo and hi are positions from 1 to {SEQ_END_MAX}, such as ?lo=1&hi=1000"
+        )
+    return int(text)
 
 
 def _json(content: Any, status: int = 200) -> Response:

@@ -4,14 +4,18 @@ The files are what `surecast serve` reads. To spread the regions over machines, 
 the machines' addresses in place of 127.0.0.1.
 """
 
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import count, repeat
 from pathlib import Path
+from typing import Any
 
 from surecast.errors import UsageError
 from surecast.server.config import witness_name
 from surecast.storage.modes import FOLDER, opener, set_mode
 
-__all__ = ["Layout", "Planned", "plan"]
+__all__ = ["Layout", "Planned", "lay_out", "node_count", "plan", "region_names"]
 
 REGION_NAMES = ("east", "west", "north")
 HTTP_OFFSET = 80  # between a node's data port and its HTTP port, or more if there are more nodes
@@ -26,7 +30,7 @@ class Planned:
     region: str
     role: str
     listen: str
-    http: str
+    http: str  # "": it has no HTTP port
     config: Path
 
     @property
@@ -39,6 +43,11 @@ class Layout:
     folder: Path
     nodes: list[Planned] = field(default_factory=list)
     in_memory: bool = False
+    # (region, node of another region) → where that region reaches the node, if it is not where the
+    # node listens: a relay or a NAT stands between them.
+    through: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    # Further sections of every node's configuration; those of "node" are added to its own.
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def regions(self) -> list[str]:
         return list(dict.fromkeys(node.region for node in self.nodes))
@@ -81,57 +90,119 @@ class Layout:
         self._make("data")
         kept.write_text(shape + "\n")
 
+    def owners(self) -> dict[str, str]:
+        """Prefix of a stream's name → region. Each region owns the prefix of its own name, and the
+        first region all other streams."""
+        first, *rest = self.regions()
+        return {"": first, **{region: region for region in rest}}
+
+    def document(self, node: Planned) -> dict[str, Any]:
+        """The configuration of one node, as its file has it."""
+        own = {"name": node.name} if node.role == "replica" else {}
+        own |= {"role": node.role, "region": node.region, "listen": node.listen, "http": node.http}
+        own["data_dir"] = "" if self.in_memory else str(self.data(node).absolute())
+        return {
+            **self.settings,
+            "node": {**own, **self.settings.get("node", {})},
+            "regions": {region: self._reached(node.region, region) for region in self.regions()},
+            "owners": self.owners(),
+        }
+
+    def _reached(self, here: str, region: str) -> dict[str, Any]:
+        """A region as the nodes of region `here` reach it."""
+
+        def address(node: Planned) -> str:
+            return self.through.get((here, node.name), node.listen)
+
+        replicas = self.of(region)
+        found: dict[str, Any] = {"replicas": {one.name: address(one) for one in replicas}}
+        if http := {one.name: one.http for one in replicas if one.http}:
+            found["http"] = http
+        for witness in self.of(region, "witness"):
+            found["witness"] = address(witness)
+        return found
+
     def text(self, node: Planned) -> str:
         """The file of one node."""
-        name = f'name = "{node.name}"\n' if node.role == "replica" else ""
-        data = "" if self.in_memory else str(self.data(node).absolute())
+        document = self.document(node)
+        own, regions, owners = (document.pop(name) for name in ("node", "regions", "owners"))
         lines = [
             f"# {node.name}: run it with `surecast serve {node.config}`.",
             "# Every key, what it means and its default: docs/configuration.md\n",
-            f'[node]\n{name}role = "{node.role}"\nregion = "{node.region}"',
-            f'listen = "{node.listen}"\nhttp = "{node.http}"',
-            f'data_dir = "{data}"' + ('  # "": nothing is kept on disk' if not data else ""),
-            "",
+            *_section("node", own),
             "# The deployment: the same everywhere, but for addresses, which are as this node",
             "# reaches the others.",
         ]
-        for region in self.regions():
-            replicas = ", ".join(f'"{one.name}" = "{one.listen}"' for one in self.of(region))
-            http = ", ".join(f'"{one.name}" = "{one.http}"' for one in self.of(region))
-            lines += [f"[regions.{region}]", f"replicas = {{ {replicas} }}", f"http = {{ {http} }}"]
-            lines += [f'witness = "{one.listen}"' for one in self.of(region, "witness")]
-            lines.append("")
-        lines += [
-            "# Which region numbers the events of a stream: the longest prefix decides.",
-            "[owners]",
-        ]
-        first, *rest = self.regions()
-        lines += [f'"" = "{first}"', *(f'"{region}" = "{region}"' for region in rest)]
+        for region, reached in regions.items():
+            lines += _section(f"regions.{region}", reached)
+        lines.append("# Which region numbers the events of a stream: the longest prefix decides.")
+        lines.append("[owners]")
+        lines += [f"{_toml(prefix)} = {_toml(region)}" for prefix, region in owners.items()]
+        for name, section in document.items():
+            lines += ["", *_section(name, section)[:-1]]
         return "\n".join(lines) + "\n"
+
+
+def _section(name: str, values: Mapping[str, Any]) -> list[str]:
+    return [f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in values.items()), ""]
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{_toml(key)} = {_toml(one)}' for key, one in value.items())} }}"
+    return json.dumps(value, ensure_ascii=False)  # numbers, lists, booleans and strings alike
+
+
+def region_names(regions: int) -> list[str]:
+    return [REGION_NAMES[i] if i < len(REGION_NAMES) else f"r{i + 1}" for i in range(regions)]
+
+
+def node_count(sizes: Mapping[str, int]) -> int:
+    """How many processes a deployment has: replicas, and witnesses where there are several."""
+    return sum(size + (size > 1) for size in sizes.values())
+
+
+def lay_out(
+    folder: Path,
+    sizes: Mapping[str, int],
+    ports: Iterable[int],
+    http_ports: Iterable[int] | None = None,
+    in_memory: bool = False,
+    settings: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Layout:
+    """A deployment on these ports; `sizes` has the number of replicas of each region.
+
+    Regions of several replicas have a witness each. Without `http_ports` no node has an HTTP port.
+    """
+    wanted = [
+        (region, f"{region}-{i + 1}", "replica") for region, n in sizes.items() for i in range(n)
+    ]
+    wanted += [(region, witness_name(region), "witness") for region, n in sizes.items() if n > 1]
+    https: Iterable[str] = (
+        repeat("") if http_ports is None else (f"127.0.0.1:{port}" for port in http_ports)
+    )
+    nodes = [
+        Planned(
+            name=name,
+            region=region,
+            role=role,
+            listen=f"127.0.0.1:{port}",
+            http=http,
+            config=folder / "config" / f"{name.replace('/', '-')}.toml",
+        )
+        for (region, name, role), port, http in zip(wanted, ports, https, strict=False)
+    ]
+    assert len(nodes) == len(wanted), "every node needs a port"
+    return Layout(folder, nodes, in_memory, settings=settings or {})
 
 
 def plan(
     folder: Path, regions: int, replicas: int, base_port: int, in_memory: bool = False
 ) -> Layout:
-    """`regions` of `replicas` each, and a witness each where there is more than one replica."""
-    names = [REGION_NAMES[i] if i < len(REGION_NAMES) else f"r{i + 1}" for i in range(regions)]
-    wanted = [(region, f"{region}-{i + 1}") for region in names for i in range(replicas)]
-    if replicas > 1:
-        wanted += [(region, witness_name(region)) for region in names]
-    http_port = base_port + max(HTTP_OFFSET, len(wanted))
-    if http_port + len(wanted) > PORT_MAX:
+    """`regions` of `replicas` each, on consecutive ports."""
+    sizes = dict.fromkeys(region_names(regions), replicas)
+    nodes = node_count(sizes)
+    http_port = base_port + max(HTTP_OFFSET, nodes)
+    if http_port + nodes - 1 > PORT_MAX:
         raise UsageError(f"ports from {base_port} on do not suffice: choose a lower --base-port")
-    nodes = []
-    for i, (region, name) in enumerate(wanted):
-        witness = name == witness_name(region)
-        nodes.append(
-            Planned(
-                name=name,
-                region=region,
-                role="witness" if witness else "replica",
-                listen=f"127.0.0.1:{base_port + i}",
-                http=f"127.0.0.1:{http_port + i}",
-                config=folder / "config" / f"{name.replace('/', '-')}.toml",
-            )
-        )
-    return Layout(folder, nodes, in_memory)
+    return lay_out(folder, sizes, count(base_port), count(http_port), in_memory)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from surecast.errors import ConfigError, StorageError, UsageError
 from surecast.registry import roles
-from surecast.runtime.book import show_address
+from surecast.runtime.addresses import show_address
 from surecast.server.config import build
 from surecast.server.region import RegionServer
 

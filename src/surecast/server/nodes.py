@@ -20,7 +20,7 @@ from surecast.core.types import Machine, Peer
 from surecast.core.wire import Codec
 from surecast.errors import ConfigError, StorageError
 from surecast.registry import message_types, roles, witness
-from surecast.runtime.book import AddressBook, show_address
+from surecast.runtime.addresses import AddressBook, show_address
 from surecast.runtime.node import Node
 from surecast.runtime.recorder import Recorder, recording_path
 from surecast.server.config import ServerConfig, parse_address, witness_name

@@ -15,7 +15,7 @@ import traceback
 from typing import Any
 
 from surecast.errors import ConfigError, StorageError
-from surecast.runtime.book import show_address
+from surecast.runtime.addresses import show_address
 from surecast.runtime.run import run as run_loop
 from surecast.server import logs
 from surecast.server.alarms import alarms
@@ -24,7 +24,7 @@ from surecast.server.http import HttpPort
 from surecast.server.region import RegionServer
 from surecast.server.status import not_ready
 
-__all__ = ["serve"]
+__all__ = ["prepare", "serve"]
 
 log = logging.getLogger("surecast.server")
 
@@ -32,9 +32,18 @@ LOOK_S = 0.2  # how often alarms are looked at
 LASTS = 3  # looks that an alarm must outlast: what passes by itself at a start is no news
 
 
-def serve(config: ServerConfig) -> int:
-    """Run until told to stop; the exit code."""
+def prepare(config: ServerConfig) -> None:
+    """Set up the log and load the kernels. If they have to be compiled, that takes some seconds, in
+    which signals are not answered once the event loop runs."""
     logs.set_up(config.log)
+    if not config.is_witness:
+        from surecast.columns import kernels
+
+        kernels.warm()
+
+
+def serve(config: ServerConfig) -> int:
+    """Run until told to stop; the exit code. `prepare` comes first."""
     code = 1
 
     async def live() -> None:

@@ -117,14 +117,15 @@ HTTP = """\
 `/openapi.json` describes it for programs.
 
 {paths}
-Paths under `/v1` need `Authorization: Bearer TOKEN` if `node.token` is set. POST is refused to web
-pages.
+Paths under `/v1` need `Authorization: Bearer TOKEN` if `node.token` is set, and refuse query
+parameters that they do not know. POST is refused to web pages.
 
 ## Exit codes of `surecast serve`
 
 0: told to stop (SIGTERM, SIGINT) and everything is written. 1: it had to stop, or its data folder
-is damaged or in use; the last lines say what to do. 2: the configuration is wrong. A second signal
-ends it at once; what was acknowledged is on disk either way.
+is damaged or in use; the last lines say what to do. 2: the configuration is wrong. 130: Ctrl-C
+while it was being loaded. A second signal ends it at once; what was acknowledged is on disk either
+way.
 """
 
 
@@ -155,10 +156,30 @@ PATHS = (
         "them are void: for readers that see the same disk, such as Spark's tasks",
     ),
     (
+        "`DELETE /v1/streams/NAME`",
+        "delete a stream and all its events, in every region, for good; `seq` is its last position",
+    ),
+    (
         "`POST /v1/streams/NAME/events`",
         'publish: `application/x-ndjson` with a `{"key": …, "value": …}` a line, or the body '
-        "as one event (`?key=`); answers with positions once they are safe. Sent again, it is "
-        "published again: whoever needs exactly once uses the client",
+        "as one event (`?key=`); answers with positions once they are safe. A JSON body needs "
+        "that content type, or `application/octet-stream` if it is to be one event (else 415). "
+        "`?retain=` and `?delivery=` say what a new stream is like; one that exists must agree "
+        "(else 409). Sent again, it is published again: whoever needs exactly once uses the client",
+    ),
+    (
+        "`/v1/subscriptions?after=…`",
+        "the region's named subscriptions, as its head knows them: position, end and lag in each "
+        "stream, whether a client reads; a page at a time (`next` is the next `after`)",
+    ),
+    (
+        "`POST /v1/subscriptions/NAME/reset?start=…`",
+        "move a named subscription: `start` is earliest, latest, a position or a time; "
+        "`stream=` (may be repeated) names streams or patterns, `force=true` fences a reader",
+    ),
+    (
+        "`DELETE /v1/subscriptions/NAME`",
+        "delete a named subscription; `force=true` fences a reader",
     ),
     (
         "`POST /v1/admin/refound`",

@@ -35,7 +35,7 @@ def load_config(
         ) from None
     except ConfigError as problem:
         raise ConfigError(f"{path}: {problem}") from None
-    given = {f"--set {flag}": _flag(flag) for flag in flags}
+    given = {f"--set {_key_of(flag)}": _flag(flag) for flag in flags}
     changes = {**_from_environment(os.environ if environ is None else environ), **given}
     try:
         for change in changes.values():
@@ -55,6 +55,11 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     return found
 
 
+def _key_of(flag: str) -> str:
+    """What errors show of a flag: its value may be a token."""
+    return flag.partition("=")[0]
+
+
 def _flag(flag: str) -> dict[str, Any]:
     """`node.http=...` as the part of a document that it is."""
     key, equals, text = flag.partition("=")
@@ -64,7 +69,7 @@ def _flag(flag: str) -> dict[str, Any]:
         words = []
     if not (equals and words):
         raise ConfigError(
-            f"--set {flag}: write SECTION.KEY=VALUE, such as node.http=127.0.0.1:7480"
+            f"--set {_key_of(flag)}: write SECTION.KEY=VALUE, such as node.http=127.0.0.1:7480"
         )
     return _nested(words, text)
 

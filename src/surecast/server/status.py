@@ -12,8 +12,9 @@ from typing import Any
 
 import msgspec
 
-from surecast.columns.rules import KeepAll, KeepFor, KeepLast, Policy
-from surecast.core.status import ChainStatus, RegionStatus
+from surecast.columns.batch import REASON_NAMES
+from surecast.core.policies import show_policy
+from surecast.core.status import ChainStatus, RegionStatus, SubscriptionInfo
 from surecast.core.streams import StreamState
 from surecast.runtime.session import UP, Session
 from surecast.server.alarms import Alarm, alarms
@@ -29,7 +30,6 @@ __all__ = [
     "StreamStatus",
     "look",
     "not_ready",
-    "show_policy",
     "stream_named",
     "streams",
 ]
@@ -72,8 +72,9 @@ class StreamStatus(msgspec.Struct, kw_only=True):
     retention: str
     end: int  # appended here
     committed: int  # on disk at every replica; what readers are shown
-    live: int
+    live: int  # of the positions that retention has seen: all but the last moment's
     void: int
+    void_reasons: dict[str, int]  # how many of them are superseded, expired, collected
     kept_bytes: int = 0
     rate: float = 0.0  # events a second that come from another region, smoothed
     source: str = ""  # the region it is pulled from; "": ours, or nobody is ahead
@@ -94,6 +95,8 @@ class Status(msgspec.Struct):
     regions: list[RegionStatus]
     streams: list[StreamStatus]
     streams_total: int
+    subscriptions: list[SubscriptionInfo]  # the first so many (streams.cursors_shown_max)
+    subscriptions_total: int
     sessions: int
     queued_bytes: int
     alarms: list[Alarm]
@@ -115,7 +118,9 @@ def look(server: RegionServer, streams_max: int) -> Status:
         links=_links(server),
         regions=_regions(server, said),
         streams=streams(server, streams_max) if replica else [],
-        streams_total=len(server.streams.streams) if replica else 0,
+        streams_total=len(existing(server)) if replica else 0,
+        subscriptions=[info for one in said.values() for info in one.get("subscriptions", ())],
+        subscriptions_total=sum(one.get("subscriptions_total", 0) for one in said.values()),
         sessions=sum(1 for session in sessions if session.state is UP),
         queued_bytes=sum(map(_queued_bytes, sessions)),
         alarms=raised,
@@ -138,28 +143,20 @@ def _reasons(server: RegionServer, raised: list[Alarm]) -> list[str]:
 
 def streams(server: RegionServer, count_max: int) -> list[StreamStatus]:
     """The first so many streams by name."""
-    known = sorted(server.streams.streams.values(), key=lambda stream: stream.info.name)
+    known = sorted(existing(server), key=lambda stream: stream.info.name)
     return [_stream(server, stream) for stream in known[:count_max]]
+
+
+def existing(server: RegionServer) -> list[StreamState]:
+    """The streams that are not deleted."""
+    service = server.streams
+    return [s for s in service.streams.values() if not service.is_deleted(s.info.stream_id)]
 
 
 def stream_named(server: RegionServer, name: str) -> StreamStatus | None:
     info = server.streams.named(name)
     stream = server.streams.streams.get(info.stream_id) if info is not None else None
     return _stream(server, stream) if stream is not None else None
-
-
-def show_policy(policy: Policy) -> str:
-    """A policy as `surecast publish --retain` takes it."""
-    if isinstance(policy, KeepAll):
-        return "keep-all"
-    if isinstance(policy, KeepLast):
-        return f"keep-last:{policy.n}"
-    if isinstance(policy, KeepFor):
-        for unit, ns in (("d", 86_400 * 10**9), ("h", 3600 * 10**9), ("min", 60 * 10**9)):
-            if policy.ns % ns == 0:
-                return f"keep-for:{policy.ns // ns}{unit}"
-        return f"keep-for:{policy.ns / 1e9:g}s"
-    return "latest-per-key"
 
 
 # ---------------------------------------------------------------- inside
@@ -215,8 +212,11 @@ def _said(server: RegionServer) -> dict[str, Mapping[str, Any]]:
     return {role.name: role.observer.status(server.layers) for role in server.roles}
 
 
+_PLACED = ("chain", "regions", "subscriptions", "subscriptions_total")
+
+
 def _besides(said: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in said.items() if key not in ("chain", "regions")}
+    return {key: value for key, value in said.items() if key not in _PLACED}
 
 
 def _regions(server: RegionServer, said: Mapping[str, Mapping[str, Any]]) -> list[RegionStatus]:
@@ -234,7 +234,7 @@ _FROM_ROLES = ("kept_bytes", "rate", "source")
 
 def _stream(server: RegionServer, stream: StreamState) -> StreamStatus:
     info, index = stream.info, stream.index
-    void = sum(voids.total() for voids in index.voids.values())
+    counts = index.counts()
     regions = {server.config.node.region: stream.committed}
     subscribers, recovering = 0, False
     fields: dict[str, Any] = {}
@@ -253,8 +253,9 @@ def _stream(server: RegionServer, stream: StreamState) -> StreamStatus:
         retention=show_policy(index.policy),
         end=stream.end,
         committed=stream.committed,
-        live=index.end - 1 - void,
-        void=void,
+        live=counts.live,
+        void=sum(counts.void.values()),
+        void_reasons={REASON_NAMES[reason]: count for reason, count in counts.void.items()},
         regions=regions,
         lag=max(regions.values()) - stream.committed,
         subscribers=subscribers,

@@ -4,11 +4,14 @@ A node is stepped only between entries of the agenda, never from inside an effec
 causes, even at the same instant, goes through the agenda.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from heapq import heappop
 from random import Random
 from typing import Any, Self
 
+from surecast.core.sessions import SESSION
+from surecast.core.states import Moves
 from surecast.core.types import (
     MS,
     Append,
@@ -67,7 +70,10 @@ class Loop:
         costs: Costs | None = None,
         reencode: Callable[[Any], Any] | None = None,
         record: bool = True,
+        validate: bool = True,
     ) -> None:
+        """`validate`: check the state tables and invariants of machines and sessions after every
+        step (`core.states`); `met` then counts the transitions by their labels."""
         self.seed = seed
         self.now_ns = 0
         self.inputs = 0  # stepped so far
@@ -79,6 +85,10 @@ class Loop:
         self.nodes: dict[str, Node] = {}
         self.network = Network(self, link or Link(), Random(f"{seed}/network"))
         self.disks = Disks(self, Random(f"{seed}/disks"))
+        self.validate = validate
+        self.met: Counter[str] = Counter()
+        if validate:
+            self.network.moves = Moves(SESSION, self.met)
         if trace is not None:
             trace.sizes = self.network.sizes
         self._copies: dict[str, MemoryDisk] = {}  # of disks, for roll backs

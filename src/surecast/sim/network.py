@@ -28,6 +28,19 @@ Bytes sent and not yet taken by the other node count against the end's high-wate
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from surecast.core.sessions import (
+    ATTEMPT,
+    CLOSE,
+    CLOSED,
+    FAILED,
+    FIRST_FRAME,
+    HELLO,
+    LOST,
+    REPLACED,
+    SILENT,
+    STOPPED,
+)
+from surecast.core.states import Moves
 from surecast.core.types import (
     MS,
     SECOND,
@@ -66,6 +79,13 @@ class Network:
         self.reconnect_ns = 50 * MS
         self.reset_ns = 200 * US
         self.high_water_bytes = 4 << 20
+        self.moves: Moves | None = None  # checks the states of sessions, if set
+
+    def _moved(self, end: End, why: str) -> None:
+        """The state of an end may have changed, and this is why."""
+        if self.moves is not None:
+            end.seen = self.moves.check(end.seen, why, end.phase)
+            end.validate()
 
     # ------------------------------------------------------------ sending
 
@@ -98,6 +118,7 @@ class Network:
             self._put(now_ns, end, FIN, 0)
         else:
             end.waiting = add(end.waiting, (FIN, 0))
+        self._moved(end, CLOSE)
 
     def path(self, src: Node, dst: Node) -> Path:
         path = src.paths.get(dst.name)
@@ -162,6 +183,8 @@ class Network:
 
     def _begin(self, now_ns: int, end: End) -> None:
         if end.state is OPENING:
+            end.begun = True
+            self._moved(end, ATTEMPT)
             self._shake(now_ns, end)
             self.agenda.push(now_ns + self.connect_timeout_ns, CALL, self._give_up, (end,))
 
@@ -185,6 +208,7 @@ class Network:
             end.follow()
             self._put(now_ns, end, ACCEPT, 0)
             self._put_waiting(now_ns, end)
+            self._moved(end, HELLO)
             self.world.give(end.node, PeerUp(end.peer.name, end.peer.speaks))
 
     def _give_up(self, now_ns: int, end: End) -> None:
@@ -193,7 +217,7 @@ class Network:
         for side in (end, end.other):
             quiet_ns = int(self.reconnect_ns * (1 + self.rng.random() / 2))
             side.node.quiet_until[side.peer.name] = now_ns + quiet_ns
-            self._down(now_ns, side)
+            self._down(now_ns, side, FAILED)
 
     def _put_waiting(self, now_ns: int, end: End) -> None:
         waiting, end.waiting = end.waiting, NOTHING
@@ -205,12 +229,13 @@ class Network:
         node, peer = end.node, end.peer
         old = node.ends.get(peer.name)
         if old is not None and old is not end:  # a session they have given up
-            self._down(now_ns, old)
+            self._down(now_ns, old, REPLACED)
         node.ends[peer.name] = end
         end.state = UP
         end.follow()
         end.odd = end.closing or end.path.cut or end.other.state is DOWN
         self._put_waiting(now_ns, end)
+        self._moved(end, FIRST_FRAME)
         self.world.give(node, PeerUp(peer.name, peer.speaks))
 
     # ------------------------------------------------------------ arriving
@@ -236,7 +261,7 @@ class Network:
             if not there.closing:
                 there.closing = there.held = there.odd = True
                 self._put(now_ns, there, FIN, 0)
-            self._down(now_ns, there, reset=False)
+            self._down(now_ns, there, CLOSED, reset=False)
             return False
         return True
 
@@ -266,21 +291,23 @@ class Network:
     def reset_all(self, now_ns: int, node: Node) -> None:
         """Break every session of a node, as a firewall that forgot its connections does."""
         for end in list(node.ends.values()):
-            self._down(now_ns, end)
+            self._down(now_ns, end, LOST)
 
-    def _down(self, now_ns: int, end: End, reset: bool = True) -> None:
+    def _down(self, now_ns: int, end: End, why: str, reset: bool = True) -> None:
         """`end` is no more. The other end gets a reset, if the path is there to carry it."""
         if end.state is DOWN:
             return
         node, peer, other = end.node, end.peer, end.other
         end.state = DOWN
         end.held = True
+        self._moved(end, why)
         other.odd = True  # what it has sent no longer arrives
         known = node.ends.get(peer.name) is end
         if known:
             del node.ends[peer.name]
         if other.state is OPENING and peer.ends.get(node.name) is not other:
             other.state = DOWN  # its node never heard of it
+            self._moved(other, LOST)
         elif other.state is not DOWN and reset and not end.path.cut:
             self._reset(now_ns, end)
         if not known:
@@ -296,7 +323,7 @@ class Network:
     def _reset(self, now_ns: int, end: End) -> None:
         """Let the other side of `end` hear that it is gone."""
         at_ns = now_ns + self.reset_ns + int(self.rng.random() * end.path.delay_ns)
-        self.agenda.push(at_ns, CALL, self._down, (end.other, False))
+        self.agenda.push(at_ns, CALL, self._down, (end.other, LOST, False))
 
     def crash(self, now_ns: int, node: Node) -> None:
         """The node is gone, and so is its memory; call before it forgets its ends."""
@@ -314,14 +341,17 @@ class Network:
 
     def _vanish(self, now_ns: int, end: End) -> None:
         end.state = DOWN
+        self._moved(end, STOPPED)
         other = end.other
         other.odd = True
         if other.state is OPENING and other.node.ends.get(end.node.name) is not other:
             other.state = DOWN
+            self._moved(other, LOST)
         elif other.state is not DOWN and not end.path.cut:
             self._reset(now_ns, end)
         elif other.state is OPENING:  # it had joined our attempt, and cannot hear of its end
-            self.agenda.push(now_ns + self.connect_timeout_ns, CALL, self._down, (other, False))
+            at_ns = now_ns + self.connect_timeout_ns
+            self.agenda.push(at_ns, CALL, self._down, (other, LOST, False))
 
     # ------------------------------------------------------------ cutting and mending
 
@@ -381,4 +411,4 @@ class Network:
 
     def _timeout(self, now_ns: int, end: End, watch: int) -> None:
         if end.watch == watch:
-            self._down(now_ns, end)
+            self._down(now_ns, end, SILENT)

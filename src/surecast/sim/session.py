@@ -8,6 +8,7 @@ put under way: not up, closing, or over a path with loss or a bandwidth limit.
 
 from typing import Any
 
+from surecast.core.sessions import SessionState
 from surecast.sim.links import Path
 from surecast.sim.node import Node
 
@@ -50,6 +51,7 @@ class End(_HotEnd):
 
     __slots__ = (
         "after",
+        "begun",
         "closing",
         "congested",
         "cut",
@@ -60,6 +62,7 @@ class End(_HotEnd):
         "opener",
         "other",
         "path",
+        "seen",
         "stalled",
         "state",
         "waiting",
@@ -75,6 +78,7 @@ class End(_HotEnd):
         self.path = path
         self.opener = opener
         self.state = OPENING
+        self.begun = False  # the opener's handshake is under way
         self.closing = False
         self.odd = True
         self.last_ns = 0  # when the last message put under way arrives
@@ -89,7 +93,32 @@ class End(_HotEnd):
         self.missed = False  # the handshake came to a cut path
         self.watched = False  # one direction is cut: a timeout is running
         self.watch = 0  # names the timeout that counts; raised to call it off
+        self.seen = self.phase  # when it was last checked against the state table
         self.follow()
+
+    @property
+    def phase(self) -> SessionState:
+        """The state as `core.sessions` names it, derived here and nowhere else."""
+        if self.state is UP:
+            return SessionState.CLOSING if self.closing else SessionState.UP
+        if self.state is DOWN:
+            return SessionState.ENDED
+        if not self.opener:
+            return SessionState.ANSWERING
+        return SessionState.DIALLING if self.begun else SessionState.PAUSED
+
+    def validate(self) -> None:
+        """Assert what must hold after every transition."""
+        assert self.other.other is self, "the two ends do not belong to each other"
+        assert self.opener != self.other.opener, "both ends, or none, have opened it"
+        assert not self.after or self.closing, "something waits for the next session without Close"
+        assert self.queued >= 0, "more was taken than was sent"
+        if self.state is UP:
+            assert not self.waiting, "up, and something waits for that"
+            assert self.held or not self.closing, "closing, and sends are put under way"
+        elif self.state is OPENING:
+            assert self.held, "not up, and sends are put under way"
+            assert not self.opener or self.other.state is not UP, "accepted before it was opened"
 
     def follow(self) -> None:
         """Bring in line with path and state what each send looks at."""

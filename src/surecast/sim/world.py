@@ -16,6 +16,7 @@ from random import Random
 from typing import Any
 
 from surecast.core.machine import Factory
+from surecast.core.states import watched
 from surecast.core.types import DAMAGE, SECOND, ClockSet, Machine, Start
 from surecast.errors import UsageError
 from surecast.sim.agenda import CALL, INPUT
@@ -261,6 +262,10 @@ class World(Loop):
 
     def _start(self, node: Node) -> None:
         node.start()
+        if self.validate and node.machine is not None:
+            step = watched(node.machine, self.met)
+            if node.step == node.machine.step:  # else somebody else looks on, such as a recorder
+                node.step = step
         node.odd = self.costs is not None
         start = Start(self.wall_ns(node.name), node.incarnation)
         self.agenda.push(self.now_ns, INPUT, node, node.incarnation, start)

@@ -298,9 +298,7 @@ class MemoryDisk:
         self.drop(token)
         log, lo, hi = effect.log, effect.lo, effect.hi
         batches = self.read(log, lo, hi, 1 << 62)
-        self.splice(
-            log, lo, hi, compacted(batches, effect.collected, effect.expired, effect.rows_max)
-        )
+        self.splice(log, lo, hi, compacted(batches, effect.voids, effect.rows_max))
         return True
 
     def splice(self, log: LogId, lo: int, hi: int, pieces: Sequence[Any]) -> None:

@@ -216,7 +216,7 @@ class Mover:
         """The pieces to put in the place of the range; raises OSError or StorageError."""
         effect = job.effect
         batches = _read_slowly(job.pieces, effect.lo, effect.hi, breathe)
-        made = compacted(batches, effect.collected, effect.expired, effect.rows_max)
+        made = compacted(batches, effect.voids, effect.rows_max)
         if sum(batch.nbytes for batch in made) <= self._config.inline_bytes_max:
             return [own(batch) for batch in made]  # not to keep a segment mapped for them
         with _Segments(self, breathe) as segments:

@@ -5,6 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from surecast.columns.batch import COLLECTED
+from surecast.columns.compaction import encode_voids
 from surecast.columns.intervals import IntervalSet
 from surecast.columns.retention import KeepLast
 from surecast.core.replicated import CompactLog, Rewritten
@@ -23,9 +25,8 @@ from surecast.protocols.chain.messages import Configuration, Forward, Member, Pu
 from tests.helpers import cluster_of, heal_and_judge, publish, run, settle, wait
 from tests.protocols.chain.test_chain import LOG, Desk, founded, sequenced
 
-VOIDS = IntervalSet([(1, 3)]).to_bytes()
-NONE = IntervalSet().to_bytes()
-COMMAND = CompactLog(LOG, 1, 4, VOIDS, NONE, 4096)
+VOIDS = encode_voids({COLLECTED: IntervalSet([(1, 3)])})
+COMMAND = CompactLog(LOG, 1, 4, VOIDS, 4096)
 
 
 def lone(count: int = 5) -> Desk:
@@ -55,7 +56,7 @@ def test_r4_who_published_is_on_disk_before_anything_is_left_out() -> None:
     desk.give(Stored(save.token))
     compact = one(desk, Compact)
     assert (compact.log, compact.lo, compact.hi) == (LOG, 1, 4)
-    assert (compact.collected, compact.expired, compact.rows_max) == (VOIDS, NONE, 4096)
+    assert (compact.voids, compact.rows_max) == (VOIDS, 4096)
     assert desk.said == []  # not yet
     desk.give(Compacted(compact.token))
     assert desk.said == [Rewritten(LOG, 1, 4, True)]
@@ -101,7 +102,7 @@ def test_a_large_snapshot_is_not_written_for_each_piece() -> None:
     for _ in range(5):
         desk.submit()
     desk.write()
-    later = CompactLog(LOG, 4, 9, NONE, NONE, 4096)
+    later = CompactLog(LOG, 4, 9, encode_voids({}), 4096)
     state = desk.replica.logs[LOG]
     state.kept_bytes = 1 << 20  # as if it had been: then the next comes a second later
     desk.asked.clear()

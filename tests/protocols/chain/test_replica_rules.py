@@ -7,7 +7,8 @@ find wrong. The mutants that lack a rule are in `tests/mutations.py`.
 from collections.abc import Callable
 from typing import Any
 
-from surecast.columns.batch import Batch
+from surecast.columns.batch import COLLECTED, Batch
+from surecast.columns.compaction import encode_voids
 from surecast.columns.intervals import IntervalSet
 from surecast.core.replicated import (
     CompactLog,
@@ -31,7 +32,7 @@ from surecast.protocols.chain.messages import (
     Sync,
     SyncAck,
 )
-from surecast.swarm.cluster import Cluster
+from surecast_lab.swarm.cluster import Cluster
 from tests import mutations
 from tests.helpers import cluster_of, heal_and_judge, publish, run, settle, tell_each, wait
 from tests.protocols.chain.test_chain import LOG, Desk, beats, founded, sequenced
@@ -145,13 +146,12 @@ def joins_before_recovery(mutant: type | None) -> list[str]:
 def compaction_after_a_fork(mutant: type | None) -> list[str]:
     """R4: the saved publishers' state covers a suffix that was truncated. Other events take those
     positions and are compacted; after a restart their publisher retries one of them."""
-    none = IntervalSet().to_bytes()
     desk = founded(replica_type=mutant)
     for _ in range(7):
         desk.submit()
     desk.write()
     desk.hear("b", Ack(1, LOG, 5))
-    desk.give(CompactLog(LOG, 1, 4, IntervalSet([(1, 3)]).to_bytes(), none, 4096))
+    desk.give(CompactLog(LOG, 1, 4, encode_voids({COLLECTED: IntervalSet([(1, 3)])}), 4096))
     desk.write()  # saves the publishers' state as of position 8
     desk.found(2, "b")
     desk.write()
@@ -159,7 +159,7 @@ def compaction_after_a_fork(mutant: type | None) -> list[str]:
     others = tuple(sequenced(lo, pub_no=lo - 4, publisher=OTHER) for lo in (5, 6, 7))
     desk.hear("b", Forward(2, LOG, others, 8))
     desk.write()
-    desk.give(CompactLog(LOG, 4, 8, IntervalSet([(5, 7)]).to_bytes(), none, 4096))
+    desk.give(CompactLog(LOG, 4, 8, encode_voids({COLLECTED: IntervalSet([(5, 7)])}), 4096))
     desk.write()
     desk.wait(SECOND)  # the publishers' state is not saved for each compaction at once
     left = [row.seq for b in desk.disk.read(LOG, 4, 8, 1 << 20) for row in b.to_rows()]

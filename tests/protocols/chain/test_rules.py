@@ -9,7 +9,7 @@ from surecast.columns.retention import KeepLast, LatestPerKey
 from surecast.core.replicated import Refound
 from surecast.core.types import MS, SECOND, Command, Received
 from surecast.protocols.streams.messages import Publish
-from surecast.swarm.cluster import Cluster
+from surecast_lab.swarm.cluster import Cluster
 from tests import mutations
 from tests.helpers import cluster_of, heal_and_judge, publish, run, settle, tell_each, wait
 

@@ -1,9 +1,11 @@
 """The configuration service: compare and set, nothing unsafe, nothing said before it is on disk."""
 
+from collections import Counter
 from typing import Any
 
 import pytest
 
+from surecast.core.states import watched
 from surecast.core.types import (
     DAMAGE,
     Received,
@@ -29,6 +31,8 @@ class Desk:
     def __init__(self, disk: MemoryDisk | None = None, **chains: tuple[str, ...]) -> None:
         self.disk = disk or MemoryDisk()
         self.service = ConfigService(chains or {"chain": ("a", "b", "c")}, self.disk)
+        self.met: Counter[str] = Counter()  # transitions, by label
+        self.step = watched(self.service, self.met)
         self.asked: list[SaveState] = []
         self.timers: list[Any] = []
         self.give(Start(0, 1))
@@ -36,7 +40,7 @@ class Desk:
     def give(self, inp: Any) -> dict[str, Any]:
         """Returns what was sent, by receiver."""
         sent = {}
-        for effect in self.service.step(0, inp):
+        for effect in self.step(0, inp):
             if isinstance(effect, Send):
                 sent[effect.peer] = effect.message
             elif isinstance(effect, SaveState):

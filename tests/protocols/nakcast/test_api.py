@@ -14,7 +14,7 @@ from surecast.client.events import Event
 from surecast.core.types import MS
 from surecast.endpoint.options import ClientOptions
 from surecast.errors import EventsLost, NotSupported, StreamConfigMismatch
-from surecast.runtime.book import show_address
+from surecast.runtime.addresses import show_address
 from surecast.server.config import build
 from surecast.server.region import RegionServer
 from tests.client.stage import Regions, play, until

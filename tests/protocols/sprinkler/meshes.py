@@ -9,7 +9,7 @@ from surecast.protocols.sprinkler.config import MeshConfig, paper_mesh
 from surecast.protocols.sprinkler.mesh_membership import Feed
 from surecast.protocols.sprinkler.mesh_peer import MeshPeer
 from surecast.protocols.sprinkler.messages import MeshEvents, MeshRequest, MeshView
-from surecast.swarm.cluster import Cluster
+from surecast_lab.swarm.cluster import Cluster
 from tests.helpers import cluster_of
 
 HOUR = 3600 * SECOND

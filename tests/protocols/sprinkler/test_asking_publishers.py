@@ -6,7 +6,7 @@ from surecast.columns.batch import COLLECTED, Batch
 from surecast.core.replicated import Appended
 from surecast.core.types import MS, Received
 from surecast.protocols.sprinkler.messages import PeerEvents, PublishersWanted
-from surecast.swarm.sprinkler import run_seed
+from surecast_lab.swarm.sprinkler import run_seed
 from tests.protocols.bench import STREAM, Bench, sent
 
 

@@ -10,7 +10,15 @@ from dataclasses import replace
 import pytest
 
 from surecast.columns import retention
-from surecast.columns.batch import COLLECT, COLLECTED, CONFIG, DATA, EXPIRED, Batch
+from surecast.columns.batch import (
+    COLLECT,
+    COLLECTED,
+    CONFIG,
+    DATA,
+    EXPIRED,
+    SUPERSEDED,
+    Batch,
+)
 from surecast.columns.intervals import IntervalSet
 from surecast.columns.retention import (
     BeforeSeq,
@@ -64,8 +72,9 @@ def honest(policy: Policy | None = None) -> Record:
         events.append(Event(seq, 10 * seq, kind, key, value, None))
     end = len(events) + 1
     record.readings.append(Reading("always", end, 1, list(events)))
-    record.readings.append(Reading("late", end, 1, events[2:], [(1, 3, COLLECTED)]))
-    record.audits.append(Reading("fresh", end, end, events[2:], [(1, 3, COLLECTED)]))
+    voids = [(1, 2, SUPERSEDED), (2, 3, COLLECTED)]
+    record.readings.append(Reading("late", end, 1, events[2:], list(voids)))
+    record.audits.append(Reading("fresh", end, end, events[2:], list(voids)))
     return record
 
 
@@ -163,7 +172,15 @@ def a_void_whose_collector_came_before(record: Record) -> None:
 
 
 def a_void_for_the_wrong_reason(record: Record) -> None:
-    record.readings[1].voids = [(1, 3, EXPIRED)]
+    record.readings[1].voids = [(1, 2, SUPERSEDED), (2, 3, EXPIRED)]
+
+
+def a_superseded_event_called_collected(record: Record) -> None:
+    record.readings[1].voids = [(1, 3, COLLECTED)]
+
+
+def a_collected_event_called_superseded(record: Record) -> None:
+    record.readings[1].voids = [(1, 3, SUPERSEDED)]
 
 
 def the_newest_is_void(record: Record) -> None:
@@ -235,6 +252,8 @@ FALSIFIED: list[tuple[str, Callable[[Record], None]]] = [
     ("G4", a_void_whose_collector_never_came),
     ("G4", a_void_whose_collector_came_before),  # G5: nothing collects what comes later
     ("G4", a_void_for_the_wrong_reason),
+    ("G4", a_superseded_event_called_collected),
+    ("G4", a_collected_event_called_superseded),
     ("G6", something_collected_is_still_held),
     ("G6", something_live_is_missing),
     ("G7", the_newest_is_void),
@@ -389,7 +408,8 @@ def test_a_publish_that_failed_is_a_violation() -> None:
 
 def test_g4_who_left_is_excused_for_what_was_yet_to_come_and_for_nothing_else() -> None:
     record = honest()
-    record.readings.append(Reading("gone", 3, 1, [], [(1, 3, COLLECTED)], left=True))
+    voids = [(1, 2, SUPERSEDED), (2, 3, COLLECTED)]
+    record.readings.append(Reading("gone", 3, 1, [], voids, left=True))
     assert judged(record).violations == []  # 3 and 4 were to come
-    record.readings[-1] = Reading("gone", 4, 1, [], [(1, 4, COLLECTED)], left=True)
+    record.readings[-1] = Reading("gone", 4, 1, [], [*voids, (3, 4, SUPERSEDED)], left=True)
     assert "G4 gone was told 1 is void" in "".join(judged(record).violations)

@@ -38,7 +38,7 @@ from surecast.protocols.sprinkler.messages import (
 )
 from surecast.protocols.sprinkler.region_sync import RegionSync
 from surecast.sim.links import Link
-from surecast.swarm.cluster import Cluster
+from surecast_lab.swarm.cluster import Cluster
 from tests.helpers import cluster_of, run, wait
 
 GOLDEN = Path(__file__).parents[2] / "scripts" / "figure2.txt"

@@ -17,7 +17,7 @@ from surecast.columns.retention import KeepAll, LatestPerKey, Policy
 from surecast.core.types import MS, SECOND
 from surecast.sim.links import Link
 from surecast.sim.world import World
-from surecast.swarm.cluster import Cluster
+from surecast_lab.swarm.cluster import Cluster
 from tests.helpers import publish, run, settle
 from tests.protocols.sprinkler.meshes import PRESETS, graph, mesh_of
 

@@ -20,7 +20,7 @@ from surecast.protocols.sprinkler.messages import (
     MeshRequest,
     MeshView,
 )
-from surecast.swarm.cluster import Cluster
+from surecast_lab.swarm.cluster import Cluster
 from tests.helpers import publish, run, settle
 from tests.protocols.sprinkler.meshes import Watched, feed_of, mesh_of
 

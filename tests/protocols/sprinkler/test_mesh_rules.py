@@ -15,7 +15,7 @@ from surecast.protocols.sprinkler.config import MeshConfig
 from surecast.protocols.sprinkler.mesh_peer import MeshPeer
 from surecast.protocols.sprinkler.messages import MeshNotify, MeshRequest
 from surecast.sim.links import Link
-from surecast.swarm.cluster import Cluster
+from surecast_lab.swarm.cluster import Cluster
 from tests import mutations
 from tests.helpers import publish, run, settle, tell_each
 from tests.protocols.sprinkler.meshes import (

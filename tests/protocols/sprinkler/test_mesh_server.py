@@ -33,7 +33,7 @@ from surecast.protocols.sprinkler.messages import (
     MeshRequest,
     MeshView,
 )
-from surecast.swarm.cluster import Cluster
+from surecast_lab.swarm.cluster import Cluster
 from tests.helpers import cluster_of, publish, settle
 
 S, T = bytes(range(16)), bytes(16)

@@ -5,7 +5,7 @@ import pytest
 from surecast.columns.retention import KeepAll, LatestPerKey
 from surecast.core.types import MS, SECOND
 from surecast.sim.links import Link
-from surecast.swarm.cluster import Cluster
+from surecast_lab.swarm.cluster import Cluster
 from tests.helpers import publish, run, settle, wait
 from tests.protocols.sprinkler.meshes import PRESETS, feed_of, mesh_of
 

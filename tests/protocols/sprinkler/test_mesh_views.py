@@ -6,7 +6,7 @@ import pytest
 
 from surecast.core.types import MS, SECOND, Peer
 from surecast.protocols.sprinkler.config import MeshConfig
-from surecast.swarm.cluster import Cluster
+from surecast_lab.swarm.cluster import Cluster
 from tests.helpers import publish, run, settle
 from tests.protocols.sprinkler.meshes import (
     PRESETS,

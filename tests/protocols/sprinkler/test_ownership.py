@@ -16,7 +16,7 @@ from surecast.core.streams import StreamSpec
 from surecast.core.types import MS, SECOND, Received
 from surecast.protocols.sprinkler.checks import Record
 from surecast.protocols.streams.messages import PubAck
-from surecast.swarm.cluster import Cluster
+from surecast_lab.swarm.cluster import Cluster
 from tests import mutations
 from tests.helpers import cluster_of, heal_and_judge, publish, run, settle, tell_each, wait
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from surecast.columns import retention
-from surecast.columns.batch import COLLECT
+from surecast.columns.batch import COLLECT, EXPIRED
 from surecast.columns.retention import Collect, KeepFor, KeepLast, LatestPerKey, TagIs
 from surecast.core.types import MS, SECOND, Received
 from surecast.protocols.sprinkler.messages import PeerEvents
@@ -148,7 +148,7 @@ def test_r10_expiry_is_an_event_of_the_owner() -> None:
     assert heal_and_judge(cluster) == []
     (audit, *_) = cluster.records["s"].audits
     assert audit.voids, "the events have expired by now"
-    assert {kind for *_, kind in audit.voids} == {2}
+    assert {reason for *_, reason in audit.voids} == {EXPIRED}
 
 
 def test_r10_null_keys_are_never_collected_and_empty_is_a_key() -> None:

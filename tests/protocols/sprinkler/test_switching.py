@@ -26,7 +26,7 @@ from surecast.protocols.sprinkler.sources import (
 from surecast.protocols.streams.messages import Events, Subscribe
 from surecast.protocols.streams.stream import Stream
 from surecast.sim.links import Link
-from surecast.swarm.cluster import Cluster
+from surecast_lab.swarm.cluster import Cluster
 from tests.helpers import cluster_of, publish, run, settle, wait
 from tests.protocols.bench import INFO, REGIONS, STREAM, Bench, sent
 

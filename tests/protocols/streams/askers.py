@@ -5,13 +5,21 @@ from typing import Any
 
 import msgspec
 
-from surecast.core.endpoint import Inquire, MoveCursor, TakeCursor, WhereIs, WhichStreams
+from surecast.core.endpoint import (
+    DeleteCursor,
+    Inquire,
+    MoveCursor,
+    ResetCursor,
+    TakeCursor,
+    WhereIs,
+    WhichStreams,
+)
 from surecast.core.types import LogId
 from surecast.parts.requests import Request
 from surecast.protocols.streams.config import InquirerConfig
 from surecast.protocols.streams.inquirer import Inquirer
 from surecast.protocols.streams.messages import Attach
-from surecast.swarm.cluster import Cluster
+from surecast_lab.swarm.cluster import Cluster
 from tests.helpers import wait
 
 
@@ -66,6 +74,16 @@ class Asker:
 
     def advance(self, stream: LogId, seq: int, name: str = "sub") -> int:
         return self.ask(MoveCursor(name, self.me, {stream: seq}))
+
+    def reset(self, stream: LogId, seq: int, name: str = "sub", force: bool = True) -> int:
+        return self.ask(ResetCursor(name, self._change(), {stream: seq}, force))
+
+    def delete(self, name: str = "sub", force: bool = True) -> int:
+        return self.ask(DeleteCursor(name, self._change(), force))
+
+    def _change(self) -> bytes:
+        """The identity of a request: another one each time."""
+        return f"{self.name}#{self.token}".encode().rjust(16, b".")[-16:]
 
     def locate(self, stream: LogId, time_ns: int) -> int:
         """Where a time begins; waits for the answer."""

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from surecast.columns.batch import COLLECTED, DATA, EXPIRED, Batch
+from surecast.columns.batch import COLLECTED, DATA, EXPIRED, REASONS, Batch
 from surecast.columns.intervals import IntervalSet
 from surecast.protocols.streams.compaction_plan import AT_ONCE, BATCHES_MIN, SMALL_ROWS, Pieces
 
@@ -31,8 +31,8 @@ class Twin:
     end: int = 1
     rows: dict[int, int] = field(default_factory=dict)  # position → in which batch, for all held
     live: dict[int, bool] = field(default_factory=dict)
-    voids: tuple[IntervalSet, IntervalSet] = field(
-        default_factory=lambda: (IntervalSet(), IntervalSet())
+    voids: tuple[IntervalSet, ...] = field(
+        default_factory=lambda: tuple([IntervalSet() for _ in REASONS])
     )
     published: int = 0
     rewritten: int = 0  # rows read by all rewrites so far
@@ -49,7 +49,7 @@ class Twin:
 
     def collect(self, seq: int, reason: int = COLLECTED) -> None:
         if self.live.pop(seq, None):
-            self.voids[reason - 1].add(seq, seq + 1)
+            self.voids[REASONS.index(reason)].add(seq, seq + 1)
 
     def tick(self) -> int:
         """What a server does each period: rewrite while something is worth it."""
@@ -98,7 +98,7 @@ def test_pieces_a_share_of_what_is_void_makes_a_piece_worth_it() -> None:
     for seq in range(1, 32):
         twin.collect(seq)
     assert twin.pieces.begin(list(twin.voids), 0.5) is None
-    twin.collect(32, EXPIRED)  # both reasons count
+    twin.collect(32, EXPIRED)  # all reasons count
     assert twin.pieces.begin(list(twin.voids), 0.5) == (1, 65)
     assert twin.pieces.begin(list(twin.voids), 0.5) is None  # one at a time
     twin.pieces.failed()
@@ -157,7 +157,7 @@ def test_pieces_against_a_twin(seed: int, keys: int) -> None:
             for seq in twin.publish(rng.choice((1, 1, 3, 20))):
                 key = int(keys ** rng.random()) if rng.random() < 0.9 else -seq
                 if key > 0 and key in newest:
-                    twin.collect(newest[key], rng.choice((COLLECTED, EXPIRED)))
+                    twin.collect(newest[key], rng.choice(REASONS))
                 newest[key] = seq
         if rng.random() < 0.05:
             for seq in [s for s in twin.live if rng.random() < 0.8]:

@@ -14,7 +14,7 @@ from surecast.core.streams import CURSORS
 from surecast.core.types import MS, SECOND, Command, Received
 from surecast.protocols.streams.cursors import Cursors
 from surecast.protocols.streams.messages import Advance, Attach
-from surecast.swarm.cluster import Cluster
+from surecast_lab.swarm.cluster import Cluster
 from tests import mutations
 from tests.helpers import cluster_of, publish, run, settle, tell_each, wait
 from tests.protocols.streams.askers import Asker
@@ -124,6 +124,18 @@ def test_cursor_beyond_what_the_head_has_waits() -> None:
     assert token not in one.answers
     publish(cluster, 5)
     assert one.answer(token).why == ""
+
+
+def test_cursor_is_kept_at_position_1_of_streams_only() -> None:
+    cluster, stream = of_three(events=5)
+    one = Asker(cluster, "east/one")
+    held(one, one.attach())
+    assert one.answer(one.advance(stream, 1)).why == ""
+    assert held(one, one.attach()) == {stream: 1}
+    token = one.advance(b"?" * 16, 1)
+    run(cluster, SECOND)
+    assert token not in one.answers  # the stream may still come
+    assert cursors_of(cluster, "east/0").table["sub"].positions == {stream: 1}
 
 
 # ---------------------------------------------------------------- crashes

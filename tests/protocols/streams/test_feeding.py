@@ -10,7 +10,7 @@ from surecast.columns.retention import BeforeSeq, Collect, KeepLast, LatestPerKe
 from surecast.core.types import MS, SECOND, EndOfPass, Received, Send
 from surecast.protocols.sprinkler.messages import MeshEvents, MeshRequest
 from surecast.protocols.streams.messages import Events, Publish, RangeEvents, ReadRange, Subscribe
-from surecast.swarm.cluster import Cluster
+from surecast_lab.swarm.cluster import Cluster
 from tests import mutations
 from tests.helpers import cluster_of, heal_and_judge, publish, run, settle, wait
 

@@ -6,11 +6,14 @@ import pytest
 
 from surecast.core.endpoint import (
     Answered,
+    DeleteCursor,
     Drop,
     Inquire,
     MoveCursor,
+    ResetCursor,
     TakeCursor,
     WhereIs,
+    WhichCursors,
     WhichStreams,
 )
 from surecast.core.types import (
@@ -33,6 +36,12 @@ from surecast.protocols.streams.messages import (
     Advanced,
     Attach,
     Attached,
+    CursorChanged,
+    CursorDelete,
+    CursorReset,
+    CursorsAre,
+    Detach,
+    ListCursors,
     Locate,
     Located,
     StreamsAre,
@@ -46,6 +55,9 @@ LOCATE = WhereIs(STREAM, 5)
 WATCH = WhichStreams(">")
 TAKE = TakeCursor("sub", ME)
 MOVE = MoveCursor("sub", ME, {STREAM: 7})
+LIST = WhichCursors("", ("a", STREAM))
+RESET = ResetCursor("sub", ME, {STREAM: 7}, True)
+DELETE = DeleteCursor("sub", ME, False)
 
 
 class Steps:
@@ -82,8 +94,11 @@ def steps() -> Steps:
         (LOCATE, Locate(9, STREAM, 5), Located(9, 3)),
         (TAKE, Attach(9, "sub", ME, True), Attached(9, {STREAM: 4})),
         (MOVE, Advance(9, "sub", ME, {STREAM: 7}), Advanced(9)),
+        (LIST, ListCursors(9, "", ("a", STREAM)), CursorsAre(9, (), ("", b""), True)),
+        (RESET, CursorReset(9, "sub", ME, {STREAM: 7}, True), CursorChanged(9)),
+        (DELETE, CursorDelete(9, "sub", ME, False), CursorChanged(9, "in-use")),
     ],
-    ids=["which-streams", "where-is", "take-cursor", "move-cursor"],
+    ids=["which-streams", "where-is", "take-cursor", "move-cursor", "list", "reset", "delete"],
 )
 def test_each_question_has_its_message_and_its_answer(
     steps: Steps, question: Any, message: Any, answer: Any
@@ -107,7 +122,13 @@ def test_an_answer_ends_a_question(steps: Steps, question: Any, answer: Any) -> 
 
 @pytest.mark.parametrize(
     ("question", "refusal"),
-    [(TAKE, Attached(4, {}, "not-head", "r2")), (MOVE, Advanced(4, "not-head", "r2"))],
+    [
+        (TAKE, Attached(4, {}, "not-head", "r2")),
+        (MOVE, Advanced(4, "not-head", "r2")),
+        (LIST, CursorsAre(4, (), ("", b""), True, "not-head", "r2")),
+        (RESET, CursorChanged(4, "not-head", "r2")),
+        (DELETE, CursorChanged(4, "not-head", "r2")),
+    ],
 )
 def test_cursors_are_a_matter_of_the_head(steps: Steps, question: Any, refusal: Any) -> None:
     (first,) = steps.give(Inquire(question, 4))
@@ -144,6 +165,17 @@ def test_a_watch_goes_on_and_is_asked_again_elsewhere(steps: Steps) -> None:
     assert steps.answer("r1", nothing) == [Emit(Answered(2, nothing))]
     assert steps.give(Drop(2)) == [Send("r1", UnwatchStreams(2))]
     assert steps.answer("r1", nothing) == []
+
+
+def test_who_leaves_a_name_says_so_to_the_head(steps: Steps) -> None:
+    steps.give(Inquire(TAKE, 4))
+    steps.answer("r0", Attached(4, {}, "not-head", "r2"))
+    steps.again()
+    steps.answer("r2", Attached(4, {}))
+    assert steps.give(Drop(4)) == [Send("r2", Detach(4, "sub"))]
+    steps.give(Inquire(TAKE, 5))
+    steps.answer("r2", Attached(5, {}, "reset"))
+    assert steps.give(Drop(5)) == []  # it is no longer its own
 
 
 def test_who_has_taken_a_name_does_not_take_it_back(steps: Steps) -> None:

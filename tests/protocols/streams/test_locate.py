@@ -7,7 +7,7 @@ import pytest
 from surecast.columns.retention import KeepLast, LatestPerKey, Policy
 from surecast.core.endpoint import WhereIs
 from surecast.core.types import MS, SECOND
-from surecast.swarm.cluster import Cluster
+from surecast_lab.swarm.cluster import Cluster
 from tests import mutations
 from tests.helpers import cluster_of, publish, run, settle, tell_each
 from tests.protocols.streams.askers import Asker

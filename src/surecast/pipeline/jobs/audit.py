@@ -30,6 +30,7 @@ from typing import Final
 import msgspec
 
 from surecast.columns.rules import KeepAll, KeepLast, LatestPerKey, Policy
+from surecast.core.policies import as_policy, show_policy
 from surecast.errors import UsageError
 from surecast.pipeline.jobs.trace import Trace
 
@@ -91,19 +92,20 @@ class Audit(Counts):
         return not (self.violations or self.lost or self.duplicated or self.misordered)
 
 
-def audit(trace: Trace, retain: Policy, *, chunk_rows: int = CHUNK_ROWS) -> Audit:
+def audit(trace: Trace, retain: Policy | str, *, chunk_rows: int = CHUNK_ROWS) -> Audit:
     """Judge a trace of streams that keep their events by one rule.
 
     `chunk_rows`: so many rows one task puts in order.
     """
-    if not isinstance(retain, KeepAll | LatestPerKey | KeepLast):
+    policy = as_policy(retain)
+    if not isinstance(policy, KeepAll | LatestPerKey | KeepLast):
         raise UsageError(
-            f"an audit cannot judge {retain}: only the head's clock knows what has expired. It "
-            "judges keep-all, latest-per-key and keep-last streams"
+            f"an audit cannot judge {show_policy(policy)}: only the head's clock knows what has "
+            "expired. It judges keep-all, latest-per-key and keep-last streams"
         )
     from surecast.pipeline.jobs.judge import Judge
 
-    judge = Judge(trace, retain, chunk_rows)
+    judge = Judge(trace, policy, chunk_rows)
     try:
         judge.hear_publishers()
         judge.hear_order()

@@ -49,6 +49,7 @@ from surecast.columns.rules import (
     Predicate,
     TagIs,
 )
+from surecast.core.policies import as_policy
 from surecast.errors import JobFailed, UsageError
 from surecast.pipeline.jobs.runs import BUCKET, NOTHING, Flags, Ints, cut, numpy_of, together
 from surecast.pipeline.rows import DDL
@@ -91,7 +92,7 @@ class Run(NamedTuple):
 @contextmanager
 def compact(
     archive: DataFrame,
-    retain: Policy,
+    retain: Policy | str,
     rules: Sequence[Collected] = (),
     *,
     now: datetime | None = None,
@@ -103,10 +104,11 @@ def compact(
     The runs are worked out at once, and cached until the end of the `with`; the live events when
     the result is used.
     """
-    _check(archive, retain, rules)
+    policy = as_policy(retain)
+    _check(archive, policy, rules)
     with ExitStack() as until:
         columns = archive.select(*_COLUMNS)
-        rows = _flagged(columns, retain, rules, now or datetime.now(UTC), until)
+        rows = _flagged(columns, policy, rules, now or datetime.now(UTC), until)
         voids = _voids(rows, holes_are_void, bucket, until)
         yield rows.where("live").select(*_COLUMNS).unionByName(voids)
 
@@ -149,7 +151,7 @@ def _check(archive: DataFrame, retain: Policy, rules: Sequence[Collected]) -> No
             "Its columns must be those of format('surecast')"
         )
     if not isinstance(retain, KeepAll) and any(isinstance(r.predicate, TagIs) for r in rules):
-        raise UsageError("a tag rule needs keep_all: under other rules the live stream refuses it")
+        raise UsageError("a tag rule needs keep-all: under other rules the live stream refuses it")
 
 
 # ---------------------------------------------------------------- which events are live

@@ -25,4 +25,6 @@ Files
     replica.py   the machine: submit, append, store, forward, commit, acknowledge
     roles.py     configurations: joining, being dropped, handing over the tail
     service.py   the configuration service, in memory
+    states.py    the states of a replica and of the service, and all transitions, as data
+    invariants.py  what must hold after every step, asserted in tests and simulations
 """

@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from surecast.core.parts import Parts
+from surecast.core.fragments import Parts
 from surecast.core.replicated import CompactLog
 from surecast.core.types import Batch, LogId, Peer
 from surecast.protocols.chain.dedup import Dedup

@@ -7,8 +7,23 @@ from surecast.core.roles import Code, Layers, Metric
 from surecast.core.status import ChainStatus
 from surecast.core.types import LogId
 from surecast.protocols.chain.replica import Replica
+from surecast.protocols.chain.states import ReplicaState
 
 __all__ = ["ChainObserver"]
+
+# What status and metrics call the states of a replica.
+PLACES: Mapping[ReplicaState, str] = {
+    ReplicaState.STARTING: "outside",
+    ReplicaState.WAITING: "outside",
+    ReplicaState.OUTSIDE: "outside",
+    ReplicaState.LEARNER: "learner",
+    ReplicaState.HEAD: "head",
+    ReplicaState.MIDDLE: "middle",
+    ReplicaState.NEW_TAIL: "tail",
+    ReplicaState.TAIL: "tail",
+    ReplicaState.SOLE: "alone",
+    ReplicaState.RECOVERING: "alone",
+}
 
 
 class ChainObserver:
@@ -107,7 +122,7 @@ class ChainObserver:
                 epoch=chain.epoch,
                 members=members,
                 configured=list(chain.config.configured),
-                place=_place(chain),
+                place=PLACES[chain.state],
                 writable=chain.active and len(members) >= chain.config.writable_min,
                 writable_min=chain.config.writable_min,
                 pending_bytes=chain.pending_bytes,
@@ -122,16 +137,6 @@ class ChainObserver:
 
     def metrics(self, _layers: Layers) -> Iterator[Metric]:
         return iter(())
-
-
-def _place(chain: Replica) -> str:
-    if not chain.is_member:
-        return "learner" if chain.active and chain.pred and chain.synced else "outside"
-    if chain.is_head and chain.is_last:
-        return "alone"
-    if chain.is_head:
-        return "head"
-    return "tail" if chain.is_last else "middle"
 
 
 def _damage(chain: Replica) -> str:

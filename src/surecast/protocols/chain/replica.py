@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from surecast.columns.batch import DATA
-from surecast.core.parts import parts_of
+from surecast.core.fragments import parts_of
 from surecast.core.replicated import (
     Abandon,
     AppendAt,
@@ -522,9 +522,7 @@ class Replica(Roles):
 
     def _compact_now(self, inp: CompactLog) -> None:
         token = ("compacted", inp.log, inp.lo, inp.hi)
-        self.out.append(
-            Compact(inp.log, inp.lo, inp.hi, inp.collected, inp.expired, inp.rows_max, token)
-        )
+        self.out.append(Compact(inp.log, inp.lo, inp.hi, inp.voids, inp.rows_max, token))
 
     def _on_compacted(self, inp: Compacted) -> None:
         self.counters["chain.compacted"] += 1

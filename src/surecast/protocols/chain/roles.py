@@ -19,12 +19,14 @@ To notice an older copy, a disk counts: its *serial* rises with every start, and
 
 from collections import Counter
 from random import Random
+from typing import Any, ClassVar
 
 import msgspec
 
 from surecast.core.disk import read_through
 from surecast.core.machine import HandlerMachine
 from surecast.core.replicated import Counted, Mended, Refused, RoleChanged, Truncated
+from surecast.core.states import StateTable, input_name
 from surecast.core.types import (
     DAMAGE,
     Batch,
@@ -35,8 +37,12 @@ from surecast.core.types import (
     Repair,
     SaveState,
     SetTimer,
+    Stored,
+    StoreFailed,
+    TimerFired,
     Truncate,
 )
+from surecast.protocols.chain import invariants
 from surecast.protocols.chain.config import ChainConfig
 from surecast.protocols.chain.dedup import Dedup
 from surecast.protocols.chain.logs import Follower, LogState
@@ -55,6 +61,7 @@ from surecast.protocols.chain.messages import (
     Wanted,
     Watch,
 )
+from surecast.protocols.chain.states import LEARNER, REPLICA, LearnerState, ReplicaState
 
 __all__ = ["Roles"]
 
@@ -79,6 +86,8 @@ class Saved(msgspec.Struct, array_like=True):
 
 class Roles(HandlerMachine):
     """The half of a replica that knows its place; `Replica` adds what it does there."""
+
+    state_tables: ClassVar[tuple[StateTable, ...]] = (REPLICA, LEARNER)
 
     def __init__(
         self, config: ChainConfig, disk: Disk, rng: Random, counters: Counter[str] | None = None
@@ -115,6 +124,7 @@ class Roles(HandlerMachine):
         self.repairing: dict[LogId, int] = {}  # repairs under way
         self.ahead_ns: dict[Peer, int] = {}  # replicas that had more than we have, and when
         self.abandoning: dict[LogId, int] = {}  # logs to be taken back to a position
+        self.validated = invariants.Seen()  # by the last call of `validate`
         self._take_place()
 
     # ------------------------------------------------------------ where we stand
@@ -126,6 +136,46 @@ class Roles(HandlerMachine):
         self.is_member = self.active and self.me in saved.members
         self.is_head = self.is_member and saved.members[0] == self.me
         self.is_last = self.is_member and saved.members[-1] == self.me
+
+    @property
+    def state(self) -> ReplicaState:
+        """The replica's place, derived here and nowhere else."""
+        if not self.active:
+            return ReplicaState.WAITING if self.founded else ReplicaState.STARTING
+        if not self.is_member:
+            return ReplicaState.LEARNER if self.synced and self.pred else ReplicaState.OUTSIDE
+        if self.is_head:
+            if not self.is_last:
+                return ReplicaState.HEAD
+            return ReplicaState.SOLE if self.saved.clean else ReplicaState.RECOVERING
+        if not self.is_last:
+            return ReplicaState.MIDDLE
+        return ReplicaState.TAIL if self.has_token else ReplicaState.NEW_TAIL
+
+    @property
+    def learner_state(self) -> LearnerState:
+        """What this replica, as the last member, does about a learner."""
+        if self.learner is None:
+            return LearnerState.NONE
+        if self.join == PROPOSED:
+            return LearnerState.PROPOSED
+        return LearnerState.GATED if self.join else LearnerState.CATCHING_UP
+
+    def states(self) -> dict[str, Any]:
+        return {"replica": self.state, "learner": self.learner_state}
+
+    def input_name(self, inp: Any) -> str:
+        """As in chain/states.py: an answer of the disk says to what, a timer which one."""
+        kind = type(inp)
+        if kind is Stored or kind is StoreFailed:
+            return f"{kind.__name__} {inp.token[0]}"
+        if kind is TimerFired and isinstance(inp.key, str):
+            return f"{kind.__name__} {inp.key}"
+        return input_name(inp)
+
+    def validate(self) -> None:
+        """Assert what must hold after every step."""
+        invariants.check(self)
 
     @property
     def epoch(self) -> int:

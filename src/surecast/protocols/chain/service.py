@@ -11,17 +11,19 @@ replicas are heard before anything is decided.
 """
 
 from collections import Counter
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
 from surecast.core.machine import HandlerMachine
+from surecast.core.states import StateTable, input_name
 from surecast.core.types import (
     DAMAGE,
     MS,
     Disk,
     Peer,
     SaveState,
+    Send,
     SetTimer,
     Start,
     Stored,
@@ -29,6 +31,7 @@ from surecast.core.types import (
     TimerFired,
 )
 from surecast.protocols.chain.messages import Configuration, Member, Propose, Watch
+from surecast.protocols.chain.states import SERVICE, ServiceState
 
 __all__ = ["ConfigService"]
 
@@ -61,6 +64,7 @@ class ConfigService(HandlerMachine):
         StoreFailed: "_on_store_failed",
         TimerFired: "_on_timer",
     }
+    state_tables: ClassVar[tuple[StateTable, ...]] = (SERVICE,)
 
     def __init__(
         self,
@@ -76,6 +80,36 @@ class ConfigService(HandlerMachine):
         self.unsaved: dict[str, bool] = {}
         # Our disk has lost changes: chains of which all replicas must be heard, and which were.
         self.amnesic: dict[str, dict[str, bool]] = {}
+        self.validated: dict[str, int] = {}  # epochs, by the last call of `validate`
+
+    def state(self, chain: str) -> ServiceState:
+        """What may be said about a chain, derived here and nowhere else."""
+        if chain in self.amnesic:
+            return ServiceState.RELEARNING
+        if chain in self.unsaved:
+            return ServiceState.SAVING
+        return ServiceState.DECIDED if self.tables[chain].epoch else ServiceState.UNFOUNDED
+
+    def states(self) -> dict[str, Any]:
+        return {chain: self.state(chain) for chain in self.tables}
+
+    def input_name(self, inp: Any) -> str:
+        return input_name(inp)
+
+    def validate(self) -> None:
+        """Assert what must hold after every step."""
+        for chain, table in self.tables.items():
+            names = [member.name for member in table.members]
+            assert bool(names) == (table.epoch > 0), f"epoch {table.epoch} with members {names}"
+            assert len(set(names)) == len(names), f"a member twice: {names}"
+            assert set(names) <= set(self.replicas.get(chain, names)), f"no replicas: {names}"
+            assert not (table.candidates and table.epoch), "candidates of a chain that is founded"
+            assert table.epoch >= self.validated.get(chain, 0), "the epoch fell"
+            self.validated[chain] = table.epoch
+        for effect in self.out:
+            if type(effect) is Send and type(effect.message) is Configuration:
+                told = effect.message
+                assert told.behind or told.chain not in self.unsaved, "told before it is on disk"
 
     def _on_start(self, _inp: Start) -> None:
         if data := self.disk.state("chains"):

@@ -19,7 +19,7 @@ class Nakcast:
     name = "nakcast"
     ordered = True
     needs = frozenset({"region", "listen"})
-    verbs = frozenset({"pattern", "name", "time", "retain"})
+    verbs = frozenset({"pattern", "name", "time", "retain", "delete"})
     acks = ("local",)
 
     def check(self, spec: StreamSpec) -> None:

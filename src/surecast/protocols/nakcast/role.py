@@ -11,7 +11,7 @@ from surecast.protocols.nakcast.server import DELIVERY, LAYER, NakcastServer
 
 __all__ = ["NakcastRole"]
 
-NAMED_MAX = 5  # streams in alarms
+NAMED_MAX = 5  # streams named one by one in alarms; the rest is counted
 
 
 class NakcastObserver:
@@ -31,9 +31,12 @@ class NakcastObserver:
 
     def alarms(self, layers: Layers) -> Iterator[tuple[str, str]]:
         server = _server(layers)
-        for stream, lost in list(server.losing.items())[:NAMED_MAX]:
+        losing = list(server.losing.items())
+        for stream, lost in losing[:NAMED_MAX]:
             name = server.service.streams[stream].info.name
             yield "readers-losing", f"{name}, {lost} positions"
+        if len(losing) > NAMED_MAX:
+            yield "readers-losing", f"and {len(losing) - NAMED_MAX} more"
         if server.refused:
             yield "readers-refused", f"nakcast, {server.refused} joins refused"
 

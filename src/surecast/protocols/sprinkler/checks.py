@@ -19,11 +19,12 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from surecast.columns import retention
-from surecast.columns.batch import COLLECT, COLLECTED, CONFIG, DATA, EXPIRED, Batch
+from surecast.columns.batch import COLLECT, COLLECTED, CONFIG, DATA, EXPIRED, SUPERSEDED, Batch
 from surecast.columns.retention import (
     BeforeSeq,
     BeforeTime,
     Collect,
+    End,
     KeepFor,
     KeepLast,
     KeyIs,
@@ -329,13 +330,19 @@ class _Collectors:
         self.windows: list[tuple[int, list[int]]] = []  # (n, the events under keep_last(n))
         # A change to latest_per_key collects, there and then, all but the newest of each key.
         self.configs: list[int] = []
+        self.ends: list[int] = []  # of a deleted stream
         self.switches: list[tuple[int, dict[bytes, int]]] = []
         newest: dict[bytes, int] = {}
         for seq in sorted(truth):
             event = truth[seq]
             if event.kind == CONFIG:  # it counts under the policy it brings
                 self.configs.append(seq)
-                before, policy = policy, retention.decode_policy(event.value)
+                config = retention.decode_config(event.value)
+                before = policy
+                if isinstance(config, End):
+                    self.ends.append(seq)
+                else:
+                    policy = config
                 if isinstance(policy, LatestPerKey) and not isinstance(before, LatestPerKey):
                     self.switches.append((seq, dict(newest)))
             if event.kind == COLLECT:
@@ -368,14 +375,17 @@ class _Collectors:
             for seq in reversed(self.by_key.get(event.key, ())):
                 if seq <= event.seq:
                     break
-                yield seq, COLLECTED
+                yield seq, SUPERSEDED
             for seq, newest in self.switches:
                 if seq > event.seq and newest[event.key] > event.seq:
-                    yield seq, COLLECTED
+                    yield seq, SUPERSEDED
         for n, seqs in self.windows:
             for seq in reversed(seqs):
                 if seq - n < event.seq:
                     break
+                yield seq, EXPIRED
+        for seq in self.ends:
+            if seq > event.seq:
                 yield seq, COLLECTED
         for seq, rule in self.rules:
             if seq > event.seq and _matches(rule, event):

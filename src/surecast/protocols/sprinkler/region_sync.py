@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 import msgspec
 
 from surecast.columns.batch import DATA, Batch
+from surecast.core.fragments import Parts, parts_of
 from surecast.core.machine import HandlerMachine
 from surecast.core.names import owner_of, owners_digest
-from surecast.core.parts import Parts, parts_of
 from surecast.core.replicated import (
     AppendAt,
     AskPublishers,
@@ -39,6 +39,7 @@ from surecast.core.streams import (
     Resume,
     Settle,
     StreamAdded,
+    StreamDeleted,
     StreamInfo,
     Streams,
     StreamsMoved,
@@ -100,7 +101,7 @@ __all__ = ["RegionSync"]
 NAME = "broadcast"  # of the delivery
 PROTOCOL = "sprinkler"
 STREAMS_A_MESSAGE = 1000  # in one advertisement
-PARTS_MAX = 100  # of one advertisement
+PARTS_MAX = 100  # before the last one of an advertisement; a longer one is ignored
 COUNTS = "regions"  # the state in which counts of other regions' disks are kept
 DISKS_MAX = 8  # remembered of a server, which has had them one after the other
 COUNTS_NS = 1 * SECOND  # how often they are written
@@ -154,6 +155,7 @@ class RegionSync(HandlerMachine):
     }
     from_below: ClassVar[dict[type, str]] = {
         StreamAdded: "_on_added",
+        StreamDeleted: "_on_deleted",
         StreamsMoved: "_on_moved",
         TakenBack: "_on_taken_back",
         Counted: "_on_counted",
@@ -345,6 +347,17 @@ class RegionSync(HandlerMachine):
         if self.forks.searches:
             self.forks.grew(info.stream_id)
 
+    def _on_deleted(self, event: StreamDeleted) -> None:
+        """Streams of that name which other regions have, and which ours kept out, may come now."""
+        name = event.info.name
+        for peer in self.peers.values():
+            self.doubles.pop((peer.name, name), None)
+            for info in peer.infos.values():
+                if info.name == name and not self.service.is_listed(info.stream_id):
+                    self.recorded.pop(info.stream_id, None)
+            if self.is_head:
+                self._record_streams(peer)
+
     def _on_moved(self, event: StreamsMoved) -> None:
         for stream in event.streams:
             copy = self.streams.get(stream)
@@ -402,7 +415,9 @@ class RegionSync(HandlerMachine):
         elsewhere = self._known_elsewhere(name)
         owner = elsewhere.owner if elsewhere else owner_of(self.config.owners, name, here)
         if owner != here:
-            if why := self.forwarding.create(owner, message):
+            if peer in self.region_of:  # that region takes us for the owner: do not send it back
+                self.command(Refuse(peer, message, "recovering"))
+            elif why := self.forwarding.create(owner, message):
                 self.command(Refuse(peer, message, why))
             else:  # asked each time: the owner's answer may have been lost
                 self.command(Await(peer, message))
@@ -424,13 +439,18 @@ class RegionSync(HandlerMachine):
 
     def _known_elsewhere(self, name: str) -> StreamInfo | None:
         """Another region has a stream of that name; ours would never be exchanged."""
-        infos = (info for peer in self.peers.values() for info in peer.infos.values())
-        return next((i for i in infos if i.name == name and i.owner != self.config.region), None)
+        for peer in self.peers.values():
+            for info in peer.infos.values():
+                foreign = info.name == name and info.owner != self.config.region
+                if foreign and not self.service.is_deleted(info.stream_id):
+                    return info
+        return None
 
     def _is_coming(self, name: str) -> bool:
         """We had made it, and forgotten it: another region's word for it is being recorded."""
         infos = (info for peer in self.peers.values() for info in peer.infos.values())
-        return any(i.name == name and i.stream_id in self.recorded for i in infos)
+        coming = (i for i in infos if i.name == name and i.stream_id in self.recorded)
+        return any(not self.service.is_listed(info.stream_id) for info in coming)
 
     # ------------------------------------------------------------ advertising (the tail)
 
@@ -497,12 +517,16 @@ class RegionSync(HandlerMachine):
         peer = self.peers.get(message.region)
         if peer is None or node not in self.config.regions[message.region]:
             return  # only a region's own servers speak for it
+        parts = self.partial.setdefault(node, [])
         if message.more:  # what it says counts as a whole: half of the streams are not all of them
-            self.partial.setdefault(node, []).append(message)
-            if len(self.partial[node]) > PARTS_MAX:
-                del self.partial[node]
+            if len(parts) <= PARTS_MAX:  # one more than allowed marks it as too long
+                parts.append(message)
             return
-        message = _whole(self.partial.pop(node, []), message)
+        del self.partial[node]
+        if len(parts) > PARTS_MAX:
+            self.counters["sprinkler.advertisement-too-long"] += 1
+            return
+        message = _whole(parts, message)
         self._count(node, message)
         if message.epoch < peer.epoch:
             self._send(node, RegionStale(peer.name, peer.epoch))
@@ -831,7 +855,7 @@ class RegionSync(HandlerMachine):
             self._send(peer, Doubt((message.stream,)))
             return
         serving = self.serving
-        if serving.count >= FOLLOWERS_MAX or message.start < 1:
+        if message.start < 1 or not serving.has_room(message.stream, peer, FOLLOWERS_MAX):
             self.counters["sprinkler.subscription-refused"] += 1
             return
         serving.follow(message.stream, peer, message.start, self.out)

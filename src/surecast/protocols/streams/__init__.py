@@ -15,6 +15,7 @@ Files
     directory.py        which streams exist: a log of the chain
     compaction_plan.py  which parts of a log are worth rewriting
     cursors.py          named subscriptions: a layer over the service
+    cursor_log.py       the log they are kept in, and what it adds up to
     queries.py          which streams there are, where a time begins: a layer over the service
     publisher.py        a client that publishes, retries and gets acknowledgements
     subscriber.py       a client that follows streams from its region's servers

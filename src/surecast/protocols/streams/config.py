@@ -20,9 +20,15 @@ _ABOVE_ZERO = (
     "feed_bytes",
     "expire_ns",
     "streams_max",
+    "deleted_max",
     "subscriptions_max",
     "cursors_max",
+    "cursors_deleted_max",
+    "cursors_dead_max",
+    "cursors_reset_max",
+    "cursors_shown_max",
 )
+_PAGE_MAX = 1_500  # rows of about 600 bytes: the largest answer has to fit into a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +52,15 @@ class StreamsConfig:
     feed_rows: int = 1 << 14  # committed positions that retention takes in at once
     feed_bytes: int = 16 << 20  # ... and at most so much a step
     expire_ns: int = 1 * SECOND  # how often keep_for streams are looked at
-    streams_max: int = 10_000  # in the directory; more are not created
+    streams_max: int = 10_000  # in the directory and not deleted; more are not created
+    deleted_max: int = 50_000  # deleted streams, which stay known; no more can be deleted
     subscriptions_max: int = 100_000  # of readers, at one replica
     cursors_max: int = 10_000  # named subscriptions
+    cursors_deleted_max: int = 1_000  # deleted names that are remembered, to recognise retries
+    cursors_dead_max: int = 10_000  # entries of deleted names, before their log is written anew
+    cursors_reset_max: int = 10_000  # streams in one reset of a named subscription
+    cursors_page_max: int = 1_000  # subscriptions and positions in one answer to a client
+    cursors_shown_max: int = 1_000  # positions of named subscriptions in status and /metrics
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "chain", self.chain or self.region)
@@ -57,6 +69,10 @@ class StreamsConfig:
         for key in _ABOVE_ZERO:
             if getattr(self, key) < 1:
                 raise ConfigError(f"{key} is {getattr(self, key)}; the least is 1")
+        if not 2 <= self.cursors_page_max <= _PAGE_MAX:
+            raise ConfigError(
+                f"cursors_page_max is {self.cursors_page_max}; from 2 to {_PAGE_MAX} are allowed"
+            )
         if not 0 < self.compact_share <= 1:
             raise ConfigError(f"compact_share is {self.compact_share}; above 0 and at most 1")
 

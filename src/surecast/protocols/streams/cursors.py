@@ -1,61 +1,71 @@
 """Named subscriptions: a place in each stream that outlives clients and servers.
 
 The cursors of a region are a log of its chain, as the directory is: replicated, and compacted by
-the rule that the latest entry of a key stays. There are two kinds of entry: who holds a name, and
-how far a name has come in a stream. The head writes both. It refuses what comes from anyone but
-the holder, so that a client that was replaced (*fenced*) cannot move the cursor of its successor;
-and a new head answers nobody before all that its predecessors wrote is committed, for the holder
-may be among it.
+the rule that the latest entry of a key stays (`cursor_log.py`). The head writes all entries. It
+refuses what comes from anyone but the holder, so that a client that was replaced (*fenced*) cannot
+move the cursor of its successor; and a new head answers nobody before all that its predecessors
+wrote is committed, for the holder may be among it.
+
+A reset or a deletion is one batch of entries. It takes the name from its holder and changes the
+positions at once, so no position that the former holder saves can be written after it.
 """
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import msgspec
-
-from surecast.columns.batch import Batch
+from surecast.columns.batch import COLLECT
 from surecast.core.disk import read_through
 from surecast.core.machine import HandlerMachine
 from surecast.core.names import is_name
 from surecast.core.replicated import AppendOwn, RoleChanged
-from surecast.core.streams import CURSORS, LogMoved, Streams, TakenBack
+from surecast.core.streams import (
+    CURSORS,
+    CursorPosition,
+    CursorState,
+    LogMoved,
+    Streams,
+    TakenBack,
+)
 from surecast.core.types import Disk, LogId, PassDown, Peer, PeerDown
-from surecast.errors import PeerError
 from surecast.protocols.streams.config import StreamsConfig
-from surecast.protocols.streams.messages import Advance, Advanced, Attach, Attached
+from surecast.protocols.streams.cursor_log import (
+    Cursor,
+    CursorEntry,
+    CursorTable,
+    collect_batch,
+    collected_below,
+    decode_entry,
+    entries_batch,
+)
+from surecast.protocols.streams.messages import (
+    Advance,
+    Advanced,
+    Attach,
+    Attached,
+    CursorChanged,
+    CursorDelete,
+    CursorReset,
+    CursorsAre,
+    Detach,
+    ListCursors,
+)
 
 __all__ = ["Cursors"]
 
 HOLDER_LEN = 16
 WAITING_MAX = 10_000  # clients that wait for an answer
 READ_BYTES = 256 << 10  # of the log, at a time
+COPIED_AT_ONCE = 1_000  # entries, about, before those copied so far are committed
 
-
-class CursorEntry(msgspec.Struct, array_like=True, frozen=True):
-    """With a stream: how far `name` has come in it. Without: who holds `name` from here on."""
-
-    name: str
-    holder: bytes
-    stream: bytes = b""
-    seq: int = 0
-
-    @property
-    def key(self) -> bytes:
-        return self.stream + b"/" + self.name.encode()
-
-
-@dataclass(slots=True)
-class Cursor:
-    holder: bytes = b""
-    positions: dict[LogId, int] = field(default_factory=dict)
+Question = Attach | Advance | CursorReset | CursorDelete
 
 
 @dataclass(slots=True)
 class Written:
     """What the head wrote of one name, until all of it is committed."""
 
-    cursor: Cursor = field(default_factory=Cursor)
+    cursor: Cursor  # as it will be then
     end: int = 1  # of the log, behind the last of it
 
 
@@ -64,15 +74,32 @@ class Waiting:
     """A client to be answered when the log is committed up to `end`."""
 
     peer: Peer
-    question: Attach | Advance
+    question: Question
     end: int
+
+
+@dataclass(slots=True)
+class Copying:
+    """Everything that counts is being copied to the end of the log, a part at a time."""
+
+    start: int  # of the log, at the first copy
+    names: list[str]  # still to be copied, in reverse
+    end: int  # of the log, behind the last part
+    collected: bool = False  # the part was the last one
 
 
 class Cursors(HandlerMachine):
     """A layer over the stream service, which keeps the log."""
 
     uses = ("streams",)
-    handlers: ClassVar[dict[type, str]] = {Attach: "_on_attach", Advance: "_on_advance"}
+    handlers: ClassVar[dict[type, str]] = {
+        Attach: "_on_attach",
+        Advance: "_on_advance",
+        Detach: "_on_detach",
+        ListCursors: "_on_list",
+        CursorReset: "_on_reset",
+        CursorDelete: "_on_delete",
+    }
     inputs: ClassVar[dict[type, str]] = {PeerDown: "_on_peer_down"}
     from_below: ClassVar[dict[type, str]] = {
         RoleChanged: "_on_role_changed",
@@ -93,12 +120,18 @@ class Cursors(HandlerMachine):
         self.disk = disk
         self.is_head, self.is_clean = False, True
         self.head: Peer = ""
-        self.table: dict[str, Cursor] = {}
-        self.committed = 1  # of the log: what `table` is made of
+        self.stored = CursorTable(config.cursors_deleted_max)
+        self.committed = 1  # of the log: what `stored` is made of
         self.written: dict[str, Written] = {}  # by us as head and not committed yet
         self.barrier = 0  # a head answers nobody before this is committed
         self.waiting: dict[tuple[Peer, int], Waiting] = {}  # by who asks, and its token
         self.attached: dict[str, tuple[Peer, int]] = {}  # name → whom to tell when it is fenced
+        self.copying: Copying | None = None
+
+    @property
+    def table(self) -> dict[str, Cursor]:
+        """The named subscriptions, as committed."""
+        return self.stored.names
 
     # ------------------------------------------------------------ what the service says
 
@@ -108,6 +141,7 @@ class Cursors(HandlerMachine):
         if was_head == self.is_head:
             return
         self.written.clear()
+        self.copying = None
         self.barrier = self._end
         if not self.is_head:
             for waiting in self.waiting.values():
@@ -120,114 +154,292 @@ class Cursors(HandlerMachine):
     def _on_taken_back(self, event: TakenBack) -> None:
         """All that was committed is given up."""
         if event.log == CURSORS:
-            self.table, self.committed = {}, 1
+            self.stored, self.committed = CursorTable(self.config.cursors_deleted_max), 1
 
     def _on_moved(self, event: LogMoved) -> None:
         start, end = self.committed, event.end
         self.committed = end
         for batch in read_through(self.disk, CURSORS, start, end, READ_BYTES):
             for row in batch.to_rows():
-                self._apply(row.value)
+                if batch.kind == COLLECT:
+                    self._collect(collected_below(row.value), row.seq)
+                else:
+                    self._apply(row.value, row.time_ns)
         for name in [name for name, written in self.written.items() if written.end <= end]:
             del self.written[name]
         self._answer_waiting()
+        self._copy_if_due()
 
-    def _apply(self, value: bytes) -> None:
-        try:
-            entry = msgspec.msgpack.decode(value, type=CursorEntry)
-        except msgspec.DecodeError as error:
-            raise PeerError(f"a cursor cannot be read: {error}") from None
-        cursor = self.table.setdefault(entry.name, Cursor())
-        if entry.stream:
-            before = cursor.positions.get(entry.stream, 1)
-            cursor.positions[entry.stream] = max(before, entry.seq)
+    def _apply(self, value: bytes, time_ns: int) -> None:
+        entry = decode_entry(value)
+        before = self.stored.get(entry.name).holder
+        self.stored.take(entry, time_ns)
+        if entry.stream or entry.holder == before:
             return
-        if cursor.holder != entry.holder and (held := self.attached.pop(entry.name, None)):
-            self._send(held[0], Attached(held[1], {}, "fenced"))
-        cursor.holder = entry.holder
+        if held := self.attached.pop(entry.name, None):
+            why = "fenced" if entry.holder else entry.what
+            self._send(held[0], Attached(held[1], {}, why))
 
-    # ------------------------------------------------------------ what clients ask (the head)
+    # ------------------------------------------------------------ what holders ask (the head)
 
     def _on_attach(self, peer: Peer, message: Attach) -> None:
+        latest = self._latest(message.name)
+        lost = latest.refusal(message.holder)
         if why := self._refusal(message):
             self._answer(peer, message, why)
-        elif self._latest(message.name).holder != message.holder and not message.take:
-            self._answer(peer, message, "fenced")
+        elif lost and (not message.take or latest.is_barred(message.holder)):
+            self._answer(peer, message, lost)
         elif not self._waits(peer, message):
             # Written also by who holds it already: a head that was replaced and does not know it
             # cannot commit this, and so cannot send its holder back to an old place.
-            self._write(message.name, [CursorEntry(message.name, message.holder)])
+            self._write(message.name, [latest.held_by(message.name, message.holder)])
             self._wait(peer, message)
 
     def _on_advance(self, peer: Peer, message: Advance) -> None:
         name, latest = message.name, self._latest(message.name)
         if why := self._refusal(message):
             self._answer(peer, message, why)
-        elif latest.holder != message.holder:
-            self._answer(peer, message, "fenced")
-        elif any(seq > self.service.end_of(s) for s, seq in message.positions.items()):
+        elif lost := latest.refusal(message.holder):
+            self._answer(peer, message, lost)
+        elif any(self._is_ahead(s, seq) for s, seq in message.positions.items()):
             # It has read elsewhere what has not come here: our chain may have gone on without us.
             self._answer(peer, message, "recovering")
         elif not self._waits(peer, message):
             ahead = [
                 CursorEntry(name, message.holder, stream, seq)
                 for stream, seq in message.positions.items()
-                if seq > latest.positions.get(stream, 1)
+                if seq > latest.positions.get(stream, 0)
             ]
             if ahead:
                 self._write(name, ahead)
             self._wait(peer, message)
             self._answer_waiting()
 
-    def _refusal(self, message: Attach | Advance) -> str:
+    def _is_ahead(self, stream: LogId, seq: int) -> bool:
+        """Whether the position is not here yet. (1 is one of every stream, but not of others.)"""
+        return seq > self.service.end_of(stream) or (
+            seq == 1 and not self.service.is_listed(stream)
+        )
+
+    def _on_detach(self, peer: Peer, message: Detach) -> None:
+        asked = peer, message.token
+        self.waiting.pop(asked, None)
+        if self.attached.get(message.name) == asked:
+            del self.attached[message.name]
+
+    # ------------------------------------------------------------ what operators ask (the head)
+
+    def _on_reset(self, peer: Peer, message: CursorReset) -> None:
+        latest = self._latest(message.name)
+        if self._may_change(peer, message, self._refusal_of_positions(message.positions)):
+            entries = latest.reset(message.name, message.change, message.positions)
+            self._write(message.name, entries)
+            self._wait(peer, message)
+
+    def _on_delete(self, peer: Peer, message: CursorDelete) -> None:
+        latest = self._latest(message.name)
+        if self._may_change(peer, message):
+            self._write(message.name, latest.deleted(message.name, message.change))
+            self._wait(peer, message)
+
+    def _may_change(self, peer: Peer, message: CursorReset | CursorDelete, wrong: str = "") -> bool:
+        """Whether the name is to be changed now; if not, the client is answered, or will be.
+
+        A request that is sent again, perhaps to another head, must not be carried out again: the
+        name may have another holder by now. The entry of the name tells which request was the last.
+        """
+        latest = self._latest(message.name)
+        is_known = message.name in self.table or message.name in self.written
+        why = self._refusal(message)
+        if not why and latest.change == message.change:
+            if not self._waits(peer, message):
+                self._wait(peer, message)
+                self._answer_waiting()
+            return False
+        if not why and (not is_known or latest.is_deleted):
+            why = "unknown-subscription"
+        if not why and not message.force and self._is_attached(message.name):
+            why = "in-use"
+        if why := why or wrong:
+            self._answer(peer, message, why)
+        return not why
+
+    def _refusal_of_positions(self, positions: dict[LogId, int]) -> str:
+        if len(positions) > self.config.cursors_reset_max:
+            return "too-many-positions"
+        if any(seq < 1 for seq in positions.values()):
+            return "bad-position"
+        if not all(map(self.service.is_listed, positions)):
+            return "unknown-stream"
+        # What is not committed may be taken back, and other events come in its place.
+        beyond = any(seq > self.service.committed_end(s) for s, seq in positions.items())
+        return "recovering" if beyond else ""
+
+    def _is_attached(self, name: str) -> bool:
+        """Does a client read under the name, or is about to?"""
+        questions = (waiting.question for waiting in self.waiting.values())
+        return name in self.attached or any(
+            isinstance(one, Attach) and one.name == name for one in questions
+        )
+
+    def _on_list(self, peer: Peer, message: ListCursors) -> None:
+        if why := self._refusal_of_role():
+            head = self.head if why == "not-head" else ""
+            self._send(peer, CursorsAre(message.token, (), ("", b""), True, why, head))
+            return
+        rows_max = self.config.cursors_page_max
+        found, after, complete = self.page(message.name, message.after, rows_max)
+        self._send(peer, CursorsAre(message.token, tuple(found), after, complete))
+
+    def page(
+        self, name: str = "", after: tuple[str, bytes] = ("", b""), rows_max: int = 1_000
+    ) -> tuple[list[CursorState], tuple[str, bytes], bool]:
+        """Named subscriptions (or the one called `name`) behind `after`, by name and stream.
+
+        At most `rows_max` names and positions. A subscription with many streams is continued on the
+        next page, which begins behind the second result; the third says that there is none.
+        """
+        found: list[CursorState] = []
+        rows = 0
+        for each in sorted(n for n in self.table if n >= after[0] and name in ("", n)):
+            cursor = self.table[each]
+            streams = self._streams_of(cursor)
+            if each == after[0]:
+                streams = [stream for stream in streams if stream > after[1]]
+                if not streams:
+                    continue
+            room = rows_max - rows - 1
+            if room < min(1, len(streams)):
+                return found, after, False
+            part = streams[:room]
+            found.append(self._state(each, cursor, part))
+            rows += 1 + len(part)
+            after = each, part[-1] if part else b""
+            if len(part) < len(streams):
+                return found, after, False
+        return found, after, True
+
+    def _streams_of(self, cursor: Cursor) -> list[LogId]:
+        return sorted(filter(self._is_current, cursor.positions))
+
+    def positions_shown(self, cursor: Cursor) -> int:
+        """How many positions all pages together have of it."""
+        return sum(map(self._is_current, cursor.positions))
+
+    def _is_current(self, stream: LogId) -> bool:
+        """Whether it is a stream, and not one whose name has a new stream by now."""
+        known = self.service.streams.get(stream)
+        named = self.service.named(known.info.name) if known is not None else None
+        return named is not None and named.stream_id == stream
+
+    def _state(self, name: str, cursor: Cursor, streams: list[LogId]) -> CursorState:
+        positions = tuple(
+            CursorPosition(
+                self.service.streams[stream].info.name,
+                stream,
+                cursor.positions[stream],
+                self.service.committed_end(stream),
+                cursor.moved_ns.get(stream, 0),
+            )
+            for stream in streams
+        )
+        attached = name in self.attached if self.is_head else None
+        return CursorState(name, attached, CURSORS in cursor.positions, positions)
+
+    # ------------------------------------------------------------ refusals
+
+    def _refusal_of_role(self) -> str:
         if not self.is_head:
             return "not-head"
-        if not self.is_clean or self.committed < self.barrier:
-            return "recovering"
-        if not is_name(message.name) or len(message.holder) != HOLDER_LEN:
+        return "recovering" if not self.is_clean or self.committed < self.barrier else ""
+
+    def _refusal(self, message: Question) -> str:
+        if why := self._refusal_of_role():
+            return why
+        reads = isinstance(message, Attach | Advance)
+        identity = message.holder if isinstance(message, Attach | Advance) else message.change
+        if not is_name(message.name) or len(identity) != HOLDER_LEN:
             return "bad-name"
         if len(self.waiting) >= WAITING_MAX:
             return "busy"
-        if message.name not in self.table and message.name not in self.written:
+        if reads and message.name not in self.table and message.name not in self.written:
             coming = sum(name not in self.table for name in self.written)
             if len(self.table) + coming >= self.config.cursors_max:
                 return "too-many"
         return ""
 
+    # ------------------------------------------------------------ the log
+
     def _latest(self, name: str) -> Cursor:
         """As it will be when all that was written is committed."""
-        here = self.table.get(name, Cursor())
         written = self.written.get(name)
-        if written is None:
-            return here
-        coming = written.cursor
-        return Cursor(coming.holder or here.holder, {**here.positions, **coming.positions})
+        return written.cursor if written is not None else self.stored.get(name)
 
     def _write(self, name: str, entries: list[CursorEntry]) -> None:
-        written = self.written.setdefault(name, Written())
-        written.end = self._end + len(entries)
+        written = self.written.get(name)
+        if written is None:
+            written = self.written[name] = Written(self._latest(name).copy())
         for entry in entries:
-            if entry.stream:
-                written.cursor.positions[entry.stream] = entry.seq
-            else:
-                written.cursor.holder = entry.holder
-        values = [msgspec.msgpack.encode(entry) for entry in entries]
-        keys: list[bytes | None] = [entry.key for entry in entries]
-        self.out.append(PassDown(AppendOwn(CURSORS, Batch.of(CURSORS, values, keys))))
+            written.cursor.take(entry, 0)
+        written.end = self._end + len(entries)
+        self.out.append(PassDown(AppendOwn(CURSORS, entries_batch(entries))))
 
     @property
     def _end(self) -> int:
         """Of the log here, committed or not; only the head, which we are, makes it longer."""
         return self.service.end_of(CURSORS)
 
+    def _collect(self, start: int, end: int) -> None:
+        """No entry below `start` counts any more; those up to `end` say everything again."""
+        stored = CursorTable(self.config.cursors_deleted_max)
+        for batch in read_through(self.disk, CURSORS, start, end, READ_BYTES):
+            for row in batch.to_rows():
+                if batch.kind != COLLECT:
+                    stored.take(decode_entry(row.value), row.time_ns)
+        stored.take_former(self.stored)
+        self.stored = stored
+
+    def _copy_if_due(self) -> None:
+        """Copy what counts to the end of the log, and collect the rest, when much was deleted."""
+        if self._refusal_of_role():
+            return
+        copying, stored = self.copying, self.stored
+        if copying is not None and self.committed < copying.end:
+            return  # a part at a time
+        if copying is None or copying.collected:
+            self.copying = None
+            if stored.dead < self.config.cursors_dead_max:
+                return
+            if stored.dead < stored.live_entries() // 2:
+                return
+            names = [*stored.deleted, *stored.names]
+            copying = self.copying = Copying(self._end, names[::-1], self._end)
+        self._copy_part(copying)
+
+    def _copy_part(self, copying: Copying) -> None:
+        entries: list[CursorEntry] = []
+        while copying.names and len(entries) < COPIED_AT_ONCE:
+            name = copying.names.pop()
+            cursor = self._latest(name)
+            if cursor != Cursor():  # it may have been forgotten by now
+                entries += cursor.copies(name)
+        copying.end = self._end + len(entries)
+        if entries:
+            self.out.append(PassDown(AppendOwn(CURSORS, entries_batch(entries))))
+        if not copying.names:
+            copying.collected = True
+            copying.end += 1
+            self.counters["streams.cursors-copied"] += 1
+            self.out.append(PassDown(AppendOwn(CURSORS, collect_batch(copying.start))))
+
     # ------------------------------------------------------------ answers
 
-    def _waits(self, peer: Peer, question: Attach | Advance) -> bool:
+    def _waits(self, peer: Peer, question: Question) -> bool:
         """Was this asked before, and will it be answered?"""
         waiting = self.waiting.get((peer, question.token))
         return waiting is not None and waiting.question == question
 
-    def _wait(self, peer: Peer, question: Attach | Advance) -> None:
+    def _wait(self, peer: Peer, question: Question) -> None:
         """Answer when what the question depends on is committed."""
         written = self.written.get(question.name)
         end = written.end if written else self.committed
@@ -243,16 +455,19 @@ class Cursors(HandlerMachine):
             waiting = self.waiting.pop(key)
             self._answer(waiting.peer, waiting.question, self._verdict(waiting.question))
 
-    def _verdict(self, question: Attach | Advance) -> str:
+    def _verdict(self, question: Question) -> str:
         """Of what is committed: who advanced was the holder when that was written."""
-        holds = self.table.get(question.name, Cursor()).holder == question.holder
-        return "" if holds or isinstance(question, Advance) else "fenced"
+        if isinstance(question, Attach):
+            return self.stored.get(question.name).refusal(question.holder)
+        return ""
 
-    def _answer(self, peer: Peer, question: Attach | Advance, why: str) -> None:
+    def _answer(self, peer: Peer, question: Question, why: str) -> None:
         head = self.head if why == "not-head" else ""
         answer: Any
         if isinstance(question, Advance):
             answer = Advanced(question.token, why, head)
+        elif not isinstance(question, Attach):
+            answer = CursorChanged(question.token, why, head)
         elif why:
             answer = Attached(question.token, {}, why, head)
         else:

@@ -2,7 +2,15 @@
 
 from typing import Any, ClassVar
 
-from surecast.core.endpoint import MoveCursor, TakeCursor, WhereIs, WhichStreams
+from surecast.core.endpoint import (
+    DeleteCursor,
+    MoveCursor,
+    ResetCursor,
+    TakeCursor,
+    WhereIs,
+    WhichCursors,
+    WhichStreams,
+)
 from surecast.errors import UsageError
 from surecast.parts.requests import Request, Requests
 from surecast.protocols.streams.messages import (
@@ -10,6 +18,12 @@ from surecast.protocols.streams.messages import (
     Advanced,
     Attach,
     Attached,
+    CursorChanged,
+    CursorDelete,
+    CursorReset,
+    CursorsAre,
+    Detach,
+    ListCursors,
     Locate,
     Located,
     StreamsAre,
@@ -26,6 +40,8 @@ class Inquirer(Requests):
         Located: "_on_answer",
         Attached: "_on_answer",
         Advanced: "_on_answer",
+        CursorsAre: "_on_answer",
+        CursorChanged: "_on_answer",
     }
 
     def _request(self, question: Any, token: int) -> Request:
@@ -39,7 +55,14 @@ class Inquirer(Requests):
                 # Once it is ours, whoever takes it goes before us: we do not take it back.
                 held = Attach(token, name, holder, False)
                 take = Attach(token, name, holder, True)
-                return Request(take, of_head=True, keep=True, then=held)
+                leave = Detach(token, name)
+                return Request(take, of_head=True, keep=True, then=held, cancel=leave)
             case MoveCursor(name, holder, positions):
                 return Request(Advance(token, name, holder, positions), of_head=True)
+            case WhichCursors(name, after):
+                return Request(ListCursors(token, name, after), of_head=True)
+            case ResetCursor(name, change, positions, force):
+                return Request(CursorReset(token, name, change, positions, force), of_head=True)
+            case DeleteCursor(name, change, force):
+                return Request(CursorDelete(token, name, change, force), of_head=True)
         raise UsageError(f"{type(question).__name__} is no question to a region")

@@ -1,6 +1,6 @@
 """What clients and servers of a region send each other about streams."""
 
-from surecast.core.streams import StreamInfo, StreamSpec
+from surecast.core.streams import CursorState, StreamInfo, StreamSpec
 from surecast.core.types import Batch, LogId, Message, Peer, tagged
 
 __all__ = [
@@ -9,9 +9,15 @@ __all__ = [
     "Attach",
     "Attached",
     "CreateStream",
+    "CursorChanged",
+    "CursorDelete",
+    "CursorReset",
+    "CursorsAre",
+    "Detach",
     "Events",
     "Introduce",
     "Introduced",
+    "ListCursors",
     "Locate",
     "Located",
     "PubAck",
@@ -205,8 +211,9 @@ class Attach(StreamsMessage):
 class Attached(StreamsMessage):
     """It reads from `positions` on (a stream that is missing: from 1).
 
-    Sent again with why fenced when somebody else takes the name. why: not-head (ask `head`),
-    fenced, recovering and busy (later), too-many, bad-name.
+    Sent again with why fenced when somebody else takes the name, and with reset or deleted when an
+    operator changes it. why: not-head (ask `head`), fenced, reset, deleted, recovering and busy
+    (later), too-many, bad-name.
     """
 
     token: int
@@ -226,6 +233,65 @@ class Advance(StreamsMessage):
 
 class Advanced(StreamsMessage):
     """That is on disk at every replica, or (`why` as in Attached) it is not."""
+
+    token: int
+    why: str = ""
+    head: str = ""
+
+
+class Detach(StreamsMessage):
+    """The client of that Attach reads no more under `name`. Its positions stay. No answer."""
+
+    token: int  # of the Attach
+    name: str
+
+
+class ListCursors(StreamsMessage):
+    """Which named subscriptions are there (or: where is this one)? For the head."""
+
+    token: int
+    name: str  # only this one; empty: all
+    after: tuple[str, bytes]  # the last name and stream of the page before; ("", b""): the first
+
+
+class CursorsAre(StreamsMessage):
+    """A page of them, by name and stream. The next one begins behind `after`; if `complete`, there
+    is none. why: not-head (ask `head`), recovering (later)."""
+
+    token: int
+    cursors: tuple[CursorState, ...]
+    after: tuple[str, bytes]
+    complete: bool
+    why: str = ""
+    head: str = ""
+
+
+class CursorReset(StreamsMessage):
+    """Take the subscription `name` from its holder and put it at these positions; those in other
+    streams stay. `force`: also if a client is attached to it."""
+
+    token: int
+    name: str
+    change: bytes  # 16 random bytes: a request that is sent again is carried out once
+    positions: dict[bytes, int]
+    force: bool
+
+
+class CursorDelete(StreamsMessage):
+    """Forget the subscription `name`. The rest as in CursorReset."""
+
+    token: int
+    name: str
+    change: bytes
+    force: bool
+
+
+class CursorChanged(StreamsMessage):
+    """That is on disk at every replica, or it is not done.
+
+    why: not-head (ask `head`), recovering and busy (later), unknown-subscription, in-use (a client
+    is attached), unknown-stream, too-many-positions, bad-position, bad-name.
+    """
 
     token: int
     why: str = ""

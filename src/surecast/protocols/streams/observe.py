@@ -4,12 +4,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Final
 
 from surecast.core.roles import Code, Layers, Metric
+from surecast.core.status import subscription_infos
 from surecast.core.streams import CURSORS, DIRECTORY
 from surecast.core.types import LogId
+from surecast.protocols.streams.cursors import Cursors
 from surecast.protocols.streams.service import StreamService
 
 __all__ = ["NAMED_MAX", "StreamsObserver"]
 
+LAG_HELP: Final = "positions of the stream that the named subscription has not acknowledged"
+OMITTED_HELP: Final = "series of streams_subscription_lag beyond streams.cursors_shown_max"
 NAMED_MAX: Final = 10  # streams named one by one; the rest is counted
 
 
@@ -53,8 +57,13 @@ class StreamsObserver:
             yield "stream-damaged", f"and {len(holed) - NAMED_MAX} more"
         yield from _of_own_logs(service)
 
-    def status(self, _layers: Layers) -> Mapping[str, Any]:
-        return {}
+    def status(self, layers: Layers) -> Mapping[str, Any]:
+        cursors: Cursors = layers["cursors"]
+        found, _, _ = cursors.page(rows_max=cursors.config.cursors_shown_max)
+        return {
+            "subscriptions": subscription_infos(found),
+            "subscriptions_total": len(cursors.table),
+        }
 
     def stream(self, layers: Layers, stream: LogId) -> Mapping[str, Any]:
         service: StreamService = layers["streams"]
@@ -66,8 +75,18 @@ class StreamsObserver:
             "recovering": bool(state.hole),
         }
 
-    def metrics(self, _layers: Layers) -> Iterator[Metric]:
-        return iter(())
+    def metrics(self, layers: Layers) -> Iterator[Metric]:
+        cursors: Cursors = layers["cursors"]
+        found, _, _ = cursors.page(rows_max=cursors.config.cursors_shown_max)
+        shown = 0
+        for info in subscription_infos(found):
+            for one in info.positions:
+                shown += 1
+                labels = {"subscription": info.name, "stream": one.stream}
+                yield Metric("streams_subscription_lag", LAG_HELP, one.lag, labels)
+        total = sum(map(cursors.positions_shown, cursors.table.values()))
+        yield Metric("streams_subscriptions", "named subscriptions", len(cursors.table))
+        yield Metric("streams_subscription_lag_omitted", OMITTED_HELP, total - shown)
 
 
 def _of_own_logs(service: StreamService) -> Iterator[tuple[str, str]]:

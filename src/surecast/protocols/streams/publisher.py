@@ -39,7 +39,8 @@ from surecast.protocols.streams.messages import (
 
 __all__ = ["Publisher", "anonymous_publisher"]
 
-FINAL = ("mismatch", "expired", "bad-event", "quarantined")  # waiting will not help
+# Waiting will not help.
+FINAL = ("mismatch", "expired", "bad-event", "quarantined", "deleted", "too-many-deleted")
 NEVER_OPENED = (
     "too-many-streams",
     "bad-name",

@@ -75,9 +75,14 @@ class Queries(HandlerMachine):
     def _matching(self, pattern: str) -> list[StreamInfo]:
         if is_name(pattern):  # whoever has thousands of streams asks for them one by one
             info = self.service.named(pattern)
-            return [info] if info is not None and info.stream_id in self.service.streams else []
-        streams = self.service.streams.values()
-        return [stream.info for stream in streams if matches(pattern, stream.info.name)]
+            found = None if info is None else self.service.streams.get(info.stream_id)
+            return [found.info] if found is not None and not self.service.is_ended(found) else []
+        service = self.service
+        return [
+            stream.info
+            for stream in service.streams.values()
+            if matches(pattern, stream.info.name) and not service.is_ended(stream)
+        ]
 
     def _on_unwatch_streams(self, peer: Peer, message: UnwatchStreams) -> None:
         self.watches.get(peer, {}).pop(message.token, None)
@@ -109,6 +114,9 @@ class Queries(HandlerMachine):
         stream = self.service.streams.get(message.stream)
         if stream is None:
             self._send(peer, Located(message.token, 0, "unknown-stream"))
+            return
+        if self.service.is_ended(stream):
+            self._send(peer, Located(message.token, 0, "stream-deleted"))
             return
         end = self.service.visible_end(stream)
         if message.time_ns < 0:

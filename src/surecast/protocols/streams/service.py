@@ -21,6 +21,7 @@ import msgspec
 
 from surecast.columns import retention
 from surecast.columns.batch import COLLECT, COLLECTED, CONFIG, DATA, EXPIRED, Batch
+from surecast.columns.compaction import encode_voids
 from surecast.columns.intervals import IntervalSet
 from surecast.columns.retention import (
     BeforeTime,
@@ -75,6 +76,7 @@ from surecast.core.streams import (
     Resume,
     Settle,
     StreamAdded,
+    StreamDeleted,
     StreamInfo,
     StreamsMoved,
     StreamSpec,
@@ -180,7 +182,7 @@ class StreamService(HandlerMachine):
         Resume: "_on_resume",
         Limit: "_on_limit",
         Forfeit: "_on_forfeit",
-        AppendAt: "_pass_down",
+        AppendAt: "_on_append_at",
         AppendOwn: "_pass_down",
         AskPublishers: "_pass_down",
         TakePublishers: "_pass_down",
@@ -270,6 +272,9 @@ class StreamService(HandlerMachine):
     def is_listed(self, stream: LogId) -> bool:
         return stream in self.directory.by_id
 
+    def is_deleted(self, stream: LogId) -> bool:
+        return stream in self.directory.deleted
+
     def committed_end(self, log: LogId) -> int:
         return self.committed.get(log, 1)
 
@@ -344,6 +349,11 @@ class StreamService(HandlerMachine):
 
     def _pass_down(self, command: Any) -> None:
         self.out.append(PassDown(command))
+
+    def _on_append_at(self, command: AppendAt) -> None:
+        if stream := self.streams.get(command.log):
+            stream.looked_epoch = -1  # what another region gives back may end with the End event
+        self._pass_down(command)
 
     def _pass_up(self, event: Any) -> None:
         self.out.append(Emit(event))
@@ -426,6 +436,8 @@ class StreamService(HandlerMachine):
             if stream := self.streams.get(log):
                 stream.hole = 0
         self._on_appended(Appended(log, event.end))
+        if stream := self.streams.get(log):
+            stream.looked_epoch = -1  # the End event may be gone
         self.pieces_read.clear()
         if self.committed.get(log, 1) <= event.end:
             return
@@ -445,6 +457,7 @@ class StreamService(HandlerMachine):
         elif stream := self.streams.get(log):
             stream.hole = self.hole_at.get(log, 0)
             stream.index = RetentionIndex(stream.info.retention)
+            self.directory.undelete(stream.info)
             stream.rules = IntervalSet()
             stream.pieces = self._pieces()
             stream.committed = stream.recent = event.end
@@ -533,6 +546,40 @@ class StreamService(HandlerMachine):
             self._quarantine(stream, str(problem), stream.index.end)
         except StorageError as problem:
             self.damaged(stream, problem, stream.index.end)
+        if stream.index.ended and not self.is_deleted(stream.stream_id):
+            self.directory.delete(stream.info)
+            self._pass_up(StreamDeleted(stream.info))
+
+    def is_ended(self, stream: Stream) -> bool:
+        """Whether the End event is committed, though retention may not have seen it yet."""
+        end = self.visible_end(stream)
+        if stream.index.ended or stream.quarantined or end <= max(1, stream.index.end):
+            return stream.index.ended > 0
+        try:
+            last = self.disk.read(stream.stream_id, end - 1, end, 1)
+        except StorageError:
+            return False  # whoever reads it finds out
+        return bool(last) and retention.is_end(last[-1])
+
+    def _refusal_behind_end(self, stream: Stream) -> str:
+        """Why no position may be given: the last one is the End event, or cannot be read yet.
+
+        A head learns it from its log, once an epoch: the head before it may have given it.
+        """
+        if stream.index.ended:
+            return "deleted"
+        if stream.looked_epoch != self.epoch:
+            end = stream.end
+            try:
+                last = self.disk.read(stream.stream_id, end - 1, end, 1) if end > 1 else []
+            except StorageError as problem:
+                self.damaged(stream, problem, min(end - 1, stream.committed))
+                return "quarantined"
+            if end > 1 and not last:
+                return "busy"  # its disk has failed to write it so far
+            stream.ending = bool(last) and retention.is_end(last[-1])
+            stream.looked_epoch = self.epoch
+        return "deleted" if stream.ending else ""
 
     def damaged(self, stream: Stream, problem: StorageError, end: int) -> None:
         """Our disk is at fault: if others have the stream whole, we are better out of their way."""
@@ -613,12 +660,25 @@ class StreamService(HandlerMachine):
         name = message.name
         if not self.is_head:
             self._send(peer, StreamOpened(name, None, "not-head", self.head))
+        elif self._is_being_deleted(name):
+            self._send(peer, StreamOpened(name, None, "recovering"))  # ask again soon
         elif info := self.directory.by_name.get(name):
             self._send(peer, StreamOpened(name, info, _mismatch(info, message.spec)))
         elif why := self._refusal_to_create(message):
             self._send(peer, StreamOpened(name, None, why))
         else:
             self._hand("create", peer, message, message.spec.delivery or DEFAULT_DELIVERY)
+
+    def _is_being_deleted(self, name: str) -> bool:
+        """Whether the End event of the stream is given, but not committed yet."""
+        info = self.directory.by_name.get(name)
+        stream = None if info is None else self.streams.get(info.stream_id)
+        if stream is None or stream.hole:
+            return False
+        if self._refusal_behind_end(stream) not in ("deleted", "busy"):
+            return False
+        self.feed(stream)
+        return not stream.index.ended
 
     def _refusal_to_create(self, message: CreateStream) -> str:
         name = message.name
@@ -631,7 +691,8 @@ class StreamService(HandlerMachine):
         if why := self._refusal_to_deliver(message.spec.delivery or DEFAULT_DELIVERY):
             return why
         coming = 0 if name in self.asked else len(self.asked)
-        return "too-many-streams" if len(self.streams) + coming >= self.config.streams_max else ""
+        count = len(self.streams) - len(self.directory.deleted)
+        return "too-many-streams" if count + coming >= self.config.streams_max else ""
 
     def _refusal_to_deliver(self, delivery: str) -> str:
         """Why streams of a delivery cannot be created: all replicas of the region must have it.
@@ -689,8 +750,8 @@ class StreamService(HandlerMachine):
         policy = KeepAll() if spec.retention is None else spec.retention
         delivery = spec.delivery or DEFAULT_DELIVERY
         return StreamInfo(
-            self.rng.randbytes(16), name, self.config.region, policy, b"", delivery,
-            spec.schema, spec.options,
+            self.rng.randbytes(16), name, self.config.region, policy,
+            self.directory.latest.get(name, b""), delivery, spec.schema, spec.options,
         )  # fmt: skip
 
     def _on_adopt(self, inp: Adopt) -> None:
@@ -699,7 +760,8 @@ class StreamService(HandlerMachine):
     def _record(self, info: StreamInfo, made_epoch: int) -> None:
         if made_epoch:
             self.made_now[info.stream_id] = True
-        entry = info_batch(info, self.config.chain, made_epoch)
+        follows = self.directory.follows(info.name)
+        entry = info_batch(info, self.config.chain, made_epoch, follows)
         self.out.append(PassDown(AppendOwn(DIRECTORY, entry)))
 
     def _answer_creators(self, name: str, info: StreamInfo | None, why: str) -> None:
@@ -743,7 +805,10 @@ class StreamService(HandlerMachine):
             self._send(peer, nack)
             return
         token = (peer, message.stream, batch.publisher, batch.pub_no)
-        bad = self._refusal_of_event(self.streams[message.stream], batch)
+        found = self.streams[message.stream]
+        bad = self._refusal_of_event(found, batch)
+        if batch.kind == CONFIG:
+            found.looked_epoch = -1  # this may become the End event
         self.out.append(PassDown(Submit(message.stream, batch, token, bad)))
 
     def _refusal(self, message: Publish) -> str:
@@ -769,6 +834,10 @@ class StreamService(HandlerMachine):
     def _refusal_of_event(self, stream: Stream, batch: Batch) -> str:
         if batch.stream_id != stream.stream_id:
             return "bad-event"  # readers would take it for another stream's
+        if (stream.ending or stream.looked_epoch != self.epoch or stream.index.ended) and (
+            why := self._refusal_behind_end(stream)
+        ):
+            return why  # retries of what came before it are acknowledged all the same
         if batch.kind == DATA:
             # Its rows' places and times are ours to give.
             fine = batch.rows == batch.count > 0 and batch.pub_no > 0 and not batch.explicit
@@ -782,6 +851,9 @@ class StreamService(HandlerMachine):
         row = batch.to_rows()[0]
         try:
             retention.check_event(batch, stream.index.policy)
+            if retention.is_end(batch):
+                full = len(self.directory.deleted) >= self.config.deleted_max
+                return "too-many-deleted" if full else ""
             if batch.kind == COLLECT:
                 tagged = isinstance(retention.decode_collect(row.value).predicate, TagIs)
                 if tagged and stream.reconfigured:
@@ -803,8 +875,8 @@ class StreamService(HandlerMachine):
     # ------------------------------------------------------------ readers
 
     def _on_subscribe(self, peer: Peer, message: Subscribe) -> None:
-        serving = self.serving
-        if serving.count >= self.config.subscriptions_max or message.start < 1:
+        serving, most = self.serving, self.config.subscriptions_max
+        if message.start < 1 or not serving.has_room(message.stream, peer, most):
             self.counters["streams.subscription-refused"] += 1
             return
         serving.follow(message.stream, peer, message.start, self.out)
@@ -886,6 +958,8 @@ class StreamService(HandlerMachine):
             return
         if stream.suspended or stream.hole or stream.quarantined:
             return
+        if self._refusal_behind_end(stream):
+            return
         if stream.committed < stream.expiring:
             return
         cutoff_ns = self.wall_ns - policy.ns
@@ -910,17 +984,15 @@ class StreamService(HandlerMachine):
         self.feed(stream)
         if stream.quarantined:
             return
-        collected, expired = stream.index.voids[COLLECTED], stream.index.voids[EXPIRED]
+        voids = stream.index.voids
         # On a full disk anything that is void is worth it.
         share = 0.0 if self.now_ns < self.full_until_ns else self.config.compact_share
-        if worth := stream.pieces.begin([collected, expired], share):
+        if worth := stream.pieces.begin(list(voids.values()), share):
             lo, hi = worth
-            first, second = collected.clip(lo, hi), expired.clip(lo, hi)
-            stream.rewriting_rows = hi - lo - first.total() - second.total()
-            command = CompactLog(
-                stream.stream_id, lo, hi, first.to_bytes(), second.to_bytes(),
-                self.config.coalesce_rows_max,
-            )  # fmt: skip
+            gone = {reason: some.clip(lo, hi) for reason, some in voids.items()}
+            stream.rewriting_rows = hi - lo - sum(some.total() for some in gone.values())
+            rows_max = self.config.coalesce_rows_max
+            command = CompactLog(stream.stream_id, lo, hi, encode_voids(gone), rows_max)
             self.out.append(PassDown(command))
 
     def _on_store_full(self, _event: StoreFull) -> None:

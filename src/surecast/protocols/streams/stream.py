@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from surecast.columns.batch import COLLECT, COLLECTED, CONFIG, EXPIRED, Batch
+from surecast.columns.batch import COLLECT, CONFIG, Batch
 from surecast.columns.compaction import survivors
 from surecast.columns.intervals import IntervalSet
 from surecast.columns.retention import RetentionIndex
@@ -33,6 +33,8 @@ class Stream:
     suspended: str = ""  # why its delivery wants no positions given
     expiring: int = 0  # the last rule that expires events is not committed below this
     rewriting_rows: int = 0  # what the rewrite under way will leave
+    ending: bool = False  # the last position appended here is the End event
+    looked_epoch: int = -1  # the epoch in which `ending` was looked up; -1: it must be again
 
     @property
     def stream_id(self) -> LogId:
@@ -88,5 +90,4 @@ class Stream:
         if lo >= self.recent or not any(self.index.voids.values()):
             return raw
         assert not raw or raw[-1].hi <= self.index.end, "retention sees it before late readers do"
-        voids = self.index.voids
-        return survivors(raw, voids[COLLECTED], voids[EXPIRED], rows_max) if raw else raw
+        return survivors(raw, self.index.voids, rows_max) if raw else raw

@@ -1,0 +1,202 @@
+"""A test aid: let the Spark of the tests start in little more than half the time.
+
+    .venv/bin/python scripts/warm_spark.py
+
+The product does not use it: it writes into the environment's installed packages.
+
+A new JVM spends its first seconds on loading Spark's classes. Java can keep what it has loaded in
+a file and map that file the next time ("class data sharing"). This makes such a file, about 200 MB,
+in the virtual environment. `tests/java.py` passes `java_options()` to every JVM that the tests
+start. The file fits this Java and these jars only; a JVM that finds one that does not fit starts
+without it and prints nothing.
+
+Every Python process that Spark starts imports PySpark from a zip of sources, and compiles them each
+time. So this adds the compiled modules to that zip of the installed PySpark. Another version of
+Python ignores them.
+
+`make test` runs this beside the tests; `wait_until_made` waits until it has ended.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import marshal
+import os
+import shutil
+import sys
+import tempfile
+import warnings
+from contextlib import suppress
+from importlib.util import MAGIC_NUMBER, source_hash
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from zipfile import ZIP_DEFLATED, ZipFile
+
+from surecast.errors import SurecastError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["CLASSES", "compile_zip", "java_options", "make_classes", "wait_until_made", "zips"]
+
+CLASSES: Final = Path(sys.prefix) / "share" / "surecast" / "spark-classes.jsa"
+_SILENT: Final = "-Xlog:cds=off -Xlog:cds+dynamic=off"  # about a file that does not fit
+_LIGHT: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+EXIT_S: Final = 120.0
+_UNCHECKED: Final = 1  # of compiled code: the source beside it is not looked at
+_UNUSED: Final = ("pyspark/ml/", "pyspark/mllib/", "pyspark/pandas/")
+
+
+def java_options() -> str:
+    """Of a JVM of Spark; none while there is no file, or Java would not even map its own."""
+    return f"-XX:SharedArchiveFile={CLASSES} {_SILENT}" if CLASSES.exists() else ""
+
+
+def wait_until_made() -> None:
+    """Wait while another process makes the file."""
+    with suppress(FileNotFoundError), _lock().open() as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+
+
+def _lock() -> Path:
+    return CLASSES.with_suffix(".lock")
+
+
+def zips() -> list[Path]:
+    """What the installed PySpark puts before all else in the path of its Python processes."""
+    import pyspark
+
+    return sorted((Path(pyspark.__file__).parent / "python" / "lib").glob("*.zip"))
+
+
+def compile_zip(path: Path) -> int:
+    """Put compiled modules behind all that is in the zip; how many. None a second time.
+
+    What was there stays where it was: a process that has the zip open goes on reading. Only where
+    compiled modules must be replaced (another Python made them, or the sources changed) it is
+    written anew, and such a process fails at its next import.
+    """
+    with ZipFile(path) as old:
+        members = {info.filename: info for info in old.infolist()}
+        sources = {
+            name: old.read(name)
+            for name in members
+            if name.endswith(".py") and not name.startswith(_UNUSED) and "/tests/" not in name
+        }
+        headers = {f"{name}c": _header(source) for name, source in sources.items()}
+        known = {
+            name for name, header in headers.items()
+            if name in members and old.read(name).startswith(header)
+        }  # fmt: skip
+        stale = {name for name in members if name.endswith(".pyc")} - known
+        kept = {name: old.read(name) for name in members if name not in stale} if stale else {}
+    made = {
+        name: header + code
+        for name, header in headers.items()
+        if name not in known and (code := _code(sources[name[:-1]], path / name[:-1]))
+    }
+    if not (made or stale):
+        return 0
+    part = path.with_suffix(f".{os.getpid()}")
+    try:
+        shutil.copy2(path, part)
+        with ZipFile(part, "w" if stale else "a", ZIP_DEFLATED) as new:
+            for name, data in kept.items():
+                new.writestr(members[name], data)
+            for name, data in made.items():
+                new.writestr(name, data)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    return len(made)
+
+
+def _header(source: bytes) -> bytes:
+    return MAGIC_NUMBER + _UNCHECKED.to_bytes(4, "little") + source_hash(source)
+
+
+def _code(source: bytes, at: Path) -> bytes | None:
+    """None: this Python cannot, and need not."""
+    with warnings.catch_warnings(action="ignore"):  # they are Spark's
+        try:
+            return marshal.dumps(compile(source, str(at), "exec", dont_inherit=True, optimize=0))
+        except SyntaxError:
+            return None
+
+
+def make_classes() -> None:
+    """Make the file: a session does a little of all that our jobs do, and is written down."""
+    from surecast.pipeline.session import spark_session
+
+    part = CLASSES.with_suffix(f".{os.getpid()}")
+    os.environ["SPARK_SUBMIT_OPTS"] = f"-XX:ArchiveClassesAtExit={part} {_LIGHT} {_SILENT}"
+    CLASSES.unlink(missing_ok=True)
+    try:
+        with tempfile.TemporaryDirectory(prefix="surecast-") as folder:
+            spark = spark_session("local[2]", conf={"spark.sql.shuffle.partitions": "2"})
+            _do_a_little(spark, Path(folder))
+            _end(spark)
+        part.replace(CLASSES)  # whole: a JVM that maps half of one dies
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _do_a_little(spark: SparkSession, folder: Path) -> None:
+    from pyspark.sql import functions as sql
+
+    from surecast.client import sync
+
+    def streamed(source: str, options: dict[str, str], target: str, to: dict[str, str]) -> None:
+        rows = spark.readStream.format(source).options(**options)
+        if source == "parquet":
+            rows = rows.schema("key string, value string")
+        writer = rows.load().select("key", "value").writeStream.format(target).options(**to)
+        checkpoint = str(folder / f"from-{source}")
+        writer = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True)
+        writer.start().awaitTermination()
+
+    with sync.local(folder / "region") as client:
+        local = client._inner._local
+        assert local is not None
+        into, out = str(folder / "into"), str(folder / "out")
+        numbers = spark.range(1000).withColumn("key", (sql.col("id") % 9).cast("string"))
+        counted = numbers.groupBy("key").agg(sql.count("*").cast("string").alias("value"))
+        counted.orderBy("key").write.parquet(into)
+        streamed("parquet", {"path": into}, "surecast", {"url": local.url, "stream": "warm"})
+        options = {"url": local.url, "subscribe": "warm", "startingOffsets": "earliest"}
+        streamed("surecast", options, "parquet", {"path": out})
+        read = spark.read.format("surecast").options(**options).load()
+        found = read.join(spark.read.parquet(out), "key").select("seq", "key").toArrow()
+        assert found.num_rows == 9, found
+
+
+def _end(spark: SparkSession) -> None:
+    """End the JVM and wait until it has written its file."""
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    spark.stop()
+    assert gateway is not None
+    process = gateway.proc
+    gateway.shutdown()
+    process.stdin.close()
+    if process.wait(EXIT_S):
+        raise SurecastError(
+            f"Java ended with {process.returncode}: is there room in {CLASSES.parent}?"
+        )
+
+
+def main() -> None:
+    CLASSES.parent.mkdir(parents=True, exist_ok=True)
+    with _lock().open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        for found in zips():
+            try:
+                compile_zip(found)
+            except OSError as problem:
+                print(f"{found} stays as it is: {problem}", file=sys.stderr)
+        make_classes()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,11 @@
+"""The console script `surecast`: Ctrl-C is dealt with before anything large is imported."""
+
+from surecast.cli.interrupts import exits_at_once
+
+__all__ = ["run"]
+
+
+def run() -> None:
+    with exits_at_once():
+        from surecast.cli.main import run as run_verb
+    run_verb()

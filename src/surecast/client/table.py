@@ -1,0 +1,84 @@
+"""The table of a bounded read. Imported late: it loads pyarrow.
+
+Streams of single events have many small batches, and each costs memory of its own. They are joined
+as they come; large ones stay where they were received.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+
+from surecast.client.arrow import (
+    SCHEMA,
+    SCHEMA_WITH_VOIDS,
+    record_batch_of,
+    record_batch_with_voids,
+)
+from surecast.client.subscription_buffer import SubscriptionBuffer
+from surecast.core.endpoint import Lost
+from surecast.errors import EventsLost, UsageError
+
+__all__ = ["read_table"]
+
+LARGE_ROWS: Final = 256  # a batch of so many is not joined with others
+SMALL_MAX: Final = 256  # batches that wait to be joined
+
+
+async def read_table(buffer: SubscriptionBuffer) -> pa.Table:
+    """All that a subscription with a stop gives, in one table.
+
+    UsageError if it is more than `ClientOptions.read_bytes_max`, EventsLost at lost events.
+    """
+    nbytes_max = buffer.options.read_bytes_max
+    convert = record_batch_with_voids if buffer.voids else record_batch_of
+    schema = SCHEMA_WITH_VOIDS if buffer.voids else SCHEMA
+    made = _Batches(schema)
+    while (found := await buffer.next_item()) is not None:
+        progress, item = found
+        if isinstance(item, Lost):
+            raise EventsLost(progress.name, item.lo, item.hi, item.why)
+        batch = convert(item, progress.name)
+        if batch is None:
+            continue
+        made.add(batch)
+        if made.nbytes > nbytes_max:
+            raise UsageError(
+                f"the table of {progress.name!r} is larger than {nbytes_max:,} bytes "
+                f"(ClientOptions.read_bytes_max) at position {item.hi - 1}: read fewer positions "
+                "at a time (start=, stop=), iterate over subscribe(stop=...).batches(), which "
+                "holds one batch at a time, or raise the limit"
+            )
+    return made.table()
+
+
+class _Batches:
+    """Record batches in order, the small ones joined."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema
+        self.nbytes = 0  # as Arrow counts them
+        self._done: list[pa.RecordBatch] = []
+        self._small: list[pa.RecordBatch] = []
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        self.nbytes += batch.nbytes
+        if batch.num_rows < LARGE_ROWS:
+            self._small.append(batch)
+            if len(self._small) >= SMALL_MAX:
+                self._join()
+        else:
+            self._join()
+            self._done.append(batch)
+
+    def _join(self) -> None:
+        small, self._small = self._small, []
+        if len(small) > 1:
+            self._done += pa.Table.from_batches(small).combine_chunks().to_batches()
+        else:
+            self._done += small
+
+    def table(self) -> pa.Table:
+        self._join()
+        return pa.Table.from_batches(self._done, self.schema)

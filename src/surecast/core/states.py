@@ -1,0 +1,136 @@
+"""State tables: the states of a machine, and which input may lead from one state to which other.
+
+A machine with state tables says four things about itself:
+
+    state_tables      the tables, one for each kind of state that it has
+    states()          its states now, derived from its fields in one place
+    input_name(inp)   what its tables call an input
+    validate()        asserts what must hold between its fields
+
+A table lists changes of state only: every input may also leave a state as it is.
+
+Checking costs nothing in production, because nothing there calls these methods. The simulator wraps
+the steps of machines (`watched`). After each step it looks the change of state up in the table and
+calls `validate`. A change that the table does not list is an assertion error.
+
+A row that no run is expected to show stands in `StateTable.unmet` with the reason.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from typing import Any, Protocol, cast
+
+import msgspec
+
+from surecast.core.types import Machine, Received
+
+__all__ = ["Moves", "Row", "StateTable", "Stateful", "input_name", "watched"]
+
+Row = tuple[Any, str, Any]  # state, input, next state
+Transitions = Mapping[tuple[Any, str], frozenset[Any]]  # (state, input) → possible next states
+
+
+class StateTable(msgspec.Struct, frozen=True):
+    """The states and transitions of one kind of state. The value of each state describes it."""
+
+    name: str
+    states: type[Enum]
+    initial: Any
+    transitions: Transitions
+    inputs: Mapping[str, str]  # the inputs that change states → a description
+    unmet: Mapping[Row, str] = {}  # rows that runs are not expected to show → the reason
+
+    def rows(self) -> Iterator[Row]:
+        """All transitions, in the order of the table and of the states."""
+        for (before, inp), targets in self.transitions.items():
+            for after in self.states:
+                if after in targets:
+                    yield before, inp, after
+
+    def label(self, row: Row) -> str:
+        before, inp, after = row
+        return f"{self.name}: {before.name}, {inp} → {after.name}"
+
+    def labels(self) -> dict[str, str]:
+        """The label of every row → the reason why runs are not expected to show it, or ""."""
+        return {self.label(row): self.unmet.get(row, "") for row in self.rows()}
+
+
+class Moves:
+    """Checks changes of state against a table and counts the rows that were met."""
+
+    __slots__ = ("met", "table")
+
+    def __init__(self, table: StateTable, met: Counter[str]) -> None:
+        self.table = table
+        self.met = met
+
+    def check(self, before: Any, inp: str, after: Any) -> Any:
+        """Returns the new state."""
+        if before is not after:
+            label = self.table.label((before, inp, after))
+            allowed = self.table.transitions.get((before, inp), frozenset())
+            assert after in allowed, f"no such transition in the table: {label}"
+            self.met[label] += 1
+        return after
+
+
+class Stateful(Protocol):
+    """A machine with state tables."""
+
+    @property
+    def state_tables(self) -> tuple[StateTable, ...]: ...
+
+    def states(self) -> dict[str, Any]:
+        """Each state that the machine has, by a name of its own."""
+
+    def input_name(self, inp: Any) -> str: ...
+
+    def validate(self) -> None: ...
+
+    def step(self, now_ns: int, inp: Any) -> list[Any]: ...
+
+
+def input_name(inp: Any) -> str:
+    """The class of an input, or of the message that was received."""
+    return type(inp.message if type(inp) is Received else inp).__name__
+
+
+Step = Callable[[int, Any], list[Any]]
+
+
+def watched(machine: Machine, met: Counter[str]) -> Step:
+    """The `step` of a machine, with the checks of its state tables. `met` counts rows by label.
+
+    The layers of a composition are watched one by one. Machines without tables are left alone.
+    """
+    wrap = getattr(machine, "wrap_steps", None)
+    if wrap is not None:
+        wrap(lambda layer: watched(layer, met))
+    elif hasattr(machine, "state_tables"):
+        return _Watched(cast(Stateful, machine), met).step
+    return machine.step
+
+
+class _Watched:
+    __slots__ = ("_machine", "_moves", "_states", "_step")
+
+    def __init__(self, machine: Stateful, met: Counter[str]) -> None:
+        self._machine = machine
+        self._step = machine.step
+        self._moves = {table.states: Moves(table, met) for table in machine.state_tables}
+        self._states = machine.states()
+
+    def step(self, now_ns: int, inp: Any) -> list[Any]:
+        effects = self._step(now_ns, inp)
+        machine = self._machine
+        states = machine.states()
+        if states != self._states:
+            name = machine.input_name(inp)
+            for key, after in states.items():
+                moves = self._moves[type(after)]
+                moves.check(self._states.get(key, moves.table.initial), name, after)
+            self._states = states
+        machine.validate()
+        return effects

@@ -1,0 +1,175 @@
+"""Named subscriptions of a region, seen from outside: list them, reset them, delete them.
+
+The region's head does the work (`protocols/streams/cursors.py`). It is asked until it answers, and
+recognises a request that it is sent twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final, Literal, NamedTuple
+
+from surecast.core.endpoint import DeleteCursor, ResetCursor, WhereIs, WhichCursors
+from surecast.core.names import is_name, is_pattern
+from surecast.core.status import SubscriptionInfo, SubscriptionPosition, subscription_infos
+from surecast.core.streams import CursorState, StreamInfo
+from surecast.core.types import LogId
+from surecast.endpoint.control import Control
+from surecast.endpoint.error_messages import subscription_error
+from surecast.errors import PeerError, UnknownSubscription, UsageError
+
+__all__ = ["AtTime", "Begin", "SubscriptionInfo", "SubscriptionPosition", "Subscriptions"]
+
+STREAMS_MAX: Final = 10_000  # in one reset: its message has to fit into a frame
+ASKED_AT_ONCE: Final = 100  # questions where a time begins
+
+# The streams that match a pattern, and where each ends.
+Ends = Callable[[str], Awaitable[list[tuple[StreamInfo, int]]]]
+
+
+class AtTime(NamedTuple):
+    """The first event that is not older."""
+
+    time_ns: int
+
+
+Begin = Literal["earliest", "latest"] | int | AtTime
+
+
+class _Place(NamedTuple):
+    """A stream, and where it ends."""
+
+    stream_id: LogId
+    end: int
+
+
+class Subscriptions:
+    """`ends` finds the streams that a pattern matches."""
+
+    def __init__(self, control: Control, ends: Ends) -> None:
+        self._control = control
+        self._ends = ends
+
+    async def everything(self) -> list[SubscriptionInfo]:
+        """All of them, by name."""
+        return subscription_infos(await self._states())
+
+    async def page(
+        self, after: tuple[str, bytes]
+    ) -> tuple[list[SubscriptionInfo], tuple[str, bytes] | None]:
+        """Those behind `after`, as many as fit into an answer; and the `after` of the next page."""
+        answer = await self._control.ask(WhichCursors("", after))
+        found = subscription_infos(answer.cursors)
+        return found, None if answer.complete else answer.after
+
+    async def reset(
+        self, name: str, begin: Begin, streams: Iterable[str] | None, force: bool
+    ) -> dict[str, int]:
+        """Put the subscription at `begin` of `streams` (names or patterns); None: of the streams
+        that it has a position in. Returns the position in each."""
+        states = await self._existing(name)
+        if streams is None:
+            known = [one for state in states for one in state.positions]
+            places = {one.stream: _Place(one.stream_id, one.end) for one in known}
+            if not places:
+                raise UsageError(
+                    f"the subscription {name!r} has no position in a stream yet: name the streams "
+                    "to reset it in"
+                )
+        else:
+            places = await self._places(streams)
+        if len(places) > STREAMS_MAX:
+            raise UsageError(
+                f"{len(places):,} streams in one reset; at most {STREAMS_MAX:,}: name fewer"
+            )
+        seqs = await self._find(begin, places)
+        positions = {place.stream_id: seqs[stream] for stream, place in places.items()}
+        change = secrets.token_bytes(16)
+        answer = await self._control.ask(ResetCursor(name, change, positions, force))
+        if answer.why:
+            raise subscription_error(name, answer.why)
+        return seqs
+
+    async def delete(self, name: str, force: bool) -> None:
+        """Forget the subscription. Raises UnknownSubscription if there is none."""
+        await self._existing(name)
+        change = secrets.token_bytes(16)
+        answer = await self._control.ask(DeleteCursor(name, change, force))
+        if answer.why and answer.why != "unknown-subscription":  # it was there: it is gone now
+            raise subscription_error(name, answer.why)
+
+    # ------------------------------------------------------------ inside
+
+    async def _states(self, name: str = "") -> list[CursorState]:
+        found: list[CursorState] = []
+        after: tuple[str, bytes] = ("", b"")
+        while True:
+            answer = await self._control.ask(WhichCursors(name, after))
+            found += answer.cursors
+            if answer.complete:
+                return found
+            if answer.after <= after:
+                raise PeerError(f"the region lists its subscriptions twice from {after} on")
+            after = answer.after
+
+    async def _existing(self, name: str) -> list[CursorState]:
+        check_subscription_name(name)
+        states = await self._states(name)
+        if not states:
+            raise UnknownSubscription(
+                f"the region has no subscription named {name!r}; `surecast subscriptions list` "
+                "shows those it has"
+            )
+        return states
+
+    async def _places(self, streams: Iterable[str]) -> dict[str, _Place]:
+        places: dict[str, _Place] = {}
+        for pattern in streams:
+            if not isinstance(pattern, str) or not is_pattern(pattern):
+                raise UsageError(f"{pattern!r} is not a stream name or pattern")
+            found = await self._ends(pattern)
+            if not found:
+                raise UsageError(f"no stream of the region matches {pattern!r}")
+            places |= {info.name: _Place(info.stream_id, end) for info, end in found}
+        if not places:
+            raise UsageError("no streams are named")
+        return places
+
+    async def _find(self, begin: Begin, places: dict[str, _Place]) -> dict[str, int]:
+        """The position to begin at, of each stream."""
+        if begin == "earliest":
+            return dict.fromkeys(places, 1)
+        if begin == "latest":
+            return {stream: place.end for stream, place in places.items()}
+        if isinstance(begin, AtTime):
+            return await self._locate(begin.time_ns, places)
+        for stream, place in places.items():
+            if not 1 <= begin <= place.end:
+                raise UsageError(
+                    f"stream {stream!r} has positions from 1 to {place.end} (the next event); "
+                    f"{begin} is not one of them"
+                )
+        return dict.fromkeys(places, begin)
+
+    async def _locate(self, time_ns: int, places: dict[str, _Place]) -> dict[str, int]:
+        found: dict[str, int] = {}
+        todo = list(places)
+        for at in range(0, len(todo), ASKED_AT_ONCE):
+            part = todo[at : at + ASKED_AT_ONCE]
+            questions = (WhereIs(places[stream].stream_id, time_ns) for stream in part)
+            answers = await asyncio.gather(*map(self._control.ask, questions))
+            for stream, located in zip(part, answers, strict=True):
+                if located.why:
+                    raise subscription_error(stream, located.why)
+                found[stream] = located.seq
+        return found
+
+
+def check_subscription_name(name: str) -> None:
+    if not isinstance(name, str) or not is_name(name):
+        raise UsageError(
+            f"{name!r} is not a valid subscription name: it is made like a stream's name, such as "
+            "billing.eu"
+        )

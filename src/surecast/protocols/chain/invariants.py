@@ -1,0 +1,127 @@
+"""What must hold of a replica after every step: asserted in tests and simulations.
+
+`Roles.validate` calls `check`. Production does not: see core/states.py. Each group of assertions
+names the rule of docs/protocols/chain.md that it states.
+"""
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from surecast.core.types import LogId, Truncate
+from surecast.protocols.chain.logs import Follower, LogState
+from surecast.protocols.chain.states import LearnerState
+
+if TYPE_CHECKING:
+    from surecast.protocols.chain.roles import Roles
+
+__all__ = ["Seen", "check"]
+
+
+class Seen(msgspec.Struct):
+    """What the last check saw, to find values that may not fall."""
+
+    epoch: int = 0
+    serial_kept: int = 0
+    committed: dict[LogId, int] = {}
+
+
+def check(replica: "Roles") -> None:
+    seen = replica.validated
+    assert replica.epoch >= seen.epoch, f"the epoch fell from {seen.epoch} to {replica.epoch}"
+    assert replica.serial_kept >= seen.serial_kept, "the serial number fell"
+    seen.epoch, seen.serial_kept = replica.epoch, replica.serial_kept
+    _check_place(replica)
+    _check_learner(replica)
+    for follower in (replica.follower, replica.learner):
+        if follower is not None:
+            _check_follower(replica, follower)
+    pending_bytes = 0
+    for log, state in replica.logs.items():
+        pending_bytes += _check_log(replica, state)
+        committed, before = state.committed, seen.committed.get(log, 1)
+        if committed != before:
+            if committed > before:
+                _check_commit(replica, log, state)
+            else:
+                _check_taken_back(replica, log, committed)
+            seen.committed[log] = committed
+    assert pending_bytes == replica.pending_bytes, "pending bytes are miscounted"
+
+
+def _check_place(replica: "Roles") -> None:
+    """A member is a name and a disk; the head is the first member, the tail the last."""
+    saved, me = replica.saved, replica.me
+    members = saved.members
+    assert me.name == replica.config.name
+    assert me.disk == saved.disk
+    assert replica.is_member == (replica.active and me in members)
+    assert replica.is_head == (replica.is_member and members[0] == me)
+    assert replica.is_last == (replica.is_member and members[-1] == me)
+    assert not replica.active or (saved.epoch > 0 and members), "active without a configuration"
+    assert replica.kept_epoch <= saved.epoch, "an epoch on disk that is not known here"
+    assert replica.serial_kept <= replica.serial
+    if replica.is_member:
+        assert replica.has_token or (replica.is_last and not replica.is_head), (
+            "only a new tail waits for the token"
+        )
+        assert not replica.holes or len(members) == 1, "a member with holes beside others"
+        assert saved.clean or saved.lost_epoch, "unclean since no known epoch (R8)"
+    else:
+        assert not replica.owes_token or not replica.active, "only a member hands over the tail"
+    if replica.active and replica.owes_token:
+        assert replica.succ == members[-1].name, "the token is for the last member"
+
+
+def _check_learner(replica: "Roles") -> None:
+    """Only the last member takes in a learner, and a gate is noted on disk before a proposal."""
+    learner = replica.learner
+    assert learner is None or replica.is_last, "a learner, and not the last member"
+    if replica.join:
+        assert learner is not None, "gated on nobody"
+        assert replica.learner_member is not None
+        assert replica.learner_member not in replica.members, "gated on a member"
+    if replica.learner_state is LearnerState.PROPOSED:
+        assert replica.saved.joining, "proposed without a note on disk"
+    if replica.active and replica.saved.joining:
+        assert replica.join, "a proposal is noted, but nothing is gated"
+
+
+def _check_follower(replica: "Roles", follower: Follower) -> None:
+    """R6: what was sent is on our disk."""
+    assert follower is replica.learner or follower.peer == replica.succ
+    for log, sent in follower.sent.items():
+        assert sent <= replica.logs[log].stored, "sent before it is on disk (R6)"
+
+
+def _check_log(replica: "Roles", state: LogState) -> int:
+    """`committed <= stored <= end`; what lies between the last two waits for the disk."""
+    assert 1 <= state.committed <= state.stored <= state.end, (
+        f"committed {state.committed}, stored {state.stored}, end {state.end}"
+    )
+    assert replica.is_head or not state.waiting, "submissions wait, and not at the head"
+    at, nbytes = state.stored, 0
+    for pending in state.pending:
+        assert pending.lo == at, "a gap in what waits for the disk"
+        at = pending.hi
+        nbytes += pending.nbytes
+    assert at == state.end, "appended, but neither on disk nor on its way there"
+    return nbytes
+
+
+def _check_commit(replica: "Roles", log: LogId, state: LogState) -> None:
+    """Who may commit: the last member what its gate allows, a learner what it was told."""
+    if replica.is_last and replica.join and replica.learner is not None:
+        allowed = replica.learner.acked.get(log, 1)
+        assert state.committed <= allowed, "committed beyond what the learner has"
+    if replica.active and not replica.is_member:
+        assert state.committed <= state.known, "a learner has committed by itself"
+
+
+def _check_taken_back(replica: "Roles", log: LogId, committed: int) -> None:
+    """Committed positions are given up only together with the log's suffix."""
+    cut = any(
+        type(effect) is Truncate and effect.log == log and effect.end == committed
+        for effect in replica.out
+    )
+    assert cut, "what is committed was taken back"

@@ -1,0 +1,220 @@
+"""The states of the chain's machines, and every transition between them, as data.
+
+Theory of operation. A replica has two independent states, the configuration service has one for
+each chain. All of them are derived from the machines' fields (`Roles.states`,
+`ConfigService.states`); nothing else stores them.
+
+**`ReplicaState`: the replica's place.** A life begins in STARTING. The replica writes its identity
+and a higher serial number to its disk; when both are stored it is WAITING and asks the service for
+the configuration. The service's answer decides the rest. A member is HEAD, MIDDLE, TAIL or SOLE by
+its position. A replica that the configuration does not list is OUTSIDE; once the tail has answered
+its Sync it is a LEARNER. Only a LEARNER (or a replica that was one a moment ago) is added to a
+chain, always at the end, and it is NEW_TAIL until the old tail hands over. Members never change
+their order, so a member moves towards the head or leaves. A replica whose disk turns out to be an
+older copy takes a new identity and is STARTING again. If it is the only member of a chain of
+several replicas it cannot leave; it is RECOVERING until the layer above has asked the other regions
+(R8).
+
+**`LearnerState`: what the last member does about a learner.** NONE → CATCHING_UP when a learner's
+Sync arrives → GATED when the learner is nearly level: the tail commits only what the learner has,
+too → PROPOSED when the note of that is on disk. The next configuration ends it, with the learner as
+a member or without it.
+
+**`ServiceState`: what the configuration service may say about a chain.** It answers questions only
+in DECIDED, when its newest epoch is on its disk. RELEARNING means that the disk has lost changes:
+the service waits for every replica of the chain to say which epoch it knows.
+
+A crash is not a transition: the next life of a machine begins in its initial state.
+"""
+
+from enum import Enum
+from typing import Final
+
+from surecast.core.states import Row, StateTable
+
+__all__ = ["LEARNER", "REPLICA", "SERVICE", "LearnerState", "ReplicaState", "ServiceState"]
+
+
+class ReplicaState(Enum):
+    STARTING = "The identity of the disk and this life's serial number are not on disk yet."
+    WAITING = "No configuration was adopted in this life; the service is asked for one."
+    OUTSIDE = "The configuration does not list this replica, and the tail has not answered a Sync."
+    LEARNER = "Not a member; the tail sends it what it lacks."
+    HEAD = "The first of several members: it takes publishes and gives positions."
+    MIDDLE = "A member between two others."
+    NEW_TAIL = "The last of several members: it stores and acknowledges; the old tail still serves."
+    TAIL = "The last of several members: what it has stored is committed; it serves readers."
+    SOLE = "The only member: head and tail at once."
+    RECOVERING = "The only member, with a disk that has lost something: other regions are asked."
+
+
+class LearnerState(Enum):
+    NONE = "No learner is known here."
+    CATCHING_UP = "A learner is sent what it lacks; commits do not wait for it."
+    GATED = "The learner is nearly level: commits wait for its copy."
+    PROPOSED = "The service was asked to make it a member; commits wait for its copy."
+
+
+class ServiceState(Enum):
+    UNFOUNDED = "Epoch 0: not every configured replica has been heard yet."
+    SAVING = "A new epoch is being written; nobody is told of it."
+    DECIDED = "The newest epoch is on disk and is told to every replica that asks."
+    RELEARNING = "The disk has lost changes: every replica must say which epoch it knows."
+
+
+# ---------------------------------------------------------------- the replica's place
+
+STARTING: Final = ReplicaState.STARTING
+WAITING: Final = ReplicaState.WAITING
+OUTSIDE: Final = ReplicaState.OUTSIDE
+LEARNING: Final = ReplicaState.LEARNER
+HEAD: Final = ReplicaState.HEAD
+MIDDLE: Final = ReplicaState.MIDDLE
+NEW_TAIL: Final = ReplicaState.NEW_TAIL
+TAIL: Final = ReplicaState.TAIL
+SOLE: Final = ReplicaState.SOLE
+RECOVERING: Final = ReplicaState.RECOVERING
+
+REPLICA_TRANSITIONS: dict[tuple[ReplicaState, str], frozenset[ReplicaState]] = {
+    (STARTING, "Stored committed"): frozenset({WAITING}),
+    (STARTING, "Stale"): frozenset({OUTSIDE}),
+    (WAITING, "Configuration"): frozenset(
+        {STARTING, OUTSIDE, HEAD, MIDDLE, TAIL, SOLE, RECOVERING}
+    ),
+    (WAITING, "Stale"): frozenset({OUTSIDE}),
+    (WAITING, "RolledBack"): frozenset({STARTING}),
+    (OUTSIDE, "SyncAck"): frozenset({LEARNING}),
+    (OUTSIDE, "Configuration"): frozenset({NEW_TAIL, RECOVERING}),
+    (OUTSIDE, "Stale"): frozenset({NEW_TAIL, RECOVERING}),
+    (OUTSIDE, "RolledBack"): frozenset({STARTING}),
+    (LEARNING, "Configuration"): frozenset({OUTSIDE, NEW_TAIL, RECOVERING}),
+    (LEARNING, "Stale"): frozenset({OUTSIDE, NEW_TAIL, RECOVERING}),
+    (LEARNING, "PeerDown"): frozenset({OUTSIDE}),
+    (LEARNING, "TimerFired beat"): frozenset({OUTSIDE}),
+    (LEARNING, "Forward"): frozenset({OUTSIDE}),
+    (LEARNING, "Stored repair"): frozenset({OUTSIDE}),
+    (LEARNING, "StoreFailed repair"): frozenset({OUTSIDE}),
+    (LEARNING, "RolledBack"): frozenset({STARTING}),
+    (HEAD, "Configuration"): frozenset({OUTSIDE, SOLE, RECOVERING}),
+    (HEAD, "Stale"): frozenset({OUTSIDE, SOLE}),
+    (HEAD, "RolledBack"): frozenset({STARTING}),
+    (MIDDLE, "Configuration"): frozenset({OUTSIDE, HEAD, TAIL, SOLE}),
+    (MIDDLE, "Stale"): frozenset({OUTSIDE, HEAD, TAIL, SOLE}),
+    (MIDDLE, "RolledBack"): frozenset({STARTING}),
+    (NEW_TAIL, "TailToken"): frozenset({TAIL}),
+    (NEW_TAIL, "Configuration"): frozenset({OUTSIDE, HEAD, MIDDLE, TAIL, SOLE}),
+    (NEW_TAIL, "Stale"): frozenset({OUTSIDE, HEAD, MIDDLE, TAIL, SOLE}),
+    (NEW_TAIL, "RolledBack"): frozenset({STARTING}),
+    (TAIL, "Configuration"): frozenset({OUTSIDE, HEAD, MIDDLE, SOLE}),
+    (TAIL, "Stale"): frozenset({OUTSIDE, HEAD, MIDDLE, SOLE}),
+    (TAIL, "RolledBack"): frozenset({STARTING}),
+    (SOLE, "Configuration"): frozenset({OUTSIDE, HEAD}),
+    (SOLE, "RolledBack"): frozenset({STARTING, RECOVERING}),
+    (RECOVERING, "Recovered"): frozenset({SOLE}),
+    (RECOVERING, "Configuration"): frozenset({OUTSIDE, HEAD}),
+    (RECOVERING, "RolledBack"): frozenset({STARTING}),
+}
+
+REPLICA_UNMET: dict[Row, str] = {}
+
+REPLICA = StateTable(
+    name="replica",
+    states=ReplicaState,
+    initial=STARTING,
+    transitions=REPLICA_TRANSITIONS,
+    inputs={
+        "Stored committed": "The serial number of this life is on disk.",
+        "Configuration": "The service sends the configuration, or says that the disk is an older "
+        "copy (`behind`).",
+        "Stale": "A member answers a message of an old epoch with the configuration it knows.",
+        "SyncAck": "The predecessor (for a learner: the tail) has taken the replica's Sync.",
+        "Forward": "A predecessor's batches, with a gap before them: the learner syncs again.",
+        "TailToken": "The old tail has stopped serving.",
+        "PeerDown": "The session with the tail has ended.",
+        "TimerFired beat": "The regular round: nothing was heard of the tail for `suspect_ns`.",
+        "Stored repair": "A hole was filled: the learner syncs again, from the next hole on.",
+        "StoreFailed repair": "A hole could not be filled: the learner syncs again.",
+        "RolledBack": "Other regions have seen this disk count further: it is an older copy.",
+        "Recovered": "The layer above has rebuilt what was lost.",
+    },
+    unmet=REPLICA_UNMET,
+)
+
+
+# ---------------------------------------------------------------- the last member and a learner
+
+NONE: Final = LearnerState.NONE
+CATCHING_UP: Final = LearnerState.CATCHING_UP
+GATED: Final = LearnerState.GATED
+PROPOSED: Final = LearnerState.PROPOSED
+
+LEARNER_TRANSITIONS: dict[tuple[LearnerState, str], frozenset[LearnerState]] = {
+    (NONE, "Sync"): frozenset({CATCHING_UP}),
+    (CATCHING_UP, "TimerFired beat"): frozenset({NONE, GATED}),
+    (CATCHING_UP, "Configuration"): frozenset({NONE}),
+    (CATCHING_UP, "Stale"): frozenset({NONE}),
+    (CATCHING_UP, "RolledBack"): frozenset({NONE}),
+    (GATED, "Stored chain"): frozenset({PROPOSED}),
+    (GATED, "Sync"): frozenset({CATCHING_UP}),
+    (GATED, "TimerFired beat"): frozenset({NONE}),
+    (GATED, "Configuration"): frozenset({NONE}),
+    (GATED, "Stale"): frozenset({NONE}),
+    (GATED, "RolledBack"): frozenset({NONE}),
+    (PROPOSED, "Configuration"): frozenset({NONE}),
+    (PROPOSED, "Stale"): frozenset({NONE}),
+    (PROPOSED, "RolledBack"): frozenset({NONE}),
+}
+
+LEARNER_UNMET: dict[Row, str] = {}
+
+LEARNER = StateTable(
+    name="learner",
+    states=LearnerState,
+    initial=NONE,
+    transitions=LEARNER_TRANSITIONS,
+    inputs={
+        "Sync": "A replica outside the chain says what it holds.",
+        "TimerFired beat": "The regular round: the learner is nearly level, is silent, or takes "
+        "too long.",
+        "Stored chain": "The note that a learner may be proposed is on disk.",
+        "Configuration": "A new epoch, with the learner as a member or without it.",
+        "Stale": "A new epoch, heard of from a member.",
+        "RolledBack": "This replica's disk is an older copy: it leaves the chain.",
+    },
+    unmet=LEARNER_UNMET,
+)
+
+
+# ---------------------------------------------------------------- the configuration service
+
+UNFOUNDED: Final = ServiceState.UNFOUNDED
+SAVING: Final = ServiceState.SAVING
+DECIDED: Final = ServiceState.DECIDED
+RELEARNING: Final = ServiceState.RELEARNING
+
+SERVICE_TRANSITIONS: dict[tuple[ServiceState, str], frozenset[ServiceState]] = {
+    (UNFOUNDED, "Start"): frozenset({DECIDED, RELEARNING}),
+    (UNFOUNDED, "Watch"): frozenset({SAVING}),
+    (UNFOUNDED, "Propose"): frozenset({SAVING}),
+    (SAVING, "Stored"): frozenset({DECIDED}),
+    (DECIDED, "Propose"): frozenset({SAVING}),
+    (DECIDED, "Watch"): frozenset({SAVING}),
+    (RELEARNING, "Watch"): frozenset({UNFOUNDED, SAVING, DECIDED}),
+}
+
+SERVICE_UNMET: dict[Row, str] = {}
+
+SERVICE = StateTable(
+    name="service",
+    states=ServiceState,
+    initial=UNFOUNDED,
+    transitions=SERVICE_TRANSITIONS,
+    inputs={
+        "Start": "A new life of the service reads its disk.",
+        "Watch": "A replica asks for the configuration: the last one needed to found the chain, or "
+        "one that knows a later epoch than the service.",
+        "Propose": "A replica proposes the members of the next epoch.",
+        "Stored": "The new epoch is on disk.",
+    },
+    unmet=SERVICE_UNMET,
+)

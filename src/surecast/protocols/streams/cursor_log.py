@@ -1,0 +1,215 @@
+"""The log of named subscriptions: its entries, and the table that they add up to.
+
+Every key has a state of its own: who holds a name (key "/name"), and how far the name has come in a
+stream (stream, "/", name). The latest entry of a key is the whole state of that key, so compaction
+may remove the earlier ones at any time, in any order. A deletion therefore writes one entry for
+every key of the name: an entry that it did not supersede would count again after a restart.
+
+Entries of deleted names stay in the log as the latest of their keys. When there are many of them,
+the head copies everything that still counts to the end of the log and appends a COLLECT event for
+all positions below the first copy. An entry below that position no longer counts, whether or not
+compaction has removed it already.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Final, Self
+
+import msgspec
+
+from surecast.columns.batch import COLLECT, Batch
+from surecast.columns.rules import BeforeSeq, Collect, decode_collect, encode_collect
+from surecast.core.streams import CURSORS
+from surecast.core.types import LogId
+from surecast.errors import PeerError
+
+__all__ = [
+    "DELETED",
+    "RESET",
+    "Cursor",
+    "CursorEntry",
+    "CursorTable",
+    "collect_batch",
+    "collected_below",
+    "decode_entry",
+    "entries_batch",
+]
+
+RESET: Final = "reset"
+DELETED: Final = "deleted"
+FORMER_MAX: Final = 8  # holders whose requests may still be on their way
+
+
+class CursorEntry(msgspec.Struct, array_like=True, frozen=True):
+    """With a stream: how far `name` has come in it (0: it has no position there any more).
+    Without: who holds `name` from here on.
+
+    The fields from `change` on are written only if one of them is set.
+    """
+
+    name: str
+    holder: bytes
+    stream: bytes = b""
+    seq: int = 0
+    change: bytes = b""  # identifies the last request that reset or deleted the name
+    what: str = ""  # RESET or DELETED: what that request did
+    expelled: bytes = b""  # the holder at that time
+    moved_ns: int = 0  # of a copy: when the position was saved; 0: at the time of this entry
+
+    @property
+    def key(self) -> bytes:
+        return self.stream + b"/" + self.name.encode()
+
+    def encode(self) -> bytes:
+        fields = msgspec.structs.astuple(self)
+        return msgspec.msgpack.encode(fields if any(fields[_PLAIN:]) else fields[:_PLAIN])
+
+
+_PLAIN: Final = 4  # fields that every entry is written with
+_decoder: Final = msgspec.msgpack.Decoder(CursorEntry)
+
+
+def decode_entry(value: bytes) -> CursorEntry:
+    try:
+        return _decoder.decode(value)
+    except msgspec.DecodeError as error:
+        raise PeerError(f"a cursor cannot be read: {error}") from None
+
+
+def entries_batch(entries: Iterable[CursorEntry]) -> Batch:
+    listed = list(entries)
+    values = [entry.encode() for entry in listed]
+    keys: list[bytes | None] = [entry.key for entry in listed]
+    return Batch.of(CURSORS, values, keys)
+
+
+def collect_batch(start: int) -> Batch:
+    """No entry below `start` counts any more."""
+    return Batch.of(CURSORS, [encode_collect(Collect(BeforeSeq(start)))], kind=COLLECT)
+
+
+def collected_below(value: bytes) -> int:
+    """The `start` of a `collect_batch`."""
+    predicate = decode_collect(value).predicate
+    if not isinstance(predicate, BeforeSeq):
+        raise PeerError(f"the log of cursors has a rule {predicate}")
+    return predicate.seq
+
+
+@dataclass(slots=True)
+class Cursor:
+    """One named subscription."""
+
+    holder: bytes = b""
+    positions: dict[LogId, int] = field(default_factory=dict)
+    moved_ns: dict[LogId, int] = field(default_factory=dict)  # when each position was saved
+    change: bytes = b""  # these three as in CursorEntry
+    what: str = ""
+    expelled: bytes = b""
+    former: tuple[bytes, ...] = field(default=(), compare=False)  # the last holders before this one
+
+    @property
+    def is_deleted(self) -> bool:
+        return self.what == DELETED and not self.holder
+
+    def copy(self) -> Self:
+        return replace(self, positions=dict(self.positions), moved_ns=dict(self.moved_ns))
+
+    def refusal(self, holder: bytes) -> str:
+        """Why `holder` may not read under this name; empty if it is the holder."""
+        if holder == self.holder:
+            return ""
+        return self.what if holder == self.expelled else "fenced"
+
+    def is_barred(self, holder: bytes) -> bool:
+        """Whether `holder` may never take the name again.
+
+        A client makes an identity for each subscription and takes the name once; what it may still
+        send, such as a copy of that request, must not make it the holder of a name that was reset
+        or deleted since. (A copy cannot arrive after a restart, so `former` is not in the log.)
+        """
+        return bool(self.change) and (holder == self.expelled or holder in self.former)
+
+    def take(self, entry: CursorEntry, time_ns: int) -> None:
+        """Apply an entry that was appended at `time_ns`."""
+        if not entry.stream:
+            if self.holder and entry.holder != self.holder:
+                self.former = (self.holder, *self.former)[:FORMER_MAX]
+            self.holder, self.change = entry.holder, entry.change
+            self.what, self.expelled = entry.what, entry.expelled
+        elif entry.seq:
+            self.positions[entry.stream] = entry.seq
+            self.moved_ns[entry.stream] = entry.moved_ns or time_ns
+        else:
+            self.positions.pop(entry.stream, None)
+            self.moved_ns.pop(entry.stream, None)
+
+    # ------------------------------------------------------------ entries that change it
+
+    def held_by(self, name: str, holder: bytes) -> CursorEntry:
+        """`holder` takes the name."""
+        return CursorEntry(name, holder, b"", 0, self.change, self.what, self.expelled)
+
+    def reset(self, name: str, change: bytes, positions: dict[LogId, int]) -> list[CursorEntry]:
+        """Nobody holds the name, and it is at these positions."""
+        expelled = self.holder or self.expelled
+        freed = CursorEntry(name, b"", b"", 0, change, RESET, expelled)
+        return [freed, *(CursorEntry(name, b"", s, seq) for s, seq in positions.items())]
+
+    def deleted(self, name: str, change: bytes) -> list[CursorEntry]:
+        """There is no such name. The positions go first: an entry makes the name exist."""
+        expelled = self.holder or self.expelled
+        gone = CursorEntry(name, b"", b"", 0, change, DELETED, expelled)
+        return [*(CursorEntry(name, b"", stream) for stream in self.positions), gone]
+
+    def copies(self, name: str) -> list[CursorEntry]:
+        """Entries that say all of it again."""
+        return [
+            self.held_by(name, self.holder),
+            *(
+                CursorEntry(name, b"", stream, seq, moved_ns=self.moved_ns.get(stream, 0))
+                for stream, seq in self.positions.items()
+            ),
+        ]
+
+
+class CursorTable:
+    """What the entries of the log add up to, taken in the order of the log."""
+
+    def __init__(self, deleted_max: int) -> None:
+        self.names: dict[str, Cursor] = {}
+        self.deleted: dict[str, Cursor] = {}  # the last so many, oldest first, to know retries
+        self.dead = 0  # entries in the log that say only that something was deleted
+        self._deleted_max = deleted_max
+
+    def get(self, name: str) -> Cursor:
+        return self.names.get(name) or self.deleted.get(name) or Cursor()
+
+    def take_former(self, other: "CursorTable") -> None:
+        """Former holders, which no entry tells, as another table of the same log has them."""
+        for names in (self.names, self.deleted):
+            for name, cursor in names.items():
+                cursor.former = other.get(name).former
+
+    def live_entries(self) -> int:
+        return sum(1 + len(cursor.positions) for cursor in self.names.values())
+
+    def take(self, entry: CursorEntry, time_ns: int) -> None:
+        """Apply an entry that was appended at `time_ns`."""
+        name = entry.name
+        if name not in self.names:
+            self.names[name] = self.deleted.pop(name, Cursor())
+        cursor = self.names[name]
+        cursor.take(entry, time_ns)
+        if entry.stream:
+            self.dead += not entry.seq
+        elif cursor.is_deleted:
+            self._delete(name)
+
+    def _delete(self, name: str) -> None:
+        cursor = self.deleted[name] = self.names.pop(name)
+        cursor.positions.clear()
+        cursor.moved_ns.clear()
+        if len(self.deleted) > self._deleted_max:
+            del self.deleted[next(iter(self.deleted))]
+            self.dead += 1

@@ -1,0 +1,293 @@
+"""The operations of the HTTP port, as one table.
+
+http.py makes its routes of it and refuses query parameters that are not in it; openapi.py writes
+the description of the port from it. So what is accepted and what is described cannot differ.
+
+Required parameters and the values of parameters are checked by the handlers in http.py, after they
+have checked who may ask.
+"""
+
+import difflib
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import msgspec
+
+from surecast.core.policies import RETENTIONS
+from surecast.core.status import SubscriptionInfo
+from surecast.server.files import StreamFiles
+from surecast.server.status import Status, StreamStatus
+
+__all__ = [
+    "ANSWERS",
+    "CONFIRM",
+    "NDJSON",
+    "OCTETS",
+    "OPERATIONS",
+    "Deleted",
+    "Operation",
+    "Parameter",
+    "SubscriptionList",
+    "SubscriptionReset",
+]
+
+CONFIRM: Final = "yes-i-know-what-is-lost"
+NDJSON: Final = "application/x-ndjson"
+OCTETS: Final = "application/octet-stream"
+
+
+# ---------------------------------------------------------------- what is answered
+
+
+class StreamList(msgspec.Struct):
+    streams: list[StreamStatus]
+    total: int
+
+
+class Problem(msgspec.Struct):
+    """What is wrong and what to do."""
+
+    error: str
+
+
+class Ready(msgspec.Struct):
+    ready: bool
+    reasons: list[str]
+
+
+class Published(msgspec.Struct):
+    """Where the events stand: half-open runs of positions."""
+
+    stream: str
+    seqs: list[tuple[int, int]]
+
+
+class SubscriptionList(msgspec.Struct):
+    """A page of named subscriptions. One with many streams may continue on the next page."""
+
+    subscriptions: list[SubscriptionInfo]
+    next: str  # `after` of the next page; empty: this is the last
+
+
+class SubscriptionReset(msgspec.Struct):
+    """The position of a named subscription in each stream that it was reset in."""
+
+    subscription: str
+    positions: dict[str, int]
+
+
+class Deleted(msgspec.Struct):
+    """A stream was deleted; `seq` is its last position."""
+
+    stream: str
+    seq: int
+
+
+class Alive(msgspec.Struct):
+    status: str
+
+
+class Done(msgspec.Struct):
+    done: str
+
+
+ANSWERS: Final = (
+    Status, StreamList, StreamStatus, StreamFiles, Problem, Ready, Published, Alive, Done,
+    SubscriptionList, SubscriptionReset, Deleted,
+)  # fmt: skip
+
+
+# ---------------------------------------------------------------- what is asked
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A query parameter."""
+
+    name: str
+    description: str
+    schema: dict[str, Any] = field(default_factory=lambda: {"type": "string"})
+    required: bool = False
+    repeated: bool = False  # may be given several times
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A method of a path, and the method of `http.Pages` that answers it."""
+
+    path: str
+    handler: str
+    summary: str
+    answers: dict[int, Any]  # code → a type of ANSWERS, or a schema
+    method: Literal["GET", "POST", "DELETE"] = "GET"
+    query: tuple[Parameter, ...] = ()
+    body: dict[str, Any] | None = None  # media type → OpenAPI's description of it
+    media: str = "application/json"  # of the answers
+    counted: bool = True  # takes one of the places of http.requests_max before it is handled
+
+    @property
+    def guarded(self) -> bool:
+        """Whether it needs the token and refuses unknown parameters."""
+        return self.path.startswith("/v1/")
+
+    def wrong_query(self, given: Iterable[str]) -> str:
+        """What is wrong with parameters of these names; "" if nothing is."""
+        known = [parameter.name for parameter in self.query]
+        repeated = [parameter.name for parameter in self.query if parameter.repeated]
+        for name, count in Counter(given).items():
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {near[0]!r}? " if near else ""
+                takes = f"takes the parameters {', '.join(known)}" if known else "takes none"
+                where = f"{self.method} {self.path}"
+                return f"unknown query parameter {name[:100]!r}; {hint}{where} {takes}"
+            if count > 1 and name not in repeated:
+                return f"the query parameter {name!r} is given {count} times"
+        return ""
+
+
+_EVENTS: Final = {
+    NDJSON: {
+        "schema": {"type": "string"},
+        "description": "events: a JSON object a line",
+        "example": '{"key": "user:42", "value": "gone"}\n',
+    },
+    OCTETS: {
+        "schema": {"type": "string", "format": "binary"},
+        "description": "one event: the body as it is",
+    },
+    "*/*": {
+        "schema": {"type": "string", "format": "binary"},
+        "description": "one event: the body as it is, if it is not JSON (else 415)",
+    },
+}
+_RANGE: Final = tuple(
+    Parameter(name, what, {"type": "integer"})
+    for name, what in (("lo", "the first position"), ("hi", "the position behind the last"))
+)
+_FORCE: Final = Parameter(
+    "force", "also if a client reads under the name: it is fenced", {"enum": ["true", "false"]}
+)
+_SURE: Final = Parameter(CONFIRM, "history is given up for good", {"const": "true"}, required=True)
+
+
+def _refused(*codes: int) -> dict[int, Any]:
+    return dict.fromkeys(codes, Problem)
+
+
+OPERATIONS: Final[tuple[Operation, ...]] = (
+    Operation("/healthz", "healthz", "is the process alive?", {200: Alive}, counted=False),
+    Operation(
+        "/readyz", "readyz", "should clients come here?", {200: Ready, 503: Ready}, counted=False
+    ),
+    Operation(
+        "/metrics",
+        "metrics",
+        "for Prometheus",
+        {code: {"type": "string"} for code in (200, 503)},
+        media="text/plain",
+    ),
+    Operation(
+        "/openapi.json", "openapi", "this document", {200: {"type": "object"}, **_refused(503)}
+    ),
+    Operation(
+        "/v1/status",
+        "status",
+        "everything this node knows",
+        {200: Status, **_refused(400, 401, 503)},
+    ),
+    Operation(
+        "/v1/streams", "streams", "the streams", {200: StreamList, **_refused(400, 401, 404, 503)}
+    ),
+    Operation(
+        "/v1/streams/{name}",
+        "stream",
+        "one stream",
+        {200: StreamStatus, **_refused(400, 401, 404, 503)},
+    ),
+    Operation(
+        "/v1/streams/{name}",
+        "delete_stream",
+        "delete a stream and all its events, in every region",
+        {200: Deleted, **_refused(400, 401, 403, 404, 501, 502, 503, 504)},
+        "DELETE",
+    ),
+    Operation(
+        "/v1/streams/{name}/events",
+        "publish",
+        "publish events: a JSON object a line, or the body as one event. A stream that does not "
+        "exist is created",
+        {200: Published, **_refused(400, 401, 403, 408, 409, 413, 415, 501, 502, 503, 504)},
+        "POST",
+        query=(
+            Parameter("key", f"the key of the event, if the body is one; with {NDJSON} each line "
+                      "has its own"),
+            Parameter("retain", f"what the stream keeps: {RETENTIONS}. An existing stream must "
+                      "agree (409); left out, a new stream keeps all"),
+            Parameter("delivery", "how the stream is delivered. An existing stream must agree "
+                      "(409); left out, a new stream has delivery broadcast"),
+        ),
+        body=_EVENTS,
+        counted=False,
+    ),
+    Operation(
+        "/v1/streams/{name}/files",
+        "files",
+        "where it lies on this server's disk, and which positions are void",
+        {200: StreamFiles, **_refused(400, 401, 404, 503)},
+        query=_RANGE,
+    ),
+    Operation(
+        "/v1/subscriptions",
+        "subscriptions",
+        "the named subscriptions of the region, a page at a time",
+        {200: SubscriptionList, **_refused(400, 401, 404, 503, 504)},
+        query=(Parameter("after", "`next` of the page before"),),
+    ),
+    Operation(
+        "/v1/subscriptions/{name}/reset",
+        "reset_subscription",
+        "move a named subscription: its next reader begins at `start`",
+        {200: SubscriptionReset, **_refused(400, 401, 403, 404, 409, 503, 504)},
+        "POST",
+        query=(
+            Parameter(
+                "start",
+                "earliest, latest, a position, or a time such as 2026-01-31T12:00:00Z",
+                required=True,
+            ),
+            Parameter(
+                "stream",
+                "a stream or pattern; without it: those it has a position in",
+                repeated=True,
+            ),
+            _FORCE,
+        ),
+    ),
+    Operation(
+        "/v1/subscriptions/{name}",
+        "delete_subscription",
+        "delete a named subscription with its positions",
+        {200: Done, **_refused(400, 401, 403, 404, 409, 503, 504)},
+        "DELETE",
+        query=(_FORCE,),
+    ),
+    Operation(
+        "/v1/admin/refound",
+        "refound",
+        "for an operator: no other member of the chain will come back, go on from this one",
+        {202: Done, **_refused(400, 401, 403, 404, 409, 503)},
+        "POST",
+        query=(_SURE,),
+    ),
+    Operation(
+        "/v1/admin/force-new-stream",
+        "force",
+        "for an operator: give up a stream's history and begin again",
+        {202: Done, **_refused(400, 401, 403, 404, 409, 503)},
+        "POST",
+        query=(Parameter("stream", "its name", required=True), _SURE),
+    ),
+)  # fmt: skip

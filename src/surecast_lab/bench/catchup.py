@@ -1,0 +1,161 @@
+"""What is a region sent that was away, and how much of that does retention save?
+
+Three regions; all connections of one lead through a relay, which counts their bytes. It is cut off,
+events are published elsewhere, it comes back. That is done twice in one run, with the same events:
+to a stream that keeps the newest event of a key, and to one that keeps all.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from surecast.columns.rules import KeepAll, LatestPerKey, Policy
+from surecast_lab.bench.deployment import REGIONS, Deployment
+from surecast_lab.bench.pool import PoolSpec
+from surecast_lab.bench.report import Progress, Report, Row
+from surecast_lab.bench.roles import Driver, Reader
+from surecast_lab.testing.workers import Workers
+
+__all__ = ["BAR", "CatchupOptions", "measure"]
+
+BAR = 0.85  # of the bytes, saved
+OWNER, AWAY = "east", "west"
+WAIT_S = 120.0
+POLICIES: dict[str, Policy] = {f"{OWNER}.latest": LatestPerKey(), f"{OWNER}.all": KeepAll()}
+
+
+@dataclass(frozen=True, slots=True)
+class CatchupOptions:
+    events: Sequence[int] = (150_000, 1_000_000)
+    keys: int = 100_000
+    skew: float = 1.1
+    batch: int = 500
+    window: int = 32
+    durable: bool = False
+
+
+@dataclass(slots=True)
+class Absence:
+    """One time away and back."""
+
+    shipped: int  # bytes
+    seconds: float  # from the mended link until it has everything
+    rows: int  # events that a reader there finds
+
+
+def measure(options: CatchupOptions, folder: Path, progress: Progress) -> Report:
+    rows: list[Row] = []
+    problems: list[str] = []
+    steps = 2 * len(options.events)
+    for turn, events in enumerate(options.events):
+        found: dict[str, Absence] = {}
+        pool = PoolSpec(turn, events, min(options.batch, events), options.keys, options.skew)
+        published = events // pool.batch * pool.batch
+        with TemporaryDirectory(prefix="catchup-", dir=folder) as data, Workers(folder) as workers:
+            deployment = Deployment(
+                workers, REGIONS, data=Path(data) if options.durable else None, relayed=AWAY
+            )
+            try:
+                for number, stream in enumerate(POLICIES):
+                    progress(2 * turn + number, steps, f"{events:,} events to {stream}")
+                    found[stream] = _away_and_back(
+                        workers, deployment, stream, pool, options.window
+                    )
+                    problems += _audit(workers, deployment, stream, pool, found[stream])
+            finally:
+                deployment.close()
+        rows += _rows(options, published, *found.values())
+    progress(steps, steps, "done")
+    notes = [
+        f"10-byte values, 8-byte keys ({options.keys:,} keys, Zipf {options.skew}), published in "
+        f"batches of {options.batch} while {AWAY} was cut off; bytes are those of TCP payload that "
+        "the relay passed on to it until it had everything; the bar is "
+        f"{BAR:.0%} saved.",
+    ]
+    return Report(bench="catchup", rows=rows, problems=problems, notes=notes)
+
+
+def _away_and_back(
+    workers: Workers, deployment: Deployment, stream: str, pool: PoolSpec, window: int
+) -> Absence:
+    driver = f"driver-{stream}"
+    batches = pool.events // pool.batch
+    end = batches * pool.batch + 1
+    replicas = deployment.replicas[OWNER]
+    workers.start(driver, Driver, driver, replicas, stream, POLICIES[stream], pool, window)
+    workers.ready()
+    workers.wait(
+        lambda: bool(workers.ask(driver, "status")["opened"]), WAIT_S, "opening the stream"
+    )
+    workers.wait(lambda: stream in deployment.region_ends(AWAY), WAIT_S, f"{AWAY} learns of it")
+    deployment.cut()
+    workers.ask(driver, "publish", batches)
+    here = [region for region in REGIONS if region != AWAY]
+    workers.wait(
+        lambda: all(deployment.region_ends(region).get(stream, 1) == end for region in here),
+        WAIT_S, f"publishing while {AWAY} is away",
+    )  # fmt: skip
+    before, began = deployment.bytes_to_relayed(), time.monotonic()
+    deployment.mend()
+    workers.wait(
+        lambda: deployment.region_ends(AWAY).get(stream, 1) == end, WAIT_S, f"{AWAY} catches up"
+    )
+    took = time.monotonic() - began
+    return Absence(deployment.bytes_to_relayed() - before, took, 0)
+
+
+def _audit(
+    workers: Workers, deployment: Deployment, stream: str, pool: PoolSpec, absence: Absence
+) -> list[str]:
+    """What the region that was away holds must be what the owner holds: read both, compare each
+    with what was published."""
+    status = workers.ask(f"driver-{stream}", "status")
+    readers = {region: f"audit-{region}-{stream}" for region in (OWNER, AWAY)}
+    for region, reader in readers.items():
+        workers.start(
+            reader, Reader, reader, deployment.replicas[region],
+            {stream: status["opened"]}, {stream: pool},
+        )  # fmt: skip
+    workers.ready()
+    workers.ask_all(readers.values(), "follow")
+    workers.wait(
+        lambda: all(
+            look["positions"][stream] == status["end"]
+            for look in workers.ask_all(readers.values(), "status").values()
+        ),
+        WAIT_S, "reading everything back",
+    )  # fmt: skip
+    problems: list[str] = []
+    for region, reader in readers.items():
+        look = workers.ask(reader, "status")
+        problems += look["problems"] + workers.ask(reader, "verdict", stream, status["acked"])
+        if isinstance(POLICIES[stream], KeepAll) and look["rows"][stream] != status["acked"]:
+            problems.append(
+                f"{region} has {look['rows'][stream]} of {status['acked']} events of {stream}"
+            )
+        absence.rows = look["rows"][stream]
+    workers.end(readers.values())
+    return problems
+
+
+def _rows(
+    options: CatchupOptions, published: int, with_rule: Absence, without: Absence
+) -> list[Row]:
+    params = {"events": published, "keys": options.keys, "skew": options.skew}
+    saved = 1 - with_rule.shipped / without.shipped
+    return [
+        Row("catchup_bytes_saved", round(saved, 4), "", {
+            **params,
+            "bytes": with_rule.shipped,
+            "bytes_keep_all": without.shipped,
+            "events_left": with_rule.rows,
+            "events_saved": round(1 - with_rule.rows / published, 4),
+            "bytes_an_event_left": round(with_rule.shipped / with_rule.rows, 1),
+            "bar_met": saved >= BAR,
+        }),
+        Row("catchup_seconds", round(with_rule.seconds, 3), "s", {
+            **params, "seconds_keep_all": round(without.seconds, 3)
+        }),
+    ]  # fmt: skip

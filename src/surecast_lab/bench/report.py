@@ -1,0 +1,74 @@
+"""What a bench ends with: one object for programs, a few lines for people."""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from surecast_lab.bench.machine import circumstances
+
+__all__ = ["Progress", "Report", "Row", "quantile", "show"]
+
+Progress = Callable[[int, int, str], None]  # (steps done, steps in all, what is going on)
+
+
+class Row(msgspec.Struct):
+    """One figure. `params`: everything it depends on, and what was seen beside it."""
+
+    name: str
+    value: float
+    unit: str
+    params: dict[str, Any] = {}
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """`problems` has whatever was lost, doubled or refused: if there is one, no row counts."""
+
+    bench: str
+    rows: list[Row]
+    problems: list[str]
+    notes: list[str] = []  # what a reader of the figures must know
+    about: dict[str, Any] = msgspec.field(default_factory=circumstances)
+    load_average: float = msgspec.field(default_factory=lambda: round(os.getloadavg()[0], 2))
+
+    @property
+    def exact(self) -> bool:
+        return not self.problems
+
+    def to_json(self) -> bytes:
+        return msgspec.json.encode({**msgspec.structs.asdict(self), "exact": self.exact})
+
+    def lines(self) -> list[str]:
+        """For people."""
+        machine = self.about["machine"]
+        found = [
+            f"{self.bench}: {machine['cpu']}, {machine['cores']} cores, {self.about['commit']}"
+        ]
+        found += [show(row) for row in self.rows]
+        found += [f"  note: {note}" for note in self.notes]
+        found += [f"  PROBLEM: {problem}" for problem in self.problems]
+        return found
+
+
+def show(row: Row) -> str:
+    value = f"{row.value:,.0f}" if abs(row.value) >= 1000 else f"{row.value:,.4g}"
+    params = ", ".join(f"{key}={_short(what)}" for key, what in row.params.items())
+    unit = f" {row.unit}" if row.unit else ""
+    return f"  {row.name}: {value}{unit}" + (f"  ({params})" if params else "")
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} {_short(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return str(value)
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """The smallest sample that at least `share` of all samples do not exceed: exact, of all."""
+    if not ordered:
+        raise ValueError("no samples, no quantile")
+    place = -(-round(share * len(ordered) * 1e9) // 10**9)  # rounded up, free of float dust
+    return ordered[max(0, min(len(ordered), place) - 1)]

@@ -1,0 +1,95 @@
+"""The demo's verdict: the clients' logs as a trace, judged by the Spark audit (pipeline/jobs).
+
+Spark takes its time to start, so it starts in a thread of its own while the demo runs. The numpy
+judge of swarm/audit.py gets the same logs, and the two must agree.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from threading import Thread
+from typing import TYPE_CHECKING
+
+from surecast.errors import SurecastError
+from surecast.pipeline.jobs.audit import Audit, Latency
+from surecast.protocols.sprinkler.checks import Tally
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["EarlySpark", "Latency", "agreed", "check_spark", "judged_by_both"]
+
+COUNTS = ("published", "acked", "delivered", "void", "lost", "duplicated", "misordered")
+CORES = 2  # of this machine, while servers and clients still run
+
+Say = Callable[[str], None]
+
+
+def check_spark() -> None:
+    """UsageError, before any work, if there is no PySpark or no Java for it."""
+    from surecast.pipeline.session import find_java, running_session
+
+    running_session()
+    find_java()
+
+
+class EarlySpark:
+    """A session that starts beside something else; `audit` waits for it."""
+
+    def __init__(self) -> None:
+        self._session: SparkSession | None = None
+        self._problem: BaseException | None = None
+        self._thread = Thread(target=self._start, name="start of Spark", daemon=True)
+        self.start = self._thread.start
+
+    def _start(self) -> None:
+        from surecast.pipeline.session import spark_session
+
+        try:
+            cores = min(CORES, os.cpu_count() or 1)
+            self._session = spark_session(f"local[{cores}]", app="surecast demo")
+        except BaseException as problem:
+            self._problem = problem
+
+    def audit(self, trace: Path, say: Say) -> Audit:
+        """The verdict; then the session ends, and its JVM."""
+        from surecast.columns.rules import LatestPerKey
+        from surecast.pipeline.jobs.audit import audit
+        from surecast.pipeline.jobs.trace import load
+        from surecast.pipeline.progress import watch
+
+        say("waiting for Spark")
+        self._thread.join()
+        if self._session is None:
+            raise SurecastError(f"Spark did not start: {self._problem}") from self._problem
+
+        def told(done: int, total: int, note: str) -> None:
+            say(f"{done} of {total} tasks done")
+
+        try:
+            with watch(self._session, "audit of the demo", told):
+                return audit(load(self._session, str(trace)), LatestPerKey())
+        finally:
+            self._session.stop()
+
+
+def judged_by_both(
+    spark: EarlySpark, trace: Path, tally: Tally, say: Say
+) -> tuple[Tally, dict[str, Latency]]:
+    found = spark.audit(trace, say)
+    return agreed(found, tally), found.regions
+
+
+def agreed(found: Audit, tally: Tally) -> Tally:
+    """Spark's verdict; if numpy's judge counts otherwise, that is a violation as well."""
+    verdict = Tally(**{name: getattr(found, name) for name in COUNTS})
+    verdict.violations = list(found.violations)
+    differ = [
+        f"{name} {ours:,} and {theirs:,}"
+        for name in COUNTS
+        if (ours := getattr(found, name)) != (theirs := getattr(tally, name))
+    ]
+    if bool(found.violations) != bool(tally.violations) or (differ and found.sound):
+        words = "; ".join([*differ, *tally.violations[:3]])
+        verdict.violations.append(f"the judges disagree, Spark's and numpy's: {words}")
+    return verdict

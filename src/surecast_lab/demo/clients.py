@@ -1,0 +1,184 @@
+"""The demo's publisher and its subscribers: programs as users write them, each a worker process.
+
+They use the client library only. Each writes what it was told and given to a log
+(swarm/audit_log.py), and the audit uses nothing else.
+"""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from surecast.columns.batch import Batch
+from surecast.parts.workload import Zipf
+from surecast_lab.swarm.audit_log import (
+    WIDTH,
+    Int64s,
+    Marks,
+    OfferedEvents,
+    ReadEvents,
+    Words,
+    numbers,
+    save,
+)
+from surecast_lab.swarm.load import User
+
+__all__ = ["STREAM", "Publishing", "Reading"]
+
+STREAM = "cache.invalidate"
+KEYS, SKEW = 100_000, 1.1
+IN_FLIGHT_MAX = 32  # batches; below what a chain takes from one publisher
+
+
+def keys_and_values(events: int, seed: int) -> tuple[bytes, bytes]:
+    """All keys and all values, side by side: u0000042 by Zipf's law; 00000001, 00000002, …
+
+    Values are unique, as the audit needs it, up to 99,999,999 of them.
+    """
+    ranks = Zipf(KEYS, SKEW).sample(np.random.default_rng(seed), events)
+    names = b"".join(b"u%07d" % rank for rank in range(KEYS + 1))
+    values = b"".join(b"%08d" % number for number in range(1, events + 1))
+    return np.frombuffer(names, f"S{WIDTH}")[ranks].tobytes(), values
+
+
+class Publishing(User):
+    """Publishes so many events within so many seconds, whenever it is told to."""
+
+    def __init__(self, url: str, path: Path, events: int, batch_rows: int, seed: int) -> None:
+        super().__init__({"url": url, "stream": STREAM, "retain": "latest"})
+        self.path, self.batch_rows = path, batch_rows
+        keys, values = keys_and_values(events, seed)
+        self.key, self.value = numbers(keys), numbers(values)
+        self.seq: Int64s = np.zeros(events, np.int64)
+        self.offered_ns: Int64s = np.zeros(events, np.int64)
+        self.offered = self.acked = 0
+        self.raw_bytes = 0  # of the batches that were offered
+        self.marks: list[tuple[int, int]] = []
+        self._buffers = (pa.py_buffer(keys), pa.py_buffer(values))
+        self._room = asyncio.Semaphore(IN_FLIGHT_MAX)
+        self._orders: asyncio.Queue[tuple[int, float]] = asyncio.Queue()
+
+    def publish(self, events: int, seconds: float) -> None:
+        """Offer so many evenly over `seconds`; 0: as fast as they are acknowledged."""
+        self._orders.put_nowait((events, seconds))
+
+    def status(self) -> dict[str, int]:
+        return {"acked": self.acked, "raw_bytes": self.raw_bytes}
+
+    def save(self) -> None:
+        marks = _marks(self.marks)
+        save(self.path, OfferedEvents(self.key, self.value, self.seq, marks, self.offered_ns))
+
+    async def work(self) -> None:
+        self.stream = await self.open_stream()
+        async with asyncio.TaskGroup() as group:
+            while True:
+                events, seconds = await self._orders.get()
+                first, end, began = self.offered, self.offered + events, time.monotonic()
+                while self.offered < end:
+                    due_s = seconds * (self.offered - first) / events
+                    await asyncio.sleep(max(0.0, began + due_s - time.monotonic()))
+                    await self._room.acquire()
+                    lo, self.offered = self.offered, min(self.offered + self.batch_rows, end)
+                    group.create_task(self._publish(lo, self.offered))
+
+    async def _publish(self, lo: int, hi: int) -> None:
+        table = self._table(lo, hi)
+        self.raw_bytes += Batch.from_arrow(bytes(16), table).nbytes
+        self.offered_ns[lo:hi] = time.monotonic_ns()
+        seqs = await self.stream.publish_many(table)
+        self.seq[lo:hi] = np.fromiter(seqs, np.int64, hi - lo)
+        self.acked += hi - lo
+        self.marks.append((time.monotonic_ns(), self.acked))
+        self._room.release()
+
+    def _table(self, lo: int, hi: int) -> pa.RecordBatch:
+        """Events [lo, hi), without a Python object for any of them."""
+        columns = [
+            pa.Array.from_buffers(pa.binary(WIDTH), hi - lo, [None, data], offset=lo)
+            for data in self._buffers
+        ]
+        return pa.RecordBatch.from_arrays([c.cast(pa.binary()) for c in columns], ["key", "value"])
+
+
+class Reading(User):
+    """Reads the stream from its beginning, and notes what it is given.
+
+    With `voids` it reads event by event, void ranges among them; else batch by batch.
+    """
+
+    def __init__(self, url: str, path: Path, mesh: bool, voids: bool) -> None:
+        super().__init__({"url": url, "mesh": mesh})
+        self.path = path
+        self.position = 1
+        self.malformed = 0
+        self.marks: list[tuple[int, int]] = []
+        self.parts: list[tuple[Any, ...]] = []  # columns of events: seq, time, key, value, when
+        self.events: list[tuple[Any, ...]] = []  # rows of the same
+        self.voids: list[tuple[int, int, int]] | None = [] if voids else None  # lo, hi, events then
+
+    def status(self) -> dict[str, int]:
+        self.marks.append((time.monotonic_ns(), self.position))
+        return {"position": self.position}
+
+    def save(self) -> None:
+        rows = [list(column) for column in zip(*self.events, strict=True)] or [[] for _ in range(5)]
+        single = [
+            numbers(b"".join(column)) if i in (2, 3) else np.array(column, np.int64)
+            for i, column in enumerate(rows)
+        ]
+        columns = zip(single, *self.parts, strict=True)  # a reader has one or the other
+        seq, time_us, key, value, got_ns = (np.concatenate(column) for column in columns)
+        voids = None if self.voids is None else np.array(self.voids, np.int64).reshape(-1, 3)
+        log = ReadEvents(
+            self.path.stem, seq, time_us, key, value,
+            None if voids is None else voids[:, :2], self.malformed, _marks(self.marks),
+            got_ns, None if voids is None else voids[:, 2],
+        )  # fmt: skip
+        save(self.path, log)
+
+    async def work(self) -> None:
+        await (self._read_batches() if self.voids is None else self._read_events())
+
+    async def _read_batches(self) -> None:
+        async for batch in self.client.subscribe(STREAM, start="earliest").batches():
+            seqs = batch.column("seq").to_numpy()
+            time_us = batch.column("timestamp").cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+            try:
+                key, value = (_words(batch.column(name)) for name in ("key", "value"))
+            except pa.ArrowInvalid:
+                self.malformed += batch.num_rows
+            else:
+                got_ns = np.full(seqs.size, time.monotonic_ns())
+                self.parts.append((seqs, time_us.to_numpy(), key, value, got_ns))
+            self.position = int(seqs[-1]) + 1
+
+    async def _read_events(self) -> None:
+        assert self.voids is not None
+        async for event in self.client.subscribe(STREAM, start="earliest", voids=True):
+            if event.kind == "void":
+                self.voids.append((event.range.start, event.range.stop, len(self.events)))
+            elif event.key is None or (len(event.key), len(event.value)) != (WIDTH, WIDTH):
+                self.malformed += 1
+            else:
+                at_ns = time.monotonic_ns()
+                row = (event.seq, event.time_ns // 1000, event.key, event.value, at_ns)
+                self.events.append(row)
+            self.position = event.seq + 1
+
+
+def _words(column: Any) -> Words:
+    """A column of byte strings of eight bytes each; ArrowInvalid if they are not."""
+    fixed = column.cast(pa.binary(WIDTH))
+    if fixed.null_count:
+        raise pa.ArrowInvalid("an event without a key")
+    data = memoryview(fixed.buffers()[1])
+    return numbers(data[fixed.offset * WIDTH : (fixed.offset + len(fixed)) * WIDTH])
+
+
+def _marks(rows: list[tuple[int, int]]) -> Marks:
+    at_ns, position = np.array(rows, np.int64).reshape(-1, 2).T
+    return Marks(at_ns, position)

@@ -1,0 +1,391 @@
+"""The demo: a real deployment on this machine, a million events, a cut line, a killed server.
+
+Three regions of two replicas and a witness each, as `surecast up` starts them, data on disk, a
+wide-area network between them; a publisher in east, two mesh subscribers in every region and a thin
+one in west, each a process that uses the client library. The steps:
+
+    steady     events flow to all regions
+    cut        the line east – west is cut; west goes on through north
+    failover   the head of east is killed (SIGKILL) and started again two seconds later
+    away       the line north – west is cut, too: west is alone, and most of the events are
+               published, as fast as they are acknowledged
+    catch-up   both lines are mended; west is sent what is not outdated by now
+    last       a few more events, to see that all is well
+    audit      every process ends, and their logs are judged: by Spark, whose verdict counts, and by
+               numpy, which has to agree
+
+Every step waits for a condition, not for the clock, so a slow machine runs the same steps.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from surecast.errors import SurecastError
+from surecast.protocols.sprinkler.checks import Tally
+from surecast.server.cluster import Cluster
+from surecast_lab.demo.audit import EarlySpark, Latency, check_spark, judged_by_both
+from surecast_lab.demo.clients import STREAM, Publishing, Reading
+from surecast_lab.swarm.audit import judge
+from surecast_lab.swarm.audit_log import Int64s, Marks, ReadEvents, load_offered, load_read
+from surecast_lab.swarm.traces import trace_offered, trace_read
+from surecast_lab.testing.deployment import bytes_into, free_layout, lead_through, look, url, wire
+from surecast_lab.testing.relay import RelayProcess, RelaySpec
+from surecast_lab.testing.workers import Workers
+
+__all__ = ["Demo", "DemoFailed", "run_demo"]
+
+REGIONS, REPLICAS, MESHED = 3, 2, 2
+OWNER, AWAY, THIRD = "east", "west", "north"
+SHARES = {"steady": 0.1, "cut": 0.1, "failover": 0.1, "away": 0.65}  # of the events; then the last
+BATCH_ROWS, BATCHES_MIN = 500, 400  # a small run has small batches, or its steps have too few
+PACED_S, LAST_S = 4.0, 2.0  # what the events of a quiet step and of the last one take
+KEPT_LOOKS = 50  # at what regions keep, before they are told apart
+DOWN_S = 2.0  # from the kill to the new start
+READY_S_MAX = 60.0
+STUCK_S = 60.0  # the demo fails if nothing has moved for this time
+LOOK_S = 0.05  # how often clients are asked for their state ...
+SERVERS_LOOK_S = 0.2  # ... and servers
+
+Progress = Callable[[str, str, int], None]  # the step, a word on it, events acknowledged
+
+
+class DemoFailed(SurecastError):
+    """The demo did not come to its end; the message says how far it came."""
+
+
+class Fault(msgspec.Struct):
+    """Something that was broken, and when; seconds from the first event on."""
+
+    what: str
+    begin_s: float
+    end_s: float = 0.0
+
+
+class Line(msgspec.Struct):
+    """Which position a client had when, for the figure."""
+
+    at_s: list[float]
+    position: list[int]
+
+
+class Demo(msgspec.Struct):
+    """The results of a run."""
+
+    events: int
+    seed: int
+    judge: str  # spark, numpy
+    tally: Tally = msgspec.field(default_factory=Tally)
+    latency: dict[str, Latency] = {}  # by region; empty if numpy judged alone
+    seconds: float = 0.0  # all of it, from the first process to the verdict
+    audit_s: float = 0.0  # of that, the judging
+    faults: list[Fault] = []
+    lines: dict[str, Line] = {}  # by reader, and "acknowledged"
+    burst_events: int = 0  # published while west was away ...
+    burst_s: float = 0.0  # ... within this time, acknowledged by two disks
+    longest_pause_s: float = 0.0  # between two acknowledgements around the failover
+    down_s: float = DOWN_S  # from the kill to the new start
+    switched_to: str = ""  # where west got its events from while its line to east was cut
+    missed_events: int = 0  # that west had not got when it came back ...
+    missed_bytes: int = 0  # ... as they were published
+    shipped_bytes: int = 0  # over its lines, until it had all
+    catch_up_s: float = 0.0
+    kept: dict[str, int] = {}  # events that each region still holds
+
+
+def run_demo(
+    events: int, seed: int, folder: Path, progress: Progress, use_spark: bool = True
+) -> Demo:
+    """All steps; `folder` gets configuration, data, logs of events and of processes, the trace."""
+    if use_spark:
+        check_spark()
+    result = Demo(events, seed, "spark" if use_spark else "numpy")
+    began = time.monotonic()
+    with ExitStack() as stack:
+        run = Run(result, folder, progress, stack, EarlySpark() if use_spark else None)
+        try:
+            for step in (
+                run.begin, run.steady, run.cut, run.failover, run.away, run.catch_up, run.last,
+                run.finish,
+            ):  # fmt: skip
+                step()
+        finally:
+            run.stop()
+    run.audit()
+    result.seconds = time.monotonic() - began
+    return result
+
+
+class Run:
+    """One run. Its methods are the steps, in order; each adds to the result."""
+
+    def __init__(
+        self,
+        result: Demo,
+        folder: Path,
+        progress: Progress,
+        stack: ExitStack,
+        spark: EarlySpark | None,
+    ) -> None:
+        self.result, self.folder, self.progress, self.spark = result, folder, progress, spark
+        self.state: dict[str, dict[str, int]] = {}  # of the clients, by name
+        self.target = 0  # events ordered so far
+        self._step(f"starting {REGIONS} regions × {REPLICAS} replicas, and their witnesses")
+        self.relay = stack.enter_context(RelayProcess(RelaySpec(result.seed)))
+        self.layout = lead_through(self.relay, free_layout(folder, REGIONS, REPLICAS))
+        self.cluster = stack.enter_context(Cluster(self.layout))
+        self.clients = stack.enter_context(Workers(folder / "logs"))
+        self.readers = {
+            region: [f"{region}-mesh-{i + 1}" for i in range(MESHED)]
+            for region in self.layout.regions()
+        }
+        self.readers[AWAY].append(f"{AWAY}-thin")
+
+    # ------------------------------------------------------------ the steps
+
+    def begin(self) -> None:
+        self.cluster.wait_ready(
+            READY_S_MAX, lambda done, all_: self.progress(self.step, f"{done} of {all_} ready", 0)
+        )
+        self._step("connecting the clients")
+        events = self.result.events
+        rows = max(1, min(BATCH_ROWS, events // BATCHES_MIN))
+        where = url(self.layout, OWNER), self._log("publisher")
+        self.clients.start("publisher", Publishing, *where, events, rows, self.result.seed)
+        for region, names in self.readers.items():
+            for name in names:
+                where, mesh = (url(self.layout, region), self._log(name)), "mesh" in name
+                self.clients.start(name, Reading, *where, mesh, not mesh)
+        self.clients.ready()
+
+    def steady(self) -> None:
+        self._step("events flow to all regions")
+        if self.spark is not None:
+            self.spark.start()  # a quiet step: there is time for it
+        self.began_ns = time.monotonic_ns()
+        self._publish("steady", PACED_S)
+        self.until(lambda: self.reached(self.target))
+
+    def cut(self) -> None:
+        self._step(f"line {OWNER} – {AWAY} cut: {AWAY} goes on through {THIRD}")
+        self.relay.cut(wire(OWNER, AWAY))
+        self.line_fault = self._fault(f"line {OWNER} – {AWAY} cut")
+        self._publish("cut", PACED_S)
+        self.until(self._has_source, SERVERS_LOOK_S)
+        self.until(lambda: self.reached(self.target))
+
+    def failover(self) -> None:
+        members = self._look(OWNER, "chain").get("members")
+        if not members:
+            raise DemoFailed(f"{OWNER} has no chain: nobody there answers")
+        head = str(members[0])
+        self._step(f"{head}, the head of {OWNER}, killed")
+        self._publish("failover", PACED_S)
+        under_way = self.acked + 1
+        self.until(lambda: self.acked >= under_way)
+        self.cluster.kill(head)
+        fault = self._fault(f"{head} killed")
+        self.killed_ns = time.monotonic_ns()
+        self.until(lambda: time.monotonic_ns() >= self.killed_ns + DOWN_S * 1e9)
+        self._step(f"{head} started again: publishes wait until it has joined")
+        self.cluster.start(head)
+        self.until(lambda: self.acked >= self.target)
+        self.until(
+            lambda: len(self._look(OWNER, "chain").get("members", ())) == REPLICAS, SERVERS_LOOK_S
+        )
+        fault.end_s = self._now_s()
+        self.until(lambda: self.reached(self.target))
+        self.failover_ended_ns = time.monotonic_ns()
+
+    def away(self) -> None:
+        result = self.result
+        self._step(f"line {THIRD} – {AWAY} cut, too: {AWAY} is alone")
+        self.relay.cut(wire(THIRD, AWAY))
+        self.away_fault = self._fault(f"{AWAY} alone")
+        self.until(self._is_alone, SERVERS_LOOK_S)
+        missed_from = self.least(AWAY)
+        result.shipped_bytes = -bytes_into(self.relay, AWAY, [OWNER, THIRD])
+        result.missed_bytes = -self.state["publisher"]["raw_bytes"]
+        self.burst_from_ns = time.monotonic_ns()
+        result.burst_events = self._publish("away", 0.0)
+        result.missed_events = self.target + 1 - missed_from
+        self.burst_end = self.target
+        self.until(lambda: self.reached(self.target, OWNER, THIRD))
+        result.missed_bytes += self.state["publisher"]["raw_bytes"]
+
+    def catch_up(self) -> None:
+        self._step(f"lines mended: {AWAY} catches up")
+        self.mended_ns = time.monotonic_ns()
+        self.relay.mend(wire(OWNER, AWAY))
+        self.relay.mend(wire(THIRD, AWAY))
+        self.line_fault.end_s = self.away_fault.end_s = self._now_s()
+        self.until(lambda: self.reached(self.target))
+        self.result.shipped_bytes += bytes_into(self.relay, AWAY, [OWNER, THIRD])
+
+    def last(self) -> None:
+        self._step("a few more events")
+        self._publish("last", LAST_S)
+        self.until(lambda: self.reached(self.target))
+
+    def finish(self) -> None:
+        """All has arrived: the clients write their logs."""
+        self._step("clients write down what they got")
+        kept = self.result.kept
+        for _ in range(KEPT_LOOKS):  # retention is fed a moment after the events are there
+            for region in self.layout.regions():
+                streams = self._look(region, "streams")
+                kept[region] = next((s["live"] for s in streams if s["name"] == STREAM), 0)
+            if len(set(kept.values())) == 1:
+                break
+            time.sleep(0.1)
+        self.clients.ask_all(self.clients, "save")
+        self.clients.end([*self.clients])
+
+    def stop(self) -> None:
+        """End the servers in order."""
+        self._step("stopping the servers")
+        stopping = Thread(target=self.cluster.stop)
+        stopping.start()
+        while stopping.is_alive():
+            stopping.join(LOOK_S)
+            self.progress(self.step, "", self.acked)
+
+    # ------------------------------------------------------------ the verdict
+
+    def audit(self) -> None:
+        """Judge what the clients logged, once all processes have ended."""
+        began = time.monotonic()
+        result, spark, trace = self.result, self.spark, self.folder / "trace"
+        offered = load_offered(self._log("publisher"))
+        marks = {"acknowledged": offered.marks}
+        end = max(self.state[name]["position"] for names in self.readers.values() for name in names)
+
+        def read() -> Iterator[ReadEvents]:
+            for region, names in self.readers.items():
+                for name in names:
+                    log = load_read(self._log(name))
+                    marks[name] = log.marks
+                    if spark is not None:
+                        trace_read(trace, STREAM, region, log)
+                    yield log
+
+        result.tally = judge(offered, read(), end, self._say_audit)
+        if spark is not None:
+            trace_offered(trace, STREAM, "publisher", offered)
+            result.tally, result.latency = judged_by_both(
+                spark, trace, result.tally, self._say_audit
+            )
+        result.lines = {name: self._line(found) for name, found in marks.items()}
+        acked_ns = _reached_ns(offered.marks, self.burst_end)
+        result.burst_s = (acked_ns - self.burst_from_ns) / 1e9
+        there_ns = max(_reached_ns(marks[name], self.burst_end + 1) for name in self.readers[AWAY])
+        result.catch_up_s = (there_ns - self.mended_ns) / 1e9
+        result.longest_pause_s = self._longest_pause_s(offered.marks.at_ns)
+        result.audit_s = time.monotonic() - began
+
+    def _say_audit(self, words: str) -> None:
+        step = "audit" if self.spark is None else "audit, by Spark and by numpy"
+        self.progress(step, words, self.result.events)
+
+    def _longest_pause_s(self, at_ns: Int64s) -> float:
+        """Between two acknowledgements, from the kill to the end of the step."""
+        within = (at_ns >= self.killed_ns) & (at_ns <= self.failover_ended_ns)
+        before = at_ns[at_ns < self.killed_ns][-1:]
+        gaps = np.diff(np.concatenate((before, at_ns[within])))
+        return float(gaps.max(initial=0)) / 1e9
+
+    def _line(self, marks: Marks) -> Line:
+        at_s = ((marks.at_ns - self.began_ns) / 1e9).round(3)
+        return Line(at_s.tolist(), marks.position.tolist())
+
+    # ------------------------------------------------------------ waiting
+
+    def until(self, condition: Callable[[], Any], every_s: float = LOOK_S) -> None:
+        """Wait, asking clients for their state; DemoFailed if a server ends or nothing moves."""
+        before, moved = self.state, time.monotonic()
+        while not condition():
+            time.sleep(every_s)
+            self.state = self.clients.ask_all(self.clients, "status")
+            for name, code in self.cluster.dead():
+                words = self.cluster.last_lines(name)
+                raise DemoFailed(f"{name} ended by itself, exit code {code}:\n{words}")
+            if self.state != before:
+                before, moved = self.state, time.monotonic()
+            elif time.monotonic() > moved + STUCK_S:
+                raise DemoFailed(
+                    f"{self.step}: nothing has moved for {STUCK_S:.0f} s. {self.acked:,} of "
+                    f"{self.target:,} events acknowledged; clients: {self.state}"
+                )
+            self.progress(self.step, "", self.acked)
+
+    def reached(self, events: int, *regions: str) -> bool:
+        """Whether so many events are acknowledged and at every subscriber (of these regions)."""
+        return self.acked >= events and all(
+            self.least(region) > events for region in (regions or self.readers)
+        )
+
+    def least(self, region: str) -> int:
+        return min(self.state.get(name, {}).get("position", 1) for name in self.readers[region])
+
+    @property
+    def acked(self) -> int:
+        return self.state.get("publisher", {}).get("acked", 0)
+
+    # ------------------------------------------------------------ small things
+
+    def _step(self, what: str) -> None:
+        self.step = what
+        self.progress(what, "", self.acked)
+
+    def _log(self, client: str) -> Path:
+        return self.folder / f"{client}.npz"
+
+    def _publish(self, step: str, seconds: float) -> int:
+        """Order the step's share of the events; the last step has what is left."""
+        events = self.result.events
+        count = round(events * SHARES[step]) if step in SHARES else events - self.target
+        self.target += count
+        self.clients.ask("publisher", "publish", count, seconds)
+        return count
+
+    def _fault(self, what: str) -> Fault:
+        self.result.faults.append(fault := Fault(what, self._now_s()))
+        return fault
+
+    def _now_s(self) -> float:
+        return round((time.monotonic_ns() - self.began_ns) / 1e9, 3)
+
+    def _look(self, region: str, what: str, place: str = "tail") -> Any:
+        """Part of the state of a region as the replica at this place of its chain knows it."""
+        found = [look(self.cluster, node.name) for node in self.layout.of(region)]
+        there = [s for s in found if (s.get("chain") or {}).get("place") in (place, "alone")]
+        return (there or found)[0].get(what) or {}
+
+    def _has_source(self) -> bool:
+        """Where west gets its events from, now that it cannot get them from their owner."""
+        streams = self._look(AWAY, "streams", "head")
+        sources = [s["source"] for s in streams if s["name"] == STREAM and s["source"] != OWNER]
+        self.result.switched_to = "".join(sources)
+        return bool(sources) or self.reached(self.target)
+
+    def _is_alone(self) -> bool:
+        """No server has a session across west's border: nothing more is sent into its cut lines."""
+        for node in self.layout.nodes:
+            if node.role == "replica":
+                links = look(self.cluster, node.name).get("links")
+                if links is None:
+                    return False
+                across = [link for link in links if AWAY in (link["region"], node.region)]
+                if any(link["up"] and link["region"] != node.region for link in across):
+                    return False
+        return True
+
+
+def _reached_ns(marks: Marks, position: int) -> float:
+    return float(marks.at_ns[np.searchsorted(marks.position, position)])

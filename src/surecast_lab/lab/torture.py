@@ -1,0 +1,191 @@
+"""Seeds of a protocol's swarm: run one, add up many, enter a run into the ledger.
+
+Each seed is one world: it draws a cluster, a workload and faults, heals, and is checked from the
+records of publishers and subscribers. Seeds share nothing, so they run anywhere, in processes of
+this machine or as Spark tasks, and their results are added up in any order.
+"""
+
+import json
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from surecast.errors import UsageError
+from surecast_lab.lab.pool import run_here
+from surecast_lab.swarm import scenarios
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+__all__ = [
+    "HOUR_NS",
+    "SEEDS_FOR_COVERAGE",
+    "SUMMED",
+    "Result",
+    "Summary",
+    "append_to_ledger",
+    "ledger_line",
+    "load_swarm",
+    "merge",
+    "passed",
+    "replay_command",
+    "run_one",
+    "run_seeds",
+    "run_seeds_on_spark",
+    "swarms",
+]
+
+Result = dict[str, Any]  # a SeedResult as plain data
+Summary = dict[str, Any]
+
+SUMMED = (
+    "faults_in_flight",
+    "published",
+    "acked",
+    "delivered",
+    "void",
+    "lost",
+    "duplicated",
+    "misordered",
+)
+SEEDS_FOR_COVERAGE = 50  # fewer seeds may leave a handler untouched by chance
+HOUR_NS = 3_600_000_000_000
+FAILING_IN_LEDGER = 100  # seeds named in one line
+
+
+def swarms() -> list[str]:
+    """The names of those there are; imports none of them."""
+    return scenarios.names()
+
+
+def load_swarm(protocol: str) -> Callable[..., Any]:
+    """What runs a seed of a protocol (`trial.run_seed`); imports everything it needs."""
+    make = scenarios.load(protocol)
+    from surecast_lab.swarm.trial import run_seed
+
+    return lambda seed, **options: run_seed(make(), seed, **options)
+
+
+def run_one(protocol: str, seed: int, **options: Any) -> Result:
+    """One seed as plain data. A crash of the run is a violation too, never an empty success."""
+    import msgspec
+
+    try:
+        result: Result = msgspec.to_builtins(load_swarm(protocol)(seed, **options))
+    except Exception as error:
+        story = f"run crashed: {type(error).__name__}: {error}\n{traceback.format_exc()}"
+        return {"seed": seed, "violations": [story]}
+    if not result["ok"] and not result["violations"]:
+        result["violations"] = ["run reports failure without saying which"]
+    return result
+
+
+def run_seeds(protocol: str, seeds: Sequence[int], jobs: int) -> "Iterator[Result]":
+    """Results as they come. A worker that dies is reported as a violation of its seeds."""
+    for number, result, error in run_here(partial(run_one, protocol), seeds, jobs):
+        yield result if not error else {"seed": seeds[number], "violations": [error]}
+
+
+def run_seeds_on_spark(
+    spark: "SparkSession",
+    protocol: str,
+    seeds: Sequence[int],
+    progress: Callable[[int, int, str], None],
+) -> list[Result]:
+    """The same as Spark tasks, one a seed."""
+    from surecast.pipeline.sweep import run_tasks
+
+    return [
+        result if not error else {"seed": seeds[number], "violations": [error]}
+        for number, result, error in run_tasks(spark, partial(run_one, protocol), seeds, progress)
+    ]
+
+
+# ---------------------------------------------------------------- adding up
+
+
+def merge(protocol: str, results: Iterable[Result]) -> Summary:
+    """Add up the results of many seeds; the order they come in does not matter."""
+    ordered = sorted(results, key=lambda result: result["seed"])
+    coverage = _add_up(ordered, "coverage")
+    enough = len(ordered) >= SEEDS_FOR_COVERAGE
+    return {
+        "protocol": protocol,
+        "seeds": len(ordered),
+        "violations": sum(len(result["violations"]) for result in ordered),
+        "simulated_hours": sum(result.get("simulated_ns", 0) for result in ordered) / HOUR_NS,
+        "settled_s_max": max((r.get("settled_ns", 0) for r in ordered), default=0) / 1e9,
+        "faults": _add_up(ordered, "faults"),
+        "clients": _add_up(ordered, "clients"),
+        **{key: sum(result.get(key, 0) for result in ordered) for key in SUMMED},
+        "coverage": coverage,
+        "unexercised": sorted(name for name, n in coverage.items() if n == 0) if enough else [],
+        "failing_seeds": [
+            {
+                "seed": result["seed"],
+                "violations": result["violations"],
+                "replay": replay_command(protocol, result["seed"]),
+            }
+            for result in ordered
+            if result["violations"]
+        ],
+    }
+
+
+def _add_up(results: Iterable[Result], key: str) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for result in results:
+        total.update(result.get(key, {}))
+    return dict(sorted(total.items()))
+
+
+def passed(summary: Summary) -> bool:
+    """No violation; and where coverage counts, some handlers are known and all were reached."""
+    if summary["seeds"] >= SEEDS_FOR_COVERAGE and not summary["coverage"]:
+        return False
+    return not summary["violations"] and not summary["unexercised"]
+
+
+def replay_command(protocol: str, seed: int) -> str:
+    return f"surecast sim {protocol} --seed {seed}"
+
+
+# ---------------------------------------------------------------- the ledger
+
+
+def ledger_line(summary: Summary, first_seed: int, seconds: float, ran: str) -> dict[str, Any]:
+    """A run as one entry: what was tortured how much, with which source, and what came of it."""
+    from surecast_lab.bench.machine import circumstances
+
+    return {
+        "protocol": summary["protocol"],
+        "first_seed": first_seed,
+        "seeds": summary["seeds"],
+        "passed": passed(summary),
+        "violations": summary["violations"],
+        "failing_seeds": [one["seed"] for one in summary["failing_seeds"]][:FAILING_IN_LEDGER],
+        "faults": sum(summary["faults"].values()),
+        **{key: summary[key] for key in SUMMED},
+        "simulated_hours": round(summary["simulated_hours"], 3),
+        "seconds": round(seconds, 1),
+        "ran": ran,
+        **circumstances(),
+    }
+
+
+def append_to_ledger(path: Path, line: dict[str, Any] | None = None) -> None:
+    """One line at the end, in one write: runs that end together do not mix. Without a line this
+    only sees whether there could be one, before hours of work that should end with it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab", buffering=0) as ledger:
+            if line is not None:
+                ledger.write(json.dumps(line).encode() + b"\n")
+    except OSError as error:
+        why = f"cannot write to {path}: {error.strerror}; choose another --ledger"
+        raise UsageError(why) from None

@@ -1,0 +1,159 @@
+"""What an experiment is, and the verdict it ends with.
+
+An experiment is a list of *points*: plain parameters, each with one seed. A point knows nothing of
+the others, so points run in this process, in processes of their own or as Spark tasks, and give the
+same rows wherever they ran (lab/run.py). The verdict is drawn from all rows; the figure from their
+summary over seeds alone (lab/summary.py), so whatever the figure shows is in that table.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from surecast_lab.lab.student import t_factor
+
+if TYPE_CHECKING:
+    from surecast_lab.lab.summary import Summary
+
+__all__ = [
+    "Experiment",
+    "Point",
+    "Progress",
+    "Row",
+    "Spread",
+    "Verdict",
+    "number",
+    "short",
+    "spread",
+    "with_each_seed",
+]
+
+Progress = Callable[[int, int, str], None]  # (steps done, steps in all, what is going on)
+Point = dict[str, Any]  # the parameters of one run, "seed" among them; what JSON can hold
+Row = dict[str, Any]
+
+
+class Spread(msgspec.Struct):
+    """A number measured once a seed."""
+
+    mean: float
+    ci95: float | None  # half the width of its 95 % confidence interval; None: a single seed
+    min: float
+    max: float
+    n: int
+
+    def __str__(self) -> str:
+        return number(self.mean) + ("" if self.ci95 is None else f" ± {number(self.ci95, 2)}")
+
+
+def spread(values: Sequence[float], digits: int = 4) -> Spread:
+    """Mean, its confidence, least and greatest of one value a seed."""
+    n = len(values)
+    ci95 = round(t_factor(n) * stdev(values) / n**0.5, digits) if n > 1 else None
+    middle, least, most = (round(float(f(values)), digits) for f in (mean, min, max))
+    return Spread(middle, ci95, least, most, n)
+
+
+def with_each_seed(
+    claims: Callable[[Sequence[Row]], Mapping[str, bool]], rows: Sequence[Row]
+) -> dict[str, str]:
+    """With how many seeds each claim holds, where it is judged by means over them."""
+    seeds = {row["seed"] for row in rows}
+    found = [claims([row for row in rows if row["seed"] == seed]) for seed in seeds]
+    return {claim: f"{sum(one[claim] for one in found)} of {len(found)}" for claim in found[0]}
+
+
+class Verdict(msgspec.Struct, kw_only=True):
+    """The paper's claim beside what we measured. One JSON object with these keys."""
+
+    id: str
+    headline: str  # ours, in a line
+    paper: dict[str, Any]  # claim -> number or sentence
+    ours: dict[str, Any]  # the same claims as measured, and whatever belongs to them
+    reproduced: bool  # every claim holds, in the reading that `notes` names
+    beaten: (
+        bool | None
+    )  # better than the paper, by the measure that `notes` names; None: nothing to beat
+    scale: str  # how large this run was
+    seeds: list[int]
+    notes: list[str]  # readings, and everything that differs from the paper
+    # What follows is filled in by the run.
+    quick: bool = False  # the small variant, for a first look
+    points: int = 0
+    points_s: float = 0.0  # of all points, whoever ran them and when
+    wall_s: float = 0.0  # of this run; little if all points were there already
+    ran: str = ""  # where the points ran
+    date: str = ""
+    commit: str = ""
+    machine: dict[str, Any] = {}
+
+    def to_json(self) -> bytes:
+        return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """One figure or table of a paper.
+
+    `by` and `values` are all columns of its rows besides "seed", with their types (str, int, float
+    or bool): rows that agree in `by` differ only in their seed, and `values` are what is averaged
+    over seeds.
+    """
+
+    id: str  # "sprinkler-e5"
+    title: str
+    question: str
+    setup: str  # what runs, and what is counted, in a few sentences
+    paper: str  # what the paper shows, in one or two sentences
+    by: Mapping[str, type]
+    values: Mapping[str, type]
+    points: Callable[[bool, Sequence[int]], list[Point]]  # (quick, seeds) → every point
+    run_point: Callable[[Point], list[Row]]  # the same rows for the same point, anywhere
+    verdict_of: Callable[[Sequence[Row]], Verdict]
+    draw: Callable[["Summary", Path], None]
+    weight: Callable[[Point], float] = lambda _: 0.0  # the heaviest points begin first
+    alone: bool = False
+    """Its points are real processes that want the machine to themselves: one after the other, in
+    no sweep, and measured anew each time."""
+
+    @property
+    def columns(self) -> dict[str, type]:
+        return {"seed": int, **self.by, **self.values}
+
+    def files(self, out_dir: Path) -> dict[str, Path]:
+        """Where a run leaves its rows, their summary, its figure and its verdict."""
+        ends = {
+            "table": "parquet",
+            "summary": "summary.parquet",
+            "figure": "png",
+            "verdict": "json",
+        }
+        return {what: Path(out_dir) / f"{self.id}.{end}" for what, end in ends.items()}
+
+
+def number(value: float, digits: int = 4) -> str:
+    """So many digits that count, and no exponent for large numbers."""
+    return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:.{digits}g}"
+
+
+def short(value: Any) -> str:
+    """A value of a verdict for people: few digits, a spread as mean ± confidence [least, most]."""
+    plain = msgspec.to_builtins(value)
+    if isinstance(plain, bool):
+        return "yes" if plain else "no"
+    if isinstance(plain, float):
+        return number(plain)
+    if plain is None:
+        return "–"
+    if isinstance(plain, dict) and {"mean", "min", "max"} <= plain.keys():
+        about = "" if plain.get("ci95") is None else f" ± {number(plain['ci95'], 2)}"
+        return f"{number(plain['mean'])}{about} [{number(plain['min'])}, {number(plain['max'])}]"
+    if isinstance(plain, dict):
+        return ", ".join(f"{key}: {short(item)}" for key, item in plain.items())
+    if isinstance(plain, list):
+        return ", ".join(short(item) for item in plain)
+    return str(plain)

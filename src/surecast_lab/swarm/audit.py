@@ -1,0 +1,201 @@
+"""The verdict on a large run of one latest-per-key stream, from its clients' ledgers alone.
+
+`protocols.sprinkler.checks` is the judge of small runs: plain loops over plain rows, and any rule
+of retention. A million events and seven readers are too many for it, so here the same questions are
+put to whole columns with numpy. Nothing of what is judged takes part: no batch, index or kernel.
+The tests judge small runs by both, sound ones and spoilt ones.
+
+The guarantees are those of `checks`: G1 only published events, G2 rising positions, G3 the
+publisher's order, G4 an event or a void over it and later an event that collects it, G9 one end for
+all, G10 nothing acknowledged is lost, nothing stands twice. It holds a few columns of one reader's
+size at a time.
+"""
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from surecast.protocols.sprinkler.checks import Tally
+from surecast_lab.swarm.audit_log import Int64s, OfferedEvents, ReadEvents, Words
+
+__all__ = ["Judge", "judge"]
+
+SHOWN_MAX = 5  # examples in one violation's words
+NOBODY = -1
+
+
+def judge(
+    offered: OfferedEvents,
+    readers: Iterable[ReadEvents],
+    end: int,
+    say: Callable[[str], None] = lambda _: None,
+) -> Tally:
+    """The verdict on a run in which every reader should have come to `end`, its last position + 1.
+
+    `readers` is gone through once, so that they may be loaded one by one.
+    """
+    verdict = Judge(offered, end)
+    for reader in readers:
+        say(f"judging what {reader.reader} was given")
+        verdict.hear(reader)
+    say("judging what was acknowledged")
+    return verdict.close()
+
+
+class Judge:
+    """`hear` every reader, then `close`."""
+
+    def __init__(self, offered: OfferedEvents, end: int) -> None:
+        self.offered = offered
+        self.end = end
+        self.tally = Tally(published=offered.value.size)
+        self._by_value = np.argsort(offered.value, kind="stable")
+        self._sorted = offered.value[self._by_value]
+        _, key_ids = np.unique(offered.key, return_inverse=True)
+        self._key_id = key_ids.astype(np.int64)
+        # What stands at each position: an offered event, by the acknowledgements and the readers.
+        self._event_at = np.full(max(end, 1), NOBODY, np.int64)
+        self._time_at = np.zeros(max(end, 1), np.int64)
+        self._take_acknowledgements()
+
+    # ------------------------------------------------------------ what the publisher says
+
+    def _take_acknowledgements(self) -> None:
+        tally, seq = self.tally, self.offered.seq
+        acked = np.flatnonzero(seq > 0)
+        tally.acked = acked.size
+        if np.any(self._sorted[1:] == self._sorted[:-1]):
+            self._violated("the publisher offered one value twice: these ledgers cannot be judged")
+        beyond = acked[seq[acked] >= self.end]
+        tally.lost += beyond.size
+        self._examples("G10 acknowledged and lost: beyond every reader's end", seq[beyond])
+        acked = acked[seq[acked] < self.end]
+        times = np.bincount(seq[acked], minlength=1)
+        self._examples("G10 a position was given twice", np.flatnonzero(times > 1))
+        tally.duplicated += int((times > 1).sum())
+        self._event_at[seq[acked]] = acked
+
+    # ------------------------------------------------------------ what a reader says
+
+    def hear(self, reader: ReadEvents) -> None:
+        tally, name = self.tally, reader.reader
+        tally.delivered += reader.seq.size
+        if reader.malformed:
+            self._violated(f"G1 {name}: {reader.malformed} events were changed on the way")
+        fell = np.flatnonzero(np.diff(reader.seq) < 1)
+        tally.misordered += fell.size
+        self._examples(f"G2 {name}: positions fall or repeat after", reader.seq[fell])
+        if np.any(np.diff(reader.time_us) < 0):
+            self._violated(f"R10 {name}: time runs backwards")
+        if reader.end != self.end:
+            self._violated(f"G9 {name} ended at {reader.end}, not {self.end}")
+        inside = (reader.seq >= 1) & (reader.seq < self.end)
+        if not inside.all():
+            self._examples(f"G1 {name}: no such positions", reader.seq[~inside])
+        events = self._genuine(reader)
+        known = inside & (events != NOBODY)
+        self._agrees(reader, events, known)
+        self._voids(reader, events, known, inside)
+
+    def _genuine(self, reader: ReadEvents) -> Int64s:
+        """G1, G10: which offered event each row is; each at most once."""
+        events = self._find(reader.value)
+        strange = events == NOBODY
+        self._examples(f"G1 {reader.reader}: nobody published what it got at", reader.seq[strange])
+        real = np.flatnonzero(~strange)
+        changed = real[self.offered.key[events[real]] != reader.key[real]]
+        self._examples(f"G1 {reader.reader}: another key than published at", reader.seq[changed])
+        times = np.bincount(events[real], minlength=1)
+        twice = np.flatnonzero(times > 1)
+        self.tally.duplicated += int((times[twice] - 1).sum())
+        self._examples(f"G10 {reader.reader}: got events twice, offered as", twice + 1)
+        return events
+
+    def _find(self, values: Words) -> Int64s:
+        """Which offered event has this value."""
+        if not self._sorted.size:
+            return np.full(values.size, NOBODY, np.int64)
+        at = np.searchsorted(self._sorted, values)
+        at[at == self._sorted.size] = 0
+        found: Int64s = np.where(self._sorted[at] == values, self._by_value[at], NOBODY)
+        return found
+
+    def _agrees(self, reader: ReadEvents, events: Int64s, known: npt.NDArray[np.bool_]) -> None:
+        """G10: a position holds what the publisher was told, and the same for every reader."""
+        seq, got, time_us = reader.seq[known], events[known], reader.time_us[known]
+        there = self._event_at[seq]
+        others = (there != NOBODY) & (there != got)
+        self.tally.lost += int(others.sum())
+        self._examples(f"G10 {reader.reader}: got another event than stands at", seq[others])
+        at = self._time_at[seq]
+        if np.any((at != 0) & (at != time_us)):
+            self._violated(f"G10 {reader.reader}: an event has another time than elsewhere")
+        self._event_at[seq] = np.where(there == NOBODY, got, there)
+        self._time_at[seq] = np.where(at == 0, time_us, at)
+
+    def _voids(
+        self,
+        reader: ReadEvents,
+        events: Int64s,
+        known: npt.NDArray[np.bool_],
+        inside: npt.NDArray[np.bool_],
+    ) -> None:
+        """G4, G5: for each position without an event, a later one of the same key was given."""
+        given = np.bincount(reader.seq[inside], minlength=self.end) > 0
+        given[0] = True  # there is no position 0
+        missing = np.flatnonzero(~given)
+        self.tally.void += missing.size
+        if reader.voids is not None:
+            self._are_those(reader, missing)
+        newest = np.zeros(int(self._key_id.max(initial=-1)) + 1, np.int64)
+        np.maximum.at(newest, self._key_id[events[known]], reader.seq[known])
+        what = self._event_at[missing]
+        told = what != NOBODY  # else never acknowledged and, so far, never seen: nobody knows
+        unexplained = missing[told][newest[self._key_id[what[told]]] <= missing[told]]
+        self.tally.lost += unexplained.size
+        self._examples(f"G4 {reader.reader}: neither got nor outdated", unexplained)
+
+    def _are_those(self, reader: ReadEvents, missing: Int64s) -> None:
+        """The voids it was told of are exactly the positions without an event."""
+        assert reader.voids is not None
+        lo, hi = reader.voids[:, 0], reader.voids[:, 1]
+        sizes = hi - lo
+        if np.any(sizes < 1) or np.any(lo[1:] < hi[:-1]):
+            self._violated(f"G2 {reader.reader}: void ranges are empty or overlap")
+            return
+        starts = np.repeat(lo - np.concatenate(([0], np.cumsum(sizes)[:-1])), sizes)
+        told = starts + np.arange(int(sizes.sum()))
+        silent = np.setdiff1d(missing, told, assume_unique=True)
+        self.tally.lost += silent.size
+        self._examples(f"G2 {reader.reader}: passed over without a word", silent)
+        both = np.setdiff1d(told, missing, assume_unique=True)
+        self._examples(f"G2 {reader.reader}: void and an event at", both)
+
+    # ------------------------------------------------------------ what follows from all of it
+
+    def close(self) -> Tally:
+        tally, at = self.tally, self._event_at
+        stands = np.flatnonzero(at != NOBODY)
+        order = at[stands]
+        fell = np.flatnonzero(np.diff(order) < 0)
+        tally.misordered += fell.size
+        self._examples("G3 not in the publisher's order after", stands[fell])
+        times = np.bincount(order, minlength=1)
+        twice = np.flatnonzero(times > 1)
+        tally.duplicated += int((times[twice] - 1).sum())
+        self._examples("G10 one event stands at two positions, offered as", twice + 1)
+        unknown = np.flatnonzero(at[1:] == NOBODY) + 1
+        if tally.acked == tally.published and unknown.size:
+            tally.duplicated += unknown.size
+            self._examples("G1 nobody published what stands at", unknown)
+        return tally
+
+    def _violated(self, words: str) -> None:
+        self.tally.violations.append(words)
+
+    def _examples(self, words: str, positions: Int64s) -> None:
+        if positions.size:
+            some = ", ".join(f"{at:,}" for at in positions[:SHOWN_MAX].tolist())
+            more = f" and {positions.size - SHOWN_MAX:,} more" if positions.size > SHOWN_MAX else ""
+            self._violated(f"{words} {some}{more}")

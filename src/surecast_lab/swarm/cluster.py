@@ -1,0 +1,489 @@
+"""Simulated regions of replicas, and the outside record of what their clients did and saw.
+
+    cluster = Cluster(seed=7, regions={"east": 2, "west": 2})
+    cluster.open("prices", "east", LatestPerKey())
+    cluster.offer(1 * SECOND, "east/pub0", "prices", [b"81"], [b"IBM"])
+    cluster.world.run(until_ns=5 * SECOND)
+    cluster.judge().violations  # []
+
+Tests, the lab, the demo and the swarm all build their clusters here. Streams of several deliveries
+may share the chains: `open(..., delivery="x")`, read by `add_reader("east/x0", "x")`, judged by
+`judges["x"]`.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import fields
+from functools import partial
+from typing import Any
+
+from surecast import registry
+from surecast.columns.batch import DATA
+from surecast.columns.retention import Policy
+from surecast.core.endpoint import (
+    Acked,
+    Failed,
+    Follow,
+    Following,
+    Lost,
+    Offer,
+    Open,
+    Opened,
+    Place,
+    Unfollow,
+)
+from surecast.core.machine import HandlerMachine, NodeContext
+from surecast.core.roles import Deployment
+from surecast.core.streams import DEFAULT_DELIVERY, StreamSpec
+from surecast.core.types import MS, SECOND, LogId, Machine
+from surecast.protocols.chain.messages import Member
+from surecast.protocols.sprinkler.checks import Offered, Reading, Record, Tally, check
+from surecast.protocols.sprinkler.config import ClientConfig, MeshConfig
+from surecast.protocols.sprinkler.mesh_peer import MeshPeer
+from surecast.protocols.streams.config import PublisherConfig, SubscriberConfig
+from surecast.protocols.streams.publisher import Publisher
+from surecast.protocols.streams.subscriber import Subscriber
+from surecast.registry import configs, roles, witness
+from surecast.sim.links import Link
+from surecast.sim.trace import Trace
+from surecast.sim.world import World
+from surecast.stacks import region_replica
+
+__all__ = ["Cluster", "JudgeOfStream"]
+
+JudgeOfStream = Callable[[Record, Tally], None]  # adds what it finds to the tally
+
+
+def _split(options: dict[str, Any], common: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Options of replicas by role (but for the chain, which has its own): each goes to every role
+    that has a field of this name, and so do those in `common`, if there is one."""
+    names = {
+        name: {field.name for field in fields(role.config)}
+        for name, role in roles().items()
+        if name != "chain"
+    }
+    unknown = [key for key in options if not any(key in known for known in names.values())]
+    assert not unknown, f"no options of a replica: {unknown}"
+    given = {**common, **options}
+    return {
+        name: {key: value for key, value in given.items() if key in known}
+        for name, known in names.items()
+    }
+
+
+class Cluster:
+    """Regions of replicas with their configuration services, publishers and subscribers."""
+
+    def __init__(
+        self,
+        seed: object,
+        regions: dict[str, int],
+        *,
+        delay_ns: Callable[[str, str], int] = lambda a, b: 20 * MS,
+        publishers: int = 1,
+        subscribers: int = 1,
+        chain: dict[str, Any] | None = None,
+        server: dict[str, Any] | None = None,
+        types: tuple[type[Any], ...] = (),
+        client_type: type[MeshPeer] = MeshPeer,
+        mesh: MeshConfig | None = None,
+        client: dict[str, Any] | None = None,
+        publisher: dict[str, Any] | None = None,
+        trace: Trace | None = None,
+        reencode: Callable[[Any], Any] | None = None,
+        without: Mapping[str, Collection[str]] | None = None,
+        judges: Mapping[str, JudgeOfStream] | None = None,
+        validate: bool | None = None,
+    ) -> None:
+        """`validate`: as of `World`. By default not where machines are replaced: tests that break
+        a rule show what can be seen of that from outside."""
+        self.world = World(
+            seed,
+            Link(300_000),
+            trace=trace,
+            reencode=reencode,
+            record=False,
+            validate=not types and client_type is MeshPeer if validate is None else validate,
+        )
+        self.regions = {
+            region: tuple(f"{region}/{n}" for n in range(count))
+            for region, count in regions.items()
+        }
+        self.types = types  # in place of a replica's own (`stacks.region_replica`)
+        self.client_type = client_type
+        self.mesh = mesh or MeshConfig()
+        self.client_options = client or {}
+        self.role_options = {"chain": chain or {}, **_split(server or {}, {"mesh": self.mesh})}
+        self.publisher_options = publisher or {}
+        self.without = {name: frozenset(lacks) for name, lacks in (without or {}).items()}
+        self.counters: dict[str, Counter[str]] = {}  # by node, through all its lives
+        self.records: dict[str, Record] = {}
+        self.owners: dict[str, str] = {}
+        self.deliveries: dict[str, str] = {}  # of streams that have another than the default one
+        self.read_in: dict[str, Collection[str]] = {}  # stream → its regions, unless it is in all
+        self.judges = {DEFAULT_DELIVERY: check, **(judges or {})}  # by delivery
+        self.streams: dict[str, LogId] = {}
+        self.names: dict[LogId, str] = {}
+        self.offered: dict[tuple[str, str], list[list[bytes]]] = {}  # (publisher, stream) batches
+        self.numbers: dict[tuple[str, str], int] = {}
+        self.readings: dict[tuple[str, LogId], Reading] = {}
+        self.stood: dict[LogId, int] = {}  # where streams ended when the last audit was called
+        self.failed: list[Failed] = []
+        self.refused: dict[str, list[bytes]] = {}  # stream → the values of what failed
+        self.unopened: list[Opened] = []  # streams that somebody was refused
+        self.refusals: dict[str, str] = {}  # streams that must be refused, and were not yet → why
+        self.publishers: list[str] = []
+        self.subscribers: list[str] = []  # all readers, but for those that left
+        self.readers: dict[str, str] = {}  # those of other deliveries → which
+        self.clients: dict[str, dict[str, int]] = {}  # mesh client → stream followed and its start
+        self.callers: list[str] = []  # who asks questions (`callers.py`)
+        self.gone: list[str] = []  # clients that left
+        for a in self.regions:
+            for b in self.regions:
+                if a < b:
+                    self.world.set_link(a, b, Link(delay_ns(a, b), jitter_ns=delay_ns(a, b) // 20))
+        for region, nodes in self.regions.items():
+            self._add_region(region, nodes)
+            for n in range(publishers):
+                self._add_publisher(f"{region}/pub{n}", nodes)
+            for n in range(subscribers):
+                self.add_subscriber(f"{region}/sub{n}")
+
+    # ------------------------------------------------------------ building
+
+    def _add_region(self, region: str, nodes: tuple[str, ...]) -> None:
+        service = f"{region}/config"
+        chains = {region: nodes}
+        counters = self.counters[service] = Counter()
+        self.world.add(service, lambda ctx: witness(chains, ctx.disk, counters))
+        for name in nodes:
+            self._add_replica(region, name, service)
+            self._is_without(name)
+
+    def _add_replica(self, region: str, name: str, service: str) -> None:
+        counters = self.counters[name] = Counter()
+        deployment = Deployment(region, name, dict(self.regions), service)
+        made = configs(deployment, self.role_options)
+
+        def factory(ctx: NodeContext) -> Any:
+            lacks = self.lacks(name)
+            has = {role: config for role, config in made.items() if role not in lacks}
+            return region_replica(has, ctx.disk, ctx.rng, counters, types=self.types)
+
+        self.world.add(name, factory)
+
+    def lacks(self, replica: str) -> frozenset[str]:
+        """The protocols that a replica is built without, at its next start. What it lists for its
+        peers (`PeerUp.speaks`) follows from the layers that it is built of."""
+        return self.without.get(replica, frozenset())
+
+    def reinstall(self, replica: str, without: Collection[str] = ()) -> None:
+        """Stop a replica, and start it on its disk with other software: one that lacks these
+        protocols."""
+        self.without[replica] = frozenset(without)
+        self.world.crash(replica, lose_unsynced=False)
+        self.world.restart(replica)
+        self._is_without(replica)
+
+    def _is_without(self, replica: str) -> None:
+        found = self.lacks(replica).intersection(self.world.nodes[replica].speaks)
+        assert not found, f"{replica} was to be built without {', '.join(sorted(found))}"
+
+    def _add_publisher(self, name: str, replicas: tuple[str, ...]) -> None:
+        counters = self.counters[name] = Counter()
+        config = PublisherConfig(replicas, **self.publisher_options)
+        self.world.add(name, lambda ctx: Publisher(config, ctx.rng, counters))
+        self.world.on_emit(name, self._on_publisher)
+        self.publishers.append(name)
+
+    def add_subscriber(self, name: str, replicas: tuple[str, ...] = ()) -> None:
+        """A thin subscriber that follows every stream from its first position.
+
+        By default it asks any replica of its region; with `replicas` given it is an audit.
+        """
+        region = name.split("/")[0]
+        config = SubscriberConfig(replicas or self.regions[region])
+        counters = self.counters[name] = Counter()
+        self.world.add(name, lambda ctx: Subscriber(config, {}, counters))
+        self.world.on_deliver(name, self._on_deliver)
+        self.world.on_emit(name, self._on_reader)
+        self.subscribers.append(name)
+        self._follow_all(name, bool(replicas))
+
+    def add_reader(self, name: str, delivery: str, *, servers: tuple[str, ...] = ()) -> None:
+        """What the registry has for readers of a delivery. It follows all streams of the delivery
+        that can be read in its region.
+
+        By default it asks any replica of its region; with `servers` given it is an audit. When it
+        crashes and comes back it goes on where it had got to.
+        """
+        region = name.split("/")[0]
+        place = Place(region, servers or self.regions[region])
+        counters = self.counters[name] = Counter()
+
+        def factory(ctx: NodeContext) -> Machine:
+            if ctx.incarnation > 1:
+                self.world.call(self.world.now_ns, partial(self._go_on, name))
+            return _counting(registry.reader(delivery, ctx, place), counters)
+
+        self.readers[name] = delivery
+        self.world.add(name, factory)
+        self.world.on_deliver(name, self._on_deliver)
+        self.world.on_emit(name, self._on_reader)
+        self.subscribers.append(name)
+        self._follow_all(name, bool(servers))
+
+    def _go_on(self, name: str, world: World) -> None:
+        for (reader, stream), reading in self.readings.items():
+            if reader == name:
+                world.at(world.now_ns, name, Follow(stream, reading.position))
+
+    def add_client(
+        self, name: str, follows: dict[str, int] | None = None, replicas: tuple[str, ...] = ()
+    ) -> None:
+        """A mesh client of its region. `follows`: stream → start (0 latest); default all from 1.
+
+        When it crashes and comes back it goes on, as an application does, where it had got to.
+        """
+        region = name.split("/")[0]
+        config = ClientConfig(
+            name, replicas or self.regions[region][::-1], self.mesh, **self.client_options
+        )
+        counters = self.counters[name] = Counter()
+        self.clients[name] = dict.fromkeys(self.streams, 1) if follows is None else follows
+
+        def factory(ctx: NodeContext) -> MeshPeer:
+            followed = [self.streams[stream] for stream in self.clients[name]]
+            starts = {stream: self.readings[name, stream].position for stream in followed}
+            return self.client_type(config, starts, ctx.rng, counters)
+
+        self.world.on_deliver(name, self._on_deliver)
+        self.world.on_emit(name, self._on_reader)
+        for stream, start in self.clients[name].items():
+            self._reading(name, self.streams[stream]).position = start
+        self.subscribers.append(name)
+        self.world.add(name, factory)
+
+    def remove_client(self, name: str) -> None:
+        """A client goes for good; what it got until then is still judged."""
+        self.subscribers.remove(name)
+        self.gone.append(name)
+        for (reader, _), reading in self.readings.items():
+            reading.left = reading.left or reader == name
+        self.world.crash(name)
+
+    def follow(self, name: str, stream: str, start: int) -> None:
+        """A mesh client follows one more stream, from `start` on (0: the latest)."""
+        self.clients[name][stream] = start
+        self._reading(name, self.streams[stream]).position = start
+        self.world.at(self.world.now_ns, name, Follow(self.streams[stream], start))
+
+    def unfollow(self, name: str, stream: str) -> None:
+        """A mesh client has had enough of a stream; what it got until then is still judged."""
+        del self.clients[name][stream]
+        self.readings[name, self.streams[stream]].left = True
+        self.world.at(self.world.now_ns, name, Unfollow(self.streams[stream]))
+
+    def _on_reader(self, _now_ns: int, name: str, event: Any) -> None:
+        if isinstance(event, Following):
+            reading = self.readings[name, event.stream]
+            if not reading.position:
+                reading.position = event.start
+        elif isinstance(event, Lost):
+            self.readings[name, event.stream].lose(event.lo, event.hi, event.why)
+
+    # ------------------------------------------------------------ driving
+
+    def open(
+        self,
+        stream: str,
+        owner: str,
+        policy: Policy,
+        at_ns: int = 0,
+        opener: str = "",
+        delivery: str = "",
+        read_in: Collection[str] = (),
+    ) -> None:
+        """Have a publisher (by default one of the owner's region) create a stream.
+
+        `read_in`: the regions where the delivery brings it; by default all.
+        """
+        assert not delivery or delivery in self.judges, f"nobody judges streams of {delivery!r}"
+        self.records[stream] = Record(stream, policy)
+        self.owners[stream] = owner
+        if delivery:
+            self.deliveries[stream] = delivery
+        if read_in:
+            self.read_in[stream] = frozenset(read_in)
+        spec = StreamSpec(policy, delivery)
+        self.world.at(at_ns, opener or f"{owner}/pub0", Open(stream, spec))
+
+    def expect_refusal(
+        self, at_ns: int, opener: str, stream: str, why: str, spec: StreamSpec
+    ) -> None:
+        """Have a publisher try to create a stream, of a name that is never opened; `judge` finds
+        fault with any other answer than `why`."""
+        self.refusals[stream] = why
+        self.world.at(at_ns, opener, Open(stream, spec))
+
+    def offer(
+        self,
+        at_ns: int,
+        publisher: str,
+        stream: str,
+        values: list[bytes],
+        keys: list[bytes | None] | None = None,
+        tags: list[bytes | None] | None = None,
+        kind: int = DATA,
+    ) -> None:
+        """Have a publisher offer these values at a time, or as soon as the stream is open."""
+
+        def do(world: World) -> None:
+            stream_id = self.streams.get(stream)
+            if stream_id is None:
+                world.call(world.now_ns + 20 * MS, do)
+                return
+            line = (publisher, stream)
+            number = self.numbers.setdefault(line, 1)
+            for i, value in enumerate(values):
+                key = keys[i] if keys else None
+                tag = tags[i] if tags else None
+                event = Offered(publisher, number + i, kind, key, value, tag)
+                assert value not in self.records[stream].offered, "values must be unique"
+                self.records[stream].offered[value] = event
+            self.numbers[line] = number + len(values)
+            self.offered.setdefault(line, []).append(values)
+            world.at(world.now_ns, publisher, Offer(stream_id, values, keys, tags, kind))
+
+        self.world.call(at_ns, do)
+
+    def _reading(self, name: str, stream: LogId, audit: bool = False) -> Reading:
+        reading = self.readings[name, stream] = Reading(name)
+        record = self.records[self.names[stream]]
+        reading.settled = self.stood.get(stream, 1)
+        (record.audits if audit else record.readings).append(reading)
+        return reading
+
+    def _follow_all(self, name: str, audit: bool) -> None:
+        for stream, stream_id in self.streams.items():
+            if self._reads(name, stream):
+                self._follow(name, stream_id, audit)
+
+    def _follow(self, name: str, stream: LogId, audit: bool = False) -> None:
+        self._reading(name, stream, audit)
+        self.world.at(self.world.now_ns, name, Follow(stream, 1))
+
+    def _on_publisher(self, _now_ns: int, name: str, event: Any) -> None:
+        if isinstance(event, Opened):
+            if event.info is None and event.why == self.refusals.get(event.name):
+                del self.refusals[event.name]
+            elif event.info is None or event.why or event.name not in self.records:
+                self.unopened.append(event)
+            elif event.name not in self.streams:
+                assert event.info.owner == self.owners[event.name], event.info
+                assert event.info.delivery == self.delivery_of(event.name), event.info
+                self.streams[event.name] = event.info.stream_id
+                self.names[event.info.stream_id] = event.name
+                for reader in self.subscribers:
+                    if reader not in self.clients and self._reads(reader, event.name):
+                        self._follow(reader, event.info.stream_id)
+        elif isinstance(event, Acked):
+            stream = self.names[event.stream]
+            values = self.offered[name, stream].pop(0)
+            record = self.records[stream]
+            for i, value in enumerate(values):
+                record.acked[value] = event.seq + i
+        elif isinstance(event, Failed):
+            self.failed.append(event)
+            stream = self.names[event.stream]
+            self.refused.setdefault(stream, []).extend(self.offered[name, stream].pop())
+
+    def _on_deliver(self, _now_ns: int, name: str, stream: LogId, batches: tuple[Any, ...]) -> None:
+        self.readings[name, stream].take(batches)
+
+    # ------------------------------------------------------------ looking
+
+    def members(self, region: str) -> tuple[Member, ...]:
+        """Who is in the chain by the configuration service; () while that is down."""
+        service = self.world.machine(f"{region}/config")
+        return service.tables[region].members if service else ()
+
+    def unacknowledged(self, names: Iterable[str] | None = None) -> int:
+        machines = (self.world.machine(n) for n in (names or self.publishers))
+        return sum(m.unacknowledged for m in machines if m)
+
+    def position(self, reader: str, stream: str) -> int:
+        return self.readings[reader, self.streams[stream]].position
+
+    def readers_of(self, stream: str) -> list[str]:
+        return [reader for reader in self.subscribers if self._reads(reader, stream)]
+
+    def _reads(self, reader: str, stream: str) -> bool:
+        if reader in self.clients:
+            return stream in self.clients[reader]
+        if stream not in self.streams:
+            return False
+        if reader.split("/")[0] not in self.read_in.get(stream, self.regions):
+            return False
+        return self.readers.get(reader, DEFAULT_DELIVERY) == self.delivery_of(stream)
+
+    def delivery_of(self, stream: str) -> str:
+        return self.deliveries.get(stream, DEFAULT_DELIVERY)
+
+    def thin_readers(self) -> list[str]:
+        """Those that read with the stream service's own subscriber."""
+        others = {*self.clients, *self.readers}
+        return [name for name in self.subscribers if name not in others]
+
+    def readers_by(self, delivery: str) -> list[str]:
+        """Those that `add_reader` made for it."""
+        return [name for name, reads in self.readers.items() if reads == delivery]
+
+    def settled(self, readers: list[str] | None = None) -> bool:
+        """Everything offered is acknowledged, and all readers are at the same end beyond it."""
+        if len(self.streams) < len(self.records) or self.unacknowledged():
+            return False
+        for stream, record in self.records.items():
+            ends = {self.position(r, stream) for r in readers or self.readers_of(stream)}
+            if len(ends) != 1 or ends.pop() <= max(record.acked.values(), default=0):
+                return False
+        return True
+
+    def audit(self, within_ns: int = 30 * SECOND) -> bool:
+        """Read every replica afresh, from the first position of every stream of the default
+        delivery.
+
+        What all readers have reached is given a moment to reach all replicas; by the rules up to
+        there the audit is judged (expiry goes on meanwhile).
+        """
+        for name, stream in self.streams.items():
+            reached = [self.position(reader, name) for reader in self.readers_of(name)]
+            self.stood[stream] = min(reached, default=1)
+        self.world.run(self.world.now_ns + 2 * SECOND)
+        for nodes in self.regions.values():
+            for node in nodes:
+                self.add_subscriber(f"{node}.audit{len(self.subscribers)}", (node,))
+        limit_ns = self.world.now_ns + within_ns
+        return self.world.run(limit_ns, until=lambda _: self.settled())
+
+    def judge(self) -> Tally:
+        tally = Tally()
+        for stream, record in self.records.items():
+            self.judges[self.delivery_of(stream)](record, tally)
+        for opened in self.unopened:
+            what = f"not opened: {opened.why}" if opened.info is None or opened.why else "opened"
+            tally.violations.append(f"{opened.name}: {what}")
+        for name, why in self.refusals.items():
+            tally.violations.append(f"{name}: was not refused with {why!r}")
+        for failed in self.failed:
+            name = self.names[failed.stream]
+            tally.violations.append(f"{name}: publish {failed.pub_no} failed: {failed.why}")
+        return tally
+
+
+def _counting(machine: Machine, counters: Counter[str]) -> Machine:
+    """Have a machine, or the layers of one, count where the counts outlive it."""
+    for part in getattr(machine, "layers", {"": machine}).values():
+        if isinstance(part, HandlerMachine):
+            part.counters = counters
+    return machine

@@ -1,0 +1,169 @@
+"""A program that reads by named subscriptions and writes down what it gets; the region keeps its
+place.
+
+It uses the public API. What it has written down it acknowledges; killed and started again, it goes
+on where the region says. That may be a little before the end of its notebook, never behind it, and
+never before what it was told is stored. What it is given again must come in the same way; it is not
+written twice.
+"""
+
+import asyncio
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from surecast.client import connect
+from surecast.client.connection import Client
+from surecast.client.events import Event
+from surecast.client.subscription import Subscription
+from surecast.columns.batch import REASON_NAMES, Batch
+from surecast.core.types import LogId
+from surecast.errors import ConnectError
+from surecast_lab.swarm.delivery_log import DeliveryLog
+
+__all__ = ["CursorApp", "as_batches", "connected"]
+
+WRITE_S = 0.02  # how often what came is written down and acknowledged
+RECONNECT_S = 0.2
+REASONS = {name: reason for reason, name in REASON_NAMES.items()}
+
+
+class CursorApp:
+    """`args`: url, name, streams (name → id as hex), stored (a file of its own)."""
+
+    def __init__(self, args: dict[str, Any], notebook: Path) -> None:
+        self.args = args
+        self.notebook = DeliveryLog(notebook)
+        self.faults: list[str] = []
+        self.stored = _Stored(Path(args["stored"]))
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def start(self) -> None:
+        self.task = asyncio.create_task(self._work())
+        self.task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and not self.over.done():
+            self.over.set_exception(task.exception() or AssertionError("a diary never ends"))
+
+    async def stop(self) -> None:
+        self.task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self.task
+
+    def failures(self) -> list[asyncio.Future[None]]:
+        return [self.over]
+
+    async def _work(self) -> None:
+        async with await connected(self.args["url"]) as client, asyncio.TaskGroup() as group:
+            for name, stream in self.args["streams"].items():
+                group.create_task(self._read(client, name, bytes.fromhex(stream)))
+
+    async def _read(self, client: Client, name: str, stream: LogId) -> None:
+        opened = await client.stream(name)
+        me = f"{self.args['name']}.{name}"
+        page = _Page(self, stream)
+        named = opened.subscribe("earliest", voids=True, name=me, ack="manual")
+        async with named as subscription, asyncio.TaskGroup() as group:
+            group.create_task(page.write_now_and_then())
+            group.create_task(page.acknowledge(subscription))
+            async for event in subscription:
+                page.take(event)
+
+    # ------------------------------------------------------------ commands
+
+    def status(self) -> dict[str, Any]:
+        return {"positions": dict(self.notebook.positions)}
+
+    def results(self) -> dict[str, Any]:
+        return {"failed": self.faults, "counters": {}}
+
+
+async def connected(url: str, mesh: bool = False) -> Client:
+    """All servers of the region may be down when a program starts."""
+    while True:
+        try:
+            return await connect(url, mesh=mesh).open()
+        except ConnectError:
+            await asyncio.sleep(RECONNECT_S)
+
+
+class _Page:
+    """One stream of a diary."""
+
+    def __init__(self, diary: CursorApp, stream: LogId) -> None:
+        self.diary, self.stream = diary, stream
+        self.next = diary.notebook.positions.get(stream, 1)
+        self.pending: list[Event] = []
+        self.written: Event | None = None  # the last one
+        self.news = asyncio.Event()
+        self.began = False
+
+    def take(self, event: Event) -> None:
+        first, stored = event.range.start, self.diary.stored.positions.get(self.stream, 1)
+        if not self.began and first < stored:
+            self.diary.faults.append(f"stored up to {stored}, but it goes on at {first}")
+        self.began = True
+        if event.seq >= self.next:
+            self.pending.append(event)
+
+    async def write_now_and_then(self) -> None:
+        while True:
+            await asyncio.sleep(WRITE_S)
+            events, self.pending = self.pending, []
+            if events:
+                batches = tuple(as_batches(self.stream, events, self.next))
+                self.diary.notebook.take(self.stream, batches)
+                self.next = batches[-1].hi
+                self.written = events[-1]
+                self.news.set()
+
+    async def acknowledge(self, subscription: Subscription) -> None:
+        """A region that cannot write takes its time; reading goes on meanwhile."""
+        while True:
+            await self.news.wait()
+            self.news.clear()
+            event = self.written
+            assert event is not None
+            await subscription.ack(event)
+            self.diary.stored.note(self.stream, event.seq + 1)
+
+
+def as_batches(stream: LogId, events: list[Event], start: int) -> list[Batch]:
+    """The events as they could have come: what has one time, in one batch. The first position that
+    is wanted is `start`; a range of voids may begin before it."""
+    found: list[Batch] = []
+    run: list[Event] = []
+    for event in [*events, None]:
+        if run and (event is None or event.kind == "void" or not _joins(run[-1], event)):
+            batch = Batch.of(stream, [e.value for e in run], [e.key for e in run])
+            found.append(batch.sequenced(run[0].seq, run[0].time_ns, 1))
+            run = []
+        if event is None:
+            break
+        if event.kind == "event":
+            run.append(event)
+        else:
+            lo = max(event.range.start, start) if not found else event.range.start
+            found.append(Batch.void(stream, lo, event.seq + 1, REASONS[event.reason]))
+    return found
+
+
+def _joins(one: Event, other: Event) -> bool:
+    return one.time_ns == other.time_ns and one.seq + 1 == other.seq
+
+
+class _Stored:
+    """What it was told is stored, in a file: each line a stream and a position."""
+
+    def __init__(self, path: Path) -> None:
+        whole = path.read_text() if path.exists() else ""
+        whole = whole[: whole.rfind("\n") + 1]  # the last line may be torn
+        lines = [line.split() for line in whole.splitlines()]
+        self.positions = {bytes.fromhex(stream): int(position) for stream, position in lines}
+        self.file = path.open("ab", buffering=0)
+        self.file.truncate(len(whole))
+
+    def note(self, stream: LogId, position: int) -> None:
+        self.positions[stream] = position
+        self.file.write(f"{stream.hex()} {position}\n".encode())

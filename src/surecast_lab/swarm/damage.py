@@ -1,0 +1,156 @@
+"""Damaged and rolled-back disks in a swarm: which faults a seed draws, and which may happen when.
+
+A fault is left out only where no readable copy of what it takes would be left: replicas promise
+nothing then. A region of several replicas needs another whole member of the chain; a lone replica
+needs another region with all that it owns. Meanwhile every replica is watched: one whose disk has
+holes must not be head or tail of a chain that has other members.
+"""
+
+from functools import partial
+from random import Random
+
+import msgspec
+
+from surecast.core.types import DAMAGE, MS, SECOND, LogId
+from surecast.protocols.chain.messages import Member
+from surecast.sim.faults import Crash, Damage, Fault, RollBack, Timed, draw
+from surecast.sim.world import World
+from surecast_lab.swarm.cluster import Cluster
+
+__all__ = ["DamagePlan", "Damages", "draw_damage"]
+
+WATCH_NS = 20 * MS
+
+
+class DamagePlan(msgspec.Struct):
+    """What a seed draws of these faults."""
+
+    faults: list[Timed]
+    copies: list[tuple[int, str]]  # when which node's disk is copied, to be rolled back to
+
+
+def draw_damage(
+    rng: Random, regions: dict[str, int], warm_up_ns: int, duration_ns: int
+) -> DamagePlan:
+    plan = DamagePlan([], [])
+    replicas = [f"{r}/{n}" for r, count in regions.items() for n in range(count)]
+    for _ in range(rng.randint(1, 5)):
+        at_ns = warm_up_ns + rng.randrange(duration_ns)
+        for_ns = int(min(rng.expovariate(1 / SECOND), 5 * SECOND)) + 20 * MS
+        fault = draw(rng, replicas, [], ["damage", "damage", "roll back"])
+        assert isinstance(fault, Damage | RollBack)
+        region, copied = fault.name.split("/")[0], [fault.name]
+        if isinstance(fault, RollBack) and regions[region] == 1:  # its witness is in its folder
+            fault = RollBack(fault.name, f"{region}/config")
+            copied.append(fault.beside)
+        plan.faults.append(Timed(at_ns, for_ns, fault))
+        copied_ns = max(at_ns - int(rng.expovariate(1 / (2 * SECOND))), warm_up_ns // 2)
+        plan.copies += [(copied_ns, name) for name in copied]
+    pairs = [region for region, count in regions.items() if count == 2]
+    if pairs and rng.random() < 0.5:  # the last member of a chain, while the other one is away
+        region, at_ns = rng.choice(pairs), warm_up_ns + rng.randrange(duration_ns)
+        last = rng.randrange(2)
+        hit = Damage(f"{region}/{last}", "segment", rng.randrange(1 << 30), share=0.5)
+        plan.faults.append(Timed(at_ns, 3 * SECOND, Crash(f"{region}/{1 - last}")))
+        plan.faults.append(Timed(at_ns + 2 * SECOND, 100 * MS, hit))
+    return plan
+
+
+class Damages:
+    """One seed's damage: what may happen, and what must not be seen."""
+
+    def __init__(self, cluster: Cluster, plan: DamagePlan, holds: list[str]) -> None:
+        self.cluster = cluster
+        self.violations: list[str] = []
+        self.holds = holds  # regions that keep named subscriptions
+        for at_ns, name in plan.copies:
+            cluster.world.call(at_ns, partial(World.copy_disk, name=name))
+        cluster.world.call(0, self._watch)
+
+    def allows(self, fault: Fault) -> bool:
+        if not isinstance(fault, Damage | RollBack):
+            return True
+        region = fault.name.split("/")[0]
+        if len(self.cluster.regions[region]) > 1:
+            return self._has_whole_member(region, fault.name) or self._is_last(region, fault)
+        # Cursors of a lone region are nowhere else.
+        return region not in self.holds and self._is_elsewhere(region, fault.name)
+
+    def _has_whole_member(self, region: str, name: str) -> bool:
+        others = [m for m in self.cluster.members(region) if m.name != name]
+        return any(self._is_whole(m.name, m.disk) for m in others)
+
+    def _is_whole(self, name: str, disk_id: bytes) -> bool:
+        machine = self.cluster.world.machine(name)
+        if machine is None:
+            return False
+        chain = machine.layers["chain"]
+        if chain.store_failures or self.cluster.world.disk(name).failing:
+            return False  # it may be about to leave the chain; then an operator must decide
+        return bool(
+            chain.is_member and chain.me.disk == disk_id and not chain.holes and chain.saved.clean
+        )
+
+    def _is_last(self, region: str, fault: Damage | RollBack) -> bool:
+        """Whether it is the last member, and a replica that was dropped can replace what is hit."""
+        if not isinstance(fault, Damage) or fault.kind not in ("record", "segment"):
+            return False
+        members = self.cluster.members(region)
+        if [m.name for m in members] != [fault.name] or not self._is_whole(*_pair(members[0])):
+            return False
+        disk = self.cluster.world.disk(fault.name)
+        return any(
+            all(
+                self._floor(other, log) > 1 + fault.share * (disk.end(log) - 1)
+                for log in disk.logs()
+            )
+            for other in self.cluster.regions[region]
+            if other != fault.name
+        )
+
+    def _floor(self, name: str, log: LogId) -> int:
+        """What a replica knows to be committed even after a crash."""
+        disk = self.cluster.world.disk(name)
+        saved = disk.state("chain/committed")
+        if saved is None or disk.holes(log) or disk.state(DAMAGE):
+            return 1
+        return msgspec.msgpack.decode(saved, type=tuple[int, dict[bytes, int]])[1].get(log, 1)
+
+    def _is_elsewhere(self, region: str, name: str) -> bool:
+        """Whether one other region has all the streams that a lone replica owns, committed."""
+        world = self.cluster.world
+        disk = world.disk(name)
+        for stream, stream_id in self.cluster.streams.items():
+            if self.cluster.owners[stream] != region:
+                continue
+            others = [n for r, nodes in self.cluster.regions.items() if r != region for n in nodes]
+            if not any(self._holds(other, stream_id, disk.end(stream_id)) for other in others):
+                return False
+        machine = world.machine(name)
+        return machine is not None and machine.layers["chain"].saved.clean
+
+    def _holds(self, name: str, stream_id: LogId, end: int) -> bool:
+        machine, disk = self.cluster.world.machine(name), self.cluster.world.disk(name)
+        if machine is None or disk.holes(stream_id) or disk.state(DAMAGE):
+            return False
+        chain = machine.layers["chain"]
+        state = chain.logs.get(stream_id)
+        return bool(chain.is_member and state is not None and state.committed >= end)
+
+    def _watch(self, world: World) -> None:
+        for nodes in self.cluster.regions.values():
+            for name in nodes:
+                machine = world.machine(name)
+                if machine is None or len(self.violations) > 5:
+                    continue
+                chain, server = machine.layers["chain"], machine.layers["streams"]
+                if chain.holes and len(chain.members) > 1 and (server.is_head or server.is_tail):
+                    self.violations.append(
+                        f"{name} is head or tail at {world.now_ns} ns, but cannot read "
+                        f"{sum(map(len, chain.holes.values()))} ranges of its logs"
+                    )
+        world.call(world.now_ns + WATCH_NS, self._watch)
+
+
+def _pair(member: Member) -> tuple[str, bytes]:
+    return member.name, member.disk

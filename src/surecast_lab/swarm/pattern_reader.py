@@ -1,0 +1,104 @@
+"""A program that reads all streams that match a pattern, by the public API, and writes down what it
+gets.
+
+Started again, it reads from the beginning and writes down what is behind the end of its notebook.
+Streams that its version cannot read it leaves out: it tells which, by the warnings it logged.
+"""
+
+import asyncio
+import logging
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from surecast.client.connection import Client
+from surecast.client.events import Event
+from surecast.core.types import LogId
+from surecast_lab.swarm.cursor_app import as_batches, connected
+from surecast_lab.swarm.delivery_log import DeliveryLog
+from surecast_lab.swarm.session_report import SessionReport, report
+
+__all__ = ["PatternReader"]
+
+WRITE_S = 0.02  # how often what came is written down
+WARNINGS_MAX = 1000
+
+
+class _Warnings(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if len(self.said) < WARNINGS_MAX:
+            self.said.append(record.getMessage())
+
+
+class PatternReader:
+    """`args`: url, pattern, mesh."""
+
+    def __init__(self, args: dict[str, Any], notebook: Path) -> None:
+        self.args = args
+        self.notebook = DeliveryLog(notebook)
+        self.client: Client | None = None
+        self.ids: dict[str, LogId] = {}
+        self.pending: dict[str, list[Event]] = {}
+        self.faults: list[str] = []
+        self.warnings = _Warnings()
+        logging.getLogger("surecast.client").addHandler(self.warnings)
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def start(self) -> None:
+        self.task = asyncio.create_task(self._work())
+        self.task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and not self.over.done():
+            self.over.set_exception(task.exception() or AssertionError("a reader never ends"))
+
+    async def stop(self) -> None:
+        self.task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self.task
+        if self.client is not None:
+            await self.client.close()
+
+    def failures(self) -> list[asyncio.Future[None]]:
+        return [self.over]
+
+    async def _work(self) -> None:
+        self.client = client = await connected(self.args["url"], self.args["mesh"])
+        subscription = client.subscribe(self.args["pattern"], start="earliest", voids=True)
+        async with subscription, asyncio.TaskGroup() as group:
+            group.create_task(self._write_now_and_then(client))
+            async for event in subscription:
+                self.pending.setdefault(event.stream, []).append(event)
+
+    async def _write_now_and_then(self, client: Client) -> None:
+        while True:
+            await asyncio.sleep(WRITE_S)
+            pending, self.pending = self.pending, {}
+            for name, events in pending.items():
+                if name not in self.ids:
+                    self.ids[name] = (await client.streams(name))[0].stream_id
+                self._write(name, self.ids[name], events)
+
+    def _write(self, name: str, stream: LogId, events: list[Event]) -> None:
+        start = self.notebook.positions.get(stream, 1)
+        for lost in [event for event in events if event.kind == "lost"]:
+            self.faults.append(f"{name}: {lost.range} is lost: {lost.reason}")
+        news = [event for event in events if event.seq >= start and event.kind != "lost"]
+        if news:
+            self.notebook.take(stream, tuple(as_batches(stream, news, start)))
+
+    # ------------------------------------------------------------ commands
+
+    def status(self) -> dict[str, Any]:
+        return {"positions": dict(self.notebook.positions), "warnings": list(self.warnings.said)}
+
+    def results(self) -> dict[str, Any]:
+        return {"failed": self.faults, "counters": {}}
+
+    def sessions(self) -> SessionReport:
+        link = self.client._endpoint.link if self.client is not None else None
+        return report([node for node in link.nodes if node.running] if link is not None else [])

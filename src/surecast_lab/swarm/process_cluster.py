@@ -1,0 +1,504 @@
+"""A deployment of real processes on this machine, and the outside record of what they did.
+
+    with ProcessCluster(folder, seed=7, regions={"east": 3, "west": 1}, clients=4, thin=1) as fleet:
+        fleet.open("east.orders", "west", LatestPerKey())  # created through another region
+        fleet.publish("east.orders", rows=10, every_ns=5 * MS)
+        fleet.kill("east-2")
+        fleet.restart("east-2")
+        fleet.wait(lambda: fleet.least("east.orders") > 1000)
+        fleet.quiet()
+        fleet.rest()
+        fleet.judge().violations  # []
+
+Each replica, witness, publisher and reader is a process; servers are what `surecast serve` runs.
+Regions reach each other, and clients each other, through a relay that can delay, lose and cut
+(`wiring.py`). A stream belongs to the region its first word names, else to the first region.
+`swarm.cluster` is the same deployment in the simulator, and the same judge looks at both.
+
+A process that ends although nobody killed it is a fault of ours: `wait` raises what its log says
+last, and `judge` counts it. Logs, data folders and recordings stay in `folder`.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from surecast.columns.batch import DATA
+from surecast.columns.retention import KeepFor, Policy
+from surecast.core.endpoint import Open
+from surecast.core.streams import StreamSpec
+from surecast.core.types import MS, SECOND, LogId
+from surecast.errors import SurecastError, UsageError
+from surecast.protocols.sprinkler.checks import Offered, Reading, Record, Tally, check
+from surecast.runtime.addresses import Address
+from surecast.server.config import parse_address, witness_name
+from surecast.server.status import Status
+from surecast_lab.swarm import process
+from surecast_lab.swarm.delivery_log import delivered_path, file_name, read_delivered
+from surecast_lab.swarm.process import ProcessSpec
+from surecast_lab.swarm.wiring import Wiring
+from surecast_lab.testing.deployment import url
+from surecast_lab.testing.relay import RelayProcess, RelaySpec, Shape
+from surecast_lab.testing.workers import Workers
+
+__all__ = ["ProcessCluster"]
+
+# Whatever is cut will be mended: a publish that waits for its owner's region never gives up.
+PATIENCE = {"owner_ns": 3600 * SECOND}
+EXPIRE_NS = 1 * SECOND  # how often heads look for what has expired, unless set otherwise
+
+
+class ProcessCluster:
+    """`clients` mesh clients and `thin` subscribers in each region, and one publisher.
+
+    Links between regions have `wan`, others `lan`. `settings` has sections of the servers'
+    configuration ("chain", "storage", ...). `without` names protocols that all processes lack
+    until they are upgraded.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        seed: int,
+        regions: dict[str, int],
+        clients: int,
+        *,
+        thin: int = 0,
+        wan: Shape | None = None,
+        lan: Shape | None = None,
+        settings: dict[str, dict[str, Any]] | None = None,
+        record: bool = False,
+        without: tuple[str, ...] = (),
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise UsageError(f"{folder} is not empty: a fleet keeps its data there")
+        self.folder, self.seed, self.record = folder, seed, record
+        self.settings = settings or {}
+        self.without = without
+        self.regions = {
+            r: tuple(f"{r}-{n}" for n in range(1, count + 1)) for r, count in regions.items()
+        }
+        self.workers = Workers(folder)
+        self.specs: dict[str, ProcessSpec] = {}  # with which each was started last
+        self.clients: list[str] = []  # in their region's mesh
+        self.thin: list[str] = []
+        # A lone owner has lost its newest state. If nobody else knows who had published what,
+        # publishes that are under way are told that they expired, and are not taken twice.
+        self.names_lost = False
+        # Programs that read by the public API, and what each reads; all others read everything
+        # that has the default delivery.
+        self.named: dict[str, list[str]] = {}
+        self.faults: list[str] = []  # that programs found before they were upgraded
+        self.apart: list[str] = []  # streams of another delivery
+        self.loads: dict[str, list[tuple[Any, ...]]] = {}  # what each publisher publishes
+        self.earlier: dict[str, list[dict[str, Any]]] = {}  # results of a publisher's former lives
+        self.audits: list[str] = []
+        self.audited: dict[str, int] = {}  # where each stream ended when the audit began
+        self.policies: dict[str, Policy] = {}
+        self.streams: dict[str, LogId] = {}
+        self.relay = RelayProcess(RelaySpec(seed))
+        try:
+            wan, lan = wan or Shape(delay_ns=10 * MS, jitter_ns=MS), lan or Shape()
+            shared = {**self.settings, "node": {"record": str(folder)}} if record else self.settings
+            self.wiring = Wiring(folder, regions, self.relay, wan, lan, shared)
+            self.owners = self.wiring.layout.owners()
+            self._found()
+            self.add_clients(clients)
+            self.add_thin(thin)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> "ProcessCluster":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------ building
+
+    def _found(self) -> None:
+        """Servers and publishers."""
+        layout = self.wiring.layout
+        self._spawn(
+            self._spec(node.name, "server", layout.document(node), {}, parse_address(node.listen))
+            for node in layout.nodes
+        )
+        new = []
+        for region, names in self.regions.items():
+            me = f"{region}/pub"
+            args = {"replicas": names, "knobs": PATIENCE}
+            new.append(self._spec(me, "publisher", args, self.wiring.book_through(me, names)))
+        self._spawn(new)
+
+    def _spec(
+        self,
+        name: str,
+        role: str,
+        args: dict[str, Any],
+        book: dict[str, Address],
+        listen: Address | None = None,
+    ) -> ProcessSpec:
+        listen = listen or self.wiring.free_address()
+        folder = str(self.folder)
+        return ProcessSpec(
+            name, role, args, listen, book, folder, self.seed,
+            record=self.record, without=self.without,
+        )  # fmt: skip
+
+    def _spawn(self, specs: Iterable[ProcessSpec]) -> list[str]:
+        """Start processes side by side and wait until each is ready; their names."""
+        started = list(specs)
+        for spec in started:
+            self.workers.start(spec.name, process.make, spec)
+            self.specs[spec.name] = spec
+        self.workers.ready()
+        return [spec.name for spec in started]
+
+    def add_clients(self, count: int) -> None:
+        """So many mesh clients to each region; what reaches a client comes through the relay."""
+        new: list[ProcessSpec] = []
+        for region, names in self.regions.items():
+            args = {"replicas": names[::-1], "mesh": self.settings.get("mesh", {})}
+            for _ in range(count):
+                plain = f"{region}/c{len(self.clients) + len(new)}"
+                home = self.wiring.free_address()
+                host, port = self.wiring.client_link(plain, home)
+                book = self.wiring.book(names)
+                new.append(self._spec(f"{plain}@{host}:{port}", "client", args, book, home))
+        self.clients += (added := self._spawn(new))
+        self._follow(added)
+
+    def add_thin(self, count: int) -> None:
+        """So many thin subscribers to each region, over wires of their own."""
+        new: list[ProcessSpec] = []
+        for region, names in self.regions.items():
+            for _ in range(count):
+                number = len(self.thin) + len(new)
+                me = f"{region}/t{number}"
+                first = number % len(names)  # round the replicas: whoever is killed has readers
+                args = {"replicas": names[first:] + names[:first]}
+                book = self.wiring.book_through(me, names)
+                new.append(self._spec(me, "subscriber", args, book))
+        self.thin += (added := self._spawn(new))
+        self._follow(added)
+
+    def add_user(self, name: str, role: str, args: dict[str, Any]) -> str:
+        """A program of a user (`load.py`), by the public API."""
+        region = self.wiring.region_of(name)
+        args = {"url": url(self.wiring.layout, region), **args}
+        return self._spawn([self._spec(name, role, args, {})])[0]
+
+    def add_named(self, name: str, streams: Iterable[str]) -> None:
+        """A program that reads by named subscriptions (`diary.py`)."""
+        args = {
+            "name": name.replace("/", "-"),
+            "streams": {stream: self.streams[stream].hex() for stream in streams},
+            "stored": str(self.folder / f"{file_name(name)}.stored"),
+        }
+        self.named[self.add_user(name, "diary", args)] = list(streams)
+
+    def add_pattern_reader(self, name: str, pattern: str, mesh: bool) -> None:
+        """A program that reads all streams that match (`pattern_reader.py`)."""
+        args = {"pattern": pattern, "mesh": mesh}
+        self.named[self.add_user(name, "pattern-reader", args)] = self.default_streams
+
+    @property
+    def default_streams(self) -> list[str]:
+        """Those of the default delivery."""
+        return [stream for stream in self.streams if stream not in self.apart]
+
+    def _follow(self, readers: list[str]) -> None:
+        streams = [self.streams[stream] for stream in self.default_streams]
+        for name in readers:
+            if self.answers(name) and name not in self.named:
+                self.workers[name].ask("follow", streams, 1)
+
+    # ------------------------------------------------------------ driving
+
+    def wait(self, condition: Callable[[], bool], within_s: float = 120.0) -> None:
+        """Until a condition holds. The time is a limit for broken runs, never a measure."""
+        limit = time.monotonic() + within_s
+        while True:
+            self.workers.check()
+            if not self.relay.alive:
+                raise SurecastError("the relay has ended, and all links with it")
+            if condition():
+                return
+            if time.monotonic() > limit:
+                raise SurecastError(f"waited {within_s} s in vain; {self.describe()}")
+            time.sleep(0.05)
+
+    def open(self, stream: str, region: str, policy: Policy) -> None:
+        """By the publisher of `region`, which need not be the owner."""
+        if why := self.try_open(stream, region, policy):
+            raise SurecastError(f"{stream} cannot be opened: {why}")
+        self._follow(self.readers)
+
+    def try_open(self, stream: str, region: str, policy: Policy, delivery: str = "") -> str:
+        """Why it was refused; "": it is open. With `delivery` given, `named` must list the readers
+        of the stream."""
+        publisher = self.workers[f"{region}/pub"]
+        publisher.ask("open", Open(stream, StreamSpec(policy, delivery)))
+        answer: dict[str, Any] = {}
+
+        def answered() -> bool:
+            answer.update(publisher.ask("status"))
+            return stream in answer["opened"] or stream in answer["refused"]
+
+        self.wait(answered)
+        if stream in answer["refused"]:
+            return str(answer["refused"][stream])
+        self.streams[stream] = answer["opened"][stream]
+        self.policies[stream] = policy
+        if delivery:
+            self.apart.append(stream)
+        return ""
+
+    def owner(self, stream: str) -> str:
+        return self.owners.get(stream.partition(".")[0], self.owners[""])
+
+    def publish(
+        self, stream: str, rows: int, every_ns: int, keys: int = 50, region: str = ""
+    ) -> None:
+        """From the owner's region, or from another one, which passes it on."""
+        publisher = f"{region or self.owner(stream)}/pub"
+        load = (self.streams[stream], rows, every_ns, keys)
+        self.loads.setdefault(publisher, []).append(load)
+        self.workers[publisher].ask("publish", *load)
+
+    def quiet(self) -> None:
+        self.loads.clear()
+        for name in self.publishers:
+            self.workers[name].ask("quiet")
+
+    def kill(self, name: str) -> None:
+        """SIGKILL. A publisher alone knows what it offered and is the judge's witness: not it."""
+        if name.endswith("/pub"):
+            raise UsageError(f"{name} cannot be killed: nobody else knows what it published")
+        self.workers[name].kill()
+
+    def crash_again(self, name: str, after_s: float) -> None:
+        """Start what was killed, and kill it so long after: it may not even be ready."""
+        self._begin(name)
+        time.sleep(after_s)
+        self.workers[name].kill()
+
+    def _begin(self, name: str, **changes: Any) -> None:
+        spec = self.specs[name]
+        spec = msgspec.structs.replace(spec, life=spec.life + 1, **changes)
+        self.workers[name].begin(spec)
+        self.specs[name] = spec
+
+    def restart(self, name: str) -> None:
+        self._begin(name)
+        self.workers[name].ready()
+        if name in self.readers:
+            self._follow([name])  # of what it had got nothing yet, it does not know
+
+    def restart_in_order(self, name: str) -> None:
+        """A server, as it is; its chain does without it for a moment, and takes it in as its tail.
+
+        (One that is back soon enough keeps its place.)
+        """
+        self.workers[name].finish()
+        self.wait(lambda: name not in self.members(self.wiring.region_of(name)))
+        self.restart(name)
+
+    def upgrade(self, name: str) -> None:
+        """Replace a process that lacks protocols by one that has them all: it ends in order and
+        starts again with its name and its folder. A publisher first waits for its last
+        acknowledgement, and goes on with its numbers."""
+        worker = self.workers[name]
+        publishes = name in self.publishers
+        if publishes:
+            worker.ask("quiet")
+            self.wait(lambda: not worker.ask("status")["unacknowledged"])
+            self.earlier.setdefault(name, []).append(worker.ask("results"))
+        if name in self.named:
+            self.faults += self._faults(name)
+        worker.finish()
+        self._begin(name, without=())
+        worker.ready()
+        if publishes:
+            before = self.earlier[name][-1]
+            worker.ask("resume", before["numbers"], before["ends"])
+            for load in self.loads.get(name, ()):
+                worker.ask("publish", *load)
+        elif name in self.readers:
+            self._follow([name])
+
+    def stop(self, name: str) -> None:
+        """SIGSTOP: the process is there and does nothing."""
+        self.workers[name].stop()
+
+    def cont(self, name: str) -> None:
+        self.workers[name].cont()
+
+    # ------------------------------------------------------------ looking
+
+    def lacks_protocols(self, name: str) -> bool:
+        """Whether the process has not been upgraded yet."""
+        return bool(self.specs[name].without)
+
+    def data(self, name: str) -> Path:
+        """The data folder of a replica."""
+        layout = self.wiring.layout
+        return next(layout.data(node) for node in layout.nodes if node.name == name)
+
+    @property
+    def publishers(self) -> list[str]:
+        return [f"{region}/pub" for region in self.regions]
+
+    @property
+    def readers(self) -> list[str]:
+        """Mesh clients, thin subscribers and programs with named subscriptions."""
+        return [*self.clients, *self.thin, *self.named]
+
+    def answers(self, name: str) -> bool:
+        worker = self.workers[name]
+        return worker.alive and not worker.stopped
+
+    def server(self, name: str) -> Status:
+        status: Status = self.workers[name].ask("status")
+        return status
+
+    def members(self, region: str) -> list[str]:
+        """The region's chain, head first, by its witness; empty if that cannot answer."""
+        inside = not self.wiring.has_witness(region)
+        name = self.regions[region][0] if inside else witness_name(region)
+        found: list[str] = self.workers[name].ask("members") if self.answers(name) else []
+        return found
+
+    def positions(self, readers: list[str] | None = None) -> dict[str, dict[str, int]]:
+        """Reader → stream that it reads → next position; only of those that can answer."""
+        found = {}
+        for name in self.readers if readers is None else readers:
+            if self.answers(name):
+                by_id = self.workers[name].ask("status")["positions"]
+                wanted = self.named.get(name, self.default_streams)
+                found[name] = {s: by_id.get(self.streams[s], 1) for s in wanted}
+        return found
+
+    def least(self, stream: str, readers: list[str] | None = None) -> int:
+        """How far the last of them is; of nobody that can answer, the first position."""
+        positions = self.positions(readers).values()
+        return min((p[stream] for p in positions if stream in p), default=1)
+
+    def in_flight(self) -> int:
+        """Batches offered and not acknowledged now."""
+        return sum(self.workers[name].ask("status")["unacknowledged"] for name in self.publishers)
+
+    def settled(self, readers: list[str] | None = None) -> bool:
+        """All that was offered is acknowledged, and all readers that run are at one end past it."""
+        ends = dict.fromkeys(self.streams, 1)
+        for name in self.publishers:
+            status = self.workers[name].ask("status")
+            if status["unacknowledged"]:
+                return False
+            for stream, stream_id in self.streams.items():
+                ends[stream] = max(ends[stream], status["ends"].get(stream_id, 1))
+        positions = self.positions(readers).values()
+        for stream, least in ends.items():
+            found = {p[stream] for p in positions if stream in p}
+            if len(found) != 1 or min(found) < least:
+                return False
+        return True
+
+    def rest(self, readers: list[str] | None = None) -> None:
+        """Wait until all is settled and stays so: heads go on adding expiry to keep_for streams."""
+        ages_ns = [p.ns for p in self.policies.values() if isinstance(p, KeepFor)]
+        expire_ns = self.settings.get("streams", {}).get("expire_ns", EXPIRE_NS)
+        quiet_s = (max(ages_ns) + 3 * expire_ns) / SECOND if ages_ns else 0.0
+        before: dict[str, dict[str, int]] = {}
+        since = 0.0
+
+        def at_rest() -> bool:
+            nonlocal before, since
+            now, settled = self.positions(readers), self.settled(readers)
+            if not settled or now != before:
+                before, since = now, time.monotonic()
+            return settled and time.monotonic() - since >= quiet_s
+
+        self.wait(at_rest)
+
+    def audit(self) -> None:
+        """Read every replica afresh, from the first position of every stream. Once."""
+        self.audited = {stream: self.least(stream) for stream in self.streams}
+        self.audits = self._spawn(
+            self._spec(f"{n}/audit", "subscriber", {"replicas": [n]}, self.wiring.book((n,)))
+            for names in self.regions.values()
+            for n in names
+        )
+        self._follow(self.audits)
+        self.rest(self.audits + self.readers)
+
+    def judge(self) -> Tally:
+        """The verdict, from what publishers were told and what readers wrote down."""
+        tally = Tally()
+        tally.violations += [w.last_lines() for w in self.workers.values() if w.crashed]
+        records = {s: Record(s, policy) for s, policy in self.policies.items()}
+        for name in self.publishers:
+            self._take_published(name, records, tally)
+        for reader in (*self.readers, *self.audits):
+            self._take_read(reader, records)
+        tally.violations += self.faults
+        for name in self.named:
+            tally.violations += self._faults(name)
+        for record in records.values():
+            check(record, tally)
+        return tally
+
+    def _faults(self, name: str) -> list[str]:
+        return [f"{name}: {fault}" for fault in self.workers[name].ask("results")["failed"]]
+
+    def _take_published(self, name: str, records: dict[str, Record], tally: Tally) -> None:
+        names = {stream_id: stream for stream, stream_id in self.streams.items()}
+        for results in (*self.earlier.get(name, ()), self.workers[name].ask("results")):
+            self._take_results(name, results, names, records, tally)
+
+    def _take_results(
+        self,
+        name: str,
+        results: dict[str, Any],
+        names: dict[LogId, str],
+        records: dict[str, Record],
+        tally: Tally,
+    ) -> None:
+        for token, (stream_id, first, values, keys) in enumerate(results["offered"]):
+            record, seq = records[names[stream_id]], results["acked"].get(token)
+            for i, value in enumerate(values):
+                record.offered[value] = Offered(name, first + i, DATA, keys[i], value, None)
+                if seq is not None:
+                    record.acked[value] = seq + i
+        faults = results["failed"]
+        if self.names_lost:
+            faults = [failed for failed in faults if not failed.endswith("failed: expired")]
+        tally.violations += [f"{name}: {failed}" for failed in faults]
+
+    def _take_read(self, reader: str, records: dict[str, Record]) -> None:
+        readings = {stream_id: Reading(reader) for stream_id in self.streams.values()}
+        for batch in read_delivered(delivered_path(str(self.folder), reader)):
+            readings[batch.stream_id].take((batch,))
+        for stream in self.named.get(reader, self.default_streams):
+            reading, record = readings[self.streams[stream]], records[stream]
+            reading.settled = self.audited.get(stream, reading.position)
+            (record.audits if reader in self.audits else record.readings).append(reading)
+
+    def describe(self) -> str:
+        ended = [n for n, w in self.workers.items() if not w.alive]
+        try:
+            positions = str(self.positions())
+        except SurecastError as error:
+            positions = f"unknown ({error})"
+        return f"positions {positions}, ended {ended}, seed {self.seed}, in {self.folder}"
+
+    def close(self) -> None:
+        try:
+            self.workers.close()
+        finally:
+            self.relay.close()

@@ -1,0 +1,296 @@
+"""Rounds with real processes: a fleet, its misfortunes drawn from a seed, and the verdict.
+
+Three regions, of three replicas, two and one; every kind of retention, with logs cut into pieces so
+small that they are moved and compacted many times; publishers in the region that owns a stream and
+in another; mesh clients, thin subscribers and programs with named subscriptions. Meanwhile
+replicas, whole regions, witnesses, readers and links fail and come back (`misfortunes.py`), up to
+three at a time. Each begins or ends when all those that it should not concern (`outlook.py`) have
+got so many more events: by conditions, so that a slow machine runs the same round as a fast one. A
+round that gets stuck, or in which a process ends by itself, counts as violated.
+
+    python -m surecast_lab.swarm.process_torture --rounds 20 [--seed 1] [--keep FOLDER]
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+
+from surecast.columns.retention import KeepAll, KeepFor, KeepLast, LatestPerKey, Policy
+from surecast.core.disk import read_through
+from surecast.core.types import MS, SECOND
+from surecast.errors import SurecastError
+from surecast.storage.segments import SegmentStore
+from surecast_lab.swarm.process_cluster import ProcessCluster
+from surecast_lab.swarm.process_faults import KINDS, Fate, ProcessFault
+from surecast_lab.testing.relay import Shape
+
+__all__ = ["REGIONS", "RoundResult", "run_round"]
+
+REGIONS = {"east": 3, "north": 1, "west": 2}
+ROWS, EVERY_NS, KEYS = 8, 40 * MS, 40
+STEPS = (50, 150, 400)  # positions of a stream between one event of the story and the next
+AT_ONCE = 3  # misfortunes
+READ_BYTES = 1 << 20
+SETTINGS: dict[str, dict[str, Any]] = {
+    "storage": {
+        "journal_bytes_max": 64 << 10,
+        "segment_bytes_max": 64 << 10,
+        "inline_bytes_max": 4 << 10,
+        "run_bytes_min": 16 << 10,
+        "maps_max": 4,
+    },
+    "streams": {
+        "compact_ns": 100 * MS,
+        "expire_ns": 200 * MS,
+        "piece_rows_max": 256,
+        "coalesce_rows_max": 64,
+    },
+}
+
+
+class RoundResult(msgspec.Struct):
+    seed: int
+    faults: list[str]  # in order: "kill-head east-1", ...
+    violations: list[str]
+    published: int = 0
+    acked: int = 0
+    delivered: int = 0
+    void: int = 0
+    lost: int = 0
+    duplicated: int = 0
+    misordered: int = 0
+    forwarded: int = 0  # events published in a region that does not own their stream
+    in_flight: int = 0  # batches that were under way when a misfortune began
+    from_peers: int = 0  # positions that mesh clients got from each other ...
+    from_servers: int = 0
+    moves: int = 0  # journals that went to segments, in the last life of each replica ...
+    rewritten: int = 0  # ... and compactions
+    seconds: float = 0.0
+
+
+def run_round(
+    seed: int,
+    folder: Path,
+    *,
+    kinds: tuple[str, ...] = KINDS,
+    clients: int = 3,
+    record: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+) -> RoundResult:
+    """One of each of `kinds`, with `clients` mesh clients and a thin subscriber in each region."""
+    began = time.monotonic()
+    rng = Random(f"{seed}/round")
+    wan = Shape(delay_ns=rng.randrange(2, 30) * MS, jitter_ns=2 * MS, loss=rng.choice((0.0, 0.01)))
+    result = RoundResult(seed, [], [])
+    try:
+        with ProcessCluster(
+            folder, seed, REGIONS, clients, thin=1, wan=wan, settings=SETTINGS, record=record
+        ) as fleet:
+            _run(fleet, rng, kinds, result, say)
+        _reread(fleet)
+    except SurecastError as error:
+        result.violations.append(str(error))
+    result.seconds = time.monotonic() - began
+    return result
+
+
+def _run(
+    fleet: ProcessCluster,
+    rng: Random,
+    kinds: tuple[str, ...],
+    result: RoundResult,
+    say: Callable[[str], None],
+) -> None:
+    _publish(fleet, rng)
+    _Story(fleet, rng, result, say).tell(list(kinds))
+    fleet.quiet()
+    say("publishing has ended; waiting for everybody")
+    fleet.rest()
+    say("reading every replica afresh")
+    fleet.audit()
+    _judge(fleet, result)
+
+
+def _publish(fleet: ProcessCluster, rng: Random) -> None:
+    """A stream of each retention; each region owns one at least. Two regions publish to each."""
+    policies: dict[str, Policy] = {
+        "latest": LatestPerKey(),
+        "all": KeepAll(),
+        "last": KeepLast(300),
+        "for": KeepFor(2 * SECOND),
+    }
+    owners = [*REGIONS, rng.choice(list(REGIONS))]
+    rng.shuffle(owners)
+    for (name, policy), owner in zip(policies.items(), owners, strict=True):
+        stream = f"{owner}.{name}"
+        other = rng.choice([region for region in REGIONS if region != owner])
+        fleet.open(stream, rng.choice((owner, other)), policy)
+        for region in (owner, other):
+            fleet.publish(stream, ROWS, EVERY_NS, KEYS, region)
+    # Those of keep_for have entries of the head's own in between, which programs are not shown.
+    shown = [s for s, policy in fleet.policies.items() if not isinstance(policy, KeepFor)]
+    for region in ("east", "west"):
+        fleet.add_named(f"{region}/named", shown)
+
+
+class _Story:
+    def __init__(
+        self, fleet: ProcessCluster, rng: Random, result: RoundResult, say: Callable[[str], None]
+    ) -> None:
+        self.fleet, self.rng, self.result, self.say = fleet, rng, result, say
+        self.fate = Fate(fleet, rng)
+
+    def tell(self, kinds: list[str]) -> None:
+        """Every kind once, in any order, some while others last; at the end all is well."""
+        self.rng.shuffle(kinds)
+        lasting: list[ProcessFault] = []
+        self.progress()
+        while kinds or lasting:
+            full, chance = len(lasting) == AT_ONCE, self.rng.random()
+            if lasting and (full or not kinds or chance < 0.4):
+                over = lasting.pop(self.rng.randrange(len(lasting)))
+                self.say(f"over: {over}")
+                over.end()
+            elif not self._begin(kinds[-1], lasting) and lasting:
+                kinds.insert(0, kinds.pop())  # nobody is left for it now: later
+                continue
+            else:
+                kinds.pop()
+            self.progress()
+
+    def _begin(self, kind: str, lasting: list[ProcessFault]) -> bool:
+        in_flight = self.fleet.in_flight()
+        misfortune = self.fate.begin(kind)
+        if misfortune is None:
+            return False
+        self.result.in_flight += in_flight
+        lasting.append(misfortune)
+        self.result.faults.append(str(misfortune))
+        self.say(str(misfortune))
+        return True
+
+    def progress(self) -> None:
+        """Wait until all that should get on have got so much more."""
+        fleet, step = self.fleet, self.rng.choice(STEPS)
+        goals = {
+            (reader, stream): position + step
+            for reader, at in fleet.positions().items()
+            for stream, position in at.items()
+        }
+
+        def waiting() -> list[tuple[str, str]]:
+            now, reached = fleet.positions(), self._reached()
+            return [
+                (reader, stream)
+                for (reader, stream), goal in goals.items()
+                if now[reader][stream] < goal
+                and fleet.wiring.region_of(reader) in reached[fleet.owner(stream)]
+            ]
+
+        try:
+            fleet.wait(lambda: not waiting())
+        except SurecastError as error:
+            stuck = ", ".join(f"{reader} of {stream}" for reader, stream in waiting()[:5])
+            raise SurecastError(f"no progress of {stuck}: {error}") from error
+
+    def _reached(self) -> dict[str, list[str]]:
+        """Owner → regions that its events should get to now."""
+        self.fate.look()
+        return {region: self.fate.outlook.reached_from(region) for region in self.fleet.regions}
+
+
+def _judge(fleet: ProcessCluster, result: RoundResult) -> None:
+    tally = fleet.judge()
+    for name in ("published", "acked", "delivered", "void", "lost", "duplicated", "misordered"):
+        setattr(result, name, getattr(tally, name))
+    result.violations = tally.violations[:20]
+    own = {stream_id: fleet.owner(name) for name, stream_id in fleet.streams.items()}
+    for name, worker in fleet.workers.items():
+        results = worker.ask("results")
+        counters = results["counters"]
+        result.from_peers += counters.get("mesh.positions-from-peers", 0)
+        result.from_servers += counters.get("mesh.positions-from-server", 0)
+        result.moves += counters.get("store.moves", 0)
+        result.rewritten += counters.get("streams.rewritten", 0)
+        for stream_id, _, values, _ in results.get("offered", ()):
+            result.forwarded += len(values) * (own[stream_id] != fleet.wiring.region_of(name))
+
+
+def _reread(fleet: ProcessCluster) -> None:
+    """Every data folder opens again, and every record in it can be read."""
+    for names in fleet.regions.values():
+        for name in names:
+            store = SegmentStore(fleet.data(name) / "log")
+            try:
+                for log in store.disk.logs():
+                    for _ in read_through(store.disk, log, 1, store.disk.end(log), READ_BYTES):
+                        pass
+            finally:
+                store.close()
+
+
+# ---------------------------------------------------------------- from the shell
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Rounds with real processes, killed and cut off.")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1, help="of the first round")
+    parser.add_argument("--keep", type=Path, help="leave logs, data and recordings here")
+    options = parser.parse_args()
+    results = []
+    for seed in range(options.seed, options.seed + options.rounds):
+        with tempfile.TemporaryDirectory(prefix="surecast-round-") as scratch:
+            folder = options.keep / str(seed) if options.keep else Path(scratch)
+            result = run_round(seed, folder, record=options.keep is not None, say=_say)
+        results.append(result)
+        _show(result)
+        if result.violations and not options.keep:
+            print(f"  again, with logs and recordings: --rounds 1 --seed {seed} --keep FOLDER")
+    _sum_up(results)
+    sys.exit(1 if any(result.violations for result in results) else 0)
+
+
+def _show(result: RoundResult) -> None:
+    print(
+        f"round {result.seed}: {'VIOLATED' if result.violations else 'ok'}, "
+        f"{len(result.faults)} misfortunes, {result.in_flight} batches in flight; "
+        f"{result.acked:,} acknowledged ({result.forwarded:,} by way of another region), "
+        f"{result.delivered:,} delivered, {result.void:,} void, {result.lost} lost, "
+        f"{result.duplicated} duplicated, {result.misordered} misordered; "
+        f"{result.moves} moves, {result.rewritten} compactions; {result.seconds:.0f} s",
+        flush=True,
+    )
+    for violation in result.violations:
+        print(f"  {violation}")
+
+
+def _sum_up(results: list[RoundResult]) -> None:
+    kinds = Counter(fault.split()[0] for result in results for fault in result.faults)
+    counts = ", ".join(f"{kind} {kinds[kind]}" for kind in KINDS)
+    bad = sum(bool(result.violations) for result in results)
+    totals = {
+        name: sum(getattr(result, name) for result in results)
+        for name in ("acked", "delivered", "void", "in_flight", "lost", "duplicated", "misordered")
+    }
+    print(
+        f"{len(results)} rounds, {bad} with violations; {sum(kinds.values())} misfortunes: {counts}"
+    )
+    print(", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in totals.items()))
+
+
+def _say(what: str) -> None:
+    if sys.stderr.isatty():
+        print(f"  {what}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,461 @@
+"""Clients that ask: named subscriptions, watched patterns, starts by time; judged from outside.
+
+Each holder of a named subscription is a small application: it attaches, reads from where it is
+told, and says now and then how far it has come. Holders come one after the other and take the name
+from each other; some crash, some do not listen when they are told that they were replaced. The
+judge knows only what was asked and answered, and when:
+
+- who attaches is told at least what was acknowledged before it asked, and never less than others
+  were told before
+- whoever was replaced, and asks after its successor was answered, moves nothing
+- what successive holders read covers every position
+- watchers hear of every stream that matches, and of no other
+- nothing that is not older than a time lies before where that time is said to begin; when all is
+  quiet, every region names the same position
+
+Others read ranges (`range_readers.py`).
+"""
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+from typing import Any
+
+import msgspec
+
+from surecast.columns.intervals import IntervalSet
+from surecast.columns.retention import KeepFor
+from surecast.core.compose import Composition, compose
+from surecast.core.endpoint import (
+    Drop,
+    Follow,
+    Inquire,
+    MoveCursor,
+    TakeCursor,
+    WhereIs,
+    WhichStreams,
+)
+from surecast.core.machine import NodeContext
+from surecast.core.types import MS, SECOND, Command, LogId, Received
+from surecast.protocols.streams.config import InquirerConfig, SubscriberConfig
+from surecast.protocols.streams.inquirer import Inquirer
+from surecast.protocols.streams.messages import (
+    Advance,
+    Attach,
+    Attached,
+    Introduce,
+    Locate,
+    Located,
+    PubAck,
+    PubNack,
+    ReadRange,
+    StreamOpened,
+    StreamsAre,
+    UnwatchStreams,
+    WatchStreams,
+)
+from surecast.protocols.streams.subscriber import Subscriber
+from surecast.sim.world import World
+from surecast_lab.swarm.cluster import Cluster
+from surecast_lab.swarm.range_readers import RangeRead, RangeReaders
+
+__all__ = ["ONLY_HERE", "Hold", "QueryClients", "QueryClientsPlan", "draw_query_clients"]
+
+# What a server is sent only where there are callers, or publishers of other regions.
+ONLY_HERE = (
+    Advance,
+    Attach,
+    Introduce,
+    Locate,
+    PubAck,
+    PubNack,
+    ReadRange,
+    StreamOpened,
+    UnwatchStreams,
+    WatchStreams,
+)
+
+ATTACH = 1  # the token of every holder's first question
+ADVANCE_NS = 250 * MS  # how often a holder says how far it has come
+UNANSWERED_MAX = 3
+NEVER = 1 << 62
+FINISH_NS = 30 * SECOND  # simulated, for the last holders to read everything
+
+
+class Hold(msgspec.Struct):
+    """One holder of a named subscription, from its coming to its crash."""
+
+    node: str
+    name: str
+    comes_ns: int
+    crashes_ns: int  # 0: it stays
+    deaf: bool  # it goes on when it is told that it was replaced
+
+
+class QueryClientsPlan(msgspec.Struct):
+    holds: list[Hold]
+    watches: list[tuple[str, str]]  # (node, pattern)
+    locates: list[tuple[int, str, str, int]]  # (when, node, stream, how long ago)
+    ranges: list[RangeRead] = []
+
+
+def draw_query_clients(
+    rng: Random, regions: list[str], streams: list[str], start_ns: int, duration_ns: int
+) -> QueryClientsPlan:
+    holds = []
+    for n in range(rng.randint(1, 2)):
+        region, at_ns = rng.choice(regions), start_ns - SECOND
+        for i in range(rng.randint(2, 4)):
+            at_ns += int(rng.expovariate(3 / duration_ns))
+            crashes_ns = at_ns + rng.randint(300 * MS, 4 * SECOND) if rng.random() < 0.4 else 0
+            node = f"{region}/hold{n}.{i}"
+            holds.append(Hold(node, f"sub.{n}", at_ns, crashes_ns, rng.random() < 0.6))
+    watchers = [f"{region}/ask" for region in rng.sample(regions, 2)]
+    patterns = rng.sample((">", "late.>", "late.*", "s*", "*", "s1", "late.b.c", "none.>"), 3)
+    watches = [(rng.choice(watchers), pattern) for pattern in patterns if pattern != "s*"]
+    locates = [
+        (
+            start_ns + rng.randrange(duration_ns),
+            node,
+            rng.choice(streams),
+            rng.randrange(5 * SECOND),
+        )
+        for node in watchers
+        for _ in range(3)
+    ]
+    return QueryClientsPlan(holds, watches, locates)
+
+
+@dataclass(slots=True)
+class Asked:
+    """An Advance as it was asked, and what became of it."""
+
+    at_ns: int
+    positions: dict[LogId, int]
+    answered_ns: int = NEVER
+    why: str = ""
+
+
+@dataclass(slots=True)
+class Holder:
+    """What one holder asked and was told."""
+
+    hold: Hold
+    me: bytes
+    asked_ns: int
+    answered_ns: int = NEVER  # of its Attach, the first time
+    start: dict[LogId, int] = field(default_factory=dict)
+    fenced: bool = False
+    gone: bool = False
+    read: dict[LogId, int] = field(default_factory=dict)  # stream → position
+    advances: dict[int, Asked] = field(default_factory=dict)  # by token
+
+    @property
+    def unanswered(self) -> int:
+        return sum(asked.answered_ns == NEVER for asked in self.advances.values())
+
+
+class QueryClients:
+    """The callers of a plan in a cluster."""
+
+    def __init__(self, cluster: Cluster, plan: QueryClientsPlan, rng: Random) -> None:
+        self.cluster, self.plan, self.rng = cluster, plan, rng
+        self.holders: list[Holder] = []
+        self.covered: dict[tuple[str, LogId], IntervalSet] = {}  # (subscription, stream) → read
+        self.heard: dict[tuple[str, int], dict[str, bool]] = {}  # (node, token) → names
+        self.patterns: dict[tuple[str, int], str] = {}
+        self.sought: dict[tuple[str, int], tuple[LogId, int]] = {}  # (node, token) → stream, time
+        self.found: list[tuple[str, LogId, int, int]] = []  # node, stream, time, position
+        self.violations: list[str] = []
+        self.tokens = ATTACH
+        self.ranges = RangeReaders(cluster, plan.ranges)
+        world = cluster.world
+        for hold in plan.holds:
+            world.call(hold.comes_ns, partial(self._come, hold))
+        for number, node in enumerate(dict.fromkeys(node for node, _ in plan.watches)):
+            world.call(number * MS, partial(self._watch, node))
+        for at_ns, node, stream, ago_ns in plan.locates:
+            world.call(at_ns, partial(self._locate, node, stream, ago_ns))
+
+    def _token(self) -> int:
+        self.tokens += 1
+        return self.tokens
+
+    def _ask(self, node: str, command: Inquire | Drop) -> None:
+        world = self.cluster.world
+        world.at(world.now_ns, node, Command("inquirer", command))
+
+    def _add(self, node: str) -> None:
+        replicas = self.cluster.regions[node.split("/")[0]]
+        counters = self.cluster.counters[node] = Counter()
+
+        def factory(_ctx: NodeContext) -> Composition:
+            asks = Inquirer(InquirerConfig(replicas), counters)
+            reads = Subscriber(SubscriberConfig(replicas), {}, counters)
+            return compose({"inquirer": asks, "subscriber": reads})
+
+        self.cluster.callers.append(node)
+        self.cluster.world.add(node, factory)
+
+    # ------------------------------------------------------------ named subscriptions
+
+    def _come(self, hold: Hold, world: World) -> None:
+        holder = Holder(hold, self.rng.randbytes(16), world.now_ns)
+        self.holders.append(holder)
+        world.on_emit(hold.node, partial(self._on_answer_to_holder, holder))
+        world.on_deliver(hold.node, partial(self._on_read, holder))
+        self._add(hold.node)
+        self._ask(hold.node, Inquire(TakeCursor(hold.name, holder.me), ATTACH))
+        world.call(world.now_ns + ADVANCE_NS, partial(self._advance, holder))
+        if hold.crashes_ns:
+            world.call(hold.crashes_ns, partial(self._crash, holder))
+
+    def _crash(self, holder: Holder, world: World) -> None:
+        holder.gone = True
+        world.crash(holder.hold.node)
+        self.cluster.gone.append(holder.hold.node)
+
+    def _on_answer_to_holder(self, holder: Holder, now_ns: int, _node: str, event: Any) -> None:
+        answer = event.answer
+        if isinstance(answer, Attached):
+            if answer.why:
+                holder.fenced = True
+                if answer.why != "fenced":
+                    self.violations.append(f"{holder.hold.node} cannot attach: {answer.why}")
+            elif holder.answered_ns == NEVER:
+                holder.answered_ns, holder.start = now_ns, answer.positions
+                for stream in self.cluster.streams.values():
+                    self._follow(holder, stream)
+            else:
+                self._no_less(holder, answer.positions)
+        else:
+            asked = holder.advances[event.token]
+            asked.answered_ns, asked.why = now_ns, answer.why
+
+    def _no_less(self, holder: Holder, positions: dict[LogId, int]) -> None:
+        """It was told again, by another head perhaps."""
+        for stream, seq in holder.start.items():
+            if positions.get(stream, 1) < seq:
+                self.violations.append(f"{holder.hold.node} was sent back from {seq}")
+
+    def _follow(self, holder: Holder, stream: LogId) -> None:
+        start = holder.start.get(stream, 1)
+        holder.read[stream] = start
+        world = self.cluster.world
+        world.at(world.now_ns, holder.hold.node, Command("subscriber", Follow(stream, start)))
+
+    def _on_read(
+        self, holder: Holder, _now_ns: int, _node: str, stream: LogId, batches: tuple[Any, ...]
+    ) -> None:
+        lo, hi = batches[0].lo, batches[-1].hi
+        if lo != holder.read[stream]:
+            self.violations.append(f"{holder.hold.node} was at {holder.read[stream]}, got {lo}")
+        holder.read[stream] = hi
+        self.covered.setdefault((holder.hold.name, stream), IntervalSet()).add(lo, hi)
+
+    def _advance(self, holder: Holder, world: World) -> None:
+        hold = holder.hold
+        if holder.gone or (holder.fenced and not hold.deaf):
+            return
+        world.call(world.now_ns + ADVANCE_NS, partial(self._advance, holder))
+        if holder.answered_ns == NEVER or holder.unanswered >= UNANSWERED_MAX:
+            return
+        for stream in self.cluster.streams.values():
+            if stream not in holder.read:  # it has come later
+                self._follow(holder, stream)
+        before: dict[LogId, int] = dict(holder.start)
+        for asked in holder.advances.values():
+            before |= asked.positions
+        further = {s: at for s, at in holder.read.items() if at > before.get(s, 1)}
+        if further:
+            token = self._token()
+            # Some lag behind: a successor that is told more was told it by whom it replaced.
+            picked = {s: self.rng.randint(before.get(s, 1) + 1, at) for s, at in further.items()}
+            holder.advances[token] = Asked(world.now_ns, picked)
+            self._ask(hold.node, Inquire(MoveCursor(hold.name, holder.me, picked), token))
+
+    # ------------------------------------------------------------ questions to any replica
+
+    def _watch(self, node: str, world: World) -> None:
+        self._add(node)
+        world.on_emit(node, self._on_answer)
+        replica = self.cluster.regions[node.split("/")[0]][0]
+        world.at(world.now_ns, replica, Received(node, Introduce()))
+        for pattern in [pattern for at, pattern in self.plan.watches if at == node]:
+            token = self._token()
+            self.patterns[node, token] = pattern
+            self.heard[node, token] = {}
+            self._ask(node, Inquire(WhichStreams(pattern), token))
+
+    def _locate(self, node: str, stream: str, ago_ns: int, world: World) -> None:
+        stream_id = self.cluster.streams.get(stream)
+        if stream_id is None or node not in self.cluster.callers:
+            return
+        self._ask_where(node, stream_id, world.wall_ns(node) - ago_ns)
+
+    def _ask_where(self, node: str, stream: LogId, time_ns: int) -> None:
+        token = self._token()
+        self.sought[node, token] = stream, time_ns
+        self._ask(node, Inquire(WhereIs(stream, time_ns), token))
+
+    def _on_answer(self, _now_ns: int, node: str, event: Any) -> None:
+        answer = event.answer
+        if isinstance(answer, StreamsAre):
+            names = self.heard[node, event.token]
+            names |= {info.name: True for info in answer.infos}
+        elif isinstance(answer, Located) and not answer.why:
+            stream, time_ns = self.sought.pop((node, event.token))
+            self.found.append((node, stream, time_ns, answer.seq))
+
+    # ------------------------------------------------------------ the end
+
+    def finish(self) -> None:
+        """All is healed and quiet: a last holder of each name, the same times asked everywhere."""
+        cluster, world = self.cluster, self.cluster.world
+        last = []
+        for name, region in {h.name: h.node.split("/")[0] for h in self.plan.holds}.items():
+            self._come(Hold(f"{region}/last.{name}", name, world.now_ns, 0, False), world)
+            last.append(self.holders[-1])
+        ends = {s: cluster.position(cluster.subscribers[0], n) for n, s in cluster.streams.items()}
+
+        def all_read() -> bool:
+            return all(h.read.get(s, 0) >= end for h in last for s, end in ends.items())
+
+        if not world.run(world.now_ns + FINISH_NS, until=lambda _: all_read()):
+            reads = {h.hold.node: [h.answered_ns < NEVER, *h.read.values()] for h in last}
+            self.violations.append(f"the last holders got {reads}, streams end at {ends.values()}")
+        self._same_everywhere()
+        self.violations += [*self._starts(), *self._fences(), *self._gaps(ends)]
+        self.violations += [*self._unheard(), *self._misplaced()]
+        self.ranges.finish(ends)
+        self.violations += self.ranges.violations
+        for node, token in self.heard:
+            self._ask(node, Drop(token))
+        world.run(world.now_ns + 100 * MS)
+
+    def counts(self) -> dict[str, int]:
+        """How much of a trial it was."""
+        asked = [asked for holder in self.holders for asked in holder.advances.values()]
+        return {
+            "attached": sum(holder.answered_ns < NEVER for holder in self.holders),
+            "fenced": sum(holder.fenced for holder in self.holders),
+            "crashed": sum(holder.gone for holder in self.holders),
+            "advanced": sum(one.answered_ns < NEVER and not one.why for one in asked),
+            "refused": sum(one.answered_ns < NEVER and bool(one.why) for one in asked),
+            "heard of": sum(len(names) for names in self.heard.values()),
+            "located": len(self.found),
+            **self.ranges.counts(),
+        }
+
+    def _same_everywhere(self) -> None:
+        """Every region names the same position (where nothing expires meanwhile)."""
+        cluster = self.cluster
+        watchers = list(dict.fromkeys(node for node, _ in self.plan.watches))
+        asked = {(s, t) for _, s, t, _ in self.found if not self._expires(s)}
+        count = len(self.found)
+        for stream, time_ns in sorted(asked):
+            for node in watchers:
+                self._ask_where(node, stream, time_ns)
+        want = count + len(asked) * len(watchers)
+        limit_ns = cluster.world.now_ns + FINISH_NS
+        if not cluster.world.run(limit_ns, until=lambda _: len(self.found) >= want):
+            self.violations.append("a question where a time begins was not answered")
+        places: dict[tuple[LogId, int], dict[int, str]] = {}
+        for node, stream, time_ns, seq in self.found[count:]:
+            places.setdefault((stream, time_ns), {})[seq] = node
+        for (stream, time_ns), found in places.items():
+            if len(found) > 1:
+                name = cluster.names[stream]
+                self.violations.append(f"{name}: {time_ns} begins at {found}")
+
+    def _expires(self, stream: LogId) -> bool:
+        return isinstance(self.cluster.records[self.cluster.names[stream]].policy, KeepFor)
+
+    # ------------------------------------------------------------ judging
+
+    def _of_each_name(self) -> list[list[Holder]]:
+        names = dict.fromkeys(holder.hold.name for holder in self.holders)
+        return [[h for h in self.holders if h.hold.name == name] for name in names]
+
+    def _starts(self) -> list[str]:
+        """Who attaches is told what was acknowledged or told before it asked."""
+        found = []
+        for holders in self._of_each_name():
+            for h in holders:
+                if h.answered_ns == NEVER:
+                    continue
+                known = [o.start for o in holders if o.answered_ns <= h.asked_ns]
+                known += [
+                    asked.positions
+                    for o in holders
+                    for asked in o.advances.values()
+                    if asked.answered_ns <= h.asked_ns and not asked.why
+                ]
+                for stream, seq in (item for positions in known for item in positions.items()):
+                    if h.start.get(stream, 1) < seq:
+                        found.append(
+                            f"{h.hold.name}: {h.hold.node} was told {h.start.get(stream, 1)}, "
+                            f"but {seq} was acknowledged before"
+                        )
+        return found[:5]
+
+    def _fences(self) -> list[str]:
+        """Once its successor was answered, a holder moves nothing."""
+        found = []
+        for holders in self._of_each_name():
+            allowed: dict[LogId, int] = {}
+            for h in holders:
+                # Those that came when `h` was settled, and were answered.
+                fenced_ns = min(
+                    (o.answered_ns for o in holders if o.asked_ns >= h.answered_ns and o is not h),
+                    default=NEVER,
+                )
+                for asked in h.advances.values():
+                    if asked.at_ns <= fenced_ns:
+                        for stream, seq in asked.positions.items():
+                            allowed[stream] = max(allowed.get(stream, 1), seq)
+                    elif asked.answered_ns < NEVER and not asked.why:
+                        found.append(f"{h.hold.name}: {h.hold.node} was replaced, and moved it")
+            for h in holders:
+                for stream, seq in h.start.items():
+                    if seq > allowed.get(stream, 1):
+                        found.append(f"{h.hold.name}: {h.hold.node} got {seq}, nobody was there")
+        return found[:5]
+
+    def _gaps(self, ends: dict[LogId, int]) -> list[str]:
+        """What the holders of a name read, one after the other, is everything."""
+        nothing = IntervalSet()
+        return [
+            f"{name}: no holder read all of {self.cluster.names[stream]}"
+            for name in dict.fromkeys(h.hold.name for h in self.holders)
+            for stream, end in ends.items()
+            if not self.covered.get((name, stream), nothing).contains_range(1, end)
+        ]
+
+    def _unheard(self) -> list[str]:
+        found = []
+        for (node, token), names in self.heard.items():
+            pattern = self.patterns[node, token]
+            wanted = [name for name in self.cluster.streams if _matches(pattern, name)]
+            if sorted(names) != sorted(wanted):
+                found.append(f"{node} watches {pattern}: heard {sorted(names)}, not {wanted}")
+        return found
+
+    def _misplaced(self) -> list[str]:
+        """Nothing live that is not older than the time may lie before the position."""
+        found = []
+        for node, stream, time_ns, seq in self.found:
+            record = self.cluster.records[self.cluster.names[stream]]
+            for reading in record.audits:
+                for event in reading.events:
+                    if event.seq < seq and event.time_ns >= time_ns:
+                        found.append(f"{node} was told {seq} for {time_ns}, {event.seq} is later")
+        return found[:5]
+
+
+def _matches(pattern: str, name: str) -> bool:
+    """The twin of `names.matches`."""
+    spelled = re.escape(pattern).replace(r"\*", r"[^.]+").replace(">", ".+")
+    return re.fullmatch(spelled, name) is not None

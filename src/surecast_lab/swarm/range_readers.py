@@ -1,0 +1,205 @@
+"""Clients that read ranges during the faults, as tasks of a batch job do; judged from outside.
+
+Each reader reads one range after the other; one that is not done by then is given up for the next.
+Some ranges reach beyond what is published so far, some readers hold for a while. The judge knows
+what was asked, what was delivered and what the other readers of the stream got:
+
+- positions come in order, without gaps, and none outside the range
+- when all is healed, whatever exists of the range has come
+- an event is the one that the others got, and that its publisher was told of
+- a void is one for the audits, too (where nothing expires meanwhile)
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+from typing import Any
+
+import msgspec
+
+from surecast.columns.batch import COLLECT
+from surecast.columns.retention import KeepFor
+from surecast.core.endpoint import Go, Hold, ReadRange, Short
+from surecast.core.types import MS, SECOND, Input, LogId
+from surecast.protocols.sprinkler.checks import Event, Reading, Record
+from surecast.protocols.streams.config import SubscriberConfig
+from surecast.protocols.streams.fetcher import Fetcher
+from surecast.sim.world import World
+from surecast_lab.swarm.cluster import Cluster
+
+__all__ = ["RangeRead", "RangeReaders", "draw_ranges"]
+
+BEYOND = 1.2  # a range may be longer, by so much, than what there is
+FINISH_NS = 30 * SECOND  # simulated, for the last ranges
+SHOWN_MAX = 5
+
+
+class RangeRead(msgspec.Struct):
+    """One range. Where it is depends on how much was published when the time comes."""
+
+    at_ns: int
+    node: str
+    stream: str
+    start: float  # as a share of what there is
+    length: float  # as a share of what there is from there on
+    holds_ns: int  # how long the reader takes no more, soon after it has asked; 0: it does not
+
+
+def draw_ranges(
+    rng: Random, regions: list[str], streams: list[str], start_ns: int, duration_ns: int
+) -> list[RangeRead]:
+    nodes = [f"{region}/range" for region in rng.sample(regions, rng.randint(1, 2))]
+    return [
+        RangeRead(
+            start_ns + rng.randrange(duration_ns),
+            rng.choice(nodes),
+            rng.choice(streams),
+            rng.random(),
+            rng.random() * BEYOND,
+            rng.randint(20 * MS, 500 * MS) if rng.random() < 0.3 else 0,
+        )
+        for _ in range(rng.randint(6, 12))
+    ]
+
+
+@dataclass(slots=True)
+class Asked:
+    """One range as it was asked for, and what came."""
+
+    stream: LogId
+    lo: int
+    hi: int
+    reading: Reading
+
+
+class RangeReaders:
+    """The range readers of a plan in a cluster."""
+
+    def __init__(self, cluster: Cluster, plan: list[RangeRead]) -> None:
+        self.cluster, self.plan = cluster, plan
+        self.asked: dict[str, list[Asked]] = {}  # by node; the last is the one that is read
+        self.shorts = 0
+        self.violations: list[str] = []
+        for node in dict.fromkeys(one.node for one in plan):
+            self._add(node)
+        for one in plan:
+            cluster.world.call(one.at_ns, partial(self._read, one))
+
+    def _add(self, node: str) -> None:
+        cluster = self.cluster
+        config = SubscriberConfig(cluster.regions[node.split("/")[0]])
+        counters = cluster.counters[node] = Counter()
+        self.asked[node] = []
+        cluster.callers.append(node)
+        cluster.world.on_deliver(node, self._on_deliver)
+        cluster.world.on_emit(node, self._on_emit)
+        cluster.world.add(node, lambda _ctx: Fetcher(config, counters))
+
+    def _end(self, stream: str) -> int:
+        """Where the stream ends, as far as publishers were told."""
+        return max(self.cluster.records[stream].acked.values(), default=0) + 1
+
+    def _read(self, one: RangeRead, world: World) -> None:
+        stream, end = self.cluster.streams.get(one.stream), self._end(one.stream)
+        if stream is None or end == 1:
+            return  # it is not there yet
+        lo = 1 + int(one.start * (end - 1))
+        self._ask(one.node, stream, lo, lo + 1 + int(one.length * (end - lo)))
+        if one.holds_ns:
+            held_ns = world.now_ns + one.holds_ns // 10
+            self._say(held_ns, one.node, Hold())
+            self._say(held_ns + one.holds_ns, one.node, Go())
+
+    def _ask(self, node: str, stream: LogId, lo: int, hi: int) -> None:
+        asked = Asked(stream, lo, hi, Reading(f"{node} [{lo}, {hi})", lo))
+        self.asked[node].append(asked)
+        self._say(self.cluster.world.now_ns, node, ReadRange(stream, lo, hi))
+
+    def _say(self, at_ns: int, node: str, command: Input) -> None:
+        self.cluster.world.at(at_ns, node, command)
+
+    def _on_deliver(self, _now_ns: int, node: str, stream: LogId, batches: tuple[Any, ...]) -> None:
+        asked = self.asked[node][-1]
+        name, got = self.cluster.names[stream], f"[{batches[0].lo}, {batches[-1].hi})"
+        if stream != asked.stream:
+            self.violations.append(f"{asked.reading.reader}: got {got} of {name}, another stream")
+            return
+        asked.reading.take(batches)
+        if batches[0].lo < asked.lo or batches[-1].hi > asked.hi:
+            self.violations.append(f"{name}: {asked.reading.reader} got {got}")
+
+    def _on_emit(self, _now_ns: int, _node: str, event: Any) -> None:
+        assert isinstance(event, Short), event
+        self.shorts += 1
+
+    # ------------------------------------------------------------ the end
+
+    def finish(self, ends: dict[LogId, int]) -> None:
+        """All is healed and quiet: what was begun ends, then every reader reads every stream."""
+        self._complete(ends)
+        for stream, end in ends.items():
+            for node in self.asked:
+                self._ask(node, stream, 1, end)
+            self._complete(ends)
+        for ranges in self.asked.values():
+            for asked in ranges:
+                self._judge(asked)
+
+    def _complete(self, ends: dict[LogId, int]) -> None:
+        world = self.cluster.world
+        last = [ranges[-1] for ranges in self.asked.values() if ranges]
+
+        def all_read() -> bool:
+            return all(a.reading.position >= min(a.hi, ends[a.stream]) for a in last)
+
+        if not world.run(world.now_ns + FINISH_NS, until=lambda _: all_read()):
+            got = {a.reading.reader: a.reading.position for a in last}
+            self.violations.append(f"ranges were not read: {got}, streams end at {ends.values()}")
+
+    def counts(self) -> dict[str, int]:
+        """How much of a trial it was."""
+        ranges = [asked for ranges in self.asked.values() for asked in ranges]
+        done = sum(asked.reading.position == asked.hi for asked in ranges)
+        return {
+            "ranges read": done,
+            "ranges read in part": len(ranges) - done,  # given up, or longer than the stream
+            "ranges not there": self.shorts,
+        }
+
+    # ------------------------------------------------------------ judging
+
+    def _judge(self, asked: Asked) -> None:
+        name, reading = self.cluster.names[asked.stream], asked.reading
+        record = self.cluster.records[name]
+        found = [*reading.faults, *_wrong_events(record, reading), *_wrong_voids(record, reading)]
+        self.violations += [f"{name}: {fault}" for fault in found[:SHOWN_MAX]]
+
+
+def _wrong_events(record: Record, reading: Reading) -> list[str]:
+    """Events that are not those that others got, or were told of, at their positions."""
+    known: dict[int, Event] = {}
+    for other in (*record.readings, *record.audits):
+        known |= {event.seq: event for event in other.events}
+    told = {seq: value for value, seq in record.acked.items()}
+    found = []
+    for event in reading.events:
+        there, value = known.get(event.seq, event), told.get(event.seq, event.value)
+        if there != event or value != event.value:
+            found.append(f"{reading.reader}: {event} is not {there}, {value!r}")
+        elif event.value not in record.offered and event.kind != COLLECT:  # COLLECT: expiry
+            found.append(f"{reading.reader}: nobody published {event}")
+    return found
+
+
+def _wrong_voids(record: Record, reading: Reading) -> list[str]:
+    """Voids where an audit, later, has an event."""
+    if isinstance(record.policy, KeepFor):  # expiry goes on after the audits
+        return []
+    live = {event.seq for audit in record.audits for event in audit.events}
+    return [
+        f"{reading.reader}: [{lo}, {hi}) is void, but {seq} is not"
+        for lo, hi, _ in reading.voids
+        for seq in range(lo, hi)
+        if seq in live
+    ]

@@ -1,0 +1,45 @@
+"""The scenarios of the swarm by name, found by looking at this folder.
+
+A file called like a protocol, `<protocol>.py`, or `<protocol>_<variant>.py` is a scenario, named
+`<protocol>` or `<protocol>-<variant>`. It has SCENARIO: a class (or function) that makes a
+`trial.Scenario` without being told anything. Listing the names loads none of them; as a program
+this module prints them.
+"""
+
+from collections.abc import Callable
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Any
+
+import surecast.protocols
+import surecast_lab.swarm
+from surecast.errors import UsageError
+
+if TYPE_CHECKING:
+    from surecast_lab.swarm.trial import Scenario
+
+__all__ = ["load", "names"]
+
+
+def names() -> list[str]:
+    """In the order of the alphabet."""
+    protocols = {module.name for module in iter_modules(surecast.protocols.__path__)}
+    files = (module.name for module in iter_modules(surecast_lab.swarm.__path__))
+    return sorted(name.replace("_", "-") for name in files if _is_of(name, protocols))
+
+
+def _is_of(file: str, protocols: set[str]) -> bool:
+    return any(file == protocol or file.startswith(f"{protocol}_") for protocol in protocols)
+
+
+def load(name: str) -> "Callable[[], Scenario[Any]]":
+    """What makes the scenario, once a seed; imports everything it needs."""
+    if name not in names():
+        raise UsageError(f"no swarm {name!r}; there are: {', '.join(names())}")
+    module = import_module(f"surecast_lab.swarm.{name.replace('-', '_')}")
+    made: Callable[[], Scenario[Any]] = module.SCENARIO
+    return made
+
+
+if __name__ == "__main__":
+    print(*names())

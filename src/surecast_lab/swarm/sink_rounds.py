@@ -1,0 +1,511 @@
+"""Rounds of Spark writing into streams while its drivers are killed: is every row there once?
+
+A round is one streaming query, from files to one stream or several. Its drivers are real processes,
+with a JVM and Python workers each. They are killed (all of it, or the JVM alone) or stopped, taken
+for dead and woken up again when their successor is at work. When is a condition, not a time: at the
+k-th record of a certain kind that appears in the staging stream, or between two rows of a batch in
+the target; or, for fairness, at a random moment. Before a restart the newest entry of the query's
+commit log may be deleted, as after a crash that lost it, so that Spark repeats a batch that was
+committed. All the while tasks fail at random, before their rows or in the midst of them. Which row
+goes to which task and stream, and in which order, is drawn anew by every driver and every attempt.
+
+    python -m surecast_lab.swarm.sink_rounds --rounds 20 [--seed 1]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from surecast.client import sync
+from surecast.errors import SurecastError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Result", "is_excused", "judge", "run_round"]
+
+BATCHES = 8  # files, each a micro-batch
+ROWS = 240  # of each
+PARTITIONS = 6
+PAD = 32 << 10  # bytes of a row beside its number: publishing a batch takes long enough to be hit
+DIGITS = 7
+DRIVER_S = 600.0  # one driver's whole life; beyond, it hangs
+WATCH_S = 0.002
+KINDS = ("chunk", "intent", "rows", "done", "any")
+WAYS = ("kill", "kill", "kill-jvm", "stop")
+# Spark's own words for two drivers of one checkpoint: of its offsets, and of its commits.
+OUSTED = ("CONCURRENT_STREAM_LOG_UPDATE", "Multiple streaming queries are concurrently using")
+
+
+@dataclass
+class Result:
+    """What a round came to."""
+
+    seed: int
+    story: list[str] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
+    kills: int = 0
+    zombies: int = 0  # of the kills: stopped, replaced, woken up
+    deletions: int = 0
+    failures: int = 0  # tasks that raised
+    rows: int = 0
+    left: int = 0  # records in the staging stream at the end
+    seconds: float = 0.0
+
+
+# ---------------------------------------------------------------- the driver's process
+
+
+def drive(job: dict[str, Any]) -> None:
+    """Run the query until all files are written."""
+    from pyspark.sql import functions as sql
+
+    from surecast.pipeline.session import spark_session
+
+    conf = {
+        "spark.sql.shuffle.partitions": str(PARTITIONS),
+        "spark.driver.memory": "1g",
+        "spark.sql.streaming.numRecentProgressUpdates": "1",
+    }
+    spark = spark_session("local[2,8]", app="sink-rounds", conf=conf, log_level="OFF")
+    lines = spark.readStream.option("maxFilesPerTrigger", 1).text(job["input"])
+    dealt = lines.repartition(PARTITIONS, sql.rand(random.randrange(1 << 30)))
+    targets, failures, odds = job["targets"], job["failures"], job["odds"]
+
+    def mix(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return _mix(batches, targets, failures, odds)
+
+    rows = dealt.mapInArrow(mix, "value string, key string, stream string")
+    writer = rows.writeStream.format("surecast").option("url", job["url"])
+    if targets == 1:
+        writer = writer.option("stream", "rows.0")
+    query = (
+        writer.option("checkpointLocation", job["checkpoint"]).trigger(availableNow=True).start()
+    )
+    query.awaitTermination()
+    spark.stop()
+
+
+def _mix(
+    batches: Iterator[pa.RecordBatch], targets: int, failures: str, odds: float
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a task in a random order and for random streams; some attempts fail."""
+    import pyarrow as pa
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
+    rng = Random(os.urandom(8))
+    fails = context.attemptNumber() < 3 and rng.random() < odds
+    for batch in batches:
+        values = batch.column(0).to_pylist()
+        rng.shuffle(values)
+        cut = rng.randrange(len(values) + 1) if fails else len(values)
+        names = [f"rows.{rng.randrange(targets)}" for _ in values]
+        columns = [[v.ljust(PAD, ".") for v in values], [v[-1:] for v in values], names]
+        made = pa.record_batch([pa.array(column) for column in columns], ["value", "key", "stream"])
+        if cut:
+            yield made.slice(0, cut)
+        if fails:
+            break
+    if fails:
+        with open(failures, "a") as said:
+            said.write("x")
+        raise RuntimeError("this attempt was to fail")
+
+
+class Driver:
+    """A driver's process and all that it starts, in a session of their own."""
+
+    def __init__(self, job: dict[str, Any], log: Path) -> None:
+        with log.open("ab") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", __spec__.name, "--drive", json.dumps(job)],
+                stdout=out,
+                stderr=out,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        self.ends_s = time.monotonic() + DRIVER_S
+
+    def signal(self, number: int, *, only: str = "") -> None:
+        """To all that are there: the JVM first, or it would start new workers for the dead."""
+        processes = self._processes()
+        for pid in sorted(processes, key=lambda pid: "java" not in processes[pid]):
+            if only in processes[pid]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+
+    def kill(self, way: str) -> None:
+        if way == "kill-jvm":
+            self.signal(signal.SIGKILL, only="java")
+            time.sleep(0.2)  # workers live on for a moment, as they would on another machine
+        while self._processes():
+            self.signal(signal.SIGKILL)
+            self.process.poll()
+            time.sleep(WATCH_S)
+        self.process.wait()
+
+    def _processes(self) -> dict[int, str]:
+        """All of its session that live, and what each runs."""
+        found = {}
+        for entry in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                name, _, fields = entry.read_text().rpartition(") ")
+            except OSError:
+                continue  # gone
+            state, _, _, session = fields.split()[:4]
+            if int(session) == self.process.pid and state != "Z":
+                found[int(entry.parent.name)] = name.partition("(")[2]
+        return found
+
+    def wait(self) -> int:
+        """Its exit code; -1 if it hangs."""
+        try:
+            return self.process.wait(max(0.0, self.ends_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self.kill("kill")
+            return -1
+
+
+# ---------------------------------------------------------------- looking on
+
+
+class Watch:
+    """What has appeared in the staging stream, and how many rows in the targets."""
+
+    def __init__(self, client: sync.Client, targets: int) -> None:
+        self._client = client
+        self._names = [f"rows.{n}" for n in range(targets)]
+        self.staging = "_spark.rows.0" if targets == 1 else "_spark"
+        self.seen: Counter[str] = Counter()
+        self.batch = -1  # the last one of which there was any record
+        self._stopped = False
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+
+    def _look(self) -> None:
+        sub = self._client.subscribe(self.staging, start="earliest")
+        try:
+            for event in sub:
+                if self._stopped:
+                    return
+                _, first, second, *_ = (event.key or b"").decode().split("/")
+                kind, batch = (first, second) if first == "done" else (second, first)
+                self.seen[kind] += 1
+                self.batch = max(self.batch, int(batch, 16))
+        except SurecastError:
+            return  # closed
+
+    def rows(self) -> int:
+        return sum(end - 1 for end in self._ends("rows.*").values())
+
+    def _ends(self, pattern: str) -> dict[str, int]:
+        found = self._client._loop.call(self._client._inner.ends(pattern))
+        return {info.name: end for info, end in found}
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    def read(self) -> dict[str, list[bytes]]:
+        """The numbers of all rows of each target."""
+        found: dict[str, list[bytes]] = {}
+        for name, end in self._ends("rows.*").items():
+            found[name] = []
+            if end == 1:
+                continue
+            for batch in self._client.subscribe(name, start="earliest").batches():
+                found[name] += [value[:DIGITS] for value in batch.column("value").to_pylist()]
+                if batch.column("seq")[-1].as_py() == end - 1:
+                    break
+        return found
+
+    def left(self) -> list[str]:
+        """The records of the staging stream."""
+        end, found = self._ends(self.staging)[self.staging], []
+        for event in self._client.subscribe(self.staging, start="earliest", voids=True):
+            if event.kind == "event":
+                found.append((event.key or b"").decode())
+            if event.seq >= end - 1:
+                break
+        return found
+
+
+@dataclass
+class Moment:
+    """When a driver is struck: at the so-manieth record of a kind, or within a batch's rows."""
+
+    kind: str
+    count: int
+    pause_s: float
+    rows: int = 0  # in the targets when it was drawn: what a driver before left there is no sign
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.count} + {1000 * self.pause_s:.0f} ms"
+
+    def has_come(self, watch: Watch) -> bool:
+        if self.kind == "any":
+            return watch.seen["chunk"] >= self.count
+        if self.kind == "rows":
+            if watch.batch < self.count:
+                return False  # records come before rows; asking takes a server's time
+            rows = watch.rows()
+            return rows > max(ROWS * self.count, self.rows) and rows % ROWS > 0
+        return watch.seen[self.kind] >= self.count
+
+
+def draw_moment(rng: Random, watch: Watch, kind: str, batches: int) -> Moment:
+    """A moment that is still to come, in one of the next batches."""
+    rows = watch.rows()
+    done = rows // ROWS
+    ahead = rng.randint(1, max(1, min(4, batches - 1 - done)))
+    if kind == "rows":
+        return Moment(kind, done + ahead - 1, 0.0, rows)
+    if kind in ("chunk", "any"):
+        count = watch.seen["chunk"] + rng.randint(1, PARTITIONS * ahead)
+        return Moment(kind, count, rng.random() * (1.5 if kind == "any" else 0.02))
+    return Moment(kind, watch.seen[kind] + ahead, rng.choice((0.0, 0.0, 0.005, 0.05)))
+
+
+# ---------------------------------------------------------------- a round
+
+
+def delete_newest_commit(checkpoint: Path) -> str | None:
+    """As if the newest entry of the query's commit log had not reached the disk."""
+    entries = [entry for entry in (checkpoint / "commits").glob("[0-9]*") if entry.is_file()]
+    if not entries:
+        return None
+    newest = max(entries, key=lambda entry: int(entry.name))
+    newest.unlink()
+    newest.with_name(f".{newest.name}.crc").unlink(missing_ok=True)
+    return newest.name
+
+
+def batch_of_file(checkpoint: Path) -> list[int]:
+    """In which micro-batch each file was read. Mostly one in each; but a driver that dies between
+    finding a file and planning a batch leaves that file to the next, which finds one of its own."""
+    found: list[int] = []
+    entries = [entry for entry in (checkpoint / "offsets").glob("[0-9]*") if entry.is_file()]
+    for entry in sorted(entries, key=lambda entry: int(entry.name)):
+        last = json.loads(entry.read_text().splitlines()[-1])["logOffset"]
+        found += [int(entry.name)] * (last + 1 - len(found))
+    return found
+
+
+def run_round(
+    seed: int,
+    folder: Path,
+    *,
+    strikes: int = 2,
+    kinds: tuple[str, ...] = (),
+    batches: int = BATCHES,
+) -> Result:
+    """One query with `strikes` drivers struck; `kinds`: at which moments, drawn if not said."""
+    began = time.monotonic()
+    rng, result = Random(f"sink/{seed}"), Result(seed)
+    targets = rng.choice((1, 3))
+    source, checkpoint, failures = folder / "input", folder / "checkpoint", folder / "failures"
+    source.mkdir(parents=True)
+    for batch in range(batches):
+        lines = b"\n".join(map(_row, range(batch * ROWS, (batch + 1) * ROWS)))
+        (source / f"{batch:03d}.txt").write_bytes(lines + b"\n")
+        os.utime(source / f"{batch:03d}.txt", (1_600_000_000 + batch,) * 2)  # the order of reading
+    result.story.append(f"{targets} target(s)")
+    with sync.local(folder / "region") as client:
+        watch = Watch(client, targets)
+        local = client._inner._local
+        assert local is not None
+        job = {
+            "url": local.url,
+            "input": str(source),
+            "checkpoint": str(checkpoint),
+            "targets": targets,
+            "failures": str(failures),
+            "odds": rng.choice((0.05, 0.15)),
+        }
+        log = folder / "drivers.log"
+        zombies: list[Driver] = []
+        try:
+            for strike in range(strikes):
+                kind = kinds[strike % len(kinds)] if kinds else rng.choice(KINDS)
+                moment = draw_moment(rng, watch, kind, batches)
+                _strike(Driver(job, log), moment, rng, watch, result, zombies)
+                if rng.random() < 0.6 and (lost := delete_newest_commit(checkpoint)):
+                    result.deletions += 1
+                    result.story.append(f"commit {lost} deleted")
+            _finish(job, log, zombies, rng, watch, result)
+        finally:
+            for zombie in zombies:
+                zombie.kill("kill")
+            watch.stop()
+        streams, left = watch.read(), watch.left()
+        result.violations += judge(streams, left, result.kills, batches, batch_of_file(checkpoint))
+        result.rows, result.left = sum(map(len, streams.values())), len(left)
+    result.failures = len(failures.read_bytes()) if failures.exists() else 0
+    result.seconds = time.monotonic() - began
+    return result
+
+
+def _strike(
+    driver: Driver,
+    moment: Moment,
+    rng: Random,
+    watch: Watch,
+    result: Result,
+    zombies: list[Driver],
+) -> None:
+    """Let a driver live until its moment has come."""
+    while driver.process.poll() is None and not moment.has_come(watch):
+        if time.monotonic() > driver.ends_s:
+            driver.kill("kill")
+            result.violations.append(f"a driver was stuck before {moment}")
+            return
+        time.sleep(WATCH_S)
+    time.sleep(moment.pause_s)
+    code = driver.process.poll()
+    if code is not None:
+        result.story.append(f"ended ({code}) before {moment}")
+        if code:
+            result.violations.append(f"a driver failed by itself ({code})")
+        return
+    way = rng.choice(WAYS)
+    if way == "stop":
+        driver.signal(signal.SIGSTOP)
+        zombies.append(driver)
+        result.zombies += 1
+    else:
+        driver.kill(way)
+    result.kills += 1
+    result.story.append(f"{way} at {moment}, {watch.rows()} rows")
+
+
+def _finish(
+    job: dict[str, Any],
+    log: Path,
+    zombies: list[Driver],
+    rng: Random,
+    watch: Watch,
+    result: Result,
+) -> None:
+    """A last driver; those that were stopped wake up while it works, or when it is done."""
+    said = log.with_name("last.log")
+    driver = Driver(job, said)
+    wake_at = watch.rows() + rng.randint(0, ROWS)
+    while zombies and driver.process.poll() is None and watch.rows() < wake_at:
+        if time.monotonic() > driver.ends_s:
+            break
+        time.sleep(WATCH_S)
+    for zombie in zombies:
+        zombie.signal(signal.SIGCONT)
+    code = driver.wait()
+    if zombies and is_excused(code, said.read_text(errors="replace")):
+        result.story.append(f"the last driver lost to a zombie ({code})")
+        for zombie in zombies:
+            zombie.kill("kill")
+        code = Driver(job, said).wait()
+    if code:
+        result.violations.append(f"the last driver failed ({code})")
+    for zombie in zombies:
+        zombie.ends_s = time.monotonic() + 20.0
+        zombie.wait()
+
+
+def is_excused(code: int, said: str) -> bool:
+    """Whether a driver ended because another had its checkpoint: Spark itself stops one of two."""
+    return code > 0 and any(words in said for words in OUSTED)
+
+
+def _row(number: int) -> bytes:
+    return str(number).zfill(DIGITS).encode()
+
+
+def judge(
+    streams: dict[str, list[bytes]], left: list[str], kills: int, files: int, batch_of: list[int]
+) -> list[str]:
+    """What is wrong with the targets' rows, and with the records left in the staging stream.
+
+    Rows come in the order of the batches in which their files were read (`batch_of`). Who is killed
+    leaves what it had under way, one batch, and perhaps a `done`; all else is swept.
+    """
+    if len(batch_of) != files:
+        return [f"{len(batch_of)} files were read, and {files} are there"]
+    found = Counter(row for rows in streams.values() for row in rows)
+    wanted = dict.fromkeys(map(_row, range(files * ROWS)))
+    lost = [row for row in wanted if row not in found]
+    twice = [row for row, count in found.items() if count > 1]
+    strange = [row for row in found if row not in wanted]
+    problems = [
+        f"{len(rows)} rows {what}, such as {rows[:3]}"
+        for what, rows in (("lost", lost), ("doubled", twice), ("never written", strange))
+        if rows
+    ]
+    for name, rows in streams.items():
+        order = [batch_of[int(row) // ROWS] for row in rows if row in wanted]
+        if order != sorted(order):
+            problems.append(f"{name}: a batch's rows behind those of a later one")
+    keys = [key.split("/") for key in left]
+    dones = [key for key in keys if key[1] == "done"]
+    writers = {key[3] for key in keys if key[1] != "done"}
+    for what, count in (("done records", len(dones)), ("drivers' batches", len(writers))):
+        if count > kills + 1:
+            problems.append(f"{count} {what} left in the staging stream after {kills} kills")
+    return problems
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=None, help="of the first round")
+    parser.add_argument("--strikes", type=int, default=2, help="drivers struck in each round")
+    parser.add_argument("--drive", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.drive:
+        drive(json.loads(args.drive))
+        return 0
+    first = random.SystemRandom().randrange(1 << 30) if args.seed is None else args.seed
+    print(f"{args.rounds} rounds from seed {first}", flush=True)
+    results = []
+    for number in range(args.rounds):
+        with tempfile.TemporaryDirectory(prefix="surecast-sink-") as folder:
+            result = run_round(first + number, Path(folder), strikes=args.strikes)
+            if result.violations:
+                for log in sorted(Path(folder).glob("*.log")):
+                    print(log.read_text(errors="replace")[-4000:], file=sys.stderr)
+        results.append(result)
+        verdict = "; ".join(result.violations) or "every row once"
+        print(
+            f"round {number + 1} (seed {result.seed}): {'; '.join(result.story)}; "
+            f"{result.failures} failed tasks, {result.rows} rows, {result.left} records left, "
+            f"{result.seconds:.0f} s: {verdict}",
+            flush=True,
+        )
+    total = {
+        name: sum(getattr(result, name) for result in results)
+        for name in ("kills", "zombies", "deletions", "failures", "rows")
+    }
+    bad = [result.seed for result in results if result.violations]
+    said = ", ".join(f"{count} {name}" for name, count in total.items())
+    print(f"{len(results)} rounds: {said}. " + (f"VIOLATED: {bad}" if bad else "Every row once."))
+    if not total["kills"]:
+        print("No driver was killed in time: these rounds show nothing.")
+    return 1 if bad or not total["kills"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,377 @@
+"""A streaming query under load, while its region dies and it is started again against another one.
+
+Two regions of two real servers each. A publisher fills two streams, one that keeps all and one that
+keeps the latest of each key. A Spark query reads both by pattern, voids included, into Parquet:
+
+    west       it reads from west
+    failover   both servers of west are killed (SIGKILL); the query is started again with east's url
+    head       the head of east is killed and comes back two seconds later
+    home       west is back; the query is stopped and started again with west's url
+    owner      the line between the regions is cut; the query reads on in east, also a third stream,
+               of which west never hears; then east is killed, and the query is started again with
+               west's url: it waits until east is back
+    end        publishing ends; what is left is read with availableNow, from east
+
+Then the output is judged by Spark: every position of all streams exactly once, every event of the
+first as it was published, in all files together. No query may have found that data was lost.
+
+    python -m surecast_lab.swarm.spark_rounds [--minutes 10] [--seed 1]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import sys
+import tempfile
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from surecast.client import sync
+from surecast.client.rules import latest_per_key
+from surecast.errors import SurecastError
+from surecast.server.cluster import Cluster
+from surecast_lab.testing.deployment import free_layout, lead_through, wire
+from surecast_lab.testing.relay import RelayProcess, RelaySpec
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+__all__ = ["SparkRound", "run_round"]
+
+ALL, LATEST, LATE, PATTERN = "load.all", "load.latest", "load.late", "load.>"
+ROWS, KEYS = 500, 2_000
+READY_S = 120.0
+STUCK_S = 180.0
+DOWN_S = 2.0
+AWAY_S = 8.0  # longer than it takes until a loss counts
+
+
+class SparkRound(msgspec.Struct):
+    """What a round leaves behind."""
+
+    seed: int
+    published: dict[str, int] = {}
+    rows: dict[str, int] = {}  # in the output: events and void ranges
+    void: int = 0  # positions of the second stream that the query saw as void
+    starts: int = 0  # of the query
+    failures: list[str] = []  # by which the query ended, as it may when its region dies
+    batches: int = 0
+    violations: list[str] = []
+    seconds: float = 0.0
+
+
+class Load:
+    """A publisher in a thread of its own: numbered values, a pause between batches."""
+
+    def __init__(self, url: str, seed: int, pause_s: float) -> None:
+        self.url = url
+        self.pause_s = pause_s
+        self.published = {ALL: 0, LATEST: 0}
+        self.checksum = 0
+        self.problem: BaseException | None = None
+        self.late = False  # whether the third stream gets events, too
+        self._rng = random.Random(seed)
+        self._over = threading.Event()
+        self._turn = threading.Lock()  # held while a batch is published, and for a pause
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            with sync.connect(self.url) as client:
+                everything = client.stream(ALL)
+                newest = client.stream(LATEST, retain=latest_per_key())
+                while not self._over.is_set():
+                    with self._turn:
+                        self._publish(everything, newest)
+                        if self.late:
+                            self._publish_late(client.stream(LATE))
+                    self._over.wait(self.pause_s)
+        except SurecastError as problem:
+            self.problem = problem
+
+    def _publish(self, everything: sync.Stream, newest: sync.Stream) -> None:
+        first = self.published[ALL]
+        values = [b"%012d" % (first + row) for row in range(ROWS)]
+        everything.publish_many(values)
+        self.checksum += sum(map(zlib.crc32, values))
+        self.published[ALL] += ROWS
+        keys = [b"k%d" % int(KEYS * self._rng.random() ** 2) for _ in range(ROWS)]
+        newest.publish_many(values, keys=keys)
+        self.published[LATEST] += ROWS
+
+    def _publish_late(self, late: sync.Stream) -> None:
+        late.publish_many([b"late"] * ROWS)
+        self.published[LATE] = self.published.get(LATE, 0) + ROWS
+
+    def pause(self) -> None:
+        """When this returns, what was published is acknowledged, and no more is."""
+        self._turn.acquire()
+
+    def go_on(self) -> None:
+        self._turn.release()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join()
+        if self.problem is not None:
+            raise self.problem
+
+
+class _Story:
+    def __init__(
+        self,
+        spark: SparkSession,
+        folder: Path,
+        cluster: Cluster,
+        relay: RelayProcess,
+        result: SparkRound,
+        say: Any,
+    ) -> None:
+        self.spark, self.folder, self.cluster, self.relay = spark, folder, cluster, relay
+        self.result, self.say = result, say
+        self.urls = {
+            region: "surecast://"
+            + ",".join(n.listen for n in self.replicas(region))
+            for region in cluster.layout.regions()
+        }  # fmt: skip
+        self.query: StreamingQuery | None = None
+
+    def replicas(self, region: str) -> list[Any]:
+        nodes = self.cluster.layout.nodes
+        return [node for node in nodes if node.region == region and node.role == "replica"]
+
+    # ------------------------------------------------------------ the query
+
+    def start(self, region: str, *, once: bool = False) -> None:
+        rows = (
+            self.spark.readStream.format("surecast")
+            .option("url", self.urls[region])
+            .option("subscribePattern", PATTERN)
+            .option("startingOffsets", "earliest")
+            .option("includeVoids", "true")
+            .option("maxOffsetsPerTrigger", "200000")
+            .load()
+        )
+        writer = (
+            rows.writeStream.format("parquet")
+            .option("path", str(self.folder / "output"))
+            .option("checkpointLocation", str(self.folder / "checkpoint"))
+        )
+        writer = (
+            writer.trigger(availableNow=True)
+            if once
+            else writer.trigger(processingTime="500 milliseconds")
+        )
+        self.query = writer.start()
+        self.result.starts += 1
+
+    def stop(self) -> None:
+        query, self.query = self.query, None
+        assert query is not None
+        self.result.batches += len(query.recentProgress)
+        failure = query.exception()
+        if failure is not None:
+            self.note_failure(str(failure))
+        query.stop()
+
+    def note_failure(self, text: str) -> None:
+        """A query may end when its region dies; that it takes this for a loss it may not."""
+        self.result.failures.append(text.strip().splitlines()[0][:200])
+        for loss in re.findall(r"data was lost: [^\n]+", text)[:1]:
+            self.result.violations.append(f"nothing was lost, but: {loss[:200]}")
+
+    def rows_read(self) -> int:
+        assert self.query is not None
+        progress = self.query.lastProgress
+        return 0 if progress is None else int(progress["batchId"])
+
+    def has_read(self, published: dict[str, int]) -> bool:
+        assert self.query is not None
+        progress = self.query.lastProgress
+        places = {} if progress is None else json.loads(progress["sources"][0]["endOffset"])
+        return all(places.get(name, {}).get("next") == n + 1 for name, n in published.items())
+
+    def until(self, what: str, condition: Callable[[], bool], region: str) -> None:
+        """Wait for a condition; a query that has ended is started again."""
+        deadline = time.monotonic() + STUCK_S
+        while not condition():
+            assert self.query is not None
+            if not self.query.isActive:
+                self.stop()
+                self.start(region)
+            if time.monotonic() > deadline:
+                raise SurecastError(f"stuck: {what}")
+            time.sleep(0.2)
+
+    def moves_on(self, region: str, batches: int = 2) -> None:
+        at = self.rows_read()
+        self.until(
+            f"no new micro-batch from {region}", lambda: self.rows_read() >= at + batches, region
+        )
+
+    # ------------------------------------------------------------ the story
+
+    def play(self, seconds: float, load: Load) -> None:
+        act_s = seconds / 5
+        self.start("west")
+        self.rest("west", act_s)
+        self.say("west is killed; the query goes on in east")
+        for node in self.replicas("west"):
+            self.cluster.kill(node.name)
+        self.stop()
+        self.start("east")
+        self.rest("east", act_s)
+        head = self.replicas("east")[0].name
+        self.say(f"{head} is killed")
+        self.cluster.kill(head)
+        time.sleep(DOWN_S)
+        self.cluster.start(head)
+        self.rest("east", act_s)
+        self.say("west is back; the query goes home")
+        for node in self.replicas("west"):
+            self.cluster.start(node.name)
+        self.cluster.wait_ready(READY_S)
+        self.stop()
+        self.start("west")
+        self.rest("west", act_s)
+        self.lose_the_owner(act_s, load)
+        load.stop()
+        self.stop()
+        self.say("publishing has ended; the rest is read from east")
+        self.start("east", once=True)
+        assert self.query is not None
+        self.query.awaitTermination(int(STUCK_S))
+        self.stop()
+
+    def lose_the_owner(self, act_s: float, load: Load) -> None:
+        self.say("the line is cut; the query goes on in east")
+        self.relay.cut(wire("east", "west"))
+        load.late = True
+        self.stop()
+        self.start("east")
+        self.rest("east", act_s)
+        load.pause()
+        self.until("not all was read", lambda: self.has_read(load.published), "east")
+        self.say("east is killed; the query waits in west")
+        for node in self.replicas("east"):
+            self.cluster.kill(node.name)
+        self.stop()
+        self.start("west")
+        deadline = time.monotonic() + AWAY_S
+        self.until("time", lambda: time.monotonic() >= deadline, "west")
+        self.say("east is back")
+        self.relay.mend(wire("east", "west"))
+        for node in self.replicas("east"):
+            self.cluster.start(node.name)
+        self.cluster.wait_ready(READY_S)
+        load.go_on()
+        self.rest("west", act_s)
+
+    def rest(self, region: str, seconds: float) -> None:
+        """So long, and until the query has moved on."""
+        deadline = time.monotonic() + seconds
+        self.moves_on(region)
+        self.until("time", lambda: time.monotonic() >= deadline, region)
+
+    # ------------------------------------------------------------ the verdict
+
+    def judge(self, load: Load) -> None:
+        from pyspark.sql import functions as f
+
+        result = self.result
+        result.published = dict(load.published)
+        rows = self.spark.read.parquet(str(self.folder / "output")).cache()
+        for stream in load.published:
+            self._covered(rows.where(f.col("stream") == stream), stream)
+        events = rows.where("kind = 'event'")
+        kept = events.where(f.col("stream") == ALL)
+        found = kept.select(f.count("*"), f.sum(f.crc32("value"))).first()
+        if found is None or (found[0], found[1]) != (load.published[ALL], load.checksum):
+            result.violations.append(f"{ALL}: {found} where {load.published[ALL]} were published")
+        void = rows.where("kind = 'void'").agg(f.sum("range")).first()
+        result.void = int(void[0] or 0) if void else 0
+        rows.unpersist()
+
+    def _covered(self, rows: DataFrame, stream: str) -> None:
+        """Every position once: each row begins where the one before it ends."""
+        from pyspark.sql import Window
+        from pyspark.sql import functions as f
+
+        before = f.coalesce(f.lag("seq").over(Window.orderBy("seq", "range")), f.lit(0))
+        placed = rows.select("seq", "range", before.alias("before"))
+        wrong = placed.where("seq - range != before").orderBy("seq").limit(3).collect()
+        for row in wrong:
+            self.result.violations.append(
+                f"{stream}: {row['range']} positions up to {row['seq']} follow {row['before']}"
+            )
+        last = rows.agg(f.max("seq"), f.count("*")).first()
+        assert last is not None
+        self.result.rows[stream] = int(last[1])
+        if last[0] != self.result.published[stream]:
+            self.result.violations.append(
+                f"{stream} ends at {last[0]}, published were {self.result.published[stream]}"
+            )
+
+
+def run_round(
+    spark: SparkSession,
+    folder: Path,
+    seconds: float,
+    seed: int,
+    pause_s: float = 0.02,
+    say: Callable[[str], None] = lambda _: None,
+) -> SparkRound:
+    """The story in about so many seconds; `folder` gets everything."""
+    began = time.monotonic()
+    result = SparkRound(seed)
+    with ExitStack() as stack:
+        relay = stack.enter_context(RelayProcess(RelaySpec(seed)))
+        layout = lead_through(relay, free_layout(folder / "cluster", 2, 2))
+        cluster = stack.enter_context(Cluster(layout))
+        cluster.wait_ready(READY_S)
+        story = _Story(spark, folder, cluster, relay, result, say)
+        load = Load(story.urls["east"], seed, pause_s)
+        try:
+            story.play(seconds, load)
+        finally:
+            if story.query is not None:
+                story.query.stop()
+            load._over.set()
+        story.judge(load)
+    result.seconds = round(time.monotonic() - began, 1)
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A streaming query through a region's failure.")
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    from surecast.pipeline.session import spark_session
+
+    spark = spark_session("local[2]")
+    with tempfile.TemporaryDirectory(prefix="surecast-spark-") as folder:
+        result = run_round(spark, Path(folder), options.minutes * 60, options.seed, say=_say)
+    spark.stop()
+    print(msgspec.json.format(msgspec.json.encode(result)).decode())
+    sys.exit(1 if result.violations else 0)
+
+
+def _say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

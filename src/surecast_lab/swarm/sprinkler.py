@@ -1,0 +1,295 @@
+"""Sprinkler's swarm: regions, publishers, readers and clients under faults of every kind.
+
+The seed decides everything: 3-5 regions with chains of 1-3, streams with all sorts of retention,
+publishers that retry, and faults, many of them while publishes are under way. When all is healed,
+every publish must be acknowledged within a bounded time and every reader in every region must be at
+the same end; fresh readers then read every region from the first position. The verdict comes from
+the clients' records alone (`protocols.sprinkler.checks`).
+
+Publishers of other regions than the owner's publish through their own, streams are created from
+anywhere, and clients hold named subscriptions, watch patterns, ask for times and read ranges
+(`callers.py`).
+
+A plan may have a crowd of mesh clients in the place of these; `sprinkler_mesh.py` draws such plans.
+"""
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any, ClassVar
+
+import msgspec
+
+from surecast.columns.retention import KeepLast, Policy
+from surecast.core.machine import HandlerMachine
+from surecast.core.types import SECOND
+from surecast.protocols.chain.messages import Patch, Wanted
+from surecast.protocols.sprinkler.checks import Tally
+from surecast.protocols.sprinkler.mesh_peer import MeshPeer
+from surecast.protocols.sprinkler.messages import Doubt, Hide, RegionBehind
+from surecast.protocols.streams.fetcher import Fetcher
+from surecast.protocols.streams.inquirer import Inquirer
+from surecast.protocols.streams.messages import (
+    CursorChanged,
+    CursorDelete,
+    CursorReset,
+    CursorsAre,
+    Detach,
+    ListCursors,
+    RangeLost,
+)
+from surecast.sim.faults import Crash, Fault, Pause, Timed
+from surecast.sim.trace import Trace
+from surecast.sim.world import World
+from surecast_lab.swarm import trial
+from surecast_lab.swarm.cluster_scenario import ClusterPlan, ClusterScenario, draw_cluster
+from surecast_lab.swarm.damage import DamagePlan, Damages, draw_damage
+from surecast_lab.swarm.mesh_clients import MeshClients, MeshPlan
+from surecast_lab.swarm.query_clients import (
+    ONLY_HERE,
+    QueryClients,
+    QueryClientsPlan,
+    draw_query_clients,
+)
+from surecast_lab.swarm.range_readers import draw_ranges
+from surecast_lab.swarm.timeline import Timeline
+from surecast_lab.swarm.trial import REJOIN_NS, SETTLE_NS, WARM_UP_NS, SeedResult
+from surecast_lab.swarm.workload import draw_workload
+
+__all__ = ["SCENARIO", "Plan", "Sprinkler", "draw_plan", "run_seed"]
+
+MESH_SETTLE_NS = 15 * SECOND  # where there are meshes; most need a second
+DAMAGED = 0.5  # of the seeds, whose disks are damaged or rolled back
+NEED_DAMAGE = (RegionBehind, Patch, Wanted)  # sent only when a disk has lost something
+# Named subscriptions are listed, reset and deleted in tests/protocols/streams only.
+ADMINISTRATION = (CursorChanged, CursorDelete, CursorReset, CursorsAre, Detach, ListCursors)
+# No seed makes two histories, or gives positions up.
+NEVER_SENT = (Doubt, Hide, RangeLost, *ADMINISTRATION)
+PATIENCE_NS = 600 * SECOND  # of publishers with an owner out of reach: it will be back
+
+
+class Abroad(msgspec.Struct):
+    """What is asked of a region by others, or from outside."""
+
+    owners: dict[str, str]  # the table: prefix → region
+    openers: dict[str, str]  # stream → the publisher that creates it
+    publishers: dict[str, list[str]]  # stream → those of other regions that publish to it
+    late: dict[str, tuple[str, Policy, int]]  # further streams: owner, retention, when
+    server: dict[str, int]  # settings that make retention and compaction work in small steps
+    callers: QueryClientsPlan
+
+
+class Plan(ClusterPlan):
+    """What a seed draws."""
+
+    mesh: MeshPlan | None = None
+    abroad: Abroad | None = None
+    damage: DamagePlan | None = None
+
+    @property
+    def timed_faults(self) -> Sequence[Timed]:
+        return [*self.faults, *(self.damage.faults if self.damage else ())]
+
+
+def draw_plan(seed: int) -> Plan:
+    rng = Random(f"{seed}/plan")
+    plan = draw_cluster(rng, rng.randint(3, 5), Plan)
+    plan.abroad = _draw_abroad(Random(f"{seed}/abroad"), plan)
+    plan.abroad.callers.ranges = draw_ranges(
+        Random(f"{seed}/ranges"),
+        list(plan.regions),
+        [*plan.streams, *plan.abroad.late],
+        WARM_UP_NS,
+        plan.duration_ns,
+    )
+    rng = Random(f"{seed}/damage")
+    if rng.random() < DAMAGED:
+        plan.damage = draw_damage(rng, plan.regions, WARM_UP_NS, plan.duration_ns)
+    return plan
+
+
+def _draw_abroad(rng: Random, plan: Plan) -> Abroad:
+    places = list(plan.regions)
+    owners, openers = {}, {}
+    late: dict[str, tuple[str, Policy, int]] = {}
+    if rng.random() < 0.8:  # else each region owns what is made there
+        owners = {"": rng.choice(places), "late": rng.choice(places), "late.b": rng.choice(places)}
+        owners |= {name: owner for name, (owner, _) in plan.streams.items()}
+        openers = {name: f"{rng.choice(places)}/pub0" for name in plan.streams}
+    names = {"late.a": "late", "late.b.c": "late.b", "more": ""}
+    for name in rng.sample(list(names), rng.randint(0, 2)):
+        opener = rng.choice(places)
+        at_ns = WARM_UP_NS + rng.randrange(plan.duration_ns // 2)
+        late[name] = owners.get(names[name], opener), KeepLast(rng.randint(5, 50)), at_ns
+        openers[name] = f"{opener}/pub0"
+    everybody = [f"{place}/pub{n}" for place in places for n in range(plan.publishers)]
+    publishers = {
+        name: [p for p in rng.sample(everybody, rng.randint(0, 2)) if not p.startswith(owner)]
+        for name, (owner, _) in plan.streams.items()
+    }
+    server = {
+        "piece_rows_max": rng.choice((16, 100, 1 << 16)),
+        "feed_rows": rng.choice((1, 16, 1 << 14)),
+        "feed_bytes": rng.choice((1, 2_000, 16 << 20)),
+    }
+    callers = draw_query_clients(rng, places, list(plan.streams), WARM_UP_NS, plan.duration_ns)
+    return Abroad(owners, openers, publishers, late, server, callers)
+
+
+class Sprinkler(ClusterScenario[Plan]):
+    """`types` and `client_type` take the place of a replica's and a mesh client's own, `chain` and
+    `server` are options of replicas: tests take a rule out and see that it is missed."""
+
+    protocols: ClassVar[frozenset[str]] = frozenset({"chain", "streams", "sprinkler"})
+
+    def __init__(
+        self,
+        *,
+        types: tuple[type[Any], ...] = (),
+        client_type: type[MeshPeer] = MeshPeer,
+        chain: dict[str, Any] | None = None,
+        server: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.types, self.client_type = types, client_type
+        self.chain, self.server = chain, server or {}
+        self.callers: QueryClients | None = None
+        self.crowd: MeshClients | None = None
+        self.damages: Damages | None = None
+        self.requests = 0  # of the mesh until it had settled
+
+    def draw(self, seed: int) -> Plan:
+        return draw_plan(seed)
+
+    def build(self, seed: int, plan: Plan, trace: Trace | None) -> World:
+        mesh, abroad = plan.mesh, plan.abroad
+        drawn: dict[str, Any] = {**abroad.server, "owners": abroad.owners} if abroad else {}
+        if plan.damage:  # a lone owner that was rolled back must not number before it could ask
+            drawn["ask_ns"] = PATIENCE_NS
+        self.cluster = cluster = self.make_cluster(
+            seed,
+            plan,
+            trace,
+            chain=self.chain,
+            server={**drawn, **self.server},
+            publisher={"owner_ns": PATIENCE_NS},
+            types=self.types,
+            client_type=self.client_type,
+            mesh=mesh.config if mesh else None,
+            client=mesh.client if mesh else None,
+        )
+        for name, (owner, policy) in plan.streams.items():
+            cluster.open(name, owner, policy, 0, abroad.openers.get(name, "") if abroad else "")
+        rng, end_ns = Random(f"{seed}/workload"), WARM_UP_NS + plan.duration_ns
+        others = abroad.publishers if abroad else None
+        draw_workload(cluster, rng, plan.streams, plan.publishers, plan.keys, end_ns, others)
+        if abroad:
+            self._open_late(abroad, rng)
+            self.callers = QueryClients(cluster, abroad.callers, Random(f"{seed}/callers"))
+        if mesh:
+            self.crowd = MeshClients(cluster, mesh)
+            self.settle_ns = MESH_SETTLE_NS
+        if plan.damage:
+            holds = [hold.node.split("/")[0] for hold in abroad.callers.holds] if abroad else []
+            self.damages = Damages(cluster, plan.damage, holds)
+        return cluster.world
+
+    def _open_late(self, abroad: Abroad, rng: Random) -> None:
+        """A few events each, by whoever created the stream."""
+        for name, (owner, policy, at_ns) in abroad.late.items():
+            opener = abroad.openers[name]
+            self.cluster.open(name, owner, policy, at_ns, opener)
+            late = {name: (owner, policy)}
+            until_ns = at_ns + SECOND
+            draw_workload(self.cluster, rng, late, 1, 5, until_ns, {name: [opener]}, at_ns)
+
+    def handlers(self) -> dict[type[HandlerMachine], list[str]]:
+        cluster = self.cluster
+        asking: dict[type[HandlerMachine], list[str]] = {
+            Inquirer: cluster.callers,
+            Fetcher: cluster.callers,
+        }
+        mesh: dict[type[HandlerMachine], list[str]] = {MeshPeer: list(cluster.clients)}
+        return super().handlers() | (asking if cluster.callers else {}) | mesh
+
+    def is_expected(self, role: type[HandlerMachine], message: type[Any]) -> bool:
+        """But for messages of the mesh where there is none, of callers where there are none, and
+        after damage where there is none."""
+        if message in NEVER_SENT or (message in NEED_DAMAGE and not self.damages):
+            return False
+        if message in MeshPeer.handlers and not self.cluster.clients:
+            return False
+        is_server = role in self.layers()
+        return bool(self.cluster.callers) or not (is_server and message in ONLY_HERE)
+
+    # ------------------------------------------------------------ faults
+
+    def allows(self, fault: Fault) -> bool:
+        """Some clients have not come yet or left, and not every disk may go."""
+        names = [getattr(fault, field, "") for field in ("name", "a", "b")]
+        if self.crowd and any(map(self.crowd.is_away, names)):
+            return False
+        if self.damages and not self.damages.allows(fault):
+            return False
+        return super().allows(fault)
+
+    def on_fault(self, fault: Fault) -> None:
+        if self.crowd and getattr(fault, "name", "") in self.cluster.clients:
+            what = {Crash: "crashed", Pause: "stalled"}.get(type(fault))
+            self.crowd.counts.update([what] if what else [])
+
+    # ------------------------------------------------------------ after healing
+
+    def settled(self) -> bool:
+        return super().settled() and not (self.crowd and self.crowd.to_come)
+
+    def on_settled(self) -> None:
+        self.requests = self.crowd.requests() if self.crowd else 0
+
+    def audit(self) -> list[str]:
+        if self.crowd:
+            self.crowd.mind_quiet(self.crowd.requests() - self.requests, REJOIN_NS)
+        found = super().audit()
+        if self.callers and not found:
+            self.callers.finish()
+            # Expiry has gone on meanwhile: judge when everybody has the same again.
+            world = self.cluster.world
+            world.run(world.now_ns + SETTLE_NS, until=lambda _: self.settled())
+        return found
+
+    def judge(self) -> Tally:
+        tally = super().judge()
+        if self.callers:
+            tally.violations += self.callers.violations
+        if self.damages:
+            tally.violations += self.damages.violations
+        if self.crowd:
+            tally.violations += self.crowd.violations.values()
+        return tally
+
+    def clients_did(self) -> dict[str, int]:
+        if not self.crowd:
+            return {}
+        counters = self.cluster.counters.values()
+        return {
+            **self.crowd.counts,
+            "got from peers": sum(c["mesh.positions-from-peers"] for c in counters),
+            "got from servers": sum(c["mesh.positions-from-server"] for c in counters),
+        }
+
+    def callers_did(self) -> dict[str, int]:
+        return self.callers.counts() if self.callers else {}
+
+
+SCENARIO = Sprinkler
+
+
+def run_seed(
+    seed: int,
+    *,
+    plan: Plan | None = None,
+    trace: Trace | None = None,
+    story: Timeline | None = None,
+    **options: Any,
+) -> SeedResult:
+    """Run one seed of `Sprinkler(**options)`."""
+    return trial.run_seed(Sprinkler(**options), seed, plan=plan, trace=trace, story=story)

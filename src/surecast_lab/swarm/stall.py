@@ -1,0 +1,236 @@
+"""A subscriber that stops reading at full load: the others go on, no server fills up, and it misses
+nothing.
+
+One region with a chain of two, a publisher that publishes all it can, and four subscribers, thin
+and in the mesh. One of them stalls, in one of two ways: its process is *stopped*, or it lives on
+and its program *holds*, asking for nothing more, so that the client's own buffer fills. When it
+goes on it must get everything that was not replaced by something later (`load.py`). The rate of the
+others is measured before and during the stall, in the same run, and reported; what is demanded of
+them is that they go on. Of the servers it is demanded that their memory and their queues stay
+within what their configuration allows.
+
+    python -m surecast_lab.swarm.stall [--seconds 30] [--case thin-stopped]
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from surecast.errors import SurecastError
+from surecast_lab.swarm.process_cluster import ProcessCluster
+
+__all__ = ["CASES", "Case", "StallResult", "run_stall"]
+
+
+class Case(msgspec.Struct, frozen=True):
+    mesh: bool
+    how: str  # stopped, held
+    retain: str  # all, latest
+
+
+CASES = {
+    "thin-stopped": Case(False, "stopped", "latest"),
+    "mesh-stopped": Case(True, "stopped", "all"),
+    "thin-held": Case(False, "held", "all"),
+    "mesh-held": Case(True, "held", "latest"),
+}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "storage": {"journal_bytes_max": 8 << 20, "segment_bytes_max": 64 << 20},
+    "runtime": {"high_water_bytes": 1 << 20, "queue_bytes_max": 16 << 20},
+}
+WARM = 200_000  # events that everybody has before anything is measured
+MEASURED = 400_000  # ... and that the others get while the rate before the stall is
+SLACK_BYTES = 64 << 20  # what a server's memory may differ by without a cause
+STREAM = "load"
+
+
+class StallResult(msgspec.Struct):
+    case: str
+    violations: list[str]
+    published: int = 0
+    stalled_s: float = 0.0
+    rate_before: float = 0.0  # positions a second, of the slowest of the others
+    rate_during: float = 0.0
+    missed: int = 0  # positions published during the stall
+    skipped: int = 0  # positions that it never got, since they were void by then
+    memory_before: int = 0  # of the largest server, bytes
+    memory_peak: int = 0
+    queued_peak: int = 0  # by one server for all its peers
+
+    @property
+    def memory_allowed(self) -> int:
+        """One journal being written and one being moved, the queue of one peer, and slack."""
+        journal = SETTINGS["storage"]["journal_bytes_max"]
+        queue = SETTINGS["runtime"]["queue_bytes_max"]
+        return int(self.memory_before + 2 * journal + queue + SLACK_BYTES)
+
+
+def run_stall(
+    name: str,
+    folder: Path,
+    *,
+    events: int = 1_000_000,
+    seconds: float = 0.0,
+    say: Callable[[str], None] = lambda _: None,
+) -> StallResult:
+    """The stall lasts until the others have got so many more events, and for so many seconds."""
+    result = StallResult(name, [])
+    try:
+        with ProcessCluster(folder, 1, {"east": 2}, 0, settings=SETTINGS) as fleet:
+            _Stall(fleet, CASES[name], result, say).run(events, seconds)
+    except SurecastError as error:
+        result.violations.append(str(error))
+    return result
+
+
+class _Stall:
+    def __init__(
+        self, fleet: ProcessCluster, case: Case, result: StallResult, say: Callable[[str], None]
+    ) -> None:
+        self.fleet, self.case, self.result, self.say = fleet, case, result, say
+        args = {"stream": STREAM, "retain": case.retain}
+        self.pump = fleet.add_user("east/pump", "pump", args)
+        meshed = {"victim": case.mesh, "thin": False, "mesh-1": True, "mesh-2": True}
+        self.readers = [
+            fleet.add_user(f"east/{reader}", "gauge", {**args, "mesh": mesh})
+            for reader, mesh in meshed.items()
+        ]
+        self.victim, *self.others = self.readers
+
+    def run(self, events: int, seconds: float) -> None:
+        fleet, result = self.fleet, self.result
+        fleet.wait(lambda: self._least(self.readers) > WARM)
+        result.rate_before = self._rate(MEASURED, seconds / 3)
+        result.memory_before = self._look()
+        self.say(f"{result.rate_before:,.0f} positions a second; {self.victim} stalls")
+        self._begin()
+        began, published = time.monotonic(), self._published()
+        result.rate_during = self._rate(events, seconds)
+        result.stalled_s = time.monotonic() - began
+        result.missed = self._published() - published
+        self.say(f"{result.rate_during:,.0f} positions a second; it goes on")
+        self._end()
+        at = self._least(self.others)
+        fleet.wait(lambda: self._look() > 0 and self._least([self.victim]) > at, 300.0)
+        self.say("it has caught up with where the others were; publishing ends")
+        self._finish()
+        self._judge()
+
+    # ------------------------------------------------------------ the stall
+
+    def _begin(self) -> None:
+        if self.case.how == "stopped":
+            self.fleet.stop(self.victim)
+        else:
+            self.fleet.workers[self.victim].ask("hold")
+
+    def _end(self) -> None:
+        if self.case.how == "stopped":
+            self.fleet.cont(self.victim)
+        else:
+            self.fleet.workers[self.victim].ask("go_on")
+
+    def _rate(self, events: int, seconds: float) -> float:
+        """How fast the slowest of the others is, for so many events and so long at least."""
+        first, began = self._least(self.others), time.monotonic()
+
+        def is_over() -> bool:
+            self._look()
+            enough = self._least(self.others) >= first + events
+            return enough and time.monotonic() - began >= seconds
+
+        self.fleet.wait(is_over, 300.0)
+        return (self._least(self.others) - first) / (time.monotonic() - began)
+
+    # ------------------------------------------------------------ looking
+
+    def _least(self, readers: list[str]) -> int:
+        ask = [self.fleet.workers[name].ask("status") for name in readers]
+        return min(int(status["position"]) for status in ask)
+
+    def _published(self) -> int:
+        published: int = self.fleet.workers[self.pump].ask("status")["published"]
+        return published
+
+    def _look(self) -> int:
+        """Note what the servers hold; the memory of the largest."""
+        names = self.fleet.regions["east"]
+        now = max(self.fleet.workers[name].memory_bytes() for name in names)
+        queued = max(self.fleet.server(name).queued_bytes for name in names)
+        self.result.memory_peak = max(self.result.memory_peak, now)
+        self.result.queued_peak = max(self.result.queued_peak, queued)
+        return now
+
+    # ------------------------------------------------------------ the end
+
+    def _finish(self) -> None:
+        pump = self.fleet.workers[self.pump]
+        pump.ask("quiet")
+        self.fleet.wait(lambda: bool(pump.ask("status")["quiet"]))
+        self.result.published = self._published()
+        self.fleet.wait(lambda: self._least(self.readers) > self.result.published, 300.0)
+
+    def _judge(self) -> None:
+        result, end = self.result, self.result.published + 1
+        wrong = result.violations
+        wrong += self.fleet.workers[self.pump].ask("status")["faults"]
+        for name in self.readers:
+            worker = self.fleet.workers[name]
+            status, missing = worker.ask("status"), worker.ask("missing", end)
+            wrong += [f"{name}: {fault}" for fault in status["faults"]]
+            if missing:
+                wrong.append(f"{name} lacks what nothing replaced: {missing[:5]}")
+            if self.case.retain == "all" and status["events"] != result.published:
+                wrong.append(f"{name} got {status['events']} events of {result.published}")
+            if name == self.victim:
+                result.skipped = result.published - status["events"]
+        if result.memory_peak > result.memory_allowed:
+            wrong.append(
+                f"a server held {result.memory_peak:,} bytes, at most {result.memory_allowed:,} "
+                "were expected"
+            )
+        most = SETTINGS["runtime"]["queue_bytes_max"] * (len(self.readers) + 2)
+        if result.queued_peak > most:
+            wrong.append(f"{result.queued_peak:,} bytes were queued, at most {most:,} allowed")
+
+
+# ---------------------------------------------------------------- from the shell
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A subscriber stops reading at full load.")
+    parser.add_argument("--seconds", type=float, default=30.0, help="the stall lasts so long")
+    parser.add_argument("--case", choices=list(CASES), help="one of them; else all")
+    options = parser.parse_args()
+    bad = 0
+    for name in [options.case] if options.case else CASES:
+        with tempfile.TemporaryDirectory(prefix="surecast-stall-") as folder:
+            result = run_stall(name, Path(folder), seconds=options.seconds, say=_say)
+        bad += bool(result.violations)
+        print(
+            f"{name}: {'VIOLATED' if result.violations else 'ok'}, stalled "
+            f"{result.stalled_s:.0f} s while {result.missed:,} of {result.published:,} events were "
+            f"published; {result.skipped:,} were void when it came to them. Others: "
+            f"{result.rate_before:,.0f} positions/s before, {result.rate_during:,.0f} during. "
+            f"Largest server: {result.memory_before >> 20} MiB before, {result.memory_peak >> 20} "
+            f"at most; queued at most {result.queued_peak >> 10:,} KiB",
+            flush=True,
+        )
+        for violation in result.violations:
+            print(f"  {violation}")
+    sys.exit(1 if bad else 0)
+
+
+def _say(what: str) -> None:
+    if sys.stderr.isatty():
+        print(f"  {what}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

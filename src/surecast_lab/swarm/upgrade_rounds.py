@@ -1,0 +1,398 @@
+"""A cluster whose processes all lack a protocol is upgraded node by node while publishing goes on.
+
+A seed draws regions of two or three replicas, mesh clients, thin readers, programs that read by a
+pattern, and the order in which all of them, witnesses and publishers too, are replaced. Each step
+waits by conditions: the chains are whole again and every reader has got so much more. Meanwhile
+
+- when the first server of a region is upgraded, the servers before it in the chain are restarted
+  without an upgrade until it is the head. So an upgraded head with older members is tested
+  (replicas join a chain at its tail: otherwise the head would be upgraded last);
+- creating a stream of the protocol's delivery is refused with `no-delivery` as long as a replica of
+  the stream's region lacks it (a delivery that reaches no other region concerns no other), and
+  works once the last one has it;
+- such a stream is then read by programs that have the protocol; those that lack it leave it out
+  with a warning and go on;
+- only sessions of the process that is being replaced end. Others may be closed in order where the
+  protocols do that by design: between regions when a tail changes, and in a mesh.
+
+At the end the fleet's judge finds nothing lost, doubled or misordered.
+
+    python -m surecast_lab.swarm.upgrade_rounds --protocol NAME --rounds 10
+        [--seed 1] [--keep FOLDER]
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from random import Random
+
+import msgspec
+
+from surecast import registry
+from surecast.columns.retention import KeepAll
+from surecast.core.types import MS
+from surecast.errors import SurecastError, UsageError
+from surecast.runtime.session import CLOSED
+from surecast_lab.swarm.process_cluster import ProcessCluster
+from surecast_lab.swarm.session_report import SessionReport
+from surecast_lab.testing.relay import Shape
+
+__all__ = ["SessionJudge", "UpgradeResult", "run_round"]
+
+ROWS, EVERY_NS = 4, 20 * MS
+STEPS = (20, 60, 150)  # positions of each stream from one replacement to the next
+REFUSED = "no-delivery"
+ENDED_SHOWN = 10
+
+
+class UpgradeResult(msgspec.Struct):
+    seed: int
+    regions: dict[str, int]
+    replaced: list[str]  # in order
+    violations: list[str]
+    restarted: list[str] = []  # without an upgrade
+    published: int = 0
+    acked: int = 0
+    delivered: int = 0
+    lost: int = 0
+    duplicated: int = 0
+    misordered: int = 0
+    refusals: int = 0  # attempts to create a stream too early
+    read_early: int = 0  # new streams that were read while older clients of the region still ran
+    left_out: int = 0  # warnings of older clients
+    ended: int = 0  # sessions of processes while they were replaced
+    closed: int = 0  # others, closed in order
+    broken: int = 0  # sessions that should not have ended
+    counters: dict[str, int] = {}  # of the runtime, in all processes and lives
+    seconds: float = 0.0
+
+
+def delivery_of(protocol: str) -> str:
+    """The name of the protocol's delivery."""
+    row = registry.PROTOCOLS.get(protocol)
+    if row is None or row.delivery is None:
+        having = [name for name, one in registry.PROTOCOLS.items() if one.delivery is not None]
+        raise UsageError(f"no protocol {protocol!r} with a delivery; take one of {having}")
+    return row.delivery().name
+
+
+def draw_regions(rng: Random) -> dict[str, int]:
+    names = ["east", "west", "north"][: rng.choice((2, 2, 3))]
+    counts = [3, *(rng.choice((2, 3)) for _ in names[1:])]
+    rng.shuffle(counts)
+    return dict(zip(names, counts, strict=True))
+
+
+def run_round(
+    protocol: str,
+    seed: int,
+    folder: Path,
+    *,
+    regions: dict[str, int] | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> UpgradeResult:
+    began = time.monotonic()
+    delivery = delivery_of(protocol)
+    rng = Random(f"{seed}/upgrade")
+    regions = regions or draw_regions(rng)
+    result = UpgradeResult(seed, regions, [], [])
+    wan = Shape(delay_ns=rng.randrange(2, 30) * MS, jitter_ns=2 * MS)
+    try:
+        with ProcessCluster(
+            folder, seed, regions, 1, thin=1, wan=wan, without=(protocol,)
+        ) as fleet:
+            _Round(fleet, rng, delivery, result, say).run()
+    except SurecastError as error:
+        result.violations.append(str(error))
+    result.seconds = time.monotonic() - began
+    return result
+
+
+class SessionJudge:
+    """Which sessions ended, by what processes report, and which of them should not have."""
+
+    def __init__(self, region_of: Callable[[str], str]) -> None:
+        self.region_of = region_of
+        self.process_of: dict[str, str] = {}  # by the name of a node, of all lives
+        self.ended = self.closed = 0
+        self.broken: list[str] = []
+
+    def learn(self, process: str, nodes: Iterable[str]) -> None:
+        self.process_of.update(dict.fromkeys(nodes, process))
+
+    def judge(self, reports: dict[str, SessionReport], replaced: str) -> None:
+        """What processes report since the last time; `replaced` was replaced meanwhile."""
+        for process, report in reports.items():
+            self.learn(process, report.nodes)
+        for process, report in reports.items():
+            for node, peer, why in report.ended:
+                other = self.process_of.get(peer, peer)
+                if replaced in (process, other):
+                    self.ended += 1
+                elif why == CLOSED and (_meshed(node, peer) or self._apart(process, other)):
+                    self.closed += 1
+                else:
+                    meanwhile = f"while {replaced or 'none'} was replaced"
+                    self.broken.append(f"{node} and {peer} ({other}), {meanwhile}: {why}")
+
+    def _apart(self, one: str, other: str) -> bool:
+        """Servers of two regions."""
+        servers = "/" not in one and "/" not in other
+        return servers and self.region_of(one) != self.region_of(other)
+
+
+def _meshed(node: str, peer: str) -> bool:
+    return "@" in node and "@" in peer  # members of a mesh carry their addresses
+
+
+class _Round:
+    def __init__(
+        self,
+        fleet: ProcessCluster,
+        rng: Random,
+        delivery: str,
+        result: UpgradeResult,
+        say: Callable[[str], None],
+    ) -> None:
+        self.fleet, self.rng, self.delivery = fleet, rng, delivery
+        self.result, self.say = result, say
+        self.sessions = SessionJudge(fleet.wiring.region_of)
+        self.programs: dict[str, list[str]] = {}  # region → programs that read by a pattern
+        self.mixed: list[str] = []  # regions that have had an upgraded head and older members
+        self.created: dict[str, str] = {}  # region → its stream of the new delivery
+        self.counters: Counter[str] = Counter()  # of the runtime, of lives that are over
+
+    def run(self) -> None:
+        fleet = self.fleet
+        self._begin()
+        self._try_all()
+        self.result.violations += [
+            f"{region}: created before any server has the delivery" for region in self.created
+        ]
+        for name in self._order():
+            self._replace(name)
+        missing = [region for region in fleet.regions if region not in self.created]
+        assert not missing, missing
+        self._progress()
+        fleet.quiet()
+        self.say("publishing has ended; waiting for everybody")
+        fleet.rest()
+        fleet.audit()
+        self._judge()
+
+    def _begin(self) -> None:
+        fleet = self.fleet
+        for region in fleet.regions:
+            stream = f"{region}.events"
+            fleet.open(stream, region, KeepAll())
+            for publisher in fleet.regions:  # each region publishes to all
+                fleet.publish(stream, ROWS, EVERY_NS, region=publisher)
+        for region in fleet.regions:
+            self.programs[region] = [f"{region}/p{n}" for n in range(2)]
+            for n, name in enumerate(self.programs[region]):
+                fleet.add_pattern_reader(name, ">", mesh=n == 1)
+        self._progress()
+        self._judge_sessions("")
+
+    def _order(self) -> list[str]:
+        """Everybody once. In each region a program has the protocol before the last server has it,
+        and another one gets it afterwards; one of the two is in the mesh."""
+        fleet, rng = self.fleet, self.rng
+        when = {name: 0.1 + 0.7 * rng.random() for name in fleet.workers}
+        for programs in self.programs.values():
+            early, late = rng.sample(programs, len(programs))
+            when[early], when[late] = 0.05 * rng.random(), 0.9 + 0.1 * rng.random()
+        return sorted(when, key=lambda name: when[name])
+
+    # ------------------------------------------------------------ a step
+
+    def _replace(self, name: str) -> None:
+        fleet = self.fleet
+        self.say(f"replacing {name}")
+        region = fleet.wiring.region_of(name)
+        self._end_life(name)
+        fleet.upgrade(name)
+        self.result.replaced.append(name)
+        if name in fleet.named and region in self.created:
+            fleet.named[name].append(self.created[region])
+        if name in fleet.regions[region]:
+            self._try(region)  # at once: the chain may be changing
+        self._settle(name)
+        if name in fleet.regions[region] and region not in self.mixed:
+            self.mixed.append(region)
+            self._make_head(name, region)
+
+    def _make_head(self, name: str, region: str) -> None:
+        """Restart those before it in the chain, without upgrading them."""
+        while (head := self.fleet.members(region)[0]) != name:
+            self.say(f"restarting {head}")
+            self._end_life(head)
+            self.fleet.restart_in_order(head)
+            self.result.restarted.append(head)
+            self._settle(head)
+
+    def _settle(self, replaced: str) -> None:
+        self._whole()
+        self._try_all()
+        self._progress()
+        self._judge_sessions(replaced)
+
+    def _whole(self) -> None:
+        fleet = self.fleet
+
+        def whole() -> bool:
+            return all(
+                sorted(fleet.members(region)) == sorted(names)
+                and all(fleet.server(name).ready for name in names)
+                for region, names in fleet.regions.items()
+            )
+
+        fleet.wait(whole)
+
+    def _try_all(self) -> None:
+        for region in self.fleet.regions:
+            self._try(region)
+            if region not in self.created and not self._lacking(region):
+                raise SurecastError(f"{region}: all its servers have the delivery, yet: {REFUSED}")
+
+    def _lacking(self, region: str) -> list[str]:
+        return [name for name in self.fleet.regions[region] if self.fleet.lacks_protocols(name)]
+
+    def _try(self, region: str) -> None:
+        """Create the stream of a region; allowed once no server that runs there lacks it."""
+        if region in self.created:
+            return
+        fleet, stream, lacking = self.fleet, f"{region}.new", self._lacking(region)
+        why = fleet.try_open(stream, region, KeepAll(), self.delivery)
+        if why:
+            self.result.refusals += 1
+            if why != REFUSED:
+                raise SurecastError(f"{stream} was refused for another reason: {why}")
+            return
+        if lacking:
+            raise SurecastError(f"{stream} was created although {lacking} lack its delivery")
+        self.say(f"{stream} is created")
+        self.created[region] = stream
+        self._read_new(region, stream)
+
+    def _read_new(self, region: str, stream: str) -> None:
+        """Programs that have the protocol read it at once; the others say that they leave it out,
+        and go on."""
+        fleet = self.fleet
+        older = [n for n in self.programs[region] if fleet.lacks_protocols(n)]
+        newer = [n for n in self.programs[region] if n not in older]
+        for name in newer:
+            fleet.named[name].append(stream)
+        fleet.publish(stream, ROWS, EVERY_NS)
+        fleet.wait(lambda: fleet.least(stream, newer) > STEPS[0])
+        fleet.wait(lambda: all(self._leaves_out(name, stream) for name in older))
+        self.result.left_out += len(older)
+        self.result.read_early += bool(older and newer)
+
+    def _leaves_out(self, name: str, stream: str) -> bool:
+        said = self.fleet.workers[name].ask("status")["warnings"]
+        return any(repr(stream) in line and "left out" in line for line in said)
+
+    def _progress(self) -> None:
+        """All readers get so much more of all that they read."""
+        fleet, step = self.fleet, self.rng.choice(STEPS)
+        goals = {
+            (reader, stream): position + step
+            for reader, at in fleet.positions().items()
+            for stream, position in at.items()
+        }
+
+        def waiting() -> list[tuple[str, str]]:
+            now = fleet.positions()
+            return [
+                (reader, stream)
+                for (reader, stream), goal in goals.items()
+                if now.get(reader, {}).get(stream, 0) < goal
+            ]
+
+        try:
+            fleet.wait(lambda: not waiting())
+        except SurecastError as error:
+            raise SurecastError(f"no progress of {waiting()[:5]}: {error}") from error
+
+    # ------------------------------------------------------------ the verdict
+
+    def _judge_sessions(self, replaced: str) -> dict[str, SessionReport]:
+        """`replaced`: the process that was replaced since the last time."""
+        reports = {n: worker.ask("sessions") for n, worker in self.fleet.workers.items()}
+        self.sessions.judge(reports, replaced)
+        return reports
+
+    def _end_life(self, name: str) -> None:
+        self.counters.update(self._judge_sessions("")[name].counters)
+
+    def _judge(self) -> None:
+        result, tally = self.result, self.fleet.judge()
+        for name in ("published", "acked", "delivered", "lost", "duplicated", "misordered"):
+            setattr(result, name, getattr(tally, name))
+        for report in self._judge_sessions("").values():
+            self.counters.update(report.counters)
+        result.counters = {name: count for name, count in self.counters.items() if count}
+        result.ended, result.closed = self.sessions.ended, self.sessions.closed
+        result.broken = len(self.sessions.broken)
+        result.violations += tally.violations[:20]
+        result.violations += [f"session: {one}" for one in self.sessions.broken[:ENDED_SHOWN]]
+
+
+# ---------------------------------------------------------------- from the shell
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Upgrades of real processes, one by one.")
+    parser.add_argument("--protocol", required=True, help="that all processes lack at first")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=1, help="of the first round")
+    parser.add_argument("--keep", type=Path, help="leave logs and data here")
+    options = parser.parse_args()
+    results = []
+    for seed in range(options.seed, options.seed + options.rounds):
+        with tempfile.TemporaryDirectory(prefix="surecast-upgrade-") as scratch:
+            folder = options.keep / str(seed) if options.keep else Path(scratch)
+            result = run_round(options.protocol, seed, folder, say=_say)
+        results.append(result)
+        _show(result)
+    bad = sum(bool(result.violations) for result in results)
+    acked = sum(result.acked for result in results)
+    replaced = sum(len(result.replaced) for result in results)
+    broken = sum(result.broken for result in results)
+    print(
+        f"{len(results)} rounds, {bad} with violations; {replaced} processes replaced, "
+        f"{acked:,} events acknowledged, {broken} sessions broken that should not"
+    )
+    sys.exit(1 if bad else 0)
+
+
+def _show(result: UpgradeResult) -> None:
+    regions = ", ".join(f"{name} {count}" for name, count in result.regions.items())
+    counters = ", ".join(f"{name} {count}" for name, count in sorted(result.counters.items()))
+    print(
+        f"round {result.seed} ({regions}): {'VIOLATED' if result.violations else 'ok'}, "
+        f"{len(result.replaced)} replaced, {len(result.restarted)} restarted as they were; "
+        f"{result.acked:,} acknowledged of "
+        f"{result.published:,}, {result.delivered:,} delivered, {result.lost} lost, "
+        f"{result.duplicated} duplicated, {result.misordered} misordered; "
+        f"{result.refusals} times {REFUSED}, {result.read_early} streams read early, "
+        f"left out {result.left_out} times; sessions: {result.ended} ended with their process, "
+        f"{result.closed} closed, {result.broken} broken ({counters}); {result.seconds:.0f} s",
+        flush=True,
+    )
+    for violation in result.violations:
+        print(f"  {violation}")
+
+
+def _say(what: str) -> None:
+    if sys.stderr.isatty():
+        print(f"  {what}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

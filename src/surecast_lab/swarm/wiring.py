@@ -1,0 +1,72 @@
+"""Which node listens where and how others reach it: addresses of servers, links of clients.
+
+Regions reach each other over one wire a pair (`east-west`); links of the second region run against
+it. Mesh clients are reached over a wire of their own name. A publisher or thin reader reaches its
+servers over a wire of its own name, so its connections can be cut without those of others.
+"""
+
+from collections.abc import Mapping
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from surecast.runtime.addresses import Address
+from surecast_lab.testing.deployment import addresses, free_layout, lead_through, wire
+from surecast_lab.testing.ports import HOST, free_ports
+from surecast_lab.testing.relay import LinkSpec, RelayProcess, Shape
+
+__all__ = ["Wiring"]
+
+
+class Wiring:
+    """Addresses of a deployment; `sizes` has the number of replicas of each region."""
+
+    def __init__(
+        self,
+        folder: Path,
+        sizes: Mapping[str, int],
+        relay: RelayProcess,
+        wan: Shape,
+        lan: Shape,
+        settings: Mapping[str, Mapping[str, Any]],
+    ) -> None:
+        self.relay, self.lan = relay, lan
+        layout = free_layout(folder, sizes, http=False, settings=settings)
+        self.layout = lead_through(relay, layout, lambda *_: wan)
+        self.homes = {
+            name: home for region in sizes for name, home in addresses(layout, region).items()
+        }
+        self._region_of = {node.name: node.region for node in layout.nodes}
+
+    def region_of(self, name: str) -> str:
+        """The region of a node that is a replica, or is called `region/...` or `replica/...`."""
+        first = name.partition("/")[0]
+        return self._region_of.get(first, first)
+
+    def has_witness(self, region: str) -> bool:
+        """As a process of its own; the only replica of a region has it inside."""
+        return bool(self.layout.of(region, "witness"))
+
+    def wires(self) -> list[str]:
+        """Between regions."""
+        return [wire(*pair) for pair in combinations(sorted(self.layout.regions()), 2)]
+
+    def free_address(self) -> Address:
+        return HOST, free_ports(1)[0]
+
+    def client_link(self, name: str, home: Address) -> Address:
+        """Where others reach the mesh client `name`."""
+        return self._link(name, name, home)
+
+    def book_through(self, name: str, servers: tuple[str, ...]) -> dict[str, Address]:
+        """How `name` reaches these servers: over its own wire."""
+        return {
+            server: self._link(f"{name}>{server}", name, self.homes[server]) for server in servers
+        }
+
+    def book(self, servers: tuple[str, ...]) -> dict[str, Address]:
+        """The same without a relay."""
+        return {server: self.homes[server] for server in servers}
+
+    def _link(self, name: str, wire: str, target: Address) -> Address:
+        return self.relay.add(LinkSpec(name, target, wire=wire, forward=self.lan, back=self.lan))

@@ -1,0 +1,7 @@
+"""What tests and runs with real processes share.
+
+workers.py     worker processes: start, ask, stop, kill, end
+deployment.py  deployments of real servers, with a network between the regions
+ports.py       free ports, a block for each pytest worker
+relay.py       links between real processes: delay, loss, bandwidth, cuts; relay_*.py are its parts
+"""

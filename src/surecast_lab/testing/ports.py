@@ -1,0 +1,71 @@
+"""Ports to listen at, for tests and runs with real processes that go on beside each other.
+
+Workers of pytest-xdist, and the processes they start, pick from a block of ports of their own.
+Anything else picks from the whole range. A port that was handed out may not be in use yet, so a
+process hands each one out once before it begins again.
+"""
+
+import os
+import random
+import socket
+from collections.abc import Iterator
+from itertools import chain, islice
+
+from surecast.errors import SurecastError
+
+__all__ = ["HOST", "PORTS", "block_of", "free_base", "free_ports"]
+
+HOST = "127.0.0.1"
+PORTS = range(10_000, 30_000)  # below those that the system hands out by itself
+BLOCKS = 8
+
+_next: dict[range, int] = {}  # by block: the port that is looked at next
+
+
+def free_ports(count: int) -> list[int]:
+    """So many ports, each free for TCP and UDP."""
+    block = block_of(os.environ.get("PYTEST_XDIST_WORKER", ""))
+    found = list(islice(filter(_is_free, _candidates(block)), count))
+    if len(found) < count:
+        raise SurecastError(f"there are no {count} free ports in {block}")
+    return found
+
+
+def free_base(count: int) -> int:
+    """The first of so many ports in a row, all of them free for TCP and UDP."""
+    block = block_of(os.environ.get("PYTEST_XDIST_WORKER", ""))
+    row = 0
+    for port in chain(_candidates(block), _candidates(block)):  # it may begin inside of a row
+        row = 0 if port == block.start else row
+        row = row + 1 if _is_free(port) else 0
+        if row == count:
+            return port - count + 1
+    raise SurecastError(f"there are no {count} free ports in a row in {block}")
+
+
+def block_of(worker: str) -> range:
+    """The ports of a worker of pytest-xdist ("gw3"); "": all ports."""
+    if not worker:
+        return PORTS
+    size = len(PORTS) // BLOCKS
+    number = int(worker.removeprefix("gw")) % BLOCKS
+    return PORTS[number * size : (number + 1) * size]
+
+
+def _candidates(block: range) -> Iterator[int]:
+    """Each port of a block once, from behind the last one that was looked at."""
+    at = _next.get(block, random.SystemRandom().choice(block))
+    for _ in block:
+        port, at = at, at + 1 if at + 1 in block else block.start
+        _next[block] = at
+        yield port
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as tcp, socket.socket(type=socket.SOCK_DGRAM) as udp:
+        try:
+            tcp.bind((HOST, port))
+            udp.bind((HOST, port))
+        except OSError:
+            return False
+        return True

@@ -1,0 +1,225 @@
+"""What the tests of each folder may cost, in processor seconds, and whether they keep to it.
+
+Every run of pytest writes what it measured to out/test-times.json, summed over xdist's workers.
+`make test` (`pytest --budget`) fails if a folder takes a third more than tests/budget.toml allows.
+A slower machine is allowed more, by how much longer a fixed loop takes on it (`calibrate`).
+
+    python -m tests.budget      # rewrites tests/budget.toml from the last run (make budget)
+"""
+
+import json
+import math
+import os
+import sys
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+__all__ = ["Budget", "Meter", "calibrate", "complaints", "folder_of", "processor_seconds"]
+
+ROOT = Path(__file__).resolve().parent.parent
+BUDGET = ROOT / "tests" / "budget.toml"
+TIMES = ROOT / "out" / "test-times.json"
+TOLERANCE = 4 / 3
+HEADROOM = 1.15  # of a new budget, above what was measured ...
+HEADROOM_S = 2  # ... and so many seconds
+NEW_FOLDER_S = 40.0  # what a folder may take that has no budget yet
+LOOPS = 1_000_000
+TICK = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass
+class Budget:
+    reference_s: float = 0.0  # what `calibrate` found where the seconds were measured
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def load(path: Path) -> Budget:
+    found = tomllib.loads(path.read_text())
+    return Budget(found["reference_s"], found["seconds"])
+
+
+# ---------------------------------------------------------------- measuring
+
+
+def folder_of(path: str) -> str:
+    """`tests/protocols/chain/test_dedup.py` → `protocols/chain`; files in tests/ itself: `.`."""
+    folders = Path(path).parts[1:-1]
+    return "/".join(folders[:2]) or "."
+
+
+def processor_seconds() -> float:
+    """What this process and all its descendants have used so far.
+
+    `os.times` has the descendants that have ended; those that live are read from /proc (Linux).
+    """
+    used = os.times()
+    total = used.user + used.system + used.children_user + used.children_system
+    unseen = _children(os.getpid())
+    while unseen:
+        pid = unseen.pop()
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+        except OSError:
+            continue  # it has just ended
+        total += sum(map(int, fields[11:15])) / TICK  # user, system, and those of its children
+        unseen += _children(pid)
+    return total
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found += map(int, path.read_text().split())
+        except OSError:
+            continue
+    return found
+
+
+class Meter:
+    """Processor seconds by folder of tests."""
+
+    def __init__(self) -> None:
+        self.spent: Counter[str] = Counter()
+        self._last = processor_seconds()
+
+    def note(self, path: str) -> None:
+        """What was used since the last call goes to the folder of this file."""
+        now = processor_seconds()
+        self.spent[folder_of(path)] += max(0.0, now - self._last)
+        self._last = now
+
+
+def calibrate() -> float:
+    """Processor seconds of a fixed loop, the best of three."""
+    best = math.inf
+    for _ in range(3):
+        began = time.process_time()
+        number = 0
+        for i in range(LOOPS):
+            number = (number * 31 + i) % 1_000_003
+        best = min(best, time.process_time() - began)
+    return best
+
+
+# ---------------------------------------------------------------- judging
+
+
+def complaints(spent: Mapping[str, float], budget: Budget, calibration_s: float) -> list[str]:
+    """A line for every folder that took a third more than it may on this machine."""
+    slower = max(1.0, calibration_s / budget.reference_s)
+    found = []
+    for folder, used_s in sorted(spent.items()):
+        allowed_s = budget.seconds.get(folder, NEW_FOLDER_S) * slower
+        if used_s > allowed_s * TOLERANCE:
+            found.append(
+                f"tests/{folder} took {used_s:.0f} s of processor time, a third more than its "
+                f"budget of {allowed_s:.0f} s (tests/budget.toml, for this machine)"
+            )
+    return found
+
+
+def save(spent: Mapping[str, float], calibration_s: float, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    seconds = {folder: round(used_s, 1) for folder, used_s in sorted(spent.items())}
+    total_s = round(sum(spent.values()), 1)
+    told = {"calibration_s": calibration_s, "total_s": total_s, "seconds": seconds}
+    path.write_text(json.dumps(told, indent=1) + "\n")
+
+
+def new_budget(times: Mapping[str, object]) -> str:
+    """The text of a budget with room above these times."""
+    calibration_s, seconds = times["calibration_s"], times["seconds"]
+    if not calibration_s:
+        raise SystemExit("this run has no calibration: measure with `make test`")
+    assert isinstance(seconds, dict)
+    lines = [
+        "# Processor seconds that the tests of each folder may take, child processes included.",
+        "# `make test` fails when a folder takes a third more. `make budget` rewrites this file",
+        "# from the last `make test`: say in the commit why a folder needs more than before.",
+        "",
+        "# What the calibration loop (tests/budget.py) took on the machine that measured.",
+        f"reference_s = {calibration_s:.4f}",
+        "",
+        "[seconds]",
+        *(f'"{folder}" = {math.ceil(s * HEADROOM) + HEADROOM_S}' for folder, s in seconds.items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+# ---------------------------------------------------------------- in a run of pytest
+
+
+class Measured:
+    """The plugin of one process: a worker of xdist, its controller, or a run without xdist."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.is_worker = hasattr(config, "workerinput")
+        self.judges = config.getoption("budget") and not self.is_worker
+        self.calibration_s = calibrate() if self.judges else 0.0
+        self.meter: Meter | None = None
+        self.spent: Counter[str] = Counter()
+        self.over: list[str] = []
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        self.meter = self.meter or Meter()  # what was used before the first test is set-up
+        result = yield
+        self.meter.note(item.nodeid.partition("::")[0])
+        return result
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        self.spent.update(getattr(node, "workeroutput", {}).get("spent", {}))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.meter is not None:
+            self.spent.update(self.meter.spent)
+        if self.is_worker:
+            self.config.workeroutput["spent"] = dict(self.spent)  # type: ignore[attr-defined]
+            return
+        if self.spent:
+            save(self.spent, self.calibration_s, TIMES)
+        if self.judges:
+            self.over = complaints(self.spent, load(BUDGET), self.calibration_s)
+        if self.over and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if self.judges:
+            total_s = sum(self.spent.values())
+            terminalreporter.write_line(f"{total_s:.0f} s of processor time ({TIMES})")
+        for line in self.over:
+            terminalreporter.write_line(line, red=True)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--budget", action="store_true", help="fail if a folder takes more than tests/budget.toml"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Measured(config), "budget")
+
+
+# ---------------------------------------------------------------- from the shell
+
+
+def main() -> None:
+    if not TIMES.exists():
+        sys.exit(f"there is no {TIMES.relative_to(ROOT)}: run `make test` first")
+    BUDGET.write_text(new_budget(json.loads(TIMES.read_text())))
+
+
+if __name__ == "__main__":
+    main()

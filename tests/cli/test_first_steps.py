@@ -1,0 +1,144 @@
+"""What a newcomer meets in the shell: urls, tokens, missing streams, the first start."""
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.server.processes import (
+    COMMAND,
+    WAIT_S,
+    Process,
+    Served,
+    clean_env,
+    free_base,
+    surecast,
+    wait_for,
+)
+
+pytestmark = pytest.mark.slow
+
+VERBS = (["publish", "s", "x"], ["subscribe", "s"], ["streams"], ["status"])
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with Served(tmp_path_factory.mktemp("served"), token="secret") as served:
+        yield served
+
+
+def test_a_url_needs_no_scheme_and_a_token_may_come_from_the_environment(served: Served) -> None:
+    place = served.url.removeprefix("surecast://")
+    env = {**clean_env(), "SURECAST_URL": place, "SURECAST_TOKEN": "secret"}
+    done = subprocess.run(
+        [*COMMAND, "publish", "plain", "x"], capture_output=True, text=True, env=env, timeout=WAIT_S
+    )
+    assert (done.returncode, done.stdout) == (0, "plain: 1 (1 event)\n"), done.stderr
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=lambda words: words[0])
+def test_a_wrong_token_is_called_one(served: Served, verb: list[str]) -> None:
+    done = surecast(*verb, "--url", served.url, "--token", "hunter2")
+    assert done.returncode == 3
+    assert "surecast: wrong token: refused by 127.0.0.1:" in done.stderr
+    assert "--token" in done.stderr
+    assert "hunter2" not in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=lambda words: words[0])
+def test_a_password_in_a_url_is_never_shown(verb: list[str]) -> None:
+    done = surecast(*verb, "--url", "surecast://me:hunter2@127.0.0.1:1")
+    assert done.returncode == 2
+    assert "surecast://***@127.0.0.1:1" in done.stderr
+    assert "hunter2" not in done.stdout + done.stderr
+
+
+def test_a_token_in_a_flag_or_file_is_not_shown_with_an_error(tmp_path: Path) -> None:
+    config = tmp_path / "node.toml"
+    config.write_text("[node]\ntoken = 87654321\n")
+    for words in (
+        ["--set", "node.token=hunter2", "--set", "node.htp=1"],
+        ["--set", "node token=hunter2"],
+        [],
+    ):
+        done = surecast("serve", str(config), "--check-config", *words)
+        assert done.returncode == 2
+        assert "surecast: " in done.stderr
+        assert "hunter2" not in done.stdout + done.stderr
+        assert "87654321" not in done.stdout + done.stderr
+
+
+def test_the_http_port_is_named_when_it_is_taken_for_the_data_port(served: Served) -> None:
+    done = surecast("publish", "s", "x", "--url", served.http, "--token", "secret")
+    assert done.returncode == 3
+    assert f"{served.http} is an HTTP port" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        ("absent", "there is no stream 'absent' yet"),
+        ("absent.>", "no stream matches 'absent.>' yet"),
+    ],
+)
+def test_subscribing_to_a_missing_stream_says_once_that_it_waits(
+    served: Served, tmp_path: Path, pattern: str, words: str
+) -> None:
+    options = ("--url", served.url, "--token", "secret")
+    reading = ["subscribe", pattern, "--json", "--count", "1", *options]
+    with Process(tmp_path, reading) as process:
+        wait_for(lambda: words in process.err.read_text(), "it says that it waits")
+        name = "absent" if pattern == "absent" else "absent.one"
+        assert surecast("publish", name, "x", *options).returncode == 0
+        assert process.popen.wait(WAIT_S) == 0
+        assert len(process.err.read_text().splitlines()) == 1
+        assert json.loads(process.out.read_text())["value"] == "x"
+
+
+def test_subscribing_to_a_stream_that_is_there_says_nothing(served: Served) -> None:
+    options = ("--url", served.url, "--token", "secret")
+    surecast("publish", "present", "x", *options)
+    done = surecast("subscribe", "present", "--from", "earliest", "--count", "1", *options)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_first_start_says_that_it_compiles_and_how_far_it_is(tmp_path: Path) -> None:
+    """`up` compiles once for all servers; later starts find the kernels and say nothing of it."""
+    env = {"NUMBA_CACHE_DIR": str(tmp_path / "kernels")}
+    words = ["up", "--regions", "1", "--replicas", "1", "--in-memory", "--json"]
+    for life in ("first", "second"):
+        more = ["--dir", str(tmp_path / life), "--base-port", str(free_base(90))]
+        with Process(tmp_path / f"{life}-said", [*words, *more], env) as up:
+            wait_for(lambda up=up: up.out.read_text().endswith("\n"), "ready")
+            assert up.end(signal.SIGINT) == 0
+            said = up.err.read_text()
+            assert set(json.loads(up.out.read_text())) >= {"nodes"}  # and nothing else
+        log = (tmp_path / life / "logs" / "east-1.log").read_text()
+        assert "compil" not in log  # by the server itself
+        if life == "first":
+            assert "surecast: compiling kernels for this machine" in said
+            assert " of 14 are done" in said
+            assert "surecast: compiled 14 kernels in " in said
+        else:
+            assert "compil" not in said
+
+
+def test_a_server_that_compiles_says_so_in_its_log_and_ends_at_once_on_ctrl_c(
+    tmp_path: Path,
+) -> None:
+    with Served(tmp_path) as other:
+        config = tmp_path / "again.toml"
+        other.end()
+        config.write_text(other.config.read_text())
+    env = {"NUMBA_CACHE_DIR": str(tmp_path / "kernels"), "SURECAST_LOG__FORMAT": "json"}
+    with Process(tmp_path / "again", ["serve", str(config)], env) as served:
+        wait_for(lambda: "compiling kernels for this machine" in served.said(), "said")
+        os.kill(served.popen.pid, signal.SIGINT)
+        assert served.popen.wait(WAIT_S) == 130
+        first = json.loads(served.err.read_text().splitlines()[0])
+        assert (first["logger"], first["level"]) == ("surecast.kernels", "warning")
+        assert "Traceback" not in served.said()

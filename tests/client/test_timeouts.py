@@ -1,0 +1,386 @@
+"""`timeout=`: calls that wait for a region end in time, and say what they waited for."""
+
+import asyncio
+import inspect
+import math
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+import surecast
+from surecast import sync
+from surecast.client.connection import Client
+from surecast.client.stream import Stream
+from surecast.client.subscription import Subscription
+from surecast.client.timeouts import seconds_of
+from surecast.columns.batch import Batch
+from surecast.core.endpoint import Acked
+from surecast.errors import TimedOut, UsageError
+from tests.client.stage import Regions, play
+from tests.client.test_named import stored
+
+SOON = 0.05
+NOW = datetime.now(UTC)
+
+
+class Cut:
+    """A client whose region does not answer any more, a stream and a named subscription."""
+
+    def __init__(self, client: Client, stream: Stream, sub: Subscription) -> None:
+        self.client = client
+        self.stream = stream
+        self.sub = sub
+        self.last: surecast.Event
+
+    async def flush(self) -> None:
+        self.stream.publish_soon(b"x")
+        await self.client.flush(timeout=SOON)
+
+    async def publish_batch(self) -> None:
+        batch = Batch.of(self.stream.stream_id, [bytes(8 << 20)])
+        for _ in range(10):  # outbox_bytes_max has room for three
+            await self.stream.publish_batch(batch, timeout=SOON)
+
+
+CALLS: list[tuple[str, Callable[[Cut], Awaitable[Any]], str]] = [
+    ("Client.stream", lambda cut: cut.client.stream("t", timeout=SOON), "to open 't'; it may"),
+    ("Client.streams", lambda cut: cut.client.streams("a.>", timeout=SOON), "that match 'a.>'"),
+    ("Client.ends", lambda cut: cut.client.ends("a.>", timeout=SOON), "that match 'a.>'"),
+    (
+        "Client.locate",
+        lambda cut: cut.client.locate(cut.stream.stream_id, NOW, timeout=SOON),
+        "to find a time in the stream",
+    ),
+    (
+        "Stream.publish",
+        lambda cut: cut.stream.publish(b"x", timeout=SOON),
+        "acknowledgement of an event of 's'; it may still be published",
+    ),
+    (
+        "Stream.publish_many",
+        lambda cut: cut.stream.publish_many([b"x"], timeout=timedelta(seconds=SOON)),
+        "acknowledgement of events of 's'",
+    ),
+    (
+        "Stream.collect",
+        lambda cut: cut.stream.collect(surecast.before_seq(2), timeout=SOON),
+        "acknowledgement of collect() on 's'; it may still be declared",
+    ),
+    ("Client.flush", Cut.flush, "published to be acknowledged; publishing goes on"),
+    ("Stream.publish_batch", Cut.publish_batch, "room to publish a batch of 's'"),
+    (
+        "Stream.read",
+        lambda cut: cut.stream.read(timeout=SOON),
+        "all events of 's' up to 'latest'",
+    ),
+    ("Subscription.next", lambda cut: cut.sub.next(timeout=SOON), "the next event of 's'"),
+    ("anext", lambda cut: anext(cut.sub), "the next event of 's'"),
+    ("aiter", lambda cut: anext(aiter(cut.sub)), "the next event of 's'"),
+    ("batches", lambda cut: anext(aiter(cut.sub.batches())), "the next event of 's'"),
+    (
+        "Subscription.ready",
+        lambda cut: cut.client.subscribe("s").ready(timeout=SOON),
+        "to say where 's' begins",
+    ),
+    (
+        "async with",
+        lambda cut: cut.client.subscribe("s", timeout=SOON).__aenter__(),
+        "to say where 's' begins",
+    ),
+    (
+        "Stream.delete",
+        lambda cut: cut.stream.delete(timeout=SOON),
+        "the acknowledgement of delete() on 's'; it may still be deleted",
+    ),
+    (
+        "Client.subscriptions",
+        lambda cut: cut.client.subscriptions(timeout=SOON),
+        "the region to list its named subscriptions",
+    ),
+    (
+        "Client.reset_subscription",
+        lambda cut: cut.client.reset_subscription("n", "earliest", timeout=SOON),
+        "the region to reset 'n'; it may still be reset",
+    ),
+    (
+        "Client.delete_subscription",
+        lambda cut: cut.client.delete_subscription("n", timeout=SOON),
+        "the region to delete 'n'; it may still be deleted",
+    ),
+    (
+        "Subscription.ack",
+        lambda cut: cut.sub.ack(cut.last, timeout=SOON),
+        "position 4 of 's' to be stored as the place of the subscription named 'n'",
+    ),
+    (
+        "Subscription.close",
+        lambda cut: cut.sub.close(timeout=SOON),
+        "to store its place; it is closed in the background",
+    ),
+    (
+        "Client.close",
+        lambda cut: cut.client.close(timeout=SOON),
+        "batches to be acknowledged, and for the places of subscriptions to be stored",
+    ),
+]
+
+
+def test_every_call_to_a_region_that_has_gone_times_out() -> None:
+    async def story() -> None:
+        async with Regions(east=1) as regions:
+            client = await regions.client("east")
+            stream = await client.stream("s")
+            await stream.publish_many([b"x"] * 3)
+            sub = stream.subscribe(start=1, name="n", ack="manual", timeout=SOON)
+            cut = Cut(client, stream, sub)
+            cut.last = [await sub.next(timeout=30) for _ in range(3)][-1]
+            for name in list(regions.nodes):
+                await regions.kill(name)
+            for name, call, expected in CALLS:
+                began = time.monotonic()
+                with pytest.raises(TimedOut) as hit:
+                    await call(cut)
+                assert time.monotonic() - began < 20, name
+                said = str(hit.value)
+                assert said.startswith(f"waited {SOON:g} s for "), name
+                assert expected in said, name
+                publishes = "ublish" in name or name in (
+                    "Stream.collect",
+                    "Stream.delete",
+                    "Client.flush",
+                )
+                assert hit.value.maybe_taken == (publishes or name == "Client.close"), name
+
+    play(story, 120)
+
+
+def test_every_call_that_waits_takes_a_timeout() -> None:
+    tried = {name for name, _, _ in CALLS}
+    for kind in (Client, Stream, Subscription):
+        for name, method in vars(kind).items():
+            if name.startswith("_") or not inspect.iscoroutinefunction(method):
+                continue
+            assert "timeout" in inspect.signature(method).parameters, f"{kind.__name__}.{name}"
+            assert f"{kind.__name__}.{name}" in tried or name == "open"
+    for call in (surecast.connect, surecast.local, Client.subscribe, Stream.subscribe):
+        assert "timeout" in inspect.signature(call).parameters
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_connecting_to_a_port_that_says_nothing_times_out(plain: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"surecast://127.0.0.1:{silent.getsockname()[1]}"
+        expected = f"waited {SOON:g} s for an answer of {url}"
+        began = time.monotonic()
+        if plain:
+            with pytest.raises(TimedOut, match=expected):
+                sync.connect(url, timeout=SOON)
+        else:
+
+            async def story() -> None:
+                with pytest.raises(TimedOut, match=expected):
+                    await surecast.connect(url, timeout=SOON)
+                with pytest.raises(TimedOut, match=expected):
+                    await surecast.connect(url, timeout=60).open(timeout=SOON)
+
+            play(story)
+        assert time.monotonic() - began < 2.5  # ClientOptions.connect_timeout_ns is 3 s
+
+
+@pytest.mark.parametrize("wrong", [-1, -0.5, math.nan, True, "1", timedelta(seconds=-1)])
+def test_a_timeout_that_is_no_duration_is_refused_before_anything_is_done(wrong: Any) -> None:
+    with pytest.raises(UsageError, match="timeout is a number of seconds"):
+        surecast.connect(timeout=wrong)
+
+    async def story() -> None:
+        async with surecast.local() as client:
+            stream = await client.stream("s")
+            for call in (
+                lambda: stream.publish(b"x", timeout=wrong),
+                lambda: stream.publish_many([b"x"], timeout=wrong),
+                lambda: stream.collect(surecast.before_seq(1), timeout=wrong),
+                lambda: client.stream("t", timeout=wrong),
+                lambda: client.close(timeout=wrong),
+            ):
+                with pytest.raises(UsageError, match="timeout is a number of seconds"):
+                    await call()
+            with pytest.raises(UsageError, match="timeout is a number of seconds"):
+                stream.subscribe(timeout=wrong)
+            assert await stream.publish(b"the first") == 1
+            assert [info.name for info in await client.streams()] == ["s"]
+
+    play(story)
+
+
+def test_durations() -> None:
+    assert seconds_of(None) is None
+    assert seconds_of(math.inf) is None
+    assert seconds_of(10**400) is None
+    assert seconds_of(0) == 0
+    assert seconds_of(2) == 2.0
+    assert seconds_of(timedelta(milliseconds=1500)) == 1.5
+
+
+def test_what_timed_out_may_still_be_published_and_once_only() -> None:
+    async def story() -> None:
+        async with Regions(east=1) as regions, regions.client("east") as client:
+            stream = await client.stream("s")
+            await regions.kill("east-1")
+            with pytest.raises(TimedOut) as hit:
+                await stream.publish(b"one", timeout=SOON)
+            assert hit.value.maybe_taken
+            with pytest.raises(TimedOut):
+                await stream.publish_many([b"two", b"three"], timeout=SOON)
+            with pytest.raises(TimedOut):
+                await client.flush(timeout=SOON)
+            await regions.start("east-1")
+            await client.flush(timeout=30)
+            table = await stream.read(timeout=30)
+            assert table.column("value").to_pylist() == [b"one", b"two", b"three"]
+
+    play(story)
+
+
+def test_what_waited_for_room_is_not_published() -> None:
+    async def story() -> None:
+        sizes = {"outbox_bytes_max": 1500, "event_bytes_max": 1000, "batch_bytes_max": 500}
+        async with Regions(east=1) as regions, regions.client("east", **sizes) as client:
+            stream = await client.stream("s")
+            control = client._endpoint.control
+            offer, held = control.offer, []
+            control.offer = lambda *one: held.append(one)  # type: ignore[assignment]
+            first = asyncio.ensure_future(stream.publish(bytes(800)))
+            await asyncio.sleep(0)
+            with pytest.raises(TimedOut, match="room to publish an event of 's'; it is not") as hit:
+                await stream.publish(bytes(900), timeout=SOON)
+            assert not hit.value.maybe_taken
+            control.offer = offer  # type: ignore[method-assign]
+            for one in held:
+                offer(*one)
+            assert await first == 1
+            assert await stream.publish(b"x", timeout=30) == 2
+
+    play(story)
+
+
+def test_publish_many_says_what_was_acknowledged_before_the_time_was_over() -> None:
+    async def story() -> None:
+        async with Regions(east=1) as regions, regions.client("east", batch_rows_max=10) as client:
+            stream = await client.stream("s")
+            control = client._endpoint.control
+            offer, held = control.offer, []
+
+            def first_two(*one: Any) -> None:
+                if len(held) < 2:
+                    offer(*one)
+                held.append(one)
+
+            control.offer = first_two  # type: ignore[method-assign,assignment]
+            with pytest.raises(TimedOut) as hit:
+                await stream.publish_many([b"x"] * 50, timeout=0.5)
+            assert hit.value.acknowledged == ((1, 21),)
+            assert hit.value.maybe_taken
+            control.offer = offer  # type: ignore[method-assign]
+            for stream_id, _, done in held[2:]:
+                done(Acked(stream_id, 0, 10, 100))  # so that closing does not wait for them
+
+    play(story)
+
+
+def test_a_loop_that_timed_out_can_be_read_on() -> None:
+    async def story() -> None:
+        async with surecast.local() as client:
+            stream = await client.stream("s")
+            sub = await stream.subscribe(timeout=SOON).ready(timeout=30)
+            found: list[int] = []
+
+            async def read_on() -> None:
+                async for event in sub:
+                    found.append(event.seq)
+
+            for n in range(1, 4):
+                with pytest.raises(TimedOut):
+                    await read_on()
+                assert len(found) == n - 1
+                await stream.publish(b"x")
+                found.append((await sub.next(timeout=30)).seq)
+            assert found == [1, 2, 3]
+            with pytest.raises(TimedOut):
+                await sub.next(timeout=0)
+            await stream.publish(b"x")
+            assert (await sub.next(timeout=timedelta(seconds=30))).seq == 4
+
+    play(story)
+
+
+def test_polling_lets_other_tasks_run() -> None:
+    async def story() -> None:
+        async with surecast.local() as client:
+            stream = await client.stream("s")
+            sub = await stream.subscribe().ready()
+            publishing = asyncio.ensure_future(stream.publish(b"x"))
+            while True:
+                try:
+                    event = await sub.next(timeout=0)
+                    break
+                except TimedOut:
+                    pass
+            assert event.seq == await publishing
+
+    play(story)
+
+
+def test_void_positions_do_not_prolong_a_wait() -> None:
+    async def story() -> None:
+        async with surecast.local() as client:
+            stream = await client.stream("s")
+            sub = await stream.subscribe(timeout=0.3).ready(timeout=30)
+
+            async def collect() -> None:
+                while True:
+                    await stream.collect(surecast.before_seq(1))
+                    await asyncio.sleep(0.02)
+
+            collecting = asyncio.ensure_future(collect())
+            with pytest.raises(TimedOut):
+                await anext(sub)
+            collecting.cancel()
+
+    play(story)
+
+
+def test_an_acknowledgement_that_timed_out_is_stored_later() -> None:
+    async def story() -> None:
+        async with Regions(east=1) as regions, regions.client("east") as client:
+            stream = await client.stream("s")
+            await stream.publish_many([b"x"] * 3)
+            sub = stream.subscribe(start=1, name="n", ack="manual")
+            events = [await anext(sub) for _ in range(3)]
+            await regions.kill("east-1")
+            with pytest.raises(TimedOut, match="it may be stored later"):
+                await sub.ack(events[1], timeout=SOON)
+            await regions.start("east-1")
+            await sub.close(timeout=30)
+            assert await stored(regions, "n", stream.stream_id) == 3
+
+    play(story)
+
+
+def test_a_client_is_closed_though_closing_timed_out() -> None:
+    async def story() -> None:
+        async with Regions(east=1) as regions:
+            client = await regions.client("east")
+            stream = await client.stream("s")
+            await regions.kill("east-1")
+            stream.publish_soon(b"x")
+            with pytest.raises(TimedOut, match="1 batches to be acknowledged") as hit:
+                await client.close(timeout=SOON)
+            assert hit.value.maybe_taken
+            with pytest.raises(surecast.Closed):
+                await client.stream("t")
+
+    play(story)

@@ -1,0 +1,180 @@
+"""What makes Spark start faster in the tests: the file of Java's classes, compiled modules."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from threading import Event, Thread
+from typing import TYPE_CHECKING
+from zipfile import ZipFile
+
+import pytest
+
+from scripts import warm_spark as warm
+from surecast.pipeline.session import find_java
+from tests import java
+from tests.programs import lack
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def test_a_session_maps_the_file(spark: "SparkSession") -> None:
+    if not warm.CLASSES.exists():
+        lack("no file of Java's classes: scripts/warm_spark.py makes it")
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    pid = jvm.java.lang.ProcessHandle.current().pid()
+    assert str(warm.CLASSES) in Path(f"/proc/{pid}/maps").read_text()
+
+
+@pytest.mark.parametrize("content", [None, b"", b"not a class archive" * 1000])
+def test_java_starts_without_a_word_if_the_file_is_missing_or_does_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None
+) -> None:
+    monkeypatch.setattr(warm, "CLASSES", tmp_path / "classes.jsa")
+    if content is not None:
+        warm.CLASSES.write_bytes(content)
+    options = warm.java_options().split()
+    assert (f"-XX:SharedArchiveFile={warm.CLASSES}" in options) == (content is not None)
+    plain, with_file = (
+        subprocess.run(
+            [find_java() / "bin" / "java", *words, "-version"], capture_output=True, text=True
+        )
+        for words in ([], options)
+    )
+    assert with_file.returncode == 0
+    assert with_file.stdout == plain.stdout
+    assert with_file.stderr == plain.stderr or content is not None
+    assert with_file.stderr.replace(", sharing", "") == plain.stderr.replace(", sharing", "")
+
+
+def test_the_tests_pass_the_file_to_java_once_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warm, "CLASSES", tmp_path / "classes.jsa")
+    for name in ("SPARK_SUBMIT_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
+        monkeypatch.setenv(name, "")  # put back afterwards
+    monkeypatch.setattr(java, "_GIVEN", dict.fromkeys(java._GIVEN))
+    for there in (False, True):
+        java.set_java_options()
+        options = os.environ["SPARK_SUBMIT_OPTS"].split()
+        assert (f"-XX:SharedArchiveFile={warm.CLASSES}" in options) == there
+        assert "-XX:TieredStopAtLevel=1" in options
+        warm.CLASSES.write_bytes(b"")
+    monkeypatch.setattr(java, "_GIVEN", {**java._GIVEN, "SPARK_SUBMIT_OPTS": "-Xmx1g"})
+    java.set_java_options()
+    assert os.environ["SPARK_SUBMIT_OPTS"] == "-Xmx1g"
+
+
+def test_others_wait_while_the_file_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warm, "CLASSES", tmp_path / "share" / "classes.jsa")
+    warm.wait_until_made()  # nobody makes it
+    begun, may_end, done = Event(), Event(), Event()
+
+    def make() -> None:
+        begun.set()
+        may_end.wait()
+
+    def wait() -> None:
+        warm.wait_until_made()
+        done.set()
+
+    monkeypatch.setattr(warm, "zips", list)
+    monkeypatch.setattr(warm, "make_classes", make)
+    threads = [Thread(target=work) for work in (warm.main, wait)]
+    threads[0].start()
+    begun.wait()
+    threads[1].start()
+    assert not done.wait(0.1)
+    may_end.set()
+    for thread in threads:
+        thread.join()
+    assert done.is_set()
+
+
+# ---------------------------------------------------------------- modules in a zip
+
+
+def imported(path: Path) -> str:
+    """What another process finds in the zip, and where."""
+    words = "import thing.part as p; print(p.WORD, p.__loader__.get_filename('thing.part'))"
+    done = subprocess.run(
+        [sys.executable, "-c", words],
+        env={"PYTHONPATH": str(path)}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.replace(f"{path}/", "").strip()
+
+
+def write_zip(path: Path, files: dict[str, bytes]) -> None:
+    with ZipFile(path, "w") as made:
+        for name, data in files.items():
+            made.writestr(name, data)
+
+
+def read_zip(path: Path) -> dict[str, bytes]:
+    with ZipFile(path) as made:
+        return {name: made.read(name) for name in made.namelist()}
+
+
+def test_modules_in_a_zip_are_compiled_once(tmp_path: Path) -> None:
+    path = tmp_path / "some.zip"
+    sources = {"thing/__init__.py": b"", "thing/part.py": b"WORD = 'one'\n", "thing/data": b"x"}
+    write_zip(path, sources)
+    assert imported(path) == "one thing/part.py"
+    assert warm.compile_zip(path) == 2
+    assert imported(path) == "one thing/part.pyc"
+    assert warm.compile_zip(path) == 0
+    found = read_zip(path)
+    assert {name: found[name] for name in sources} == sources
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_process_that_has_the_zip_open_goes_on_importing(tmp_path: Path) -> None:
+    path = tmp_path / "some.zip"
+    write_zip(path, {"thing/__init__.py": b"", "thing/part.py": b"WORD = 'one'\n", "a.py": b""})
+    words = "import a; print('begun', flush=True); input(); import thing.part as p; print(p.WORD)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", words],
+        env={"PYTHONPATH": str(path)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    assert warm.compile_zip(path) == 3
+    said, _ = process.communicate("go on\n", timeout=60)
+    assert said == "one\n"
+
+
+def test_what_was_compiled_by_another_python_or_of_another_source_is_replaced(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "some.zip"
+    write_zip(path, {"thing/__init__.py": b"", "thing/part.py": b"WORD = 'one'\n"})
+    warm.compile_zip(path)
+    found = read_zip(path)
+    old = found["thing/part.pyc"]
+    write_zip(path, {**found, "thing/part.pyc": b"\0\0\r\n" + old[4:]})
+    assert imported(path) == "one thing/part.py", "passed over"
+    assert warm.compile_zip(path) == 1
+    assert read_zip(path)["thing/part.pyc"] == old
+    write_zip(path, {**found, "thing/part.py": b"WORD = 'two'\n"})
+    assert warm.compile_zip(path) == 1
+    assert imported(path) == "two thing/part.pyc"
+
+
+@pytest.mark.slow
+def test_the_zips_of_spark_are_those_its_processes_import_from(spark: "SparkSession") -> None:
+    def where(batches):  # type: ignore[no-untyped-def]
+        import pyarrow as pa
+        import pyspark.worker
+
+        for _ in batches:
+            yield pa.RecordBatch.from_pydict({"file": [pyspark.worker.__file__]})
+
+    (row,) = spark.range(1).mapInArrow(where, "file string").collect()
+    assert any(row.file.startswith(f"{path}/") for path in warm.zips())
+    if not row.file.endswith(".pyc"):
+        lack("PySpark's zip is not compiled: scripts/warm_spark.py does it")

@@ -1,0 +1,208 @@
+"""What a replica keeps of other regions and sends them at most: at each bound, and beyond it.
+
+x/0 is head and tail of region x; the stream s belongs to region y.
+"""
+
+from typing import Any
+
+import pytest
+
+from surecast.columns.batch import Batch
+from surecast.columns.retention import KeepAll
+from surecast.core.replicated import Appended, Committed
+from surecast.core.streams import StreamInfo
+from surecast.core.types import Received
+from surecast.protocols.sprinkler import forks, forwarding, region_sync
+from surecast.protocols.sprinkler.messages import (
+    Advertise,
+    Compare,
+    Compared,
+    PeerEvents,
+    RegionBehind,
+    RegionSubscribe,
+)
+from surecast.protocols.sprinkler.observe import NAMED_MAX, SprinklerObserver
+from surecast.protocols.sprinkler.region_sync import DISKS_MAX
+from surecast.protocols.streams.messages import PubAck, Publish
+from tests.edits import Check, Edit, Row, each_check, must_fail
+from tests.protocols.bench import INFO, STREAM, Bench, sent
+
+
+def head(events: int = 0) -> Bench:
+    bench = Bench()
+    bench.role(1)
+    bench.knows()
+    for seq in range(1, events + 1):
+        one = Batch.of(STREAM, [b"v"], publisher=bytes(16), pub_no=seq)
+        bench.disk.append(STREAM, (one.sequenced(seq, seq, 1),))
+    bench.says(Appended(STREAM, events + 1))
+    bench.says(Committed(STREAM, events + 1))
+    return bench
+
+
+# ---------------------------------------------------------------- advertisements
+
+
+def advertise(bench: Bench, streams: int, parts: int) -> None:
+    """y advertises so many streams, the last of them in a message of its own behind `parts`."""
+    infos = [StreamInfo(bytes([n]) * 16, f"t{n}", "y", KeepAll()) for n in range(streams)]
+    for number, info in enumerate(infos):
+        ad = Advertise("y", 1, {info.stream_id: 9}, (info,), True, more=number < parts)
+        bench.give(Received("y/0", ad))
+
+
+def parts_of_an_advertisement() -> None:
+    """An advertisement in too many parts does not count, nor does its rest count as a whole."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(region_sync, "PARTS_MAX", 3)
+        bench = head()
+        advertise(bench, 4, parts=3)
+        assert len(bench.sync.peers["y"].ends) == 4
+        bench = head()
+        advertise(bench, 7, parts=6)
+        assert bench.sync.peers["y"].ends == {}
+        assert bench.sync.peers["y"].heard_ns < 0
+        assert bench.sync.counters["sprinkler.advertisement-too-long"] == 1
+        advertise(bench, 4, parts=3)  # the next one is judged by itself
+        assert len(bench.sync.peers["y"].ends) == 4
+
+
+def is_told_behind(bench: Bench, disk: int, life: bytes, start: int) -> bool:
+    """Whether a server that shows a disk is told that this is an older copy of it."""
+    ad = Advertise("y", 1, {}, (), True, disk=b"disk %d" % disk, life=life, start=start, serial=5)
+    return bool(sent(bench.give(Received("y/0", ad)), RegionBehind))
+
+
+def disks_of_a_server() -> None:
+    bench = head()
+    for disk in range(DISKS_MAX):
+        assert not is_told_behind(bench, disk, b"first", 1)
+    assert is_told_behind(bench, 0, b"second", 3)
+    assert not is_told_behind(bench, DISKS_MAX, b"first", 1)  # in place of the oldest, which is 0
+    assert not is_told_behind(bench, 0, b"third", 3)
+    assert is_told_behind(bench, 2, b"second", 3)
+
+
+# ---------------------------------------------------------------- serving other regions
+
+
+def subscribe(bench: Bench, node: str, start: int = 1) -> list[str]:
+    out = bench.give(Received(node, RegionSubscribe(node.split("/")[0], 1, STREAM, start)))
+    return [peer for peer, _ in sent(out, PeerEvents)]
+
+
+def followers() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(region_sync, "FOLLOWERS_MAX", 1)
+        bench = head(3)
+        assert subscribe(bench, "y/0") == ["y/0"]
+        assert subscribe(bench, "z/0") == []
+        assert bench.sync.counters["sprinkler.subscription-refused"] == 1
+        assert subscribe(bench, "y/0", 2) == ["y/0"]  # it follows already, and begins anew
+
+
+def first_position() -> None:
+    bench = head(3)
+    assert subscribe(bench, "y/0", 0) == []
+    assert bench.sync.counters["sprinkler.subscription-refused"] == 1
+    assert bench.sync.serving.followers == {}
+    assert subscribe(bench, "y/0", 1) == ["y/0"]
+
+
+def compared_positions() -> None:
+    """Of the positions that are asked about so many are answered, and the newest event."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forks, "SEQS_MAX", 3)
+        bench = head(9)
+        for asked, told in (((1, 2, 3), [1, 2, 3, 9]), ((1, 2, 3, 4), [1, 2, 3, 9])):
+            out = bench.give(Received("y/0", Compare(1, {STREAM: asked})))
+            ((_, answer),) = sent(out, Compared)
+            assert [mark.seq for mark in answer.marks[STREAM]] == told
+
+
+# ---------------------------------------------------------------- publishing to other regions
+
+
+def publishers() -> None:
+    """The owner's answer to a publisher that was forgotten reaches nobody until it publishes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forwarding, "PUBLISHERS_MAX", 2)
+        bench = head()
+        bench.give(Received("y/0", Advertise("y", 1, {STREAM: 1}, (INFO,), True, "y/0")))
+        names = [bytes(8) + b"name %03d" % number for number in range(3)]
+
+        def publish(number: int) -> list[str]:
+            batch = Batch.of(STREAM, [b"v"], publisher=names[number], pub_no=1)
+            out = bench.give(Received(f"client {number}", Publish(STREAM, batch)))
+            return [peer for peer, _ in sent(out, Publish)]
+
+        def acked(number: int) -> list[str]:
+            out = bench.give(Received("y/0", PubAck(STREAM, names[number], 1, 1)))
+            return [peer for peer, _ in sent(out, PubAck)]
+
+        assert [publish(number) for number in (0, 1)] == [["y/0"], ["y/0"]]
+        assert acked(0) == ["client 0"]
+        assert publish(2) == ["y/0"]
+        assert [acked(number) for number in (0, 1, 2)] == [[], ["client 1"], ["client 2"]]
+        assert publish(0) == ["y/0"]
+        assert acked(0) == ["client 0"]
+
+
+# ---------------------------------------------------------------- alarms
+
+
+def streams_in_alarms() -> None:
+    def told(count: int) -> str:
+        bench = head()
+        for number in range(count):
+            info = StreamInfo(bytes([number]) * 16, f"t{number}", "x", KeepAll())
+            bench.lists(info)
+            bench.sync.streams[info.stream_id].recovering_since_ns = 0
+        found: dict[str, Any] = dict(SprinklerObserver().alarms({"sprinkler": bench.sync}))
+        return str(found["stream-recovering"])
+
+    names = ", ".join(f"t{number}" for number in range(NAMED_MAX))
+    assert told(NAMED_MAX) == names
+    assert told(NAMED_MAX + 1) == f"{names} and 1 more"
+
+
+SYNC = "surecast.protocols.sprinkler.region_sync:RegionSync."
+CHECKS: list[Row] = [
+    (
+        parts_of_an_advertisement,
+        Edit(SYNC + "_on_advertise", "len(parts) > PARTS_MAX", "len(parts) > 1 << 60"),
+    ),
+    (disks_of_a_server, Edit(SYNC + "_count", "del known[:-DISKS_MAX]", "pass")),
+    (followers, Edit(SYNC + "_on_region_subscribe", "FOLLOWERS_MAX", "1 << 60")),
+    (first_position, Edit(SYNC + "_on_region_subscribe", "message.start < 1 or", "")),
+    (
+        compared_positions,
+        Edit("surecast.protocols.sprinkler.forks:Forks.on_compare", "seqs[:SEQS_MAX]", "seqs"),
+    ),
+    (
+        publishers,
+        Edit(
+            "surecast.protocols.sprinkler.forwarding:Forwarding.on_publish",
+            "> PUBLISHERS_MAX",
+            "> 1 << 60",
+        ),
+    ),
+    (
+        streams_in_alarms,
+        Edit(
+            "surecast.protocols.sprinkler.observe:SprinklerObserver.alarms",
+            "back[:NAMED_MAX]",
+            "back",
+        ),
+    ),
+]
+
+
+@each_check(CHECKS)
+def test_bound_holds(check: Check, edit: Edit) -> None:
+    check()
+
+
+@each_check(CHECKS)
+def test_a_missing_bound_is_noticed(check: Check, edit: Edit) -> None:
+    must_fail(check, edit)

@@ -1,0 +1,341 @@
+"""Deleting a stream: its End event is the last position of its log, in every region.
+
+D1 no position is given behind the End event, also by a head that did not give it itself.
+D2 what was acknowledged before it stays acknowledged: a retry is not refused.
+D3 every region comes to the End event, also one that was cut off; then the name is free there.
+D4 the name can be used again, under a new id, any number of times.
+"""
+
+from typing import Any
+
+import pytest
+
+from surecast.columns.batch import COLLECTED, CONFIG
+from surecast.columns.retention import (
+    End,
+    KeepAll,
+    KeepFor,
+    KeepLast,
+    LatestPerKey,
+    encode_policy,
+)
+from surecast.core.endpoint import Offer, Open
+from surecast.core.streams import StreamInfo, StreamSpec
+from surecast.core.types import MS, SECOND
+from surecast.protocols.sprinkler.checks import Record
+from surecast.protocols.streams.directory import Directory, info_batch
+from surecast_lab.swarm.cluster import Cluster
+from tests import mutations
+from tests.helpers import cluster_of, heal_and_judge, publish, run, tell_each, wait
+
+END = encode_policy(End())
+
+
+def delete(cluster: Cluster, publisher: str, stream: str = "s") -> None:
+    cluster.offer(cluster.world.now_ns, publisher, stream, [END], kind=CONFIG)
+    run(cluster, MS)
+
+
+def delete_by_id(cluster: Cluster, publisher: str, stream: bytes) -> None:
+    """Unlike `delete`, of a stream that the cluster's records do not know."""
+    cluster.names.setdefault(stream, "s")
+    cluster.records.setdefault("s", Record("s", KeepAll()))
+    cluster.owners.setdefault("s", "east")
+    cluster.offered.setdefault((publisher, "s"), []).append([])
+    cluster.world.at(cluster.world.now_ns, publisher, Offer(stream, [END], None, None, CONFIG))
+
+
+def streams_at(cluster: Cluster, node: str) -> Any:
+    return cluster.world.machine(node).layers["streams"]
+
+
+def index_at(cluster: Cluster, node: str, stream: str = "s") -> Any:
+    return streams_at(cluster, node).streams[cluster.streams[stream]].index
+
+
+def replicas(cluster: Cluster) -> list[str]:
+    return [node for nodes in cluster.regions.values() for node in nodes]
+
+
+def is_deleted_everywhere(cluster: Cluster, stream: str = "s") -> bool:
+    id = cluster.streams[stream]
+    return all(streams_at(cluster, node).is_deleted(id) for node in replicas(cluster))
+
+
+@pytest.mark.parametrize(
+    "policy", [KeepAll(), KeepLast(5), LatestPerKey(), KeepFor(SECOND)], ids=str
+)
+def test_all_events_are_void_and_the_name_is_free_in_every_region(policy: Any) -> None:
+    cluster = cluster_of({"east": 2, "west": 2, "north": 1}, {"s": ("east", policy)})
+    publish(cluster, 20)
+    publish(cluster, 5, "west/pub0")
+    wait(cluster, lambda: not cluster.unacknowledged())
+    delete(cluster, "north/pub0")
+    wait(cluster, lambda: is_deleted_everywhere(cluster))
+    assert heal_and_judge(cluster) == []
+    (end,) = {index_at(cluster, node).ended for node in replicas(cluster)}
+    assert end == cluster.records["s"].acked[END]
+    for node in replicas(cluster):
+        index = index_at(cluster, node)
+        assert list(index.live(1, index.end)) == [(end, end + 1)]
+        assert streams_at(cluster, node).named("s") is None
+        assert index.end == end + 1  # expiry appends nothing behind it
+
+
+def test_publishes_and_rules_behind_the_end_are_refused() -> None:
+    cluster = cluster_of({"east": 2, "west": 1})
+    publish(cluster, 3)
+    delete(cluster, "east/pub0")
+    wait(cluster, lambda: not cluster.unacknowledged())
+    publish(cluster, 1, "west/pub0")
+    delete_again = encode_policy(KeepLast(3))
+    cluster.offer(cluster.world.now_ns, "east/pub0", "s", [delete_again], kind=CONFIG)
+    wait(cluster, lambda: len(cluster.failed) == 2)
+    assert {failed.why for failed in cluster.failed} == {"deleted"}
+
+
+def right_behind_the_end(mutant: type | None) -> list[str]:
+    """D1: the End event and another publisher's events arrive at the head in one moment."""
+    cluster = cluster_of({"east": 2, "west": 1}, mutant=mutant, publishers=2)
+    publish(cluster, 3)
+    now_ns = cluster.world.now_ns
+    cluster.offer(now_ns, "east/pub0", "s", [END], kind=CONFIG)
+    for number in range(20):
+        cluster.offer(now_ns + number * MS // 20, "east/pub1", "s", [b"late %d" % number])
+    run(cluster, 2 * SECOND)
+    return behind_the_end(cluster)
+
+
+def behind_the_end(cluster: Cluster) -> list[str]:
+    acked = cluster.records["s"].acked
+    end = acked.get(END, 1 << 60)
+    found = [f"{value!r} at {seq} behind {end}" for value, seq in acked.items() if seq > end]
+    return found + [f"failed: {failed.why}" for failed in cluster.failed if failed.why != "deleted"]
+
+
+def end_given_by_the_head_before(mutant: type | None) -> list[str]:
+    """D1: a head gives the End event a position, passes it on and dies. The next head has it in
+    its log, and must not give the next position."""
+    cluster = cluster_of({"east": 3, "west": 1}, mutant=mutant, publishers=2)
+    publish(cluster, 3)
+    wait(cluster, lambda: not cluster.unacknowledged())
+    head, second, tail = (member.name for member in cluster.members("east"))
+    cluster.world.cut(second, tail)
+    delete(cluster, "east/pub0")
+    stream = cluster.streams["s"]
+    wait(cluster, lambda: streams_at(cluster, second).end_of(stream) == 5)
+    assert index_at(cluster, second).ended == 0  # it is not committed
+    cluster.world.crash(head)
+    cluster.world.crash("east/pub0")
+    cluster.world.mend(second, tail)
+    cluster.offer(cluster.world.now_ns, "east/pub1", "s", [b"late"])
+    wait(cluster, lambda: bool(cluster.failed) or b"late" in cluster.records["s"].acked)
+    if seq := cluster.records["s"].acked.get(b"late"):
+        return [f"late has position {seq}"]
+    return [] if cluster.failed[0].why == "deleted" else [cluster.failed[0].why]
+
+
+STORIES = [
+    ("right-behind", right_behind_the_end, mutations.GivesPositionsBehindTheEnd),
+    ("head-before", end_given_by_the_head_before, mutations.KnowsOnlyItsOwnEnd),
+]
+
+
+@tell_each(STORIES)
+def test_story_holds(story: Any, mutant: type) -> None:
+    assert story(None) == []
+
+
+@tell_each(STORIES)
+def test_story_fails_without_the_rule(story: Any, mutant: type) -> None:
+    assert story(mutant) != []
+
+
+def test_a_retry_of_what_came_before_the_end_is_acknowledged() -> None:
+    """D2: the acknowledgement was lost, the stream is deleted, the publisher tries again."""
+    cluster = cluster_of({"east": 2, "west": 1}, publishers=2)
+    publish(cluster, 2)
+    publish(cluster, 1, "east/pub1")
+    wait(cluster, lambda: not cluster.unacknowledged())
+    cluster.offer(cluster.world.now_ns, "east/pub1", "s", [b"early"])
+    run(cluster, MS // 2)  # it has left, and its acknowledgement will not arrive
+    cluster.world.cut("east/pub1", "*")
+    assert cluster.unacknowledged() == 1
+    stream = cluster.streams["s"]
+    wait(cluster, lambda: streams_at(cluster, "east/0").shown_end(stream) == 5)
+    delete(cluster, "east/pub0")
+    wait(cluster, lambda: END in cluster.records["s"].acked)
+    assert heal_and_judge(cluster) == []
+    assert cluster.records["s"].acked[b"early"] == 4
+
+
+def recreate(cluster: Cluster, opener: str, name: str = "s") -> Any:
+    """Open the name; the info that the opener is given."""
+    found: list[Any] = []
+
+    def told(_now_ns: int, _name: str, event: Any) -> None:
+        if getattr(event, "name", "") == name and getattr(event, "info", None) is not None:
+            found.append(event.info)
+
+    cluster.world.on_emit(opener, told)
+    cluster.world.at(cluster.world.now_ns, opener, Open(name, StreamSpec(KeepAll())))
+    wait(cluster, lambda: bool(found))
+    return found[0]
+
+
+def test_a_name_is_used_again_while_a_region_is_cut_off() -> None:
+    """D3, D4: twice deleted and twice made anew, and a region that has seen nothing of it."""
+    cluster = cluster_of({"east": 2, "west": 1, "north": 1})
+    publish(cluster, 5)
+    wait(cluster, lambda: cluster.settled())
+    ids = [cluster.streams["s"]]
+    for node in cluster.regions["east"] + cluster.regions["west"]:
+        cluster.world.cut(node, "north/0")
+    for _ in range(2):
+        delete_by_id(cluster, "east/pub0", ids[-1])
+        wait(cluster, lambda: streams_at(cluster, "east/0").is_deleted(ids[-1]))
+        info = recreate(cluster, "east/pub0")
+        assert info.stream_id not in ids
+        assert info.replaces == ids[-1]
+        ids.append(info.stream_id)
+    assert streams_at(cluster, "north/0").named("s").stream_id == ids[0]
+    cluster.world.heal_all()
+
+    def caught_up() -> bool:
+        for node in replicas(cluster):
+            service = streams_at(cluster, node)
+            named = service.named("s")
+            if named is None or named.stream_id != ids[-1]:
+                return False
+            if not all(service.is_deleted(one) for one in ids[:-1]):
+                return False
+        return True
+
+    wait(cluster, caught_up)
+
+
+def test_a_region_makes_a_stream_anew_that_another_one_had() -> None:
+    """D4: west once heard of the name from east, and owns it now."""
+    cluster = cluster_of({"east": 1, "west": 1})
+    publish(cluster, 3)
+    wait(cluster, lambda: cluster.settled())
+    delete(cluster, "east/pub0")
+    wait(cluster, lambda: is_deleted_everywhere(cluster))
+    info = recreate(cluster, "west/pub0")
+    assert (info.owner, info.replaces) == ("west", cluster.streams["s"])
+    wait(cluster, lambda: streams_at(cluster, "east/0").named("s") == info)
+
+
+def test_an_end_event_that_is_pulled_back_counts_though_the_log_was_looked_at_before() -> None:
+    """D1: an owner whose disk lost the End event recovers it from another region."""
+    cluster = cluster_of({"east": 1, "west": 1}, server={"ask_ns": 60 * SECOND})
+    publish(cluster, 3)
+    wait(cluster, lambda: cluster.settled())
+    cluster.world.copy_disk("east/0")
+    delete(cluster, "east/pub0")
+    wait(cluster, lambda: is_deleted_everywhere(cluster))
+    run(cluster, SECOND)
+    cluster.world.crash("east/0")
+    cluster.world.roll_back("east/0")
+    cluster.world.restart("east/0")
+    stream = cluster.streams["s"]
+    wait(cluster, lambda: stream in streams_at(cluster, "east/0").streams)
+    service = streams_at(cluster, "east/0")
+    service._refusal_behind_end(service.streams[stream])  # as opening the name does
+    cluster.offer(cluster.world.now_ns, "east/pub0", "s", [b"late"])
+    wait(cluster, lambda: bool(cluster.failed) or b"late" in cluster.records["s"].acked)
+    assert b"late" not in cluster.records["s"].acked
+    assert cluster.failed[0].why == "deleted"
+
+
+def test_directory_entries_do_the_same_however_far_streams_were_read() -> None:
+    """D4: a stream that was let in because another was deleted is there after a restart, too."""
+    policy, ids = KeepAll(), [bytes([n]) * 16 for n in (1, 2)]
+    infos = [StreamInfo(id, "s", region, policy) for id, region in zip(ids, "ab", strict=True)]
+    live = Directory()
+    log = [info_batch(infos[0], "c", 0).sequenced(1, 1, 1)]
+    live.apply(log[0])
+    assert live.apply(info_batch(infos[1], "c", 0).sequenced(2, 1, 1)) == []  # the first one wins
+    live.delete(infos[0])
+    log.append(info_batch(infos[1], "c", 0, live.follows("s")).sequenced(2, 1, 1))
+    assert live.apply(log[1]) == [infos[1]]
+    replayed = Directory()
+    assert [info for batch in log for info in replayed.apply(batch)] == infos
+    replayed.delete(infos[0])
+    assert replayed.by_name == live.by_name == {"s": infos[1]}
+
+
+def test_an_end_event_that_is_taken_back_frees_no_name() -> None:
+    info = StreamInfo(bytes(16), "s", "east", KeepAll())
+    directory = Directory()
+    directory.apply(info_batch(info, "c", 0).sequenced(1, 1, 1))
+    directory.delete(info)
+    assert directory.by_name == {}
+    directory.undelete(info)
+    assert directory.by_name == {"s": info}
+    assert not directory.deleted
+
+
+def test_of_two_streams_of_one_name_the_other_comes_when_one_is_deleted() -> None:
+    """D4: made in two regions that could not talk."""
+    cluster = Cluster(1, {"east": 1, "west": 1})
+    run(cluster, SECOND)
+    cluster.world.cut("east", "west")
+    infos = [recreate(cluster, f"{region}/pub0") for region in ("east", "west")]
+    assert infos[0].stream_id != infos[1].stream_id
+    cluster.world.heal_all()
+    run(cluster, 3 * SECOND)
+    assert streams_at(cluster, "east/0").named("s") == infos[0]  # neither lets the other in
+    delete_by_id(cluster, "west/pub0", infos[1].stream_id)
+    wait(cluster, lambda: streams_at(cluster, "west/0").named("s") == infos[0])
+    assert recreate(cluster, "west/pub0") == infos[0]
+
+
+def test_a_deletion_survives_restarts_and_is_reclaimed() -> None:
+    cluster = cluster_of({"east": 2, "west": 1}, server={"compact_ns": 100 * MS})
+    publish(cluster, 200)
+    delete(cluster, "east/pub0")
+    wait(cluster, lambda: is_deleted_everywhere(cluster))
+    run(cluster, 5 * SECOND)
+    stream = cluster.streams["s"]
+    for node in replicas(cluster):
+        held = cluster.world.disk(node).read(stream, 1, 1 << 40, 1 << 30)
+        assert sum(batch.rows for batch in held) == 1  # the End event alone
+    for node in replicas(cluster):
+        cluster.world.crash(node)
+    run(cluster, SECOND)
+    cluster.world.heal_all()
+    wait(cluster, lambda: all(cluster.world.machine(node) for node in replicas(cluster)))
+    wait(cluster, lambda: is_deleted_everywhere(cluster))
+    publish(cluster, 1, "west/pub0")
+    wait(cluster, lambda: bool(cluster.failed))
+    assert cluster.failed[0].why == "deleted"
+    assert recreate(cluster, "west/pub0").replaces == stream
+
+
+def test_no_more_streams_are_deleted_than_may_stay_known() -> None:
+    streams = {f"s{number}": ("east", KeepAll()) for number in range(3)}
+    cluster = cluster_of({"east": 1}, streams, server={"deleted_max": 2})
+    for name in streams:
+        delete(cluster, "east/pub0", name)
+        run(cluster, SECOND)
+    service = streams_at(cluster, "east/0")
+    assert [service.named(name) is None for name in streams] == [True, True, False]
+    assert [failed.why for failed in cluster.failed] == ["too-many-deleted"]
+
+
+def test_deleted_streams_make_room_for_new_ones() -> None:
+    streams = {"s0": ("east", KeepAll()), "s1": ("east", KeepAll())}
+    cluster = cluster_of({"east": 1}, streams, server={"streams_max": 2})
+    delete(cluster, "east/pub0", "s0")
+    wait(cluster, lambda: streams_at(cluster, "east/0").is_deleted(cluster.streams["s0"]))
+    assert recreate(cluster, "east/pub0", "s2").name == "s2"
+
+
+def test_void_reason_of_a_deleted_streams_events_is_collected() -> None:
+    cluster = cluster_of({"east": 1})
+    publish(cluster, 3)
+    delete(cluster, "east/pub0")
+    wait(cluster, lambda: is_deleted_everywhere(cluster))
+    index = index_at(cluster, "east/0")
+    assert index.void_at(1, index.end) == [(1, 4, COLLECTED)]

@@ -1,0 +1,136 @@
+"""Processes that fail, are stopped or killed: the fleet says so, and leaves none of them behind."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from surecast.columns.batch import COLLECTED, Batch
+from surecast.columns.retention import KeepAll, LatestPerKey
+from surecast.core.endpoint import Offer
+from surecast.core.types import MS
+from surecast.core.wire import encode_batch
+from surecast.errors import SurecastError, UsageError
+from surecast_lab.swarm.delivery_log import DeliveryLog, delivered_path, read_delivered
+from surecast_lab.swarm.process import ProcessSpec, make
+from surecast_lab.swarm.process_cluster import ProcessCluster
+from surecast_lab.testing.ports import HOST
+from surecast_lab.testing.workers import Worker, Workers
+
+
+def gone(worker: Worker) -> bool:
+    assert worker.process.pid is not None
+    try:
+        os.kill(worker.process.pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "journal").touch()
+    with pytest.raises(UsageError, match="not empty"):
+        ProcessCluster(tmp_path, 1, {"r": 1}, clients=0)
+
+
+def test_a_machine_that_fails_ends_its_process(tmp_path: Path) -> None:
+    """Else everybody would wait in vain for a node that is there and does nothing."""
+    spec = ProcessSpec("r/pub", "publisher", {"replicas": ["r/0"]}, (HOST, 0), {}, str(tmp_path), 1)
+    with Workers(tmp_path) as workers:
+        workers.start(spec.name, make, spec)
+        workers.ready()
+        no_batch: Any = 7
+        workers.ask(spec.name, "give", Offer(bytes(16), no_batch))
+        worker = workers[spec.name]
+        worker.process.join(10)
+        assert worker.crashed
+        assert "r/pub stops: TypeError" in worker.log.read_text()
+
+
+def test_a_process_started_again_is_told_how_often_it_was_started(tmp_path: Path) -> None:
+    with ProcessCluster(tmp_path, 1, {"r": 1}, clients=0, thin=1) as fleet:
+        (thin,) = fleet.thin
+        fleet.kill(thin)
+        fleet.crash_again(thin, 0.0)
+        fleet.restart(thin)
+        assert fleet.specs[thin].life == 3
+        assert fleet.answers(thin)
+
+
+def test_what_was_torn_by_a_kill_is_not_in_the_notebook(tmp_path: Path) -> None:
+    path = tmp_path / "x.delivered"
+    book = DeliveryLog(path)
+    stream = bytes(16)
+    book.take(stream, (Batch.void(stream, 1, 5, COLLECTED), Batch.void(stream, 5, 9, COLLECTED)))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-3])
+    assert DeliveryLog(path).positions == {stream: 5}
+    assert path.read_bytes() == whole[: len(whole) // 2]
+
+
+@pytest.mark.slow
+def test_a_fleet_notices_what_ends_unbidden(tmp_path: Path) -> None:
+    with ProcessCluster(tmp_path, 1, {"r": 2}, clients=1) as fleet:
+        for stream in ("a", "b"):  # two loads of one publisher, both ended by `quiet`
+            fleet.open(stream, "r", KeepAll())
+            fleet.publish(stream, rows=5, every_ns=5 * MS)
+        fleet.wait(lambda: fleet.least("a") > 20 and fleet.least("b") > 20)
+        fleet.quiet()
+        fleet.rest()
+        fleet.audit()
+        assert fleet.judge().violations == fleet.judge().violations == []
+        with pytest.raises(UsageError, match="r/pub"):
+            fleet.kill("r/pub")
+
+        fleet.workers["r/witness"].process.kill()  # not by `ProcessCluster.kill`
+        fleet.workers["r/witness"].process.join()
+        with pytest.raises(SurecastError, match="r/witness has ended, exit code -9"):
+            fleet.wait(lambda: True)
+        assert any("r/witness" in violation for violation in fleet.judge().violations)
+        fleet.kill("r/witness")  # now it is known
+        assert fleet.members("r") == []
+
+        fleet.relay._process.kill()
+        fleet.relay._process.wait()
+        with pytest.raises(SurecastError, match="relay has ended"):
+            fleet.wait(lambda: True)
+    assert all(gone(worker) for worker in fleet.workers.values())
+
+
+@pytest.mark.slow
+def test_servers_are_killed_and_clients_come_back_with_their_place(tmp_path: Path) -> None:
+    """A stream created and published by way of a region that does not own it."""
+    with ProcessCluster(tmp_path, 1, {"east": 2, "west": 1}, clients=1, thin=1) as fleet:
+        fleet.open("east.s", "west", LatestPerKey())
+        assert fleet.owner("east.s") == "east"
+        assert fleet.members("east") == ["east-1", "east-2"]
+        for region in fleet.regions:
+            fleet.publish("east.s", 5, 5 * MS, keys=10, region=region)
+        thin = fleet.thin[1]
+        fleet.wait(lambda: fleet.least("east.s") > 50)
+        for name in ("east-1", "west-1", thin):
+            fleet.kill(name)
+        at = fleet.least("east.s")
+        for name in ("east-1", "west-1", thin):
+            fleet.restart(name)
+        fleet.wait(lambda: fleet.least("east.s") > at + 200)
+        fleet.quiet()
+        fleet.rest()
+        fleet.audit()
+        tally = fleet.judge()
+        assert tally.violations == []
+        assert tally.acked == tally.published > 250
+        assert {p for p, _ in published(fleet)} == {"east/pub", "west/pub"}
+
+        # The verdict is from the notebooks: with a batch torn out it is another one.
+        path = delivered_path(str(tmp_path), thin)
+        torn = read_delivered(path)
+        del torn[len(torn) // 2]
+        path.write_bytes(b"".join(bytes(part) for batch in torn for part in encode_batch(batch)))
+        assert any("G2" in violation for violation in fleet.judge().violations)
+
+
+def published(fleet: ProcessCluster) -> list[tuple[str, bytes]]:
+    offers = {name: fleet.workers[name].ask("results")["offered"] for name in fleet.publishers}
+    return [(name, value) for name, made in offers.items() for o in made for value in o[2]]
