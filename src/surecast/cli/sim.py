@@ -185,7 +185,8 @@ def render(protocol: str, summary: Summary, results: list[Result]) -> str:
         *((f"clients {what}", f"{n:,}") for what, n in summary["clients"].items()),
         *([("mesh share from peers", f"{share:.0%}")] if (share := peer_share(summary)) else []),
         ("slowest to settle", f"{summary['settled_s_max']:.1f} s after healing"),
-        ("handlers reached", _handlers(summary["coverage"])),
+        ("handlers reached", _share(summary["coverage"])),
+        ("transitions met", _share(summary["transitions"])),
     ]
     if len(results) == 1 and results[0].get("trace_digest"):
         rows.append(("trace digest", results[0]["trace_digest"]))
@@ -193,11 +194,14 @@ def render(protocol: str, summary: Summary, results: list[Result]) -> str:
     lines = [f"{protocol}: {verdict}", *(f"  {name:<{width}}  {text}" for name, text in rows)]
     if summary["unexercised"]:
         lines.append(f"never reached in any seed: {', '.join(summary['unexercised'])}")
+    if summary["unmet"]:
+        lines.append("transitions of the state tables that no seed met:")
+        lines += [f"  {label}" for label in summary["unmet"]]
     if summary["failing_seeds"]:
         lines.append("to see a failing seed again:")
         lines += [f"  {failing['replay']}" for failing in summary["failing_seeds"][:20]]
     return "\n".join(lines)
 
 
-def _handlers(coverage: dict[str, int]) -> str:
-    return f"{sum(1 for count in coverage.values() if count)} of {len(coverage)}"
+def _share(counts: dict[str, int]) -> str:
+    return f"{sum(1 for count in counts.values() if count)} of {len(counts)}"

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "HOUR_NS",
     "SEEDS_FOR_COVERAGE",
+    "SEEDS_FOR_TRANSITIONS",
     "SUMMED",
     "Result",
     "Summary",
@@ -54,6 +55,7 @@ SUMMED = (
     "misordered",
 )
 SEEDS_FOR_COVERAGE = 50  # fewer seeds may leave a handler untouched by chance
+SEEDS_FOR_TRANSITIONS = 500  # fewer seeds may miss a rare transition by chance
 HOUR_NS = 3_600_000_000_000
 FAILING_IN_LEDGER = 100  # seeds named in one line
 
@@ -113,7 +115,9 @@ def merge(protocol: str, results: Iterable[Result]) -> Summary:
     """Add up the results of many seeds; the order they come in does not matter."""
     ordered = sorted(results, key=lambda result: result["seed"])
     coverage = _add_up(ordered, "coverage")
+    transitions = _add_up(ordered, "transitions")
     enough = len(ordered) >= SEEDS_FOR_COVERAGE
+    many = len(ordered) >= SEEDS_FOR_TRANSITIONS
     return {
         "protocol": protocol,
         "seeds": len(ordered),
@@ -125,6 +129,8 @@ def merge(protocol: str, results: Iterable[Result]) -> Summary:
         **{key: sum(result.get(key, 0) for result in ordered) for key in SUMMED},
         "coverage": coverage,
         "unexercised": sorted(name for name, n in coverage.items() if n == 0) if enough else [],
+        "transitions": transitions,
+        "unmet": sorted(label for label, n in transitions.items() if n == 0) if many else [],
         "failing_seeds": [
             {
                 "seed": result["seed"],
@@ -145,10 +151,10 @@ def _add_up(results: Iterable[Result], key: str) -> dict[str, int]:
 
 
 def passed(summary: Summary) -> bool:
-    """No violation; and where coverage counts, some handlers are known and all were reached."""
+    """No violation. Of enough seeds also: all handlers were reached, all transitions were met."""
     if summary["seeds"] >= SEEDS_FOR_COVERAGE and not summary["coverage"]:
         return False
-    return not summary["violations"] and not summary["unexercised"]
+    return not (summary["violations"] or summary["unexercised"] or summary["unmet"])
 
 
 def replay_command(protocol: str, seed: int) -> str:

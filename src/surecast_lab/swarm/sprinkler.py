@@ -21,8 +21,11 @@ import msgspec
 
 from surecast.columns.retention import KeepLast, Policy
 from surecast.core.machine import HandlerMachine
+from surecast.core.sessions import SESSION
+from surecast.core.states import StateTable
 from surecast.core.types import SECOND
 from surecast.protocols.chain.messages import Patch, Wanted
+from surecast.protocols.chain.states import LEARNER, REPLICA, SERVICE
 from surecast.protocols.sprinkler.checks import Tally
 from surecast.protocols.sprinkler.mesh_peer import MeshPeer
 from surecast.protocols.sprinkler.messages import Doubt, Hide, RegionBehind
@@ -140,6 +143,7 @@ class Sprinkler(ClusterScenario[Plan]):
     `server` are options of replicas: tests take a rule out and see that it is missed."""
 
     protocols: ClassVar[frozenset[str]] = frozenset({"chain", "streams", "sprinkler"})
+    state_tables: Sequence[StateTable] = (REPLICA, LEARNER, SERVICE, SESSION)
 
     def __init__(
         self,

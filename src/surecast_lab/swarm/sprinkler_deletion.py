@@ -49,6 +49,8 @@ def draw_plan(seed: int) -> DeletionPlan:
 
 
 class SprinklerDeletion(Sprinkler):
+    state_tables = ()  # the transitions of servers and sessions are those of `sprinkler.py`
+
     def draw(self, seed: int) -> DeletionPlan:
         return draw_plan(seed)
 

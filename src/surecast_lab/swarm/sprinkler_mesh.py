@@ -29,6 +29,8 @@ KINDS = ("crash", "crash", "pause", "pause", "cut", "one-way cut", "isolate", "d
 
 
 class SprinklerMesh(Sprinkler):
+    state_tables = ()  # the transitions of servers and sessions are those of `sprinkler.py`
+
     def draw(self, seed: int) -> Plan:
         return draw_plan(seed)
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import msgspec
 
 from surecast.core.machine import HandlerMachine
+from surecast.core.states import StateTable
 from surecast.core.types import SECOND, tag_of
 from surecast.errors import UsageError
 from surecast.sim.faults import Fault, Timed
@@ -98,6 +99,8 @@ class SeedResult(msgspec.Struct):
     inputs: int
     trace_digest: str = ""
     callers: dict[str, int] = {}  # `Scenario.callers_did`
+    # How often each transition of a state table was met, by label; 0: expected, but not met.
+    transitions: dict[str, int] = {}
 
 
 P = TypeVar("P", bound=Plan)
@@ -110,6 +113,8 @@ class Scenario(Protocol[P]):
     """
 
     settle_ns: int = SETTLE_NS  # simulated time to settle after everything is healed
+    # Many seeds together meet every transition in these tables that gives no reason why not.
+    state_tables: Sequence[StateTable] = ()
 
     def draw(self, seed: int) -> P:
         """The plan of a seed: the same in every process."""
@@ -294,6 +299,7 @@ class _Trial:
             inputs=world.inputs,
             trace_digest=world.trace.digest() if world.trace is not None else "",
             callers=scenario.callers_did(),
+            transitions=_transitions(scenario, world.met),
         )
 
 
@@ -306,3 +312,14 @@ def _coverage(scenario: Scenario[Any]) -> dict[str, int]:
         for message, name in role.handlers.items()
         if scenario.is_expected(role, message)
     }
+
+
+def _transitions(scenario: Scenario[Any], met: Mapping[str, int]) -> dict[str, int]:
+    """How often each transition was met; 0 for those of the scenario's tables that were not."""
+    expected = {
+        label: 0
+        for table in scenario.state_tables
+        for label, reason in table.labels().items()
+        if not reason
+    }
+    return {**expected, **dict(sorted(met.items()))}
