@@ -154,7 +154,7 @@ class Judge:
         told = what != NOBODY  # else never acknowledged and, so far, never seen: nobody knows
         unexplained = missing[told][newest[self._key_id[what[told]]] <= missing[told]]
         self.tally.lost += unexplained.size
-        self._examples(f"G4 {reader.reader}: neither got nor outdated", unexplained)
+        self._examples(f"G4 {reader.reader}: neither delivered nor outdated", unexplained)
 
     def _are_those(self, reader: ReadEvents, missing: Int64s) -> None:
         """The voids it was told of are exactly the positions without an event."""
@@ -168,7 +168,7 @@ class Judge:
         told = starts + np.arange(int(sizes.sum()))
         silent = np.setdiff1d(missing, told, assume_unique=True)
         self.tally.lost += silent.size
-        self._examples(f"G2 {reader.reader}: passed over without a word", silent)
+        self._examples(f"G2 {reader.reader}: skipped without a void", silent)
         both = np.setdiff1d(told, missing, assume_unique=True)
         self._examples(f"G2 {reader.reader}: void and an event at", both)
 
