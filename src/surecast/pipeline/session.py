@@ -139,7 +139,7 @@ def _start(said: Mapping[str, str], theirs: Mapping[str, str], log_level: str) -
 
 
 def _check_master(master: str) -> None:
-    """UsageError unless the master is valid and accepts connections; Spark would try for minutes."""
+    """UsageError unless the master is valid and answers; Spark itself would try for minutes."""
     if not re.match(r"local(\[|-cluster\[|$)|yarn$|(spark|sc|k8s)://", master):
         raise UsageError(
             f"--master {master!r} is unknown to Spark. Use local[*], local[4], "
@@ -165,7 +165,7 @@ def _check_master(master: str) -> None:
 
 @contextmanager
 def _filtered_stderr() -> Iterator[int]:
-    """A stderr for the JVM that drops Java's warnings about Spark's modules and passes on the rest."""
+    """A stderr for the JVM, passed on without Java's warnings about Spark's modules."""
     ours, theirs = os.pipe()
     stderr_filter = _StderrFilter(ours)
     Thread(target=stderr_filter.pass_on, name="stderr of Spark", daemon=True).start()

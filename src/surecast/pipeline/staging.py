@@ -515,7 +515,7 @@ def _finish(ledger: Ledger, pending: dict[int, Intent]) -> Generator[Act, Any, N
 
 
 def _leave(ledger: Ledger, batch: int) -> Generator[Act, Any, None]:
-    """Remove all records of a query that will not be repeated, also chunks that are still staged."""
+    """Remove all records of a query that will not be repeated, also chunks staged later."""
     yield Append(_done_key(ledger.query, batch), ledger.facts[ledger.query].value)
     yield from _sweep(ledger)
     yield Collect(KeyPrefix(f"{ledger.query}/".encode()))

@@ -48,7 +48,7 @@ def test_two_files_in_one_batch_have_no_order_between_them(tmp_path: Path) -> No
     assert batch_of == [0, 1, 2, 2, 3, 4, 5, 6]
     assert judge(streams, [DONE], 0, tuple(batch_of)) == []
     (problem,) = judge(streams, [DONE], 0, tuple(batch_of[:-1]))
-    assert problem == "7 files were read, and 8 are there"
+    assert problem == "7 of 8 files were read"
 
 
 def lose(streams: Rows) -> None:
