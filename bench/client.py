@@ -1,7 +1,7 @@
-"""The client's own cost: an event read, and an event published in the background.
+"""The client's own cost of reading an event, and of publishing one in the background.
 
-Both are measured in the time of this process alone, without a server: what the network and the
-region cost is `surecast bench`'s to say.
+Both are measured as processor time of this process, without a server; `surecast bench` measures the
+network and the region.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ REPEATS = 3
 
 
 class Source:
-    """Stands for the reading behind a subscription; its batches are all here already."""
+    """Replaces the reader behind a subscription; it has all its batches in memory."""
 
     def __init__(self, rows: int) -> None:
         options = ClientOptions(buffer_bytes_max=1 << 40)
@@ -43,7 +43,7 @@ class Source:
         self.buffer.take_in(STREAM, tuple(self.batches))
 
     def ignore(self, *_: Any) -> None:
-        """What a reader would do."""
+        """Replaces the methods of a reader that need no action here."""
 
     claim = follow = unfollow = release = forget = ignore
 
@@ -101,7 +101,7 @@ def bench_reading() -> list[dict[str, Any]]:
 
 
 class Control:
-    """Acknowledges all at once."""
+    """Acknowledges every batch immediately."""
 
     def offer(self, stream: bytes, batch: Batch, done: Callable[[Acked], None]) -> None:
         asyncio.get_running_loop().call_soon(done, Acked(stream, 1, batch.count, 1))

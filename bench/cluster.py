@@ -1,9 +1,9 @@
-"""`surecast bench`, all of it, as rows of bench/results.jsonl: real servers on this machine.
+"""All of `surecast bench` as rows of bench/results.jsonl: real servers on this machine.
 
     python bench/run.py --only cluster
 
-Data of the durable benches lies in out/bench meanwhile: it must be on the disk one wants to know
-about, and a folder for temporary files often is none.
+The data of the durable benches is in out/bench meanwhile: it must be on a real disk, and a folder
+for temporary files often is not.
 """
 
 import sys

@@ -2,8 +2,8 @@
 
     python bench/columns.py
 
-Each figure is the best of a few rounds: the other rounds measure what else the machine was doing.
-The 10 M-key tables take most of the time; they are filled once, and their growth is measured too.
+Each figure is the best of a few rounds, because other load on the machine only slows rounds down.
+The 10 M-key tables take most of the time; they are filled once, and their growth is measured, too.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def bench_index_feed() -> list[Row]:
                 start = time.perf_counter()
                 for at in range(0, len(batches), at_once):
                     index.feed_many(batches[at : at + at_once], lambda lo, hi: ())
-                index.voids[SUPERSEDED].total()  # includes what was still to be merged
+                index.voids[SUPERSEDED].total()  # includes the cost of pending merges
                 best = min(best, time.perf_counter() - start)
             rate = len(batches) * rows / best / 1e6
             made.append(

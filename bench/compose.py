@@ -1,7 +1,7 @@
-"""What composing layers costs: an input that three layers see, composed flat and nested.
+"""The cost of composing layers: an input that passes three layers, composed flat and nested.
 
-One message arrives at the lowest layer, rises to the top as two events, comes back as two commands
-and leaves as one message and one append: five layer steps.
+One message arrives at the lowest layer, is passed up through two events and down through two
+commands, and results in one message and one append: five layer steps.
 """
 
 import time
@@ -80,7 +80,7 @@ def composed() -> dict[str, Composition]:
 
 
 def bench_compose() -> Iterator[dict[str, Any]]:
-    """The best of several rounds each, in turns."""
+    """The best of several rounds of each composition, run alternately."""
     machines = composed()
     best = dict.fromkeys(machines, float("inf"))
     received = Received("peer", Arrive(1))

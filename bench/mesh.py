@@ -1,7 +1,8 @@
-"""What a region's servers still send when their readers form a mesh, with real processes.
+"""The share of events that a region's servers still send when readers form a mesh.
 
-One region, a chain of two, so many mesh clients, each a process; the share of all positions that
-clients got from a server. By the protocol it is F/n, and what falls back on a server comes on top.
+One region with a chain of two and n mesh clients, all real processes. The result is the share of
+positions that clients got from a server. By the protocol it is F/n, plus the requests that fall
+back on a server.
 
     python bench/mesh.py
 """
@@ -26,14 +27,14 @@ ROWS, EVERY_NS = 50, 25 * MS
 def share(clients: int) -> Row:
     with (
         tempfile.TemporaryDirectory(prefix="surecast-mesh-") as folder,
-        ProcessCluster(Path(folder), 1, {"east": 2}, clients) as fleet,
+        ProcessCluster(Path(folder), 1, {"east": 2}, clients) as cluster,
     ):
-        fleet.open("s", "east", KeepAll())
-        fleet.publish("s", ROWS, EVERY_NS)
-        fleet.wait(lambda: fleet.least("s") > EVENTS)
-        fleet.quiet()
-        fleet.wait(fleet.settled)
-        got = [fleet.workers[name].ask("results")["counters"] for name in fleet.clients]
+        cluster.open("s", "east", KeepAll())
+        cluster.publish("s", ROWS, EVERY_NS)
+        cluster.wait(lambda: cluster.least("s") > EVENTS)
+        cluster.quiet()
+        cluster.wait(cluster.settled)
+        got = [cluster.workers[name].ask("results")["counters"] for name in cluster.clients]
     server = sum(c.get("mesh.positions-from-server", 0) for c in got)
     peers = sum(c.get("mesh.positions-from-peers", 0) for c in got)
     fanout = MeshConfig().fanout

@@ -1,17 +1,18 @@
-"""Compare two versions of the source by one bench, side by side: order ABBA, ratio and interval.
+"""Compare two versions of the source with one bench: runs in the order ABBA, ratio and interval.
 
     python bench/pairs.py 51f8da7 HEAD --pairs 10 -- geo --memory --replicas 1 --batch 500
     python bench/pairs.py 51f8da7 HEAD --pairs 10 -- bench/spark_read.py --events 5000000
 
-The words behind `--` are those of `surecast bench`, or a script of the bench folder that prints
-JSON lines. A version is a commit, which is checked out beside this one, or a folder that holds a
-checkout. Each pair runs both versions, and each pair begins with the one that the pair before
-ended with, so that what changes slowly on the machine meets both. A ratio is the later version's
-figure over the earlier one's, turned round where less is better: above 1 is always faster. The
-interval is a bootstrap over the pairs. Figures of other programs (NATS, the disk) are compared,
-too: their ratio says how far the machine itself can be trusted.
+The words after `--` are arguments of `surecast bench`, or a script of the bench folder that prints
+JSON lines. A version is a commit, which is checked out temporarily, or a folder with a checkout.
+Each pair runs both versions, and begins with the version that ended the previous pair, so that slow
+changes of the machine affect both. A ratio is the second version's figure divided by the first
+one's, inverted where less is better: above 1 always means that the second is better. The interval
+is a bootstrap over the pairs. Figures of other programs (NATS, the disk) are compared, too: their
+ratios show how stable the machine is.
 
-Every run is kept at once in the file named by `--raw`; the same command goes on where it stopped.
+Every run is immediately appended to the file named by `--raw`; the same command then continues
+where it was stopped.
 """
 
 import argparse
@@ -33,7 +34,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 RESULTS = HERE / "results.jsonl"
 LESS_IS_BETTER = ("us", "ms", "s", "ns/event", "s/M events")
-NAMED = ("replicas", "batch", "kept", "way", "region", "by", "subscribers")  # tell figures apart
+NAMED = ("replicas", "batch", "kept", "way", "region", "by", "subscribers")  # distinguish figures
 RESAMPLES = 10_000
 RUN_SECONDS_MAX = 1_800
 
@@ -58,8 +59,8 @@ def figures(rows: Sequence[dict[str, Any]]) -> Figures:
     found: Figures = {}
     for row in rows:
         params = row.get("params", {})
-        told = [f"{key}={params[key]}" for key in NAMED if key in params]
-        name = " ".join([row["name"], *told])
+        named = [f"{key}={params[key]}" for key in NAMED if key in params]
+        name = " ".join([row["name"], *named])
         found[name] = (float(row["value"]), row["unit"])
         if row["unit"] == "1/s" and "cores" in params and row["value"]:
             used = sum(cores for who, cores in params["cores"].items() if who != "others")
@@ -68,7 +69,7 @@ def figures(rows: Sequence[dict[str, Any]]) -> Figures:
 
 
 def compare(runs: Sequence[tuple[Figures, Figures]], seed: int = 1) -> list[Compared]:
-    """Geometric mean of the pairs' ratios, and the middle 95 % of it over resampled pairs."""
+    """Geometric mean of the pairs' ratios, and its 95 % interval over resampled pairs."""
     rng = np.random.default_rng(seed)
     found = []
     for name, (_, unit) in runs[0][0].items():
@@ -111,7 +112,7 @@ def checkout(version: str) -> Iterator[tuple[Path, str]]:
 
 
 def warm(tree: Path) -> None:
-    """Compile the kernels of that checkout now: no figure contains it."""
+    """Compile the kernels of that checkout now, so that no figure contains the compilation."""
     command = [sys.executable, "-m", "surecast.columns.warm"]
     environment = {**os.environ, "PYTHONPATH": str(tree / "src")}
     subprocess.run(command, cwd=tree, env=environment, check=True)
@@ -125,7 +126,7 @@ def _git(*words: str, at: Path = ROOT) -> str:
 
 
 def run(tree: Path, words: Sequence[str], scratch: Path) -> Figures:
-    """Run one bench on the source in `tree`; a run that fails or loses events ends everything."""
+    """Run one bench on the source in `tree`; SystemExit if it fails or loses events."""
     if words[0].endswith(".py"):
         command = [sys.executable, str(tree / words[0]), *words[1:]]
     else:
@@ -160,8 +161,10 @@ def main() -> None:
     parser.add_argument("after", help="commit or folder")
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--raw", type=Path, help="file that keeps every run")
-    parser.add_argument("--append", action="store_true", help=f"the result to {RESULTS.name}")
-    parser.add_argument("words", nargs="+", help="of surecast bench, behind --")
+    parser.add_argument(
+        "--append", action="store_true", help=f"append the result to {RESULTS.name}"
+    )
+    parser.add_argument("words", nargs="+", help="arguments of surecast bench, after --")
     given = parser.parse_args()
     raw = given.raw or ROOT / "out" / "pairs" / f"{given.words[0].replace('/', '-')}.jsonl"
     raw.parent.mkdir(parents=True, exist_ok=True)
@@ -171,18 +174,18 @@ def main() -> None:
         commits = [commit for _, commit in trees]
         for tree, _ in trees:
             warm(tree)
-        asked = {"commits": commits, "words": given.words}
+        job = {"commits": commits, "words": given.words}
         done: dict[tuple[int, int], Figures] = {}
         if raw.exists():
             kept = [json.loads(line) for line in raw.read_text().splitlines()]
             done = {(one["pair"], one["version"]): one["figures"] for one in kept
-                    if {key: one[key] for key in asked} == asked}  # fmt: skip
+                    if {key: one[key] for key in job} == job}  # fmt: skip
         for pair, version in order(given.pairs):
             if (pair, version) in done:
                 continue
             print(f"pair {pair + 1} of {given.pairs}: {commits[version][:12]}", file=sys.stderr)
             done[pair, version] = run(trees[version][0], given.words, scratch)
-            line = {**asked, "pair": pair, "version": version, "figures": done[pair, version]}
+            line = {**job, "pair": pair, "version": version, "figures": done[pair, version]}
             with raw.open("a") as file:
                 file.write(json.dumps(line) + "\n")
     found = compare([(done[pair, 0], done[pair, 1]) for pair in range(given.pairs)])

@@ -1,8 +1,8 @@
-"""Run the benches and append what they measured to bench/results.jsonl, one JSON line a figure.
+"""Run the benches and append the figures to bench/results.jsonl, one JSON line per figure.
 
-Each module named here has functions `bench_*`, which take nothing and return rows: dicts with
-`name`, `value`, `unit` and perhaps `params`. This file adds where and when: commit, machine, date.
-Figures are comparable only on one machine, and each line says which that was.
+Each module named here has functions `bench_*` without arguments that return rows: dicts with
+`name`, `value`, `unit` and perhaps `params`. This script adds commit, machine and date. Figures are
+comparable only on the same machine, which each line names.
 
     python bench/run.py [--only columns] [--dry-run]
 """

@@ -1,8 +1,8 @@
-"""What the asyncio driver costs: frames through one hop, batches through one hop and three proxies.
+"""Throughput of the asyncio driver: frames over one hop, batches over one hop and three proxies.
 
-Every node is a process of its own on this machine, joined by loopback TCP. The source of a hop
-sends as fast as back-pressure lets it. Behind three proxies stand three drivers, each with a window
-of batches it publishes again and again; what counts are events that all three regions hold.
+Every node is a separate process on this machine, connected by loopback TCP. The source of a hop
+sends as fast as back-pressure allows. Three proxies have a driver each, which publishes a window of
+batches repeatedly; events count when all three regions hold them.
 
     python bench/runtime.py            # prints what `bench/run.py --only runtime` would record
     python bench/runtime.py --profile  # one run of three proxies, the first one profiled
@@ -50,7 +50,7 @@ from surecast.stacks import region_replica
 Row = dict[str, Any]
 
 WARM_S, MEASURED_S = 1.5, 4.0
-WINDOW = 32  # batches a driver has under way
+WINDOW = 32  # batches of a driver in flight
 KEYS = 100_000
 POLICIES: dict[str, Policy] = {"keep_last": KeepLast(100_000_000), "latest_per_key": LatestPerKey()}
 
@@ -67,7 +67,7 @@ HOP = Codec([Blob, Lot])
 
 
 class Source(HandlerMachine):
-    """Sends the same message for ever, as much as back-pressure allows."""
+    """Sends the same message repeatedly, as fast as back-pressure allows."""
 
     inputs: ClassVar[dict[type, str]] = {
         Start: "_on_start",
@@ -108,7 +108,7 @@ class Sink(HandlerMachine):
 
 
 class Driver(HandlerMachine):
-    """A closed loop: opens its stream, keeps a window of batches under way."""
+    """A closed loop: opens its stream, and keeps a window of batches in flight."""
 
     handlers: ClassVar[dict[type, str]] = {
         StreamOpened: "_on_opened",
@@ -169,7 +169,7 @@ class Driver(HandlerMachine):
 
 
 async def work(spec: dict[str, Any]) -> None:
-    """Run the nodes of one process; answer each line of input with what it has counted."""
+    """Run the nodes of one process; answer each line of input with its counts."""
     book = AddressBook({name: tuple(where) for name, where in spec["book"].items()})
     rng = Random(spec["seed"])
     role, name = spec["role"], spec["name"]
@@ -248,7 +248,7 @@ def say(what: dict[str, Any]) -> None:
 
 
 class Workers:
-    """Worker processes by name; they end when this does."""
+    """Worker processes by name; `close` ends them."""
 
     def __init__(self, specs: dict[str, dict[str, Any]], names: list[str]) -> None:
         ports = _free_ports(len(names))
@@ -260,21 +260,21 @@ class Workers:
             self.processes[name] = subprocess.Popen(
                 words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             )
-            self._hear(name)
+            self._read_answer(name)
 
-    def _hear(self, name: str) -> dict[str, Any]:
+    def _read_answer(self, name: str) -> dict[str, Any]:
         line = self.processes[name].stdout.readline()  # type: ignore[union-attr]
         if not line:
             raise SystemExit(f"bench worker {name} has ended")
-        heard: dict[str, Any] = json.loads(line)
-        return heard
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
     def look(self, name: str) -> dict[str, Any]:
         stdin = self.processes[name].stdin
         assert stdin is not None
         stdin.write("look\n")
         stdin.flush()
-        return self._hear(name)
+        return self._read_answer(name)
 
     def close(self) -> None:
         for process in self.processes.values():
@@ -285,7 +285,8 @@ class Workers:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Below those the system hands out, of which connections of the last run still hold some."""
+    """Free ports below the ephemeral range, of which the last run's connections may still hold
+    some."""
     found: list[int] = []
     for port in Random().sample(range(20_000, 32_000), 100 + count):
         with socket.socket() as tcp, socket.socket(type=socket.SOCK_DGRAM) as udp:
@@ -330,7 +331,7 @@ def hop(nbytes: int = 0, rows: int = 0) -> tuple[float, float, float]:
 
 
 def three_proxies(rows: int, policy: str, profile: bool = False) -> tuple[float, dict[str, float]]:
-    """Events/s that all three regions hold, and the share of a core each process took."""
+    """Events/s that all three regions hold, and the share of a core that each process used."""
     regions = {r: [f"{r}/0"] for r in ("east", "north", "west")}
     specs: dict[str, dict[str, Any]] = {
         f"{r}/0": {"role": "proxy", "regions": regions, "profile": profile and r == "east"}

@@ -1,9 +1,10 @@
-"""How many inputs a second the simulator steps.
+"""How many inputs a second the simulator processes.
 
-The workload is the mesh of a region, in small: a source publishes runs of positions; whoever makes
-progress notifies four random peers of its new end; a peer that is behind asks the first
-one that told it, and gets a batch. A thousand nodes with a view of twenty, of which four at a time
-are notified and drawn anew each second; links with delay and jitter; everything in the trace.
+The workload is a simplified mesh of a region: a source publishes ranges of positions; a node that
+makes progress notifies four random peers of its new end; a peer that is behind sends a request to
+the first node that notified it, and gets a batch. There are a thousand nodes with a view of twenty,
+of which four are drawn each second to be notified; links with delay and jitter; everything is
+traced.
 
     python bench/simulator.py
 """
@@ -67,11 +68,11 @@ class Client:
         self.rng = ctx.rng
         self.view = view
         self.active: list[str] = []
-        self.end = 1  # all positions below are here
-        self.heard = 1  # how far the stream is known to go
-        self.teller = ""  # who said so first
-        self.asked_ns = 0  # when the request under way was sent; 0: none is
-        self.armed = False  # the retry timer runs
+        self.end = 1  # it has all positions below
+        self.heard = 1  # the highest end in a notification
+        self.teller = ""  # the first peer that sent it
+        self.asked_ns = 0  # when the pending request was sent; 0: none
+        self.armed = False  # whether the retry timer runs
         self.source = ctx.name == "n0"
 
     def step(self, now_ns: int, inp: Any) -> list[Any]:
@@ -147,7 +148,7 @@ def make(seed: int, trace: Trace | None) -> World:
 
 
 def measure(seed: int, traced: bool = True, rounds: int = 12, inputs: int = 100_000) -> list[float]:
-    """Inputs a second, of each round of so many inputs, once the first sessions are up."""
+    """Inputs a second in each round of `inputs` inputs, after the first sessions are up."""
     trace = Trace() if traced else None
     world = make(seed, trace)
     world.run(until_ns=SECOND // 2)
@@ -162,7 +163,7 @@ def measure(seed: int, traced: bool = True, rounds: int = 12, inputs: int = 100_
 
 
 def bench_one_world() -> list[Row]:
-    """One world on one core, with the trace and without: the best round, for noise only adds."""
+    """One world on one core, with and without the trace: the best round, as noise only slows it."""
     rows = []
     for traced in (True, False):
         rates = measure(1, traced)
@@ -171,7 +172,7 @@ def bench_one_world() -> list[Row]:
 
 
 def bench_two_worlds() -> list[Row]:
-    """Two worlds in two processes at once: what a sweep over seeds gets from two cores."""
+    """Two worlds in two processes at once: the throughput of a sweep over seeds on two cores."""
     with ProcessPoolExecutor(2) as pool:
         list(pool.map(measure, (1, 2), (True, True), (1, 1), (1000, 1000)))  # imports are done
         one, two = pool.map(measure, (1, 2))
@@ -186,7 +187,7 @@ def row(name: str, value: float, rates: list[float]) -> Row:
 
 
 def profile() -> None:
-    """Where the time goes, by function; `python bench/simulator.py profile`."""
+    """Print the time spent by function; `python bench/simulator.py profile`."""
     import cProfile
     import pstats
 

@@ -2,10 +2,10 @@
 
     python bench/spark_compact.py [--events 50000000] [--append]
 
-By hand, for it takes minutes and gigabytes. Makes events (`workload`), compacts them with Spark,
-feeds them batch by batch to the retention index that a server runs, and compares every position:
-what is live, and where voids begin and end. Last occurrences found by numpy are the third opinion.
-Prints JSON lines: time, memory, bytes before and after.
+Run it by hand, because it takes minutes and gigabytes. It creates events (`workload`), compacts
+them with Spark, feeds them batch by batch to the retention index that a server runs, and compares
+every position: live events, and the bounds of voids. Both are also compared with the last
+occurrences found by numpy. Prints JSON lines: time, memory, bytes before and after.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def in_order(folder: Path) -> Iterator[pa.RecordBatch]:
 
 
 def by_kernel(archive: Path) -> tuple[IntervalSet, np.ndarray, float]:
-    """What a server's index calls void; all key ids; and the index's own seconds."""
+    """The void positions of a server's index; all key ids; and the index's processing time."""
 
     def read(lo: int, hi: int) -> list[Batch]:
         raise AssertionError("latest-per-key reads nothing again")
@@ -82,7 +82,7 @@ def size(folder: Path) -> int:
 
 
 def compare(archive: Path, kept: Path) -> tuple[int, float]:
-    """How many events are live, by all three; and the kernel's seconds."""
+    """Compare all three; returns the number of live events, and the kernel's seconds."""
     voids, ids, kernel_s = by_kernel(archive)
     live, _ = positions(kept, "event")
     last, count = positions(kept, "void")

@@ -1,4 +1,4 @@
-"""How much memory a Spark in this process uses: its JVM and its Python workers, over time."""
+"""Samples the memory of a Spark session in this process: its JVM and its Python workers."""
 
 import os
 from contextlib import suppress
@@ -11,7 +11,7 @@ MB = 1 << 20
 
 
 class Memory:
-    """`with Memory() as memory: …`; then its peaks, and the halves of the time apart."""
+    """Use it as `with Memory() as memory: …`, then call `figures`."""
 
     def __init__(self) -> None:
         self.samples: list[tuple[int, int]] = []  # bytes of the JVM, of Python workers
@@ -32,7 +32,7 @@ class Memory:
         self._thread.join()
 
     def figures(self) -> dict[str, int]:
-        """In MB: peaks, and the workers' peak in the first and in the second half of the time."""
+        """Peaks in MB, and the workers' peaks in the first and second half of the time."""
         half = max(1, len(self.samples) // 2)
         python = [python for _, python in self.samples] or [0]
         return {
@@ -49,7 +49,7 @@ class Memory:
                 with suppress(OSError):
                     if Path(f"/proc/{pid}/comm").read_text().strip() == "java":
                         jvm += _kb(pid, "status", "VmRSS") * 1024
-                    else:  # forks share pages: each has its part of them
+                    else:  # Pss: forks share pages, and each counts its part of them
                         python += _kb(pid, "smaps_rollup", "Pss") * 1024
             self.samples.append((jvm, python))
 

@@ -2,12 +2,12 @@
 
     python bench/spark_read.py [--events 20000000] [--rows 4096] [--append]
 
-By hand, for it takes minutes and gigabytes. One server process holds the events (8-byte keys,
-10-byte values); Spark counts them and makes a checksum of them, from the server's segments, from
-the server over its port, and from Parquet files that hold the same rows. All of it in one run, in
-turns, the best of each: only the ratios mean something elsewhere. `cpu` is what all processes
-together used, the JVM, its Python workers and the server: on a machine that is not idle it says
-more than the wall clock. Prints JSON lines, one a figure.
+Run it by hand, because it takes minutes and gigabytes. One server process holds the events (8-byte
+keys, 10-byte values); Spark counts them and computes a checksum, from the server's segments, from
+the server over its port, and from Parquet files with the same rows. All ways run alternately in one
+run, and the best of each counts; only the ratios are comparable between machines. `cpu` is the
+processor time of all processes, the JVM, its Python workers and the server: on a machine that is
+not idle it is more reliable than the wall clock. Prints JSON lines, one per figure.
 """
 
 import argparse
@@ -63,14 +63,14 @@ def publish(url: str, events: int, rows: int) -> float:
 
 
 def checksum(table: DataFrame) -> tuple[int, ...]:
-    """A number that every byte of every position goes into."""
+    """The number of rows, and a hash over every byte of every row."""
     row = table.agg(F.count("*"), F.bit_xor(F.xxhash64("seq", "key", "value"))).first()
     assert row is not None
     return tuple(row)
 
 
 def alone(options: dict[str, str]) -> float:
-    """Seconds that one process without Spark takes to make all record batches."""
+    """Seconds that one process without Spark takes to produce all record batches."""
     reader = BatchReader(parse(options, streaming=False))
     tasks = [one.value for one in reader.partitions()]
     began = time.monotonic()
@@ -81,7 +81,7 @@ def alone(options: dict[str, str]) -> float:
 
 
 class Clock:
-    """Seconds of the wall, and of the processors by who used them, since it was made."""
+    """Wall time, and processor time by kind of process, since its creation."""
 
     def __init__(self, server: int) -> None:
         self._server = server
@@ -161,8 +161,8 @@ def measure(
                 ratio = best["parquet"][what] / took[what]
                 yield "spark.read.to_parquet", ratio, "x", {"way": way, "by": what}
     for way in ("segments", "servers"):
-        said = {"segments": "auto" if way == "segments" else "never"}
-        rate = events / alone({**options, **said}) / 1e6
+        segments = {"segments": "auto" if way == "segments" else "never"}
+        rate = events / alone({**options, **segments}) / 1e6
         yield "spark.read.alone", rate, "M events/s", {"way": way}
 
 

@@ -1,9 +1,9 @@
-"""`workload` at a billion events: how long, how much memory, and does a sample follow its law.
+"""`workload` with a billion events: its time and memory, and whether a sample follows its law.
 
     python bench/spark_workload.py [--events 1000000000] [--to FOLDER] [--append]
 
-By hand, for it takes many minutes; with --to it writes Parquet (some 15 bytes an event), without
-it rows are made, handed to the JVM, and counted. Prints JSON lines.
+Run it by hand, because it takes many minutes. With --to it writes Parquet (about 15 bytes an
+event); otherwise rows are created, passed to the JVM, and counted. Prints JSON lines.
 """
 
 import argparse

@@ -1,9 +1,9 @@
 """How long frames and control messages take: `python bench/wire.py` prints a line per figure.
 
 Events are those of the papers' workloads: an 8-byte key and a 10-byte value. Decoding is timed with
-the validation of the Arrow body, as at ingress, and without, as when bytes are only passed on.
-`encode` is the header alone, since a body is never rewritten; `build_and_encode` starts from lists.
-Every figure is the best of several rounds: the machine's noise only ever adds.
+the validation of the Arrow body, as at ingress, and without, as when bytes are only forwarded.
+`encode` is the header alone, because a body is never rewritten; `build_and_encode` starts from
+lists. Every figure is the best of several rounds, because noise only slows rounds down.
 """
 
 import json
@@ -24,7 +24,7 @@ ROUND_S = 0.05  # a round repeats its call until it has taken about this long
 
 
 class Forward(Message):
-    """The shape of what replicas and regions send most: a few numbers and some batches."""
+    """Like the most frequent messages of replicas and regions: a few numbers and some batches."""
 
     epoch: int
     log: bytes
@@ -50,12 +50,12 @@ def batch_of(values: list[bytes], keys: list[bytes]) -> Batch:
 
 
 def frame_of(values: list[bytes], keys: list[bytes]) -> bytes:
-    """What a publisher does once: lists to the bytes of a frame."""
+    """A publisher's work: from lists to the bytes of a frame."""
     return b"".join(encode_batch(batch_of(values, keys)))
 
 
 def columns_of(frame: bytes) -> object:
-    """What a replica does once: received bytes to columns a kernel takes."""
+    """A replica's work: from received bytes to the columns that a kernel takes."""
     batch, _ = decode_batch(frame)
     return batch.keys(), batch.values()
 
@@ -69,7 +69,7 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def bench_frames() -> list[Figure]:
-    """Batch frames: encode, decode, and what a stream parser pays to find the frame's end."""
+    """Batch frames: encode, decode, and find the frame's end as a stream parser does."""
     warm()
     figures: list[Figure] = []
     for events in EVENTS:
@@ -108,14 +108,14 @@ def bench_controls() -> list[Figure]:
 
 def figure(name: str, spent_s: float, params: dict[str, Any]) -> list[Figure]:
     found = [{"name": name, "value": round(spent_s * 1e6, 3), "unit": "us", "params": params}]
-    if params["events"] and name != "wire.frame_size":  # which does not look at events
+    if params["events"] and name != "wire.frame_size":  # it does not read events
         rate = round(params["events"] / spent_s)
         found.append({"name": name, "value": rate, "unit": "events/s", "params": params})
     return found
 
 
 def warm() -> None:
-    """Load what is loaded on first use, the compiled checks included, before the clock runs."""
+    """Load everything that is loaded on first use, including compiled checks, before timing."""
     from surecast.columns.kernels import warm as compile_kernels
 
     compile_kernels()

@@ -1,6 +1,6 @@
-"""Spark's way to find Surecast: PySpark scans packages named `pyspark_*` for a `DefaultSource`.
+"""Registers Surecast in PySpark, which scans packages named `pyspark_*` for a `DefaultSource`.
 
-So `spark.read.format("surecast")` needs nothing but an installed `surecast[spark]`.
+So `spark.read.format("surecast")` only needs an installed `surecast[spark]`.
 """
 
 from surecast.pipeline.source import SurecastSource as DefaultSource

@@ -1,9 +1,9 @@
-"""The test and measurement side of surecast: nothing here runs in a deployment.
+"""Tests and measurements of surecast: nothing here runs in a deployment.
 
-testing/   ports and the link relay: what tests and runs with real processes share
+testing/   worker processes, deployments on free ports, and the link relay
 swarm/     deployments under faults drawn from a seed, simulated or of real processes, judged from
            outside
-bench/     `surecast bench`: real processes on one machine, measured and counted to the event
+bench/     `surecast bench`: real processes on one machine, measured; every event is counted
 lab/       the papers' experiments: table, figure, verdict
 demo/      `surecast demo`
 

@@ -146,7 +146,7 @@ def test_the_ledgers_alone_give_the_same_verdict_and_a_spoilt_one_another(ran: R
     # How many it lacks depends on how many older ones of that key it was told are void.
     tally = ran.judged(spoilt())
     assert tally.lost >= 1
-    assert all(words.startswith("G4 north-mesh-2: neither got") for words in tally.violations)
+    assert all(words.startswith("G4 north-mesh-2: neither delivered") for words in tally.violations)
 
 
 def fake(tally: Tally, judge: str = "spark") -> demo.Demo:

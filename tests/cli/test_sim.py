@@ -133,8 +133,8 @@ def test_mesh_clients_add_up_and_the_slowest_to_settle_is_named() -> None:
 
 @pytest.mark.slow
 def test_one_seed_can_be_drawn(swarm: ModuleType, tmp_path: Path) -> None:
-    def run_seed(seed: int, story: Timeline) -> SeedResult:
-        return sprinkler.run_seed(8, story=story)
+    def run_seed(seed: int, timeline: Timeline) -> SeedResult:
+        return sprinkler.run_seed(8, timeline=timeline)
 
     swarm.run_seed = run_seed  # type: ignore[attr-defined]
     assert run("--seed", "8", "--draw", str(tmp_path / "new" / "seed.svg")).exit_code == 0

@@ -112,9 +112,9 @@ def stop_at_once(run: Run) -> None:
 
 
 HERE: dict[Callable[[Run], None], str] = {
-    void_unreplaced: "G4 r0: neither got nor outdated",
+    void_unreplaced: "G4 r0: neither delivered nor outdated",
     change_value: "G10 r2: got another event than stands at",
-    silence: "passed over without a word",
+    silence: "skipped without a void",
     void_over_event: "G2 r0: void and an event at",
     turn_back_over_a_void: "R10 r0: time runs backwards",
     malform: "G1 r1: 3 events were changed on the way",
@@ -126,7 +126,7 @@ OTHER_WORDS = {
     "acknowledge_beyond": "G10 acknowledged and lost",
     "acknowledge_twice": "G10 positions were given twice",
     "publish_out_of_order": "G3 not in the order in which p-",
-    "time_differs": "G10 readers were told different times of events at 300",
+    "time_differs": "G10 readers received different times for events at 300",
 }
 # What it sees beyond numpy's judge: an event that should stand beyond the end stands within, and a
 # void that comes late.
@@ -226,7 +226,7 @@ def test_what_was_not_acknowledged_is_believed_to_who_got_it(judged: Judged) -> 
     assert fine.violations == []
     assert (fine.published, fine.acked) == (EVENTS, EVENTS - 4)
     assert lacking.lost
-    assert "G4 r1: neither got nor outdated 300" in lacking.violations
+    assert "G4 r1: neither delivered nor outdated 300" in lacking.violations
     assert "G10 readers got different events at 299, 300" in torn.violations
     assert moved.duplicated
     assert "G10 events stand at two positions, also at 300" in moved.violations
@@ -235,7 +235,7 @@ def test_what_was_not_acknowledged_is_believed_to_who_got_it(judged: Judged) -> 
 def test_what_nobody_read_is_said(judged: Judged) -> None:
     unread = judged.streams["unread"]
     assert (unread.published, unread.delivered) == (1, 0)
-    assert unread.violations[0] == "published, and no reader wrote anything down"
+    assert unread.violations[0] == "published, and no reader recorded anything"
 
 
 def test_the_whole_is_the_sum_of_its_streams(judged: Judged) -> None:
@@ -292,7 +292,7 @@ def test_each_rule_explains_its_own_voids(spark: "SparkSession", tmp_path: Path)
     assert (found.void, found.delivered) == (250, 650)
     again = audit(load(spark, str(tmp_path)), KeepLast(52), chunk_rows=CHUNK)
     assert again.lost == 2
-    assert again.violations == ["G4 r0: neither got nor outdated 249, 250"]
+    assert again.violations == ["G4 r0: neither delivered nor outdated 249, 250"]
     with pytest.raises(UsageError, match="expired"):
         audit(load(spark, str(tmp_path)), KeepFor(5))
 
@@ -347,7 +347,7 @@ def test_what_a_reader_was_told_is_lost_counts_as_lost(
     found = audit(load(spark, str(tmp_path)), LatestPerKey(), chunk_rows=CHUNK)
     assert not found.sound
     positions = sum(hi - lo for kind, lo, hi in ranges if kind == "lost")
-    words = f"G4 r: was told that {positions} positions are lost, from {at}"
+    words = f"G4 r: {positions} positions were reported lost, from {at}"
     assert found.violations[0] == words
     assert (found.delivered, found.void, found.lost) == (len(events), void, lost), found.violations
 
@@ -371,7 +371,7 @@ def test_who_began_later_need_not_have_what_was_before(
     assert found["told"].violations == []
     assert found["told"].delivered == 300 + 101 + 300
     (words_said,) = found["not-told"].violations
-    assert words_said.startswith("G1 r1: 2 positions that are none or were not asked for")
+    assert words_said.startswith("G1 r1: 2 positions that are invalid or were not requested")
 
 
 # ---------------------------------------------------------------- traces that are none
@@ -406,7 +406,7 @@ def test_the_verdict_is_the_same_where_events_are_too_large_to_hold(
 
 
 def test_what_is_no_trace_is_said(spark: "SparkSession", tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"is no trace: .*published cannot be read"):
+    with pytest.raises(UsageError, match=r"is not a trace: .*published cannot be read"):
         load(spark, str(tmp_path / "nothing"))
     run = Run(1)
     write(tmp_path, "s", run)
@@ -414,7 +414,7 @@ def test_what_is_no_trace_is_said(spark: "SparkSession", tmp_path: Path) -> None
     whole = pq.read_table(delivered)
     for rows in (whole.slice(1), pa.concat_tables([whole.slice(0, 5), whole.slice(4)])):
         pq.write_table(rows, delivered)
-        with pytest.raises(UsageError, match="the trace of r1, s, is not whole"):
+        with pytest.raises(UsageError, match="the trace of r1, s, is not complete"):
             audit(load(spark, str(tmp_path)), LatestPerKey(), chunk_rows=CHUNK)
     pq.write_table(whole, delivered)
     (tmp_path / "readers" / "s-r1.parquet").unlink()

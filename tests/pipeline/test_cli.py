@@ -267,9 +267,9 @@ def test_a_sound_trace_is_exit_code_0_and_a_spoilt_one_1(
     assert done.exit_code == 1
     facts = json.loads(done.stdout)
     assert (facts["sound"], facts["lost"]) == (False, 1)
-    assert facts["violations"][0].startswith("G4 r0: neither got nor outdated")
+    assert facts["violations"][0].startswith("G4 r0: neither delivered nor outdated")
     code, text = refused(pipeline("audit", tmp_path))
-    assert (code, "is no trace" in text) == (2, True), text
+    assert (code, "is not a trace" in text) == (2, True), text
 
 
 # ---------------------------------------------------------------- errors of Spark

@@ -386,7 +386,7 @@ def test_what_may_still_come_is_not_lost(
 
     for answer in (ahead, starting, cut_off):
         monkeypatch.setattr(loss, "ask_server", answer)
-        with pytest.raises(SurecastError, match="It may come") as refused:
+        with pytest.raises(SurecastError, match="They may still arrive") as refused:
             rows(late)
         assert not isinstance(refused.value, DataLoss)
 

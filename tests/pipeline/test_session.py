@@ -72,13 +72,13 @@ def test_the_first_java_that_will_do_is_taken(
 
 @pytest.mark.parametrize("master", ["nonsense", "spark:/host", "local(2)", ""])
 def test_a_master_that_is_none_is_said_at_once(master: str) -> None:
-    with pytest.raises(UsageError, match="none that Spark knows"):
+    with pytest.raises(UsageError, match="unknown to Spark"):
         session._check_master(master)
 
 
 @pytest.mark.parametrize("master", ["spark://127.0.0.1:1", "sc://127.0.0.1:1/;user_id=me"])
 def test_a_master_that_does_not_answer_is_said_at_once(master: str) -> None:
-    with pytest.raises(UsageError, match=r"nobody answers there.*refused"):
+    with pytest.raises(UsageError, match=r"does not answer.*refused"):
         session._check_master(master)
 
 

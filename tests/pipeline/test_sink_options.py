@@ -57,7 +57,7 @@ def test_retain(text: str, policy: Policy) -> None:
         ({"queryId": "a/b"}, "option queryId"),
         ({"queryId": ""}, "option queryId"),
         ({"queryId": "once-a-day"}, "option queryId: .*begin with once-"),
-        ({"queryPart": "-1..5"}, "option queryPart goes with a queryId"),
+        ({"queryPart": "-1..5"}, "option queryPart needs a queryId"),
         ({"queryId": "q", "queryPart": "5..5"}, "option queryPart .* not '5..5'"),
         ({"queryId": "q", "queryPart": "5"}, "option queryPart"),
         ({"path": "/x"}, "option path: .*option\\('stream'"),

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from surecast_lab.swarm.spark_rounds import ALL, LATE, LATEST, Load, SparkRound, _Story, run_round
+from surecast_lab.swarm.spark_rounds import ALL, LATE, LATEST, Load, SparkRound, _Round, run_round
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,13 +27,13 @@ def test_a_query_outlives_its_region_and_sees_every_position_once(
 
 
 def test_a_query_that_takes_a_failure_for_a_loss_is_a_violation() -> None:
-    story = _Story.__new__(_Story)
-    story.result = SparkRound(1)
-    story.note_failure("a task failed\n  Caused by: no server has sent anything")
-    assert len(story.result.failures) == 1
-    assert story.result.violations == []
-    story.note_failure("a task failed\n  DataLoss: data was lost: stream 'x' does not exist")
-    assert "stream 'x' does not exist" in story.result.violations[0]
+    spark_round = _Round.__new__(_Round)
+    spark_round.result = SparkRound(1)
+    spark_round.note_failure("a task failed\n  Caused by: no server has sent anything")
+    assert len(spark_round.result.failures) == 1
+    assert spark_round.result.violations == []
+    spark_round.note_failure("a task failed\n  DataLoss: data was lost: stream 'x' does not exist")
+    assert "stream 'x' does not exist" in spark_round.result.violations[0]
 
 
 def test_the_judge_finds_what_is_missing_doubled_or_changed(
@@ -60,13 +60,13 @@ def test_the_judge_finds_what_is_missing_doubled_or_changed(
         names = ("stream", "seq", "kind", "range", "value")
         table = pa.table(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)))
         pq.write_table(table, folder / "output" / "part.parquet")
-        story = _Story.__new__(_Story)
-        story.spark, story.folder, story.result = spark, folder, SparkRound(1)
+        spark_round = _Round.__new__(_Round)
+        spark_round.spark, spark_round.folder, spark_round.result = spark, folder, SparkRound(1)
         load = Load.__new__(Load)
         load.published = {ALL: 5, LATEST: 5}
         load.checksum = sum(map(_crc, (row[4] for row in sound[:5])))
-        story.judge(load)
-        assert bool(story.result.violations) == (what != "sound"), (what, story.result)
+        spark_round.judge(load)
+        assert bool(spark_round.result.violations) == (what != "sound"), (what, spark_round.result)
 
 
 def _crc(value: bytes | None) -> int:

@@ -147,12 +147,12 @@ def run_and_draw(protocol: str, seed: int, path: Path) -> Result:
     """One seed, and a picture of what became of everybody in it; also of a run that failed."""
     from surecast_lab.swarm.timeline import Timeline
 
-    story = Timeline()
-    result = run_one(protocol, seed, story=story)
+    timeline = Timeline()
+    result = run_one(protocol, seed, timeline=timeline)
     verdict = f"{len(result['violations'])} violations"
     if not result["violations"]:
         verdict = f"all at one end {result['settled_ns'] / 1e9:.1f} s after healing"
-    story.draw(path, f"{replay_command(protocol, seed)}: {story.about()}; {verdict}")
+    timeline.draw(path, f"{replay_command(protocol, seed)}: {timeline.about()}; {verdict}")
     return result
 
 

@@ -1,31 +1,30 @@
-"""Streams in Spark, and Spark in streams, through PySpark.
+"""Reads streams as Spark tables and writes Spark tables to streams, through PySpark.
 
     spark.read.format("surecast").option("subscribe", "orders").load()
 
-Problem: a data engineer wants a stream's events in a query, each exactly once, with nothing taken
-for something else: what retention removed is not lost, and what is lost is not silently missing.
-Idea: a Spark offset is the next position of a stream, which is the same in every region; a task
-reads ranges of positions; and what moves is the stream's own batches, joined to the size Spark
-likes.
+Problem: a data engineer wants a stream's events in a query, each exactly once. Positions that
+retention removed must not count as lost, and lost positions must not be missing silently.
+Idea: a Spark offset is the next position of a stream, which is the same in every region. A task
+reads ranges of positions. The stream's own batches are transferred and joined to the size that
+suits Spark.
 
-session.py   a SparkSession that works
-settings.py  what it is told, and by whom: the caller, spark-submit, or us
-warm.py      what lets Spark start sooner: Java's classes and PySpark's modules, made ready once
-source.py    the data source: what Spark calls
-options.py   what a reader may be told, and what is wrong with it
-offsets.py   where to begin and to end; how a query's place is written down
-filters.py   which filters become narrower ranges
-plan.py      ranges of positions cut into tasks
-region.py    a region, asked without await: its streams, their ends, their batches
-files.py     batches straight from a server's segments, where this machine can see them
-loss.py      what is lost, told apart from what is void and what is late
-fetch.py     what one task does: batches of a range, from files or servers
-rows.py      batches as Spark's columns
-sink.py      the other direction: what Spark calls to write
-sink_*.py    its options; rows as batches of events
-staging*.py  how rows are published once: the decisions, and what they need done
+session.py   creates a SparkSession with working defaults
+settings.py  its settings, from the caller, spark-submit or our defaults
+source.py    the data source: the classes that Spark calls to read
+options.py   parses and checks a reader's options
+offsets.py   where a query begins and ends; how its progress is stored
+filters.py   turns filters into narrower ranges
+plan.py      cuts ranges of positions into tasks
+region.py    blocking requests to a region: its streams, their ends, their void positions
+files.py     reads batches from a server's segments, where this machine can see them
+loss.py      distinguishes lost positions from void and from late ones
+fetch.py     what one task does: it reads the batches of a range, from files or servers
+rows.py      converts batches to Spark's columns
+sink.py      the classes that Spark calls to write
+sink_*.py    a writer's options; conversion of rows to batches of events
+staging*.py  how rows are published exactly once: the decisions, and the IO that they need
 
-Nothing here loads pyspark before it is needed.
+No module here imports pyspark before it is needed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""What one task does: the batches of its ranges, and what is lost of them, as record batches.
+"""What one task does: it reads the batches and lost ranges of its ranges as record batches.
 
-From segments, if a server's are visible here; otherwise, and for what they do not have, from the
-region's servers over one connection. An event loop in a thread of its own receives and checks while
-this thread joins and Spark takes; between the two is a bounded buffer.
+It reads segments if those of a server are visible here. Otherwise, and for positions that the
+segments do not have, it reads from the region's servers over one connection. An event loop in a
+separate thread receives and checks batches while this thread joins them for Spark; a bounded buffer
+connects the two threads.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ __all__ = ["Task", "pieces_of", "read"]
 
 log = logging.getLogger("surecast.pipeline")
 
-PATIENCE_S: Final = 60.0  # without a single batch; a region may be catching up, or starting
+PATIENCE_S: Final = 60.0  # longest wait for a batch; a region may be catching up, or starting
 BUFFER_BYTES: Final = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """All that a task must know: executors are told nothing else."""
+    """Everything that a task needs: executors receive nothing else."""
 
     ranges: tuple[Range, ...]
     url: str
@@ -57,52 +58,52 @@ def read(task: Task) -> Iterator[pa.RecordBatch]:
     """The rows of a task, stream by stream, in the order of each stream."""
     with ExitStack() as stack:
         line = Line(task, stack)
-        for one in task.ranges:
-            pieces = pieces_of(one, task, line)
-            yield from record_batches(pieces, one.stream, task.voids, task.columns)
+        for wanted in task.ranges:
+            pieces = pieces_of(wanted, task, line)
+            yield from record_batches(pieces, wanted.stream, task.voids, task.columns)
 
 
-def pieces_of(one: Range, task: Task, line: Line) -> Iterator[Piece]:
-    """The batches of one range, and what is lost of it, in order, each position once."""
-    at = one.lo
+def pieces_of(wanted: Range, task: Task, line: Line) -> Iterator[Piece]:
+    """Yield the batches and lost ranges of one range, in order, each position once."""
+    at = wanted.lo
     try:
-        for piece in _read(one, task, line):
+        for piece in _read(wanted, task, line):
             if isinstance(piece, Lost):
                 if task.fail_on_loss:
-                    raise remedy_of_range(one.stream, piece)
+                    raise remedy_of_range(wanted.stream, piece)
                 log.warning(
-                    "lost: %s; failOnDataLoss=false: going on", shown_range(one.stream, piece)
+                    "lost: %s; failOnDataLoss=false: going on", shown_range(wanted.stream, piece)
                 )
             yield piece
             at = piece.hi
     except ShortError as problem:
-        said = f"stream {one.stream!r}, positions {one.lo} to {one.hi - 1}: {problem}"
+        shortfall = f"stream {wanted.stream!r}, positions {wanted.lo} to {wanted.hi - 1}: {problem}"
         views = views_of([server.http for server in task.servers], task.token)
         if views is not None:
-            loss = lost(one.stream, Place(one.stream_id, one.hi), views, task.token)
+            loss = lost(wanted.stream, Place(wanted.stream_id, wanted.hi), views, task.token)
         else:
-            loss = None if problem.end else Loss(said)
+            loss = None if problem.end else Loss(shortfall)
         if loss is None:
             raise SurecastError(
-                f"{said}. It may come: the region is behind, or starting. Try again later, or with "
-                "the url of another region"
+                f"{shortfall}. They may still arrive: the region is behind, or starting. Try again "
+                "later, or with the url of another region"
             ) from None
         if task.fail_on_loss:
             raise remedy([loss]) from None
         log.warning("%s; failOnDataLoss=false: going on without it", loss.words)
-        if not loss.again:  # other events will never stand there
-            yield Lost(one.stream_id, at, one.hi, loss.words)
+        if not loss.again:  # these positions will not get other events
+            yield Lost(wanted.stream_id, at, wanted.hi, loss.words)
 
 
-def _read(one: Range, task: Task, line: Line) -> Iterator[Piece]:
+def _read(wanted: Range, task: Task, line: Line) -> Iterator[Piece]:
     seen = files.visible(task.servers) if task.files else []
     if seen:
-        return files.read(one, seen[0], task.token, line.fetcher(one))
-    return line.fetch(one, one.lo, one.hi)
+        return files.read(wanted, seen[0], task.token, line.fetcher(wanted))
+    return line.fetch(wanted, wanted.lo, wanted.hi)
 
 
 class Line:
-    """The connection of one task, made when it is first needed."""
+    """The connection of one task, opened when it is first needed."""
 
     def __init__(self, task: Task, stack: ExitStack) -> None:
         self._task = task
@@ -110,23 +111,23 @@ class Line:
         self._loop: Loop | None = None
         self._reader: RangeReader | None = None
 
-    def fetcher(self, one: Range) -> files.Elsewhere:
-        return lambda lo, hi: self.fetch(one, lo, hi)
+    def fetcher(self, wanted: Range) -> files.Elsewhere:
+        return lambda lo, hi: self.fetch(wanted, lo, hi)
 
-    def fetch(self, one: Range, lo: int, hi: int) -> Iterator[Piece]:
-        """[lo, hi) of the range's stream, from the region's servers."""
+    def fetch(self, wanted: Range, lo: int, hi: int) -> Iterator[Piece]:
+        """Read [lo, hi) of the range's stream from the region's servers."""
         loop, reader = self._open()
-        pieces = reader.read(one.stream_id, lo, hi)
+        pieces = reader.read(wanted.stream_id, lo, hi)
         while True:
             try:
-                some = loop.call(_next(pieces))
+                pieces_read = loop.call(_next(pieces))
             except StallError as problem:
                 raise SurecastError(
-                    f"option url: {problem} (stream {one.stream!r}, positions {lo} to {hi - 1})"
+                    f"option url: {problem} (stream {wanted.stream!r}, positions {lo} to {hi - 1})"
                 ) from None
-            if some is None:
+            if pieces_read is None:
                 return
-            yield from some
+            yield from pieces_read
 
     def _open(self) -> tuple[Loop, RangeReader]:
         if self._loop is None or self._reader is None:

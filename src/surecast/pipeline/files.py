@@ -1,12 +1,12 @@
-"""Batches straight from a server's segments, where this machine can see them.
+"""Reads batches directly from a server's segments, where this machine can see them.
 
-A server says which runs of which segments hold the positions that are wanted, and which of these
-are void (`/v1/streams/{name}/files`). A file of that name here could be anybody's: what is read
-from it is what was meant only if the run is of the same stream and its index has the same checksum,
-which covers the offset and the time of every batch. Each batch has checksums of its own.
+A server lists which runs of which segments hold the wanted positions, and which of these are void
+(`/v1/streams/{name}/files`). A local file of that name may be a different file. So a run is used
+only if it belongs to the same stream and its index has the checksum that the server gave, which
+covers the offset and the time of every batch. Each batch has checksums of its own.
 
-Whatever is not in a file, or not in one that can be read, is somebody else's to fetch: the server
-may have it in its journal, or have put other files in this one's place.
+Positions that are in no readable file are requested from the servers: a server may have them in its
+journal, or may have replaced the file meanwhile.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ log = logging.getLogger("surecast.pipeline")
 Elsewhere = Callable[[int, int], Iterator[Piece]]  # fetches [lo, hi) from the servers
 
 _MAPS_MAX: Final = 16
-_ROWS: Final = 20_000  # rows that voids are taken out of at a time
+_ROWS: Final = 20_000  # rows from which voids are removed at a time
 
 
 @dataclass(slots=True)
 class Look:
-    """What a server has said of [lo, hi)."""
+    """A server's answer about [lo, hi)."""
 
     lo: int
     hi: int
@@ -49,19 +49,21 @@ class Look:
 
 
 def visible(servers: Sequence[Server]) -> list[Server]:
-    """Those whose directory is here, it seems."""
-    return [one for one in servers if one.directory and os.path.isdir(one.directory)]
+    """The servers whose directory seems to exist on this machine."""
+    return [s for s in servers if s.directory and os.path.isdir(s.directory)]
 
 
-def read(one: Range, server: Server, token: str, elsewhere: Elsewhere) -> Iterator[Piece]:
-    """The batches of a range, in order, from files where that is possible. What is lost is in no
-    file: the servers say so."""
-    at = one.lo
+def read(wanted: Range, server: Server, token: str, elsewhere: Elsewhere) -> Iterator[Piece]:
+    """Yield the batches of a range, in order, from files where that is possible.
+
+    No file tells which positions are lost: these are requested from the servers.
+    """
+    at = wanted.lo
     shelf = Shelf(Paths(server.directory), _MAPS_MAX)
-    while at < one.hi:
-        look = _look(one, at, server, token)
+    while at < wanted.hi:
+        look = _look(wanted, at, server, token)
         if look is None or look.hi <= at:
-            yield from elsewhere(at, one.hi)
+            yield from elsewhere(at, wanted.hi)
             return
         for extent in look.extents:
             lo, hi = max(extent[2], at), min(extent[3], look.hi)
@@ -71,11 +73,11 @@ def read(one: Range, server: Server, token: str, elsewhere: Elsewhere) -> Iterat
                 yield from elsewhere(at, lo)
             at = lo
             try:
-                for batch in _without_voids(_from_file(one, shelf, extent, lo, hi), look):
+                for batch in _without_voids(_from_file(wanted, shelf, extent, lo, hi), look):
                     yield batch
                     at = batch.hi
-            except StorageError as problem:  # gone, or damaged
-                log.info("%s; the server is asked", problem)
+            except StorageError as problem:  # the file is missing or damaged
+                log.info("%s; reading from the servers", problem)
                 yield from elsewhere(at, hi)
             at = hi
         if at < look.hi:
@@ -83,10 +85,10 @@ def read(one: Range, server: Server, token: str, elsewhere: Elsewhere) -> Iterat
         at = look.hi
 
 
-def _look(one: Range, lo: int, server: Server, token: str) -> Look | None:
-    path = f"/v1/streams/{quote(one.stream)}/files?lo={lo}&hi={one.hi}"
+def _look(wanted: Range, lo: int, server: Server, token: str) -> Look | None:
+    path = f"/v1/streams/{quote(wanted.stream)}/files?lo={lo}&hi={wanted.hi}"
     said: Any = ask_server(server.http, path, token)
-    if said is None or said["stream_id"] != one.stream_id.hex():
+    if said is None or said["stream_id"] != wanted.stream_id.hex():
         return None
     if said["directory"] != server.directory:
         return None
@@ -98,18 +100,20 @@ def _look(one: Range, lo: int, server: Server, token: str) -> Look | None:
 
 
 def _from_file(
-    one: Range, shelf: Shelf, row: tuple[int, int, int, int, int], lo: int, hi: int
+    wanted: Range, shelf: Shelf, row: tuple[int, int, int, int, int], lo: int, hi: int
 ) -> Iterator[Batch]:
-    """The batches of [lo, hi), cut at its ends; StorageError if this is not the file that was
-    meant, or not as it was."""
+    """Yield the batches of [lo, hi), cut at its ends.
+
+    StorageError if the file is not the one that the server listed, or has changed.
+    """
     number, place, _, _, index_crc = row
     mapped = shelf.mapped(number)
     run = mapped.run(place)
-    if run.log != one.stream_id or run.index_crc != index_crc or not run.lo <= lo < hi <= run.hi:
+    if run.log != wanted.stream_id or run.index_crc != index_crc or not run.lo <= lo < hi <= run.hi:
         raise StorageError(f"{mapped.path} is not the segment that the server reads")
     for batch in Extent(shelf.segment(number), place, run.lo, run.hi, 0, 0).batches(lo, hi):
-        if batch.stream_id != one.stream_id or not batch.lo <= lo < batch.hi:
-            raise StorageError(f"{mapped.path}: {batch!r}, where {lo} is next")
+        if batch.stream_id != wanted.stream_id or not batch.lo <= lo < batch.hi:
+            raise StorageError(f"{mapped.path}: {batch!r}, but the next position is {lo}")
         try:
             batch.validate()
             part = batch.slice(lo, hi)
@@ -118,11 +122,11 @@ def _from_file(
         yield part
         lo = part.hi
     if lo < hi:
-        raise StorageError(f"{mapped.path}: the batches end at {lo}, and {hi} was promised")
+        raise StorageError(f"{mapped.path}: the batches end at {lo}, but the server listed {hi}")
 
 
 def _without_voids(batches: Iterator[Batch], look: Look) -> Iterator[Batch]:
-    """As a server shows them: without what is void, in fewer batches where that leaves little."""
+    """Remove void positions, as a server does; batches with few events left are merged."""
     if not any(look.voids.values()):
         yield from batches
         return

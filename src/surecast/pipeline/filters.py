@@ -1,10 +1,11 @@
-"""Filters that become narrower ranges: on the stream, the position and the time.
+"""Turns filters on the stream, the position and the time into narrower ranges.
 
-What is exact here Spark need not look at again; everything else it does by itself. Filters on time
-and position are exact for events alone (times never fall along the stream, and a void range stands
-at its last position, as does one that is lost), so a reader that may get ranges leaves them to
-Spark. A latest time ends at the first *live* event behind it, and events that have just become void
-may still stand in front of that one: so it makes ranges narrower, and Spark looks again.
+Spark need not apply filters again that are exact here; it applies all others. Filters on time and
+position are exact only for rows that are events: times never fall along the stream, but a void or
+lost range has one row, at its last position. So a reader that may return ranges leaves these
+filters to Spark. An upper bound on time is never exact: the range ends at the first *live* event
+after that time, and events that have just become void may still precede this event. It narrows the
+range, and Spark applies the filter again.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Narrow:
     time_hi_us: int = _MOST
 
     def take(self, filters: Iterable[Filter]) -> list[Filter]:
-        """Narrow by what can be; the filters that Spark must still apply."""
+        """Narrow by the filters that allow it; return those that Spark must still apply."""
         return [one for one in filters if not self._take(one)]
 
     def wants(self, stream: str) -> bool:
@@ -106,7 +107,7 @@ def _is_int(value: Any) -> bool:
 
 
 def _between(one: Filter, value: int) -> tuple[int | None, int]:
-    """The numbers [lo, hi) that pass; lo is None if that is not how the filter works."""
+    """The numbers [lo, hi) that pass the filter; lo is None for a filter of another kind."""
     match one:
         case EqualTo() | EqualNullSafe():
             return value, value + 1

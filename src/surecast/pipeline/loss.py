@@ -1,16 +1,17 @@
-"""What is lost, told apart from what is void and from what is late.
+"""Distinguishes lost positions from void and from late ones.
 
-Positions that retention has made void are still accounted for: whoever reads there is sent a range.
-*Lost* are positions that were handed out and that nobody has any more: the stream was made anew, or
-is gone, or ends everywhere below where the query already is. A region that is behind others, that
-is just starting, or that gets its own streams back from others has lost nothing: it is waited for.
-So is one that is not heard from: what it had it may still have.
+Positions that retention has made void are still accounted for: a reader receives a range. Positions
+are *lost* if they were assigned and no region has them any more: the stream was created again, or
+was deleted, or ends everywhere below the query's position. A region that is behind others, that is
+just starting, or that restores its own streams from others has lost nothing: the query waits for
+it. The query also waits for a region that does not answer, because it may still have its data.
 
-Positions in the middle of a stream are lost when a server answers a range read with `Lost`:
-it has no copy, and knows that nobody has one. That needs no further question.
+Positions in the middle of a stream are lost when a server answers a range read with `Lost`: it has
+no copy, and knows that no other server has one. No further request is needed.
 
-A suspicion about the rest is taken to every server of the region, over HTTP. Only answers of
-ready servers count. One of them that knows a region which has the positions, or may, is enough.
+If the end of a stream seems to be lost, every server of the region is asked over HTTP. Only answers
+of ready servers count. If one of them knows a region that has the positions, or may have them,
+they are not lost.
 """
 
 from __future__ import annotations
@@ -45,15 +46,15 @@ _REMEDY: Final = (
 
 
 class Loss(NamedTuple):
-    """What is lost of a stream."""
+    """The loss of a stream's end, or of all of it."""
 
     words: str
-    again: bool = True  # whether the same positions are handed out again: a query goes back there
-    end: int = 1  # where the stream ends in the region that has most of it
+    again: bool = True  # whether the positions are assigned again, so that a query must go back
+    end: int = 1  # the highest end of the stream in any region
 
 
 class View(NamedTuple):
-    """A server that is ready, and the other regions as it sees them (server.status.RegionStatus)"""
+    """A ready server, and its status of the other regions (server.status.RegionStatus)."""
 
     http: str
     region: str
@@ -70,12 +71,12 @@ class View(NamedTuple):
 
 
 def is_short(place: Place, known: Known | None) -> bool:
-    """Whether a region that knows this of a stream does not have what was read of it."""
+    """Whether a region that reports `known` lacks positions of the stream that were read."""
     return known is None or known.stream_id != place.stream_id or known.end < place.next
 
 
 def views_of(https: Sequence[str], token: str) -> list[View] | None:
-    """The servers that are ready; None if not one of all says anything."""
+    """The servers that are ready; None if no server answers."""
     said = [(http, ask_server(http, "/v1/status", token)) for http in https]
     there = [(http, status) for http, status in said if status is not None]
     if not there:
@@ -90,7 +91,7 @@ def views_of(https: Sequence[str], token: str) -> list[View] | None:
 def loss_of(
     name: str, place: Place, known: Known | None, region: Region, views: Sequence[View] | None
 ) -> Loss | None:
-    """What is lost of a stream that the query has read up to `place`."""
+    """The loss in a stream that the query has read up to `place`; None if nothing is lost."""
     if not is_short(place, known):
         return None
     if views is not None:
@@ -103,7 +104,7 @@ def loss_of(
 
 
 def lost(name: str, place: Place, views: Sequence[View], token: str) -> Loss | None:
-    """What the servers of a region agree to be lost."""
+    """The loss that all servers of a region agree on; None if there is none."""
     path = f"/v1/streams/{quote(name)}"
     return judge(name, place, [(view, ask_server(view.http, path, token)) for view in views])
 
@@ -112,7 +113,7 @@ Said = Sequence[tuple[View, dict[str, Any] | None]]  # of a stream: server.statu
 
 
 def judge(name: str, place: Place, said: Said) -> Loss | None:
-    """What is lost by what each server has said of the stream."""
+    """The loss that follows from each server's answer about the stream; None if there is none."""
     known = [(view, one) for view, one in said if one is not None]
     same = [(view, one) for view, one in known if one["stream_id"] == place.stream_id.hex()]
     whole = [(view, one) for view, one in same if not one["quarantined"]]
@@ -121,7 +122,7 @@ def judge(name: str, place: Place, said: Said) -> Loss | None:
     if any(one["recovering"] or _end(one) >= place.next for _, one in whole):
         return None
     if whole:
-        sure = all(_has_last_word(view, one) for view, one in whole)
+        sure = all(_is_authoritative(view, one) for view, one in whole)
         return _shorter(name, place, max(_end(one) for _, one in whole)) if sure else None
     if known:
         sure = all(view.hears(one["owner"]) for view, one in known)
@@ -131,15 +132,16 @@ def judge(name: str, place: Place, said: Said) -> Loss | None:
 
 
 def _end(stream: dict[str, Any]) -> int:
-    """Where it ends in the region that has most of it."""
+    """The highest end of the stream in any region."""
     ends: dict[str, int] = stream["regions"]
     return max(ends.values())
 
 
-def _has_last_word(view: View, stream: dict[str, Any]) -> bool:
-    """Whether nobody can have more of a stream than a server says: its owner has numbered no more.
+def _is_authoritative(view: View, stream: dict[str, Any]) -> bool:
+    """Whether no region can have more of a stream than a server reports.
 
-    Of another owner it is not known here whether it gets the stream back from a third region.
+    This is certain for the owner, which assigns the positions. If another region is the owner, it
+    may be restoring the stream from a third region, so all regions must be reachable.
     """
     owner = stream["owner"]
     if owner == view.region:
@@ -148,14 +150,14 @@ def _has_last_word(view: View, stream: dict[str, Any]) -> bool:
 
 
 def _damaged(name: str, place: Place, same: Sequence[tuple[View, dict[str, Any]]]) -> Loss | None:
-    """No server of the region can read the stream to its end; others may have it whole."""
+    """No server of the region can read the stream to its end; other regions may have all of it."""
     view, one = max(same, key=lambda pair: pair[1]["committed"])
     words = f"stream {name!r} is damaged from {one['committed']} on: {one['quarantined']}"
     ends: dict[str, int] = {r: end for r, end in one["regions"].items() if r != view.region}
     better = [other for other, end in ends.items() if end >= place.next and view.hears(other)]
     if better:
         raise SurecastError(
-            f"{words}. Region {better[0]!r} has more of it: go on with option "
+            f"{words}. Region {better[0]!r} has more of it: continue with option "
             f"url={view.url(better[0])}"
         )
     if _end(one) >= place.next or not view.hears_all():
@@ -185,14 +187,14 @@ def _shorter(name: str, place: Place, end: int) -> Loss:
 def shown_range(name: str, loss: Lost) -> str:
     one = loss.hi == loss.lo + 1
     which = f"position {loss.lo}" if one else f"positions {loss.lo} to {loss.hi - 1}"
-    return f"{which} of stream {name!r}: {loss.why or 'the server does not say why'}"
+    return f"{which} of stream {name!r}: {loss.why or 'the server gives no reason'}"
 
 
 def remedy_of_range(name: str, loss: Lost) -> DataLoss:
     behind = json.dumps({name: loss.hi})
     return DataLoss(
         f"data was lost: {shown_range(name, loss)}. Set option failOnDataLoss=false "
-        "(--no-fail-on-data-loss) to go on, with a row of kind 'lost' for them, or begin behind "
+        "(--no-fail-on-data-loss) to go on, with a row of kind 'lost' for them, or begin after "
         f"them: startingOffsets={behind}"
     )
 

@@ -1,9 +1,9 @@
-"""Where to begin and to end, and how a streaming query's place is written down.
+"""Where a query begins and ends, and how a streaming query's progress is stored.
 
-A *bound* is what a user says: earliest, latest, a position or a time, for all streams or for each.
-A *place* is what it comes to: the next position of each stream, with the stream's id, so that a
-stream that was made anew under the same name is not taken for the old one. Positions are the same
-in every region, and so is a place: a query may go on elsewhere.
+A *bound* is an option's value: earliest, latest, a position or a time, for all streams or for each.
+A *place* is a query's progress in a stream: the next position, with the stream's id, so that a
+stream that was created again under the same name is not mistaken for the old one. Positions are the
+same in every region, and so is a place: a query may continue in another region.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class Time(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Where each stream begins, or ends."""
+    """Where reading begins, or ends, in each stream."""
 
-    option: str  # that said so; "": nobody did
-    rest: At | Time  # of streams not named
+    option: str  # the option that gave it; "" for a default
+    rest: At | Time  # for streams not named
     each: Mapping[str, At | Time] = field(default_factory=dict)
 
     def of(self, stream: str) -> At | Time:
@@ -64,11 +64,11 @@ EARLIEST: Final = Bound("", At(-2))
 LATEST: Final = Bound("", At(-1))
 
 
-# ---------------------------------------------------------------- what users say
+# ---------------------------------------------------------------- options
 
 
 def bound_of(option: str, text: str) -> Bound:
-    """Of `startingOffsets` and `endingOffsets`: a word, or JSON by stream."""
+    """Parse `startingOffsets` or `endingOffsets`: a word, or JSON by stream."""
     word = text.strip().lower()
     if word in _WORDS:
         return Bound(option, At(_WORDS[word]))
@@ -93,13 +93,13 @@ def _position(option: str, name: str, said: Any) -> int:
     if said == 0 or (ending and said == -2):
         raise UsageError(
             f"option {option}, stream {name!r}: positions begin at 1"
-            + ("; to end at the earliest is to read nothing" if said else "")
+            + ("; with the earliest as end nothing would be read" if said else "")
         )
     return said
 
 
 def timestamp_of(option: str, text: str) -> Bound:
-    """Of `startingTimestamp`: milliseconds since 1970, for all streams."""
+    """Parse `startingTimestamp`: milliseconds since 1970, for all streams."""
     try:
         said: Any = int(text)
     except ValueError:
@@ -108,7 +108,7 @@ def timestamp_of(option: str, text: str) -> Bound:
 
 
 def timestamps_of(option: str, text: str) -> Bound:
-    """Of `startingOffsetsByTimestamp`: the same by stream."""
+    """Parse `startingOffsetsByTimestamp`: milliseconds since 1970, by stream."""
     each = {name: _time(option, name, said) for name, said in _json(option, text).items()}
     rest = EARLIEST if option.startswith("starting") else LATEST
     return Bound(option, rest.rest, each)
@@ -127,7 +127,7 @@ def _json(option: str, text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except ValueError as problem:
-        raise UsageError(f"option {option} is no JSON: {problem}. It is {text!r}") from None
+        raise UsageError(f"option {option} is not valid JSON: {problem}. It is {text!r}") from None
     if not isinstance(found, dict) or not found:
         raise UsageError(f'option {option} is JSON by stream, such as {{"orders": 123}}: {text!r}')
     for name, said in found.items():
@@ -139,18 +139,18 @@ def _json(option: str, text: str) -> dict[str, Any]:
     return found
 
 
-# ---------------------------------------------------------------- what Spark writes down
+# ---------------------------------------------------------------- what Spark stores
 
 
 class Place(NamedTuple):
-    """How far a query is in one stream."""
+    """A query's progress in one stream."""
 
     stream_id: bytes
     next: int
 
 
 def places_to(places: Mapping[str, Place]) -> dict[str, Any]:
-    """As Spark's offset log has it; equal places look equal."""
+    """Places as JSON for Spark's offset log; equal places have equal text."""
     return {
         name: {"id": place.stream_id.hex(), "next": place.next}
         for name, place in sorted(places.items())
@@ -158,6 +158,7 @@ def places_to(places: Mapping[str, Place]) -> dict[str, Any]:
 
 
 def places_from(offset: Mapping[str, Any]) -> dict[str, Place]:
+    """The places in an offset that Spark stored."""
     try:
         return {
             name: Place(bytes.fromhex(said["id"]), _next(said["next"]))
@@ -172,14 +173,14 @@ def places_from(offset: Mapping[str, Any]) -> dict[str, Place]:
 
 
 def _next(said: Any) -> int:
-    """The position that a query reads next; ValueError if no stream can have it."""
+    """Check a stored next position; ValueError if no stream can have it."""
     if type(said) is not int or not 1 <= said <= SEQ_END_MAX:
         raise ValueError(said)
     return said
 
 
 def share(backlog: Mapping[str, int], most: int) -> dict[str, int]:
-    """`most` events among streams that have so many to read: by size, and at least one each."""
+    """Divide `most` events among streams in proportion to their backlogs, at least one each."""
     total = sum(backlog.values())
     if total <= most:
         return dict(backlog)

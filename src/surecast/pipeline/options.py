@@ -1,7 +1,7 @@
-"""What a reader may be told, as checked values. Whatever is wrong is said with the option's name.
+"""A reader's options as checked values; an error names the option that is wrong.
 
-The names are those of Spark's Kafka connector where they mean the same. Spark hands options over in
-lower case; here they get their spelling back.
+The names are those of Spark's Kafka connector where they mean the same. Spark passes option names
+in lower case; they are matched without regard to case.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ NAMES: Final = (
 )
 _STARTS: Final = NAMES[4:7]
 _ENDS: Final = NAMES[7:10]
-# What users of the Kafka connector may still have in their hands.
+# Options of the Kafka connector or of writers, and what to use instead.
 _ELSEWHERE: Final = {
     "kafka.bootstrap.servers": "the servers are named by url=surecast://host:port",
     "assign": "a stream has one line of positions: use subscribe",
     "path": "load() takes no path: name streams with subscribe or subscribePattern",
     "topic": "streams are read by subscribe or subscribePattern, and written to by stream",
-    "minoffsetspertrigger": "there is no least size of a batch: use a longer trigger",
-    "maxtriggerdelay": "there is no least size of a batch: use a longer trigger",
-    "stream": "that is where a writer writes to; a reader takes subscribe",
+    "minoffsetspertrigger": "batches have no minimum size: use a longer trigger",
+    "maxtriggerdelay": "batches have no minimum size: use a longer trigger",
+    "stream": "this is an option of writers; readers use subscribe",
 }
 
 
@@ -82,7 +82,7 @@ class SourceOptions:
 
     @property
     def wanted(self) -> str:
-        """The streams as their user named them."""
+        """The option that names the streams, for messages."""
         return f"subscribePattern={self.pattern}" if self.pattern else (
             f"subscribe={','.join(self.streams)}"
         )  # fmt: skip
@@ -94,7 +94,7 @@ def parse(given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
     options = {name: given[key] for key in given for name in NAMES if name.lower() == key.lower()}
     if streaming and (found := [name for name in _ENDS if name in options]):
         raise UsageError(
-            f"option {found[0]} is for spark.read: a streaming query goes on; stop it with "
+            f"option {found[0]} is for spark.read: a streaming query has no end; stop it with "
             "trigger(availableNow=True) or query.stop()"
         )
     url = options.get("url", URL)
@@ -125,7 +125,7 @@ def parse(given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
 
 
 def check_names(given: Iterable[str], known: Iterable[str]) -> None:
-    """UsageError for the first name that is not known, with the nearest that is."""
+    """UsageError for the first unknown name, with the most similar known one."""
     spelled = {name.lower(): name for name in known}
     for name in given:
         if name.lower() in spelled:
@@ -150,8 +150,9 @@ def _wanted(options: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
     if pattern is not None:
         if not is_pattern(pattern):
             raise UsageError(
-                f"option subscribePattern: {pattern!r} is no pattern of streams: tokens with dots "
-                "between them, * for any one token, > at the end for one or more, such as orders.>"
+                f"option subscribePattern: {pattern!r} is not a valid stream pattern: use tokens "
+                "separated by dots, * for any one token, > at the end for one or more, such as "
+                "orders.>"
             )
         return (), pattern
     assert names is not None
@@ -193,14 +194,14 @@ def _check_bounds(start: Bound, end: Bound, streams: tuple[str, ...], pattern: s
                 )
     if end.option and end.rest == EARLIEST.rest:
         raise UsageError(
-            f"option {end.option}: nothing is before the earliest position. Use latest, positions "
-            'such as {"orders": 123}, or leave it out'
+            f"option {end.option}: no event is before the earliest position. Use latest, "
+            'positions such as {"orders": 123}, or leave it out'
         )
 
 
 def _columns(text: str) -> tuple[str, ...]:
-    """Those that are wanted, in their own order. Spark does not tell a source written in Python
-    which columns a query needs; a user who does spares it the others, row by row."""
+    """The wanted columns, in the order of COLUMNS. Spark does not tell a source written in Python
+    which columns a query needs; this option lets a user save the cost of the others."""
     wanted = {name.strip().lower() for name in text.split(",")}
     strange = sorted(wanted - set(COLUMNS))
     if strange:

@@ -1,8 +1,8 @@
-"""Ranges of positions cut into tasks.
+"""Cuts ranges of positions into tasks.
 
-A task should be worth its start: a hundred thousand events or more. Many small streams share one,
-and a large stream is cut into several, at equal numbers of events: where most of a stream is void,
-equal numbers of positions would leave some tasks with nothing to do.
+A task should be large enough to repay its start: a hundred thousand events or more. Many small
+streams share a task, and a large stream is cut into several with equal numbers of events. Equal
+numbers of positions would leave some tasks without work where most of a stream is void.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from surecast.columns.intervals import IntervalSet
 
 __all__ = ["EVENTS_MIN", "Range", "after", "cut"]
 
-EVENTS_MIN: Final = 100_000  # of a task, unless there are fewer, or more tasks are asked for
+EVENTS_MIN: Final = 100_000  # of a task, unless there are fewer, or more tasks are requested
 EVENTS_MAX: Final = 1_000_000
-TASKS: Final = 16  # as many if they are worth it: Spark has the cores, we do not know how many
+TASKS: Final = 16  # wanted number if there are enough events; the number of cores is unknown here
 
 
 class Range(NamedTuple):
@@ -33,7 +33,7 @@ class Range(NamedTuple):
 def cut(
     ranges: Sequence[tuple[Range, IntervalSet | None]], tasks_min: int = 1
 ) -> list[tuple[Range, ...]]:
-    """What each task reads. With each range come its void positions, as far as they are known."""
+    """The ranges that each task reads. The input has each range's void positions, if known."""
     sizes = [_events(one, voids) for one, voids in ranges]
     total = sum(sizes)
     most = min(EVENTS_MAX, max(EVENTS_MIN, -(-total // TASKS)))
@@ -56,7 +56,7 @@ def cut(
 
 
 def after(lo: int, hi: int, events: int, voids: IntervalSet | None) -> int:
-    """The position behind the first so many events of [lo, hi), or hi if there are fewer."""
+    """The position after the first `events` events of [lo, hi), or hi if there are fewer."""
     if not voids:
         return min(hi, lo + events)
     starts, ends = voids.clip(lo, hi).to_arrays()

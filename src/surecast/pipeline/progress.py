@@ -1,10 +1,10 @@
-"""How far Spark's jobs are, as its status tracker knows it, told to a callback.
+"""Reports the progress of Spark's jobs to a callback, from Spark's status tracker.
 
     with watch(spark, "audit", lambda done, total, note: bar.update(done, note, total)):
-        ...                                              # whatever this thread asks of Spark
+        ...                                              # jobs that this thread starts
 
-The unit is a task. Spark plans job by job, so `total` grows while it works; a bar that runs
-backwards now and then is an honest one. Spark Connect has no tracker but tells its progress itself.
+The unit is a task. Spark plans job by job, so `total` grows while it works, and a progress bar may
+go backwards. Spark Connect has no tracker, but reports its progress by itself.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Callback", "RowsOf", "Said", "interrupts", "until", "watch"]
 
-Callback = Callable[[int, int, str], None]  # tasks done, tasks known of, a word
-Said = Callable[[int, str], None]  # rows taken so far, and a word
+Callback = Callable[[int, int, str], None]  # tasks done, tasks known so far, a short note
+Said = Callable[[int, str], None]  # rows read so far, a short note
 
 LOOK_S: Final = 0.25
 
 
 @contextmanager
 def watch(spark: SparkSession, group: str, callback: Callback) -> Iterator[None]:
-    """Call back while the block runs, and once at its end; from a thread of its own.
+    """Call `callback` from a separate thread while the block runs, and once at its end.
 
-    The jobs of this thread belong to `group` meanwhile. For a streaming query, whose jobs are its
-    own, give its `runId`.
+    Meanwhile the jobs of this thread belong to `group`. For a streaming query, which has a group of
+    its own, give its `runId`.
     """
     from pyspark.sql.utils import is_remote
 
@@ -60,13 +60,14 @@ def watch(spark: SparkSession, group: str, callback: Callback) -> Iterator[None]
 
 @contextmanager
 def interrupts() -> Iterator[Event]:
-    """Ctrl-C as an event, for who waits for a query; a second one is raised as ever.
+    """Turn the first Ctrl-C into an event, for code that waits for a query; a second one raises
+    KeyboardInterrupt.
 
-    Raised in the midst of a question to the JVM it would leave that half asked, and every question
-    after it without an answer.
+    An exception in the middle of a request to the JVM would leave the request incomplete, and all
+    later requests without an answer.
     """
     asked = Event()
-    if current_thread() is not main_thread():  # others are told of no signal
+    if current_thread() is not main_thread():  # other threads receive no signals
         yield asked
         return
 
@@ -83,7 +84,8 @@ def interrupts() -> Iterator[Event]:
 
 
 def until(query: StreamingQuery, say: Said) -> tuple[int, bool]:
-    """Wait until a query ends, or is stopped by Ctrl-C; the rows it took, and whether it was."""
+    """Wait until a query ends, or stop it at Ctrl-C. Returns the rows it read, and whether it was
+    stopped."""
     rows = RowsOf()
     with interrupts() as asked:
         while not query.awaitTermination(1):
@@ -95,10 +97,10 @@ def until(query: StreamingQuery, say: Said) -> tuple[int, bool]:
 
 
 class RowsOf:
-    """How many rows a query has taken, if it is asked often: Spark knows its last 100 batches."""
+    """Counts the rows that a query has read. Call `count` often: Spark keeps 100 batches."""
 
     def __init__(self) -> None:
-        self._of: dict[int, int] = {}  # batch -> rows; none while it waits for some
+        self._of: dict[int, int] = {}  # batch -> rows counted
         self._total = 0
 
     def count(self, query: StreamingQuery) -> int:
@@ -118,7 +120,7 @@ def _look(jobs: _Jobs, callback: Callback, over: Event) -> None:
 
 
 class _Jobs:
-    """The tasks of a group's jobs; those of finished jobs are counted once and remembered."""
+    """The tasks of a group's jobs; those of finished jobs are counted once."""
 
     def __init__(self, tracker: StatusTracker, group: str) -> None:
         self.tracker = tracker
@@ -134,7 +136,7 @@ class _Jobs:
             stages = [self.tracker.getStageInfo(stage) for stage in info.stageIds]
             known = [stage for stage in stages if stage is not None]
             completed = sum(stage.numCompletedTasks for stage in known)
-            if info.status in ("SUCCEEDED", "FAILED"):  # tasks it did not need are no more to come
+            if info.status in ("SUCCEEDED", "FAILED"):  # its skipped tasks will not run
                 self._over.add(job)
                 self._finished += completed
                 continue
@@ -152,9 +154,9 @@ def _watch_remote(spark: SparkSession, callback: Callback) -> Iterator[None]:
         total = sum(stage.num_tasks for stage in stages or ())
         callback(completed, total, f"{inflight_tasks} running" if inflight_tasks else "")
 
-    told: Any = tell  # the type that is asked for exists only where grpc is installed
-    spark.registerProgressHandler(told)
+    handler: Any = tell  # its declared type exists only where grpc is installed
+    spark.registerProgressHandler(handler)
     try:
         yield
     finally:
-        spark.removeProgressHandler(told)
+        spark.removeProgressHandler(handler)

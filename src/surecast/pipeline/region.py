@@ -1,7 +1,7 @@
-"""A region, asked without await: which streams it has, where they end, what of them is void.
+"""Blocking requests to a region: which streams it has, where they end, which positions are void.
 
-For the driver, which plans. Every question has a deadline: a query that cannot be planned fails
-with a reason, it does not hang. Errors name the option that is to blame.
+Spark's driver uses them for planning. Every request has a deadline: a query that cannot be planned
+fails with a reason and does not hang. Errors name the option to change.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ __all__ = ["Known", "Region", "Server", "Voids", "ask_server", "refused"]
 
 T = TypeVar("T")
 
-ANSWER_S: Final = 8.0  # for a first answer: a bad url is known within ten seconds
-PATIENCE_S: Final = 60.0  # for one of a region that has answered before
-APPEAR_S: Final = 2.0  # for a stream that was made a moment ago, perhaps in another region
+ANSWER_S: Final = 8.0  # for the first answer: a wrong url is reported within ten seconds
+PATIENCE_S: Final = 60.0  # for an answer of a region that has answered before
+APPEAR_S: Final = 2.0  # for a stream that was created a moment ago, perhaps in another region
 HTTP_S: Final = 3.0
-SILENT_S: Final = 30.0  # so long a server that let us wait is not asked over HTTP again
+SILENT_S: Final = 30.0  # after an HTTP timeout the server is not asked again for so long
 LOOK_S: Final = 0.1
-QUESTIONS: Final = 500  # at once: a server takes a thousand of one client
-NEAR: Final = 5  # names to offer in place of one that is not there
+QUESTIONS: Final = 500  # at once: a server accepts a thousand of one client
+NEAR: Final = 5  # existing names to suggest in place of a missing one
 
 
 class Known(NamedTuple):
     """A stream as the region has it."""
 
     info: StreamInfo
-    end: int  # the first position that is not there yet
+    end: int  # its last position + 1
 
     @property
     def stream_id(self) -> bytes:
@@ -52,7 +52,7 @@ class Known(NamedTuple):
 
 
 class Server(NamedTuple):
-    """Where a server answers over HTTP, and where its log lies ("": nowhere, or not known)."""
+    """A server's HTTP address, and the directory of its log ("": none, or unknown)."""
 
     http: str
     directory: str
@@ -67,7 +67,7 @@ class Voids(NamedTuple):
 
 
 class Region:
-    """See the module. Open from its making to `close`; for any thread, one at a time."""
+    """Blocking requests to a region, from `__init__` to `close`; one thread at a time."""
 
     def __init__(self, url: str, token: str) -> None:
         self.url = url
@@ -109,13 +109,13 @@ class Region:
 
     @property
     def addresses(self) -> str:
-        """A url of all its servers, for others to connect to."""
+        """A url that names all its servers."""
         return show_url([*parse_url(self.url), *self._client.servers.values()])
 
     # ------------------------------------------------------------ streams
 
     def streams(self, names: tuple[str, ...], pattern: str = "") -> dict[str, Known]:
-        """The streams of these names that there are, or those that match, by name."""
+        """Those of the named streams that exist, or all that match the pattern, by name."""
 
         async def ask() -> list[tuple[StreamInfo, int]]:
             found: list[tuple[StreamInfo, int]] = []
@@ -126,13 +126,13 @@ class Region:
             return found
 
         found = self._call(ask())
-        replaced = {info.replaces for info, _ in found}  # histories that were given up
+        replaced = {info.replaces for info, _ in found}  # abandoned versions of streams
         return {
             info.name: Known(info, end) for info, end in found if info.stream_id not in replaced
         }
 
     def expect(self, names: tuple[str, ...], pattern: str = "") -> dict[str, Known]:
-        """`streams`; UsageError if one of the names is not there, or none matches."""
+        """Like `streams`; UsageError if a named stream does not exist, or none matches."""
         deadline = time.monotonic() + APPEAR_S
         while True:
             found = self.streams(names, pattern)
@@ -145,7 +145,7 @@ class Region:
         wanted = missing[0] if missing else pattern
         there = sorted(self.streams((), ">"))
         near = get_close_matches(wanted, there, NEAR) or there[:NEAR]
-        offered = f"There is {', '.join(near)}" if near else "It has no streams at all"
+        offered = f"There is {', '.join(near)}" if near else "It has no streams"
         if pattern:
             raise UsageError(
                 f"option subscribePattern: no stream of region {self.name!r} matches {pattern!r}. "
@@ -160,8 +160,8 @@ class Region:
         return self._call(self._client._locate(stream_id, time_ns))
 
     def settle(self, stream_ids: list[bytes]) -> None:
-        """Have retention look at all of these streams, as it does before a server shows them: what
-        is told of files is then the same."""
+        """Have the servers apply retention to these streams, as they do before they send events, so
+        that their lists of files agree with that."""
 
         async def ask() -> None:
             for at in range(0, len(stream_ids), QUESTIONS):
@@ -174,17 +174,18 @@ class Region:
 
     @property
     def https(self) -> tuple[str, ...]:
-        """Where its servers answer over HTTP."""
+        """The HTTP addresses of its servers."""
         return tuple(self._client.http.values())
 
     def servers(self, name: str) -> list[Server]:
-        """Those with an HTTP port; where their logs lie is said by those that have the stream."""
+        """The servers with an HTTP port; those that have the stream also give their directory."""
         path = f"/v1/streams/{quote(name)}/files?lo=1&hi=1"
         said = [(http, self._ask(http, path) or {}) for http in self.https]
         return [Server(http, str(one.get("directory", ""))) for http, one in said]
 
     def voids(self, name: str, stream_id: bytes, lo: int, hi: int) -> Voids | None:
-        """The void positions from `lo` on, as far as one answer has room; None if nobody says."""
+        """The void positions from `lo` on, up to the size of one answer; None if no server
+        answers."""
         path = f"/v1/streams/{quote(name)}/files?lo={lo}&hi={hi}"
         for http in self.https:
             said = self._ask(http, path)
@@ -198,7 +199,7 @@ class Region:
     # ------------------------------------------------------------ inside
 
     def _ask(self, http: str, path: str) -> dict[str, Any] | None:
-        """`ask_server`, but a port where nobody says anything is not waited for again and again."""
+        """Like `ask_server`, but a server that timed out is not asked again for SILENT_S."""
         began = time.monotonic()
         if began < self._silent_until.get(http, 0.0):
             return None
@@ -208,8 +209,8 @@ class Region:
         return said
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        """The answer to a question. Who has opened has asked none yet: the servers may be reached
-        by the url, and not by the addresses that they tell."""
+        """Run a request. The first one has the shorter deadline, like opening: the servers may be
+        reachable at the url, but not at the addresses that they report."""
         try:
             answer = self._within(self._patience_s, work)
         except TimeoutError:
@@ -228,12 +229,12 @@ class Region:
         return SurecastError(
             f"option url: the region at {redacted(self.url)} has not answered for {seconds:g} s. "
             "Is it running (`surecast status`), and can all of its servers be reached from here, "
-            f"at {places}? A query may go on with the url of another region"
+            f"at {places}? A query may continue with the url of another region"
         )
 
 
 def refused(url: str, problem: ConnectError) -> SurecastError:
-    """Which option to mend when nobody could be connected to."""
+    """The error to raise when connecting failed; it names the option to change."""
     if isinstance(problem, WrongToken):
         return UsageError(
             f"option token: the region at {redacted(url)} refuses it. Give the token its servers "
@@ -243,7 +244,7 @@ def refused(url: str, problem: ConnectError) -> SurecastError:
 
 
 def ask_server(http: str, path: str, token: str) -> dict[str, Any] | None:
-    """A server's answer; None if it has none: it may be gone, or know nothing of it."""
+    """A server's JSON answer; None if the request fails."""
     try:
         said: dict[str, Any] = json.loads(
             http_get(f"http://{http}{path}", token, patience_s=HTTP_S)
@@ -254,7 +255,7 @@ def ask_server(http: str, path: str, token: str) -> dict[str, Any] | None:
 
 
 def voids_in(said: dict[str, Any]) -> dict[int, IntervalSet]:
-    """The void positions that a server told of, by reason."""
+    """The void positions in a server's answer, by reason."""
     runs_max = max(1, int(said["hi"]) - int(said["lo"]))
     return {
         reason: IntervalSet.from_bytes(b64decode(said["voids"][name]), runs_max)

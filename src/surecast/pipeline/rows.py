@@ -1,9 +1,9 @@
-"""Batches as Spark's columns.
+"""Converts batches to Spark's columns.
 
-Spark likes about 20,000 rows at a time; a stream has batches of whatever its publishers sent. So
-batches are joined, whole columns at a time: what is in every row the same (the stream's name, the
-kind, the range) is cut from arrays made once, keys and values are copied together, and positions
-and times are counted out. No row is touched by itself.
+About 20,000 rows at a time are best for Spark; a stream has batches of the sizes that publishers
+sent. So batches are joined by whole columns: constant columns (the stream's name, the kind, the
+range) are slices of arrays created once, keys and values are copied in bulk, and positions and
+times are computed from the headers. No row is handled individually.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ATTRIBUTES: Final = pa.map_(pa.string(), pa.binary())
 _TIME: Final = pa.timestamp("us", tz="UTC")
 SCHEMA: Final = pa.schema(
     [
-        # That these are never null spares Spark a look at each row of each.
+        # With nullable=False Spark need not check each value of these for null.
         pa.field("stream", pa.string(), nullable=False),
         pa.field("seq", pa.int64(), nullable=False),
         pa.field("kind", pa.string(), nullable=False),
@@ -43,13 +43,13 @@ SCHEMA: Final = pa.schema(
         pa.field("timestamp", _TIME),
     ]
 )
-ROWS: Final = 20_000  # about so many in a record batch
-NBYTES: Final = 16 << 20  # or so many bytes
-_JOINED_ROWS: Final = 1024  # bodies up to this size are joined before they are taken apart
+ROWS: Final = 20_000  # approximate rows of a record batch ...
+NBYTES: Final = 16 << 20  # ... unless it reaches this size before
+_JOINED_ROWS: Final = 1024  # bodies of up to so many rows are joined before they are decoded
 
 
 def ddl_of(names: Sequence[str]) -> str:
-    """The columns of these names, as Spark is told."""
+    """The schema of these columns as DDL."""
     return ", ".join(column for column in DDL.split(", ") if column.split(" ")[0] in names)
 
 
@@ -66,10 +66,9 @@ def record_batches(
     rows: int = ROWS,
     nbytes: int = NBYTES,
 ) -> Iterator[pa.RecordBatch]:
-    """The events of batches that follow each other; with `voids` also the ranges without any.
+    """Convert consecutive batches to record batches of events; with `voids` also void ranges.
 
-    Ranges that are lost are always among them. `names` are the columns wanted, in the order of
-    COLUMNS.
+    Lost ranges are always included. `names` are the wanted columns, in the order of COLUMNS.
     """
     group: list[Batch] = []
     group_rows = group_bytes = 0
@@ -93,7 +92,7 @@ def record_batches(
 
 
 def _cut(table: pa.RecordBatch, rows: int) -> Iterator[pa.RecordBatch]:
-    """In pieces of about `rows` rows, all of about one size."""
+    """Cut into pieces of about `rows` rows, all of about the same size."""
     pieces = max(1, table.num_rows // rows)
     each = -(-table.num_rows // pieces)
     for at in range(0, table.num_rows, each):
@@ -158,10 +157,10 @@ def _joined(batches: list[Batch]) -> Columns:
 
 
 def _alike(batches: list[Batch]) -> Iterator[list[Batch]]:
-    """Neighbours that are small and laid out in the same way together, others by themselves."""
+    """Group adjacent batches that are small and have the same layout; others stay alone."""
     group: list[Batch] = []
     for batch in batches:
-        # One with tags or gaps may have the form of its neighbours and still not fit.
+        # A batch with tags or gaps may have the same form as its neighbours and still not fit.
         fits = batch.rows <= _JOINED_ROWS and batch.is_fixed
         if group and (not fits or (batch.form, batch.rows) != (group[0].form, group[0].rows)):
             yield group
@@ -194,7 +193,7 @@ def _tags_of(part: Columns) -> Column:
 def _seqs(batches: Sequence[Batch]) -> Int64s:
     """The position of each row; dense batches that follow each other are one range."""
     found: list[Int64s] = []
-    lo = hi = 0  # of the dense run under way
+    lo = hi = 0  # of the current dense run
     for batch in batches:
         if batch.explicit:
             found += (np.arange(lo, hi), batch.seqs())
@@ -220,9 +219,9 @@ def _times(batches: Sequence[Batch]) -> Int64s:
 
 
 def _void_runs(group: list[Batch]) -> tuple[Int64s, Int64s, Int64s]:
-    """The runs of positions without an event: where each begins and ends, and a time for it.
+    """The runs of positions without an event: the begin, end and time of each.
 
-    A range has the time of the event behind it: when that came, its positions were there.
+    A range has the time of the event after it.
     """
     runs: list[tuple[Any, Any, Any]] = []
     for batch in group:
@@ -257,7 +256,7 @@ def _range_rows(stream: str, kind: str, los: Int64s, his: Int64s, times: Int64s)
             pa.nulls(rows, pa.binary()),
             pa.nulls(rows, pa.binary()),
             constants["attributes"].slice(0, rows),
-            pa.array(times, pa.int64(), mask=times == 0).cast(_TIME),  # 0: nobody remembers
+            pa.array(times, pa.int64(), mask=times == 0).cast(_TIME),  # 0: unknown
         ],
         schema=SCHEMA,
     )
@@ -267,13 +266,13 @@ def _range_rows(stream: str, kind: str, los: Int64s, his: Int64s, times: Int64s)
 
 
 def _room(rows: int) -> int:
-    """Of arrays that are kept: a few sizes, so that few are made."""
+    """The size of a cached array for so many rows; sizes are few, so that few are created."""
     return max(1 << 15, 1 << (rows - 1).bit_length() if rows else 0)
 
 
 @lru_cache(64)
 def _constants(stream: str, rows: int) -> dict[str, pa.Array]:
-    """Columns of so many rows of which each is the same."""
+    """Columns of `rows` equal values."""
     return {
         "stream": _repeated(stream, rows),
         "kind": _repeated("event", rows),

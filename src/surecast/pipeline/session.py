@@ -1,14 +1,15 @@
-"""A Spark session that works: Java found, the right Python on both sides, quiet, small by default.
+"""Creates a Spark session with working defaults: finds Java, sets the Python of driver and
+executors, reduces logging, and uses little memory.
 
     from surecast.pipeline import spark_session
 
-    spark = spark_session()                              # as spark-submit says; else local[*]
-    spark = spark_session("spark://head:7077")           # a cluster; this package goes with it
+    spark = spark_session()                              # spark-submit's master, or local[*]
+    spark = spark_session("spark://head:7077")           # a cluster; this package is sent to it
     spark = spark_session("sc://head:15002")             # Spark Connect
 
-What is set here are defaults. Whatever the caller, spark-submit, PYSPARK_SUBMIT_ARGS or the
-environment's spark-defaults.conf say otherwise stands (settings.py), and a session that is running
-already is handed out as it is.
+All settings here are defaults. Those of the caller, spark-submit, PYSPARK_SUBMIT_ARGS and the
+environment's spark-defaults.conf take precedence (settings.py), and a session that is already
+running is returned unchanged.
 """
 
 from __future__ import annotations
@@ -52,9 +53,10 @@ def spark_session(
     conf: Mapping[str, str] | None = None,
     log_level: str | None = None,
 ) -> SparkSession:
-    """The session that is running, or a new one; ours is a format it knows.
+    """The running session, or a new one, with the format `surecast` registered.
 
-    What is None is as others have set it, or else local[*], surecast and ERROR.
+    An argument that is None is taken from the other settings; the defaults are local[*], surecast
+    and ERROR.
     """
     if (running := running_session()) is not None:
         return running
@@ -72,7 +74,7 @@ def spark_session(
 
 
 def _fitted(known: Mapping[str, str], log_level: str | None) -> SparkSession:
-    """The session of the Spark that was started, with what settings cannot give it."""
+    """The session of the Spark that was started, with everything that settings cannot configure."""
     from pyspark.logger import PySparkLogger
     from pyspark.sql import SparkSession
 
@@ -82,17 +84,17 @@ def _fitted(known: Mapping[str, str], log_level: str | None) -> SparkSession:
     if log_level or "spark.log.level" not in known:
         session.sparkContext.setLogLevel(log_level or LOG_LEVEL)
     for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
-        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)  # they repeat what is raised
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)  # they repeat raised errors
     if not known["spark.master"].startswith("local"):
         session.sparkContext.addPyFile(str(package_zip()))
-    # Spark finds it by itself, but then runs it with the Python that the JVM's environment names,
-    # in executors, too, and without the zip.
+    # Spark finds the source by itself, but would then run it, also in executors, with the Python
+    # of the JVM's environment and without the zip.
     session.dataSource.register(SurecastSource)
     return session
 
 
 def running_session() -> SparkSession | None:
-    """The session of this process, whichever thread has made it."""
+    """The session of this process, created by any thread; None if there is none."""
     try:
         from pyspark.errors import PySparkRuntimeError
         from pyspark.sql import SparkSession
@@ -105,7 +107,7 @@ def running_session() -> SparkSession | None:
 
 
 def _start(said: Mapping[str, str], theirs: Mapping[str, str], log_level: str) -> dict[str, str]:
-    """Start a JVM, unless one runs already, and Spark in it; the settings that hold."""
+    """Start a JVM, unless one is running, and Spark in it; return the effective settings."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkRuntimeError
@@ -115,14 +117,14 @@ def _start(said: Mapping[str, str], theirs: Mapping[str, str], log_level: str) -
     settings = work_out(said, theirs, has_jvm=has_jvm, log_level=log_level)
     known = {**theirs, **settings}
     set_python(known)
-    # A new JVM hears the others for itself; one that runs may remember an earlier session instead.
-    told = known if has_jvm else settings
-    conf = SparkConf(loadDefaults=False).setAll(list(told.items()))
+    # A new JVM reads the other settings itself; a running one may have those of an earlier session.
+    overrides = known if has_jvm else settings
+    conf = SparkConf(loadDefaults=False).setAll(list(overrides.items()))
     try:
         gateway = None
         if not has_jvm:
             os.environ["JAVA_HOME"] = str(find_java())
-            with _spoken() as stderr:
+            with _filtered_stderr() as stderr:
                 launch: Callable[..., Any] = launch_gateway
                 gateway = launch(conf, popen_kwargs={"stderr": stderr})
         SparkContext(conf=conf, gateway=gateway)
@@ -131,16 +133,16 @@ def _start(said: Mapping[str, str], theirs: Mapping[str, str], log_level: str) -
         words = next((line for line in why if "Exception:" in line), why[0] if why else "")
         raise UsageError(
             f"Spark did not start with master {known['spark.master']!r}: {words.strip()}. Is "
-            "that the address, and is the cluster up? local[*] needs none"
+            "the address correct, and is the cluster running? local[*] needs no cluster"
         ) from problem
     return known
 
 
 def _check_master(master: str) -> None:
-    """Is it one, and does somebody answer there? Spark itself would try for minutes."""
+    """UsageError unless the master is valid and answers; Spark itself would try for minutes."""
     if not re.match(r"local(\[|-cluster\[|$)|yarn$|(spark|sc|k8s)://", master):
         raise UsageError(
-            f"--master {master!r} is none that Spark knows: local[*], local[4], "
+            f"--master {master!r} is unknown to Spark. Use local[*], local[4], "
             "spark://host:7077, sc://host:15002, yarn, k8s://https://host:443"
         )
     scheme, _, rest = master.partition("://")
@@ -156,51 +158,51 @@ def _check_master(master: str) -> None:
         except (OSError, ValueError, OverflowError) as problem:
             problems.append(f"{address}: {problem}")
     raise UsageError(
-        f"--master {master}: nobody answers there ({'; '.join(problems)}). Is that the address, "
-        "and is Spark up? local[*] needs none"
+        f"--master {master} does not answer ({'; '.join(problems)}). Is the address correct, and "
+        "is Spark running? local[*] needs no cluster"
     )
 
 
 @contextmanager
-def _spoken() -> Iterator[int]:
-    """A stderr for the JVM that passes on all but what Java has to say about Spark's modules."""
+def _filtered_stderr() -> Iterator[int]:
+    """A stderr for the JVM, passed on without Java's warnings about Spark's modules."""
     ours, theirs = os.pipe()
-    spoken = _Spoken(ours)
-    Thread(target=spoken.pass_on, name="stderr of Spark", daemon=True).start()
-    atexit.register(spoken.pass_on_the_rest)
+    stderr_filter = _StderrFilter(ours)
+    Thread(target=stderr_filter.pass_on, name="stderr of Spark", daemon=True).start()
+    atexit.register(stderr_filter.pass_on_the_rest)
     try:
         yield theirs
     finally:
         os.close(theirs)
 
 
-class _Spoken:
-    """What a JVM says: passed on as it comes, and what is left of it when this program ends."""
+class _StderrFilter:
+    """Copies a JVM's stderr to ours as it arrives, and the rest when this program ends."""
 
     def __init__(self, pipe: int) -> None:
         self.pipe = pipe
-        self.lock = Lock()  # held from reading until what was read is written
-        self.begun = b""  # a line without its end
+        self.lock = Lock()  # held from reading data until it is written
+        self.begun = b""  # the start of an incomplete line
 
     def pass_on(self) -> None:
         while True:
-            self._is_there(None)
+            self._has_data(None)
             with self.lock:
-                if self._is_there() and not self._pass_on_some():
+                if self._has_data() and not self._pass_on_some():
                     return
 
     def pass_on_the_rest(self) -> None:
         with self.lock:
-            while self._is_there() and self._pass_on_some():
+            while self._has_data() and self._pass_on_some():
                 pass
 
-    def _is_there(self, patience_ms: int | None = 0) -> bool:
+    def _has_data(self, patience_ms: int | None = 0) -> bool:
         asked = poll()
         asked.register(self.pipe, POLLIN)
         return bool(asked.poll(patience_ms))
 
     def _pass_on_some(self) -> bool:
-        """Is there more to come?"""
+        """Copy one block; False at the end of the data."""
         data = os.read(self.pipe, 1 << 16)
         *lines, self.begun = (self.begun + data).split(b"\n")
         if not data and self.begun:
@@ -216,7 +218,7 @@ _STDERR: Final = 2
 
 
 def _connect(master: str, app: str, conf: Mapping[str, str]) -> SparkSession:
-    """A session of a Spark Connect server, which is given this package."""
+    """A session of a Spark Connect server; this package is sent to it."""
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
@@ -231,7 +233,7 @@ def _connect(master: str, app: str, conf: Mapping[str, str]) -> SparkSession:
         first = str(problem).strip().splitlines()[:1]
         raise UsageError(
             f"no Spark Connect session at {master!r}: {''.join(first)} (the client needs "
-            "pip install 'pyspark[connect]', the server this very version of Spark)"
+            "pip install 'pyspark[connect]', the server the same version of Spark)"
         ) from problem
     return session
 
@@ -240,7 +242,7 @@ def _connect(master: str, app: str, conf: Mapping[str, str]) -> SparkSession:
 
 
 def find_java() -> Path:
-    """The home of a Java that Spark runs on: of JAVA_HOME, of the PATH, or of the system."""
+    """The home of a Java that Spark can use, from JAVA_HOME, the PATH or the system's folder."""
     homes = [Path(said)] if (said := os.environ.get("JAVA_HOME")) else []
     if on_path := shutil.which("java"):
         homes.append(Path(on_path).resolve().parent.parent)
@@ -276,9 +278,9 @@ def _version(java: Path) -> int:
 
 
 def package_zip(folder: Path | None = None) -> Path:
-    """The packages of the wheel as a zip that executors can import from (`addPyFile`).
+    """Write the wheel's packages to a zip that executors can import from (`addPyFile`).
 
-    What it depends on (numpy, pyarrow, numba, msgspec) must be installed where they run.
+    Its dependencies (numpy, pyarrow, numba, msgspec) must be installed where the executors run.
     """
     if folder is None:
         folder = Path(tempfile.mkdtemp(prefix="surecast-"))

@@ -1,7 +1,7 @@
-"""What a new Spark session is started with: our defaults, and above them all that others have said.
+"""The settings of a new Spark session: our defaults, overridden by all other sources.
 
-The later stands above the earlier: the defaults here, spark-defaults.conf, PYSPARK_SUBMIT_ARGS,
-what `spark-submit` has told the JVM that it started this program from, the caller.
+Sources in ascending priority: the defaults here, spark-defaults.conf, PYSPARK_SUBMIT_ARGS, the
+settings of the JVM with which `spark-submit` started this program, the caller.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ APP: Final = "surecast"
 LOG_LEVEL: Final = "ERROR"
 ARROW_ROWS: Final = 20_000  # rows a batch between the JVM and Python
 DRIVER_MEMORY: Final = "2g"
-AT_START: Final = ("spark.driver.memory", "spark.driver.extraJavaOptions")  # of a JVM, never later
+AT_START: Final = ("spark.driver.memory", "spark.driver.extraJavaOptions")  # only for a new JVM
 _OPTIONS: Final = {
     "--master": "spark.master",
     "--name": "spark.app.name",
     "--driver-memory": "spark.driver.memory",
     "--driver-java-options": "spark.driver.extraJavaOptions",
 }
-# Java's Arrow checks the bounds of every single value again: a seventh of the time of a read.
+# Arrow in Java checks the bounds of every value again: a seventh of the time of a read.
 _ARROW: Final = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
 
-# One line a problem on stderr, and none of Spark's own words below that. (The gateway is named
-# because it says in three lines which level it has, unless that is the root's. The others tell at
-# length of failures that reach the caller as exceptions.)
+# Spark logs one line per problem to stderr. (The gateway is listed because it otherwise prints
+# three lines about its level if that differs from the root's. The other loggers describe at length
+# failures that reach the caller as exceptions.)
 _LOG4J: Final = """\
 rootLogger.level = {level}
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
@@ -60,7 +60,8 @@ appender.stderr.layout.pattern = %p %c{{1}}: %m%n%ex{{short}}
 def work_out(
     said: Mapping[str, str], theirs: Mapping[str, str], *, has_jvm: bool, log_level: str
 ) -> dict[str, str]:
-    """What to set: all that the caller said, and our defaults for what nobody speaks of."""
+    """The settings to apply: the caller's (`said`), and our defaults for those that no other source
+    (`theirs`) gives."""
     master = said.get("spark.master", theirs.get("spark.master", LOCAL))
     ours = {"spark.master": LOCAL, "spark.app.name": APP}
     ours |= _defaults(master.startswith("local"), log_level)
@@ -69,17 +70,18 @@ def work_out(
 
 
 def set_python(known: Mapping[str, str]) -> None:
-    """Tell PySpark, which reads nothing but the environment, what the settings say of Python."""
+    """Put the settings for Python into the environment, the only place that PySpark reads."""
     executors = known.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
     os.environ["PYSPARK_PYTHON"] = executors or sys.executable
     if driver := known.get("spark.pyspark.driver.python"):
         os.environ["PYSPARK_DRIVER_PYTHON"] = driver
 
 
-# ---------------------------------------------------------------- what others say
+# ---------------------------------------------------------------- other sources
 
 
 def others_say() -> dict[str, str]:
+    """The settings from all sources except the caller and our defaults."""
     return {**_spark_defaults(), **_submit_args(), **_submitted()}
 
 
@@ -98,7 +100,7 @@ def _spark_defaults() -> dict[str, str]:
 
 
 def _submit_args() -> dict[str, str]:
-    """What PYSPARK_SUBMIT_ARGS has for the JVM that is started here."""
+    """The settings in PYSPARK_SUBMIT_ARGS for a JVM that is started here."""
     found = {}
     for option, value in pairwise(shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", ""))):
         if option in ("--conf", "-c"):
@@ -109,7 +111,7 @@ def _submit_args() -> dict[str, str]:
 
 
 def _submitted() -> dict[str, str]:
-    """What `spark-submit` was given, if its JVM is the one that started this program."""
+    """The settings given to `spark-submit`, if its JVM started this program."""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return {}
     from pyspark import SparkConf, SparkContext
@@ -118,7 +120,7 @@ def _submitted() -> dict[str, str]:
     return dict(SparkConf().getAll())
 
 
-# ---------------------------------------------------------------- what we say
+# ---------------------------------------------------------------- our defaults
 
 
 def _defaults(is_local: bool, log_level: str) -> dict[str, str]:
@@ -138,7 +140,7 @@ def _defaults(is_local: bool, log_level: str) -> dict[str, str]:
     }
     if is_local:
         settings |= {
-            "spark.local.dir": tempfile.gettempdir(),  # Java does not look at TMPDIR
+            "spark.local.dir": tempfile.gettempdir(),  # Java ignores TMPDIR
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 1)),
@@ -149,7 +151,7 @@ def _defaults(is_local: bool, log_level: str) -> dict[str, str]:
 
 
 def _log4j(scratch: Path, level: str) -> Path:
-    """The file that says what Spark may log; another session may be reading it right now."""
+    """Write Spark's logging configuration, by renaming: another session may be reading it."""
     path, text = scratch / f"log4j2-{level}.properties", _LOG4J.format(level=level)
     if not path.exists() or path.read_text() != text:
         part = path.with_suffix(f".{os.getpid()}")

@@ -1,17 +1,17 @@
-"""Rows of Spark into streams, exactly once: what Spark calls to write.
+"""Writes Spark's rows to streams, exactly once: the classes that Spark calls to write.
 
     df.write.format("surecast").option("stream", "orders").mode("append").save()
     df.writeStream.format("surecast").option("stream", "orders").option("checkpointLocation", ...)
 
-Tasks stage their rows, the driver publishes them: staging.py has the idea and the decisions,
-staging_io.py does the work, sink_rows.py makes batches of rows. Rows of one task keep their order,
-and those of partition 0 come before those of partition 1.
+Tasks stage their rows, and the driver publishes them: staging.py explains the method and makes the
+decisions, staging_io.py performs the IO, sink_rows.py converts rows to batches. Rows of one task
+keep their order, and those of partition 0 precede those of partition 1.
 
-A streaming query is known by the id in its checkpoint, its batches by their numbers: a batch that
-Spark repeats, after whatever happened, is published once. A batch job that is killed while its
-driver publishes leaves the rows it came to; given a name (`queryId`) it can be run again under the
-same name, finishes what it began, and does nothing if that was finished before. Other rows under
-the same name are refused, unless they are told to be another part of the job (`queryPart`).
+A streaming query is identified by the id in its checkpoint, its batches by their numbers: a batch
+that Spark repeats, for any reason, is published once. A batch job that is killed while its driver
+publishes has published a part of its rows. With a name (`queryId`) it can be run again: it then
+finishes the rows, or does nothing if they were finished before. Other rows under the same name are
+refused, unless they are declared as another part of the job (`queryPart`).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 __all__ = ["Staged", "batch_writer", "resumed", "stream_writer"]
 
 UNDER_WAY_MAX: Final = 64  # chunks of a task that are not acknowledged
-DIGESTS: Final = 1 << 64  # that there are
+DIGESTS: Final = 1 << 64  # number of different digests
 
 COMMITTER: Final = "pyspark.sql.worker.python_streaming_sink_runner"  # the process that commits
 
@@ -76,7 +76,7 @@ Messages = Sequence[WriterCommitMessage | None]
 
 @dataclass(frozen=True)
 class Staged(WriterCommitMessage):
-    """What a task has staged: all of it, in its order."""
+    """All chunks that a task has staged, in order."""
 
     query: str
     batch: int
@@ -84,20 +84,20 @@ class Staged(WriterCommitMessage):
     partition: int
     targets: tuple[str, ...]
     chunks: tuple[ChunkRef, ...]
-    digest: int | None = None  # the sum of its rows, if the job may be run again
+    digest: int | None = None  # the sum over its rows, if the job may be run again
 
 
-# ---------------------------------------------------------------- what Spark asks for
+# ---------------------------------------------------------------- called by Spark
 
 
 def batch_writer(
     options: Mapping[str, str], schema: StructType, overwrite: bool
 ) -> DataSourceArrowWriter:
-    """For `df.write`. Says now what could not be written later."""
+    """The writer for `df.write`. Errors that would prevent writing are raised here."""
     if overwrite:
         raise UsageError(
-            "mode('overwrite') cannot be: a stream only grows. Use mode('append'), or another "
-            "stream"
+            "mode('overwrite') is not possible: a stream only grows. Use mode('append'), or "
+            "another stream"
         )
     chosen = sink_options.parse(options)
     layout = layout_of(schema, chosen.stream)
@@ -108,16 +108,17 @@ def batch_writer(
 def stream_writer(
     options: Mapping[str, str], schema: StructType, overwrite: bool
 ) -> DataSourceStreamArrowWriter:
-    """For `df.writeStream`. Spark makes one for the tasks of a batch and one for its commit."""
+    """The writer for `df.writeStream`. Spark creates one for the tasks of a batch and another for
+    its commit."""
     if overwrite:
         raise UsageError(
-            "outputMode('complete') cannot be: a stream only grows. Use outputMode('append') or "
-            "outputMode('update')"
+            "outputMode('complete') is not possible: a stream only grows. Use "
+            "outputMode('append') or outputMode('update')"
         )
     chosen = sink_options.parse(options)
     if chosen.query is not None:
         raise UsageError(
-            "option queryId is for df.write: a streaming query is known by its checkpoint"
+            "option queryId is for df.write: a streaming query is identified by its checkpoint"
         )
     layout = layout_of(schema, chosen.stream)
     if not _is_commit():
@@ -126,7 +127,8 @@ def stream_writer(
 
 
 def _check_region(options: SinkOptions) -> None:
-    """Within ten seconds, also where a name server says nothing: nobody waits for that thread."""
+    """Check the region within ten seconds, even if a name server does not answer: a `Loop` does not
+    wait for the thread that resolves names."""
     loop = Loop()
     try:
         loop.call(check_region(options))
@@ -135,14 +137,14 @@ def _check_region(options: SinkOptions) -> None:
 
 
 def _is_commit() -> bool:
-    """Whether Spark makes the writer in order to commit or abort: the tasks have done their work,
-    and a region that is silent just now is waited for."""
+    """Whether Spark creates the writer to commit or abort. The tasks have finished by then, so the
+    commit itself waits for a region that does not answer."""
     started = getattr(sys.modules.get("__main__"), "__spec__", None)
     return COMMITTER in sys.modules or (started is not None and started.name == COMMITTER)
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """One job. It is made in the driver and sent to the tasks, and to where the commit is run."""
+    """One job. Created in the driver and sent to the tasks and to the process that commits."""
 
     def __init__(self, options: SinkOptions, layout: Layout) -> None:
         self.options = options
@@ -168,8 +170,8 @@ class BatchWriter(DataSourceArrowWriter):
     def _refuse(self, rows: str) -> NoReturn:
         part = "" if self.after is None else f", part {self.after}..{self.batch},"
         raise UsageError(
-            f"option queryId: {self.query!r}{part} was done before with {rows} is written. Give "
-            "what is new a queryId of its own"
+            f"option queryId: {self.query!r}{part} was done before with {rows} is written. Use "
+            "another queryId for new rows"
         )
 
     def abort(self, messages: Messages) -> None:
@@ -177,7 +179,7 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """One micro-batch. Which query it belongs to only its tasks know, and tell."""
+    """One micro-batch. Only its tasks know the query it belongs to, and report it in `Staged`."""
 
     def __init__(self, options: SinkOptions, layout: Layout) -> None:
         self.options = options
@@ -198,13 +200,13 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: Messages, batchId: int) -> None:
         staged = [m for m in messages if isinstance(m, Staged)]
-        if staged:  # else there was not even an empty partition
+        if staged:  # otherwise there was no partition
             intent = intent_of(staged[0].writer, staged)
             _commit(self.options, staged[0].query, batchId, intent, once=False)
 
     def abort(self, messages: Messages, batchId: int) -> None:
         staged = [m for m in messages if isinstance(m, Staged)]
-        if staged:  # else what was staged is swept by whoever repeats the batch
+        if staged:  # otherwise the driver that repeats the batch collects the staged chunks
             _abort(self.options, staged[0].query, batchId, staged[0].writer, once=False)
 
 
@@ -212,19 +214,19 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 class Stager:
-    """Chunks on their way into the staging stream; `put` waits while too many are."""
+    """Publishes chunks to the staging stream; `put` waits while too many are not acknowledged."""
 
     def __init__(self, options: SinkOptions, query: str, batch: int, writer: str) -> None:
         context = TaskContext.get()
         assert context is not None
         self.partition = context.partitionId()
-        self._attempt = context.taskAttemptId()  # no two of a driver's have the same
+        self._attempt = context.taskAttemptId()  # unique within a driver
         self._job = (query, batch, writer)
         self._options = options
         self._stack = AsyncExitStack()
         self._stream: Stream | None = None
         self._targets: dict[str, int] = {}
-        self._rows: list[tuple[int, int]] = []  # of each chunk: its rows, and which target's
+        self._rows: list[tuple[int, int]] = []  # of each chunk: number of rows, index of target
         self._seqs: list[int] = []
         self._waiting: deque[asyncio.Future[tuple[int, int]]] = deque()
 
@@ -246,14 +248,14 @@ class Stager:
             self._seqs.append(lo)
 
     async def done(self, digest: int | None) -> Staged:
-        """All is on disk at every replica."""
+        """Wait until all chunks are on disk at every replica."""
         await self._settle(0)
         chunks = zip(self._seqs, self._rows, strict=True)
         refs = tuple(ChunkRef(seq, rows, target) for seq, (rows, target) in chunks)
         return Staged(*self._job, self.partition, tuple(self._targets), refs, digest)
 
     async def close(self, problem: BaseException | None) -> None:
-        """`problem`: what ended the task. It is what Spark should be told, and nothing else."""
+        """`problem`: the error that ended the task; Spark should get this error and no other."""
         for future in self._waiting:
             future.cancel()
         trace = None if problem is None else problem.__traceback__
@@ -309,7 +311,7 @@ def _commit(options: SinkOptions, query: str, batch: int, intent: Intent, *, onc
         nonlocal outcome, stage
         async with connected(options) as client:
             for name in intent.targets:
-                await open_target(client, name, options)  # before anything is promised
+                await open_target(client, name, options)  # fails before the intent is written
             stage = Stage(client, await open_staging(client, options), query, options, once=once)
             try:
                 outcome = await perform(commit(query, batch, intent, _unique, once=once), stage)
@@ -329,16 +331,16 @@ def _commit(options: SinkOptions, query: str, batch: int, intent: Intent, *, onc
 
 
 def _interrupted(published: int, rows: int, problem: SurecastError) -> SurecastError:
-    """What to say of a job that has no name and came to a part of its rows."""
+    """The error of a job without a name that published only a part of its rows."""
     return SurecastError(
         f"at least {published:,} of {rows:,} rows are published, and would be there twice if the "
-        "job were run again. Give it a queryId (option) to be able to repeat it: then it finishes "
-        f"what it began. {problem.what if isinstance(problem, Silent) else problem}"
+        "job were run again. A job with a queryId (option) can be repeated: it then publishes the "
+        f"rest. {problem.what if isinstance(problem, Silent) else problem}"
     )
 
 
 def intent_of(writer: str, staged: list[Staged], after: int | None = None) -> Intent:
-    """What all tasks have staged, partition by partition."""
+    """The intent of a batch: the chunks of all tasks, in the order of partitions."""
     targets = sorted({target for task in staged for target in task.targets})
     index = {target: at for at, target in enumerate(targets)}
     chunks = tuple(
@@ -350,13 +352,13 @@ def intent_of(writer: str, staged: list[Staged], after: int | None = None) -> In
 
 
 def _sum_of(staged: list[Staged]) -> int | None:
-    """What the rows of all tasks add up to."""
+    """The digest of all rows; None if a task has none."""
     digests = [task.digest for task in staged if task.digest is not None]
     return sum(digests) % DIGESTS if len(digests) == len(staged) else None
 
 
 def resumed(given: Mapping[str, str]) -> Outcome:
-    """How far a job in parts has come, after what its earlier runs began is finished."""
+    """Finish what earlier runs of a job in parts began; return how far the job has come."""
     options = sink_options.parse(given)
     assert options.query is not None
     query = options.query
@@ -370,7 +372,7 @@ def resumed(given: Mapping[str, str]) -> Outcome:
             finally:
                 await stage.close()
 
-    loop = Loop()  # a notebook has one of its own
+    loop = Loop()  # a separate one: a notebook already runs an event loop in this thread
     try:
         return loop.call(work())
     finally:

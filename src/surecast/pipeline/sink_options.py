@@ -1,4 +1,4 @@
-"""What a writer may be told, as checked values. What is wrong is said with the option's name."""
+"""A writer's options as checked values; an error names the option that is wrong."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from surecast.pipeline.staging import ONCE, staging_name
 __all__ = ["NAMES", "SinkOptions", "check_target", "parse"]
 
 NAMES: Final = ("url", "token", "stream", "createStreams", "retain", "queryId", "queryPart")
-_SPARKS_OWN: Final = ("checkpointlocation", "queryname")  # Spark hands its own options on
+_SPARKS_OWN: Final = ("checkpointlocation", "queryname")  # Spark passes its own options, too
 _QUERY: Final = re.compile(r"[A-Za-z0-9_~:@=+.-]{1,100}")
 _PART: Final = re.compile(r"(-1|\d{1,18})\.\.(\d{1,18})")
 
@@ -31,10 +31,10 @@ class SinkOptions:
     url: str = URL
     token: str = field(default="", repr=False)
     stream: str | None = None  # None: each row names its own
-    create: bool = True  # streams that are not there
-    retain: Policy | None = None  # what these keep
-    query: str | None = None  # under which a batch job is known
-    part: tuple[int, int] | None = None  # of such a job: behind which part, and what it comes to
+    create: bool = True  # whether to create missing streams
+    retain: Policy | None = None  # the retention of created streams
+    query: str | None = None  # the name of a batch job (queryId)
+    part: tuple[int, int] | None = None  # of such a job: the number it follows, and its own
 
     @property
     def staging(self) -> str:
@@ -62,8 +62,8 @@ def parse(given: Mapping[str, str]) -> SinkOptions:
     query = named.get("queryId")
     if query is not None and (not _QUERY.fullmatch(query) or query.startswith(ONCE)):
         raise UsageError(
-            f"option queryId: {query!r} is no name of a job: up to 100 letters, digits and any of "
-            f"_~:@=+.-, and it does not begin with {ONCE}"
+            f"option queryId: {query!r} is not a valid job name: up to 100 letters, digits and any "
+            f"of _~:@=+.-, and it must not begin with {ONCE}"
         )
     part = None if "queryPart" not in named else _part(named["queryPart"], query)
     create = named.get("createStreams", "true").lower()
@@ -74,24 +74,25 @@ def parse(given: Mapping[str, str]) -> SinkOptions:
 
 
 def check_target(name: str, where: str) -> None:
-    """UsageError if nobody can write to a stream of this name; `where` is what named it."""
+    """UsageError if a stream of this name cannot be written to. `where`: the option or column that
+    gave the name."""
     if not is_name(name):
         raise UsageError(f"{where}: {bad_name(name)}")
     if is_internal(name):
         raise UsageError(
-            f"{where}: {name!r} begins with _, as streams do that Surecast itself keeps. Choose "
-            "another name"
+            f"{where}: {name!r} begins with _, which is reserved for Surecast's internal streams. "
+            "Choose another name"
         )
     if not is_name(staging_name(name)):
         room = 255 - len(staging_name(""))
-        raise UsageError(f"{where}: {name[:40]}… is longer than the {room} characters there can be")
+        raise UsageError(f"{where}: {name[:40]}… is longer than {room} characters")
 
 
 def _part(text: str, query: str | None) -> tuple[int, int]:
     found = _PART.fullmatch(text)
     if query is None or found is None or int(found[1]) >= int(found[2]):
         raise UsageError(
-            "option queryPart goes with a queryId and says behind which part (-1: none) a part "
-            f"stands and what it comes to, such as 499..600, not {text!r}"
+            "option queryPart needs a queryId and gives the number of the part that a part follows "
+            f"(-1: none) and its own, such as 499..600, not {text!r}"
         )
     return int(found[1]), int(found[2])

@@ -1,7 +1,7 @@
-"""Rows of Spark as batches of events: which columns there may be, and how rows become chunks.
+"""Converts Spark's rows to batches of events: checks the columns and cuts rows into chunks.
 
-Everything works on whole Arrow columns. A chunk is a batch of up to 20,000 events or a megabyte, as
-it will stand in its stream; it is encoded where the rows are, once.
+All work is on whole Arrow columns. A chunk is a batch of up to 20,000 events or a megabyte, in the
+form it will have in its stream; it is encoded once, in the task that has the rows.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ __all__ = ["Cutter", "Layout", "layout_of"]
 
 CHUNK_ROWS: Final = 20_000
 CHUNK_BYTES: Final = 1 << 20
-HELD_BYTES: Final = 32 << 20  # of rows that wait for others, all targets together
-PART_BYTES: Final = 1 << 10  # what some rows of a target take that came together, beside their own
+HELD_BYTES: Final = 32 << 20  # of rows not yet in a chunk, for all targets together
+PART_BYTES: Final = 1 << 10  # memory of one held part, in addition to the bytes of its rows
 EVENT_BYTES: Final = ClientOptions().event_bytes_max
 _NOWHERE: Final = bytes(16)  # a chunk gets its stream's id when it is published
 
 _BYTES: Final = ("key", "value", "tag")
-_OURS: Final = ("seq", "kind", "range", "timestamp")  # of rows that were read from a stream
+_OURS: Final = ("seq", "kind", "range", "timestamp")  # columns of the source; ignored
 
 
 # ---------------------------------------------------------------- which columns
@@ -39,15 +39,15 @@ _OURS: Final = ("seq", "kind", "range", "timestamp")  # of rows that were read f
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Which columns of the rows hold what. `stream`: where rows go if they do not say so."""
+    """Which columns the rows have. `stream`: the target of all rows; None if each names its own."""
 
-    columns: tuple[str, ...]  # of key, value and tag, those that there are
+    columns: tuple[str, ...]  # those of key, value and tag that exist
     attributes: bool
     stream: str | None
 
 
 def layout_of(schema: StructType, stream: str | None) -> Layout:
-    """UsageError names the first column that does not fit, and what to do."""
+    """The layout of rows with this schema; UsageError names the first column that does not fit."""
     from pyspark.sql.types import StringType
 
     types = {field.name: field.dataType for field in schema.fields}
@@ -57,7 +57,7 @@ def layout_of(schema: StructType, stream: str | None) -> Layout:
         _check_column(name, kind)
     if "value" not in types:
         raise UsageError(
-            f"there is no column `value` among {', '.join(types) or 'none at all'}: it holds an "
+            f"there is no column `value` (columns: {', '.join(types) or 'none'}): it holds an "
             "event's bytes. For a whole row: df.selectExpr('to_json(struct(*)) AS value')"
         )
     if "tag" in types and "attributes" in types:
@@ -106,16 +106,16 @@ def _check_column(name: str, kind: DataType) -> None:
 
 
 def _events(batch: pa.RecordBatch, layout: Layout) -> pa.RecordBatch:
-    """The columns key, value and tag, as far as there are such."""
+    """Those of the columns key, value and tag that exist."""
     import pyarrow as pa
 
     columns = {name: batch.column(name) for name in layout.columns}
     if columns["value"].null_count:
         raise UsageError(
-            f"{columns['value'].null_count:,} rows have no value (column `value` is null). Filter "
-            "them, df.where('value IS NOT NULL'): also voids, of a reader with includeVoids, and "
-            "what is lost, of one with failOnDataLoss=false, are such rows. Or give them an empty "
-            "value, coalesce(value, X'')"
+            f"{columns['value'].null_count:,} rows have no value (column `value` is null). Remove "
+            "them with df.where('value IS NOT NULL'): voids (includeVoids) and lost ranges "
+            "(failOnDataLoss=false) are such rows, too. Or give them an empty value with "
+            "coalesce(value, X'')"
         )
     if layout.attributes:
         columns["tag"] = _tags(batch.column("attributes"))
@@ -131,13 +131,13 @@ def _tags(attributes: Any) -> Any:
     if strange:
         raise UsageError(
             f"column `attributes` has {min(map(str, strange))!r}: the only attribute that events "
-            "have yet is 'tag'. Put the others into value"
+            "can have is 'tag'. Put the others into value"
         )
     return pc.map_lookup(attributes, pa.scalar("tag", attributes.type.key_type), "first")
 
 
 def _list_of(kind: Any) -> Any:
-    """A map's type as that of a list of pairs, which can be taken apart."""
+    """The type of a list of pairs that has the layout of a map type."""
     import pyarrow as pa
 
     pair = pa.struct([pa.field("key", kind.key_type, False), pa.field("value", kind.item_type)])
@@ -145,13 +145,11 @@ def _list_of(kind: Any) -> Any:
 
 
 def _by_stream(batch: pa.RecordBatch, names: Any) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """The rows of each stream, in their order; each part has its own memory, and no more."""
+    """Split rows by stream, keeping their order; each part owns just the memory of its rows."""
     import pyarrow.compute as pc
 
     if names.null_count:
-        raise UsageError(
-            f"{names.null_count:,} rows do not say where they go (column `stream` is null)"
-        )
+        raise UsageError(f"{names.null_count:,} rows name no stream (column `stream` is null)")
     coded = pc.dictionary_encode(names)
     dictionary = coded.dictionary.to_pylist()
     for name in dictionary:
@@ -182,7 +180,7 @@ def _sizes(batch: pa.RecordBatch) -> Any:
 
 
 class _Held:
-    """Rows of one target that are not enough for a chunk yet."""
+    """Rows of one target that do not fill a chunk yet."""
 
     __slots__ = ("batches", "nbytes", "rows")
 
@@ -193,7 +191,7 @@ class _Held:
 
 
 class Cutter:
-    """Rows in, chunks out: `(stream, batch)`, the rows of each stream in their order."""
+    """Turns rows into chunks, `(stream, batch)`; the rows of each stream keep their order."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -201,7 +199,7 @@ class Cutter:
         self._nbytes = 0
 
     def add(self, batch: pa.RecordBatch) -> Iterator[tuple[str, Batch]]:
-        """Take rows; the chunks that are full by now."""
+        """Add rows; yield the chunks that are full."""
         if not batch.num_rows:
             return
         events, stream = _events(batch, self._layout), self._layout.stream
@@ -215,7 +213,7 @@ class Cutter:
             yield from self.rest()
 
     def rest(self) -> Iterator[tuple[str, Batch]]:
-        """All that is left."""
+        """Yield the remaining rows as chunks."""
         for name in list(self._held):
             yield from self._flush(name)
 
@@ -252,7 +250,7 @@ class Cutter:
 
 
 def _cuts(sizes: Any) -> Iterator[tuple[int, int]]:
-    """Runs of rows that fit into a chunk; a row larger than one has its own."""
+    """Runs of rows that fit into a chunk; a row larger than a chunk is a run of its own."""
     ends = np.cumsum(sizes)
     lo = done = 0
     while lo < ends.size:

@@ -1,8 +1,8 @@
 """The data source as Spark sees it: `spark.read|readStream.format("surecast")`.
 
-Spark makes these objects in Python processes of its own: one that plans a batch, one that lives as
-long as a streaming query, and the executors' workers, to which readers travel pickled. So a reader
-holds nothing but its options until it is asked something, and a task has all it needs with it.
+Spark creates these objects in separate Python processes: one that plans a batch, one for the whole
+duration of a streaming query, and the executors' workers, which receive readers pickled. So a
+reader holds only its options until one of its methods is called, and a task contains all it needs.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ __all__ = ["SurecastSource"]
 
 log = logging.getLogger("surecast.pipeline")
 
-SERVERS_S: Final = 30.0  # how long it is believed where servers keep their files
+SERVERS_S: Final = 30.0  # how long the servers' file directories are cached
 TIME_US_MAX: Final = (1 << 63) // 1000  # no event is later
-GRACE_S: Final = 5.0  # that a loss must last: a region that just came up knows little at first
-GRACE_S_MAX: Final = 30.0  # where no HTTP port answers that tells whether servers are ready
+GRACE_S: Final = 5.0  # how long a loss must last: a region that just started knows little at first
+GRACE_S_MAX: Final = 30.0  # the same if no HTTP port answers, so readiness is unknown
 LOOK_S: Final = 0.25
 
 
@@ -66,7 +66,7 @@ class SurecastSource(DataSource):
         return "surecast"
 
     def schema(self) -> str:
-        """Asked for by `load()`, so options that cannot be are refused there already."""
+        """Called by `load()`, so invalid options are refused there."""
         return ddl_of(parse(self.options, streaming=False).columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -111,17 +111,17 @@ class Work(InputPartition):
 
 
 def _rows(partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    if isinstance(partition, Work):  # Spark makes one of nothing where there is none
-        _be_light()
+    if isinstance(partition, Work):  # Spark passes an empty partition if there is none
+        _freeze_garbage()
         yield from read(partition.value)
 
 
 @cache
-def _be_light() -> None:
-    """Once in a worker: what is loaded by now stays, and need not be looked through again.
+def _freeze_garbage() -> None:
+    """Exclude the objects loaded so far from garbage collection; once in a worker.
 
-    PySpark's daemon collects garbage after every task. With half a million objects of modules that
-    is 45 ms each time, as long as a task takes to read a million events.
+    PySpark's daemon collects garbage after every task. With half a million objects of modules this
+    takes 45 ms each time, as long as a task takes to read a million events.
     """
     gc.collect()
     gc.freeze()
@@ -131,7 +131,7 @@ def _be_light() -> None:
 
 
 def _position(region: Region, known: Known, bound: Bound) -> int:
-    """Where a bound is in a stream; UsageError if that is beyond its end."""
+    """The position of a bound in a stream; UsageError if it is beyond the stream's end."""
     said = bound.of(known.info.name)
     if isinstance(said, Time):
         return region.locate(known.stream_id, said.ns)
@@ -150,7 +150,7 @@ def _tasks(
     known: Mapping[str, Known],
     servers: tuple[Server, ...],
 ) -> list[InputPartition]:
-    """The ranges cut into tasks, by what is known of their voids."""
+    """Cut the ranges into tasks, by their void positions as far as known."""
     with_voids: list[tuple[Range, IntervalSet | None]] = []
     if options.files and any(server.directory for server in servers):
         there = {one.stream_id for one in known.values()}
@@ -177,11 +177,13 @@ def _tasks(
 
 
 class BatchReader(DataSourceReader):
-    """Reads what there is between two bounds."""
+    """Reads the events between two bounds."""
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
-        self.narrow = Narrow(options.voids or not options.fail_on_loss)  # rows that are ranges
+        self.narrow = Narrow(
+            options.voids or not options.fail_on_loss
+        )  # whether rows can be ranges
         if options.push:
             self.pushFilters = _PushFilters(self.narrow)  # type: ignore[method-assign]
 
@@ -201,7 +203,7 @@ class BatchReader(DataSourceReader):
 
     def _range(self, region: Region, known: Known) -> Range:
         start, end, narrow = self.options.start, self.options.end, self.narrow
-        # A time is looked up after the end was: what was published in between is not read.
+        # The end is known before a time is looked up: events published in between are not read.
         lo = min(_position(region, known, start), known.end)
         hi = min(_position(region, known, end), known.end)
         if lo > hi:
@@ -226,12 +228,12 @@ class BatchReader(DataSourceReader):
 class _PushFilters:
     """`pushFilters` of a reader, for sessions with and without filter push-down.
 
-    Where it is switched off, as it is by default, Spark refuses every reader that has a method of
-    that name instead of not calling it. So this passes for the one that every reader inherits.
+    If push-down is off, as by default, Spark refuses every reader that overrides this method,
+    instead of not calling it. So `__func__` makes this object look like the inherited method.
 
-    Where it is on, Spark (4.3) keeps what the last of them planned with the *table*: another query
-    on the same DataFrame, or another branch of the same query, then reads no more than that. So
-    this is for who asks for it, and uses the DataFrame once.
+    If push-down is on, Spark (4.3) keeps the last plan with the *table*: another query on the same
+    DataFrame, or another branch of the same query, then reads only the positions of that plan. So
+    the option `pushFilters` is off by default, and a DataFrame with it must be used only once.
     """
 
     __func__ = staticmethod(DataSourceReader.pushFilters)
@@ -247,7 +249,7 @@ class _PushFilters:
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads on and on. Its place is that of every stream; see offsets.py."""
+    """Reads continuously. Its offset is the place in every stream (offsets.py)."""
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
@@ -255,12 +257,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._servers: tuple[Server, ...] = ()
         self._servers_at = -SERVERS_S
         self._has_begun = False
-        self._target: dict[str, Known] | None = None  # of a query that ends with what there is
+        self._target: dict[str, Known] | None = None  # where a query with availableNow ends
         self._latest: dict[str, Place] | None = None
-        self._accepted: dict[str, Place] = {}  # losses that are no news
-        self._awaited: dict[str, Place] = {}  # what has been said to be waited for
+        self._accepted: dict[str, Place] = {}  # losses that were accepted (failOnDataLoss=false)
+        self._awaited: dict[str, Place] = {}  # places for which waiting was logged
 
-    # ------------------------------------------------------------ what Spark asks
+    # ------------------------------------------------------------ called by Spark
 
     def initialOffset(self) -> dict[str, Any]:
         known = self.region.expect(self.options.streams, self.options.pattern)
@@ -312,7 +314,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 ranges.append(Range(name, place.stream_id, lo, place.next))
         if not ranges:
             return []
-        # A batch that is planned again after a restart may name what has gone meanwhile.
+        # A batch that is planned again after a restart may contain positions that are lost by now.
         known, lost = self._known({one.stream: Place(one.stream_id, one.lo) for one in ranges})
         ranges = [one for one in ranges if one.stream not in lost]
         if not ranges:
@@ -336,23 +338,23 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._region
 
     def _files(self, ranges: list[Range]) -> tuple[Server, ...]:
-        """What executors are told of servers; asked for now and then."""
+        """The servers that executors may read from; refreshed every SERVERS_S."""
         if time.monotonic() - self._servers_at >= SERVERS_S:
             self._servers = tuple(self.region.servers(ranges[0].stream))
             self._servers_at = time.monotonic()
         return self._servers
 
     def _expect_news(self, places: Mapping[str, Place]) -> None:
-        """The first time: streams that a restarted query is told of anew must be there."""
+        """On the first call: streams added to the options of a restarted query must exist."""
         news = tuple(name for name in self.options.streams if name not in places)
         if news and not self._has_begun:
             self.region.expect(news)
         self._has_begun = True
 
     def _known(self, places: Mapping[str, Place]) -> tuple[dict[str, Known], dict[str, Loss]]:
-        """The streams there are, and what is lost of those that the query has read.
+        """The streams that exist, and the losses in those that the query has read.
 
-        A loss counts when it lasts; then it ends the query, or is accepted.
+        A loss counts only if it lasts; it then ends the query, or is accepted.
         """
         options, region = self.options, self.region
         wanted = {name: place for name, place in places.items() if self._is_wanted(name)}
@@ -390,12 +392,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return known, lost
 
     def _is_wanted(self, name: str) -> bool:
-        """Whether a stream that was read is still asked for: options may change at a restart."""
+        """Whether a stream that was read is still wanted: options may change at a restart."""
         options = self.options
         return matches(options.pattern, name) if options.pattern else name in options.streams
 
     def _end(self, begin: Place, known: Known) -> int:
-        """Up to where a stream is read; 1 if it is another one than that which is waited for."""
+        """Where to stop reading a stream; 1 if the existing stream has another id than `begin`."""
         if begin.stream_id != known.stream_id:
             return 1
         if self._target is None:
@@ -404,7 +406,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return target.end if target is not None and target.stream_id == known.stream_id else 1
 
     def _reach(self, begin: Place, end: int, name: str, events: int) -> int:
-        """The position behind so many events: what is void does not count, as far as is known."""
+        """The position after `events` events; voids do not count, as far as they are known."""
         if begin.next + events >= end:
             return max(begin.next, end)
         found = self.region.voids(name, begin.stream_id, begin.next, end)
@@ -412,12 +414,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _begin(place: Place | None, known: Known, loss: Loss | None) -> Place:
-    """Where to go on in a stream: new ones begin at 1, and so do those made anew."""
+    """Where to continue in a stream; a new stream, or one created again, begins at 1."""
     if place is None:
         return Place(known.stream_id, 1)
     if loss is None:
         return place
     if place.stream_id != known.stream_id:
         return Place(known.stream_id, 1)
-    # This region may be behind others: what they have of it was read before.
+    # This region may be behind others; the events that only they have were read before.
     return place._replace(next=max(known.end, loss.end)) if loss.again else place

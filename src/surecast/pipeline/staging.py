@@ -1,42 +1,44 @@
-"""How rows that wait in a staging stream become events of their streams, once: the decisions.
+"""How rows in a staging stream become events of their target streams, exactly once: the decisions.
 
-Tasks of a Spark job put their rows, as encoded batches called *chunks*, into a staging stream: the
-`_spark.orders` of a target `orders`. Nobody sees them there. When all tasks have ended well the
-driver commits the job, or one micro-batch of it. Drivers die at any moment, are replaced by others
-that repeat the batch with rows in another order, and may still be at work then (zombies). So a
-commit is decided by the staging stream itself, whose order is the same for everybody:
+Tasks of a Spark job append their rows, as encoded batches called *chunks*, to a staging stream:
+`_spark.orders` for a target `orders`. Subscribers of the target do not see them. When all tasks
+have succeeded, the driver commits the job, or one micro-batch of it. A driver may crash at any
+moment. Another driver then repeats the batch, with rows in another order, while the first may still
+be running (a zombie). So the staging stream itself decides a commit, because its order is the same
+for every driver:
 
-1. The driver appends an *intent*: the list of its chunks. The first intent for a batch stands, and
-   all drivers publish exactly what it lists, whoever wrote it. A list that is too long for one
-   record is written in *pages* before, and the intent names them.
-2. They publish it under one publisher identity, with numbers that go on from the batch before: what
-   was published already is recognised by the head of the target stream and not published again.
-3. When everything is acknowledged a *done* record says how far the numbers have come, and of a job
-   that somebody may run again what its rows added up to. A batch that is done is never touched
-   again.
-4. Chunks and records of a batch that is done are garbage and are collected, by position as far as
-   nobody needs anything in front of them: that reaches earlier collects, too, which have no key.
-   The *done* of a query that rests would be in the way for ever. It is a fact that never changes,
-   so whoever finds it there appends it again, as it is, under its own key.
-5. What a query has staged without an intent is lost property when nothing more was heard of it for
-   a week: its driver was killed, and its checkpoint thrown away. Any other driver collects it. A
-   job that nobody can repeat has a day, and its intent is lost as well.
+1. The driver appends an *intent*: the list of its chunks. The first intent for a batch is valid,
+   and all drivers publish exactly the chunks it lists, whichever driver wrote it. A list that is
+   too long for one record is first written in *pages*, and the intent names the pages.
+2. All drivers publish under one publisher identity, with numbers that continue from the previous
+   batch: the head of the target stream recognises events that were published already and does not
+   publish them again.
+3. When everything is acknowledged, a *done* record stores the numbers reached and, for a job that
+   may be run again, the digest of its rows. A batch that is done never changes again.
+4. Chunks and records of a batch that is done are garbage. They are collected by position up to the
+   first record that is still needed; this also removes earlier collects, which have no key. The
+   *done* record of an idle query would block this for ever. Such a record never changes, so a
+   driver that finds it in the way appends it again, unchanged and under the same key.
+5. Chunks of a query without an intent are *orphaned* if the query has appended nothing for a week:
+   its driver was killed, and its checkpoint was deleted. Any other driver collects them. For a job
+   that cannot be repeated the limit is a day, and its intent is orphaned as well.
 
-A driver that gives its batch up appends *abandoned*, behind which an intent of its own is void, and
-then collects its chunks, unless its intent stood already.
+A driver that gives up its batch appends *abandoned*, which makes later intents of this driver
+invalid. It then collects its chunks, unless its intent was already valid.
 
-A job may be done in *parts* whose ends nobody knows beforehand: a replay of an archive that grows.
-Each is a batch with the number it comes to, and its intent says behind which it stands. Of those
-that go on from the same place the first stands and the others are void, whatever they came to.
+A job may consist of *parts* whose ends are not known in advance: a replay of an archive that grows.
+Each part is a batch whose number is the position it reaches, and its intent names the batch that it
+follows. Of several intents that follow the same batch only the first is valid, whatever positions
+they reach.
 
-**Reading is not a snapshot.** While a driver reads the stream from its beginning, others may finish
-batches and collect, in front of it, the very records that would have told it so. What it can rely
-on: whatever was not collected when it appended a record of its own, and lies where it had read
-before, it has seen. What lies between is read afterwards, and if a position there was collected the
-driver appends a mark and looks again. Only then does it decide.
+**Reading is not a snapshot.** While a driver reads the stream from its beginning, other drivers may
+finish batches and collect records, including *done* records, before it reads them. It can rely on
+this: when it appends a record of its own, it has seen every record that is not collected and lies
+below the position up to which it had read. It then reads the positions in between; if one of these
+was collected, it appends a mark and reads again. Only then does it decide.
 
-`commit`, `resume` and `abort` are generators: they yield what is to be done and are sent what came
-of it, or thrown why nothing did. No IO happens here; `staging_io` performs it.
+`commit`, `resume` and `abort` are generators: they yield acts, and receive the answer of each, or
+the error that prevented it. No IO happens here; `staging_io` performs the acts.
 """
 
 from __future__ import annotations
@@ -75,30 +77,30 @@ __all__ = [
     "staging_name",
 ]
 
-LOOKS_MAX: Final = 1000  # at a stream in which others collect all the time
-MOVE_AFTER: Final = 256  # positions behind a `done` that is in the way, and two more for each such
+LOOKS_MAX: Final = 1000  # attempts to read a stream in which others collect all the time
+MOVE_AFTER: Final = 256  # garbage positions after a blocking `done` record, plus 2 for each such
 PAGE_BYTES: Final = 4 << 20  # of an intent in one record; an event has at most 8 MB
-ONCE: Final = "once-"  # begins the name of a query that nobody comes back to
-SILENT_NS: Final = 7 * 24 * 3600 * SECOND  # after which what was staged is lost property ...
-ONCE_SILENT_NS: Final = 24 * 3600 * SECOND  # ... and of such a query
+ONCE: Final = "once-"  # prefix of the name of a query that will never be repeated
+SILENT_NS: Final = 7 * 24 * 3600 * SECOND  # time without records until chunks are orphaned ...
+ONCE_SILENT_NS: Final = 24 * 3600 * SECOND  # ... and the same for a query that is not repeated
 _LAST: Final = (1 << 63) - 1  # no batch has a higher number
 
 CHUNK, PAGE, INTENT, ABANDONED, MARK = "chunk", "page", "intent", "abandoned", "mark"
 DONE = "done"
 
-Numbers = dict[bytes, int]  # id of a target stream → the number that comes next there
+Numbers = dict[bytes, int]  # id of a target stream → the publisher's next number there
 
 
-# ---------------------------------------------------------------- what lies in a staging stream
+# ---------------------------------------------------------------- records of a staging stream
 
 
 def staging_name(target: str | None) -> str:
-    """Where rows for `target` wait; None: for streams that the rows themselves name."""
+    """The staging stream of `target`; None if each row names its own target."""
     return "_spark" if target is None else f"_spark.{target}"
 
 
 class ChunkRef(NamedTuple):
-    """A chunk, where it lies, and whose it will be."""
+    """A chunk: its position in the staging stream, its number of rows, and its target."""
 
     seq: int
     rows: int
@@ -106,14 +108,14 @@ class ChunkRef(NamedTuple):
 
 
 class Intent(msgspec.Struct, frozen=True, array_like=True):
-    """What a batch publishes: these chunks, in this order."""
+    """The chunks that a batch publishes, in this order."""
 
     writer: str
     targets: tuple[str, ...]
     chunks: tuple[ChunkRef, ...]
-    after: int | None = None  # of a part: behind which batch (-1: none)
-    pages: tuple[int, ...] = ()  # where the intent itself is, if this only stands for it
-    digest: int | None = None  # the rows' sum (columns/sums.py); None: nobody will ask
+    after: int | None = None  # of a part: the batch it follows (-1: none)
+    pages: tuple[int, ...] = ()  # positions of the pages that hold the intent, if it is paged
+    digest: int | None = None  # sum over the rows (columns/sums.py); None: not needed
 
     @property
     def rows(self) -> int:
@@ -121,19 +123,19 @@ class Intent(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True):
-    """All of a batch is published; how far the numbers of every target have come with it."""
+    """A batch is completely published; `numbers` holds the next number for every target."""
 
     numbers: Numbers
-    after: int | None = None  # of the batch, as its intent had it
+    after: int | None = None  # as in the intent of the batch
     digest: int | None = None
 
 
 class Place(NamedTuple):
-    """What a key says of its record."""
+    """The fields of a record's key."""
 
     query: str
     batch: int
-    kind: str  # one of those above
+    kind: str  # CHUNK, PAGE, INTENT, ABANDONED, MARK or DONE
     writer: str
 
 
@@ -150,7 +152,7 @@ def _done_key(query: str, batch: int) -> bytes:
 
 
 def _place(key: bytes) -> Place:
-    """PeerError if no driver or task of ours can have written it."""
+    """Decode a key; PeerError if no driver or task can have written it."""
     try:
         query, first, second, *rest = key.decode().split("/")
         if first == DONE:
@@ -160,7 +162,7 @@ def _place(key: bytes) -> Place:
         raise PeerError(f"a record in the staging stream has the strange key {key!r}") from None
 
 
-# A chunk's value: what the header of a batch says of its body, then the body as it is.
+# A chunk's value: the fields of the batch header that describe the body, then the unchanged body.
 _CHUNK: Final = struct.Struct("<BBxxIQ")  # version, schema id, rows, form
 _VERSION: Final = 1
 
@@ -175,7 +177,7 @@ def chunk_value(batch: Batch) -> bytes:
 def chunk_batch(value: bytes, stream_id: bytes) -> Batch:
     """The batch for a target stream; its body's bytes are those of the chunk."""
     if len(value) <= _CHUNK.size or value[0] != _VERSION:
-        raise PeerError("a staged chunk was written by another version, or by something else")
+        raise PeerError("a staged chunk was written by another version or another program")
     _, schema_id, rows, form = _CHUNK.unpack_from(value)
     body = value[_CHUNK.size :]
     batch = Batch(
@@ -186,11 +188,11 @@ def chunk_batch(value: bytes, stream_id: bytes) -> Batch:
     return batch
 
 
-# ---------------------------------------------------------------- what a driver knows of it
+# ---------------------------------------------------------------- a driver's knowledge
 
 
 class Fact(NamedTuple):
-    """The last batch of a query that is done, and where it says so."""
+    """The last batch of a query that is done, and its `done` record."""
 
     batch: int
     seq: int
@@ -199,31 +201,32 @@ class Fact(NamedTuple):
 
 @dataclass(slots=True)
 class Ledger:
-    """What the staging stream says of one query as far as it was read, and what all still need."""
+    """The records of one query, as far as the stream was read, and what other queries need."""
 
     query: str
     end: int = 1  # the first position not read yet
     hidden: int = 0  # the last position that was found collected
     done: int = -1  # the last batch that is done ...
-    last: Done = field(default_factory=lambda: Done({}))  # ... and what is said of it
-    intents: dict[int, Intent] = field(default_factory=dict)  # the one that stands, by batch
-    parts: dict[int, tuple[int, Intent]] = field(default_factory=dict)  # by what they go on from
+    last: Done = field(default_factory=lambda: Done({}))  # ... and its `done` record
+    intents: dict[int, Intent] = field(default_factory=dict)  # the valid one, by batch
+    parts: dict[int, tuple[int, Intent]] = field(default_factory=dict)  # by the batch they follow
     pages: dict[int, bytes] = field(default_factory=dict)  # by position
     abandoned: dict[tuple[int, str], None] = field(default_factory=dict)
     records: dict[int, Place | None] = field(default_factory=dict)  # of all queries, by position
     facts: dict[str, Fact] = field(default_factory=dict)  # by query
-    news: dict[str, int] = field(default_factory=dict)  # when something else was last heard of it
-    promised: dict[str, int] = field(default_factory=dict)  # its last batch that has an intent
+    news: dict[str, int] = field(default_factory=dict)  # query → time of its last other record
+    promised: dict[str, int] = field(default_factory=dict)  # query → last batch with an intent
     time_ns: int = 0  # of the last record: the clock of the stream's owner
 
     def note_void(self, last: int, *, collected: bool) -> None:
-        """No records up to position `last`. Not collected: entries of the stream's own."""
+        """Note a range up to position `last` without records. If not `collected`, these are
+        control entries of the stream."""
         self.end = last + 1
         if collected:
             self.hidden = last
 
     def note(self, seq: int, key: bytes, value: bytes, time_ns: int = 0) -> Place | None:
-        """A record; what it is, if it is this query's."""
+        """Note a record; return its place if it belongs to this query."""
         self.end = seq + 1
         self.time_ns = time_ns
         ours = key.startswith(self.query.encode() + b"/")
@@ -262,28 +265,28 @@ class Ledger:
             self._stand(batch, _decode(value, Intent))
 
     def _stand(self, batch: int, intent: Intent) -> None:
-        """Who comes first stands."""
+        """Accept an intent if it is the first for its batch."""
         if intent.after is None:
             self.intents.setdefault(batch, intent)
         elif intent.after < batch:
             self.parts.setdefault(intent.after, (batch, intent))
 
     def finish(self, batch: int, intent: Intent, numbers: Numbers) -> bytes:
-        """All of `batch` is published; the record that says so."""
+        """Note that all of `batch` is published; return the value of its `done` record."""
         numbers = {**self.last.numbers, **numbers}
         self.done, self.last = batch, Done(numbers, intent.after, intent.digest)
         value = msgspec.msgpack.encode(self.last)
-        self.facts[self.query] = Fact(batch, self.end, value)  # there, or further on
+        self.facts[self.query] = Fact(batch, self.end, value)  # its position is `end` or higher
         return value
 
     @property
     def rows(self) -> int:
-        """That the query has published in all."""
+        """All rows that the query has published."""
         return sum(number - 1 for number in self.last.numbers.values())
 
     def has_others(self, batch: int, intent: Intent) -> bool:
-        """Whether it is known that other rows were published in place of those of an intent. Of a
-        part that others have come behind nothing is known."""
+        """Whether other rows than the intent's are known to be published for its batch. For a part
+        that later parts follow this is not known."""
         digests = self.last.digest, intent.digest
         same_place = (self.done, self.last.after) == (batch, intent.after)
         return same_place and None not in digests and digests[0] != digests[1]
@@ -298,26 +301,26 @@ class Ledger:
         return found
 
     def whole(self, batch: int, intent: Intent) -> Intent:
-        """What an intent says that may be in pages."""
+        """The complete intent, read from its pages if it has any."""
         if not intent.pages:
             return intent
         if gone := [seq for seq in intent.pages if seq not in self.pages]:
             raise SurecastError(
                 f"{len(gone)} of {len(intent.pages)} pages that list what batch {batch} of query "
-                f"{self.query} publishes are gone, the first at {gone[0]}: somebody has collected "
-                "them. Write its rows again with a new checkpoint (or another queryId)"
+                f"{self.query} publishes are gone, the first at {gone[0]}: they were collected. "
+                "Write its rows again with a new checkpoint (or another queryId)"
             )
         found: Intent = _decode(b"".join(self.pages[seq] for seq in intent.pages), Intent)
         return found
 
     def is_bound(self, batch: int, writer: str) -> bool:
-        """Whether what a driver has staged may be about to be published."""
+        """Whether the chunks of a driver may still be published."""
         intents = [self.intents.get(batch)]
         intents += [intent for number, intent in self.parts.values() if number == batch]
         return self.done < batch and any(i is not None and i.writer == writer for i in intents)
 
     def is_orphan(self, query: str) -> bool:
-        """Whether what another query has staged is lost property."""
+        """Whether the chunks of another query are orphaned."""
         silent_ns = self.time_ns - self.news.get(query, self.time_ns)
         if query == self.query or silent_ns <= ONCE_SILENT_NS:
             return False
@@ -327,7 +330,7 @@ class Ledger:
         return silent_ns > SILENT_NS and self.promised.get(query, -1) <= done
 
     def is_needed(self, seq: int, place: Place | None) -> bool:
-        """Whether anybody may still ask for a record. What nobody of us wrote is left alone."""
+        """Whether a driver may still need a record. Records with unknown keys are kept."""
         if place is None:
             return True
         if place.kind != DONE and self.is_orphan(place.query):
@@ -340,7 +343,7 @@ class Ledger:
         return seq == fact.seq if place.kind == DONE else place.batch > fact.batch
 
     def low(self) -> tuple[int, list[int]]:
-        """Below which position nothing is needed but facts, and where these are."""
+        """The position below which only `done` records are needed, and their positions."""
         facts: list[int] = []
         for seq, place in self.records.items():
             if self.is_needed(seq, place):
@@ -350,15 +353,15 @@ class Ledger:
         return self.end, facts
 
     def garbage(self, low: int) -> Iterator[Predicate]:
-        """What nobody needs, from `low` on: of this query all of the batches that are done but for
-        the last `done`, of others the chunks that are lost property."""
+        """The collects for garbage from `low` on: for this query, everything of finished batches
+        except the last `done` record; for other queries, orphaned chunks."""
         found: dict[Predicate, None] = {}
         for seq, place in self.records.items():
             if seq < low or place is None or self.is_needed(seq, place):
                 continue
             prefix = _prefix(place.query, place.batch)
             if place.query != self.query:
-                # Whoever comes back after all stages as another writer.
+                # A driver that resumes such a query has another writer id, so this is safe.
                 if place.kind == CHUNK and self.is_orphan(place.query):
                     found[KeyPrefix(f"{prefix}{CHUNK}/{place.writer}/".encode())] = None
             elif place.kind != DONE:
@@ -379,12 +382,12 @@ def _decode(value: bytes, kind: type[Any]) -> Any:
         raise PeerError(f"a record in the staging stream cannot be read: {problem}") from None
 
 
-# ---------------------------------------------------------------- what is to be done
+# ---------------------------------------------------------------- acts
 
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Publish this record in the staging stream. Answer: its position."""
+    """Publish this record to the staging stream. Answer: its position."""
 
     key: bytes
     value: bytes
@@ -392,16 +395,16 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Read on up to `to`; 0: up to what is known to be there. Answer: the ledger."""
+    """Continue reading up to position `to`; 0: up to the known end. Answer: the ledger."""
 
     to: int
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Publish what an intent lists, with numbers from `numbers` on (1 where there is none).
+    """Publish the chunks of an intent, with numbers from `numbers` on (1 where there is none).
 
-    Answer: the numbers that come next, by target stream.
+    Answer: the next numbers, by target stream.
     """
 
     batch: int
@@ -421,22 +424,22 @@ Act = Append | Read | Copy | Collect
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a commit came to."""
+    """The result of a commit."""
 
     replayed: bool  # the batch was done before
-    finished: tuple[int, ...]  # batches that were published, the one asked for included
+    finished: tuple[int, ...]  # batches that were published now, including the requested one
     done: int  # the last batch that is done
-    rows: int  # that the query has published in all
-    others: bool = False  # and not those that were asked for
+    rows: int  # all rows that the query has published
+    others: bool = False  # whether other rows than the requested ones were published
 
 
 def commit(
     query: str, batch: int, intent: Intent, unique: Callable[[], str], *, once: bool = False
 ) -> Generator[Act, Any, Outcome]:
-    """Publish a batch, unless that was done before; finish what an earlier driver began.
+    """Publish a batch, unless that was done before; finish batches of earlier drivers first.
 
-    `unique` gives a word that nobody else uses. `once`: nobody will ever come back to this query,
-    so nothing has to be remembered of it.
+    `unique` returns a string that is never used again. `once`: the query will never be repeated, so
+    nothing has to be stored for it.
     """
     value = yield from _write(query, batch, intent, unique)
     ledger = yield from _look(query, batch, INTENT, intent.writer, value, unique)
@@ -448,12 +451,12 @@ def commit(
                 f"batch {batch} of query {query} was abandoned by its own driver. Start it again"
             )
         raise SurecastError(
-            f"another run of {query} has gone on from {intent.after} meanwhile, or this one was "
-            "abandoned by its own driver. Run it again: it goes on behind what is done by then"
+            f"another run of {query} has continued from {intent.after} meanwhile, or this one was "
+            "abandoned by its own driver. Run it again: it continues after what is done by then"
         )
     if once:
         ledger.finish(batch, intent, (yield Copy(batch, intent, {})))
-        with suppress(SurecastError):  # all is published, and must not be published again
+        with suppress(SurecastError):  # all rows are published; a failure would cause a retry
             yield from _leave(ledger, batch)
     else:
         yield from _finish(ledger, pending)
@@ -463,7 +466,7 @@ def commit(
 
 
 def resume(query: str, unique: Callable[[], str]) -> Generator[Act, Any, Outcome]:
-    """Finish what earlier drivers began: then it is known how far a job in parts has come."""
+    """Finish batches of earlier drivers; the outcome then tells how far a job in parts has come."""
     ledger = yield from _look(query, 0, MARK, "resume", b"", unique)
     pending = ledger.pending(_LAST)
     yield from _finish(ledger, pending)
@@ -474,7 +477,7 @@ def resume(query: str, unique: Callable[[], str]) -> Generator[Act, Any, Outcome
 def _write(
     query: str, batch: int, intent: Intent, unique: Callable[[], str]
 ) -> Generator[Act, Any, bytes]:
-    """The record for an intent, whose pages are written if it needs such."""
+    """The value of an intent's record. A long intent is first written in pages."""
     value = _encode(intent)
     if len(value) <= PAGE_BYTES:
         return value
@@ -488,7 +491,7 @@ def _write(
 def _look(
     query: str, batch: int, kind: str, writer: str, value: bytes, unique: Callable[[], str]
 ) -> Generator[Act, Any, Ledger]:
-    """Append a record and read until it is certain what stands in front of it."""
+    """Append a record and read until all earlier records are known for certain."""
     ledger: Ledger = yield Read(0)
     for _ in range(LOOKS_MAX):
         looked = ledger.end
@@ -512,14 +515,15 @@ def _finish(ledger: Ledger, pending: dict[int, Intent]) -> Generator[Act, Any, N
 
 
 def _leave(ledger: Ledger, batch: int) -> Generator[Act, Any, None]:
-    """Nobody comes back: leave nothing behind, nor what tasks were still about to stage."""
+    """Remove all records of a query that will not be repeated, also chunks staged later."""
     yield Append(_done_key(ledger.query, batch), ledger.facts[ledger.query].value)
     yield from _sweep(ledger)
     yield Collect(KeyPrefix(f"{ledger.query}/".encode()))
 
 
 def _sweep(ledger: Ledger) -> Generator[Act, Any, None]:
-    """Collect what nobody needs. What has come since it was read lies behind all that is known."""
+    """Collect garbage. Records appended since the stream was read have higher positions than all
+    that are known, so they are not affected."""
     low, facts = ledger.low()
     if facts and low - facts[0] <= MOVE_AFTER + 2 * len(facts):
         low, facts = facts[0], []
@@ -535,7 +539,7 @@ def _sweep(ledger: Ledger) -> Generator[Act, Any, None]:
 def abort(
     query: str, batch: int, writer: str, unique: Callable[[], str], *, once: bool = False
 ) -> Generator[Act, Any, None]:
-    """Give a batch up and collect its chunks, unless they are bound to be published."""
+    """Give up a batch and collect its chunks, unless they may still be published."""
     prefix = _prefix(query, batch)
     if once:
         yield Collect(KeyPrefix(f"{query}/".encode()))
@@ -543,7 +547,7 @@ def abort(
     seq = yield Append(f"{prefix}{ABANDONED}/{writer}/{unique()}".encode(), b"")
     ledger: Ledger = yield Read(seq)
     if ledger.is_bound(batch, writer):
-        return  # half of it may be published: who comes next will finish it
+        return  # a part may be published: the next driver will finish the batch
     yield Collect(KeyPrefix(f"{prefix}{CHUNK}/{writer}/".encode()))
     if ledger.done >= batch:
         yield from _sweep(ledger)

@@ -1,12 +1,12 @@
-"""What the sink's decisions (staging.py) need done, over a client.
+"""Performs the acts of the sink (staging.py) through a client.
 
-A driver reads the staging stream once, from its beginning, and keeps the chunks that it comes by in
-a file of its own (in memory, while they are few): when it is decided what is published they are at
-hand, in whatever order.
+A driver reads the staging stream once, from its beginning, and keeps the chunks that it reads in a
+temporary file (in memory, while they are few). So they are available in any order when it is
+decided what is published.
 
-Nothing waits for ever. Before a batch begins the driver looks whether the region answers, and says
-within ten seconds that it does not. From then on a region that falls silent, or has no head for a
-while, is given a minute.
+No wait is unlimited. Before a batch begins, the driver checks whether the region answers; if not,
+it fails within ten seconds. Later it waits up to a minute for a region that does not answer, or has
+no head for a while.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ __all__ = [
 
 T = TypeVar("T")
 
-ANSWER_S: Final = 8.0  # for a first answer, in all: a bad url is known within ten seconds ...
-CONNECT_S: Final = 4.0  # ... if nothing listens there; a server that restarts may be back by then
-PATIENCE_S: Final = 60.0  # without any progress, once there was an answer
+ANSWER_S: Final = 8.0  # for the first answer in all: a wrong url is reported within ten seconds
+CONNECT_S: Final = 4.0  # to retry a refused connection: a restarting server may be back by then
+PATIENCE_S: Final = 60.0  # without any progress, after the first answer
 AGAIN_S: Final = 0.25
-CLOSE_S: Final = 1.0  # what is not acknowledged by now was given up before
+CLOSE_S: Final = 1.0  # publishes that are still not acknowledged were given up before
 SPOOL_BYTES: Final = 64 << 20  # chunks kept in memory; more go to a file
 CHUNK_ROOM: Final = 64 << 10  # a chunk's key, header and layout, beside the largest event in it
 UNDER_WAY_MAX: Final = 64  # chunks published and not acknowledged
@@ -73,13 +73,13 @@ UNDER_WAY_MAX: Final = 64  # chunks published and not acknowledged
 
 @asynccontextmanager
 async def connected(options: SinkOptions, within_s: float | None = None) -> AsyncIterator[Client]:
-    """A client of the region that the options name; errors say which of them to mend."""
+    """A client of the region that the options name; errors name the option to change."""
     each_s = min(3.0, CONNECT_S / len(parse_url(options.url)))
     room = ClientOptions().event_bytes_max + CHUNK_ROOM
     limits = ClientOptions(
         connect_timeout=each_s,
         event_bytes_max=room,
-        owner_timeout=2 * PATIENCE_S,  # ours ends before
+        owner_timeout=2 * PATIENCE_S,  # longer than `patient` waits
         close_timeout=CLOSE_S,
     )
     ends_s = time.monotonic() + (PATIENCE_S if within_s is None else within_s)
@@ -97,7 +97,7 @@ async def connected(options: SinkOptions, within_s: float | None = None) -> Asyn
 
 
 async def patient(work: Awaitable[T]) -> T:
-    """What is waited for comes soon, or the region is given up."""
+    """Wait for `work` up to PATIENCE_S; raises Silent if the region does not answer by then."""
     try:
         async with asyncio.timeout(PATIENCE_S):
             return await work
@@ -109,8 +109,8 @@ async def patient(work: Awaitable[T]) -> T:
 
 
 async def check_region(options: SinkOptions) -> None:
-    """Whether the region answers and the stream can be written to: better known to the driver now
-    than to all tasks later, again and again."""
+    """Check that the region answers and that the stream can be written to, so that the driver fails
+    now rather than every task later."""
     try:
         async with asyncio.timeout(ANSWER_S), connected(options, CONNECT_S) as client:
             await open_staging(client, options)
@@ -129,14 +129,14 @@ async def open_staging(client: Client, options: SinkOptions) -> Stream:
 
 
 async def open_target(client: Client, name: str, options: SinkOptions) -> Stream:
-    """The stream to write to; made if it is not there and the options allow it."""
+    """The stream to write to; created if it does not exist and the options allow it."""
     there = await patient(client.streams(name))
     if not there and not options.create:
         raise UsageError(
-            f"there is no stream {name!r}, and option createStreams is false. Create it, mend the "
-            "name (option stream, or column `stream`), or leave the option out"
+            f"there is no stream {name!r}, and option createStreams is false. Create it, correct "
+            "the name (option stream, or column `stream`), or leave the option out"
         )
-    # What is there keeps what it keeps.
+    # The retention of an existing stream is not changed.
     stream = await patient(client.stream(name, retain=None if there else options.retain))
     if not stream.supports("publisher"):
         raise NotSupported(
@@ -147,7 +147,7 @@ async def open_target(client: Client, name: str, options: SinkOptions) -> Stream
 
 
 async def perform(acts: Generator[Act, Any, T], stage: Stage) -> T:
-    """Do what a commit or an abort asks for, and return what it comes to."""
+    """Perform the acts of a commit, resume or abort, and return its result."""
     answer: Any = None
     problem: SurecastError | None = None
     while True:
@@ -163,7 +163,7 @@ async def perform(acts: Generator[Act, Any, T], stage: Stage) -> T:
 
 
 class Spool:
-    """Chunks, by their position."""
+    """Chunks by position, in memory or in a temporary file."""
 
     def __init__(self) -> None:
         self._file = tempfile.SpooledTemporaryFile(SPOOL_BYTES, prefix="surecast-")  # noqa: SIM115
@@ -186,9 +186,9 @@ class Spool:
 
 
 class Stage:
-    """One query's view of its staging stream, for one commit or abort.
+    """Performs acts on a query's staging stream, for one commit, resume or abort.
 
-    `once`: nobody will come back to the query, so its publisher may be forgotten, too.
+    `once`: the query will never be repeated, so its publisher identity need not be repeatable.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class Stage:
         self._ledger = Ledger(query)
         self._spool = Spool()
         self._reading: Subscription | None = None
-        self.published: int | None = None  # rows, for certain; None: none can be
+        self.published: int | None = None  # rows certainly published; None: publishing not begun
 
     async def close(self) -> None:
         self._spool.close()
@@ -222,7 +222,7 @@ class Stage:
     # ------------------------------------------------------------ reading
 
     async def _last(self) -> int:
-        """The last position there is, as far as is known."""
+        """The last position of the staging stream that the region reports."""
         found = await patient(self._client.ends(self._stream.name))
         ends = [end for info, end in found if info.stream_id == self._stream.stream_id]
         return max(ends, default=1) - 1
@@ -244,7 +244,7 @@ class Stage:
     # ------------------------------------------------------------ publishing
 
     async def _copy(self, act: Copy) -> Numbers:
-        """Publish an intent's chunks, each to its target, and wait until all are acknowledged."""
+        """Publish an intent's chunks to their targets, and wait until all are acknowledged."""
         intent = act.intent
         self._check_complete(act)
         streams = [await open_target(self._client, n, self._options) for n in intent.targets]
@@ -276,21 +276,21 @@ class Stage:
         return numbers
 
     def _check_complete(self, act: Copy) -> None:
-        """A part of a batch is never published knowingly."""
+        """SurecastError if a chunk of the batch is missing: no part of it must be published."""
         gone = [chunk.seq for chunk in act.intent.chunks if chunk.seq not in self._spool]
         if gone:
             raise SurecastError(
                 f"{len(gone)} of {len(act.intent.chunks)} chunks that batch {act.batch} of query "
                 f"{self._ledger.query} needs are gone from {self._stream.name!r}, the first at "
-                f"{gone[0]}: somebody has collected them. The batch cannot be written; write its "
-                "rows again with a new checkpoint (or another queryId)"
+                f"{gone[0]}: they were collected. The batch cannot be written; write its rows "
+                "again with a new checkpoint (or another queryId)"
             )
 
     def _publisher(self, target: Stream) -> bytes:
-        """Whose events these are: the same for all drivers of a query, and no one else.
+        """The publisher id: the same for all drivers of a query, and for no other publisher.
 
-        The numbers are kept in the staging stream. Should an operator ever give up that stream, or
-        the target, for a new one of the same name, then numbers and identity begin anew.
+        The numbers are kept in the staging stream. If an operator replaces that stream, or the
+        target, by a new one of the same name, numbers and identity start again.
         """
         if self._once:
             return time.time_ns().to_bytes(8, "big") + secrets.token_bytes(8)

@@ -1,14 +1,14 @@
-"""Independent tasks on Spark: one Spark task each, and a failure costs only the task that failed.
+"""Runs independent tasks on Spark: one Spark task each, and a failure affects only its task.
 
     for number, result, error in run_tasks(spark, simulate, points, progress): ...
 
-`function` and the tasks travel by pickle, so the function must be importable where executors run
-(`session.spark_session` sends this package along) and a task is best plain data. It is called once
-a task, or again if its executor is lost: give tasks no effects that cannot be repeated.
+`function` and the tasks are pickled, so the function must be importable where executors run
+(`session.spark_session` sends this package there), and tasks should be plain data. The function is
+called once per task, or again if its executor is lost, so its effects must be repeatable.
 
-An exception in a task comes back as its text. A Python process that *dies* – out of memory, a crash
-in native code – makes Spark fail the whole job; the job is then run again in halves, until the task
-that kills its process stands alone.
+An exception in a task is returned as text. If a Python process *crashes* – out of memory, a fault
+in native code – Spark fails the whole job; the job is then run again in halves, until the task that
+crashes its process is alone.
 """
 
 import pickle
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["Done", "run_tasks"]
 
 Task = TypeVar("Task")
-Progress = Callable[[int, int, str], None]  # (tasks done, tasks in all, a word about it)
-Done = tuple[int, Any, str]  # the task's number, what it returned, why it failed ("": it did not)
+Progress = Callable[[int, int, str], None]  # (tasks done, tasks in all, a short note)
+Done = tuple[int, Any, str]  # the task's number, its result, its error ("" if it succeeded)
 
 SCHEMA = "number BIGINT, result BINARY, error STRING"
 
@@ -39,9 +39,9 @@ def run_tasks(
     tasks: Sequence[Task],
     progress: Progress = lambda *_: None,
 ) -> list[Done]:
-    """Call `function` with every task, in the order given as far as there are cores for it.
+    """Call `function` with every task, started in the given order as cores become free.
 
-    The answer is in the order of the tasks; what failed is among it.
+    The result is in the order of the tasks and includes those that failed.
     """
     done: list[Done] = []
     waiting = [list(range(len(tasks)))] if tasks else []
@@ -56,7 +56,7 @@ def run_tasks(
             done += _job(spark, function, {n: tasks[n] for n in numbers}, tell)
         except _job_failures() as problem:
             _let_interrupts_through(problem)
-            _demand_life(spark, problem)
+            _check_alive(spark, problem)
             if len(numbers) == 1:
                 done.append((numbers[0], None, f"its process died: {_first_line(problem)}"))
                 continue
@@ -69,7 +69,7 @@ def run_tasks(
 def _job(
     spark: "SparkSession", function: Callable[[Any], Any], tasks: dict[int, Any], progress: Progress
 ) -> list[Done]:
-    """One Spark job with a partition a task."""
+    """Run one Spark job with a partition per task."""
     numbers = list(tasks)
 
     def perform(batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
@@ -113,7 +113,8 @@ def _job_failures() -> tuple[type[Exception], ...]:
 
 
 def _let_interrupts_through(problem: BaseException) -> None:
-    """Ctrl-C cancels the job, and Spark's complaint of that hides the interrupt behind itself."""
+    """Raise the KeyboardInterrupt that caused a failure: Ctrl-C cancels the job, and Spark reports
+    the cancellation instead."""
     behind: BaseException | None = problem
     while behind is not None:
         if isinstance(behind, KeyboardInterrupt):
@@ -121,14 +122,14 @@ def _let_interrupts_through(problem: BaseException) -> None:
         behind = behind.__context__
 
 
-def _demand_life(spark: "SparkSession", problem: Exception) -> None:
-    """Go on only if Spark itself still works; otherwise every task would fail for its reason."""
+def _check_alive(spark: "SparkSession", problem: Exception) -> None:
+    """Raise if Spark itself no longer works: every task would fail for the same reason."""
     try:
         spark.range(1).collect()
     except Exception as error:
         raise SurecastError(
-            f"Spark stopped in the middle of a sweep: {_first_line(problem)}. Start it again: what "
-            "is done is not done twice"
+            f"Spark stopped in the middle of a sweep: {_first_line(problem)}. Start it again: "
+            "finished tasks are not repeated"
         ) from error
 
 

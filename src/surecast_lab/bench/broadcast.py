@@ -1,7 +1,7 @@
-"""One run of closed-loop drivers against a deployment: how many events a second all regions hold.
+"""One run of closed-loop drivers against a deployment: the events a second that all regions hold.
 
-Counted are positions that every replica of every region shows as committed. Afterwards the drivers
-stop, everything under way is waited for, and counts must agree to the event.
+A position counts when every replica of every region has it committed. Afterwards the drivers stop,
+the run waits for all batches in flight, and the counts must agree exactly.
 """
 
 import time
@@ -18,21 +18,21 @@ from surecast_lab.testing.workers import Workers
 
 __all__ = ["Load", "Run", "broadcast"]
 
-OPEN_S = 30.0  # founding chains, opening streams
-SETTLE_S = 120.0  # everything under way, or a reader that reads all there is
+OPEN_S = 30.0  # for chains to form and streams to open
+SETTLE_S = 120.0  # for all batches in flight, or for a reader to read everything
 ENDLESS = 1 << 40  # batches; a run ends by the clock
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is published, where, how hard."""
+    """What is published, in which regions, and how."""
 
     regions: tuple[str, ...]
     policy: Policy
     batch: int  # events
     replicas: int = 1
-    drivers: int = 1  # for each region; each has a stream of its own
-    window: int = 32  # batches a driver has unacknowledged
+    drivers: int = 1  # for each region; each has its own stream
+    window: int = 32  # most unacknowledged batches of a driver
     pool_events: int = 1_000_000
     keys: int = 100_000
     skew: float = 1.1
@@ -55,14 +55,14 @@ class Load:
 class Run:
     rate: float  # events a second present in all regions
     rates: dict[str, float]  # by stream
-    events: int  # published and acknowledged in all, warming up included
+    events: int  # published and acknowledged in all, including the warm-up
     seconds: float
     cores: dict[str, float]  # by process, and "others"
     problems: list[str] = field(default_factory=list)
 
     @property
     def own_cores(self) -> float:
-        """What servers and drivers used together: on a busy machine, less than there are."""
+        """Cores used by servers and drivers together; on a busy machine fewer than it has."""
         return sum(used for name, used in self.cores.items() if name != "others")
 
 
@@ -74,7 +74,7 @@ def broadcast(
     data: Path | None = None,
     audit: bool = True,
 ) -> Run:
-    """Start everything, measure once, end everything. `audit`: read all back, in every region."""
+    """Start everything, measure once, end everything. `audit`: read all events in every region."""
     with Workers(folder) as workers:
         deployment = Deployment(workers, load.regions, load.replicas, data)
         streams = load.streams()
@@ -118,7 +118,7 @@ def _measure(
 
 
 def _settle(workers: Workers, deployment: Deployment, load: Load, run: Run) -> list[str]:
-    """Wait until nothing is under way; what was acknowledged must be there, once, everywhere."""
+    """Wait until nothing is in flight; every server must have exactly the acknowledged events."""
     drivers = [_driver(stream) for stream in load.streams()]
     workers.wait(
         lambda: all(status["idle"] for status in workers.ask_all(drivers, "status").values()),
@@ -142,7 +142,7 @@ def _settle(workers: Workers, deployment: Deployment, load: Load, run: Run) -> l
 
 
 def _audit(workers: Workers, deployment: Deployment, load: Load) -> list[str]:
-    """A reader in every region reads all there is and compares it with what was published."""
+    """Have a reader in every region read everything and compare it with the published events."""
     streams = load.streams()
     statuses = {s: workers.ask(_driver(s), "status") for s in streams}
     ids = {s: status["opened"] for s, status in statuses.items()}

@@ -1,8 +1,9 @@
-"""What is a region sent that was away, and how much of that does retention save?
+"""How many bytes is a region sent after an outage, and how many of them does retention save?
 
-Three regions; all connections of one lead through a relay, which counts their bytes. It is cut off,
-events are published elsewhere, it comes back. That is done twice in one run, with the same events:
-to a stream that keeps the newest event of a key, and to one that keeps all.
+Three regions; all connections of one of them pass through a relay, which counts their bytes. The
+region is cut off, events are published in another one, and the links are mended. This is done twice
+in one run with the same events: for a stream that keeps the newest event of a key, and for one that
+keeps all.
 """
 
 import time
@@ -38,11 +39,11 @@ class CatchupOptions:
 
 @dataclass(slots=True)
 class Absence:
-    """One time away and back."""
+    """The results of one outage."""
 
     shipped: int  # bytes
-    seconds: float  # from the mended link until it has everything
-    rows: int  # events that a reader there finds
+    seconds: float  # from the mending until the region has everything
+    rows: int  # events that a reader in the region gets
 
 
 def measure(options: CatchupOptions, folder: Path, progress: Progress) -> Report:
@@ -109,8 +110,8 @@ def _away_and_back(
 def _audit(
     workers: Workers, deployment: Deployment, stream: str, pool: PoolSpec, absence: Absence
 ) -> list[str]:
-    """What the region that was away holds must be what the owner holds: read both, compare each
-    with what was published."""
+    """The region must have the same events as the owner: read both, and compare each with the
+    published events."""
     status = workers.ask(f"driver-{stream}", "status")
     readers = {region: f"audit-{region}-{stream}" for region in (OWNER, AWAY)}
     for region, reader in readers.items():

@@ -1,6 +1,6 @@
-"""Workers that use the client library as a program would: they publish, subscribe and take times.
+"""Workers that use the client library as a program would: they publish, subscribe, measure times.
 
-Processes of one machine share a monotonic clock, so an event carries when it was published.
+Processes of one machine share a monotonic clock, so an event carries its time of publishing.
 """
 
 import asyncio
@@ -11,17 +11,17 @@ from typing import Any
 import surecast
 from surecast.columns.rules import Policy
 
-__all__ = ["STAMP", "Crowd", "Publisher", "Subscriber"]
+__all__ = ["STAMP", "Publisher", "SingleEventTasks", "Subscriber"]
 
 STAMP = struct.Struct("<qq")  # monotonic ns, number: the value of an event
-TURN_S = 0.001  # how often a publisher looks what is due; for less, uvloop does not sleep at all
+TURN_S = 0.001  # a publisher's sleep between events; with less, uvloop does not sleep at all
 
 
 class Publisher:
-    """Publishes single events at a steady rate, whatever the answers are, and times the answers.
+    """Publishes single events at a constant rate, independent of the answers, and times these.
 
     A time begins with the call of `publish`, not when the event was due: at thousands a second the
-    wait for one's turn in the event loop is the program's, and is given apart (`late`).
+    delay in the event loop is caused by the program, and is reported separately (`late`).
     """
 
     def __init__(self, url: str, stream: str, policy: Policy) -> None:
@@ -78,7 +78,7 @@ class Publisher:
 
 
 class Subscriber:
-    """Reads events one by one and notes how long each took, and in which order they came."""
+    """Reads events one by one and records the latency of each, and their order."""
 
     def __init__(self, url: str, stream: str) -> None:
         self.url, self.name = url, stream
@@ -113,14 +113,14 @@ class Subscriber:
             self.seqs.append(event.seq)
 
 
-class Crowd:
-    """Many tasks, each of which publishes one event, waits for the answer, publishes the next."""
+class SingleEventTasks:
+    """Many tasks; each publishes one event, waits for the answer, and publishes the next."""
 
     def __init__(self, url: str, stream: str, policy: Policy, tasks: int, value: bytes) -> None:
         self.url, self.name, self.policy = url, stream, policy
         self.tasks, self.value = tasks, value
         self.acked = 0
-        self.last = 0  # the highest position given
+        self.last = 0  # the highest acknowledged position
         self.going = False
         self._all: asyncio.Future[Any] | None = None
 
@@ -152,7 +152,7 @@ class Crowd:
             self.last = max(self.last, await self.stream.publish(self.value))
             self.acked += 1
 
-    def _ended(self, everybody: asyncio.Future[Any]) -> None:
-        problem = None if everybody.cancelled() else everybody.exception()
+    def _ended(self, tasks: asyncio.Future[Any]) -> None:
+        problem = None if tasks.cancelled() else tasks.exception()
         if problem is not None and not self.failed.done():
             self.failed.set_exception(problem)

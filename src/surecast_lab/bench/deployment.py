@@ -1,7 +1,7 @@
-"""Regions of real servers on this machine, with a relay between them where bytes are counted.
+"""Regions of real servers on this machine, with a relay between them if bytes are counted.
 
-Every region owns the streams whose names begin with its own: `east.orders` belongs to east. A
-region of several replicas has its witness as a process of its own, as it should.
+Every region owns the streams whose names begin with its name: `east.orders` belongs to east. The
+witness of a region with several replicas is a separate process.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,7 +27,7 @@ REGIONS = ("east", "north", "west")
 
 
 class Deployment:
-    """Servers, each a worker. `relayed`: a region reached, and reaching others, by relay."""
+    """Servers, each a worker. `relayed`: a region whose links to others pass through a relay."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Deployment:
     # ------------------------------------------------------------ looking
 
     def ends(self) -> dict[str, int]:
-        """How far each stream is present, committed, in all replicas of all regions."""
+        """The end of each stream that is committed in all replicas of all regions."""
         return self._least(self.servers)
 
     def region_ends(self, region: str) -> dict[str, int]:
@@ -87,7 +87,7 @@ class Deployment:
     # ------------------------------------------------------------ the lines of the relayed region
 
     def cut(self) -> None:
-        """Nothing passes to or from the relayed region, and its connections are gone."""
+        """Cut the relayed region off in both directions, and reset its connections."""
         for other in self.others:
             self.relay.cut(wire(self.relayed, other))
             self.relay.reset(wire(self.relayed, other))
@@ -97,5 +97,5 @@ class Deployment:
             self.relay.mend(wire(self.relayed, other))
 
     def bytes_to_relayed(self) -> int:
-        """Bytes that the other regions have sent it so far."""
+        """Bytes that the other regions have sent to the relayed region so far."""
         return bytes_into(self.relay, self.relayed, self.others)

@@ -1,8 +1,8 @@
 """How many events a second are on disk before they are acknowledged?
 
 One region of one server with a data folder. First a closed-loop driver with batches, then single
-events from many tasks through the client library; beside them, what a sync of this
-disk costs, and JetStream if it is installed.
+events from many tasks through the client library. For comparison: the time of a sync on this disk,
+and JetStream if it is installed.
 """
 
 import time
@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 from surecast.columns.rules import KeepAll
 from surecast_lab.bench import jetstream, nats
-from surecast_lab.bench.client_roles import Crowd
+from surecast_lab.bench.client_roles import SingleEventTasks
 from surecast_lab.bench.deployment import Deployment
 from surecast_lab.bench.machine import Cores
 from surecast_lab.bench.pool import VALUE_BYTES, PoolSpec
@@ -33,12 +33,12 @@ ENDLESS = 1 << 40
 @dataclass(frozen=True, slots=True)
 class DurableOptions:
     batches: Sequence[int] = (500, 4000)
-    tasks: int = 1_000  # that publish single events
+    tasks: int = 1_000  # tasks that publish single events
     seconds: float = 5.0
     warm_s: float = 1.0
     window: int = 32
     pool_events: int = 200_000
-    probes: int = 300  # syncs to time the disk with
+    probes: int = 300  # syncs with which the disk is timed
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ def measure(options: DurableOptions, folder: Path, progress: Progress) -> Report
     progress(steps - 2, steps, f"single events from {options.tasks:,} tasks")
     with TemporaryDirectory(prefix="durable-", dir=folder) as data, Workers(folder) as workers:
         deployment = Deployment(workers, (REGION,), data=Path(data))
-        pace, found = _crowded(workers, deployment, options)
+        pace, found = _single_events(workers, deployment, options)
     rows.append(_row(pace, {"batch": 1, "tasks": options.tasks}))
     problems += found
     progress(steps - 1, steps, "JetStream")
@@ -109,18 +109,20 @@ def _driven(
     return pace, _compare(deployment, stream, workers.ask(driver, "status")["acked"])
 
 
-def _crowded(
+def _single_events(
     workers: Workers, deployment: Deployment, options: DurableOptions
 ) -> tuple[Pace, list[str]]:
-    stream, crowd = f"{REGION}.single", "crowd"
+    stream, name = f"{REGION}.single", "crowd"
     value = bytes(VALUE_BYTES)
-    workers.start(crowd, Crowd, deployment.url(REGION), stream, KeepAll(), options.tasks, value)
+    workers.start(
+        name, SingleEventTasks, deployment.url(REGION), stream, KeepAll(), options.tasks, value
+    )
     workers.ready()
-    workers.ask(crowd, "begin")
-    pace = _pace(workers, lambda: workers.ask(crowd, "status"), options)
-    workers.ask(crowd, "halt")
-    workers.wait(lambda: workers.ask(crowd, "status")["done"], WAIT_S, "the last acknowledgements")
-    return pace, _compare(deployment, stream, workers.ask(crowd, "status")["acked"])
+    workers.ask(name, "begin")
+    pace = _pace(workers, lambda: workers.ask(name, "status"), options)
+    workers.ask(name, "halt")
+    workers.wait(lambda: workers.ask(name, "status")["done"], WAIT_S, "the last acknowledgements")
+    return pace, _compare(deployment, stream, workers.ask(name, "status")["acked"])
 
 
 def _pace(

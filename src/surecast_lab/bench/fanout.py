@@ -1,8 +1,9 @@
 """How many events a second does one region deliver to many readers of one stream?
 
-One publisher, one server, n reader processes; each has to get every event once, in order. Measured
-from the first publish until the last reader has the last event. Twice: thin readers, which the
-server sends everything itself, and readers that form a mesh. NATS beside it, if it is installed.
+One publisher, one server, n reader processes; each must get every event once, in order. The time is
+measured from the first publish until the last reader has the last event. There are two runs: thin
+readers, which get everything from the server, and readers that form a mesh. NATS is measured for
+comparison if it is installed.
 """
 
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ class FanoutOptions:
     events: int = 2_000_000
     batch: int = 500
     window: int = 32
-    nats_events: int = 500_000  # it is slower, and its rate does not hang on the number
+    nats_events: int = 500_000  # fewer, because it is slower; its rate does not depend on this
 
 
 def measure(options: FanoutOptions, folder: Path, progress: Progress) -> Report:

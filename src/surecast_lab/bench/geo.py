@@ -1,8 +1,9 @@
 """How many events a second do all of three regions hold?
 
 Three regions of real servers, a closed-loop driver for each, 10-byte values with 8-byte keys
-(Zipf), newest event of a key retained. All processes share this machine. Beside it, where it is
-installed, NATS from one publisher to one subscriber: no regions, no retention, nothing kept.
+(Zipf), retention of the newest event of a key. All processes share this machine. NATS is measured
+for comparison if it is installed, from one publisher to one subscriber: without regions, retention
+and storage.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ __all__ = ["GeoOptions", "measure"]
 
 @dataclass(frozen=True, slots=True)
 class GeoOptions:
-    """Every combination is measured."""
+    """Every combination of replicas, batches and durable is measured."""
 
     replicas: Sequence[int] = (1, 2)
     batches: Sequence[int] = (500, 4000)
@@ -37,7 +38,7 @@ class GeoOptions:
 
 
 def measure(options: GeoOptions, folder: Path, progress: Progress) -> Report:
-    """`folder`: where logs, and of durable runs the data, lie while it lasts."""
+    """Run the bench. `folder` holds logs, and the data of durable runs, meanwhile."""
     cases = [
         (durable, replicas, batch)
         for durable in options.durable

@@ -1,7 +1,7 @@
-"""JetStream, the log of NATS, beside our durable publishes: file storage, asynchronous publishes.
+"""JetStream, the log of NATS, for comparison: file storage, asynchronous publishes.
 
-It acknowledges what is written to a file but, as it is delivered, not synced: that comes every two
-minutes. Ours is synced before it is acknowledged.
+By default it acknowledges events that are written to a file but not synced; it syncs every two
+minutes. Surecast syncs before it acknowledges.
 """
 
 import asyncio
@@ -17,8 +17,8 @@ __all__ = ["WINDOW", "Pusher", "durable"]
 
 INBOX = b"_INBOX.bench"
 CREATE = {"name": "BENCH", "subjects": ["bench"], "storage": "file"}
-ACK = b'"seq":'  # each acknowledgement has one
-WINDOW = 4_000  # unacknowledged; what NATS's own clients allow
+ACK = b'"seq":'  # once in each acknowledgement
+WINDOW = 4_000  # unacknowledged; the limit of NATS's own clients
 STEP = 500  # messages joined into one write
 
 
@@ -60,7 +60,7 @@ class Pusher:
         )
         answer = await asyncio.wait_for(self._created, nats.START_S)
         if b'"error"' in answer:
-            raise AssertionError(f"JetStream made no stream: {answer.decode()}")
+            raise AssertionError(f"JetStream did not create a stream: {answer.decode()}")
 
     async def stop(self) -> None:
         self.going = False

@@ -1,6 +1,6 @@
-"""How long does a single event take from publish to delivery, in its region and to another one?
+"""How long does a single event take from publish to delivery, in its region and in another one?
 
-Two regions, one server each. A publisher in the first offers events one by one at a steady rate
+Two regions, one server each. A publisher in the first offers events one by one at a constant rate
 through the client library; a subscriber in each region reads them one by one. Quantiles are exact:
 every event is a sample.
 """
@@ -23,7 +23,7 @@ __all__ = ["LatencyOptions", "measure", "missing"]
 
 HERE, THERE = "east", "west"
 STREAM = f"{HERE}.latency"
-PATIENCE_S = 60.0  # beyond the time the load takes
+PATIENCE_S = 60.0  # in addition to the duration of the load
 QUANTILES = {"p50": 0.5, "p99": 0.99, "p999": 0.999}
 
 
@@ -96,8 +96,8 @@ def _surecast(options: LatencyOptions, folder: Path) -> tuple[list[Row], list[st
 
 
 def missing(who: str, count: int, numbers: Sequence[int], seqs: Sequence[int]) -> list[str]:
-    """What is wrong with the events received, if every number below `count` was published once,
-    in order, to a stream of its own."""
+    """Faults in the events received, if every number below `count` was published once, in order, to
+    a separate stream."""
     problems = []
     if len(numbers) != len(set(numbers)):
         problems.append(f"{who}: {len(numbers) - len(set(numbers))} events came twice")

@@ -1,4 +1,4 @@
-"""Where and when something was measured, and what of the machine it and others used meanwhile."""
+"""Where and when something was measured, and which processes used how much of the machine."""
 
 import os
 import platform
@@ -12,12 +12,12 @@ from typing import Any
 __all__ = ["Cores", "circumstances", "commit", "machine"]
 
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
-_IDLE = (3, 4)  # of the columns of /proc/stat: idle, and waiting for the disk
-_GUESTS = 8  # from here on they repeat what stands before
+_IDLE = (3, 4)  # columns of /proc/stat: idle, and waiting for the disk
+_GUESTS = 8  # later columns are already contained in earlier ones
 
 
 def circumstances() -> dict[str, Any]:
-    """What every figure of one run shares."""
+    """The circumstances of all figures of a run: date, commit, machine."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
@@ -26,7 +26,7 @@ def circumstances() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit measured, with "+" when the source differs from it; "" outside a repository."""
+    """The measured commit, with "+" if the source differs from it; "" outside a repository."""
     words = ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
     here = Path(__file__).resolve().parent
     try:
@@ -56,9 +56,9 @@ def _cpu() -> str:
 
 
 class Cores:
-    """How many cores each process used since `Cores(pids)`, and all others together.
+    """The cores that each process used since `Cores(pids)`, and all other processes together.
 
-    On a machine that is shared, the second is what tells a slow program from a busy machine.
+    On a shared machine the latter distinguishes a slow program from a busy machine.
     """
 
     def __init__(self, pids: Mapping[str, int]) -> None:
@@ -66,7 +66,7 @@ class Cores:
         self._from = self._look()
 
     def used(self) -> dict[str, float]:
-        """By name; "others" is everybody else."""
+        """Cores by name; "others": all other processes."""
         (at, busy, mine), (then, was_busy, was_mine) = self._look(), self._from
         seconds = max(at - then, 1e-9)
         found = {name: (mine[name] - was_mine[name]) / seconds for name in self._pids}
@@ -85,10 +85,10 @@ class Cores:
 
 
 def _cpu_seconds(pid: int) -> float:
-    """User and system time of a process, all its threads; 0 once it is gone."""
+    """User and system time of a process with all its threads; 0 if it has ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return 0.0
-    fields = stat.rpartition(")")[2].split()  # a program's name may hold anything
+    fields = stat.rpartition(")")[2].split()  # a program's name may contain anything
     return (int(fields[11]) + int(fields[12])) / _TICKS_A_SECOND

@@ -1,7 +1,7 @@
-"""NATS beside us, where `nats-server` is installed, spoken to in its raw protocol.
+"""NATS for comparison, if `nats-server` is installed, through its raw protocol.
 
-The two ends do as little as can be done: the source joins PUB lines beforehand, the sink counts
-bytes, since all its messages have one size. So what is compared with is the server at its best.
+Source and sink do as little work as possible: the source joins PUB lines in advance, the sink
+counts bytes, because all its messages have the same size. So the result is the server at its best.
 """
 
 import asyncio
@@ -113,11 +113,11 @@ def latency(folder: Path, rate: float, count: int) -> list[int] | None:
         return found
 
 
-# ---------------------------------------------------------------- the two ends
+# ---------------------------------------------------------------- source and sink
 
 
 class _Wire(asyncio.Protocol):
-    """A connection: after CONNECT and a PING that was answered, bytes go to `take`."""
+    """A connection. After CONNECT and the answer to a PING, received bytes go to `take`."""
 
     def __init__(self, greeting: bytes, take: Callable[[bytes], None]) -> None:
         self.greeting, self.take = greeting, take
@@ -127,7 +127,7 @@ class _Wire(asyncio.Protocol):
         self._before = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it
         self.transport.write(b'CONNECT {"verbose":false}\r\n' + self.greeting + PING)
 
     def data_received(self, data: bytes) -> None:
@@ -156,7 +156,7 @@ async def connect(port: int, greeting: bytes, take: Callable[[bytes], None]) -> 
 
 
 class Source:
-    """Publishes: as fast as it can, or at a rate."""
+    """Publishes as fast as possible, or at a rate."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -201,7 +201,7 @@ class Source:
 
 
 class Sink:
-    """Counts messages of one size; with `stamped` it notes how long each took."""
+    """Counts messages of one size; with `stamped` it records the latency of each."""
 
     def __init__(self, port: int, nbytes: int, stamped: bool) -> None:
         self.port, self.stamped = port, stamped
@@ -231,7 +231,7 @@ class Sink:
         now = time.monotonic_ns()
         self.at = now / 1e9
         if not self.stamped:
-            # No letter of a message is a P: each one is a PING of the server.
+            # Messages contain no letter P, so each P is from a PING of the server.
             pings = data.count(b"P")
             self.nbytes += len(data) - pings * len(PING)
             if pings:

@@ -1,9 +1,9 @@
-"""Events made beforehand, and what must be left of them.
+"""Events created in advance, and the expected events after retention.
 
-A driver that made its events as it goes would be what is measured. So a pool of batches is made
-once, from a seed, and published round after round, each time with new numbers: every event has a
-position of its own, though values repeat. Whoever knows the seed can say what stands where, and
-what `latest_per_key` must have left: that is how readers are judged.
+Creating events during a run would dominate the measurement. So a pool of batches is created once,
+from a seed, and published repeatedly, each time with new numbers: every event has its own position,
+though values repeat. The seed determines the event at each position, and the events that
+`latest_per_key` must keep; readers are judged by these.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ KEY_BYTES, VALUE_BYTES = 8, 10
 
 @dataclass(frozen=True, slots=True)
 class PoolSpec:
-    """What a pool is made from; plain, so that it can be sent to a worker."""
+    """The parameters of a pool; plain data, so that it can be sent to a worker."""
 
     seed: int
     events: int  # rounded down to whole batches
@@ -37,7 +37,7 @@ class PoolSpec:
 
 
 class Pool:
-    """The batches of a pool, in the order they are published."""
+    """The batches of a pool, in the order of publishing."""
 
     def __init__(self, spec: PoolSpec) -> None:
         self.spec = spec
@@ -47,13 +47,13 @@ class Pool:
         self.ids: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         if spec.keys:
             ranks = Zipf(spec.keys, spec.skew).sample(rng, self.size)
-            # Popular keys lie anywhere among the others.
+            # Ids are permuted, so that popular keys are spread among all keys.
             self.ids = rng.permutation(spec.keys).astype(np.int64)[ranks - 1]
         self._keys = self.ids.astype(f">u{KEY_BYTES}").tobytes()
 
     @cached_property
     def batches(self) -> list[Batch]:
-        """Neither numbered nor of any stream yet."""
+        """The batches, without numbers and stream ids."""
         step = self.spec.batch
         return [self._batch(first, first + step) for first in range(0, self.size, step)]
 
@@ -62,7 +62,7 @@ class Pool:
         return Batch.of(bytes(16), [self.value(i) for i in range(lo, hi)], keys)
 
     def key(self, number: int) -> bytes | None:
-        """Of the event published as `number`, counted from 0."""
+        """The key of the event published as `number`, counted from 0."""
         at = number % self.size * KEY_BYTES
         return self._keys[at : at + KEY_BYTES] if self.spec.keys else None
 
@@ -71,7 +71,7 @@ class Pool:
         return self._values[at : at + VALUE_BYTES]
 
     def live(self, published: int) -> dict[bytes, int]:
-        """The newest number of each key when so many were published: the plain rule, no kernel."""
+        """The newest number of each key after `published` events, computed without the kernels."""
         if not self.spec.keys:
             raise UsageError("a pool without keys has no newest event of a key")
         found: dict[bytes, int] = {}

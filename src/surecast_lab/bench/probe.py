@@ -1,4 +1,4 @@
-"""Counts and times the syncs of this process, from the outside of whatever does them."""
+"""Counts and times the syncs of this process, independent of the code that makes them."""
 
 import os
 import time
@@ -8,7 +8,7 @@ __all__ = ["SyncProbe", "fdatasync_cost_ns"]
 
 
 class SyncProbe:
-    """Stands in front of `os.fdatasync` for the rest of the process's life."""
+    """Replaces `os.fdatasync` by a timed one until the process ends."""
 
     def __init__(self) -> None:
         self.durations_ns: list[int] = []  # list.append is safe from any thread
@@ -21,13 +21,13 @@ class SyncProbe:
         self.durations_ns.append(time.monotonic_ns() - began)
 
     def take(self) -> list[int]:
-        """How long each sync took since this was last asked."""
+        """The duration of each sync since the last call."""
         taken, self.durations_ns = self.durations_ns, []
         return taken
 
 
 def fdatasync_cost_ns(folder: str, times: int, nbytes: int = 16 << 10) -> list[int]:
-    """What the disk below `folder` needs to take so many bytes appended to a file, each time."""
+    """The times that the disk of `folder` takes to sync `nbytes` appended to a file."""
     path = os.path.join(folder, "fdatasync-probe")
     found = []
     data = os.urandom(nbytes)

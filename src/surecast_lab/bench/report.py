@@ -1,4 +1,4 @@
-"""What a bench ends with: one object for programs, a few lines for people."""
+"""The result of a bench: one object for programs, a few lines for people."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -10,11 +10,11 @@ from surecast_lab.bench.machine import circumstances
 
 __all__ = ["Progress", "Report", "Row", "quantile", "show"]
 
-Progress = Callable[[int, int, str], None]  # (steps done, steps in all, what is going on)
+Progress = Callable[[int, int, str], None]  # (steps done, steps in all, current step)
 
 
 class Row(msgspec.Struct):
-    """One figure. `params`: everything it depends on, and what was seen beside it."""
+    """One figure. `params`: everything it depends on, and further measurements."""
 
     name: str
     value: float
@@ -23,12 +23,12 @@ class Row(msgspec.Struct):
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """`problems` has whatever was lost, doubled or refused: if there is one, no row counts."""
+    """`problems` lists lost, duplicated and refused events; if there are any, no row counts."""
 
     bench: str
     rows: list[Row]
     problems: list[str]
-    notes: list[str] = []  # what a reader of the figures must know
+    notes: list[str] = []  # explanations of the figures
     about: dict[str, Any] = msgspec.field(default_factory=circumstances)
     load_average: float = msgspec.field(default_factory=lambda: round(os.getloadavg()[0], 2))
 
@@ -40,7 +40,7 @@ class Report(msgspec.Struct, kw_only=True):
         return msgspec.json.encode({**msgspec.structs.asdict(self), "exact": self.exact})
 
     def lines(self) -> list[str]:
-        """For people."""
+        """The report as text for people."""
         machine = self.about["machine"]
         found = [
             f"{self.bench}: {machine['cpu']}, {machine['cores']} cores, {self.about['commit']}"
@@ -67,8 +67,8 @@ def _short(value: Any) -> str:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """The smallest sample that at least `share` of all samples do not exceed: exact, of all."""
+    """The smallest sample that at least `share` of all samples do not exceed; exact."""
     if not ordered:
         raise ValueError("no samples, no quantile")
-    place = -(-round(share * len(ordered) * 1e9) // 10**9)  # rounded up, free of float dust
+    place = -(-round(share * len(ordered) * 1e9) // 10**9)  # rounded up, without float errors
     return ordered[max(0, min(len(ordered), place) - 1)]

@@ -1,7 +1,7 @@
-"""What workers do: serve a region, publish in a closed loop, read and count.
+"""The services of workers: a server, a closed-loop publisher, a reader that counts.
 
-Drivers and readers run the machines of the client library without its surface, so that what is
-measured is the servers.
+Drivers and readers run the machines of the client library without its API, so that the servers
+dominate the measurement.
 """
 
 import asyncio
@@ -31,11 +31,11 @@ from surecast_lab.bench.probe import SyncProbe
 
 __all__ = ["Driver", "Reader", "Server"]
 
-PROBLEMS_MAX = 20  # told one by one
+PROBLEMS_MAX = 20  # reported by a reader
 
 
 class Server:
-    """One process of a region, as `surecast serve` makes it, without the HTTP port."""
+    """One process of a region, created as by `surecast serve`, without the HTTP port."""
 
     def __init__(self, document: dict[str, Any]) -> None:
         self.server = RegionServer(build(document))
@@ -51,17 +51,17 @@ class Server:
         return [node.failed for node in self.server.nodes]
 
     def look(self) -> dict[str, Any]:
-        """Where each stream ends here, as far as it is committed."""
+        """The committed end of each stream here."""
         streams = self.server.streams.streams.values()
         return {"at": time.monotonic(), "ends": {s.info.name: s.committed for s in streams}}
 
     def sync_times(self) -> list[int]:
-        """How long each sync of the log took since this was last asked; none in memory."""
+        """The duration of each sync of the log since the last call; empty in memory."""
         return self.syncs.take()
 
 
 class Driver:
-    """Publishes a pool, round after round, with at most `window` batches unacknowledged."""
+    """Publishes a pool repeatedly, with at most `window` batches unacknowledged."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Driver:
         self.stream_id: LogId = b""
         self.limit = 0  # batches to publish; grows with `publish`
         self.offered = self.acked = 0  # batches
-        self.end = 1  # of what was acknowledged
+        self.end = 1  # of the acknowledged positions
         self.began_at = self.done_at = 0.0
 
     async def start(self) -> None:
@@ -94,17 +94,17 @@ class Driver:
         return [self.node.failed]
 
     def publish(self, batches: int) -> None:
-        """So many more."""
+        """Publish `batches` more batches."""
         self.limit += batches
         self.began_at = self.began_at or time.monotonic()
         self._fill()
 
     def halt(self) -> None:
-        """No more than what is under way."""
+        """Offer no more batches; those in flight are completed."""
         self.limit = self.offered
 
     def status(self) -> dict[str, Any]:
-        """In events."""
+        """The state of the driver; counts are in events."""
         rows = self.pool.spec.batch
         return {
             "opened": self.stream_id.hex(),
@@ -137,10 +137,10 @@ class Driver:
 
 
 class Reader:
-    """Follows streams from their beginning; counts, and finds fault.
+    """Follows streams from their beginning, counts events, and reports faults.
 
-    Every position must come once and in order. With `pools` (stream → what was published to it),
-    every event is compared with what stands at its position.
+    Every position must be delivered once and in order. With `pools` (stream → its pool), every
+    event is compared with the one published at its position.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class Reader:
         }
 
     def verdict(self, stream: str, published: int) -> list[str]:
-        """What is wrong with the newest events of `stream` after so many were published to it."""
+        """Faults in the newest events of `stream` after `published` events."""
         expected = self.pools[stream].live(published)
         found = self.newest[stream]
         wrong = sum(found.get(key) != number for key, number in expected.items())
@@ -204,7 +204,7 @@ class Reader:
         position = self.positions[stream]
         for batch in batches:
             if batch.lo != position:
-                self._complain(f"{stream}: position {batch.lo} came where {position} was due")
+                self._report(f"{stream}: got position {batch.lo}, expected {position}")
             position = batch.hi
             if batch.kind == DATA:
                 self.rows[stream] += batch.rows
@@ -217,11 +217,11 @@ class Reader:
         keys, values = batch.keys().to_list(), batch.values().to_list()
         for seq, key, value in zip(batch.seqs().tolist(), keys, values, strict=True):
             if value != pool.value(seq - 1) or key != pool.key(seq - 1):
-                self._complain(f"{stream}: something else stands at position {seq}")
+                self._report(f"{stream}: wrong event at position {seq}")
             if key is not None:
                 newest[key] = seq - 1
 
-    def _complain(self, problem: str) -> None:
+    def _report(self, problem: str) -> None:
         if len(self.problems) < PROBLEMS_MAX:
             self.problems.append(f"{self.node.name}: {problem}")
 
@@ -248,7 +248,7 @@ def _node(
 
 
 def _moved(batch: Batch, stream_id: LogId) -> Batch:
-    """The batch as one of `stream_id`, sharing its body."""
+    """A batch of `stream_id` with the same body."""
     made = batch.numbered(batch.publisher, 0)
     made.stream_id = stream_id
     return made

@@ -1,6 +1,6 @@
-"""`surecast demo`: the main job end to end, with real processes.
+"""`surecast demo`: the main use case end to end, with real processes.
 
 run.py       the steps: servers, load, faults, audit
 clients.py   the processes that publish and subscribe
-audit.py     what the clients' logs say
+audit.py     the verdict from the clients' logs
 """

@@ -1,7 +1,7 @@
 """The demo's verdict: the clients' logs as a trace, judged by the Spark audit (pipeline/jobs).
 
-Spark takes its time to start, so it starts in a thread of its own while the demo runs. The numpy
-judge of swarm/audit.py gets the same logs, and the two must agree.
+Spark starts slowly, so it starts in a separate thread while the demo runs. The numpy judge of
+swarm/audit.py gets the same logs, and the two must agree.
 """
 
 import os
@@ -26,7 +26,7 @@ Say = Callable[[str], None]
 
 
 def check_spark() -> None:
-    """UsageError, before any work, if there is no PySpark or no Java for it."""
+    """UsageError if PySpark or Java is missing; called before any work."""
     from surecast.pipeline.session import find_java, running_session
 
     running_session()
@@ -34,7 +34,7 @@ def check_spark() -> None:
 
 
 class EarlySpark:
-    """A session that starts beside something else; `audit` waits for it."""
+    """A session that starts in the background; `audit` waits for it."""
 
     def __init__(self) -> None:
         self._session: SparkSession | None = None
@@ -52,7 +52,7 @@ class EarlySpark:
             self._problem = problem
 
     def audit(self, trace: Path, say: Say) -> Audit:
-        """The verdict; then the session ends, and its JVM."""
+        """Judge the trace, then end the session and its JVM."""
         from surecast.columns.rules import LatestPerKey
         from surecast.pipeline.jobs.audit import audit
         from surecast.pipeline.jobs.trace import load
@@ -63,11 +63,11 @@ class EarlySpark:
         if self._session is None:
             raise SurecastError(f"Spark did not start: {self._problem}") from self._problem
 
-        def told(done: int, total: int, note: str) -> None:
+        def progress(done: int, total: int, note: str) -> None:
             say(f"{done} of {total} tasks done")
 
         try:
-            with watch(self._session, "audit of the demo", told):
+            with watch(self._session, "audit of the demo", progress):
                 return audit(load(self._session, str(trace)), LatestPerKey())
         finally:
             self._session.stop()
@@ -81,7 +81,7 @@ def judged_by_both(
 
 
 def agreed(found: Audit, tally: Tally) -> Tally:
-    """Spark's verdict; if numpy's judge counts otherwise, that is a violation as well."""
+    """Spark's verdict; different counts of numpy's judge are added as a violation."""
     verdict = Tally(**{name: getattr(found, name) for name in COUNTS})
     verdict.violations = list(found.violations)
     differ = [

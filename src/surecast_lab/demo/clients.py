@@ -1,6 +1,6 @@
 """The demo's publisher and its subscribers: programs as users write them, each a worker process.
 
-They use the client library only. Each writes what it was told and given to a log
+They use only the client library. Each records its acknowledgements or deliveries in a log
 (swarm/audit_log.py), and the audit uses nothing else.
 """
 
@@ -30,13 +30,13 @@ __all__ = ["STREAM", "Publishing", "Reading"]
 
 STREAM = "cache.invalidate"
 KEYS, SKEW = 100_000, 1.1
-IN_FLIGHT_MAX = 32  # batches; below what a chain takes from one publisher
+IN_FLIGHT_MAX = 32  # batches; less than a chain accepts from one publisher
 
 
 def keys_and_values(events: int, seed: int) -> tuple[bytes, bytes]:
-    """All keys and all values, side by side: u0000042 by Zipf's law; 00000001, 00000002, …
+    """All keys and all values, each concatenated: u0000042 by Zipf's law; 00000001, 00000002, …
 
-    Values are unique, as the audit needs it, up to 99,999,999 of them.
+    Values are unique up to 99,999,999 of them; the audit needs this.
     """
     ranks = Zipf(KEYS, SKEW).sample(np.random.default_rng(seed), events)
     names = b"".join(b"u%07d" % rank for rank in range(KEYS + 1))
@@ -45,7 +45,7 @@ def keys_and_values(events: int, seed: int) -> tuple[bytes, bytes]:
 
 
 class Publishing(User):
-    """Publishes so many events within so many seconds, whenever it is told to."""
+    """Publishes a number of events within a time, whenever `publish` is called."""
 
     def __init__(self, url: str, path: Path, events: int, batch_rows: int, seed: int) -> None:
         super().__init__({"url": url, "stream": STREAM, "retain": "latest"})
@@ -62,7 +62,7 @@ class Publishing(User):
         self._orders: asyncio.Queue[tuple[int, float]] = asyncio.Queue()
 
     def publish(self, events: int, seconds: float) -> None:
-        """Offer so many evenly over `seconds`; 0: as fast as they are acknowledged."""
+        """Offer `events` evenly over `seconds`; 0: as fast as they are acknowledged."""
         self._orders.put_nowait((events, seconds))
 
     def status(self) -> dict[str, int]:
@@ -105,9 +105,9 @@ class Publishing(User):
 
 
 class Reading(User):
-    """Reads the stream from its beginning, and notes what it is given.
+    """Reads the stream from its beginning, and records its deliveries.
 
-    With `voids` it reads event by event, void ranges among them; else batch by batch.
+    With `voids` it reads event by event, including void ranges; otherwise batch by batch.
     """
 
     def __init__(self, url: str, path: Path, mesh: bool, voids: bool) -> None:
@@ -116,9 +116,10 @@ class Reading(User):
         self.position = 1
         self.malformed = 0
         self.marks: list[tuple[int, int]] = []
-        self.parts: list[tuple[Any, ...]] = []  # columns of events: seq, time, key, value, when
-        self.events: list[tuple[Any, ...]] = []  # rows of the same
-        self.voids: list[tuple[int, int, int]] | None = [] if voids else None  # lo, hi, events then
+        self.parts: list[tuple[Any, ...]] = []  # columns: seq, time, key, value, time of delivery
+        self.events: list[tuple[Any, ...]] = []  # rows with the same fields
+        # lo, hi, number of events delivered before
+        self.voids: list[tuple[int, int, int]] | None = [] if voids else None
 
     def status(self) -> dict[str, int]:
         self.marks.append((time.monotonic_ns(), self.position))
@@ -130,7 +131,7 @@ class Reading(User):
             numbers(b"".join(column)) if i in (2, 3) else np.array(column, np.int64)
             for i, column in enumerate(rows)
         ]
-        columns = zip(single, *self.parts, strict=True)  # a reader has one or the other
+        columns = zip(single, *self.parts, strict=True)  # one of the two is empty
         seq, time_us, key, value, got_ns = (np.concatenate(column) for column in columns)
         voids = None if self.voids is None else np.array(self.voids, np.int64).reshape(-1, 3)
         log = ReadEvents(
@@ -171,7 +172,7 @@ class Reading(User):
 
 
 def _words(column: Any) -> Words:
-    """A column of byte strings of eight bytes each; ArrowInvalid if they are not."""
+    """A column of byte strings as numbers; ArrowInvalid if one does not have eight bytes."""
     fixed = column.cast(pa.binary(WIDTH))
     if fixed.null_count:
         raise pa.ArrowInvalid("an event without a key")

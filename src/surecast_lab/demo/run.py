@@ -1,20 +1,20 @@
 """The demo: a real deployment on this machine, a million events, a cut line, a killed server.
 
-Three regions of two replicas and a witness each, as `surecast up` starts them, data on disk, a
-wide-area network between them; a publisher in east, two mesh subscribers in every region and a thin
-one in west, each a process that uses the client library. The steps:
+Three regions of two replicas and a witness each, as `surecast up` starts them, with data on disk
+and a wide-area network between them; a publisher in east, two mesh subscribers in every region and
+a thin one in west, each a process that uses the client library. The steps:
 
     steady     events flow to all regions
-    cut        the line east – west is cut; west goes on through north
+    cut        the line east – west is cut; west gets the events through north
     failover   the head of east is killed (SIGKILL) and started again two seconds later
-    away       the line north – west is cut, too: west is alone, and most of the events are
+    away       the line north – west is cut, too: west is isolated, and most of the events are
                published, as fast as they are acknowledged
-    catch-up   both lines are mended; west is sent what is not outdated by now
-    last       a few more events, to see that all is well
-    audit      every process ends, and their logs are judged: by Spark, whose verdict counts, and by
-               numpy, which has to agree
+    catch-up   both lines are mended; west is sent the events that are not outdated
+    last       a few more events, to check that everything works
+    audit      every process ends, and their logs are judged: by Spark, whose verdict is reported,
+               and by numpy, which must agree
 
-Every step waits for a condition, not for the clock, so a slow machine runs the same steps.
+Every step waits for a condition and not for a time, so a slow machine runs the same steps.
 """
 
 import time
@@ -44,24 +44,24 @@ __all__ = ["Demo", "DemoFailed", "run_demo"]
 REGIONS, REPLICAS, MESHED = 3, 2, 2
 OWNER, AWAY, THIRD = "east", "west", "north"
 SHARES = {"steady": 0.1, "cut": 0.1, "failover": 0.1, "away": 0.65}  # of the events; then the last
-BATCH_ROWS, BATCHES_MIN = 500, 400  # a small run has small batches, or its steps have too few
-PACED_S, LAST_S = 4.0, 2.0  # what the events of a quiet step and of the last one take
-KEPT_LOOKS = 50  # at what regions keep, before they are told apart
+BATCH_ROWS, BATCHES_MIN = 500, 400  # small runs have smaller batches, so that there are enough
+PACED_S, LAST_S = 4.0, 2.0  # duration of publishing in a paced step, and in the last one
+KEPT_LOOKS = 50  # attempts until all regions report the same number of kept events
 DOWN_S = 2.0  # from the kill to the new start
 READY_S_MAX = 60.0
-STUCK_S = 60.0  # the demo fails if nothing has moved for this time
+STUCK_S = 60.0  # the demo fails after this time without progress
 LOOK_S = 0.05  # how often clients are asked for their state ...
 SERVERS_LOOK_S = 0.2  # ... and servers
 
-Progress = Callable[[str, str, int], None]  # the step, a word on it, events acknowledged
+Progress = Callable[[str, str, int], None]  # the step, a note on it, events acknowledged
 
 
 class DemoFailed(SurecastError):
-    """The demo did not come to its end; the message says how far it came."""
+    """The demo did not complete; the message names the step."""
 
 
 class Fault(msgspec.Struct):
-    """Something that was broken, and when; seconds from the first event on."""
+    """A fault and its times, in seconds from the first event."""
 
     what: str
     begin_s: float
@@ -69,7 +69,7 @@ class Fault(msgspec.Struct):
 
 
 class Line(msgspec.Struct):
-    """Which position a client had when, for the figure."""
+    """A client's positions over time, for the figure."""
 
     at_s: list[float]
     position: list[int]
@@ -84,17 +84,17 @@ class Demo(msgspec.Struct):
     tally: Tally = msgspec.field(default_factory=Tally)
     latency: dict[str, Latency] = {}  # by region; empty if numpy judged alone
     seconds: float = 0.0  # all of it, from the first process to the verdict
-    audit_s: float = 0.0  # of that, the judging
+    audit_s: float = 0.0  # the part for judging
     faults: list[Fault] = []
     lines: dict[str, Line] = {}  # by reader, and "acknowledged"
     burst_events: int = 0  # published while west was away ...
     burst_s: float = 0.0  # ... within this time, acknowledged by two disks
     longest_pause_s: float = 0.0  # between two acknowledgements around the failover
     down_s: float = DOWN_S  # from the kill to the new start
-    switched_to: str = ""  # where west got its events from while its line to east was cut
-    missed_events: int = 0  # that west had not got when it came back ...
-    missed_bytes: int = 0  # ... as they were published
-    shipped_bytes: int = 0  # over its lines, until it had all
+    switched_to: str = ""  # west's source while its line to east was cut
+    missed_events: int = 0  # events that west lacked when its lines were mended ...
+    missed_bytes: int = 0  # ... in the size in which they were published
+    shipped_bytes: int = 0  # sent over its lines until it had all
     catch_up_s: float = 0.0
     kept: dict[str, int] = {}  # events that each region still holds
 
@@ -102,7 +102,8 @@ class Demo(msgspec.Struct):
 def run_demo(
     events: int, seed: int, folder: Path, progress: Progress, use_spark: bool = True
 ) -> Demo:
-    """All steps; `folder` gets configuration, data, logs of events and of processes, the trace."""
+    """Run all steps; `folder` gets configuration, data, the clients' logs, the processes' logs and
+    the trace."""
     if use_spark:
         check_spark()
     result = Demo(events, seed, "spark" if use_spark else "numpy")
@@ -167,7 +168,7 @@ class Run:
     def steady(self) -> None:
         self._step("events flow to all regions")
         if self.spark is not None:
-            self.spark.start()  # a quiet step: there is time for it
+            self.spark.start()  # this step leaves processor time for it
         self.began_ns = time.monotonic_ns()
         self._publish("steady", PACED_S)
         self.until(lambda: self.reached(self.target))
@@ -183,7 +184,7 @@ class Run:
     def failover(self) -> None:
         members = self._look(OWNER, "chain").get("members")
         if not members:
-            raise DemoFailed(f"{OWNER} has no chain: nobody there answers")
+            raise DemoFailed(f"{OWNER} has no chain: no server there answers")
         head = str(members[0])
         self._step(f"{head}, the head of {OWNER}, killed")
         self._publish("failover", PACED_S)
@@ -234,10 +235,10 @@ class Run:
         self.until(lambda: self.reached(self.target))
 
     def finish(self) -> None:
-        """All has arrived: the clients write their logs."""
+        """After all deliveries: have the clients write their logs."""
         self._step("clients write down what they got")
         kept = self.result.kept
-        for _ in range(KEPT_LOOKS):  # retention is fed a moment after the events are there
+        for _ in range(KEPT_LOOKS):  # retention processes events a moment after their commit
             for region in self.layout.regions():
                 streams = self._look(region, "streams")
                 kept[region] = next((s["live"] for s in streams if s["name"] == STREAM), 0)
@@ -259,7 +260,7 @@ class Run:
     # ------------------------------------------------------------ the verdict
 
     def audit(self) -> None:
-        """Judge what the clients logged, once all processes have ended."""
+        """Judge the clients' logs, after all processes have ended."""
         began = time.monotonic()
         result, spark, trace = self.result, self.spark, self.folder / "trace"
         offered = load_offered(self._log("publisher"))
@@ -294,7 +295,7 @@ class Run:
         self.progress(step, words, self.result.events)
 
     def _longest_pause_s(self, at_ns: Int64s) -> float:
-        """Between two acknowledgements, from the kill to the end of the step."""
+        """The longest time between two acknowledgements, from the kill to the end of the step."""
         within = (at_ns >= self.killed_ns) & (at_ns <= self.failover_ended_ns)
         before = at_ns[at_ns < self.killed_ns][-1:]
         gaps = np.diff(np.concatenate((before, at_ns[within])))
@@ -307,7 +308,7 @@ class Run:
     # ------------------------------------------------------------ waiting
 
     def until(self, condition: Callable[[], Any], every_s: float = LOOK_S) -> None:
-        """Wait, asking clients for their state; DemoFailed if a server ends or nothing moves."""
+        """Wait for a condition; DemoFailed if a server ends, or if no client makes progress."""
         before, moved = self.state, time.monotonic()
         while not condition():
             time.sleep(every_s)
@@ -319,13 +320,14 @@ class Run:
                 before, moved = self.state, time.monotonic()
             elif time.monotonic() > moved + STUCK_S:
                 raise DemoFailed(
-                    f"{self.step}: nothing has moved for {STUCK_S:.0f} s. {self.acked:,} of "
+                    f"{self.step}: no progress for {STUCK_S:.0f} s. {self.acked:,} of "
                     f"{self.target:,} events acknowledged; clients: {self.state}"
                 )
             self.progress(self.step, "", self.acked)
 
     def reached(self, events: int, *regions: str) -> bool:
-        """Whether so many events are acknowledged and at every subscriber (of these regions)."""
+        """Whether `events` events are acknowledged and have reached every subscriber (of these
+        regions)."""
         return self.acked >= events and all(
             self.least(region) > events for region in (regions or self.readers)
         )
@@ -337,7 +339,7 @@ class Run:
     def acked(self) -> int:
         return self.state.get("publisher", {}).get("acked", 0)
 
-    # ------------------------------------------------------------ small things
+    # ------------------------------------------------------------ helpers
 
     def _step(self, what: str) -> None:
         self.step = what
@@ -347,7 +349,8 @@ class Run:
         return self.folder / f"{client}.npz"
 
     def _publish(self, step: str, seconds: float) -> int:
-        """Order the step's share of the events; the last step has what is left."""
+        """Have the publisher publish the step's share of the events; the last step gets the
+        rest."""
         events = self.result.events
         count = round(events * SHARES[step]) if step in SHARES else events - self.target
         self.target += count
@@ -362,20 +365,21 @@ class Run:
         return round((time.monotonic_ns() - self.began_ns) / 1e9, 3)
 
     def _look(self, region: str, what: str, place: str = "tail") -> Any:
-        """Part of the state of a region as the replica at this place of its chain knows it."""
+        """A part of a region's status, from the replica at this place of its chain."""
         found = [look(self.cluster, node.name) for node in self.layout.of(region)]
         there = [s for s in found if (s.get("chain") or {}).get("place") in (place, "alone")]
         return (there or found)[0].get(what) or {}
 
     def _has_source(self) -> bool:
-        """Where west gets its events from, now that it cannot get them from their owner."""
+        """Record west's source; true if it is not the owner, or if all events have arrived."""
         streams = self._look(AWAY, "streams", "head")
         sources = [s["source"] for s in streams if s["name"] == STREAM and s["source"] != OWNER]
         self.result.switched_to = "".join(sources)
         return bool(sources) or self.reached(self.target)
 
     def _is_alone(self) -> bool:
-        """No server has a session across west's border: nothing more is sent into its cut lines."""
+        """Whether no server has a session between west and another region, so that nothing more is
+        sent into the cut lines."""
         for node in self.layout.nodes:
             if node.role == "replica":
                 links = look(self.cluster, node.name).get("links")

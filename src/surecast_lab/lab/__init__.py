@@ -3,19 +3,19 @@
     for id, experiment in experiments().items(): ...
     verdict = lab.run.run(experiments()["sprinkler-e6"], progress, out_dir, seeds=(1, 2, 3))
 
-verdict.py        Experiment (a list of points, what to do with one, what to make of all), Verdict
-run.py            from an experiment to its files: points run here, in processes or on Spark
-points.py         a point's rows as a file that is whole, and known to be of this source
+verdict.py        Experiment (its points, how to run one, how to judge all), Verdict
+run.py            runs an experiment and writes its files: points in processes or on Spark
+points.py         a point's rows as a complete file that records the source it was made with
 pool.py           tasks in processes of this machine; pipeline/sweep.py does the same on Spark
 summary.py        means, confidence intervals and quartiles over seeds: in numpy, and as Spark SQL
 student.py        Student's t
 figures.py        axes, lines and saving, so that all figures look alike
 report.py         `surecast lab report`: the results as static pages; html.py makes the HTML
-torture.py        seeds of a swarm: run, added up, and entered into a ledger (`surecast sim`)
+torture.py        runs seeds of a swarm, adds up results, appends to a ledger (`surecast sim`)
+state_pages.py    writes the pages of state tables in docs/
 sprinkler/        the experiments of Sprinkler, E1 to E6
 
-Listing the experiments loads neither matplotlib, numba nor pyarrow. docs/lab/ is the book of
-results.
+Listing the experiments loads neither matplotlib, numba nor pyarrow. The results are in docs/lab/.
 """
 
 from importlib import import_module

@@ -14,7 +14,7 @@ __all__ = ["axes", "band", "bars", "log_log", "paper_line", "percent_axis", "sav
 
 # Colour-blind safe (Okabe and Ito), in order of use.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-PAPER = "#777777"  # what the paper says is always grey and dashed
+PAPER = "#777777"  # the paper's values are always grey and dashed
 
 
 def axes(rows: int, columns: int, width: float, height: float) -> tuple[Any, list[Any]]:
@@ -78,6 +78,6 @@ def paper_line(
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write a PNG without a date or version in it, so that equal figures are equal bytes."""
+    """Write a PNG without a date or version, so that equal figures are equal files."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=95, metadata={"Software": None}, pil_kwargs={"optimize": True})

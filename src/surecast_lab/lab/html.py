@@ -1,10 +1,10 @@
-"""HTML as a tree of elements, so that every text is escaped and every tag is closed.
+"""Builds HTML as a tree of elements, so that every text is escaped and every tag is closed.
 
     page("Title", [el("h1", "a < b"), el("p", "see ", el("a", "there", href="x.html"))])
 
-Pages stand alone: the style is in them, nothing is fetched, nothing is run. They follow the
-reader's choice of light or dark and are as wide as the window; what cannot be – a wide table, a
-figure – scrolls in a box of its own.
+Pages are self-contained: the style is included, nothing is fetched, no script is run. They follow
+the browser's light or dark mode and fit the width of the window; content that is wider – a wide
+table, a figure – scrolls in its own box.
 """
 
 from collections.abc import Iterable

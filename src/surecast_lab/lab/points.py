@@ -1,10 +1,10 @@
-"""A point's rows as a file: who wrote it, whether it still counts, and how it comes to be whole.
+"""A point's rows as a file, with the parameters and the source that it was made with.
 
     out/lab/<experiment>/points/point=<its parameters>/seed-<n>.parquet
 
-One file a point and seed, written beside its place and then moved there: a file that can be seen is
-whole, whenever a run is killed. A file carries the parameters and the source code
-it was made with: it is used again only where both are the same.
+There is one file per point and seed. It is written under a temporary name and renamed, so a visible
+file is complete even if a run is killed. A file records its parameters and a digest of the source
+code; it is used again only if both are the same.
 """
 
 import hashlib
@@ -34,9 +34,9 @@ __all__ = [
     "write",
 ]
 
-META = b"surecast"  # the key of our note in a file's metadata
+META = b"surecast"  # the key of the note in a file's metadata
 ARROW = {str: "string", int: "int64", float: "float64", bool: "bool_"}
-# The packages a simulated point runs in, and which modules of the lab only show what came of it.
+# The packages that a simulated point depends on, and modules of the lab that only show results.
 SIMULATED = {
     "surecast": (
         "columns", "core", "parts", "protocols", "registry.py", "stacks.py", "storage", "sim",
@@ -44,19 +44,19 @@ SIMULATED = {
     "surecast_lab": ("swarm", "lab"),
 }  # fmt: skip
 SHOWN = re.compile(r"^(report|html|figures|.*_figure|torture)\.py$")
-NAME_MAX = 80  # letters of a point's name, before the digest that makes it the only one
+NAME_MAX = 80  # letters of a point's name, before the digest that makes it unique
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A point as it is handed to whoever runs it, in this process or far away."""
+    """A point to be run, in this process or in another one."""
 
     run_point: Callable[[Point], list[Row]]
     point: Point
     columns: Mapping[str, type]
     path: Path
     stamp: Mapping[str, str]  # experiment, source and commit
-    any_source: bool = False  # a file made by other source will do
+    any_source: bool = False  # also accept a file made with other source
 
     @property
     def name(self) -> str:
@@ -88,9 +88,9 @@ def tasks_of(
 
 
 def name_of(point: Point) -> str:
-    """Its parameters without the seed, fit for a file and a shell: reading-ours,fanout-2,1f3a9c02.
+    """The point's parameters without the seed, as a file name: reading-ours,fanout-2,1f3a9c02.
 
-    The digest tells apart what differs only in letters that no file name should have.
+    The digest distinguishes points whose names differ only in characters that are replaced.
     """
     named = {key: value for key, value in point.items() if key != "seed"}
     text = ",".join(f"{key}-{value}" for key, value in named.items())
@@ -105,8 +105,8 @@ def _canonical(value: Any) -> str:
 
 @cache
 def source_digest() -> str:
-    """Of what a simulated point can depend on: finer than a commit, there without a repository, and
-    the same after a change to a server, a command or a figure."""
+    """A digest of the source that a simulated point can depend on. Unlike a commit it needs no
+    repository, and does not change with a server, a command or a figure."""
     digest = hashlib.sha256()
     for package, simulated in SIMULATED.items():
         spec = find_spec(package)
@@ -125,7 +125,7 @@ def source_digest() -> str:
 
 
 def perform(task: Task) -> float:
-    """Run a point unless its file is there, leave the file, and say how many seconds it took."""
+    """Run a point unless its file exists, and write the file; returns the seconds it took."""
     if is_done(task):
         return 0.0
     started = time.perf_counter()
@@ -137,7 +137,7 @@ def perform(task: Task) -> float:
 
 
 def is_done(task: Task) -> bool:
-    """Whether its file is there, of the same parameters and made by the same source."""
+    """Whether its file exists, with the same parameters and made with the same source."""
     note = _note(task.path)
     if note is None or note.get("experiment") != task.stamp["experiment"]:
         return False
@@ -153,21 +153,21 @@ def _note(path: Path) -> dict[str, Any] | None:
         metadata = pq.read_schema(path).metadata or {}
         note: dict[str, Any] = json.loads(metadata[META])
     except (OSError, KeyError, ValueError, pa.ArrowException):
-        return None  # not there, or not ours
+        return None  # missing, or not a file of the lab
     return note
 
 
 def write(
     rows: Iterable[Row], columns: Mapping[str, type], path: Path, note: Mapping[str, Any]
 ) -> None:
-    """Rows as Parquet with exactly these columns; seen whole or not at all."""
+    """Write rows as Parquet with exactly these columns. The file appears complete or not at all."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     rows = list(rows)
     unknown = sorted({name for row in rows for name in row} - columns.keys())
     if unknown:
-        raise SurecastError(f"rows for {path.name} have columns nobody declared: {unknown}")
+        raise SurecastError(f"rows for {path.name} have undeclared columns: {unknown}")
     arrays = [
         pa.array([row.get(name) for row in rows], getattr(pa, ARROW[kind])())
         for name, kind in columns.items()
@@ -175,7 +175,7 @@ def write(
     table = pa.table(arrays, names=list(columns))
     table = table.replace_schema_metadata({META: json.dumps(dict(note))})
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Two attempts of one task may be at work at once: each has a file of its own until it is whole.
+    # Two attempts of one task may run at once, so each has its own file until that is complete.
     beside = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
     try:
         pq.write_table(table, beside)
@@ -186,11 +186,11 @@ def write(
 
 @dataclass(slots=True)
 class Kept:
-    """What the files of all points hold."""
+    """The contents of the files of all points."""
 
     rows: list[Row]  # in the order of the points
-    seconds: float  # they took, together
-    commits: list[str]  # they were made with
+    seconds: float  # of all points together
+    commits: list[str]  # with which the points were run
 
 
 def read(tasks: Sequence[Task]) -> Kept:
@@ -203,7 +203,7 @@ def read(tasks: Sequence[Task]) -> Kept:
         assert note is not None, f"{task.path} is not there"
         found.seconds += note["seconds"]
         commits[note["commit"]] = None
-        # ParquetFile and not read_table: that would make a column of the folder's name.
+        # Not read_table: it would add a column from the folder's name.
         found.rows += pq.ParquetFile(task.path).read().to_pylist()
     found.commits = list(commits)
     return found

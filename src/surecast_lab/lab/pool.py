@@ -1,4 +1,4 @@
-"""Independent tasks in processes of this machine; the small sibling of `pipeline.sweep`."""
+"""Runs independent tasks in processes of this machine, as `pipeline.sweep` does on Spark."""
 
 import multiprocessing
 import os
@@ -13,31 +13,32 @@ from typing import Any, TypeVar
 __all__ = ["Done", "run_here"]
 
 Task = TypeVar("Task")
-Done = tuple[int, Any, str]  # the task's number, what it returned, why it failed ("": it did not)
+Done = tuple[int, Any, str]  # the task's number, its result, its error ("" if it succeeded)
 
 
 def run_here(
     function: Callable[[Task], Any], tasks: Iterable[Task], jobs: int = 0
 ) -> Iterator[Done]:
-    """Call `function` with every task; answers as they come. `jobs`: processes; 0: one a core.
+    """Call `function` with every task; yield results as they are ready. `jobs`: the number of
+    processes; 0: one per core.
 
-    With one job everything happens in this process. If a process dies, so does the pool: what was
-    under way or waiting is answered with that.
+    With one job everything runs in this process. If a process crashes, the pool ends: all running
+    and waiting tasks get this as their error.
     """
     todo = enumerate(tasks)
     jobs = jobs or os.cpu_count() or 1
     if jobs == 1:
         yield from (_numbered(function, number, task) for number, task in todo)
         return
-    # Spawned, not forked: each worker starts clean, whatever threads this process has.
+    # Spawned, not forked, because this process may have threads.
     context = multiprocessing.get_context("spawn")
     running: set[Future[Done]] = set()
-    unanswered: set[int] = set()  # the numbers of those, and of one that is being handed over
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_live_with_parent) as pool:
+    unanswered: set[int] = set()  # the numbers of running tasks, and of the one being submitted
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_end_with_parent) as pool:
         try:
             while True:
                 while len(running) < 2 * jobs and (following := next(todo, None)) is not None:
-                    unanswered.add(following[0])  # first: a pool that is broken takes nothing
+                    unanswered.add(following[0])  # before `submit`, which fails in a broken pool
                     running.add(pool.submit(_numbered, function, *following))
                 if not running:
                     return
@@ -49,7 +50,7 @@ def run_here(
         except BrokenProcessPool:
             for number in sorted([*unanswered, *(number for number, _ in todo)]):
                 yield number, None, "not run to its end: a worker process died"
-        except BaseException:  # Ctrl-C: nobody waits for what is under way
+        except BaseException:  # Ctrl-C: do not wait for running tasks
             for worker in list(pool._processes.values()):
                 worker.terminate()
             pool.shutdown(wait=False, cancel_futures=True)
@@ -63,8 +64,8 @@ def _numbered(function: Callable[[Any], Any], number: int, task: Any) -> Done:
         return number, None, f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
 
 
-def _live_with_parent() -> None:
-    """A worker leaves Ctrl-C to its parent, and goes when that is gone, however it went."""
+def _end_with_parent() -> None:
+    """Set up a worker: it ignores Ctrl-C, and ends when its parent has ended for any reason."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None

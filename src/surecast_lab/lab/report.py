@@ -1,8 +1,8 @@
-"""`surecast lab report`: what the experiments left, as a book of static pages.
+"""`surecast lab report`: the results of the experiments as static pages.
 
-An index, then a page an experiment: its question, the set-up, the paper's numbers beside ours, the
-figure, the verdict, and what it rests on. Read from the verdicts and figures in a folder alone, so
-a book can be made anywhere, long after the runs.
+There is an index, and a page for each experiment: its question, the set-up, the paper's numbers
+beside ours, the figure, the verdict, and its circumstances. The pages are made only from the
+verdicts and figures in a folder, so they can be written anywhere, long after the runs.
 """
 
 import shutil
@@ -21,8 +21,8 @@ from surecast_lab.lab.verdict import Experiment, Verdict, number, short
 __all__ = ["Book", "write_book"]
 
 TITLE = "The lab: papers’ experiments, run again"
-CLAIMS = "claims"  # the entry of `ours` that says of each claim whether it holds
-WIDE = 2.0  # a figure that is so much wider than high wants all the room there is
+CLAIMS = "claims"  # the entry of `ours` with the claims that hold or do not
+WIDE = 2.0  # a figure with at least this ratio of width to height gets the full width
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +60,13 @@ def _load(experiment: Experiment, out_dir: Path) -> Verdict | None:
         return msgspec.json.decode(files["verdict"].read_bytes(), type=Verdict)
     except msgspec.MsgspecError as error:
         raise UsageError(
-            f"{files['verdict']} is no verdict of this version ({error}); make it again: "
+            f"{files['verdict']} is not a verdict of this version ({error}); make it again: "
             f"surecast lab run {experiment.id}"
         ) from None
 
 
 def _is_wide(figure: Path) -> bool:
-    """From the header of a PNG; whatever else a figure is, it gets the usual width."""
+    """Whether a figure gets the full width, by the header of a PNG; other formats do not."""
     head = figure.read_bytes()[:24]
     width, height = (int.from_bytes(head[at : at + 4], "big") for at in (16, 20))
     return head[:4] == b"\x89PNG" and (width >= WIDE * height or width >= 1000)
@@ -128,7 +128,7 @@ def _index_row(experiment: Experiment, verdict: Verdict | None) -> Element:
 
 
 def _badge(holds: bool | None, bad: bool = True, words: tuple[str, str] = ("yes", "no")) -> Element:
-    """Yes in green; no in red where it should be yes; a dash where there is nothing to say."""
+    """Yes in green; no in red if `bad`; a dash for None."""
     if holds is None:
         return el("span", "–")
     if holds:
@@ -275,7 +275,7 @@ def _duration(seconds: float) -> str:
 
 
 def _value(value: Any) -> Element:
-    """Whatever a verdict holds: a spread, a table of spreads, a list, a word."""
+    """A value of a verdict as HTML: a spread, a table of spreads, a list, a word."""
     plain = msgspec.to_builtins(value)
     if _is_spread(plain):
         return _spread(plain)
@@ -302,7 +302,7 @@ def _spread(plain: dict[str, Any]) -> Element:
 
 
 def _table(plain: dict[str, Any]) -> Element:
-    """Rows of the keys; columns, too, where all rows have the same."""
+    """A table with a row per key; if all rows have the same keys, these are columns."""
     inner = [
         tuple(row) if isinstance(row, dict) and not _is_spread(row) else None
         for row in plain.values()

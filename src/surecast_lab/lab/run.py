@@ -1,7 +1,7 @@
-"""From an experiment to its files: run its points, here or on Spark, and judge what they left.
+"""Runs the points of an experiment, here or on Spark, judges their rows, and writes its files.
 
-Both ways run the same points, keep the same files (lab/points.py), and give the same rows. What is
-there already is not run again, so a run that was killed goes on where it was.
+Both ways run the same points, keep the same files (lab/points.py), and give the same rows. Points
+whose files exist are not run again, so a run that was killed continues where it ended.
 """
 
 import shlex
@@ -35,7 +35,7 @@ FAILURES_SHOWN = 20
 
 
 class PointFailed(SurecastError):
-    """Some points have no result, so there is no verdict. The message has what repeats each."""
+    """Some points failed, so there is no verdict. The message has the command to repeat each."""
 
     def __init__(self, message: str, failed: list["Failed"]) -> None:
         super().__init__(message)
@@ -51,11 +51,11 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """In processes of this machine, or on Spark."""
+    """Where points run: in processes of this machine, or on Spark."""
 
-    jobs: int = 0  # processes; 0: one a core; 1: in this one
+    jobs: int = 0  # processes; 0: one per core; 1: in this one
     spark: "SparkSession | None" = None
-    master: str = ""  # what it was asked for as
+    master: str = ""  # as given by the user
 
     def __str__(self) -> str:
         return f"Spark, {self.master}" if self.spark is not None else "processes of this machine"
@@ -71,12 +71,12 @@ def run(
     fresh: bool = False,
     any_source: bool = False,
 ) -> Verdict:
-    """Run what is missing, write rows, summary, figure and verdict, and return the verdict.
+    """Run missing points, write rows, summary, figure and verdict, and return the verdict.
 
-    `quick` keeps the shape at a size fit for a test. A number without a spread is no result, so
-    several seeds are wanted; a single one is allowed for a first look. `fresh` runs points again
-    that are there already; `any_source` takes those of other source code as well, for when only
-    words or figures have changed since.
+    `quick` uses a size that suits a test. A result needs a confidence interval, so several seeds
+    are wanted; one is allowed for a first look. `fresh` runs existing points again; `any_source`
+    also accepts points made with other source code, for example if only texts or figures have
+    changed since.
     """
     from surecast_lab.bench.machine import circumstances
 
@@ -108,9 +108,10 @@ def run(
 
 
 def demand_sweepable(experiment: Experiment) -> None:
+    """UsageError for an experiment that cannot run on Spark."""
     if experiment.alone:
         raise UsageError(
-            f"{experiment.id} measures real processes that want the machine to themselves: it is "
+            f"{experiment.id} measures real processes that need the machine for themselves: it is "
             f"no sweep. Run it without --sweep: surecast lab run {experiment.id}"
         )
 
@@ -141,7 +142,7 @@ def _run_missing(
         if error
     ]
     if failed:
-        raise PointFailed(_story(experiment, failed, len(tasks)), failed)
+        raise PointFailed(_failure_report(experiment, failed, len(tasks)), failed)
     for task in missing:
         if not files.is_done(task):
             raise SurecastError(
@@ -169,7 +170,7 @@ def _repeat(experiment: Experiment, task: Task, quick: bool) -> str:
     return shlex.join(words)
 
 
-def _story(experiment: Experiment, failed: list[Failed], total: int) -> str:
+def _failure_report(experiment: Experiment, failed: list[Failed], total: int) -> str:
     lines = [f"{experiment.id}: {len(failed)} of {total} points failed, the others are kept"]
     for one in failed[:FAILURES_SHOWN]:
         why = one.why.strip().splitlines()[0]
@@ -186,7 +187,7 @@ def _summarise(experiment: Experiment, tasks: list[Task], rows: list[Row], where
         summary = summarise_on_spark(where.spark, paths, experiment.by, experiment.values, seeds)
     else:
         summary = summarise(rows, list(experiment.by), list(experiment.values))
-    # A group that has two rows of one seed would pass them off as two seeds.
+    # A group with two rows of one seed would count them as two seeds.
     assert summary.seeds <= seeds, f"{experiment.id}: `by` does not tell all its rows apart"
     return summary
 
@@ -207,7 +208,7 @@ def _leave(
 
 
 def point_called(experiment: Experiment, name: str, seed: int, quick: bool) -> Point:
-    """The point of that name, as a failure report has it."""
+    """The point with the name that a failure report gives; UsageError if there is none."""
     found = {files.name_of(point): point for point in experiment.points(quick, [seed])}
     if name not in found:
         known = "\n  ".join(found)
@@ -216,7 +217,7 @@ def point_called(experiment: Experiment, name: str, seed: int, quick: bool) -> P
 
 
 def run_one(experiment: Experiment, point: Point, out_dir: Path) -> list[Row]:
-    """Run one point in this process, whatever is there already, and let its errors through."""
+    """Run one point in this process, also if its file exists, without catching its errors."""
     from surecast_lab.bench.machine import commit
 
     (task,) = files.tasks_of(experiment, out_dir, [point], commit())

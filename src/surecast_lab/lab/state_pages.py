@@ -1,4 +1,4 @@
-"""The pages on states, made from the state tables: `python -m surecast_lab.lab.state_pages`.
+"""Writes the pages on states from the state tables: `python -m surecast_lab.lab.state_pages`.
 
 A page has, for each table, its states, a diagram (Mermaid, which GitHub and most viewers of
 Markdown draw), its inputs and its transitions. tests/surecast_lab/lab/test_state_pages.py compares

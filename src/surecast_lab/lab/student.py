@@ -1,4 +1,4 @@
-"""How far a mean of a few seeds may be off: Student's t, without a table and without scipy."""
+"""Confidence of a mean over a few seeds: Student's t, without a table and without scipy."""
 
 from functools import cache
 from math import atan, cos, pi, sin, sqrt
@@ -10,8 +10,8 @@ CONFIDENCE = 0.95
 
 @cache
 def t_factor(count: int) -> float:
-    """What the standard error of a mean of `count` numbers is multiplied with for its 95 %
-    confidence interval: 12.71 for two numbers, 2.776 for five, 1.96 for very many."""
+    """The factor by which the standard error of a mean of `count` numbers is multiplied for its
+    95 % confidence interval: 12.71 for two numbers, 2.776 for five, 1.96 for very many."""
     assert count >= 2, "one number has no spread"
     low, high = 0.0, 1000.0
     for _ in range(60):  # halves the interval down to the last bit

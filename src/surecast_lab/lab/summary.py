@@ -1,7 +1,8 @@
-"""Rows of all seeds → one line a group and value: mean, 95 % confidence interval, quartiles.
+"""Summarises rows over seeds, per group and value: mean, 95 % confidence interval, quartiles.
 
-Twice: `summarise` in numpy, `summarise_on_spark` as Spark SQL over the points' own files. A test
-holds them equal. Figures are drawn from a `Summary` and see no single seed.
+There are two implementations: `summarise` in numpy, `summarise_on_spark` as Spark SQL over the
+points' files. A test checks that they agree. Figures are drawn from a `Summary`, never from single
+seeds.
 """
 
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["STATISTICS", "Line", "Summary", "summarise", "summarise_on_spark"]
 
-# Of each group and value. `low` and `high` bound the mean (none for a single seed).
+# The columns for each group and value. `low` and `high` bound the mean (None for a single seed).
 STATISTICS = {
     "n": int,
     "mean": float,
@@ -34,7 +35,7 @@ SPARK_TYPES = {str: "STRING", int: "BIGINT", float: "DOUBLE", bool: "BOOLEAN"}
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A value along some column, as a figure shows it; a single seed has low = mean = high."""
+    """A value along a column, for a figure; with a single seed low = mean = high."""
 
     x: list[float]
     mean: list[float]
@@ -46,14 +47,14 @@ class Line:
         return Line(self.x, *ys)
 
     def only(self, xs: Container[float]) -> "Line":
-        """Without the points at any other x."""
+        """Only the points at these x."""
         kept = [place for place, x in enumerate(self.x) if x in xs]
         return Line(*([of[n] for n in kept] for of in (self.x, self.mean, self.low, self.high)))
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The table a figure is drawn from. A row is a group, the name of a value, its statistics."""
+    """The table for a figure. A row has a group, the name of a value, and its statistics."""
 
     rows: list[Row]
 
@@ -65,7 +66,7 @@ class Summary:
         ]
 
     def line(self, x: str, value: str, **where: Any) -> Line:
-        """`value` along `x`, of the groups that `where` leaves."""
+        """`value` along `x`, for the groups that match `where`."""
         rows = sorted(self.pick(value, **where), key=lambda row: row[x])
         return Line(
             [row[x] for row in rows],
@@ -79,7 +80,7 @@ class Summary:
         return float(row["mean"])
 
     def each(self, column: str, **where: Any) -> list[Any]:
-        """What a column of the groups holds, once each, in order."""
+        """The distinct values of a column in the groups that match `where`, sorted."""
         found = {
             row[column]
             for row in self.rows
@@ -93,12 +94,12 @@ class Summary:
 
     @property
     def caption(self) -> str:
-        """What bands and bars are, for a title."""
+        """The meaning of bands and bars, for a title."""
         return "one seed" if self.seeds == 1 else f"mean of {self.seeds} seeds, 95 % confidence"
 
 
 def summarise(rows: Iterable[Row], by: Sequence[str], values: Sequence[str]) -> Summary:
-    """In this process. What a row has not measured (None) is no part of any group."""
+    """Summarise in this process. Values that are None are ignored."""
     groups: dict[tuple[Any, ...], list[float]] = {}
     for row in rows:
         group = tuple(row.get(name) for name in by)
@@ -131,7 +132,7 @@ def _statistics(amounts: Sequence[float]) -> Row:
 
 
 def _order(row: Row, names: Sequence[str]) -> list[tuple[bool, Any]]:
-    """By column, what is missing first: the order in which SQL sorts, too."""
+    """The sort key of a row: by column, None first, as in SQL."""
     return [(row[name] is not None, row[name] if row[name] is not None else 0) for name in names]
 
 
@@ -166,7 +167,7 @@ def summarise_on_spark(
     values: Mapping[str, type],
     seeds: int,
 ) -> Summary:
-    """The same from the points' files, by Spark."""
+    """The same by Spark, from the points' files."""
     columns = {"seed": int, **by, **values}
     schema = ", ".join(f"{_quoted(name)} {SPARK_TYPES[kind]}" for name, kind in columns.items())
     points = spark.read.schema(schema).parquet(*map(str, files))

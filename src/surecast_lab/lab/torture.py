@@ -1,8 +1,8 @@
-"""Seeds of a protocol's swarm: run one, add up many, enter a run into the ledger.
+"""Runs seeds of a protocol's swarm, adds up their results, and appends a run to the ledger file.
 
-Each seed is one world: it draws a cluster, a workload and faults, heals, and is checked from the
-records of publishers and subscribers. Seeds share nothing, so they run anywhere, in processes of
-this machine or as Spark tasks, and their results are added up in any order.
+Each seed is one world: it draws a cluster, a workload and faults, heals, and is judged by the
+records of publishers and subscribers. Seeds share nothing, so they run in processes of this machine
+or as Spark tasks, and their results are added up in any order.
 """
 
 import json
@@ -61,12 +61,12 @@ FAILING_IN_LEDGER = 100  # seeds named in one line
 
 
 def swarms() -> list[str]:
-    """The names of those there are; imports none of them."""
+    """The names of all swarms; imports none of them."""
     return scenarios.names()
 
 
 def load_swarm(protocol: str) -> Callable[..., Any]:
-    """What runs a seed of a protocol (`trial.run_seed`); imports everything it needs."""
+    """A function that runs a seed of a protocol (`trial.run_seed`); imports all it needs."""
     make = scenarios.load(protocol)
     from surecast_lab.swarm.trial import run_seed
 
@@ -74,21 +74,21 @@ def load_swarm(protocol: str) -> Callable[..., Any]:
 
 
 def run_one(protocol: str, seed: int, **options: Any) -> Result:
-    """One seed as plain data. A crash of the run is a violation too, never an empty success."""
+    """Run one seed; the result is plain data. A crash of the run is a violation, too."""
     import msgspec
 
     try:
         result: Result = msgspec.to_builtins(load_swarm(protocol)(seed, **options))
     except Exception as error:
-        story = f"run crashed: {type(error).__name__}: {error}\n{traceback.format_exc()}"
-        return {"seed": seed, "violations": [story]}
+        crash = f"run crashed: {type(error).__name__}: {error}\n{traceback.format_exc()}"
+        return {"seed": seed, "violations": [crash]}
     if not result["ok"] and not result["violations"]:
         result["violations"] = ["run reports failure without saying which"]
     return result
 
 
 def run_seeds(protocol: str, seeds: Sequence[int], jobs: int) -> "Iterator[Result]":
-    """Results as they come. A worker that dies is reported as a violation of its seeds."""
+    """Yield results as they are ready. A crash of a worker is a violation of its seeds."""
     for number, result, error in run_here(partial(run_one, protocol), seeds, jobs):
         yield result if not error else {"seed": seeds[number], "violations": [error]}
 
@@ -99,7 +99,7 @@ def run_seeds_on_spark(
     seeds: Sequence[int],
     progress: Callable[[int, int, str], None],
 ) -> list[Result]:
-    """The same as Spark tasks, one a seed."""
+    """The same as Spark tasks, one per seed."""
     from surecast.pipeline.sweep import run_tasks
 
     return [
@@ -165,7 +165,7 @@ def replay_command(protocol: str, seed: int) -> str:
 
 
 def ledger_line(summary: Summary, first_seed: int, seconds: float, ran: str) -> dict[str, Any]:
-    """A run as one entry: what was tortured how much, with which source, and what came of it."""
+    """A run as one entry of the ledger: the swarm, its seeds, the results, and circumstances."""
     from surecast_lab.bench.machine import circumstances
 
     return {
@@ -185,8 +185,8 @@ def ledger_line(summary: Summary, first_seed: int, seconds: float, ran: str) -> 
 
 
 def append_to_ledger(path: Path, line: dict[str, Any] | None = None) -> None:
-    """One line at the end, in one write: runs that end together do not mix. Without a line this
-    only sees whether there could be one, before hours of work that should end with it."""
+    """Append one line in one write, so that lines of concurrent runs do not mix. Without a line
+    this only checks that the file can be written, before hours of work."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab", buffering=0) as ledger:

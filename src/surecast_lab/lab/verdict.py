@@ -1,9 +1,9 @@
-"""What an experiment is, and the verdict it ends with.
+"""Experiments and their verdicts.
 
-An experiment is a list of *points*: plain parameters, each with one seed. A point knows nothing of
-the others, so points run in this process, in processes of their own or as Spark tasks, and give the
-same rows wherever they ran (lab/run.py). The verdict is drawn from all rows; the figure from their
-summary over seeds alone (lab/summary.py), so whatever the figure shows is in that table.
+An experiment is a list of *points*: plain parameters, each with one seed. Points are independent,
+so they run in this process, in other processes or as Spark tasks, and give the same rows everywhere
+(lab/run.py). The verdict is computed from all rows; the figure is drawn only from their summary
+over seeds (lab/summary.py), so everything that it shows is in that table.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,13 +32,13 @@ __all__ = [
     "with_each_seed",
 ]
 
-Progress = Callable[[int, int, str], None]  # (steps done, steps in all, what is going on)
+Progress = Callable[[int, int, str], None]  # (steps done, steps in all, current step)
 Point = dict[str, Any]  # the parameters of one run, "seed" among them; what JSON can hold
 Row = dict[str, Any]
 
 
 class Spread(msgspec.Struct):
-    """A number measured once a seed."""
+    """A number measured once per seed."""
 
     mean: float
     ci95: float | None  # half the width of its 95 % confidence interval; None: a single seed
@@ -51,7 +51,7 @@ class Spread(msgspec.Struct):
 
 
 def spread(values: Sequence[float], digits: int = 4) -> Spread:
-    """Mean, its confidence, least and greatest of one value a seed."""
+    """The spread of one value per seed."""
     n = len(values)
     ci95 = round(t_factor(n) * stdev(values) / n**0.5, digits) if n > 1 else None
     middle, least, most = (round(float(f(values)), digits) for f in (mean, min, max))
@@ -61,17 +61,17 @@ def spread(values: Sequence[float], digits: int = 4) -> Spread:
 def with_each_seed(
     claims: Callable[[Sequence[Row]], Mapping[str, bool]], rows: Sequence[Row]
 ) -> dict[str, str]:
-    """With how many seeds each claim holds, where it is judged by means over them."""
+    """For claims judged by means over seeds: with how many single seeds each claim holds."""
     seeds = {row["seed"] for row in rows}
     found = [claims([row for row in rows if row["seed"] == seed]) for seed in seeds]
     return {claim: f"{sum(one[claim] for one in found)} of {len(found)}" for claim in found[0]}
 
 
 class Verdict(msgspec.Struct, kw_only=True):
-    """The paper's claim beside what we measured. One JSON object with these keys."""
+    """The paper's claims beside our measurements. Written as a JSON object with these keys."""
 
     id: str
-    headline: str  # ours, in a line
+    headline: str  # our result, in a line
     paper: dict[str, Any]  # claim -> number or sentence
     ours: dict[str, Any]  # the same claims as measured, and whatever belongs to them
     reproduced: bool  # every claim holds, in the reading that `notes` names
@@ -81,11 +81,11 @@ class Verdict(msgspec.Struct, kw_only=True):
     scale: str  # how large this run was
     seeds: list[int]
     notes: list[str]  # readings, and everything that differs from the paper
-    # What follows is filled in by the run.
+    # The following fields are set by the run.
     quick: bool = False  # the small variant, for a first look
     points: int = 0
-    points_s: float = 0.0  # of all points, whoever ran them and when
-    wall_s: float = 0.0  # of this run; little if all points were there already
+    points_s: float = 0.0  # of all points, including those of earlier runs
+    wall_s: float = 0.0  # of this run; short if all points existed before
     ran: str = ""  # where the points ran
     date: str = ""
     commit: str = ""
@@ -99,9 +99,9 @@ class Verdict(msgspec.Struct, kw_only=True):
 class Experiment:
     """One figure or table of a paper.
 
-    `by` and `values` are all columns of its rows besides "seed", with their types (str, int, float
-    or bool): rows that agree in `by` differ only in their seed, and `values` are what is averaged
-    over seeds.
+    `by` and `values` are all columns of its rows except "seed", with their types (str, int, float
+    or bool): rows that agree in `by` differ only in their seed, and `values` are averaged over
+    seeds.
     """
 
     id: str  # "sprinkler-e5"
@@ -115,17 +115,17 @@ class Experiment:
     run_point: Callable[[Point], list[Row]]  # the same rows for the same point, anywhere
     verdict_of: Callable[[Sequence[Row]], Verdict]
     draw: Callable[["Summary", Path], None]
-    weight: Callable[[Point], float] = lambda _: 0.0  # the heaviest points begin first
+    weight: Callable[[Point], float] = lambda _: 0.0  # the heaviest points run first
     alone: bool = False
-    """Its points are real processes that want the machine to themselves: one after the other, in
-    no sweep, and measured anew each time."""
+    """Its points are real processes that need the machine for themselves: they run one after the
+    other, never in a sweep, and are measured again in each run."""
 
     @property
     def columns(self) -> dict[str, type]:
         return {"seed": int, **self.by, **self.values}
 
     def files(self, out_dir: Path) -> dict[str, Path]:
-        """Where a run leaves its rows, their summary, its figure and its verdict."""
+        """The files of a run's rows, their summary, its figure and its verdict."""
         ends = {
             "table": "parquet",
             "summary": "summary.parquet",
@@ -136,12 +136,12 @@ class Experiment:
 
 
 def number(value: float, digits: int = 4) -> str:
-    """So many digits that count, and no exponent for large numbers."""
+    """A number with `digits` significant digits, without exponent if it is large."""
     return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:.{digits}g}"
 
 
 def short(value: Any) -> str:
-    """A value of a verdict for people: few digits, a spread as mean ± confidence [least, most]."""
+    """A value of a verdict as text: few digits, a spread as mean ± confidence [least, most]."""
     plain = msgspec.to_builtins(value)
     if isinstance(plain, bool):
         return "yes" if plain else "no"

@@ -1,29 +1,29 @@
-"""Swarms: a seed draws a cluster, a workload and faults; then everything heals and must agree.
+"""Swarms: a seed draws a cluster, a workload and faults; after healing all regions must agree.
 
-Simulated, down to workload.py; the files below it do the same to real processes.
+Modules down to workload.py run in the simulator; those below it do the same with real processes.
 
 Files
     trial.py      one seed of any scenario: schedule of faults, phases, coverage, result
-    scenarios.py  the scenarios by name, found by looking at this folder
-    cluster_scenario.py  what scenarios on regions of replicas have in common
+    scenarios.py  the scenarios by name, found in this folder
+    cluster_scenario.py  the common part of scenarios on regions of replicas
     sprinkler.py  the scenario of Sprinkler
     sprinkler_mesh.py  the same with meshes of clients
-    cluster.py    simulated regions of replicas, with records of what clients saw
-    mesh_clients.py  mesh clients that come and go, looked into now and then
-    query_clients.py  clients that ask: named subscriptions, patterns, times
+    cluster.py    simulated regions of replicas, with records of what clients did and received
+    mesh_clients.py  mesh clients that join and leave, and checks of their internal state
+    query_clients.py  clients that send queries: named subscriptions, patterns, times
     range_readers.py  clients that read ranges
-    damage.py     damaged and rolled-back disks: which may happen when
-    timeline.py   what became of everybody in one seed, as a picture
-    workload.py   what publishers publish
+    damage.py     damaged and rolled-back disks: which faults are allowed when
+    timeline.py   the faults of one seed and the progress of its readers, as a picture
+    workload.py   the events that publishers publish
     process_cluster.py  a deployment of processes, links through a relay, and the same judge
-    wiring.py     who listens where, and who reaches whom through what
-    process.py    what runs in one: a server as `surecast serve` runs it, a publisher, a reader
-    delivery_log.py  what a reader was given, written down as it came
-    cursor_app.py  a program with named subscriptions; the region keeps its place
+    wiring.py     addresses of nodes, and links between them
+    process.py    the node in a process: a server as `surecast serve` runs it, a publisher, a reader
+    delivery_log.py  the file in which a reader records its deliveries
+    cursor_app.py  a program with named subscriptions; the region stores its position
     pattern_reader.py  a program that reads by a pattern
-    session_report.py  what a process tells of its sessions: who, and why they ended
-    process_faults.py  what can happen to a process cluster
-    liveness_model.py  what should get on meanwhile
+    session_report.py  a process's report of sessions: the peers, and why they ended
+    process_faults.py  the faults of a process cluster
+    liveness_model.py  which readers must make progress during faults
     process_torture.py  one seed: processes killed, stopped and cut off (`python -m`)
     upgrade_rounds.py  one seed: processes that lack a protocol, replaced one by one (`python -m`)
     load.py       programs at full load

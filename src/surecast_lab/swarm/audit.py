@@ -1,14 +1,14 @@
-"""The verdict on a large run of one latest-per-key stream, from its clients' ledgers alone.
+"""The verdict on a large run of one latest-per-key stream, from its clients' logs alone.
 
-`protocols.sprinkler.checks` is the judge of small runs: plain loops over plain rows, and any rule
-of retention. A million events and seven readers are too many for it, so here the same questions are
-put to whole columns with numpy. Nothing of what is judged takes part: no batch, index or kernel.
-The tests judge small runs by both, sound ones and spoilt ones.
+`protocols.sprinkler.checks` judges small runs: plain loops over rows, for any retention rule. A
+million events and seven readers are too many for it, so this module makes the same checks on whole
+columns with numpy. It uses none of the code that it judges: no batch, index or kernel. The tests
+judge small runs, sound and faulty ones, with both.
 
 The guarantees are those of `checks`: G1 only published events, G2 rising positions, G3 the
-publisher's order, G4 an event or a void over it and later an event that collects it, G9 one end for
-all, G10 nothing acknowledged is lost, nothing stands twice. It holds a few columns of one reader's
-size at a time.
+publisher's order, G4 for each position an event, or a void and later an event that collects it, G9
+the same end for all, G10 no acknowledged event is lost or has two positions. It holds a few columns
+of the size of one reader's log at a time.
 """
 
 from collections.abc import Callable, Iterable
@@ -21,7 +21,7 @@ from surecast_lab.swarm.audit_log import Int64s, OfferedEvents, ReadEvents, Word
 
 __all__ = ["Judge", "judge"]
 
-SHOWN_MAX = 5  # examples in one violation's words
+SHOWN_MAX = 5  # examples in the text of one violation
 NOBODY = -1
 
 
@@ -31,20 +31,20 @@ def judge(
     end: int,
     say: Callable[[str], None] = lambda _: None,
 ) -> Tally:
-    """The verdict on a run in which every reader should have come to `end`, its last position + 1.
+    """Judge a run in which every reader should have reached `end`, the last position + 1.
 
-    `readers` is gone through once, so that they may be loaded one by one.
+    `readers` is iterated once, so logs can be loaded one by one.
     """
     verdict = Judge(offered, end)
     for reader in readers:
-        say(f"judging what {reader.reader} was given")
-        verdict.hear(reader)
-    say("judging what was acknowledged")
+        say(f"judging the deliveries of {reader.reader}")
+        verdict.check_reader(reader)
+    say("judging the acknowledgements")
     return verdict.close()
 
 
 class Judge:
-    """`hear` every reader, then `close`."""
+    """Call `check_reader` for every reader, then `close`."""
 
     def __init__(self, offered: OfferedEvents, end: int) -> None:
         self.offered = offered
@@ -54,19 +54,19 @@ class Judge:
         self._sorted = offered.value[self._by_value]
         _, key_ids = np.unique(offered.key, return_inverse=True)
         self._key_id = key_ids.astype(np.int64)
-        # What stands at each position: an offered event, by the acknowledgements and the readers.
+        # The index of the offered event at each position, from acknowledgements and readers.
         self._event_at = np.full(max(end, 1), NOBODY, np.int64)
         self._time_at = np.zeros(max(end, 1), np.int64)
         self._take_acknowledgements()
 
-    # ------------------------------------------------------------ what the publisher says
+    # ------------------------------------------------------------ the publisher's log
 
     def _take_acknowledgements(self) -> None:
         tally, seq = self.tally, self.offered.seq
         acked = np.flatnonzero(seq > 0)
         tally.acked = acked.size
         if np.any(self._sorted[1:] == self._sorted[:-1]):
-            self._violated("the publisher offered one value twice: these ledgers cannot be judged")
+            self._violated("the publisher offered one value twice: these logs cannot be judged")
         beyond = acked[seq[acked] >= self.end]
         tally.lost += beyond.size
         self._examples("G10 acknowledged and lost: beyond every reader's end", seq[beyond])
@@ -76,9 +76,9 @@ class Judge:
         tally.duplicated += int((times > 1).sum())
         self._event_at[seq[acked]] = acked
 
-    # ------------------------------------------------------------ what a reader says
+    # ------------------------------------------------------------ a reader's log
 
-    def hear(self, reader: ReadEvents) -> None:
+    def check_reader(self, reader: ReadEvents) -> None:
         tally, name = self.tally, reader.reader
         tally.delivered += reader.seq.size
         if reader.malformed:
@@ -99,7 +99,7 @@ class Judge:
         self._voids(reader, events, known, inside)
 
     def _genuine(self, reader: ReadEvents) -> Int64s:
-        """G1, G10: which offered event each row is; each at most once."""
+        """G1, G10: find the offered event of each row; none may occur twice."""
         events = self._find(reader.value)
         strange = events == NOBODY
         self._examples(f"G1 {reader.reader}: nobody published what it got at", reader.seq[strange])
@@ -113,7 +113,7 @@ class Judge:
         return events
 
     def _find(self, values: Words) -> Int64s:
-        """Which offered event has this value."""
+        """The index of the offered event with each value; NOBODY if there is none."""
         if not self._sorted.size:
             return np.full(values.size, NOBODY, np.int64)
         at = np.searchsorted(self._sorted, values)
@@ -122,7 +122,7 @@ class Judge:
         return found
 
     def _agrees(self, reader: ReadEvents, events: Int64s, known: npt.NDArray[np.bool_]) -> None:
-        """G10: a position holds what the publisher was told, and the same for every reader."""
+        """G10: a position has the event acknowledged there, and the same event for every reader."""
         seq, got, time_us = reader.seq[known], events[known], reader.time_us[known]
         there = self._event_at[seq]
         others = (there != NOBODY) & (there != got)
@@ -141,7 +141,7 @@ class Judge:
         known: npt.NDArray[np.bool_],
         inside: npt.NDArray[np.bool_],
     ) -> None:
-        """G4, G5: for each position without an event, a later one of the same key was given."""
+        """G4, G5: for each position without an event, a later event of its key was delivered."""
         given = np.bincount(reader.seq[inside], minlength=self.end) > 0
         given[0] = True  # there is no position 0
         missing = np.flatnonzero(~given)
@@ -151,13 +151,14 @@ class Judge:
         newest = np.zeros(int(self._key_id.max(initial=-1)) + 1, np.int64)
         np.maximum.at(newest, self._key_id[events[known]], reader.seq[known])
         what = self._event_at[missing]
-        told = what != NOBODY  # else never acknowledged and, so far, never seen: nobody knows
-        unexplained = missing[told][newest[self._key_id[what[told]]] <= missing[told]]
+        known_event = what != NOBODY  # others were neither acknowledged nor delivered so far
+        at, its_key = missing[known_event], self._key_id[what[known_event]]
+        unexplained = at[newest[its_key] <= at]
         self.tally.lost += unexplained.size
-        self._examples(f"G4 {reader.reader}: neither got nor outdated", unexplained)
+        self._examples(f"G4 {reader.reader}: neither delivered nor outdated", unexplained)
 
     def _are_those(self, reader: ReadEvents, missing: Int64s) -> None:
-        """The voids it was told of are exactly the positions without an event."""
+        """G2: the voids delivered are exactly the positions without an event."""
         assert reader.voids is not None
         lo, hi = reader.voids[:, 0], reader.voids[:, 1]
         sizes = hi - lo
@@ -165,14 +166,14 @@ class Judge:
             self._violated(f"G2 {reader.reader}: void ranges are empty or overlap")
             return
         starts = np.repeat(lo - np.concatenate(([0], np.cumsum(sizes)[:-1])), sizes)
-        told = starts + np.arange(int(sizes.sum()))
-        silent = np.setdiff1d(missing, told, assume_unique=True)
+        void = starts + np.arange(int(sizes.sum()))
+        silent = np.setdiff1d(missing, void, assume_unique=True)
         self.tally.lost += silent.size
-        self._examples(f"G2 {reader.reader}: passed over without a word", silent)
-        both = np.setdiff1d(told, missing, assume_unique=True)
+        self._examples(f"G2 {reader.reader}: skipped without a void", silent)
+        both = np.setdiff1d(void, missing, assume_unique=True)
         self._examples(f"G2 {reader.reader}: void and an event at", both)
 
-    # ------------------------------------------------------------ what follows from all of it
+    # ------------------------------------------------------------ checks over all logs
 
     def close(self) -> Tally:
         tally, at = self.tally, self._event_at

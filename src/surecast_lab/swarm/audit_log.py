@@ -1,12 +1,14 @@
-"""What clients of a large run write down, as columns: a million events are a few arrays.
+"""Logs that the clients of a large run record, as columns: a million events are a few arrays.
 
-The publisher's ledger has a row for every event it offered, in that order, with the position it was
-told. A reader's has a row for every event it was given. Keys and values of such a run are eight
-bytes each, so a column of them is a column of numbers and comparing numbers compares the bytes.
+The publisher's log has a row for every event it offered, in that order, with the acknowledged
+position. A reader's log has a row for every event delivered to it. Keys and values of such a run
+have eight bytes each, so a column of them is a column of numbers, and comparing the numbers
+compares the bytes.
 
-A ledger also has *marks*: when (in nanoseconds of the machine's monotonic clock, the same for all
-processes) it stood where. Figures and pauses come from them, the verdict does not. By that clock it
-says when each event was offered, or came.
+A log also has *marks*: times at which the client had reached certain positions. Figures and pauses
+are computed from them; the verdict does not use them. These times, and those at which each event
+was offered or delivered, are nanoseconds of the machine's monotonic clock, which is the same for
+all processes.
 """
 
 from dataclasses import dataclass, field
@@ -36,9 +38,9 @@ WIDTH = 8  # bytes of every key and value
 
 
 def numbers(data: bytes | memoryview) -> Words:
-    """Keys or values that lie side by side, as a column."""
+    """Concatenated keys or values as a column of numbers."""
     if len(data) % WIDTH:
-        raise UsageError(f"{len(data)} bytes are no keys or values of {WIDTH} bytes each")
+        raise UsageError(f"{len(data)} bytes are not keys or values of {WIDTH} bytes each")
     return np.frombuffer(data, ">u8").astype(np.uint64)
 
 
@@ -48,7 +50,7 @@ def _no_numbers() -> Int64s:
 
 @dataclass(slots=True)
 class Marks:
-    """When it stood where: of a publisher, how many events were acknowledged."""
+    """Times and the positions reached by then; for a publisher, the events acknowledged."""
 
     at_ns: Int64s = field(default_factory=_no_numbers)
     position: Int64s = field(default_factory=_no_numbers)
@@ -56,37 +58,37 @@ class Marks:
 
 @dataclass(slots=True)
 class OfferedEvents:
-    """One publisher's ledger of one stream."""
+    """One publisher's log of one stream."""
 
     key: Words
-    value: Words  # no two alike
-    seq: Int64s  # where it was told the event stands; 0: it was not told
+    value: Words  # unique
+    seq: Int64s  # the acknowledged position; 0: not acknowledged
     marks: Marks = field(default_factory=Marks)
-    offered_ns: Int64s | None = None  # when
+    offered_ns: Int64s | None = None  # when each event was offered
 
 
 @dataclass(slots=True)
 class ReadEvents:
-    """One reader's ledger of one stream.
+    """One reader's log of one stream.
 
-    A reader that asks for voids writes them down; for one that does not (`voids` is None), every
-    position that it was not given an event for is void, or lost: that is the judge's to say.
+    A reader that requests voids records them. For one that does not (`voids` is None), every
+    position without an event is void or lost; the judge decides which.
     """
 
     reader: str
     seq: Int64s
-    time_us: Int64s  # since 1970: what batches and events both tell
+    time_us: Int64s  # since 1970, in the unit that batches and events share
     key: Words
     value: Words
     voids: npt.NDArray[np.int64] | None = None  # rows of lo, hi
-    malformed: int = 0  # events whose key or value had not eight bytes
+    malformed: int = 0  # events whose key or value did not have eight bytes
     marks: Marks = field(default_factory=Marks)
-    got_ns: Int64s | None = None  # when each event came
-    void_after: Int64s | None = None  # how many events had come before each void
+    got_ns: Int64s | None = None  # when each event was delivered
+    void_after: Int64s | None = None  # how many events were delivered before each void
 
     @property
     def end(self) -> int:
-        """Where it goes on."""
+        """The position after the last one that was delivered."""
         last = int(self.seq[-1]) + 1 if self.seq.size else 1
         if self.voids is not None and len(self.voids):
             last = max(last, int(self.voids[-1, 1]))
@@ -96,16 +98,16 @@ class ReadEvents:
 # ---------------------------------------------------------------- files
 
 
-def save(path: Path, ledger: OfferedEvents | ReadEvents) -> None:
-    """Write a ledger; there is none, or all of it."""
-    columns: dict[str, Any] = {"key": ledger.key, "value": ledger.value, "seq": ledger.seq}
-    columns |= {"at_ns": ledger.marks.at_ns, "position": ledger.marks.position}
-    if isinstance(ledger, ReadEvents):
-        columns |= {"time_us": ledger.time_us, "malformed": np.array(ledger.malformed)}
-        columns |= {"reader": np.array(ledger.reader), "got_ns": ledger.got_ns}
-        columns |= {"voids": ledger.voids, "void_after": ledger.void_after}
+def save(path: Path, log: OfferedEvents | ReadEvents) -> None:
+    """Write a log; the file appears complete or not at all."""
+    columns: dict[str, Any] = {"key": log.key, "value": log.value, "seq": log.seq}
+    columns |= {"at_ns": log.marks.at_ns, "position": log.marks.position}
+    if isinstance(log, ReadEvents):
+        columns |= {"time_us": log.time_us, "malformed": np.array(log.malformed)}
+        columns |= {"reader": np.array(log.reader), "got_ns": log.got_ns}
+        columns |= {"voids": log.voids, "void_after": log.void_after}
     else:
-        columns["offered_ns"] = ledger.offered_ns
+        columns["offered_ns"] = log.offered_ns
     columns = {name: column for name, column in columns.items() if column is not None}
     part = path.with_suffix(".part")
     with part.open("wb") as file:

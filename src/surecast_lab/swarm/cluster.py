@@ -1,4 +1,4 @@
-"""Simulated regions of replicas, and the outside record of what their clients did and saw.
+"""Simulated regions of replicas, with records of what their clients did and received.
 
     cluster = Cluster(seed=7, regions={"east": 2, "west": 2})
     cluster.open("prices", "east", LatestPerKey())
@@ -6,9 +6,9 @@
     cluster.world.run(until_ns=5 * SECOND)
     cluster.judge().violations  # []
 
-Tests, the lab, the demo and the swarm all build their clusters here. Streams of several deliveries
-may share the chains: `open(..., delivery="x")`, read by `add_reader("east/x0", "x")`, judged by
-`judges["x"]`.
+Tests, the lab, the demo and the swarm all build their clusters with this class. Streams of several
+deliveries may share the chains: `open(..., delivery="x")` creates one, `add_reader("east/x0", "x")`
+reads it, `judges["x"]` judges it.
 """
 
 from collections import Counter
@@ -55,8 +55,8 @@ JudgeOfStream = Callable[[Record, Tally], None]  # adds what it finds to the tal
 
 
 def _split(options: dict[str, Any], common: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Options of replicas by role (but for the chain, which has its own): each goes to every role
-    that has a field of this name, and so do those in `common`, if there is one."""
+    """Options of replicas by role, except the chain, which has its own. Each option goes to every
+    role whose config has a field of this name; entries of `common` that no role has are ignored."""
     names = {
         name: {field.name for field in fields(role.config)}
         for name, role in roles().items()
@@ -95,8 +95,8 @@ class Cluster:
         judges: Mapping[str, JudgeOfStream] | None = None,
         validate: bool | None = None,
     ) -> None:
-        """`validate`: as of `World`. By default not where machines are replaced: tests that break
-        a rule show what can be seen of that from outside."""
+        """`validate`: as in `World`; off by default if machines are replaced, because tests that
+        break a rule show what its clients see of that."""
         self.world = World(
             seed,
             Link(300_000),
@@ -109,34 +109,34 @@ class Cluster:
             region: tuple(f"{region}/{n}" for n in range(count))
             for region, count in regions.items()
         }
-        self.types = types  # in place of a replica's own (`stacks.region_replica`)
+        self.types = types  # replace a replica's own layer classes (`stacks.region_replica`)
         self.client_type = client_type
         self.mesh = mesh or MeshConfig()
         self.client_options = client or {}
         self.role_options = {"chain": chain or {}, **_split(server or {}, {"mesh": self.mesh})}
         self.publisher_options = publisher or {}
         self.without = {name: frozenset(lacks) for name, lacks in (without or {}).items()}
-        self.counters: dict[str, Counter[str]] = {}  # by node, through all its lives
+        self.counters: dict[str, Counter[str]] = {}  # by node, over all its restarts
         self.records: dict[str, Record] = {}
         self.owners: dict[str, str] = {}
-        self.deliveries: dict[str, str] = {}  # of streams that have another than the default one
-        self.read_in: dict[str, Collection[str]] = {}  # stream → its regions, unless it is in all
+        self.deliveries: dict[str, str] = {}  # of streams without the default delivery
+        self.read_in: dict[str, Collection[str]] = {}  # stream → its regions, unless in all
         self.judges = {DEFAULT_DELIVERY: check, **(judges or {})}  # by delivery
         self.streams: dict[str, LogId] = {}
         self.names: dict[LogId, str] = {}
         self.offered: dict[tuple[str, str], list[list[bytes]]] = {}  # (publisher, stream) batches
         self.numbers: dict[tuple[str, str], int] = {}
         self.readings: dict[tuple[str, LogId], Reading] = {}
-        self.stood: dict[LogId, int] = {}  # where streams ended when the last audit was called
+        self.stood: dict[LogId, int] = {}  # where streams ended when the last audit began
         self.failed: list[Failed] = []
         self.refused: dict[str, list[bytes]] = {}  # stream → the values of what failed
-        self.unopened: list[Opened] = []  # streams that somebody was refused
-        self.refusals: dict[str, str] = {}  # streams that must be refused, and were not yet → why
+        self.unopened: list[Opened] = []  # streams whose creation was refused
+        self.refusals: dict[str, str] = {}  # stream that must still be refused → expected reason
         self.publishers: list[str] = []
-        self.subscribers: list[str] = []  # all readers, but for those that left
-        self.readers: dict[str, str] = {}  # those of other deliveries → which
+        self.subscribers: list[str] = []  # all readers except those that left
+        self.readers: dict[str, str] = {}  # readers of other deliveries → the delivery
         self.clients: dict[str, dict[str, int]] = {}  # mesh client → stream followed and its start
-        self.callers: list[str] = []  # who asks questions (`callers.py`)
+        self.callers: list[str] = []  # clients that send queries (`query_clients.py`)
         self.gone: list[str] = []  # clients that left
         for a in self.regions:
             for b in self.regions:
@@ -173,13 +173,12 @@ class Cluster:
         self.world.add(name, factory)
 
     def lacks(self, replica: str) -> frozenset[str]:
-        """The protocols that a replica is built without, at its next start. What it lists for its
-        peers (`PeerUp.speaks`) follows from the layers that it is built of."""
+        """The protocols that a replica lacks from its next start on. The protocols that it lists
+        for its peers (`PeerUp.speaks`) follow from its layers."""
         return self.without.get(replica, frozenset())
 
     def reinstall(self, replica: str, without: Collection[str] = ()) -> None:
-        """Stop a replica, and start it on its disk with other software: one that lacks these
-        protocols."""
+        """Restart a replica on its disk with software that lacks these protocols."""
         self.without[replica] = frozenset(without)
         self.world.crash(replica, lose_unsynced=False)
         self.world.restart(replica)
@@ -197,9 +196,9 @@ class Cluster:
         self.publishers.append(name)
 
     def add_subscriber(self, name: str, replicas: tuple[str, ...] = ()) -> None:
-        """A thin subscriber that follows every stream from its first position.
+        """Add a thin subscriber that follows every stream from its first position.
 
-        By default it asks any replica of its region; with `replicas` given it is an audit.
+        By default it reads from any replica of its region; with `replicas` given it is an audit.
         """
         region = name.split("/")[0]
         config = SubscriberConfig(replicas or self.regions[region])
@@ -211,11 +210,11 @@ class Cluster:
         self._follow_all(name, bool(replicas))
 
     def add_reader(self, name: str, delivery: str, *, servers: tuple[str, ...] = ()) -> None:
-        """What the registry has for readers of a delivery. It follows all streams of the delivery
-        that can be read in its region.
+        """Add the registry's reader for a delivery. It follows all streams of the delivery that can
+        be read in its region.
 
-        By default it asks any replica of its region; with `servers` given it is an audit. When it
-        crashes and comes back it goes on where it had got to.
+        By default it reads from any replica of its region; with `servers` given it is an audit.
+        After a crash and restart it continues at the position it had reached.
         """
         region = name.split("/")[0]
         place = Place(region, servers or self.regions[region])
@@ -241,9 +240,10 @@ class Cluster:
     def add_client(
         self, name: str, follows: dict[str, int] | None = None, replicas: tuple[str, ...] = ()
     ) -> None:
-        """A mesh client of its region. `follows`: stream → start (0 latest); default all from 1.
+        """Add a mesh client. `follows`: stream → start (0 latest); by default all from 1.
 
-        When it crashes and comes back it goes on, as an application does, where it had got to.
+        After a crash and restart it continues, as an application does, at the position it had
+        reached.
         """
         region = name.split("/")[0]
         config = ClientConfig(
@@ -265,7 +265,7 @@ class Cluster:
         self.world.add(name, factory)
 
     def remove_client(self, name: str) -> None:
-        """A client goes for good; what it got until then is still judged."""
+        """Remove a client for good; its deliveries until then are still judged."""
         self.subscribers.remove(name)
         self.gone.append(name)
         for (reader, _), reading in self.readings.items():
@@ -273,13 +273,13 @@ class Cluster:
         self.world.crash(name)
 
     def follow(self, name: str, stream: str, start: int) -> None:
-        """A mesh client follows one more stream, from `start` on (0: the latest)."""
+        """Have a mesh client follow one more stream, from `start` on (0: the latest)."""
         self.clients[name][stream] = start
         self._reading(name, self.streams[stream]).position = start
         self.world.at(self.world.now_ns, name, Follow(self.streams[stream], start))
 
     def unfollow(self, name: str, stream: str) -> None:
-        """A mesh client has had enough of a stream; what it got until then is still judged."""
+        """Have a mesh client unfollow a stream; its deliveries until then are still judged."""
         del self.clients[name][stream]
         self.readings[name, self.streams[stream]].left = True
         self.world.at(self.world.now_ns, name, Unfollow(self.streams[stream]))
@@ -306,9 +306,9 @@ class Cluster:
     ) -> None:
         """Have a publisher (by default one of the owner's region) create a stream.
 
-        `read_in`: the regions where the delivery brings it; by default all.
+        `read_in`: the regions where the stream can be read; by default all.
         """
-        assert not delivery or delivery in self.judges, f"nobody judges streams of {delivery!r}"
+        assert not delivery or delivery in self.judges, f"no judge for streams of {delivery!r}"
         self.records[stream] = Record(stream, policy)
         self.owners[stream] = owner
         if delivery:
@@ -321,8 +321,8 @@ class Cluster:
     def expect_refusal(
         self, at_ns: int, opener: str, stream: str, why: str, spec: StreamSpec
     ) -> None:
-        """Have a publisher try to create a stream, of a name that is never opened; `judge` finds
-        fault with any other answer than `why`."""
+        """Have a publisher try to create a stream; any answer but a refusal with reason `why` is a
+        violation. The name must not be used for another stream."""
         self.refusals[stream] = why
         self.world.at(at_ns, opener, Open(stream, spec))
 
@@ -336,7 +336,7 @@ class Cluster:
         tags: list[bytes | None] | None = None,
         kind: int = DATA,
     ) -> None:
-        """Have a publisher offer these values at a time, or as soon as the stream is open."""
+        """Have a publisher offer these values at `at_ns`, or later, when the stream is open."""
 
         def do(world: World) -> None:
             stream_id = self.streams.get(stream)
@@ -404,7 +404,7 @@ class Cluster:
     # ------------------------------------------------------------ looking
 
     def members(self, region: str) -> tuple[Member, ...]:
-        """Who is in the chain by the configuration service; () while that is down."""
+        """The members of the chain by the configuration service; () while it is down."""
         service = self.world.machine(f"{region}/config")
         return service.tables[region].members if service else ()
 
@@ -431,16 +431,16 @@ class Cluster:
         return self.deliveries.get(stream, DEFAULT_DELIVERY)
 
     def thin_readers(self) -> list[str]:
-        """Those that read with the stream service's own subscriber."""
+        """The readers that use the stream service's own subscriber."""
         others = {*self.clients, *self.readers}
         return [name for name in self.subscribers if name not in others]
 
     def readers_by(self, delivery: str) -> list[str]:
-        """Those that `add_reader` made for it."""
+        """The readers that `add_reader` added for this delivery."""
         return [name for name, reads in self.readers.items() if reads == delivery]
 
     def settled(self, readers: list[str] | None = None) -> bool:
-        """Everything offered is acknowledged, and all readers are at the same end beyond it."""
+        """Whether all offers are acknowledged and all readers are at the same end behind them."""
         if len(self.streams) < len(self.records) or self.unacknowledged():
             return False
         for stream, record in self.records.items():
@@ -450,11 +450,11 @@ class Cluster:
         return True
 
     def audit(self, within_ns: int = 30 * SECOND) -> bool:
-        """Read every replica afresh, from the first position of every stream of the default
-        delivery.
+        """Read every replica from the first position of every stream of the default delivery, with
+        new subscribers; returns whether they reached the end.
 
-        What all readers have reached is given a moment to reach all replicas; by the rules up to
-        there the audit is judged (expiry goes on meanwhile).
+        First wait for the positions that all readers have reached to arrive at all replicas. The
+        audit is judged by the retention rules up to these positions (expiry goes on meanwhile).
         """
         for name, stream in self.streams.items():
             reached = [self.position(reader, name) for reader in self.readers_of(name)]
@@ -482,7 +482,7 @@ class Cluster:
 
 
 def _counting(machine: Machine, counters: Counter[str]) -> Machine:
-    """Have a machine, or the layers of one, count where the counts outlive it."""
+    """Give a machine, or its layers, counters that survive a restart; returns the machine."""
     for part in getattr(machine, "layers", {"": machine}).values():
         if isinstance(part, HandlerMachine):
             part.counters = counters

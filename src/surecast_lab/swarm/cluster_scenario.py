@@ -1,8 +1,8 @@
-"""What the scenarios on regions of replicas have in common: drawing a cluster, and judging it.
+"""The common part of scenarios on regions of replicas: drawing a cluster, and judging it.
 
-A plan has 1-5 regions with chains of 1-3, streams with all sorts of retention, publishers, and
+A plan has 1-5 regions with chains of 1-3, streams with various retention rules, publishers, and
 faults of servers and of the links between them. A scenario derives from both classes here and adds
-what its protocol is about: streams of its delivery, readers, further faults, a judge.
+what is specific to its protocol: streams of its delivery, readers, further faults, a judge.
 """
 
 from collections import Counter
@@ -31,7 +31,7 @@ __all__ = ["ClusterPlan", "ClusterScenario", "draw_cluster", "draw_span", "reenc
 
 
 class ClusterPlan(msgspec.Struct):
-    """The regions, what is published there, and what happens to servers and links."""
+    """The regions, their streams and publishers, and the faults of servers and links."""
 
     regions: dict[str, int]
     delays_ms: dict[str, int]
@@ -57,7 +57,7 @@ C = TypeVar("C", bound=ClusterPlan)
 
 
 def draw_cluster(rng: Random, count: int, kind: type[C]) -> C:
-    """A plan of `kind` with `count` regions; fields of its own have their defaults."""
+    """Draw a plan of `kind` with `count` regions; the subclass's own fields have their defaults."""
     names = ("east", "west", "north", "south", "centre")
     regions = {name: rng.randint(1, 3) for name in names[:count]}
     places = list(regions)
@@ -97,28 +97,28 @@ def draw_cluster(rng: Random, count: int, kind: type[C]) -> C:
 
 
 def draw_span(rng: Random, duration_ns: int) -> tuple[int, int]:
-    """From when on, and how long, a fault lasts."""
+    """Draw when a fault begins, and how long it lasts."""
     at_ns = WARM_UP_NS + rng.randrange(duration_ns)
     return at_ns, int(min(rng.expovariate(1 / (1.5 * SECOND)), 8 * SECOND)) + 20 * MS
 
 
 class ClusterScenario(Scenario[C]):
-    """A scenario whose world is that of a `Cluster`."""
+    """A scenario that runs on a `Cluster`."""
 
-    # Of the replica's layers, those of these protocols are to be covered.
+    # Coverage is counted for the layers of these protocols.
     protocols: ClassVar[frozenset[str]] = frozenset({"chain", "streams"})
 
     cluster: Cluster
 
     def __init__(self) -> None:
-        self.wiped: dict[str, bool] = {}  # regions
+        self.wiped: dict[str, bool] = {}  # regions with a wiped disk
 
     def build(self, seed: int, plan: C, trace: Trace | None) -> World:
         self.cluster = self.make_cluster(seed, plan, trace)
         return self.cluster.world
 
     def make_cluster(self, seed: int, plan: C, trace: Trace | None, **options: Any) -> Cluster:
-        """The plan's regions and publishers; `options` are further ones of `Cluster`."""
+        """A cluster with the plan's regions and publishers; `options` are passed to `Cluster`."""
         return Cluster(
             seed,
             plan.regions,
@@ -144,7 +144,7 @@ class ClusterScenario(Scenario[C]):
         }
 
     def layers(self) -> list[type[HandlerMachine]]:
-        """Those of a replica that belong to `protocols`."""
+        """The layers of a replica that belong to `protocols`."""
         return [
             kind
             for kind in replica_layers().values()
@@ -157,8 +157,8 @@ class ClusterScenario(Scenario[C]):
         return not isinstance(fault, Wipe) or self._may_wipe(fault.name)
 
     def _may_wipe(self, name: str) -> bool:
-        """A disk may go only while another full member lives, and once a region: more than that is
-        beyond what replicas promise."""
+        """Whether the disk of `name` may be wiped: only if another full member is running, and once
+        per region. Replicas do not promise to survive more."""
         region = name.split("/")[0]
         others = [m.name for m in self.cluster.members(region) if m.name != name]
         alive = any(self.cluster.world.machine(n) is not None for n in others)
@@ -191,17 +191,17 @@ class ClusterScenario(Scenario[C]):
     def audit(self) -> list[str]:
         if self.cluster.audit():
             return []
-        return [f"a fresh reader did not reach it: {self.unsettled()}"]
+        return [f"a new reader did not reach the end: {self.unsettled()}"]
 
     def judge(self) -> Tally:
         return self.cluster.judge()
 
-    def show(self, story: Timeline, heal_ns: int) -> None:
-        story.watch(self.cluster, heal_ns)
+    def show(self, timeline: Timeline, heal_ns: int) -> None:
+        timeline.watch(self.cluster, heal_ns)
 
 
 def reencoder() -> Callable[[Any], Any]:
-    """Encodes and decodes every message that is sent, as a real node does."""
+    """A function that encodes and decodes every message, as a real node does."""
     from surecast.core.wire import Codec
     from surecast.registry import message_types
 

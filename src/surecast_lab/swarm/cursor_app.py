@@ -1,10 +1,10 @@
-"""A program that reads by named subscriptions and writes down what it gets; the region keeps its
-place.
+"""A program that reads by named subscriptions and records its deliveries; the region stores its
+position.
 
-It uses the public API. What it has written down it acknowledges; killed and started again, it goes
-on where the region says. That may be a little before the end of its notebook, never behind it, and
-never before what it was told is stored. What it is given again must come in the same way; it is not
-written twice.
+It uses the public API and acknowledges the events it has recorded. After a kill and restart it
+continues at the position that the region stored. This position may be a little before the end of
+its delivery log, but never behind it, and never before a position whose acknowledgement was
+confirmed. Events delivered again must be the same; they are not recorded twice.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from surecast_lab.swarm.delivery_log import DeliveryLog
 
 __all__ = ["CursorApp", "as_batches", "connected"]
 
-WRITE_S = 0.02  # how often what came is written down and acknowledged
+WRITE_S = 0.02  # how often deliveries are recorded and acknowledged
 RECONNECT_S = 0.2
 REASONS = {name: reason for reason, name in REASON_NAMES.items()}
 
@@ -31,9 +31,9 @@ REASONS = {name: reason for reason, name in REASON_NAMES.items()}
 class CursorApp:
     """`args`: url, name, streams (name → id as hex), stored (a file of its own)."""
 
-    def __init__(self, args: dict[str, Any], notebook: Path) -> None:
+    def __init__(self, args: dict[str, Any], delivery_log: Path) -> None:
         self.args = args
-        self.notebook = DeliveryLog(notebook)
+        self.delivery_log = DeliveryLog(delivery_log)
         self.faults: list[str] = []
         self.stored = _Stored(Path(args["stored"]))
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -44,7 +44,7 @@ class CursorApp:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and not self.over.done():
-            self.over.set_exception(task.exception() or AssertionError("a diary never ends"))
+            self.over.set_exception(task.exception() or AssertionError("the program ended"))
 
     async def stop(self) -> None:
         self.task.cancel()
@@ -65,7 +65,7 @@ class CursorApp:
         page = _Page(self, stream)
         named = opened.subscribe("earliest", voids=True, name=me, ack="manual")
         async with named as subscription, asyncio.TaskGroup() as group:
-            group.create_task(page.write_now_and_then())
+            group.create_task(page.write_periodically())
             group.create_task(page.acknowledge(subscription))
             async for event in subscription:
                 page.take(event)
@@ -73,14 +73,14 @@ class CursorApp:
     # ------------------------------------------------------------ commands
 
     def status(self) -> dict[str, Any]:
-        return {"positions": dict(self.notebook.positions)}
+        return {"positions": dict(self.delivery_log.positions)}
 
     def results(self) -> dict[str, Any]:
         return {"failed": self.faults, "counters": {}}
 
 
 async def connected(url: str, mesh: bool = False) -> Client:
-    """All servers of the region may be down when a program starts."""
+    """Connect, and retry while no server answers: all may be down when a program starts."""
     while True:
         try:
             return await connect(url, mesh=mesh).open()
@@ -89,49 +89,50 @@ async def connected(url: str, mesh: bool = False) -> Client:
 
 
 class _Page:
-    """One stream of a diary."""
+    """One stream of the program."""
 
-    def __init__(self, diary: CursorApp, stream: LogId) -> None:
-        self.diary, self.stream = diary, stream
-        self.next = diary.notebook.positions.get(stream, 1)
+    def __init__(self, app: CursorApp, stream: LogId) -> None:
+        self.app, self.stream = app, stream
+        self.next = app.delivery_log.positions.get(stream, 1)
         self.pending: list[Event] = []
         self.written: Event | None = None  # the last one
         self.news = asyncio.Event()
         self.began = False
 
     def take(self, event: Event) -> None:
-        first, stored = event.range.start, self.diary.stored.positions.get(self.stream, 1)
+        first, stored = event.range.start, self.app.stored.positions.get(self.stream, 1)
         if not self.began and first < stored:
-            self.diary.faults.append(f"stored up to {stored}, but it goes on at {first}")
+            self.app.faults.append(f"stored up to {stored}, but it continues at {first}")
         self.began = True
         if event.seq >= self.next:
             self.pending.append(event)
 
-    async def write_now_and_then(self) -> None:
+    async def write_periodically(self) -> None:
         while True:
             await asyncio.sleep(WRITE_S)
             events, self.pending = self.pending, []
             if events:
                 batches = tuple(as_batches(self.stream, events, self.next))
-                self.diary.notebook.take(self.stream, batches)
+                self.app.delivery_log.take(self.stream, batches)
                 self.next = batches[-1].hi
                 self.written = events[-1]
                 self.news.set()
 
     async def acknowledge(self, subscription: Subscription) -> None:
-        """A region that cannot write takes its time; reading goes on meanwhile."""
+        """Acknowledge recorded events. This may block while the region cannot write; reading goes
+        on meanwhile."""
         while True:
             await self.news.wait()
             self.news.clear()
             event = self.written
             assert event is not None
             await subscription.ack(event)
-            self.diary.stored.note(self.stream, event.seq + 1)
+            self.app.stored.note(self.stream, event.seq + 1)
 
 
 def as_batches(stream: LogId, events: list[Event], start: int) -> list[Batch]:
-    """The events as they could have come: what has one time, in one batch. The first position that
-    is wanted is `start`; a range of voids may begin before it."""
+    """The events as batches in which they could have been delivered: adjacent events with the same
+    time share a batch. The first wanted position is `start`; a void range may begin before it."""
     found: list[Batch] = []
     run: list[Event] = []
     for event in [*events, None]:
@@ -154,7 +155,7 @@ def _joins(one: Event, other: Event) -> bool:
 
 
 class _Stored:
-    """What it was told is stored, in a file: each line a stream and a position."""
+    """The confirmed positions, in a file: each line has a stream and a position."""
 
     def __init__(self, path: Path) -> None:
         whole = path.read_text() if path.exists() else ""

@@ -1,9 +1,9 @@
-"""Damaged and rolled-back disks in a swarm: which faults a seed draws, and which may happen when.
+"""Damaged and rolled-back disks in a swarm: which faults a seed draws, and which are allowed when.
 
-A fault is left out only where no readable copy of what it takes would be left: replicas promise
-nothing then. A region of several replicas needs another whole member of the chain; a lone replica
-needs another region with all that it owns. Meanwhile every replica is watched: one whose disk has
-holes must not be head or tail of a chain that has other members.
+A fault is skipped only if it could destroy the last readable copy of some data, because replicas
+promise nothing in this case. A region of several replicas needs another complete member of the
+chain; a lone replica needs another region with all streams that it owns. Meanwhile every replica is
+checked: one whose disk has holes must not be head or tail of a chain that has other members.
 """
 
 from functools import partial
@@ -23,10 +23,10 @@ WATCH_NS = 20 * MS
 
 
 class DamagePlan(msgspec.Struct):
-    """What a seed draws of these faults."""
+    """The faults that a seed draws."""
 
     faults: list[Timed]
-    copies: list[tuple[int, str]]  # when which node's disk is copied, to be rolled back to
+    copies: list[tuple[int, str]]  # (time, node): when a disk is copied, for a later roll back
 
 
 def draw_damage(
@@ -57,7 +57,7 @@ def draw_damage(
 
 
 class Damages:
-    """One seed's damage: what may happen, and what must not be seen."""
+    """The damage of one seed: which faults are allowed, and violations found meanwhile."""
 
     def __init__(self, cluster: Cluster, plan: DamagePlan, holds: list[str]) -> None:
         self.cluster = cluster
@@ -73,7 +73,7 @@ class Damages:
         region = fault.name.split("/")[0]
         if len(self.cluster.regions[region]) > 1:
             return self._has_whole_member(region, fault.name) or self._is_last(region, fault)
-        # Cursors of a lone region are nowhere else.
+        # Cursors of a region with a lone replica exist nowhere else.
         return region not in self.holds and self._is_elsewhere(region, fault.name)
 
     def _has_whole_member(self, region: str, name: str) -> bool:
@@ -86,13 +86,13 @@ class Damages:
             return False
         chain = machine.layers["chain"]
         if chain.store_failures or self.cluster.world.disk(name).failing:
-            return False  # it may be about to leave the chain; then an operator must decide
+            return False  # it may leave the chain soon; an operator would have to decide then
         return bool(
             chain.is_member and chain.me.disk == disk_id and not chain.holes and chain.saved.clean
         )
 
     def _is_last(self, region: str, fault: Damage | RollBack) -> bool:
-        """Whether it is the last member, and a replica that was dropped can replace what is hit."""
+        """Whether it is the last member, and a dropped replica can replace the damaged data."""
         if not isinstance(fault, Damage) or fault.kind not in ("record", "segment"):
             return False
         members = self.cluster.members(region)
@@ -109,7 +109,7 @@ class Damages:
         )
 
     def _floor(self, name: str, log: LogId) -> int:
-        """What a replica knows to be committed even after a crash."""
+        """The position below which a replica knows all to be committed, even after a crash."""
         disk = self.cluster.world.disk(name)
         saved = disk.state("chain/committed")
         if saved is None or disk.holes(log) or disk.state(DAMAGE):

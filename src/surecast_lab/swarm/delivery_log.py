@@ -1,7 +1,7 @@
-"""What a reader was given, written down as it came: the file is the application.
+"""The file in which a reader records its deliveries in order; it replaces an application.
 
-A reader that is killed and started again goes on where its file ends; an unfinished batch at the
-end of the file was never delivered.
+A reader that is killed and restarted continues at the end of its file. An incomplete batch at the
+end of the file counts as not delivered.
 """
 
 from pathlib import Path
@@ -22,7 +22,7 @@ def delivered_path(folder: str, node: str) -> Path:
 
 
 def read_delivered(path: Path) -> list[Batch]:
-    """The batches in the file, in order; an unfinished one at its end is not there."""
+    """The batches in the file, in order, without an incomplete one at its end."""
     data = memoryview(path.read_bytes() if path.exists() else b"")
     found = []
     while len(data) >= HEADER_SIZE:
@@ -35,7 +35,7 @@ def read_delivered(path: Path) -> list[Batch]:
 
 
 class DeliveryLog:
-    """The file of what was delivered, and how far each stream has come in it."""
+    """The file of deliveries, and the next position of each stream."""
 
     def __init__(self, path: Path) -> None:
         self.positions: dict[LogId, int] = {}
@@ -48,5 +48,5 @@ class DeliveryLog:
 
     def take(self, stream: LogId, batches: tuple[Batch, ...]) -> None:
         frames = [part for batch in batches for part in encode_batch(batch)]
-        self.file.write(b"".join(frames))  # in one piece: a kill comes before it or after it
+        self.file.write(b"".join(frames))  # one write, so a kill comes before or after it
         self.positions[stream] = batches[-1].hi

@@ -1,6 +1,6 @@
 """Damage to real data folders: bits flipped, files cut short or removed, folders rolled back.
 
-Everything is drawn from a generator that is handed in, so that a seed does the same again.
+Everything is drawn from the caller's generator, so that a seed can be repeated.
 """
 
 import os
@@ -20,7 +20,7 @@ def damage_folder(folder: Path, rng: Random, kind: str = "") -> str:
     files = [p for p in files if p.stat().st_size]
     if not files:
         return "nothing to damage"
-    # Segments and journals alike, however many there are of each.
+    # Each kind of file is equally likely, however many files it has.
     names = sorted({p.name.partition("-")[0] for p in files})
     name = rng.choice(names)
     path = rng.choice([p for p in files if p.name.partition("-")[0] == name])

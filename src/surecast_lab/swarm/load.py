@@ -1,10 +1,10 @@
-"""Users at full load, in processes of their own: one publishes all it can, the others read.
+"""Programs at full load, each in its own process: one publishes as fast as it can, others read.
 
-Both use nothing but the public API. The only publisher of a stream puts into each event the
-position that the event will get, and gives position `n` the key `n % KEYS`. So a reader can judge
-by itself, whatever it skips: each event must carry its own position, positions must rise, and at
-the end it must hold the last of every key. Then all that it did not get had been replaced by
-something that it did get.
+They use only the public API. The stream has one publisher, which puts into each event the position
+that the event will get, and gives position `n` the key `n % KEYS`. So a reader can check its
+deliveries alone, even if it skips some: each event must contain its own position, positions must
+rise, and at the end the reader must have the last event of every key. Then every event that it
+skipped was replaced by one that it received.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from surecast.client.stream import Stream
 __all__ = ["KEYS", "Gauge", "Pump", "User"]
 
 KEYS = 1000
-ROWS = 16_000  # a call: several batches, so that some are under way while others are made
+ROWS = 16_000  # per call: several batches, so that some are in flight while others are built
 RETAIN = {"all": keep_all, "latest": latest_per_key}
 
 
@@ -56,7 +56,7 @@ class User:
 
 
 class Pump(User):
-    """Publishes as fast as it is let; `args`: url, stream, retain."""
+    """Publishes as fast as the region accepts events; `args`: url, stream, retain."""
 
     def __init__(self, args: dict[str, Any]) -> None:
         super().__init__(args)
@@ -74,7 +74,7 @@ class Pump(User):
             self.published += ROWS
 
     def quiet(self) -> None:
-        """After the call under way no more."""
+        """Stop publishing after the current call."""
         self.on = False
 
     def status(self) -> dict[str, Any]:
@@ -83,13 +83,13 @@ class Pump(User):
 
 
 class Gauge(User):
-    """Reads all from the first position on, unless it holds; `args`: those of a pump, mesh."""
+    """Reads from the first position on; `hold` pauses it. `args`: those of a pump, and mesh."""
 
     def __init__(self, args: dict[str, Any]) -> None:
         super().__init__(args)
         self.position = 1  # next
         self.events = 0
-        self.last = np.zeros(KEYS, np.int64)  # by key: the last position that it got
+        self.last = np.zeros(KEYS, np.int64)  # by key: the last position delivered
         self.faults: list[str] = []
         self.flowing = asyncio.Event()
         self.flowing.set()
@@ -103,20 +103,20 @@ class Gauge(User):
 
     def _take(self, batch: Any) -> None:
         seqs = batch.column("seq").to_numpy()
-        said = _numbers(batch.column("value"))
+        expected = _numbers(batch.column("value"))
         keys = _numbers(batch.column("key"))
         if seqs[0] < self.position or (np.diff(seqs) <= 0).any():
-            self.faults.append(f"at {self.position} came [{seqs[0]}, {seqs[-1]}]")
-        if (said != seqs).any() or (keys != seqs % KEYS).any():
+            self.faults.append(f"[{seqs[0]}, {seqs[-1]}] was delivered at {self.position}")
+        if (expected != seqs).any() or (keys != seqs % KEYS).any():
             self.faults.append(
                 f"[{seqs[0]}, {seqs[-1]}] has other events than were published there"
             )
-        self.last[seqs % KEYS] = seqs  # of several with one key, the last stays
+        self.last[seqs % KEYS] = seqs  # if a key occurs several times, numpy keeps the last
         self.position = int(seqs[-1]) + 1
         self.events += len(seqs)
 
     def hold(self) -> None:
-        """Live on, but ask for nothing more."""
+        """Take no more batches, with the process running."""
         self.flowing.clear()
 
     def go_on(self) -> None:
@@ -126,7 +126,7 @@ class Gauge(User):
         return {"position": self.position, "events": self.events, "faults": self.faults[:5]}
 
     def missing(self, end: int) -> list[int]:
-        """Keys whose last event before `end` it has not got, as their positions."""
+        """Positions of the last event of a key before `end` that were not delivered."""
         wanted = np.arange(max(1, end - KEYS), end)
         found: list[int] = wanted[self.last[wanted % KEYS] != wanted].tolist()
         return found

@@ -1,12 +1,13 @@
-"""A crowd of mesh clients: who comes when, follows what from where, changes its mind, and goes.
+"""Mesh clients of a plan: when each joins and leaves, and which streams it follows from where.
 
-A plan says it all beforehand. While it runs, clients and servers are looked into now and then: an
-extra to the judgement from outside. A view or a buffer beyond its bound hurts nobody at first.
+The plan determines everything. During the run the internal state of clients and servers is checked
+at intervals, in addition to the judgement from outside, because a view or a buffer that exceeds its
+bound need not have visible effects at first.
 
-G2  what is early is in order, without overlaps, and ahead of what was delivered
-G11 nothing is both delivered and still to be asked for; buffers are within their caps
-G12 a view has at most V members, among them neither oneself nor a server
-R12 when nothing is published, hardly anything is asked for
+G2  early batches are in order, without overlaps, and behind the delivered positions
+G11 no position is both delivered and still to be requested; buffers are within their caps
+G12 a view has at most V members, and neither its owner nor a server is among them
+R12 when nothing is published, there are hardly any requests
 """
 
 from collections import Counter
@@ -26,25 +27,26 @@ from surecast_lab.swarm.cluster import Cluster
 
 __all__ = ["LATEST", "Change", "MeshClients", "MeshPlan", "Visit"]
 
-# How much of a stream is skipped; between the two, from a seq on; beyond, from one yet to come.
+# The share of a stream that a client skips. Between the two it starts at a seq; above 1 that seq is
+# still to come.
 EARLIEST, LATEST = 0.0, 1.0
 LOOK_NS = 250 * MS
-REQUESTS_MAX = 2  # by a client for a stream, a second, when there is no news
-PACK_NS = 50 * MS  # between a polite goodbye and being gone
+REQUESTS_MAX = 2  # of a client for a stream, per second, while nothing is published
+PACK_NS = 50 * MS  # between unfollowing the streams and the stop of a polite client
 
 
 class Visit(msgspec.Struct):
-    """One client, from its coming to its going."""
+    """One client, from its start to its end."""
 
     name: str
     comes_ns: int
     leaves_ns: int  # 0: it stays
-    polite: bool  # it says goodbye to its peers
-    follows: dict[str, float]  # stream → how much of it is skipped
+    polite: bool  # it unfollows its streams before it stops
+    follows: dict[str, float]  # stream → the share of it that is skipped
 
 
 class Change(msgspec.Struct):
-    """A client begins to follow a stream, or, with `skips` None, no longer does."""
+    """A client begins to follow a stream, or unfollows it if `skips` is None."""
 
     at_ns: int
     name: str
@@ -55,7 +57,7 @@ class Change(msgspec.Struct):
 class MeshPlan(msgspec.Struct):
     config: MeshConfig
     client: dict[str, Any]  # further settings of every client
-    high_water_bytes: int  # of sessions, beyond which they are congested
+    high_water_bytes: int  # of a session; with more it is congested
     visits: list[Visit]
     changes: list[Change]
 
@@ -66,8 +68,8 @@ class MeshClients:
     def __init__(self, cluster: Cluster, plan: MeshPlan) -> None:
         self.cluster = cluster
         self.counts = Counter(dict.fromkeys(("came", "left", "crashed", "stalled", "changed"), 0))
-        self.violations: dict[tuple[str, str], str] = {}  # the first of each sort and client
-        # The bounds as planned, not as a client believes them to be.
+        self.violations: dict[tuple[str, str], str] = {}  # the first of each kind and client
+        # The bounds of the plan, independent of the client's own configuration.
         self.bounds = ClientConfig("client", ("server",), plan.config, **plan.client)
         self.names = {visit.name: True for visit in plan.visits}
         self.to_come = len(plan.visits)
@@ -83,7 +85,7 @@ class MeshClients:
         return name in self.cluster.subscribers
 
     def is_away(self, name: str) -> bool:
-        """One of ours that has not come yet, or has left."""
+        """Whether it is a client of the plan that has not joined yet, or has left."""
         return name in self.names and not self.is_there(name)
 
     # ------------------------------------------------------------ coming and going
@@ -117,13 +119,13 @@ class MeshClients:
         cluster.world.call(visit.comes_ns, come)
 
     def _start(self, stream: str, skips: float) -> int:
-        """Where a client begins: 0 is the latest."""
+        """The position where a client starts; 0 is the latest."""
         end = max(self.cluster.records[stream].acked.values(), default=0) + 1
         return 0 if skips == LATEST else max(1, int(skips * end))
 
     def _change(self, change: Change, _world: World) -> None:
         cluster, name, stream = self.cluster, change.name, change.stream
-        # A stalled one would go on delivering for a while to a record that is closed.
+        # A stalled client would continue to deliver for a while, after its record is closed.
         if not self.is_there(name) or cluster.world.nodes[name].paused:
             return
         follows = stream in cluster.clients[name]
@@ -138,16 +140,17 @@ class MeshClients:
     # ------------------------------------------------------------ quiet
 
     def requests(self) -> int:
-        """How many requests peers and servers have been sent so far."""
+        """The number of requests handled by peers and servers so far."""
         counters, servers = self.cluster.counters, self.cluster.regions.values()
         tag = tag_of(MeshRequest)
-        asked = sum(counters[name][tag] for name in self.cluster.clients)
-        return asked + sum(counters[n][tag] for nodes in servers for n in nodes)
+        by_peers = sum(counters[name][tag] for name in self.cluster.clients)
+        return by_peers + sum(counters[n][tag] for nodes in servers for n in nodes)
 
-    def mind_quiet(self, requests: int, for_ns: int) -> None:
-        """R12: all have everything and nobody publishes; since then there were so many requests.
+    def check_quiet(self, requests: int, for_ns: int) -> None:
+        """R12: note a violation if there were too many requests in `for_ns` without publishes.
 
-        Each feed asks a server now and then, and for what expiry adds to a stream.
+        Each feed still sends a request to a server at intervals, and for the positions that expiry
+        adds to a stream.
         """
         feeds = sum(len(self.cluster.clients[n]) for n in self.names if self.is_there(n))
         allowed = max(1, feeds) * REQUESTS_MAX * for_ns // SECOND
@@ -155,7 +158,7 @@ class MeshClients:
             what = f"R12 {requests} requests in {for_ns / SECOND:.0f} s without news"
             self.violations["all", "R12"] = f"{what}, at most {allowed} expected"
 
-    # ------------------------------------------------------------ looking inside
+    # ------------------------------------------------------------ internal state
 
     def _look(self, world: World) -> None:
         for name in self.cluster.clients:
@@ -182,14 +185,14 @@ def _wrong_view(view: View, size_max: int) -> list[str]:
     if len(peers) > size_max:
         found.append(f"G12 a view of {len(peers)}, at most {size_max} allowed")
     if len(set(peers)) < len(peers) or view.me in peers:
-        found.append("G12 a view has its owner, or somebody twice, in it")
+        found.append("G12 a view contains its owner, or a peer twice")
     if any(peer in view.servers for peer in peers):
-        found.append("G12 a view has a server in it")
+        found.append("G12 a view contains a server")
     return found
 
 
 def _wrong(feed: Feed, bounds: ClientConfig) -> list[str]:
-    """What of the bounds of a client's feed is broken."""
+    """Violations of the bounds in a client's feed."""
     found = []
     kept_bytes = sum(batch.nbytes for batch in feed.kept[feed.kept_from :])
     if not kept_bytes == feed.kept_bytes <= bounds.keep_bytes_max:

@@ -1,11 +1,11 @@
-"""One seed of nakcast's swarm: its streams and broadcast ones on the same chains, under faults.
+"""One seed of nakcast's swarm: nakcast and broadcast streams on the same chains, under faults.
 
-Links between readers and servers lose, double and reorder datagrams all the time. Servers send
-again only a drawn number of positions, so that readers which were away lose some. In half of the
-seeds one replica begins without the protocol: streams of the delivery are refused in its region
-until it is replaced. The verdict on the streams comes from the clients' records alone
-(`protocols.nakcast.checks`, `protocols.sprinkler.checks`). In addition the replicas are looked at
-in the end: no layer knows a stream of the other delivery, and no other region has one of nakcast.
+Links between readers and servers lose, duplicate and reorder datagrams all the time. Servers repeat
+only a limited number of positions, which is drawn, so that readers which were away lose some. In
+half of the seeds one replica starts without the protocol: streams of the delivery are refused in
+its region until it is replaced. The verdict on the streams comes from the clients' records alone
+(`protocols.nakcast.checks`, `protocols.sprinkler.checks`). In addition the replicas are checked at
+the end: no layer knows a stream of the other delivery, and a nakcast stream is in no other region.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ __all__ = ["SCENARIO", "NakcastScenario", "Plan"]
 DELIVERY = "nakcast"
 REPLACED_NS = WARM_UP_NS  # when the replica that lacks the protocol is replaced
 READER_FAULTS = ("crash", "pause", "cut", "one-way cut", "isolate", "degrade")
-PATIENCE_NS = 600 * SECOND  # of publishers whose server is out of reach: it will be back
+PATIENCE_NS = 600 * SECOND  # of publishers without a reachable server: it will come back
 
 
 class Plan(ClusterPlan):
@@ -53,7 +53,7 @@ class Plan(ClusterPlan):
     reader_faults: list[Timed] = field(default_factory=list)
     link: dict[str, Any] = field(default_factory=dict)  # between readers and servers
     settings: dict[str, int] = field(default_factory=dict)  # of the servers
-    lacks: str = ""  # the replica that begins without the protocol
+    lacks: str = ""  # the replica that starts without the protocol
 
     @property
     def timed_faults(self) -> Sequence[Timed]:
@@ -95,7 +95,7 @@ def _draw_policy(rng: Random) -> Policy:
 
 
 def _draw_faults(rng: Random, plan: Plan) -> list[Timed]:
-    """What happens to readers, and to the links between them and their servers."""
+    """Draw faults of readers, and of the links between them and their servers."""
     found = []
     for _ in range(rng.randint(2, 8)):
         name = rng.choice(plan.readers)
@@ -156,7 +156,7 @@ class NakcastScenario(ClusterScenario[Plan]):
             replica = plan.lacks
             cluster.world.call(REPLACED_NS, lambda _: cluster.reinstall(replica))
         for name, (owner, policy) in plan.nakcast_streams.items():
-            # The head learns what the new one speaks when it has a session with it.
+            # The head learns the protocols of the new replica when a session with it opens.
             at_ns = REPLACED_NS + SECOND if owner == region else 0
             cluster.open(name, owner, policy, at_ns, delivery=DELIVERY, read_in=[owner])
 
@@ -168,14 +168,14 @@ class NakcastScenario(ClusterScenario[Plan]):
     # ------------------------------------------------------------ after healing
 
     def audit(self) -> list[str]:
-        """Read every replica afresh."""
+        """Read every replica with new readers."""
         found = super().audit()
         for nodes in self.cluster.regions.values():
             for node in nodes:
                 self.cluster.add_reader(f"{node}.audit", DELIVERY, servers=(node,))
         world = self.cluster.world
         if not world.run(world.now_ns + 30 * SECOND, until=lambda _: self.settled()):
-            found.append(f"a fresh reader did not reach the end: {self.unsettled()}")
+            found.append(f"a new reader did not reach the end: {self.unsettled()}")
         return found
 
     def judge(self) -> Tally:
@@ -235,7 +235,7 @@ class NakcastScenario(ClusterScenario[Plan]):
 
 
 def _given(reading: Reading) -> checks.Reading:
-    """The same in the words of nakcast's checks. (Order is judged by `Reading` itself.)"""
+    """Convert a reading to the type of nakcast's checks. (`Reading` itself checks the order.)"""
     given = [Given("event", event.seq, event.seq + 1, event.value) for event in reading.events]
     given += [Given("void", lo, hi) for lo, hi, _ in reading.voids]
     given += [Given("lost", lo, hi) for lo, hi, _ in reading.lost]

@@ -1,8 +1,8 @@
-"""A program that reads all streams that match a pattern, by the public API, and writes down what it
-gets.
+"""A program that reads all streams that match a pattern, by the public API, and records its
+deliveries.
 
-Started again, it reads from the beginning and writes down what is behind the end of its notebook.
-Streams that its version cannot read it leaves out: it tells which, by the warnings it logged.
+After a restart it reads from the beginning and records only events behind the end of its delivery
+log. It leaves out streams that its version cannot read; its status has the warnings about these.
 """
 
 import asyncio
@@ -20,26 +20,26 @@ from surecast_lab.swarm.session_report import SessionReport, report
 
 __all__ = ["PatternReader"]
 
-WRITE_S = 0.02  # how often what came is written down
+WRITE_S = 0.02  # how often deliveries are recorded
 WARNINGS_MAX = 1000
 
 
 class _Warnings(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.said: list[str] = []
+        self.messages: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        if len(self.said) < WARNINGS_MAX:
-            self.said.append(record.getMessage())
+        if len(self.messages) < WARNINGS_MAX:
+            self.messages.append(record.getMessage())
 
 
 class PatternReader:
     """`args`: url, pattern, mesh."""
 
-    def __init__(self, args: dict[str, Any], notebook: Path) -> None:
+    def __init__(self, args: dict[str, Any], delivery_log: Path) -> None:
         self.args = args
-        self.notebook = DeliveryLog(notebook)
+        self.delivery_log = DeliveryLog(delivery_log)
         self.client: Client | None = None
         self.ids: dict[str, LogId] = {}
         self.pending: dict[str, list[Event]] = {}
@@ -54,7 +54,7 @@ class PatternReader:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and not self.over.done():
-            self.over.set_exception(task.exception() or AssertionError("a reader never ends"))
+            self.over.set_exception(task.exception() or AssertionError("the reader ended"))
 
     async def stop(self) -> None:
         self.task.cancel()
@@ -70,11 +70,11 @@ class PatternReader:
         self.client = client = await connected(self.args["url"], self.args["mesh"])
         subscription = client.subscribe(self.args["pattern"], start="earliest", voids=True)
         async with subscription, asyncio.TaskGroup() as group:
-            group.create_task(self._write_now_and_then(client))
+            group.create_task(self._write_periodically(client))
             async for event in subscription:
                 self.pending.setdefault(event.stream, []).append(event)
 
-    async def _write_now_and_then(self, client: Client) -> None:
+    async def _write_periodically(self, client: Client) -> None:
         while True:
             await asyncio.sleep(WRITE_S)
             pending, self.pending = self.pending, {}
@@ -84,17 +84,20 @@ class PatternReader:
                 self._write(name, self.ids[name], events)
 
     def _write(self, name: str, stream: LogId, events: list[Event]) -> None:
-        start = self.notebook.positions.get(stream, 1)
+        start = self.delivery_log.positions.get(stream, 1)
         for lost in [event for event in events if event.kind == "lost"]:
             self.faults.append(f"{name}: {lost.range} is lost: {lost.reason}")
         news = [event for event in events if event.seq >= start and event.kind != "lost"]
         if news:
-            self.notebook.take(stream, tuple(as_batches(stream, news, start)))
+            self.delivery_log.take(stream, tuple(as_batches(stream, news, start)))
 
     # ------------------------------------------------------------ commands
 
     def status(self) -> dict[str, Any]:
-        return {"positions": dict(self.notebook.positions), "warnings": list(self.warnings.said)}
+        return {
+            "positions": dict(self.delivery_log.positions),
+            "warnings": list(self.warnings.messages),
+        }
 
     def results(self) -> dict[str, Any]:
         return {"failed": self.faults, "counters": {}}

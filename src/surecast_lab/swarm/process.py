@@ -1,9 +1,9 @@
-"""One node of a deployment as a worker process (`testing.workers`): what runs in it.
+"""One node of a deployment as a worker process (`testing.workers`).
 
-`make(spec)` makes it. Replicas and witnesses are exactly what `surecast serve` runs, made from the
-same configuration document. Publishers and readers are their machines in a node, built by `build`,
-which recordings name (see `BUILDS`) to have them built again; what a reader is given goes to its
-delivery log.
+`make(spec)` returns the service that runs in it. Replicas and witnesses are exactly what `surecast
+serve` runs, created from the same configuration document. Publishers and readers are machines in a
+node, created by `build`; recordings contain its name (`BUILDS`), so that a replay can create them
+again. A reader's deliveries are recorded in its delivery log.
 """
 
 import asyncio
@@ -44,30 +44,30 @@ from surecast_lab.testing.workers import Service
 
 __all__ = ["BUILD", "BUILDS", "ProcessSpec", "build", "make"]
 
-BUILD: Final = "process-swarm"  # what recordings call `build`
+BUILD: Final = "process-swarm"  # the name of `build` in recordings
 
-UNACKNOWLEDGED_MAX = 100  # batches of a stream; its load waits while there are more
+UNACKNOWLEDGED_MAX = 100  # batches of a stream; with more, its load pauses
 STREAMS_SHOWN = 100
 
 
 class ProcessSpec(msgspec.Struct, frozen=True):
     name: str
-    role: str  # server (a replica or a witness), publisher, client, subscriber; a user's program
-    args: dict[str, Any]  # of `build`, beside the role; of a server, its configuration document
+    role: str  # server (replica or witness), publisher, client, subscriber, or a program's name
+    args: dict[str, Any]  # for `build`, without the role; for a server, its configuration document
     listen: tuple[str, int]  # of a node that is not a server
-    book: dict[str, tuple[str, int]]  # whom it reaches where: at home, or through a relay
+    book: dict[str, tuple[str, int]]  # addresses of its peers: direct, or of a relay
     folder: str
     seed: int
     life: int = 1  # how often it was started
     record: bool = False
-    without: tuple[str, ...] = ()  # protocols that its version does not have yet
+    without: tuple[str, ...] = ()  # protocols that its version lacks
 
 
 def build(ctx: Any, args: dict[str, Any]) -> Any:
-    """The machine of a node: `args` has its role and what that needs.
+    """Create the machine of a node; `args` has its role and the role's parameters.
 
-    (Servers in processes of their own are built by `server.nodes`; tests that have them in their
-    own process and name them freely make them here.)
+    (Server processes create theirs in `server.nodes`. Tests that run servers in their own process,
+    under any name, use this function.)
     """
     role, replicas = args["role"], tuple(args.get("replicas", ()))
     counters: Counter[str] = Counter()
@@ -91,7 +91,7 @@ def build(ctx: Any, args: dict[str, Any]) -> Any:
 BUILDS: Final = {BUILD: build}
 
 
-# ---------------------------------------------------------------- what lives in a process
+# ---------------------------------------------------------------- services
 
 
 class Host:
@@ -113,7 +113,7 @@ class Host:
         return look(self.server, STREAMS_SHOWN)
 
     def members(self) -> list[str]:
-        """The chain of the region, by the witness that lives here."""
+        """The chain of the region, by the witness in this process."""
         assert self.server.witness is not None
         service = self.server.witness.machine
         assert isinstance(service, ConfigService)
@@ -124,7 +124,7 @@ class Host:
         counters["store.moves"] = sum(getattr(n.store, "moves", 0) for n in self.server.nodes)
         if self.server.replica is not None:
             lowest = next(iter(self.server.layers.values()))
-            counters += lowest.counters  # which the other layers share
+            counters += lowest.counters  # shared with the other layers
         return {"counters": dict(counters)}
 
     def sessions(self) -> SessionReport:
@@ -132,24 +132,24 @@ class Host:
 
 
 class Resident:
-    """A publisher or a reader, what it was asked to do and what came of it."""
+    """A publisher or a reader, with its offers, acknowledgements and deliveries."""
 
     def __init__(self, spec: ProcessSpec) -> None:
         self.spec = spec
         self.codec = Codec(message_types())
         self.opened: dict[str, LogId] = {}
         self.refused: dict[str, str] = {}  # streams that were not opened, and why
-        # Stream, number of the first, values, keys; the token of an offer is its place here.
+        # Stream, number of the first, values, keys; the token of an offer is its index here.
         self.offered: list[tuple[LogId, int, list[bytes], list[bytes | None]]] = []
         self.acked: dict[int, int] = {}  # token → seq
-        self.ends: dict[LogId, int] = {}  # how far what was acknowledged reaches
+        self.ends: dict[LogId, int] = {}  # the end of the acknowledged positions
         self.failed: list[str] = []
         self.loads: list[asyncio.Task[None]] = []
         self.numbers: Counter[LogId] = Counter()
-        self.notebook = DeliveryLog(delivered_path(spec.folder, spec.name))
+        self.delivery_log = DeliveryLog(delivered_path(spec.folder, spec.name))
         args = {"role": spec.role, **spec.args}
         if spec.role in ("client", "subscriber"):
-            args["starts"] = {s.hex(): at for s, at in self.notebook.positions.items()}
+            args["starts"] = {s.hex(): at for s, at in self.delivery_log.positions.items()}
         self.store = MemoryStore(incarnation=spec.life)
         self.node = Node(
             spec.name,
@@ -161,7 +161,7 @@ class Resident:
             seed=spec.seed,
             role=spec.role,
             recorder=self._recorder(args) if spec.record else None,
-            on_deliver=self.notebook.take,
+            on_deliver=self.delivery_log.take,
             on_emit=self._on_emit,
         )
 
@@ -212,17 +212,17 @@ class Resident:
         self.node.give(inp)
 
     def resume(self, numbers: dict[LogId, int], ends: dict[LogId, int]) -> None:
-        """Go on with the numbers of an earlier life."""
+        """Continue with the numbers of the process before a restart."""
         self.numbers.update(numbers)
         self.ends.update(ends)
 
     def follow(self, streams: list[LogId], start: int) -> None:
         for stream in streams:
-            if stream not in self.notebook.positions:
+            if stream not in self.delivery_log.positions:
                 self.node.give(Follow(stream, start))
 
     def publish(self, stream: LogId, rows: int, every_ns: int, keys: int) -> None:
-        """Offer a batch of unique values now and then, until told to stop."""
+        """Offer a batch of unique values every `every_ns`, until `quiet`."""
         self.loads.append(asyncio.create_task(self._publish(stream, rows, every_ns, keys)))
 
     async def _publish(self, stream: LogId, rows: int, every_ns: int, keys: int) -> None:
@@ -255,7 +255,7 @@ class Resident:
 
     def status(self) -> dict[str, Any]:
         return {
-            "positions": dict(self.notebook.positions),
+            "positions": dict(self.delivery_log.positions),
             "opened": self.opened,
             "refused": self.refused,
             "unacknowledged": self._unacknowledged(),
@@ -281,12 +281,12 @@ class Resident:
 
 
 def make(spec: ProcessSpec) -> Service:
-    """What runs in the process of `spec`."""
-    for protocol in spec.without:  # before anything is built of the registry
+    """Create the service that runs in the process of `spec`."""
+    for protocol in spec.without:  # first, because all else is created from the registry
         del registry.PROTOCOLS[protocol]
     if spec.role == "server":
         return Host(spec)
-    if spec.role == "diary":
+    if spec.role == "cursor-app":
         return CursorApp(spec.args, delivered_path(spec.folder, spec.name))
     if spec.role == "pattern-reader":
         return PatternReader(spec.args, delivered_path(spec.folder, spec.name))

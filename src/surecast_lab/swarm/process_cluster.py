@@ -1,22 +1,23 @@
-"""A deployment of real processes on this machine, and the outside record of what they did.
+"""A deployment of real processes on this machine, with records of what they did.
 
-    with ProcessCluster(folder, seed=7, regions={"east": 3, "west": 1}, clients=4, thin=1) as fleet:
-        fleet.open("east.orders", "west", LatestPerKey())  # created through another region
-        fleet.publish("east.orders", rows=10, every_ns=5 * MS)
-        fleet.kill("east-2")
-        fleet.restart("east-2")
-        fleet.wait(lambda: fleet.least("east.orders") > 1000)
-        fleet.quiet()
-        fleet.rest()
-        fleet.judge().violations  # []
+    with ProcessCluster(folder, seed=7, regions={"east": 3}, clients=4, thin=1) as cluster:
+        cluster.open("east.orders", "east", LatestPerKey())
+        cluster.publish("east.orders", rows=10, every_ns=5 * MS)
+        cluster.kill("east-2")
+        cluster.restart("east-2")
+        cluster.wait(lambda: cluster.least("east.orders") > 1000)
+        cluster.quiet()
+        cluster.rest()
+        cluster.judge().violations  # []
 
-Each replica, witness, publisher and reader is a process; servers are what `surecast serve` runs.
-Regions reach each other, and clients each other, through a relay that can delay, lose and cut
-(`wiring.py`). A stream belongs to the region its first word names, else to the first region.
-`swarm.cluster` is the same deployment in the simulator, and the same judge looks at both.
+Each replica, witness, publisher and reader is a process; servers run `surecast serve`. Regions
+reach each other, and clients each other, through a relay that can delay, lose and cut
+(`wiring.py`). The owner of a stream is the region named by its first token, otherwise the first
+region.
+`swarm.cluster` is the same deployment in the simulator, with the same judge.
 
-A process that ends although nobody killed it is a fault of ours: `wait` raises what its log says
-last, and `judge` counts it. Logs, data folders and recordings stay in `folder`.
+A process that ends without being killed is a violation: `wait` raises the last lines of its log,
+and `judge` counts it. Logs, data folders and recordings stay in `folder`.
 """
 
 import time
@@ -46,17 +47,17 @@ from surecast_lab.testing.workers import Workers
 
 __all__ = ["ProcessCluster"]
 
-# Whatever is cut will be mended: a publish that waits for its owner's region never gives up.
+# Every cut link is mended later, so a publish that waits for its owner's region never gives up.
 PATIENCE = {"owner_ns": 3600 * SECOND}
-EXPIRE_NS = 1 * SECOND  # how often heads look for what has expired, unless set otherwise
+EXPIRE_NS = 1 * SECOND  # how often heads look for expired events, unless set otherwise
 
 
 class ProcessCluster:
     """`clients` mesh clients and `thin` subscribers in each region, and one publisher.
 
-    Links between regions have `wan`, others `lan`. `settings` has sections of the servers'
-    configuration ("chain", "storage", ...). `without` names protocols that all processes lack
-    until they are upgraded.
+    Links between regions have the shape `wan`, others `lan`. `settings` has sections of the
+    servers' configuration ("chain", "storage", ...). `without` names protocols that all processes
+    lack until they are upgraded.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class ProcessCluster:
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
-            raise UsageError(f"{folder} is not empty: a fleet keeps its data there")
+            raise UsageError(f"{folder} is not empty; a cluster needs an empty folder for its data")
         self.folder, self.seed, self.record = folder, seed, record
         self.settings = settings or {}
         self.without = without
@@ -83,19 +84,19 @@ class ProcessCluster:
             r: tuple(f"{r}-{n}" for n in range(1, count + 1)) for r, count in regions.items()
         }
         self.workers = Workers(folder)
-        self.specs: dict[str, ProcessSpec] = {}  # with which each was started last
+        self.specs: dict[str, ProcessSpec] = {}  # of each process's last start
         self.clients: list[str] = []  # in their region's mesh
         self.thin: list[str] = []
-        # A lone owner has lost its newest state. If nobody else knows who had published what,
-        # publishes that are under way are told that they expired, and are not taken twice.
+        # Whether a lone owner has lost its newest state. If no other region has its table of
+        # publishers, publishes in flight may fail as expired, so that none is stored twice.
         self.names_lost = False
-        # Programs that read by the public API, and what each reads; all others read everything
-        # that has the default delivery.
+        # Programs that read by the public API, and the streams that each reads; all other readers
+        # read all streams of the default delivery.
         self.named: dict[str, list[str]] = {}
-        self.faults: list[str] = []  # that programs found before they were upgraded
+        self.faults: list[str] = []  # found by programs before they were upgraded
         self.apart: list[str] = []  # streams of another delivery
-        self.loads: dict[str, list[tuple[Any, ...]]] = {}  # what each publisher publishes
-        self.earlier: dict[str, list[dict[str, Any]]] = {}  # results of a publisher's former lives
+        self.loads: dict[str, list[tuple[Any, ...]]] = {}  # the load of each publisher
+        self.earlier: dict[str, list[dict[str, Any]]] = {}  # a publisher's results before upgrades
         self.audits: list[str] = []
         self.audited: dict[str, int] = {}  # where each stream ended when the audit began
         self.policies: dict[str, Policy] = {}
@@ -106,7 +107,7 @@ class ProcessCluster:
             shared = {**self.settings, "node": {"record": str(folder)}} if record else self.settings
             self.wiring = Wiring(folder, regions, self.relay, wan, lan, shared)
             self.owners = self.wiring.layout.owners()
-            self._found()
+            self._start_servers()
             self.add_clients(clients)
             self.add_thin(thin)
         except BaseException:
@@ -121,8 +122,8 @@ class ProcessCluster:
 
     # ------------------------------------------------------------ building
 
-    def _found(self) -> None:
-        """Servers and publishers."""
+    def _start_servers(self) -> None:
+        """Start servers and publishers."""
         layout = self.wiring.layout
         self._spawn(
             self._spec(node.name, "server", layout.document(node), {}, parse_address(node.listen))
@@ -151,7 +152,7 @@ class ProcessCluster:
         )  # fmt: skip
 
     def _spawn(self, specs: Iterable[ProcessSpec]) -> list[str]:
-        """Start processes side by side and wait until each is ready; their names."""
+        """Start processes in parallel and wait until all are ready; returns their names."""
         started = list(specs)
         for spec in started:
             self.workers.start(spec.name, process.make, spec)
@@ -160,7 +161,7 @@ class ProcessCluster:
         return [spec.name for spec in started]
 
     def add_clients(self, count: int) -> None:
-        """So many mesh clients to each region; what reaches a client comes through the relay."""
+        """Add `count` mesh clients to each region; connections to them go through the relay."""
         new: list[ProcessSpec] = []
         for region, names in self.regions.items():
             args = {"replicas": names[::-1], "mesh": self.settings.get("mesh", {})}
@@ -174,13 +175,13 @@ class ProcessCluster:
         self._follow(added)
 
     def add_thin(self, count: int) -> None:
-        """So many thin subscribers to each region, over wires of their own."""
+        """Add `count` thin subscribers to each region, each with its own wire."""
         new: list[ProcessSpec] = []
         for region, names in self.regions.items():
             for _ in range(count):
                 number = len(self.thin) + len(new)
                 me = f"{region}/t{number}"
-                first = number % len(names)  # round the replicas: whoever is killed has readers
+                first = number % len(names)  # in turn, so that every replica has readers
                 args = {"replicas": names[first:] + names[:first]}
                 book = self.wiring.book_through(me, names)
                 new.append(self._spec(me, "subscriber", args, book))
@@ -188,28 +189,28 @@ class ProcessCluster:
         self._follow(added)
 
     def add_user(self, name: str, role: str, args: dict[str, Any]) -> str:
-        """A program of a user (`load.py`), by the public API."""
+        """Start a program that uses the public API (`load.py`, for example)."""
         region = self.wiring.region_of(name)
         args = {"url": url(self.wiring.layout, region), **args}
         return self._spawn([self._spec(name, role, args, {})])[0]
 
     def add_named(self, name: str, streams: Iterable[str]) -> None:
-        """A program that reads by named subscriptions (`diary.py`)."""
+        """Start a program that reads by named subscriptions (`cursor_app.py`)."""
         args = {
             "name": name.replace("/", "-"),
             "streams": {stream: self.streams[stream].hex() for stream in streams},
             "stored": str(self.folder / f"{file_name(name)}.stored"),
         }
-        self.named[self.add_user(name, "diary", args)] = list(streams)
+        self.named[self.add_user(name, "cursor-app", args)] = list(streams)
 
     def add_pattern_reader(self, name: str, pattern: str, mesh: bool) -> None:
-        """A program that reads all streams that match (`pattern_reader.py`)."""
+        """Start a program that reads all matching streams (`pattern_reader.py`)."""
         args = {"pattern": pattern, "mesh": mesh}
         self.named[self.add_user(name, "pattern-reader", args)] = self.default_streams
 
     @property
     def default_streams(self) -> list[str]:
-        """Those of the default delivery."""
+        """The streams of the default delivery."""
         return [stream for stream in self.streams if stream not in self.apart]
 
     def _follow(self, readers: list[str]) -> None:
@@ -221,12 +222,12 @@ class ProcessCluster:
     # ------------------------------------------------------------ driving
 
     def wait(self, condition: Callable[[], bool], within_s: float = 120.0) -> None:
-        """Until a condition holds. The time is a limit for broken runs, never a measure."""
+        """Wait until a condition holds; SurecastError after `within_s`, or if a process ended."""
         limit = time.monotonic() + within_s
         while True:
             self.workers.check()
             if not self.relay.alive:
-                raise SurecastError("the relay has ended, and all links with it")
+                raise SurecastError("the relay process has ended, so all links are down")
             if condition():
                 return
             if time.monotonic() > limit:
@@ -234,14 +235,14 @@ class ProcessCluster:
             time.sleep(0.05)
 
     def open(self, stream: str, region: str, policy: Policy) -> None:
-        """By the publisher of `region`, which need not be the owner."""
+        """Create a stream through the publisher of `region`, which need not be the owner."""
         if why := self.try_open(stream, region, policy):
             raise SurecastError(f"{stream} cannot be opened: {why}")
         self._follow(self.readers)
 
     def try_open(self, stream: str, region: str, policy: Policy, delivery: str = "") -> str:
-        """Why it was refused; "": it is open. With `delivery` given, `named` must list the readers
-        of the stream."""
+        """Try to create a stream; returns the reason of a refusal, or "" if it is open. If
+        `delivery` is given, `named` must list the readers of the stream."""
         publisher = self.workers[f"{region}/pub"]
         publisher.ask("open", Open(stream, StreamSpec(policy, delivery)))
         answer: dict[str, Any] = {}
@@ -265,7 +266,7 @@ class ProcessCluster:
     def publish(
         self, stream: str, rows: int, every_ns: int, keys: int = 50, region: str = ""
     ) -> None:
-        """From the owner's region, or from another one, which passes it on."""
+        """Start a load in the owner's region, or in another one, which forwards the events."""
         publisher = f"{region or self.owner(stream)}/pub"
         load = (self.streams[stream], rows, every_ns, keys)
         self.loads.setdefault(publisher, []).append(load)
@@ -277,13 +278,14 @@ class ProcessCluster:
             self.workers[name].ask("quiet")
 
     def kill(self, name: str) -> None:
-        """SIGKILL. A publisher alone knows what it offered and is the judge's witness: not it."""
+        """Send SIGKILL. Publishers must not be killed: only they have the record of their offers,
+        which the judge needs."""
         if name.endswith("/pub"):
-            raise UsageError(f"{name} cannot be killed: nobody else knows what it published")
+            raise UsageError(f"{name} cannot be killed: only it has the record of its offers")
         self.workers[name].kill()
 
     def crash_again(self, name: str, after_s: float) -> None:
-        """Start what was killed, and kill it so long after: it may not even be ready."""
+        """Start a killed process, and kill it again after `after_s`, even if it is not ready."""
         self._begin(name)
         time.sleep(after_s)
         self.workers[name].kill()
@@ -298,21 +300,19 @@ class ProcessCluster:
         self._begin(name)
         self.workers[name].ready()
         if name in self.readers:
-            self._follow([name])  # of what it had got nothing yet, it does not know
+            self._follow([name])  # it does not know streams of which nothing was delivered
 
     def restart_in_order(self, name: str) -> None:
-        """A server, as it is; its chain does without it for a moment, and takes it in as its tail.
-
-        (One that is back soon enough keeps its place.)
-        """
+        """Stop a server in order, wait until its chain has dropped it, and start it again, so that
+        it joins as the tail. (A server that returns earlier would keep its place.)"""
         self.workers[name].finish()
         self.wait(lambda: name not in self.members(self.wiring.region_of(name)))
         self.restart(name)
 
     def upgrade(self, name: str) -> None:
-        """Replace a process that lacks protocols by one that has them all: it ends in order and
-        starts again with its name and its folder. A publisher first waits for its last
-        acknowledgement, and goes on with its numbers."""
+        """Replace a process that lacks protocols by one that has them all: stop it in order and
+        start it with the same name and folder. A publisher first waits for its last
+        acknowledgement, and continues with its numbers."""
         worker = self.workers[name]
         publishes = name in self.publishers
         if publishes:
@@ -333,7 +333,7 @@ class ProcessCluster:
             self._follow([name])
 
     def stop(self, name: str) -> None:
-        """SIGSTOP: the process is there and does nothing."""
+        """Send SIGSTOP: the process exists but does not run."""
         self.workers[name].stop()
 
     def cont(self, name: str) -> None:
@@ -375,7 +375,7 @@ class ProcessCluster:
         return found
 
     def positions(self, readers: list[str] | None = None) -> dict[str, dict[str, int]]:
-        """Reader → stream that it reads → next position; only of those that can answer."""
+        """Reader → stream that it reads → next position; only readers that can answer."""
         found = {}
         for name in self.readers if readers is None else readers:
             if self.answers(name):
@@ -385,16 +385,17 @@ class ProcessCluster:
         return found
 
     def least(self, stream: str, readers: list[str] | None = None) -> int:
-        """How far the last of them is; of nobody that can answer, the first position."""
+        """The lowest next position of the readers; 1 if none can answer."""
         positions = self.positions(readers).values()
         return min((p[stream] for p in positions if stream in p), default=1)
 
     def in_flight(self) -> int:
-        """Batches offered and not acknowledged now."""
+        """The number of batches that are offered and not acknowledged."""
         return sum(self.workers[name].ask("status")["unacknowledged"] for name in self.publishers)
 
     def settled(self, readers: list[str] | None = None) -> bool:
-        """All that was offered is acknowledged, and all readers that run are at one end past it."""
+        """Whether all offers are acknowledged and all running readers are at the same end behind
+        them."""
         ends = dict.fromkeys(self.streams, 1)
         for name in self.publishers:
             status = self.workers[name].ask("status")
@@ -410,7 +411,7 @@ class ProcessCluster:
         return True
 
     def rest(self, readers: list[str] | None = None) -> None:
-        """Wait until all is settled and stays so: heads go on adding expiry to keep_for streams."""
+        """Wait until all is settled and stays so; heads still add expiry to keep_for streams."""
         ages_ns = [p.ns for p in self.policies.values() if isinstance(p, KeepFor)]
         expire_ns = self.settings.get("streams", {}).get("expire_ns", EXPIRE_NS)
         quiet_s = (max(ages_ns) + 3 * expire_ns) / SECOND if ages_ns else 0.0
@@ -427,7 +428,8 @@ class ProcessCluster:
         self.wait(at_rest)
 
     def audit(self) -> None:
-        """Read every replica afresh, from the first position of every stream. Once."""
+        """Read every replica from the first position of every stream, with new readers. Call it
+        once."""
         self.audited = {stream: self.least(stream) for stream in self.streams}
         self.audits = self._spawn(
             self._spec(f"{n}/audit", "subscriber", {"replicas": [n]}, self.wiring.book((n,)))
@@ -438,7 +440,7 @@ class ProcessCluster:
         self.rest(self.audits + self.readers)
 
     def judge(self) -> Tally:
-        """The verdict, from what publishers were told and what readers wrote down."""
+        """The verdict, from the publishers' acknowledgements and the readers' delivery logs."""
         tally = Tally()
         tally.violations += [w.last_lines() for w in self.workers.values() if w.crashed]
         records = {s: Record(s, policy) for s, policy in self.policies.items()}

@@ -1,12 +1,12 @@
-"""Rounds with real processes: a fleet, its misfortunes drawn from a seed, and the verdict.
+"""Rounds with real processes: a cluster, its faults drawn from a seed, and the verdict.
 
-Three regions, of three replicas, two and one; every kind of retention, with logs cut into pieces so
-small that they are moved and compacted many times; publishers in the region that owns a stream and
-in another; mesh clients, thin subscribers and programs with named subscriptions. Meanwhile
-replicas, whole regions, witnesses, readers and links fail and come back (`misfortunes.py`), up to
-three at a time. Each begins or ends when all those that it should not concern (`outlook.py`) have
-got so many more events: by conditions, so that a slow machine runs the same round as a fast one. A
-round that gets stuck, or in which a process ends by itself, counts as violated.
+The cluster has three regions, of three, two and one replicas; streams with every kind of retention,
+in segments so small that they are moved and compacted many times; publishers in the owner's region
+and in another one; mesh clients, thin subscribers and programs with named subscriptions. Replicas,
+whole regions, witnesses, readers and links fail and recover (`process_faults.py`), up to three at a
+time. Each fault begins or ends when all readers that must make progress (`liveness_model.py`) have
+received a number of events: conditions and not times, so that a slow machine runs the same round as
+a fast one. A round that gets stuck, or in which a process ends by itself, is a violation.
 
     python -m surecast_lab.swarm.process_torture --rounds 20 [--seed 1] [--keep FOLDER]
 """
@@ -29,15 +29,15 @@ from surecast.core.types import MS, SECOND
 from surecast.errors import SurecastError
 from surecast.storage.segments import SegmentStore
 from surecast_lab.swarm.process_cluster import ProcessCluster
-from surecast_lab.swarm.process_faults import KINDS, Fate, ProcessFault
+from surecast_lab.swarm.process_faults import KINDS, FaultInjector, ProcessFault
 from surecast_lab.testing.relay import Shape
 
 __all__ = ["REGIONS", "RoundResult", "run_round"]
 
 REGIONS = {"east": 3, "north": 1, "west": 2}
 ROWS, EVERY_NS, KEYS = 8, 40 * MS, 40
-STEPS = (50, 150, 400)  # positions of a stream between one event of the story and the next
-AT_ONCE = 3  # misfortunes
+STEPS = (50, 150, 400)  # positions of a stream from one begin or end of a fault to the next
+AT_ONCE = 3  # most faults at a time
 READ_BYTES = 1 << 20
 SETTINGS: dict[str, dict[str, Any]] = {
     "storage": {
@@ -68,10 +68,10 @@ class RoundResult(msgspec.Struct):
     duplicated: int = 0
     misordered: int = 0
     forwarded: int = 0  # events published in a region that does not own their stream
-    in_flight: int = 0  # batches that were under way when a misfortune began
+    in_flight: int = 0  # batches in flight when a fault began
     from_peers: int = 0  # positions that mesh clients got from each other ...
     from_servers: int = 0
-    moves: int = 0  # journals that went to segments, in the last life of each replica ...
+    moves: int = 0  # journals moved to segments, since the last start of each replica ...
     rewritten: int = 0  # ... and compactions
     seconds: float = 0.0
 
@@ -85,7 +85,8 @@ def run_round(
     record: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> RoundResult:
-    """One of each of `kinds`, with `clients` mesh clients and a thin subscriber in each region."""
+    """Run a round with one fault of each of `kinds`, and with `clients` mesh clients and a thin
+    subscriber in each region."""
     began = time.monotonic()
     rng = Random(f"{seed}/round")
     wan = Shape(delay_ns=rng.randrange(2, 30) * MS, jitter_ns=2 * MS, loss=rng.choice((0.0, 0.01)))
@@ -93,9 +94,9 @@ def run_round(
     try:
         with ProcessCluster(
             folder, seed, REGIONS, clients, thin=1, wan=wan, settings=SETTINGS, record=record
-        ) as fleet:
-            _run(fleet, rng, kinds, result, say)
-        _reread(fleet)
+        ) as cluster:
+            _run(cluster, rng, kinds, result, say)
+        _reread(cluster)
     except SurecastError as error:
         result.violations.append(str(error))
     result.seconds = time.monotonic() - began
@@ -103,24 +104,25 @@ def run_round(
 
 
 def _run(
-    fleet: ProcessCluster,
+    cluster: ProcessCluster,
     rng: Random,
     kinds: tuple[str, ...],
     result: RoundResult,
     say: Callable[[str], None],
 ) -> None:
-    _publish(fleet, rng)
-    _Story(fleet, rng, result, say).tell(list(kinds))
-    fleet.quiet()
-    say("publishing has ended; waiting for everybody")
-    fleet.rest()
-    say("reading every replica afresh")
-    fleet.audit()
-    _judge(fleet, result)
+    _publish(cluster, rng)
+    _FaultSequence(cluster, rng, result, say).run(list(kinds))
+    cluster.quiet()
+    say("publishing has ended; waiting for all readers")
+    cluster.rest()
+    say("reading every replica with new readers")
+    cluster.audit()
+    _judge(cluster, result)
 
 
-def _publish(fleet: ProcessCluster, rng: Random) -> None:
-    """A stream of each retention; each region owns one at least. Two regions publish to each."""
+def _publish(cluster: ProcessCluster, rng: Random) -> None:
+    """Open a stream of each retention; each region owns at least one. Two regions publish to
+    each."""
     policies: dict[str, Policy] = {
         "latest": LatestPerKey(),
         "all": KeepAll(),
@@ -132,24 +134,24 @@ def _publish(fleet: ProcessCluster, rng: Random) -> None:
     for (name, policy), owner in zip(policies.items(), owners, strict=True):
         stream = f"{owner}.{name}"
         other = rng.choice([region for region in REGIONS if region != owner])
-        fleet.open(stream, rng.choice((owner, other)), policy)
+        cluster.open(stream, rng.choice((owner, other)), policy)
         for region in (owner, other):
-            fleet.publish(stream, ROWS, EVERY_NS, KEYS, region)
-    # Those of keep_for have entries of the head's own in between, which programs are not shown.
-    shown = [s for s, policy in fleet.policies.items() if not isinstance(policy, KeepFor)]
+            cluster.publish(stream, ROWS, EVERY_NS, KEYS, region)
+    # Streams with keep_for contain entries written by the head, which programs do not receive.
+    shown = [s for s, policy in cluster.policies.items() if not isinstance(policy, KeepFor)]
     for region in ("east", "west"):
-        fleet.add_named(f"{region}/named", shown)
+        cluster.add_named(f"{region}/named", shown)
 
 
-class _Story:
+class _FaultSequence:
     def __init__(
-        self, fleet: ProcessCluster, rng: Random, result: RoundResult, say: Callable[[str], None]
+        self, cluster: ProcessCluster, rng: Random, result: RoundResult, say: Callable[[str], None]
     ) -> None:
-        self.fleet, self.rng, self.result, self.say = fleet, rng, result, say
-        self.fate = Fate(fleet, rng)
+        self.cluster, self.rng, self.result, self.say = cluster, rng, result, say
+        self.injector = FaultInjector(cluster, rng)
 
-    def tell(self, kinds: list[str]) -> None:
-        """Every kind once, in any order, some while others last; at the end all is well."""
+    def run(self, kinds: list[str]) -> None:
+        """Inject every kind once, in random order, some while others last; then end all."""
         self.rng.shuffle(kinds)
         lasting: list[ProcessFault] = []
         self.progress()
@@ -160,60 +162,62 @@ class _Story:
                 self.say(f"over: {over}")
                 over.end()
             elif not self._begin(kinds[-1], lasting) and lasting:
-                kinds.insert(0, kinds.pop())  # nobody is left for it now: later
+                kinds.insert(0, kinds.pop())  # no eligible target now: try later
                 continue
             else:
                 kinds.pop()
             self.progress()
 
     def _begin(self, kind: str, lasting: list[ProcessFault]) -> bool:
-        in_flight = self.fleet.in_flight()
-        misfortune = self.fate.begin(kind)
-        if misfortune is None:
+        in_flight = self.cluster.in_flight()
+        fault = self.injector.begin(kind)
+        if fault is None:
             return False
         self.result.in_flight += in_flight
-        lasting.append(misfortune)
-        self.result.faults.append(str(misfortune))
-        self.say(str(misfortune))
+        lasting.append(fault)
+        self.result.faults.append(str(fault))
+        self.say(str(fault))
         return True
 
     def progress(self) -> None:
-        """Wait until all that should get on have got so much more."""
-        fleet, step = self.fleet, self.rng.choice(STEPS)
+        """Wait until all readers that must make progress have advanced by a number of positions."""
+        cluster, step = self.cluster, self.rng.choice(STEPS)
         goals = {
             (reader, stream): position + step
-            for reader, at in fleet.positions().items()
+            for reader, at in cluster.positions().items()
             for stream, position in at.items()
         }
 
         def waiting() -> list[tuple[str, str]]:
-            now, reached = fleet.positions(), self._reached()
+            now, reached = cluster.positions(), self._reached()
             return [
                 (reader, stream)
                 for (reader, stream), goal in goals.items()
                 if now[reader][stream] < goal
-                and fleet.wiring.region_of(reader) in reached[fleet.owner(stream)]
+                and cluster.wiring.region_of(reader) in reached[cluster.owner(stream)]
             ]
 
         try:
-            fleet.wait(lambda: not waiting())
+            cluster.wait(lambda: not waiting())
         except SurecastError as error:
             stuck = ", ".join(f"{reader} of {stream}" for reader, stream in waiting()[:5])
             raise SurecastError(f"no progress of {stuck}: {error}") from error
 
     def _reached(self) -> dict[str, list[str]]:
-        """Owner → regions that its events should get to now."""
-        self.fate.look()
-        return {region: self.fate.outlook.reached_from(region) for region in self.fleet.regions}
+        """Owner → regions that its events must reach now."""
+        self.injector.look()
+        return {
+            region: self.injector.liveness.reached_from(region) for region in self.cluster.regions
+        }
 
 
-def _judge(fleet: ProcessCluster, result: RoundResult) -> None:
-    tally = fleet.judge()
+def _judge(cluster: ProcessCluster, result: RoundResult) -> None:
+    tally = cluster.judge()
     for name in ("published", "acked", "delivered", "void", "lost", "duplicated", "misordered"):
         setattr(result, name, getattr(tally, name))
     result.violations = tally.violations[:20]
-    own = {stream_id: fleet.owner(name) for name, stream_id in fleet.streams.items()}
-    for name, worker in fleet.workers.items():
+    own = {stream_id: cluster.owner(name) for name, stream_id in cluster.streams.items()}
+    for name, worker in cluster.workers.items():
         results = worker.ask("results")
         counters = results["counters"]
         result.from_peers += counters.get("mesh.positions-from-peers", 0)
@@ -221,14 +225,14 @@ def _judge(fleet: ProcessCluster, result: RoundResult) -> None:
         result.moves += counters.get("store.moves", 0)
         result.rewritten += counters.get("streams.rewritten", 0)
         for stream_id, _, values, _ in results.get("offered", ()):
-            result.forwarded += len(values) * (own[stream_id] != fleet.wiring.region_of(name))
+            result.forwarded += len(values) * (own[stream_id] != cluster.wiring.region_of(name))
 
 
-def _reread(fleet: ProcessCluster) -> None:
-    """Every data folder opens again, and every record in it can be read."""
-    for names in fleet.regions.values():
+def _reread(cluster: ProcessCluster) -> None:
+    """Open every data folder again and read every record in it."""
+    for names in cluster.regions.values():
         for name in names:
-            store = SegmentStore(fleet.data(name) / "log")
+            store = SegmentStore(cluster.data(name) / "log")
             try:
                 for log in store.disk.logs():
                     for _ in read_through(store.disk, log, 1, store.disk.end(log), READ_BYTES):
@@ -262,8 +266,8 @@ def main() -> None:
 def _show(result: RoundResult) -> None:
     print(
         f"round {result.seed}: {'VIOLATED' if result.violations else 'ok'}, "
-        f"{len(result.faults)} misfortunes, {result.in_flight} batches in flight; "
-        f"{result.acked:,} acknowledged ({result.forwarded:,} by way of another region), "
+        f"{len(result.faults)} faults, {result.in_flight} batches in flight; "
+        f"{result.acked:,} acknowledged ({result.forwarded:,} through another region), "
         f"{result.delivered:,} delivered, {result.void:,} void, {result.lost} lost, "
         f"{result.duplicated} duplicated, {result.misordered} misordered; "
         f"{result.moves} moves, {result.rewritten} compactions; {result.seconds:.0f} s",
@@ -281,9 +285,7 @@ def _sum_up(results: list[RoundResult]) -> None:
         name: sum(getattr(result, name) for result in results)
         for name in ("acked", "delivered", "void", "in_flight", "lost", "duplicated", "misordered")
     }
-    print(
-        f"{len(results)} rounds, {bad} with violations; {sum(kinds.values())} misfortunes: {counts}"
-    )
+    print(f"{len(results)} rounds, {bad} with violations; {sum(kinds.values())} faults: {counts}")
     print(", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in totals.items()))
 
 

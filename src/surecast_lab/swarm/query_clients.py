@@ -1,19 +1,21 @@
-"""Clients that ask: named subscriptions, watched patterns, starts by time; judged from outside.
+"""Clients that send queries: named subscriptions, watched patterns, starts by time; judged from
+outside.
 
-Each holder of a named subscription is a small application: it attaches, reads from where it is
-told, and says now and then how far it has come. Holders come one after the other and take the name
-from each other; some crash, some do not listen when they are told that they were replaced. The
-judge knows only what was asked and answered, and when:
+Each holder of a named subscription is a small application: it attaches, reads from the position in
+the answer, and reports its progress at intervals. Holders start one after the other and take the
+name from each other; some crash, some ignore the message that they were replaced. The judge uses
+only the requests and answers, and their times:
 
-- who attaches is told at least what was acknowledged before it asked, and never less than others
-  were told before
-- whoever was replaced, and asks after its successor was answered, moves nothing
-- what successive holders read covers every position
-- watchers hear of every stream that matches, and of no other
-- nothing that is not older than a time lies before where that time is said to begin; when all is
-  quiet, every region names the same position
+- a holder that attaches gets at least the positions acknowledged before its request, and never less
+  than earlier holders got
+- a holder that was replaced cannot move the cursor with a request sent after its successor was
+  answered
+- the positions that successive holders read cover every position
+- watchers are notified of every stream that matches, and of no other
+- if a time is said to begin at a position, no event before that position is as late as the time;
+  after publishing has ended, every region names the same position
 
-Others read ranges (`range_readers.py`).
+Other clients read ranges (`range_readers.py`).
 """
 
 import re
@@ -63,7 +65,7 @@ from surecast_lab.swarm.range_readers import RangeRead, RangeReaders
 
 __all__ = ["ONLY_HERE", "Hold", "QueryClients", "QueryClientsPlan", "draw_query_clients"]
 
-# What a server is sent only where there are callers, or publishers of other regions.
+# Messages that servers receive only if there are query clients, or publishers of other regions.
 ONLY_HERE = (
     Advance,
     Attach,
@@ -77,27 +79,27 @@ ONLY_HERE = (
     WatchStreams,
 )
 
-ATTACH = 1  # the token of every holder's first question
-ADVANCE_NS = 250 * MS  # how often a holder says how far it has come
+ATTACH = 1  # the token of every holder's first request
+ADVANCE_NS = 250 * MS  # how often a holder reports its progress
 UNANSWERED_MAX = 3
 NEVER = 1 << 62
 FINISH_NS = 30 * SECOND  # simulated, for the last holders to read everything
 
 
 class Hold(msgspec.Struct):
-    """One holder of a named subscription, from its coming to its crash."""
+    """One holder of a named subscription, from its start to its crash."""
 
     node: str
     name: str
     comes_ns: int
     crashes_ns: int  # 0: it stays
-    deaf: bool  # it goes on when it is told that it was replaced
+    deaf: bool  # it ignores the message that it was replaced
 
 
 class QueryClientsPlan(msgspec.Struct):
     holds: list[Hold]
     watches: list[tuple[str, str]]  # (node, pattern)
-    locates: list[tuple[int, str, str, int]]  # (when, node, stream, how long ago)
+    locates: list[tuple[int, str, str, int]]  # (time of request, node, stream, age of the time)
     ranges: list[RangeRead] = []
 
 
@@ -130,7 +132,7 @@ def draw_query_clients(
 
 @dataclass(slots=True)
 class Asked:
-    """An Advance as it was asked, and what became of it."""
+    """An Advance request and its answer."""
 
     at_ns: int
     positions: dict[LogId, int]
@@ -140,12 +142,12 @@ class Asked:
 
 @dataclass(slots=True)
 class Holder:
-    """What one holder asked and was told."""
+    """The requests of one holder, their answers, and its deliveries."""
 
     hold: Hold
     me: bytes
     asked_ns: int
-    answered_ns: int = NEVER  # of its Attach, the first time
+    answered_ns: int = NEVER  # the first answer to its Attach
     start: dict[LogId, int] = field(default_factory=dict)
     fenced: bool = False
     gone: bool = False
@@ -158,7 +160,7 @@ class Holder:
 
 
 class QueryClients:
-    """The callers of a plan in a cluster."""
+    """The query clients of a plan in a cluster."""
 
     def __init__(self, cluster: Cluster, plan: QueryClientsPlan, rng: Random) -> None:
         self.cluster, self.plan, self.rng = cluster, plan, rng
@@ -235,7 +237,7 @@ class QueryClients:
             asked.answered_ns, asked.why = now_ns, answer.why
 
     def _no_less(self, holder: Holder, positions: dict[LogId, int]) -> None:
-        """It was told again, by another head perhaps."""
+        """Check a repeated answer to Attach, perhaps from another head."""
         for stream, seq in holder.start.items():
             if positions.get(stream, 1) < seq:
                 self.violations.append(f"{holder.hold.node} was sent back from {seq}")
@@ -263,7 +265,7 @@ class QueryClients:
         if holder.answered_ns == NEVER or holder.unanswered >= UNANSWERED_MAX:
             return
         for stream in self.cluster.streams.values():
-            if stream not in holder.read:  # it has come later
+            if stream not in holder.read:  # created later
                 self._follow(holder, stream)
         before: dict[LogId, int] = dict(holder.start)
         for asked in holder.advances.values():
@@ -271,12 +273,13 @@ class QueryClients:
         further = {s: at for s, at in holder.read.items() if at > before.get(s, 1)}
         if further:
             token = self._token()
-            # Some lag behind: a successor that is told more was told it by whom it replaced.
+            # Reported positions may be lower than those read, so a successor that gets a higher
+            # position got it from the holder that it replaced.
             picked = {s: self.rng.randint(before.get(s, 1) + 1, at) for s, at in further.items()}
             holder.advances[token] = Asked(world.now_ns, picked)
             self._ask(hold.node, Inquire(MoveCursor(hold.name, holder.me, picked), token))
 
-    # ------------------------------------------------------------ questions to any replica
+    # ------------------------------------------------------------ requests to any replica
 
     def _watch(self, node: str, world: World) -> None:
         self._add(node)
@@ -312,7 +315,8 @@ class QueryClients:
     # ------------------------------------------------------------ the end
 
     def finish(self) -> None:
-        """All is healed and quiet: a last holder of each name, the same times asked everywhere."""
+        """After healing and the end of publishing: start a last holder of each name, send the same
+        time queries to every region, and judge."""
         cluster, world = self.cluster, self.cluster.world
         last = []
         for name, region in {h.name: h.node.split("/")[0] for h in self.plan.holds}.items():
@@ -336,7 +340,7 @@ class QueryClients:
         world.run(world.now_ns + 100 * MS)
 
     def counts(self) -> dict[str, int]:
-        """How much of a trial it was."""
+        """How often each kind of request was answered."""
         asked = [asked for holder in self.holders for asked in holder.advances.values()]
         return {
             "attached": sum(holder.answered_ns < NEVER for holder in self.holders),
@@ -350,7 +354,7 @@ class QueryClients:
         }
 
     def _same_everywhere(self) -> None:
-        """Every region names the same position (where nothing expires meanwhile)."""
+        """Every region must name the same position for a time (except in streams that expire)."""
         cluster = self.cluster
         watchers = list(dict.fromkeys(node for node, _ in self.plan.watches))
         asked = {(s, t) for _, s, t, _ in self.found if not self._expires(s)}
@@ -361,7 +365,7 @@ class QueryClients:
         want = count + len(asked) * len(watchers)
         limit_ns = cluster.world.now_ns + FINISH_NS
         if not cluster.world.run(limit_ns, until=lambda _: len(self.found) >= want):
-            self.violations.append("a question where a time begins was not answered")
+            self.violations.append("a query for the position of a time was not answered")
         places: dict[tuple[LogId, int], dict[int, str]] = {}
         for node, stream, time_ns, seq in self.found[count:]:
             places.setdefault((stream, time_ns), {})[seq] = node
@@ -380,7 +384,7 @@ class QueryClients:
         return [[h for h in self.holders if h.hold.name == name] for name in names]
 
     def _starts(self) -> list[str]:
-        """Who attaches is told what was acknowledged or told before it asked."""
+        """A holder that attaches gets all positions acknowledged or reported before its request."""
         found = []
         for holders in self._of_each_name():
             for h in holders:
@@ -396,18 +400,18 @@ class QueryClients:
                 for stream, seq in (item for positions in known for item in positions.items()):
                     if h.start.get(stream, 1) < seq:
                         found.append(
-                            f"{h.hold.name}: {h.hold.node} was told {h.start.get(stream, 1)}, "
+                            f"{h.hold.name}: {h.hold.node} got {h.start.get(stream, 1)}, "
                             f"but {seq} was acknowledged before"
                         )
         return found[:5]
 
     def _fences(self) -> list[str]:
-        """Once its successor was answered, a holder moves nothing."""
+        """A holder cannot move the cursor after its successor was answered."""
         found = []
         for holders in self._of_each_name():
             allowed: dict[LogId, int] = {}
             for h in holders:
-                # Those that came when `h` was settled, and were answered.
+                # The first answer to a holder that attached after `h` was answered.
                 fenced_ns = min(
                     (o.answered_ns for o in holders if o.asked_ns >= h.answered_ns and o is not h),
                     default=NEVER,
@@ -425,7 +429,7 @@ class QueryClients:
         return found[:5]
 
     def _gaps(self, ends: dict[LogId, int]) -> list[str]:
-        """What the holders of a name read, one after the other, is everything."""
+        """The holders of a name must together read every position."""
         nothing = IntervalSet()
         return [
             f"{name}: no holder read all of {self.cluster.names[stream]}"
@@ -444,7 +448,7 @@ class QueryClients:
         return found
 
     def _misplaced(self) -> list[str]:
-        """Nothing live that is not older than the time may lie before the position."""
+        """No live event before the position may be as late as the time."""
         found = []
         for node, stream, time_ns, seq in self.found:
             record = self.cluster.records[self.cluster.names[stream]]
@@ -456,6 +460,6 @@ class QueryClients:
 
 
 def _matches(pattern: str, name: str) -> bool:
-    """The twin of `names.matches`."""
+    """An independent implementation of `names.matches`."""
     spelled = re.escape(pattern).replace(r"\*", r"[^.]+").replace(">", ".+")
     return re.fullmatch(spelled, name) is not None

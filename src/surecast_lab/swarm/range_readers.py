@@ -1,13 +1,13 @@
 """Clients that read ranges during the faults, as tasks of a batch job do; judged from outside.
 
-Each reader reads one range after the other; one that is not done by then is given up for the next.
-Some ranges reach beyond what is published so far, some readers hold for a while. The judge knows
-what was asked, what was delivered and what the other readers of the stream got:
+Each reader reads one range after the other; the next request replaces a range that is not complete.
+Some ranges reach beyond the current end of the stream, and some readers pause for a while. The
+judge uses the requests, the deliveries, and the deliveries of the stream's other readers:
 
-- positions come in order, without gaps, and none outside the range
-- when all is healed, whatever exists of the range has come
-- an event is the one that the others got, and that its publisher was told of
-- a void is one for the audits, too (where nothing expires meanwhile)
+- positions are delivered in order, without gaps, and none outside the range
+- after healing, all existing positions of the range are delivered
+- an event is the one that other readers got, at the position acknowledged to its publisher
+- a void is a void for the audits, too (except in streams that expire)
 """
 
 from collections import Counter
@@ -30,20 +30,20 @@ from surecast_lab.swarm.cluster import Cluster
 
 __all__ = ["RangeRead", "RangeReaders", "draw_ranges"]
 
-BEYOND = 1.2  # a range may be longer, by so much, than what there is
+BEYOND = 1.2  # the greatest length of a range, as a share of the rest of the stream
 FINISH_NS = 30 * SECOND  # simulated, for the last ranges
 SHOWN_MAX = 5
 
 
 class RangeRead(msgspec.Struct):
-    """One range. Where it is depends on how much was published when the time comes."""
+    """One range. Its positions depend on the length of the stream at `at_ns`."""
 
     at_ns: int
     node: str
     stream: str
-    start: float  # as a share of what there is
-    length: float  # as a share of what there is from there on
-    holds_ns: int  # how long the reader takes no more, soon after it has asked; 0: it does not
+    start: float  # as a share of the stream
+    length: float  # as a share of the rest of the stream
+    holds_ns: int  # how long the reader pauses soon after its request; 0: it does not
 
 
 def draw_ranges(
@@ -65,7 +65,7 @@ def draw_ranges(
 
 @dataclass(slots=True)
 class Asked:
-    """One range as it was asked for, and what came."""
+    """One requested range and its deliveries."""
 
     stream: LogId
     lo: int
@@ -78,7 +78,7 @@ class RangeReaders:
 
     def __init__(self, cluster: Cluster, plan: list[RangeRead]) -> None:
         self.cluster, self.plan = cluster, plan
-        self.asked: dict[str, list[Asked]] = {}  # by node; the last is the one that is read
+        self.asked: dict[str, list[Asked]] = {}  # by node; the last one is being read
         self.shorts = 0
         self.violations: list[str] = []
         for node in dict.fromkeys(one.node for one in plan):
@@ -97,13 +97,13 @@ class RangeReaders:
         cluster.world.add(node, lambda _ctx: Fetcher(config, counters))
 
     def _end(self, stream: str) -> int:
-        """Where the stream ends, as far as publishers were told."""
+        """The end of the stream by the acknowledgements of its publishers."""
         return max(self.cluster.records[stream].acked.values(), default=0) + 1
 
     def _read(self, one: RangeRead, world: World) -> None:
         stream, end = self.cluster.streams.get(one.stream), self._end(one.stream)
         if stream is None or end == 1:
-            return  # it is not there yet
+            return  # the stream does not exist yet, or is empty
         lo = 1 + int(one.start * (end - 1))
         self._ask(one.node, stream, lo, lo + 1 + int(one.length * (end - lo)))
         if one.holds_ns:
@@ -136,7 +136,8 @@ class RangeReaders:
     # ------------------------------------------------------------ the end
 
     def finish(self, ends: dict[LogId, int]) -> None:
-        """All is healed and quiet: what was begun ends, then every reader reads every stream."""
+        """After healing and the end of publishing: complete the current ranges, have every reader
+        read every stream, and judge."""
         self._complete(ends)
         for stream, end in ends.items():
             for node in self.asked:
@@ -158,12 +159,12 @@ class RangeReaders:
             self.violations.append(f"ranges were not read: {got}, streams end at {ends.values()}")
 
     def counts(self) -> dict[str, int]:
-        """How much of a trial it was."""
+        """How many ranges were read."""
         ranges = [asked for ranges in self.asked.values() for asked in ranges]
         done = sum(asked.reading.position == asked.hi for asked in ranges)
         return {
             "ranges read": done,
-            "ranges read in part": len(ranges) - done,  # given up, or longer than the stream
+            "ranges read in part": len(ranges) - done,  # replaced, or longer than the stream
             "ranges not there": self.shorts,
         }
 
@@ -177,14 +178,15 @@ class RangeReaders:
 
 
 def _wrong_events(record: Record, reading: Reading) -> list[str]:
-    """Events that are not those that others got, or were told of, at their positions."""
+    """Events that differ from those that others got, or that were acknowledged, at their
+    positions."""
     known: dict[int, Event] = {}
     for other in (*record.readings, *record.audits):
         known |= {event.seq: event for event in other.events}
-    told = {seq: value for value, seq in record.acked.items()}
+    acked = {seq: value for value, seq in record.acked.items()}
     found = []
     for event in reading.events:
-        there, value = known.get(event.seq, event), told.get(event.seq, event.value)
+        there, value = known.get(event.seq, event), acked.get(event.seq, event.value)
         if there != event or value != event.value:
             found.append(f"{reading.reader}: {event} is not {there}, {value!r}")
         elif event.value not in record.offered and event.kind != COLLECT:  # COLLECT: expiry
@@ -193,7 +195,7 @@ def _wrong_events(record: Record, reading: Reading) -> list[str]:
 
 
 def _wrong_voids(record: Record, reading: Reading) -> list[str]:
-    """Voids where an audit, later, has an event."""
+    """Voids at positions where a later audit has an event."""
     if isinstance(record.policy, KeepFor):  # expiry goes on after the audits
         return []
     live = {event.seq for audit in record.audits for event in audit.events}

@@ -1,9 +1,9 @@
-"""The scenarios of the swarm by name, found by looking at this folder.
+"""The scenarios of the swarm by name, found from the files of this folder.
 
-A file called like a protocol, `<protocol>.py`, or `<protocol>_<variant>.py` is a scenario, named
-`<protocol>` or `<protocol>-<variant>`. It has SCENARIO: a class (or function) that makes a
-`trial.Scenario` without being told anything. Listing the names loads none of them; as a program
-this module prints them.
+A file `<protocol>.py` or `<protocol>_<variant>.py` is a scenario, named `<protocol>` or
+`<protocol>-<variant>`. It defines SCENARIO: a class or function that returns a `trial.Scenario` and
+takes no arguments. Listing the names imports none of them; run as a program, this module prints
+them.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ __all__ = ["load", "names"]
 
 
 def names() -> list[str]:
-    """In the order of the alphabet."""
+    """The names of all scenarios, sorted."""
     protocols = {module.name for module in iter_modules(surecast.protocols.__path__)}
     files = (module.name for module in iter_modules(surecast_lab.swarm.__path__))
     return sorted(name.replace("_", "-") for name in files if _is_of(name, protocols))
@@ -33,7 +33,7 @@ def _is_of(file: str, protocols: set[str]) -> bool:
 
 
 def load(name: str) -> "Callable[[], Scenario[Any]]":
-    """What makes the scenario, once a seed; imports everything it needs."""
+    """The SCENARIO of this name, to be called once per seed; imports everything it needs."""
     if name not in names():
         raise UsageError(f"no swarm {name!r}; there are: {', '.join(names())}")
     module = import_module(f"surecast_lab.swarm.{name.replace('-', '_')}")

@@ -1,4 +1,4 @@
-"""What a process tells of its sessions: which have ended, with whom and why; what was refused."""
+"""A process's report of its sessions: which have ended, with which peer and why."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from surecast.runtime.node import Node
 
 __all__ = ["COUNTED", "SessionReport", "report"]
 
-# Counters of the runtime that say how nodes of different versions get on.
+# Counters of the runtime that show problems between nodes of different versions.
 COUNTED: Final = (
     "sessions_up",
     "sessions_lost",
@@ -24,10 +24,10 @@ COUNTED: Final = (
 
 
 class SessionReport(msgspec.Struct):
-    """Of one process since it was last asked; the counters are of its whole life."""
+    """The sessions of one process since the last report; the counters are since its start."""
 
-    nodes: list[str]  # that run in it
-    ended: list[tuple[str, str, str]]  # sessions that were up: node, peer, why
+    nodes: list[str]  # in this process
+    ended: list[tuple[str, str, str]]  # sessions that were up: node, peer, reason
     counters: dict[str, int]
 
 

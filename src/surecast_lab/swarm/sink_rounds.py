@@ -1,13 +1,13 @@
-"""Rounds of Spark writing into streams while its drivers are killed: is every row there once?
+"""Rounds of Spark writing to streams while its drivers are killed: each row must be there once.
 
-A round is one streaming query, from files to one stream or several. Its drivers are real processes,
-with a JVM and Python workers each. They are killed (all of it, or the JVM alone) or stopped, taken
-for dead and woken up again when their successor is at work. When is a condition, not a time: at the
-k-th record of a certain kind that appears in the staging stream, or between two rows of a batch in
-the target; or, for fairness, at a random moment. Before a restart the newest entry of the query's
-commit log may be deleted, as after a crash that lost it, so that Spark repeats a batch that was
-committed. All the while tasks fail at random, before their rows or in the midst of them. Which row
-goes to which task and stream, and in which order, is drawn anew by every driver and every attempt.
+A round is one streaming query, from files to one or several streams. Its drivers are real
+processes, each with a JVM and Python workers. A driver is killed (completely, or the JVM only), or
+it is stopped, replaced, and continued while its successor works. The moment is a condition: the
+k-th record of a certain kind in the staging stream, or the middle of a batch's rows in the target;
+some moments are random times. Before a restart the newest entry of the query's commit log may be
+deleted, as after a crash that lost it, so that Spark repeats a committed batch. Tasks fail at
+random, before their first row or later. Every driver and every attempt draws anew which row goes to
+which task and stream, and in which order.
 
     python -m surecast_lab.swarm.sink_rounds --rounds 20 [--seed 1]
 """
@@ -43,25 +43,25 @@ __all__ = ["Result", "is_excused", "judge", "run_round"]
 BATCHES = 8  # files, each a micro-batch
 ROWS = 240  # of each
 PARTITIONS = 6
-PAD = 32 << 10  # bytes of a row beside its number: publishing a batch takes long enough to be hit
+PAD = 32 << 10  # padding of a row, so that publishing a batch takes long enough to be interrupted
 DIGITS = 7
-DRIVER_S = 600.0  # one driver's whole life; beyond, it hangs
+DRIVER_S = 600.0  # a driver that runs longer hangs
 WATCH_S = 0.002
 KINDS = ("chunk", "intent", "rows", "done", "any")
 WAYS = ("kill", "kill", "kill-jvm", "stop")
-# Spark's own words for two drivers of one checkpoint: of its offsets, and of its commits.
+# Spark's errors for two drivers of one checkpoint: about its offsets, and about its commits.
 OUSTED = ("CONCURRENT_STREAM_LOG_UPDATE", "Multiple streaming queries are concurrently using")
 
 
 @dataclass
 class Result:
-    """What a round came to."""
+    """The result of a round."""
 
     seed: int
-    story: list[str] = field(default_factory=list)
+    steps: list[str] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     kills: int = 0
-    zombies: int = 0  # of the kills: stopped, replaced, woken up
+    zombies: int = 0  # of the kills: drivers stopped, replaced, and continued
     deletions: int = 0
     failures: int = 0  # tasks that raised
     rows: int = 0
@@ -105,7 +105,7 @@ def drive(job: dict[str, Any]) -> None:
 def _mix(
     batches: Iterator[pa.RecordBatch], targets: int, failures: str, odds: float
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a task in a random order and for random streams; some attempts fail."""
+    """Yield the rows of a task in random order and for random streams; some attempts fail."""
     import pyarrow as pa
     from pyspark import TaskContext
 
@@ -125,13 +125,13 @@ def _mix(
         if fails:
             break
     if fails:
-        with open(failures, "a") as said:
-            said.write("x")
-        raise RuntimeError("this attempt was to fail")
+        with open(failures, "a") as counter:
+            counter.write("x")
+        raise RuntimeError("this attempt fails on purpose")
 
 
 class Driver:
-    """A driver's process and all that it starts, in a session of their own."""
+    """A driver's process and its children, in a separate session."""
 
     def __init__(self, job: dict[str, Any], log: Path) -> None:
         with log.open("ab") as out:
@@ -145,7 +145,7 @@ class Driver:
         self.ends_s = time.monotonic() + DRIVER_S
 
     def signal(self, number: int, *, only: str = "") -> None:
-        """To all that are there: the JVM first, or it would start new workers for the dead."""
+        """Signal all processes of the session; the JVM first, or it would replace its workers."""
         processes = self._processes()
         for pid in sorted(processes, key=lambda pid: "java" not in processes[pid]):
             if only in processes[pid]:
@@ -155,7 +155,7 @@ class Driver:
     def kill(self, way: str) -> None:
         if way == "kill-jvm":
             self.signal(signal.SIGKILL, only="java")
-            time.sleep(0.2)  # workers live on for a moment, as they would on another machine
+            time.sleep(0.2)  # workers run for a moment longer, as they would on another machine
         while self._processes():
             self.signal(signal.SIGKILL)
             self.process.poll()
@@ -163,13 +163,13 @@ class Driver:
         self.process.wait()
 
     def _processes(self) -> dict[int, str]:
-        """All of its session that live, and what each runs."""
+        """The running processes of its session: pid → name of the program."""
         found = {}
         for entry in Path("/proc").glob("[0-9]*/stat"):
             try:
                 name, _, fields = entry.read_text().rpartition(") ")
             except OSError:
-                continue  # gone
+                continue  # it has ended
             state, _, _, session = fields.split()[:4]
             if int(session) == self.process.pid and state != "Z":
                 found[int(entry.parent.name)] = name.partition("(")[2]
@@ -184,18 +184,18 @@ class Driver:
             return -1
 
 
-# ---------------------------------------------------------------- looking on
+# ---------------------------------------------------------------- observing
 
 
 class Watch:
-    """What has appeared in the staging stream, and how many rows in the targets."""
+    """Counts the records of the staging stream by kind, and the rows in the targets."""
 
     def __init__(self, client: sync.Client, targets: int) -> None:
         self._client = client
         self._names = [f"rows.{n}" for n in range(targets)]
         self.staging = "_spark.rows.0" if targets == 1 else "_spark"
         self.seen: Counter[str] = Counter()
-        self.batch = -1  # the last one of which there was any record
+        self.batch = -1  # the last one with a record
         self._stopped = False
         self._thread = threading.Thread(target=self._look, daemon=True)
         self._thread.start()
@@ -224,7 +224,7 @@ class Watch:
         self._stopped = True
 
     def read(self) -> dict[str, list[bytes]]:
-        """The numbers of all rows of each target."""
+        """The row numbers in each target, in order."""
         found: dict[str, list[bytes]] = {}
         for name, end in self._ends("rows.*").items():
             found[name] = []
@@ -237,7 +237,7 @@ class Watch:
         return found
 
     def left(self) -> list[str]:
-        """The records of the staging stream."""
+        """The keys of the records left in the staging stream."""
         end, found = self._ends(self.staging)[self.staging], []
         for event in self._client.subscribe(self.staging, start="earliest", voids=True):
             if event.kind == "event":
@@ -249,29 +249,30 @@ class Watch:
 
 @dataclass
 class Moment:
-    """When a driver is struck: at the so-manieth record of a kind, or within a batch's rows."""
+    """When a driver is killed or stopped: at the `count`-th record of a kind, or within the rows of
+    batch `count`."""
 
     kind: str
     count: int
     pause_s: float
-    rows: int = 0  # in the targets when it was drawn: what a driver before left there is no sign
+    rows: int = 0  # in the targets when it was drawn; these rows do not count
 
     def __str__(self) -> str:
         return f"{self.kind} {self.count} + {1000 * self.pause_s:.0f} ms"
 
-    def has_come(self, watch: Watch) -> bool:
+    def is_reached(self, watch: Watch) -> bool:
         if self.kind == "any":
             return watch.seen["chunk"] >= self.count
         if self.kind == "rows":
             if watch.batch < self.count:
-                return False  # records come before rows; asking takes a server's time
+                return False  # records precede rows; this saves requests to the server
             rows = watch.rows()
             return rows > max(ROWS * self.count, self.rows) and rows % ROWS > 0
         return watch.seen[self.kind] >= self.count
 
 
 def draw_moment(rng: Random, watch: Watch, kind: str, batches: int) -> Moment:
-    """A moment that is still to come, in one of the next batches."""
+    """Draw a future moment, in one of the next batches."""
     rows = watch.rows()
     done = rows // ROWS
     ahead = rng.randint(1, max(1, min(4, batches - 1 - done)))
@@ -287,7 +288,7 @@ def draw_moment(rng: Random, watch: Watch, kind: str, batches: int) -> Moment:
 
 
 def delete_newest_commit(checkpoint: Path) -> str | None:
-    """As if the newest entry of the query's commit log had not reached the disk."""
+    """Delete the newest entry of the query's commit log, as if it had not reached the disk."""
     entries = [entry for entry in (checkpoint / "commits").glob("[0-9]*") if entry.is_file()]
     if not entries:
         return None
@@ -298,8 +299,8 @@ def delete_newest_commit(checkpoint: Path) -> str | None:
 
 
 def batch_of_file(checkpoint: Path) -> list[int]:
-    """In which micro-batch each file was read. Mostly one in each; but a driver that dies between
-    finding a file and planning a batch leaves that file to the next, which finds one of its own."""
+    """The micro-batch in which each file was read. Mostly each batch has one file, but if a driver
+    is killed after finding a file and before planning its batch, the next batch has two."""
     found: list[int] = []
     entries = [entry for entry in (checkpoint / "offsets").glob("[0-9]*") if entry.is_file()]
     for entry in sorted(entries, key=lambda entry: int(entry.name)):
@@ -316,7 +317,8 @@ def run_round(
     kinds: tuple[str, ...] = (),
     batches: int = BATCHES,
 ) -> Result:
-    """One query with `strikes` drivers struck; `kinds`: at which moments, drawn if not said."""
+    """Run one query in which `strikes` drivers are killed or stopped. `kinds`: the kinds of
+    moments; drawn by default."""
     began = time.monotonic()
     rng, result = Random(f"sink/{seed}"), Result(seed)
     targets = rng.choice((1, 3))
@@ -326,7 +328,7 @@ def run_round(
         lines = b"\n".join(map(_row, range(batch * ROWS, (batch + 1) * ROWS)))
         (source / f"{batch:03d}.txt").write_bytes(lines + b"\n")
         os.utime(source / f"{batch:03d}.txt", (1_600_000_000 + batch,) * 2)  # the order of reading
-    result.story.append(f"{targets} target(s)")
+    result.steps.append(f"{targets} target(s)")
     with sync.local(folder / "region") as client:
         watch = Watch(client, targets)
         local = client._inner._local
@@ -348,7 +350,7 @@ def run_round(
                 _strike(Driver(job, log), moment, rng, watch, result, zombies)
                 if rng.random() < 0.6 and (lost := delete_newest_commit(checkpoint)):
                     result.deletions += 1
-                    result.story.append(f"commit {lost} deleted")
+                    result.steps.append(f"commit {lost} deleted")
             _finish(job, log, zombies, rng, watch, result)
         finally:
             for zombie in zombies:
@@ -370,8 +372,8 @@ def _strike(
     result: Result,
     zombies: list[Driver],
 ) -> None:
-    """Let a driver live until its moment has come."""
-    while driver.process.poll() is None and not moment.has_come(watch):
+    """Let a driver run until `moment`, then kill or stop it."""
+    while driver.process.poll() is None and not moment.is_reached(watch):
         if time.monotonic() > driver.ends_s:
             driver.kill("kill")
             result.violations.append(f"a driver was stuck before {moment}")
@@ -380,7 +382,7 @@ def _strike(
     time.sleep(moment.pause_s)
     code = driver.process.poll()
     if code is not None:
-        result.story.append(f"ended ({code}) before {moment}")
+        result.steps.append(f"ended ({code}) before {moment}")
         if code:
             result.violations.append(f"a driver failed by itself ({code})")
         return
@@ -392,7 +394,7 @@ def _strike(
     else:
         driver.kill(way)
     result.kills += 1
-    result.story.append(f"{way} at {moment}, {watch.rows()} rows")
+    result.steps.append(f"{way} at {moment}, {watch.rows()} rows")
 
 
 def _finish(
@@ -403,9 +405,9 @@ def _finish(
     watch: Watch,
     result: Result,
 ) -> None:
-    """A last driver; those that were stopped wake up while it works, or when it is done."""
-    said = log.with_name("last.log")
-    driver = Driver(job, said)
+    """Run a last driver; stopped drivers continue while it works, or when it is done."""
+    last_log = log.with_name("last.log")
+    driver = Driver(job, last_log)
     wake_at = watch.rows() + rng.randint(0, ROWS)
     while zombies and driver.process.poll() is None and watch.rows() < wake_at:
         if time.monotonic() > driver.ends_s:
@@ -414,11 +416,11 @@ def _finish(
     for zombie in zombies:
         zombie.signal(signal.SIGCONT)
     code = driver.wait()
-    if zombies and is_excused(code, said.read_text(errors="replace")):
-        result.story.append(f"the last driver lost to a zombie ({code})")
+    if zombies and is_excused(code, last_log.read_text(errors="replace")):
+        result.steps.append(f"the last driver lost to a zombie ({code})")
         for zombie in zombies:
             zombie.kill("kill")
-        code = Driver(job, said).wait()
+        code = Driver(job, last_log).wait()
     if code:
         result.violations.append(f"the last driver failed ({code})")
     for zombie in zombies:
@@ -426,9 +428,9 @@ def _finish(
         zombie.wait()
 
 
-def is_excused(code: int, said: str) -> bool:
-    """Whether a driver ended because another had its checkpoint: Spark itself stops one of two."""
-    return code > 0 and any(words in said for words in OUSTED)
+def is_excused(code: int, output: str) -> bool:
+    """Whether a driver ended because another one used its checkpoint: Spark stops one of them."""
+    return code > 0 and any(words in output for words in OUSTED)
 
 
 def _row(number: int) -> bytes:
@@ -438,13 +440,13 @@ def _row(number: int) -> bytes:
 def judge(
     streams: dict[str, list[bytes]], left: list[str], kills: int, files: int, batch_of: list[int]
 ) -> list[str]:
-    """What is wrong with the targets' rows, and with the records left in the staging stream.
+    """Find faults in the targets' rows, and in the records left in the staging stream.
 
-    Rows come in the order of the batches in which their files were read (`batch_of`). Who is killed
-    leaves what it had under way, one batch, and perhaps a `done`; all else is swept.
+    Rows must be in the order of the batches in which their files were read (`batch_of`). A killed
+    driver may leave the records of one batch and a `done` record; all others must be collected.
     """
     if len(batch_of) != files:
-        return [f"{len(batch_of)} files were read, and {files} are there"]
+        return [f"{len(batch_of)} of {files} files were read"]
     found = Counter(row for rows in streams.values() for row in rows)
     wanted = dict.fromkeys(map(_row, range(files * ROWS)))
     lost = [row for row in wanted if row not in found]
@@ -458,7 +460,7 @@ def judge(
     for name, rows in streams.items():
         order = [batch_of[int(row) // ROWS] for row in rows if row in wanted]
         if order != sorted(order):
-            problems.append(f"{name}: a batch's rows behind those of a later one")
+            problems.append(f"{name}: a batch's rows are behind those of a later batch")
     keys = [key.split("/") for key in left]
     dones = [key for key in keys if key[1] == "done"]
     writers = {key[3] for key in keys if key[1] != "done"}
@@ -472,7 +474,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=None, help="of the first round")
-    parser.add_argument("--strikes", type=int, default=2, help="drivers struck in each round")
+    parser.add_argument("--strikes", type=int, default=2, help="drivers killed in each round")
     parser.add_argument("--drive", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.drive:
@@ -490,7 +492,7 @@ def main() -> int:
         results.append(result)
         verdict = "; ".join(result.violations) or "every row once"
         print(
-            f"round {number + 1} (seed {result.seed}): {'; '.join(result.story)}; "
+            f"round {number + 1} (seed {result.seed}): {'; '.join(result.steps)}; "
             f"{result.failures} failed tasks, {result.rows} rows, {result.left} records left, "
             f"{result.seconds:.0f} s: {verdict}",
             flush=True,
@@ -500,8 +502,8 @@ def main() -> int:
         for name in ("kills", "zombies", "deletions", "failures", "rows")
     }
     bad = [result.seed for result in results if result.violations]
-    said = ", ".join(f"{count} {name}" for name, count in total.items())
-    print(f"{len(results)} rounds: {said}. " + (f"VIOLATED: {bad}" if bad else "Every row once."))
+    counts = ", ".join(f"{count} {name}" for name, count in total.items())
+    print(f"{len(results)} rounds: {counts}. " + (f"VIOLATED: {bad}" if bad else "Every row once."))
     if not total["kills"]:
         print("No driver was killed in time: these rounds show nothing.")
     return 1 if bad or not total["kills"] else 0

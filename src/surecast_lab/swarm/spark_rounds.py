@@ -1,19 +1,20 @@
-"""A streaming query under load, while its region dies and it is started again against another one.
+"""A streaming query under load, while its region fails and it is restarted with another region.
 
 Two regions of two real servers each. A publisher fills two streams, one that keeps all and one that
 keeps the latest of each key. A Spark query reads both by pattern, voids included, into Parquet:
 
     west       it reads from west
-    failover   both servers of west are killed (SIGKILL); the query is started again with east's url
-    head       the head of east is killed and comes back two seconds later
-    home       west is back; the query is stopped and started again with west's url
-    owner      the line between the regions is cut; the query reads on in east, also a third stream,
-               of which west never hears; then east is killed, and the query is started again with
-               west's url: it waits until east is back
-    end        publishing ends; what is left is read with availableNow, from east
+    failover   both servers of west are killed (SIGKILL); the query is restarted with east's url
+    head       the head of east is killed and started again two seconds later
+    home       west is started again; the query is restarted with west's url
+    owner      the link between the regions is cut; the query continues in east, also with a third
+               stream that is unknown in west; then east is killed, and the query is restarted with
+               west's url: it waits until east is up again
+    end        publishing ends; the rest is read with availableNow, from east
 
-Then the output is judged by Spark: every position of all streams exactly once, every event of the
-first as it was published, in all files together. No query may have found that data was lost.
+Then Spark judges the output of all files together: it must contain every position of all streams
+exactly once, and every event of the first stream as published. No query may have reported a loss of
+data.
 
     python -m surecast_lab.swarm.spark_rounds [--minutes 10] [--seed 1]
 """
@@ -54,25 +55,25 @@ ROWS, KEYS = 500, 2_000
 READY_S = 120.0
 STUCK_S = 180.0
 DOWN_S = 2.0
-AWAY_S = 8.0  # longer than it takes until a loss counts
+AWAY_S = 8.0  # longer than a loss must last to be reported
 
 
 class SparkRound(msgspec.Struct):
-    """What a round leaves behind."""
+    """The result of a round."""
 
     seed: int
     published: dict[str, int] = {}
     rows: dict[str, int] = {}  # in the output: events and void ranges
     void: int = 0  # positions of the second stream that the query saw as void
     starts: int = 0  # of the query
-    failures: list[str] = []  # by which the query ended, as it may when its region dies
+    failures: list[str] = []  # errors of the query, which are allowed while its region is down
     batches: int = 0
     violations: list[str] = []
     seconds: float = 0.0
 
 
 class Load:
-    """A publisher in a thread of its own: numbered values, a pause between batches."""
+    """A publisher in a separate thread: numbered values, a pause between batches."""
 
     def __init__(self, url: str, seed: int, pause_s: float) -> None:
         self.url = url
@@ -116,7 +117,7 @@ class Load:
         self.published[LATE] = self.published.get(LATE, 0) + ROWS
 
     def pause(self) -> None:
-        """When this returns, what was published is acknowledged, and no more is."""
+        """Wait until all published events are acknowledged, and publish no more until `go_on`."""
         self._turn.acquire()
 
     def go_on(self) -> None:
@@ -129,7 +130,7 @@ class Load:
             raise self.problem
 
 
-class _Story:
+class _Round:
     def __init__(
         self,
         spark: SparkSession,
@@ -187,7 +188,8 @@ class _Story:
         query.stop()
 
     def note_failure(self, text: str) -> None:
-        """A query may end when its region dies; that it takes this for a loss it may not."""
+        """Note an error of the query. It may fail while its region is down, but a report of lost
+        data is a violation."""
         self.result.failures.append(text.strip().splitlines()[0][:200])
         for loss in re.findall(r"data was lost: [^\n]+", text)[:1]:
             self.result.violations.append(f"nothing was lost, but: {loss[:200]}")
@@ -221,13 +223,13 @@ class _Story:
             f"no new micro-batch from {region}", lambda: self.rows_read() >= at + batches, region
         )
 
-    # ------------------------------------------------------------ the story
+    # ------------------------------------------------------------ the steps
 
-    def play(self, seconds: float, load: Load) -> None:
+    def run(self, seconds: float, load: Load) -> None:
         act_s = seconds / 5
         self.start("west")
         self.rest("west", act_s)
-        self.say("west is killed; the query goes on in east")
+        self.say("west is killed; the query continues in east")
         for node in self.replicas("west"):
             self.cluster.kill(node.name)
         self.stop()
@@ -239,7 +241,7 @@ class _Story:
         time.sleep(DOWN_S)
         self.cluster.start(head)
         self.rest("east", act_s)
-        self.say("west is back; the query goes home")
+        self.say("west is up again; the query returns to it")
         for node in self.replicas("west"):
             self.cluster.start(node.name)
         self.cluster.wait_ready(READY_S)
@@ -256,7 +258,7 @@ class _Story:
         self.stop()
 
     def lose_the_owner(self, act_s: float, load: Load) -> None:
-        self.say("the line is cut; the query goes on in east")
+        self.say("the link is cut; the query continues in east")
         self.relay.cut(wire("east", "west"))
         load.late = True
         self.stop()
@@ -271,7 +273,7 @@ class _Story:
         self.start("west")
         deadline = time.monotonic() + AWAY_S
         self.until("time", lambda: time.monotonic() >= deadline, "west")
-        self.say("east is back")
+        self.say("east is up again")
         self.relay.mend(wire("east", "west"))
         for node in self.replicas("east"):
             self.cluster.start(node.name)
@@ -280,7 +282,7 @@ class _Story:
         self.rest("west", act_s)
 
     def rest(self, region: str, seconds: float) -> None:
-        """So long, and until the query has moved on."""
+        """Wait for `seconds`, and until the query has made progress."""
         deadline = time.monotonic() + seconds
         self.moves_on(region)
         self.until("time", lambda: time.monotonic() >= deadline, region)
@@ -305,7 +307,7 @@ class _Story:
         rows.unpersist()
 
     def _covered(self, rows: DataFrame, stream: str) -> None:
-        """Every position once: each row begins where the one before it ends."""
+        """Every position must occur once: each row begins where the previous one ends."""
         from pyspark.sql import Window
         from pyspark.sql import functions as f
 
@@ -333,7 +335,7 @@ def run_round(
     pause_s: float = 0.02,
     say: Callable[[str], None] = lambda _: None,
 ) -> SparkRound:
-    """The story in about so many seconds; `folder` gets everything."""
+    """Run all steps in about `seconds`; all files are in `folder`."""
     began = time.monotonic()
     result = SparkRound(seed)
     with ExitStack() as stack:
@@ -341,15 +343,15 @@ def run_round(
         layout = lead_through(relay, free_layout(folder / "cluster", 2, 2))
         cluster = stack.enter_context(Cluster(layout))
         cluster.wait_ready(READY_S)
-        story = _Story(spark, folder, cluster, relay, result, say)
-        load = Load(story.urls["east"], seed, pause_s)
+        spark_round = _Round(spark, folder, cluster, relay, result, say)
+        load = Load(spark_round.urls["east"], seed, pause_s)
         try:
-            story.play(seconds, load)
+            spark_round.run(seconds, load)
         finally:
-            if story.query is not None:
-                story.query.stop()
+            if spark_round.query is not None:
+                spark_round.query.stop()
             load._over.set()
-        story.judge(load)
+        spark_round.judge(load)
     result.seconds = round(time.monotonic() - began, 1)
     return result
 

@@ -1,16 +1,16 @@
 """Sprinkler's swarm: regions, publishers, readers and clients under faults of every kind.
 
-The seed decides everything: 3-5 regions with chains of 1-3, streams with all sorts of retention,
-publishers that retry, and faults, many of them while publishes are under way. When all is healed,
+The seed determines everything: 3-5 regions with chains of 1-3, streams with various retention
+rules, publishers that retry, and faults, many of them while publishes are in flight. After healing,
 every publish must be acknowledged within a bounded time and every reader in every region must be at
-the same end; fresh readers then read every region from the first position. The verdict comes from
-the clients' records alone (`protocols.sprinkler.checks`).
+the same end; new readers then read every region from the first position. The verdict comes from the
+clients' records alone (`protocols.sprinkler.checks`).
 
-Publishers of other regions than the owner's publish through their own, streams are created from
-anywhere, and clients hold named subscriptions, watch patterns, ask for times and read ranges
-(`callers.py`).
+Publishers may be in other regions than the owner's and publish through their own region, streams
+are created from any region, and clients hold named subscriptions, watch patterns, query times and
+read ranges (`query_clients.py`, `range_readers.py`).
 
-A plan may have a crowd of mesh clients in the place of these; `sprinkler_mesh.py` draws such plans.
+A plan may have mesh clients instead of these; `sprinkler_mesh.py` draws such plans.
 """
 
 from collections.abc import Sequence
@@ -60,24 +60,24 @@ from surecast_lab.swarm.workload import draw_workload
 
 __all__ = ["SCENARIO", "Plan", "Sprinkler", "draw_plan", "run_seed"]
 
-MESH_SETTLE_NS = 15 * SECOND  # where there are meshes; most need a second
-DAMAGED = 0.5  # of the seeds, whose disks are damaged or rolled back
+MESH_SETTLE_NS = 15 * SECOND  # with meshes; most seeds need a second
+DAMAGED = 0.5  # the share of seeds with damaged or rolled-back disks
 NEED_DAMAGE = (RegionBehind, Patch, Wanted)  # sent only when a disk has lost something
 # Named subscriptions are listed, reset and deleted in tests/protocols/streams only.
 ADMINISTRATION = (CursorChanged, CursorDelete, CursorReset, CursorsAre, Detach, ListCursors)
-# No seed makes two histories, or gives positions up.
+# No seed leads to diverging histories of a stream, or to lost positions.
 NEVER_SENT = (Doubt, Hide, RangeLost, *ADMINISTRATION)
-PATIENCE_NS = 600 * SECOND  # of publishers with an owner out of reach: it will be back
+PATIENCE_NS = 600 * SECOND  # of publishers with an unreachable owner: it will come back
 
 
 class Abroad(msgspec.Struct):
-    """What is asked of a region by others, or from outside."""
+    """Requests between regions and from clients other than readers."""
 
-    owners: dict[str, str]  # the table: prefix → region
+    owners: dict[str, str]  # the table of owners: prefix → region
     openers: dict[str, str]  # stream → the publisher that creates it
-    publishers: dict[str, list[str]]  # stream → those of other regions that publish to it
-    late: dict[str, tuple[str, Policy, int]]  # further streams: owner, retention, when
-    server: dict[str, int]  # settings that make retention and compaction work in small steps
+    publishers: dict[str, list[str]]  # stream → publishers of other regions
+    late: dict[str, tuple[str, Policy, int]]  # streams created later: owner, retention, time
+    server: dict[str, int]  # settings with which retention and compaction work in small steps
     callers: QueryClientsPlan
 
 
@@ -114,7 +114,7 @@ def _draw_abroad(rng: Random, plan: Plan) -> Abroad:
     places = list(plan.regions)
     owners, openers = {}, {}
     late: dict[str, tuple[str, Policy, int]] = {}
-    if rng.random() < 0.8:  # else each region owns what is made there
+    if rng.random() < 0.8:  # otherwise each region owns the streams created there
         owners = {"": rng.choice(places), "late": rng.choice(places), "late.b": rng.choice(places)}
         owners |= {name: owner for name, (owner, _) in plan.streams.items()}
         openers = {name: f"{rng.choice(places)}/pub0" for name in plan.streams}
@@ -139,8 +139,8 @@ def _draw_abroad(rng: Random, plan: Plan) -> Abroad:
 
 
 class Sprinkler(ClusterScenario[Plan]):
-    """`types` and `client_type` take the place of a replica's and a mesh client's own, `chain` and
-    `server` are options of replicas: tests take a rule out and see that it is missed."""
+    """`types` and `client_type` replace classes of replicas and of mesh clients, `chain` and
+    `server` are options of replicas. Tests remove a rule this way and expect violations."""
 
     protocols: ClassVar[frozenset[str]] = frozenset({"chain", "streams", "sprinkler"})
     state_tables: Sequence[StateTable] = (REPLICA, LEARNER, SERVICE, SESSION)
@@ -157,9 +157,9 @@ class Sprinkler(ClusterScenario[Plan]):
         self.types, self.client_type = types, client_type
         self.chain, self.server = chain, server or {}
         self.callers: QueryClients | None = None
-        self.crowd: MeshClients | None = None
+        self.mesh_clients: MeshClients | None = None
         self.damages: Damages | None = None
-        self.requests = 0  # of the mesh until it had settled
+        self.requests = 0  # of the mesh, until it had settled
 
     def draw(self, seed: int) -> Plan:
         return draw_plan(seed)
@@ -167,7 +167,9 @@ class Sprinkler(ClusterScenario[Plan]):
     def build(self, seed: int, plan: Plan, trace: Trace | None) -> World:
         mesh, abroad = plan.mesh, plan.abroad
         drawn: dict[str, Any] = {**abroad.server, "owners": abroad.owners} if abroad else {}
-        if plan.damage:  # a lone owner that was rolled back must not number before it could ask
+        if (
+            plan.damage
+        ):  # a rolled-back lone owner must query other regions before it numbers events
             drawn["ask_ns"] = PATIENCE_NS
         self.cluster = cluster = self.make_cluster(
             seed,
@@ -190,7 +192,7 @@ class Sprinkler(ClusterScenario[Plan]):
             self._open_late(abroad, rng)
             self.callers = QueryClients(cluster, abroad.callers, Random(f"{seed}/callers"))
         if mesh:
-            self.crowd = MeshClients(cluster, mesh)
+            self.mesh_clients = MeshClients(cluster, mesh)
             self.settle_ns = MESH_SETTLE_NS
         if plan.damage:
             holds = [hold.node.split("/")[0] for hold in abroad.callers.holds] if abroad else []
@@ -198,7 +200,7 @@ class Sprinkler(ClusterScenario[Plan]):
         return cluster.world
 
     def _open_late(self, abroad: Abroad, rng: Random) -> None:
-        """A few events each, by whoever created the stream."""
+        """Open the late streams, each with a few events by the publisher that creates it."""
         for name, (owner, policy, at_ns) in abroad.late.items():
             opener = abroad.openers[name]
             self.cluster.open(name, owner, policy, at_ns, opener)
@@ -216,8 +218,8 @@ class Sprinkler(ClusterScenario[Plan]):
         return super().handlers() | (asking if cluster.callers else {}) | mesh
 
     def is_expected(self, role: type[HandlerMachine], message: type[Any]) -> bool:
-        """But for messages of the mesh where there is none, of callers where there are none, and
-        after damage where there is none."""
+        """All messages, except those of a mesh, of query clients or after damage if the plan does
+        not have these."""
         if message in NEVER_SENT or (message in NEED_DAMAGE and not self.damages):
             return False
         if message in MeshPeer.handlers and not self.cluster.clients:
@@ -228,34 +230,34 @@ class Sprinkler(ClusterScenario[Plan]):
     # ------------------------------------------------------------ faults
 
     def allows(self, fault: Fault) -> bool:
-        """Some clients have not come yet or left, and not every disk may go."""
+        """Not for clients that have not joined yet or have left, nor for disks that are needed."""
         names = [getattr(fault, field, "") for field in ("name", "a", "b")]
-        if self.crowd and any(map(self.crowd.is_away, names)):
+        if self.mesh_clients and any(map(self.mesh_clients.is_away, names)):
             return False
         if self.damages and not self.damages.allows(fault):
             return False
         return super().allows(fault)
 
     def on_fault(self, fault: Fault) -> None:
-        if self.crowd and getattr(fault, "name", "") in self.cluster.clients:
+        if self.mesh_clients and getattr(fault, "name", "") in self.cluster.clients:
             what = {Crash: "crashed", Pause: "stalled"}.get(type(fault))
-            self.crowd.counts.update([what] if what else [])
+            self.mesh_clients.counts.update([what] if what else [])
 
     # ------------------------------------------------------------ after healing
 
     def settled(self) -> bool:
-        return super().settled() and not (self.crowd and self.crowd.to_come)
+        return super().settled() and not (self.mesh_clients and self.mesh_clients.to_come)
 
     def on_settled(self) -> None:
-        self.requests = self.crowd.requests() if self.crowd else 0
+        self.requests = self.mesh_clients.requests() if self.mesh_clients else 0
 
     def audit(self) -> list[str]:
-        if self.crowd:
-            self.crowd.mind_quiet(self.crowd.requests() - self.requests, REJOIN_NS)
+        if self.mesh_clients:
+            self.mesh_clients.check_quiet(self.mesh_clients.requests() - self.requests, REJOIN_NS)
         found = super().audit()
         if self.callers and not found:
             self.callers.finish()
-            # Expiry has gone on meanwhile: judge when everybody has the same again.
+            # Expiry has continued meanwhile: judge when all readers are at the same end again.
             world = self.cluster.world
             world.run(world.now_ns + SETTLE_NS, until=lambda _: self.settled())
         return found
@@ -266,16 +268,16 @@ class Sprinkler(ClusterScenario[Plan]):
             tally.violations += self.callers.violations
         if self.damages:
             tally.violations += self.damages.violations
-        if self.crowd:
-            tally.violations += self.crowd.violations.values()
+        if self.mesh_clients:
+            tally.violations += self.mesh_clients.violations.values()
         return tally
 
     def clients_did(self) -> dict[str, int]:
-        if not self.crowd:
+        if not self.mesh_clients:
             return {}
         counters = self.cluster.counters.values()
         return {
-            **self.crowd.counts,
+            **self.mesh_clients.counts,
             "got from peers": sum(c["mesh.positions-from-peers"] for c in counters),
             "got from servers": sum(c["mesh.positions-from-server"] for c in counters),
         }
@@ -292,8 +294,8 @@ def run_seed(
     *,
     plan: Plan | None = None,
     trace: Trace | None = None,
-    story: Timeline | None = None,
+    timeline: Timeline | None = None,
     **options: Any,
 ) -> SeedResult:
     """Run one seed of `Sprinkler(**options)`."""
-    return trial.run_seed(Sprinkler(**options), seed, plan=plan, trace=trace, story=story)
+    return trial.run_seed(Sprinkler(**options), seed, plan=plan, trace=trace, timeline=timeline)

@@ -1,10 +1,10 @@
 """Sprinkler's swarm with streams that are deleted while they are published to, under all faults.
 
-The same regions, publishers, readers and faults as in `sprinkler.py`, without clients that ask.
-Some streams are deleted at a random moment, by a publisher of any region; the others go on
-publishing. At the end every publish before the deletion must be acknowledged, every later one
-refused as deleted, no position may stand behind the End event, and every replica of every region
-must know that the stream is deleted.
+The same regions, publishers, readers and faults as in `sprinkler.py`, without query clients. Some
+streams are deleted at a random moment by a publisher of any region, while other publishers go on.
+At the end every publish before the deletion must be acknowledged and every later one refused as
+deleted, no position may follow the End event, and every replica of every region must know that the
+stream is deleted.
 """
 
 from random import Random
@@ -30,7 +30,7 @@ END = encode_policy(End())
 
 
 class DeletionPlan(Plan):
-    """`deletions`: stream → when, and by which publisher."""
+    """`deletions`: stream → time and publisher."""
 
     deletions: dict[str, tuple[int, str]] = msgspec.field(default_factory=dict)
 
@@ -72,7 +72,7 @@ class SprinklerDeletion(Sprinkler):
         cluster.failed = [failed for failed in cluster.failed if failed not in refused]
         for name in self.deleted:
             for value in cluster.refused.get(name, ()):
-                del cluster.records[name].offered[value]  # nobody may have been given it
+                del cluster.records[name].offered[value]  # no reader may have received it
         tally = super().judge()
         for name in self.deleted:
             tally.violations += self._problems(name)
@@ -104,8 +104,10 @@ def run_seed(
     *,
     plan: Plan | None = None,
     trace: Trace | None = None,
-    story: Timeline | None = None,
+    timeline: Timeline | None = None,
     **options: Any,
 ) -> SeedResult:
     """Run one seed of `SprinklerDeletion(**options)`."""
-    return trial.run_seed(SprinklerDeletion(**options), seed, plan=plan, trace=trace, story=story)
+    return trial.run_seed(
+        SprinklerDeletion(**options), seed, plan=plan, trace=trace, timeline=timeline
+    )

@@ -1,10 +1,10 @@
-"""Sprinkler's swarm with meshes: the same servers and faults, and a crowd of mesh clients.
+"""Sprinkler's swarm with meshes: the same servers and faults, and mesh clients.
 
-2-4 regions with 5-60 mesh clients in all, which come and go, follow streams from the earliest, the
-latest or a seq on and lose interest again, stall, crash, come back, and lose touch with each other
-and with servers. The mesh is the default one, the paper's, or one of odd sizes: tiny views, tiny
-buffers, sessions that are congested soon. What is demanded at the end is the same: everybody who is
-still there is at the same end, and the records show no flaw.
+There are 2-4 regions with 5-60 mesh clients in all. Clients join and leave, follow streams from the
+earliest, the latest or a given seq and unfollow them, stall, crash, restart, and lose connections
+to each other and to servers. The mesh is the default one, the paper's, or one of unusual sizes:
+tiny views, tiny buffers, sessions that are congested soon. The requirement at the end is the same:
+all remaining clients are at the same end, and the records show no violation.
 """
 
 from random import Random
@@ -24,7 +24,7 @@ from surecast_lab.swarm.trial import WARM_UP_NS, SeedResult
 __all__ = ["SCENARIO", "SprinklerMesh", "draw_plan", "run_seed"]
 
 CLIENTS_MAX = 60
-PAPER_CLIENTS_MAX = 10  # the paper's mesh is never quiet: each client costs as much as eight others
+PAPER_CLIENTS_MAX = 10  # the paper's mesh never stops its traffic: a client costs as much as eight
 KINDS = ("crash", "crash", "pause", "pause", "cut", "one-way cut", "isolate", "degrade", "reset")
 
 
@@ -43,11 +43,11 @@ def run_seed(
     *,
     plan: Plan | None = None,
     trace: Trace | None = None,
-    story: Timeline | None = None,
+    timeline: Timeline | None = None,
     **options: Any,
 ) -> SeedResult:
     """Run one seed of `SprinklerMesh(**options)`."""
-    return trial.run_seed(SprinklerMesh(**options), seed, plan=plan, trace=trace, story=story)
+    return trial.run_seed(SprinklerMesh(**options), seed, plan=plan, trace=trace, timeline=timeline)
 
 
 def draw_plan(seed: int) -> Plan:
@@ -56,9 +56,9 @@ def draw_plan(seed: int) -> Plan:
     config, client = _draw_settings(rng)
     most = CLIENTS_MAX if config.mutual else PAPER_CLIENTS_MAX
     count = min(most, rng.choice((rng.randint(5, 15), rng.randint(5, 30), rng.randint(20, 60))))
-    crowded = [*plan.regions, *["east"] * rng.choice((0, 2, 6))]
+    places = [*plan.regions, *["east"] * rng.choice((0, 2, 6))]
     popular = [*plan.streams, *["s0"] * rng.choice((0, 4))]
-    visits = [_draw_visit(rng, plan, f"{rng.choice(crowded)}/c{n}", popular) for n in range(count)]
+    visits = [_draw_visit(rng, plan, f"{rng.choice(places)}/c{n}", popular) for n in range(count)]
     high_water_bytes = rng.choice((4 << 20, 4 << 20, 64 << 10, 8 << 10))
     changes = _draw_changes(rng, plan, visits)
     plan.mesh = MeshPlan(config, client, high_water_bytes, visits, changes)
@@ -67,7 +67,7 @@ def draw_plan(seed: int) -> Plan:
 
 
 def _draw_settings(rng: Random) -> tuple[MeshConfig, dict[str, Any]]:
-    """Of the mesh and of each client in it."""
+    """Draw the settings of the mesh and of each client in it."""
     flavour = rng.choice(("default", "default", "paper", "odd", "odd"))
     config = MeshConfig() if flavour == "default" else paper_mesh()
     if flavour == "odd":
@@ -95,7 +95,7 @@ def _draw_settings(rng: Random) -> tuple[MeshConfig, dict[str, Any]]:
 
 
 def _draw_visit(rng: Random, plan: Plan, name: str, popular: list[str]) -> Visit:
-    """Most come early and stay."""
+    """Draw a client's visit; most join early and stay."""
     end_ns = WARM_UP_NS + plan.duration_ns
     comes_ns = rng.randint(200 * MS, 1_500 * MS)
     if rng.random() < 0.4:
@@ -107,13 +107,14 @@ def _draw_visit(rng: Random, plan: Plan, name: str, popular: list[str]) -> Visit
 
 
 def _draw_skip(rng: Random, plan: Plan, at_ns: int) -> float:
-    """While there is time, also to a position that the stream will only reach later."""
+    """Draw a client's start; if enough time is left, it may be a position that is still to come."""
     most = 1.2 if at_ns < WARM_UP_NS + plan.duration_ns // 2 else 1.0
     return rng.choice((EARLIEST, EARLIEST, LATEST, LATEST, most * rng.random()))
 
 
 def _draw_changes(rng: Random, plan: Plan, visits: list[Visit]) -> list[Change]:
-    """Some lose interest in a stream, and some of these find it again, or another one."""
+    """Draw changes: some clients unfollow a stream, and some of these follow it or another one
+    later."""
     changes = []
     for visit in visits:
         if rng.random() < 0.25:
@@ -128,7 +129,7 @@ def _draw_changes(rng: Random, plan: Plan, visits: list[Visit]) -> list[Change]:
 
 
 def _draw_faults(rng: Random, plan: Plan, visits: list[Visit]) -> list[Timed]:
-    """What befalls clients, and the links between them and to servers."""
+    """Draw faults of clients, and of the links between them and to servers."""
     names = [visit.name for visit in visits]
     faults = []
     for _ in range(rng.randint(2, 6 + len(names) // 4)):

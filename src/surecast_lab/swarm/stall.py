@@ -1,13 +1,12 @@
-"""A subscriber that stops reading at full load: the others go on, no server fills up, and it misses
-nothing.
+"""A subscriber stops reading at full load: the others continue, the servers' memory stays bounded,
+and the subscriber misses nothing.
 
-One region with a chain of two, a publisher that publishes all it can, and four subscribers, thin
-and in the mesh. One of them stalls, in one of two ways: its process is *stopped*, or it lives on
-and its program *holds*, asking for nothing more, so that the client's own buffer fills. When it
-goes on it must get everything that was not replaced by something later (`load.py`). The rate of the
-others is measured before and during the stall, in the same run, and reported; what is demanded of
-them is that they go on. Of the servers it is demanded that their memory and their queues stay
-within what their configuration allows.
+One region with a chain of two, a publisher at full speed, and four subscribers, thin and in the
+mesh. One of them stalls, in one of two ways: its process is *stopped*, or it runs and its program
+*holds*: it takes no more batches, so that the client's buffer fills. When it continues, it must get
+every event that was not replaced by a later one (`load.py`). The rate of the other subscribers is
+measured before and during the stall, in the same run, and reported; they are only required to make
+progress. The servers' memory and queues must stay within the limits of their configuration.
 
     python -m surecast_lab.swarm.stall [--seconds 30] [--case thin-stopped]
 """
@@ -44,9 +43,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "storage": {"journal_bytes_max": 8 << 20, "segment_bytes_max": 64 << 20},
     "runtime": {"high_water_bytes": 1 << 20, "queue_bytes_max": 16 << 20},
 }
-WARM = 200_000  # events that everybody has before anything is measured
-MEASURED = 400_000  # ... and that the others get while the rate before the stall is
-SLACK_BYTES = 64 << 20  # what a server's memory may differ by without a cause
+WARM = 200_000  # events delivered to all readers before the first measurement
+MEASURED = 400_000  # events delivered during the measurement before the stall
+SLACK_BYTES = 64 << 20  # tolerance for a server's memory
 STREAM = "load"
 
 
@@ -58,14 +57,14 @@ class StallResult(msgspec.Struct):
     rate_before: float = 0.0  # positions a second, of the slowest of the others
     rate_during: float = 0.0
     missed: int = 0  # positions published during the stall
-    skipped: int = 0  # positions that it never got, since they were void by then
+    skipped: int = 0  # positions that were void before they could be delivered to it
     memory_before: int = 0  # of the largest server, bytes
     memory_peak: int = 0
     queued_peak: int = 0  # by one server for all its peers
 
     @property
     def memory_allowed(self) -> int:
-        """One journal being written and one being moved, the queue of one peer, and slack."""
+        """The memory before, plus two journals (one written, one moved), a peer's queue, slack."""
         journal = SETTINGS["storage"]["journal_bytes_max"]
         queue = SETTINGS["runtime"]["queue_bytes_max"]
         return int(self.memory_before + 2 * journal + queue + SLACK_BYTES)
@@ -79,11 +78,12 @@ def run_stall(
     seconds: float = 0.0,
     say: Callable[[str], None] = lambda _: None,
 ) -> StallResult:
-    """The stall lasts until the others have got so many more events, and for so many seconds."""
+    """Run a case. The stall lasts until the others have received `events` more events, and at least
+    for `seconds`."""
     result = StallResult(name, [])
     try:
-        with ProcessCluster(folder, 1, {"east": 2}, 0, settings=SETTINGS) as fleet:
-            _Stall(fleet, CASES[name], result, say).run(events, seconds)
+        with ProcessCluster(folder, 1, {"east": 2}, 0, settings=SETTINGS) as cluster:
+            _Stall(cluster, CASES[name], result, say).run(events, seconds)
     except SurecastError as error:
         result.violations.append(str(error))
     return result
@@ -91,21 +91,21 @@ def run_stall(
 
 class _Stall:
     def __init__(
-        self, fleet: ProcessCluster, case: Case, result: StallResult, say: Callable[[str], None]
+        self, cluster: ProcessCluster, case: Case, result: StallResult, say: Callable[[str], None]
     ) -> None:
-        self.fleet, self.case, self.result, self.say = fleet, case, result, say
+        self.cluster, self.case, self.result, self.say = cluster, case, result, say
         args = {"stream": STREAM, "retain": case.retain}
-        self.pump = fleet.add_user("east/pump", "pump", args)
+        self.pump = cluster.add_user("east/pump", "pump", args)
         meshed = {"victim": case.mesh, "thin": False, "mesh-1": True, "mesh-2": True}
         self.readers = [
-            fleet.add_user(f"east/{reader}", "gauge", {**args, "mesh": mesh})
+            cluster.add_user(f"east/{reader}", "gauge", {**args, "mesh": mesh})
             for reader, mesh in meshed.items()
         ]
         self.victim, *self.others = self.readers
 
     def run(self, events: int, seconds: float) -> None:
-        fleet, result = self.fleet, self.result
-        fleet.wait(lambda: self._least(self.readers) > WARM)
+        cluster, result = self.cluster, self.result
+        cluster.wait(lambda: self._least(self.readers) > WARM)
         result.rate_before = self._rate(MEASURED, seconds / 3)
         result.memory_before = self._look()
         self.say(f"{result.rate_before:,.0f} positions a second; {self.victim} stalls")
@@ -114,11 +114,11 @@ class _Stall:
         result.rate_during = self._rate(events, seconds)
         result.stalled_s = time.monotonic() - began
         result.missed = self._published() - published
-        self.say(f"{result.rate_during:,.0f} positions a second; it goes on")
+        self.say(f"{result.rate_during:,.0f} positions a second; the stall ends")
         self._end()
         at = self._least(self.others)
-        fleet.wait(lambda: self._look() > 0 and self._least([self.victim]) > at, 300.0)
-        self.say("it has caught up with where the others were; publishing ends")
+        cluster.wait(lambda: self._look() > 0 and self._least([self.victim]) > at, 300.0)
+        self.say("it has reached the others' position at the end of the stall; publishing ends")
         self._finish()
         self._judge()
 
@@ -126,18 +126,18 @@ class _Stall:
 
     def _begin(self) -> None:
         if self.case.how == "stopped":
-            self.fleet.stop(self.victim)
+            self.cluster.stop(self.victim)
         else:
-            self.fleet.workers[self.victim].ask("hold")
+            self.cluster.workers[self.victim].ask("hold")
 
     def _end(self) -> None:
         if self.case.how == "stopped":
-            self.fleet.cont(self.victim)
+            self.cluster.cont(self.victim)
         else:
-            self.fleet.workers[self.victim].ask("go_on")
+            self.cluster.workers[self.victim].ask("go_on")
 
     def _rate(self, events: int, seconds: float) -> float:
-        """How fast the slowest of the others is, for so many events and so long at least."""
+        """The rate of the slowest of the others, measured over at least `events` and `seconds`."""
         first, began = self._least(self.others), time.monotonic()
 
         def is_over() -> bool:
@@ -145,24 +145,24 @@ class _Stall:
             enough = self._least(self.others) >= first + events
             return enough and time.monotonic() - began >= seconds
 
-        self.fleet.wait(is_over, 300.0)
+        self.cluster.wait(is_over, 300.0)
         return (self._least(self.others) - first) / (time.monotonic() - began)
 
     # ------------------------------------------------------------ looking
 
     def _least(self, readers: list[str]) -> int:
-        ask = [self.fleet.workers[name].ask("status") for name in readers]
+        ask = [self.cluster.workers[name].ask("status") for name in readers]
         return min(int(status["position"]) for status in ask)
 
     def _published(self) -> int:
-        published: int = self.fleet.workers[self.pump].ask("status")["published"]
+        published: int = self.cluster.workers[self.pump].ask("status")["published"]
         return published
 
     def _look(self) -> int:
-        """Note what the servers hold; the memory of the largest."""
-        names = self.fleet.regions["east"]
-        now = max(self.fleet.workers[name].memory_bytes() for name in names)
-        queued = max(self.fleet.server(name).queued_bytes for name in names)
+        """Record the servers' memory and queues; returns the memory of the largest server."""
+        names = self.cluster.regions["east"]
+        now = max(self.cluster.workers[name].memory_bytes() for name in names)
+        queued = max(self.cluster.server(name).queued_bytes for name in names)
         self.result.memory_peak = max(self.result.memory_peak, now)
         self.result.queued_peak = max(self.result.queued_peak, queued)
         return now
@@ -170,22 +170,22 @@ class _Stall:
     # ------------------------------------------------------------ the end
 
     def _finish(self) -> None:
-        pump = self.fleet.workers[self.pump]
+        pump = self.cluster.workers[self.pump]
         pump.ask("quiet")
-        self.fleet.wait(lambda: bool(pump.ask("status")["quiet"]))
+        self.cluster.wait(lambda: bool(pump.ask("status")["quiet"]))
         self.result.published = self._published()
-        self.fleet.wait(lambda: self._least(self.readers) > self.result.published, 300.0)
+        self.cluster.wait(lambda: self._least(self.readers) > self.result.published, 300.0)
 
     def _judge(self) -> None:
         result, end = self.result, self.result.published + 1
         wrong = result.violations
-        wrong += self.fleet.workers[self.pump].ask("status")["faults"]
+        wrong += self.cluster.workers[self.pump].ask("status")["faults"]
         for name in self.readers:
-            worker = self.fleet.workers[name]
+            worker = self.cluster.workers[name]
             status, missing = worker.ask("status"), worker.ask("missing", end)
             wrong += [f"{name}: {fault}" for fault in status["faults"]]
             if missing:
-                wrong.append(f"{name} lacks what nothing replaced: {missing[:5]}")
+                wrong.append(f"{name} lacks events that were not replaced: {missing[:5]}")
             if self.case.retain == "all" and status["events"] != result.published:
                 wrong.append(f"{name} got {status['events']} events of {result.published}")
             if name == self.victim:
@@ -205,8 +205,8 @@ class _Stall:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="A subscriber stops reading at full load.")
-    parser.add_argument("--seconds", type=float, default=30.0, help="the stall lasts so long")
-    parser.add_argument("--case", choices=list(CASES), help="one of them; else all")
+    parser.add_argument("--seconds", type=float, default=30.0, help="duration of the stall")
+    parser.add_argument("--case", choices=list(CASES), help="run only this case")
     options = parser.parse_args()
     bad = 0
     for name in [options.case] if options.case else CASES:

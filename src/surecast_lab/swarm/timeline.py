@@ -1,11 +1,11 @@
-"""What became of everybody in one seed, moment by moment, and a drawing of it.
+"""Records the faults of one seed and the progress of its readers, and draws them.
 
-    story = Timeline()
-    run_seed(42, story=story)
-    story.draw(Path("out/seed-42.png"), "seed 42")
+    timeline = Timeline()
+    run_seed(42, timeline=timeline)
+    timeline.draw(Path("out/seed-42.png"), "seed 42")
 
-Above, what went wrong and for how long; below, for each stream, how far every reader had come;
-at the bottom, for how long each had missed something that was acknowledged.
+The picture shows the faults and their durations at the top; below, for each stream, the position of
+every reader; at the bottom, for how long each reader has lacked an acknowledged event.
 """
 
 from collections.abc import Collection, Container
@@ -37,7 +37,7 @@ NAN = float("nan")
 AFTER_NS = 4 * SECOND  # how long after healing the drawing goes on
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")  # colour-blind safe
 HEALED = "#1A9850"
-LANES = {  # what went wrong → how it is drawn
+LANES = {  # kind of fault → colour
     "server crashed": "#B2182B",
     "server stalled": "#EF8A62",
     "disk failed, damaged or lost": "#762A83",
@@ -59,22 +59,22 @@ class Span(NamedTuple):
 
 
 class Line(NamedTuple):
-    """One reader of one stream, from its coming to its going."""
+    """One reader of one stream, from its start to its end."""
 
     reader: str
     times_s: list[float]
-    positions: list[float]  # NAN while it was down or followed something else
+    positions: list[float]  # NAN while it was down or did not follow the stream
 
 
 class Timeline:
-    """Watches a run without touching it."""
+    """Observes a run without changing it."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
         self.heal_s = 0.0
         self.regions: list[str] = []
         self.clients: Container[str] = ()  # of the mesh
-        self.lines: dict[str, dict[str, Line]] = {}  # stream → reader → where it was
+        self.lines: dict[str, dict[str, Line]] = {}  # stream → reader → its positions
         self.times_s: list[float] = []
         self.ends: dict[str, list[int]] = {}  # stream → first position not acknowledged yet
 
@@ -107,8 +107,8 @@ class Timeline:
                 line.times_s.append(now_s)
                 line.positions.append(NAN if down or away or not position else position)
 
-    def suffer(self, fault: Fault, begin_ns: int, end_ns: int) -> None:
-        """A fault has struck."""
+    def note_fault(self, fault: Fault, begin_ns: int, end_ns: int) -> None:
+        """Record a fault."""
         begin_s, end_s = begin_ns / SECOND, min(end_ns / SECOND, self.heal_s)
         if isinstance(fault, ClockJump | Reset):  # over at once
             end_s = begin_s
@@ -119,16 +119,17 @@ class Timeline:
 
     def about(self) -> str:
         readers = {reader for lines in self.lines.values() for reader in lines}
-        return f"{self._crowd(readers)} in {len(self.regions)} regions, {len(self.spans)} faults"
+        count = self._reader_count(readers)
+        return f"{count} in {len(self.regions)} regions, {len(self.spans)} faults"
 
-    def _crowd(self, readers: Collection[str]) -> str:
+    def _reader_count(self, readers: Collection[str]) -> str:
         clients = sum(reader in self.clients for reader in readers)
         return f"{clients} mesh clients" if clients else f"{len(readers)} readers"
 
     # ------------------------------------------------------------ drawing
 
     def draw(self, path: Path, title: str) -> None:
-        """Write a picture; the ending of `path` says of which kind."""
+        """Write the picture; the suffix of `path` determines its format."""
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
@@ -154,7 +155,7 @@ class Timeline:
         figure.savefig(path, dpi=90, metadata=undated)
 
     def _rows(self) -> list[tuple[str, list[Span]]]:
-        """The faults by lane, in as many rows as keep their labels apart."""
+        """The faults by lane, in enough rows that labels do not overlap."""
         rows: list[tuple[str, list[Span]]] = []
         letter_s = self.times_s[-1] / 160
         for lane in LANES:
@@ -180,7 +181,7 @@ class Timeline:
                 axes.text(span.begin_s + width, y, f" {span.who}", fontsize=6, va="center")
         axes.set_yticks(range(len(rows)), labels, fontsize=8)
         axes.set_ylim(len(rows) - 0.4, -0.6)
-        axes.set_title("what went wrong, to whom, and for how long", fontsize=9, loc="left")
+        axes.set_title("faults, their targets and durations", fontsize=9, loc="left")
         axes.text(self.heal_s, -0.5, " all healed", color=HEALED, fontsize=8, va="bottom")
         _frame(axes, self.heal_s)
 
@@ -195,7 +196,7 @@ class Timeline:
                 axes.plot(line.times_s[0], _first(line), "o", color=colour, markersize=3)
         axes.plot(self.times_s, self.ends[stream], ":", color="black", linewidth=1.2, zorder=3)
         axes.set_title(
-            f"stream {stream}, {self._crowd(self.lines[stream])}", fontsize=9, loc="left"
+            f"stream {stream}, {self._reader_count(self.lines[stream])}", fontsize=9, loc="left"
         )
         axes.set_ylabel("position reached", fontsize=8)
         _frame(axes, self.heal_s)
@@ -222,7 +223,7 @@ class Timeline:
         _frame(axes, self.heal_s)
 
     def _waits(self, line: Line, ends: list[int]) -> list[float]:
-        """For how long a reader had, at each moment, missed something it might have had."""
+        """For how long a reader has, at each moment, lacked an acknowledged event."""
         waits_s, since = [], 0
         for time_s, position in zip(line.times_s, line.positions, strict=True):
             while since < len(ends) - 1 and ends[since] <= position:

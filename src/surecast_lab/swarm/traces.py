@@ -1,4 +1,4 @@
-"""A run's ledgers as a trace: the Parquet tables that the Spark audit judges (jobs/trace.py)."""
+"""Converts a run's logs to a trace: the Parquet tables that the Spark audit judges."""
 
 from pathlib import Path
 from typing import Any
@@ -10,49 +10,49 @@ from surecast_lab.swarm.audit_log import WIDTH, Int64s, OfferedEvents, ReadEvent
 __all__ = ["trace_offered", "trace_read"]
 
 
-def trace_offered(folder: Path, stream: str, publisher: str, ledger: OfferedEvents) -> None:
+def trace_offered(folder: Path, stream: str, publisher: str, log: OfferedEvents) -> None:
     import pyarrow as pa
 
     from surecast.pipeline.jobs import trace
 
-    count = ledger.seq.size
+    count = log.seq.size
     columns = {
         "stream": _same(stream, count),
         "publisher": _same(publisher, count),
         "number": np.arange(1, count + 1),
-        "key": _bytes(ledger.key),
-        "value": _bytes(ledger.value),
-        "seq": pa.array(ledger.seq, mask=ledger.seq == 0),
-        "offered_ns": _times(ledger.offered_ns, count),
+        "key": _bytes(log.key),
+        "value": _bytes(log.value),
+        "seq": pa.array(log.seq, mask=log.seq == 0),
+        "offered_ns": _times(log.offered_ns, count),
     }
     trace.save(folder, "published", publisher, columns)
 
 
-def trace_read(folder: Path, stream: str, region: str, ledger: ReadEvents) -> None:
-    """What a reader got, voids among events where they came; and that there is such a reader."""
+def trace_read(folder: Path, stream: str, region: str, log: ReadEvents) -> None:
+    """Write a reader's deliveries, with voids in order of delivery, and its row in `readers`."""
     import pyarrow as pa
 
     from surecast.pipeline.jobs import trace
 
-    voids = np.empty((0, 2), np.int64) if ledger.voids is None else ledger.voids
-    places = ledger.void_after
-    if places is None:  # nobody wrote down when they came: before the first event behind them
-        places = np.searchsorted(ledger.seq, voids[:, 0])
-    count = ledger.seq.size
+    voids = np.empty((0, 2), np.int64) if log.voids is None else log.voids
+    places = log.void_after
+    if places is None:  # order of delivery not recorded: put each before the next event
+        places = np.searchsorted(log.seq, voids[:, 0])
+    count = log.seq.size
     order = np.argsort(np.concatenate((np.arange(count) * 2 + 1, places * 2)), kind="stable")
     nothing = pa.nulls(len(voids), pa.binary())
     table = pa.table(
         {
             "kind": pa.chunked_array([_same("event", count), _same("void", len(voids))]),
-            "seq": np.concatenate((ledger.seq, voids[:, 1] - 1)),
+            "seq": np.concatenate((log.seq, voids[:, 1] - 1)),
             "range": np.concatenate((np.ones(count, np.int64), voids[:, 1] - voids[:, 0])),
-            "key": pa.chunked_array([_bytes(ledger.key), nothing]),
-            "value": pa.chunked_array([_bytes(ledger.value), nothing]),
+            "key": pa.chunked_array([_bytes(log.key), nothing]),
+            "value": pa.chunked_array([_bytes(log.value), nothing]),
             "timestamp": pa.chunked_array(
-                [pa.array(ledger.time_us), pa.nulls(len(voids), pa.int64())]
+                [pa.array(log.time_us), pa.nulls(len(voids), pa.int64())]
             ),
             "got_ns": pa.chunked_array(
-                [_times(ledger.got_ns, count), pa.nulls(len(voids), pa.int64())]
+                [_times(log.got_ns, count), pa.nulls(len(voids), pa.int64())]
             ),
         }
     )
@@ -63,29 +63,29 @@ def trace_read(folder: Path, stream: str, region: str, ledger: ReadEvents) -> No
     columns["timestamp"] = columns["timestamp"].cast(pa.timestamp("us", "UTC"))
     columns |= {
         "stream": _same(stream, rows),
-        "reader": _same(ledger.reader, rows),
+        "reader": _same(log.reader, rows),
         "number": np.arange(1, rows + 1),
     }
-    trace.save(folder, "delivered", ledger.reader, columns)
-    told = ledger.voids is not None
-    reader = {"stream": [stream], "region": [region], "reader": [ledger.reader], "first": [1]}
+    trace.save(folder, "delivered", log.reader, columns)
+    records_voids = log.voids is not None
+    reader = {"stream": [stream], "region": [region], "reader": [log.reader], "first": [1]}
     trace.save(
         folder,
         "readers",
-        ledger.reader,
-        {**reader, "voids": [told], "malformed": [ledger.malformed]},
+        log.reader,
+        {**reader, "voids": [records_voids], "malformed": [log.malformed]},
     )
 
 
 def _same(word: str, count: int) -> Any:
-    """A column that says the same `count` times."""
+    """A column that repeats `word` `count` times."""
     import pyarrow as pa
 
     return pa.repeat(pa.scalar(word, pa.string()), count)
 
 
 def _bytes(words: Words) -> Any:
-    """Keys or values as they were: eight bytes each."""
+    """Keys or values as byte strings of eight bytes."""
     import pyarrow as pa
 
     data = pa.py_buffer(words.astype(">u8").tobytes())

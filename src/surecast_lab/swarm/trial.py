@@ -2,16 +2,16 @@
 
     result = run_seed(Sprinkler(), 42)
 
-A `Scenario` says what is built, which faults it can stand and when it is right; all that the seeds
-of different protocols have in common is here. The phases, in simulated time:
+A `Scenario` defines what is built, which faults are allowed and what is correct; this module has
+the common part of all protocols' seeds. The phases, in simulated time:
 
     warm up   WARM_UP_NS without faults: clusters form
     faults    the plan's `duration_ns`: each fault begins at its time, if the scenario allows it,
               and is healed when its own duration is over
     heal      a second later everything is healed
-    settle    at most the scenario's `settle_ns`, until it says that it has settled
-    rejoin    REJOIN_NS: nodes that were left behind come back
-    audit     only of what has settled: the scenario looks at everything once more
+    settle    at most the scenario's `settle_ns`, until its `settled` holds
+    rejoin    REJOIN_NS: nodes that are still behind catch up
+    audit     only if it has settled: the scenario checks everything once more
     judge     always
 
 Not settling is a violation, and so is an exception of a machine, which would be a crash loop in
@@ -50,12 +50,12 @@ __all__ = [
 WARM_UP_NS = 2 * SECOND
 SETTLE_NS = 90 * SECOND
 REJOIN_NS = 5 * SECOND
-ACKED_MIN = 0.9  # of what was published; a run in which less is done shows nothing
-VIOLATIONS_MAX = 20  # that a result names
+ACKED_MIN = 0.9  # of the publishes; a run with fewer acknowledgements proves nothing
+VIOLATIONS_MAX = 20  # listed in a result
 
 
 class Plan(Protocol):
-    """What a seed draws. Only its scenario knows the rest."""
+    """What a seed draws. Only its scenario uses the other fields."""
 
     @property
     def duration_ns(self) -> int:
@@ -66,7 +66,7 @@ class Plan(Protocol):
 
 
 class Tally(Protocol):
-    """What a judge counted and found; `violations` are for people."""
+    """A judge's counts, and its violations as texts for people."""
 
     published: int
     acked: int
@@ -83,9 +83,9 @@ class SeedResult(msgspec.Struct):
     ok: bool
     violations: list[str]
     simulated_ns: int
-    settled_ns: int  # how long after healing the scenario had settled
+    settled_ns: int  # time from healing until the scenario had settled
     faults: dict[str, int]
-    faults_in_flight: int  # those that met work under way
+    faults_in_flight: int  # faults that were applied while work was in flight
     published: int
     acked: int
     delivered: int
@@ -107,9 +107,9 @@ P = TypeVar("P", bound=Plan)
 
 
 class Scenario(Protocol[P]):
-    """What a trial runs: a world of one protocol, its faults and its judge. One instance, one seed.
+    """A world of one protocol, its faults and its judge. An instance is used for one seed.
 
-    Scenarios derive from it; methods with a body may stay as they are.
+    Scenarios derive from this class; methods with a body need not be overridden.
     """
 
     settle_ns: int = SETTLE_NS  # simulated time to settle after everything is healed
@@ -120,31 +120,31 @@ class Scenario(Protocol[P]):
         """The plan of a seed: the same in every process."""
 
     def build(self, seed: int, plan: P, trace: Trace | None) -> World:
-        """Make the world, and put the workload on its agenda."""
+        """Create the world, and schedule the workload."""
 
     @property
     def counters(self) -> Mapping[str, Counter[str]]:
-        """Of each node, through all its lives: how often it handled which message."""
+        """For each node, over all its restarts: how often it handled which message."""
 
     def handlers(self) -> Mapping[type[HandlerMachine], Iterable[str]]:
         """The machines whose message handlers must be reached, and the nodes they run at."""
 
     def is_expected(self, role: type[HandlerMachine], message: type[Any]) -> bool:
-        """False: nothing in this plan leads to this message. Then its handler is not listed."""
+        """Whether the plan can lead to this message. If not, its handler is not listed."""
         return True
 
     # ------------------------------------------------------------ faults
 
     def allows(self, fault: Fault) -> bool:
-        """False: the fault exceeds what the protocol promises to survive, or has no target now."""
+        """False if the protocol does not promise to survive the fault, or it has no target now."""
         return True
 
     def in_flight(self) -> bool:
-        """Whether work is under way that a fault can hit."""
+        """Whether work is in flight that a fault can hit."""
         return True
 
     def on_fault(self, fault: Fault) -> None:
-        """A fault is about to be applied."""
+        """Called before a fault is applied."""
 
     def gone(self) -> Collection[str]:
         """Nodes that left for good: healing does not bring them back."""
@@ -153,34 +153,34 @@ class Scenario(Protocol[P]):
     # ------------------------------------------------------------ after healing
 
     def settled(self) -> bool:
-        """Everything that was begun is done, and everybody has it."""
+        """Whether all work is finished, and all readers have its results."""
 
     def unsettled(self) -> str:
-        """What is not, for people."""
+        """A description of what has not settled, for people."""
         return "not settled"
 
     def on_settled(self) -> None:
-        """The phase "settle" is over, in time or not."""
+        """Called at the end of the phase "settle", in time or not."""
 
     def audit(self) -> list[str]:
-        """Look at everything once more, in a world that has settled; what is wrong."""
+        """Check everything once more, in a world that has settled; returns the violations."""
         return []
 
     # ------------------------------------------------------------ the end
 
     def judge(self) -> Tally:
-        """The verdict on what was seen from outside; also on runs that have not settled."""
+        """The verdict, from outside observations; called also for runs that have not settled."""
 
     def clients_did(self) -> dict[str, int]:
-        """What happened to clients, and how often; also losses that the delivery may report."""
+        """Events in the clients' lives, and losses that the delivery may report: name → count."""
         return {}
 
     def callers_did(self) -> dict[str, int]:
-        """How often something was asked and answered."""
+        """Requests and answers of query clients: name → count."""
         return {}
 
-    def show(self, story: "Timeline", heal_ns: int) -> None:
-        """Have the run drawn."""
+    def show(self, timeline: "Timeline", heal_ns: int) -> None:
+        """Have `timeline` observe the run, so that it can be drawn."""
         raise UsageError("the runs of this swarm cannot be drawn: leave out --draw")
 
 
@@ -190,23 +190,23 @@ def run_seed(
     *,
     plan: P | None = None,
     trace: Trace | None = None,
-    story: "Timeline | None" = None,
+    timeline: "Timeline | None" = None,
 ) -> SeedResult:
-    """Run one seed, or another plan in its place."""
-    trial = _Trial(scenario, seed, scenario.draw(seed) if plan is None else plan, trace, story)
+    """Run one seed; `plan` replaces the plan that the seed draws."""
+    trial = _Trial(scenario, seed, scenario.draw(seed) if plan is None else plan, trace, timeline)
     trial.run()
     return trial.result()
 
 
 def heal_all(world: World, gone: Iterable[str]) -> None:
-    """`World.heal_all`, but the nodes that left for good stay away."""
+    """`World.heal_all`, except for nodes that left for good."""
     world.heal_all()
     for name in gone:
         world.crash(name)
 
 
 class _Trial:
-    """One seed's world on its way."""
+    """The run of one seed."""
 
     def __init__(
         self,
@@ -214,9 +214,9 @@ class _Trial:
         seed: int,
         plan: P,
         trace: Trace | None,
-        story: "Timeline | None",
+        timeline: "Timeline | None",
     ) -> None:
-        self.scenario, self.seed, self.story = scenario, seed, story
+        self.scenario, self.seed, self.timeline = scenario, seed, timeline
         self.violations: list[str] = []
         self.applied: Counter[str] = Counter()  # faults, by kind
         self.in_flight = 0
@@ -225,8 +225,8 @@ class _Trial:
         self.world = scenario.build(seed, plan, trace)
         for timed in plan.timed_faults:
             self._schedule(timed)
-        if story is not None:
-            scenario.show(story, self.heal_ns)
+        if timeline is not None:
+            scenario.show(timeline, self.heal_ns)
 
     def _schedule(self, timed: Timed) -> None:
         fault = timed.fault
@@ -237,8 +237,8 @@ class _Trial:
             self.applied[type(fault).__name__.lower()] += 1
             self.in_flight += self.scenario.in_flight()
             self.scenario.on_fault(fault)
-            if self.story is not None:
-                self.story.suffer(fault, world.now_ns, world.now_ns + timed.for_ns)
+            if self.timeline is not None:
+                self.timeline.note_fault(fault, world.now_ns, world.now_ns + timed.for_ns)
             fault.apply(world)
             world.call(world.now_ns + timed.for_ns, heal)
 
@@ -304,7 +304,7 @@ class _Trial:
 
 
 def _coverage(scenario: Scenario[Any]) -> dict[str, int]:
-    """How often each message handler ran, by role; 0 for those that were never reached."""
+    """How often each message handler ran, by role; 0 for handlers that never ran."""
     counters = scenario.counters
     return {
         f"{role.__name__}.{name}": sum(counters[node][tag_of(message)] for node in nodes)

@@ -2,7 +2,7 @@
 
 A seed draws regions of two or three replicas, mesh clients, thin readers, programs that read by a
 pattern, and the order in which all of them, witnesses and publishers too, are replaced. Each step
-waits by conditions: the chains are whole again and every reader has got so much more. Meanwhile
+waits for conditions: the chains are complete again and every reader has advanced. Meanwhile
 
 - when the first server of a region is upgraded, the servers before it in the chain are restarted
   without an upgrade until it is the head. So an upgraded head with older members is tested
@@ -15,7 +15,7 @@ waits by conditions: the chains are whole again and every reader has got so much
 - only sessions of the process that is being replaced end. Others may be closed in order where the
   protocols do that by design: between regions when a tail changes, and in a mesh.
 
-At the end the fleet's judge finds nothing lost, doubled or misordered.
+At the end the cluster's judge must find no event lost, duplicated or misordered.
 
     python -m surecast_lab.swarm.upgrade_rounds --protocol NAME --rounds 10
         [--seed 1] [--keep FOLDER]
@@ -65,9 +65,9 @@ class UpgradeResult(msgspec.Struct):
     read_early: int = 0  # new streams that were read while older clients of the region still ran
     left_out: int = 0  # warnings of older clients
     ended: int = 0  # sessions of processes while they were replaced
-    closed: int = 0  # others, closed in order
+    closed: int = 0  # other sessions, closed in order
     broken: int = 0  # sessions that should not have ended
-    counters: dict[str, int] = {}  # of the runtime, in all processes and lives
+    counters: dict[str, int] = {}  # of the runtime, in all processes, also before restarts
     seconds: float = 0.0
 
 
@@ -104,8 +104,8 @@ def run_round(
     try:
         with ProcessCluster(
             folder, seed, regions, 1, thin=1, wan=wan, without=(protocol,)
-        ) as fleet:
-            _Round(fleet, rng, delivery, result, say).run()
+        ) as cluster:
+            _Round(cluster, rng, delivery, result, say).run()
     except SurecastError as error:
         result.violations.append(str(error))
     result.seconds = time.monotonic() - began
@@ -113,11 +113,12 @@ def run_round(
 
 
 class SessionJudge:
-    """Which sessions ended, by what processes report, and which of them should not have."""
+    """Counts sessions that ended, by the reports of processes, and finds those that should not
+    have."""
 
     def __init__(self, region_of: Callable[[str], str]) -> None:
         self.region_of = region_of
-        self.process_of: dict[str, str] = {}  # by the name of a node, of all lives
+        self.process_of: dict[str, str] = {}  # node → process, also of nodes before a restart
         self.ended = self.closed = 0
         self.broken: list[str] = []
 
@@ -125,7 +126,7 @@ class SessionJudge:
         self.process_of.update(dict.fromkeys(nodes, process))
 
     def judge(self, reports: dict[str, SessionReport], replaced: str) -> None:
-        """What processes report since the last time; `replaced` was replaced meanwhile."""
+        """Judge the reports since the last call; `replaced`: the process replaced meanwhile."""
         for process, report in reports.items():
             self.learn(process, report.nodes)
         for process, report in reports.items():
@@ -140,7 +141,7 @@ class SessionJudge:
                     self.broken.append(f"{node} and {peer} ({other}), {meanwhile}: {why}")
 
     def _apart(self, one: str, other: str) -> bool:
-        """Servers of two regions."""
+        """Whether both are servers, of different regions."""
         servers = "/" not in one and "/" not in other
         return servers and self.region_of(one) != self.region_of(other)
 
@@ -152,22 +153,22 @@ def _meshed(node: str, peer: str) -> bool:
 class _Round:
     def __init__(
         self,
-        fleet: ProcessCluster,
+        cluster: ProcessCluster,
         rng: Random,
         delivery: str,
         result: UpgradeResult,
         say: Callable[[str], None],
     ) -> None:
-        self.fleet, self.rng, self.delivery = fleet, rng, delivery
+        self.cluster, self.rng, self.delivery = cluster, rng, delivery
         self.result, self.say = result, say
-        self.sessions = SessionJudge(fleet.wiring.region_of)
+        self.sessions = SessionJudge(cluster.wiring.region_of)
         self.programs: dict[str, list[str]] = {}  # region → programs that read by a pattern
-        self.mixed: list[str] = []  # regions that have had an upgraded head and older members
+        self.mixed: list[str] = []  # regions tested with an upgraded head and older members
         self.created: dict[str, str] = {}  # region → its stream of the new delivery
-        self.counters: Counter[str] = Counter()  # of the runtime, of lives that are over
+        self.counters: Counter[str] = Counter()  # of the runtime, of processes that have ended
 
     def run(self) -> None:
-        fleet = self.fleet
+        cluster = self.cluster
         self._begin()
         self._try_all()
         self.result.violations += [
@@ -175,34 +176,34 @@ class _Round:
         ]
         for name in self._order():
             self._replace(name)
-        missing = [region for region in fleet.regions if region not in self.created]
+        missing = [region for region in cluster.regions if region not in self.created]
         assert not missing, missing
         self._progress()
-        fleet.quiet()
-        self.say("publishing has ended; waiting for everybody")
-        fleet.rest()
-        fleet.audit()
+        cluster.quiet()
+        self.say("publishing has ended; waiting for all readers")
+        cluster.rest()
+        cluster.audit()
         self._judge()
 
     def _begin(self) -> None:
-        fleet = self.fleet
-        for region in fleet.regions:
+        cluster = self.cluster
+        for region in cluster.regions:
             stream = f"{region}.events"
-            fleet.open(stream, region, KeepAll())
-            for publisher in fleet.regions:  # each region publishes to all
-                fleet.publish(stream, ROWS, EVERY_NS, region=publisher)
-        for region in fleet.regions:
+            cluster.open(stream, region, KeepAll())
+            for publisher in cluster.regions:  # each region publishes to all
+                cluster.publish(stream, ROWS, EVERY_NS, region=publisher)
+        for region in cluster.regions:
             self.programs[region] = [f"{region}/p{n}" for n in range(2)]
             for n, name in enumerate(self.programs[region]):
-                fleet.add_pattern_reader(name, ">", mesh=n == 1)
+                cluster.add_pattern_reader(name, ">", mesh=n == 1)
         self._progress()
         self._judge_sessions("")
 
     def _order(self) -> list[str]:
-        """Everybody once. In each region a program has the protocol before the last server has it,
-        and another one gets it afterwards; one of the two is in the mesh."""
-        fleet, rng = self.fleet, self.rng
-        when = {name: 0.1 + 0.7 * rng.random() for name in fleet.workers}
+        """The order of replacement. In each region one program is upgraded before the last server,
+        and another one after it; one of the two is in the mesh."""
+        cluster, rng = self.cluster, self.rng
+        when = {name: 0.1 + 0.7 * rng.random() for name in cluster.workers}
         for programs in self.programs.values():
             early, late = rng.sample(programs, len(programs))
             when[early], when[late] = 0.05 * rng.random(), 0.9 + 0.1 * rng.random()
@@ -211,27 +212,27 @@ class _Round:
     # ------------------------------------------------------------ a step
 
     def _replace(self, name: str) -> None:
-        fleet = self.fleet
+        cluster = self.cluster
         self.say(f"replacing {name}")
-        region = fleet.wiring.region_of(name)
-        self._end_life(name)
-        fleet.upgrade(name)
+        region = cluster.wiring.region_of(name)
+        self._save_counters(name)
+        cluster.upgrade(name)
         self.result.replaced.append(name)
-        if name in fleet.named and region in self.created:
-            fleet.named[name].append(self.created[region])
-        if name in fleet.regions[region]:
+        if name in cluster.named and region in self.created:
+            cluster.named[name].append(self.created[region])
+        if name in cluster.regions[region]:
             self._try(region)  # at once: the chain may be changing
         self._settle(name)
-        if name in fleet.regions[region] and region not in self.mixed:
+        if name in cluster.regions[region] and region not in self.mixed:
             self.mixed.append(region)
             self._make_head(name, region)
 
     def _make_head(self, name: str, region: str) -> None:
-        """Restart those before it in the chain, without upgrading them."""
-        while (head := self.fleet.members(region)[0]) != name:
+        """Restart the servers before it in the chain, without upgrading them."""
+        while (head := self.cluster.members(region)[0]) != name:
             self.say(f"restarting {head}")
-            self._end_life(head)
-            self.fleet.restart_in_order(head)
+            self._save_counters(head)
+            self.cluster.restart_in_order(head)
             self.result.restarted.append(head)
             self._settle(head)
 
@@ -242,32 +243,32 @@ class _Round:
         self._judge_sessions(replaced)
 
     def _whole(self) -> None:
-        fleet = self.fleet
+        cluster = self.cluster
 
         def whole() -> bool:
             return all(
-                sorted(fleet.members(region)) == sorted(names)
-                and all(fleet.server(name).ready for name in names)
-                for region, names in fleet.regions.items()
+                sorted(cluster.members(region)) == sorted(names)
+                and all(cluster.server(name).ready for name in names)
+                for region, names in cluster.regions.items()
             )
 
-        fleet.wait(whole)
+        cluster.wait(whole)
 
     def _try_all(self) -> None:
-        for region in self.fleet.regions:
+        for region in self.cluster.regions:
             self._try(region)
             if region not in self.created and not self._lacking(region):
                 raise SurecastError(f"{region}: all its servers have the delivery, yet: {REFUSED}")
 
     def _lacking(self, region: str) -> list[str]:
-        return [name for name in self.fleet.regions[region] if self.fleet.lacks_protocols(name)]
+        return [name for name in self.cluster.regions[region] if self.cluster.lacks_protocols(name)]
 
     def _try(self, region: str) -> None:
         """Create the stream of a region; allowed once no server that runs there lacks it."""
         if region in self.created:
             return
-        fleet, stream, lacking = self.fleet, f"{region}.new", self._lacking(region)
-        why = fleet.try_open(stream, region, KeepAll(), self.delivery)
+        cluster, stream, lacking = self.cluster, f"{region}.new", self._lacking(region)
+        why = cluster.try_open(stream, region, KeepAll(), self.delivery)
         if why:
             self.result.refusals += 1
             if why != REFUSED:
@@ -280,34 +281,34 @@ class _Round:
         self._read_new(region, stream)
 
     def _read_new(self, region: str, stream: str) -> None:
-        """Programs that have the protocol read it at once; the others say that they leave it out,
-        and go on."""
-        fleet = self.fleet
-        older = [n for n in self.programs[region] if fleet.lacks_protocols(n)]
+        """Wait until programs that have the protocol read the stream, and the others have logged
+        that they leave it out."""
+        cluster = self.cluster
+        older = [n for n in self.programs[region] if cluster.lacks_protocols(n)]
         newer = [n for n in self.programs[region] if n not in older]
         for name in newer:
-            fleet.named[name].append(stream)
-        fleet.publish(stream, ROWS, EVERY_NS)
-        fleet.wait(lambda: fleet.least(stream, newer) > STEPS[0])
-        fleet.wait(lambda: all(self._leaves_out(name, stream) for name in older))
+            cluster.named[name].append(stream)
+        cluster.publish(stream, ROWS, EVERY_NS)
+        cluster.wait(lambda: cluster.least(stream, newer) > STEPS[0])
+        cluster.wait(lambda: all(self._leaves_out(name, stream) for name in older))
         self.result.left_out += len(older)
         self.result.read_early += bool(older and newer)
 
     def _leaves_out(self, name: str, stream: str) -> bool:
-        said = self.fleet.workers[name].ask("status")["warnings"]
-        return any(repr(stream) in line and "left out" in line for line in said)
+        warnings = self.cluster.workers[name].ask("status")["warnings"]
+        return any(repr(stream) in line and "left out" in line for line in warnings)
 
     def _progress(self) -> None:
-        """All readers get so much more of all that they read."""
-        fleet, step = self.fleet, self.rng.choice(STEPS)
+        """Wait until all readers have advanced in all streams that they read."""
+        cluster, step = self.cluster, self.rng.choice(STEPS)
         goals = {
             (reader, stream): position + step
-            for reader, at in fleet.positions().items()
+            for reader, at in cluster.positions().items()
             for stream, position in at.items()
         }
 
         def waiting() -> list[tuple[str, str]]:
-            now = fleet.positions()
+            now = cluster.positions()
             return [
                 (reader, stream)
                 for (reader, stream), goal in goals.items()
@@ -315,23 +316,23 @@ class _Round:
             ]
 
         try:
-            fleet.wait(lambda: not waiting())
+            cluster.wait(lambda: not waiting())
         except SurecastError as error:
             raise SurecastError(f"no progress of {waiting()[:5]}: {error}") from error
 
     # ------------------------------------------------------------ the verdict
 
     def _judge_sessions(self, replaced: str) -> dict[str, SessionReport]:
-        """`replaced`: the process that was replaced since the last time."""
-        reports = {n: worker.ask("sessions") for n, worker in self.fleet.workers.items()}
+        """`replaced`: the process that was replaced since the last call."""
+        reports = {n: worker.ask("sessions") for n, worker in self.cluster.workers.items()}
         self.sessions.judge(reports, replaced)
         return reports
 
-    def _end_life(self, name: str) -> None:
+    def _save_counters(self, name: str) -> None:
         self.counters.update(self._judge_sessions("")[name].counters)
 
     def _judge(self) -> None:
-        result, tally = self.result, self.fleet.judge()
+        result, tally = self.result, self.cluster.judge()
         for name in ("published", "acked", "delivered", "lost", "duplicated", "misordered"):
             setattr(result, name, getattr(tally, name))
         for report in self._judge_sessions("").values():

@@ -1,8 +1,8 @@
-"""Which node listens where and how others reach it: addresses of servers, links of clients.
+"""Addresses of servers, and the links over which nodes reach each other.
 
-Regions reach each other over one wire a pair (`east-west`); links of the second region run against
-it. Mesh clients are reached over a wire of their own name. A publisher or thin reader reaches its
-servers over a wire of its own name, so its connections can be cut without those of others.
+Each pair of regions shares one wire (`east-west`); links of the second region use it in the reverse
+direction. Mesh clients are reached over a wire with the client's name. A publisher or thin reader
+reaches its servers over a wire with its own name, so its connections can be cut separately.
 """
 
 from collections.abc import Mapping
@@ -44,28 +44,28 @@ class Wiring:
         return self._region_of.get(first, first)
 
     def has_witness(self, region: str) -> bool:
-        """As a process of its own; the only replica of a region has it inside."""
+        """Whether the witness is a separate process; a lone replica contains it."""
         return bool(self.layout.of(region, "witness"))
 
     def wires(self) -> list[str]:
-        """Between regions."""
+        """The wires between regions."""
         return [wire(*pair) for pair in combinations(sorted(self.layout.regions()), 2)]
 
     def free_address(self) -> Address:
         return HOST, free_ports(1)[0]
 
     def client_link(self, name: str, home: Address) -> Address:
-        """Where others reach the mesh client `name`."""
+        """Add a link to the mesh client `name`; returns the address for others."""
         return self._link(name, name, home)
 
     def book_through(self, name: str, servers: tuple[str, ...]) -> dict[str, Address]:
-        """How `name` reaches these servers: over its own wire."""
+        """The addresses at which `name` reaches these servers over its own wire."""
         return {
             server: self._link(f"{name}>{server}", name, self.homes[server]) for server in servers
         }
 
     def book(self, servers: tuple[str, ...]) -> dict[str, Address]:
-        """The same without a relay."""
+        """The direct addresses of these servers."""
         return {server: self.homes[server] for server in servers}
 
     def _link(self, name: str, wire: str, target: Address) -> Address:

@@ -1,4 +1,4 @@
-"""What publishers publish in a swarm: events of all sorts, and rules that collect them."""
+"""The workload of a swarm: events of various kinds, and rules that collect them."""
 
 from collections.abc import Mapping
 from random import Random
@@ -34,10 +34,11 @@ def draw_workload(
     from_ns: int = 100 * MS,
     collects: bool = True,
 ) -> None:
-    """Have all publishers of a stream's owner publish to it, now and then, until `until_ns`.
+    """Schedule publishes at random times until `until_ns`, by the publishers in each stream's
+    owner region.
 
-    `abroad`: publishers of other regions that do so in the place of as many of them. `collects`:
-    also rules that declare events obsolete, and changes of a stream's retention.
+    `abroad`: publishers of other regions, each of which replaces a local one. `collects`: also
+    publish rules that declare events obsolete, and changes of a stream's retention.
     """
     names = [f"k{i}".encode() for i in range(keys)]
     weights = [1 / (i + 1) for i in range(keys)]
@@ -70,7 +71,7 @@ def draw_workload(
 def _draw_rule(
     rng: Random, policy: Policy, n: int, keys: list[bytes], at_ns: int
 ) -> tuple[int, bytes]:
-    """A collect rule, or now and then a change of a stream's retention."""
+    """Draw a collect rule, or sometimes a change of a stream's retention."""
     if rng.random() < 0.15 and isinstance(policy, KeepLast):
         change = KeepLast(rng.randint(20, 200)) if rng.random() < 0.6 else LatestPerKey()
         return CONFIG, retention.encode_policy(change)

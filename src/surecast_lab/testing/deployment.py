@@ -1,8 +1,8 @@
 """Deployments of real servers on this machine: on free ports, with a network between the regions.
 
-A deployment is a `Layout` of `surecast.server`, as `surecast up` has one. `free_layout` makes one
-on ports that nobody uses. `lead_through` lets every link from one region to another pass through a
-relay, which delays what passes and can be told to cut a line.
+A deployment is a `Layout` of `surecast.server`, as for `surecast up`. `free_layout` creates one on
+free ports. `lead_through` routes every link between regions through a relay, which adds delay and
+can cut lines.
 """
 
 import json
@@ -44,7 +44,7 @@ def free_layout(
     in_memory: bool = False,
     settings: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Layout:
-    """So many regions of so many replicas, or those of a table region → replicas."""
+    """A layout with `regions` regions of `replicas` replicas, or of a table region → replicas."""
     if isinstance(regions, int):
         regions = dict.fromkeys(region_names(regions), replicas)
     count = node_count(regions)
@@ -55,12 +55,12 @@ def free_layout(
 
 
 def addresses(layout: Layout, region: str) -> dict[str, Address]:
-    """Where the replicas of a region listen."""
+    """The addresses of a region's replicas."""
     return {node.name: parse_address(node.listen) for node in layout.of(region)}
 
 
 def url(layout: Layout, region: str) -> str:
-    """For clients of a region."""
+    """The url for clients of a region."""
     return "surecast://" + ",".join(node.listen for node in layout.of(region))
 
 
@@ -68,12 +68,13 @@ def url(layout: Layout, region: str) -> str:
 
 
 def wire(one: str, other: str) -> str:
-    """The line between two regions; `forward` is the way to the second in the alphabet."""
+    """The name of the wire between two regions; its `forward` direction leads to the region that is
+    later in the alphabet."""
     return "-".join(sorted((one, other)))
 
 
 def wan(one: str, other: str) -> Shape:
-    """The delay between two regions of `surecast up`."""
+    """The delay between two of the regions that `surecast up` creates."""
     first, second = sorted((one, other))
     return Shape(delay_ns=DELAYS_MS[first, second] * MS)
 
@@ -81,8 +82,8 @@ def wan(one: str, other: str) -> Shape:
 def lead_through(
     relay: RelayProcess, layout: Layout, shape: Callable[[str, str], Shape] = wan, region: str = ""
 ) -> Layout:
-    """Add a link from every region to every replica of the others; or, if a region is given, only
-    those links that begin or end there."""
+    """Add a relay link from every region to every replica of the others; if `region` is given, only
+    links that begin or end there. Returns the layout with the links' addresses."""
     through: dict[tuple[str, str], str] = {}
     for here in layout.regions():
         for node in layout.nodes:
@@ -99,14 +100,14 @@ def lead_through(
 
 
 def bytes_into(relay: RelayProcess, region: str, others: list[str]) -> int:
-    """How many bytes the lines into a region have been given so far."""
+    """The bytes sent so far into the lines that lead to a region."""
     stats = relay.stats()
     lanes = [(stats[wire(region, other)], region > other) for other in others]
     return sum(line.forward.bytes if forward else line.back.bytes for line, forward in lanes)
 
 
 def look(cluster: Cluster, name: str) -> dict[str, Any]:
-    """What a node knows (`/v1/status`); empty while it does not answer."""
+    """A node's status (`/v1/status`); empty while it does not answer."""
     try:
         status_url = f"http://{cluster.nodes[name].http}/v1/status"
         status: dict[str, Any] = json.loads(http_get(status_url, patience_s=ANSWER_S))

@@ -1,8 +1,8 @@
-"""Ports to listen at, for tests and runs with real processes that go on beside each other.
+"""Free ports for tests and runs with real processes that run at the same time.
 
-Workers of pytest-xdist, and the processes they start, pick from a block of ports of their own.
-Anything else picks from the whole range. A port that was handed out may not be in use yet, so a
-process hands each one out once before it begins again.
+Each worker of pytest-xdist, with the processes it starts, uses a separate block of ports; all other
+processes use the whole range. A returned port may not be in use yet, so a process returns every
+port once before it starts again.
 """
 
 import os
@@ -16,14 +16,14 @@ from surecast.errors import SurecastError
 __all__ = ["HOST", "PORTS", "block_of", "free_base", "free_ports"]
 
 HOST = "127.0.0.1"
-PORTS = range(10_000, 30_000)  # below those that the system hands out by itself
+PORTS = range(10_000, 30_000)  # below the system's ephemeral ports
 BLOCKS = 8
 
-_next: dict[range, int] = {}  # by block: the port that is looked at next
+_next: dict[range, int] = {}  # by block: the next port to check
 
 
 def free_ports(count: int) -> list[int]:
-    """So many ports, each free for TCP and UDP."""
+    """`count` ports, each free for TCP and UDP."""
     block = block_of(os.environ.get("PYTEST_XDIST_WORKER", ""))
     found = list(islice(filter(_is_free, _candidates(block)), count))
     if len(found) < count:
@@ -32,10 +32,10 @@ def free_ports(count: int) -> list[int]:
 
 
 def free_base(count: int) -> int:
-    """The first of so many ports in a row, all of them free for TCP and UDP."""
+    """The first of `count` consecutive ports that are free for TCP and UDP."""
     block = block_of(os.environ.get("PYTEST_XDIST_WORKER", ""))
     row = 0
-    for port in chain(_candidates(block), _candidates(block)):  # it may begin inside of a row
+    for port in chain(_candidates(block), _candidates(block)):  # twice: it may start within a row
         row = 0 if port == block.start else row
         row = row + 1 if _is_free(port) else 0
         if row == count:
@@ -44,7 +44,7 @@ def free_base(count: int) -> int:
 
 
 def block_of(worker: str) -> range:
-    """The ports of a worker of pytest-xdist ("gw3"); "": all ports."""
+    """The ports of a worker of pytest-xdist ("gw3"); all ports for ""."""
     if not worker:
         return PORTS
     size = len(PORTS) // BLOCKS
@@ -53,7 +53,7 @@ def block_of(worker: str) -> range:
 
 
 def _candidates(block: range) -> Iterator[int]:
-    """Each port of a block once, from behind the last one that was looked at."""
+    """Each port of a block once, starting after the last one that was checked."""
     at = _next.get(block, random.SystemRandom().choice(block))
     for _ in block:
         port, at = at, at + 1 if at + 1 in block else block.start

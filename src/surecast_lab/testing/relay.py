@@ -1,30 +1,30 @@
-"""A link relay in user space: real processes talk through it when a link must not be perfect.
+"""A link relay in user space: real processes communicate through it over imperfect links.
 
-Whoever should reach a target over a *link* is given the link's address in the relay instead; TCP
-and UDP are relayed on the same port number. What happens on the way is the *wire's* matter:
-delay, jitter, loss, a bandwidth queue, a cut in one direction or both. Links that share a wire
-share all of that, as the node pairs of two regions share the line between them.
+A process that reaches a target over a *link* uses the link's address in the relay; TCP and UDP are
+relayed on the same port number. The properties belong to a *wire*: delay, jitter, loss, a bandwidth
+queue, a cut in one direction or both. Links that share a wire share all of these, as the node pairs
+of two regions share the line between them.
 
     relay = Relay(seed=7)
     wan = Shape(delay_ns=40 * MS, loss=0.001, bandwidth_bps=10**8)
     target = ("127.0.0.1", 9000)
     address = relay.add("e0-w0", target, wire="east-west", forward=wan, back=wan)
-    relay.cut("east-west", "forward")  # what the callers send; their answers still come
+    relay.cut("east-west", "forward")  # drops what callers send; data to them still passes
     relay.mend("east-west")
 
-`forward` is the direction from whoever connects to the target. On a link added with `against` it
-is the other way round: its callers stand where the wire ends, and what they send goes `back`.
+`forward` is the direction from the caller to the target. A link added with `against` uses the wire
+in reverse: what its callers send goes `back`.
 
-**What the seed decides.** Jitter and loss are drawn from `Random("seed/wire/direction/link/…")`,
-one stream of numbers for each TCP connection of a link (by order of arrival) and one for all its
-datagrams. The k-th datagram of a link has the same jitter and fate in every run, whatever the
-timing, as long as the shape is the same. For TCP, a chunk – what one read found – draws its jitter
-and then the losses of its packets; the handshake draws first, each mend of a cut once. Who waits
-for an answer before the next word meets the same decisions in every run. Who streams gets them in
-the same order too, but how many bytes a read finds is the operating system's choice, as are all
-times: nothing arrives early, everything may arrive late.
+**Determinism.** Jitter and loss are drawn from `Random("seed/wire/direction/link/…")`, one sequence
+for each TCP connection of a link (in order of arrival) and one for all its datagrams. The k-th
+datagram of a link has the same jitter and the same loss in every run, independent of timing, as
+long as the shape is the same. For TCP, a chunk – the bytes of one read – draws its jitter and then
+the losses of its packets; the handshake draws first, and each mend of a cut once. A client that
+waits for an answer before its next request gets the same draws in every run. A client that streams
+gets them in the same order, too, but the operating system decides how many bytes a read returns,
+and all times: nothing arrives early, everything may arrive late.
 
-`python -m surecast_lab.testing.relay SPEC.json` runs a relay as a process of its own, steered by
+`python -m surecast_lab.testing.relay SPEC.json` runs a relay as a separate process, controlled by
 JSON lines on its standard input (`RelayProcess` does so). The spec is a `RelaySpec`. It prints
 `{"ready": {link: [host, port]}}`, then answers each command, `{"cut": wire, "direction": …}`,
 `{"mend": wire}`, `{"degrade": wire, "shape": {…}, "direction": …}`, `{"reset": wire}`,
@@ -59,7 +59,7 @@ ANSWER_MS = 30_000  # a relay that does not answer within this time is given up
 
 
 class WireStats(msgspec.Struct):
-    """Counts of a wire. Connections: open now; `accepted` and `refused` ever."""
+    """Counts of a wire: connections open now, and those accepted and refused since the start."""
 
     connections: int
     accepted: int
@@ -93,7 +93,7 @@ class Wire:
 
 
 class Relay:
-    """Links and the wires they hang on. Make it, use it and close it inside a running loop."""
+    """Links and their wires. Create, use and close it inside a running event loop."""
 
     def __init__(self, seed: int, limits: RelayLimits | None = None) -> None:
         self.seed = seed
@@ -120,23 +120,23 @@ class Relay:
         back: Shape | None = None,
         against: bool = False,
     ) -> Address:
-        """A link to `target`; returns the address to use in its place.
+        """Add a link to `target`; returns the address to use in its place.
 
-        `wire`: the wire it hangs on, by default one of its own with its own name. `forward` and
-        `back` are the wire's shapes; the first link to name a wire decides, and later ones may
-        leave them out but not contradict. Hosts are numbers, `target` of the family of `listen`.
+        `wire`: the name of its wire, by default that of the link. `forward` and `back` are the
+        wire's shapes; the first link on a wire sets them, and later ones may omit them but not
+        give others. Hosts are numeric, `target` of the same family as `listen`.
         """
         if name in self.addresses:
             raise UsageError(f"the relay has a link {name!r} already")
-        hung = self._wire(name if wire is None else wire, forward, back)
+        on_wire = self._wire(name if wire is None else wire, forward, back)
         listener, datagrams = bind(listen, insecure=False)
         assert listener is not None
-        lanes = (hung.lanes[FORWARD], hung.lanes[BACK])
+        lanes = (on_wire.lanes[FORWARD], on_wire.lanes[BACK])
         if against:
             lanes = lanes[::-1]
         tcp = TcpLink(self._loop, name, listener, target, *lanes, self.limits)
         udp = UdpLink(self._loop, name, datagrams, target, *lanes, self.limits)
-        hung.tcp.append(tcp)
+        on_wire.tcp.append(tcp)
         self._links += [tcp, udp]
         host, port = listener.getsockname()[:2]
         self.addresses[name] = (host, port)
@@ -145,23 +145,23 @@ class Relay:
     # ------------------------------------------------------------ faults
 
     def cut(self, wire: str, direction: str = BOTH) -> None:
-        """Nothing passes: TCP waits, datagrams drop."""
+        """Let nothing pass: TCP data waits, datagrams are dropped."""
         for lane in self._lanes(wire, direction):
             lane.set_cut(True)
 
     def mend(self, wire: str) -> None:
-        """As built: no cut, and the first shape."""
+        """Restore a wire: no cut, and the original shape."""
         for lane in self._lanes(wire, BOTH):
             lane.set_shape(lane.built)
             lane.set_cut(False)
 
     def degrade(self, wire: str, shape: Shape, direction: str = BOTH) -> None:
-        """Another shape, until mended."""
+        """Give a wire another shape until it is mended."""
         for lane in self._lanes(wire, direction):
             lane.set_shape(shape)
 
     def reset(self, wire: str) -> None:
-        """Break all TCP connections, both sides at once, cut or not."""
+        """Break all TCP connections on both sides at once, whether the wire is cut or not."""
         for link in self._find(wire).tcp:
             link.reset()
 
@@ -220,7 +220,7 @@ class Relay:
 
 
 async def serve(spec: RelaySpec) -> None:
-    """Run a relay until standard input ends, doing as its lines say."""
+    """Run a relay until standard input ends, and perform the commands read from it."""
     reader = asyncio.StreamReader(limit=LINE_BYTES_MAX)
     await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
@@ -231,12 +231,12 @@ async def serve(spec: RelaySpec) -> None:
         _say({"ready": relay.addresses})
         while line := await reader.readline():
             try:
-                _say({"ok": _obey(relay, msgspec.json.decode(line))})
+                _say({"ok": _perform(relay, msgspec.json.decode(line))})
             except (SurecastError, msgspec.MsgspecError, OSError) as error:
                 _say({"error": f"{type(error).__name__}: {error}"})
 
 
-def _obey(relay: Relay, command: Any) -> Any:
+def _perform(relay: Relay, command: Any) -> Any:
     match command:
         case {"cut": str(wire)}:
             relay.cut(wire, command.get("direction", BOTH))
@@ -265,10 +265,10 @@ def _say(answer: dict[str, Any]) -> None:
 
 
 class RelayProcess:
-    """A relay in a process of its own, for tests and demos.
+    """A relay in a separate process, for tests and demos.
 
-    All calls block until the relay has answered, which takes about a millisecond, so they may be
-    made from a running loop too. `addresses` has the links of the spec and those added since.
+    All calls block until the relay has answered, about a millisecond, so they may also be made in a
+    running event loop. `addresses` has the links of the spec and those added since.
     """
 
     def __init__(self, spec: RelaySpec) -> None:
@@ -279,7 +279,7 @@ class RelayProcess:
                 [sys.executable, "-m", "surecast_lab.testing.relay", str(path)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                start_new_session=True,  # a Ctrl-C is for us; it ends with its stdin
+                start_new_session=True,  # Ctrl-C must not reach it; it ends with its stdin
             )
             try:
                 ready = self._listen()["ready"]  # the spec has been read by then
@@ -319,7 +319,7 @@ class RelayProcess:
         return msgspec.convert(self._ask({"stats": True}), dict[str, WireStats])
 
     def close(self) -> None:
-        """End the process: its standard input ends, and if that does not help, by force."""
+        """End the process by closing its standard input; kill it if that does not suffice."""
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
@@ -345,7 +345,7 @@ class RelayProcess:
         return answer["ok"]
 
     def _listen(self) -> dict[str, Any]:
-        """The next line. One answer per command, so nothing is ever left in the buffer."""
+        """Read the next line. There is one answer per command, so the buffer is empty after it."""
         out = self._process.stdout
         assert out is not None
         poll = select.poll()

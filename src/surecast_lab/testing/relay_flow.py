@@ -1,19 +1,19 @@
 """A flow: one direction of a TCP connection through the relay.
 
-It reads from its source, holds what it read until the lane says it arrives, and writes it to its
-sink. Ends are events like bytes and take the lane's time:
+It reads from its source, holds the data until the time of arrival that the lane determines, and
+writes it to its sink. Opening and closing are delayed by the lane like data:
 
-- the handshake takes a round trip, then the first words cross, then the target sees a connection.
-  (The kernel tells whoever connects at once that it is connected; nothing can be done about that
-  from user space. It hears nothing until the target has answered, and gets a reset if it refused.)
+- the handshake takes a round trip; then the first data crosses; then the target sees a connection.
+  (The kernel reports to the caller at once that it is connected; user space cannot change that. The
+  caller receives nothing until the target has answered, and a reset if it refused.)
 - end of stream follows the last byte, and becomes a half-close at the other side;
-- a reset follows the bytes sent before it and destroys those the sink would not take;
-- a cut lane reads nothing and hands over nothing, so what is sent stays in the sender's kernel
-  until that is full. When mended, all of it comes after the lane's delay. Resets wait likewise.
+- a reset follows the bytes sent before it and discards those that the sink does not accept;
+- a cut lane neither reads nor delivers, so sent data stays in the sender's kernel until that is
+  full. When the lane is mended, all of it arrives after the lane's delay. Resets wait likewise.
 
-Both sockets are closed when both have sent their end of stream, and so without unread data. A
-source that is not being read (cut, or no room) can break without the relay noticing; it does when
-it reads again, or writes to it.
+Both sockets are closed when both have sent their end of stream, so there is no unread data. While a
+source is not being read (cut, or no room), its connection can break unnoticed; the relay detects
+this when it reads again, or writes to it.
 """
 
 import socket
@@ -32,7 +32,7 @@ CHUNKS_PER_SEND = 64
 
 
 class Mark:
-    """Travels through a flow like a chunk of no bytes."""
+    """Passes through a flow like a chunk without bytes."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -52,30 +52,30 @@ class Flow:
         self.limits = link.limits
         self.scratch = link.scratch
         self.loop = link.loop
-        self.source: socket.socket | None = None  # None: nothing to read, not yet or not any more
+        self.source: socket.socket | None = None  # None: not connected yet, or ended
         self.sink: socket.socket | None = None
         self.queue: deque[tuple[int, bytes | memoryview | Mark]] = deque()  # with times of arrival
         self.held = 0  # bytes in the queue
-        self.hold_ns = 0  # nothing arrives before; set by mending
+        self.hold_ns = 0  # nothing arrives before this time; set when the lane is mended
         self.reading = False
         self.waiting = False  # for room in the lane's bandwidth queue
-        self.blocked = False  # the sink takes nothing now
-        self.finished = False  # end of stream was handed over
-        self.reset_ns = 0  # when the reset arrives; 0: there is none
+        self.blocked = False  # the sink accepts nothing now
+        self.finished = False  # end of stream was delivered
+        self.reset_ns = 0  # when the reset arrives; 0: no reset
         self.due = Timer(self.loop, self.deliver)
         self.reset_due = Timer(self.loop, self._reset)
         lane.flows[self] = None
 
-    # ------------------------------------------------------------ what the lane tells
+    # ------------------------------------------------------------ called by the lane
 
     def stop(self) -> None:
-        """The lane was cut."""
+        """Called when the lane is cut."""
         self.lane.forget(self)
         self.waiting = False
         self._look()
 
     def go(self, now_ns: int) -> None:
-        """The lane is mended: what was held back is sent again, and takes its time."""
+        """Called when the lane is mended: held data is sent, and delayed by the lane."""
         self.hold_ns = now_ns + self.lane.latency_ns(0, self.rng)
         if self.reset_ns:
             self.reset_due.set(max(self.reset_ns, self.hold_ns))
@@ -83,7 +83,7 @@ class Flow:
         self.deliver()
 
     def turn(self, now_ns: int) -> None:
-        """There is room in the bandwidth queue, and it is this flow's turn."""
+        """Called when there is room in the bandwidth queue, and it is this flow's turn."""
         self.waiting = False
         self._look()
         if self.reading:
@@ -96,9 +96,9 @@ class Flow:
         self._look()
 
     def _look(self) -> None:
-        """Listen to the source if, and only if, there is room for what it says."""
+        """Read from the source if, and only if, there is room for more data."""
         if self.lane.plain:
-            room = not self.held  # the kernel's buffers are there to hold it
+            room = not self.held  # the kernel's buffers suffice
         else:
             limits = self.limits
             room = self.held < limits.buffer_bytes and len(self.queue) < limits.buffer_chunks
@@ -132,7 +132,7 @@ class Flow:
             self.connection.broken(self)
             return
         if not nbytes:
-            self.hush()
+            self.end_reading()
             self.put(now_ns, FIN, 0)
             return
         lane.stats.chunks += 1
@@ -144,8 +144,8 @@ class Flow:
                 return
         self.put(now_ns, bytes(scratch[sent:nbytes]), nbytes - sent)
 
-    def hush(self) -> None:
-        """No more is read from the source."""
+    def end_reading(self) -> None:
+        """Stop reading from the source for good."""
         self.lane.forget(self)
         self.waiting = False
         if self.reading:
@@ -154,16 +154,16 @@ class Flow:
             self.loop.remove_reader(self.source)
         self.source = None
 
-    # ------------------------------------------------------------ handing over
+    # ------------------------------------------------------------ delivering
 
     def put(self, now_ns: int, what: bytes | Mark, nbytes: int) -> None:
-        """On the way, behind all that was put before: nothing is overtaken, whatever its time."""
+        """Queue a chunk or mark behind all earlier ones; the order never changes."""
         self.queue.append((self.lane.chunk_at_ns(now_ns, nbytes, self.rng), what))
         self._hold(nbytes)
         self.deliver()
 
     def deliver(self) -> None:
-        """Hand over what is due, as far as the sink takes it."""
+        """Deliver what is due, as far as the sink accepts it."""
         queue = self.queue
         while queue and not self.blocked and not self.lane.cut:
             at_ns = max(queue[0][0], self.hold_ns)
@@ -197,7 +197,7 @@ class Flow:
             sent -= min(sent, len(chunk))
 
     def _send(self, chunks: list[bytes | memoryview] | list[memoryview]) -> int:
-        """How many bytes the sink took; -1: it is gone, and this flow with it."""
+        """The number of bytes that the sink accepted; -1 if it is closed, which ends this flow."""
         assert self.sink is not None
         try:
             sent = self.sink.sendmsg(chunks)
@@ -224,8 +224,8 @@ class Flow:
     # ------------------------------------------------------------ ending
 
     def break_off(self, now_ns: int) -> None:
-        """The source is gone: a reset follows what it sent."""
-        self.hush()
+        """The source is closed: a reset follows its data."""
+        self.end_reading()
         own_ns = now_ns + self.lane.latency_ns(0, self.rng)
         self.reset_ns = max([own_ns, *(at_ns for at_ns, _ in self.queue)])
         self.reset_due.set(max(self.reset_ns, self.hold_ns))
@@ -237,8 +237,8 @@ class Flow:
         self.connection.reset()
 
     def abandon(self) -> None:
-        """Nobody is left to take what this flow holds."""
-        self.hush()
+        """Discard all data, because the sink is closed."""
+        self.end_reading()
         self.queue.clear()
         self._hold(-self.held)
         self.due.cancel()
@@ -246,5 +246,5 @@ class Flow:
         if self.blocked and self.sink is not None:
             self.loop.remove_writer(self.sink)
         self.sink = None
-        self.blocked = True  # so that nothing is ever sent again
+        self.blocked = True  # so that nothing is sent any more
         self.lane.flows.pop(self, None)

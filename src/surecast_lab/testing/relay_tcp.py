@@ -1,5 +1,5 @@
-"""TCP through the relay: connections of two sockets, near, which the relay accepted, and far, which
-it opened to the target. relay_flow.py moves the bytes and says what becomes of the ends.
+"""TCP through the relay. A connection has two sockets: `near`, which the relay accepted, and `far`,
+which it opened to the target. relay_flow.py moves the bytes and handles opening and closing.
 """
 
 import asyncio
@@ -16,19 +16,19 @@ __all__ = ["Address", "Connection", "TcpLink"]
 
 Address = tuple[str, int]
 
-RESET = struct.pack("ii", 1, 0)  # SO_LINGER with no time: close() sends a reset
-ACCEPT_AGAIN_NS = 100 * MS  # after an accept failed for want of descriptors
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER with time 0: close() sends a reset
+ACCEPT_AGAIN_NS = 100 * MS  # after an accept failed for lack of descriptors
 
 
 class Connection:
-    """Two sockets and what flows between them."""
+    """Two sockets and the two flows between them."""
 
     def __init__(self, link: "TcpLink", near: socket.socket, number: int) -> None:
         self.link = link
         self.near: socket.socket | None = near
         self.far: socket.socket | None = None
         self.connecting = False
-        self.missed = False  # the handshake met a cut; it is tried again when mended
+        self.missed = False  # the handshake was cut off; it is repeated when mended
         self.forward = Flow(self, link.forward, f"{link.name}/tcp{number}")
         self.back = Flow(self, link.back, f"{link.name}/tcp{number}")
         self.back.sink = near
@@ -57,7 +57,7 @@ class Connection:
             self._shake()
 
     def passed(self, flow: Flow, mark: Mark) -> None:
-        """A mark has come to the end of its way."""
+        """A mark has reached the end of a flow."""
         if mark is CONNECT:
             self._connect()
             return
@@ -104,7 +104,8 @@ class Connection:
     # ------------------------------------------------------------ ending
 
     def broken(self, flow: Flow) -> None:
-        """The socket `flow` reads from is gone: the other side hears of it in its time."""
+        """The socket that `flow` reads from is closed: the other side gets a reset after the lane's
+        delay."""
         other = self.opposite(flow)
         flow.break_off(monotonic_ns())
         other.abandon()
@@ -115,10 +116,10 @@ class Connection:
             self._close(self.far, reset=True)
             self.far = None
         if self.near is None and self.far is None:
-            self._end(reset=True)  # nobody is left to be told
+            self._end(reset=True)  # both sides are closed
 
     def reset(self) -> None:
-        """Break both sides now, as a firewall does that forgot the connection."""
+        """Break both sides now, as a firewall that lost the connection's state."""
         self._end(reset=True)
 
     def _end(self, reset: bool) -> None:
@@ -142,7 +143,7 @@ class Connection:
 
 
 class TcpLink:
-    """Listens, and makes a connection to the target of each it accepts."""
+    """Listens, and connects each accepted connection to the target."""
 
     def __init__(
         self,

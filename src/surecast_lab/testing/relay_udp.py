@@ -1,8 +1,8 @@
-"""UDP through the relay: a socket to the target for each sender, as address translation does it.
+"""UDP through the relay: a socket to the target for each sender, as in address translation.
 
-The target sees each sender of a link under an address of its own and answers to that. The mapping
-is forgotten when nothing came either way for a while, or when too many newer senders came.
-Datagrams keep their order unless jitter says otherwise.
+The target sees each sender of a link under a separate address and answers to that. A mapping is
+removed when no datagram used it for a while, or when there are too many newer senders. Datagrams
+keep their order unless jitter changes it.
 """
 
 import asyncio
@@ -16,13 +16,13 @@ from surecast_lab.testing.relay_wire import Lane, RelayLimits, Timer
 
 __all__ = ["UdpLink"]
 
-DATAGRAMS_PER_PASS = 64  # read before others get their turn
-DATAGRAM_COST = 256  # bytes an entry takes beside its own, roughly
-SOCKET_BYTES = 4 << 20  # asked of the kernel, for bursts; it may give less
+DATAGRAMS_PER_PASS = 64  # read before other sockets get their turn
+DATAGRAM_COST = 256  # approximate overhead of a queued datagram in bytes
+SOCKET_BYTES = 4 << 20  # requested from the kernel, for bursts; it may grant less
 
 
 class Source:
-    """A sender, and the socket that stands for it before the target."""
+    """A sender, and the socket that represents it towards the target."""
 
     __slots__ = ("address", "heard_ns", "sock")
 
@@ -33,7 +33,7 @@ class Source:
 
 
 class Flight:
-    """The datagrams of a link under way in one direction, by time of arrival."""
+    """The datagrams of a link in transit in one direction, by time of arrival."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Flight:
         self.room = lane.limits.datagrams_bytes
         self._hand_over = hand_over
         self._heap: list[tuple[int, int, Source, bytes]] = []
-        self._order = 0  # decides between datagrams that arrive at one time
+        self._order = 0  # orders datagrams with the same time of arrival
         self._due = Timer(loop, self._arrive)
 
     def put(self, now_ns: int, source: Source, data: memoryview) -> None:
@@ -81,7 +81,7 @@ class Flight:
         except BlockingIOError:
             self.lane.stats.full += 1
         except OSError:
-            pass  # nobody there, or the mapping is forgotten: a datagram is lost without a word
+            pass  # no listener, or the mapping was removed: the datagram is lost silently
 
     def close(self) -> None:
         self._due.cancel()
@@ -104,7 +104,7 @@ class UdpLink:
         self.loop = loop
         self.target = target
         self.limits = limits
-        self.sources: dict[Any, Source] = {}  # the one silent longest comes first
+        self.sources: dict[Any, Source] = {}  # the least recently active one first
         self._sock = sock
         self._scratch = memoryview(bytearray(1 << 16))
         self._forward = Flight(loop, forward, name, _to_target)
@@ -131,7 +131,7 @@ class UdpLink:
         for _ in range(DATAGRAMS_PER_PASS):
             try:
                 nbytes = source.sock.recv_into(self._scratch)
-            except OSError:  # nothing more; or word that nobody listens there, which is as good
+            except OSError:  # no more data, or an error report that nobody listens there
                 return
             self._heard(now_ns, source)
             self._back.put(now_ns, source, self._scratch[:nbytes])

@@ -1,10 +1,10 @@
-"""Wires: what lies between two ends of the relay, as figures, queues and counts.
+"""Wires: the properties, queues and counts of the connection between two ends of the relay.
 
-A *wire* has two *lanes*, forward and back. All links that share the wire share its lanes: one
-bandwidth queue in each direction, cut and mended together. A lane decides when a chunk or datagram
-arrives; the sockets (relay_tcp.py, relay_udp.py) do as it says. The figures mean what they mean in
-the simulator: the bandwidth queue comes first, then delay and jitter, and loss on a TCP connection
-costs retransmissions instead of bytes.
+A *wire* has two *lanes*, forward and back. All links on a wire share its lanes: there is one
+bandwidth queue in each direction, and they are cut and mended together. A lane determines when a
+chunk or datagram arrives; the sockets (relay_tcp.py, relay_udp.py) deliver it then. The properties
+have the same meaning as in the simulator: the bandwidth queue comes first, then delay and jitter,
+and loss on a TCP connection causes retransmissions instead of lost bytes.
 """
 
 import asyncio
@@ -23,17 +23,17 @@ __all__ = ["BACK", "FORWARD", "Lane", "LaneStats", "RelayLimits", "Shape", "Time
 
 FORWARD, BACK = "forward", "back"
 
-PACKET_BYTES = 1448  # what one segment carries on Ethernet; a TCP chunk is lost packet by packet
+PACKET_BYTES = 1448  # data of a TCP segment on Ethernet; losses are drawn per packet
 RETRANSMIT_NS_MIN = 20 * MS
 RETRANSMITS_MAX = 12  # of one packet; then it gets through
 LINE_NS = 10 * MS  # a chunk is no longer than this on a lane with a bandwidth limit
 
 
 class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One direction of a wire. The default hinders nothing."""
+    """The properties of one direction of a wire. The default is a perfect link."""
 
     delay_ns: int = 0
-    jitter_ns: int = 0  # up to so much is added to the delay
+    jitter_ns: int = 0  # a random time up to this is added to the delay
     bandwidth_bps: int = 0  # 0: unlimited
     loss: float = 0.0
 
@@ -45,14 +45,14 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class RelayLimits:
-    connections_max: int = 256  # per link; more are reset as they come
-    buffer_bytes: int = 4 << 20  # per connection and direction; over a long delay, the window
-    buffer_chunks: int = 4096  # as above, for those who send single bytes
+    connections_max: int = 256  # per link; further ones are reset
+    buffer_bytes: int = 4 << 20  # per connection and direction; with a long delay, the window
+    buffer_chunks: int = 4096  # the same for senders of single bytes
     chunk_bytes: int = 256 << 10  # read at once
     queue_ns: int = 200 * MS  # bandwidth queue: beyond it datagrams drop, beyond half TCP waits
     datagram_bytes_max: int = 65_507
-    datagrams_bytes: int = 16 << 20  # under way, per link and direction
-    sources_max: int = 1024  # UDP senders a link remembers; the one silent longest is forgotten
+    datagrams_bytes: int = 16 << 20  # in transit, per link and direction
+    sources_max: int = 1024  # UDP senders of a link; the least recently active one is removed
     source_idle_ns: int = 60 * SECOND
 
     def __post_init__(self) -> None:
@@ -61,15 +61,15 @@ class RelayLimits:
 
 
 class LaneStats(msgspec.Struct):
-    """What a lane was given: bytes, chunks and datagrams count as they enter, drops included."""
+    """Counts of a lane. Bytes, chunks and datagrams count when they enter, including drops."""
 
     bytes: int = 0
     chunks: int = 0
     datagrams: int = 0
-    lost: int = 0  # datagrams, by chance
-    cut: int = 0  # datagrams, while the lane was cut
-    full: int = 0  # datagrams, for want of room: the lane's queue, a limit or a socket's buffer
-    held_bytes: int = 0  # of TCP, in the relay now
+    lost: int = 0  # datagrams lost at random
+    cut: int = 0  # datagrams dropped while the lane was cut
+    full: int = 0  # datagrams dropped for lack of room: in the queue, a limit or a socket's buffer
+    held_bytes: int = 0  # TCP data in the relay now
 
     @property
     def dropped(self) -> int:
@@ -77,7 +77,7 @@ class LaneStats(msgspec.Struct):
 
 
 class Timer:
-    """Calls back at a time, and never before it; setting it again moves it."""
+    """Calls back at or after a time; setting it again changes the time."""
 
     __slots__ = ("_at_ns", "_call", "_handle", "_loop")
 
@@ -112,8 +112,8 @@ class Timer:
             self._call()
 
 
-class Traveller(Protocol):
-    """What a lane tells its TCP flows."""
+class LaneUser(Protocol):
+    """The methods of TCP flows that a lane calls."""
 
     def stop(self) -> None: ...
     def go(self, now_ns: int) -> None: ...
@@ -126,14 +126,14 @@ class Lane:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, label: str, shape: Shape, limits: RelayLimits
     ) -> None:
-        self.label = label  # "seed/wire/direction": what all chance on this lane derives from
+        self.label = label  # "seed/wire/direction": seeds all random numbers of this lane
         self.limits = limits
-        self.built = shape  # what mend() returns to
+        self.built = shape  # the shape that mend() restores
         self.cut = False
         self.free_ns = 0  # when the bandwidth queue will be empty
         self.stats = LaneStats()
-        self.flows: dict[Traveller, None] = {}
-        self._waiting: dict[Traveller, None] = {}  # for room in the bandwidth queue, in turn
+        self.flows: dict[LaneUser, None] = {}
+        self._waiting: dict[LaneUser, None] = {}  # for room in the bandwidth queue, in turn
         self._wake_up = Timer(loop, self._wake)
         self.set_shape(shape)
 
@@ -149,7 +149,7 @@ class Lane:
                 flow.go(now_ns)
 
     def set_shape(self, shape: Shape) -> None:
-        """What is under way keeps its time of arrival."""
+        """Change the shape; data in transit keeps its time of arrival."""
         self.shape = shape
         bps = shape.bandwidth_bps
         if not bps:
@@ -160,17 +160,17 @@ class Lane:
         self.read_bytes = min(max(line_bytes, PACKET_BYTES), most) if bps else most
 
     def chance(self, name: str) -> Random:
-        """The random numbers of one user of this lane: they do not depend on any other user."""
+        """Random numbers for one user of this lane, independent of other users."""
         return Random(f"{self.label}/{name}")
 
-    # ------------------------------------------------------------ when things arrive
+    # ------------------------------------------------------------ times of arrival
 
     def chunk_at_ns(self, now_ns: int, nbytes: int, rng: Random) -> int:
         """When a chunk put on the lane now arrives."""
         return self._sent_ns(now_ns, nbytes) + self.latency_ns(nbytes, rng)
 
     def latency_ns(self, nbytes: int, rng: Random) -> int:
-        """Delay, jitter and what losses add to something that is sent until it arrives."""
+        """The time from sending to arrival: delay, jitter and retransmissions."""
         shape = self.shape
         extra_ns = int(rng.random() * shape.jitter_ns) if shape.jitter_ns else 0
         if shape.loss:
@@ -179,9 +179,9 @@ class Lane:
         return shape.delay_ns + extra_ns
 
     def datagram_at_ns(self, now_ns: int, nbytes: int, rng: Random) -> int | None:
-        """When a datagram arrives; None if it does not.
+        """When a datagram arrives; None if it is dropped.
 
-        All its numbers are drawn whatever becomes of it, so the fate of the k-th datagram does not
+        All its random numbers are drawn in any case, so jitter and loss of the k-th datagram do not
         depend on when a cut began or how full the queue was.
         """
         shape, stats = self.shape, self.stats
@@ -202,7 +202,7 @@ class Lane:
         return sent_ns + shape.delay_ns + jitter_ns
 
     def _sent_ns(self, now_ns: int, nbytes: int) -> int:
-        """When the last bit leaves, after all that was given to the lane before."""
+        """When the last bit leaves, after all earlier data of the lane."""
         bps = self.shape.bandwidth_bps
         if not bps:
             return now_ns
@@ -210,7 +210,7 @@ class Lane:
         return self.free_ns
 
     def _tries(self, rng: Random) -> int:
-        """How many times one packet is lost before it gets through."""
+        """How many times one packet is lost before it arrives."""
         for tries in range(RETRANSMITS_MAX):
             if rng.random() >= self.shape.loss:
                 return tries
@@ -222,17 +222,17 @@ class Lane:
         return max(self.free_ns - now_ns, 0)
 
     def has_room(self, now_ns: int) -> bool:
-        """Whether a TCP flow may read now. Others that wait for their turn come first."""
+        """Whether a TCP flow may read now. Flows that are already waiting come first."""
         if not self.shape.bandwidth_bps:
             return True
         return not self._waiting and self.backlog_ns(now_ns) <= self.limits.queue_ns // 2
 
-    def wait(self, flow: Traveller) -> None:
-        """Call `flow.turn()` when there is room, after all who wait already."""
+    def wait(self, flow: LaneUser) -> None:
+        """Call `flow.turn()` when there is room, after all flows that are already waiting."""
         self._waiting[flow] = None
         self._wake_up.set(self.free_ns - self.limits.queue_ns // 2)
 
-    def forget(self, flow: Traveller) -> None:
+    def forget(self, flow: LaneUser) -> None:
         self._waiting.pop(flow, None)
 
     def _wake(self) -> None:

@@ -1,14 +1,14 @@
-"""Worker processes: started, asked, stopped, killed, started again, and gone when a run ends.
+"""Worker processes: they are started, called, stopped, killed, started again, and end with the run.
 
     with Workers(folder) as workers:
         workers.start("east-1", Server, document)  # in the new process: Server(document)
         workers.ready()
         workers.ask("east-1", "look")  # calls its method `look`
 
-What runs in a worker is a `Service`: any class that can be imported. It is steered over a pipe, one
-answer to each question, and ends in order with SIGTERM and with the pipe, so no worker outlives its
-parent. Its stderr is a log file. A worker that ends although nobody ended it is an error: the next
-question to it, and `wait`, raise with the last lines of its log.
+A worker runs a `Service`: any class that can be imported. Its methods are called over a pipe, with
+one answer to each call. It ends in order on SIGTERM and when the pipe is closed, so no worker
+outlives its parent. Its stderr is a log file. A worker that ends by itself is an error: the next
+call to it, and `wait`, raise with the last lines of its log.
 """
 
 import asyncio
@@ -33,18 +33,18 @@ ANSWER_S = 60.0  # a live worker that does not answer within this time is broken
 END_S = 30.0  # a worker that does not end within this time is killed
 FAILED_END_S = 0.5  # the same, after an error
 LOOK_S = 0.02  # how often a condition is checked
-LOG_CHARACTERS = 3_000  # shown of the end of a log
+LOG_CHARACTERS = 3_000  # of the end of a log, in an error
 
 
 class Service(Protocol):
-    """What runs in a worker. Its other methods are the questions it answers."""
+    """The object that runs in a worker. Its other methods can be called over the pipe."""
 
     async def start(self) -> None: ...
 
     async def stop(self) -> None: ...
 
     def failures(self) -> list[asyncio.Future[None]]:
-        """Futures that are done when the service cannot go on."""
+        """Futures that are done when the service has failed."""
         ...
 
 
@@ -52,7 +52,7 @@ class Service(Protocol):
 
 
 class Worker:
-    """One process, the pipe to it, and what starts it again."""
+    """One process, the pipe to it, and the arguments to start it again."""
 
     def __init__(self, folder: Path, name: str, make: Callable[..., Service], *args: Any) -> None:
         self.name, self.make, self.args = name, make, args
@@ -84,15 +84,15 @@ class Worker:
 
     def ready(self) -> None:
         """Wait until its service has started."""
-        said = self.hear()
-        assert said == "ready", said
+        answer = self.receive()
+        assert answer == "ready", answer
         self.started = True
 
     def ask(self, verb: str, *args: Any) -> Any:
-        self.say(verb, *args)
-        return self.hear()
+        self.send(verb, *args)
+        return self.receive()
 
-    def say(self, verb: str, *args: Any) -> None:
+    def send(self, verb: str, *args: Any) -> None:
         if self.stopped:
             raise UsageError(f"{self.name} is stopped: it cannot answer before `cont`")
         try:
@@ -100,17 +100,17 @@ class Worker:
         except OSError:
             raise SurecastError(self.last_lines()) from None
 
-    def hear(self) -> Any:
+    def receive(self) -> Any:
         try:
             if self.control.poll(ANSWER_S):
                 return self.control.recv()
         except (EOFError, OSError):
             raise SurecastError(self.last_lines()) from None
-        self.process.kill()  # a late answer would be taken for the answer to another question
+        self.process.kill()  # a late answer would be mistaken for the answer to the next call
         raise SurecastError(f"no answer for {ANSWER_S:.0f} s, killed: {self.last_lines()}")
 
     def last_lines(self) -> str:
-        """How it ended, and the end of its log."""
+        """Its exit code and the last lines of its log."""
         self.process.join(END_S)
         text = self.log.read_text(errors="replace")[-LOG_CHARACTERS:] if self.log.exists() else ""
         return f"{self.name} has ended, exit code {self.process.exitcode}; " + (
@@ -119,7 +119,7 @@ class Worker:
 
     def signal(self, number: int) -> None:
         assert self.process.pid is not None
-        if self.alive:  # else another process may have its number by now
+        if self.alive:  # otherwise another process may have its pid by now
             with suppress(ProcessLookupError):
                 os.kill(self.process.pid, number)
 
@@ -138,9 +138,9 @@ class Worker:
         self.stopped = False
 
     def finish(self) -> None:
-        """SIGTERM, and wait for the end."""
+        """Send SIGTERM, and wait for the end."""
         if not self.alive or self.stopped:
-            raise UsageError(f"{self.name} does not run: it cannot end in order")
+            raise UsageError(f"{self.name} is not running, so it cannot end in order")
         self.killed = True
         self.signal(signal.SIGTERM)
         self.process.join(END_S)
@@ -194,11 +194,11 @@ class Workers(dict[str, Worker]):
         return self[name].ask(verb, *args)
 
     def ask_all(self, names: Iterable[str], verb: str, *args: Any) -> dict[str, Any]:
-        """All at once, so that the answers are from about the same moment."""
+        """Call all workers at once, so that the answers are from about the same moment."""
         asked = list(names)
         for name in asked:
-            self[name].say(verb, *args)
-        return {name: self[name].hear() for name in asked}
+            self[name].send(verb, *args)
+        return {name: self[name].receive() for name in asked}
 
     def check(self) -> None:
         """Raise if a worker has ended by itself."""
@@ -220,7 +220,7 @@ class Workers(dict[str, Worker]):
         return {name: worker.process.pid or 0 for name, worker in self.items()}
 
     def end(self, names: Iterable[str]) -> None:
-        """End these and forget them."""
+        """End these workers and remove them."""
         end([self.pop(name) for name in names])
 
     def close(self) -> None:
@@ -228,11 +228,11 @@ class Workers(dict[str, Worker]):
 
 
 def end(workers: Iterable[Worker], within_s: float = END_S) -> None:
-    """End workers, all at once: in order, or by force if that takes too long."""
+    """End all workers at once: in order, or by force if that takes too long."""
     workers = list(workers)
     for worker in workers:
         worker.cont()
-        worker.control.close()  # it ends when it sees that
+        worker.control.close()  # this makes it end
     limit = time.monotonic() + within_s
     for worker in workers:
         worker.process.join(max(0.0, limit - time.monotonic()))
@@ -245,7 +245,7 @@ def end(workers: Iterable[Worker], within_s: float = END_S) -> None:
 def _run(
     make: Callable[..., Service], args: tuple[Any, ...], log: str, control: Connection
 ) -> None:
-    """The life of a worker: until SIGTERM, or until the parent process is gone."""
+    """Run a worker until SIGTERM, or until the parent process has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent process
     sys.stderr = open(log, "a", buffering=1)  # noqa: SIM115  open as long as the process lives
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s")
@@ -258,7 +258,7 @@ async def _live(make: Callable[..., Service], args: tuple[Any, ...], control: Co
     loop = asyncio.get_running_loop()
     over: asyncio.Future[None] = loop.create_future()
 
-    def on_question() -> None:
+    def on_call() -> None:
         os.set_blocking(control.fileno(), True)  # the loop may have changed it
         try:
             verb, *arguments = control.recv()
@@ -277,13 +277,13 @@ async def _live(make: Callable[..., Service], args: tuple[Any, ...], control: Co
         else:
             over.set_exception(problem)
 
-    loop.add_reader(control.fileno(), on_question)
+    loop.add_reader(control.fileno(), on_call)
     loop.add_signal_handler(signal.SIGTERM, on_end)
     control.send("ready")
     ends = (over, *service.failures())
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     loop.remove_reader(control.fileno())
-    async with asyncio.timeout(END_S):  # the parent may be gone, and nobody else ends us
+    async with asyncio.timeout(END_S):  # the parent may have ended, so nobody else would kill it
         await service.stop()
     for end in ends:
         if end.done():

@@ -1,4 +1,4 @@
-"""Processes of a fleet with a fault of ours built in: what `swarm.process.make` is replaced by."""
+"""Processes of a cluster with a built-in fault: replacements of `swarm.process.make`."""
 
 from surecast.client.subscription_task import SubscriptionSpec
 from surecast.protocols.streams.service import StreamService

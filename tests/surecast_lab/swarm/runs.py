@@ -191,7 +191,7 @@ def unpublished_position(run: Run) -> None:
 
 
 SPOILT: dict[Callable[[Run], None], str] = {
-    lose: "G4 r0: neither got nor outdated",
+    lose: "G4 r0: neither delivered nor outdated",
     repeat: "G10 r0: got events twice",
     disorder: "G2 r0: positions fall or repeat",
     forge: "G1 r1: nobody published",

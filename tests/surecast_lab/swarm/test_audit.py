@@ -53,7 +53,7 @@ def test_what_is_lost_is_counted() -> None:
     lose(run)
     tally = run.judged()
     assert tally.lost == 1
-    assert tally.violations[0].startswith("G4 r0: neither got nor outdated ")
+    assert tally.violations[0].startswith("G4 r0: neither delivered nor outdated ")
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -64,7 +64,7 @@ def test_voids_that_were_told_must_be_those_that_are(seed: int) -> None:
         assert reader.voids is not None
         sound = reader.voids
         reader.voids = sound[1:]
-        assert "passed over without a word" in "".join(run.judged().violations)
+        assert "skipped without a void" in "".join(run.judged().violations)
         reader.voids = np.concatenate((sound, [[EVENTS, EVENTS + 1]]))
         assert "void and an event at" in "".join(run.judged().violations)
         reader.voids = np.concatenate((sound[:1], sound))

@@ -25,12 +25,12 @@ def write(folder: Path, *given: Event) -> list[str]:
 
     async def live() -> list[str]:
         args: dict[str, Any] = {"stored": str(folder / "stored")}
-        diary = CursorApp(args, folder / "delivered")
-        page = _Page(diary, STREAM)
+        app = CursorApp(args, folder / "delivered")
+        page = _Page(app, STREAM)
         for one in given:
             page.take(one)
-        diary.notebook.take(STREAM, tuple(as_batches(STREAM, page.pending, page.next)))
-        return diary.faults
+        app.delivery_log.take(STREAM, tuple(as_batches(STREAM, page.pending, page.next)))
+        return app.faults
 
     return asyncio.run(live())
 
@@ -76,7 +76,7 @@ def test_a_place_before_what_was_stored_is_a_fault(tmp_path: Path) -> None:
     stored.note(STREAM, 3)
     assert write(tmp_path, event(3), event(4)) == []
     assert write(tmp_path, event(2), event(3), event(4), event(5)) == [
-        "stored up to 3, but it goes on at 2"
+        "stored up to 3, but it continues at 2"
     ]
 
 

@@ -150,7 +150,7 @@ def test_a_reader_that_comes_back_goes_on_where_it_was_and_counts_on() -> None:
 
 def test_a_stream_that_nobody_judges_is_not_opened() -> None:
     cluster = Cluster(1, {"east": 1})
-    with pytest.raises(AssertionError, match="nobody judges streams of 'copies'"):
+    with pytest.raises(AssertionError, match="no judge for streams of 'copies'"):
         cluster.open("own", "east", KeepAll(), delivery="copies")
 
 

@@ -75,17 +75,17 @@ def test_every_handler_of_the_mesh_is_reached(results: list[SeedResult]) -> None
 def test_watching_changes_nothing_and_can_be_drawn(
     results: list[SeedResult], tmp_path: Path
 ) -> None:
-    story = Timeline()
-    assert run_seed(SEEDS[0], story=story, trace=Outputs()) == results[0]
-    assert len(story.spans) == sum(results[0].faults.values())
-    clients = {r for lines in story.lines.values() for r in lines if "/sub" not in r}
+    timeline = Timeline()
+    assert run_seed(SEEDS[0], timeline=timeline, trace=Outputs()) == results[0]
+    assert len(timeline.spans) == sum(results[0].faults.values())
+    clients = {r for lines in timeline.lines.values() for r in lines if "/sub" not in r}
     assert len(clients) == results[0].clients["came"]
-    for stream, lines in story.lines.items():  # all are seen to arrive
-        last_s = story.times_s[-1]
+    for stream, lines in timeline.lines.items():  # all are seen to arrive
+        last_s = timeline.times_s[-1]
         ends = {line.positions[-1] for line in lines.values() if line.times_s[-1] == last_s}
         assert len(ends) == 1, stream
-        assert ends.pop() >= story.ends[stream][-1]
-    story.draw(tmp_path / "seed.png", "a test")
+        assert ends.pop() >= timeline.ends[stream][-1]
+    timeline.draw(tmp_path / "seed.png", "a test")
     assert (tmp_path / "seed.png").read_bytes().startswith(b"\x89PNG")
 
 

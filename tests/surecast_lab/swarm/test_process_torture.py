@@ -57,8 +57,8 @@ def test_g4_g10_g13_real_processes_killed_and_cut_off(tmp_path: Path) -> None:
 
 
 def test_every_kind_has_a_method() -> None:
-    from surecast_lab.swarm.process_faults import PLACES, Fate
+    from surecast_lab.swarm.process_faults import PLACES, FaultInjector
 
     assert set(KINDS_HERE) < set(KINDS)
     for kind in KINDS:
-        assert kind in PLACES or hasattr(Fate, f"_{kind.replace('-', '_')}")
+        assert kind in PLACES or hasattr(FaultInjector, f"_{kind.replace('-', '_')}")

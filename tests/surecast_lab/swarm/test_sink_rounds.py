@@ -38,7 +38,7 @@ def test_two_files_in_one_batch_have_no_order_between_them(tmp_path: Path) -> No
     rows = streams["rows.1"]
     rows[ROWS], rows[ROWS + ROWS // 2] = rows[ROWS + ROWS // 2], rows[ROWS]  # of files 2 and 3
     (problem,) = judge(streams, [DONE], 0)
-    assert "rows.1: a batch's rows behind" in problem
+    assert "rows.1: a batch's rows are behind" in problem
     log = tmp_path / "offsets"
     log.mkdir()
     for batch, last in enumerate((0, 1, 3, 4, 5, 6, 7)):
@@ -48,7 +48,7 @@ def test_two_files_in_one_batch_have_no_order_between_them(tmp_path: Path) -> No
     assert batch_of == [0, 1, 2, 2, 3, 4, 5, 6]
     assert judge(streams, [DONE], 0, tuple(batch_of)) == []
     (problem,) = judge(streams, [DONE], 0, tuple(batch_of[:-1]))
-    assert problem == "7 files were read, and 8 are there"
+    assert problem == "7 of 8 files were read"
 
 
 def lose(streams: Rows) -> None:
@@ -74,7 +74,7 @@ def misorder(streams: Rows) -> None:
         (lose, "1 rows lost"),
         (double, "1 rows doubled"),
         (invent, "1 rows never written"),
-        (misorder, "rows.1: a batch's rows behind"),
+        (misorder, "rows.1: a batch's rows are behind"),
     ],
 )
 def test_rows_that_are_wrong(spoil: Callable[[Rows], None], said: str) -> None:

@@ -70,5 +70,5 @@ def test_a_reader_that_lacks_the_last_of_a_key_is_found_out() -> None:
 
 
 def test_events_that_come_twice_or_at_other_positions_are_found_out() -> None:
-    assert "at 11 came [10, 12]" in read(rows(1, 10), rows(10, 3)).faults[0]
+    assert "[10, 12] was delivered at 11" in read(rows(1, 10), rows(10, 3)).faults[0]
     assert "other events" in read(rows(1, 10), rows(11, 5, said=12)).faults[0]

@@ -309,4 +309,4 @@ def test_the_same_seed_gives_the_same_result() -> None:
 
 def test_a_swarm_that_cannot_be_drawn_says_so() -> None:
     with pytest.raises(UsageError, match="leave out --draw"):
-        run_seed(Pings(), 1, story=Timeline())
+        run_seed(Pings(), 1, timeline=Timeline())

@@ -67,10 +67,10 @@ def test_a_round_finds_faults_of_ours(
 
 
 def test_a_process_without_a_protocol_has_it_after_its_upgrade(tmp_path: Path) -> None:
-    with ProcessCluster(tmp_path, 1, {"r": 1}, clients=0, without=(PROTOCOL,)) as fleet:
-        assert PROTOCOL not in fleet.server("r-1").roles
-        fleet.upgrade("r-1")
-        assert PROTOCOL in fleet.server("r-1").roles
+    with ProcessCluster(tmp_path, 1, {"r": 1}, clients=0, without=(PROTOCOL,)) as cluster:
+        assert PROTOCOL not in cluster.server("r-1").roles
+        cluster.upgrade("r-1")
+        assert PROTOCOL in cluster.server("r-1").roles
 
 
 def reports(**ended: list[tuple[str, str, str]]) -> dict[str, SessionReport]:

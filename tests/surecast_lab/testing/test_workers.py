@@ -143,7 +143,7 @@ def test_only_a_running_worker_ends_in_order(tmp_path: Path) -> None:
         worker.finish()
         assert worker.process.exitcode == 0
         assert not worker.crashed
-        with pytest.raises(UsageError, match="does not run"):
+        with pytest.raises(UsageError, match="is not running"):
             worker.finish()
 
 

@@ -2,15 +2,17 @@
 
     surecast pipeline archive "orders.>" --to s3a://lake/orders
 
-A streaming query with our source and Spark's file sink. Its place is kept beside the files
-(`_checkpoint`), so that running it again goes on where it ended, also after a crash, also against
+A streaming query with our source and Spark's file sink. Its checkpoint is kept beside the files
+(`_checkpoint`), so another run continues where the last one ended, also after a crash and also with
 another region. Files that a crashed run left are not part of the archive: read it with Spark, which
-knows (`_spark_metadata`), or with `read` here. Where that list is without our place, or our place
-without the list, Spark would pass over batches that it takes for written: then nothing is begun.
+keeps a list of the valid files (`_spark_metadata`), or with `read` here. If only one of the list
+and the checkpoint exists, Spark would skip batches that it assumes to be written, so the job
+refuses to start.
 
 Rows are those of the source, voids included: together they cover every position once. A void is
-archived as it was when the query came by; what became void later is left out by `compact`. With
-failOnDataLoss=false so is what was lost: rows of kind `lost`, in the partition of unknown days.
+archived if the position was void when the query read it; `compact` removes events that became void
+later. With failOnDataLoss=false lost ranges are archived too: as rows of kind `lost`, in the
+partition of unknown days.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["DAY", "archive", "follow", "read"]
 
 CHECKPOINT: Final = "_checkpoint"
-FILES: Final = "_spark_metadata"  # Spark's list of the files that count
+FILES: Final = "_spark_metadata"  # Spark's list of the valid files
 DAY: Final = "day"  # the partition below `stream`: the day of the row's time
 
 
@@ -40,7 +42,7 @@ def follow(
     once: bool = True,
     every: str = "10 seconds",
 ) -> StreamingQuery:
-    """Start to archive. `once`: what there is now, then the query ends by itself."""
+    """Start to archive. With `once` the query ends after the events that exist now."""
     from pyspark.sql import functions as f
 
     if not to:
@@ -61,10 +63,10 @@ def follow(
 
 
 def _check_folder(spark: SparkSession, to: str) -> None:
-    """UsageError for a folder that is neither new nor an archive, whole."""
+    """UsageError unless the folder is new or empty, or a complete archive."""
     jvm: Any = getattr(spark, "_jvm", None)
     if jvm is None:
-        return  # of Spark Connect: only its server can see the folder
+        return  # Spark Connect: only its server can see the folder
     path = jvm.org.apache.hadoop.fs.Path(to)
     system = path.getFileSystem(spark._jsc.hadoopConfiguration())
 
@@ -78,21 +80,23 @@ def _check_folder(spark: SparkSession, to: str) -> None:
     place = jvm.org.apache.hadoop.fs.Path(path, f"{CHECKPOINT}/commits")
     if CHECKPOINT not in found and found:
         raise UsageError(
-            f"{to} has something in it ({', '.join(sorted(found)[:3])}), and not the place of an "
-            f"archive ({CHECKPOINT}): rows would be passed over, or what is there would be hidden "
-            "from Spark. Give a folder that is new, or one that archive wrote, whole (--to PATH)"
+            f"{to} has something in it ({', '.join(sorted(found)[:3])}), but not the checkpoint of "
+            f"an archive ({CHECKPOINT}): rows would be skipped, or the files there would be hidden "
+            "from Spark. Give a new folder, or a complete one that archive wrote (--to PATH)"
         )
     if FILES not in found and names(place):
         raise UsageError(
-            f"{to} is no whole archive: it has its place ({CHECKPOINT}), and not Spark's list of "
-            f"its files ({FILES}). Restore that, or archive into a new folder (--to PATH)"
+            f"{to} is not a complete archive: it has its checkpoint ({CHECKPOINT}), but not "
+            f"Spark's list of its files ({FILES}). Restore that, or archive into a new folder "
+            "(--to PATH)"
         )
 
 
 def archive(
     spark: SparkSession, to: str, options: Mapping[str, str], say: Said = lambda rows, word: None
 ) -> int:
-    """Archive what there is now; the rows that were added. Raises what ended the query."""
+    """Archive the events that exist now; return the number of rows added. Raises the query's
+    error if it failed."""
     query = follow(spark, to, options)
     rows, interrupted = until(query, say)
     if interrupted:
@@ -103,7 +107,7 @@ def archive(
 def read(spark: SparkSession, path: str) -> DataFrame:
     """An archive as a DataFrame with the columns of the source.
 
-    Spark is told their types: by the names of its folders it would take stream 007 for a 7.
+    The types are given explicitly: from the folder names Spark would infer 7 for stream 007.
     """
     from surecast.pipeline.rows import DDL, SCHEMA
 

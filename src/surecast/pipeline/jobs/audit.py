@@ -1,26 +1,26 @@
-"""The proof that nothing was lost, from what publishers and readers wrote down (trace.py).
+"""Proves that nothing was lost, from what publishers and readers recorded (trace.py).
 
     report = audit(load(spark, "/traces/run-7"), latest_per_key())
     assert report.sound, report.violations
 
-It judges from outside: nothing of what is judged takes part, no batch, no index, no kernel. The
+It judges from outside: it uses none of the code that it judges, no batch, no index, no kernel. The
 guarantees are those of `protocols/sprinkler/checks.py`:
 
     G1   only published events, unchanged; no position that nobody published
-    G2   positions rise; whoever asks for voids is told of every position
-    G3   one publisher's events stand in the order in which it offered them
-    G4   what a reader was not given is void by the stream's rule, by something that it was given;
-         what it was told is lost counts as lost, whatever the rule
-    G9   all readers come to one end
-    G10  nothing acknowledged is lost, nothing stands twice, all readers see the same
+    G2   positions rise; a reader that requests voids gets a row for every position
+    G3   each publisher's events are in the order in which it offered them
+    G4   a position that a reader did not receive is void by the stream's rule, because of an event
+         that it did receive; a position reported to it as lost counts as lost, whatever the rule
+    G9   all readers reach the same end
+    G10  no acknowledged event is lost, none has two positions, all readers see the same
     R10  time does not run backwards
 
-Streams that keep all, the latest of each key, or the last n can be judged. Those that expire by age
-cannot: what expired is known only to the head's clock.
+Streams that keep all, the latest of each key, or the last n can be judged. Streams that expire by
+age cannot: only the head's clock decides what has expired.
 
-What it costs: every row delivered is sorted once, by reader, and joined once, by position, with
-what was acknowledged there. In a sound run all else is small. What does not fit is followed up by
-queries of its own, so an unsound run takes longer.
+Cost: every delivered row is sorted once, by reader, and joined once, by position, with the event
+acknowledged there. In a sound run everything else is small. Rows that do not fit are examined by
+further queries, so an unsound run takes longer.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CHUNK_ROWS: Final = 1 << 18
 
 
 class Latency(msgspec.Struct, frozen=True):
-    """From the publisher's call to the reader's hands, in milliseconds, to half a percent."""
+    """From the publisher's call to delivery, in milliseconds, within half a percent."""
 
     p50_ms: float
     p90_ms: float
@@ -49,7 +49,7 @@ class Latency(msgspec.Struct, frozen=True):
 
 
 class Counts(msgspec.Struct):
-    """What was given, and what is wrong with it."""
+    """How many positions were delivered, and how many of them are wrong, by kind of fault."""
 
     delivered: int = 0
     void: int = 0
@@ -69,7 +69,7 @@ class ReaderAudit(Counts):
 
 
 class StreamAudit(Counts):
-    """One stream: its readers' counts, and what is wrong for nobody in particular."""
+    """One stream: its readers' counts, and faults that concern no particular reader."""
 
     stream: str = ""
     published: int = 0
@@ -95,7 +95,7 @@ class Audit(Counts):
 def audit(trace: Trace, retain: Policy | str, *, chunk_rows: int = CHUNK_ROWS) -> Audit:
     """Judge a trace of streams that keep their events by one rule.
 
-    `chunk_rows`: so many rows one task puts in order.
+    `chunk_rows`: how many rows one task sorts.
     """
     policy = as_policy(retain)
     if not isinstance(policy, KeepAll | LatestPerKey | KeepLast):
@@ -107,13 +107,13 @@ def audit(trace: Trace, retain: Policy | str, *, chunk_rows: int = CHUNK_ROWS) -
 
     judge = Judge(trace, policy, chunk_rows)
     try:
-        judge.hear_publishers()
-        judge.hear_order()
-        judge.hear_positions()
-        judge.hear_events()
-        judge.follow_up()
-        judge.hear_voids()
-        judge.hear_publishers_order()
+        judge.check_publishers()
+        judge.check_order()
+        judge.check_positions()
+        judge.check_events()
+        judge.check_mismatches()
+        judge.check_voids()
+        judge.check_publishers_order()
         return judge.close()
     finally:
-        judge.forget()
+        judge.release()

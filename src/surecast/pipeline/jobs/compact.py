@@ -1,28 +1,29 @@
-"""Retention at rest: what the rules leave of an archive, and void ranges for all the rest.
+"""Applies retention rules to an archive: keeps live events, writes void ranges for the rest.
 
     with compact(spark.read.schema(DDL).parquet("/archive"), latest_per_key()) as kept:
         kept.write.parquet("/archive-compacted")
 
-The rows are those of `surecast.pipeline.rows`. What comes back covers exactly the positions that
-came in: the live events, and void rows, one for each maximal run of positions without one. Rows of
-kind `lost` stay as they are: whatever the rules say, nobody knows what stood there. The
-rules mean what they mean in a live stream (columns/retention.py), applied to all of the archive:
+The rows are those of `surecast.pipeline.rows`. The result covers exactly the positions of the
+input: the live events, and one void row for each maximal run of positions without a live event.
+Rows of kind `lost` stay as they are, whatever the rules, because nobody knows which events were
+there. The rules mean the same as in a live stream (columns/retention.py), applied to the whole
+archive:
 
-    latest_per_key   an event with a key goes when a later one has the same key
-    keep_last(n)     all but the newest n positions of a stream go
-    keep_for(age)    what was published longer than `age` before `now` goes
-    a collect rule   what it matches goes, below its own position if it has one
+    latest_per_key   removes an event with a key if a later event has the same key
+    keep_last(n)     removes all but the newest n positions of a stream
+    keep_for(age)    removes events published longer than `age` before `now`
+    a collect rule   removes the events it matches, below its own position if it has one
 
 Times are compared in whole microseconds, as Spark keeps them; a rule's time is rounded down, so
-that never more goes than in the live stream.
+never more is removed than in the live stream.
 
-An archive that has no row for some position, or two, is refused: what is missing may have been
-lost, and to call it void would hide that. An archive written without its voids looks the same and
-is taken with `holes_are_void=True`.
+An archive that has no row, or two, for some position is refused: a missing position may be lost,
+and calling it void would hide that. An archive written without its voids looks the same; accept it
+with `holes_are_void=True`.
 
-What moves through the cluster are the newest position of each key, and runs of positions that are
-all live or all void. The latter are put together in buckets, so many positions each, that one task
-can hold; a void run that reaches a bucket's edge is joined to those beyond it by the driver.
+Only two things move through the cluster: the newest position of each key, and runs of positions
+that are all live or all void. Runs are grouped in buckets, each a fixed number of positions that
+one task can hold; the driver joins void runs that reach the edge of a bucket.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ SHOWN_MAX: Final = 5
 _COLUMNS: Final = tuple(field.split()[0] for field in DDL.split(", "))
 _PLACES: Final = "stream string, bucket bigint, lo bigint, hi bigint, live boolean, time_us bigint"
 _RUNS: Final = "stream string, what string, lo bigint, hi bigint, time_us bigint"
-# What a bucket tells: runs without a live event, done with or at an edge; what it covers; and what
-# is wrong with it.
+# What a bucket reports: runs without a live event, complete (VOID) or touching its edge (EDGE); the
+# positions it covers; and its faults: positions without a row, and with several.
 VOID, EDGE, COVER, HOLE, TWICE = "void", "edge", "cover", "hole", "twice"
 
 
@@ -75,7 +76,7 @@ class BadArchive(JobFailed):
 
 
 class Collected(msgspec.Struct, frozen=True):
-    """A publisher's `collect`, and the position it has in the stream; None: after all there is."""
+    """A publisher's `collect`, and its position in the stream (None: after the archive's end)."""
 
     predicate: Predicate
     seq: int | None = None
@@ -99,10 +100,10 @@ def compact(
     holes_are_void: bool = False,
     bucket: int = BUCKET,
 ) -> Iterator[DataFrame]:
-    """What `retain` and `rules` leave, of each stream in the archive, as rows of an archive.
+    """Apply `retain` and `rules` to each stream of the archive; the result has the same columns.
 
-    The runs are worked out at once, and cached until the end of the `with`; the live events when
-    the result is used.
+    Void runs are computed immediately and cached until the end of the `with`; live events are
+    computed when the result is used.
     """
     policy = as_policy(retain)
     _check(archive, policy, rules)
@@ -114,7 +115,7 @@ def compact(
 
 
 def _kept(rows: DataFrame, until: ExitStack) -> DataFrame:
-    """The rows, which are used more than once, cached `until` then."""
+    """Cache rows that are used more than once; `until` releases them."""
     from pyspark import StorageLevel
 
     until.callback(rows.unpersist)
@@ -130,13 +131,13 @@ def _voids(rows: DataFrame, holes_are_void: bool, bucket: int, until: ExitStack)
     )
     found = places.mapInArrow(_putter(bucket), _PLACES).groupBy("stream", "bucket")
     runs = _kept(found.applyInArrow(_finder(holes_are_void), _RUNS), until)
-    told: dict[str, dict[str, list[Run]]] = {}
+    reported: dict[str, dict[str, list[Run]]] = {}
     for row in runs.where(F.col("what") != VOID).collect():
-        of_stream = told.setdefault(row["stream"], {})
+        of_stream = reported.setdefault(row["stream"], {})
         of_stream.setdefault(row["what"], []).append(Run(row["lo"], row["hi"], row["time_us"]))
     joined = [
         (stream, VOID, *run)
-        for stream, of_stream in sorted(told.items())
+        for stream, of_stream in sorted(reported.items())
         for run in _joined(stream, of_stream, holes_are_void)
     ]
     edges = rows.sparkSession.createDataFrame(joined, _RUNS)
@@ -164,7 +165,7 @@ def _flagged(
     now: datetime,
     until: ExitStack,
 ) -> DataFrame:
-    """The rows with a column `live`; what is lost counts as live, so that it is not called void."""
+    """Add a column `live`. Lost positions count as live, so that they do not become void."""
     from pyspark.sql import functions as F
 
     live = F.col("kind") == "event"
@@ -187,7 +188,7 @@ def _flagged(
 
 
 def _with_newest(rows: DataFrame, until: ExitStack) -> DataFrame:
-    """The rows with a column `newest`: no later event has its key. (Without a key: anything.)"""
+    """Add a column `newest`: no later event has this key. (Undefined for rows without a key.)"""
     from pyspark.sql import functions as F
 
     by_key = rows.where("kind = 'event' AND key IS NOT NULL").groupBy("stream", "key")
@@ -200,7 +201,7 @@ def _with_newest(rows: DataFrame, until: ExitStack) -> DataFrame:
 
 
 def _matches(predicate: Predicate) -> Column:
-    """Does it match a row? Never null."""
+    """Whether the predicate matches a row; never null."""
     from pyspark.sql import functions as F
 
     match predicate:
@@ -227,7 +228,7 @@ def _literal(data: bytes) -> Column:
 
 
 def _putter(bucket: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Rows → runs of neighbours that are all live or all void, cut at the edges of buckets."""
+    """Turns rows into runs that are all live or all void, cut at the edges of buckets."""
 
     def put_together(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
@@ -309,23 +310,23 @@ def _runs(
 # ---------------------------------------------------------------- runs of a stream
 
 
-def _joined(stream: str, told: dict[str, list[Run]], holes_are_void: bool) -> Iterator[Run]:
-    """The void runs at edges of buckets, joined; BadArchive if positions are missing or double."""
-    covers = sorted(told[COVER])
+def _joined(stream: str, reported: dict[str, list[Run]], holes_are_void: bool) -> Iterator[Run]:
+    """Join the void runs at edges of buckets; BadArchive if positions are missing or duplicated."""
+    covers = sorted(reported[COVER])
     gaps = [
         Run(before.hi, after.lo, None) for before, after in pairwise(covers) if before.hi < after.lo
     ]
-    holes = [] if holes_are_void else sorted([*told.get(HOLE, ()), *gaps])
+    holes = [] if holes_are_void else sorted([*reported.get(HOLE, ()), *gaps])
     if holes:
         raise BadArchive(
             f"the archive of {stream!r} has no row for {_examples(holes)}. If it was written "
-            "without voids, and nothing was lost, say so: holes_are_void=True (--holes-are-void). "
-            "Else archive the stream again, with includeVoids"
+            "without voids, and nothing was lost, set holes_are_void=True (--holes-are-void). "
+            "Otherwise archive the stream again, with includeVoids"
         )
-    if twice := sorted(told.get(TWICE, ())):
+    if twice := sorted(reported.get(TWICE, ())):
         raise BadArchive(f"the archive of {stream!r} has several rows for {_examples(twice)}")
     run: Run | None = None
-    for piece in sorted([*told.get(EDGE, ()), *gaps], key=lambda one: one.lo):
+    for piece in sorted([*reported.get(EDGE, ()), *gaps], key=lambda one: one.lo):
         if run is not None and run.hi == piece.lo:
             time_us = run.time_us if piece.time_us is None else piece.time_us
             run = Run(run.lo, piece.hi, time_us)

@@ -1,7 +1,7 @@
-"""Do the keys of a sample follow the law they were drawn by? A chi-square test on ranks in bins.
+"""Tests by chi-square whether the keys of a sample follow the law they were drawn from.
 
-Ranks are put together into bins that widen geometrically, because single rare ranks are hardly ever
-seen. The counts come from Spark, bin by bin; the rest is arithmetic on a few dozen numbers.
+Ranks are grouped into bins that widen geometrically, because single rare ranks hardly ever occur.
+Spark counts the keys of each bin; the rest is arithmetic on a few dozen numbers.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 BINS: Final = 64
-EXPECTED_MIN: Final = 10.0  # a bin with less expected is put together with the one before it
-ZETA_BINS_UPTO: Final = 1e9  # beyond it: one bin without end
-P_MIN: Final = 1e-3  # a right sample fails once in a thousand seeds
+EXPECTED_MIN: Final = 10.0  # a bin that expects fewer keys is merged with the previous one
+ZETA_BINS_UPTO: Final = 1e9  # all higher ranks share one open-ended bin
+P_MIN: Final = 1e-3  # a correct sample fails for one seed in a thousand
 
 
 class Unjudged(UsageError):
-    """What there is says nothing about the law."""
+    """The sample is too small, or the law too simple, for a test."""
 
 
 class Fit(msgspec.Struct, frozen=True):
-    """How far counts are from what a law expects."""
+    """How far counts are from those that a law predicts."""
 
     sample: int
     bins: int
     chi_square: float
-    p: float  # of a chi-square at least as large, were the law the right one
+    p: float  # probability of a chi-square at least as large if the sample follows the law
 
     @property
     def plausible(self) -> bool:
@@ -63,7 +63,7 @@ def goodness_of_fit(sample: DataFrame, law: Zipf | Zeta) -> Fit:
 
 
 def _counted(sample: DataFrame, edges: Ints) -> DataFrame:
-    """How many keys of each bin there are: (bin, count); bin -1: no such rank."""
+    """Count the keys of each bin: (bin, count). Bin -1 has ranks outside the law."""
     limit = int(edges[-1]) if edges[-1] < ZETA_BINS_UPTO else np.iinfo(np.int64).max
 
     def count(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -88,7 +88,7 @@ def _expected_shares(law: Zipf | Zeta, edges: Ints) -> Floats:
         below = np.concatenate(([0.0], np.cumsum(law.probabilities())))
         shares: Floats = np.diff(np.append(below[edges - 1], below[-1]))
         return shares
-    # Samples of Zeta are on the condition that a rank fits 63 bits.
+    # Samples of Zeta are conditional: a rank fits into 63 bits.
     from_on = np.array([law.tail(int(edge)) for edge in edges] + [law.tail(1 << 63)])
     shares = -np.diff(from_on) / (1.0 - from_on[-1])
     return shares

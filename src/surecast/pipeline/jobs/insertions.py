@@ -1,10 +1,10 @@
-"""Keys that move down as others enter above them, block by block.
+"""Which key has which rank, while new keys are inserted above others; computed block by block.
 
-`parts.workload.keys_at_ranks` follows a whole history in one go. Here the history is too long for
-that, and is cut into blocks that different executors follow. What they share is worked out first:
-each key's *slot*, its place in the final list, where nothing moves any more (`slots_of`). At any
-moment the key at rank r is the one in the r-th slot that is taken by then, and which slots those
-are follows from how many keys there are. So a `Follower` can begin anywhere.
+`parts.workload.keys_at_ranks` processes a whole history at once. Here the history is too long for
+that: it is cut into blocks for different executors. The driver first computes what they share: each
+key's *slot*, its index in the final list (`slots_of`). At any moment the key at rank r is the one
+in the r-th occupied slot, and the occupied slots follow from the number of keys so far. So a
+`Follower` can begin at any block.
 """
 
 from __future__ import annotations
@@ -23,24 +23,28 @@ Flags = NDArray[np.bool_]
 
 
 def slots_of(initial: int, entry: Ints) -> Ints:
-    """The slot of every key, from 1: `initial` keys in order, then one for each rank of entry."""
+    """The slot of every key, from 1: `initial` keys in order, then the keys that enter at the ranks
+    `entry`."""
     ranks = np.concatenate((np.arange(1, initial + 1, dtype=np.int64), entry))
     slots: Ints = _compiled(_find_slots, "int64[::1](int64[::1])")(ranks)
     return slots
 
 
 class Follower:
-    """The list as it is after so many keys; goes on from where it is, or begins again."""
+    """The list of keys at one moment. It continues from the last call, or rebuilds its state."""
 
     def __init__(self, slots: Ints) -> None:
-        self._slots = np.require(slots, np.int64, ["C", "W"])  # else numba has no code for it
+        self._slots = np.require(slots, np.int64, ["C", "W"])  # the compiled signature needs it
         self._key_in = np.empty(slots.size + 1, np.int64)
         self._key_in[self._slots] = np.arange(slots.size, dtype=np.int64)
         self._taken = np.zeros(0, np.int64)  # a Fenwick tree over the slots
         self._keys = -1
 
     def keys(self, before: int, new: Flags, ranks: Ints) -> Ints:
-        """The key of each event: the next one where it is `new`, else the one at that rank."""
+        """The key of each event: the next new key where `new` is set, else the key at its rank.
+
+        `before`: how many keys there are before the first event.
+        """
         if before != self._keys:
             taken = np.zeros(self._slots.size + 1, np.int64)
             taken[self._slots[:before]] = 1
@@ -62,7 +66,7 @@ def _compiled(function: Callable[..., Any], signature: str) -> Callable[..., Any
 
 
 def _find_slots(ranks: Ints) -> Ints:
-    """Backwards: the last key that entered, at rank r, is in the r-th slot still taken."""
+    """Go backwards: the last key to enter, at rank r, has the r-th slot that is still occupied."""
     total = ranks.size
     top = 1
     while top < total:

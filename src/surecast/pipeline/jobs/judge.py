@@ -1,8 +1,7 @@
 """The queries of an audit, in the order in which they build on each other (see audit.py).
 
-Readers and streams go by number while rows are many: `rid` and `sid`. What is needed of all rows is
-asked for once, by sorting or joining them; positions are looked at one by one only where counts or
-order say that something is wrong with a reader.
+Large tables identify readers and streams by number: `rid` and `sid`. All rows are sorted once and
+joined once; single positions are examined only for readers whose counts or order show a fault.
 """
 
 from __future__ import annotations
@@ -36,24 +35,25 @@ if TYPE_CHECKING:
 
 __all__ = ["Judge", "join_hint"]
 
-SPARE: Final = 1_000_000  # a position beyond this and twice what was published is none
+SPARE: Final = 1_000_000  # positions above this plus twice the published events are invalid
 HELD_MAX: Final = 2_000_000  # acknowledged events that every executor may hold
 HELD_BYTES_MAX: Final = 256 << 20  # of their keys and values, in an executor or a task
 SID_SHIFT: Final = 44  # positions are below 2 to this
-# How an event fits what was acknowledged at its position.
+# How a delivered event compares with the one acknowledged at its position.
 FITS, OTHER_KEY, OTHER_EVENT, NO_ACK = range(4)
 
 
 class Judge:
-    """One audit. `hear_…` in order, then `close`; `forget` in any case."""
+    """One audit. Call the `check_…` methods in the order of `audit`, then `close`; always call
+    `release`."""
 
     def __init__(self, trace: Trace, retain: Policy, chunk_rows: int) -> None:
         self.spark = trace.published.sparkSession
         self.retain = retain
         self.chunk_rows = chunk_rows
         self._kept: list[DataFrame] = []
-        self.told = sorted(trace.readers.collect(), key=lambda row: row[:3])
-        if not self.told:
+        self.reader_rows = sorted(trace.readers.collect(), key=lambda row: row[:3])
+        if not self.reader_rows:
             raise UsageError("the trace has no reader: there is nothing to judge")
         counts = trace.published.groupBy("stream").agg(
             many(),
@@ -63,20 +63,22 @@ class Judge:
             F.sum(_size("key") + _size("value")).alias("bytes"),
         )
         published = {row["stream"]: row for row in counts.collect()}
-        names = sorted(published.keys() | {row["stream"] for row in self.told})
+        names = sorted(published.keys() | {row["stream"] for row in self.reader_rows})
         self.streams = [StreamAudit(stream=name) for name in names]
-        self.sid = [names.index(row["stream"]) for row in self.told]
+        self.sid = [names.index(row["stream"]) for row in self.reader_rows]
         self.readers = [
             ReaderAudit(stream=row["stream"], region=row["region"], reader=row["reader"])
-            for row in self.told
+            for row in self.reader_rows
         ]
         self.regions: dict[str, Latency] = {}
-        self.latest = [0] * len(self.told)  # the last position with an event, also a lost one
-        self.voids = [0] * len(self.told)  # positions that it was told are void
-        self.losses = [0] * len(self.told)  # ... and are lost
-        self.strange: set[int] = set()  # readers that were given positions that are none
-        self.limits = [SPARE] * len(names)  # a position beyond is none
-        self.unknown = [0] * len(names)  # positions that were not acknowledged to anybody
+        self.latest = [0] * len(
+            self.reader_rows
+        )  # the last position with an event, also a lost one
+        self.voids = [0] * len(self.reader_rows)  # positions reported to it as void ...
+        self.losses = [0] * len(self.reader_rows)  # ... and as lost
+        self.strange: set[int] = set()  # readers that received invalid positions
+        self.limits = [SPARE] * len(names)  # higher positions are invalid
+        self.unknown = [0] * len(names)  # positions that no publisher got acknowledged
         self.acked_upto = [0] * len(names)
         self.ends = [1] * len(names)
         self.bytes = sum(row["bytes"] for row in published.values())
@@ -98,27 +100,27 @@ class Judge:
         self._kept.append(rows.persist(StorageLevel.MEMORY_AND_DISK))
         return rows
 
-    def forget(self) -> None:
+    def release(self) -> None:
         for rows in self._kept:
             rows.unpersist()
 
-    # ------------------------------------------------------------ what publishers say
+    # ------------------------------------------------------------ publishers' records
 
-    def hear_publishers(self) -> None:
+    def check_publishers(self) -> None:
         for sid in sorted(set(range(len(self.streams))) - set(self.sid)):
-            self._violated(sid, "published, and no reader wrote anything down")
+            self._violated(sid, "published, and no reader recorded anything")
         alike = self.published.groupBy("sid", "value").agg(F.min("number").alias("at"), many())
         for row in examples(alike.where("n > 1"), "sid"):
-            words = "values were offered twice, this trace cannot be judged: numbers"
+            words = "values were offered twice, so this trace cannot be judged: numbers"
             self._violated(row["sid"], f"{words} {shown(row)}")
 
-    # ------------------------------------------------------------ in which order readers got it
+    # ------------------------------------------------------------ the order of delivery
 
-    def hear_order(self) -> None:
-        """G2, R10, G9: positions and times rise, and all come to one end."""
+    def check_order(self) -> None:
+        """G2, R10, G9: positions and times rise, and all readers reach the same end."""
         rows = [
             (rid, sid, told["stream"], told["reader"], told["first"], self.limits[sid])
-            for rid, (sid, told) in enumerate(zip(self.sid, self.told, strict=True))
+            for rid, (sid, told) in enumerate(zip(self.sid, self.reader_rows, strict=True))
         ]
         ddl = "rid int, sid int, stream string, reader string, first bigint, limit bigint"
         readers = self._frame(rows, ddl)
@@ -161,48 +163,48 @@ class Judge:
         if None in found:
             self._refuse_strangers()
         for rid, chunks in found.items():
-            self._heard_order(rid, chunks)
+            self._judge_order(rid, chunks)
         for rid, reader in enumerate(self.readers):
             self.ends[self.sid[rid]] = max(self.ends[self.sid[rid]], reader.end)
-            if self.told[rid]["malformed"]:
-                words = f"{self.told[rid]['malformed']} events were changed on the way"
+            if self.reader_rows[rid]["malformed"]:
+                words = f"{self.reader_rows[rid]['malformed']} events were changed on the way"
                 self._accused(rid, "G1 {}: " + words)
         suspects: list[tuple[int, int, int]] = []
         for rid, reader in enumerate(self.readers):
             end = self.ends[self.sid[rid]]
             if reader.end != end:
                 self._accused(rid, f"G9 {{}} ended at {reader.end:,}, not {end:,}")
-            # Where positions rise, none comes twice: those without an event can be counted.
-            told = reader.delivered + self.losses[rid]
-            reader.void = max(0, end - self.told[rid]["first"] - told)
-            silent = self.told[rid]["voids"] and reader.void != self.voids[rid]
+            # If positions rise, none occurs twice, so positions without an event can be counted.
+            not_void = reader.delivered + self.losses[rid]
+            reader.void = max(0, end - self.reader_rows[rid]["first"] - not_void)
+            silent = self.reader_rows[rid]["voids"] and reader.void != self.voids[rid]
             if silent or reader.misordered or rid in self.strange:
-                suspects.append((rid, self.told[rid]["first"], end))
+                suspects.append((rid, self.reader_rows[rid]["first"], end))
         if suspects:
             self._count_positions(suspects)
 
-    def _heard_order(self, rid: int, chunks: list[Row]) -> None:
+    def _judge_order(self, rid: int, chunks: list[Row]) -> None:
         reader = self.readers[rid]
         if sum(row["n"] for row in chunks) != chunks[-1]["upto"] or any(
             row["again"] for row in chunks
         ):
             raise UsageError(
-                f"the trace of {reader.reader}, {reader.stream}, is not whole: its rows must be "
-                "numbered 1, 2, 3, … in the order in which they came"
+                f"the trace of {reader.reader}, {reader.stream}, is not complete: its rows must be "
+                "numbered 1, 2, 3, … in the order of delivery"
             )
         reader.delivered = sum(row["events"] for row in chunks)
-        reader.end = max([self.told[rid]["first"], *(row["end"] or 0 for row in chunks)])
+        reader.end = max([self.reader_rows[rid]["first"], *(row["end"] or 0 for row in chunks)])
         self.latest[rid] = max(row["latest"] or 0 for row in chunks)
         self.voids[rid] = sum(row["voids"] or 0 for row in chunks)
         if losses := sum(row["losses"] or 0 for row in chunks):
             self.losses[rid] = losses
             reader.lost += losses
             at = min(row["lost_at"] for row in chunks if row["losses"])
-            self._accused(rid, f"G4 {{}}: was told that {losses:,} positions are lost, from {at:,}")
+            self._accused(rid, f"G4 {{}}: {losses:,} positions were reported lost, from {at:,}")
         if strange := sum(row["strange"] for row in chunks):
             self.strange.add(rid)
             at = min(row["strange_at"] for row in chunks if row["strange"])
-            words = f"{strange:,} positions that are none or were not asked for, such as {at:,}"
+            words = f"{strange:,} positions that are invalid or were not requested, such as {at:,}"
             self._accused(rid, "G1 {}: " + words)
         fell, at = falls(chunks)
         reader.misordered += fell
@@ -215,12 +217,12 @@ class Judge:
             self._accused(rid, "R10 {}: time runs backwards")
 
     def _count_positions(self, suspects: list[tuple[int, int, int]]) -> None:
-        """G2: one by one, which positions have no event, and which of these nobody spoke of."""
+        """G2: find, one by one, the positions without an event, and those without any row."""
         readers = F.broadcast(self._frame(suspects, "rid int, first bigint, end bigint"))
         given = self.given.join(readers, "rid")
         each = F.explode(F.sequence("lo", "last")).alias("at")
-        told = given.select("rid", "is_event", "is_lost", each)
-        known = told.groupBy("rid", "at").agg(
+        reported = given.select("rid", "is_event", "is_lost", each)
+        known = reported.groupBy("rid", "at").agg(
             F.max("is_event").alias("event"),
             F.min("is_event").alias("only_event"),
             F.max("is_lost").alias("lost"),
@@ -235,24 +237,25 @@ class Judge:
         for rid, count in void.items():
             self.readers[rid].void = count
         self._each(places.where("event AND NOT only_event"), "G2 {}: void and an event at")
-        tellers = [rid for rid in void if self.told[rid]["voids"]]
+        tellers = [rid for rid in void if self.reader_rows[rid]["voids"]]
         silent = places.where(F.col("event").isNull() & F.col("rid").isin(tellers))
-        for rid, n in self._each(silent, "G2 {}: passed over without a word").items():
+        for rid, n in self._each(silent, "G2 {}: skipped without a void").items():
             self.readers[rid].lost += n
 
     def _refuse_strangers(self) -> None:
         known = self._frame(
-            [(row["stream"], row["reader"]) for row in self.told], "stream string, reader string"
+            [(row["stream"], row["reader"]) for row in self.reader_rows],
+            "stream string, reader string",
         )
         pairs = self.delivered.select("stream", "reader").distinct()
         some = pairs.join(known, ["stream", "reader"], "left_anti").limit(SHOWN_MAX).collect()
         names = ", ".join(f"{row['reader']} of {row['stream']}" for row in some)
         raise UsageError(f"the trace has events of readers that are not in readers/: {names}")
 
-    # ------------------------------------------------------------ which positions were given
+    # ------------------------------------------------------------ acknowledged positions
 
-    def hear_positions(self) -> None:
-        """G10: no position was given twice. And how many were not acknowledged to anybody."""
+    def check_positions(self) -> None:
+        """G10: no position was acknowledged twice. Also count those that never were."""
         ends = self._frame(list(enumerate(self.ends)), "sid int, end bigint")
         places = self.acks.join(F.broadcast(ends), "sid").select(
             "sid", "seq", F.col("seq").alias("lo"), F.col("seq").alias("last"), "end"
@@ -273,9 +276,9 @@ class Judge:
             self._violated(row["sid"], f"G10 positions were given twice: {shown(row)}")
         self.acks = latest(self.acks, ["sid", "seq"], "number")
 
-    # ------------------------------------------------------------ what readers got
+    # ------------------------------------------------------------ delivered events
 
-    def hear_events(self) -> None:
+    def check_events(self) -> None:
         """G1, G10: each event is the one that was acknowledged at its position."""
         acks = self.acks.select(
             _place("seq").alias("place"),
@@ -310,7 +313,7 @@ class Judge:
         )
         step = step_of(F.col("late_ns")).alias("step")
         counted = self.got.groupBy("rid", step, (F.col("fits") > FITS).alias("odd"))
-        late = Lateness(len(self.told))
+        late = Lateness(len(self.reader_rows))
         self.odd: set[int] = set()  # readers that got something else than was acknowledged
         for row in counted.agg(many(), F.max("late_ns").alias("longest")).collect():
             self.odd |= {row["rid"]} if row["odd"] else set()
@@ -328,21 +331,21 @@ class Judge:
             .agg(F.min("time_us").alias("least"), F.max("time_us").alias("most"))
         )
         for row in examples(times.where("least < most"), "sid"):
-            words = "G10 readers were told different times of events at"
+            words = "G10 readers received different times for events at"
             self._violated(row["sid"], f"{words} {shown(row)}")
 
-    # ------------------------------------------------------------ what does not fit
+    # ------------------------------------------------------------ events that do not fit
 
-    def follow_up(self) -> None:
-        """Look up, by their values, the events that are not those acknowledged where they stand."""
+    def check_mismatches(self) -> None:
+        """Look up, by value, events that differ from the one acknowledged at their position."""
         self.truth = self.acks.select("sid", "seq", "publisher", "number", "key")
-        self.resolved: DataFrame | None = None  # what was found of the odd ones
+        self.resolved: DataFrame | None = None  # the events of `odd` readers, identified by value
         if self.odd:
             self._look_up()
         falling = {rid for rid, reader in enumerate(self.readers) if reader.misordered}
         if suspects := sorted(falling | self.odd):
             self._find_doubles(suspects)
-        # With all acknowledged, there is nothing that might stand where nothing is known to.
+        # If all events are acknowledged, no event can be at a position without an acknowledgement.
         if unpublished := [
             (sid, self.ends[sid])
             for sid, stream in enumerate(self.streams)
@@ -398,7 +401,7 @@ class Judge:
             self.streams[row["sid"]].lost += row["n"]
             words = "G10 readers got different events at"
             self._violated(row["sid"], f"{words} {shown(row)}")
-        acked = F.max(F.col("own_seq").isNotNull().cast("int"))  # it stands where it was told, too
+        acked = F.max(F.col("own_seq").isNotNull().cast("int"))  # its acknowledged position, too
         places = unknown.groupBy("sid", "publisher", "number").agg(
             F.min("at").alias("at"), (F.count("*") + acked).alias("n")
         )
@@ -412,7 +415,7 @@ class Judge:
         self.truth = self.truth.unionByName(extra)
 
     def _find_doubles(self, suspects: list[int]) -> None:
-        """G10: the same event twice. Where positions rise and all fits that cannot be."""
+        """G10: the same event twice; impossible for readers with rising positions and no misfit."""
         fit = self.got.where(F.col("rid").isin(suspects) & (F.col("fits") <= OTHER_KEY))
         ids = fit.select("rid", "last", F.concat_ws("/", "sid", "last").alias("id"))
         every = ids if self.resolved is None else ids.unionByName(self.resolved.drop("key"))
@@ -422,10 +425,10 @@ class Judge:
             self.readers[row["rid"]].duplicated += row["again"]
         self._each(twice, "G10 {}: got events twice, those at")
 
-    # ------------------------------------------------------------ what readers did not get
+    # ------------------------------------------------------------ positions without an event
 
-    def hear_voids(self) -> None:
-        """G4, and G10 for what is beyond everybody's end."""
+    def check_voids(self) -> None:
+        """G4, and G10 for events beyond every reader's end."""
         ends = self._frame(list(enumerate(self.ends)), "sid int, end bigint")
         known = self.truth.join(F.broadcast(ends), "sid")
         if any(upto >= end for upto, end in zip(self.acked_upto, self.ends, strict=True)):
@@ -435,7 +438,7 @@ class Judge:
                 words = "G10 acknowledged and lost, beyond every reader's end:"
                 self._violated(row["sid"], f"{words} {shown(row)}")
         rows = [
-            (self.sid[rid], rid, self.told[rid]["first"], self.latest[rid])
+            (self.sid[rid], rid, self.reader_rows[rid]["first"], self.latest[rid])
             for rid, reader in enumerate(self.readers)
             if reader.void
         ]
@@ -448,36 +451,36 @@ class Judge:
             return
         there = self.given.where("is_event").select("rid", F.col("last").alias("seq"))
         if any(self.losses):  # they are counted already
-            there = there.unionByName(self._told_lost())
+            there = there.unionByName(self._lost_positions())
         lost = (
             suspects.where("seq >= first")
             .select("rid", "seq")
             .join(there, ["rid", "seq"], "left_anti")
         )
         named = lost.withColumnRenamed("seq", "at")
-        for rid, n in self._each(named, "G4 {}: neither got nor outdated").items():
+        for rid, n in self._each(named, "G4 {}: neither delivered nor outdated").items():
             self.readers[rid].lost += n
 
-    def _told_lost(self) -> DataFrame:
-        """(rid, seq) of each position that a reader was told is lost."""
+    def _lost_positions(self) -> DataFrame:
+        """(rid, seq) of each position that was reported to a reader as lost."""
         each = F.explode(F.sequence("lo", "last")).alias("seq")
         return self.given.where("is_lost").select("rid", each)
 
     def _unexplained(self, known: DataFrame, readers: DataFrame) -> DataFrame | None:
-        """(rid, first, seq) of events that a reader must have; None: it is known to have them."""
+        """(rid, first, seq) of events that a reader must have; None if it surely has all."""
         if isinstance(self.retain, KeepLast):
             return known.join(readers, "sid").where(F.col("seq") > F.col("latest") - self.retain.n)
         if not isinstance(self.retain, LatestPerKey):
             return known.join(readers, "sid")
-        # A position of a key is outdated by any later one of that key that the reader got. So it
-        # lacks something only if it lacks the last of a key, or an event without a key.
-        if self.resolved is None:  # everybody's events have the keys they were published with
+        # An event is outdated if the reader got a later event of the same key. So a reader lacks
+        # something only if it lacks the last event of a key, or an event without a key.
+        if self.resolved is None:  # all delivered events have the keys they were published with
             got = self.given.where("is_event").select("rid", "key", "last")
         else:
             got = self.got.where(F.col("fits") <= OTHER_KEY).select("rid", "key", "last")
             got = got.unionByName(self.resolved.select("rid", "key", "last"))
-        if any(self.losses):  # what is lost outdates what was before it
-            lost = known.join(readers, "sid").join(self._told_lost(), ["rid", "seq"])
+        if any(self.losses):  # a lost event outdates earlier ones of its key
+            lost = known.join(readers, "sid").join(self._lost_positions(), ["rid", "seq"])
             got = got.unionByName(lost.select("rid", "key", F.col("seq").alias("last")))
         newest_got = got.groupBy("rid", "key").agg(F.max("last").alias("newest_got"))
         newest = (
@@ -503,9 +506,9 @@ class Judge:
 
     # ------------------------------------------------------------ the order of publishers
 
-    def hear_publishers_order(self) -> None:
+    def check_publishers_order(self) -> None:
         """G3."""
-        number = F.col("number")  # the same twice is no fall: that is G10's to say
+        number = F.col("number")  # the same number twice is not a fall; G10 reports it
         numbered = self.truth.withColumn("who", F.concat_ws("/", "sid", "publisher")).select(
             "who", "seq", (number + 1).alias("lo"), number.alias("last")
         )
@@ -532,7 +535,7 @@ class Judge:
         return verdict
 
     def _each(self, rows: DataFrame, words: str) -> dict[int, int]:
-        """Say so for each reader with such rows (rid, at); how many it has."""
+        """Add a violation for each reader with rows (rid, at); return how many each has."""
         found = examples(rows, "rid")
         for row in found:
             self._accused(row["rid"], f"{words} {shown(row)}")
@@ -546,7 +549,7 @@ class Judge:
 
 
 def join_hint(events: int, size: int, tasks: int) -> str:
-    """How rows are joined with so many events of so many bytes: what is held must fit memory."""
+    """How to join rows with `events` of `size` bytes in all, so that memory suffices."""
     if events <= HELD_MAX and size <= HELD_BYTES_MAX:
         return "broadcast"
     return "shuffle_hash" if size <= tasks * HELD_BYTES_MAX else "merge"

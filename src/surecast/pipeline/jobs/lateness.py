@@ -1,6 +1,6 @@
-"""Latencies of many events in little space: counted in steps of half a percent.
+"""Latencies of many events in little memory: a histogram with steps of half a percent.
 
-Counts of readers can be added up, so the quantiles of a region are as cheap as those of a reader.
+Counts of readers can be added, so the quantiles of a region are as cheap as those of a reader.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 __all__ = ["Lateness", "step_of"]
 
 QUANTILES: Final = (0.5, 0.9, 0.99)
-STEPS: Final = 200  # to a factor of e
+STEPS: Final = 200  # per factor of e
 
 
 def step_of(late_ns: Column) -> Column:
-    """The step that a latency belongs to; null: nobody knows it."""
+    """The step that a latency belongs to; null if the latency is unknown."""
     from pyspark.sql import functions as F
 
     return F.when(late_ns < 1, 0).otherwise(F.round(F.log(late_ns) * STEPS).cast("int"))
@@ -40,7 +40,7 @@ class Lateness:
         self._longest[rid] = max(self._longest[rid], longest)
 
     def of(self, rids: list[int]) -> Latency | None:
-        """Of these readers together."""
+        """The latency of these readers together; None if none is known."""
         sums: dict[int, int] = defaultdict(int)
         for rid in rids:
             for step, count in self._counts[rid].items():

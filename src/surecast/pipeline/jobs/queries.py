@@ -1,4 +1,4 @@
-"""Questions that an audit asks of rows, several times each."""
+"""Queries that an audit uses several times."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 __all__ = ["examples", "falls", "in_order", "latest", "many", "shown", "small_table"]
 
-SHOWN_MAX: Final = 5  # examples in one violation's words
+SHOWN_MAX: Final = 5  # examples in the text of one violation
 
 
 def small_table(spark: SparkSession, rows: Sequence[tuple[Any, ...]], ddl: str) -> DataFrame:
-    """A few rows from here; as Arrow they are part of the plan and no job makes them."""
+    """A DataFrame of a few local rows. As Arrow data they are part of the plan and need no job."""
     import pyarrow as pa
 
     types = {"int": pa.int32(), "bigint": pa.int64(), "string": pa.string()}
@@ -34,21 +34,21 @@ def small_table(spark: SparkSession, rows: Sequence[tuple[Any, ...]], ddl: str) 
 def in_order(
     rows: DataFrame, group: str, place: str, chunk_rows: int, **tell: Column
 ) -> dict[Any, list[Row]]:
-    """Go through each group's rows in the order of `place`, chunk by chunk.
+    """Examine each group's rows in the order of `place`, chunk by chunk.
 
-    Comes back with what each chunk has to tell, in order: how often a row begins (`lo`) at or
-    before the end (`last`) of the one in front of it, after which end first; how often it has the
-    same place; where the chunk itself begins and ends; and whatever else is asked for.
+    Returns a row for each chunk, in order: how often a row begins (`lo`) at or before the end
+    (`last`) of the row before it (`fell`), and the first such end (`fell_after`); how often two
+    rows have the same place (`again`); where the chunk begins and ends; and the aggregates `tell`.
     """
     chunk = F.floor((F.col(place) - 1) / chunk_rows)
     window = Window.partitionBy(group, "chunk").orderBy(place)
     before = {"before": F.lag("last").over(window), "place_before": F.lag(place).over(window)}
     if "time_us" in rows.columns:
-        # Voids have no time: what counts is the latest of all rows before.
+        # Voids have no time, so compare with the latest time of all earlier rows.
         all_before = window.rowsBetween(Window.unboundedPreceding, -1)
         before["time_before"] = F.max("time_us").over(all_before)
     fell = F.col("lo") <= F.col("before")
-    told = (
+    chunks = (
         rows.withColumn("chunk", chunk)
         .withColumns(before)
         .groupBy(group, "chunk")
@@ -62,13 +62,13 @@ def in_order(
         )
     )
     found: dict[Any, list[Row]] = {}
-    for row in sorted(told.collect(), key=lambda row: row["chunk"]):
+    for row in sorted(chunks.collect(), key=lambda row: row["chunk"]):
         found.setdefault(row[group], []).append(row)
     return found
 
 
 def falls(chunks: list[Row]) -> tuple[int, int]:
-    """How often it fell, between chunks as well; and after what first."""
+    """How often positions fall, within and between chunks, and the first end they fall after."""
     over = [
         before["final_last"]
         for before, after in pairwise(chunks)
@@ -87,7 +87,7 @@ def many() -> Column:
 
 
 def examples(rows: DataFrame, group: str) -> list[Row]:
-    """By group: how many rows (n), and the first few of their column `at`."""
+    """For each group: the number of rows (n), and the first few values of column `at`."""
     ranked = Window.partitionBy(group).orderBy("at")
     few = rows.select(group, "at").withColumn("rank", F.row_number().over(ranked))
     found = few.groupBy(group).agg(
@@ -105,7 +105,7 @@ def latest(rows: DataFrame, group: list[str], place: str) -> DataFrame:
 
 
 def shown(row: Row) -> str:
-    """What `examples` found, in words."""
+    """A row of `examples` as text."""
     more = row["n"] - len(row["some"])
     numbers = ", ".join(f"{at:,}" for at in row["some"])
     return numbers + (f" and {more:,} more" if more else "")

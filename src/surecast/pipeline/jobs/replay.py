@@ -2,10 +2,10 @@
 
     surecast pipeline replay /lake/orders --stream orders --to orders.again --rate 50000
 
-Events are published in the order of `seq`, in slices of so many positions. A replay with a rate has
-smaller ones, of two seconds, and waits after each until the next is due. A replay with a name
-publishes each event exactly once under that name: the region remembers up to which position it has
-come, and running it again goes on behind, also when the archive has grown meanwhile.
+Events are published in the order of `seq`, in slices of a fixed number of positions. A replay with
+a rate has smaller slices, of two seconds, and waits after each until the next is due. A replay with
+a name publishes each event exactly once under that name: the region stores the position it has
+reached, and another run continues after it, also if the archive has grown meanwhile.
 
 Void and lost positions are left out; how many are lost is logged as a warning.
 """
@@ -28,8 +28,8 @@ __all__ = ["SLICE", "replay"]
 log = logging.getLogger("surecast.pipeline")
 
 SLICE: Final = 100_000  # positions published at a time
-SLICE_S: Final = 2.0  # at most of a rate's events: each slice is a job of Spark's
-Said = Callable[[int, int], None]  # events published, of so many
+SLICE_S: Final = 2.0  # longest slice of a replay with a rate: each slice is a Spark job
+Said = Callable[[int, int], None]  # events published, events in all
 
 
 def replay(
@@ -44,15 +44,15 @@ def replay(
     sleep: Callable[[float], None] = time.sleep,
     now: Callable[[], float] = time.monotonic,
 ) -> int:
-    """Publish all events of `rows` to the stream `to`; returns how many there were.
+    """Publish all events of `rows` to the stream `to`; return how many there were.
 
-    `rate`: events a second, 0: no limit. `name`: see the module; without one, each call is a new
-    replay. `positions`: of a slice, at most.
+    `rate`: events a second, 0: no limit. `name`: events published under it are not published
+    again; without one, each call is a new replay. `positions`: the most that a slice has.
     """
     if rate < 0:
         raise UsageError(f"rate={rate:g}: give events a second above 0, or none for no limit")
     if positions < 1:
-        raise UsageError(f"positions={positions}: a slice has at least one")
+        raise UsageError(f"positions={positions}: a slice must have at least one")
     if rate:
         positions = min(positions, max(1, math.ceil(rate * SLICE_S)))
     events, target = _events(rows), {**options, "stream": to}
@@ -78,7 +78,7 @@ def replay(
 
 
 def _done_before(events: DataFrame, options: Mapping[str, str], name: str) -> tuple[int, int]:
-    """How many of these events are published under this name, and up to which position."""
+    """How many of these events were published under this name, and up to which position."""
     from surecast.pipeline.sink import resumed
 
     came = resumed({**options, "queryId": name})
@@ -86,14 +86,14 @@ def _done_before(events: DataFrame, options: Mapping[str, str], name: str) -> tu
     if found > came.rows:
         raise UsageError(
             f"replay {name!r} has published {came.rows:,} events up to position {came.done}, and "
-            f"these rows have {found:,} up to there: it only goes on behind. Replay them under "
-            "another name"
+            f"these rows have {found:,} up to there: a replay only continues after its position. "
+            "Replay them under another name"
         )
     return found, came.done
 
 
 def _events(rows: DataFrame) -> DataFrame:
-    """What a publisher gives, and `seq`; UsageError if these rows have no order."""
+    """The columns of an event, and `seq`; UsageError if the rows cannot be ordered."""
     from pyspark.sql import functions as f
 
     if missing := {"seq", "value"} - set(rows.columns):
@@ -103,7 +103,7 @@ def _events(rows: DataFrame) -> DataFrame:
             "rows with a value and a seq to order them by"
         )
     if "kind" in rows.columns:
-        _tell_lost(rows)
+        _warn_of_lost(rows)
         rows = rows.where(f.col("kind") == "event")
     if "stream" in rows.columns:
         found = sorted(row[0] for row in rows.select("stream").distinct().limit(5).collect())
@@ -120,13 +120,13 @@ def _events(rows: DataFrame) -> DataFrame:
     if strange := rows.where("seq IS NULL OR seq < 0").select("seq").first():
         raise UsageError(
             f"there are rows with seq {'NULL' if strange[0] is None else strange[0]}: every row "
-            "must have a place, from 0 on, or it would not be replayed"
+            "must have a seq of at least 0, or it would not be replayed"
         )
     columns = [name for name in ("key", "value", "attributes") if name in rows.columns]
     return rows.select("seq", *columns)
 
 
-def _tell_lost(rows: DataFrame) -> None:
+def _warn_of_lost(rows: DataFrame) -> None:
     from pyspark.sql import functions as f
 
     size = f.col("range") if "range" in rows.columns else f.lit(1)

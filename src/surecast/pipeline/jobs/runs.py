@@ -1,7 +1,7 @@
-"""Positions as runs, in numpy: what `compact` and `audit` do where the rows are.
+"""Positions as runs, in numpy: the part of `compact` that runs where the rows are.
 
-A batch of rows that lie beside each other becomes a few runs before anything moves through the
-cluster; runs are cut at the edges of buckets, so many positions each, that one task can look at.
+A batch of adjacent rows becomes a few runs before anything moves through the cluster. Runs are cut
+at the edges of buckets, each a fixed number of positions that one task can process.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 Runs = tuple[Ints, Ints, Flags, Ints]  # lo, hi, a flag, a number that its last row has
 
-BUCKET: Final = 1 << 20  # positions that one task looks at together
-NOTHING: Final = np.iinfo(np.int64).min  # a null among numbers
+BUCKET: Final = 1 << 20  # positions that one task processes together
+NOTHING: Final = np.iinfo(np.int64).min  # stands for null in arrays of numbers
 
 
 def numpy_of(column: Any) -> Any:
-    """An Arrow column, or a chunked one, as an array; nulls among numbers are NOTHING."""
+    """An Arrow column, chunked or not, as an array; null numbers become NOTHING."""
     if column.null_count:
         column = column.fill_null(NOTHING)
     return column.to_numpy() if hasattr(column, "chunks") else column.to_numpy(zero_copy_only=False)
 
 
 def together(lo: Ints, hi: Ints, flag: Flags, number: Ints) -> Runs:
-    """Runs in order; neighbours with one flag are one run, which has the number of its last."""
+    """Sort runs and join adjacent ones with the same flag; a joined run has its last number."""
     order = np.argsort(lo, kind="stable")
     lo, hi, flag, number = lo[order], hi[order], flag[order], number[order]
     breaks = (lo[1:] != hi[:-1]) | (flag[1:] != flag[:-1])
@@ -49,7 +49,7 @@ def together(lo: Ints, hi: Ints, flag: Flags, number: Ints) -> Runs:
 
 
 def cut(lo: Ints, hi: Ints, flag: Flags, number: Ints, bucket: int) -> Runs:
-    """The same runs, none across the edge of a bucket."""
+    """Cut runs at the edges of buckets."""
     first, last = (lo - 1) // bucket, (hi - 2) // bucket
     pieces = last - first + 1
     if not (pieces > 1).any():

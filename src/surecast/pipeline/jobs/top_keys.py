@@ -1,10 +1,10 @@
-"""top-keys: which keys are busiest, window by window, as Structured Streaming with watermarks.
+"""top-keys: the busiest keys of each time window, by Structured Streaming with watermarks.
 
     surecast pipeline top-keys "cache.>" --window "10 seconds" --top 5
 
-A window is told when the watermark has passed it: events that come later than `late` behind the
-newest are not counted. Windows are those of the events' own times, so a query that was away counts
-the same windows when it is back.
+A window is reported when the watermark has passed it: events that are more than `late` older than
+the newest are not counted. Windows are those of the events' own times, so a query that was stopped
+counts the same windows after a restart.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["TopKey", "counts", "top_keys"]
 
 
 class TopKey(NamedTuple):
-    """One line of the answer; `rank` 1 is the busiest key of its stream and window."""
+    """One row of the result; `rank` 1 is the busiest key of its stream and window."""
 
     begin: datetime
     end: datetime
@@ -62,19 +62,19 @@ def top_keys(
     once: bool = False,
     every: str = "2 seconds",
 ) -> StreamingQuery:
-    """Start to count. `tell` gets the busiest keys of each window that is over, in order.
+    """Start to count. `tell` is called with the busiest keys of each complete window, in order.
 
-    With a `checkpoint` a query that is started again goes on; the windows of its last batch may be
-    told twice then (`foreachBatch` is at least once).
+    With a `checkpoint` a restarted query continues; the windows of its last batch may then be
+    reported twice (`foreachBatch` is at least once).
     """
     if top < 1:
         raise UsageError(f"top={top}: at least one key a window")
     rows = spark.readStream.format("surecast").options(**options).load()
 
     def show(batch: DataFrame, _number: int) -> None:
-        told = _ranked(batch, top).collect()
-        if told:
-            tell([TopKey(*row) for row in told])
+        rows = _ranked(batch, top).collect()
+        if rows:
+            tell([TopKey(*row) for row in rows])
 
     writer = counts(rows, window, late).writeStream.outputMode("append").foreachBatch(show)
     if checkpoint:

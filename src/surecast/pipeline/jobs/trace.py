@@ -1,33 +1,33 @@
-"""Traces: what publishers and readers of a run wrote down, as Parquet files that `audit` judges.
+"""Traces: the records of a run's publishers and readers, as Parquet files that `audit` judges.
 
-A trace is a folder with three tables. Every client writes files of its own and needs no other:
+A trace is a folder with three tables. Every client writes its own files, independently of others:
 
-published/  a row for every event that somebody offered
+published/  a row for every event that a publisher offered
     stream string, publisher string
     number bigint       its number among what this publisher offered to this stream, from 1
-    key binary          null: none
-    value binary        no two of a stream alike: that is how an event is known again
-    seq bigint          the position it was acknowledged with; null: it was not
-    offered_ns bigint   when; null: nobody looked
+    key binary          null if it has none
+    value binary        unique in the stream: it identifies the event
+    seq bigint          the position it was acknowledged with; null if it was not
+    offered_ns bigint   when; null if not measured
 
-delivered/  a row for everything that a reader was given, in the order it was given
+delivered/  a row for every event and range that a reader received, in the order of delivery
     stream string, reader string
     number bigint       1, 2, 3, … for each reader of a stream
-    kind string         event, void (only of readers that ask for voids), or lost
-    seq bigint          its position; of a void and of what is lost, the last of its range
-    range bigint        how many positions: 1, or as many as are void or lost
+    kind string         event, void (only for readers that request voids), or lost
+    seq bigint          its position; for a void or lost range, the last one
+    range bigint        how many positions: 1 for an event, else the size of the range
     key binary, value binary
     timestamp timestamp  the event's time as the stream has it
-    got_ns bigint       when it came; null: nobody looked
+    got_ns bigint       when it was delivered; null if not measured
 
-readers/    a row for every reader, also for one that was given nothing
+readers/    a row for every reader, also for one that received nothing
     stream string, region string, reader string
-    first bigint        the position it asked to begin with
-    voids boolean       it asked for voids, so that nothing may be passed over without a word
-    malformed bigint    events that it could not write down as they were
+    first bigint        the position where it was to begin
+    voids boolean       it requested voids, so no position may be skipped without a void
+    malformed bigint    events that it could not record unchanged
 
 `offered_ns` and `got_ns` are nanoseconds of one clock. On one machine CLOCK_MONOTONIC is the same
-for all processes; between machines a latency is as good as their clocks agree.
+for all processes; between machines a latency is only as exact as their clocks agree.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Trace(NamedTuple):
 
 
 def load(spark: SparkSession, folder: str) -> Trace:
-    """The tables of a trace, wherever Spark can read."""
+    """The tables of a trace, in any place that Spark can read."""
     from pyspark.errors import AnalysisException
 
     tables = []
@@ -70,19 +70,20 @@ def load(spark: SparkSession, folder: str) -> Trace:
             tables.append(spark.read.schema(ddl).parquet(path))
         except AnalysisException as problem:
             raise UsageError(
-                f"{folder} is no trace: {path} cannot be read ({_first_line(problem)}). A trace is "
-                f"a folder with {', '.join(TABLES)}, Parquet files each"
+                f"{folder} is not a trace: {path} cannot be read ({_first_line(problem)}). A trace "
+                f"is a folder with {', '.join(TABLES)}, each a folder of Parquet files"
             ) from None
     return Trace(*tables)
 
 
 def save(folder: Path, table: str, name: str, columns: dict[str, Any]) -> None:
-    """Write a client's rows of one table: arrays by column. There is no file, or all of it."""
+    """Write a client's rows of one table, given as arrays by column. The file appears complete or
+    not at all."""
     import pyarrow.parquet as pq
 
     path = folder / table / f"{name}.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{name}.part")  # Spark passes over names that begin with a dot
+    part = path.with_name(f".{name}.part")  # Spark ignores names that begin with a dot
     pq.write_table(_table(table, columns), part, compression="snappy")
     part.replace(path)
 

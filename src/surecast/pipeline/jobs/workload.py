@@ -1,21 +1,21 @@
-"""Events by the billion, drawn by the laws of `parts/workload.py`, as a DataFrame.
+"""Billions of events, drawn by the laws of `parts/workload.py`, as a DataFrame.
 
     events = workload(spark, Workload(events=10**9, keys=100_000, skew=1.1))
     events.write.parquet("/data/zipf")
     goodness_of_fit(events.sample(0.01, seed=1), law_of(spec)).plausible      # fit.py
 
-The rows are those of an archive (surecast.pipeline.rows), so that `compact` and `replay` take them.
+The rows are those of an archive (surecast.pipeline.rows), so `compact` and `replay` accept them.
 Their keys are 8 bytes, big-endian: the key's id, counted from 0 in order of popularity, or in the
-order of coming into being where keys come while it runs. A value ends with its seq.
+order of creation if keys are added while the workload runs. A value ends with its seq.
 
-A workload is cut into blocks of a fixed size, and all chance in a block comes from (seed, block):
-the same events, however many executors there are and whatever is tried again. What blocks need to
-know of those before them is drawn first, for all blocks, and costs nothing in exactness: how long a
-block of n Poisson arrivals lasts is Gamma(n), and its arrivals split that as n exponentials split
-their sum; how many newcomers n events bring is binomial, and which of them is anybody's guess.
+A workload is cut into blocks of a fixed size, and all randomness of a block comes from (seed,
+block): the events are the same for any number of executors and after any retry. What a block needs
+to know of earlier blocks is drawn first, for all blocks, and stays exact: the duration of n Poisson
+arrivals is distributed as Gamma(n), and the arrivals divide it as n exponentials divide their sum;
+the number of new keys in n events is binomial, and all choices of these events are equally likely.
 
-Memory does not grow with the number of events. It grows with the number of keys: a table of 8 bytes
-a key in every Python worker, and some 40 where newcomers enter among the popular.
+Memory does not grow with the number of events. It grows with the number of keys: 8 bytes a key in
+every Python worker, and about 40 if new keys are inserted by rank.
 """
 
 from __future__ import annotations
@@ -45,22 +45,23 @@ Flags = NDArray[np.bool_]
 Law = Literal["zipf", "zeta", "population"]
 LAWS: Final[tuple[Law, ...]] = get_args(Law)
 
-BLOCK: Final = 1 << 18  # events that share a source of chance: part of what a seed means
-BLOCKS_A_TASK: Final = 16  # 4 M events: seconds of work, a Parquet file of a decent size
-ROWS: Final = 1 << 15  # of an Arrow batch ...
-NBYTES: Final = 16 << 20  # ... whose values have no more than so many bytes
+BLOCK: Final = 1 << 18  # events that share a random generator; changing it changes every seed
+BLOCKS_A_TASK: Final = 16  # 4 M events: seconds of work, and not too small a Parquet file
+ROWS: Final = 1 << 15  # most rows of an Arrow batch ...
+NBYTES: Final = 16 << 20  # ... and most bytes of its values
 EVENTS_MAX: Final = 10**12
-_PLAN, _BLOCKS, _NEWCOMERS = range(3)  # what a source of chance is for
+_PLAN, _BLOCKS, _NEWCOMERS = range(3)  # what a random generator is used for
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """Which events. `population` is `parts.workload.population`: new keys come while it runs."""
+    """Which events to draw. Law `population` is `parts.workload.population`: keys are added while
+    the workload runs."""
 
     events: int
     law: Law = "zipf"
     skew: float = 1.1
-    keys: int = 100_000  # zipf: how many; population: how many at first; zeta: without end
-    new_share: float = 0.05  # population: of all events, those that bring a new key ...
+    keys: int = 100_000  # zipf: how many; population: how many at first; zeta: ignored
+    new_share: float = 0.05  # population: the share of events that add a new key ...
     newcomers: Newcomers = "zeta"  # ... which enters at a rank drawn by Zeta, or as the last
     rate: float = 1_000_000.0  # events a second, Poisson
     start_us: int = 1_735_689_600_000_000  # 2025-01-01
@@ -93,15 +94,15 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(NamedTuple):
-    """What each block needs to know of those before it."""
+    """What each block needs to know of earlier blocks."""
 
     time_s: Floats  # where block b begins; it lasts until where b + 1 begins
-    keys: Ints  # population: how many there are before block b
+    keys: Ints  # population: the number of keys before block b
     slots: Ints | None  # population with newcomers by Zeta: insertions.py
 
 
 def workload(spark: SparkSession, spec: Workload, partitions: int | None = None) -> DataFrame:
-    """The events as rows of an archive, in order: the rows of a partition, and the partitions."""
+    """The events as rows of an archive, ordered within partitions and across them."""
     from pyspark.sql import functions as F
 
     plan = plan_of(spec)
@@ -126,9 +127,9 @@ def workload(spark: SparkSession, spec: Workload, partitions: int | None = None)
 
 
 def law_of(spec: Workload) -> Zipf | Zeta:
-    """The law of its ranks, if there is one for all its events."""
+    """The law of the ranks; UsageError if it changes while the workload runs."""
     if spec.law == "population":
-        raise UsageError("a population's law changes with every key that comes; there is not one")
+        raise UsageError("a population's law changes with every new key: there is no single law")
     return Zeta(spec.skew) if spec.law == "zeta" else _zipf(spec.keys, spec.skew)
 
 
@@ -136,7 +137,7 @@ def law_of(spec: Workload) -> Zipf | Zeta:
 
 
 def plan_of(spec: Workload) -> Plan:
-    rng = _chance(spec, _PLAN)
+    rng = _generator(spec, _PLAN)
     sizes = np.full(spec.blocks, BLOCK, np.int64)
     sizes[-1] = spec.events - BLOCK * (spec.blocks - 1)
     lasts_s = rng.gamma(sizes.astype(np.float64), 1.0 / spec.rate)
@@ -145,19 +146,19 @@ def plan_of(spec: Workload) -> Plan:
         return Plan(time_s, np.zeros(0, np.int64), None)
     chosen = sizes.copy()
     if not spec.keys:
-        chosen[0] -= 1  # the first event brings a key, as there is nothing to update
+        chosen[0] -= 1  # the first event must add a key: there is none to update
     fresh = rng.binomial(chosen, spec.new_share)
     if not spec.keys:
         fresh[0] += 1
     keys = spec.keys + np.concatenate(([0], np.cumsum(fresh)))
     if spec.newcomers == "last":
         return Plan(time_s, keys, None)
-    after = np.arange(spec.keys + 1, keys[-1] + 1, dtype=np.int64)  # how many there are with each
-    entry = Zeta(spec.skew).sample_clipped(_chance(spec, _NEWCOMERS), after)
+    after = np.arange(spec.keys + 1, keys[-1] + 1, dtype=np.int64)  # number of keys after each
+    entry = Zeta(spec.skew).sample_clipped(_generator(spec, _NEWCOMERS), after)
     return Plan(time_s, keys, slots_of(spec.keys, entry))
 
 
-def _chance(spec: Workload, *what_for: int) -> Generator:
+def _generator(spec: Workload, *what_for: int) -> Generator:
     return default_rng(SeedSequence(spec.seed, spawn_key=what_for))
 
 
@@ -167,7 +168,8 @@ def _chance(spec: Workload, *what_for: int) -> Generator:
 def _drawer(
     spec: Workload, plan: Plan, shared: Any
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """What an executor does with the numbers of blocks, which come in order."""
+    """Returns the function that draws the events of blocks in an executor, from block numbers in
+    ascending order."""
 
     def draw(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         follower = None if shared is None else Follower(shared.value)
@@ -187,7 +189,7 @@ def block_of(
     spec: Workload, plan: Plan, block: int, follower: Follower | None
 ) -> tuple[Ints, Ints]:
     """Times and key ids of a block's events."""
-    rng = _chance(spec, _BLOCKS, block)
+    rng = _generator(spec, _BLOCKS, block)
     size = min(BLOCK, spec.events - block * BLOCK)
     waits = np.cumsum(rng.standard_exponential(size))
     begin_s, end_s = plan.time_s[block], plan.time_s[block + 1]
@@ -215,7 +217,7 @@ def _population(
     ranks = there.copy()
     ranks[~new] = _zipf(int(plan.keys[-1]), spec.skew).sample_among(rng, there[~new])
     if follower is None:
-        return ranks - 1  # who comes last stays there: ranks never change
+        return ranks - 1  # new keys enter at the end, so ranks never change
     return follower.keys(before, new, ranks)
 
 
@@ -257,6 +259,6 @@ def ids_of(keys: Any) -> Ints:
 
     fixed = keys.cast(pa.binary(8))
     if fixed.null_count:
-        raise UsageError("a key is null: these are not keys of a workload")
+        raise UsageError("a key is null: these keys are not from a workload")
     found = np.frombuffer(fixed.buffers()[1], ">i8", len(fixed), 8 * fixed.offset)
     return found.astype(np.int64)

@@ -1,13 +1,14 @@
 """Sprinkler's experiments.
 
 drivers.py     E1: throughput of real proxies as drivers are added
-mesh.py        E2: throughput of a mesh of clients; its figure is in mesh_figure.py, its runs are in
-               mesh_run.py, the ways a mesh is run in mesh_points.py, what is published in driver.py
-load.py        E3: its latency as the load grows
-economy.py     what a server sends as the mesh grows; mesh_measured.json is what real processes did
-link.py        E4: a link between regions fails, without and with clients; its runs are in
-               link_run.py, its figure in link_figure.py
-age.py         E5: how keys fade with age
-gc.py          E6: how much garbage collection by key saves; its workloads are in keys.py, its
-               figure in gc_figure.py
+mesh.py        E2: throughput of a mesh of clients; mesh_figure.py has its figure, mesh_run.py its
+               runs, mesh_points.py the variants of the mesh, driver.py the published load
+load.py        E3: latency of the mesh as the load grows
+economy.py     what a server sends as the mesh grows; mesh_measured.json has results of real
+               processes
+link.py        E4: a link between regions fails, without and with clients; link_run.py has its runs,
+               link_figure.py its figure
+age.py         E5: updates of keys by age
+gc.py          E6: savings of garbage collection by key; keys.py has its workloads, gc_figure.py its
+               figure
 """

@@ -1,8 +1,8 @@
-"""Sprinkler E5: does the workload model fade old keys as the paper's Figure 9 does?
+"""Sprinkler E5: does the workload model update old keys less, as in the paper's Figure 9?
 
-Keys come in all the time, take a rank and push others down; updates follow rank. Counted is the
-age of the key at each update. docs/lab/sprinkler.md discusses the result; gc.py (E6) uses
-the same model.
+New keys enter all the time at some rank and push others down; updates follow rank. The experiment
+counts the age of the key at each update. docs/lab/sprinkler.md discusses the result; gc.py (E6)
+uses the same model.
 """
 
 from collections.abc import Sequence
@@ -29,8 +29,8 @@ LAMBDAS = (20, 200)
 TICKS = 20_000
 TICKS_QUICK = 2_000
 BINS_A_DECADE = 10
-AGE_FIRST = 10  # below, a key is still among the few top ranks, whose steps are not yet a slope
-BIN_EVENTS_MIN = 20  # fewer in a bin, and its logarithm is mostly noise
+AGE_FIRST = 10  # younger keys are still among the few top ranks, where there is no slope yet
+BIN_EVENTS_MIN = 20  # with fewer events the logarithm of a bin is mostly noise
 STRAIGHT_R2 = 0.99
 
 
@@ -60,14 +60,15 @@ def run_point(point: Point) -> list[Row]:
 
 
 def ages_at_invalidation(rng: Generator, skew: float, lam: float, ticks: int) -> Ints:
-    """For each update in `ticks` ticks that start without keys: its key's age, in whole ticks."""
+    """The age of the key, in whole ticks, for each update in `ticks` ticks that start without
+    keys."""
     events = ceil(ticks * (lam + NEW_KEYS_A_TICK) * 1.02) + 1000  # surely past the last tick
     made = population(rng, skew=skew, updates=lam, inserts=NEW_KEYS_A_TICK, events=events)
     tick = made.time.astype(np.int64)
     assert tick[-1] >= ticks
-    born = tick[made.new]  # ids count the insertions, so born[id] is the tick of that key's
+    entered = tick[made.new]  # ids number the insertions, so this has the tick of each key's
     counted = ~made.new & (tick < ticks)
-    return tick[counted] - born[made.key[counted]]
+    return tick[counted] - entered[made.key[counted]]
 
 
 def bin_by_age(ages: Ints, ticks: int) -> list[Row]:
@@ -174,7 +175,7 @@ def _each(fits: Sequence[Row], name: str) -> list[float]:
 
 
 def draw(summary: Summary, path: Path) -> None:
-    """Figure 9: a colour a skew, a marker a λ; the mean of the seeds, the fits as thin lines."""
+    """Figure 9: colours for skews, markers for λ; means over the seeds, fits as thin lines."""
     figure, (ax,) = figures.axes(1, 1, 7.5, 5.4)
     ticks = max(summary.each("age_hi"))
     for colour, skew in zip(figures.COLOURS, SKEWS, strict=False):

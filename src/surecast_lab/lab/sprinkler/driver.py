@@ -1,4 +1,4 @@
-"""What the simulated experiments of Sprinkler publish, and the driver that does it."""
+"""The load of the simulated experiments of Sprinkler, and the driver that publishes it."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ __all__ = ["BATCH_NS", "OUR_BYTES", "PAPER_BYTES", "RATE", "RETAINED", "Driver",
 RATE = 864_000  # events a second and region, the paper's load
 BATCH_NS = 10 * MS
 HEADER_BYTES = 128  # of a frame
-OUR_BYTES = 18.15  # what an event of ten bytes takes in a real frame
-PAPER_BYTES = 10.0  # ... and what the paper says it takes, with nothing around it
+OUR_BYTES = 18.15  # size of an event of ten bytes in a real frame
+PAPER_BYTES = 10.0  # ... and in the paper, which ignores all overhead
 RETAINED = 100_000_000  # the paper's rule: events older than this are garbage
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A steady stream: a batch of so many events every `BATCH_NS`, from `begin_ns` to `end_ns`."""
+    """A constant rate: a batch every `BATCH_NS`, from `begin_ns` to `end_ns`."""
 
     end_ns: int
     begin_ns: int = 0
@@ -42,10 +42,10 @@ class Load:
 
 
 class Driver:
-    """Opens a stream and publishes a batch every `BATCH_NS`, whatever the answers are.
+    """Opens a stream and publishes a batch every `BATCH_NS`, independent of the answers.
 
-    A machine like `protocols.sprinkler.publisher`, but its batches only count events: they are
-    never made, so that a second of a million events costs the simulator a few hundred messages.
+    A machine like `protocols.streams.publisher`, but its batches have only a number of events and a
+    size, so that a second with a million events costs the simulator a few hundred messages.
     """
 
     def __init__(self, stream: str, head: str, load: Load, rng: Random) -> None:
@@ -65,7 +65,7 @@ class Driver:
             return self._on_timer(now_ns, inp.key)
         if isinstance(inp, Start):
             self.publisher = anonymous_publisher(inp.wall_ns, self.rng)
-            # Chains need a moment to form; drivers do not run in step.
+            # Chains need a moment to form; the random part keeps drivers from running in step.
             return [SetTimer("open", now_ns + 200 * MS + self.rng.randrange(BATCH_NS))]
         return []
 

@@ -1,6 +1,6 @@
-"""Sprinkler E1: what do one, two and three connected proxies carry as drivers are added?
+"""Sprinkler E1: throughput of one, two and three connected proxies as drivers are added.
 
-Real processes: every proxy a region server, every driver a publisher in a closed loop, here all on
+Real processes: every proxy is a region server, every driver a publisher in a closed loop, all on
 one machine. docs/lab/sprinkler.md discusses the result.
 """
 
@@ -23,17 +23,17 @@ __all__ = ["EXPERIMENTS", "claims", "draw", "points", "run_point", "verdict_of"]
 PROXIES = (1, 2, 3)
 DRIVERS = (1, 2, 4, 8)  # for each proxy
 DRIVERS_QUICK = (1, 4, 8)
-RETAINED = 100_000_000  # an event makes all garbage that is older than this many others
+RETAINED = 100_000_000  # an event makes older events garbage, except the last so many
 BATCH = 500  # events a driver sends and waits for
 SECONDS, SECONDS_QUICK = 3.0, 1.0
 WARM_S, WARM_QUICK_S = 1.0, 0.3
 PAPER_LOW, PAPER_HIGH = 2.6e6, 2.7e6  # events a second, three proxies
-FLAT = 1.25  # a last doubling of drivers that gains less than this has reached the top
-FALL = 1.05  # more proxies may carry this much more and still not count as a rise
+FLAT = 1.25  # saturated if the last doubling of drivers gains less than this factor
+FALL = 1.05  # a peak with more proxies may be higher by this factor without counting as a rise
 
 
 def points(quick: bool, seeds: Sequence[int]) -> list[Point]:
-    """A seed is a run; a quick look takes one."""
+    """All points. A seed is a run; `quick` takes one."""
     seconds, warm_s = (SECONDS_QUICK, WARM_QUICK_S) if quick else (SECONDS, WARM_S)
     return [
         {"proxies": proxies, "drivers": drivers, "seconds": seconds, "warm_s": warm_s, "seed": run}

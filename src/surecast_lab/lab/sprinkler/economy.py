@@ -1,9 +1,9 @@
-"""The mesh economy: what share of its events a client gets from a server as the mesh grows.
+"""The mesh economy: the share of its events that a client gets from a server as the mesh grows.
 
-A server should send an event to a few clients, whatever their number; the rest is passed on. So the
-share of a client's events that comes from a server should fall as 1/n. Not an experiment of the
-paper, but what its mesh is for. Points measured with real processes are read from
-`mesh_measured.json` beside this file: a list of {"clients", "from_server", "what"}.
+A server should send an event to a few clients, independent of their number; clients pass it on to
+the others. So the share of a client's events that comes from a server should fall as 1/n. This is
+not an experiment of the paper, but the purpose of its mesh. Points measured with real processes are
+read from `mesh_measured.json` beside this file: a list of {"clients", "from_server", "what"}.
 """
 
 import json
@@ -25,7 +25,7 @@ LOAD = 1 / 8  # of the paper's: about 100,000 events a second, one stream
 SIZES = (10, 30, 100, 300, 1000)
 READINGS = {"each replica tells 1": 1, "each replica tells 4": 4}
 REAL = "real processes"
-EXCESS_MAX = 0.5  # copies beyond those to clients a server tells of everything
+EXCESS_MAX = 0.5  # copies beyond those to the clients that servers notify of every event
 
 
 def points(quick: bool, seeds: Sequence[int]) -> list[Point]:
@@ -41,11 +41,12 @@ def points(quick: bool, seeds: Sequence[int]) -> list[Point]:
 def run_one(point: Point) -> list[Row]:
     if point["reading"] == REAL:
         return [{**row, "seed": point["seed"]} for row in measured()]
-    told = READINGS[point["reading"]]
-    setting = {"way": "ours", "fanout": 4, "shuffle_ms": 1000, "server_fanout": told, "load": LOAD}
+    fanout = READINGS[point["reading"]]
+    setting = {"way": "ours", "fanout": 4, "shuffle_ms": 1000, "load": LOAD}
+    setting |= {"server_fanout": fanout}
     place = {"regions": ["r0"], "meshed": ["r0"], "measure_ns": point["seconds"] * SECOND}
     named = {name: point[name] for name in ("reading", "clients", "seed")}
-    return run_point({**named, **setting, **place}, told=told * REPLICAS)
+    return run_point({**named, **setting, **place}, told=fanout * REPLICAS)
 
 
 def heaviest(point: Point) -> float:
@@ -53,7 +54,7 @@ def heaviest(point: Point) -> float:
 
 
 def measured() -> list[Row]:
-    """Points of real processes, if there are any."""
+    """The points measured with real processes."""
     text = files("surecast_lab.lab.sprinkler").joinpath("mesh_measured.json").read_text()
     return [{"measure": "real", "reading": REAL, **point} for point in json.loads(text)]
 
@@ -73,7 +74,7 @@ def claims(rows: Sequence[Row]) -> dict[str, bool]:
         ),
         "real processes do the same, within a factor of two": all(
             row["from_server"]
-            < 2 * max(told * REPLICAS for told in READINGS.values()) / row["clients"]
+            < 2 * max(fanout * REPLICAS for fanout in READINGS.values()) / row["clients"]
             for row in real
         ),
     }
@@ -124,9 +125,9 @@ def draw(summary: Summary, path: Path) -> None:
     for n, (reading, fanout) in enumerate(READINGS.items()):
         line = summary.line("clients", "from_server", reading=reading)
         figures.bars(ax, line, reading, figures.COLOURS[n], "o")
-        told = fanout * REPLICAS
-        ideal = [min(1.0, told / size) for size in line.x]
-        ax.plot(line.x, ideal, "--", lw=1, color=figures.COLOURS[n], label=f"{told}/n")
+        notified = fanout * REPLICAS
+        ideal = [min(1.0, notified / size) for size in line.x]
+        ax.plot(line.x, ideal, "--", lw=1, color=figures.COLOURS[n], label=f"{notified}/n")
     real = summary.line("clients", "from_server", reading=REAL)
     if real.x:
         ax.plot(real.x, real.mean, "k*", ms=10, label=REAL)

@@ -1,12 +1,12 @@
 """Sprinkler E6: how much garbage collection by key saves (the paper's Figure 10).
 
-Keyed workloads go, batch by batch, through the retention index that a proxy runs; what it has not
-made void is what the proxy stores. The count is checked at every point against plain distinct keys
-of the same events. The paper leaves open what exactly it drew, so several readings run side by
-side and the verdict names them; docs/lab/sprinkler.md discusses the results.
+Keyed workloads pass, batch by batch, through the retention index that a proxy runs; the proxy
+stores the events that are not void. The count is compared at every point with the number of
+distinct keys in the same events. The paper does not define its workload exactly, so several
+readings are run and the verdict names them; docs/lab/sprinkler.md discusses the results.
 
 Beyond the paper, bytes are counted as well as events: of the log after compaction, and of the WAN
-when a region comes back after an outage.
+traffic when a region returns after an outage.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -110,10 +110,10 @@ def checkpoints_upto(events: int) -> list[int]:
 
 
 def byte_rows(keys: Ints, checkpoints: Sequence[int]) -> list[Row]:
-    """Frame bytes of the last n events: as they came, and as they are after collection.
+    """Frame bytes of the last n events: as published, and after collection.
 
-    For n = all of them this is the log before and after compaction. For fewer it is what a region
-    that missed the last n events must be sent, without voids and with them.
+    For n = all of them this is the log before and after compaction. For smaller n it is what a
+    region that missed the last n events must be sent, without voids and with them.
     """
     from surecast.columns.batch import coalesce
 
@@ -144,7 +144,7 @@ def byte_rows(keys: Ints, checkpoints: Sequence[int]) -> list[Row]:
 
 UNBOUNDED, BOUNDED = 10_000_000, 1_000_000  # events of a run
 QUICK = 150_000
-JUDGED_FROM = 5_000_000  # Zeta draws need so many events to come near the paper's share
+JUDGED_FROM = 5_000_000  # Zeta draws need so many events to approach the paper's share
 
 
 def points(quick: bool, seeds: Sequence[int]) -> list[Point]:
@@ -188,7 +188,7 @@ def run_point(point: Point) -> list[Row]:
 
 
 def saved(rows: Sequence[Row], reading: str, skew: float, events: int) -> list[float]:
-    """The share of events not stored after `events` of them, one number a seed."""
+    """The share of events not stored after `events` of them, one number per seed."""
     found = [
         1 - row["stored"] / row["events"]
         for row in rows
@@ -200,7 +200,7 @@ def saved(rows: Sequence[Row], reading: str, skew: float, events: int) -> list[f
 
 
 def bytes_saved(rows: Sequence[Row], what: str, skew: float, events: int) -> list[float]:
-    """The share of bytes not stored ("log") or not sent ("wan"), one number a seed."""
+    """The share of bytes not stored ("log") or not sent ("wan"), one number per seed."""
     return [
         1 - row["bytes_kept"] / row["bytes_all"]
         for row in rows
@@ -267,7 +267,7 @@ def verdict_of(rows: Sequence[Row]) -> Verdict:
 
 
 def _last(rows: Sequence[Row], part: str) -> int:
-    """How many events the runs of a part had."""
+    """The number of events in the runs of a part."""
     return int(max(row["events"] for row in rows if row["part"] == part))
 
 
@@ -280,7 +280,7 @@ def _near(values: Sequence[float], target: float) -> bool:
 
 
 def _rising(groups: Sequence[Sequence[float]]) -> bool:
-    """Each group above the one before it, whichever seeds are compared."""
+    """Whether each group is above the one before it, for any pair of seeds."""
     return all(max(low) < min(high) for low, high in pairwise(groups))
 
 

@@ -1,4 +1,4 @@
-"""The figure of Sprinkler E6, drawn from the table that gc.py measures."""
+"""The figure of Sprinkler E6, drawn from the table of gc.py."""
 
 from pathlib import Path
 from typing import Any

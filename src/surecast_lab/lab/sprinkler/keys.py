@@ -1,7 +1,7 @@
-"""The key workloads of Sprinkler E6: each reading of what the paper may have drawn.
+"""The key workloads of Sprinkler E6: each is a reading of the paper's description.
 
-The paper describes one model and a variant, but not which events it counted nor where new keys of
-the variant enter. A `Workload` is one reading at one skew; gc.py runs them all.
+The paper describes a model and a variant, but not which events it counted, nor at which rank the
+variant's new keys enter. A `Workload` is one reading at one skew; gc.py runs them all.
 """
 
 from collections.abc import Callable

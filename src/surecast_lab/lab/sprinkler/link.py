@@ -1,13 +1,13 @@
 """Sprinkler E4: what happens when the link between two regions fails (the paper's Figures 7, 8).
 
-Four regions of three replicas in the simulator, a stream a region, published at a fixed rate. The
-link between r2 and r3 is cut and mended later; they should go on through r0 or r1 meanwhile. What
-counts is what a subscriber in each region gets, and when; the proxies themselves are looked at only
-to name the source each one pulls from. docs/lab/sprinkler.md discusses the result.
+Four simulated regions of three replicas, each with a stream published at a fixed rate. The link
+between r2 and r3 is cut and mended later; meanwhile events should flow through r0 or r1. The
+measurements are the deliveries to a subscriber in each region; the proxies themselves are only
+queried for the source that each one pulls from. docs/lab/sprinkler.md discusses the result.
 
-Two experiments: `sprinkler-e4` at the proxy level, where a latency ends at the one subscriber of
-the slowest region, a hop behind its tail; and `sprinkler-e4-mesh` with a hundred mesh clients a
-region, where it ends at the last of them all.
+There are two experiments: `sprinkler-e4` at the proxy level, where a latency ends at the single
+subscriber of the slowest region, a hop behind its tail; and `sprinkler-e4-mesh` with a hundred mesh
+clients in each region, where it ends at the last of all clients.
 """
 
 from collections.abc import Sequence
@@ -40,10 +40,10 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 BIN_NS = 100 * MS
-SETTLE_S = 1.5  # levels are means that leave out so much after each change
-NOISE_MS = 5  # two latencies that differ by less are called equal ...
-MESH_NOISE_MS = 40  # ... and behind a mesh, where chance decides the way of each event
-DIP, NO_DIP, SURGE = 0.95, 0.97, 1.03  # shares of normal; a bin of 100 ms is within 1.5 % of it
+SETTLE_S = 1.5  # levels are means that exclude this time after each change
+NOISE_MS = 5  # latencies that differ by less count as equal ...
+MESH_NOISE_MS = 40  # ... and behind a mesh, where the path of each event is random
+DIP, NO_DIP, SURGE = 0.95, 0.97, 1.03  # shares of normal; a bin of 100 ms varies by 1.5 %
 
 
 # ---------------------------------------------------------------- from a run to rows
@@ -97,9 +97,8 @@ def _throughput(
 
 
 def latencies(run: Run, origin: str, regions: Sequence[str]) -> tuple[Ints, Floats]:
-    """For each batch of `origin`: when its head took it, and how long until all `regions` had it.
-
-    What some region never got is left out here; `Run.missing` counts it.
+    """For each batch of `origin`: when its head accepted it, and the time until all `regions` had
+    it. Batches that some region never got are excluded; `Run.missing` counts them.
     """
     ends, _, wall_ns = np.array(run.deliveries[origin, origin]).T
     got = [np.array(run.deliveries[origin, region]) for region in regions]
@@ -110,8 +109,9 @@ def latencies(run: Run, origin: str, regions: Sequence[str]) -> tuple[Ints, Floa
 
 
 def _turning_points(seed: int, run: Run, origin: str, region: str) -> Row:
-    """When `region` got `origin`'s events again after the cut, had caught up, and was back at the
-    first latency after the mending (None: not in this run); each in seconds since then."""
+    """The times when `region` got `origin`'s events again, and had caught up, in seconds since the
+    cut; and when it was back at the first latency, in seconds since the mending. None: not in this
+    run."""
     plan = run.plan
     noise_ms = MESH_NOISE_MS if plan.clients else NOISE_MS
     sent_ns, late_ms = latencies(run, origin, [region])
@@ -124,7 +124,7 @@ def _turning_points(seed: int, run: Run, origin: str, region: str) -> Row:
         return float(np.median(late_ms[(sent_s >= lo_s) & (sent_s < hi_s)]))
 
     def settled_s(level_ms: float, lo_s: float, hi_s: float) -> float | None:
-        """When the last event of [lo, hi) that is clearly later than the level was there."""
+        """The arrival of the last event of [lo, hi) whose latency is clearly above the level."""
         inside = np.flatnonzero((sent_s >= lo_s) & (sent_s < hi_s))
         slow = inside[late_ms[inside] > level_ms + noise_ms]
         if not slow.size:
@@ -152,7 +152,7 @@ def _turning_points(seed: int, run: Run, origin: str, region: str) -> Row:
 
 
 def findings(rows: Sequence[Row]) -> dict[str, Any]:
-    """What the paper's claims are judged by, from the rows of one seed."""
+    """The figures by which the paper's claims are judged, from the rows of one seed."""
     at = {row["what"]: row["at"] for row in rows if row["measure"] == "plan"}
     cut_s, mend_s, end_s = at["cut"], at["mend"], at["end"]
     per_s = SECOND / BIN_NS
@@ -220,7 +220,7 @@ def mesh_points(quick: bool, seeds: Sequence[int]) -> list[Point]:
 
 
 def run_point(point: Point) -> list[Row]:
-    """A point is a plan and a seed."""
+    """Run a point, which is a plan and a seed."""
     plan = Plan(**{name: value for name, value in point.items() if name != "seed"})
     return rows_of(point["seed"], simulate(point["seed"], plan))
 
@@ -323,7 +323,7 @@ def _mesh(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _detours(rows: Sequence[Row]) -> list[str]:
-    """Every change of source from the cut on, in words."""
+    """Every change of source from the cut on, as text."""
     cut_s = next(row["at"] for row in rows if row.get("what") == "cut")
     return [
         f"seed {row['seed']}, {row['t']:.2f} s: {row['region']} pulls {row['origin']}'s stream "

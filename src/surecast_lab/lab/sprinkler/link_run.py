@@ -1,7 +1,7 @@
 """The runs behind Sprinkler E4: four regions, a stream from each, and a link that fails.
 
-`simulate(seed, plan)` gives what a subscriber in each region was given, and when; with mesh clients
-in the regions, what all of them had been given.
+`simulate(seed, plan)` returns the deliveries to a subscriber in each region, with their times; with
+mesh clients in the regions, the deliveries that had reached all of them.
 """
 
 from collections import Counter
@@ -47,8 +47,8 @@ DELAYS_MS = {
 }
 BETWEEN_BPS, WITHIN_BPS = 10_000_000_000, 1_000_000_000
 WITHIN_NS = 1 * MS
-LOOK_NS = 10 * MS  # how often sources are looked at
-DRAIN_NS = 2 * SECOND  # after publishing has ended, until all must be everywhere
+LOOK_NS = 10 * MS  # how often sources are sampled
+DRAIN_NS = 2 * SECOND  # from the end of publishing until all events must be everywhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,33 +61,33 @@ class Plan:
 
 
 FULL = Plan(19, 41, 60)
-QUICK = Plan(3, 7, 10)  # the cut still outlasts the sessions over the link
-# Four streams at the paper's rate leave no room for copies on uplinks of 1 Gb/s: as much in all as
-# in E2, then; and half the paper's times, as nothing happens in between.
+QUICK = Plan(3, 7, 10)  # the cut is still longer than the sessions' timeout
+# Four streams at the paper's rate leave no room for copies on uplinks of 1 Gb/s, so the total rate
+# is that of E2. The times are half the paper's, because nothing happens in between.
 MESH = Plan(9, 20, 30, 3 * RATE // 4, 100)
 MESH_QUICK = Plan(3, 7, 10, 3 * RATE // 4, 10)
 
 
 @dataclass(slots=True)
 class Run:
-    """What the subscribers of one simulated run were given."""
+    """The deliveries of one simulated run."""
 
     plan: Plan
     deliveries: dict[tuple[str, str], list[tuple[int, int, int]]] = field(default_factory=dict)
-    """(origin, region) → (position reached, when, the head's time) of each batch; a region has
-    reached it when all its clients have."""
+    """(origin, region) → (position reached, time, the head's time) of each batch; a region has
+    reached a position when all its clients have."""
     sources: list[tuple[int, str, str, str]] = field(default_factory=list)
-    """(when, origin, region, source) of every change."""
+    """(time, origin, region, source) of every change of source."""
     published: dict[str, int] = field(default_factory=dict)  # by origin
     unacknowledged: int = 0
     refused: int = 0
     counts: Counter[str] = field(default_factory=Counter)  # of all mesh clients
-    misplaced: int = 0  # batches that did not begin where the last one ended, or were not whole
+    misplaced: int = 0  # batches that did not begin where the last one ended, or had gaps
     inputs: int = 0
 
     @property
     def missing(self) -> int:
-        """Events that some subscriber was not given."""
+        """Events that were not delivered to some subscriber."""
         return sum(
             self.published[origin] - (self.deliveries[origin, region][-1][0] - 1)
             for origin in REGIONS
@@ -144,7 +144,7 @@ def simulate(seed: int, plan: Plan) -> Run:
 
 
 def _build(seed: int, plan: Plan) -> tuple[Cluster, dict[str, list[str]]]:
-    """The regions, and who reads in each."""
+    """The cluster, and the names of the readers in each region."""
     cluster = Cluster(
         seed,
         dict.fromkeys(REGIONS, 3),
@@ -184,7 +184,7 @@ def _add_clients(cluster: Cluster, region: str, plan: Plan) -> list[str]:
 
 
 def _sources(cluster: Cluster, origins: dict[bytes, str]) -> list[tuple[tuple[str, str], str]]:
-    """((origin, region), source region or "") as the heads have it now."""
+    """((origin, region), source region or "") by the current state of the heads."""
     found = []
     for region, replicas in cluster.regions.items():
         head = cluster.world.machine(replicas[0]).layers["sprinkler"]

@@ -1,8 +1,8 @@
 """Sprinkler E3: latency against throughput as the load grows (the paper's Figure 6).
 
-The set-up of E2 with a shuffle time of 30 ms, at six loads from a sixth of the paper's to eleven
-sixths. The latency of an event is the time from its arrival at the proxy of its own region until
-the last client has it. docs/lab/sprinkler.md discusses the result.
+The set-up of E2 with a shuffle time of 30 ms, at six loads from 1/6 to 11/6 of the paper's. The
+latency of an event is the time from its arrival at the proxy of its own region until the last
+client has it. docs/lab/sprinkler.md discusses the result.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ __all__ = ["EXPERIMENTS", "claims", "curve", "knee", "points", "verdict_of"]
 SIXTHS = (1, 3, 5, 7, 9, 11)
 ORIGINS = ("r0", "r1")  # r2, where the clients are, is the farthest region from both
 SHUFFLE_MS, OWN_SHUFFLE_MS = 30, 1000
-SATURATED = 0.95  # less than this share of the load is delivered
+SATURATED = 0.95  # a line is saturated if less than this share of the load is delivered
 SMALL, FULL = 100, 1000  # clients in a region
 PRINTED, STEADY, OURS = READINGS = ("printed", "steady tail", "ours")
 ALL = "ours, in all regions"
@@ -56,7 +56,7 @@ def run_sixths(point: Point) -> list[Row]:
 
 
 def curve(rows: Sequence[Row], reading: str, fanout: int) -> list[Row]:
-    """The points of one line by load, each the mean over seeds."""
+    """The points of one line by load, each a mean over seeds."""
     found = []
     for sixth in sorted({row["sixths"] for row in rows}):
         mine = [
@@ -72,7 +72,7 @@ def curve(rows: Sequence[Row], reading: str, fanout: int) -> list[Row]:
 
 
 def knee(line: Sequence[Row]) -> int:
-    """The load, in sixths, at which a line no longer keeps up; 0 if it always does."""
+    """The first load, in sixths, at which a line does not keep up; 0 if it always does."""
     for point in line:
         if point["throughput"] < SATURATED * point["offered"] or point["unfinished"] > 0.05:
             return int(point["sixths"])

@@ -1,8 +1,8 @@
-"""Sprinkler E2: throughput against shuffle time, a line a fanout (the paper's Figure 5b).
+"""Sprinkler E2: throughput against shuffle time, a line per fanout (the paper's Figure 5b).
 
-Three regions, a stream from each; the clients of a region pass on to each other what its servers
-have. What counts is how many events a client is given a second. docs/lab/sprinkler.md discusses
-the result.
+Three regions, with a stream from each; the clients of a region pass the events of its servers on to
+each other. The result is the number of events delivered to a client per second.
+docs/lab/sprinkler.md discusses it.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from surecast_lab.lab.verdict import Experiment, Point, Row, Spread, Verdict, sp
 __all__ = ["EXPERIMENTS", "claims", "points", "verdict_of"]
 
 OFFERED = 3 * RATE / 1e6  # millions of events a second, in all regions together
-HELD = 0.98  # of what is offered: the load is sustained
+HELD = 0.98  # the load is sustained if this share of it is delivered
 SHORT_NS = 100 * MS  # the smaller Recv
 SMALL, FULL = 100, 1000  # clients in a region
 ALL, PRINTED_ALL = "ours, in all regions", "printed, in all regions"
@@ -168,7 +168,7 @@ def _rows(rows: Sequence[Row], reading: str) -> list[Row]:
 def _best(
     rows: Sequence[Row], reading: str, what: str, only: int | None = None
 ) -> dict[str, Spread]:
-    """Of each fanout (or one only), at the shuffle time that suits it best."""
+    """The values of each fanout (or of `only`) at its best shuffle time."""
     found = {}
     for fanout, line in lines(rows, reading).items():
         if only not in (None, fanout):
@@ -184,7 +184,7 @@ def _best(
 
 
 def _each(rows: Sequence[Row], reading: str, what: str) -> dict[str, Spread]:
-    """Of every fanout and shuffle time."""
+    """The values of every fanout and shuffle time."""
     found: dict[str, list[float]] = {}
     for row in _rows(rows, reading):
         name = f"F={row['fanout']}, S={row['shuffle_ms']:g} ms"
@@ -193,7 +193,7 @@ def _each(rows: Sequence[Row], reading: str, what: str) -> dict[str, Spread]:
 
 
 def _at(rows: Sequence[Row], reading: str, what: str) -> dict[str, Any]:
-    """Of each fanout at the longest shuffle time."""
+    """The values of each fanout at the longest shuffle time."""
     longest = max((row["shuffle_ms"] for row in _rows(rows, reading)), default=0)
     found: dict[str, list[float]] = {}
     for row in _rows(rows, reading):

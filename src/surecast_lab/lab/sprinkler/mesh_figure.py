@@ -1,4 +1,4 @@
-"""Sprinkler E2's figure: throughput as printed, with a steady tail and as ours, and its cause."""
+"""Sprinkler E2's figure: throughput of three variants of the mesh, and the copies servers send."""
 
 from pathlib import Path
 from typing import Any

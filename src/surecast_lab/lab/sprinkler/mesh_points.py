@@ -1,11 +1,11 @@
-"""The ways a mesh is run in Sprinkler E2 and E3, and a run as a row of their tables.
+"""The variants of the mesh in Sprinkler E2 and E3, and the row of a run in their tables.
 
-A point names its way, and whatever of `Setting` differs from what that way has by itself:
+A point names its variant ("way") and the fields of `Setting` that differ from it:
 
     {"reading": "short Recv", "way": "printed", "fanout": 4, "shuffle_ms": 300, "clients": 1000,
      "keep_ns": 100_000_000, "seed": 1}
 
-`reading` is what the table calls it.
+`reading` is its name in the table.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ from surecast_lab.lab.verdict import Point, Row
 
 __all__ = ["NAMES", "VALUES", "ours", "printed", "row_of", "run_point", "setting_of", "steady"]
 
-# What the rows of these experiments have in common.
+# The common columns of these experiments.
 NAMES = {"measure": str, "reading": str, "fanout": int, "shuffle_ms": float}
 VALUES = {
     "clients": int,
@@ -43,8 +43,8 @@ VALUES = {
 
 
 def printed(fanout: int, shuffle_ms: int, clients: int, **options: Any) -> Setting:
-    """The paper's protocol, event size and servers: the tail tells `fanout` clients and shuffles
-    like any of them, all turn to it, and an event takes ten bytes."""
+    """The paper's protocol, event size and servers: the tail notifies `fanout` clients and shuffles
+    like a client, all clients use the tail as their server, and an event takes ten bytes."""
     mesh = paper_mesh(fanout=fanout, shuffle_ns=shuffle_ms * MS)
     given = {
         "event_bytes": PAPER_BYTES,
@@ -56,22 +56,22 @@ def printed(fanout: int, shuffle_ms: int, clients: int, **options: Any) -> Setti
 
 
 def steady(fanout: int, shuffle_ms: int, clients: int, **options: Any) -> Setting:
-    """As `printed`, but the tail keeps those it tells for a second."""
+    """As `printed`, but the tail keeps the clients that it notifies for a second."""
     return printed(fanout, shuffle_ms, clients, server_shuffle_ns=1 * SECOND, **options)
 
 
 def ours(
     fanout: int, shuffle_ms: int, clients: int, server_fanout: int = 1, **options: Any
 ) -> Setting:
-    """Our protocol and frames: who is picked tells back, clients turn to all replicas, and each
-    replica tells one client itself."""
+    """Our protocol and frames: notifications are mutual, clients are spread over all replicas, and
+    each replica notifies one client."""
     mesh = bulk_mesh(fanout=fanout, server_fanout=server_fanout, shuffle_ns=shuffle_ms * MS)
     return Setting(mesh, clients, **options)
 
 
 def untuned(fanout: int, shuffle_ms: int, clients: int, **options: Any) -> Setting:
-    """As `ours`, with the defaults, which are for small events and many stalls: a replica tells as
-    many as a client does, and peers get 20 ms to answer."""
+    """As `ours`, with the default settings, which suit small events and many stalls: a replica
+    notifies as many clients as a client does, and peers have 20 ms to answer."""
     mesh = MeshConfig(fanout=fanout, shuffle_ns=shuffle_ms * MS)
     return Setting(mesh, clients, **{"deadline_ns": 20 * MS, **options})
 
@@ -91,20 +91,20 @@ def setting_of(point: Point) -> Setting:
 
 
 def weight(point: Point) -> float:
-    """More clients who pass on to more others take longer."""
+    """An estimate of a point's run time: it grows with clients, regions and fanout."""
     return float(point["clients"] * len(point.get("meshed", "r")) * point["fanout"])
 
 
 def run_point(point: Point, **names: Any) -> list[Row]:
-    """One run is one row; `names` are further columns of it."""
+    """Run a point; the result is one row, with `names` as further columns."""
     setting = setting_of(point)
     names = {"reading": point["reading"], **names}
     return [row_of(point["seed"], setting, names, simulate(point["seed"], setting))]
 
 
 def row_of(seed: int, setting: Setting, names: dict[str, Any], outcome: Outcome) -> Row:
-    """Throughput is events delivered a client and second, in millions; latency is until all the
-    clients had an event, of those published in the measured time."""
+    """The row of a run. Throughput is events per client and second, in millions; latency is the
+    time until all clients had an event, for events published in the measured time."""
     counts = outcome.counts
     seconds = setting.measure_ns / SECOND
     rates = np.array(list(outcome.delivered.values())) / seconds / 1e6
@@ -137,8 +137,8 @@ def row_of(seed: int, setting: Setting, names: dict[str, Any], outcome: Outcome)
 
 
 def _latency(setting: Setting, outcome: Outcome) -> Row:
-    """Mean and greatest of each origin. What some client had not got when the run ended counts as
-    it stood then, so these are lower bounds where `unfinished` is not 0."""
+    """Mean and greatest latency of each origin. Events that some client lacked at the end of the
+    run count with their age then, so these are lower bounds if `unfinished` is not 0."""
     end_ns = setting.until_ns + setting.drain_ns
     found: Row = {}
     unfinished = total = 0

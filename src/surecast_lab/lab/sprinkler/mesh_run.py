@@ -1,7 +1,7 @@
-"""The runs behind Sprinkler E2, E3 and the mesh economy: regions full of mesh clients.
+"""The runs behind Sprinkler E2, E3 and the mesh economy: regions with many mesh clients.
 
-`simulate(seed, setting)` gives what the clients were given, when all had it, from whom it came and
-which uplinks were full.
+`simulate(seed, setting)` returns the deliveries to clients, the latencies until all had an event,
+the sources of the events, and the backlogs of uplinks.
 """
 
 from collections import Counter
@@ -35,9 +35,9 @@ DELAYS_MS = {("r0", "r1"): 15, ("r0", "r2"): 35, ("r1", "r2"): 40}
 BETWEEN_BPS, WITHIN_BPS = 10_000_000_000, 1_000_000_000
 WITHIN_NS = 1 * MS
 REPLICAS = 3
-BEGIN_NS = 500 * MS  # publishing begins: chains have formed, streams are known everywhere
-LOOK_NS = 50 * MS  # how often uplinks are looked at
-FULL_NS = 20 * MS  # an uplink with this much to send is called full
+BEGIN_NS = 500 * MS  # when publishing begins: by then streams are known everywhere
+LOOK_NS = 50 * MS  # how often uplinks are sampled
+FULL_NS = 20 * MS  # an uplink with at least this backlog counts as full
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +48,15 @@ class Setting:
     clients: int  # in each region that has any
     meshed: tuple[str, ...] = ("r2",)  # regions with clients; r2 is the farthest from the others
     regions: tuple[str, ...] = ("r0", "r1", "r2")
-    server_shuffle_ns: int = 1 * SECOND  # how often a server redraws whom it tells
+    server_shuffle_ns: int = 1 * SECOND  # how often a server redraws the clients it notifies
     deadline_ns: int = BULK_DEADLINE_NS
     load: float = 1.0  # of the paper's
     event_bytes: float = OUR_BYTES
-    spread: bool = True  # clients turn to all replicas; False: all to the tail, as in the paper
-    keep_ns: int = 2 * SECOND  # Recv: so much traffic of each stream is kept for peers
+    spread: bool = True  # clients use all replicas; False: all use the tail, as in the paper
+    keep_ns: int = 2 * SECOND  # Recv: the traffic of each stream that is kept for peers
     settle_ns: int = 300 * MS  # from the first event until measuring begins
     measure_ns: int = 1 * SECOND
-    drain_ns: int = 0  # after that nothing is published, but what comes late still counts
+    drain_ns: int = 0  # time after the end of publishing in which deliveries still count
 
     @property
     def rate(self) -> int:
@@ -74,23 +74,23 @@ class Setting:
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of one run. Deliveries and counts are of the measured time alone."""
+    """The results of one run. Deliveries and counts are of the measured time only."""
 
     delivered: dict[str, int]  # events by client
     latencies: dict[str, list[tuple[int, int]]]
-    """origin → (when the head took it, how long until all clients had it) of each batch; -1 if
-    some had not when the run ended."""
+    """origin → (when the head accepted it, time until all clients had it) of each batch; -1 if some
+    lacked it when the run ended."""
     counts: Counter[str]  # the clients' counters, summed
-    backlog_ns: dict[str, int]  # by node: the most its uplink had waiting, when looked at
-    full_share: float  # of all clients' uplinks, when looked at
+    backlog_ns: dict[str, int]  # by node: the largest sampled backlog of its uplink
+    full_share: float  # the share of samples in which a client's uplink was full
     misplaced: int
     inputs: int
 
 
 class _Settled(MeshPeer):
-    """A client that has long been in its mesh: its views are random already.
+    """A client whose views are random from the start, as in an old mesh.
 
-    Mixing them by gossip takes some ten simulated seconds, which would be most of the run.
+    Mixing views by gossip takes about ten simulated seconds, which would be most of the run.
     """
 
     others: Sequence[str] = ()
@@ -105,9 +105,8 @@ class _Settled(MeshPeer):
 
 
 def add_mesh(cluster: Cluster, region: str, count: int, spread: bool, **options: Any) -> list[str]:
-    """Mesh clients for a region, with settled views; they follow nothing yet.
-
-    `options` are fields of `ClientConfig`.
+    """Add mesh clients with random views to a region; they follow no stream yet. Returns their
+    names. `options` are fields of `ClientConfig`.
     """
     names = [f"{region}/c{n}" for n in range(count)]
     replicas = cluster.regions[region][::-1]  # the tail first
@@ -128,14 +127,14 @@ def add_mesh(cluster: Cluster, region: str, count: int, spread: bool, **options:
 
 @dataclass(slots=True)
 class _Watch:
-    """What is seen of all deliveries."""
+    """Observes all deliveries."""
 
     setting: Setting
     clients: int
     origins: dict[LogId, str] = field(default_factory=dict)
     delivered: Counter[str] = field(default_factory=Counter)
     reached: dict[tuple[LogId, int], list[int]] = field(default_factory=dict)
-    """(stream, batch's end) → clients that have it, when the last got it, the head's time."""
+    """(stream, batch's end) → clients that have it, time of the last delivery, the head's time."""
     ends: dict[tuple[str, LogId], int] = field(default_factory=dict)
     misplaced: int = 0
 
@@ -247,7 +246,7 @@ def _counts(cluster: Cluster, names: Sequence[str]) -> Counter[str]:
 
 
 def _backlogs(cluster: Cluster, names: Sequence[str]) -> list[tuple[str, int]]:
-    """How long the uplink of each client and server needs for what it was given so far."""
+    """The backlog of the uplink of each client and server, as the time needed to send it."""
     world, found = cluster.world, []
     for name in (*names, *(node for nodes in cluster.regions.values() for node in nodes)):
         node = world.nodes[name]
