@@ -1,4 +1,4 @@
-"""Processes that fail, are stopped or killed: the fleet says so, and leaves none of them behind."""
+"""Processes that fail, are stopped or killed: the cluster reports it, and ends all processes."""
 
 import os
 from pathlib import Path
@@ -35,7 +35,7 @@ def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_machine_that_fails_ends_its_process(tmp_path: Path) -> None:
-    """Else everybody would wait in vain for a node that is there and does nothing."""
+    """Otherwise other nodes would wait for a node that is connected but does nothing."""
     spec = ProcessSpec("r/pub", "publisher", {"replicas": ["r/0"]}, (HOST, 0), {}, str(tmp_path), 1)
     with Workers(tmp_path) as workers:
         workers.start(spec.name, make, spec)
@@ -48,17 +48,17 @@ def test_a_machine_that_fails_ends_its_process(tmp_path: Path) -> None:
         assert "r/pub stops: TypeError" in worker.log.read_text()
 
 
-def test_a_process_started_again_is_told_how_often_it_was_started(tmp_path: Path) -> None:
-    with ProcessCluster(tmp_path, 1, {"r": 1}, clients=0, thin=1) as fleet:
-        (thin,) = fleet.thin
-        fleet.kill(thin)
-        fleet.crash_again(thin, 0.0)
-        fleet.restart(thin)
-        assert fleet.specs[thin].life == 3
-        assert fleet.answers(thin)
+def test_a_restarted_process_knows_how_often_it_was_started(tmp_path: Path) -> None:
+    with ProcessCluster(tmp_path, 1, {"r": 1}, clients=0, thin=1) as cluster:
+        (thin,) = cluster.thin
+        cluster.kill(thin)
+        cluster.crash_again(thin, 0.0)
+        cluster.restart(thin)
+        assert cluster.specs[thin].life == 3
+        assert cluster.answers(thin)
 
 
-def test_what_was_torn_by_a_kill_is_not_in_the_notebook(tmp_path: Path) -> None:
+def test_a_torn_batch_is_not_in_the_delivery_log(tmp_path: Path) -> None:
     path = tmp_path / "x.delivered"
     book = DeliveryLog(path)
     stream = bytes(16)
@@ -70,67 +70,69 @@ def test_what_was_torn_by_a_kill_is_not_in_the_notebook(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_fleet_notices_what_ends_unbidden(tmp_path: Path) -> None:
-    with ProcessCluster(tmp_path, 1, {"r": 2}, clients=1) as fleet:
+def test_a_cluster_reports_processes_that_end_unexpectedly(tmp_path: Path) -> None:
+    with ProcessCluster(tmp_path, 1, {"r": 2}, clients=1) as cluster:
         for stream in ("a", "b"):  # two loads of one publisher, both ended by `quiet`
-            fleet.open(stream, "r", KeepAll())
-            fleet.publish(stream, rows=5, every_ns=5 * MS)
-        fleet.wait(lambda: fleet.least("a") > 20 and fleet.least("b") > 20)
-        fleet.quiet()
-        fleet.rest()
-        fleet.audit()
-        assert fleet.judge().violations == fleet.judge().violations == []
+            cluster.open(stream, "r", KeepAll())
+            cluster.publish(stream, rows=5, every_ns=5 * MS)
+        cluster.wait(lambda: cluster.least("a") > 20 and cluster.least("b") > 20)
+        cluster.quiet()
+        cluster.rest()
+        cluster.audit()
+        assert cluster.judge().violations == cluster.judge().violations == []
         with pytest.raises(UsageError, match="r/pub"):
-            fleet.kill("r/pub")
+            cluster.kill("r/pub")
 
-        fleet.workers["r/witness"].process.kill()  # not by `ProcessCluster.kill`
-        fleet.workers["r/witness"].process.join()
+        cluster.workers["r/witness"].process.kill()  # without `ProcessCluster.kill`
+        cluster.workers["r/witness"].process.join()
         with pytest.raises(SurecastError, match="r/witness has ended, exit code -9"):
-            fleet.wait(lambda: True)
-        assert any("r/witness" in violation for violation in fleet.judge().violations)
-        fleet.kill("r/witness")  # now it is known
-        assert fleet.members("r") == []
+            cluster.wait(lambda: True)
+        assert any("r/witness" in violation for violation in cluster.judge().violations)
+        cluster.kill("r/witness")  # now it is an expected end
+        assert cluster.members("r") == []
 
-        fleet.relay._process.kill()
-        fleet.relay._process.wait()
+        cluster.relay._process.kill()
+        cluster.relay._process.wait()
         with pytest.raises(SurecastError, match="relay has ended"):
-            fleet.wait(lambda: True)
-    assert all(gone(worker) for worker in fleet.workers.values())
+            cluster.wait(lambda: True)
+    assert all(gone(worker) for worker in cluster.workers.values())
 
 
 @pytest.mark.slow
-def test_servers_are_killed_and_clients_come_back_with_their_place(tmp_path: Path) -> None:
-    """A stream created and published by way of a region that does not own it."""
-    with ProcessCluster(tmp_path, 1, {"east": 2, "west": 1}, clients=1, thin=1) as fleet:
-        fleet.open("east.s", "west", LatestPerKey())
-        assert fleet.owner("east.s") == "east"
-        assert fleet.members("east") == ["east-1", "east-2"]
-        for region in fleet.regions:
-            fleet.publish("east.s", 5, 5 * MS, keys=10, region=region)
-        thin = fleet.thin[1]
-        fleet.wait(lambda: fleet.least("east.s") > 50)
+def test_restarted_clients_continue_at_their_positions_after_servers_were_killed(
+    tmp_path: Path,
+) -> None:
+    """The stream is created and published through a region that does not own it."""
+    with ProcessCluster(tmp_path, 1, {"east": 2, "west": 1}, clients=1, thin=1) as cluster:
+        cluster.open("east.s", "west", LatestPerKey())
+        assert cluster.owner("east.s") == "east"
+        assert cluster.members("east") == ["east-1", "east-2"]
+        for region in cluster.regions:
+            cluster.publish("east.s", 5, 5 * MS, keys=10, region=region)
+        thin = cluster.thin[1]
+        cluster.wait(lambda: cluster.least("east.s") > 50)
         for name in ("east-1", "west-1", thin):
-            fleet.kill(name)
-        at = fleet.least("east.s")
+            cluster.kill(name)
+        at = cluster.least("east.s")
         for name in ("east-1", "west-1", thin):
-            fleet.restart(name)
-        fleet.wait(lambda: fleet.least("east.s") > at + 200)
-        fleet.quiet()
-        fleet.rest()
-        fleet.audit()
-        tally = fleet.judge()
+            cluster.restart(name)
+        cluster.wait(lambda: cluster.least("east.s") > at + 200)
+        cluster.quiet()
+        cluster.rest()
+        cluster.audit()
+        tally = cluster.judge()
         assert tally.violations == []
         assert tally.acked == tally.published > 250
-        assert {p for p, _ in published(fleet)} == {"east/pub", "west/pub"}
+        assert {p for p, _ in published(cluster)} == {"east/pub", "west/pub"}
 
-        # The verdict is from the notebooks: with a batch torn out it is another one.
+        # The verdict is based on the delivery logs: without one of the batches it changes.
         path = delivered_path(str(tmp_path), thin)
         torn = read_delivered(path)
         del torn[len(torn) // 2]
         path.write_bytes(b"".join(bytes(part) for batch in torn for part in encode_batch(batch)))
-        assert any("G2" in violation for violation in fleet.judge().violations)
+        assert any("G2" in violation for violation in cluster.judge().violations)
 
 
-def published(fleet: ProcessCluster) -> list[tuple[str, bytes]]:
-    offers = {name: fleet.workers[name].ask("results")["offered"] for name in fleet.publishers}
+def published(cluster: ProcessCluster) -> list[tuple[str, bytes]]:
+    offers = {name: cluster.workers[name].ask("results")["offered"] for name in cluster.publishers}
     return [(name, value) for name, made in offers.items() for o in made for value in o[2]]
