@@ -215,5 +215,6 @@ def test_a_server_whose_journal_was_cut_short_raises_an_alarm_and_waits(deploy: 
     up.start("east-1")
     wait_for(lambda: "cut short" in up.alarms("east-1").get("disk-distrusted", ""), "an alarm")
     url = f"http://{up.nodes['east-1'].http}/v1/streams/{NAME}"
+    wait_for(lambda: get(url)[1].get("recovering"), "the stream is recovering")
     recovering = get(url)[1]
     assert recovering["recovering"] is True, json.dumps(recovering)
