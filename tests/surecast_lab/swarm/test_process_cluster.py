@@ -43,7 +43,7 @@ def test_a_machine_that_fails_ends_its_process(tmp_path: Path) -> None:
         no_batch: Any = 7
         workers.ask(spec.name, "give", Offer(bytes(16), no_batch))
         worker = workers[spec.name]
-        worker.process.join(10)
+        worker.process.join(60)
         assert worker.crashed
         assert "r/pub stops: TypeError" in worker.log.read_text()
 

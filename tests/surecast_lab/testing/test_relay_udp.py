@@ -119,7 +119,8 @@ def test_datagrams_drop_when_a_queue_is_full() -> None:
     assert found == sorted(found)
     assert found[:2] == [0, 1]
     assert lane.full == 200 - len(found) > 0
-    _, lane = arrivals(1, Shape(delay_ns=20 * MS), datagrams_bytes=10_000)
+    # All must be sent within the delay, also on a busy machine.
+    _, lane = arrivals(1, Shape(delay_ns=300 * MS), datagrams_bytes=10_000)
     assert lane.full > 0
 
 

@@ -151,10 +151,10 @@ def test_only_a_running_worker_ends_in_order(tmp_path: Path) -> None:
 
 def test_workers_of_a_failed_run_are_killed_soon(tmp_path: Path) -> None:
     workers = Workers(tmp_path)
-    began = time.monotonic()
     workers.start("a", Echo, "x")
     workers.ready()
     workers.ask("a", "be_slow")
+    began = time.monotonic()  # the start may take long on a busy machine
     with pytest.raises(KeyboardInterrupt), workers:
         raise KeyboardInterrupt
     assert gone(workers["a"])
