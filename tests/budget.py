@@ -1,6 +1,6 @@
-"""What the tests of each folder may cost, in processor seconds, and whether they keep to it.
+"""The processor seconds that the tests of each folder may take, and the check that they keep to it.
 
-Every run of pytest writes what it measured to out/test-times.json, summed over xdist's workers.
+Every run of pytest writes its measurements to out/test-times.json, summed over xdist's workers.
 `make test` (`pytest --budget`) fails if a folder takes a third more than tests/budget.toml allows.
 A slower machine is allowed more, by how much longer a fixed loop takes on it (`calibrate`).
 
@@ -27,22 +27,22 @@ ROOT = Path(__file__).resolve().parent.parent
 BUDGET = ROOT / "tests" / "budget.toml"
 TIMES = ROOT / "out" / "test-times.json"
 TOLERANCE = 4 / 3
-HEADROOM = 1.15  # of a new budget, above what was measured ...
-HEADROOM_S = 2  # ... and so many seconds
-NEW_FOLDER_S = 40.0  # what a folder may take that has no budget yet
+HEADROOM = 1.15  # a new budget is the measured time multiplied by this ...
+HEADROOM_S = 2  # ... plus these seconds
+NEW_FOLDER_S = 40.0  # allowed for a folder that has no budget yet
 LOOPS = 1_000_000
 TICK = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass
 class Budget:
-    reference_s: float = 0.0  # what `calibrate` found where the seconds were measured
+    reference_s: float = 0.0  # result of `calibrate` on the machine that measured the seconds
     seconds: dict[str, float] = field(default_factory=dict)
 
 
 def load(path: Path) -> Budget:
-    found = tomllib.loads(path.read_text())
-    return Budget(found["reference_s"], found["seconds"])
+    table = tomllib.loads(path.read_text())
+    return Budget(table["reference_s"], table["seconds"])
 
 
 # ---------------------------------------------------------------- measuring
@@ -55,9 +55,9 @@ def folder_of(path: str) -> str:
 
 
 def processor_seconds() -> float:
-    """What this process and all its descendants have used so far.
+    """Processor time that this process and all its descendants have used so far.
 
-    `os.times` has the descendants that have ended; those that live are read from /proc (Linux).
+    `os.times` includes descendants that have ended; running ones are read from /proc (Linux).
     """
     used = os.times()
     total = used.user + used.system + used.children_user + used.children_system
@@ -91,7 +91,7 @@ class Meter:
         self._last = processor_seconds()
 
     def note(self, path: str) -> None:
-        """What was used since the last call goes to the folder of this file."""
+        """Add the time used since the last call to the folder of this file."""
         now = processor_seconds()
         self.spent[folder_of(path)] += max(0.0, now - self._last)
         self._last = now
@@ -113,7 +113,7 @@ def calibrate() -> float:
 
 
 def complaints(spent: Mapping[str, float], budget: Budget, calibration_s: float) -> list[str]:
-    """A line for every folder that took a third more than it may on this machine."""
+    """A line for every folder that exceeded its budget on this machine by a third."""
     slower = max(1.0, calibration_s / budget.reference_s)
     found = []
     for folder, used_s in sorted(spent.items()):
@@ -130,8 +130,8 @@ def save(spent: Mapping[str, float], calibration_s: float, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     seconds = {folder: round(used_s, 1) for folder, used_s in sorted(spent.items())}
     total_s = round(sum(spent.values()), 1)
-    told = {"calibration_s": calibration_s, "total_s": total_s, "seconds": seconds}
-    path.write_text(json.dumps(told, indent=1) + "\n")
+    report = {"calibration_s": calibration_s, "total_s": total_s, "seconds": seconds}
+    path.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def new_budget(times: Mapping[str, object]) -> str:
@@ -171,7 +171,7 @@ class Measured:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        self.meter = self.meter or Meter()  # what was used before the first test is set-up
+        self.meter = self.meter or Meter()  # time used before the first test does not count
         result = yield
         self.meter.note(item.nodeid.partition("::")[0])
         return result

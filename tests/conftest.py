@@ -31,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     budget.pytest_addoption(parser)
     parser.addoption(
         "--part", default="", metavar="NAME",
-        help="only files that have this name in their path: a protocol, package or verb",
+        help="run only files that have this name in their path: a protocol, package or verb",
     )  # fmt: skip
 
 
@@ -43,14 +43,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """None: others decide."""
+    """True leaves the file out; None leaves the decision to pytest."""
     part = config.getoption("part")
     other = part and collection_path.is_file() and not is_of_part(collection_path, part)
     return True if other else None
 
 
 def pytest_collection_finish() -> None:
-    """What is there for good by now, half a million objects, need not be looked through again."""
+    """Exclude the half million objects that exist by now and stay from garbage collection."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
@@ -78,14 +78,14 @@ def _group_of_file(path: str) -> str | None:
 
 
 def group_of(nodeid: str) -> str:
-    """Tests with the same answer run in one worker, one after the other."""
+    """The group of a test: tests of one group run in one worker, one after the other."""
     return _group_of_file(nodeid.partition("::")[0]) or nodeid
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Nightly tests are left out unless `-m` names them. What takes long begins first, or one
-    worker would be left with it at the end."""
+    """Nightly tests are left out unless `-m` names them. Long tests start first, so that no worker
+    runs one alone at the end."""
     if "nightly" not in config.option.markexpr:
         nightly = [item for item in items if item.get_closest_marker("nightly")]
         config.hook.pytest_deselected(items=nightly)

@@ -1,8 +1,8 @@
-"""Mutants that are one change to the text of a function, and tests that must notice them.
+"""Mutants that change the text of one function, for checks that must fail with them.
 
-A bound is often one comparison inside a longer function. `Edit` replaces that piece of text and
-puts the changed function in the place of the original one. A module lists its checks and edits in a
-table named CHECKS; `tests/test_mutations.py` has the list of all of them.
+A bound is often one comparison inside a longer function. `Edit` changes that text and replaces the
+original function by the changed one. A module lists its checks and edits in a table named CHECKS;
+`tests/test_mutations.py` lists the checks that must exist.
 """
 
 import __future__
@@ -67,6 +67,6 @@ def each_check(rows: list[Row]) -> Any:
 
 
 def must_fail(check: Check, edit: Edit) -> None:
-    """The check fails by an assertion, or by an error that was expected and did not come."""
+    """With the edit, the check must fail: an assertion fails or an expected error is missing."""
     with edit.applied(), pytest.raises((AssertionError, pytest.fail.Exception)):
         check()

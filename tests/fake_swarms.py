@@ -1,4 +1,4 @@
-"""A swarm made by a test, for the verbs that run swarms by name."""
+"""A swarm that a test defines, for the commands that run swarms by name."""
 
 from types import ModuleType
 
@@ -11,7 +11,7 @@ __all__ = ["fake_swarm"]
 
 
 def fake_swarm(monkeypatch: pytest.MonkeyPatch, name: str, module: ModuleType) -> None:
-    """While `monkeypatch` lasts, seeds of the swarm `name` are run by the module's `run_seed`."""
+    """Until `monkeypatch` is undone, the module's `run_seed` runs the seeds of the swarm `name`."""
     known, load = scenarios.names(), torture.load_swarm
     monkeypatch.setattr(scenarios, "names", lambda: [*known, name])
     monkeypatch.setattr(

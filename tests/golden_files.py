@@ -1,4 +1,5 @@
-"""Golden files: what an earlier build wrote, in tests/fixtures, to be read and written alike.
+"""Golden files in tests/fixtures: an earlier build wrote them; this build must read and write the
+same bytes.
 
 After an intended change of a format, write them anew with
 
@@ -14,7 +15,7 @@ FIXTURES = Path(__file__).parent / "fixtures"
 
 
 def golden(name: str, made: bytes) -> bytes:
-    """The stored bytes; `made` is what this build writes."""
+    """Return the stored bytes; `made` is what this build writes (stored with SURECAST_REWRITE)."""
     path = FIXTURES / name
     if os.environ.get("SURECAST_REWRITE"):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,13 +1,13 @@
-"""What leaves each node in a seed of a swarm, as one digest: a change of shape leaves it equal.
+"""Digests of what leaves each node in a seed of a swarm. A pure refactoring keeps them equal.
 
     python -m tests.goldens                    compare 200 seeds of each swarm with what is stored
     python -m tests.goldens --record           store them anew
     python -m tests.goldens --dump sprinkler 7 print what leaves each node in one seed, to compare
 
 A digest covers messages (time, peer, name, fields, in the order of each node), deliveries, and
-what is appended to, cut off and repaired in logs, batches with the CRC of their bodies. It does not
-cover how a node works inside: timers, tokens, steps, states. Messages and logs are named as they
-were when the digests were first stored; `OLD_NAMES` translates.
+appends, truncations and repairs of logs; a batch is represented by its header fields and the CRC of
+its body. It does not cover the inside of a node: timers, tokens, steps, states. Messages have the
+names they had when the digests were first stored; `OLD_NAMES` translates.
 """
 
 import argparse
@@ -43,14 +43,14 @@ class Outputs(Trace):
     def pack(self) -> None:
         for at_ns, node, _, effects in self._steps:
             for effect in effects:
-                said = _said(effect)
-                if said is not None:
+                output = _output(effect)
+                if output is not None:
                     hashed = self._nodes.get(node)
                     if hashed is None:
                         hashed = self._nodes[node] = hashlib.sha256()
-                    hashed.update(_ENCODER.encode((at_ns, said)))
+                    hashed.update(_ENCODER.encode((at_ns, output)))
                     if self._lines is not None:
-                        self._lines.append(f"{node} {at_ns} {said!r}")
+                        self._lines.append(f"{node} {at_ns} {output!r}")
         self._steps.clear()
 
     def digest(self) -> str:
@@ -66,8 +66,8 @@ class Outputs(Trace):
         return sorted(self._lines or [], key=lambda line: line.split(" ", 1)[0])
 
 
-def _said(effect: Any) -> tuple[Any, ...] | None:
-    """What an effect says outside its node; None if nothing."""
+def _output(effect: Any) -> tuple[Any, ...] | None:
+    """The part of an effect that is visible outside its node; None if there is none."""
     kind = type(effect)
     if kind is Send:
         message = effect.message
@@ -97,7 +97,7 @@ _ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)
 
 
 def digest_of(swarm: str, seed: int) -> str:
-    """The digest of a seed; that it fails is a reason to stop before anything is compared."""
+    """The digest of a seed. Raises AssertionError if the seed violates a guarantee."""
     outputs = Outputs()
     result = load_swarm(swarm)(seed, trace=outputs)
     assert result.ok, f"{swarm} seed {seed}: {result.violations}"
@@ -124,27 +124,27 @@ def main() -> int:
     parser.add_argument("--record", action="store_true", help=f"write {STORED.name}")
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--dump", nargs=2, metavar=("SWARM", "SEED"))
-    given = parser.parse_args()
-    if given.dump:
+    args = parser.parse_args()
+    if args.dump:
         outputs = Outputs(lines=True)
-        load_swarm(given.dump[0])(int(given.dump[1]), trace=outputs)
+        load_swarm(args.dump[0])(int(args.dump[1]), trace=outputs)
         print("\n".join(outputs.lines()))
         return 0
     known: dict[str, dict[str, str]] = {swarm: {} for swarm in SWARMS}
-    if not given.record:
+    if not args.record:
         known = stored()
     found: dict[str, dict[str, str]] = {swarm: {} for swarm in SWARMS}
     different = 0
-    for done, (swarm, seed, digest) in enumerate(measured(given.seeds), 1):
+    for done, (swarm, seed, digest) in enumerate(measured(args.seeds), 1):
         found[swarm][str(seed)] = digest
-        if not given.record and known[swarm].get(str(seed)) != digest:
+        if not args.record and known[swarm].get(str(seed)) != digest:
             different += 1
             print(f"{swarm} seed {seed}: {digest}, stored is {known[swarm].get(str(seed))}")
         if done % 50 == 0:
-            print(f"{done} of {given.seeds * len(SWARMS)} seeds", file=sys.stderr, flush=True)
-    if given.record:
+            print(f"{done} of {args.seeds * len(SWARMS)} seeds", file=sys.stderr, flush=True)
+    if args.record:
         STORED.write_text(json.dumps(found, indent=0) + "\n")
-    print(f"{given.seeds * len(SWARMS)} seeds, {different} differ from what is stored")
+    print(f"{args.seeds * len(SWARMS)} seeds, {different} differ from what is stored")
     return 1 if different else 0
 
 

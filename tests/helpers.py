@@ -1,4 +1,4 @@
-"""Small clusters and stories that several tests tell."""
+"""Small simulated clusters, and steps that several tests share."""
 
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +30,7 @@ def cluster_of(
 
 
 def wait(cluster: Cluster, condition: Callable[[], bool], within_ns: int = 60 * SECOND) -> None:
-    """Run until a condition holds; fail if it does not within so much simulated time."""
+    """Run until a condition holds; fail if it does not hold within this much simulated time."""
     limit_ns = cluster.world.now_ns + within_ns
     assert cluster.world.run(limit_ns, until=lambda _: condition(), check_every_ns=MS), "waited"
 
@@ -55,7 +55,7 @@ def settle(cluster: Cluster) -> None:
 
 
 def heal_and_judge(cluster: Cluster) -> list[str]:
-    """Mend everything, wait until all is acknowledged and equal, and judge from outside."""
+    """Heal all faults, wait until all is acknowledged and equal, and return the violations."""
     cluster.world.heal_all()
     problems = []
     limit_ns = cluster.world.now_ns + 60 * SECOND
@@ -68,8 +68,8 @@ def heal_and_judge(cluster: Cluster) -> list[str]:
     return problems + cluster.judge().violations
 
 
-def tell_each(stories: list[tuple[str, Callable[[type | None], list[str]], type]]) -> Any:
-    """Run a test once for each (rule, story, mutant)."""
+def each_scenario(scenarios: list[tuple[str, Callable[[type | None], list[str]], type]]) -> Any:
+    """Run a test once for each row (rule, scenario, mutant)."""
     return pytest.mark.parametrize(
-        ("story", "mutant"), [s[1:] for s in stories], ids=[s[0] for s in stories]
+        ("scenario", "mutant"), [s[1:] for s in scenarios], ids=[s[0] for s in scenarios]
     )

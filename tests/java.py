@@ -1,4 +1,4 @@
-"""How the tests start Java: Spark reads the environment."""
+"""Options of Java in tests, set in the environment that Spark reads."""
 
 import os
 
@@ -6,17 +6,17 @@ from scripts.warm_spark import java_options
 
 __all__ = ["set_java_options"]
 
-# Spark in tests does a little of many things and is never warm: code that is compiled once and
-# lightly takes a third less of the processor than code that is made fast for later.
-# And what it does is small: a page of 32 MB for each task, zeroed and thrown away, is not.
+# Tests run many different small Spark jobs, so the JVM never warms up: with only the light compiler
+# (C1) they take a third less processor time. Small pages, because each task would otherwise
+# allocate and zero one of 32 MB.
 _HEAP = "-Xms768m -Xmn512m -XX:MetaspaceSize=512m -Dspark.buffer.pageSize=1m"
-# With one compiler Java has room for 48 MB of code; Spark needs more, and fails oddly without.
+# With one compiler Java reserves 48 MB for code. Spark needs more; its errors are unclear.
 _LIGHT = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC"
-_GIVEN = {name: os.environ.get(name) for name in ("SPARK_SUBMIT_OPTS", "SPARK_DAEMON_JAVA_OPTS")}
+_BY_USER = {name: os.environ.get(name) for name in ("SPARK_SUBMIT_OPTS", "SPARK_DAEMON_JAVA_OPTS")}
 
 
 def set_java_options() -> None:
-    """What the user has set stays. Call it again once there is a file of Java's classes."""
+    """Set the options that the user has not set. Call it again once a class archive exists."""
     light = f"{_LIGHT} {java_options()}"
     ours = {"SPARK_SUBMIT_OPTS": f"{light} {_HEAP}", "SPARK_DAEMON_JAVA_OPTS": light}
-    os.environ.update({name: _GIVEN[name] or options for name, options in ours.items()})
+    os.environ.update({name: _BY_USER[name] or options for name, options in ours.items()})

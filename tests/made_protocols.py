@@ -1,4 +1,4 @@
-"""Protocols made by a test: packages under `surecast.protocols` and rows of the registry."""
+"""Protocols that a test defines: packages under `surecast.protocols` and rows of the registry."""
 
 import importlib
 import sys
@@ -24,7 +24,7 @@ PACKAGE = "surecast.protocols"
 
 
 class MadeProtocols:
-    """While `monkeypatch` lasts, `folder` is a second place where protocols are found."""
+    """Until `monkeypatch` is undone, protocols are also imported from `folder`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         self.monkeypatch = monkeypatch
@@ -36,7 +36,7 @@ class MadeProtocols:
     def write(
         self, protocol: str, *, delivery: Callable[[], Delivery] | None = None, **files: str
     ) -> ModuleType:
-        """Make the protocol of these files, or make it anew; returns its messages module.
+        """Write a protocol of these files, replacing any before; returns its messages module.
 
         The package's `__init__.py` and an empty `messages.py` are added. A file `role` has a class
         `Role`, which becomes the protocol's role.
@@ -64,8 +64,9 @@ class MadeProtocols:
     def forget(self, protocol: str) -> None:
         """Unload the protocol's modules."""
         name = f"{PACKAGE}.{protocol}"
-        for module in [one for one in sys.modules if one == name or one.startswith(f"{name}.")]:
-            del sys.modules[module]
+        for module in list(sys.modules):
+            if module == name or module.startswith(f"{name}."):
+                del sys.modules[module]
         if hasattr(surecast.protocols, protocol):
             delattr(surecast.protocols, protocol)
 
@@ -82,7 +83,7 @@ def made_protocols(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[Ma
 
 @dataclass
 class MadeDelivery:
-    """A delivery that is what a test says; by default like one of the stream service alone."""
+    """A delivery with properties that a test chooses; by default it needs no layer of its own."""
 
     name: str = "made"
     ordered: bool = True
@@ -105,18 +106,18 @@ class MadeDelivery:
 
 
 class ScriptedReader(HandlerMachine):
-    """Answers each Follow with the effects that `script` gives for it, and speaks with nobody."""
+    """Answers each Follow with the effects that `script` returns for it; sends no messages."""
 
     inputs: ClassVar[dict[type, str]] = {Follow: "_on_follow", Unfollow: "_on_unfollow"}
 
-    def __init__(self, script: Callable[[Follow], list[Any]], heard: list[Any]) -> None:
+    def __init__(self, script: Callable[[Follow], list[Any]], received: list[Any]) -> None:
         super().__init__()
         self.script = script
-        self.heard = heard  # Follow and Unfollow, as they came
+        self.received = received  # Follow and Unfollow, in order
 
     def _on_follow(self, inp: Follow) -> None:
-        self.heard.append(inp)
+        self.received.append(inp)
         self.out += self.script(inp)
 
     def _on_unfollow(self, inp: Unfollow) -> None:
-        self.heard.append(inp)
+        self.received.append(inp)

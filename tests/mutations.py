@@ -1,9 +1,9 @@
-"""A replica's layers and clients with one binding rule taken out: the tests of the tests.
+"""Mutants: a replica's layers and clients, each with one binding rule removed.
 
-A test of rule Rn runs the same story twice, with the machines as they are and with the mutant
-named here, and demands that only the second breaks a guarantee. A mutant derives from the class of
-the layer that has the rule (`stacks.replica_layers`), or from a client's machine. Where the rule is
-in a part of `RegionSync` (forks, forwarding, recovery), the mutant replaces that part.
+A test of rule Rn runs the same scenario twice, with the unchanged machines and with the mutant
+defined here, and requires that only the second run breaks a guarantee. A mutant derives from the
+class of the layer that has the rule (`stacks.replica_layers`), or from a client's machine. If the
+rule is in a part of `RegionSync` (forks, forwarding, recovery), the mutant replaces that part.
 """
 
 from dataclasses import replace
@@ -56,14 +56,14 @@ from surecast.protocols.streams.stream import Stream
 
 
 class KeepsForks(Replica):
-    """R1 taken out: a dropped replica keeps what was never committed."""
+    """Without R1: a replica that was removed from the chain keeps uncommitted batches."""
 
     def _drop_fork(self) -> None:
         pass
 
 
 class AcksDuplicatesEarly(Replica):
-    """R2 taken out: a retry that was seen before is acknowledged at once."""
+    """Without R2: a retry of a stored batch is acknowledged at once, committed or not."""
 
     def _is_final(self, state: LogState, hi: int) -> bool:
         return hi <= state.end
@@ -79,7 +79,7 @@ class _LastNumberOnly(Dedup):
 
 
 class TakesAnyNumber(Replica):
-    """R3 taken out: a batch that overtook an earlier one is taken."""
+    """Without R3: a batch that overtook an earlier one is accepted."""
 
     def _log(self, log: bytes) -> LogState:
         state = super()._log(log)
@@ -90,14 +90,14 @@ class TakesAnyNumber(Replica):
 
 
 class ForgetsPublishers(Replica):
-    """R4 taken out: dedup is what the log still shows."""
+    """Without R4: only batches that are still in the log are recognised as duplicates."""
 
     def _publishers_at(self, state: LogState, end: int) -> bytes:
         return b"\x92\x00\x90"
 
 
 class ShowsUncommitted(StreamService):
-    """R5 taken out: readers and retention see whatever this replica has."""
+    """Without R5: readers and retention see uncommitted batches."""
 
     def visible_end(self, stream: Stream) -> int:
         return self.disk.end(stream.stream_id)
@@ -112,11 +112,11 @@ class ShowsUncommitted(StreamService):
         self.feed(stream)  # at once, not in runs
 
     def _maybe_compact(self, stream: Stream) -> None:
-        """The chain below would notice, and stop."""
+        """Do nothing: compacting uncommitted positions would fail an assertion in the chain."""
 
 
 class ForwardsBeforeStoring(Replica):
-    """R6 taken out: a batch goes on, and is acknowledged, before it is on disk."""
+    """Without R6: a batch is forwarded and acknowledged before it is on disk."""
 
     def _append(self, log: bytes, batches: tuple[Batch, ...]) -> None:
         super()._append(log, batches)
@@ -144,7 +144,7 @@ class ServesAtOnce(Replica):
 
 
 class IgnoresMovedTails(RegionSync):
-    """R7 taken out: a new epoch or tail of the source changes nothing."""
+    """Without R7: a new epoch or tail of the source region is ignored."""
 
     def _follow_moved_tail(self, peer: PeerRegion) -> None:
         pass
@@ -170,13 +170,13 @@ class _NoRecovery(Recovery):
 
 
 class NeverRecovers(_WithRecovery):
-    """R8 taken out: an owner goes on from whatever its log has."""
+    """Without R8: an owner that lost part of its log does not recover it from other regions."""
 
     recovery_type = _NoRecovery
 
 
 class TakesGapsForVoids(RegionSync):
-    """R9 taken out: arrival is in order, so a gap must be what was collected (as in the paper)."""
+    """Without R9: a gap in what arrives is taken for collected positions (as in the paper)."""
 
     def _on_peer_events(self, node: Peer, message: PeerEvents) -> None:
         stream = self.streams.get(message.stream)
@@ -189,21 +189,21 @@ class TakesGapsForVoids(RegionSync):
 
 
 class StampsRawTime(Replica):
-    """R10 taken out, first half: events carry the clock of whoever is head."""
+    """Without the first half of R10: events carry the unadjusted clock of the current head."""
 
     def _stamp(self, state: LogState) -> int:
         return self.now_ns + self.wall_offset_ns
 
 
 class TakesAnyRule(StreamService):
-    """R10 taken out, second half: rules are taken that can undo another's collection."""
+    """Without the second half of R10: rules are accepted that can undo a collection by another."""
 
     def _refusal_of_rule(self, stream: Stream, batch: Batch) -> str:
         return ""
 
 
 class DropsWhenFull(StreamService):
-    """R11 taken out: a full server makes room without being told to."""
+    """Without R11: a server that holds too much drops events that no rule collected."""
 
     cap: ClassVar[int] = 50
 
@@ -218,14 +218,14 @@ class DropsWhenFull(StreamService):
 
 
 class NeverAnnounces(MeshPeer):
-    """No re-notify after a shuffle: who was picked learns of what comes, not of what there is."""
+    """No notification after a shuffle: a newly picked peer hears only of later events."""
 
     def _announce(self, feed: Feed) -> None:
         pass
 
 
 class NeverLowersNext(MeshPeer):
-    """R12 taken out: a peer that has less than it was asked for has been asked all the same."""
+    """Without R12: positions count as requested although the peer does not have them yet."""
 
     def _lower_next(self, feed: Feed, end: int) -> None:
         pass
@@ -239,7 +239,7 @@ class _ForgetsSenders(View):
 
 
 class ForgetsSenders(MeshPeer):
-    """No reinforcement: who sends its view may be struck off like anybody."""
+    """No reinforcement: a peer that sends its view may be removed from ours like any other."""
 
     view_type = _ForgetsSenders
 
@@ -253,48 +253,48 @@ class _TakesBackTheDead(View):
 
 
 class TakesBackTheDead(MeshPeer):
-    """Who was found to be gone is taken back from whoever has not found out yet."""
+    """A peer that was found to be down is added again from the view of another peer."""
 
     view_type = _TakesBackTheDead
 
 
 class LeavesHoles(MeshPeer):
-    """What a peer does not have any more is not asked of a server."""
+    """Positions that a peer no longer has are not requested from a server."""
 
     def _fill(self, feed: Feed) -> None:
         pass
 
 
 class WaitsForever(MeshPeer):
-    """No deadline: who was asked is waited for."""
+    """Requests have no deadline."""
 
     def _look_at_deadlines(self) -> None:
         pass
 
 
 class WaitsForTheDead(MeshPeer):
-    """A peer's end does not end the requests to it."""
+    """Requests to a peer stay open when its session ends."""
 
     def _on_peer_down(self, inp: PeerDown) -> None:
         self.forget(inp.peer)
 
 
 class NeverPolls(MeshPeer):
-    """R12 taken out: silence is taken for rest."""
+    """Without R12: a client that receives nothing does not ask whether there is anything new."""
 
     def _mind_silence(self, feed: Feed) -> None:
         pass
 
 
 class IgnoresLeaners(MeshPeer):
-    """Only who was picked is told; who picked us is not."""
+    """Only peers that this client picked are notified; peers that picked this client are not."""
 
     def _on_lean(self, peer: Peer, message: MeshLean) -> None:
         pass
 
 
 class HoldsWithoutLimit(MeshPeer):
-    """G11 taken out: whatever comes early is held, whatever was delivered is kept."""
+    """Without G11: early batches are held and delivered ones kept without limit."""
 
     def _take(self, feed: Feed, peer: Peer, message: MeshEvents) -> None:
         given = self.config
@@ -304,7 +304,7 @@ class HoldsWithoutLimit(MeshPeer):
 
 
 class AsksPeersAgain(MeshPeer):
-    """G11 taken out: what was dropped for want of room is asked of peers once more."""
+    """Without G11: batches that were dropped for lack of space are requested from peers again."""
 
     def _heard(self, feed: Feed, peer: Peer, end: int) -> None:
         feed.asked = 0
@@ -312,7 +312,7 @@ class AsksPeersAgain(MeshPeer):
 
 
 class LearnsOnlyInTime(MeshPeer):
-    """How long peers take is learned from those that were quick enough."""
+    """The response time of peers is measured only on answers that met the deadline."""
 
     def _measure(self, peer: Peer, ask: Ask | None) -> None:
         if ask is not None:
@@ -320,14 +320,14 @@ class LearnsOnlyInTime(MeshPeer):
 
 
 class StaysUnknown(MeshPeer):
-    """A client that turns to another server waits for its next gossip to be known there."""
+    """A client that moves to another server is unknown there until its next gossip."""
 
     def _introduce(self) -> None:
         pass
 
 
 class ClaimsTheFuture(MeshPeer):
-    """A start is taken for a position that has been reached."""
+    """The requested start counts as a position that exists already."""
 
     def _follow(self, stream: bytes, start: int) -> None:
         super()._follow(stream, start)
@@ -335,7 +335,7 @@ class ClaimsTheFuture(MeshPeer):
 
 
 class LonelyServers(MeshServer):
-    """Servers do not tell each other whom they know."""
+    """Servers do not introduce the clients they know to each other."""
 
     def _introduce(self) -> None:
         pass
@@ -345,7 +345,7 @@ class LonelyServers(MeshServer):
 
 
 class TablesMayDiffer(RegionSync):
-    """Streams are created though regions disagree on who owns them."""
+    """Streams are created although regions have different tables of owners."""
 
     def _refusal_to_create(self) -> str:
         self.owners = b""
@@ -363,7 +363,7 @@ class _WithForwarding(RegionSync):
 
 
 class _Renaming(Forwarding):
-    """Publishes as itself: with an identity of its own, not the client's."""
+    """Forwards batches under an identity of this server instead of the client's."""
 
     def _alias(self, publisher: bytes) -> bytes:
         return bytes(a ^ b for a, b in zip(publisher, self.regions.config.name.encode() * 16))  # noqa: B905
@@ -381,7 +381,7 @@ class _Renaming(Forwarding):
 
 
 class ForwardsUnderItsOwnName(_WithForwarding):
-    """A retry that comes through another replica is not known to be one."""
+    """A retry that another replica forwards is not recognised as a retry."""
 
     forwarding_type = _Renaming
 
@@ -392,7 +392,7 @@ class _Gullible(Forwarding):
 
 
 class TakesAnybodysAck(_WithForwarding):
-    """Whoever claims to speak for the owner is believed."""
+    """An acknowledgement is accepted from any peer, not only from the owner."""
 
     forwarding_type = _Gullible
 
@@ -401,7 +401,7 @@ class TakesAnybodysAck(_WithForwarding):
 
 
 class AnswersBeforeTheBarrier(Cursors):
-    """A new head speaks before what its predecessors wrote is committed."""
+    """A new head answers before the entries of earlier heads are committed."""
 
     def _on_role_changed(self, event: RoleChanged) -> None:
         super()._on_role_changed(event)
@@ -409,7 +409,7 @@ class AnswersBeforeTheBarrier(Cursors):
 
 
 class MovesForAnybody(Cursors):
-    """Who was replaced can still move the cursor."""
+    """A holder that was replaced can still move the cursor."""
 
     def _on_advance(self, peer: Peer, message: Advance) -> None:
         holder = self._latest(message.name).holder
@@ -417,7 +417,7 @@ class MovesForAnybody(Cursors):
 
 
 class AnswersHoldersFromMemory(Cursors):
-    """Who holds a name is told so without asking the chain."""
+    """The holder of a name is confirmed from memory, without a commit by the chain."""
 
     def _on_attach(self, peer: Peer, message: Attach) -> None:
         holds = self.table.get(message.name, Cursor()).holder == message.holder
@@ -428,7 +428,7 @@ class AnswersHoldersFromMemory(Cursors):
 
 
 class AnswersUncommitted(Cursors):
-    """A holder is told that it has advanced as soon as that is written."""
+    """An advance is confirmed when it is written, before it is committed."""
 
     def _wait(self, peer: Peer, question: Attach | Advance) -> None:
         if isinstance(question, Advance):
@@ -438,35 +438,35 @@ class AnswersUncommitted(Cursors):
 
 
 class FencesLate(Cursors):
-    """A holder counts until its successor is committed, whatever was written since."""
+    """A holder keeps its rights until its successor is committed, although that is written."""
 
     def _latest(self, name: str) -> Cursor:
         return self.table.get(name, Cursor())
 
 
 class LeavesHolderInPlace(Cursors):
-    """A reset moves the cursor and leaves the name to its holder."""
+    """A reset moves the cursor but does not expel the holder."""
 
     def _write(self, name: str, entries: list[CursorEntry]) -> None:
         super()._write(name, [entry for entry in entries if entry.stream or not entry.change])
 
 
 class TakesExpelledHolders(Cursors):
-    """A holder that was expelled by a reset may take the name again."""
+    """A holder that a reset expelled may attach to the name again."""
 
     def _latest(self, name: str) -> Cursor:
         return replace(super()._latest(name), expelled=b"", former=())
 
 
 class RepeatsChanges(Cursors):
-    """A reset that is asked for again, because its answer was lost, is carried out again."""
+    """A reset that is repeated because its answer was lost is carried out again."""
 
     def _latest(self, name: str) -> Cursor:
         return replace(super()._latest(name), change=b"")
 
 
 class DeletesOnlyTheName(Cursors):
-    """A deletion writes one entry, and leaves those of the positions in the log."""
+    """A deletion writes one entry and leaves the entries of the positions in the log."""
 
     def _write(self, name: str, entries: list[CursorEntry]) -> None:
         super()._write(name, [entry for entry in entries if entry.seq or not entry.stream])
@@ -476,7 +476,7 @@ class DeletesOnlyTheName(Cursors):
 
 
 class NamesVoidPlaces(Queries):
-    """Where a time begins is what the log at hand says: compacted or not."""
+    """The first position of a time is looked up in this replica's log, which may be compacted."""
 
     def _on_locate(self, peer: Peer, message: Locate) -> None:
         stream = self.service.streams[message.stream]
@@ -490,7 +490,7 @@ class NamesVoidPlaces(Queries):
 
 
 class ServesUnfed(StreamService):
-    """Late readers are served by what retention happens to know."""
+    """Late readers are served before retention has read the whole log."""
 
     def readable(self, stream: LogId, lo: int, hi: int = 0) -> list[Batch]:
         fed, self.feed = self.feed, lambda *_: None  # type: ignore[assignment,method-assign]
@@ -501,7 +501,7 @@ class ServesUnfed(StreamService):
 
 
 class FeedsAtOnce(StreamService):
-    """A long log is taken in at once, and everybody waits."""
+    """Retention reads a long log in one pass, and all other work waits."""
 
     def feed(self, stream: Stream, budget_bytes: int = 1 << 62) -> None:
         super().feed(stream)
@@ -511,7 +511,7 @@ class FeedsAtOnce(StreamService):
 
 
 class WaitsForLearnersForever(Replica):
-    """No time limit for the gate: commits stop until the learner has everything."""
+    """The gate has no time limit: commits stop until the learner has everything."""
 
     def _tend_learner(self) -> None:
         self.join_since_ns = self.now_ns
@@ -519,7 +519,7 @@ class WaitsForLearnersForever(Replica):
 
 
 class TakesLearnersUnclean(Replica):
-    """R8 taken out, at the tail: a learner joins a chain that has not rebuilt its lost logs."""
+    """Without R8 at the tail: a learner joins a chain that has not rebuilt its lost logs."""
 
     def _tend_learner(self) -> None:
         clean, self.saved.clean = self.saved.clean, True
@@ -528,7 +528,7 @@ class TakesLearnersUnclean(Replica):
 
 
 class TrustsForkedSnapshots(Replica):
-    """R4 taken out: a saved publishers' state counts for positions that were truncated since."""
+    """Without R4: a saved publishers' state stays valid for positions that were truncated since."""
 
     def _drop_fork(self) -> None:
         kept = {log: state.kept for log, state in self.logs.items()}
@@ -545,7 +545,7 @@ class _NeverTruncates(Dedup):
 
 
 class RemembersLostBatches(Replica):
-    """A restart recognises batches that the saved publishers' state names and the log lost."""
+    """After a restart, batches that the log lost are duplicates if the saved state names them."""
 
     def _dedup(self) -> Dedup:
         config = self.config
@@ -553,25 +553,25 @@ class RemembersLostBatches(Replica):
 
 
 class OverlooksSuccessorAhead(Replica):
-    """A successor that holds more than we do is taken for one that holds as much."""
+    """A successor that holds more than this replica is treated as if it held as much."""
 
     def _on_sync(self, peer: Peer, message: Sync) -> None:
         ends = {log: min(end, self._log(log).stored) for log, end in message.ends.items()}
         super()._on_sync(peer, msgspec.structs.replace(message, ends=ends))
 
 
-# ---------------------------------------------------------------- who may say what, in a chain
+# ---------------------------------------------------------------- senders of messages in a chain
 
 
 class TakesAnybodysForward(Replica):
-    """Batches are stored also if a non-predecessor forwards them."""
+    """Forwarded batches are stored from any peer, not only from the predecessor."""
 
     def _on_forward(self, peer: Peer, message: Forward) -> None:
         super()._on_forward(self.pred or peer, message)
 
 
 class TakesAnybodysPublishers(Replica):
-    """The publishers' state is replaced by one from any peer."""
+    """The publishers' state is accepted from any peer, not only from the predecessor."""
 
     def _on_publishers(self, peer: Peer, message: Publishers) -> None:
         super()._on_publishers(self.pred or peer, message)
@@ -585,7 +585,7 @@ class TakesAnyChainsConfiguration(Replica):
         super()._on_configuration(peer, mine)
 
 
-# ---------------------------------------------------------------- who may say what, to a server
+# ---------------------------------------------------------------- senders of messages to a server
 
 
 class TakesAnybodysAdvertisement(RegionSync):
@@ -600,7 +600,7 @@ class TakesAnybodysAdvertisement(RegionSync):
 
 
 class TakesAnybodysPublishersKnown(RegionSync):
-    """Any peer may say what publishers had accepted elsewhere."""
+    """The publishers' state of another region is accepted from any peer."""
 
     def _on_publishers_known(self, node: Peer, message: PublishersKnown) -> None:
         given = self.region_of
@@ -625,14 +625,14 @@ class AppendsOtherStreams(RegionSync):
 
 
 class AppendsOlderBatches(RegionSync):
-    """R10 taken out, at the head that pulls: batches older than what they follow are appended."""
+    """Without R10 at the head that pulls: batches older than the ones before them are appended."""
 
     def _fits(self, stream: Copy, batches: tuple[Batch, ...]) -> bool:
         return super()._fits(replace(stream, newest_ns=0), batches[:1])
 
 
 class OvertakesOldIdentity(Publisher):
-    """Batches of a new identity are sent while some of the old one wait."""
+    """Batches of a new identity are sent while batches of the old one wait for their ack."""
 
     def _send_more(self, stream: bytes, line: Line) -> None:
         super()._send_more(stream, line)
@@ -645,7 +645,7 @@ class OvertakesOldIdentity(Publisher):
 
 
 class ServesWithHoles(Replica):
-    """A replica that cannot read part of its logs goes on as the member it was."""
+    """A replica that cannot read part of its logs stays a full member."""
 
     def _adopt(self, epoch: int, members: Any, lineage: int) -> None:
         holes, self.holes = self.holes, {}
@@ -654,7 +654,7 @@ class ServesWithHoles(Replica):
 
 
 class IgnoresOlderCopies(Replica):
-    """What others have seen its disk count up to makes no difference."""
+    """A replica ignores reports that its disk is an older copy."""
 
     def _rolled_back(self, serial: int, alone: bool = False) -> None:
         if self.active:
@@ -664,7 +664,7 @@ class IgnoresOlderCopies(Replica):
 
 
 class IgnoresLostChanges(Replica):
-    """A journal that was cut short is taken for what there was."""
+    """A journal that was cut short is treated as complete."""
 
     def _renounce(self, why: str) -> None:
         if not self.saved.gapped:
@@ -672,7 +672,7 @@ class IgnoresLostChanges(Replica):
 
 
 class CutsAtHoles(Replica):
-    """What stands behind a position that cannot be read is given up with it."""
+    """The log is cut at the first position that cannot be read."""
 
     def _restore(self) -> None:
         disk = self.disk._disk  # type: ignore[attr-defined]
@@ -730,13 +730,13 @@ class _KeepsNoCopy(Forks):
 
 
 class DropsHistories(_WithForks):
-    """The events that are taken back are not kept anywhere."""
+    """Events of an abandoned history are not copied to another stream."""
 
     forks_type = _KeepsNoCopy
 
 
 class KeepsOutdatedPublishers(Replica):
-    """What an older copy of the disk says of publishers counts, though they had more accepted."""
+    """The publishers' state of an older disk copy is kept although other regions know more."""
 
     def _on_take_publishers(self, inp: TakePublishers) -> None:
         super()._on_take_publishers(msgspec.structs.replace(inp, known_too=False))
@@ -748,27 +748,27 @@ class _BelievesTheFirst(Recovery):
 
 
 class TakesUnsureAnswers(_WithRecovery):
-    """The first region that answers is believed, though another one knows all publishers."""
+    """The first region's answer is used although another region knows all publishers."""
 
     recovery_type = _BelievesTheFirst
 
 
 class ForfeitsReadable(StreamService):
-    """Whatever a layer above gives up is said to be lost, though it can be read."""
+    """All positions that a layer above gives up are reported lost, also readable ones."""
 
     def _in_holes(self, stream: LogId, positions: IntervalSet) -> IntervalSet:
         return positions
 
 
 class GivesPositionsBehindTheEnd(StreamService):
-    """D1 taken out: a deleted stream is published to."""
+    """Without D1: a deleted stream accepts events."""
 
     def _refusal_behind_end(self, stream: Stream) -> str:
         return ""
 
 
 class KnowsOnlyItsOwnEnd(StreamService):
-    """D1 taken out in part: a head does not look whether the one before gave the End event."""
+    """Without part of D1: a head does not check whether an earlier head appended the End event."""
 
     def _on_publish(self, peer: Peer, message: Publish) -> None:
         super()._on_publish(peer, message)

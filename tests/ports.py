@@ -1,4 +1,4 @@
-"""Ports to listen at, for tests that run beside each other."""
+"""Free ports to listen on, for tests that run in parallel."""
 
 from surecast_lab.testing.ports import free_base, free_ports
 

@@ -1,4 +1,4 @@
-"""Programs of the system that some tests need: `needs("chromium")` skips, but never in CI."""
+"""System programs that some tests need: `needs("chromium")` skips the test, but fails it in CI."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ __all__ = ["lack", "needs"]
 
 
 def needs(program: str) -> str:
-    """Where it is. Without it the test is skipped; in CI it fails, for there it must run."""
+    """The path of the program. Without it the test is skipped; in CI it fails."""
     found = shutil.which(program)
     if found is None:
         lack(f"{program} is not installed: scripts/services.sh installs it")
@@ -18,7 +18,7 @@ def needs(program: str) -> str:
 
 
 def lack(why: str) -> NoReturn:
-    """What a test needs is not there."""
+    """Skip the test because something it needs is missing; in CI, fail it."""
     if os.environ.get("SURECAST_CI") == "1":
         pytest.fail(why)
     pytest.skip(why)

@@ -1,12 +1,12 @@
 """Golden interaction scripts: text files in tests/scripts that drive a few machines step by step.
 
-A line that begins with ">" is a command, one with "#" a comment. All other lines are what the
-command above them showed: inputs, effects, and the state after each. A test plays the commands and
-compares what they show with the file. After an intended change, write the files anew with
+A line that begins with ">" is a command, one with "#" a comment. All other lines are the output of
+the command above them: inputs, effects, and the state after each. A test plays the commands and
+compares their output with the file. After an intended change, write the files anew with
 
     SURECAST_REWRITE=1 python -m pytest tests -k golden_script
 
-and read the difference before you commit it. A new script needs nothing but its commands.
+and read the difference before you commit it. To add a script, write its commands only.
 """
 
 import os
@@ -21,7 +21,7 @@ Play = Callable[[list[str]], list[str]]  # the words of a command → the lines 
 
 
 def played(text: str, play: Play) -> str:
-    """The script with what its commands show now."""
+    """The script with the output that its commands produce now."""
     lines = []
     for line in text.splitlines():
         if line.startswith("#"):

@@ -1,4 +1,4 @@
-"""Which files of tests belong to a part: `make test P=chain`, `pytest --part chain`."""
+"""The test files that belong to a part: `make test P=chain`, `pytest --part chain`."""
 
 import re
 from pathlib import Path

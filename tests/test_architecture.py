@@ -1,4 +1,4 @@
-"""The import rule and purity, enforced on the source text; and what importing surecast may load."""
+"""The source text keeps the import rules and purity; importing surecast loads no heavy library."""
 
 import ast
 import subprocess
@@ -14,15 +14,15 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 PURE = ("columns", "core", "parts", "protocols")
 BANNED = {"asyncio", "socket", "os", "time", "uuid", "secrets", "threading", "logging"}
 
-# What each room of surecast may import, besides itself and errors. A room not listed here is a
-# new one: give it a row. (surecast/__init__.py is the room "".)
+# What each top-level package of surecast may import, besides itself and errors. A new package needs
+# a row here. (surecast/__init__.py is the package "".)
 _BELOW_REGISTRY = {"columns", "core", "parts", "protocols"}
 _JOINED = {
     *_BELOW_REGISTRY, "registry", "stacks", "storage", "sim", "runtime", "endpoint", "server",
     "client",
 }  # fmt: skip
 _PRODUCT = {*_JOINED, "pipeline", "web", ""}
-# The package beside it has rooms of its own. Only verbs of the command line import them.
+# The packages of surecast_lab. Only commands of the command line import them.
 LAB = "surecast_lab."
 SEES: dict[str, set[str]] = {
     "errors": set(),
@@ -57,7 +57,7 @@ SEES: dict[str, set[str]] = {
 
 
 def imports(tree: ast.AST, module: str, is_package: bool) -> Iterator[tuple[int, str]]:
-    """(line, dotted name) of everything `module` imports, wherever in the file it stands."""
+    """(line, dotted name) of each import of `module`, also of imports inside functions."""
     package = module if is_package else module.rpartition(".")[0]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -75,9 +75,9 @@ def imports(tree: ast.AST, module: str, is_package: bool) -> Iterator[tuple[int,
 
 
 def room(name: str) -> str:
-    """The top-level part of surecast a dotted name belongs to; "" for the package itself.
+    """The top-level package of surecast that a dotted name belongs to; "" for surecast itself.
 
-    Those of surecast_lab begin with its name."""
+    Packages of surecast_lab begin with its name."""
     parts = name.split(".")
     if parts[0] == "surecast_lab":
         return LAB + (parts[1] if len(parts) > 1 and LAB + parts[1] in SEES else "")
@@ -87,12 +87,12 @@ def room(name: str) -> str:
 
 
 def complaints(source: str, module: str, is_package: bool = False) -> list[str]:
-    """What is wrong with the imports of `source`, were it the text of `module`."""
+    """Violations of the import rules if `source` were the text of `module`."""
     found: list[str] = []
     package, _, rest = module.partition(".")
     here = (LAB if package == "surecast_lab" else "") + rest.partition(".")[0]
     if here not in SEES:
-        return [f"{module}: the room {here!r} has no row in SEES"]
+        return [f"{module}: the package {here!r} has no row in SEES"]
     tree = ast.parse(source)
     for line, name in imports(tree, module, is_package):
         top = name.split(".")[0]
@@ -190,7 +190,7 @@ def test_source_keeps_the_rules(module: str, path: Path) -> None:
         ("surecast.parts.x", "from random import Random\nr = Random()", "unseeded"),
     ],
 )
-def test_the_checker_sees_violations(module: str, source: str, words: str) -> None:
+def test_the_checker_finds_violations(module: str, source: str, words: str) -> None:
     found = complaints(source, module)
     assert any(words in complaint for complaint in found), found
 
@@ -213,13 +213,14 @@ def test_the_checker_sees_violations(module: str, source: str, words: str) -> No
         ("surecast.cli.x", "from surecast_lab.lab import x\nfrom surecast_lab.swarm import y"),
     ],
 )
-def test_the_checker_lets_right_imports_pass(module: str, source: str) -> None:
+def test_the_checker_accepts_allowed_imports(module: str, source: str) -> None:
     assert complaints(source, module) == []
 
 
-def test_no_other_file_names_a_delivery() -> None:
-    """A delivery is a folder, a row of the registry and a scenario. (The default one has a name in
-    `core.streams`, and Sprinkler was there before the rule: lab and swarm know it.)"""
+def test_a_delivery_is_named_only_in_its_own_files() -> None:
+    """A delivery is a folder, a row of the registry and a scenario. (Exceptions: the default
+    delivery is named in `core.streams`; lab and swarm name Sprinkler, which is older than the
+    rule.)"""
     named = []
     for module, path in modules():
         parts = module.split(".")[1:]
@@ -233,7 +234,7 @@ def test_no_other_file_names_a_delivery() -> None:
 
 
 def rooms_seen() -> dict[str, set[str]]:
-    """The rooms that each room imports, wherever in its files."""
+    """The packages that each package imports, also inside functions."""
     found: dict[str, set[str]] = {}
     for module, path in modules():
         here = room(module)
@@ -243,12 +244,12 @@ def rooms_seen() -> dict[str, set[str]]:
     return found
 
 
-def test_no_cycle_joins_rooms() -> None:
+def test_imports_between_packages_have_no_cycle() -> None:
     TopologicalSorter(rooms_seen()).prepare()  # raises CycleError
 
 
 def loaded_by(code: str) -> set[str]:
-    """Run `code` in a fresh interpreter and return the top-level modules it left loaded."""
+    """Run `code` in a fresh interpreter; return the top-level modules loaded afterwards."""
     tail = "\nimport sys\nprint('LOADED', *sorted({m.split('.')[0] for m in sys.modules}))"
     run = subprocess.run(
         [sys.executable, "-c", code + tail], capture_output=True, text=True, timeout=60
@@ -286,5 +287,5 @@ def test_heavy_libraries_are_loaded_late(code: str, heavy: set[str]) -> None:
     assert not loaded & heavy
 
 
-def test_the_load_probe_sees_heavy_libraries() -> None:
+def test_the_load_probe_finds_heavy_libraries() -> None:
     assert "numpy" in loaded_by("import numpy")

@@ -1,4 +1,4 @@
-"""The budget of the tests: what is measured, who is over it, and what the message says."""
+"""The processor-time budget of the tests: measuring, judging, and the message."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def test_files_belong_to_folders(path: str, folder: str) -> None:
     assert folder_of(path) == folder
 
 
-def test_a_folder_over_its_budget_by_a_third_is_named() -> None:
+def test_a_folder_over_its_budget_by_a_third_is_reported() -> None:
     allowed = Budget(reference_s=0.1, seconds={"core": 30.0, "sim": 30.0})
     assert complaints({"core": 39.9, "sim": 1.0}, allowed, 0.1) == []
     (line,) = complaints({"core": 40.1, "sim": 1.0}, allowed, 0.1)
@@ -36,7 +36,7 @@ def test_a_folder_over_its_budget_by_a_third_is_named() -> None:
     assert "budget of 30 s" in line
 
 
-def test_a_slow_machine_is_allowed_more_a_fast_one_not_less() -> None:
+def test_a_slow_machine_is_allowed_more_and_a_fast_one_not_less() -> None:
     allowed = Budget(reference_s=0.1, seconds={"core": 30.0})
     assert complaints({"core": 79.0}, allowed, 0.2) == []
     (line,) = complaints({"core": 81.0}, allowed, 0.2)
@@ -66,7 +66,7 @@ def test_child_processes_count_while_they_run_and_when_they_have_ended() -> None
     assert running - 0.05 <= ended < 5
 
 
-def test_what_was_used_goes_to_the_folder_of_the_test() -> None:
+def test_processor_time_counts_for_the_folder_of_the_test() -> None:
     meter = Meter()
     subprocess.run([sys.executable, "-c", BURN], check=True)
     meter.note("tests/core/test_wire.py")
@@ -87,7 +87,7 @@ def test_a_new_budget_has_room_above_what_was_measured(tmp_path: Path) -> None:
         new_budget({"calibration_s": 0.0, "seconds": {}})
 
 
-def test_the_budget_names_only_folders_that_there_are() -> None:
+def test_the_budget_names_only_existing_folders() -> None:
     found = tomllib.loads(budget.BUDGET.read_text())
     files = [path.relative_to(budget.ROOT) for path in budget.ROOT.glob("tests/**/test_*.py")]
     assert set(found["seconds"]) <= {folder_of(str(path)) for path in files}
@@ -132,7 +132,7 @@ def test_a_run_over_its_budget_fails_and_says_why(tmp_path: Path) -> None:
     assert over.returncode == 1, over.stdout + over.stderr
     assert "2 passed" in over.stdout
     assert "tests/hot took" in over.stdout
-    told = json.loads((tmp_path / "times.json").read_text())
-    assert 0.5 < told["seconds"]["hot"] < 20
+    times = json.loads((tmp_path / "times.json").read_text())
+    assert 0.5 < times["seconds"]["hot"] < 20
     within = run(100.0, workers=0)
     assert within.returncode == 0, within.stdout

@@ -1,4 +1,4 @@
-"""docs/failures.md against the tests: each fault has a row, with tests and alarms that exist."""
+"""docs/failures.md has a row for each fault, with tests and alarms that exist."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ from surecast_lab.swarm import file_damage, process_faults
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "failures.md"
 HEADING = "## Damaged and restored data folders"
-# What can be done to a folder, as simulated and real faults call it, and how the page calls it.
+# Kinds of damage to a data folder, as named by simulated and real faults → a word of the page.
 WORDS = {
     "record": "flipped bit",
     "segment": "segment",
@@ -54,7 +54,7 @@ def test_every_row_is_complete_and_names_tests_that_exist() -> None:
         assert set(named) <= known, f"{set(named) - known} do not exist: {row[0]}"
 
 
-def test_alarms_of_the_page_exist() -> None:
+def test_alarms_named_on_the_page_exist() -> None:
     shape = re.compile(r"`([a-z]+(?:-[a-z]+)+)`")
     named = {code for row in rows() for code in shape.findall(row[2])}
     others = {"force-new-stream"}  # a command
@@ -62,7 +62,7 @@ def test_alarms_of_the_page_exist() -> None:
     assert {"disk-distrusted", "stream-damaged", "stream-forked", "entries-lost"} <= named
 
 
-def test_every_fault_has_a_row() -> None:
+def test_every_kind_of_damage_has_a_row() -> None:
     kinds = [*faults.DAMAGES, *file_damage.KINDS, "ends"]
     kinds += [kind for kind in process_faults.KINDS if kind.startswith(("damage", "roll-back"))]
     assert set(kinds) == set(WORDS)

@@ -1,9 +1,9 @@
-"""Each rule has a mutant without it, and each mutant a test that catches it: the table.
+"""Each rule has a mutant without it, and each mutant has a test that catches it (`CAUGHT_BY`).
 
-A test runs a story with the machines as they are and with the mutant, and demands that only the
-second breaks a guarantee; here it is checked that no mutant is left without such a test.
+Such a test runs a scenario with the unchanged machines and with the mutant, and requires that only
+the second run breaks a guarantee. This file checks that every mutant has such a test.
 
-Bounds have mutants that are one edited line (`tests/edits.py`). A module `test_bounds.py` has a
+The mutants of bounds are one edited line (`tests/edits.py`). A module `test_bounds.py` has a
 table CHECKS of checks and edits, and runs each check with and without its edit.
 """
 
@@ -138,7 +138,7 @@ def test_the_tests_name_the_mutants_they_catch(path: str) -> None:
     assert missing == []
 
 
-def test_a_mutant_takes_the_place_of_a_machine_that_is_in_use() -> None:
+def test_each_mutant_derives_from_a_machine_that_is_in_use() -> None:
     machines = (*replica_layers().values(), MeshPeer, Publisher)
     strange = [name for name in mutants() if not issubclass(getattr(mutations, name), machines)]
     assert strange == []
@@ -146,8 +146,8 @@ def test_a_mutant_takes_the_place_of_a_machine_that_is_in_use() -> None:
 
 # ---------------------------------------------------------------- mutants that are edits
 
-# What a review of 133 mutants found that no test caught, of bounds: the check that does, by the
-# folder of its test_bounds.py.
+# Bounds that no test covered when a review tried 133 mutants → the folder of the test_bounds.py
+# and its check that covers the bound now.
 FOUND_IN_REVIEW: dict[str, tuple[str, str]] = {
     "batches of a publisher that are remembered": ("protocols/chain", "recent_batches"),
     "publishes while the disk is behind": ("protocols/chain", "pending_publishes"),
@@ -172,7 +172,7 @@ FOUND_IN_REVIEW: dict[str, tuple[str, str]] = {
 
 
 def checks_in(source: str) -> list[str]:
-    """The checks of a table CHECKS that has an edit for each."""
+    """The names of the checks in the table CHECKS of a module; each row must have an edit."""
     tables = [
         node.value
         for node in ast.parse(source).body
@@ -190,7 +190,7 @@ def checks_in(source: str) -> list[str]:
 
 
 @pytest.mark.parametrize("found", FOUND_IN_REVIEW)
-def test_what_a_review_found_is_caught_now(found: str) -> None:
+def test_every_gap_that_a_review_found_has_a_check(found: str) -> None:
     folder, check = FOUND_IN_REVIEW[found]
     assert check in checks_in((TESTS / folder / "test_bounds.py").read_text())
 
@@ -205,13 +205,13 @@ def test_every_check_of_a_bound_is_run_with_and_without_its_edit(path: Path) -> 
     assert "@each_check(CHECKS)\ndef test_a_missing_bound_is_noticed" in text
 
 
-def test_an_edit_that_does_not_fit_any_more_is_told() -> None:
+def test_an_edit_whose_text_is_missing_raises() -> None:
     edit = Edit("tests.test_mutations:mutants", "no such text", "")
     with pytest.raises(LookupError, match="0 times: change this edit"), edit.applied():
         pass
 
 
-def test_an_edit_is_taken_back() -> None:
+def test_an_edit_is_undone_afterwards() -> None:
     before = mutants()
     module = Edit("tests.test_mutations:mutants", "return [", "return ['x'] + [")
     with module.applied():

@@ -1,4 +1,4 @@
-"""Types are told apart by protocol and name, and found by name wherever in the folder they are."""
+"""Types are distinguished by protocol and name, whichever module of the protocol defines them."""
 
 import ast
 from collections.abc import Iterator
@@ -60,14 +60,14 @@ class Done(msgspec.Struct, gc=False):
 
 @pytest.fixture
 def pair(made: MadeProtocols) -> tuple[ModuleType, ModuleType]:
-    """Two protocols with an Ack, a Do and a Done each, of the same fields."""
+    """Two protocols, each with types Ack, Do and Done that have the same fields."""
     left, right = (
         made.write(name, messages=NAMESAKES.format(protocol=name)) for name in ("left", "right")
     )
     return left, right
 
 
-def test_a_codec_tells_them_apart(pair: tuple[ModuleType, ModuleType]) -> None:
+def test_a_codec_distinguishes_types_of_the_same_name(pair: tuple[ModuleType, ModuleType]) -> None:
     left, _ = pair
     codec = Codec(registry.message_types())
     for module in pair:
@@ -83,7 +83,7 @@ def test_a_codec_tells_them_apart(pair: tuple[ModuleType, ModuleType]) -> None:
 
 
 class Replier:
-    """Sends what it is told to; emits an event of the same protocol for what it receives."""
+    """Sends an Ack for each Do and emits a Done for each Ack, each of the same protocol."""
 
     def __init__(self, *modules: ModuleType) -> None:
         self.modules = modules
@@ -97,7 +97,7 @@ class Replier:
         return []
 
 
-def test_a_trace_tells_them_apart(pair: tuple[ModuleType, ModuleType]) -> None:
+def test_a_trace_distinguishes_types_of_the_same_name(pair: tuple[ModuleType, ModuleType]) -> None:
     def run(*modules: ModuleType) -> Trace:
         trace = Trace()
         world = World(1, Link(delay_ns=MS), trace=trace)
@@ -118,7 +118,9 @@ def test_a_trace_tells_them_apart(pair: tuple[ModuleType, ModuleType]) -> None:
     assert run(left).digest() != run(right).digest()
 
 
-def test_a_recording_tells_them_apart(pair: tuple[ModuleType, ModuleType]) -> None:
+def test_a_recording_distinguishes_types_of_the_same_name(
+    pair: tuple[ModuleType, ModuleType],
+) -> None:
     writer = Writer(Codec(registry.message_types()))
     writer.opening("a", "some-machine", {}, 1, 1)
     for module in pair:
@@ -145,7 +147,7 @@ def test_a_recording_tells_them_apart(pair: tuple[ModuleType, ModuleType]) -> No
 
 
 def test_every_struct_of_the_vocabulary_and_of_protocols_is_in_the_table() -> None:
-    """Read from the source text: a new module is not forgotten, `columns` included."""
+    """The classes are read from the source text, so that new modules are covered as well."""
     found = registry.recorded_types()
     assert all(name_of(kind) == name for name, kind in found.items())
     missing = []

@@ -1,4 +1,4 @@
-"""Kernels of a service user: read from the package, or kept where nobody else can put anything."""
+"""Compiled kernels are read from the package or kept in a folder that only their user can write."""
 
 import os
 import shutil
@@ -14,10 +14,10 @@ import pytest
 from surecast import numba_cache
 
 SRC = Path(numba_cache.__file__).parent
-USER = 54_321  # of the service, when the tests run as root
+USER = 54_321  # the service's user if the tests run as root
 
-# Runs as a user that can write neither to the package nor to a home. What numba imports on its way
-# is loaded before: the interpreter itself may be readable by root alone.
+# Runs as a user that can write neither to the package nor to a home folder. Modules that numba
+# imports late are loaded first, because the interpreter itself may be readable by root only.
 SERVICE = """
 import os, sys
 import numba
@@ -55,9 +55,9 @@ def place() -> Iterator[Path]:
 
 
 def set_modes(site: Path, mode: int) -> None:
-    for one in (site, *site.rglob("*")):
-        if one.is_dir():
-            one.chmod(mode)
+    for path in (site, *site.rglob("*")):
+        if path.is_dir():
+            path.chmod(mode)
 
 
 def run(place: Path, script: str) -> list[str]:
@@ -77,13 +77,13 @@ def run(place: Path, script: str) -> list[str]:
 
 
 def serve(place: Path) -> set[str]:
-    """For the kernels of a service: whether they were in a cache, and in which."""
+    """Run the service; a line for each distinct pair of cache hits and cache folder."""
     lines = run(place, SERVICE)
     assert len(lines) == 3
     return set(lines)
 
 
-def test_a_user_without_a_home_keeps_kernels_in_a_folder_of_its_own(place: Path) -> None:
+def test_a_user_without_a_home_caches_kernels_in_a_private_folder(place: Path) -> None:
     set_modes(place / "site", 0o555)
     (place / "tmp").chmod(0o1777)
     (first,) = serve(place)
@@ -103,7 +103,8 @@ def test_kernels_that_came_with_the_package_are_read_from_it(place: Path) -> Non
     set_modes(place / "site", 0o555)
     assert serve(place) == {f"1 {cached}"}
     assert list((place / "tmp").rglob("*.nb?")) == []
-    # Compiled for another machine or version: once more, and kept in the private folder.
+    # If the index is of another machine or version, the kernels are compiled again and cached in
+    # the private folder.
     for index in cached.glob("*.nbi"):
         index.write_bytes(index.read_bytes().replace(b"0.", b"9.", 1))
     (first,) = serve(place)
@@ -111,7 +112,7 @@ def test_kernels_that_came_with_the_package_are_read_from_it(place: Path) -> Non
     assert serve(place) == {first.replace("0", "1", 1)}
 
 
-def test_without_any_folder_kernels_are_compiled_all_the_same(place: Path) -> None:
+def test_kernels_are_compiled_although_no_folder_can_cache_them(place: Path) -> None:
     set_modes(place / "site", 0o555)
     (place / "tmp").chmod(0o777)  # anybody could replace our folder in it
     script = """
@@ -124,7 +125,7 @@ print(runs.sort_positions.stats)
     lines = run(place, SERVICE.partition("from surecast.columns import runs")[0] + script)
     assert [line for line in lines if "NUMBA_CACHE_DIR" in line] == [lines[0]]
     assert lines[0].startswith("WARNING kernels are compiled at each start")
-    assert "cache_path=None" in lines[1]  # and no line that promises that it happens once
+    assert "cache_path=None" in lines[1]  # and no line announces a one-time compilation
     assert list((place / "tmp").iterdir()) == []
 
 
@@ -159,7 +160,7 @@ def test_a_folder_that_others_could_have_written_to_is_not_used(tmp: Path) -> No
     assert numba_cache.private_folder() is None
 
 
-def test_a_link_in_its_place_is_not_followed(tmp: Path) -> None:
+def test_a_symbolic_link_in_place_of_the_private_folder_is_not_followed(tmp: Path) -> None:
     (tmp / "elsewhere").mkdir(0o700)
     own(tmp).symlink_to(tmp / "elsewhere")
     assert numba_cache.private_folder() is None
@@ -179,11 +180,15 @@ def test_a_temporary_folder_of_another_user_is_not_used(tmp: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770])
-def test_a_temporary_folder_where_others_can_replace_ours_is_not_used(tmp: Path, mode: int) -> None:
+def test_a_temporary_folder_where_others_can_replace_files_is_not_used(
+    tmp: Path, mode: int
+) -> None:
     tmp.chmod(mode)
     assert numba_cache.private_folder() is None
 
 
-def test_no_temporary_folder(tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_temporary_folder_there_is_no_private_folder(
+    tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp / "missing"))
     assert numba_cache.private_folder() is None

@@ -1,4 +1,4 @@
-"""The code of the README runs as it stands there. docs/quickstart.md: tests/cli."""
+"""The code of README.md runs as printed. (docs/quickstart.md is tested in tests/cli.)"""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""Every row of the registry loads, and what it loads is what it says."""
+"""Every row of the registry loads, and the loaded objects fit the row."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,7 @@ DEPLOYMENT = Deployment("east", "east/0", {"east": ("east/0",)}, "east/witness")
 
 
 @pytest.mark.parametrize("name", registry.deliveries())
-def test_deliveries_are_called_what_users_call_them_and_make_machines(name: str) -> None:
+def test_deliveries_have_their_registered_name_and_make_machines(name: str) -> None:
     delivery = registry.delivery(name)
     assert delivery.name == name
     for mesh in (False, True):
@@ -35,7 +35,7 @@ def test_deliveries_are_called_what_users_call_them_and_make_machines(name: str)
 
 
 @pytest.mark.parametrize("name", registry.deliveries())
-def test_deliveries_say_what_they_need_and_offer_in_known_words(name: str) -> None:
+def test_deliveries_declare_known_needs_and_verbs(name: str) -> None:
     delivery = registry.delivery(name)
     assert "region" in delivery.needs <= NEEDS
     assert delivery.verbs <= VERBS
@@ -59,7 +59,7 @@ def test_a_control_node_and_a_range_reader_are_machines() -> None:
     assert callable(registry.range_reader(CTX, PLACE).step)
 
 
-def test_every_delivery_that_servers_have_is_known_to_clients() -> None:
+def test_clients_know_every_delivery_of_servers() -> None:
     of_servers = {role.delivery for role in registry.roles().values()} - {""}
     assert of_servers == set(registry.deliveries())
 
@@ -82,14 +82,14 @@ def test_the_layers_of_a_replica_are_those_of_its_roles() -> None:
     assert {"sprinkler", "sprinkler.mesh"} <= set(list(made.layers)[4:])
 
 
-def test_a_class_takes_the_place_of_the_layer_it_derives_from() -> None:
+def test_a_class_replaces_the_layer_it_derives_from() -> None:
     kind = replica_layers()["queries"]
     other = type("Other", (kind,), {})
     made = region_replica(registry.configs(DEPLOYMENT), MemoryDisk(), Random(1), types=(other,))
     assert type(made.layers["queries"]) is other
 
 
-def test_configurations_follow_from_the_deployment_and_what_is_given() -> None:
+def test_configurations_derive_from_the_deployment_and_options() -> None:
     found = registry.configs(DEPLOYMENT, {"chain": {"heartbeat_ns": 7}})
     assert list(found) == list(registry.roles())
     assert (found["chain"].service, found["chain"].heartbeat_ns) == ("east/witness", 7)

@@ -1,4 +1,4 @@
-"""The repository as a whole: its pages are complete, its lock is exact, its files are portable."""
+"""The repository: its pages are complete, its lock file is exact, its files are portable."""
 
 import ast
 import os
@@ -34,7 +34,7 @@ SYSTEMS = (
     "Live Objects",
 )
 
-# Written in pieces, so that this file does not match itself.
+# Written in parts, so that this file does not match itself.
 NOT_PORTABLE = re.compile(
     "|".join(
         [
@@ -51,7 +51,7 @@ PIN = re.compile(r"^[a-z0-9][a-z0-9._-]*==[^\s;*]+( ; [^\\]+)? \\$")
 
 
 def repository_files() -> list[Path]:
-    """Tracked files, and those that would be if they were added now."""
+    """Tracked files, and untracked ones that git does not ignore."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -102,7 +102,7 @@ def test_the_registry_has_no_protocol_without_a_folder() -> None:
 
 
 def test_the_package_does_not_change_installed_files() -> None:
-    """What makes Spark of the tests start faster is not part of the product."""
+    """The code that makes Spark start faster in tests is not part of the product."""
     changes = re.compile(r"SharedArchiveFile|ArchiveClassesAtExit|python/lib|ZipFile\([^)]*\"a\"")
     found = [path for path in (ROOT / "src").rglob("*.py") if changes.search(path.read_text())]
     assert found == []
@@ -203,7 +203,7 @@ def test_the_lock_check_can_fail(text: str) -> None:
     assert lock_complaints(text)
 
 
-def test_lock_covers_what_pyproject_asks_for() -> None:
+def test_lock_pins_every_requirement_of_pyproject() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wanted = [
         *project["build-system"]["requires"],
@@ -256,7 +256,7 @@ CONSTANT = re.compile(r"_?[A-Z][A-Z0-9_]*_MAX")
 
 
 def package_of(path: Path) -> str:
-    """The package whose tests test a module: a protocol, or a folder of surecast."""
+    """The package whose tests cover a module: a protocol, or a folder of surecast."""
     folders = path.relative_to(PACKAGE).parts[:-1]
     return "/".join(folders[: 2 if folders[:1] == ("protocols",) else 1])
 
@@ -282,7 +282,7 @@ def _decorator(node: ast.expr) -> str:
 
 
 def words_in(source: str) -> set[str]:
-    """Names and words of strings that the code of a test uses: no comments, no docstrings."""
+    """Names, and words of strings, in the code of a test, without comments and docstrings."""
     tree = ast.parse(source)
     found: set[str] = set()
     texts: list[ast.Constant] = []
@@ -296,9 +296,9 @@ def words_in(source: str) -> set[str]:
                 found.add(str(node.arg))
             case ast.Constant(value=str()):
                 texts.append(node)
-    said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for text in texts:
-        if id(text) not in said:
+        if id(text) not in docstrings:
             found.update(re.findall(r"\w+", str(text.value)))
     return found
 

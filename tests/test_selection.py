@@ -1,4 +1,4 @@
-"""`make test P=chain` runs the tests of one part, and only those."""
+"""`make test P=chain` runs only the tests of that part."""
 
 import subprocess
 import sys
@@ -42,7 +42,7 @@ def test_only_files_of_the_part_are_collected() -> None:
 
 
 @pytest.mark.slow
-def test_a_part_that_no_file_is_of_is_an_error() -> None:
+def test_a_part_without_files_is_an_error() -> None:
     done = collected("chainn", TESTS / "protocols")
     assert done.returncode == 4
     assert "no file of tests has 'chainn' in its path" in done.stderr

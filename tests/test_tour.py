@@ -1,4 +1,4 @@
-"""The examples run: with a region of their own, and against `surecast up` as a user starts it."""
+"""The examples run with a local region, and against processes that `surecast up` started."""
 
 import asyncio
 import importlib.util
@@ -17,7 +17,7 @@ from tests.ports import free_base
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
 
-PORTS = 100  # that a deployment may use, from the first on
+PORTS = 100  # consecutive ports that a deployment may use
 LAST = "streams of this tour:"
 
 
@@ -31,7 +31,7 @@ def load(name: str) -> ModuleType:
 
 
 def run(example: str, *args: str) -> str:
-    """What an example prints, run as a user would."""
+    """Run an example as a user would; returns its output."""
     ran = subprocess.run(
         [sys.executable, str(EXAMPLES / example), *args],
         capture_output=True,
@@ -43,7 +43,7 @@ def run(example: str, *args: str) -> str:
     return ran.stdout
 
 
-def test_the_tour_with_a_region_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_tour_runs_with_a_local_region(capsys: pytest.CaptureFixture[str]) -> None:
     asyncio.run(load("tour").tour(None))
     said = capsys.readouterr().out
     assert "connected to region 'local'" in said
@@ -53,7 +53,7 @@ def test_the_tour_with_a_region_of_its_own(capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.slow
-def test_every_example_is_a_program() -> None:
+def test_every_example_runs() -> None:
     for path in sorted(EXAMPLES.glob("*.py")):
         assert run(path.name), path
 
@@ -70,7 +70,7 @@ def url(tmp_path: Path) -> Iterator[str]:
         assert up.stdout is not None
         line = up.stdout.readline()
         assert line, (tmp_path / "up.log").read_text()
-        json.loads(line)  # it says when all is ready
+        json.loads(line)  # printed when all servers are ready
         yield f"surecast://127.0.0.1:{base}"
     finally:
         up.send_signal(signal.SIGINT)
@@ -78,7 +78,7 @@ def url(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_the_tour_against_real_processes(url: str) -> None:
+def test_the_tour_runs_against_real_processes(url: str) -> None:
     for _ in range(2):  # it can be repeated
         said = run("tour.py", url)
         assert "connected to region 'east'" in said

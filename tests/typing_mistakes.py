@@ -1,4 +1,4 @@
-"""Mistakes that type checkers must find. Nobody runs this file.
+"""Mistakes that type checkers must find. This file is never run.
 
 Each line with a mistake says which error mypy (`type: ignore`) and pyright (`pyright: ignore`)
 report there. `make check` runs both. A mistake that is not found is an error, because the comment

@@ -1,6 +1,6 @@
-"""Correct uses of the API, which type checkers must accept. Nobody runs this file.
+"""Correct uses of the API, which type checkers must accept. This file is never run.
 
-`make check` has mypy and pyright look at it, and at `typing_mistakes.py`.
+`make check` runs mypy and pyright on it and on `typing_mistakes.py`.
 """
 
 from collections.abc import AsyncIterator
@@ -14,7 +14,7 @@ from surecast import sync
 
 
 class Frame:
-    """As polars, pandas and others have it."""
+    """A table with the Arrow interface of polars, pandas and others."""
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         return pa.table({"value": [b"a"]}).__arrow_c_stream__()

@@ -1,8 +1,8 @@
-"""A region's replica without its chain: all layers above it, given inputs step by step.
+"""A region's replica without its chain: all layers above the chain, driven input by input.
 
-x/0 is the replica by default, and the stream s belongs to region y. A layer called "chain" stands
-in for the real one: it shows the test what the layers above ask of the chain, and says to them what
-the test has it say.
+By default the replica is x/0, and region y owns the stream s. A stub replaces the layer "chain": it
+shows the test the commands that the layers above pass down, and emits the events that the test
+chooses.
 """
 
 from random import Random
@@ -47,19 +47,22 @@ _NAMES = [getattr(replicated, name) for name in replicated.__all__]
 COMMANDS = tuple(kind for kind in _NAMES if issubclass(kind, Input))
 
 
-class Says(Input):
-    """The chain has this to say to the layers above."""
+class ChainEmits(Input):
+    """Make the stub emit this event to the layers above."""
 
     event: Any
 
 
 class StubChain(HandlerMachine):
-    """In the place of a chain: shows each command to the test, and does nothing about it."""
+    """Replaces the chain: emits each command to the owner (the test) and does nothing else."""
 
     provides = ("replicated",)
-    inputs: ClassVar[dict[type, str]] = {Says: "_on_says", **dict.fromkeys(COMMANDS, "_on_command")}
+    inputs: ClassVar[dict[type, str]] = {
+        ChainEmits: "_on_chain_emits",
+        **dict.fromkeys(COMMANDS, "_on_command"),
+    }
 
-    def _on_says(self, inp: Says) -> None:
+    def _on_chain_emits(self, inp: ChainEmits) -> None:
         self.out.append(Emit(inp.event))
 
     def _on_command(self, inp: Input) -> None:
@@ -67,7 +70,7 @@ class StubChain(HandlerMachine):
 
 
 class Bench:
-    """The layers, their clock and their disk. `mutant` replaces the class of the layer it is of."""
+    """The layers, their clock and their disk. `mutant` replaces the layer class it derives from."""
 
     def __init__(
         self,
@@ -121,9 +124,9 @@ class Bench:
         self.now_ns += after_ns
         return self.stack.step(self.now_ns, inp)
 
-    def says(self, event: Any) -> list[Any]:
-        """The chain says this to the layers above."""
-        return self.give(Command("chain", Says(event)))
+    def chain_emits(self, event: Any) -> list[Any]:
+        """The chain emits this event to the layers above."""
+        return self.give(Command("chain", ChainEmits(event)))
 
     def timer(self, layer: str, key: str) -> list[Any]:
         return self.give(TimerFired((layer, key)))
@@ -133,33 +136,33 @@ class Bench:
 
     def role(self, epoch: int, *, head: bool = True, tail: bool = True) -> list[Any]:
         members = REGIONS[self.sync.config.region]
-        return self.says(RoleChanged(epoch, members, head, tail, True))
+        return self.chain_emits(RoleChanged(epoch, members, head, tail, True))
 
-    def knows(self, info: StreamInfo = INFO, end: int = 1, made_epoch: int = 0) -> Copy:
-        """The stream comes into the directory, and its log has been appended to up to `end`."""
-        self.lists(info, made_epoch)
-        self.says(Appended(info.stream_id, end))
+    def add_stream(self, info: StreamInfo = INFO, end: int = 1, made_epoch: int = 0) -> Copy:
+        """Add the stream to the directory, with a log that ends at `end`; returns its copy."""
+        self.list_stream(info, made_epoch)
+        self.chain_emits(Appended(info.stream_id, end))
         return self.sync.streams[info.stream_id]
 
-    def lists(self, info: StreamInfo, made_epoch: int = 0) -> None:
-        """The stream comes into the directory; `made_epoch`: it was made here, in that epoch."""
+    def list_stream(self, info: StreamInfo, made_epoch: int = 0) -> None:
+        """Add the stream to the directory; `made_epoch`: it was created here, in that epoch."""
         at = self.disk.end(DIRECTORY)
         entry = info_batch(info, self.sync.config.region, made_epoch).sequenced(at, 1, 1)
         self.disk.append(DIRECTORY, (entry,))
-        self.says(Appended(DIRECTORY, at + 1))
-        self.says(Committed(DIRECTORY, at + 1))
+        self.chain_emits(Appended(DIRECTORY, at + 1))
+        self.chain_emits(Committed(DIRECTORY, at + 1))
 
-    def hears(self, node: str, epoch: int, end: int, full: bool = True) -> list[Any]:
+    def advertised_by(self, node: str, epoch: int, end: int, full: bool = True) -> list[Any]:
         """A server of another region advertises the stream s."""
         ad = Advertise(node.split("/")[0], epoch, {STREAM: end}, (INFO,), full)
         return self.give(Received(node, ad))
 
 
 def sent(effects: list[Any], kind: type) -> list[tuple[str, Any]]:
-    """Messages of a type that were sent, and to whom."""
+    """Messages of a type that were sent, as (peer, message)."""
     return [(e.peer, e.message) for e in effects if type(e) is Send and type(e.message) is kind]
 
 
 def passed_down(effects: list[Any], kind: type) -> list[Any]:
-    """Commands of a type that the chain was given."""
+    """Commands of a type that were passed down to the chain."""
     return [e.event for e in effects if type(e) is Emit and type(e.event) is kind]

@@ -1,6 +1,6 @@
-"""Damaged and rolled-back disks: nothing wrong is served, nothing is lost that a copy is left of.
+"""Damaged and rolled-back disks: no wrong event is served, and no event is lost that has a copy.
 
-Stories of one fault each. The swarm has the same faults among all others.
+Each test has one fault. The swarm combines the same faults with all others.
 """
 
 from random import Random
@@ -29,7 +29,7 @@ def start(cluster: Cluster, name: str) -> None:
 
 
 def restart_each(cluster: Cluster, region: str = "east") -> None:
-    """So that the chain has changed: each replica has been out of it once."""
+    """Restart the replicas one by one, so that each has left the chain once."""
     nodes = cluster.regions[region]
     for name in nodes:
         stop(cluster, name)
@@ -55,16 +55,16 @@ def holes(cluster: Cluster, name: str) -> list[tuple[int, int]]:
     return [hole for log in disk.logs() for hole in disk.holes(log)]
 
 
-# ---------------------------------------------------------------- who had published what
+# ---------------------------------------------------------------- publishers' state
 
 
 def restored_when_the_other_region_has_just_caught_up(
     regions: dict[str, int], mutant: type | None = None
 ) -> Cluster:
-    """West has pulled what east gave while the link was cut, compacted, and could not yet ask who
-    had published it; then east comes back on an older copy of its disk. (Found by round 4002.)
+    """West pulls events that east compacted while the link was cut. Before west can request their
+    publishers' state, east restarts from an older copy of its disk. (Found by round 4002.)
 
-    North is further away: west, which does not know, is the first to answer."""
+    North is further away: west, which does not know the publishers, is the first to answer."""
     server = {"compact_ns": 100 * MS, "piece_rows_max": 16, "coalesce_rows_max": 8}
     streams: dict[str, tuple[str, Policy]] = {"s": ("east", KeepLast(5))}
     cluster = cluster_of(
@@ -88,7 +88,7 @@ def restored_when_the_other_region_has_just_caught_up(
     cluster.world.mend("east", "west")
     west = cluster.world.machine("west/0").layers["sprinkler"].streams[cluster.streams["s"]]
     wait(cluster, lambda: west.committed == 61)
-    assert west.unnamed == 61  # it does not know the publishers of what it has
+    assert west.unnamed == 61  # it does not know the publishers of its events
     stop(cluster, "east/0")
     assert cluster.world.roll_back("east/0")
     start(cluster, "east/0")
@@ -96,7 +96,7 @@ def restored_when_the_other_region_has_just_caught_up(
     return cluster
 
 
-def test_publishers_that_nobody_knows_are_told_at_once_that_they_expired() -> None:
+def test_publishers_that_no_region_knows_are_refused_as_expired_at_once() -> None:
     cluster = restored_when_the_other_region_has_just_caught_up({"east": 1, "west": 1})
     publish(cluster, 3)
     problems = heal_and_judge(cluster)
@@ -105,7 +105,7 @@ def test_publishers_that_nobody_knows_are_told_at_once_that_they_expired() -> No
     assert heal_and_judge(cluster) == problems
 
 
-def test_a_region_that_knows_all_publishers_is_believed_before_one_that_does_not() -> None:
+def test_the_publishers_of_a_region_that_knows_all_are_preferred() -> None:
     regions = {"east": 1, "west": 1, "north": 1}
     cluster = restored_when_the_other_region_has_just_caught_up(regions)
     publish(cluster, 3)
@@ -161,13 +161,13 @@ def test_a_lone_replica_is_repaired_from_another_region(region: str, policy: Pol
     assert holes(cluster, f"{region}/0") == []
 
 
-def test_what_stands_behind_a_hole_is_kept() -> None:
-    """The only copy of the newest events lies behind a damaged one that another region has."""
+def test_events_after_a_hole_are_kept() -> None:
+    """The only copy of the newest events is after a damaged one that another region has."""
     cluster = cluster_of({"east": 1, "west": 1})
     publish(cluster, 30)
     settle(cluster)
     cluster.world.cut("east", "west")
-    publish(cluster, 10)  # acknowledged, and nowhere else
+    publish(cluster, 10)  # acknowledged, and only in east
     wait(cluster, lambda: not cluster.unacknowledged())
     stop(cluster, "east/0")
     damage(cluster, "east/0", 10, 12)
@@ -177,7 +177,7 @@ def test_what_stands_behind_a_hole_is_kept() -> None:
     assert len(cluster.records["s"].acked) == 40
 
 
-def test_what_nobody_has_is_waited_for_and_never_made_up() -> None:
+def test_events_without_any_copy_are_waited_for_and_never_replaced() -> None:
     cluster = cluster_of({"east": 1, "west": 1})
     cluster.world.cut("east", "west")
     publish(cluster, 30)
@@ -188,15 +188,15 @@ def test_what_nobody_has_is_waited_for_and_never_made_up() -> None:
     cluster.world.mend("east", "west")
     publish(cluster, 5)
     run(cluster, 20 * SECOND)
-    assert cluster.position("west/sub0", "s") == 10  # what comes before is served
+    assert cluster.position("west/sub0", "s") == 10  # events before the hole are served
     assert cluster.unacknowledged() > 0
     service = cluster.world.machine("east/0").layers["streams"]
-    assert service.streams[cluster.streams["s"]].hole == 10  # which is an alarm
+    assert service.streams[cluster.streams["s"]].hole == 10  # raises an alarm
 
 
 @pytest.mark.parametrize("log", [DIRECTORY, CURSORS], ids=["directory", "cursors"])
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_the_logs_of_a_region_itself_are_repaired(replicas: int, log: LogId) -> None:
+def test_the_directory_and_cursor_logs_of_a_region_are_repaired(replicas: int, log: LogId) -> None:
     streams = {f"s{n}" if n else "s": ("east", KeepAll()) for n in range(4)}
     cluster = cluster_of({"east": replicas, "west": 1}, streams, chain=CHAIN)
     publish(cluster, 20)
@@ -212,7 +212,7 @@ def test_the_logs_of_a_region_itself_are_repaired(replicas: int, log: LogId) -> 
 
 @pytest.mark.parametrize("log", [None, DIRECTORY], ids=["stream", "directory"])
 def test_the_last_member_is_repaired_by_a_replica_that_was_dropped(log: LogId | None) -> None:
-    """Nobody else has what it cannot read: the other region was cut off from the beginning."""
+    """No other copy exists: the other region was cut off from the beginning."""
     cluster = cluster_of({"east": 2, "west": 1}, chain=CHAIN)
     cluster.world.cut("east", "west")
     publish(cluster, 30)
@@ -257,10 +257,10 @@ def test_a_disk_that_lost_its_newest_changes_recovers(replicas: int, kind: str) 
 
 @pytest.mark.parametrize("place", [0, -1], ids=["head", "tail"])
 @pytest.mark.parametrize("replicas", [2, 3])
-def test_a_rolled_back_replica_is_known_to_its_witness(replicas: int, place: int) -> None:
-    """Rolled back, and then the only one left: what it had confirmed must not be missing."""
+def test_a_witness_notices_a_rolled_back_replica(replicas: int, place: int) -> None:
+    """A replica is rolled back and then the only one left; no acknowledged event may be missing."""
     cluster = cluster_of({"east": replicas, "west": 1}, chain=CHAIN)
-    cluster.world.cut("east", "west")  # which could help
+    cluster.world.cut("east", "west")  # so that west cannot help
     publish(cluster, 20)
     name = members(cluster)[place]
     cluster.world.copy_disk(name)
@@ -280,8 +280,10 @@ def test_a_rolled_back_replica_is_known_to_its_witness(replicas: int, place: int
 
 
 @pytest.mark.parametrize("within_a_life", [True, False])
-def test_a_rolled_back_owner_asks_before_it_numbers(within_a_life: bool) -> None:
-    """Its witness lies in the same folder; the other regions know better."""
+def test_a_rolled_back_owner_compares_with_other_regions_before_it_accepts_publishes(
+    within_a_life: bool,
+) -> None:
+    """Its witness is rolled back too; only other regions have the newer events."""
     cluster = cluster_of({"east": 1, "west": 1, "north": 1})
     publish(cluster, 20)
     settle(cluster)
@@ -292,7 +294,7 @@ def test_a_rolled_back_owner_asks_before_it_numbers(within_a_life: bool) -> None
         start(cluster, "east/0")
     publish(cluster, 20)
     settle(cluster)
-    cluster.world.cut("west", "*")  # only north can be heard at first
+    cluster.world.cut("west", "*")  # only north is reachable at first
     for name in ("east/0", "east/config"):
         stop(cluster, name)
         assert cluster.world.roll_back(name)
@@ -319,9 +321,9 @@ def forked(
     seed: object = 1,
     mutant: type | None = None,
 ) -> tuple[Cluster, list[bytes]]:
-    """The owner is rolled back while nobody can be asked, and publishes `new` events again.
+    """The owner is rolled back while all links are cut, and accepts `new` events.
 
-    The values that it acknowledged in that time are returned; links are still cut.
+    Returns the cluster, with links still cut, and the values acknowledged in that time.
     """
     streams: dict[str, tuple[str, Policy]] = {"s": ("east", policy)}
     cluster = cluster_of(
@@ -355,7 +357,7 @@ def forked(
     run(cluster, SECOND)
     for name in nodes:
         start(cluster, name)
-    values = offer(new, "east/pub1")  # the other one would be told that its history is lost
+    values = offer(new, "east/pub1")  # pub0's publishes would fail with history-lost
     wait(cluster, lambda: not cluster.unacknowledged())
     return cluster, values
 
@@ -376,19 +378,19 @@ def rows_of(cluster: Cluster, node: str, name: str) -> dict[int, bytes]:
 @pytest.mark.parametrize("mode", ["ask", "trust"])
 @pytest.mark.parametrize("new", [5, 20, 60], ids=["fewer", "as-many", "more"])
 @pytest.mark.parametrize("policy", [KeepAll(), KeepLast(15)])
-def test_two_histories_are_noticed_and_the_later_one_is_kept_aside(
+def test_two_histories_are_noticed_and_the_later_one_is_kept_in_another_stream(
     policy: Policy, new: int, mode: str
 ) -> None:
     cluster, values = forked({"east": 1, "west": 1, "north": 2}, policy, new=new, mode=mode)
     acked = cluster.records["s"].acked
     positions = [acked[value] for value in values]
-    assert positions == list(range(21, 21 + new))  # given twice
+    assert positions == list(range(21, 21 + new))  # these positions were assigned twice
     cluster.world.network.wiring.mend_all()
     cluster.world.network.rewire(cluster.world.now_ns)
     wait(cluster, lambda: quarantined(cluster, "east/0") != [], 10 * SECOND)
     assert quarantined(cluster, "east/0") == [("s", 21, 21 + new)]
     run(cluster, 5 * SECOND)
-    for node in ("east/0", "north/0"):  # the copy is a stream like any other, in every region
+    for node in ("east/0", "north/0"):  # the copy is a normal stream, in every region
         assert list(rows_of(cluster, node, "_quarantine.s.21").values()) == values
     everywhere = [rows_of(cluster, node, "s") for node in ("east/0", "west/0", "north/0")]
     assert not set(values) & {value for rows in everywhere for value in rows.values()}
@@ -402,8 +404,8 @@ def test_two_histories_are_noticed_and_the_later_one_is_kept_aside(
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_no_position_has_two_events_whatever_was_collected(seed: int) -> None:
-    """Most positions are void on one side or the other when the two meet."""
+def test_no_position_has_two_events_although_most_are_void(seed: int) -> None:
+    """Most positions are void in one of the two histories when they are compared."""
     rng = Random(seed)
     cluster, _ = forked(
         {"east": 1, "west": 2},
@@ -425,8 +427,8 @@ def test_no_position_has_two_events_whatever_was_collected(seed: int) -> None:
     assert [seq for seq in ours if theirs.get(seq, ours[seq]) != ours[seq]] == []
 
 
-def test_a_region_of_several_replicas_gives_way_as_a_whole() -> None:
-    """All of a region, its witness included, is restored from an older copy."""
+def test_all_replicas_of_a_region_discard_the_later_history() -> None:
+    """A whole region, including its witness, is restored from an older copy."""
     cluster, values = forked({"east": 2, "west": 1}, KeepAll(), mode="trust")
     cluster.world.network.wiring.mend_all()
     cluster.world.network.rewire(cluster.world.now_ns)

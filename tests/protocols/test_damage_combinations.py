@@ -1,4 +1,4 @@
-"""Damage and roll backs, met by a second fault or a third region: executions found by a review."""
+"""Damage and rollbacks combined with a second fault or a third region: cases found by a review."""
 
 from random import Random
 
@@ -28,7 +28,7 @@ def mend(cluster: Cluster) -> None:
 
 
 def readable(cluster: Cluster, node: str, log: LogId) -> dict[int, bytes]:
-    """What can be read of a log, whatever lies in between."""
+    """The readable rows of a log, also between holes."""
     disk, rows, at = cluster.world.disk(node), {}, 1
     for lo, hi in [*disk.holes(log), (disk.end(log), 0)]:
         for batch in disk.read(log, at, lo, 1 << 30) if at < lo else ():
@@ -38,7 +38,7 @@ def readable(cluster: Cluster, node: str, log: LogId) -> dict[int, bytes]:
 
 
 def two_events(cluster: Cluster, stream: str = "s") -> list[str]:
-    """Positions of which two replicas have different events."""
+    """A line for each position at which two replicas have different events."""
     nodes = [node for nodes in cluster.regions.values() for node in nodes]
     log, seen, problems = cluster.streams[stream], {}, []
     for node in nodes:
@@ -55,9 +55,9 @@ def ends(cluster: Cluster, stream: str = "s") -> set[int]:
 
 
 @pytest.mark.parametrize("new", [10, 20, 60], ids=["fewer", "as-many", "more"])
-def test_a_third_region_that_took_the_later_history_gives_way_too(new: int) -> None:
-    """North was away when the events were published that the owner lost, and hears of the owner
-    first. It has met west long ago, in the same life."""
+def test_a_third_region_that_pulled_the_later_history_discards_it_too(new: int) -> None:
+    """North was cut off while the events were published that the owner later lost, and pulls the
+    owner's new history first. It compared its history with west before, without a restart since."""
     cluster = cluster_of({"east": 1, "west": 1, "north": 1}, publishers=2)
     publish(cluster, 20)
     settle(cluster)
@@ -86,7 +86,7 @@ def test_a_third_region_that_took_the_later_history_gives_way_too(new: int) -> N
 
 
 @pytest.mark.parametrize("at", [1, 10])
-def test_a_hole_does_not_hide_that_histories_differ_behind_it(at: int) -> None:
+def test_histories_that_differ_after_a_hole_are_noticed(at: int) -> None:
     cluster, _ = forked({"east": 1, "west": 1}, KeepAll())
     stop(cluster, "east/0")
     damage(cluster, "east/0", at, at + 2)
@@ -98,8 +98,8 @@ def test_a_hole_does_not_hide_that_histories_differ_behind_it(at: int) -> None:
     assert ends(cluster) == {41}
 
 
-def test_a_hole_of_the_region_that_stays_takes_nothing_else_back() -> None:
-    """Where the histories part cannot be found beyond what west can read; east has it."""
+def test_a_hole_in_the_kept_history_causes_no_further_truncation() -> None:
+    """Only east can read the positions that show where the histories differ."""
     cluster, _ = forked({"east": 1, "west": 1}, KeepAll(), new=60)
     stop(cluster, "west/0")
     damage(cluster, "west/0", 5, 7)
@@ -113,8 +113,8 @@ def test_a_hole_of_the_region_that_stays_takes_nothing_else_back() -> None:
 
 
 @pytest.mark.parametrize("fault", ["hole", "roll back"])
-def test_a_stream_whose_name_was_lost_is_not_made_a_second_time(fault: str) -> None:
-    """A client opens it as soon as the owner is up again; another region has it."""
+def test_a_stream_whose_directory_entry_was_lost_is_not_created_again(fault: str) -> None:
+    """A client opens the name as soon as the owner is up again; another region has the stream."""
     cluster = cluster_of({"east": 1, "west": 1}, {"z": ("east", KeepAll())}, publishers=2)
     run(cluster, 2 * SECOND)
     for name in ("east/0", "east/config"):
@@ -138,8 +138,8 @@ def test_a_stream_whose_name_was_lost_is_not_made_a_second_time(fault: str) -> N
     assert opened == [cluster.streams["s"]]
 
 
-def test_committed_events_are_taken_back_in_a_new_lineage_only() -> None:
-    """The tail is removed just when the chain should be founded anew, and the witness fails."""
+def test_committed_events_are_truncated_only_in_a_new_lineage() -> None:
+    """The tail is removed at the moment the chain is to be refounded, and the witness fails."""
     cluster, _ = forked({"east": 2, "west": 1}, KeepAll(), mode="trust")
     head, tail = members(cluster)
     cluster.world.cut(head, "east/config")
@@ -147,7 +147,7 @@ def test_committed_events_are_taken_back_in_a_new_lineage_only() -> None:
     wait(cluster, lambda: cluster.counters[head]["chain.founded-anew"] > 0)
     stop(cluster, tail)
     run(cluster, 510 * MS)
-    stop(cluster, "east/config")  # what was on its way to it is lost
+    stop(cluster, "east/config")  # messages to it are lost
     cluster.world.mend(head, "east/config")
     run(cluster, 2 * MS)
     start(cluster, "east/config")
@@ -167,7 +167,7 @@ def test_committed_events_are_taken_back_in_a_new_lineage_only() -> None:
 
 @pytest.mark.parametrize("replicas", [2, 3])
 def test_replicas_with_different_holes_repair_each_other(replicas: int) -> None:
-    """Every position can be read somewhere, and no other region has any."""
+    """Each position is readable at one replica; no other region has any."""
     cluster = cluster_of({"east": replicas, "west": 1}, chain=CHAIN)
     cluster.world.cut("east", "west")
     publish(cluster, 40)
@@ -185,8 +185,8 @@ def test_replicas_with_different_holes_repair_each_other(replicas: int) -> None:
     assert heal_and_judge(cluster) == []
 
 
-def test_all_replicas_stop_showing_what_is_to_go() -> None:
-    """The witness is down, so that it cannot be taken back yet."""
+def test_all_replicas_hide_the_history_that_will_be_truncated() -> None:
+    """The witness is down, so that the history cannot be truncated yet."""
     cluster, _values = forked({"east": 2, "west": 1}, KeepAll(), mode="trust")
     stop(cluster, "east/config")
     mend(cluster)
@@ -196,8 +196,9 @@ def test_all_replicas_stop_showing_what_is_to_go() -> None:
         assert service.streams[cluster.streams["s"]].committed == 21, node
 
 
-def test_a_disk_that_lost_changes_says_so_after_a_crash() -> None:
-    """A lone replica and its witness without their manifests, and a crash before they have met."""
+def test_a_disk_that_lost_changes_reports_it_also_after_a_crash() -> None:
+    """A lone replica and its witness lose their manifests; the replica crashes before it has
+    contacted the witness."""
     cluster = cluster_of({"east": 1})
     publish(cluster, 20)
     run(cluster, SECOND)
@@ -218,8 +219,8 @@ def test_a_disk_that_lost_changes_says_so_after_a_crash() -> None:
     assert regions.recovery._needs_operator()
 
 
-def test_an_older_copy_of_a_moment_ago_is_known_to_the_witness() -> None:
-    """The copy is 200 ms old, and the replica that has everything is away."""
+def test_a_witness_notices_a_copy_that_is_200_ms_old() -> None:
+    """The copy is 200 ms old, and the replica that has everything is down."""
     cluster = cluster_of({"east": 2, "west": 1}, chain=CHAIN)
     cluster.world.cut("east", "west")
     publish(cluster, 20)
@@ -240,7 +241,7 @@ def test_an_older_copy_of_a_moment_ago_is_known_to_the_witness() -> None:
 
 @pytest.mark.xfail(
     strict=True,
-    reason="a witness does not count, so an older copy of it is believed",
+    reason="a witness has no serial number, so an older copy of it is not detected",
 )
 def test_an_older_witness_does_not_bring_back_a_replica_that_was_dropped() -> None:
     cluster = cluster_of({"east": 2, "west": 1}, chain=CHAIN, publishers=2)
@@ -269,8 +270,8 @@ def test_an_older_witness_does_not_bring_back_a_replica_that_was_dropped() -> No
     assert heal_and_judge(cluster) == []
 
 
-def test_a_region_that_was_restored_as_a_whole_recovers() -> None:
-    """Both replicas have been the tail, so that west has heard both disks count."""
+def test_a_region_restored_from_an_older_copy_recovers() -> None:
+    """Both replicas have been the tail, so that west knows the serial numbers of both disks."""
     cluster = cluster_of({"east": 2, "west": 1}, chain=CHAIN)
     publish(cluster, 20)
     settle(cluster)
@@ -285,14 +286,14 @@ def test_a_region_that_was_restored_as_a_whole_recovers() -> None:
         cluster.world.roll_back(name)
     for name in ("east/0", "east/config"):
         start(cluster, name)
-    run(cluster, 3 * SECOND)  # it is the last member of its chain when it is told
+    run(cluster, 3 * SECOND)  # it is the last member of its chain when west reports the rollback
     publish(cluster, 5)
     assert heal_and_judge(cluster) == []
     assert len(members(cluster)) == 2
 
 
-def test_a_history_cut_inside_a_compacted_piece_goes_on() -> None:
-    """What is left of the piece is void, and its time is that of an event that was taken back."""
+def test_a_history_truncated_inside_a_compacted_piece_continues() -> None:
+    """The rest of the piece is void, and its time is that of a truncated event."""
     cluster, _ = forked(
         {"east": 1, "west": 1}, LatestPerKey(), before=12, lost=2, new=36, keys=5, mode="trust",
         seed=42,
@@ -305,7 +306,7 @@ def test_a_history_cut_inside_a_compacted_piece_goes_on() -> None:
 
 
 def test_the_last_member_on_an_older_copy_recovers_from_other_regions() -> None:
-    """It cannot leave its chain: nobody would be left, and the other replica has less."""
+    """It cannot leave its chain, which would be empty, and the other replica has fewer events."""
     cluster = cluster_of({"east": 2, "west": 1}, chain=CHAIN)
     publish(cluster, 20)
     settle(cluster)
@@ -328,8 +329,9 @@ def test_the_last_member_on_an_older_copy_recovers_from_other_regions() -> None:
     assert len(members(cluster)) == 2
 
 
-def test_two_streams_of_one_name_are_told() -> None:
-    """The copy is older than the stream, nobody could be asked, and it was made again."""
+def test_two_streams_of_one_name_raise_an_alarm() -> None:
+    """The owner is rolled back to before the stream, cannot reach the other region, and creates
+    the stream again."""
     cluster = cluster_of({"east": 1, "west": 1}, {"z": ("east", KeepAll())}, publishers=2)
     run(cluster, 2 * SECOND)
     for name in ("east/0", "east/config"):

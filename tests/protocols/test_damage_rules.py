@@ -1,4 +1,4 @@
-"""What keeps damage and roll backs harmless: each rule's story, told with the rule and without."""
+"""Rules for damage and rollbacks: a scenario for each, run with the rule and without it."""
 
 from collections.abc import Callable
 from random import Random
@@ -6,7 +6,7 @@ from random import Random
 from surecast.columns.retention import KeepAll
 from surecast.core.types import SECOND
 from tests import mutations
-from tests.helpers import cluster_of, heal_and_judge, publish, run, settle, tell_each, wait
+from tests.helpers import cluster_of, each_scenario, heal_and_judge, publish, run, settle, wait
 from tests.protocols.test_damage import (
     CHAIN,
     damage,
@@ -20,17 +20,17 @@ from tests.protocols.test_damage import (
     stop,
 )
 
-Story = Callable[[type | None], list[str]]
+Scenario = Callable[[type | None], list[str]]
 
 
 def hole_at_the_tail(mutant: type | None) -> list[str]:
-    """The tail comes back before the head, with a record that it cannot read."""
+    """The tail restarts before the head, with a record that it cannot read."""
     cluster = cluster_of({"east": 2, "west": 1}, mutant=mutant, chain=CHAIN)
     publish(cluster, 30)
     settle(cluster)
     head, name = members(cluster)
-    for each in (head, name):
-        stop(cluster, each)
+    for replica in (head, name):
+        stop(cluster, replica)
     damage(cluster, name, 10, 12)
     start(cluster, name)
     for _ in range(30):
@@ -43,7 +43,7 @@ def hole_at_the_tail(mutant: type | None) -> list[str]:
 
 
 def only_copy_behind_a_hole(mutant: type | None) -> list[str]:
-    """The newest events of a lone owner are nowhere else; one before them is damaged."""
+    """Only a lone owner has the newest events; an event before them is damaged."""
     cluster = cluster_of({"east": 1, "west": 1}, mutant=mutant)
     publish(cluster, 30)
     settle(cluster)
@@ -57,7 +57,7 @@ def only_copy_behind_a_hole(mutant: type | None) -> list[str]:
 
 
 def older_copy_left_alone(mutant: type | None) -> list[str]:
-    """The tail comes back on an older copy, and then the head is gone."""
+    """The tail restarts from an older copy, and the head is down."""
     cluster = cluster_of({"east": 2, "west": 1}, mutant=mutant, chain=CHAIN)
     cluster.world.cut("east", "west")
     publish(cluster, 20)
@@ -75,7 +75,7 @@ def older_copy_left_alone(mutant: type | None) -> list[str]:
 
 
 def journal_cut_short(mutant: type | None) -> list[str]:
-    """As before; the tail's disk says itself that something is missing."""
+    """As above, but the tail's disk itself reports that changes are missing."""
     cluster = cluster_of({"east": 2, "west": 1}, mutant=mutant, chain=CHAIN)
     cluster.world.cut("east", "west")
     publish(cluster, 20)
@@ -97,7 +97,7 @@ def journal_cut_short(mutant: type | None) -> list[str]:
 
 
 def owner_restored(mutant: type | None) -> list[str]:
-    """A lone owner and its witness come back on older copies, and one region hears them late."""
+    """A lone owner and its witness restart from older copies; another region is cut off."""
     cluster = cluster_of({"east": 1, "west": 1}, mutant=mutant, publishers=2)
     publish(cluster, 20)
     settle(cluster)
@@ -130,22 +130,23 @@ def histories_meet(mutant: type | None) -> list[str]:
 
 
 def publishers_nobody_knows(mutant: type | None) -> list[str]:
-    """R4: the restored owner and the other region have the events, and not who published them."""
+    """R4: the restored owner and the other region have the events without the publishers' state."""
     regions = {"east": 1, "west": 1}
     cluster = restored_when_the_other_region_has_just_caught_up(regions, mutant)
     publish(cluster, 3)
-    return [one for one in heal_and_judge(cluster) if not one.endswith("failed: expired")]
+    problems = heal_and_judge(cluster)
+    return [problem for problem in problems if not problem.endswith("failed: expired")]
 
 
 def publishers_one_region_knows(mutant: type | None) -> list[str]:
-    """R4: of two other regions one can tell who published what."""
+    """R4: one of two other regions has the publishers' state."""
     regions = {"east": 1, "west": 1, "north": 1}
     cluster = restored_when_the_other_region_has_just_caught_up(regions, mutant)
     publish(cluster, 3)
     return heal_and_judge(cluster)
 
 
-STORIES: list[tuple[str, Story, type]] = [
+SCENARIOS: list[tuple[str, Scenario, type]] = [
     ("holes", hole_at_the_tail, mutations.ServesWithHoles),
     ("behind-holes", only_copy_behind_a_hole, mutations.CutsAtHoles),
     ("older-copy", older_copy_left_alone, mutations.IgnoresOlderCopies),
@@ -158,11 +159,11 @@ STORIES: list[tuple[str, Story, type]] = [
 ]
 
 
-@tell_each(STORIES)
-def test_rule_holds(story: Story, mutant: type) -> None:
-    assert story(None) == []
+@each_scenario(SCENARIOS)
+def test_rule_holds(scenario: Scenario, mutant: type) -> None:
+    assert scenario(None) == []
 
 
-@tell_each(STORIES)
-def test_story_fails_without_the_rule(story: Story, mutant: type) -> None:
-    assert story(mutant) != []
+@each_scenario(SCENARIOS)
+def test_scenario_fails_without_the_rule(scenario: Scenario, mutant: type) -> None:
+    assert scenario(mutant) != []

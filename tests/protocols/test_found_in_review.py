@@ -1,4 +1,4 @@
-"""Executions a reviewer found by reading; each broke a guarantee before it was mended."""
+"""Cases that reviewers found by reading the code; each broke a guarantee before it was fixed."""
 
 import msgspec
 import pytest
@@ -32,8 +32,8 @@ def members(cluster: Cluster, region: str) -> list[str]:
     return [m.name for m in cluster.members(region)]
 
 
-def test_g9_a_new_head_knows_streams_its_predecessor_never_heard_of() -> None:
-    """Only west's later head was in reach when the stream was announced, once."""
+def test_g9_a_new_head_knows_streams_that_its_predecessor_did_not() -> None:
+    """Only west's later head could be reached when the stream was advertised, which was once."""
     cluster = cluster_of({"east": 1, "west": 3})
     world = cluster.world
     world.cut("east", "west/0")
@@ -67,7 +67,7 @@ def test_g9_a_tail_token_lost_with_its_session_is_sent_again() -> None:
 
 
 def test_g10_a_refused_number_is_never_used_for_another_batch() -> None:
-    """A batch, having been retried, is refused twice; the second must not hit its successor."""
+    """A retried batch is refused twice; the second refusal must not fail the next batch."""
     cluster = cluster_of({"east": 1, "west": 1}, {"s": ("east", LatestPerKey())})
     world = cluster.world
     world.degrade("east/pub0", "east/0", Link(600 * MS))  # a round trip is longer than retry_ns
@@ -82,7 +82,7 @@ def test_g10_a_refused_number_is_never_used_for_another_batch() -> None:
 
 
 def test_g10_a_full_disk_that_heals_right_after_its_replica_was_dropped() -> None:
-    """A retry timer of before the truncation must not append what was taken back."""
+    """A retry timer from before the truncation must not append truncated batches."""
     cluster = cluster_of({"east": 2, "west": 1}, chain={"min_replicas": 1})
     world = cluster.world
     world.disks.sync_ns = 10 * MS
@@ -122,7 +122,7 @@ def test_g10_a_snapshot_does_not_remember_an_append_that_failed() -> None:
     world.crash("east/0")
     world.restart("east/0")
     run(cluster, 500 * MS)
-    cluster.offer(world.now_ns, "east/pub1", "s", [b"y"])  # takes the place x would have had
+    cluster.offer(world.now_ns, "east/pub1", "s", [b"y"])  # gets the position x would have had
     wait(cluster, lambda: world.disk("east/0").end(stream) > 31)
     world.crash("east/0")
     world.restart("east/0")
@@ -131,7 +131,7 @@ def test_g10_a_snapshot_does_not_remember_an_append_that_failed() -> None:
 
 
 def test_g10_a_gate_for_one_learner_never_proposes_another() -> None:
-    """The tail's note of its gate is slow to reach the disk; meanwhile another learner shows up."""
+    """The save of the tail's gate is delayed; meanwhile another learner appears."""
     cluster = cluster_of({"east": 3, "west": 1}, chain={"min_replicas": 1}, publishers=2)
     publish(cluster, 50)
     settle(cluster)
@@ -161,7 +161,7 @@ def test_g10_a_gate_for_one_learner_never_proposes_another() -> None:
 
 
 def test_an_idle_keep_for_stream_stays_idle() -> None:
-    """Neither the last rule nor a CONFIG event, which is never void, is a reason to expire more."""
+    """Neither the last rule nor a CONFIG event, which is never void, causes further expiry."""
     cluster = cluster_of({"east": 1, "west": 1}, {"s": ("east", KeepFor(3 * SECOND))})
     world, stream = cluster.world, cluster.streams["s"]
     publish(cluster, 5)
@@ -182,12 +182,12 @@ def test_a_clock_far_ahead_for_a_while_does_not_lock_publishers_out() -> None:
     publish(cluster, 3)
     cluster.world.jump_clock("east/0", -4 * day_ns)
     run(cluster, SECOND)
-    publish(cluster, 1, "east/pub1")  # born by a right clock, long before the stream's newest time
+    publish(cluster, 1, "east/pub1")  # created long before the stream's newest time
     assert heal_and_judge(cluster) == []
     assert cluster.failed == []
 
 
-def test_r8_the_operator_can_give_up_a_history_and_go_on_under_a_new_id() -> None:
+def test_r8_the_operator_can_give_up_a_history_and_continue_under_a_new_id() -> None:
     cluster = cluster_of({"east": 1, "west": 1, "north": 1})
     publish(cluster, 20)
     settle(cluster)
@@ -221,7 +221,7 @@ def test_subscriptions_to_unknown_streams_leave_nothing_behind() -> None:
     assert set(serving.followers) == followed
 
 
-def test_retries_while_the_chain_is_short_do_not_pile_up_at_the_head() -> None:
+def test_retries_while_the_chain_is_short_do_not_accumulate_at_the_head() -> None:
     cluster = cluster_of({"east": 2, "west": 1})
     cluster.world.crash("east/config")
     cluster.world.crash("east/1")
@@ -230,7 +230,7 @@ def test_retries_while_the_chain_is_short_do_not_pile_up_at_the_head() -> None:
     assert len(chain(cluster, "east/0").logs[cluster.streams["s"]].waiting) <= 16
 
 
-# ---------------------------------------------------------------- the second round
+# ---------------------------------------------------------------- second review
 
 
 def lost_ack_then_collected(cluster: Cluster) -> None:
@@ -245,8 +245,8 @@ def lost_ack_then_collected(cluster: Cluster) -> None:
 COMPACTING = {"compact_ns": 1 * SECOND, "compact_share": 0.1}
 
 
-def test_g10_what_a_joiner_keeps_of_publishers_is_as_of_the_log_it_was_sent() -> None:
-    """It joins a compacted log, power fails everywhere, and it is the first one up."""
+def test_g10_the_publishers_state_of_a_learner_matches_the_log_it_received() -> None:
+    """It joins with a compacted log, all replicas crash, and it is the first to restart."""
     cluster = cluster_of(
         {"east": 2, "west": 1},
         {"s": ("east", KeepLast(3))},
@@ -269,7 +269,7 @@ def test_g10_what_a_joiner_keeps_of_publishers_is_as_of_the_log_it_was_sent() ->
     assert heal_and_judge(cluster) == []
 
 
-def test_r8_a_chain_founded_anew_by_force_hears_its_peers_before_it_goes_on() -> None:
+def test_r8_a_chain_refounded_by_force_waits_for_its_peers() -> None:
     cluster = cluster_of({"east": 2, "west": 1}, publishers=2, chain={"min_replicas": 1})
     world = cluster.world
     publish(cluster, 10)
@@ -290,7 +290,7 @@ def test_r8_a_chain_founded_anew_by_force_hears_its_peers_before_it_goes_on() ->
     assert heal_and_judge(cluster) == []
 
 
-def test_r1_a_disk_from_before_the_chain_was_founded_anew_does_not_fork_it() -> None:
+def test_r1_a_disk_from_before_the_chain_was_refounded_does_not_fork_it() -> None:
     cluster = cluster_of({"east": 2, "west": 1}, publishers=2, chain={"min_replicas": 1})
     world, stream = cluster.world, cluster.streams["s"]
     publish(cluster, 10)
@@ -306,10 +306,10 @@ def test_r1_a_disk_from_before_the_chain_was_founded_anew_does_not_fork_it() -> 
     world.restart("east/0")
     world.mend("east", "west")
     run(cluster, SECOND)
-    world.at(world.now_ns, "east/0", Command("chain", Refound()))  # east/1 is believed dead
+    world.at(world.now_ns, "east/0", Command("chain", Refound()))  # the operator gives up east/1
     run(cluster, 3 * SECOND)
     publish(cluster, 3, "east/pub1")
-    world.restart("east/1")  # it was not
+    world.restart("east/1")  # it comes back all the same
     run(cluster, 10 * SECOND)
     publish(cluster, 12, "east/pub1")
     run(cluster, 10 * SECOND)
@@ -321,7 +321,7 @@ def test_r1_a_disk_from_before_the_chain_was_founded_anew_does_not_fork_it() -> 
     assert rows[0] == rows[1]
 
 
-def test_r4_a_clock_that_was_days_ahead_makes_nobody_forgotten_in_silence() -> None:
+def test_r4_a_publisher_forgotten_because_of_a_wrong_clock_is_refused_as_expired() -> None:
     cluster = cluster_of(
         {"east": 1, "west": 1}, {"s": ("east", KeepLast(3))}, publishers=2, server=COMPACTING
     )
@@ -342,11 +342,11 @@ def test_r4_a_clock_that_was_days_ahead_makes_nobody_forgotten_in_silence() -> N
     world.restart("east/0")
     problems = heal_and_judge(cluster)
     assert [p for p in problems if "expired" not in p] == []
-    assert [f.why for f in cluster.failed] == ["expired"]  # told, and not published twice
+    assert [f.why for f in cluster.failed] == ["expired"]  # reported, and not published twice
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3])
-def test_r4_a_region_that_does_not_know_all_publishers_says_so(replicas: int) -> None:
+def test_r4_a_region_that_does_not_know_all_publishers_causes_no_duplicates(replicas: int) -> None:
     """The owner loses its disk just after west has pulled the compacted stream."""
     cluster = cluster_of(
         {"east": 1, "west": replicas},
@@ -369,7 +369,7 @@ def test_r4_a_region_that_does_not_know_all_publishers_says_so(replicas: int) ->
 
 
 def test_g10_a_late_retry_of_a_snapshot_does_not_undo_a_newer_one() -> None:
-    """Saving what a predecessor said fails, compaction saves more, the first is tried again."""
+    """Saving a predecessor's state fails; compaction saves a newer one; the first is retried."""
     cluster = cluster_of(
         {"east": 2, "west": 1},
         {"s": ("east", KeepLast(3))},
@@ -403,7 +403,7 @@ def test_g10_a_late_retry_of_a_snapshot_does_not_undo_a_newer_one() -> None:
     assert heal_and_judge(cluster) == []
 
 
-def test_r8_a_lone_region_founded_anew_goes_on_without_peers_to_ask() -> None:
+def test_r8_a_refounded_region_without_peers_continues() -> None:
     cluster = cluster_of({"east": 2}, chain={"min_replicas": 1}, publishers=2)
     world = cluster.world
     publish(cluster, 10)
@@ -422,8 +422,8 @@ def test_r8_a_lone_region_founded_anew_goes_on_without_peers_to_ask() -> None:
     wait(cluster, lambda: len(members(cluster, "east")) == 2)
 
 
-def test_a_publisher_is_told_when_what_was_acknowledged_is_gone_for_good() -> None:
-    """An operator founds the chain anew from a replica that lacks the last acknowledged events."""
+def test_a_publisher_fails_with_history_lost_when_acknowledged_events_are_lost() -> None:
+    """An operator refounds the chain from a replica that lacks the last acknowledged events."""
     cluster = cluster_of({"east": 2}, chain={"min_replicas": 1})
     world = cluster.world
     publish(cluster, 10)
@@ -446,7 +446,7 @@ def test_a_publisher_is_told_when_what_was_acknowledged_is_gone_for_good() -> No
 
 
 def full_disk_and_queue(mutant: type | None) -> None:
-    """West's disk is full and its queue too: what it cannot take must not multiply."""
+    """West's disk and queue are full: events that it refuses must not be requested repeatedly."""
     pending_bytes_max, event_bytes = 100_000, 2_000
     cluster = cluster_of(
         {"east": 1, "west": 1},
@@ -463,7 +463,7 @@ def full_disk_and_queue(mutant: type | None) -> None:
         cluster.offer(world.now_ns + i * 5 * MS, "east/pub0", "s", [value])
     run(cluster, 5 * SECOND)
     assert streams(cluster, "east/0").streams[stream].committed == 301
-    # The queue is full, but for the last message; the rest was refused.
+    # The queue exceeds its bound by at most the last message; the rest was refused.
     pending_bytes = chain(cluster, "west/0").pending_bytes
     assert pending_bytes_max < pending_bytes < pending_bytes_max + 2 * 4096
     assert streams(cluster, "west/0").streams[stream].end < 300 / 2
@@ -472,19 +472,19 @@ def full_disk_and_queue(mutant: type | None) -> None:
     wait(cluster, lambda: streams(cluster, "west/0").streams[stream].committed == 301)
 
 
-def test_a_source_is_not_asked_over_and_over_for_what_does_not_fit() -> None:
+def test_a_full_queue_does_not_cause_repeated_subscriptions() -> None:
     full_disk_and_queue(None)
 
 
 class QueuesWithoutLimit(Replica):
-    """Takes events of other regions however many wait for the disk."""
+    """Mutant: appends events of other regions without limit while the disk is full."""
 
     def _on_append_at(self, inp: AppendAt) -> None:
         if self.is_head:
             self._append_missing(inp.log, inp.batches)
 
 
-def test_it_is_noticed_if_a_full_queue_takes_more() -> None:
+def test_a_queue_without_limit_is_noticed() -> None:
     with pytest.raises(AssertionError):
         full_disk_and_queue(QueuesWithoutLimit)
 
@@ -509,8 +509,8 @@ def test_a_stream_that_cannot_be_indexed_is_set_aside_and_the_server_goes_on() -
     assert cluster.counters["west/0"]["streams.quarantined"] == 1
 
 
-def test_r8_an_owner_resumes_above_what_its_peers_have_appended() -> None:
-    """West has taken events that its disk refuses for now; the owner loses its own disk."""
+def test_r8_an_owner_resumes_after_the_positions_its_peers_have_appended() -> None:
+    """West has appended events that its full disk does not store; the owner loses its own disk."""
     cluster = cluster_of({"east": 1, "west": 1}, publishers=2)
     world, stream = cluster.world, cluster.streams["s"]
     publish(cluster, 10)
@@ -525,6 +525,6 @@ def test_r8_an_owner_resumes_above_what_its_peers_have_appended() -> None:
     world.restart("east/0")
     publish(cluster, 8, "east/pub1")
     run(cluster, 5 * SECOND)
-    assert cluster.unacknowledged() == 8  # five positions are spoken for
+    assert cluster.unacknowledged() == 8  # five positions are already assigned
     assert heal_and_judge(cluster) == []
     assert len(cluster.records["s"].acked) == 23

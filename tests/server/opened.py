@@ -1,4 +1,4 @@
-"""A region of one in this process, with an HTTP port to talk to."""
+"""A region of one replica in this process, with an HTTP port."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
 
 
 class Talk:
-    """One connection, byte by byte."""
+    """One connection, for requests of any bytes."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -43,7 +43,7 @@ class Talk:
         self.writer.write(data)
 
     async def answer(self) -> tuple[int, Any]:
-        """Status and body of the next answer; status 0: the connection was closed without one."""
+        """Status and body of the next answer; status 0 if the connection was closed without one."""
         with suppress(ConnectionError, asyncio.IncompleteReadError):
             head = await self.reader.readuntil(b"\r\n\r\n")
             lines = head.decode().lower().split("\r\n")
@@ -54,21 +54,21 @@ class Talk:
         return 0, None
 
     async def is_closed(self) -> bool:
-        """Wait for the other side to close; whatever it sends before is skipped."""
+        """Wait for the other side to close; skip what it sends before."""
         with suppress(ConnectionError):
             while await self.reader.read(1 << 16):
                 pass
         return True
 
     def reset(self) -> None:
-        """Close without goodbye."""
+        """Close with a TCP reset."""
         sock = self.writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
 
 
 class Open:
-    """A region of one with an HTTP port."""
+    """A region of one replica with an HTTP port; started as a context manager."""
 
     def __init__(
         self,
@@ -108,12 +108,12 @@ class Open:
         return list(self.server.streams.streams.values())
 
     async def talk(self, host: str = "127.0.0.1") -> Talk:
-        """A connection from this address, to send anything."""
+        """A connection from this address."""
         assert self.port.address is not None
         return Talk(*await asyncio.open_connection(*self.port.address, local_addr=(host, 0)))
 
     async def said(self, data: bytes) -> tuple[int, Any]:
-        """What is answered to these bytes."""
+        """Send these bytes over a new connection; returns status and body of the answer."""
         talk = await self.talk()
         talk.send(data)
         return await talk.answer()
@@ -124,7 +124,7 @@ class Open:
         return pages
 
     def requests(self) -> Counter[str]:
-        """Requests being worked on, by address."""
+        """The number of requests in progress, by address."""
         return self.pages().requests
 
     def where(self, path: str) -> str:

@@ -1,4 +1,4 @@
-"""Real `surecast` processes for tests: started, waited for, and always ended."""
+"""Real `surecast` processes for tests; they are always ended."""
 
 import json
 import os
@@ -29,11 +29,10 @@ def clean_env() -> dict[str, str]:
 
 
 def surecast(*words: str, stdin: str | bytes = b"") -> subprocess.CompletedProcess[str]:
-    """Run a verb to its end."""
-    given = stdin.decode() if isinstance(stdin, bytes) else stdin
+    """Run a command to its end."""
     return subprocess.run(
         [*COMMAND, *words],
-        input=given,
+        input=stdin.decode() if isinstance(stdin, bytes) else stdin,
         capture_output=True,
         text=True,
         timeout=WAIT_S,
@@ -42,9 +41,9 @@ def surecast(*words: str, stdin: str | bytes = b"") -> subprocess.CompletedProce
 
 
 def surecast_here(*words: str, stdin: str | bytes = b"") -> subprocess.CompletedProcess[str]:
-    """The same in this process, by the function that the console script calls: no Python starts.
+    """Like `surecast`, but in this process, through the function that the console script calls.
 
-    The program gets files of its own as stdin, stdout and stderr.
+    The command gets files of its own as stdin, stdout and stderr.
     """
     from surecast.cli.main import run
 
@@ -68,7 +67,7 @@ def surecast_here(*words: str, stdin: str | bytes = b"") -> subprocess.Completed
 
 
 def wait_for(what: Callable[[], Any], why: str) -> Any:
-    """The first answer that is true; no test waits for less than it must."""
+    """Call `what` until its result is true; returns that. Fails after WAIT_S."""
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
         if found := what():
@@ -84,13 +83,13 @@ def get(url: str, token: str = "", **headers: str) -> tuple[int, Any]:
 def ask(
     url: str, body: bytes | None, token: str = "", method: str | None = None, **headers: str
 ) -> tuple[int, Any]:
-    """Status and body, the latter decoded if it is JSON. `method`: by default GET or POST."""
-    given = {name.replace("_", "-"): value for name, value in headers.items()}
+    """Status and body, decoded if it is JSON. `method`: by default GET, or POST with a body."""
+    fields = {name.replace("_", "-"): value for name, value in headers.items()}
     if token:
-        given["Authorization"] = f"Bearer {token}"
+        fields["Authorization"] = f"Bearer {token}"
     try:
         with urlopen(
-            Request(url, data=body, headers=given, method=method), timeout=WAIT_S
+            Request(url, data=body, headers=fields, method=method), timeout=WAIT_S
         ) as answer:
             status, data = answer.status, answer.read()
             kind = answer.headers.get("content-type", "")
@@ -108,7 +107,7 @@ def is_ready(http: str) -> bool:
 
 
 class Process:
-    """A running verb whose output goes to files; SIGKILLed at the end if it still runs."""
+    """A running command whose output goes to files; killed at the end if it still runs."""
 
     def __init__(self, folder: Path, words: Sequence[str], env: dict[str, str] | None = None):
         folder.mkdir(parents=True, exist_ok=True)
@@ -146,14 +145,14 @@ class Process:
 def config_text(
     port: int, http: int, data_dir: str = "", *, token: str = "", more: str = ""
 ) -> str:
-    """A region of one; `more`: further sections."""
+    """The configuration of a region of one replica; `more` has further sections."""
     settings = {"node": {"data_dir": data_dir, "token": token}, **tomllib.loads(more)}
     layout = lay_out(Path(), {"east": 1}, [port], [http], settings=settings)
     return layout.text(layout.nodes[0])
 
 
 class Served(Process):
-    """`surecast serve` of a region of one, ready."""
+    """`surecast serve` of a region of one replica, started and ready."""
 
     def __init__(self, folder: Path, *, durable: bool = False, token: str = "", more: str = ""):
         port, http = free_ports(2)

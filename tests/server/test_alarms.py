@@ -1,6 +1,6 @@
 """Each alarm of the node and of all roles: when it is raised, and whether a node with it is ready.
 
-The observers are the real ones, and look at a state that is prepared for each alarm. No sockets.
+The real observers examine a state that is prepared for each alarm, without sockets.
 """
 
 import ast
@@ -27,7 +27,7 @@ from tests.edits import Edit, must_fail
 
 
 def healthy() -> Any:
-    """What alarms look at, of the head of two replicas that has heard of one other region."""
+    """The state that alarms examine, of the head of two replicas; one other region is connected."""
     members = [SimpleNamespace(name="e-1"), SimpleNamespace(name="e-2")]
     log = SimpleNamespace(failed=False, pending=[])
     stream = SimpleNamespace(
@@ -149,13 +149,13 @@ def failing(server: Any) -> None:
 
 
 def failing_again(server: Any) -> None:
-    """While the next attempt is under way."""
+    """Writes failed and the next attempt is in progress."""
     server.layers["chain"].store_failures = 5
     server.layers["chain"].logs[b"log"].pending = ["batch"]
 
 
 def failing_here_not_there(server: Any) -> None:
-    """Another log was written meanwhile."""
+    """Writes of one log fail while another log was written."""
     server.layers["chain"].logs[b"log"].failed = True
 
 
@@ -246,7 +246,9 @@ def test_a_healthy_node_has_no_alarm() -> None:
 @pytest.mark.parametrize(
     ("happens", "code", "what"), TABLE, ids=lambda x: getattr(x, "__name__", "")
 )
-def test_each_alarm(happens: Callable[[Any], None], code: str, what: str) -> None:
+def test_each_alarm_is_raised_with_its_text_and_effect_on_readiness(
+    happens: Callable[[Any], None], code: str, what: str
+) -> None:
     check_alarm(happens, code, what)
 
 
@@ -272,14 +274,14 @@ def test_a_code_without_a_row_is_noticed() -> None:
     assert without_row({*codes(), "disk-on-fire"}) == ["disk-on-fire"]
 
 
-def test_failures_without_anything_to_write_are_over() -> None:
+def test_failed_writes_raise_no_alarm_when_nothing_is_left_to_write() -> None:
     server = healthy()
     server.layers["chain"].store_failures = 5
     assert alarms(server) == []
 
 
-def test_numbers_that_rise_do_not_make_a_new_alarm() -> None:
-    """The log tells alarms apart by code and by what stands before the first comma."""
+def test_rising_numbers_do_not_make_a_new_alarm() -> None:
+    """The log distinguishes alarms by code and by the text before the first comma."""
     for happens, later in (
         (failing, lambda server: setattr(server.layers["chain"], "store_failures", 6)),
         (behind, lambda server: setattr(server.layers["chain"], "pending_bytes", 12_345_678)),
@@ -339,7 +341,7 @@ def test_many_streams_whose_readers_lose_events_are_counted() -> None:
 
 
 def raised_in(module: Any) -> Iterator[tuple[str, Edit]]:
-    """Each place of a module that raises an alarm: its code, and the module without it."""
+    """Each statement of a module that raises an alarm: the code, and an edit that removes it."""
     tree = ast.parse(inspect.getsource(module))
     owners = [("", tree), *((f"{c.name}.", c) for c in tree.body if isinstance(c, ast.ClassDef))]
     for prefix, owner in owners:
@@ -379,7 +381,7 @@ def test_an_alarm_that_is_not_raised_is_noticed(code: str, edit: Edit) -> None:
 
 
 @pytest.mark.parametrize("code", codes())
-def test_an_alarm_that_decides_otherwise_on_readiness_is_noticed(
+def test_an_alarm_with_the_wrong_effect_on_readiness_is_noticed(
     code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = codes()[code]

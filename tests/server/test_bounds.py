@@ -1,4 +1,4 @@
-"""What a server answers, logs and waits for at most: at each bound, and one step beyond it."""
+"""Bounds on what a server answers, logs and waits for: at each bound, and one step beyond it."""
 
 import asyncio
 import subprocess
@@ -29,18 +29,18 @@ from tests.storage.stores import LOG, Driver, batch, small
 # ---------------------------------------------------------------- files of a stream
 
 
-def with_region(story: Callable[[Open], Awaitable[None]], **limits: Any) -> None:
+def with_region(scenario: Callable[[Open], Awaitable[None]], **limits: Any) -> None:
     async def main() -> None:
         async with Open(limits) as region:
-            await story(region)
+            await scenario(region)
 
     run(main)
 
 
 def void_ranges_in_an_answer() -> None:
-    """With more than RUNS_MAX void ranges, an answer is about the positions before the next one."""
+    """With more than RUNS_MAX void ranges, an answer covers the positions before the next range."""
 
-    async def story(region: Open) -> None:
+    async def scenario(region: Open) -> None:
         lines = b"\n".join(b'{"value": "x"}' for _ in range(9))
         await region.post("/v1/streams/s/events", lines, content_type="application/x-ndjson")
         (stream,) = region.streams()
@@ -55,11 +55,11 @@ def void_ranges_in_an_answer() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "RUNS_MAX", 3)
-        with_region(story)
+        with_region(scenario)
 
 
 def extents_in_an_answer() -> None:
-    """An answer names EXTENTS_MAX parts of segments and ends where the next one begins."""
+    """An answer has EXTENTS_MAX extents and ends where the next one begins."""
     with TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         driver = Driver(Path(name) / "disk", small(run_bytes_min=0))
         for number in range(40):
@@ -72,11 +72,12 @@ def extents_in_an_answer() -> None:
         extents = [piece for piece in store.disk.pieces(LOG, 1, end) if type(piece) is Extent]
         assert len(extents) > 2
         stream: Any = SimpleNamespace(info=SimpleNamespace(stream_id=LOG), quarantined="")
-        for most, hi in ((len(extents), end), (len(extents) - 1, extents[-1].lo)):
-            patch.setattr(files, "EXTENTS_MAX", most)
+        for count_max, hi in ((len(extents), end), (len(extents) - 1, extents[-1].lo)):
+            patch.setattr(files, "EXTENTS_MAX", count_max)
             found, upto = files._extents(store, stream, 1, end)
-            assert (len(found), upto) == (most, hi)
-            assert [(one.lo, one.hi) for one in found] == [(e.lo, e.hi) for e in extents[:most]]
+            assert (len(found), upto) == (count_max, hi)
+            expected = [(extent.lo, extent.hi) for extent in extents[:count_max]]
+            assert [(extent.lo, extent.hi) for extent in found] == expected
         driver.close()
 
 
@@ -86,10 +87,10 @@ def extents_in_an_answer() -> None:
 def time_of_a_publish() -> None:
     """A publish that is not acknowledged within publish_timeout_ns is answered 504."""
 
-    async def story(region: Open) -> None:
+    async def scenario(region: Open) -> None:
         publishing = region.pages().publishing
         assert await publishing.publish("s", b"x", False, None, StreamSpec()) == [(1, 2)]
-        disk_of(region.server).capacity_bytes = 0  # nothing is acknowledged any more
+        disk_of(region.server).capacity_bytes = 0  # from now on nothing is acknowledged
         task = asyncio.create_task(publishing.publish("s", b"x", False, None, StreamSpec()))
         await asyncio.wait({task}, timeout=3)
         is_answered = task.done()
@@ -101,16 +102,16 @@ def time_of_a_publish() -> None:
             await task
         assert refused.value.status_code == 504
 
-    with_region(story, publish_timeout_ns=500_000_000)
+    with_region(scenario, publish_timeout_ns=500_000_000)
 
 
 # ---------------------------------------------------------------- stopping
 
 
 def requests_when_the_process_ends() -> None:
-    """A request under way is given up after STOP_S_MAX, before its own time limit is over."""
+    """A stopping server gives up open requests after STOP_S_MAX, before their own time limit."""
 
-    async def story(region: Open) -> None:
+    async def scenario(region: Open) -> None:
         await region.post("/v1/streams/s/events", b"x")
         disk_of(region.server).capacity_bytes = 0  # the next one is not acknowledged
         talk = await region.talk()
@@ -120,32 +121,32 @@ def requests_when_the_process_ends() -> None:
         answer = await talk.reader.readline()
         disk_of(region.server).capacity_bytes = None
         await stopping
-        assert answer.split()[1:2] == [b"500"]  # uvicorn's, for what it cancelled
+        assert answer.split()[1:2] == [b"500"]  # uvicorn's answer to a cancelled request
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(http, "STOP_S_MAX", 0.05)
-        with_region(story, publish_timeout_ns=3_000_000_000)
+        with_region(scenario, publish_timeout_ns=3_000_000_000)
 
 
 def processes_that_do_not_end() -> None:
     with TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         patch.setattr(cluster, "STOP_S_MAX", 1)
-        told: list[str] = []
+        messages: list[str] = []
         codes = []
         for ignores in ("", "trap '' TERM; "):
-            made = Cluster(plan(Path(name), 1, 1, 7400), told.append)
+            made = Cluster(plan(Path(name), 1, 1, 7400), messages.append)
             process = subprocess.Popen(
                 ["sh", "-c", f"{ignores}echo; exec sleep 3"], stdout=subprocess.PIPE
             )
             assert process.stdout is not None
-            with process.stdout as said:
-                said.readline()
+            with process.stdout as output:
+                output.readline()
             made.running["east-1"] = process
             made.stop()
             assert made.running == {}
             codes.append(process.returncode)
         assert codes == [-15, -9]
-        assert told == ["east-1 does not end: killed"]
+        assert messages == ["east-1 does not end: killed"]
 
 
 # ---------------------------------------------------------------- ports and lines

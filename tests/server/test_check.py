@@ -1,4 +1,4 @@
-"""`--check-config` does what a start would do to the folders, and removes what it made."""
+"""`--check-config` creates and writes the folders like a start, and removes them again."""
 
 import os
 import resource
@@ -21,7 +21,7 @@ def config(data_dir: Path | str, **node: Any) -> ServerConfig:
     return build({"node": mine, "regions": {"e": {"replicas": {"e-1": "127.0.0.1:0"}}}})
 
 
-def test_a_folder_that_can_be_made_is_fine_and_is_not_left_behind(tmp_path: Path) -> None:
+def test_a_folder_that_can_be_created_is_accepted_and_removed_again(tmp_path: Path) -> None:
     assert problems(config(tmp_path / "a" / "b" / "data")) == []
     assert list(tmp_path.iterdir()) == []
 
@@ -34,18 +34,20 @@ def test_a_folder_that_exists_is_left_as_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["data_dir", "record"])
-def test_a_folder_that_cannot_be_made(key: str) -> None:
-    """Nobody can make one in /proc, not even root, who has every permission there."""
+def test_a_folder_that_cannot_be_created_is_a_problem(key: str) -> None:
+    """No user can create a folder in /proc, not even root."""
     folder = "/proc/surecast/data"
-    given = config(folder) if key == "data_dir" else config("", record=folder, listen="127.0.0.1:9")
-    found = [problem for problem in problems(given) if "/proc" in problem]
+    checked = (
+        config(folder) if key == "data_dir" else config("", record=folder, listen="127.0.0.1:9")
+    )
+    found = [problem for problem in problems(checked) if "/proc" in problem]
     assert found == [
         f"node.{key}: cannot make /proc/surecast: No such file or directory; mend that, or change "
         f"node.{key}"
     ]
 
 
-def test_a_file_in_its_place(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_data_folder_is_a_problem(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("")
     (found,) = problems(config(tmp_path / "data" / "more"))
     assert found == f"node.data_dir: {tmp_path / 'data'} is not a folder"
@@ -59,7 +61,7 @@ print("\\n".join(problems(config(sys.argv[1]))))
 
 
 def checked(folder: Path, **more: Any) -> str:
-    """What a process with other rights finds."""
+    """The problems that a process with other permissions finds."""
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(folder)], capture_output=True, text=True, **more
     )
@@ -68,7 +70,7 @@ def checked(folder: Path, **more: Any) -> str:
 
 
 @pytest.mark.slow
-def test_a_disk_that_takes_no_bytes(tmp_path: Path) -> None:
+def test_a_data_folder_on_a_disk_without_space_is_a_problem(tmp_path: Path) -> None:
     def no_bytes() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
@@ -80,8 +82,8 @@ def test_a_disk_that_takes_no_bytes(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs a folder of another user")
 @pytest.mark.parametrize("part", ["", "log", "witness"])
-def test_a_folder_of_another_user(tmp_path: Path, part: str) -> None:
-    """Without its override of permissions, root stands for any user here."""
+def test_a_folder_of_another_user_is_a_problem(tmp_path: Path, part: str) -> None:
+    """Root without CAP_DAC_OVERRIDE has the permissions of a normal user."""
     data = tmp_path / "data"
     (data / part).mkdir(parents=True)
     (data / part).chmod(0o500)
@@ -90,7 +92,7 @@ def test_a_folder_of_another_user(tmp_path: Path, part: str) -> None:
 
 
 def drop_override() -> None:
-    """Give up CAP_DAC_OVERRIDE: from the bounding set, so that the next program lacks it."""
+    """Drop CAP_DAC_OVERRIDE from the bounding set, so that the next program lacks it."""
     import ctypes
 
     ctypes.CDLL(None).prctl(24, 1, 0, 0, 0)  # PR_CAPBSET_DROP, CAP_DAC_OVERRIDE

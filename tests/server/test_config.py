@@ -1,4 +1,4 @@
-"""Everything that can be wrong with a server's configuration is said, with what is allowed."""
+"""Mistakes in a server's configuration are refused, with a message that names what is allowed."""
 
 import copy
 from pathlib import Path
@@ -26,7 +26,7 @@ GOOD: dict[str, Any] = {
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:
-    """GOOD with one thing else (None: without it)."""
+    """GOOD with another value at this path, or without it if the value is None."""
     document = copy.deepcopy(GOOD)
     *above, last = path.split("/")
     at: Any = document
@@ -57,7 +57,7 @@ def test_a_good_document_becomes_what_the_layers_need() -> None:
     assert not config.has_witness_inside
 
 
-def test_knobs_reach_their_layers() -> None:
+def test_settings_reach_their_layers() -> None:
     document = {
         **GOOD,
         "chain": {"heartbeat_ns": "20ms"},
@@ -80,7 +80,7 @@ def test_a_witness_needs_no_name() -> None:
     assert config.name == witness_name("east")
 
 
-def test_a_region_of_one_has_its_witness_inside() -> None:
+def test_a_region_of_one_replica_runs_its_own_witness() -> None:
     document = changed("node", {"name": "west-1", "region": "west", "data_dir": ""})
     assert build(document).has_witness_inside
 
@@ -152,24 +152,26 @@ def test_one_region_owns_everything() -> None:
         ("log/level", "loud", "[log] level = 'loud'"),
     ],
 )
-def test_what_is_wrong_is_said(path: str, value: Any, words: str) -> None:
+def test_a_wrong_configuration_is_refused_with_the_reason(
+    path: str, value: Any, words: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         build(changed(path, value))
     assert words in str(caught.value)
 
 
-def test_insecure_lets_it_listen_anywhere() -> None:
+def test_insecure_allows_any_listen_address() -> None:
     document = changed("node/listen", "0.0.0.0:7400")
     document["node"]["insecure"] = True
     assert build(document).node.listen == "0.0.0.0:7400"
 
 
 @pytest.mark.parametrize("text", ["127.0.0.1:7400", "[::1]:7400", "example.org:1"])
-def test_addresses_survive(text: str) -> None:
+def test_addresses_are_shown_as_they_were_parsed(text: str) -> None:
     assert show_address(parse_address(text)) == text
 
 
-# ---------------------------------------------------------------- where it comes from
+# ---------------------------------------------------------------- file, environment, flags
 
 FILE = """
 [node]
@@ -219,7 +221,7 @@ def test_flags_are_toml_with_optional_quotes(path: Path) -> None:
     assert config.runtime.connect_timeout_ns == 250_000_000
     assert config.http.connections_max == 7
     assert config.owners == {"": "east", "orders.eu": "east"}
-    assert config.node.token == "12345"  # text where text is wanted
+    assert config.node.token == "12345"  # a string, because the field is one
 
 
 @pytest.mark.parametrize(
@@ -233,7 +235,7 @@ def test_flags_are_toml_with_optional_quotes(path: Path) -> None:
         (["http.connections_max=many"], {}, "[http] connections_max = 'many'"),
     ],
 )
-def test_what_was_given_elsewhere_is_named(
+def test_errors_name_the_flag_or_variable_of_the_value(
     path: Path, flags: list[str], environ: dict[str, str], words: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -241,7 +243,7 @@ def test_what_was_given_elsewhere_is_named(
     assert words in str(caught.value)
 
 
-def test_a_file_that_is_not_there_or_no_toml(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_file_that_is_not_toml_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="`surecast up` writes some"):
         load_config(tmp_path / "none.toml")
     broken = tmp_path / "broken.toml"

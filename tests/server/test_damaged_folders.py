@@ -1,4 +1,4 @@
-"""Real servers on data folders that were damaged or restored, seen from outside only."""
+"""Real servers on data folders that were damaged or restored; checked through clients and HTTP."""
 
 import json
 import os
@@ -21,7 +21,7 @@ NAME = "east.orders"  # owned by the first region
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Segments after some hundred events; a replica may go on alone."""
+    """Servers write segments after a few hundred events, and a single replica accepts publishes."""
     monkeypatch.setenv("SURECAST_STORAGE__JOURNAL_BYTES_MAX", "16KiB")
     monkeypatch.setenv("SURECAST_STORAGE__BACKLOG_BYTES_MAX", "64KiB")
     monkeypatch.setenv("SURECAST_STORAGE__INLINE_BYTES_MAX", "4KiB")
@@ -38,7 +38,7 @@ class Deployment:
         return next(self.folder.rglob(f"{name}/log"))
 
     def end(self, *names: str) -> None:
-        """In order, as an operator would."""
+        """Stop servers one after the other with SIGTERM."""
         for name in names:
             process = self.cluster.running.pop(name)
             process.send_signal(signal.SIGTERM)
@@ -47,7 +47,7 @@ class Deployment:
     def start(self, *names: str) -> None:
         for name in names:
             self.cluster.start(name)
-            wait_for(lambda: self.status(name), "it listens")  # noqa: B023
+            wait_for(lambda: self.status(name), f"{name} listens")  # noqa: B023
 
     def status(self, name: str) -> dict[str, Any]:
         try:
@@ -70,7 +70,7 @@ class Deployment:
             return list(client.stream(NAME).publish_many(values))
 
     def read(self, name: str, count: int, stream: str = NAME) -> dict[int, bytes]:
-        """The first events, of this very server."""
+        """The first `count` events, read from this server."""
         found: dict[int, bytes] = {}
         with sync.connect(self.nodes[name].url) as client:
             for event in client.stream(stream).subscribe(start="earliest"):
@@ -92,8 +92,8 @@ def deploy(tmp_path: Path, small: None) -> Iterator[Any]:
         return made
 
     yield make
-    for one in running:
-        one.cluster.stop()
+    for deployment in running:
+        deployment.cluster.stop()
 
 
 def values(first: int, count: int) -> list[bytes]:
@@ -101,7 +101,7 @@ def values(first: int, count: int) -> list[bytes]:
 
 
 def flip_a_bit(folder: Path) -> None:
-    """In the middle of the first segment, which is sealed."""
+    """Flip a bit in the middle of the first segment, which is sealed."""
     path = min(folder.glob("segment-*"))
     with path.open("r+b") as file:
         file.seek(path.stat().st_size // 2)
@@ -129,7 +129,7 @@ def test_a_replica_with_a_damaged_record_is_repaired_before_it_serves(deploy: An
     wait_for(lambda: up.is_ready(tail) and len(up.members(tail)) == 2, "it is whole again")
     up.publish(head, values(1_200, 10))
     assert list(up.read("west-1", 1_210).values()) == values(0, 1_210)
-    up.end(head)  # now the damaged one is the head
+    up.end(head)  # now the repaired replica is the head
     wait_for(lambda: up.members(tail) == [tail], "it is alone")
     assert up.publish(tail, values(1_210, 10)) == list(range(1_211, 1_221))
     assert list(up.read(tail, 1_220).values()) == values(0, 1_220)
@@ -137,7 +137,9 @@ def test_a_replica_with_a_damaged_record_is_repaired_before_it_serves(deploy: An
 
 
 @pytest.mark.slow
-def test_an_owner_that_was_restored_is_told_and_its_new_events_are_kept_aside(deploy: Any) -> None:
+def test_a_restored_owner_is_noticed_and_its_new_events_are_kept_in_another_stream(
+    deploy: Any,
+) -> None:
     up: Deployment = deploy(2, 1)
     up.publish("east-1", values(0, 100))
     folder = up.data("east-1").parent
@@ -152,11 +154,11 @@ def test_an_owner_that_was_restored_is_told_and_its_new_events_are_kept_aside(de
     shutil.copytree(folder.with_name("copy"), folder)
     up.start("east-1")
     new = [b"again %d" % i for i in range(50)]
-    assert up.publish("east-1", new) == list(range(101, 151))  # nobody could tell it
+    assert up.publish("east-1", new) == list(range(101, 151))  # no region could report the rollback
     up.start("west-1")
     wait_for(lambda: "_quarantine" in up.alarms("east-1").get("stream-forked", ""), "an alarm")
-    told = up.alarms("east-1")["stream-forked"]
-    assert told.startswith(f"{NAME}: positions 101 to 150 are now in _quarantine.{NAME}.101")
+    alarm = up.alarms("east-1")["stream-forked"]
+    assert alarm.startswith(f"{NAME}: positions 101 to 150 are now in _quarantine.{NAME}.101")
     assert up.read("east-1", 200) == up.read("west-1", 200)
     kept = up.read("west-1", 50, f"_quarantine.{NAME}.101")
     assert kept == dict(zip(range(101, 151), new, strict=True))
@@ -166,7 +168,7 @@ def test_an_owner_that_was_restored_is_told_and_its_new_events_are_kept_aside(de
 
 
 @pytest.mark.slow
-def test_an_owner_that_was_restored_asks_first(deploy: Any) -> None:
+def test_a_restored_owner_compares_with_other_regions_first(deploy: Any) -> None:
     up: Deployment = deploy(2, 1)
     up.publish("east-1", values(0, 100))
     folder = up.data("east-1").parent
@@ -182,14 +184,12 @@ def test_an_owner_that_was_restored_asks_first(deploy: Any) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 500, -1], ids=["emptied", "cut", "one-byte"])
-def test_a_journal_that_was_cut_short_is_not_taken_for_all_there_was(
-    tmp_path: Path, size: int
-) -> None:
+def test_a_journal_that_was_cut_short_is_not_trusted(tmp_path: Path, size: int) -> None:
     with sync.local(tmp_path) as client:
         client.stream(NAME).publish_many(values(0, 300))
     journal = max((tmp_path / "log").glob("journal-*"))
     os.truncate(journal, size if size >= 0 else journal.stat().st_size - 1)
-    for _ in range(2):  # it is not forgotten
+    for _ in range(2):  # also at the next start
         with (
             pytest.raises(StorageError, match="cut short") as caught,
             sync.local(tmp_path) as client,
@@ -201,12 +201,12 @@ def test_a_journal_that_was_cut_short_is_not_taken_for_all_there_was(
         seq = stream.publish(b"on")
         assert seq <= 301
         assert next(iter(stream.subscribe(start=seq))).value == b"on"
-    with sync.local(tmp_path) as client:  # that was the operator's word
+    with sync.local(tmp_path) as client:  # the operator's "trust" was saved
         client.stream(NAME).publish(b"and on")
 
 
 @pytest.mark.slow
-def test_a_server_whose_journal_was_cut_short_says_so_and_waits(deploy: Any) -> None:
+def test_a_server_whose_journal_was_cut_short_raises_an_alarm_and_waits(deploy: Any) -> None:
     up: Deployment = deploy(1, 1)
     up.publish("east-1", values(0, 300))
     up.end("east-1")
@@ -215,5 +215,6 @@ def test_a_server_whose_journal_was_cut_short_says_so_and_waits(deploy: Any) -> 
     up.start("east-1")
     wait_for(lambda: "cut short" in up.alarms("east-1").get("disk-distrusted", ""), "an alarm")
     url = f"http://{up.nodes['east-1'].http}/v1/streams/{NAME}"
+    wait_for(lambda: get(url)[1].get("recovering"), "the stream is recovering")
     recovering = get(url)[1]
     assert recovering["recovering"] is True, json.dumps(recovering)

@@ -1,4 +1,4 @@
-"""What a region says of itself over HTTP, and what it may be told there."""
+"""The HTTP port of a region: status, metrics, publishing, and operations of an operator."""
 
 import json
 
@@ -69,7 +69,7 @@ def test_metrics_can_be_read_by_prometheus() -> None:
     run(main)
 
 
-def test_events_come_by_http() -> None:
+def test_events_can_be_published_by_http() -> None:
     async def main() -> None:
         async with Open() as region:
             lines = b'{"key": "k", "value": "1"}\n{"value": "2"}\n'
@@ -97,7 +97,7 @@ def test_events_come_by_http() -> None:
     run(main)
 
 
-def test_what_a_new_stream_keeps_is_said_by_http() -> None:
+def test_the_retention_of_a_new_stream_can_be_set_by_http() -> None:
     async def main() -> None:
         async with Open() as region:
             for spelling in ("keep-last:2", "keep_last:2"):
@@ -118,7 +118,7 @@ def test_what_a_new_stream_keeps_is_said_by_http() -> None:
     run(main)
 
 
-def test_the_token_guards_v1_and_web_pages_change_nothing() -> None:
+def test_v1_needs_the_token_and_web_pages_cannot_publish() -> None:
     async def main() -> None:
         async with Open(token="secret") as region:
             assert (await region.get("/healthz"))[0] == 200
@@ -135,7 +135,7 @@ def test_the_token_guards_v1_and_web_pages_change_nothing() -> None:
     run(main)
 
 
-def test_an_operator_must_mean_it() -> None:
+def test_operations_of_an_operator_need_a_confirmation() -> None:
     async def main() -> None:
         async with Open() as region:
             code, said = await region.post("/v1/admin/refound", b"")
@@ -155,7 +155,7 @@ def test_an_operator_must_mean_it() -> None:
     run(main)
 
 
-def test_a_region_without_its_witness_says_so_and_goes_on() -> None:
+def test_a_region_without_its_witness_raises_an_alarm_and_continues() -> None:
     async def main() -> None:
         async with Open() as region:
             server = region.server
@@ -168,7 +168,7 @@ def test_a_region_without_its_witness_says_so_and_goes_on() -> None:
     run(main)
 
 
-def test_a_draining_server_is_not_ready_and_takes_nothing() -> None:
+def test_a_draining_server_is_not_ready_and_refuses_publishes() -> None:
     async def main() -> None:
         async with Open() as region:
             region.server.draining = True
@@ -195,7 +195,7 @@ def test_openapi_describes_exactly_the_routes() -> None:
     run(main)
 
 
-def test_openapi_is_whole() -> None:
+def test_openapi_references_resolve_and_operations_are_described() -> None:
     text = json.dumps(document())
     refs = {part.split('"')[0] for part in text.split('"#/components/schemas/')[1:]}
     assert refs <= set(document()["components"]["schemas"])

@@ -1,7 +1,6 @@
-"""Who may ask for what: the token, web pages, other machines, other regions; on every route.
+"""Access control of every HTTP route: token, web pages, other machines, other regions.
 
-Each check is a function that is also run against an application without its guard, where it must
-fail: a check that cannot fail protects nothing.
+Each check also runs against an application without the guard, where it must fail.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -35,7 +34,7 @@ TOKEN = {"authorization": "Bearer secret"}
 Check = Callable[[Starlette], Any]
 SURE = f"{CONFIRM}=true"
 FORCE = "/v1/admin/force-new-stream"
-QUERIES = {"/v1/admin/refound": SURE, FORCE: f"{SURE}&stream=s"}  # as they are meant
+QUERIES = {"/v1/admin/refound": SURE, FORCE: f"{SURE}&stream=s"}  # path → a valid query
 
 
 async def ask(
@@ -47,7 +46,7 @@ async def ask(
     client: str = HERE,
     query: str | None = None,
 ) -> int:
-    """The status that the application answers to a client at any address."""
+    """The status of the application's answer to a client at address `client`."""
     statuses = []
     query = QUERIES.get(path, "") if query is None else query
 
@@ -74,9 +73,9 @@ def routes_of(app: Starlette, under: str = "/") -> Iterator[tuple[str, str]]:
     for route in app.routes:
         assert isinstance(route, Route)
         assert route.methods
-        for each in sorted(route.methods - {"HEAD"}):
+        for method in sorted(route.methods - {"HEAD"}):
             if route.path.startswith(under):
-                yield each, route.path.replace("{name}", "s")
+                yield method, route.path.replace("{name}", "s")
 
 
 # ---------------------------------------------------------------- the checks
@@ -92,13 +91,13 @@ async def check_token(app: Starlette) -> None:
 
 
 async def check_open_to_all(app: Starlette) -> None:
-    """What needs no token is listed here: a new route outside /v1 must be added on purpose."""
+    """The list of routes that need no token; a new route outside /v1 must be added here."""
     found = [path for _, path in routes_of(app) if not path.startswith("/v1/")]
     assert found == ["/healthz", "/readyz", "/metrics", "/openapi.json"]
 
 
 async def check_web_pages(app: Starlette) -> None:
-    """What changes something is refused to web pages: every method but GET."""
+    """Requests of web pages are refused for every method except GET."""
     routes = [(method, path) for method, path in routes_of(app) if method != "GET"]
     assert {method for method, _ in routes} >= {"POST", "DELETE"}
     assert len(routes) >= 5
@@ -114,7 +113,7 @@ async def check_other_machines(app: Starlette) -> None:
     for method, path in routes:
         for client in (ELSEWHERE, "::ffff:10.0.0.1", "", "garbage"):
             assert await ask(app, method, path, TOKEN, client=client) == 403, (path, client)
-        for header in FORWARDED:  # a proxy on this machine passes on what others ask for
+        for header in FORWARDED:  # a proxy on this machine forwards requests of others
             headers = {**TOKEN, header: ELSEWHERE}
             assert await ask(app, method, path, headers) == 403, (path, header)
         assert await ask(app, method, path, TOKEN) not in (401, 403), path
@@ -150,7 +149,7 @@ def test_every_route_is_guarded(check: Check) -> None:
     on_region(check)
 
 
-def test_a_route_to_come_is_guarded_whatever_its_method() -> None:
+def test_a_new_route_of_any_method_is_guarded() -> None:
     async def change(_request: Request) -> Response:
         return Response("changed")
 
@@ -168,7 +167,7 @@ def test_a_route_to_come_is_guarded_whatever_its_method() -> None:
 
 
 def without_guard(*names: str) -> Any:
-    """`Pages.guarded` that leaves these handlers unguarded; none named: all."""
+    """A `Pages.guarded` that leaves these handlers unguarded; without names, all handlers."""
     guarded = Pages.guarded
 
     def replaced(self: Pages, handler: Any) -> Any:
@@ -221,14 +220,14 @@ def test_a_missing_guard_is_noticed(
 
 
 def spy(patch: pytest.MonkeyPatch) -> list[str]:
-    """Streams that a server gave a new identity, in place of giving it."""
+    """Replace the step that gives a stream a new identity; returns the list of such streams."""
     names: list[str] = []
     patch.setattr(StreamService, "_record", lambda _self, info, _epoch: names.append(info.name))
     return names
 
 
 async def force(server: RegionServer) -> int:
-    """Over HTTP; the answer, once the machine has done what it was told."""
+    """Request force-new-stream over HTTP; returns the status after the machine has executed it."""
     answer = await ask(make_app(server, Publishing(server)), "POST", FORCE)
     node = server.replica
     assert node is not None
@@ -242,7 +241,7 @@ async def check_refused_by_port(server: RegionServer, recorded: list[str]) -> No
 
 
 async def check_refused_by_machine(server: RegionServer, recorded: list[str]) -> None:
-    """The command reaches the machine, past the HTTP port."""
+    """The command is given to the machine directly, without the HTTP port."""
     node = server.replica
     assert node is not None
     node.give(Command("streams", ForceNewStream("s")))
@@ -252,7 +251,7 @@ async def check_refused_by_machine(server: RegionServer, recorded: list[str]) ->
 
 @asynccontextmanager
 async def two_regions() -> AsyncIterator[list[RegionServer]]:
-    """The region that owns everything, and another one; both know the stream "s"."""
+    """The region that owns all streams, and another one; both know the stream "s"."""
     places = [f"127.0.0.1:{port}" for port in free_ports(2)]
     regions = {
         name: {"replicas": {f"{name}-1": place}} for name, place in zip("ew", places, strict=True)
@@ -280,7 +279,7 @@ async def head_and_tail() -> AsyncIterator[list[RegionServer]]:
 async def knows_stream(servers: list[RegionServer]) -> None:
     async with connect(f"surecast://{servers[0].config.node.listen}") as client:
         await client.stream("s")
-    await until(lambda: all("s" in each.streams.directory.by_name for each in servers))
+    await until(lambda: all("s" in server.streams.directory.by_name for server in servers))
 
 
 def force_anywhere(self: StreamService, inp: ForceNewStream) -> None:
@@ -288,7 +287,7 @@ def force_anywhere(self: StreamService, inp: ForceNewStream) -> None:
 
 
 @pytest.mark.parametrize("places", [two_regions, head_and_tail])
-def test_only_the_head_of_the_owner_begins_a_stream_anew(places: Any) -> None:
+def test_only_the_head_of_the_owner_gives_a_stream_a_new_id(places: Any) -> None:
     async def main() -> None:
         async with places() as (owner, other):
             with pytest.MonkeyPatch.context() as patch:

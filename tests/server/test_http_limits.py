@@ -1,4 +1,4 @@
-"""Bounds of the HTTP port: slow and idle clients, many connections, many requests; over sockets."""
+"""Bounds of the HTTP port, over sockets: slow and idle clients, many connections, many requests."""
 
 import asyncio
 from typing import Any
@@ -33,7 +33,7 @@ def test_half_sent_requests_do_not_block_health(half: bytes, count: int) -> None
                 assert await region.get("/healthz") == HEALTH
                 assert await region.get("/readyz") == READY
             assert (await region.post("/v1/streams/s/events", b"x"))[0] == 200
-            assert all(talk.writer for talk in talks)  # they were kept until here
+            assert all(talk.writer for talk in talks)  # keeps the connections open until here
 
     run(main)
 
@@ -48,12 +48,12 @@ def test_headers_that_never_end_are_answered_408() -> None:
             assert "http.header_timeout_ns" in said["error"]
             assert await talk.is_closed()
             silent = await region.talk()
-            assert await silent.answer() == (0, None)  # closed; there was nothing to answer
+            assert await silent.answer() == (0, None)  # closed without an answer
 
     run(main)
 
 
-def test_sending_a_byte_now_and_then_does_not_extend_the_time() -> None:
+def test_single_bytes_do_not_extend_the_time_limit() -> None:
     async def main() -> None:
         async with Open({"header_timeout_ns": 4 * SOON}) as region:
             talk = await region.talk()
@@ -67,7 +67,7 @@ def test_sending_a_byte_now_and_then_does_not_extend_the_time() -> None:
     run(main)
 
 
-def test_the_second_request_of_a_connection_has_the_same_time() -> None:
+def test_the_second_request_of_a_connection_has_the_same_time_limit() -> None:
     async def main() -> None:
         limits = {"header_timeout_ns": SOON, "idle_timeout_ns": NEVER}
         async with Open(limits) as region:
@@ -76,7 +76,7 @@ def test_the_second_request_of_a_connection_has_the_same_time() -> None:
             assert await talk.answer() == HEALTH
             talk.send(HALF_HEAD)
             assert (await talk.answer())[0] == 408
-            talk = await region.talk()  # the same, in one piece
+            talk = await region.talk()  # the same, sent at once
             talk.send(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" + HALF_HEAD)
             assert await talk.answer() == HEALTH
             assert (await talk.answer())[0] == 408
@@ -97,7 +97,7 @@ def test_a_body_that_never_ends_is_answered_408() -> None:
     run(main)
 
 
-def test_a_body_that_nobody_wants_does_not_keep_the_connection() -> None:
+def test_an_unread_body_does_not_keep_the_connection_open() -> None:
     async def main() -> None:
         limits = {"body_timeout_ns": 4 * SOON, "idle_timeout_ns": NEVER}
         async with Open(limits) as region:
@@ -139,7 +139,7 @@ def test_a_client_that_does_not_read_its_answers_is_disconnected() -> None:
     run(main)
 
 
-def test_a_new_connection_takes_the_place_of_the_longest_waiting() -> None:
+def test_a_new_connection_replaces_the_one_that_waited_longest() -> None:
     async def main() -> None:
         limits = {"connections_max": 3, "header_timeout_ns": NEVER, "idle_timeout_ns": NEVER}
         async with Open(limits) as region:
@@ -200,7 +200,7 @@ def test_requests_beyond_the_bound_are_answered_503_but_not_health() -> None:
             assert await region.get("/healthz") == HEALTH
             assert await region.get("/readyz") == READY
             released.set()
-            for talk in slow:  # a request that is complete is never given up for another
+            for talk in slow:  # a complete request is never given up in favour of another
                 assert await talk.answer() == (200, {"stream": "s", "seqs": [[1, 2]]})
             assert not requests
             assert (await region.get("/v1/status"))[0] == 200
@@ -208,7 +208,7 @@ def test_requests_beyond_the_bound_are_answered_503_but_not_health() -> None:
     run(main)
 
 
-def test_bodies_that_are_received_are_bounded_together() -> None:
+def test_the_total_of_bodies_being_received_is_bounded() -> None:
     async def main() -> None:
         async with Open({"body_bytes_max": 10, "bodies_bytes_max": 10}) as region:
             slow = await region.talk()

@@ -1,7 +1,7 @@
-"""What the HTTP port accepts: query parameters, and bodies with the header that says what they are.
+"""Query parameters and bodies that the HTTP port accepts.
 
-A parameter that is not known is refused, because ignoring it once created streams that kept
-everything for ever (`?retian=keep-last:9`).
+An unknown parameter is refused: ignoring it once created streams that kept everything for ever
+(`?retian=keep-last:9`).
 """
 
 import re
@@ -48,12 +48,12 @@ def test_an_unknown_parameter_is_named_with_those_that_are_known(operation: Oper
 
 
 def test_openapi_lists_the_parameters_that_are_accepted_and_no_others() -> None:
-    """Asked of the port itself, with every name that OpenAPI has anywhere."""
+    """Every parameter name of the OpenAPI document is tried on every route of the port."""
     paths = document()["paths"]
     described = {
-        (path, method): {p["name"] for p in one.get("parameters", ()) if p["in"] == "query"}
+        (path, method): {p["name"] for p in operation.get("parameters", ()) if p["in"] == "query"}
         for path, item in paths.items()
-        for method, one in item.items()
+        for method, operation in item.items()
     }
     names = set().union(*described.values())
     assert {"key", "retain", "delivery", "lo", "hi", "stream"} <= names
@@ -92,7 +92,7 @@ def test_a_misspelt_parameter_creates_no_stream_and_gets_a_hint() -> None:
 
 
 def test_parameters_of_health_and_metrics_are_ignored() -> None:
-    """Load balancers and scrapers add some of their own."""
+    """Load balancers and scrapers add parameters of their own."""
 
     async def main() -> None:
         async with Open() as region:
@@ -105,11 +105,11 @@ def test_parameters_of_health_and_metrics_are_ignored() -> None:
 # ---------------------------------------------------------------- new streams
 
 
-def test_a_post_may_say_what_a_new_stream_keeps_and_how_it_is_delivered() -> None:
+def test_a_post_can_set_retention_and_delivery_of_a_new_stream() -> None:
     async def main() -> None:
         async with Open() as region:
             assert (await region.post(f"{EVENTS}?retain=keep-last:2", b"x"))[0] == 200
-            assert (await region.post(EVENTS, b"y"))[0] == 200  # as it is
+            assert (await region.post(EVENTS, b"y"))[0] == 200  # any retention
             assert (await region.get("/v1/streams/s"))[1]["retention"] == "keep-last:2"
             code, said = await region.post(f"{EVENTS}?retain=latest_per_key", b"z")
             assert code == 409
@@ -133,7 +133,7 @@ def test_a_post_may_say_what_a_new_stream_keeps_and_how_it_is_delivered() -> Non
         ("delivery=pigeon", 501, "there is no delivery='pigeon'"),
     ],
 )
-def test_a_wrong_wish_for_a_new_stream_creates_none(query: str, code: int, words: str) -> None:
+def test_invalid_settings_for_a_new_stream_create_none(query: str, code: int, words: str) -> None:
     async def main() -> None:
         async with Open() as region:
             found, said = await region.post(f"{EVENTS}?{query}", b"x")
@@ -145,14 +145,14 @@ def test_a_wrong_wish_for_a_new_stream_creates_none(query: str, code: int, words
 
 # ---------------------------------------------------------------- bodies
 
-FORM = "application/x-www-form-urlencoded"  # what curl -d sends if it is told nothing
+FORM = "application/x-www-form-urlencoded"  # the default of curl -d
 
 
 @pytest.mark.parametrize("media", ["", FORM, "application/json", "text/plain; charset=utf-8"])
 @pytest.mark.parametrize(
     "body", [LINES, b' {"value": 1}', b'[{"value": 1},\n {"value": 2}]', b'{"value":\n 1}', b"{}"]
 )
-def test_json_needs_a_header_that_says_what_to_do_with_it(media: str, body: bytes) -> None:
+def test_a_json_body_needs_an_explicit_content_type(media: str, body: bytes) -> None:
     async def main() -> None:
         async with Open() as region:
             if media:
@@ -174,7 +174,7 @@ def test_json_needs_a_header_that_says_what_to_do_with_it(media: str, body: byte
     run(main)
 
 
-def test_the_header_decides_between_events_and_one_event() -> None:
+def test_the_content_type_decides_between_events_and_one_event() -> None:
     async def main() -> None:
         async with Open() as region:
             for media in ("application/x-ndjson", "Application/X-NDJSON; charset=utf-8"):
@@ -205,7 +205,7 @@ def test_the_header_decides_between_events_and_one_event() -> None:
 # ---------------------------------------------------------------- tokens
 
 
-def test_a_wrong_token_is_called_one() -> None:
+def test_a_wrong_token_and_a_missing_one_have_different_errors() -> None:
     async def main() -> None:
         async with Open(token="secret") as region:
             code, said = await region.get("/v1/status", "guess")

@@ -38,14 +38,14 @@ async def delete(region: Open, path: str) -> int:
 
 
 async def subscribed(client: Client, name: str, seq: int, stream: str = "s") -> None:
-    """A subscription whose next event is `seq`."""
+    """Create a named subscription whose next event is `seq`."""
     opened = await client.stream(stream)
     async with opened.subscribe(seq, name=name):
         pass
 
 
 def small(**streams: Any) -> Open:
-    """A region with other bounds."""
+    """A region with these settings of the stream service."""
     region = Open()
     raw = {
         "node": {"name": "e-1", "region": "e", "data_dir": "", "listen": "127.0.0.1:0",
@@ -65,6 +65,8 @@ def test_subscriptions_are_listed_reset_and_deleted() -> None:
             stream = await client.stream("s")
             await stream.publish_many([b"x"] * 10)
             await subscribed(client, "billing", 5)
+            while (await region.get("/v1/subscriptions"))[1]["subscriptions"][0]["connected"]:
+                await asyncio.sleep(0.01)  # the Detach of the closed subscription is in flight
             code, found = await region.get("/v1/subscriptions")
             [info] = found["subscriptions"]
             assert (code, info["name"], info["lag"], info["connected"]) == (
@@ -99,7 +101,7 @@ def test_subscriptions_are_listed_reset_and_deleted() -> None:
     run(main)
 
 
-def test_pages_of_subscriptions() -> None:
+def test_subscriptions_are_listed_in_pages() -> None:
     async def main() -> None:
         async with small(cursors_page_max=4) as region, client_of(region) as client:
             names = [f"n{i}" for i in range(7)]
@@ -120,7 +122,7 @@ def test_pages_of_subscriptions() -> None:
     run(main)
 
 
-def test_lag_is_in_status_and_metrics_up_to_a_number_of_series() -> None:
+def test_lag_is_in_status_and_metrics_up_to_a_bound() -> None:
     async def main() -> None:
         async with small(cursors_shown_max=4) as region, client_of(region) as client:
             stream = await client.stream("s")
@@ -151,7 +153,7 @@ def test_lag_is_in_status_and_metrics_up_to_a_number_of_series() -> None:
 @pytest.mark.parametrize(
     "name", ["SubscriptionList", "SubscriptionReset", SubscriptionInfo.__name__]
 )
-def test_openapi_has_the_forms_of_subscriptions(name: str) -> None:
+def test_openapi_has_the_schemas_of_subscriptions(name: str) -> None:
     assert document()["components"]["schemas"][name]["properties"]
 
 

@@ -1,4 +1,4 @@
-"""A deployment on one machine: what is planned can be served, and fits together."""
+"""Layouts of a deployment on one machine: the files are valid configurations and agree."""
 
 import os
 import socket
@@ -23,7 +23,7 @@ def test_every_file_is_a_configuration_and_all_agree(
 ) -> None:
     layout = plan(tmp_path, regions, replicas, 7400)
     layout.write()
-    assert layout.nodes[0].listen == "127.0.0.1:7400"  # everybody's default url
+    assert layout.nodes[0].listen == "127.0.0.1:7400"  # the default url of clients
     configs = {}
     for node in layout.nodes:
         document = tomllib.loads(node.config.read_text())
@@ -41,7 +41,7 @@ def test_every_file_is_a_configuration_and_all_agree(
 
 
 def test_regions_reach_each_other_by_the_addresses_of_a_relay(tmp_path: Path) -> None:
-    """And regions may differ in size; without HTTP ports no file names one."""
+    """Also: regions may differ in size, and without HTTP ports no file names one."""
     plain = lay_out(tmp_path, {"north": 2, "south": 1}, count(7400))
     layout = replace(plain, through={("south", "north-2"): "127.0.0.1:9999"})
     layout.write()
@@ -80,19 +80,19 @@ def test_every_node_needs_a_port(tmp_path: Path) -> None:
         lay_out(tmp_path, {"east": 2}, [7400, 7401])
 
 
-def test_regions_have_names_people_can_say() -> None:
+def test_regions_have_readable_names() -> None:
     assert plan(Path("x"), 5, 1, 7400).regions() == ["east", "west", "north", "r4", "r5"]
 
 
-def test_ports_do_not_run_over() -> None:
+def test_ports_of_a_plan_are_valid_and_distinct() -> None:
     with pytest.raises(UsageError, match="lower --base-port"):
         plan(Path("x"), 3, 2, 65_500)
-    many = plan(Path("x"), 16, 7, 7400)  # more nodes than lie between the two kinds of port
+    many = plan(Path("x"), 16, 7, 7400)  # more nodes than ports between data and HTTP ports
     places = [p for node in many.nodes for p in (node.listen, node.http)]
     assert len(set(places)) == len(places)
 
 
-def test_data_of_another_shape_is_not_touched(tmp_path: Path) -> None:
+def test_a_folder_with_data_of_another_layout_is_refused(tmp_path: Path) -> None:
     plan(tmp_path, 3, 2, 7400).write()
     plan(tmp_path, 3, 2, 8400).write()  # other ports are fine
     with pytest.raises(UsageError, match="Use another --dir, or remove"):
@@ -113,18 +113,18 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
                 check_ports(layout)
 
 
-def test_files_and_folders_are_for_their_owner_alone(tmp_path: Path) -> None:
+def test_files_and_folders_are_readable_only_for_their_owner(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         layout = plan(tmp_path / "up", 1, 1, 7400)
         layout.write()
         node = layout.nodes[0]
-        os.chmod(node.config, 0o644)  # as an earlier version made it
+        os.chmod(node.config, 0o644)  # as an earlier version created it
         os.chmod(node.config.parent, 0o755)
         layout.log(node).touch(0o644)
         layout.write()
         cluster = Cluster(layout)
-        node.config.write_text("not a configuration")  # it ends at once, and says why
+        node.config.write_text("not a configuration")  # the process ends at once with a message
         cluster.start(node.name)
         cluster.running[node.name].wait()
     finally:

@@ -1,4 +1,4 @@
-"""The log for what clients cause: first lines, then counts."""
+"""The log of problems that clients cause: the first line of each kind, then counts."""
 
 import asyncio
 import logging
@@ -9,7 +9,7 @@ from surecast.server.limited_log import KINDS_MAX, LimitedLog
 from tests.server.opened import run, until
 
 
-def test_lines_held_back_are_counted_when_the_time_is_over(
+def test_lines_held_back_are_counted_after_the_period(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def main() -> None:
@@ -22,7 +22,7 @@ def test_lines_held_back_are_counted_when_the_time_is_over(
         await until(lambda: len(caplog.messages) == 3)
         assert caplog.messages[2].startswith("me: HTTP: 3 more of this kind in the last 0.02 s")
         assert caplog.messages[2].endswith(": more 2")
-        await asyncio.sleep(0.1)  # nothing new for a while: the next one is a first one
+        await asyncio.sleep(0.1)  # without lines for a period, the next one is logged at once
         limited.tell("a", "again")
         assert caplog.messages[3:] == ["me: HTTP: again"]
         limited.close()
@@ -30,7 +30,7 @@ def test_lines_held_back_are_counted_when_the_time_is_over(
     run(main)
 
 
-def test_kinds_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_number_of_kinds_in_the_log_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         limited = LimitedLog(logging.getLogger("test"), "me", every_ns=10**12)
         for number in range(KINDS_MAX + 50):

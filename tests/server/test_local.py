@@ -1,4 +1,4 @@
-"""A region inside the test's own event loop."""
+"""A region that runs in the test's own event loop."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(bounded())
 
 
-def test_events_go_in_and_come_out() -> None:
+def test_a_local_region_delivers_published_events() -> None:
     async def main() -> None:
         region = LocalRegion()
         with pytest.raises(UsageError, match="not running"):
@@ -38,12 +38,12 @@ def test_events_go_in_and_come_out() -> None:
                 assert (event.seq, event.key, event.value) == (1, b"k", b"one")
                 break
         await region.stop()
-        await region.stop()  # is stopped already
+        await region.stop()  # stopped already: no effect
 
     run(main)
 
 
-def test_what_was_acknowledged_is_there_after_a_restart(tmp_path: Path) -> None:
+def test_acknowledged_events_are_there_after_a_restart(tmp_path: Path) -> None:
     async def main() -> None:
         for life in (1, 2, 3):
             region = LocalRegion(tmp_path / "data")
@@ -57,7 +57,9 @@ def test_what_was_acknowledged_is_there_after_a_restart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("group_read", [False, True])
-def test_what_it_keeps_is_for_its_owner_or_its_group(tmp_path: Path, group_read: bool) -> None:
+def test_files_of_a_server_are_readable_for_their_owner_or_group(
+    tmp_path: Path, group_read: bool
+) -> None:
     """The data folder, and the recording."""
     port = free_ports(1)[0]
     node = {

@@ -23,7 +23,7 @@ from surecast.server.ndjson import as_json, parse_line, parse_lines
         (b'{"stream": "s", "seq": 4, "kind": "event", "time": "x", "value": "v"}', (None, b"v")),
     ],
 )
-def test_lines_are_events(line: bytes, pair: tuple[bytes | None, bytes]) -> None:
+def test_lines_of_json_are_parsed_as_events(line: bytes, pair: tuple[bytes | None, bytes]) -> None:
     assert parse_line(line) == pair
 
 
@@ -44,18 +44,18 @@ def test_lines_are_events(line: bytes, pair: tuple[bytes | None, bytes]) -> None
         (b'{"value": "\\ud800abcdef"}', "not JSON"),
     ],
 )
-def test_what_is_no_event_is_said(line: bytes, words: str) -> None:
+def test_lines_that_are_not_events_are_refused(line: bytes, words: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_line(line)
     assert words in str(caught.value)
 
 
-def test_the_line_that_is_wrong_is_named() -> None:
+def test_the_error_names_the_wrong_line() -> None:
     with pytest.raises(UsageError, match="line 3: not JSON"):
         list(parse_lines([b'{"value": "a"}', b"", b"oops"]))
 
 
 @pytest.mark.parametrize("data", [b"", b"text", "ü\n\t".encode(), b"\x00\xff"])
-def test_what_is_shown_can_be_published_again(data: bytes) -> None:
+def test_events_shown_as_json_can_be_published_again(data: bytes) -> None:
     line = json.dumps({**as_json("key", data), **as_json("value", data)}).encode()
     assert parse_line(line) == (data, data)

@@ -1,4 +1,4 @@
-"""docs/configuration.md is what the configuration classes say."""
+"""docs/configuration.md equals the page generated from the configuration classes."""
 
 import re
 import tomllib
@@ -15,7 +15,7 @@ def test_the_page_is_current() -> None:
     assert PAGE.read_text() == page(), again
 
 
-def test_every_key_has_words() -> None:
+def test_every_key_has_a_description() -> None:
     rows = re.findall(r"^\| `([a-z_]+)` \| (.*?) \| (.*) \|$", page(), re.M)
     assert len(rows) > 60
     assert [key for key, _, words in rows if len(words.split()) < 2] == []

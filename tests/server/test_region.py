@@ -1,4 +1,4 @@
-"""The nodes of one process: draining, recording, a folder that is free again."""
+"""The nodes of a server process: draining, recording, locking of the data folder."""
 
 import asyncio
 from contextlib import suppress
@@ -30,14 +30,14 @@ def url_of(server: RegionServer) -> str:
     return f"surecast://127.0.0.1:{server.replica.address[1]}"
 
 
-def test_a_draining_replica_takes_no_publishes() -> None:
+def test_a_draining_replica_accepts_no_publishes() -> None:
     async def main() -> None:
         region = LocalRegion()
         await region.start()
         server = region.server
         assert server is not None
         assert server.replica is not None
-        brief = ClientOptions(close_timeout=0.001)  # what is given up need not be waited for
+        brief = ClientOptions(close_timeout=0.001)  # do not wait for the cancelled publish
         async with asyncio.timeout(60), connect(region.url, options=brief) as client:
             stream = await client.stream("s")
             assert await stream.publish(b"before") == 1
@@ -45,7 +45,7 @@ def test_a_draining_replica_takes_no_publishes() -> None:
             counters = server.streams.counters
             tried = counters["streams/Publish"]
             late = asyncio.create_task(stream.publish(b"after"))
-            while counters["streams/Publish"] < tried + 3:  # it is tried again and again
+            while counters["streams/Publish"] < tried + 3:  # the client retries
                 await asyncio.sleep(0.01)
             assert not late.done()
             assert [s.end for s in server.streams.streams.values()] == [2]
@@ -71,7 +71,7 @@ def test_a_folder_has_one_user_at_a_time(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_two_lives_never_draw_the_same_stream_id(tmp_path: Path) -> None:
+def test_two_starts_never_draw_the_same_stream_id(tmp_path: Path) -> None:
     async def one() -> bytes:
         region = LocalRegion()
         await region.start()
@@ -85,7 +85,7 @@ def test_two_lives_never_draw_the_same_stream_id(tmp_path: Path) -> None:
     assert asyncio.run(one()) != asyncio.run(one())
 
 
-def test_a_recorded_life_can_be_lived_again(tmp_path: Path) -> None:
+def test_a_recording_of_a_server_replays_equally(tmp_path: Path) -> None:
     from surecast.registry import recorded_types
     from surecast.server.nodes import BUILDS
     from surecast.sim.playback import play
@@ -124,7 +124,7 @@ def test_regions_that_disagree_on_owners_are_not_ready() -> None:
         east, west = region("e", {"": "e"}), region("w", {"": "e", "x": "w"})
         await east.start()
         async with asyncio.timeout(60):
-            while not_ready(east):  # alone it is ready: a region works without the others
+            while not_ready(east):  # a region is ready without the others
                 await asyncio.sleep(0.01)
             await west.start()
             while not any("owners-differ: w" in why for why in not_ready(east)):
@@ -132,7 +132,7 @@ def test_regions_that_disagree_on_owners_are_not_ready() -> None:
             await west.stop()
             west = region("w", {"": "e"})
             await west.start()
-            while not_ready(east) or not_ready(west):  # mended
+            while not_ready(east) or not_ready(west):  # the owners are equal again
                 await asyncio.sleep(0.01)
         await west.stop()
         await east.stop()

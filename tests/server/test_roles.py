@@ -1,4 +1,4 @@
-"""A role that a test makes appears in all that a server says; a role that is not there does not."""
+"""A role defined by a test appears in everything a server reports; a missing role does not."""
 
 import json
 from collections.abc import Iterator
@@ -126,7 +126,7 @@ class Role:
 
 @pytest.fixture
 def _made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """The registry has one more row, `made`."""
+    """Add the row `made` to the registry."""
     with made_protocols(monkeypatch, tmp_path) as made:
         made.write("made", messages=MESSAGES, role=ROLE)
         yield
@@ -134,7 +134,7 @@ def _made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 @pytest.fixture
 def _without_deliveries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The registry lacks the rows of deliveries."""
+    """Remove the rows of deliveries from the registry."""
     rows = {name: row for name, row in registry.PROTOCOLS.items() if row.delivery is None}
     monkeypatch.setattr(registry, "PROTOCOLS", rows)
 
@@ -146,11 +146,11 @@ def opened(**sections_of_roles: Any) -> Open:
     return region
 
 
-# ------------------------------------------------------------ a role more
+# ------------------------------------------------------------ an additional role
 
 
 @pytest.mark.usefixtures("_made")
-def test_its_section_is_read_and_described() -> None:
+def test_the_section_of_a_role_is_read_and_documented() -> None:
     found = build({**DOCUMENT, "made": {"alarm_at": 2, "inner": {"depth_max": 5}}}).roles["made"]
     assert (found.region, found.alarm_at, found.inner.depth_max) == ("e", 2, 5)
     assert build(DOCUMENT).roles["made"].alarm_at == 100
@@ -176,13 +176,13 @@ def test_its_section_is_read_and_described() -> None:
         ({"inner": {"depth": 2}}, r"\[made.inner\] unknown key 'depth'; did you mean 'depth_max'"),
     ],
 )
-def test_mistakes_in_its_section_are_refused(table: dict[str, Any], problem: str) -> None:
+def test_mistakes_in_the_section_of_a_role_are_refused(table: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         build({**DOCUMENT, "made": table})
 
 
 @pytest.mark.usefixtures("_made")
-def test_a_check_of_the_configuration_says_what_it_says() -> None:
+def test_a_check_of_the_configuration_shows_the_summary_of_the_role() -> None:
     from surecast.server.check import summary
 
     rows = summary(build({**DOCUMENT, "made": {"alarm_at": 2}}))
@@ -191,7 +191,7 @@ def test_a_check_of_the_configuration_says_what_it_says() -> None:
 
 
 @pytest.mark.usefixtures("_made")
-def test_its_status_alarm_and_metric_are_shown() -> None:
+def test_status_alarms_and_metrics_of_a_role_are_shown() -> None:
     async def main() -> None:
         async with opened(made={"alarm_at": 2}) as region:
             assert list(region.server.layers)[-1] == "made"
@@ -226,7 +226,7 @@ def test_its_status_alarm_and_metric_are_shown() -> None:
 
 
 @pytest.mark.usefixtures("_made")
-def test_it_says_nothing_of_streams_of_another_delivery() -> None:
+def test_a_role_does_not_report_streams_of_another_delivery() -> None:
     async def main() -> None:
         async with opened() as region:
             assert (await region.post("/v1/streams/s/events", b"x"))[0] == 200
@@ -247,7 +247,7 @@ def test_a_recording_names_the_configuration_of_every_role() -> None:
     assert set(args["roles"]) == set(registry.roles())
 
 
-def test_a_recording_of_an_unknown_role_says_so() -> None:
+def test_a_recording_with_an_unknown_role_is_refused() -> None:
     config = build(DOCUMENT)
     args = replica_args(config, config.deployment)
     args["roles"]["made"] = {}
@@ -256,14 +256,14 @@ def test_a_recording_of_an_unknown_role_says_so() -> None:
 
 
 @pytest.mark.usefixtures("_made")
-def test_a_simulated_cluster_has_it_and_its_options() -> None:
+def test_a_simulated_cluster_has_an_additional_role_and_its_options() -> None:
     cluster = Cluster(seed=1, regions={"e": 1}, server={"alarm_at": 5})
     cluster.world.run(until_ns=SECOND)
     layer = cluster.world.machine("e/0").layers["made"]
     assert (layer.config.region, layer.config.alarm_at) == ("e", 5)
 
 
-# ------------------------------------------------------------ a role less
+# ------------------------------------------------------------ a missing role
 
 
 @pytest.mark.usefixtures("_without_deliveries")
@@ -289,7 +289,7 @@ def test_a_server_without_a_delivery_runs_and_refuses_its_section() -> None:
 
 
 @pytest.mark.usefixtures("_without_deliveries")
-def test_a_stream_of_a_delivery_that_is_not_there_cannot_be_made() -> None:
+def test_a_stream_of_a_missing_delivery_is_refused() -> None:
     cluster = Cluster(seed=1, regions={"e": 1})
     cluster.open("s", "e", KeepAll())
     cluster.world.run(until_ns=5 * SECOND)

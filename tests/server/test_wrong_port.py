@@ -1,4 +1,4 @@
-"""A client at the HTTP port, and an HTTP request at the data port, are told which port it is."""
+"""Clients at the HTTP port and HTTP requests at the data port get an error that names the port."""
 
 import logging
 import time
@@ -12,14 +12,14 @@ from tests.server.processes import get
 PATIENT = ClientOptions(connect_timeout=30)
 
 
-def test_a_client_at_the_http_port_is_told_at_once() -> None:
+def test_a_client_at_the_http_port_fails_at_once() -> None:
     async def main() -> None:
         async with Open() as region:
             assert region.port.address is not None
             began = time.monotonic()
             with pytest.raises(ConnectError, match=r"is an HTTP port: connect to the data port"):
                 await connect(f"127.0.0.1:{region.port.address[1]}", options=PATIENT)
-            assert time.monotonic() - began < 10  # not by a time-out
+            assert time.monotonic() - began < 10  # long before the time-out
             assert (await region.get("/healthz"))[0] == 200
 
     run(main)
@@ -33,7 +33,7 @@ def test_an_http_request_at_the_data_port_is_answered(
         async with Open() as region:
             address = region.server.nodes[0].address
             assert address is not None
-            region.port.address = address  # `said` talks to this one
+            region.port.address = address  # `said` connects to this address
             head = f"{method} /v1/status HTTP/1.1\r\nHost: x\r\n\r\n".encode()
             code, said = await region.said(head)
             assert code == 400
@@ -48,7 +48,7 @@ def test_an_http_request_at_the_data_port_is_answered(
 
 
 def test_urllib_reads_the_answer_of_the_data_port() -> None:
-    """As curl and other clients would: it is a whole HTTP answer."""
+    """The answer is complete HTTP, so that curl and other clients can read it."""
 
     async def main() -> None:
         import asyncio

@@ -1,4 +1,4 @@
-"""Machines for the tests of the simulator: they do what they are told and write down the rest."""
+"""Machines for tests of the simulator: they perform the given effects and record all inputs."""
 
 from typing import Any
 
@@ -19,11 +19,11 @@ class Ping(Message):
 
 class Load(Message):
     number: int
-    nbytes: int  # what it weighs on the wire
+    nbytes: int  # its size on the wire
 
 
 class Actor:
-    """Returns the effects of `Do`, and keeps (now_ns, input) of all else."""
+    """Returns the effects of `Do`, and records all other inputs as (now_ns, input)."""
 
     def __init__(self, ctx: Any = None) -> None:
         self.ctx = ctx

@@ -1,4 +1,4 @@
-"""Lets the tests here share `actors.py` although `tests` is no package."""
+"""Puts this folder on the path, so that its tests can import `actors` and `recorded`."""
 
 import sys
 from pathlib import Path

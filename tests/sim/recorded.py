@@ -26,16 +26,16 @@ class Do(Input):
 
 
 def replay(paths: Sequence[Path], build: playback.Build, trace: Trace | None = None) -> Played:
-    """Play recordings of machines that a test makes; `build` is what they name as BUILD."""
+    """Play recordings of machines that a test defines; `build` makes the machines named BUILD."""
     types = {**recorded_types(), name_of(Do): Do}
     return playback.play(paths, types, {BUILD: build}, trace)
 
 
 class Recorded:
-    """While `monkeypatch` lasts, every life of every simulated node goes to `directory`.
+    """Until `monkeypatch` is undone, each run of each simulated node is recorded in `directory`.
 
-    `factories` has what nodes are made of, by name; a replay builds its machines of that, so a test
-    may put another rule in.
+    `factories` has the factory of each node by name; a replay builds its machines with them, so a
+    test can replace a machine.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
@@ -78,7 +78,7 @@ class Recorded:
         node.step = step
 
     def paths(self) -> list[Path]:
-        """All recordings, complete as far as they go."""
+        """All recordings, flushed."""
         for recorder in self.recorders:
             recorder.flush()
             assert not recorder.problem
@@ -89,16 +89,16 @@ class Recorded:
 
 
 class Looker:
-    """Does what it is told, and at every step says all it sees of its disk."""
+    """Performs the given effects, and at every step emits all that it reads from its disk."""
 
     def __init__(self, ctx: NodeContext) -> None:
         self.disk = ctx.disk
 
     def step(self, now_ns: int, inp: Any) -> list[Any]:
-        told = inp.effects if type(inp) is Do else []
+        effects = inp.effects if type(inp) is Do else []
         logs = [(log, self._batches(log)) for log in self.disk.logs()]
         states = [self.disk.state(name) for name in ("a", "b")]
-        return [*told, Emit((logs, states, getattr(inp, "token", None)))]
+        return [*effects, Emit((logs, states, getattr(inp, "token", None)))]
 
     def _batches(self, log: bytes) -> list[tuple[int, int, int]]:
         found = self.disk.read(log, 1, 1 << 40, 1 << 40)

@@ -1,4 +1,4 @@
-"""Bounds of the simulated network: at each, and one step beyond it."""
+"""Bounds of the simulated network: at each bound, and one step beyond it."""
 
 from random import Random
 
@@ -9,7 +9,7 @@ from surecast.sim.links import RETRANSMITS_MAX, Link, Path, Pipe
 
 
 class Losing(Random):
-    """The first `lost` attempts are lost."""
+    """A Random with which the first `lost` attempts are lost."""
 
     def __init__(self, lost: int) -> None:
         super().__init__(1)
@@ -21,7 +21,7 @@ class Losing(Random):
 
 
 def retransmissions() -> None:
-    """What was lost RETRANSMITS_MAX times gets through, however bad the link is."""
+    """A message that was lost RETRANSMITS_MAX times arrives, however bad the link is."""
     path = Path("a", "b", Link(delay_ns=10 * MS, loss=0.9), Pipe(), False)
     for lost in (0, 1, RETRANSMITS_MAX):
         assert path.retransmit_ns(Losing(lost)) == lost * 40 * MS

@@ -1,4 +1,4 @@
-"""Storage: `MemoryDisk` against a list, and the world's syncs, answers and losses."""
+"""Simulated storage: `MemoryDisk` compared with a model; syncs, answers and losses in a world."""
 
 from random import Random
 from typing import Any
@@ -33,7 +33,7 @@ OTHER = bytes(16)
 
 
 def cells(batches: list[Batch]) -> list[tuple[int, bytes | None]]:
-    """Positions and what they hold: a stamp, or None where they are void."""
+    """(position, value) of all positions; the value is None where the position is void."""
     found: list[tuple[int, bytes | None]] = []
     for one in batches:
         rows = {row.seq: row.value for row in one.to_rows()}
@@ -42,7 +42,7 @@ def cells(batches: list[Batch]) -> list[tuple[int, bytes | None]]:
 
 
 def compaction(lo: int, hi: int, token: Any, log: bytes = LOG) -> Compact:
-    """All of [lo, hi) is void."""
+    """A compaction with all of [lo, hi) void."""
     return Compact(log, lo, hi, encode_voids({COLLECTED: IntervalSet([(lo, hi)])}), 50, token)
 
 
@@ -50,7 +50,7 @@ def compaction(lo: int, hi: int, token: Any, log: bytes = LOG) -> Compact:
 
 
 class Model(RuleBasedStateMachine):
-    """A log is a list of stamps; a history of all states tells what a crash may leave."""
+    """A log is a list of values; `history` has each state that a crash may leave."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class Model(RuleBasedStateMachine):
 
     @rule(log=st.sampled_from((LOG, OTHER)), data=st.data())
     def compact_and_cut(self, log: bytes, data: st.DataObject) -> None:
-        """A truncate between the two drops a compaction that it cuts into, and no other."""
+        """A truncate between ask and show cancels the compaction only if it cuts into it."""
         if not self.logs[log]:
             return
         end = len(self.logs[log]) + 1
@@ -179,7 +179,7 @@ TestModel.settings = settings(max_examples=150, stateful_step_count=30)
 
 
 @given(seed=st.integers(0, 100), synced=st.integers(0, 10))
-def test_what_was_synced_survives_any_crash(seed: int, synced: int) -> None:
+def test_synced_batches_survive_any_crash(seed: int, synced: int) -> None:
     disk = MemoryDisk()
     for number in range(10):
         disk.append(LOG, [batch(number + 1)])
@@ -189,7 +189,7 @@ def test_what_was_synced_survives_any_crash(seed: int, synced: int) -> None:
     assert synced + 1 <= disk.end(LOG) <= 11
 
 
-def test_crashes_lose_all_of_it_none_of_it_and_something_between() -> None:
+def test_crashes_lose_any_number_of_unsynced_batches() -> None:
     ends = set()
     for seed in range(50):
         disk = MemoryDisk()
@@ -199,7 +199,7 @@ def test_crashes_lose_all_of_it_none_of_it_and_something_between() -> None:
     assert ends == {1, 2, 3, 4}
 
 
-def test_capacity_counts_bytes_and_compaction_frees_them() -> None:
+def test_capacity_counts_bytes_and_compaction_frees_some() -> None:
     disk = MemoryDisk(capacity_bytes=1000)
     disk.append(LOG, [batch(1, 9, nbytes=900)])
     with pytest.raises(DiskFull):
@@ -245,7 +245,7 @@ def test_answers_come_after_a_sync_in_order_and_one_sync_serves_many() -> None:
     assert world.disk("a").unsynced == 0
 
 
-def test_reads_see_what_is_not_synced_yet() -> None:
+def test_reads_include_unsynced_changes() -> None:
     world = node()
     world.at(0, "a", Do([Append(LOG, (batch(1, 5),), 1), Truncate(LOG, 3)]))
     world.run(until_ns=US)
@@ -292,8 +292,8 @@ def test_compaction_works_on_a_full_disk_and_fails_on_a_broken_one() -> None:
     assert world.disk("a").end(LOG) == 2
 
 
-def test_a_compaction_shows_when_its_answer_is_given() -> None:
-    """Not before: not while the sync runs, nor while the answer waits for a paused node."""
+def test_a_compaction_is_visible_from_its_answer_on() -> None:
+    """It is not visible while the sync runs, nor while the answer waits for a paused node."""
     world = node()
     rows: list[list[int]] = []
 
@@ -312,7 +312,7 @@ def test_a_compaction_shows_when_its_answer_is_given() -> None:
     assert world.disk("a").unsynced == 0
 
 
-def test_a_compaction_that_was_cut_into_has_failed() -> None:
+def test_a_compaction_fails_if_a_truncate_cuts_into_it() -> None:
     world = node()
     world.at(0, "a", Do([Append(LOG, (batch(1, 4),), 1)]))
     world.at(MS, "a", Do([compaction(1, 3, 2), compaction(2, 5, 3), Truncate(LOG, 4)]))
@@ -350,12 +350,12 @@ def test_a_crash_loses_some_of_the_unsynced_and_never_what_was_answered() -> Non
         ends.add(end)
         world.restart("a")
         world.run(until_ns=SECOND)
-        # No answer reaches the new life, but for the appends it was itself told to make.
+        # The restarted node gets answers only to its own appends.
         assert all(inp.token >= 18 for _, inp in world.machine("a").of(Stored))
     assert len(ends) > 3
 
 
-def test_a_sync_of_the_old_life_answers_nothing_in_the_new_one() -> None:
+def test_a_sync_from_before_a_crash_answers_nothing_after_it() -> None:
     world = node()
     world.disks.sync_jitter_ns = 0
     world.at(0, "a", Do([Append(LOG, (batch(1),), "old")]))

@@ -1,4 +1,4 @@
-"""Faults as values: each does what it says, and healing undoes it."""
+"""Faults as values: each has its effect, and healing undoes it."""
 
 from random import Random
 from typing import Any
@@ -33,7 +33,7 @@ def three() -> World:
 
 
 def heard(world: World) -> list[str]:
-    """Who hears whom, now, of all pairs: by datagrams."""
+    """The pairs "ab" of which b receives a datagram of a now."""
     before = {name: len(world.machine(name).seen) for name in world.names() if world.machine(name)}
     for src in before:
         for dst in world.names():
@@ -67,7 +67,9 @@ ALL = ["ab", "ac", "ba", "bc", "ca", "cb"]
     ],
     ids=repr,
 )
-def test_who_hears_whom(fault: Fault, left: list[str]) -> None:
+def test_faults_of_links_and_nodes_stop_the_datagrams_of_their_pairs(
+    fault: Fault, left: list[str]
+) -> None:
     world = three()
     assert heard(world) == ALL
     fault.apply(world)
@@ -77,7 +79,7 @@ def test_who_hears_whom(fault: Fault, left: list[str]) -> None:
     assert heard(world) == ALL
 
 
-def test_disk_failure_and_wipe_touch_the_disk() -> None:
+def test_disk_failure_and_wipe_affect_the_disk() -> None:
     world = three()
     append = Do([Append(LOG, (batch(1),), "t")])
     DiskFailure("x/a", "full").apply(world)
@@ -103,7 +105,7 @@ def test_a_clock_jump_lasts() -> None:
     assert world.machine("x/a").of(ClockSet) == [(0, ClockSet(before + 5 * SECOND))]
 
 
-def test_timed_faults_come_and_go() -> None:
+def test_timed_faults_last_for_their_duration() -> None:
     world = three()
     Timed(10 * MS, 20 * MS, Isolate("x/b")).schedule(world)
     alive = []
@@ -113,7 +115,7 @@ def test_timed_faults_come_and_go() -> None:
     assert alive == [True, False, False, True]
 
 
-def test_every_kind_can_be_drawn_and_written_down() -> None:
+def test_every_kind_of_fault_can_be_drawn_and_serialised() -> None:
     rng = Random("draw")
     kinds = (*faults.KINDS, "wipe", "damage", "roll back")
     drawn = [faults.draw(rng, ("a", "b"), [("x", "y")], (kind,)) for kind in kinds * 5]

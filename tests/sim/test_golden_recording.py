@@ -1,6 +1,6 @@
-"""A recording: what an earlier build wrote is read, played and written alike by this one.
+"""A recording of an earlier build: this build reads, plays and writes the same bytes.
 
-The bytes are in tests/fixtures/recording; tests/golden_files.py says how to write them anew.
+The bytes are in tests/fixtures/recording; tests/golden_files.py explains how to rewrite them.
 """
 
 from random import Random
@@ -64,7 +64,7 @@ def rows(lo: int, count: int = 2) -> Batch:
 
 
 class Clerk:
-    """Uses each effect; what it does depends on its randomness, its arguments and its disk."""
+    """Uses each effect; its behaviour depends on its randomness, its arguments and its disk."""
 
     def __init__(self, ctx: NodeContext, step_ns: int) -> None:
         self.disk, self.rng, self.step_ns = ctx.disk, ctx.rng, step_ns
@@ -105,7 +105,7 @@ INPUTS: list[Any] = [
     OfferBatch(LOG, rows(20), 7),
     Stored(1),
     TimerFired(("tick", LOG, (1, None))),
-    Saved("counts", b"5"),  # the disk shows it again: saving the new one has failed
+    Saved("counts", b"5"),  # the disk shows the old value again: saving the new one has failed
     StoreFailed(2, "full"),
     ClockSet(1_700_000_001_000_000_000),
     Compacted(3),
@@ -114,7 +114,7 @@ INPUTS: list[Any] = [
 
 
 class Life:
-    """Lives through items of a recording and writes them down again."""
+    """Executes the items of a recording and records them again."""
 
     def __init__(self, node: str, build: str, args: dict[str, Any], seed: str, life: int) -> None:
         self.writer = Writer(Codec([Data, Beacon, Nak, Envelope]))
@@ -147,7 +147,7 @@ class Life:
                 self.step(item.now_ns, item.inp)
 
     def step(self, now_ns: int, inp: Any) -> None:
-        """As the drivers do; an answer has the token of the effect whose number it has."""
+        """Make a step as the drivers do; an answer's number is replaced by its effect's token."""
         kind = type(inp)
         if kind in ANSWERS:
             token = self.tokens[inp.token - 1]
@@ -173,7 +173,7 @@ def made() -> bytes:
     return life.writer.take()
 
 
-def test_the_recording_written_earlier_is_written_alike() -> None:
+def test_the_golden_recording_is_written_equally() -> None:
     stored = golden(NAME, made())
     assert made() == stored
     recording = Recording(stored, TYPES)
@@ -184,7 +184,7 @@ def test_the_recording_written_earlier_is_written_alike() -> None:
     assert again.writer.take() == stored
 
 
-def test_what_it_holds_is_known_apart_from_the_code_that_writes_it() -> None:
+def test_the_contents_of_the_golden_recording_are_known() -> None:
     recording = Recording(golden(NAME, made()), TYPES)
     assert recording.header.messages == [
         "golden/Envelope",
@@ -204,7 +204,7 @@ def test_what_it_holds_is_known_apart_from_the_code_that_writes_it() -> None:
     assert [steps[n].inp for n in (5, 7, 9)] == [Stored(1), StoreFailed(2, "full"), Compacted(3)]
 
 
-def test_the_recording_written_earlier_is_played() -> None:
+def test_the_golden_recording_is_replayed() -> None:
     golden(NAME, made())
     played = play([FIXTURES / NAME], TYPES, {BUILD: lambda ctx, args: Clerk(ctx, **args)})
     assert played.difference is None, played.difference

@@ -1,4 +1,4 @@
-"""Holes of a simulated disk: made by damage, read up to, filled by repair, undone by a crash."""
+"""Holes of a simulated disk: caused by damage, unreadable, repaired, back after a crash."""
 
 from random import Random
 
@@ -63,7 +63,7 @@ def test_a_repair_that_was_not_synced_may_be_lost_in_a_crash() -> None:
     assert [(8, 15)] in kept
 
 
-def test_a_log_goes_on_behind_a_hole() -> None:
+def test_a_log_continues_after_a_hole() -> None:
     disk = MemoryDisk()
     disk.append(LOG, [batch(1)])
     disk.skip(LOG, 21, "a lost record")
@@ -75,7 +75,7 @@ def test_a_log_goes_on_behind_a_hole() -> None:
     assert (disk.holes(LOG), disk.end(LOG)) == ([], 11)
 
 
-def test_a_restored_copy_is_what_the_disk_was() -> None:
+def test_a_restored_copy_equals_the_disk_at_the_time_of_the_copy() -> None:
     disk = disk_with_hole()
     disk.save("state", b"old")
     copy = disk.copy()
@@ -85,7 +85,7 @@ def test_a_restored_copy_is_what_the_disk_was() -> None:
     disk.restore(copy)
     assert (disk.end(LOG), disk.holes(LOG), disk.state("state")) == (31, [(8, 15)], b"old")
     disk.append(LOG, [batch(31)])
-    assert copy.end(LOG) == 31  # the copy is a backup: it does not change
+    assert copy.end(LOG) == 31  # the copy does not change
 
 
 def test_a_full_disk_refuses_a_repair() -> None:

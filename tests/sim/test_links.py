@@ -1,4 +1,4 @@
-"""Links: delay, bandwidth queues, loss, duplicates; and which link joins whom."""
+"""Links: delay, bandwidth queues, loss, duplicates; the link that applies to a pair of nodes."""
 
 from typing import Any
 
@@ -91,11 +91,11 @@ def count(link: Link, sent: int = 4000, **more: Any) -> list[int]:
     return world.machine("b").numbers()
 
 
-def test_a_plain_link_loses_doubles_and_reorders_nothing() -> None:
+def test_a_plain_link_does_not_lose_repeat_or_reorder() -> None:
     assert count(Link(delay_ns=MS)) == list(range(4000))
 
 
-def test_datagrams_are_lost_and_doubled_as_often_as_the_link_says() -> None:
+def test_datagrams_are_lost_and_repeated_at_the_rates_of_the_link() -> None:
     got = count(Link(delay_ns=MS, loss=0.3))
     assert 0.65 < len(got) / 4000 < 0.75
     assert got == sorted(set(got))
@@ -111,14 +111,14 @@ def test_datagrams_overtake_each_other_by_jitter_and_by_reordering() -> None:
         assert sorted(got) == list(range(4000))
 
 
-def test_cuts_and_crashes_swallow_datagrams_without_a_word() -> None:
+def test_cuts_and_crashes_drop_datagrams_silently() -> None:
     link = Link(delay_ns=MS)
     calls = [
         (10 * MS, lambda w: w.cut("a", "b", two_way=False)),
         (20 * MS - 1, lambda w: w.mend("a", "b")),
     ]
     got = count(link, calls=calls)
-    # Under way when the cut comes is lost, too.
+    # Datagrams that are in flight at the time of the cut are lost, too.
     assert got == [*range(900), *range(2000, 4000)]
     world = build(link, "a", "b")
     world.call(MS, lambda w: w.crash("b"))
@@ -131,7 +131,7 @@ def test_cuts_and_crashes_swallow_datagrams_without_a_word() -> None:
 # ---------------------------------------------------------------- which link
 
 
-def test_the_most_particular_link_counts() -> None:
+def test_the_most_specific_link_applies() -> None:
     wiring = Wiring(Link(delay_ns=1))
     for a, b, delay_ns in (("x", "y", 2), ("x/a", "y", 3), ("x", "y/b", 4), ("x/a", "y/b", 5)):
         wiring.set_link(a, b, Link(delay_ns=delay_ns))
@@ -158,7 +158,7 @@ def test_degraded_links_are_restored_by_mending() -> None:
     assert [now_ns // MS for now_ns, _ in arrivals(world, "y/b")] == [2, 130, 202, 302]
 
 
-def test_a_session_feels_a_link_change() -> None:
+def test_a_link_change_affects_open_sessions() -> None:
     world = build(Link(delay_ns=MS), "a", "b")
     for at_ms in (0, 100, 200):
         world.at(at_ms * MS, "a", Do([Send("b", Ping(at_ms))]))

@@ -1,4 +1,4 @@
-"""Recorded lives are lived again: to the same effects, or the first difference is named."""
+"""A replay of recordings has the same effects, or it reports the first difference."""
 
 from pathlib import Path
 from random import Random
@@ -50,7 +50,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Recorded:
 # ---------------------------------------------------------------- whole clusters
 
 
-def story(trace: Trace | None = None) -> Cluster:
+def scenario(trace: Trace | None = None) -> Cluster:
     """Two regions; crashes, a failing disk, a wiped one, a cut, compactions; all is settled."""
     cluster = Cluster(3, {"east": 2, "west": 2}, trace=trace, server={"compact_ns": 200 * MS})
     world = cluster.world
@@ -75,8 +75,8 @@ def story(trace: Trace | None = None) -> Cluster:
     return cluster
 
 
-def test_a_cluster_with_faults_is_met_again(recorded: Recorded) -> None:
-    cluster = story()
+def test_a_recorded_cluster_with_faults_replays_equally(recorded: Recorded) -> None:
+    cluster = scenario()
     played = recorded.play()
     assert played.difference is None, played.difference
     assert played.steps == cluster.world.inputs
@@ -85,10 +85,10 @@ def test_a_cluster_with_faults_is_met_again(recorded: Recorded) -> None:
     assert 4 * SECOND <= played.span_ns <= cluster.world.now_ns
 
 
-def test_the_trace_of_the_replay_is_the_trace_of_the_run(recorded: Recorded) -> None:
-    """Row for row and node by node; who is first at the same instant is not recorded."""
+def test_the_trace_of_a_replay_equals_the_trace_of_the_run(recorded: Recorded) -> None:
+    """Compared by node: the order of nodes at the same instant is not recorded."""
     live, again = Trace(), Trace()
-    story(live)
+    scenario(live)
     recorded.play(again)
 
     def by_node(trace: Trace) -> dict[str, list[Any]]:
@@ -110,7 +110,7 @@ def test_the_trace_of_the_replay_is_the_trace_of_the_run(recorded: Recorded) -> 
         pytest.param(13, marks=pytest.mark.nightly),
     ],
 )
-def test_a_swarm_is_met_again(recorded: Recorded, seed: int) -> None:
+def test_a_recorded_swarm_seed_replays_equally(recorded: Recorded, seed: int) -> None:
     result = run_seed(seed)
     played = recorded.play()
     assert played.difference is None, played.difference
@@ -118,7 +118,7 @@ def test_a_swarm_is_met_again(recorded: Recorded, seed: int) -> None:
 
 
 class Hasty(Replica):
-    """Beats a nanosecond too early."""
+    """Mutant: sets its beat timer a nanosecond too early."""
 
     def _on_beat_timer(self) -> None:
         super()._on_beat_timer()
@@ -127,11 +127,11 @@ class Hasty(Replica):
                 effect.at_ns -= 1
 
 
-def test_another_rule_is_found_and_explained(recorded: Recorded) -> None:
+def test_a_changed_machine_is_reported_with_the_first_difference(recorded: Recorded) -> None:
     cluster = Cluster(3, {"east": 2})
     cluster.world.run(1 * SECOND)
     assert recorded.play().difference is None
-    cluster.types = (Hasty,)  # which the recorded factories look up
+    cluster.types = (Hasty,)  # the recorded factories use it
     difference = recorded.play().difference
     assert difference is not None
     assert difference.node.startswith("east/")
@@ -142,7 +142,7 @@ def test_another_rule_is_found_and_explained(recorded: Recorded) -> None:
     assert any("SetTimer" in effect for effect in difference.effects)
 
 
-# ---------------------------------------------------------------- what the disk showed
+# ---------------------------------------------------------------- what machines read from disks
 
 
 def batch(lo: int, value: bytes = b"v") -> Batch:
@@ -162,13 +162,13 @@ def tell_of_failing_disks() -> World:
         world.at(at_us * US, "n", Do(list(effects)))
 
     def look(at_us: int) -> None:
-        do(at_us, SetTimer("look", (at_us + 1) * US))  # before the answers come, too
+        do(at_us, SetTimer("look", (at_us + 1) * US))  # also before the answers arrive
 
     do(1000, Append(LOG, (batch(1), batch(3)), "t1"), SaveState("a", b"1", ("t", 2)))
     world.call(2 * MS, lambda w: w.fail_disk("n", "full"))
     do(2100, Append(LOG, (batch(5),), "t3"), SaveState("b", b"1", "t4"), SaveState("a", b"2", "t"))
     look(2110)
-    do(2120, Append(LOG, (batch(7),), "t5"))  # behind one that failed
+    do(2120, Append(LOG, (batch(7),), "t5"))  # after a failed append
     world.call(3 * MS, lambda w: w.heal_disk("n"))
     do(3100, Append(LOG, (batch(5), batch(7)), "t6"), Truncate(LOG, 8))
     look(3110)
@@ -190,7 +190,7 @@ def tell_of_failing_disks() -> World:
     return world
 
 
-def test_failed_writes_are_seen_as_they_were(recorded: Recorded) -> None:
+def test_failed_writes_are_replayed_as_they_were(recorded: Recorded) -> None:
     tell_of_failing_disks()
     played = recorded.play()
     assert played.difference is None, played.difference
@@ -198,7 +198,7 @@ def test_failed_writes_are_seen_as_they_were(recorded: Recorded) -> None:
     assert played.steps > 25
 
 
-def test_failed_writes_that_go_unrecorded_are_missed(
+def test_unrecorded_failed_writes_are_a_difference(
     recorded: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Recorder, "_look", lambda self: self._disk.take_notes())
@@ -206,7 +206,7 @@ def test_failed_writes_that_go_unrecorded_are_missed(
     assert recorded.play().difference is not None
 
 
-def test_compactions_that_show_at_once_are_a_difference(
+def test_compactions_that_are_visible_at_once_are_a_difference(
     recorded: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tell_of_failing_disks()
@@ -222,7 +222,7 @@ def test_compactions_that_show_at_once_are_a_difference(
 
 
 class Talker:
-    """Sets a timer for each message; `late_ns` is the rule a test can change."""
+    """Sets a timer for each message; a test can change `late_ns`."""
 
     def __init__(self, ctx: NodeContext, late_ns: int) -> None:
         self.rng, self.late_ns = ctx.rng, late_ns
@@ -234,7 +234,7 @@ class Talker:
 
 
 def record_talker(path: Path, seed: int = 5, **options: Any) -> None:
-    """One life of a Talker: its Start and 20 messages."""
+    """Record one run of a Talker: its Start and 20 messages."""
     codec = Codec([Beat])
     made: dict[str, Any] = {"node": "a", "build": BUILD, "args": {"late_ns": 100}, **options}
     writer = Recorder(path, seed=seed, incarnation=1, codec=codec, disk=MemoryDisk(), **made)
@@ -246,7 +246,7 @@ def record_talker(path: Path, seed: int = 5, **options: Any) -> None:
 
 
 def play(*paths: Path, **changes: int) -> Played:
-    """Play recordings of Talkers, with changes to the arguments that were recorded."""
+    """Play recordings of Talkers, with changes to the recorded arguments."""
     return replay(paths, lambda ctx, args: Talker(ctx, **{**args, **changes}))
 
 
@@ -293,7 +293,7 @@ def test_a_torn_recording_is_played_as_far_as_it_goes(tmp_path: Path) -> None:
         assert played.steps < 21 or cut < 40
 
 
-def test_a_life_without_a_step_does_no_harm(tmp_path: Path) -> None:
+def test_a_recording_without_a_step_is_accepted(tmp_path: Path) -> None:
     record_talker(tmp_path / "a.rec")
     writer = Writer(Codec([Beat]))
     writer.opening("b", BUILD, {}, 1, 1)
@@ -311,13 +311,15 @@ def test_a_life_without_a_step_does_no_harm(tmp_path: Path) -> None:
         ({"args": {"wrong": 1}}, "cannot build a"),
     ],
 )
-def test_what_cannot_be_built_is_said(tmp_path: Path, options: dict[str, Any], words: str) -> None:
+def test_a_recording_whose_machine_cannot_be_built_is_refused(
+    tmp_path: Path, options: dict[str, Any], words: str
+) -> None:
     record_talker(tmp_path / "a.rec", **options)
     with pytest.raises(PeerError, match=words):
         play(tmp_path / "a.rec")
 
 
-def test_a_life_begins_with_its_start(tmp_path: Path) -> None:
+def test_a_recording_without_a_start_is_refused(tmp_path: Path) -> None:
     writer = Writer(Codec([Beat]))
     writer.opening("a", BUILD, {"late_ns": 0}, 1, 1)
     writer.step(0, PeerUp("b"), [])
@@ -327,7 +329,7 @@ def test_a_life_begins_with_its_start(tmp_path: Path) -> None:
         play(path)
 
 
-def test_an_answer_to_nothing_is_refused(tmp_path: Path) -> None:
+def test_an_answer_without_a_request_is_refused(tmp_path: Path) -> None:
     writer = Writer(Codec([Beat]))
     writer.opening("a", BUILD, {"late_ns": 0}, 1, 1)
     asked = SaveState("s", b"", "t")

@@ -1,4 +1,4 @@
-"""Sessions: in order, once, or broken and both ends told."""
+"""Sessions deliver in order and once, or break with a PeerDown at both ends."""
 
 from random import Random
 from typing import Any
@@ -45,7 +45,7 @@ def stream(world: World, src: str, dst: str, count: int, every_ns: int = MS) -> 
 # ---------------------------------------------------------------- opening
 
 
-def test_a_session_opens_in_a_round_trip_and_both_ends_hear_of_it_first() -> None:
+def test_a_session_opens_in_a_round_trip_with_peerup_first_at_both_ends() -> None:
     world = pair()
     say(world, 0, "a", "b", 1, 2)
     world.run(until_ns=SECOND)
@@ -63,7 +63,7 @@ def test_both_may_open_at_once_and_share_one_session() -> None:
     say(world, 0, "a", "b", 1)
     say(world, 5 * MS, "b", "a", 2)
     say(world, 15 * MS, "b", "a", 3)
-    say(world, 25 * MS, "b", "a", 4)  # the handshake is over for a, not for b
+    say(world, 25 * MS, "b", "a", 4)  # the handshake is complete at a, not at b
     world.run(until_ns=SECOND)
     a, b = world.machine("a"), world.machine("b")
     assert a.kinds() == ["Start", "PeerUp", "Received", "Received", "Received"]
@@ -88,7 +88,7 @@ def test_an_unreachable_peer_is_given_up_after_the_timeout() -> None:
     assert world.machine("b").kinds() == ["Start"]
 
 
-def test_a_handshake_waits_for_a_mend() -> None:
+def test_a_handshake_continues_after_a_mend() -> None:
     world = pair()
     world.cut("a", "b")
     say(world, 0, "a", "b", 1)
@@ -101,7 +101,7 @@ def test_a_handshake_waits_for_a_mend() -> None:
 def test_sends_after_a_failed_attempt_wait_for_the_next_one() -> None:
     world = pair()
     world.crash("b")
-    for at_ms in range(100):  # one a millisecond: few attempts all the same
+    for at_ms in range(100):  # one send a millisecond, but few attempts
         say(world, at_ms * MS, "a", "b", at_ms)
     world.call(60 * MS, lambda w: w.restart("b"))
     world.run(until_ns=SECOND)
@@ -109,10 +109,10 @@ def test_sends_after_a_failed_attempt_wait_for_the_next_one() -> None:
     assert a.kinds() == ["Start", "PeerDown", "PeerUp"]
     up_ns = a.of(PeerUp)[0][0]
     assert 20 * MS + 50 * MS + 20 * MS <= up_ns <= 20 * MS + 75 * MS + 20 * MS
-    assert b.numbers() == list(range(21, 100))  # those of the failed attempt are lost
+    assert b.numbers() == list(range(21, 100))  # the sends of the failed attempt are lost
 
 
-def test_a_send_to_nobody_is_a_mistake_of_the_test() -> None:
+def test_a_send_to_an_unknown_node_is_a_usage_error() -> None:
     for target in ("c", "a"):
         world = pair()
         say(world, 0, "a", target, 1)
@@ -135,7 +135,7 @@ def test_in_order_and_once_under_loss_and_jitter(seed: int) -> None:
     assert world.machine("a").numbers() == list(range(200))
 
 
-def test_loss_shows_as_delay() -> None:
+def test_loss_delays_messages_of_a_session() -> None:
     def arrival(loss: float) -> int:
         world = pair(3, Link(delay_ns=5 * MS, loss=loss))
         stream(world, "a", "b", 200)
@@ -147,7 +147,7 @@ def test_loss_shows_as_delay() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_in_order_through_short_cuts(seed: int) -> None:
-    """Cuts below the session timeout, of one or both directions, delay and do no more."""
+    """Cuts shorter than the session timeout, of one or both directions, only delay messages."""
     rng = Random(f"cuts {seed}")
     world = pair(seed, Link(delay_ns=5 * MS, jitter_ns=rng.choice((0, 3 * MS))))
     stream(world, "a", "b", 1000)
@@ -167,7 +167,7 @@ def test_in_order_through_short_cuts(seed: int) -> None:
 
 
 class Chatter(Actor):
-    """Answers each message of a chat with the next ones, now and by timer, until it runs dry."""
+    """Answers each message with further ones, now and by timer, up to 300 to each peer."""
 
     def __init__(self, ctx: Any, peers: tuple[str, ...]) -> None:
         super().__init__(ctx)
@@ -199,7 +199,7 @@ def chat(seed: int, link: Link, *, spelled_out: bool = True) -> tuple[World, str
     for name in names:
         world.add(name, lambda ctx: Chatter(ctx, names))
         world.at(MS, name, Do([]))
-        # A node that is odd is served by the general code, not by what the loop spells out.
+        # An odd node is served by the general code instead of the inlined one.
         world.nodes[name].odd = not spelled_out
     world.run(until_ns=30 * SECOND)
     return world, trace.digest()
@@ -221,7 +221,7 @@ def test_in_order_when_machines_answer_each_other(seed: int) -> None:
     [Link(delay_ns=MS, jitter_ns=5 * MS), Link(delay_ns=MS, loss=0.1, bandwidth_bps=1_000_000)],
     ids=["plain", "lossy"],
 )
-def test_what_the_loop_spells_out_does_what_the_general_code_does(link: Link) -> None:
+def test_the_inlined_code_of_the_loop_equals_the_general_code(link: Link) -> None:
     for seed in range(3):
         assert chat(seed, link)[1] == chat(seed, link, spelled_out=False)[1]
 
@@ -229,11 +229,11 @@ def test_what_the_loop_spells_out_does_what_the_general_code_does(link: Link) ->
 # ---------------------------------------------------------------- cuts
 
 
-def test_a_cut_breaks_the_session_at_both_ends_and_loses_what_was_under_way() -> None:
+def test_a_cut_breaks_the_session_at_both_ends_and_loses_messages_in_flight() -> None:
     world = pair()
     say(world, 0, "a", "b", 1)
     world.call(100 * MS, lambda w: w.cut("a", "b"))
-    say(world, 95 * MS, "a", "b", 2)  # under way when the cut comes
+    say(world, 95 * MS, "a", "b", 2)  # in flight at the time of the cut
     say(world, 200 * MS, "b", "a", 3)
     world.call(4 * SECOND, lambda w: w.mend("a", "b"))
     world.run(until_ns=10 * SECOND)
@@ -300,7 +300,7 @@ def test_a_node_can_be_cut_off_from_everyone() -> None:
 # ---------------------------------------------------------------- crashes
 
 
-def test_a_crash_is_heard_of_at_once_if_it_can_be() -> None:
+def test_a_crash_is_reported_to_connected_peers_at_once() -> None:
     world = pair()
     say(world, 0, "a", "b", 1)
     world.call(100 * MS, lambda w: w.crash("b"))
@@ -331,7 +331,9 @@ def test_a_crash_behind_a_cut_is_noticed_when_mended() -> None:
     assert 200 * MS < down_ns < 211 * MS
 
 
-def test_who_joined_an_attempt_of_a_node_that_crashed_behind_a_cut_is_not_left_waiting() -> None:
+def test_a_node_that_answered_an_attempt_gets_peerdown_when_the_other_crashed_behind_a_cut() -> (
+    None
+):
     world = pair()
     say(world, 0, "a", "b", 1)
     say(world, 5 * MS, "b", "a", 2)
@@ -340,10 +342,10 @@ def test_who_joined_an_attempt_of_a_node_that_crashed_behind_a_cut_is_not_left_w
     assert world.machine("b").seen[1:] == [(6 * MS + 1 * SECOND, PeerDown("a"))]
 
 
-def test_a_new_session_ends_the_old_one_where_it_was_still_believed_in() -> None:
+def test_a_new_session_ends_an_old_one_that_is_still_open_at_the_peer() -> None:
     world = pair()
     say(world, 0, "a", "b", 1)
-    world.network.reset_ns = 10 * SECOND  # b's death is not heard of
+    world.network.reset_ns = 10 * SECOND  # a is not told of b's crash
     world.call(100 * MS, lambda w: w.crash("b"))
     world.call(101 * MS, lambda w: w.restart("b"))
     say(world, 102 * MS, "b", "a", 2)
@@ -354,7 +356,7 @@ def test_a_new_session_ends_the_old_one_where_it_was_still_believed_in() -> None
 
 
 class Resender(Actor):
-    """Sends numbers all the time, to all peers, counts anew in each session, closes some."""
+    """Sends numbers to all peers, counted from 1 in each session; closes some sessions."""
 
     def __init__(self, ctx: Any, peers: tuple[str, ...]) -> None:
         super().__init__(ctx)
@@ -380,7 +382,7 @@ class Resender(Actor):
 
 
 def check_life(seen: list[tuple[int, Any]]) -> int:
-    """What any machine may rely on, in one life. Returns how many messages came."""
+    """Check the guarantees for sessions in one run; returns the number of messages received."""
     up: dict[str, bool] = {}
     congested: dict[str, bool] = {}
     last: dict[str, Any] = {}
@@ -416,7 +418,7 @@ def check_life(seen: list[tuple[int, Any]]) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(24))
 def test_no_fault_breaks_the_rules_of_sessions(seed: int) -> None:
-    """Everything at once; each life of each node sees sessions as `core.types` promises them."""
+    """Many faults together; each run of each node gets sessions as `core.types` promises them."""
     rng = Random(f"faults {seed}")
     names = ("x/a", "x/b", "y/c")
     link = Link(delay_ns=5 * MS, jitter_ns=rng.choice((0, 4 * MS)), loss=rng.choice((0.0, 0.05)))
@@ -444,7 +446,7 @@ def test_no_fault_breaks_the_rules_of_sessions(seed: int) -> None:
             world.at(at_ms * MS, name, Do([]))
     world.run(until_ns=20 * SECOND)
     assert sum(check_life(life.seen) for life in lives) > 1000
-    for name in names:  # healed: everyone hears everyone
+    for name in names:  # healed: each node receives from all others
         late = [
             inp.peer for now_ns, inp in world.machine(name).of(Received) if now_ns > 16 * SECOND
         ]
@@ -454,7 +456,7 @@ def test_no_fault_breaks_the_rules_of_sessions(seed: int) -> None:
 # ---------------------------------------------------------------- closing
 
 
-def test_close_drains_both_ways_and_tells_both_ends() -> None:
+def test_close_drains_both_directions_and_is_reported_at_both_ends() -> None:
     world = pair(link=Link(delay_ns=10 * MS, bandwidth_bps=8_000_000))  # 1000 bytes a ms
     world.at(0, "a", Do([Send("b", Ping(0))]))
     loads = [Send("b", Load(number, 5000)) for number in range(10)]
@@ -468,7 +470,7 @@ def test_close_drains_both_ways_and_tells_both_ends() -> None:
     assert b.of(PeerDown)[0][0] < a.of(PeerDown)[0][0]
 
 
-def test_what_is_sent_after_close_goes_into_a_new_session() -> None:
+def test_a_send_after_close_opens_a_new_session() -> None:
     world = pair()
     world.at(0, "a", Do([Send("b", Ping(1)), Close("b"), Send("b", Ping(2))]))
     world.run(until_ns=SECOND)
@@ -491,7 +493,7 @@ def test_both_may_close_at_once() -> None:
 # ---------------------------------------------------------------- back-pressure
 
 
-def test_congestion_is_told_at_the_mark_and_over_at_half_of_it() -> None:
+def test_congestion_begins_at_the_mark_and_ends_below_half_of_it() -> None:
     world = pair(link=Link(delay_ns=MS, bandwidth_bps=8_000_000))  # 1000 bytes a ms
     world.network.high_water_bytes = 10_000
     say(world, 0, "a", "b", 0)
@@ -523,7 +525,7 @@ def test_a_paused_reader_congests_its_sender() -> None:
     assert world.machine("b").numbers() == [0, *range(200, 220)]
 
 
-def test_a_reset_tells_both_ends_and_loses_what_was_under_way() -> None:
+def test_a_reset_is_reported_at_both_ends_and_loses_messages_in_flight() -> None:
     world = pair()
     say(world, 0, "a", "b", 1)
     say(world, SECOND, "a", "b", 2)

@@ -1,4 +1,4 @@
-"""What messages weigh on a simulated wire."""
+"""The sizes of messages on a simulated wire."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ class Unresolved(Message):
 
 
 class Plain:
-    """Not a struct: its slots are looked at."""
+    """Not a struct: the sizes of its slots count."""
 
     __slots__ = ("data",)
 
@@ -61,16 +61,16 @@ class Plain:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_size_is_the_base_and_what_is_in_it(message: Any, extra: int) -> None:
+def test_the_size_of_a_message_is_the_base_plus_its_contents(message: Any, extra: int) -> None:
     sizes = Sizes()
     assert sizes.of(message) == sizes.of(message) == BASE_BYTES + extra
 
 
-def test_a_message_may_say_itself() -> None:
+def test_a_message_may_define_its_own_size() -> None:
     assert Sizes().of(Load(1, 12345)) == 12345
 
 
-def test_all_types_met_are_known() -> None:
+def test_each_type_gets_one_sizer() -> None:
     sizes = Sizes()
     for message in (Ping(1), Full(LOG, ()), Ping(2), Load(1, 5)):
         sizes.of(message)

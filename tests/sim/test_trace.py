@@ -1,4 +1,4 @@
-"""The trace: complete, the same in every process, and readable as a table."""
+"""The trace is complete, the same in every process, and readable as a table."""
 
 import os
 import subprocess
@@ -127,7 +127,7 @@ def test_table_and_parquet_have_the_same_rows(tmp_path: Path) -> None:
     assert Trace().to_table().num_rows == 0
 
 
-def test_the_digest_tells_runs_apart() -> None:
+def test_the_digest_distinguishes_runs() -> None:
     one, two, other, unkept = Trace(), Trace(), Trace(), Trace(keep=False)
     small_run(one)
     world = World(1, Link(delay_ns=MS), trace=other)
@@ -141,7 +141,7 @@ def test_the_digest_tells_runs_apart() -> None:
     assert list(unkept.rows()) == []
 
 
-def test_packing_in_pieces_gives_the_same_digest(monkeypatch: Any) -> None:
+def test_packing_a_trace_in_parts_gives_the_same_digest(monkeypatch: Any) -> None:
     whole = Trace()
     small_run(whole)
     for steps_max in (1, 2, 3, 20):
@@ -257,7 +257,7 @@ class Hoard(Message):
 
 
 class Meddler(Actor):
-    """Changes what it received: the mistake that `reencode` exposes."""
+    """Changes the message that it received, a mistake that `reencode` exposes."""
 
     def step(self, now_ns: int, inp: Any) -> list[Any]:
         if type(getattr(inp, "message", None)) is Hoard:

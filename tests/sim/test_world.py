@@ -1,4 +1,4 @@
-"""The world: time, timers, lives, clocks, pauses, costs."""
+"""The world: time, timers, restarts, clocks, pauses, costs."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def solo(**more: Any) -> World:
 # ---------------------------------------------------------------- time and timers
 
 
-def test_start_is_the_first_input_and_tells_wall_time_and_life() -> None:
+def test_start_is_the_first_input_and_has_wall_time_and_incarnation() -> None:
     world = World(1)
     world.add("a", Actor, wall_ns=1000)
     world.at(0, "a", Ping(1))
@@ -52,7 +52,7 @@ def test_timers_fire_once_at_their_time_and_can_be_moved_and_cancelled() -> None
     timers = [SetTimer(key, 10 * MS) for key in ("stays", "moved", "gone", ("tuple", 1))]
     world.at(0, "a", Do(timers))
     world.at(MS, "a", Do([SetTimer("moved", 20 * MS), CancelTimer("gone"), CancelTimer("?")]))
-    world.at(30 * MS, "a", Do([SetTimer("late", 5 * MS)]))  # in the past: at once
+    world.at(30 * MS, "a", Do([SetTimer("late", 5 * MS)]))  # in the past: fires at once
     world.run(until_ns=SECOND)
     assert world.machine("a").of(TimerFired) == [
         (10 * MS, TimerFired("stays")),
@@ -76,7 +76,7 @@ def test_a_timer_can_be_set_again_when_it_fires() -> None:
     ]
 
 
-def test_what_is_due_at_one_instant_happens_in_the_order_it_was_asked_for() -> None:
+def test_inputs_at_one_instant_are_handled_in_the_order_of_scheduling() -> None:
     world = solo()
     for number in range(50):
         world.at(7 * MS, "a", Ping(number))
@@ -88,19 +88,19 @@ def test_what_is_due_at_one_instant_happens_in_the_order_it_was_asked_for() -> N
     assert rest == [0, 100, *range(1, 50)]
 
 
-def test_run_stops_at_its_limit_and_goes_on_from_there() -> None:
+def test_run_stops_at_its_limit_and_continues_from_there() -> None:
     world = solo()
     for at_ms in (1, 2, 3):
         world.at(at_ms * MS, "a", Ping(at_ms))
     assert world.run(until_ns=2 * MS)
     assert (world.now_ns, len(world.machine("a").of(Ping))) == (2 * MS, 2)
-    world.at(0, "a", Ping(9))  # the past is now
+    world.at(0, "a", Ping(9))  # a time in the past means now
     assert not world.run(until_ns=SECOND)
     assert [now_ns for now_ns, _ in world.machine("a").of(Ping)] == [MS, 2 * MS, 2 * MS, 3 * MS]
     assert world.now_ns == SECOND
 
 
-def test_run_does_what_is_due_at_this_very_instant() -> None:
+def test_run_handles_inputs_due_at_its_limit() -> None:
     world = solo()
     world.run(until_ns=0)
     assert world.machine("a").kinds() == ["Start"]
@@ -110,7 +110,7 @@ def test_run_does_what_is_due_at_this_very_instant() -> None:
     assert world.machine("a").kinds() == ["Start", "Ping"]
 
 
-def test_run_until_checks_the_predicate_every_so_often() -> None:
+def test_run_until_checks_the_predicate_at_intervals() -> None:
     world = solo()
     for at_ms in range(100):
         world.at(at_ms * MS, "a", Ping(at_ms))
@@ -144,23 +144,23 @@ def test_calls_see_the_world_at_their_time() -> None:
     assert seen == [5 * MS, 5 * MS + 1]
 
 
-# ---------------------------------------------------------------- what comes out
+# ---------------------------------------------------------------- outputs
 
 
-def test_deliveries_and_events_are_recorded_and_told() -> None:
-    told: list[Any] = []
+def test_deliveries_and_events_are_recorded_and_passed_to_callbacks() -> None:
+    calls: list[Any] = []
     one, two = batch(1), batch(2)
     effects = [Deliver(LOG, (one, two)), Emit("news")]
     world = solo()
-    world.on_deliver("a", lambda *what: told.append(what))
-    world.on_deliver("*", lambda *what: told.append(what))
-    world.on_emit("*", lambda *what: told.append(what))
-    world.on_emit("b", lambda *what: told.append(what))
+    world.on_deliver("a", lambda *args: calls.append(args))
+    world.on_deliver("*", lambda *args: calls.append(args))
+    world.on_emit("*", lambda *args: calls.append(args))
+    world.on_emit("b", lambda *args: calls.append(args))
     world.at(MS, "a", Do(effects))
     world.run(until_ns=SECOND)
     assert world.delivered["a"] == [(LOG, (one, two))]
     assert world.emitted["a"] == [(MS, "news")]
-    assert told == [(MS, "a", LOG, (one, two))] * 2 + [(MS, "a", "news")]
+    assert calls == [(MS, "a", LOG, (one, two))] * 2 + [(MS, "a", "news")]
     quiet = solo(record=False)
     quiet.at(MS, "a", Do(effects))
     quiet.run(until_ns=SECOND)
@@ -185,7 +185,7 @@ def test_a_failing_machine_stops_the_world_and_says_where() -> None:
     assert "Ping(number=3)" in note
 
 
-def test_an_effect_nobody_can_perform_is_an_error() -> None:
+def test_an_effect_without_a_performer_is_an_error() -> None:
     world = solo()
     world.at(0, "a", Do([PassDown("?")]))
     with pytest.raises(UsageError, match="PassDown"):
@@ -202,10 +202,10 @@ def test_names_are_taken_once() -> None:
             wrong("nobody")
 
 
-# ---------------------------------------------------------------- lives
+# ---------------------------------------------------------------- restarts
 
 
-def test_each_life_has_its_own_random_and_the_same_one_in_every_run() -> None:
+def test_each_start_has_its_own_random_and_the_same_one_in_every_run() -> None:
     def draws() -> list[float]:
         found: list[float] = []
 
@@ -226,7 +226,7 @@ def test_each_life_has_its_own_random_and_the_same_one_in_every_run() -> None:
     assert len(set(once)) == 3
 
 
-def test_inputs_of_an_old_life_do_not_reach_the_new_one() -> None:
+def test_inputs_from_before_a_crash_do_not_reach_the_restarted_node() -> None:
     world = solo()
     world.jump_clock("a", SECOND)
     world.crash("a")
@@ -250,7 +250,7 @@ def test_a_crash_drops_timers_inputs_and_memory() -> None:
     assert world.dropped == 1
 
 
-def test_a_ready_machine_lives_once() -> None:
+def test_a_node_without_a_factory_cannot_be_restarted() -> None:
     world = World(1)
     machine = Actor()
     world.add("a", machine)
@@ -261,7 +261,7 @@ def test_a_ready_machine_lives_once() -> None:
         world.restart("a")
 
 
-def test_the_disk_outlives_the_machine_and_wiping_needs_a_crash() -> None:
+def test_the_disk_survives_a_crash_and_only_a_crashed_node_can_be_wiped() -> None:
     world = solo()
     world.at(0, "a", Do([Append(LOG, (batch(1),), "t")]))
     world.run(until_ns=10 * MS)
@@ -299,7 +299,7 @@ def test_a_paused_node_gets_everything_late_and_in_order() -> None:
     assert "PeerDown" not in world.machine("b").kinds()
 
 
-def test_a_node_that_crashes_while_paused_forgets_what_waited() -> None:
+def test_a_node_that_crashes_while_paused_loses_its_waiting_inputs() -> None:
     world = solo()
     world.call(MS, lambda w: w.pause("a"))
     world.at(2 * MS, "a", Ping(1))
@@ -309,7 +309,7 @@ def test_a_node_that_crashes_while_paused_forgets_what_waited() -> None:
     assert world.machine("a").kinds() == ["Start"]
 
 
-def test_a_clock_jump_is_told_and_stays() -> None:
+def test_a_clock_jump_is_reported_and_lasts() -> None:
     world = World(1)
     world.add("a", Actor, wall_ns=1000 * SECOND)
     world.call(2 * SECOND, lambda w: w.jump_clock("a", -10 * SECOND))

@@ -1,4 +1,4 @@
-"""Short measurements that have something to show on a busy machine, too."""
+"""Short measurements that have a result on a busy machine, too."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def measured(run: Callable[[float], T], is_enough: Callable[[T], bool], seconds: float) -> T:
-    """What `run(seconds)` measures, or a longer run: an acknowledgement may take more time."""
+    """The result of `run(seconds)`, or of a longer run (up to 25 times) if it is not enough."""
     for longer in (1, 5, 25):
         found = run(longer * seconds)
         if is_enough(found):

@@ -1,24 +1,24 @@
 """Plays the chain's golden scripts: replicas and their configuration service, driven by hand.
 
-Nothing happens by itself. Messages wait until they are delivered, disks until they are told to
-write, time until it passes. The commands:
+Messages are delivered, disks write and time passes only by command:
 
-    chain a b c [option=number]   a service "w" and these replicas, none of them started
-    found a b c [option=number]   the same, started, and settled without showing how
-    start NAME...                 begin a life on the disk as it is
-    disk NAME...                  let disks do what they were asked to, and what follows from it
-    deliver [FROM TO]             deliver what is under way, in order, and what follows from it
+    chain a b c [option=number]   create a service "w" and these replicas, none of them started
+    found a b c [option=number]   the same, started and settled, without showing the steps
+    start NAME...                 start nodes on their disks
+    disk NAME...                  carry out the pending disk operations, and those that follow
+    deliver [FROM TO]             deliver messages in flight, in order, and those that follow
     settle                        deliver and write until nothing is left to do
     wait MILLISECONDS             let time pass: timers fire, and all settles after each
     submit NAME NUMBER            a publisher's batch of one event with this number
-    crash NAME                    end a life: what was not written is gone; peers notice
-    cut A B / mend A B            hold back what is under way between two nodes / let it flow
-    lose A B                      forget what is under way between two nodes
+    crash NAME                    stop a node: unwritten data is lost; its peers get PeerDown
+    cut A B / mend A B            hold back messages between two nodes / deliver them again
+    lose A B                      drop the messages in flight between two nodes
     copy NAME / roll-back NAME    keep a copy of a disk / put it back into a crashed node
-    hide KIND...                  leave out messages, events and inputs of these kinds from now on
-    show                          the state of every node and of its log
+    hide KIND...                  do not show messages, events and inputs of these kinds any more
+    show                          show the state of every node and of its log
 
-The steps are watched (`core.states`): a script cannot make a transition that the table lacks.
+Each step is checked against the state tables (`core.states`): a script fails at a transition that
+is not in a table.
 """
 
 from collections import Counter
@@ -58,7 +58,7 @@ LOG = bytes(range(16))
 PUBLISHER = bytes(8) + b"ann's id"  # named: it never expires
 SERVICE = "w"
 CHAIN = "east"
-UNSAID = frozenset({"chain", "life", "log", "token", "disk"})  # fields that say nothing here
+UNSHOWN = frozenset({"chain", "life", "log", "token", "disk"})  # fields that scripts leave out
 STEPS_MAX = 10_000  # of one command
 
 
@@ -69,13 +69,13 @@ class _Node:
         self.machine: Any = None
         self.step: Any = None
         self.lives = 0
-        self.asked: list[Any] = []  # of the disk, and not done
+        self.pending: list[Any] = []  # disk operations that are not done
         self.timers: dict[Any, int] = {}
         self.copy: MemoryDisk | None = None
 
-    def die(self) -> None:
+    def crash(self) -> None:
         self.machine = self.step = None
-        self.asked, self.timers = [], {}
+        self.pending, self.timers = [], {}
 
 
 class ChainPlayer:
@@ -83,11 +83,11 @@ class ChainPlayer:
         self.now_ns = 0
         self.nodes: dict[str, _Node] = {}
         self.options: dict[str, int] = {}
-        self.flying: list[tuple[str, str, Any]] = []
+        self.in_flight: list[tuple[str, str, Any]] = []  # (sender, receiver, message)
         self.cut: list[set[str]] = []
         self.hidden: set[str] = set()
         self.disks: dict[str, list[bytes]] = {}  # node → its disk's identities, in order
-        self.met: Counter[str] = Counter()
+        self.transitions: Counter[str] = Counter()  # by label
         self.lines: list[str] = []
 
     def play(self, words: list[str]) -> list[str]:
@@ -126,7 +126,7 @@ class ChainPlayer:
             else:
                 options: dict[str, Any] = {"replicas": len(replicas), **self.options}
                 node.machine = Replica(ChainConfig(CHAIN, name, SERVICE, **options), node.disk, rng)
-            node.step = watched(node.machine, self.met)
+            node.step = watched(node.machine, self.transitions)
             self.give(node, Start(0, node.lives), "Start")
 
     def do_disk(self, *names: str) -> None:
@@ -172,8 +172,8 @@ class ChainPlayer:
         self.give(self.nodes[name], Submit(LOG, batch, number), f"Submit {number}")
 
     def do_crash(self, name: str) -> None:
-        self.nodes[name].die()
-        self.flying = [one for one in self.flying if name not in one[:2]]
+        self.nodes[name].crash()
+        self.in_flight = [sent for sent in self.in_flight if name not in sent[:2]]
         self.say(f"{name} crashes")
         for node in self.nodes.values():
             if node.machine is not None:
@@ -186,7 +186,7 @@ class ChainPlayer:
         self.cut.remove({a, b})
 
     def do_lose(self, a: str, b: str) -> None:
-        self.flying = [one for one in self.flying if set(one[:2]) != {a, b}]
+        self.in_flight = [sent for sent in self.in_flight if set(sent[:2]) != {a, b}]
 
     def do_copy(self, name: str) -> None:
         self.nodes[name].copy = self.nodes[name].disk.copy()
@@ -218,40 +218,40 @@ class ChainPlayer:
                 members = self.spell(table.members)
                 self.say(f"{node.name}  {self.states(node)}: epoch {table.epoch} {members}")
 
-    # ------------------------------------------------------------ what happens
+    # ------------------------------------------------------------ steps
 
     def give(self, node: _Node, inp: Any, shown: str) -> None:
-        """One step, and how it is shown."""
+        """Make one step and show it; `shown` is the text for the input."""
         before = node.machine.states()
         effects = node.step(self.now_ns, inp)
         after = node.machine.states()
-        told = [line for effect in effects if (line := self.perform(node, effect))]
+        lines = [line for effect in effects if (line := self.perform(node, effect))]
         words = shown.split("(")[0].split()
-        if (words[0] == "timer" or self.hidden & set(words)) and not told and before == after:
+        if (words[0] == "timer" or self.hidden & set(words)) and not lines and before == after:
             return
         changed = "" if before == after else f"{self.spell_states(before)} → "
         self.say(f"{node.name}  {shown}  [{changed}{self.states(node)}]")
-        self.lines += [f"       {line}" for line in told]
+        self.lines += [f"       {line}" for line in lines]
         for effect in effects:
             if type(effect) is AtEndOfPass:
                 self.give(node, EndOfPass(effect.key), "end of pass")
 
     def perform(self, node: _Node, effect: Any) -> str:
-        """Note what an effect asks for; the line that shows it, if it is shown."""
+        """Carry out or queue an effect; returns the line that shows it, or "" if it is hidden."""
         kind = type(effect)
         if kind is SetTimer:
             node.timers[effect.key] = effect.at_ns
         elif kind is CancelTimer:
             node.timers.pop(effect.key, None)
         elif kind is Send:
-            self.flying.append((node.name, effect.peer, effect.message))
+            self.in_flight.append((node.name, effect.peer, effect.message))
             if type(effect.message).__name__ not in self.hidden:
                 return f"→ {effect.peer}  {self.spell(effect.message)}"
         elif kind is Emit:
             if type(effect.event).__name__ not in self.hidden:
                 return f"↑ {self.spell(effect.event)}"
         elif kind is not AtEndOfPass:
-            node.asked.append(effect)
+            node.pending.append(effect)
             if kind is Append:
                 return f"disk: append {self.spell(effect.batches)}"
             if kind is Truncate:
@@ -263,10 +263,10 @@ class ChainPlayer:
         return ""
 
     def write(self, node: _Node) -> bool:
-        """Let a disk do what it was asked to. Returns whether there was anything."""
-        done = bool(node.asked)
-        while node.asked:
-            effect = node.asked.pop(0)
+        """Carry out a node's pending disk operations. Returns whether there were any."""
+        done = bool(node.pending)
+        while node.pending:
+            effect = node.pending.pop(0)
             answer = apply(node.disk, effect)
             node.disk.sync()
             if answer is not None:
@@ -276,18 +276,19 @@ class ChainPlayer:
         return done
 
     def deliver_next(self, pair: tuple[str, ...]) -> bool:
-        for place, (src, dst, message) in enumerate(self.flying):
-            held = any({src, dst} == one for one in self.cut)
+        """Deliver the first message in flight (of this pair). Returns whether there was one."""
+        for place, (src, dst, message) in enumerate(self.in_flight):
+            held = any({src, dst} == cut for cut in self.cut)
             if held or (pair and (src, dst) != pair):
                 continue
-            del self.flying[place]
+            del self.in_flight[place]
             node = self.nodes[dst]
             if node.machine is not None:
                 self.give(node, Received(src, message), f"{self.spell(message)} from {src}")
             return True
         return False
 
-    # ------------------------------------------------------------ words
+    # ------------------------------------------------------------ text
 
     def say(self, line: str) -> None:
         self.lines.append(f"  {line}")
@@ -296,7 +297,7 @@ class ChainPlayer:
         return self.spell_states(node.machine.states())
 
     def spell_states(self, states: dict[str, Any]) -> str:
-        """The place, and what is done about a learner, if anything is."""
+        """The name of the replica's state, and of the learner's state unless it is NONE."""
         first, *others = states.values()
         return " + ".join([first.name, *(one.name for one in others if one.name != "NONE")])
 
@@ -319,7 +320,7 @@ class ChainPlayer:
             fields = [
                 f"{field.name}={self.spell(found)}"
                 for field in msgspec.structs.fields(value)
-                if field.name not in UNSAID
+                if field.name not in UNSHOWN
                 and (found := getattr(value, field.name)) != field.default
             ]
             return f"{type(value).__name__}({', '.join(fields)})"

@@ -1,4 +1,4 @@
-"""What a replica holds, sends and waits for at most: at each bound, and one step beyond it."""
+"""Bounds on what a replica holds, sends and waits for: at each bound, and one step beyond it."""
 
 from surecast.columns.batch import Batch
 from surecast.core.replicated import AppendAt, Refused, Submit, Submitted
@@ -6,7 +6,7 @@ from surecast.core.types import MS, Append
 from surecast.protocols.chain.dedup import DUPLICATE, OUT_OF_ORDER, Dedup, Verdict
 from surecast.protocols.chain.messages import Ack, Forward, Member, PublishersKept, Sync
 from tests.edits import Check, Edit, Row, each_check, must_fail
-from tests.protocols.chain.test_chain import LOG, PUBLISHER, Desk, beats, founded, sequenced
+from tests.protocols.chain.test_chain import LOG, PUBLISHER, Harness, beats, founded, sequenced
 
 EVENT_BYTES = sequenced(1).nbytes  # of a batch of one event, "event 1" to "event 9"
 B = Member("b", b"b")
@@ -17,7 +17,7 @@ def published(pub_no: int) -> Batch:
 
 
 def recent_batches() -> None:
-    """A retry is recognised while at most 2 × inflight_max batches of its publisher are noted."""
+    """Only the last 2 × inflight_max batches of a publisher are recognised as retries."""
     dedup = Dedup(inflight_max=3, ttl_ns=10**18)
     for number in range(1, 7):
         dedup.note(sequenced(number))
@@ -29,73 +29,73 @@ def recent_batches() -> None:
 
 
 def recent_batches_of_a_replica() -> None:
-    desk = founded(1, "a", replicas=1, inflight_max=2)
+    harness = founded(1, "a", replicas=1, inflight_max=2)
     for _ in range(5):
-        desk.submit()
-    desk.write()
-    desk.answers(Submitted)
+        harness.submit()
+    harness.write()
+    harness.take_emitted(Submitted)
     for number in (1, 2):
-        desk.give(Submit(LOG, published(number), number))
-    assert desk.answers(Submitted) == [Submitted(2, 2)]
-    assert desk.answers(Refused) == [Refused(1, "out-of-order", 6)]
+        harness.give(Submit(LOG, published(number), number))
+    assert harness.take_emitted(Submitted) == [Submitted(2, 2)]
+    assert harness.take_emitted(Refused) == [Refused(1, "out-of-order", 6)]
 
 
 def pending_publishes() -> None:
-    """A publish is taken if what waits for the disk does not exceed pending_bytes_max."""
-    desk = founded(1, "a", replicas=1, pending_bytes_max=EVENT_BYTES)
-    desk.submit()
-    assert desk.replica.pending_bytes == EVENT_BYTES
-    desk.submit()  # at the bound, and not above it
-    assert desk.answers(Refused) == []
-    token = desk.submit()
-    assert desk.answers(Refused) == [Refused(token, "busy")]
-    desk.pub_no = 3
-    desk.write()
-    desk.submit()
-    assert desk.answers(Refused) == []
+    """Publishes are accepted while at most pending_bytes_max bytes wait for the disk."""
+    harness = founded(1, "a", replicas=1, pending_bytes_max=EVENT_BYTES)
+    harness.submit()
+    assert harness.replica.pending_bytes == EVENT_BYTES
+    harness.submit()  # at the bound, and not above it
+    assert harness.take_emitted(Refused) == []
+    token = harness.submit()
+    assert harness.take_emitted(Refused) == [Refused(token, "busy")]
+    harness.pub_no = 3
+    harness.write()
+    harness.submit()
+    assert harness.take_emitted(Refused) == []
 
 
 def pending_pulled_events() -> None:
-    """Events of other regions are not appended while too much waits for the disk."""
-    desk = founded(1, "a", replicas=1, pending_bytes_max=EVENT_BYTES)
+    """Events of other regions are not appended while too many bytes wait for the disk."""
+    harness = founded(1, "a", replicas=1, pending_bytes_max=EVENT_BYTES)
     for lo in (1, 2, 3):
-        desk.give(AppendAt(LOG, (sequenced(lo),)))
-    assert appended(desk) == [1, 2]
-    desk.write()
-    desk.give(AppendAt(LOG, (sequenced(3),)))
-    assert appended(desk) == [3]
+        harness.give(AppendAt(LOG, (sequenced(lo),)))
+    assert appended(harness) == [1, 2]
+    harness.write()
+    harness.give(AppendAt(LOG, (sequenced(3),)))
+    assert appended(harness) == [3]
 
 
-def appended(desk: Desk) -> list[int]:
-    effects = [effect for effect in desk.asked if isinstance(effect, Append)]
+def appended(harness: Harness) -> list[int]:
+    effects = [effect for effect in harness.disk_queue if isinstance(effect, Append)]
     return [batch.lo for effect in effects for batch in effect.batches]
 
 
 def catch_up_messages() -> None:
-    """A message of a catch-up ends with the batch that passes forward_bytes_max."""
-    desk = founded(forward_bytes_max=2 * EVENT_BYTES)
+    """A catch-up message ends with the batch that exceeds forward_bytes_max."""
+    harness = founded(forward_bytes_max=2 * EVENT_BYTES)
     for _ in range(9):
-        desk.submit()
-    desk.write()
-    desk.hear("b", Sync(1, B, {}, {}))
-    sizes = [len(message.batches) for _, message in desk.tell(Forward) if message.batches]
+        harness.submit()
+    harness.write()
+    harness.receive("b", Sync(1, B, {}, {}))
+    sizes = [len(message.batches) for _, message in harness.take_sent(Forward) if message.batches]
     assert sizes == [3, 3, 3]
 
 
 def gated(missing: int) -> bool:
-    """Whether commits wait for a learner that lacks so many of six positions."""
-    desk = founded(1, "a", replicas=2, min_replicas=1, join_lag_max=2)
+    """Whether commits wait for a learner that lacks `missing` of six positions."""
+    harness = founded(1, "a", replicas=2, min_replicas=1, join_lag_max=2)
     for _ in range(6):
-        desk.submit()
-    desk.write()
-    desk.hear("b", Sync(1, B, {}, {}))
-    desk.hear("b", PublishersKept(1, LOG))
-    desk.hear("b", Ack(1, LOG, 7 - missing))
-    beats(desk, 100 * MS, "b")
-    desk.answers(Submitted)
-    token = desk.submit()
-    desk.write()
-    return desk.answers(Submitted) != [Submitted(token, 7)]
+        harness.submit()
+    harness.write()
+    harness.receive("b", Sync(1, B, {}, {}))
+    harness.receive("b", PublishersKept(1, LOG))
+    harness.receive("b", Ack(1, LOG, 7 - missing))
+    beats(harness, 100 * MS, "b")
+    harness.take_emitted(Submitted)
+    token = harness.submit()
+    harness.write()
+    return harness.take_emitted(Submitted) != [Submitted(token, 7)]
 
 
 def lag_of_a_learner() -> None:

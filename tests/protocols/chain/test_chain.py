@@ -1,6 +1,6 @@
 """The chain: one replica step by step on a hand-driven disk, and small clusters under failures.
 
-`test_rules.py` has the rules R1-R6 and their mutants; here is how the parts behave.
+The rules R1-R6 and their mutants are tested in `test_rules.py`.
 """
 
 from collections import Counter
@@ -60,8 +60,8 @@ PUBLISHER = bytes(8) + b"ann's id"  # named: it never expires
 STORAGE = (Append, SaveState, Truncate, Compact, Repair)
 
 
-class Desk:
-    """One replica on a disk that writes when it is told to.
+class Harness:
+    """One replica, driven by hand, on a disk that writes when the test calls `write`.
 
     Its state table and invariants are checked after every step, unless it is a mutant.
     """
@@ -76,12 +76,12 @@ class Desk:
         self.disk = disk or MemoryDisk()
         config = ChainConfig("chain", name, "service", **options)
         self.replica = (replica_type or Replica)(config, self.disk, Random(name))
-        self.met: Counter[str] = Counter()  # transitions, by label
-        self.step = self.replica.step if replica_type else watched(self.replica, self.met)
+        self.transitions: Counter[str] = Counter()  # transitions, by label
+        self.step = self.replica.step if replica_type else watched(self.replica, self.transitions)
         self.now_ns = 0
         self.sent: list[tuple[str, Any]] = []
-        self.said: list[Any] = []  # to the layer above
-        self.asked: list[Any] = []  # of the disk, and not done
+        self.emitted: list[Any] = []  # events for the layer above
+        self.disk_queue: list[Any] = []  # disk operations that are not done
         self.timers: dict[Any, int] = {}
         self.pub_no = 1
         self.give(Start(0, 1))
@@ -91,17 +91,17 @@ class Desk:
             if isinstance(effect, Send):
                 self.sent.append((effect.peer, effect.message))
             elif isinstance(effect, Emit):
-                self.said.append(effect.event)
+                self.emitted.append(effect.event)
             elif isinstance(effect, SetTimer):
                 self.timers[effect.key] = effect.at_ns
             else:
                 assert isinstance(effect, STORAGE), effect
-                self.asked.append(effect)
+                self.disk_queue.append(effect)
 
     def write(self) -> None:
-        """Let the disk do what it was asked to, and what follows from that."""
-        while self.asked:
-            effect = self.asked.pop(0)
+        """Carry out the pending disk operations, and those that follow from them."""
+        while self.disk_queue:
+            effect = self.disk_queue.pop(0)
             if isinstance(effect, Append):
                 self.disk.append(effect.log, effect.batches)
             elif isinstance(effect, SaveState):
@@ -118,9 +118,9 @@ class Desk:
                 continue
             self.give(Stored(effect.token))
 
-    def refuse(self, reason: str = "full") -> list[Any]:
-        """Let everything asked of the disk fail."""
-        asked, self.asked = self.asked, []
+    def fail_writes(self, reason: str = "full") -> list[Any]:
+        """Let all pending disk operations fail; returns them."""
+        asked, self.disk_queue = self.disk_queue, []
         for effect in asked:
             self.give(StoreFailed(effect.token, reason))
         return asked
@@ -136,12 +136,12 @@ class Desk:
                 self.write()
         self.now_ns = end_ns
 
-    def hear(self, peer: str, message: Any) -> None:
+    def receive(self, peer: str, message: Any) -> None:
         self.give(Received(peer, message))
 
-    def found(self, epoch: int, *names: str) -> None:
-        """The service says who is in the chain."""
-        self.hear("service", Configuration("chain", epoch, self.members(*names)))
+    def set_members(self, epoch: int, *names: str) -> None:
+        """The service sends a configuration with these members."""
+        self.receive("service", Configuration("chain", epoch, self.members(*names)))
 
     def members(self, *names: str) -> tuple[Member, ...]:
         me = self.replica.me
@@ -156,26 +156,27 @@ class Desk:
         self.give(Submit(LOG, batch, token))
         return token
 
-    def tell(self, kind: type) -> list[Any]:
-        """Take what was sent of a kind so far, as (peer, message)."""
+    def take_sent(self, kind: type) -> list[Any]:
+        """Return the messages of a type sent since the last call, as (peer, message)."""
         found = [(p, m) for p, m in self.sent if type(m) is kind]
         self.sent = [(p, m) for p, m in self.sent if type(m) is not kind]
         return found
 
-    def answers(self, kind: type) -> list[Any]:
-        found = [event for event in self.said if type(event) is kind]
-        self.said = [event for event in self.said if type(event) is not kind]
+    def take_emitted(self, kind: type) -> list[Any]:
+        """Return the events of a type emitted since the last call."""
+        found = [event for event in self.emitted if type(event) is kind]
+        self.emitted = [event for event in self.emitted if type(event) is not kind]
         return found
 
 
-def founded(epoch: int = 1, *names: str, **options: Any) -> Desk:
-    """A member of a chain, its identity on disk."""
-    desk = Desk(**options)
-    desk.write()
-    desk.found(epoch, *(names or ("a", "b")))
-    desk.write()
-    desk.sent.clear()
-    return desk
+def founded(epoch: int = 1, *names: str, **options: Any) -> Harness:
+    """A member of a chain whose configuration and identity are on disk."""
+    harness = Harness(**options)
+    harness.write()
+    harness.set_members(epoch, *(names or ("a", "b")))
+    harness.write()
+    harness.sent.clear()
+    return harness
 
 
 def sequenced(lo: int, count: int = 1, pub_no: int = 0, publisher: bytes = PUBLISHER) -> Batch:
@@ -188,71 +189,71 @@ def sequenced(lo: int, count: int = 1, pub_no: int = 0, publisher: bytes = PUBLI
 
 
 def test_the_head_stores_then_forwards_then_acknowledges() -> None:
-    desk = founded()
-    desk.hear("b", Sync(1, Member("b", b"b"), {}, {}))
-    desk.sent.clear()
-    token = desk.submit(3)
-    assert desk.tell(Forward) == []  # nothing leaves before it is on disk
-    desk.write()
-    ((peer, forward),) = desk.tell(Forward)
+    harness = founded()
+    harness.receive("b", Sync(1, Member("b", b"b"), {}, {}))
+    harness.sent.clear()
+    token = harness.submit(3)
+    assert harness.take_sent(Forward) == []  # nothing leaves before it is on disk
+    harness.write()
+    ((peer, forward),) = harness.take_sent(Forward)
     assert (peer, forward.batches[0].lo, forward.batches[-1].hi) == ("b", 1, 4)
-    assert desk.answers(Submitted) == []
-    desk.hear("b", Ack(1, LOG, 4))
-    assert desk.answers(Submitted) == [Submitted(token, 1)]
-    assert desk.answers(Committed)[-1] == Committed(LOG, 4)
+    assert harness.take_emitted(Submitted) == []
+    harness.receive("b", Ack(1, LOG, 4))
+    assert harness.take_emitted(Submitted) == [Submitted(token, 1)]
+    assert harness.take_emitted(Committed)[-1] == Committed(LOG, 4)
 
 
-def test_a_successors_ack_never_commits_more_than_we_have_on_disk() -> None:
-    desk = founded()
-    desk.submit()
-    desk.hear("b", Ack(1, LOG, 99))
-    assert desk.answers(Submitted) == []
-    desk.write()
-    desk.hear("b", Ack(1, LOG, 99))
-    assert len(desk.answers(Submitted)) == 1
+def test_a_successors_ack_commits_only_what_is_on_the_own_disk() -> None:
+    harness = founded()
+    harness.submit()
+    harness.receive("b", Ack(1, LOG, 99))
+    assert harness.take_emitted(Submitted) == []
+    harness.write()
+    harness.receive("b", Ack(1, LOG, 99))
+    assert len(harness.take_emitted(Submitted)) == 1
 
 
-def test_the_tail_commits_what_it_stored_and_tells_its_predecessor() -> None:
-    desk = founded(1, "b", "a")
-    desk.hear("b", Forward(1, LOG, (sequenced(1, 2),), 1))
-    assert desk.tell(Ack) == []
-    desk.write()
-    assert desk.tell(Ack) == [("b", Ack(1, LOG, 3))]
-    assert desk.answers(Committed)[-1] == Committed(LOG, 3)
+def test_the_tail_commits_stored_batches_and_acknowledges_them() -> None:
+    harness = founded(1, "b", "a")
+    harness.receive("b", Forward(1, LOG, (sequenced(1, 2),), 1))
+    assert harness.take_sent(Ack) == []
+    harness.write()
+    assert harness.take_sent(Ack) == [("b", Ack(1, LOG, 3))]
+    assert harness.take_emitted(Committed)[-1] == Committed(LOG, 3)
 
 
-def test_a_middle_passes_on_what_it_stored_and_waits_for_the_tail() -> None:
-    desk = founded(1, "b", "a", "c")
-    desk.hear("c", Sync(1, Member("c", b"c"), {}, {}))
-    desk.sent.clear()
-    desk.hear("b", Forward(1, LOG, (sequenced(1),), 1))
-    desk.write()
-    assert [peer for peer, _ in desk.tell(Forward)] == ["c"]
-    assert desk.tell(Ack) == []
-    desk.hear("c", Ack(1, LOG, 2))
-    assert desk.tell(Ack) == [("b", Ack(1, LOG, 2))]
+def test_a_middle_replica_forwards_stored_batches_and_waits_for_the_tail() -> None:
+    harness = founded(1, "b", "a", "c")
+    harness.receive("c", Sync(1, Member("c", b"c"), {}, {}))
+    harness.sent.clear()
+    harness.receive("b", Forward(1, LOG, (sequenced(1),), 1))
+    harness.write()
+    assert [peer for peer, _ in harness.take_sent(Forward)] == ["c"]
+    assert harness.take_sent(Ack) == []
+    harness.receive("c", Ack(1, LOG, 2))
+    assert harness.take_sent(Ack) == [("b", Ack(1, LOG, 2))]
 
 
-def test_a_gap_in_what_is_forwarded_is_asked_for_again() -> None:
-    desk = founded(1, "b", "a")
-    desk.hear("b", Forward(1, LOG, (sequenced(1),), 1))
-    desk.write()
-    desk.sent.clear()
-    desk.hear("b", Forward(1, LOG, (sequenced(5),), 1))
-    assert desk.asked == []
-    ((peer, sync),) = desk.tell(Sync)
+def test_a_gap_in_forwarded_batches_is_requested_again() -> None:
+    harness = founded(1, "b", "a")
+    harness.receive("b", Forward(1, LOG, (sequenced(1),), 1))
+    harness.write()
+    harness.sent.clear()
+    harness.receive("b", Forward(1, LOG, (sequenced(5),), 1))
+    assert harness.disk_queue == []
+    ((peer, sync),) = harness.take_sent(Sync)
     assert (peer, sync.ends) == ("b", {LOG: 2})
 
 
-def test_what_is_here_already_is_not_appended_again() -> None:
-    desk = founded(1, "b", "a")
-    desk.hear("b", Forward(1, LOG, (sequenced(1, 3),), 1))
-    desk.write()
-    desk.hear("b", Forward(1, LOG, (sequenced(1, 3), sequenced(4)), 1))
-    (append,) = desk.asked
+def test_stored_batches_are_not_appended_again() -> None:
+    harness = founded(1, "b", "a")
+    harness.receive("b", Forward(1, LOG, (sequenced(1, 3),), 1))
+    harness.write()
+    harness.receive("b", Forward(1, LOG, (sequenced(1, 3), sequenced(4)), 1))
+    (append,) = harness.disk_queue
     assert [batch.lo for batch in append.batches] == [4]
-    desk.write()
-    assert desk.disk.end(LOG) == 5
+    harness.write()
+    assert harness.disk.end(LOG) == 5
 
 
 @pytest.mark.parametrize(
@@ -269,419 +270,430 @@ def test_what_is_here_already_is_not_appended_again() -> None:
     ],
     ids=lambda message: type(message).__name__,
 )
-def test_what_an_old_epoch_says_is_answered_stale_and_ignored(message: Any) -> None:
-    desk = founded(2, "b", "a")
-    desk.hear("b", message)
-    assert desk.asked == []
-    assert desk.tell(Stale) == [("b", Stale(2, desk.members("b", "a")))]
+def test_messages_of_an_old_epoch_are_ignored_and_answered_stale(message: Any) -> None:
+    harness = founded(2, "b", "a")
+    harness.receive("b", message)
+    assert harness.disk_queue == []
+    assert harness.take_sent(Stale) == [("b", Stale(2, harness.members("b", "a")))]
 
 
-def test_only_the_head_takes_publishes() -> None:
-    desk = founded(1, "b", "a")
-    token = desk.submit()
-    assert desk.answers(Refused) == [Refused(token, "not-head")]
+def test_only_the_head_accepts_publishes() -> None:
+    harness = founded(1, "b", "a")
+    token = harness.submit()
+    assert harness.take_emitted(Refused) == [Refused(token, "not-head")]
 
 
-def test_publishes_under_way_are_refused_when_another_is_head() -> None:
-    desk = founded()
-    token = desk.submit()
-    desk.write()
-    desk.found(2, "b")
-    assert desk.answers(Refused) == [Refused(token, "not-head")]
+def test_open_publishes_are_refused_when_the_head_changes() -> None:
+    harness = founded()
+    token = harness.submit()
+    harness.write()
+    harness.set_members(2, "b")
+    assert harness.take_emitted(Refused) == [Refused(token, "not-head")]
 
 
-# ---------------------------------------------------------------- how many make a chain
+# ---------------------------------------------------------------- number of replicas
 
 
 def test_too_few_replicas_refuse_publishes() -> None:
-    desk = founded(1, "a", replicas=3)
-    token = desk.submit()
-    assert desk.answers(Refused) == [Refused(token, "too-few-replicas")]
-    assert desk.asked == []
-    desk.pub_no = 1
-    desk.found(2, "a", "b")
-    desk.submit()
-    assert desk.answers(Refused) == []
+    harness = founded(1, "a", replicas=3)
+    token = harness.submit()
+    assert harness.take_emitted(Refused) == [Refused(token, "too-few-replicas")]
+    assert harness.disk_queue == []
+    harness.pub_no = 1
+    harness.set_members(2, "a", "b")
+    harness.submit()
+    assert harness.take_emitted(Refused) == []
 
 
 @pytest.mark.parametrize(
     ("replicas", "min_replicas", "taken"),
     [(1, 0, True), (2, 0, False), (3, 1, True), (3, 3, False)],
 )
-def test_how_many_are_too_few(replicas: int, min_replicas: int, taken: bool) -> None:
-    desk = founded(1, "a", replicas=replicas, min_replicas=min_replicas)
-    desk.submit()
-    assert (desk.answers(Refused) == []) is taken
+def test_publishes_need_min_replicas_or_two_live_replicas(
+    replicas: int, min_replicas: int, taken: bool
+) -> None:
+    harness = founded(1, "a", replicas=replicas, min_replicas=min_replicas)
+    harness.submit()
+    assert (harness.take_emitted(Refused) == []) is taken
 
 
-def test_the_last_member_neither_leaves_nor_is_dropped() -> None:
-    desk = founded(1, "a", replicas=1, store_retries_max=2)
-    desk.submit()
+def test_the_last_member_does_not_leave_its_chain() -> None:
+    harness = founded(1, "a", replicas=1, store_retries_max=2)
+    harness.submit()
     for _ in range(20):
-        desk.refuse("io")
-        desk.wait(200 * MS, writing=False)
-    assert desk.tell(Propose) == []
-    desk.write()
-    assert len(desk.answers(Submitted)) == 1
+        harness.fail_writes("io")
+        harness.wait(200 * MS, writing=False)
+    assert harness.take_sent(Propose) == []
+    harness.write()
+    assert len(harness.take_emitted(Submitted)) == 1
 
 
 # ---------------------------------------------------------------- restarting
 
 
 def stored_log(committed: int) -> MemoryDisk:
-    """The disk of `a`, head of (a, b) in epoch 3: five events, `committed` known to be so."""
-    desk = founded(3)
+    """The disk of `a`, head of (a, b) in epoch 3: five events, saved committed end `committed`."""
+    harness = founded(3)
     for _ in range(5):
-        desk.submit()
-    desk.write()
-    desk.hear("b", Ack(3, LOG, committed))
-    desk.wait(SECOND)
-    return desk.disk
+        harness.submit()
+    harness.write()
+    harness.receive("b", Ack(3, LOG, committed))
+    harness.wait(SECOND)
+    return harness.disk
 
 
-def test_a_restart_in_the_same_epoch_keeps_the_log_whole() -> None:
-    """The persisted `committed` may lag: what lies above may have been acknowledged."""
-    desk = Desk(disk=stored_log(committed=3))
-    desk.write()
-    desk.found(3, "a", "b")
-    desk.write()
-    assert desk.answers(Truncated) == []
-    assert desk.disk.end(LOG) == 6
-    desk.hear("b", Sync(3, Member("b", b"b"), {LOG: 2}, {LOG: 2}))
-    (_, forward), *_ = desk.tell(Forward)
+def test_a_restart_in_the_same_epoch_keeps_the_whole_log() -> None:
+    """The saved `committed` may lag: positions above it may have been acknowledged."""
+    harness = Harness(disk=stored_log(committed=3))
+    harness.write()
+    harness.set_members(3, "a", "b")
+    harness.write()
+    assert harness.take_emitted(Truncated) == []
+    assert harness.disk.end(LOG) == 6
+    harness.receive("b", Sync(3, Member("b", b"b"), {LOG: 2}, {LOG: 2}))
+    (_, forward), *_ = harness.take_sent(Forward)
     assert (forward.batches[0].lo, forward.batches[-1].hi) == (2, 6)
 
 
-def test_a_replica_that_was_dropped_meanwhile_truncates_what_was_not_committed() -> None:
-    desk = Desk(disk=stored_log(committed=3))
-    desk.write()
-    desk.found(4, "b")
-    desk.write()
-    assert desk.answers(Truncated) == [Truncated(LOG, 3)]
-    assert desk.disk.end(LOG) == 3
-    ((peer, sync),) = desk.tell(Sync)
+def test_a_replica_that_was_dropped_truncates_uncommitted_batches_at_its_start() -> None:
+    harness = Harness(disk=stored_log(committed=3))
+    harness.write()
+    harness.set_members(4, "b")
+    harness.write()
+    assert harness.take_emitted(Truncated) == [Truncated(LOG, 3)]
+    assert harness.disk.end(LOG) == 3
+    ((peer, sync),) = harness.take_sent(Sync)
     assert (peer, sync.ends) == ("b", {LOG: 3})
 
 
 def test_a_wiped_replica_is_another_member() -> None:
-    old = Desk("a", stored_log(3)).replica.me
-    desk = Desk("a")
-    desk.replica.rng.seed(7)  # a later life draws other bytes
-    desk.give(Start(0, 2))
-    desk.write()
-    assert desk.replica.me != old
-    desk.sent.clear()
-    desk.hear("service", Configuration("chain", 3, (old, Member("b", b"b"))))
-    assert not desk.replica.is_member
-    assert desk.tell(Propose) == [("service", Propose("chain", 3, (Member("b", b"b"),)))]
+    old = Harness("a", stored_log(3)).replica.me
+    harness = Harness("a")
+    harness.replica.rng.seed(7)  # a later incarnation draws other bytes
+    harness.give(Start(0, 2))
+    harness.write()
+    assert harness.replica.me != old
+    harness.sent.clear()
+    harness.receive("service", Configuration("chain", 3, (old, Member("b", b"b"))))
+    assert not harness.replica.is_member
+    assert harness.take_sent(Propose) == [("service", Propose("chain", 3, (Member("b", b"b"),)))]
 
 
-def test_nothing_is_registered_before_the_disks_identity_is_on_it() -> None:
-    desk = Desk()
-    assert desk.tell(Watch) == []
-    desk.write()
-    assert [peer for peer, _ in desk.tell(Watch)] == ["service"]
+def test_a_replica_registers_only_after_its_identity_is_on_disk() -> None:
+    harness = Harness()
+    assert harness.take_sent(Watch) == []
+    harness.write()
+    assert [peer for peer, _ in harness.take_sent(Watch)] == ["service"]
 
 
-# ---------------------------------------------------------------- taking in a learner
+# ---------------------------------------------------------------- learners
 
 
-def with_learner(kept: bool = True) -> Desk:
-    """`a`, alone, with b caught up as a learner."""
-    desk = founded(1, "a", replicas=2, min_replicas=1)
-    desk.submit()
-    desk.write()
-    desk.hear("b", Sync(1, Member("b", b"b"), {}, {}))
-    desk.hear("b", Ack(1, LOG, 2))
+def with_learner(kept: bool = True) -> Harness:
+    """`a`, the only member, with the learner `b` caught up."""
+    harness = founded(1, "a", replicas=2, min_replicas=1)
+    harness.submit()
+    harness.write()
+    harness.receive("b", Sync(1, Member("b", b"b"), {}, {}))
+    harness.receive("b", Ack(1, LOG, 2))
     if kept:
-        desk.hear("b", PublishersKept(1, LOG))
-    return desk
+        harness.receive("b", PublishersKept(1, LOG))
+    return harness
 
 
-def beats(desk: Desk, for_ns: int, *peers: str, writing: bool = True) -> None:
-    """Let time pass while peers are heard."""
+def beats(harness: Harness, for_ns: int, *peers: str, writing: bool = True) -> None:
+    """Let time pass while these peers send heartbeats."""
     for _ in range(for_ns // (50 * MS)):
         for peer in peers:
-            desk.hear(peer, Beat(desk.replica.epoch))
-        desk.wait(50 * MS, writing)
+            harness.receive(peer, Beat(harness.replica.epoch))
+        harness.wait(50 * MS, writing)
 
 
 def test_a_learner_is_proposed_when_the_gate_is_on_disk() -> None:
-    desk = with_learner()
-    beats(desk, 100 * MS, "b", writing=False)
-    assert desk.tell(Propose) == []
-    desk.write()
-    assert desk.tell(Propose) == [("service", Propose("chain", 1, desk.members("a", "b")))]
+    harness = with_learner()
+    beats(harness, 100 * MS, "b", writing=False)
+    assert harness.take_sent(Propose) == []
+    harness.write()
+    assert harness.take_sent(Propose) == [
+        ("service", Propose("chain", 1, harness.members("a", "b")))
+    ]
 
 
 def test_a_learner_that_cannot_recognise_retries_is_not_proposed() -> None:
-    desk = with_learner(kept=False)
-    beats(desk, SECOND, "b")
-    assert desk.tell(Propose) == []
+    harness = with_learner(kept=False)
+    beats(harness, SECOND, "b")
+    assert harness.take_sent(Propose) == []
 
 
-def test_while_a_learner_is_taken_in_nothing_commits_without_it() -> None:
-    desk = with_learner()
-    beats(desk, 100 * MS, "b")
-    token = desk.submit()
-    desk.write()
-    assert desk.answers(Submitted)[-1].token != token
-    desk.hear("b", Ack(1, LOG, 3))
-    assert desk.answers(Submitted) == [Submitted(token, 2)]
+def test_commits_need_a_gated_learner() -> None:
+    harness = with_learner()
+    beats(harness, 100 * MS, "b")
+    token = harness.submit()
+    harness.write()
+    assert harness.take_emitted(Submitted)[-1].token != token
+    harness.receive("b", Ack(1, LOG, 3))
+    assert harness.take_emitted(Submitted) == [Submitted(token, 2)]
 
 
-def test_a_tail_that_crashes_with_a_proposal_under_way_never_commits_alone() -> None:
+def test_a_tail_that_crashes_with_an_open_proposal_never_commits_alone() -> None:
     before = with_learner()
     beats(before, 100 * MS, "b")
-    assert before.tell(Propose)
-    desk = Desk(disk=before.disk, replicas=2, min_replicas=1)
-    desk.write()
-    desk.found(1, "a")  # the proposal has not won, yet
-    desk.write()
-    assert desk.answers(RoleChanged) == []
-    assert desk.tell(Propose) == [("service", Propose("chain", 1, desk.members("a")))]
-    desk.pub_no = 2
-    token = desk.submit()
-    assert desk.answers(Refused) == [Refused(token, "not-head")]
-    # Either the learner's epoch has come first, and then its copy counts ...
-    desk.found(2, "a", "b")
-    token = desk.submit()
-    desk.pub_no -= 2
-    token = desk.submit()
-    desk.write()
-    assert desk.answers(Submitted) == []
-    desk.hear("b", Ack(2, LOG, 3))
-    assert desk.answers(Submitted) == [Submitted(token, 2)]
+    assert before.take_sent(Propose)
+    harness = Harness(disk=before.disk, replicas=2, min_replicas=1)
+    harness.write()
+    harness.set_members(1, "a")  # the proposal has not been accepted yet
+    harness.write()
+    assert harness.take_emitted(RoleChanged) == []
+    assert harness.take_sent(Propose) == [("service", Propose("chain", 1, harness.members("a")))]
+    harness.pub_no = 2
+    token = harness.submit()
+    assert harness.take_emitted(Refused) == [Refused(token, "not-head")]
+    # Either the service accepts the learner first, and commits need its copy ...
+    harness.set_members(2, "a", "b")
+    token = harness.submit()
+    harness.pub_no -= 2
+    token = harness.submit()
+    harness.write()
+    assert harness.take_emitted(Submitted) == []
+    harness.receive("b", Ack(2, LOG, 3))
+    assert harness.take_emitted(Submitted) == [Submitted(token, 2)]
 
 
 def test_a_fresh_epoch_without_the_learner_lets_a_restarted_tail_go_on() -> None:
     before = with_learner()
     beats(before, 100 * MS, "b")
-    desk = Desk(disk=before.disk, replicas=2, min_replicas=1)
-    desk.write()
-    desk.found(1, "a")
-    desk.found(2, "a")  # ... or ours has, and no proposal of epoch 1 can win any more
-    desk.pub_no = 2
-    token = desk.submit()
-    desk.write()
-    assert desk.answers(Submitted) == [Submitted(token, 2)]
+    harness = Harness(disk=before.disk, replicas=2, min_replicas=1)
+    harness.write()
+    harness.set_members(1, "a")
+    harness.set_members(
+        2, "a"
+    )  # ... or this epoch, after which no proposal of epoch 1 can be accepted
+    harness.pub_no = 2
+    token = harness.submit()
+    harness.write()
+    assert harness.take_emitted(Submitted) == [Submitted(token, 2)]
 
 
-def test_a_learner_that_falls_silent_before_it_is_proposed_is_given_up() -> None:
-    desk = with_learner()
-    desk.wait(50 * MS, writing=False)
-    token = desk.submit()
-    desk.asked = [e for e in desk.asked if not isinstance(e, SaveState)]  # a slow disk
-    desk.write()
-    assert desk.answers(Submitted)[-1].token != token
-    desk.wait(2 * SECOND, writing=False)
-    assert desk.answers(Submitted) == [Submitted(token, 2)]
+def test_a_learner_that_is_silent_before_it_is_proposed_is_given_up() -> None:
+    harness = with_learner()
+    harness.wait(50 * MS, writing=False)
+    token = harness.submit()
+    harness.disk_queue = [
+        e for e in harness.disk_queue if not isinstance(e, SaveState)
+    ]  # a slow disk
+    harness.write()
+    assert harness.take_emitted(Submitted)[-1].token != token
+    harness.wait(2 * SECOND, writing=False)
+    assert harness.take_emitted(Submitted) == [Submitted(token, 2)]
 
 
-def test_another_disk_behind_a_learners_name_is_not_proposed_in_its_place() -> None:
-    """The gate's save is held up; the learner is wiped and returns empty before it is done."""
-    desk = with_learner()
-    beats(desk, 100 * MS, "b", writing=False)
-    desk.hear("b", Sync(1, Member("b", b"new"), {}, {}))
-    desk.write()
-    for _, propose in desk.tell(Propose):
+def test_a_learner_with_another_disk_is_not_proposed_in_place_of_the_gated_one() -> None:
+    """The save of the gate is delayed; meanwhile the learner is wiped and returns empty."""
+    harness = with_learner()
+    beats(harness, 100 * MS, "b", writing=False)
+    harness.receive("b", Sync(1, Member("b", b"new"), {}, {}))
+    harness.write()
+    for _, propose in harness.take_sent(Propose):
         assert Member("b", b"new") not in propose.members, "it has nothing of what is committed"
 
 
-def test_what_a_learner_said_it_keeps_of_publishers_outlives_a_restart() -> None:
-    """Compacted batches name no publishers: what is known of them came with the snapshot only."""
+def test_publishers_that_a_learner_reported_as_kept_survive_a_restart() -> None:
+    """Compacted batches name no publishers: only the snapshot has the publishers' numbers."""
     known = Dedup(64, 10**18)
     for seq in range(1, 11):
         known.note(sequenced(seq))
     gone = IntervalSet([(1, 8)])
     compacted = coalesce([sequenced(n).without(gone, COLLECTED) for n in range(1, 11)], 64)
-    desk = Desk()
-    desk.write()
-    desk.found(1, "b")
-    desk.write()
-    desk.hear("b", Forward(1, LOG, tuple(compacted), 11))
-    desk.hear("b", Publishers(1, LOG, 11, known.snapshot(11)))  # before the disk has answered
-    desk.write()
-    assert desk.tell(PublishersKept) == [("b", PublishersKept(1, LOG))]
-    again = Desk(disk=desk.disk)
+    harness = Harness()
+    harness.write()
+    harness.set_members(1, "b")
+    harness.write()
+    harness.receive("b", Forward(1, LOG, tuple(compacted), 11))
+    harness.receive("b", Publishers(1, LOG, 11, known.snapshot(11)))  # before the disk has answered
+    harness.write()
+    assert harness.take_sent(PublishersKept) == [("b", PublishersKept(1, LOG))]
+    again = Harness(disk=harness.disk)
     assert again.replica.logs[LOG].dedup.publishers[PUBLISHER].next_no == 11
 
 
-def test_a_learner_says_what_it_has_only_when_its_epoch_is_on_disk() -> None:
-    """Otherwise a restart would take back what the tail's gate counts on."""
-    desk = Desk()
-    desk.write()
-    desk.found(1, "b")
-    desk.refuse()  # the epoch is not saved
-    desk.hear("b", Forward(1, LOG, (sequenced(1),), 1))
-    desk.write()
-    assert desk.disk.end(LOG) == 2
-    assert desk.tell(Ack) == []
-    desk.wait(300 * MS)  # it is saved again
-    assert ("b", Ack(1, LOG, 2)) in desk.tell(Ack)
+def test_a_learner_acknowledges_only_after_its_epoch_is_on_disk() -> None:
+    """Otherwise a restart could undo an acknowledgement that the tail's gate relies on."""
+    harness = Harness()
+    harness.write()
+    harness.set_members(1, "b")
+    harness.fail_writes()  # the epoch is not saved
+    harness.receive("b", Forward(1, LOG, (sequenced(1),), 1))
+    harness.write()
+    assert harness.disk.end(LOG) == 2
+    assert harness.take_sent(Ack) == []
+    harness.wait(300 * MS)  # it is saved again
+    assert ("b", Ack(1, LOG, 2)) in harness.take_sent(Ack)
 
 
 def test_the_old_tail_hands_over_when_the_new_one_has_all() -> None:
-    desk = with_learner()
-    desk.found(2, "a", "b")
-    assert desk.answers(RoleChanged)[-1].tail is False
-    desk.submit()
-    desk.write()
-    assert desk.tell(TailToken) == []
-    desk.sent.clear()
-    desk.hear("b", Sync(2, Member("b", b"b"), {LOG: 2}, {}))
-    desk.wait(MS)
-    kinds = [type(m) for _, m in desk.sent]
+    harness = with_learner()
+    harness.set_members(2, "a", "b")
+    assert harness.take_emitted(RoleChanged)[-1].tail is False
+    harness.submit()
+    harness.write()
+    assert harness.take_sent(TailToken) == []
+    harness.sent.clear()
+    harness.receive("b", Sync(2, Member("b", b"b"), {LOG: 2}, {}))
+    harness.wait(MS)
+    kinds = [type(m) for _, m in harness.sent]
     assert kinds.index(Forward) < kinds.index(TailToken)
 
 
 def test_a_new_tail_serves_when_it_has_the_token() -> None:
-    desk = Desk()
-    desk.write()
-    desk.found(1, "b")
-    desk.found(2, "b", "a")
-    assert [(r.head, r.tail) for r in desk.answers(RoleChanged)] == [(False, False)] * 2
-    desk.hear("c", TailToken(2))  # from nobody's predecessor
-    assert desk.answers(RoleChanged) == []
-    desk.hear("b", TailToken(2))
-    (role,) = desk.answers(RoleChanged)
+    harness = Harness()
+    harness.write()
+    harness.set_members(1, "b")
+    harness.set_members(2, "b", "a")
+    assert [(r.head, r.tail) for r in harness.take_emitted(RoleChanged)] == [(False, False)] * 2
+    harness.receive("c", TailToken(2))  # not from the predecessor
+    assert harness.take_emitted(RoleChanged) == []
+    harness.receive("b", TailToken(2))
+    (role,) = harness.take_emitted(RoleChanged)
     assert (role.epoch, role.tail) == (2, True)
 
 
-def test_a_token_that_was_lost_with_its_session_comes_again() -> None:
-    desk = with_learner()
-    desk.found(2, "a", "b")
+def test_a_token_that_was_lost_with_its_session_is_sent_again() -> None:
+    harness = with_learner()
+    harness.set_members(2, "a", "b")
     for _ in range(2):  # the second time because the session broke in between
-        desk.hear("b", Sync(2, Member("b", b"b"), {LOG: 2}, {}))
-        desk.wait(MS)
-        assert desk.tell(TailToken) == [("b", TailToken(2))]
+        harness.receive("b", Sync(2, Member("b", b"b"), {LOG: 2}, {}))
+        harness.wait(MS)
+        assert harness.take_sent(TailToken) == [("b", TailToken(2))]
 
 
-# ---------------------------------------------------------------- what the disk refuses
+# ---------------------------------------------------------------- failing disk operations
 
 
-def test_an_append_that_fails_is_tried_again_and_nothing_overtakes_it() -> None:
-    desk = founded()
-    desk.hear("b", Sync(1, Member("b", b"b"), {}, {}))
-    desk.sent.clear()
-    first = desk.submit()
-    desk.refuse()
-    second = desk.submit()  # must wait behind it
-    assert desk.asked == []
-    desk.wait(150 * MS, writing=False)
-    assert [b.lo for e in desk.asked if isinstance(e, Append) for b in e.batches] == [1, 2]
-    assert desk.tell(Forward) == []
-    desk.write()
-    desk.hear("b", Ack(1, LOG, 3))
-    assert desk.answers(Submitted) == [Submitted(first, 1), Submitted(second, 2)]
+def test_a_failed_append_is_retried_before_later_ones() -> None:
+    harness = founded()
+    harness.receive("b", Sync(1, Member("b", b"b"), {}, {}))
+    harness.sent.clear()
+    first = harness.submit()
+    harness.fail_writes()
+    second = harness.submit()  # must wait behind it
+    assert harness.disk_queue == []
+    harness.wait(150 * MS, writing=False)
+    assert [b.lo for e in harness.disk_queue if isinstance(e, Append) for b in e.batches] == [1, 2]
+    assert harness.take_sent(Forward) == []
+    harness.write()
+    harness.receive("b", Ack(1, LOG, 3))
+    assert harness.take_emitted(Submitted) == [Submitted(first, 1), Submitted(second, 2)]
 
 
 def test_only_the_first_of_several_failed_appends_counts() -> None:
-    desk = founded()
+    harness = founded()
     for _ in range(3):
-        desk.submit()
-    desk.refuse()
-    desk.wait(150 * MS, writing=False)
-    desk.refuse()
-    desk.wait(150 * MS)
-    assert desk.disk.end(LOG) == 4
-    assert [b.lo for b in desk.disk.read(LOG, 1, 4, 1 << 20)] == [1, 2, 3]
+        harness.submit()
+    harness.fail_writes()
+    harness.wait(150 * MS, writing=False)
+    harness.fail_writes()
+    harness.wait(150 * MS)
+    assert harness.disk.end(LOG) == 4
+    assert [b.lo for b in harness.disk.read(LOG, 1, 4, 1 << 20)] == [1, 2, 3]
 
 
-def test_a_late_answer_to_an_append_tried_again_is_not_mistaken() -> None:
-    """Of two appends the first fails; the answer to the second comes after the next attempt."""
-    desk = founded()
-    desk.submit()
-    desk.submit()
-    one, two = desk.asked
-    desk.asked = []
-    desk.give(StoreFailed(one.token, "io"))
-    desk.wait(150 * MS, writing=False)
-    asked = [e for e in desk.asked if isinstance(e, Append)]
+def test_a_late_answer_to_a_retried_append_is_not_confused_with_the_retry() -> None:
+    """The first of two appends fails; both are retried before the second one's answer arrives."""
+    harness = founded()
+    harness.submit()
+    harness.submit()
+    one, two = harness.disk_queue
+    harness.disk_queue = []
+    harness.give(StoreFailed(one.token, "io"))
+    harness.wait(150 * MS, writing=False)
+    asked = [e for e in harness.disk_queue if isinstance(e, Append)]
     assert len(asked) == 2
-    desk.give(StoreFailed(two.token, "io"))
-    desk.write()
-    assert desk.disk.end(LOG) == 3
-    desk.hear("b", Ack(1, LOG, 3))
-    assert [s.seq for s in desk.answers(Submitted)] == [1, 2]
+    harness.give(StoreFailed(two.token, "io"))
+    harness.write()
+    assert harness.disk.end(LOG) == 3
+    harness.receive("b", Ack(1, LOG, 3))
+    assert [s.seq for s in harness.take_emitted(Submitted)] == [1, 2]
 
 
-def test_appends_waiting_for_another_attempt_are_forgotten_with_a_fork() -> None:
-    """Dropped while an append was to be tried again: as a learner it takes other batches there."""
-    desk = founded()
-    desk.submit()
-    desk.refuse()
-    desk.found(2, "b")
-    desk.write()
+def test_appends_that_wait_for_a_retry_are_dropped_with_a_fork() -> None:
+    """A replica is dropped while an append waits for its retry. As a learner it stores other
+    batches at these positions."""
+    harness = founded()
+    harness.submit()
+    harness.fail_writes()
+    harness.set_members(2, "b")
+    harness.write()
     other = sequenced(1, 2)
-    desk.hear("b", Forward(2, LOG, (other,), 1))
-    desk.wait(300 * MS, writing=False)  # the old timer fires before the disk has answered
-    appends = [e for e in desk.asked if isinstance(e, Append)]
+    harness.receive("b", Forward(2, LOG, (other,), 1))
+    harness.wait(300 * MS, writing=False)  # the old timer fires before the disk has answered
+    appends = [e for e in harness.disk_queue if isinstance(e, Append)]
     assert [b for e in appends for b in e.batches] == [other]
-    desk.write()
-    assert desk.disk.end(LOG) == 3
+    harness.write()
+    assert harness.disk.end(LOG) == 3
 
 
 def test_a_replica_whose_disk_does_not_recover_asks_to_be_removed() -> None:
-    desk = founded(1, "a", "b", store_retries_max=3)
-    desk.submit()
+    harness = founded(1, "a", "b", store_retries_max=3)
+    harness.submit()
     for _ in range(6):
-        desk.refuse("io")
-        beats(desk, 150 * MS, "b", writing=False)
-    assert ("service", Propose("chain", 1, desk.members("b"))) in desk.tell(Propose)
+        harness.fail_writes("io")
+        beats(harness, 150 * MS, "b", writing=False)
+    assert ("service", Propose("chain", 1, harness.members("b"))) in harness.take_sent(Propose)
 
 
 def test_an_identity_that_could_not_be_saved_is_saved_again() -> None:
-    desk = Desk()
-    desk.refuse()
-    assert desk.tell(Watch) == []
-    desk.wait(300 * MS)
-    assert desk.disk.state("chain") is not None
-    assert desk.tell(Watch)
+    harness = Harness()
+    harness.fail_writes()
+    assert harness.take_sent(Watch) == []
+    harness.wait(300 * MS)
+    assert harness.disk.state("chain") is not None
+    assert harness.take_sent(Watch)
 
 
 def test_an_epoch_that_could_not_be_saved_is_saved_again() -> None:
-    desk = founded()
-    desk.found(2, "a", "b")
-    desk.refuse()
-    desk.wait(300 * MS)
-    again = Desk(disk=desk.disk)
+    harness = founded()
+    harness.set_members(2, "a", "b")
+    harness.fail_writes()
+    harness.wait(300 * MS)
+    again = Harness(disk=harness.disk)
     assert again.replica.epoch == 2
 
 
 def test_a_gate_that_could_not_be_saved_is_saved_before_the_proposal() -> None:
-    desk = with_learner()
-    beats(desk, 100 * MS, "b", writing=False)
-    desk.refuse()
-    assert desk.tell(Propose) == []
-    beats(desk, 300 * MS, "b", writing=False)
-    assert desk.tell(Propose) == []
-    desk.write()
-    assert desk.tell(Propose) == [("service", Propose("chain", 1, desk.members("a", "b")))]
+    harness = with_learner()
+    beats(harness, 100 * MS, "b", writing=False)
+    harness.fail_writes()
+    assert harness.take_sent(Propose) == []
+    beats(harness, 300 * MS, "b", writing=False)
+    assert harness.take_sent(Propose) == []
+    harness.write()
+    assert harness.take_sent(Propose) == [
+        ("service", Propose("chain", 1, harness.members("a", "b")))
+    ]
 
 
 def test_a_committed_position_that_could_not_be_saved_is_saved_again() -> None:
-    desk = founded()
-    desk.submit()
-    desk.write()
-    desk.hear("b", Ack(1, LOG, 2))
-    desk.wait(100 * MS, writing=False)
-    assert [e.name for e in desk.asked] == ["committed"]
-    desk.refuse()
-    desk.wait(100 * MS)
-    assert Desk(disk=desk.disk).replica.logs[LOG].committed == 2
+    harness = founded()
+    harness.submit()
+    harness.write()
+    harness.receive("b", Ack(1, LOG, 2))
+    harness.wait(100 * MS, writing=False)
+    assert [e.name for e in harness.disk_queue] == ["committed"]
+    harness.fail_writes()
+    harness.wait(100 * MS)
+    assert Harness(disk=harness.disk).replica.logs[LOG].committed == 2
 
 
-def test_publishers_that_could_not_be_saved_are_not_said_to_be_kept() -> None:
-    desk = founded(1, "b", "a")
-    desk.hear("b", Forward(1, LOG, (sequenced(1),), 1))
-    desk.write()
-    desk.hear("b", Publishers(1, LOG, 2, b"\x92\x00\x90"))
-    assert [e.name for e in desk.asked] == [f"publishers/{LOG.hex()}"]
-    desk.refuse()
-    assert desk.tell(PublishersKept) == []
-    desk.wait(300 * MS)
-    assert desk.tell(PublishersKept) == [("b", PublishersKept(1, LOG))]
+def test_publishers_are_reported_as_kept_only_after_they_are_saved() -> None:
+    harness = founded(1, "b", "a")
+    harness.receive("b", Forward(1, LOG, (sequenced(1),), 1))
+    harness.write()
+    harness.receive("b", Publishers(1, LOG, 2, b"\x92\x00\x90"))
+    assert [e.name for e in harness.disk_queue] == [f"publishers/{LOG.hex()}"]
+    harness.fail_writes()
+    assert harness.take_sent(PublishersKept) == []
+    harness.wait(300 * MS)
+    assert harness.take_sent(PublishersKept) == [("b", PublishersKept(1, LOG))]
 
 
 # ---------------------------------------------------------------- small clusters
@@ -698,7 +710,7 @@ def offer(cluster: Cluster, count: int, gap_ns: int = 5 * MS, label: str = "") -
 
 
 @pytest.mark.parametrize("place", [0, 1, 2], ids=["head", "middle", "tail"])
-def test_a_replica_fails_with_publishes_under_way_and_comes_back(place: int) -> None:
+def test_a_replica_crashes_during_publishes_and_rejoins_behind_the_tail(place: int) -> None:
     cluster = cluster_of({"east": 3, "west": 1})
     node = f"east/{place}"
     offer(cluster, 200)
@@ -708,7 +720,7 @@ def test_a_replica_fails_with_publishes_under_way_and_comes_back(place: int) -> 
     wait(cluster, lambda: len(members(cluster)) == 2, 2 * SECOND)
     assert node not in members(cluster)
     run(cluster, 300 * MS)
-    assert len(cluster.records["s"].acked) > 50  # it goes on with two
+    assert len(cluster.records["s"].acked) > 50  # the two others go on
     cluster.world.restart(node)
     wait(cluster, lambda: len(members(cluster)) == 3, 5 * SECOND)
     assert members(cluster)[-1] == node  # behind the tail
@@ -732,7 +744,7 @@ def test_a_short_crash_changes_no_epoch() -> None:
 
 @pytest.mark.slow
 def test_a_learner_joins_under_load_and_can_stand_alone() -> None:
-    """It gets all events, and what publishers had accepted, though most of that is compacted."""
+    """It gets all events and the publishers' state, although most events are compacted."""
     cluster = cluster_of(
         {"east": 2, "west": 1},
         {"s": ("east", KeepLast(30))},
@@ -755,7 +767,7 @@ def test_a_learner_joins_under_load_and_can_stand_alone() -> None:
     wait(cluster, lambda: members(cluster) == ["east/1"])
     end = world.disk("east/1").end(stream)
     assert end == 301
-    assert b"early 0" not in {  # it is not in the log any more: only the snapshot knows it
+    assert b"early 0" not in {  # no longer in the log: only the publishers' state has its number
         row.value for b in world.disk("east/1").read(stream, 1, 301, 1 << 20) for row in b.to_rows()
     }
     world.at(world.now_ns, "east/1", Received("east/pub0", Publish(stream, old)))  # a late retry
@@ -784,8 +796,8 @@ def test_the_token_moves_and_there_is_never_a_second_tail() -> None:
     assert source.node == "east/1"
 
 
-def test_a_token_lost_on_the_way_does_not_leave_a_region_without_a_tail() -> None:
-    """The session of old and new tail breaks with the token in it, and the epoch stays."""
+def test_a_token_lost_in_transit_does_not_leave_a_region_without_a_tail() -> None:
+    """The session between the old and the new tail breaks with the token in it; the epoch stays."""
     tokens: list[TailToken] = []
 
     class Overheard(Replica):
@@ -805,7 +817,7 @@ def test_a_token_lost_on_the_way_does_not_leave_a_region_without_a_tail() -> Non
     world.restart("east/1")
     within_ns = world.now_ns + 5 * SECOND
     assert world.run(within_ns, until=lambda _: bool(tokens), check_every_ns=20_000)
-    world.crash("east/config")  # so that nobody is removed meanwhile
+    world.crash("east/config")  # so that no replica is removed meanwhile
     world.cut("east/0", "east/1")
     run(cluster, 3 * SECOND)
     assert not world.machine("east/1").layers["sprinkler"].is_tail
@@ -864,7 +876,7 @@ def test_a_wiped_replica_joins_as_a_new_member() -> None:
     before = {m.name: m.disk for m in cluster.members("east")}
     cluster.world.crash("east/0")
     cluster.world.wipe("east/0")
-    cluster.world.restart("east/0")  # at once: nobody has missed it
+    cluster.world.restart("east/0")  # at once, before it is suspected
     wait(cluster, lambda: members(cluster) == ["east/1", "east/0"], 10 * SECOND)
     after = {m.name: m.disk for m in cluster.members("east")}
     assert after["east/1"] == before["east/1"]
@@ -890,7 +902,7 @@ def test_too_few_replicas_keep_publishers_waiting() -> None:
 
 
 class Accuses(Replica):
-    """Takes its own sleep for its neighbours' silence."""
+    """Mutant: treats a pause of its own as silence of its neighbours."""
 
     def _on_beat_timer(self) -> None:
         self.beat_ns = self.now_ns
@@ -898,7 +910,7 @@ class Accuses(Replica):
 
 
 def epochs_after_a_nap(replica_type: type[Replica]) -> int:
-    """All replicas of a chain stand still for a while, as on a suspended machine."""
+    """The chain's epoch after all its replicas were paused, as on a suspended machine."""
     cluster = cluster_of({"east": 3, "west": 1}, mutant=replica_type)
     publish(cluster, 5)
     settle(cluster)
@@ -914,11 +926,11 @@ def epochs_after_a_nap(replica_type: type[Replica]) -> int:
     return int(cluster.world.machine("east/config").tables["east"].epoch)
 
 
-def test_a_paused_replica_does_not_accuse_its_neighbours_when_it_wakes() -> None:
+def test_a_paused_replica_does_not_suspect_its_neighbours_when_it_resumes() -> None:
     assert epochs_after_a_nap(Replica) == 1
 
 
-def test_without_that_habit_it_would() -> None:
+def test_a_replica_that_ignores_its_own_pause_suspects_its_neighbours() -> None:
     assert epochs_after_a_nap(Accuses) > 1
 
 

@@ -1,4 +1,4 @@
-"""Dedup against a plain model: the list of all batches in the log, from which all follows."""
+"""Dedup, compared with a simple model: the list of all batches in the log."""
 
 import copy
 from dataclasses import dataclass, field
@@ -41,7 +41,7 @@ def empty() -> Dedup:
 
 
 def taken(*batches: Batch, time_ns: int = BORN_NS) -> Dedup:
-    """A dedup that has noted these, from position 1 on."""
+    """A Dedup that has noted these batches, from position 1 on."""
     dedup, lo = empty(), 1
     for one in batches:
         dedup.note(one.sequenced(lo, time_ns, 1))
@@ -61,21 +61,21 @@ def test_only_the_next_number_is_new() -> None:
     assert dedup.check(batch(BOB, 1), BORN_NS).kind == NEW
 
 
-def test_compacted_batches_and_the_heads_own_teach_nothing() -> None:
+def test_compacted_batches_and_batches_of_the_head_add_no_publishers() -> None:
     dedup = empty()
     dedup.note(Batch.synthetic(LOG, 2, 100).sequenced(1, 1, 1))
     dedup.note(Batch.void(LOG, 3, 9, COLLECTED))
     assert dedup.publishers == {}
 
 
-def test_an_idle_publisher_expires_and_is_told_so() -> None:
+def test_an_idle_publisher_is_refused_as_expired() -> None:
     dedup = taken(batch(ANN, 1))
     assert dedup.check(batch(ANN, 2), BORN_NS + TTL_NS).kind == NEW
     for pub_no in (1, 2, 3):
         assert dedup.check(batch(ANN, pub_no), BORN_NS + TTL_NS + 1).kind == EXPIRED
 
 
-def test_an_unknown_publisher_born_before_the_horizon_may_have_been_forgotten() -> None:
+def test_an_unknown_publisher_created_before_the_horizon_is_refused_as_expired() -> None:
     dedup = empty()
     assert dedup.check(batch(ANN, 1), BORN_NS + 1000 * TTL_NS).kind == NEW
     dedup.horizon_ns = BORN_NS
@@ -84,7 +84,7 @@ def test_an_unknown_publisher_born_before_the_horizon_may_have_been_forgotten() 
     assert dedup.check(batch(young, 1), BORN_NS).kind == NEW
 
 
-def test_a_publisher_from_the_far_future_is_refused_before_it_can_move_the_horizon() -> None:
+def test_a_publisher_created_in_the_far_future_is_refused() -> None:
     future = (BORN_NS + 1000 * TTL_NS).to_bytes(8, "big") + bytes(8)
     assert empty().check(batch(future, 1), BORN_NS).kind == EXPIRED
 
@@ -101,17 +101,17 @@ def test_named_publishers_never_expire() -> None:
         assert one.check(batch(NAMED, 1), far_ns) == Verdict(DUPLICATE, 1)
         assert one.check(batch(NAMED, 2), far_ns).kind == NEW
         assert one.check(batch(ANN, 1), far_ns).kind == EXPIRED
-    assert ANN not in later.publishers  # forgotten, and still told that it expired
+    assert ANN not in later.publishers  # forgotten, and still refused as expired
 
 
-def test_named_publishers_crowd_nobody_out() -> None:
+def test_named_publishers_do_not_displace_others() -> None:
     dedup = Dedup(4, ttl_ns=1 << 60, publishers_max=10)
     for n in range(30):
         dedup.note(batch(bytes(8) + b"job%05d" % n, 1).sequenced(1 + n, BORN_NS, 1))
     for n in range(10):
         born = (BORN_NS + n).to_bytes(8, "big") + bytes(8)
         dedup.note(batch(born, 1).sequenced(31 + n, BORN_NS + n, 1))
-    assert dedup.is_crowded()  # for all that is known
+    assert dedup.is_crowded()  # named publishers included
     dedup.forget()
     assert len(dedup.publishers) == 40
     assert not dedup.is_crowded()
@@ -123,15 +123,15 @@ def test_named_publishers_crowd_nobody_out() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc0", b"\x91\x01", b"\x93", b"surecast", b"\x91\x90"])
-def test_a_snapshot_that_cannot_be_read_is_a_peers_error(data: bytes) -> None:
+def test_a_malformed_snapshot_raises_peer_error(data: bytes) -> None:
     with pytest.raises(PeerError):
         empty().merge(data)
     with pytest.raises(PeerError):
         empty().replace(data, 1)
 
 
-def test_what_a_taken_back_suffix_taught_is_forgotten_with_the_predecessors_word() -> None:
-    """ann's 2 stood at 2 here and was taken back; bob's 1 stands there now."""
+def test_publishers_of_a_truncated_suffix_are_replaced_by_the_predecessors_state() -> None:
+    """Position 2 held ann's batch 2, which was truncated; it now holds bob's batch 1."""
     dedup = taken(batch(ANN, 1), batch(ANN, 2))
     theirs = taken(batch(ANN, 1), batch(BOB, 1))
     dedup.replace(theirs.snapshot(3), 3)
@@ -144,10 +144,11 @@ def test_what_a_taken_back_suffix_taught_is_forgotten_with_the_predecessors_word
 
 @dataclass
 class Model:
-    """The log itself. Nothing is ever forgotten here but what is truncated."""
+    """The log itself. Only truncation removes entries."""
 
-    entries: list[tuple[bytes, int, int, int]] = field(default_factory=list)  # who, no, count, lo
-    ever: dict[bytes, int] = field(default_factory=dict)  # batches a publisher has had under way
+    # (publisher, number, count, lo)
+    entries: list[tuple[bytes, int, int, int]] = field(default_factory=list)
+    ever: dict[bytes, int] = field(default_factory=dict)  # publisher → most batches it ever had
     committed: int = 1
 
     @property
@@ -168,13 +169,13 @@ class Model:
         return sum(lo >= self.committed for _, _, lo in self.of(publisher))
 
     def judge(self, dedup: Dedup, publisher: bytes) -> None:
-        """Everything a publisher can send now is answered as the log demands."""
+        """Check the verdict on everything a publisher can send now against the log."""
         mine, next_no = self.of(publisher), self.next_no(publisher)
         now_ns = BORN_NS
         assert dedup.check(batch(publisher, next_no), now_ns).kind == NEW
         ahead = dedup.check(batch(publisher, next_no + 1), now_ns)
         assert ahead == Verdict(OUT_OF_ORDER, next_no)
-        # What it may still retry: its last INFLIGHT batches, counting those taken back.
+        # It may still retry its last INFLIGHT batches, counting truncated ones.
         lost = self.ever.get(publisher, 0) - len(mine)
         for back, (pub_no, count, lo) in enumerate(reversed(mine), start=1):
             again = dedup.check(batch(publisher, pub_no, count), now_ns)
@@ -201,9 +202,9 @@ STEPS = st.lists(
 @pytest.mark.slow
 @settings(max_examples=500)
 @given(STEPS)
-def test_dedup_knows_what_the_log_says(steps: list[tuple[str, object, object]]) -> None:
+def test_dedup_agrees_with_the_log(steps: list[tuple[str, object, object]]) -> None:
     model, dedup = Model(), empty()
-    past = [empty()]  # what replicas that were cut off may still believe
+    past = [empty()]  # earlier states, which replicas that were cut off may still have
     for what, a, b in steps:
         if what == "publish":
             assert isinstance(a, bytes)
@@ -226,10 +227,10 @@ def test_dedup_knows_what_the_log_says(steps: list[tuple[str, object, object]]) 
         else:
             assert isinstance(a, int)
             at = ([entry[3] for entry in model.entries] + [model.end])[-1 - a :][0]
-            if what == "restart":  # from the snapshot of a moment, and the log since
+            if what == "restart":  # from an earlier snapshot and the log since
                 again = empty()
                 again.merge(dedup.snapshot(at))
-            else:  # a learner, whatever it believed before
+            else:  # a learner with any earlier state
                 assert isinstance(b, int)
                 again = copy.deepcopy(past[-1 - b :][0])
                 again.truncate(at)

@@ -1,7 +1,7 @@
-"""Rules that one replica keeps in rare cases: each story told with the rule and without it.
+"""Rules that one replica keeps in rare cases: each scenario runs with the rule and without it.
 
-A story drives a replica step by step and returns what a publisher, a reader or an operator would
-find wrong. The mutants that lack a rule are in `tests/mutations.py`.
+A scenario drives a replica step by step and returns the problems that a publisher, a reader or an
+operator would see. The mutants that lack a rule are in `tests/mutations.py`.
 """
 
 from collections.abc import Callable
@@ -34,70 +34,70 @@ from surecast.protocols.chain.messages import (
 )
 from surecast_lab.swarm.cluster import Cluster
 from tests import mutations
-from tests.helpers import cluster_of, heal_and_judge, publish, run, settle, tell_each, wait
-from tests.protocols.chain.test_chain import LOG, Desk, beats, founded, sequenced
+from tests.helpers import cluster_of, each_scenario, heal_and_judge, publish, run, settle, wait
+from tests.protocols.chain.test_chain import LOG, Harness, beats, founded, sequenced
 
-Story = Callable[[type | None], list[str]]
+Scenario = Callable[[type | None], list[str]]
 OTHER = bytes(8) + b"bob's id"
 B = Member("b", b"b")
 
 
-def resubmit(desk: Desk, batch: Batch, token: str) -> list[Submitted]:
-    """Publish a batch again; the acknowledgements that follow."""
+def resubmit(harness: Harness, batch: Batch, token: str) -> list[Submitted]:
+    """Publish a batch again; returns the acknowledgements that follow."""
     again = Batch.of(
         LOG,
         [row.value for row in batch.to_rows()],
         publisher=batch.publisher,
         pub_no=batch.pub_no,
     )
-    desk.answers(Submitted)
-    desk.give(Submit(LOG, again, token))
-    desk.write()
-    return desk.answers(Submitted)
+    harness.take_emitted(Submitted)
+    harness.give(Submit(LOG, again, token))
+    harness.write()
+    return harness.take_emitted(Submitted)
 
 
-# ---------------------------------------------------------------- taking in a learner
+# ---------------------------------------------------------------- learners
 
 
 def gate_stays_shut(mutant: type | None) -> list[str]:
     """The tail waits for a learner that keeps its session alive and stores nothing more."""
-    desk = founded(1, "a", replicas=2, min_replicas=1, replica_type=mutant)
+    harness = founded(1, "a", replicas=2, min_replicas=1, replica_type=mutant)
     for _ in range(2):
-        desk.submit()
-    desk.write()
-    desk.hear("b", Sync(1, B, {}, {}))
-    desk.hear("b", PublishersKept(1, LOG))
-    desk.hear("b", Ack(1, LOG, 2))  # one position is missing, and stays so
-    beats(desk, 100 * MS, "b")
-    desk.answers(Submitted)
-    token = desk.submit()
-    desk.write()
-    beats(desk, SECOND, "b")
-    assert desk.answers(Submitted) == []  # the gate is shut
-    beats(desk, 4 * desk.replica.config.suspect_ns, "b")
-    if desk.answers(Submitted) != [Submitted(token, 3)]:
+        harness.submit()
+    harness.write()
+    harness.receive("b", Sync(1, B, {}, {}))
+    harness.receive("b", PublishersKept(1, LOG))
+    harness.receive("b", Ack(1, LOG, 2))  # one position is missing, and stays so
+    beats(harness, 100 * MS, "b")
+    harness.take_emitted(Submitted)
+    token = harness.submit()
+    harness.write()
+    beats(harness, SECOND, "b")
+    assert harness.take_emitted(Submitted) == []  # the gate is shut
+    beats(harness, 4 * harness.replica.config.suspect_ns, "b")
+    if harness.take_emitted(Submitted) != [Submitted(token, 3)]:
         return ["a publish still waits for a learner that makes no progress"]
     return []
 
 
 def learner_of_an_unclean_chain(mutant: type | None) -> list[str]:
     """R8: the only member lost its disk and rebuilds its logs; another replica asks to join."""
-    desk = Desk(replicas=2, min_replicas=1, replica_type=mutant)
-    desk.write()
-    desk.hear("service", Configuration("chain", 3, (Member("a", b"lost"),)))
-    desk.give(Refound())  # the operator says that no other copy is left in this region
-    desk.write()
-    desk.hear("service", Configuration("chain", 4, desk.members("a"), 1))
-    desk.write()
-    assert desk.answers(RoleChanged)[-1].clean is False
-    desk.tell(Propose)
-    desk.hear("b", Sync(4, B, {}, {}))
-    beats(desk, SECOND, "b")
-    if any(B in proposal.members for _, proposal in desk.tell(Propose)):
+    harness = Harness(replicas=2, min_replicas=1, replica_type=mutant)
+    harness.write()
+    harness.receive("service", Configuration("chain", 3, (Member("a", b"lost"),)))
+    harness.give(Refound())  # the operator says that no other copy is left in this region
+    harness.write()
+    harness.receive("service", Configuration("chain", 4, harness.members("a"), 1))
+    harness.write()
+    assert harness.take_emitted(RoleChanged)[-1].clean is False
+    harness.take_sent(Propose)
+    harness.receive("b", Sync(4, B, {}, {}))
+    beats(harness, SECOND, "b")
+    if any(B in proposal.members for _, proposal in harness.take_sent(Propose)):
         return ["a learner was proposed before the lost logs were rebuilt"]
-    desk.give(Recovered())
-    beats(desk, SECOND, "b")
-    assert ("service", Propose("chain", 4, desk.members("a", "b"))) in desk.tell(Propose)
+    harness.give(Recovered())
+    beats(harness, SECOND, "b")
+    assert ("service", Propose("chain", 4, harness.members("a", "b"))) in harness.take_sent(Propose)
     return []
 
 
@@ -106,8 +106,8 @@ def members(cluster: Cluster) -> list[str]:
 
 
 def joins_before_recovery(mutant: type | None) -> list[str]:
-    """R8: east lost both disks. Its head has fetched what west knows and cannot reach north, which
-    knows more. The second replica starts, and then the head fails."""
+    """R8: east lost both disks. Its head has fetched all events of west and cannot reach north,
+    which has more. The second replica starts, and then the head fails."""
     cluster = cluster_of(
         {"east": 2, "west": 1, "north": 1},
         mutant=mutant,
@@ -144,29 +144,29 @@ def joins_before_recovery(mutant: type | None) -> list[str]:
 
 
 def compaction_after_a_fork(mutant: type | None) -> list[str]:
-    """R4: the saved publishers' state covers a suffix that was truncated. Other events take those
-    positions and are compacted; after a restart their publisher retries one of them."""
-    desk = founded(replica_type=mutant)
+    """R4: the saved publishers' state covers a truncated suffix. Other events are stored at those
+    positions and compacted; after a restart their publisher retries one of them."""
+    harness = founded(replica_type=mutant)
     for _ in range(7):
-        desk.submit()
-    desk.write()
-    desk.hear("b", Ack(1, LOG, 5))
-    desk.give(CompactLog(LOG, 1, 4, encode_voids({COLLECTED: IntervalSet([(1, 3)])}), 4096))
-    desk.write()  # saves the publishers' state as of position 8
-    desk.found(2, "b")
-    desk.write()
-    assert desk.answers(Truncated) == [Truncated(LOG, 5)]
+        harness.submit()
+    harness.write()
+    harness.receive("b", Ack(1, LOG, 5))
+    harness.give(CompactLog(LOG, 1, 4, encode_voids({COLLECTED: IntervalSet([(1, 3)])}), 4096))
+    harness.write()  # saves the publishers' state as of position 8
+    harness.set_members(2, "b")
+    harness.write()
+    assert harness.take_emitted(Truncated) == [Truncated(LOG, 5)]
     others = tuple(sequenced(lo, pub_no=lo - 4, publisher=OTHER) for lo in (5, 6, 7))
-    desk.hear("b", Forward(2, LOG, others, 8))
-    desk.write()
-    desk.give(CompactLog(LOG, 4, 8, encode_voids({COLLECTED: IntervalSet([(5, 7)])}), 4096))
-    desk.write()
-    desk.wait(SECOND)  # the publishers' state is not saved for each compaction at once
-    left = [row.seq for b in desk.disk.read(LOG, 4, 8, 1 << 20) for row in b.to_rows()]
+    harness.receive("b", Forward(2, LOG, others, 8))
+    harness.write()
+    harness.give(CompactLog(LOG, 4, 8, encode_voids({COLLECTED: IntervalSet([(5, 7)])}), 4096))
+    harness.write()
+    harness.wait(SECOND)  # the publishers' state is not saved for each compaction at once
+    left = [row.seq for b in harness.disk.read(LOG, 4, 8, 1 << 20) for row in b.to_rows()]
     assert left == [4, 7]
-    again = Desk(disk=desk.disk, min_replicas=1, replica_type=mutant)
+    again = Harness(disk=harness.disk, min_replicas=1, replica_type=mutant)
     again.write()
-    again.found(3, "a")  # an operator goes on from this replica
+    again.set_members(3, "a")  # an operator goes on from this replica
     again.write()
     if resubmit(again, others[0], "retry") != [Submitted("retry", 5)]:
         return ["a retry of a compacted event was not recognised"]
@@ -174,21 +174,21 @@ def compaction_after_a_fork(mutant: type | None) -> list[str]:
 
 
 def state_ahead_of_its_log(mutant: type | None) -> list[str]:
-    """The publishers' state is saved; the append of the batches it names fails, then the replica
-    crashes. It becomes head, and the publisher retries what was lost."""
+    """The publishers' state is saved, but the append of the batches it names is lost in a crash.
+    The replica becomes head, and the publisher retries the lost batches."""
     known = Dedup(64, 10**18)
     for lo in range(1, 4):
         known.note(sequenced(lo))
-    desk = founded(1, "b", "a", min_replicas=1, replica_type=mutant)
-    desk.hear("b", Forward(1, LOG, (sequenced(1),), 1))
-    desk.write()
-    desk.hear("b", Forward(1, LOG, (sequenced(2), sequenced(3)), 1))
-    desk.hear("b", Publishers(1, LOG, 4, known.snapshot(4)))
-    desk.asked = [effect for effect in desk.asked if not isinstance(effect, Append)]
-    desk.write()
-    again = Desk(disk=desk.disk, min_replicas=1, replica_type=mutant)
+    harness = founded(1, "b", "a", min_replicas=1, replica_type=mutant)
+    harness.receive("b", Forward(1, LOG, (sequenced(1),), 1))
+    harness.write()
+    harness.receive("b", Forward(1, LOG, (sequenced(2), sequenced(3)), 1))
+    harness.receive("b", Publishers(1, LOG, 4, known.snapshot(4)))
+    harness.disk_queue = [effect for effect in harness.disk_queue if not isinstance(effect, Append)]
+    harness.write()
+    again = Harness(disk=harness.disk, min_replicas=1, replica_type=mutant)
     again.write()
-    again.found(2, "a")
+    again.set_members(2, "a")
     again.write()
     assert again.disk.end(LOG) == 2
     if resubmit(again, sequenced(2), "retry") != [Submitted("retry", 2)]:
@@ -202,27 +202,27 @@ def state_ahead_of_its_log(mutant: type | None) -> list[str]:
 
 def successor_ahead(mutant: type | None) -> list[str]:
     """The head's disk lost positions 3 and 4, which were acknowledged. Its successor has them."""
-    desk = founded(replica_type=mutant)
+    harness = founded(replica_type=mutant)
     for _ in range(2):
-        desk.submit()
-    desk.write()
-    desk.hear("b", Sync(1, B, {LOG: 5}, {LOG: 5}))
+        harness.submit()
+    harness.write()
+    harness.receive("b", Sync(1, B, {LOG: 5}, {LOG: 5}))
     problems = []
-    if desk.tell(Propose) != [("service", Propose("chain", 1, (B,)))]:
+    if harness.take_sent(Propose) != [("service", Propose("chain", 1, (B,)))]:
         problems.append("a head that lost part of its log did not ask to be removed")
-    if desk.tell(SyncAck):
-        problems.append("the successor was told that it is in step")
-    desk.answers(Submitted)
-    token = desk.submit()
-    desk.write()
-    if desk.tell(Forward):
-        desk.hear("b", Ack(1, LOG, 5))  # it has those positions already
-    if Submitted(token, 3) in desk.answers(Submitted):
+    if harness.take_sent(SyncAck):
+        problems.append("the successor was acknowledged as synchronised")
+    harness.take_emitted(Submitted)
+    token = harness.submit()
+    harness.write()
+    if harness.take_sent(Forward):
+        harness.receive("b", Ack(1, LOG, 5))  # it has those positions already
+    if Submitted(token, 3) in harness.take_emitted(Submitted):
         problems.append("a new event was acknowledged at a position that holds another")
     return problems
 
 
-STORIES: list[tuple[str, Story, type]] = [
+SCENARIOS: list[tuple[str, Scenario, type]] = [
     ("gate-is-given-up", gate_stays_shut, mutations.WaitsForLearnersForever),
     ("r8-learner-waits", learner_of_an_unclean_chain, mutations.TakesLearnersUnclean),
     ("r8-join", joins_before_recovery, mutations.TakesLearnersUnclean),
@@ -232,23 +232,23 @@ STORIES: list[tuple[str, Story, type]] = [
 ]
 
 
-@tell_each(STORIES)
-def test_rule_holds(story: Story, mutant: type) -> None:
-    assert story(None) == []
+@each_scenario(SCENARIOS)
+def test_rule_holds(scenario: Scenario, mutant: type) -> None:
+    assert scenario(None) == []
 
 
-@tell_each(STORIES)
-def test_story_fails_without_the_rule(story: Story, mutant: type) -> None:
-    assert story(mutant) != []
+@each_scenario(SCENARIOS)
+def test_scenario_fails_without_the_rule(scenario: Scenario, mutant: type) -> None:
+    assert scenario(mutant) != []
 
 
-def test_a_learner_that_is_ahead_is_not_taken_in() -> None:
-    desk = founded(1, "a", replicas=2, min_replicas=1)
-    desk.submit()
-    desk.write()
-    desk.hear("b", Sync(1, B, {LOG: 5}, {}))
-    desk.hear("b", PublishersKept(1, LOG))
-    beats(desk, SECOND, "b")
-    sent: list[Any] = [type(message) for _, message in desk.sent]
+def test_a_learner_with_a_longer_log_is_not_proposed() -> None:
+    harness = founded(1, "a", replicas=2, min_replicas=1)
+    harness.submit()
+    harness.write()
+    harness.receive("b", Sync(1, B, {LOG: 5}, {}))
+    harness.receive("b", PublishersKept(1, LOG))
+    beats(harness, SECOND, "b")
+    sent: list[Any] = [type(message) for _, message in harness.sent]
     assert SyncAck not in sent
     assert Propose not in sent

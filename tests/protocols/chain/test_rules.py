@@ -1,6 +1,6 @@
-"""R1-R6: each rule's story, told with the rule and without it (`tests/mutations.py`).
+"""R1-R6: a scenario for each rule, run with the rule and without it (`tests/mutations.py`).
 
-A story returns what an outside judge finds wrong. With the rule: nothing. Without: something.
+A scenario returns the violations that the judge finds: none with the rule, some without it.
 """
 
 from collections.abc import Callable
@@ -11,13 +11,13 @@ from surecast.core.types import MS, SECOND, Command, Received
 from surecast.protocols.streams.messages import Publish
 from surecast_lab.swarm.cluster import Cluster
 from tests import mutations
-from tests.helpers import cluster_of, heal_and_judge, publish, run, settle, tell_each, wait
+from tests.helpers import cluster_of, each_scenario, heal_and_judge, publish, run, settle, wait
 
-Story = Callable[[type | None], list[str]]
+Scenario = Callable[[type | None], list[str]]
 
 
 def forked_suffix(mutant: type | None) -> list[str]:
-    """A and B store x, C never hears of it; C goes on alone with y; A and B come back."""
+    """A and B store x, which never reaches C. C continues alone with y; then A and B return."""
     cluster = cluster_of(
         {"east": 3, "west": 1}, mutant=mutant, publishers=2, chain={"min_replicas": 1}
     )
@@ -31,7 +31,7 @@ def forked_suffix(mutant: type | None) -> list[str]:
         world.crash(node, lose_unsynced=False)
     del cluster.publishers[cluster.publishers.index("east/pub0")]  # x is never retried
     wait(cluster, lambda: [m.name for m in cluster.members("east")] == ["east/2"])
-    publish(cluster, 1, "east/pub1")  # y takes the position x had
+    publish(cluster, 1, "east/pub1")  # y gets the position that x had
     wait(cluster, lambda: not cluster.unacknowledged(["east/pub1"]))
     world.restart("east/0")
     world.restart("east/1")
@@ -49,7 +49,7 @@ def _judge_without_healing(cluster: Cluster, readers: list[str]) -> list[str]:
 
 
 def duplicate_ack(mutant: type | None) -> list[str]:
-    """A batch is stored at the head only; its retry must not be acknowledged; the head dies."""
+    """Only the head stores a batch; its retry must not be acknowledged. Then the head is lost."""
     cluster = cluster_of({"east": 2, "west": 1}, mutant=mutant, chain={"min_replicas": 1})
     publish(cluster, 3)
     settle(cluster)
@@ -66,7 +66,7 @@ def duplicate_ack(mutant: type | None) -> list[str]:
     acked = not cluster.unacknowledged()
     world.crash("east/0")
     world.wipe("east/0")
-    if acked:  # the publisher believes it; nobody else has it
+    if acked:  # acknowledged to the publisher, but no replica has it
         world.crash("east/pub0")
         cluster.publishers.clear()
     wait(cluster, lambda: len(cluster.members("east")) == 1, 20 * SECOND)
@@ -74,7 +74,7 @@ def duplicate_ack(mutant: type | None) -> list[str]:
 
 
 def overtaken_batch(mutant: type | None) -> list[str]:
-    """5 is lost on its way, 6 arrives first, then 5 is retried."""
+    """Batch 5 is lost in transit, 6 arrives first, then 5 is retried."""
     cluster = cluster_of({"east": 1, "west": 1}, mutant=mutant)
     publish(cluster, 4)
     settle(cluster)
@@ -91,7 +91,7 @@ def overtaken_batch(mutant: type | None) -> list[str]:
 
 
 def retry_after_collection(mutant: type | None) -> list[str]:
-    """Acknowledged, the ack lost, the event collected and compacted, then retried."""
+    """The ack of an event is lost; the event is collected, compacted and retried."""
     cluster = cluster_of(
         {"east": 1, "west": 1},
         {"s": ("east", KeepLast(3))},
@@ -104,18 +104,18 @@ def retry_after_collection(mutant: type | None) -> list[str]:
     world = cluster.world
     world.cut("east/0", "east/pub0", two_way=False)  # acks do not come back
     publish(cluster, 1)
-    run(cluster, 5 * SECOND)  # the session dies, and the acknowledgement with it
+    run(cluster, 5 * SECOND)  # the session ends, and the acknowledgement is lost with it
     publish(cluster, 30, "east/pub1")  # collects the event of pub0
     run(cluster, 1 * SECOND)
     assert cluster.counters["east/0"]["chain.compacted"]
-    world.crash("east/0")  # what it knows now comes from its disk
+    world.crash("east/0")  # after this it has only what is on its disk
     world.restart("east/0")
     run(cluster, 500 * MS)
     return heal_and_judge(cluster)
 
 
 def uncommitted_collector(mutant: type | None) -> list[str]:
-    """A newer value collects an older one, but never commits: readers must not hear of it."""
+    """A newer value collects an older one but never commits: no reader may receive it."""
     cluster = cluster_of(
         {"east": 3, "west": 1},
         {"s": ("east", LatestPerKey())},
@@ -135,7 +135,7 @@ def uncommitted_collector(mutant: type | None) -> list[str]:
         world.crash(node)
     cluster.publishers.remove("east/pub0")
     wait(cluster, lambda: [m.name for m in cluster.members("east")] == ["east/2"])
-    cluster.offer(world.now_ns, "east/pub1", "s", [b"other"], [b"z"])  # stands where `new` stood
+    cluster.offer(world.now_ns, "east/pub1", "s", [b"other"], [b"z"])  # gets the position of `new`
     wait(cluster, lambda: not cluster.unacknowledged(["east/pub1"]))
     world.restart("east/0")
     world.restart("east/1")
@@ -156,14 +156,14 @@ def forwarded_before_stored(mutant: type | None) -> list[str]:
         wait(cluster, lambda acked=acked: len(acked) > 3)  # type: ignore[misc]
         for node in ("east/0", "east/1"):
             cluster.world.crash(node)
-        cluster.world.crash("east/pub0")  # what it believes acknowledged must be there
+        cluster.world.crash("east/pub0")  # what was acknowledged to it must not be lost
         cluster.publishers.clear()
         run(cluster, 100 * MS)
         problems += heal_and_judge(cluster)
     return problems
 
 
-STORIES: list[tuple[str, Story, type]] = [
+SCENARIOS: list[tuple[str, Scenario, type]] = [
     ("r1", forked_suffix, mutations.KeepsForks),
     ("r2", duplicate_ack, mutations.AcksDuplicatesEarly),
     ("r3", overtaken_batch, mutations.TakesAnyNumber),
@@ -173,22 +173,22 @@ STORIES: list[tuple[str, Story, type]] = [
 ]
 
 
-@tell_each(STORIES)
-def test_rule_holds(story: Story, mutant: type) -> None:
-    assert story(None) == []
+@each_scenario(SCENARIOS)
+def test_rule_holds(scenario: Scenario, mutant: type) -> None:
+    assert scenario(None) == []
 
 
-@tell_each(STORIES)
-def test_story_fails_without_the_rule(story: Story, mutant: type) -> None:
-    assert story(mutant) != []
+@each_scenario(SCENARIOS)
+def test_scenario_fails_without_the_rule(scenario: Scenario, mutant: type) -> None:
+    assert scenario(mutant) != []
 
 
-def test_r6_an_acknowledgement_means_two_disks_also_when_the_chain_shrinks_meanwhile() -> None:
+def test_r6_an_acknowledgement_means_two_disks_also_if_the_chain_shrinks() -> None:
     cluster = cluster_of({"east": 2, "west": 1})
     publish(cluster, 3)
     settle(cluster)
     cluster.world.crash("east/1")
-    publish(cluster, 1)  # taken while the chain still counts two
+    publish(cluster, 1)  # accepted while the chain still has two members
     run(cluster, 10 * SECOND)
     assert [m.name for m in cluster.members("east")] == ["east/0"]
     assert cluster.unacknowledged() == 1
@@ -196,9 +196,9 @@ def test_r6_an_acknowledgement_means_two_disks_also_when_the_chain_shrinks_meanw
     assert cluster.unacknowledged() == 0
 
 
-def test_r1_nobody_overrules_a_dropped_replica_and_an_operator_can_go_on() -> None:
-    """The only member loses its disk while the other replica, with all that was acknowledged, is
-    away: nobody goes on by himself, and the operator's choice keeps everything."""
+def test_r1_a_wiped_member_does_not_continue_without_the_operator() -> None:
+    """The only member loses its disk while the other replica, which has all acknowledged events, is
+    down. Neither continues by itself; when the operator chooses a replica, nothing is lost."""
     cluster = cluster_of({"east": 2, "west": 1}, publishers=2, chain={"min_replicas": 1})
     publish(cluster, 10)
     settle(cluster)
@@ -216,7 +216,7 @@ def test_r1_nobody_overrules_a_dropped_replica_and_an_operator_can_go_on() -> No
     world.mend("east", "west")
     publish(cluster, 5, "east/pub1")
     run(cluster, 20 * SECOND)
-    assert cluster.unacknowledged() == 5  # nobody may act
+    assert cluster.unacknowledged() == 5  # no replica may act as head
     world.at(world.now_ns, "east/1", Command("chain", Refound()))
     assert heal_and_judge(cluster) == []
     assert len(cluster.records["s"].acked) == 25

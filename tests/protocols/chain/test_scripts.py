@@ -26,8 +26,8 @@ def test_golden_script(name: str) -> None:
     play_script(name, ChainPlayer().play)
 
 
-def test_a_script_shows_what_happens_and_not_what_is_written() -> None:
-    """A file with other output is not what is played: the comparison can fail."""
+def test_a_script_shows_the_output_of_the_machines_and_not_its_own_text() -> None:
+    """The output comes from the machines and not from the file, so the comparison can fail."""
     text = (SCRIPTS / "chain-founding.txt").read_text()
     assert "[WAITING → HEAD]" in text
     other = text.replace("[WAITING → HEAD]", "[WAITING → SOLE]")

@@ -1,7 +1,7 @@
-"""Which peer may send a replica what: messages from any other peer change nothing.
+"""Each message is accepted only from the peer that may send it; from others it changes nothing.
 
-Each story is told with the replica as it is and with a mutant that does not look at the sender
-(`tests/mutations.py`); it returns what the message of the wrong peer has changed.
+Each scenario runs with the unchanged replica and with a mutant that does not check the sender
+(`tests/mutations.py`). It returns what the message from the wrong peer has changed.
 """
 
 from collections.abc import Callable
@@ -25,10 +25,10 @@ from surecast.protocols.chain.messages import (
 from surecast.protocols.chain.service import ConfigService
 from surecast.storage.memory import MemoryDisk
 from tests import mutations
-from tests.helpers import tell_each
-from tests.protocols.chain.test_chain import LOG, Desk, beats, founded, sequenced
+from tests.helpers import each_scenario
+from tests.protocols.chain.test_chain import LOG, Harness, beats, founded, sequenced
 
-Story = Callable[[type | None], list[str]]
+Scenario = Callable[[type | None], list[str]]
 OTHER = bytes(8) + b"bob's id"
 
 
@@ -41,15 +41,15 @@ def forged_state() -> bytes:
 
 def forward_from_a_stranger(mutant: type | None) -> list[str]:
     """A peer that is not the predecessor forwards an event to the tail before the head does."""
-    desk = founded(1, "b", "a", replica_type=mutant)
-    desk.hear("c", Forward(1, LOG, (sequenced(1, publisher=OTHER),), 2))
-    desk.write()
+    harness = founded(1, "b", "a", replica_type=mutant)
+    harness.receive("c", Forward(1, LOG, (sequenced(1, publisher=OTHER),), 2))
+    harness.write()
     problems = []
-    if desk.tell(Ack):
+    if harness.take_sent(Ack):
         problems.append("the tail acknowledged what the head never sequenced")
-    desk.hear("b", Forward(1, LOG, (sequenced(1),), 1))
-    desk.write()
-    (batch,) = desk.disk.read(LOG, 1, 2, 1)
+    harness.receive("b", Forward(1, LOG, (sequenced(1),), 1))
+    harness.write()
+    (batch,) = harness.disk.read(LOG, 1, 2, 1)
     if batch.publisher == OTHER:
         problems.append("position 1 holds the event of a peer that is not the predecessor")
     return problems
@@ -57,52 +57,54 @@ def forward_from_a_stranger(mutant: type | None) -> list[str]:
 
 def publishers_from_a_stranger(mutant: type | None) -> list[str]:
     """A peer that is not the predecessor claims that a publisher's first batch was taken."""
-    desk = founded(1, "b", "a", min_replicas=1, replica_type=mutant)
-    desk.hear("c", Publishers(1, LOG, 1, forged_state()))
-    desk.write()
-    desk.found(2, "a")
-    desk.write()
-    token = desk.submit()
-    desk.write()
-    if desk.answers(Submitted) != [Submitted(token, 1)]:
-        return ["a new batch was taken for a duplicate, on the word of a stranger"]
+    harness = founded(1, "b", "a", min_replicas=1, replica_type=mutant)
+    harness.receive("c", Publishers(1, LOG, 1, forged_state()))
+    harness.write()
+    harness.set_members(2, "a")
+    harness.write()
+    token = harness.submit()
+    harness.write()
+    if harness.take_emitted(Submitted) != [Submitted(token, 1)]:
+        return ["a new batch was treated as a duplicate because of a message from a stranger"]
     return []
 
 
 def configuration_of_another_chain(mutant: type | None) -> list[str]:
     """The service also keeps other chains; one of them is at a later epoch, without us."""
-    desk = founded(1, "a", replicas=2, min_replicas=1, replica_type=mutant)
-    desk.answers(RoleChanged)
-    desk.hear("service", Configuration("other", 9, (Member("z", b"z"),)))
-    desk.write()
+    harness = founded(1, "a", replicas=2, min_replicas=1, replica_type=mutant)
+    harness.take_emitted(RoleChanged)
+    harness.receive("service", Configuration("other", 9, (Member("z", b"z"),)))
+    harness.write()
     problems = []
-    if desk.answers(RoleChanged):
+    if harness.take_emitted(RoleChanged):
         problems.append("the role changed by the configuration of another chain")
-    desk.submit()
-    desk.write()
-    if desk.answers(Refused):
+    harness.submit()
+    harness.write()
+    if harness.take_emitted(Refused):
         problems.append("the head refused a publish")
-    desk.found(2, "a")
-    if [role.epoch for role in desk.answers(RoleChanged)] != [2]:
+    harness.set_members(2, "a")
+    if [role.epoch for role in harness.take_emitted(RoleChanged)] != [2]:
         problems.append("the next configuration of the own chain was not adopted")
     return problems
 
 
-STORIES: list[tuple[str, Story, type]] = [
+SCENARIOS: list[tuple[str, Scenario, type]] = [
     ("forward", forward_from_a_stranger, mutations.TakesAnybodysForward),
     ("publishers", publishers_from_a_stranger, mutations.TakesAnybodysPublishers),
     ("chain", configuration_of_another_chain, mutations.TakesAnyChainsConfiguration),
 ]
 
 
-@tell_each(STORIES)
-def test_only_the_right_peer_is_believed(story: Story, mutant: type) -> None:
-    assert story(None) == []
+@each_scenario(SCENARIOS)
+def test_a_message_is_accepted_only_from_the_right_peer(scenario: Scenario, mutant: type) -> None:
+    assert scenario(None) == []
 
 
-@tell_each(STORIES)
-def test_story_fails_when_anybody_is_believed(story: Story, mutant: type) -> None:
-    assert story(mutant) != []
+@each_scenario(SCENARIOS)
+def test_a_message_of_any_peer_is_accepted_without_the_check(
+    scenario: Scenario, mutant: type
+) -> None:
+    assert scenario(mutant) != []
 
 
 @pytest.mark.parametrize(
@@ -114,57 +116,59 @@ def test_story_fails_when_anybody_is_believed(story: Story, mutant: type) -> Non
         pytest.param(("b", "c"), "c", id="learner"),  # the tail serves it
     ],
 )
-def test_data_comes_from_the_predecessor_alone(members: tuple[str, ...], predecessor: str) -> None:
-    desk = founded(1, *members)
+def test_data_is_accepted_only_from_the_predecessor(
+    members: tuple[str, ...], predecessor: str
+) -> None:
+    harness = founded(1, *members)
     for peer in ("b", "c", "client"):
-        desk.hear(peer, Forward(1, LOG, (sequenced(1),), 1))
-        desk.hear(peer, Publishers(1, LOG, 1, forged_state()))
-        written = [e for e in desk.asked if isinstance(e, Append | SaveState)]
+        harness.receive(peer, Forward(1, LOG, (sequenced(1),), 1))
+        harness.receive(peer, Publishers(1, LOG, 1, forged_state()))
+        written = [e for e in harness.disk_queue if isinstance(e, Append | SaveState)]
         assert bool(written) is (peer == predecessor)
-        desk.write()
-    assert desk.disk.end(LOG) == (2 if predecessor else 1)
+        harness.write()
+    assert harness.disk.end(LOG) == (2 if predecessor else 1)
 
 
 def test_only_successor_and_learner_acknowledge() -> None:
-    desk = founded(1, "a", "b", "c")
-    token = desk.submit()
-    desk.write()
+    harness = founded(1, "a", "b", "c")
+    token = harness.submit()
+    harness.write()
     for peer in ("c", "client"):
-        desk.hear(peer, Ack(1, LOG, 2))
-    desk.wait(SECOND)
-    assert desk.answers(Submitted) == []
-    desk.hear("b", Ack(1, LOG, 2))
-    assert desk.answers(Submitted) == [Submitted(token, 1)]
+        harness.receive(peer, Ack(1, LOG, 2))
+    harness.wait(SECOND)
+    assert harness.take_emitted(Submitted) == []
+    harness.receive("b", Ack(1, LOG, 2))
+    assert harness.take_emitted(Submitted) == [Submitted(token, 1)]
 
 
 def test_a_sync_in_the_name_of_the_successor_from_another_peer_is_not_followed() -> None:
-    desk: Desk = founded(1, "a", "b")
-    desk.submit()
-    desk.write()
-    desk.hear("client", Sync(1, Member("b", b"b"), {LOG: 2}, {LOG: 2}))
-    assert desk.answers(Submitted) == []
-    assert desk.tell(Forward) == []
+    harness: Harness = founded(1, "a", "b")
+    harness.submit()
+    harness.write()
+    harness.receive("client", Sync(1, Member("b", b"b"), {LOG: 2}, {LOG: 2}))
+    assert harness.take_emitted(Submitted) == []
+    assert harness.take_sent(Forward) == []
 
 
-# ---------------------------------------------------------------- not yet so
+# ---------------------------------------------------------------- claims of clients
 
 
-def test_a_configuration_comes_from_the_service_alone() -> None:
-    desk = founded(1, "a", replicas=2, min_replicas=1)
-    desk.answers(RoleChanged)
-    desk.hear("client", Configuration("chain", 9, (Member("z", b"z"),)))
-    assert desk.answers(RoleChanged) == []
+def test_a_configuration_is_accepted_only_from_the_service() -> None:
+    harness = founded(1, "a", replicas=2, min_replicas=1)
+    harness.take_emitted(RoleChanged)
+    harness.receive("client", Configuration("chain", 9, (Member("z", b"z"),)))
+    assert harness.take_emitted(RoleChanged) == []
 
 
-def test_a_stranger_that_claims_a_later_lineage_discards_no_log() -> None:
-    """Committed events are truncated at once: the claim needs no more than a connection."""
-    desk = founded(1, "a", replicas=2, min_replicas=1)
+def test_a_stranger_cannot_discard_a_log_by_claiming_a_later_lineage() -> None:
+    """Otherwise any connected peer could make a replica truncate committed events."""
+    harness = founded(1, "a", replicas=2, min_replicas=1)
     for _ in range(3):
-        desk.submit()
-    desk.write()
-    desk.hear("client", Stale(9, (Member("z", b"z"),), 7))
-    desk.write()
-    assert desk.disk.end(LOG) == 4
+        harness.submit()
+    harness.write()
+    harness.receive("client", Stale(9, (Member("z", b"z"),), 7))
+    harness.write()
+    assert harness.disk.end(LOG) == 4
 
 
 @pytest.mark.parametrize("force", [False, True])
@@ -179,8 +183,8 @@ def test_only_replicas_of_a_chain_propose_its_members(force: bool) -> None:
 
 
 def test_a_learner_joins_under_its_own_name() -> None:
-    """The peer would be proposed as b, with a disk that b does not have."""
-    desk = founded(1, "a", replicas=2, min_replicas=1)
-    desk.hear("client", Sync(1, Member("b", b"forged"), {}, {}))
-    beats(desk, SECOND, "client")
-    assert desk.tell(Propose) == []
+    """Otherwise the peer would be proposed as b, with a disk that b does not have."""
+    harness = founded(1, "a", replicas=2, min_replicas=1)
+    harness.receive("client", Sync(1, Member("b", b"forged"), {}, {}))
+    beats(harness, SECOND, "client")
+    assert harness.take_sent(Propose) == []

@@ -1,4 +1,4 @@
-"""A nakcast server over a log in memory, and readers of it, joined by bad links in a `World`."""
+"""A nakcast server over a log in memory and its readers, connected by bad links in a `World`."""
 
 from collections.abc import Iterable
 from types import SimpleNamespace
@@ -36,19 +36,19 @@ READERS = ("r1", "r2")
 
 
 class Commit(Input):
-    """Have the log take these values, as one batch."""
+    """Append these values to the log as one committed batch."""
 
     values: list[bytes]
 
 
 class Say(Input):
-    """Have the service tell the layers above."""
+    """Make the stream service emit this event to the layers above."""
 
     event: Any
 
 
 class Log(HandlerMachine):
-    """In the place of the stream service: one stream, committed at once, in memory."""
+    """Replaces the stream service: one stream in memory; appends commit at once."""
 
     provides = ("streams",)
     inputs: ClassVar[dict[type, str]] = {
@@ -91,7 +91,7 @@ class Log(HandlerMachine):
     def _on_command(self, command: Any) -> None:
         self.commands.append(command)
 
-    # what the layer above calls
+    # called by the layer above
 
     @property
     def streams(self) -> dict[LogId, Any]:
@@ -115,7 +115,7 @@ class Log(HandlerMachine):
 
 
 def server(log: Log | None = None, **options: Any) -> Any:
-    """Log and server, composed."""
+    """A composition of log and server."""
     log = log or Log()
     config = NakcastConfig("east", **options)
     layer: Any = log
@@ -123,7 +123,7 @@ def server(log: Log | None = None, **options: Any) -> Any:
 
 
 class Stage:
-    """A server, two readers that begin at 1, and the record that applications would have kept."""
+    """A server, two readers, and a record of what the readers' applications received."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Nakcast as users meet it: over `local()` and `connect()`, real sockets, status, command line."""
+"""Nakcast through the public API: `local()`, `connect()`, real sockets, status, command line."""
 
 import asyncio
 import json
@@ -20,11 +20,11 @@ from surecast.server.region import RegionServer
 from tests.client.stage import Regions, play, until
 from tests.server.opened import Open
 
-SMALL = ClientOptions(buffer_bytes_max=2_000)  # a reader that is not read from stops soon
+SMALL = ClientOptions(buffer_bytes_max=2_000)  # fills quickly if the application does not read
 
 
 async def take(subscription: Any, end: int) -> list[Event]:
-    """Everything up to position `end` of the one stream that is read."""
+    """Read up to position `end`, exclusive; the subscription must have one stream."""
     found = []
     async for event in subscription:
         found.append(event)
@@ -34,7 +34,7 @@ async def take(subscription: Any, end: int) -> list[Event]:
 
 
 def check_whole(events: list[Event], start: int, end: int) -> None:
-    """Events and losses cover [start, end), each position once, in order."""
+    """Assert that events, voids and losses cover [start, end), each position once, in order."""
     at = start
     for event in events:
         assert event.range.start == at, event
@@ -43,7 +43,7 @@ def check_whole(events: list[Event], start: int, end: int) -> None:
 
 
 class Bounded(Open):
-    """A region that sends again only the newest 50 positions of a stream."""
+    """A region that retransmits only the newest 50 positions of a stream."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Bounded(Open):
 
 
 def test_a_pattern_gives_streams_of_both_deliveries_over_local() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with surecast.local() as client:
             one = await client.stream("x.one", delivery="nakcast")
             two = await client.stream("x.two")
@@ -91,11 +91,11 @@ def test_a_pattern_gives_streams_of_both_deliveries_over_local() -> None:
             await three.publish(b"late")
             assert (await anext(subscription)).value == b"late"
 
-    play(story)
+    play(scenario)
 
 
 def test_readers_go_on_when_their_server_is_killed() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with Regions(east=3) as regions, regions.client("east") as client:
             stream = await client.stream("s", delivery="nakcast")
             subscription = stream.subscribe(start="earliest")
@@ -108,7 +108,7 @@ def test_readers_go_on_when_their_server_is_killed() -> None:
             check_whole(found, 1, 301)
             assert [event.value for event in found] == [b"%d" % n for n in range(300)]
 
-    play(story)
+    play(scenario)
 
 
 def served(regions: Regions, name: str) -> int:
@@ -116,8 +116,8 @@ def served(regions: Regions, name: str) -> int:
     return followers
 
 
-def test_events_that_no_datagram_can_carry_arrive() -> None:
-    async def story() -> None:
+def test_events_too_large_for_a_datagram_arrive() -> None:
+    async def scenario() -> None:
         async with surecast.local() as client:
             stream = await client.stream("s", delivery="nakcast")
             subscription = stream.subscribe(start="earliest")
@@ -127,11 +127,11 @@ def test_events_that_no_datagram_can_carry_arrive() -> None:
             found = await take(subscription, 5)
             assert [event.value for event in found] == values
 
-    play(story)
+    play(scenario)
 
 
 def test_retention_makes_voids_and_not_losses() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with surecast.local() as client:
             kept = surecast.keep_last(10)
             stream = await client.stream("s", delivery="nakcast", retain=kept)
@@ -142,14 +142,14 @@ def test_retention_makes_voids_and_not_losses() -> None:
             assert "lost" not in {event.kind for event in found}
             assert [e.value for e in found if e.kind == "event"][-1] == b"499"
 
-    play(story)
+    play(scenario)
 
 
 # ---------------------------------------------------------------- losses
 
 
 async def fall_behind(client: Client, subscription: Any, stream: Any) -> int:
-    """Publish until a reader that is not read from is far behind; where the stream ends."""
+    """Publish more than the subscription's buffer can hold; returns the end of the stream."""
     await subscription.ready()
     end = 1
     for number in range(20):
@@ -159,8 +159,8 @@ async def fall_behind(client: Client, subscription: Any, stream: Any) -> int:
     return end
 
 
-def test_a_reader_that_stopped_beyond_the_bound_is_told_exactly_what_it_lost() -> None:
-    async def story() -> None:
+def test_a_reader_that_stopped_for_too_long_gets_its_exact_losses() -> None:
+    async def scenario() -> None:
         async with Bounded() as region, Client(region.url, options=SMALL) as client:
             stream = await client.stream("s", delivery="nakcast")
             subscription = stream.subscribe(start="earliest")
@@ -174,11 +174,11 @@ def test_a_reader_that_stopped_beyond_the_bound_is_told_exactly_what_it_lost() -
             await stream.publish(b"and it goes on")
             assert (await anext(subscription)).value == b"and it goes on"
 
-    play(story)
+    play(scenario)
 
 
-def test_a_named_subscription_resumes_behind_what_was_lost() -> None:
-    async def story() -> None:
+def test_a_named_subscription_resumes_after_a_loss() -> None:
+    async def scenario() -> None:
         async with Bounded() as region, Client(region.url, options=SMALL) as client:
             stream = await client.stream("s", delivery="nakcast")
             await stream.publish_many([b"v"] * 500)
@@ -191,11 +191,11 @@ def test_a_named_subscription_resumes_behind_what_was_lost() -> None:
             event = await anext(again)
             assert (event.kind, event.seq) == ("event", 451)
 
-    play(story)
+    play(scenario)
 
 
-def test_batches_raise_and_go_on_behind_the_loss() -> None:
-    async def story() -> None:
+def test_batches_raise_a_loss_and_continue_after_it() -> None:
+    async def scenario() -> None:
         async with Bounded() as region, Client(region.url) as client:
             stream = await client.stream("s", delivery="nakcast")
             await stream.publish_many([b"v"] * 500)
@@ -206,28 +206,28 @@ def test_batches_raise_and_go_on_behind_the_loss() -> None:
             batch = await anext(aiter(subscription.batches()))
             assert batch.column("seq")[0].as_py() == 451
 
-    play(story)
+    play(scenario)
 
 
 def test_the_command_line_shows_losses_and_goes_on(capfd: pytest.CaptureFixture[str]) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with Bounded() as region:
             source = Values([(None, b"v")] * 60)
             assert await _publish(region.url, "", "s", None, "nakcast", source, False) == 0
             await _subscribe("s", 1, False, None, 3, False, region.url, "", True)
 
-    play(story)
+    play(scenario)
     lines = [json.loads(line) for line in capfd.readouterr().out.splitlines()[1:]]
     assert (lines[0]["kind"], lines[0]["seq"]) == ("lost", 10)
     assert lines[0]["range"] == [1, 11]
     assert [line["seq"] for line in lines] == [10, 11, 12]
 
 
-# ---------------------------------------------------------------- what it does not do
+# ---------------------------------------------------------------- unsupported operations
 
 
 def test_unsupported_verbs_are_refused_by_name() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with surecast.local() as client:
             stream = await client.stream("s", delivery="nakcast")
             with pytest.raises(NotSupported, match=r"collect\(\).*delivery='nakcast'"):
@@ -239,13 +239,13 @@ def test_unsupported_verbs_are_refused_by_name() -> None:
             with pytest.raises(surecast.UsageError, match="takes no options"):
                 await client.stream("t", delivery="nakcast", options={"fast": "yes"})
 
-    play(story)
+    play(scenario)
 
 
-def test_a_name_that_another_region_owns_is_refused_and_streams_stay_at_home() -> None:
+def test_names_of_other_regions_are_refused_and_streams_are_not_replicated() -> None:
     owners = {"": "east", "w": "west"}
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with (
             Regions(owners, east=1, west=1) as regions,
             regions.client("east") as east,
@@ -255,7 +255,7 @@ def test_a_name_that_another_region_owns_is_refused_and_streams_stay_at_home() -
                 await east.stream("w.a", delivery="nakcast")
             at_home = await west.stream("w.a", delivery="nakcast")
             await at_home.publish(b"v")
-            for delivery in ("", "broadcast", "nakcast", ""):  # it is not waited for
+            for delivery in ("", "broadcast", "nakcast", ""):  # refused without waiting
                 with pytest.raises(NotSupported, match="connect to that region"):
                     await east.stream("w.a", delivery=delivery)
             everywhere = await west.stream("w.b")
@@ -264,14 +264,14 @@ def test_a_name_that_another_region_owns_is_refused_and_streams_stay_at_home() -
             await until(lambda: everywhere.stream_id in layer.streams)
             assert at_home.stream_id not in layer.streams
 
-    play(story)
+    play(scenario)
 
 
 # ---------------------------------------------------------------- operators
 
 
 def test_status_metrics_and_alarms_show_it() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with Bounded() as region, Client(region.url) as client:
             stream = await client.stream("s", delivery="nakcast")
             await client.stream("t")
@@ -279,8 +279,8 @@ def test_status_metrics_and_alarms_show_it() -> None:
             subscription = stream.subscribe(start="earliest")
             await take(subscription, 501)
             _, status = await region.get("/v1/status")
-            said = status["roles"]["nakcast"]
-            assert (said["streams"], said["followers"], said["positions_lost"]) == (1, 1, 450)
+            role = status["roles"]["nakcast"]
+            assert (role["streams"], role["followers"], role["positions_lost"]) == (1, 1, 450)
             first = next(one for one in status["streams"] if one["name"] == "s")
             assert (first["delivery"], first["subscribers"]) == ("nakcast", 1)
             assert "readers-losing" not in {alarm["code"] for alarm in status["alarms"]}
@@ -296,4 +296,4 @@ def test_status_metrics_and_alarms_show_it() -> None:
             assert 'surecast_messages_total{message="Join",protocol="nakcast"} 2.0' in metrics
             assert region.server.config.roles["nakcast"].beacon_ns == 20 * MS
 
-    play(story)
+    play(scenario)

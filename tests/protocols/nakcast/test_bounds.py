@@ -1,4 +1,4 @@
-"""Bounds of nakcast that `test_steps.py` does not reach: at each, and one step beyond it."""
+"""Bounds of nakcast that `test_steps.py` does not cover: at each bound, and one step beyond it."""
 
 from typing import Any
 

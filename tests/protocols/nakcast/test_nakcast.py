@@ -1,4 +1,4 @@
-"""Nakcast: whole runs under loss, a test for each guarantee, and proof that checks can fail."""
+"""Nakcast: complete runs under loss, a test for each guarantee, and tests that checks can fail."""
 
 import pytest
 
@@ -24,7 +24,7 @@ SEEDS = range(12)
 
 
 def run(seed: int, reader_type: type[Reader] = Reader, **options: int) -> Record:
-    """A hundred batches over a bad link. The second reader comes when most of it has passed."""
+    """Send a hundred batches over a bad link. The second reader joins after most of them."""
     stage = Stage(seed, reader_type=reader_type, **options)
     stage.publish(100)
     stage.follow("r1", 0)
@@ -51,7 +51,7 @@ def test_g3_a_loss_is_a_loss(seed: int) -> None:
     record = run(seed, repair_max=40)
     assert g3_a_loss_is_a_loss(record) == []
     late = record.readings[1].given
-    assert late[0].kind == "lost"  # it came too late for the first positions
+    assert late[0].kind == "lost"  # it joined too late for the first positions
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -102,21 +102,21 @@ def test_a_reader_finds_a_server_that_comes_later() -> None:
 
 
 class Eager(Reader):
-    """Takes out what keeps G1: delivers whatever comes, as it comes."""
+    """Without G1: delivers batches in the order of arrival."""
 
     def _take(self, one: Followed, batch: Batch) -> None:
         self.out.append(Deliver(batch.stream_id, (batch,)))
 
 
 class Silent(Reader):
-    """Takes out what keeps G2: never asks."""
+    """Without G2: never sends a NAK."""
 
     def _on_beacon(self, peer: Peer, message: Beacon) -> None:
         pass
 
 
 class Hasty(Reader):
-    """Takes out what keeps G3: what was not sent is called lost at once."""
+    """Without G3: reports missing positions as lost at once."""
 
     def _on_beacon(self, peer: Peer, message: Beacon) -> None:
         one = self._followed(peer, message.stream)
@@ -125,14 +125,14 @@ class Hasty(Reader):
 
 
 class Blind(Reader):
-    """Takes out that voids are told from losses."""
+    """Reports void positions as lost."""
 
     def _on_gone(self, peer: Peer, message: Gone) -> None:
         super()._on_gone(peer, Gone(message.stream, message.lo, message.hi, ()))
 
 
 class Forgetful(Reader):
-    """Takes out that what is held is not lost."""
+    """Reports positions as lost although it holds them."""
 
     def _lose(self, stream: LogId, one: Followed, end: int) -> None:
         if one.next < end:
@@ -140,7 +140,7 @@ class Forgetful(Reader):
             one.next = end
 
 
-def test_g1_check_sees_disorder_and_duplicates() -> None:
+def test_g1_check_finds_disorder_and_duplicates() -> None:
     assert g1_in_order_once(run(1, Eager))
     good = [Given("event", 1, 2), Given("void", 2, 5), Given("lost", 5, 7), Given("event", 7, 8)]
     assert g1_in_order_once(Record("s", 9, readings=[Reading("r", 1, good)])) == []
@@ -148,13 +148,13 @@ def test_g1_check_sees_disorder_and_duplicates() -> None:
         assert g1_in_order_once(Record("s", 9, readings=[Reading("r", 1, wrong)])), wrong
 
 
-def test_g2_check_sees_what_is_missing() -> None:
+def test_g2_check_finds_missing_events() -> None:
     record = run(1, Silent)
     assert g1_in_order_once(record) == []
     assert len(g2_nothing_missing(record)) == len(READERS)
 
 
-def test_g3_check_sees_false_losses() -> None:
+def test_g3_check_finds_false_losses() -> None:
     assert g3_a_loss_is_a_loss(run(1, Hasty))
     lost = [Reading("r", 1, [Given("lost", 1, 10), Given("event", 10, 101, b"v")])]
     assert g3_a_loss_is_a_loss(Record("s", 50, readings=lost)) == []
@@ -162,7 +162,7 @@ def test_g3_check_sees_false_losses() -> None:
     assert g3_a_loss_is_a_loss(Record("s", 50, keep_last=20, readings=lost))
 
 
-def test_g4_check_sees_other_events() -> None:
+def test_g4_check_finds_other_events() -> None:
     acked = {b"a": 1, b"b": 2}
 
     def found(*given: Given) -> list[str]:
@@ -175,7 +175,7 @@ def test_g4_check_sees_other_events() -> None:
     assert found(Given("event", 3, 4, b"c"))
 
 
-def test_a_reader_that_calls_voids_lost_is_caught() -> None:
+def test_a_reader_that_reports_voids_as_lost_is_caught() -> None:
     stage = Stage(3, reader_type=Blind, repair_max=40)
     stage.publish(100)
     stage.log.void = [(1, 150)]
@@ -185,8 +185,8 @@ def test_a_reader_that_calls_voids_lost_is_caught() -> None:
     assert g3_a_loss_is_a_loss(record)
 
 
-def test_what_is_held_is_not_lost() -> None:
-    """A reader holds [3, 5) when it is told that all below 9 is gone."""
+def test_positions_that_a_reader_holds_are_not_reported_lost() -> None:
+    """A reader holds [3, 5) when the server reports that all below 9 is gone."""
 
     def lost_by(reader_type: type[Reader]) -> list[tuple[int, int]]:
         reader = reader_type(ReaderConfig(("p",)))

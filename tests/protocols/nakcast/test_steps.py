@@ -1,4 +1,4 @@
-"""Nakcast, step by step: what the server and the reader do with one input."""
+"""Nakcast, step by step: the effects of single inputs at the server and the reader."""
 
 from typing import Any
 
@@ -78,7 +78,7 @@ def datagrams(effects: list[Any]) -> list[tuple[str, Any]]:
 
 
 def answers(sent: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """What a NAK was answered, without the beacon that ends it."""
+    """The answer to a NAK, without the beacon that ends it."""
     *found, (_, last) = sent
     assert type(last) is Beacon
     return found
@@ -95,7 +95,7 @@ def placed(lo: int, count: int = 1, size: int = 1) -> Batch:
 # ---------------------------------------------------------------- the server
 
 
-def test_what_is_committed_is_sent_once_to_everybody_who_joined() -> None:
+def test_committed_events_are_sent_once_to_each_reader() -> None:
     served = Served(3)
     for peer in ("a", "b"):
         assert served.gets(peer, Join(STREAM)) == [(peer, Beacon(STREAM, 7))]
@@ -114,7 +114,7 @@ def test_streams_of_another_delivery_are_not_served() -> None:
     assert served.layer.counters["nakcast.unknown-stream"] == 2
 
 
-def test_a_nak_is_answered_from_the_log_to_a_follower_alone() -> None:
+def test_naks_are_answered_from_the_log_and_only_to_followers() -> None:
     served = Served(10, answers_max=4)
     assert served.gets("a", Nak(STREAM, ((1, 5),))) == []
     served.gets("a", Join(STREAM))
@@ -140,7 +140,7 @@ def test_bytes_in_answer_to_one_nak_are_bounded() -> None:
     assert served.log.reads == 1
 
 
-def test_positions_beyond_the_bound_are_gone_and_their_log_is_not_read() -> None:
+def test_positions_older_than_repair_max_are_gone_and_not_read() -> None:
     served = Served(10, repair_max=6, answers_max=2)
     served.gets("a", Join(STREAM))
     gone = answers(served.gets("a", Nak(STREAM, ((1, 5), (6, 9), (7, 10)))))
@@ -151,12 +151,12 @@ def test_positions_beyond_the_bound_are_gone_and_their_log_is_not_read() -> None
     assert spans(sent) == [(15, 17)]
     served.log.void = [(2, 4), (5, 6), (8, 9)]
     ((_, gone),) = answers(served.gets("a", Nak(STREAM, ((1, 15),))))
-    assert (gone.lo, gone.hi) == (1, 8)  # what is behind the last void that fits is asked for again
+    assert (gone.lo, gone.hi) == (1, 8)  # the reader requests the rest again
     assert [(void.lo, void.hi) for void in gone.voids] == [(2, 4), (5, 6)]
     assert served.layer.counters["nakcast.positions-lost"] == 4 + 12 + 4
 
 
-def test_a_batch_that_is_too_large_is_cut_and_a_large_event_goes_by_the_session() -> None:
+def test_large_batches_are_split_and_a_large_event_is_sent_over_the_session() -> None:
     served = Served(0, datagram_bytes_max=512)
     served.gets("a", Join(STREAM))
     sent = datagrams(served.commit(*[b"x" * 100] * 8))
@@ -208,7 +208,9 @@ def test_followers_are_bounded() -> None:
         served.gets(peer, Join(STREAM))
     assert list(served.layer.groups[STREAM].followers) == ["a", "b"]
     assert served.layer.counters["nakcast.join-refused"] == 1
-    assert served.gets("a", Join(STREAM)) == [("a", Beacon(STREAM, 3))]  # again is no more
+    assert served.gets("a", Join(STREAM)) == [
+        ("a", Beacon(STREAM, 3))
+    ]  # a repeated join is accepted
 
 
 def test_reads_in_one_pass_are_bounded() -> None:
@@ -225,7 +227,7 @@ def test_reads_in_one_pass_are_bounded() -> None:
     assert served.step(EndOfPass(("nakcast", "send"))) == []
 
 
-def test_a_stream_is_made_where_its_name_belongs_and_nowhere_else() -> None:
+def test_a_stream_is_created_only_in_the_region_that_owns_its_name() -> None:
     served = Served(owners={"": "east", "west": "west"})
     for name, kind in (("a.b", Create), ("west.a", Refuse)):
         message = CreateStream(name, StreamSpec(delivery="nakcast"))
@@ -234,7 +236,7 @@ def test_a_stream_is_made_where_its_name_belongs_and_nowhere_else() -> None:
     assert served.log.commands[-1].why == "other-region"
 
 
-def test_no_positions_are_given_while_the_chain_rebuilds_its_logs() -> None:
+def test_streams_are_suspended_while_the_chain_rebuilds_its_logs() -> None:
     served = Served()
     served.step(Command("streams", Say(role(clean=False))))
     assert served.log.commands == [Suspend(STREAM, "recovering")]
@@ -244,7 +246,7 @@ def test_no_positions_are_given_while_the_chain_rebuilds_its_logs() -> None:
     assert len(served.log.commands) == 2
 
 
-def test_positions_that_are_taken_back_are_sent_again() -> None:
+def test_positions_that_were_truncated_are_sent_again() -> None:
     served = Served(5)
     served.gets("a", Join(STREAM))
     served.step(Command("streams", Say(TakenBack(STREAM, 3))))
@@ -254,7 +256,7 @@ def test_positions_that_are_taken_back_are_sent_again() -> None:
     assert (served.layer.streams, served.layer.groups, served.layer.followers) == ({}, {}, 0)
 
 
-def test_what_the_server_knows_is_told() -> None:
+def test_status_and_metrics_report_the_servers_state() -> None:
     served = Served(10, repair_max=6)
     layers, observer = served.machine.layers, NakcastObserver()
     assert list(observer.alarms(layers)) == []
@@ -269,11 +271,11 @@ def test_what_the_server_knows_is_told() -> None:
     ]  # fmt: skip
 
 
-def test_alarms_name_the_stream_and_end_by_themselves() -> None:
+def test_alarms_name_the_stream_and_end_after_alarm_ns() -> None:
     served = Served(10, repair_max=6, followers_max=1)
     layers, observer = served.machine.layers, NakcastObserver()
     served.gets("a", Join(STREAM))
-    served.gets("a", Nak(STREAM, ((1, 5),)))  # it has just begun, at the earliest
+    served.gets("a", Nak(STREAM, ((1, 5),)))  # it has just joined, at the earliest position
     assert list(observer.alarms(layers)) == []
     out = served.step(Received("a", Nak(STREAM, ((5, 9),))))
     assert SetTimer(("nakcast", "calm"), 60 * SECOND) in out
@@ -305,8 +307,8 @@ def test_a_reader_delivers_in_order_what_comes_out_of_order() -> None:
     assert made.step(0, Received("p", Data(two))) == []
 
 
-def test_batches_that_overlap_are_cut() -> None:
-    """After a compaction the same positions come in other batches."""
+def test_overlapping_batches_are_cut() -> None:
+    """After a compaction the same positions arrive in different batches."""
     made = reader()
     made.step(0, Received("p", Data(placed(3, 4))))
     made.step(0, Received("p", Data(placed(5, 4))))
@@ -318,14 +320,14 @@ def naks(effects: list[Any]) -> list[tuple[tuple[int, int], ...]]:
     return [m.holes for _, m in datagrams(effects) if type(m) is Nak]
 
 
-def test_a_reader_asks_for_every_hole_and_again_until_there_is_none() -> None:
+def test_a_reader_sends_naks_for_all_holes_until_they_are_filled() -> None:
     made = reader(nak_ns=20 * MS)
     made.step(0, Received("p", Data(placed(5, 2))))
     made.step(0, Received("p", Data(placed(9))))
     holes = ((1, 5), (7, 9), (10, 12))
     assert naks(made.step(0, Received("p", Beacon(STREAM, 12)))) == [holes]
-    assert naks(made.step(5 * MS, Received("p", Beacon(STREAM, 12)))) == []  # it is under way
-    again = made.step(20 * MS, TimerFired("nak"))  # nothing came of it
+    assert naks(made.step(5 * MS, Received("p", Beacon(STREAM, 12)))) == []  # a NAK is open
+    again = made.step(20 * MS, TimerFired("nak"))  # no answer came
     assert naks(again) == [holes]
     assert again[-1] == SetTimer("nak", 60 * MS)  # later each time
     made.step(21 * MS, Received("p", Data(placed(1, 11))))
@@ -333,7 +335,7 @@ def test_a_reader_asks_for_every_hole_and_again_until_there_is_none() -> None:
     assert made.step(60 * MS, TimerFired("nak")) == []
 
 
-def test_the_next_nak_follows_the_answer_and_waits_as_long_as_answers_take() -> None:
+def test_the_delay_between_naks_follows_the_time_that_answers_take() -> None:
     made = reader(nak_ns=20 * MS)
     assert naks(made.step(0, Received("p", Beacon(STREAM, 9)))) == [((1, 9),)]
     made.step(300 * MS, Received("p", Data(placed(1, 2))))
@@ -347,7 +349,7 @@ def test_the_next_nak_follows_the_answer_and_waits_as_long_as_answers_take() -> 
     assert made.wait_ns == 1 * SECOND  # nak_ns_max
 
 
-def test_few_streams_are_asked_for_at_a_time() -> None:
+def test_open_naks_are_limited_to_asks_max_streams() -> None:
     made = reader(asks_max=2)
     streams = [STREAM, *(bytes([n]) * 16 for n in range(4))]
     for stream in streams:
@@ -361,7 +363,7 @@ def test_few_streams_are_asked_for_at_a_time() -> None:
     assert [m.stream for _, m in datagrams(out)] == [streams[3], streams[4]]
 
 
-def test_an_early_batch_is_given_a_moment_before_the_hole_is_asked_for() -> None:
+def test_a_nak_for_a_hole_before_an_early_batch_waits_for_nak_ns() -> None:
     made = reader(nak_ns=20 * MS)
     assert made.step(0, Received("p", Data(placed(5)))) == [SetTimer("nak", 20 * MS)]
     assert naks(made.step(20 * MS, TimerFired("nak"))) == [((1, 5),)]
@@ -378,7 +380,7 @@ def test_a_reader_holds_no_more_than_its_window_and_bytes() -> None:
     assert sorted(made.streams[STREAM].held) == [3]
 
 
-def test_a_loss_stands_in_its_place() -> None:
+def test_a_loss_is_reported_in_its_place() -> None:
     made = reader()
     made.step(0, Received("p", Data(placed(3, 2))))
     void = Batch.void(STREAM, 6, 8, COLLECTED)
@@ -400,7 +402,7 @@ def test_a_gone_that_is_not_about_the_next_position_is_ignored(lo: int, hi: int)
     assert made.step(0, Received("p", Gone(STREAM, lo, hi, ()))) == []
 
 
-def test_voids_that_do_not_belong_into_a_gone_are_ignored() -> None:
+def test_wrong_voids_in_a_gone_are_ignored() -> None:
     made = reader()
     wrong = (Batch.void(OTHER, 1, 2, COLLECTED), placed(1), Batch.void(STREAM, 2, 9, COLLECTED))
     effects = made.step(0, Received("p", Gone(STREAM, 1, 4, wrong)))
@@ -420,7 +422,7 @@ def joined(effects: list[Any]) -> list[tuple[str, Any]]:
     return [(e.peer, e.message) for e in effects if type(e) is Send and e.reliable]
 
 
-def test_a_reader_goes_to_the_next_server_when_one_is_gone_or_silent() -> None:
+def test_a_reader_moves_to_the_next_server_when_its_server_is_down_or_silent() -> None:
     made = reader(idle_ns=SECOND)
     made.step(0, Received("p", Data(placed(1, 3))))
     assert joined(made.step(MS, PeerDown("p"))) == [("p", Leave(STREAM)), ("q", Join(STREAM))]
@@ -430,8 +432,8 @@ def test_a_reader_goes_to_the_next_server_when_one_is_gone_or_silent() -> None:
     assert made.streams[STREAM].next == 4
 
 
-def test_a_reader_leaves_a_server_that_brings_nothing_new() -> None:
-    """It may have left its chain, and not know: its beacons go on."""
+def test_a_reader_leaves_a_server_that_sends_nothing_new() -> None:
+    """The server may have been dropped from its chain without knowing it; its beacons continue."""
     made = reader(idle_ns=SECOND, stale_ns=5 * SECOND)
     made.step(0, Received("p", Data(placed(1, 3))))
     left = []
@@ -446,7 +448,7 @@ def test_a_reader_leaves_a_server_that_brings_nothing_new() -> None:
     assert joined(alone.step(SECOND + 1, TimerFired("idle"))) == []
 
 
-def test_a_stream_that_one_server_does_not_give_is_asked_for_elsewhere() -> None:
+def test_a_reader_leaves_a_server_that_lacks_one_of_its_streams() -> None:
     made = reader(idle_ns=SECOND)
     made.step(0, Follow(OTHER, 1))
     made.step(900 * MS, Received("p", Beacon(STREAM, 1)))
@@ -473,7 +475,7 @@ def test_a_stream_that_one_server_does_not_give_is_asked_for_elsewhere() -> None
     ],
     ids=str,
 )  # fmt: skip
-def test_config_says_what_is_wrong(wrong: dict[str, Any]) -> None:
+def test_wrong_values_in_a_servers_config_are_refused_by_name(wrong: dict[str, Any]) -> None:
     NakcastConfig("east").validate()
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         NakcastConfig("east", **wrong).validate()
@@ -482,7 +484,7 @@ def test_config_says_what_is_wrong(wrong: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "key", ["window", "held_bytes_max", "asks_max", "nak_ns", "nak_ns_max", "idle_ns", "stale_ns"]
 )
-def test_a_readers_config_says_what_is_wrong(key: str) -> None:
+def test_wrong_values_in_a_readers_config_are_refused_by_name(key: str) -> None:
     ReaderConfig(("p",)).validate()
     with pytest.raises(ConfigError, match=key):
         ReaderConfig(("p",), **{key: 0}).validate()

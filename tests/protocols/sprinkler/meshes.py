@@ -1,4 +1,4 @@
-"""Clusters with a mesh, clients that watch their own invariants, and graphs of views."""
+"""Clusters with a mesh, clients that check their own invariants, and graphs of views."""
 
 from collections import deque
 from typing import Any
@@ -22,13 +22,13 @@ class Watched(MeshPeer):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.asked: dict[bytes, tuple[Feed, set[int]]] = {}  # positions asked of peers
+        self.asked: dict[bytes, tuple[Feed, set[int]]] = {}  # positions requested from peers
 
     def step(self, now_ns: int, inp: Any) -> list[Any]:
         effects = super().step(now_ns, inp)
         message = inp.message if isinstance(inp, Received) else None
         if isinstance(message, MeshEvents) and message.end < message.hi:
-            if known := self.asked.get(message.stream):  # R12: it has not got so far
+            if known := self.asked.get(message.stream):  # R12: the peer does not have them yet
                 known[1].difference_update([s for s in known[1] if s >= message.end])
         for effect in effects:
             if isinstance(effect, Send) and isinstance(effect.message, MeshRequest):
@@ -59,7 +59,7 @@ class Watched(MeshPeer):
         early = sum(b.nbytes for b in feed.early)
         assert early == feed.early_bytes <= config.early_bytes_max, f"G11 {name} holds {early}"
         assert feed.next >= feed.position, f"G11 {name}: next {feed.next} < {feed.position}"
-        # ... and a poll, and a second one when the first server is behind.
+        # Plus a poll, and a second poll if the first server is behind.
         assert len(feed.asks) <= config.asks_max + 2, f"{name}: {len(feed.asks)} requests"
         peers = feed.view.peers
         assert len(peers) <= config.mesh.view_max, f"G12 {name} knows {len(peers)}"
@@ -87,7 +87,7 @@ def feed_of(cluster: Cluster, client: str, stream: str = "s") -> Feed:
 
 
 def introduce(cluster: Cluster, views: dict[str, list[str]], stream: str = "s") -> None:
-    """Give clients these views, instead of what they have."""
+    """Replace the views of clients."""
     for name, peers in views.items():
         feed = feed_of(cluster, name, stream)
         feed.view.peers = list(peers)
@@ -96,14 +96,14 @@ def introduce(cluster: Cluster, views: dict[str, list[str]], stream: str = "s") 
 
 
 def graph(cluster: Cluster, stream: str = "s") -> dict[str, list[str]]:
-    """Whom each live client knows, of those that live."""
+    """Each live client → the live clients in its view."""
     live = [c for c in cluster.clients if c in cluster.subscribers and cluster.world.machine(c)]
     views = {name: feed_of(cluster, name, stream).view.peers for name in live}
     return {name: [p for p in peers if p in views] for name, peers in views.items()}
 
 
 def farthest(edges: dict[str, list[str]], start: str) -> int:
-    """How many steps it takes to get to everybody; -1 if somebody cannot be reached."""
+    """The largest number of steps from `start` to any client; -1 if one cannot be reached."""
     far, todo = {start: 0}, deque([start])
     while todo:
         at = todo.popleft()
@@ -115,7 +115,7 @@ def farthest(edges: dict[str, list[str]], start: str) -> int:
 
 
 def diameter(edges: dict[str, list[str]]) -> int:
-    """Of the directed graph; -1 if it is not strongly connected."""
+    """The diameter of the directed graph; -1 if it is not strongly connected."""
     steps = [farthest(edges, name) for name in edges]
     return -1 if -1 in steps else max(steps)
 

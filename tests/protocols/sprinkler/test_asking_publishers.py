@@ -1,4 +1,4 @@
-"""R4: a region that pulled compacted batches asks who published them, and asks who knows."""
+"""R4: a region that pulled compacted batches requests the publishers' state from other regions."""
 
 import pytest
 
@@ -15,35 +15,35 @@ def asked(bench: Bench) -> list[str]:
     return [peer for peer, _ in sent(bench.timer("sprinkler", "advertise"), PublishersWanted)]
 
 
-def test_the_owner_is_asked_who_published_compacted_batches() -> None:
-    """Others that are further may have asked nobody yet, and would not answer."""
+def test_publishers_of_compacted_batches_are_requested_from_the_owner() -> None:
+    """Regions with a later end may not know the publishers themselves, and would not answer."""
     bench = Bench()
     bench.role(1)
-    bench.knows()  # a stream that y owns
-    bench.hears("y/0", 1, end=9)
-    bench.hears("z/0", 1, end=12)
+    bench.add_stream()  # a stream that y owns
+    bench.advertised_by("y/0", 1, end=9)
+    bench.advertised_by("z/0", 1, end=12)
     void = Batch.void(STREAM, 1, 9, COLLECTED)
     bench.give(Received("y/0", PeerEvents(STREAM, (void,), 9)))
-    bench.says(Appended(STREAM, 9))
+    bench.chain_emits(Appended(STREAM, 9))
     assert asked(bench) == ["y/0"]
 
 
-def test_all_regions_that_reach_far_enough_are_asked_if_the_owner_does_not() -> None:
+def test_publishers_are_requested_from_other_regions_if_the_owner_is_behind() -> None:
     bench = Bench()
     bench.role(1)
-    bench.knows()
-    bench.hears("y/0", 1, end=4)
-    bench.hears("z/0", 1, end=9)
+    bench.add_stream()
+    bench.advertised_by("y/0", 1, end=4)
+    bench.advertised_by("z/0", 1, end=9)
     void = Batch.void(STREAM, 1, 9, COLLECTED)
     bench.give(Received("z/0", PeerEvents(STREAM, (void,), 9)))
-    bench.says(Appended(STREAM, 9))
+    bench.chain_emits(Appended(STREAM, 9))
     assert asked(bench) == ["z/0"]
-    bench.hears("y/0", 1, end=9)
+    bench.advertised_by("y/0", 1, end=9)
     assert asked(bench) == ["y/0"]
 
 
 @pytest.mark.slow
 def test_regions_know_the_publishers_before_a_lone_owner_loses_its_disk() -> None:
-    """Seed 57: four regions asked one that did not know either, again and again. When the owner
-    lost its disk twelve seconds later nobody knew, and its publishers were told `expired`."""
+    """Seed 57: four regions asked only a region that did not know the publishers. When the owner
+    lost its disk twelve seconds later, no region knew, and publishers were refused as `expired`."""
     assert run_seed(57).violations == []

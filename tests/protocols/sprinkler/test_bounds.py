@@ -1,4 +1,4 @@
-"""What a replica keeps of other regions and sends them at most: at each bound, and beyond it.
+"""Bounds on what a replica keeps about other regions and sends them: at each bound, and beyond it.
 
 x/0 is head and tail of region x; the stream s belongs to region y.
 """
@@ -31,12 +31,12 @@ from tests.protocols.bench import INFO, STREAM, Bench, sent
 def head(events: int = 0) -> Bench:
     bench = Bench()
     bench.role(1)
-    bench.knows()
+    bench.add_stream()
     for seq in range(1, events + 1):
         one = Batch.of(STREAM, [b"v"], publisher=bytes(16), pub_no=seq)
         bench.disk.append(STREAM, (one.sequenced(seq, seq, 1),))
-    bench.says(Appended(STREAM, events + 1))
-    bench.says(Committed(STREAM, events + 1))
+    bench.chain_emits(Appended(STREAM, events + 1))
+    bench.chain_emits(Committed(STREAM, events + 1))
     return bench
 
 
@@ -44,7 +44,7 @@ def head(events: int = 0) -> Bench:
 
 
 def advertise(bench: Bench, streams: int, parts: int) -> None:
-    """y advertises so many streams, the last of them in a message of its own behind `parts`."""
+    """y advertises `streams` streams, one a message; the first `parts` messages announce more."""
     infos = [StreamInfo(bytes([n]) * 16, f"t{n}", "y", KeepAll()) for n in range(streams)]
     for number, info in enumerate(infos):
         ad = Advertise("y", 1, {info.stream_id: 9}, (info,), True, more=number < parts)
@@ -52,7 +52,7 @@ def advertise(bench: Bench, streams: int, parts: int) -> None:
 
 
 def parts_of_an_advertisement() -> None:
-    """An advertisement in too many parts does not count, nor does its rest count as a whole."""
+    """An advertisement in too many parts is dropped; its last parts do not count as a whole one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(region_sync, "PARTS_MAX", 3)
         bench = head()
@@ -68,7 +68,7 @@ def parts_of_an_advertisement() -> None:
 
 
 def is_told_behind(bench: Bench, disk: int, life: bytes, start: int) -> bool:
-    """Whether a server that shows a disk is told that this is an older copy of it."""
+    """Whether a server that advertises this disk receives RegionBehind (it is an older copy)."""
     ad = Advertise("y", 1, {}, (), True, disk=b"disk %d" % disk, life=life, start=start, serial=5)
     return bool(sent(bench.give(Received("y/0", ad)), RegionBehind))
 
@@ -78,7 +78,7 @@ def disks_of_a_server() -> None:
     for disk in range(DISKS_MAX):
         assert not is_told_behind(bench, disk, b"first", 1)
     assert is_told_behind(bench, 0, b"second", 3)
-    assert not is_told_behind(bench, DISKS_MAX, b"first", 1)  # in place of the oldest, which is 0
+    assert not is_told_behind(bench, DISKS_MAX, b"first", 1)  # replaces the oldest, which is 0
     assert not is_told_behind(bench, 0, b"third", 3)
     assert is_told_behind(bench, 2, b"second", 3)
 
@@ -98,7 +98,7 @@ def followers() -> None:
         assert subscribe(bench, "y/0") == ["y/0"]
         assert subscribe(bench, "z/0") == []
         assert bench.sync.counters["sprinkler.subscription-refused"] == 1
-        assert subscribe(bench, "y/0", 2) == ["y/0"]  # it follows already, and begins anew
+        assert subscribe(bench, "y/0", 2) == ["y/0"]  # a follower may subscribe again
 
 
 def first_position() -> None:
@@ -110,21 +110,21 @@ def first_position() -> None:
 
 
 def compared_positions() -> None:
-    """Of the positions that are asked about so many are answered, and the newest event."""
+    """The answer covers SEQS_MAX of the requested positions, and the newest event."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(forks, "SEQS_MAX", 3)
         bench = head(9)
-        for asked, told in (((1, 2, 3), [1, 2, 3, 9]), ((1, 2, 3, 4), [1, 2, 3, 9])):
+        for asked, answered in (((1, 2, 3), [1, 2, 3, 9]), ((1, 2, 3, 4), [1, 2, 3, 9])):
             out = bench.give(Received("y/0", Compare(1, {STREAM: asked})))
             ((_, answer),) = sent(out, Compared)
-            assert [mark.seq for mark in answer.marks[STREAM]] == told
+            assert [mark.seq for mark in answer.marks[STREAM]] == answered
 
 
 # ---------------------------------------------------------------- publishing to other regions
 
 
 def publishers() -> None:
-    """The owner's answer to a publisher that was forgotten reaches nobody until it publishes."""
+    """The owner's acks for a forgotten publisher are dropped until that publisher sends again."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(forwarding, "PUBLISHERS_MAX", 2)
         bench = head()
@@ -152,18 +152,18 @@ def publishers() -> None:
 
 
 def streams_in_alarms() -> None:
-    def told(count: int) -> str:
+    def alarm(count: int) -> str:
         bench = head()
         for number in range(count):
             info = StreamInfo(bytes([number]) * 16, f"t{number}", "x", KeepAll())
-            bench.lists(info)
+            bench.list_stream(info)
             bench.sync.streams[info.stream_id].recovering_since_ns = 0
         found: dict[str, Any] = dict(SprinklerObserver().alarms({"sprinkler": bench.sync}))
         return str(found["stream-recovering"])
 
     names = ", ".join(f"t{number}" for number in range(NAMED_MAX))
-    assert told(NAMED_MAX) == names
-    assert told(NAMED_MAX + 1) == f"{names} and 1 more"
+    assert alarm(NAMED_MAX) == names
+    assert alarm(NAMED_MAX + 1) == f"{names} and 1 more"
 
 
 SYNC = "surecast.protocols.sprinkler.region_sync:RegionSync."

@@ -1,7 +1,7 @@
-"""The outside judge can fail: each guarantee's record, falsified, is found out and named.
+"""The judge can fail: it names the guarantee that a falsified record breaks.
 
-The honest record is a small history under latest_per_key, seen by a reader who was there from the
-start, one who came late, and a fresh one in the end. Each test changes one thing in it.
+The honest record is a small history under latest_per_key, with one reader from the start, a late
+one, and a fresh one at the end (the audit). Each test falsifies one thing in it.
 """
 
 from collections.abc import Callable
@@ -106,7 +106,7 @@ def test_an_honest_record_has_no_violations() -> None:
     assert (tally.lost, tally.duplicated, tally.misordered) == (0, 0, 0)
 
 
-# ---------------------------------------------------------------- one falsification each
+# ---------------------------------------------------------------- falsifications
 
 
 def nobody_published_it(record: Record) -> None:
@@ -165,7 +165,7 @@ def a_void_whose_collector_never_came(record: Record) -> None:
 
 
 def a_void_whose_collector_came_before(record: Record) -> None:
-    # 5 has the key that 4 collects; but 4 comes before it, so it may not.
+    # 5 has the key that 4 collects, but 4 must not collect later events.
     record.offered[b"c1"] = replace(record.offered[b"c1"], key=b"b")
     everywhere(record, 5, key=b"b")
     void(record.readings[1], 5)
@@ -271,14 +271,16 @@ FALSIFIED: list[tuple[str, Callable[[Record], None]]] = [
 @pytest.mark.parametrize(
     ("guarantee", "falsify"), FALSIFIED, ids=lambda x: getattr(x, "__name__", x)
 )
-def test_a_falsified_record_is_found_out(guarantee: str, falsify: Callable[[Record], None]) -> None:
+def test_a_falsified_record_violates_its_guarantee(
+    guarantee: str, falsify: Callable[[Record], None]
+) -> None:
     record = honest()
     falsify(record)
     found = judged(record).violations
     assert any(f" {guarantee} " in violation for violation in found), found
 
 
-def test_g5_a_void_in_a_stream_that_nothing_collects_is_found_out() -> None:
+def test_g5_a_void_in_a_stream_without_collectors_is_a_violation() -> None:
     record = honest(KeepAll())
     for reading in (*record.readings, *record.audits):  # without the rule at 4
         reading.events = [e for e in reading.events if e.seq != 4]
@@ -294,12 +296,12 @@ def test_g5_a_void_in_a_stream_that_nothing_collects_is_found_out() -> None:
         (an_acked_event_beyond_the_end, 1, 0, 0),
         (an_acked_event_replaced, 1, 0, 0),
         (a_void_without_a_collector, 1, 0, 0),
-        (an_event_delivered_twice, 0, 2, 1),  # to one reader; at two places; out of its order
+        (an_event_delivered_twice, 0, 2, 1),  # twice to one reader, at two positions, out of order
         (a_misordered_publisher, 0, 0, 1),
     ],
     ids=lambda x: getattr(x, "__name__", x),
 )
-def test_the_numbers_of_a_tally_say_what_happened(
+def test_a_tally_counts_lost_duplicated_and_misordered_events(
     falsify: Callable[[Record], None], lost: int, duplicated: int, misordered: int
 ) -> None:
     record = honest()
@@ -308,8 +310,9 @@ def test_the_numbers_of_a_tally_say_what_happened(
     assert (tally.lost, tally.duplicated, tally.misordered) == (lost, duplicated, misordered)
 
 
-def test_a_void_that_nobody_can_know_is_no_violation() -> None:
-    """Never acknowledged and collected before anybody read it: there is nothing to judge by."""
+def test_a_void_without_any_record_of_its_event_is_no_violation() -> None:
+    """The event was never acknowledged and was collected before any reader received it, so no
+    record of it exists."""
     record = honest()
     del record.acked[b"a1"]
     del record.readings[0]
@@ -324,7 +327,7 @@ def test_g7_is_judged_even_if_a_position_is_unknown() -> None:
     assert any(" G7 " in violation for violation in judged(record).violations)
 
 
-def test_expiry_by_the_head_is_genuine_only_if_it_is_due() -> None:
+def test_an_expiry_event_of_the_head_is_valid_only_if_it_is_due() -> None:
     record = Record("s", KeepFor(2 * SECOND))
     record.offered[b"v"] = Offered("ann", 1, DATA, None, b"v", None)
     record.acked[b"v"] = 1
@@ -346,7 +349,7 @@ def test_reading_takes_sparse_batches_apart() -> None:
     assert (reading.position, reading.faults) == (9, [])
 
 
-# ---------------------------------------------------------------- the oracle of retention
+# ---------------------------------------------------------------- the reference for retention
 
 
 def events(*rows: tuple[int, bytes | None, bytes, bytes | None]) -> list[Event]:
@@ -406,10 +409,10 @@ def test_a_publish_that_failed_is_a_violation() -> None:
     assert cluster.judge().violations == ["s: publish 2 failed: bad-event"]
 
 
-def test_g4_who_left_is_excused_for_what_was_yet_to_come_and_for_nothing_else() -> None:
+def test_g4_a_reader_that_left_may_lack_only_collectors_after_its_end() -> None:
     record = honest()
     voids = [(1, 2, SUPERSEDED), (2, 3, COLLECTED)]
     record.readings.append(Reading("gone", 3, 1, [], voids, left=True))
-    assert judged(record).violations == []  # 3 and 4 were to come
+    assert judged(record).violations == []  # the collectors 3 and 4 come after it left
     record.readings[-1] = Reading("gone", 4, 1, [], [*voids, (3, 4, SUPERSEDED)], left=True)
     assert "G4 gone was told 1 is void" in "".join(judged(record).violations)

@@ -1,16 +1,16 @@
-"""The paper's figure 2 as a golden script: a link dies, and a region moves to another source.
+"""The paper's figure 2 as a golden script: a link fails, and a region moves to another source.
 
-Three regions of one replica each. Y owns stream s; X and Z pull it from Y; the link Y-Z dies; an
-advertisement of X leads what Z last heard from Y, and Z moves to X. Every message about s between
-the regions is written down, with the number that the paper gives it:
+Three regions of one replica each. Y owns stream s; X and Z pull it from Y; the link Y-Z fails; X
+advertises a later end than Z last received from Y, and Z moves to X. The script lists every message
+about s between the regions, with its number in the paper:
 
     1, 2    Y advertises s: 3 to X and Z
     3, 4    X and Z subscribe at Y
     5-11    events from Y to X and Z
     12      the link between Y and Z goes down
-    13      an event from Y that cannot get through to Z
-    14      X advertises more than Z last heard from Y
-    15      Z subscribes at X, from where it stands
+    13      an event from Y that does not reach Z
+    14      X advertises a later end than Z last received from Y
+    15      Z subscribes at X, from its own end
     16, 17  events from X to Z
     18, 19  meanwhile, events from Y to X
 
@@ -48,7 +48,7 @@ RULES = ("production", "literal")
 @dataclass
 class Line:
     at_ns: int
-    sender: str  # "" for what happens to the link
+    sender: str  # "" for the failure of the link
     receiver: str
     kind: type | None
     what: str
@@ -58,7 +58,7 @@ class Line:
 
 
 class Figure:
-    """The story, and what was said in it."""
+    """One run of the figure's scenario, and the messages about s that were sent in it."""
 
     def __init__(self, switching: str) -> None:
         self.lines: list[Line] = []
@@ -83,7 +83,7 @@ class Figure:
         self.stream = cluster.streams["s"]
         for a, b in (("x", "y"), ("y", "z"), ("x", "z")):
             world.set_link(a, b, Link(20 * MS))
-        run(cluster, SECOND)  # everybody knows that s exists, and that nothing is in it
+        run(cluster, SECOND)  # all regions know s, which is empty
         world.cut("y", "x")
         world.cut("y", "z")
         self.publish(3, 0)
@@ -114,7 +114,7 @@ class Figure:
     def note(self, now_ns: int, sender: str, effect: Send) -> None:
         message, kind = effect.message, type(effect.message)
         if self.cluster is None or effect.peer.split("/")[1] != "0":
-            return  # before the story; or a client
+            return  # during the setup, or to a client
         if kind is Advertise and self.stream in message.ends:
             count = message.ends[self.stream] - 1
             what = f"advertise    s: {count}"
@@ -137,7 +137,7 @@ class Figure:
         return [x for x in lines if x.kind is kind and x.sender + x.receiver == pair]
 
     def _number(self) -> None:
-        """Give the messages that the paper's figure shows their numbers there."""
+        """Set the numbers of the messages that the paper's figure shows."""
         cut = next(i for i, line in enumerate(self.lines) if not line.kind)
         before, after = self.lines[:cut], self.lines[cut + 1 :]
         self.lines[cut].number = "12"
@@ -150,8 +150,8 @@ class Figure:
             if line.kind is PeerEvents and line.sender == "Y":
                 line.number = "5-11"
         moved = next(x for x in after if x.kind is RegionSubscribe)
-        told = [x for x in self.find(Advertise, "XZ", cut) if x.at_ns < moved.at_ns]
-        told[-1].number, moved.number = "14", "15"
+        advertised = [x for x in self.find(Advertise, "XZ", cut) if x.at_ns < moved.at_ns]
+        advertised[-1].number, moved.number = "14", "15"
         for pair, number in (("YZ", "13"), ("XZ", "16-17"), ("YX", "18-19")):
             for line in self.find(PeerEvents, pair, cut):
                 line.number = number
@@ -167,10 +167,10 @@ class Figure:
 
 
 HEADER = """\
-Figure 2 of the paper, re-enacted: see tests/protocols/sprinkler/test_figure2.py.
-Messages about stream s between the regions X, Y (its owner) and Z, as they are sent; links take
-20 ms. Numbers are those of the figure; messages without one it leaves out for brevity. The
-literal rule waits longer, since its damping does not follow the stream's rate.
+Figure 2 of the paper, reproduced by tests/protocols/sprinkler/test_figure2.py.
+Messages about stream s between the regions X, Y (its owner) and Z, in the order of sending; links
+take 20 ms. Numbers are those of the figure; it leaves out the messages without a number. The
+literal rule waits longer, because its damping does not depend on the stream's rate.
 """
 
 
@@ -188,8 +188,8 @@ def test_figure2_is_the_golden_script(figures: dict[str, Figure]) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_figure2_tells_what_the_paper_says(figures: dict[str, Figure], rule: str) -> None:
-    """The meaning, whatever the exact times are."""
+def test_figure2_agrees_with_the_paper(figures: dict[str, Figure], rule: str) -> None:
+    """Checks the meaning of the script, independent of exact times."""
     figure = figures[rule]
     numbered: dict[str, list[Line]] = {}
     for line in figure.lines:
@@ -200,9 +200,9 @@ def test_figure2_tells_what_the_paper_says(figures: dict[str, Figure], rule: str
     assert [x.count for x in numbered["5-11"] if x.receiver == "X"] == [3, 4, 5]
     assert [x.count for x in numbered["5-11"] if x.receiver == "Z"] == [3, 4, 5]
     assert all(x.lost for x in numbered["13"])
-    heard = [x for x in figure.find(Advertise, "YZ") if not x.lost]
-    (told,), (moved,) = numbered["14"], numbered["15"]
-    assert told.count > heard[-1].count  # more than Y had said
+    from_y = [x for x in figure.find(Advertise, "YZ") if not x.lost]
+    (from_x,), (moved,) = numbered["14"], numbered["15"]
+    assert from_x.count > from_y[-1].count
     assert (moved.sender, moved.receiver, moved.count) == ("Z", "X", 5)
     assert numbered["16-17"][0].what.startswith("events       s: 6")
     assert numbered["16-17"][-1].count == 10

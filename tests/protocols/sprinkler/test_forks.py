@@ -1,4 +1,4 @@
-"""Comparing histories, step by step: what does not need a whole cluster."""
+"""Comparing histories, step by step, without a whole cluster."""
 
 from typing import Any
 
@@ -29,42 +29,42 @@ from tests.protocols.bench import INFO, STREAM, Bench, passed_down, sent
 GONE = b"x" * 16  # of a stream that the directory no longer has
 
 
-def test_streams_that_are_forgotten_meanwhile_are_told_by_their_id() -> None:
-    """A chain that is founded anew forgets its directory; alarms are read at any time."""
+def test_reports_name_forgotten_streams_by_their_id() -> None:
+    """A refounded chain has an empty directory while its searches and alarms still exist."""
     bench = Bench()
     bench.role(1)
-    bench.knows()
+    bench.add_stream()
     forks = bench.sync.forks
     forks.searches[GONE] = Search("y", 7, 3)
     forks.others[GONE] = {"z": 5}
     forks.others[INFO.stream_id] = {"z": 9}
-    told = forks.told(10)
-    assert sum(GONE.hex() in line for line in told) == 2
-    assert any(line.startswith(f"{INFO.name}: z has later events") for line in told)
-    bench.sync.limited(GONE)  # nothing to show, nothing to raise
+    lines = forks.told(10)
+    assert sum(GONE.hex() in line for line in lines) == 2
+    assert any(line.startswith(f"{INFO.name}: z has later events") for line in lines)
+    bench.sync.limited(GONE)  # does not raise
 
 
-def test_only_so_many_lines_are_told() -> None:
+def test_the_lines_of_a_report_are_bounded() -> None:
     bench = Bench()
     forks = bench.sync.forks
     forks.done += [Quarantined(f"s{n}", 1, 2, "copy", "y") for n in range(DONE_MAX)]
     assert len(forks.told(10)) == 10
 
 
-def test_what_the_head_hides_stays_hidden_when_the_directory_comes_anew() -> None:
+def test_a_limit_of_the_head_stays_when_the_directory_is_rebuilt() -> None:
     bench = Bench("x/1")
     bench.role(1, head=False)
-    bench.knows()
+    bench.add_stream()
     for seq in range(1, 9):
         one = Batch.of(STREAM, [b"v"], publisher=bytes(16), pub_no=seq)
         bench.disk.append(STREAM, (one.sequenced(seq, seq, 1),))
-    bench.says(Appended(STREAM, 9))
-    bench.says(Committed(STREAM, 9))
+    bench.chain_emits(Appended(STREAM, 9))
+    bench.chain_emits(Committed(STREAM, 9))
     bench.give(Received("x/0", Hide(STREAM, 5)))
     assert bench.service.shown_end(STREAM) == 5
     bench.disk.truncate(DIRECTORY, 1)
-    bench.says(Truncated(DIRECTORY, 1))
-    bench.knows(end=9)
+    bench.chain_emits(Truncated(DIRECTORY, 1))
+    bench.add_stream(end=9)
     assert bench.service.shown_end(STREAM) == 5
 
 
@@ -73,7 +73,7 @@ class Forked(Bench):
 
     def __init__(self, names: list[str], busy: bool = False) -> None:
         super().__init__()
-        self.busy = busy  # the chain takes no events for now
+        self.busy = busy  # the chain appends no events for now
         self.role(1)
         self.pending: list[tuple[bytes, int]] = []
         self.abandoned: list[bytes] = []
@@ -85,17 +85,17 @@ class Forked(Bench):
             ours = Batch.of(info.stream_id, [b"ours"] * 3).sequenced(1, 2000, 1)
             self.theirs[info.stream_id] = Batch.of(info.stream_id, [b"y"] * 3).sequenced(1, 1000, 1)
             self.disk.append(info.stream_id, (ours,))
-            self.lists(info, 1)
-            self.says(Appended(info.stream_id, 4))
-            self.says(Committed(info.stream_id, 4))
-        self.hear({info.stream_id: 4 for info in infos}, tuple(infos))
+            self.list_stream(info, 1)
+            self.chain_emits(Appended(info.stream_id, 4))
+            self.chain_emits(Committed(info.stream_id, 4))
+        self.receive({info.stream_id: 4 for info in infos}, tuple(infos))
 
-    def hear(self, ends: dict[bytes, int], infos: tuple[StreamInfo, ...] = ()) -> None:
+    def receive(self, ends: dict[bytes, int], infos: tuple[StreamInfo, ...] = ()) -> None:
         ad = Advertise("y", 1, ends, infos, bool(infos), "y/0", life=b"L", disk=b"D", start=1)
         self.answer(self.give(Received("y/0", ad)))
 
     def answer(self, out: list[Any]) -> None:
-        """Be the chain, which appends what it is given, and y, which compares."""
+        """Answer for the chain, which appends batches, and for y, which compares histories."""
         for command in passed_down(out, AppendOwn):
             at = self.disk.end(command.log)
             self.disk.append(command.log, (command.batch.sequenced(at, 5000, 1),))
@@ -113,16 +113,16 @@ class Forked(Bench):
             self.answer(self.give(Received("y/0", Compared(asked.token, marks))))
         while self.pending:
             log, end = self.pending.pop(0)
-            self.answer(self.says(Appended(log, end)))
-            self.answer(self.says(Committed(log, end)))
+            self.answer(self.chain_emits(Appended(log, end)))
+            self.answer(self.chain_emits(Committed(log, end)))
 
     def period(self) -> None:
-        self.hear({})
+        self.receive({})
         self.answer(self.timer("sprinkler", "advertise"))
 
 
 def test_two_histories_whose_copies_would_have_one_name_are_both_kept() -> None:
-    """A long name is cut, so two streams may ask for the same one at the same time."""
+    """Long names are cut, so that the copies of two streams may have the same name."""
     bench = Forked(["a" * 220 + ".0", "a" * 220 + ".1"])
     for _ in range(5):
         bench.period()
@@ -140,20 +140,20 @@ def test_nothing_is_published_into_a_copy_that_is_being_filled() -> None:
     assert [nack.why for _, nack in sent(out, PubNack)] == ["recovering"]
 
 
-def test_what_comes_after_a_history_was_taken_back_is_served() -> None:
-    """It may reach no further than what was there before."""
+def test_events_after_a_truncated_history_are_served() -> None:
+    """The new history may end where the old one ended."""
     bench = Bench()
     bench.role(1)
     bench.disk.append(STREAM, (Batch.of(STREAM, [b"v"] * 9).sequenced(1, 1000, 1),))
-    bench.lists(INFO)
-    bench.says(Appended(STREAM, 10))
-    bench.says(Committed(STREAM, 10))
+    bench.list_stream(INFO)
+    bench.chain_emits(Appended(STREAM, 10))
+    bench.chain_emits(Committed(STREAM, 10))
     bench.disk.truncate(STREAM, 5)
-    bench.says(Truncated(STREAM, 5))
+    bench.chain_emits(Truncated(STREAM, 5))
     bench.give(Received("z/0", RegionSubscribe("z", 1, STREAM, 5)))
     bench.disk.append(STREAM, (Batch.of(STREAM, [b"w"] * 5).sequenced(5, 2000, 1),))
-    bench.says(Appended(STREAM, 10))
-    bench.says(Committed(STREAM, 10))
+    bench.chain_emits(Appended(STREAM, 10))
+    bench.chain_emits(Committed(STREAM, 10))
     served = sent(bench.end_of_pass("streams"), PeerEvents)
     assert [(peer, message.batches[0].lo, message.end) for peer, message in served] == [
         ("z/0", 5, 10)

@@ -1,10 +1,10 @@
-"""G1, G3-G10, each asserted on what publishers and subscribers saw of clusters under faults.
+"""G1, G3-G10, asserted on what publishers and subscribers observed of clusters under faults.
 
-A few *ordeals* (a seed: three regions, five streams, every kind of fault while publishes are under
-way, then healing) are run once and looked at by all tests; the stories that need a certain course
-of events are told in the tests themselves. To see one ordeal alone: `Ordeal(seed)`; each test
-prints the seed it fails on. That the judge and these tests can fail is tested, too: here for G8,
-in `test_checks.py` for the others.
+A few fault runs (a seed: three regions, five streams, every kind of fault during publishing, then
+healing) are made once and examined by all tests. Tests that need a certain sequence of events make
+it themselves. To make one run alone: `FaultRun(seed)`; each test prints the seed it fails on. There
+are also tests that the judge and these tests can fail: here for G8, in `test_checks.py` for the
+others.
 """
 
 from collections import Counter
@@ -53,10 +53,10 @@ from surecast_lab.swarm.cluster import Cluster
 from tests.helpers import cluster_of, publish, run, settle, wait
 
 SEEDS = (1, 2, 3)
-UNSTEADY_SEEDS = (0, 1, 2, 3, 4, 36, 67, 99, 107, 120)  # the last five have found something
+UNSTEADY_SEEDS = (0, 1, 2, 3, 4, 36, 67, 99, 107, 120)  # the last five have found faults
 REGIONS = {"east": 3, "west": 2, "north": 1}
 STREAMS: dict[str, tuple[str, Policy]] = {
-    "plain": ("east", KeepAll()),  # and nobody collects
+    "plain": ("east", KeepAll()),  # without collect events
     "keyed": ("east", LatestPerKey()),
     "ruled": ("west", KeepAll()),  # collect events of every sort
     "short": ("north", KeepLast(20)),
@@ -79,8 +79,8 @@ FAULTS = (
 )
 
 
-class Ordeal:
-    """A cluster that went through all of `FAULTS` under load, was healed, and was read afresh."""
+class FaultRun:
+    """A cluster that had all `FAULTS` under load, was healed, and was read again from the start."""
 
     def __init__(
         self, seed: int, mutant: type[RegionSync] | None = None, load_ns: int = 7 * SECOND
@@ -96,8 +96,8 @@ class Ordeal:
             chain={"min_replicas": 1},
             server={"compact_ns": 300 * MS, "compact_share": 0.2},
         )
-        self.in_flight: Counter[str] = Counter()  # faults with publishes under way
-        self.sources: Counter[str] = Counter()  # what was sampled, by outcome
+        self.in_flight: Counter[str] = Counter()  # faults during unacknowledged publishes
+        self.sources: Counter[str] = Counter()  # samples, by outcome
         self.start_ns = self.cluster.world.now_ns
         self._load()
         kinds = list(FAULTS)
@@ -140,12 +140,12 @@ class Ordeal:
         return self.rng.choice((None, b"", b"k1", b"k2", b"k21", b"q1", b"q2", b"q3"))
 
     def _rule(self, p: int, n: int, at_ns: int) -> bytes:
-        """Predicates are made unique by numbers that do not matter, as values must be."""
+        """A random collect rule. Values must be unique, so each predicate has a unique number."""
         unique = 2 * n + p
         predicate: retention.Predicate = self.rng.choice(
             (
                 BeforeSeq(max(1, 2 * unique - 60)),
-                BeforeSeq(1_000_000 + unique),  # reaches for what comes later, in vain (G5)
+                BeforeSeq(1_000_000 + unique),  # must not collect later events (G5)
                 BeforeTime(WALL_NS + at_ns - SECOND + unique),
                 KeyIs(b"q%d" % (unique % 4)),
                 KeyPrefix(b"k" if unique % 2 else b"k2"),
@@ -197,7 +197,7 @@ class Ordeal:
         world.call(world.now_ns + for_ns, lambda _: heal())
 
     def _sample(self, world: World) -> None:
-        """Look at every replica's sources (G8) and at the newest position of owners (G7)."""
+        """Sample every replica's sources (G8) and the newest position of owners (G7)."""
         for region in REGIONS:
             stacks = [world.machine(n) for n in self.cluster.regions[region]]
             self._sample_region(region, [stack.layers for stack in stacks if stack])
@@ -230,17 +230,17 @@ class Ordeal:
                     self.sources["pulled"] += 1
             self.sources["two sources"] += pulling > 1
 
-    # ------------------------------------------------------------ looking
+    # ------------------------------------------------------------ results
 
     def records(self) -> Iterator[Record]:
         for record in self.cluster.records.values():
-            print(f"ordeal {self.seed}, stream {record.stream}")
+            print(f"fault run {self.seed}, stream {record.stream}")
             yield record
 
 
 @pytest.fixture(scope="module")
-def ordeals() -> list[Ordeal]:
-    return [Ordeal(seed) for seed in SEEDS]
+def fault_runs() -> list[FaultRun]:
+    return [FaultRun(seed) for seed in SEEDS]
 
 
 def everybody(record: Record) -> list[Reading]:
@@ -248,7 +248,7 @@ def everybody(record: Record) -> list[Reading]:
 
 
 def truth_of(record: Record) -> dict[int, Event]:
-    """Every position that a reader saw live, or that a publisher was told of."""
+    """The event of every position that a reader received or that was acknowledged."""
     truth = {event.seq: event for r in everybody(record) for event in r.events}
     for value, seq in record.acked.items():
         o = record.offered[value]
@@ -261,7 +261,7 @@ def void_positions(reading: Reading) -> dict[int, int]:
 
 
 def collects(policy: Policy, event: Event, later: Event) -> bool:
-    """Whether `later`, a live event behind `event`, makes it obsolete. (No CONFIG events here.)"""
+    """Whether `later`, a live event after `event`, makes it obsolete. (No CONFIG events here.)"""
     assert later.seq > event.seq
     if later.kind == COLLECT:
         predicate = retention.decode_collect(later.value).predicate
@@ -283,18 +283,18 @@ def collects(policy: Policy, event: Event, later: Event) -> bool:
     return False
 
 
-# ---------------------------------------------------------------- the ordeals were ordeals
+# ---------------------------------------------------------------- the runs had faults
 
 
 @pytest.mark.slow
-def test_the_ordeals_struck_while_publishes_were_under_way(ordeals: list[Ordeal]) -> None:
-    struck = sum((ordeal.in_flight for ordeal in ordeals), Counter())
+def test_the_fault_runs_had_faults_during_publishes(fault_runs: list[FaultRun]) -> None:
+    struck = sum((fault_run.in_flight for fault_run in fault_runs), Counter())
     assert sum(struck.values()) > len(FAULTS), struck
     assert len(struck) > len(FAULTS) * 2 // 3, struck
-    for ordeal in ordeals:
-        assert ordeal.settled
-        assert ordeal.audited
-        for record in ordeal.records():
+    for fault_run in fault_runs:
+        assert fault_run.settled
+        assert fault_run.audited
+        for record in fault_run.records():
             assert len(record.acked) == len(record.offered) > 200
 
 
@@ -302,9 +302,9 @@ def test_the_ordeals_struck_while_publishes_were_under_way(ordeals: list[Ordeal]
 
 
 @pytest.mark.slow
-def test_g1_only_what_was_published_is_delivered(ordeals: list[Ordeal]) -> None:
-    for ordeal in ordeals:
-        for record in ordeal.records():
+def test_g1_only_what_was_published_is_delivered(fault_runs: list[FaultRun]) -> None:
+    for fault_run in fault_runs:
+        for record in fault_run.records():
             truth = truth_of(record)
             for reading in everybody(record):
                 assert reading.events
@@ -325,16 +325,16 @@ def test_g1_only_what_was_published_is_delivered(ordeals: list[Ordeal]) -> None:
 
 
 @pytest.mark.slow
-def test_g3_a_publishers_order_is_the_order_of_positions(ordeals: list[Ordeal]) -> None:
-    for ordeal in ordeals:
-        for record in ordeal.records():
+def test_g3_a_publishers_order_is_the_order_of_positions(fault_runs: list[FaultRun]) -> None:
+    for fault_run in fault_runs:
+        for record in fault_run.records():
             seqs: dict[str, list[tuple[int, int]]] = {}
             for value, seq in record.acked.items():
                 offered = record.offered[value]
                 seqs.setdefault(offered.publisher, []).append((offered.pub_no, seq))
             assert len(seqs) == 2
-            for told in seqs.values():
-                positions = [seq for _, seq in sorted(told)]
+            for acked in seqs.values():
+                positions = [seq for _, seq in sorted(acked)]
                 assert positions == sorted(set(positions))
             for reading in everybody(record):
                 last: dict[str, int] = {}
@@ -348,10 +348,12 @@ def test_g3_a_publishers_order_is_the_order_of_positions(ordeals: list[Ordeal]) 
 
 
 @pytest.mark.slow
-def test_g4_every_event_or_a_void_and_later_its_collector(ordeals: list[Ordeal]) -> None:
+def test_g4_readers_get_every_event_or_a_void_and_later_its_collector(
+    fault_runs: list[FaultRun],
+) -> None:
     voids = 0
-    for ordeal in ordeals:
-        for record in ordeal.records():
+    for fault_run in fault_runs:
+        for record in fault_run.records():
             truth = truth_of(record)
             for reading in everybody(record):
                 got = {event.seq: event for event in reading.events}
@@ -363,7 +365,7 @@ def test_g4_every_event_or_a_void_and_later_its_collector(ordeals: list[Ordeal])
                         continue
                     assert void[seq] in REASONS
                     voids += 1
-                    # Backwards: whatever collects is most often near the end.
+                    # Backwards, because most collectors are near the end.
                     later = (e for e in reversed(reading.events) if e.seq > seq)
                     assert any(collects(record.policy, truth[seq], e) for e in later), (seq, value)
     assert voids > 1000
@@ -373,22 +375,22 @@ def test_g4_every_event_or_a_void_and_later_its_collector(ordeals: list[Ordeal])
 
 
 @pytest.mark.slow
-def test_g5_without_collecting_events_there_is_no_void(ordeals: list[Ordeal]) -> None:
-    for ordeal in ordeals:
-        record = ordeal.cluster.records["plain"]
-        print(f"ordeal {ordeal.seed}")
+def test_g5_without_collecting_events_there_is_no_void(fault_runs: list[FaultRun]) -> None:
+    for fault_run in fault_runs:
+        record = fault_run.cluster.records["plain"]
+        print(f"fault run {fault_run.seed}")
         for reading in everybody(record):
             assert reading.voids == []
             assert [e.seq for e in reading.events] == list(range(1, len(record.offered) + 1))
 
 
 @pytest.mark.slow
-def test_g5_nothing_collects_what_comes_later(ordeals: list[Ordeal]) -> None:
-    """Rules that reach far beyond their own position leave alone what came after them."""
+def test_g5_nothing_collects_what_comes_later(fault_runs: list[FaultRun]) -> None:
+    """Rules for positions far beyond their own do not collect events that come after them."""
     reached = 0
-    for ordeal in ordeals:
-        record = ordeal.cluster.records["ruled"]
-        print(f"ordeal {ordeal.seed}")
+    for fault_run in fault_runs:
+        record = fault_run.cluster.records["ruled"]
+        print(f"fault run {fault_run.seed}")
         truth = truth_of(record)
         for seq, event in truth.items():
             if event.kind != COLLECT:
@@ -414,14 +416,14 @@ def test_g5_nothing_collects_what_comes_later(ordeals: list[Ordeal]) -> None:
 
 
 @pytest.mark.slow
-def test_g6_live_and_void_partition_what_a_region_holds(ordeals: list[Ordeal]) -> None:
-    for ordeal in ordeals:
-        for record in ordeal.records():
+def test_g6_live_and_void_partition_what_a_region_holds(fault_runs: list[FaultRun]) -> None:
+    for fault_run in fault_runs:
+        for record in fault_run.records():
             truth = truth_of(record)
             for audit in record.audits:
                 live, void = {e.seq for e in audit.events}, void_positions(audit)
                 assert sorted([*live, *void]) == list(range(1, audit.position))
-                if record.stream != "aging":  # which goes on expiring while it is read
+                if record.stream != "aging":  # it continues to expire while it is read
                     assert live == surviving(record.policy, list(truth.values()))
             if record.stream != "aging":
                 first, *others = (what_is_held(a) for a in record.audits)
@@ -429,7 +431,7 @@ def test_g6_live_and_void_partition_what_a_region_holds(ordeals: list[Ordeal]) -
 
 
 def what_is_held(audit: Reading) -> dict[int, object]:
-    """Position → event, or why it is void. (Runs of voids may come in one piece or several.)"""
+    """Position → event, or the reason of its void. (Runs of voids may be split differently.)"""
     held: dict[int, object] = {event.seq: event for event in audit.events}
     held.update((seq, why) for lo, hi, why in audit.voids for seq in range(lo, hi))
     return held
@@ -481,7 +483,7 @@ def histories(draw: st.DrawFn) -> tuple[Policy, list[Event]]:
 
 
 def batches_of(events: list[Event], splits: set[int]) -> list[Batch]:
-    """The events in batches, split where they must be (kinds, times) and at `splits`."""
+    """The events in batches, split where kind or time changes and at `splits`."""
     groups = [[events[0]]]
     for before, event in pairwise(events):
         together = event.kind == before.kind == DATA and event.time_ns == before.time_ns
@@ -526,11 +528,11 @@ class Copy:
 
 
 def filter_is_one(policy: Policy, events: list[Event], splits: list[set[int]], half: int) -> None:
-    """However a history comes to a copy, it makes the same of it: what the rules leave."""
+    """Assert that a copy holds what the rules leave, however its history was delivered to it."""
     whole = Copy(policy, batches_of(events, splits[0]))
     assert whole.live() == surviving(policy, events)
     assert Copy(policy, batches_of(events, splits[1])).voids() == whole.voids()
-    # Idempotent: filtering what was filtered changes nothing.
+    # Idempotent: filtering twice equals filtering once.
     again = Copy(policy, whole.filtered())
     assert again.voids() == whole.voids()
     assert [(b.lo, b.hi, b.rows) for b in Copy(policy, again.filtered()).filtered()] == [
@@ -558,7 +560,7 @@ def test_g6_filter_is_idempotent_and_does_not_depend_on_the_order_of_insertion(
 
 
 def test_g6_a_change_to_latest_per_key_collects_older_rows_of_a_key() -> None:
-    """The CONFIG event is the collector of what it makes obsolete: judge and index agree."""
+    """The CONFIG event is the collector of these rows, for the judge and for the index."""
     config = retention.encode_policy(LatestPerKey())
     events = [
         Event(1, 1, DATA, b"k", b"1", None),
@@ -572,19 +574,19 @@ def test_g6_a_change_to_latest_per_key_collects_older_rows_of_a_key() -> None:
 
 
 @pytest.mark.slow
-def test_g7_the_newest_event_is_never_void_at_its_owner(ordeals: list[Ordeal]) -> None:
-    for ordeal in ordeals:
-        print(f"ordeal {ordeal.seed}")
-        assert ordeal.sources["newest is live"] > 1000
-        assert ordeal.sources["newest is void"] == 0
-        for record in ordeal.records():
+def test_g7_the_newest_event_is_never_void_at_its_owner(fault_runs: list[FaultRun]) -> None:
+    for fault_run in fault_runs:
+        print(f"fault run {fault_run.seed}")
+        assert fault_run.sources["newest is live"] > 1000
+        assert fault_run.sources["newest is void"] == 0
+        for record in fault_run.records():
             for audit in record.audits:
                 assert audit.events[-1].seq == audit.position - 1
 
 
-def test_g7_also_at_a_replica_that_came_back_from_its_disk() -> None:
-    """Its log was compacted up to where it knew things to be committed; then it crashed. What it
-    remembers to be committed must not end before the collectors of what it left out."""
+def test_g7_the_newest_event_is_live_at_a_replica_that_restarted_from_its_disk() -> None:
+    """Its log was compacted up to the committed end; then it crashed. The committed end that it
+    saved must include the collectors of the positions that compaction removed."""
     cluster = cluster_of(
         {"east": 1},
         {"s": ("east", LatestPerKey())},
@@ -596,7 +598,7 @@ def test_g7_also_at_a_replica_that_came_back_from_its_disk() -> None:
         cluster.offer(start_ns + i * 2 * MS, "east/pub0", "s", [b"%d" % i], [b"k"])
     run(cluster, 700 * MS)
     world.crash("east/0")
-    world.crash("east/config")  # so that it has only its own disk to go by
+    world.crash("east/config")  # so that it has only its own disk
     world.restart("east/0")
     cluster.add_subscriber("east/late")
     run(cluster, SECOND)
@@ -610,12 +612,14 @@ def test_g7_also_at_a_replica_that_came_back_from_its_disk() -> None:
 
 
 @pytest.mark.slow
-def test_g8_one_source_a_stream_and_none_for_ones_own(ordeals: list[Ordeal]) -> None:
-    for ordeal in ordeals:
-        print(f"ordeal {ordeal.seed}: {ordeal.sources}")
-        assert ordeal.sources["pulled"] > 1000
+def test_g8_a_region_pulls_each_stream_from_one_source_and_none_of_its_own(
+    fault_runs: list[FaultRun],
+) -> None:
+    for fault_run in fault_runs:
+        print(f"fault run {fault_run.seed}: {fault_run.sources}")
+        assert fault_run.sources["pulled"] > 1000
         for wrong in ("two sources", "owner pulls", "pulled by no head, or from itself"):
-            assert ordeal.sources[wrong] == 0, wrong
+            assert fault_run.sources[wrong] == 0, wrong
 
 
 class PullsItsOwn(RegionSync):
@@ -629,7 +633,7 @@ class PullsItsOwn(RegionSync):
 
 
 class EveryReplicaPulls(RegionSync):
-    """G8 broken: replicas pull for themselves instead of leaving it to the head."""
+    """G8 broken: every replica pulls, not only the head."""
 
     def _on_advertise(self, node: str, message: Advertise) -> None:
         super()._on_advertise(node, message)
@@ -643,8 +647,8 @@ class EveryReplicaPulls(RegionSync):
     ("mutant", "wrong"),
     [(PullsItsOwn, "owner pulls"), (EveryReplicaPulls, "pulled by no head, or from itself")],
 )
-def test_g8_samples_show_a_region_that_breaks_it(mutant: type[RegionSync], wrong: str) -> None:
-    broken = Ordeal(1, mutant, load_ns=2 * SECOND)
+def test_g8_the_samples_show_a_region_that_breaks_g8(mutant: type[RegionSync], wrong: str) -> None:
+    broken = FaultRun(1, mutant, load_ns=2 * SECOND)
     assert broken.sources[wrong] > 0
 
 
@@ -656,10 +660,10 @@ def ends(cluster: Cluster, stream: str = "s") -> dict[str, int]:
 
 
 @pytest.mark.slow
-def test_g9_all_regions_reach_the_owners_end(ordeals: list[Ordeal]) -> None:
-    """Publishing had stopped before the ordeals were healed."""
-    for ordeal in ordeals:
-        for record in ordeal.records():
+def test_g9_all_regions_reach_the_owners_end(fault_runs: list[FaultRun]) -> None:
+    """Publishing had stopped before the faults were healed."""
+    for fault_run in fault_runs:
+        for record in fault_run.records():
             positions = {reading.position for reading in everybody(record)}
             assert len(positions) == 1
             assert positions.pop() > max(record.acked.values())
@@ -667,8 +671,8 @@ def test_g9_all_regions_reach_the_owners_end(ordeals: list[Ordeal]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
-def test_g9_also_after_publishing_has_stopped(seed: int) -> None:
-    """The last events are under way when links and servers fail; no event follows to help."""
+def test_g9_regions_converge_after_publishing_has_stopped(seed: int) -> None:
+    """Links and servers fail during the last events; no later event triggers a retry."""
     rng = Random(seed)
     cluster = cluster_of({"y": 2, "x": 2, "z": 1}, {"s": ("y", KeepAll())}, seed)
     world = cluster.world
@@ -685,7 +689,7 @@ def test_g9_also_after_publishing_has_stopped(seed: int) -> None:
 
 
 class Unsteady:
-    """Regions joined by ever other links, always connected, with few events and small faults."""
+    """Regions whose links change but always connect them all, with few events and small faults."""
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = Random(f"unsteady {seed}")
@@ -717,7 +721,7 @@ class Unsteady:
             self._rewire()
 
     def _rewire(self) -> None:
-        """A random tree of links, and some more; the others are cut."""
+        """Choose a random tree of links, and some more; cut the others."""
         rng, world = self.rng, self.cluster.world
         order = rng.sample(self.places, len(self.places))
         joined = {tuple(sorted((order[i], rng.choice(order[:i])))) for i in range(1, len(order))}
@@ -751,15 +755,15 @@ class Unsteady:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", UNSTEADY_SEEDS)
-def test_g9_while_regions_are_connected_somehow(seed: int) -> None:
+def test_g9_regions_converge_while_changing_links_connect_them(seed: int) -> None:
     cluster = Unsteady(seed).cluster
     wait(cluster, cluster.settled, 40 * SECOND)
     assert cluster.judge().violations == []
 
 
 @pytest.mark.slow
-def test_g9_along_a_line_of_regions() -> None:
-    """a and c never hear of each other but through b."""
+def test_g9_regions_connected_in_a_line_converge() -> None:
+    """a and c exchange events only through b."""
     streams: dict[str, tuple[str, Policy]] = {
         "s": ("a", KeepAll()),
         "t": ("c", LatestPerKey()),
@@ -786,7 +790,7 @@ def test_g9_along_a_line_of_regions() -> None:
     assert cluster.judge().violations == []
 
 
-def test_g9_the_last_event_reached_one_peer_before_the_owner_was_cut_off() -> None:
+def test_g9_an_event_that_reached_one_peer_reaches_all_without_the_owner() -> None:
     cluster = cluster_of({"y": 1, "x": 1, "z": 1}, {"s": ("y", KeepAll())})
     world = cluster.world
     publish(cluster, 5)
@@ -799,8 +803,8 @@ def test_g9_the_last_event_reached_one_peer_before_the_owner_was_cut_off() -> No
     wait(cluster, lambda: cluster.position("z/sub0", "s") == 7, 3 * SECOND)
 
 
-def test_g9_a_lead_of_one_on_a_stream_that_fell_silent() -> None:
-    """z pulls from x, which is cut off from the owner; the owner's one event is news only once."""
+def test_g9_a_lead_of_one_event_on_an_idle_stream_is_pulled() -> None:
+    """z pulls from x, which is cut off from the owner; the owner advertises its one event once."""
     cluster = cluster_of({"y": 1, "x": 1, "z": 1}, {"s": ("y", KeepAll())})
     world = cluster.world
     world.cut("y", "z")
@@ -814,8 +818,9 @@ def test_g9_a_lead_of_one_on_a_stream_that_fell_silent() -> None:
     wait(cluster, lambda: set(ends(cluster).values()) == {7}, 10 * SECOND)
 
 
-def test_g9_a_head_that_dies_with_the_news_of_a_stream() -> None:
-    """x's head hears of a new stream and is lost with that news; the next head must learn it."""
+def test_g9_a_stream_is_learned_although_the_head_that_knew_it_crashes() -> None:
+    """x's head learns of a new stream and crashes before it tells its chain; the next head must
+    learn of the stream as well."""
     cluster = cluster_of({"y": 1, "x": 3}, {"old": ("y", KeepAll())})
     world = cluster.world
     run(cluster, SECOND)
@@ -834,11 +839,11 @@ def test_g9_a_head_that_dies_with_the_news_of_a_stream() -> None:
 
 
 @pytest.mark.slow
-def test_g10_what_was_acknowledged_stands_where_the_publisher_was_told(
-    ordeals: list[Ordeal],
+def test_g10_acknowledged_events_are_at_their_acknowledged_positions(
+    fault_runs: list[FaultRun],
 ) -> None:
-    for ordeal in ordeals:
-        for record in ordeal.records():
+    for fault_run in fault_runs:
+        for record in fault_run.records():
             assert len(set(record.acked.values())) == len(record.acked)  # no position twice
             for reading in everybody(record):
                 values = [event.value for event in reading.events]
@@ -846,7 +851,7 @@ def test_g10_what_was_acknowledged_stands_where_the_publisher_was_told(
                 for event in reading.events:
                     assert record.acked.get(event.value, event.seq) == event.seq
     # There were retries to get wrong: more batches came to the heads than were offered.
-    counters = [c for ordeal in ordeals for c in ordeal.cluster.counters.values()]
+    counters = [c for fault_run in fault_runs for c in fault_run.cluster.counters.values()]
     handled = sum(c["streams/Publish"] for c in counters)
     assert handled > 1.05 * sum(c["streams/PubAck"] for c in counters)
 
@@ -859,7 +864,7 @@ def offer_steadily(cluster: Cluster, count: int, gap_ns: int) -> None:
 
 
 def assert_acked_is_kept(cluster: Cluster, reader: str) -> None:
-    """A fresh reader finds each acknowledged event where its publisher was told, and once."""
+    """A reader finds each acknowledged event once, at the acknowledged position."""
     record = cluster.records["s"]
     wait(cluster, lambda: cluster.position(reader, "s") > max(record.acked.values()))
     events = cluster.readings[reader, cluster.streams["s"]].events
@@ -876,7 +881,7 @@ ORDERS = {"head first": (0, 0), "tail first": (-1, -1), "middle first": (1, 0)}
 
 
 def lose_two_of_three(order: str, offers: int) -> None:
-    """Of three, two crash one after the other under load and never come back."""
+    """Two of three replicas crash one after the other under load and never come back."""
     cluster = cluster_of({"east": 3, "west": 1}, publishers=2, chain={"min_replicas": 1})
     world, record = cluster.world, cluster.records["s"]
     offer_steadily(cluster, offers, 10 * MS)
@@ -898,14 +903,16 @@ def lose_two_of_three(order: str, offers: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
-def test_g10_f_replicas_are_lost_for_good(order: str) -> None:
+def test_g10_acknowledged_events_survive_the_permanent_loss_of_two_of_three_replicas(
+    order: str,
+) -> None:
     lose_two_of_three(order, 400)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("offers", [100, 200])
-def test_g10_is_not_proved_without_load(offers: int) -> None:
-    """All is acknowledged before the first crash, or before the second: the story must say so."""
+def test_g10_the_test_of_lost_replicas_fails_without_load(offers: int) -> None:
+    """All is acknowledged before the first crash, or before the second: the scenario must fail."""
     with pytest.raises(AssertionError, match="waited"):
         lose_two_of_three("head first", offers)
 
@@ -913,7 +920,7 @@ def test_g10_is_not_proved_without_load(offers: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_g10_all_replicas_crash_and_keep_their_disks(seed: int) -> None:
-    """Again and again, at any moment, losing what was not synced; retries are not doubled."""
+    """They crash five times at random moments and lose unsynced data; no retry is stored twice."""
     rng = Random(seed)
     cluster = cluster_of({"east": 3, "west": 1}, seed=seed, publishers=2)
     cluster.world.disks.sync_ns = 2 * MS  # so that much is under way at a crash
@@ -934,8 +941,8 @@ def test_g10_all_replicas_crash_and_keep_their_disks(seed: int) -> None:
 
 
 def rule_whose_ack_is_lost(cluster: Cluster) -> None:
-    """pub0's rule is committed, but its ack is lost; meanwhile pub1 changes the retention so that
-    such a rule would not be taken any more; then pub0 tries again."""
+    """pub0's rule is committed, but its ack is lost; pub1 changes the retention so that such a rule
+    would be refused; then pub0 retries."""
     world = cluster.world
     publish(cluster, 3, "east/pub1")
     settle(cluster)
@@ -952,7 +959,7 @@ def rule_whose_ack_is_lost(cluster: Cluster) -> None:
 
 
 def test_g10_a_number_is_not_used_again_after_a_refusal() -> None:
-    """Whatever the publisher was told about its rule, what it offers next is not taken for it."""
+    """The publisher's next event must not be treated as a retry of the rule."""
     cluster = cluster_of({"east": 1, "west": 1}, publishers=2)
     rule_whose_ack_is_lost(cluster)
     cluster.offer(cluster.world.now_ns, "east/pub0", "s", [b"x"])
@@ -962,16 +969,16 @@ def test_g10_a_number_is_not_used_again_after_a_refusal() -> None:
     assert {e.value: e.seq for e in reading.events}.get(b"x") == cluster.records["s"].acked[b"x"]
 
 
-def test_g10_a_retry_is_not_refused_for_what_has_changed_since() -> None:
-    """Told that it failed, a publisher would offer it again by another name: published twice."""
+def test_g10_a_retry_is_not_refused_because_the_rules_changed_since() -> None:
+    """After a refusal a publisher would offer the rule again under a new number: stored twice."""
     cluster = cluster_of({"east": 1, "west": 1}, publishers=2)
     rule_whose_ack_is_lost(cluster)
     assert cluster.failed == []
     assert len(cluster.records["s"].acked) == 5
 
 
-def test_g10_two_refusals_of_one_batch_do_not_cost_another() -> None:
-    """A slow link: the batch is sent twice before the first refusal comes back."""
+def test_g10_two_refusals_of_one_batch_do_not_fail_the_next() -> None:
+    """On a slow link, a batch is sent twice before the first refusal arrives."""
     cluster = cluster_of({"east": 1, "west": 1}, {"s": ("east", KeepLast(50))}, publishers=2)
     world = cluster.world
     publish(cluster, 3, "east/pub1")

@@ -1,4 +1,4 @@
-"""What grows with the number of streams and publishers still fits into messages."""
+"""State that grows with the number of streams and publishers is sent in parts."""
 
 from collections import deque
 from random import Random
@@ -33,16 +33,16 @@ def test_a_region_with_many_streams_advertises_in_parts_that_count_as_one() -> N
     east.advertised.clear()
     east.out = []
     east._advertise("west/0")
-    said = [effect.message for effect in east.out if isinstance(effect, Send)]
-    assert all(isinstance(message, Advertise) for message in said)
+    sent = [effect.message for effect in east.out if isinstance(effect, Send)]
+    assert all(isinstance(message, Advertise) for message in sent)
     codec = Codec(message_types())
-    for message in said:
+    for message in sent:
         codec.encode(message)  # none is too large
     heard_ns = west.peers["east"].heard_ns
-    for message in said[:-1]:
+    for message in sent[:-1]:
         west.step(west.now_ns + 1, Received("east/0", message))
-    assert west.peers["east"].heard_ns == heard_ns  # half of it does not count
-    west.step(west.now_ns + 1, Received("east/0", said[-1]))
+    assert west.peers["east"].heard_ns == heard_ns  # it does not count before its last part
+    west.step(west.now_ns + 1, Received("east/0", sent[-1]))
     assert west.peers["east"].heard_ns > heard_ns
     assert all(info.stream_id in west.peers["east"].ends for info in infos)
 
@@ -56,7 +56,7 @@ def test_many_publishers_reach_a_new_replica_in_parts() -> None:
     world.crash("east/1")
     wait(cluster, lambda: [m.name for m in cluster.members("east")] == ["east/0"])
     dedup = world.machine("east/0").layers["chain"].logs[stream].dedup
-    for n in range(40_000):  # as if so many had published one event each
+    for n in range(40_000):  # as if 40,000 publishers had published one event each
         publisher = (1000 + n).to_bytes(8, "big") + bytes(8)
         dedup.publishers[publisher] = PublisherState(2, deque([(1, 1, 1)]), 1000)
     assert len(dedup.snapshot(4)) > 1 << 20
@@ -68,7 +68,7 @@ def test_many_publishers_reach_a_new_replica_in_parts() -> None:
     assert heal_and_judge(cluster) == []
 
 
-def test_a_log_forgets_the_longest_silent_when_there_are_too_many() -> None:
+def test_dedup_forgets_the_publishers_that_were_silent_longest_when_there_are_too_many() -> None:
     dedup = Dedup(64, ttl_ns=1 << 60, publishers_max=100)
     for n in range(1, 151):
         publisher = n.to_bytes(8, "big") + bytes(8)
@@ -79,7 +79,7 @@ def test_a_log_forgets_the_longest_silent_when_there_are_too_many() -> None:
     assert (150).to_bytes(8, "big") + bytes(8) in dedup.publishers
     forgotten = (1).to_bytes(8, "big") + bytes(8)
     again = Batch.of(bytes(16), [b"v"], publisher=forgotten, pub_no=1)
-    assert dedup.check(again, 2000).kind == 4  # expired: never taken for a new one
+    assert dedup.check(again, 2000).kind == 4  # EXPIRED, not NEW
 
 
 @pytest.mark.parametrize("alien", [True, False])
@@ -87,9 +87,9 @@ def test_a_batch_of_another_stream_is_refused(alien: bool) -> None:
     cluster = cluster_of({"east": 1, "west": 1})
     settle(cluster)
     head, stream = cluster.world.machine("east/0"), cluster.streams["s"]
-    where = b"y" * 16 if alien else stream
-    batch = Batch.of(where, [b"v"], publisher=b"\1" * 16, pub_no=1)
+    batch_stream = b"y" * 16 if alien else stream
+    batch = Batch.of(batch_stream, [b"v"], publisher=b"\1" * 16, pub_no=1)
     now_ns = cluster.world.now_ns
-    said = head.step(now_ns, Received("somebody", Publish(stream, batch)))
-    nacks = [e.message for e in said if isinstance(e, Send) and isinstance(e.message, PubNack)]
+    effects = head.step(now_ns, Received("client", Publish(stream, batch)))
+    nacks = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, PubNack)]
     assert [nack.why for nack in nacks] == (["bad-event"] if alien else [])

@@ -1,8 +1,8 @@
-"""G2, G4, G11, G12 and R12 of the mesh under faults, judged from outside; G13 by the clock.
+"""G2, G4, G11, G12 and R12 of the mesh under faults, checked by the judge; G13 by delivery times.
 
-A few ordeals (a seed and a preset: two regions, three streams, clients that come, go, stall and
-crash, links and servers that fail) are run once and looked at by several tests. Within them every
-client watches its own invariants after every step (`meshes.Watched`).
+A few fault runs (a seed and a preset: two regions, three streams, clients that join, leave, stall
+and crash, links and servers that fail) are made once and examined by several tests. In them every
+client checks its own invariants after every step (`meshes.Watched`).
 """
 
 import itertools
@@ -33,13 +33,13 @@ FAULTS = (
     *("crash", "crash", "pause", "leave", "join", "join", "slow", "cut", "one-way cut"),
     *("off server", "reset", "replica", "all replicas", "region", "lossy"),
 )
-ordeals = pytest.mark.parametrize(
+fault_runs = pytest.mark.parametrize(
     ("seed", "preset"), [*((seed, "default") for seed in SEEDS), (1, "paper"), (2, "paper")]
 )
 
 
-class Ordeal:
-    """Small buffers, so that they overflow; every fault; then healing."""
+class FaultRun:
+    """A mesh with small buffers that overflow, under all `FAULTS`; then all faults are healed."""
 
     def __init__(self, seed: int, preset: str) -> None:
         self.rng = Random(f"mesh ordeal {seed}")
@@ -48,15 +48,14 @@ class Ordeal:
             {"east": 2, "west": 1},
             STREAMS,
             seed,
-            mesh=replace(
-                PRESETS[preset], fanout=2, server_fanout=2
-            ),  # of so few clients servers would tell all
+            # With a larger fanout servers would notify all of these few clients.
+            mesh=replace(PRESETS[preset], fanout=2, server_fanout=2),
             publishers=1,
             client={"keep_bytes_max": 20_000, "early_bytes_max": 10_000, "asks_max": 8},
             server={"compact_ns": 300 * MS, "compact_share": 0.2},
         )
         self.joined = 0
-        self.suffered: list[str] = []
+        self.faults: list[str] = []
         for _ in range(8):
             self._join("east")
         for _ in range(3):
@@ -135,20 +134,20 @@ class Ordeal:
         else:
             world.cut("east", "west")
             heal = lambda: world.mend("east", "west")  # noqa: E731
-        self.suffered.append(kind)
+        self.faults.append(kind)
         world.call(world.now_ns + for_ns, lambda _: heal())
 
 
 @cache
-def ordeal(seed: int, preset: str) -> Ordeal:
-    return Ordeal(seed, preset)
+def fault_run(seed: int, preset: str) -> FaultRun:
+    return FaultRun(seed, preset)
 
 
 @pytest.mark.slow
-@ordeals
-def test_g2_positions_rise_without_gaps_from_the_start_asked_for(seed: int, preset: str) -> None:
-    """(And G11, G12: `Watched` has looked at each step of each client.)"""
-    cluster = ordeal(seed, preset).cluster
+@fault_runs
+def test_g2_positions_rise_without_gaps_from_the_requested_start(seed: int, preset: str) -> None:
+    """(G11 and G12 too: `Watched` checks them after each step of each client.)"""
+    cluster = fault_run(seed, preset).cluster
     readings = [r for record in cluster.records.values() for r in record.readings]
     assert len(readings) > 20, (seed, preset)
     for name, record in cluster.records.items():
@@ -163,10 +162,10 @@ def test_g2_positions_rise_without_gaps_from_the_start_asked_for(seed: int, pres
 
 
 @pytest.mark.slow
-@ordeals
-def test_g4_every_client_gets_every_event_or_a_void_over_it(seed: int, preset: str) -> None:
-    one = ordeal(seed, preset)
-    assert set(one.suffered) == set(FAULTS), (seed, preset)
+@fault_runs
+def test_g4_every_client_gets_every_event_or_its_void(seed: int, preset: str) -> None:
+    one = fault_run(seed, preset)
+    assert set(one.faults) == set(FAULTS), (seed, preset)
     assert one.settled, (seed, preset, one.cluster.names)
     tally = one.cluster.judge()
     assert tally.violations == [], (seed, preset)
@@ -175,10 +174,10 @@ def test_g4_every_client_gets_every_event_or_a_void_over_it(seed: int, preset: s
     assert tally.void > 0, (seed, preset)  # voids pass through the mesh like events
 
 
-@ordeals
-def test_g4_peers_carry_their_part(seed: int, preset: str) -> None:
-    """The ordeal would prove nothing of the mesh if servers had sent everything."""
-    cluster = ordeal(seed, preset).cluster
+@fault_runs
+def test_g4_peers_deliver_a_substantial_share(seed: int, preset: str) -> None:
+    """If servers had sent everything, the fault run would prove nothing about the mesh."""
+    cluster = fault_run(seed, preset).cluster
     of_peers, of_server, fallback = (
         sum(cluster.counters[c][f"mesh.{what}"] for c in cluster.clients)
         for what in ("positions-from-peers", "positions-from-server", "fallback")
@@ -187,9 +186,9 @@ def test_g4_peers_carry_their_part(seed: int, preset: str) -> None:
     assert fallback > 0, (seed, preset)
 
 
-@ordeals
-def test_g11_g12_what_is_remembered_stays_bounded(seed: int, preset: str) -> None:
-    cluster = ordeal(seed, preset).cluster
+@fault_runs
+def test_g11_g12_state_about_peers_stays_bounded(seed: int, preset: str) -> None:
+    cluster = fault_run(seed, preset).cluster
     view_max = PRESETS[preset].view_max
     for name in cluster.clients:
         client = cluster.world.machine(name)
@@ -198,13 +197,13 @@ def test_g11_g12_what_is_remembered_stays_bounded(seed: int, preset: str) -> Non
             assert len(feed.leaning) <= 2 * view_max, (seed, name)
             assert set(feed.active) <= set(cluster.clients), (seed, name)
             assert feed.early == [], (seed, name)
-            assert feed.asks == [] or not ordeal(seed, preset).settled, (seed, name)
+            assert feed.asks == [] or not fault_run(seed, preset).settled, (seed, name)
         assert len(client.late) <= len(client.up), (seed, name)
 
 
-@ordeals
-def test_r12_after_a_silence_the_servers_are_asked(seed: int, preset: str) -> None:
-    """Every client is cut off from all others and from one server, which told it of nothing."""
+@fault_runs
+def test_r12_silent_clients_poll_the_servers(seed: int, preset: str) -> None:
+    """Every client is cut off from all others and from one server, so that none notifies it."""
     cluster = mesh_of(5, {"east": 2}, seed=seed, mesh=PRESETS[preset])
     publish(cluster, 20)
     settle(cluster)
@@ -226,7 +225,7 @@ def test_r12_after_a_silence_the_servers_are_asked(seed: int, preset: str) -> No
 
 
 def delivery_times(cluster: Cluster, count: int, gap_ns: int) -> dict[tuple[str, int], int]:
-    """Publish with pauses; how long each event took to each client."""
+    """Publish with pauses; returns (client, position) → the time until delivery."""
     world, took = cluster.world, {}
     first = len(cluster.records["s"].offered) + 1
     sent_ns = {first + i: world.now_ns + i * gap_ns for i in range(count)}
@@ -246,7 +245,7 @@ def delivery_times(cluster: Cluster, count: int, gap_ns: int) -> dict[tuple[str,
 
 @cache
 def worst(seed: int, preset: str, kind: str) -> int:
-    """The longest that any event took to any of those that nothing befell."""
+    """The longest delivery time to a client that had no fault, while others have this fault."""
     cluster = mesh_of(10, {"east": 1}, seed=seed, mesh=PRESETS[preset])
     publish(cluster, 50)
     run(cluster, 2 * SECOND)
@@ -264,8 +263,8 @@ def worst(seed: int, preset: str, kind: str) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("kind", ["pause", "crash", "cut", "reset"])
-def test_g13_a_client_that_stalls_or_dies_delays_no_other(kind: str, preset: str) -> None:
-    """Not by more than a deadline and a server's round trip over what it takes anyway."""
+def test_g13_a_client_that_stalls_or_crashes_delays_no_other(kind: str, preset: str) -> None:
+    """Others are delayed by at most a deadline and a server's round trip."""
     slack_ns = 20 * MS + 5 * MS
     for seed in SEEDS[:2]:
         found, usual = worst(seed, preset, kind), worst(seed, preset, "nothing")
@@ -284,8 +283,8 @@ def strike(world: World, name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_g13_a_slow_client_is_answered_by_servers_not_waited_for(seed: int) -> None:
-    """One client's links are slow both ways: it is late itself, nobody else is."""
+def test_g13_a_slow_client_does_not_delay_the_others(seed: int) -> None:
+    """One client's links are slow both ways: its deliveries are late, those of others are not."""
     cluster = mesh_of(10, {"east": 1}, seed=seed)
     publish(cluster, 50)
     run(cluster, 3 * SECOND)

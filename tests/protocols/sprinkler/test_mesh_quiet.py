@@ -1,6 +1,6 @@
-"""What a mesh costs when there is nothing to do, and in odd states: no request at network speed.
+"""The cost of a mesh that has nothing to do, also in unusual states: no loop at network speed.
 
-Rates are inputs of clients (messages and timers) per client and simulated second.
+Rates are inputs (messages and timers) per client and simulated second.
 """
 
 from collections.abc import Callable
@@ -40,7 +40,7 @@ def counted(count: int, regions: dict[str, int] | None = None, **options: object
 
 
 def rate(cluster: Cluster, seconds: int, names: list[str] | None = None) -> float:
-    """Steps per client and second, over the next so many."""
+    """Steps per client and second, over the next `seconds`."""
     machines = [cluster.world.machine(c) for c in names or cluster.clients]
     before = sum(m.steps for m in machines)
     run(cluster, seconds * SECOND)
@@ -48,7 +48,7 @@ def rate(cluster: Cluster, seconds: int, names: list[str] | None = None) -> floa
 
 
 def received(cluster: Cluster) -> int:
-    """Messages that clients have got so far."""
+    """Messages that clients have received so far."""
     tags = [tag_of(kind) for kind in Counted.handlers]
     return sum(cluster.counters[c][tag] for c in cluster.clients for tag in tags)
 
@@ -62,11 +62,11 @@ def test_a_hundred_clients_at_rest_are_quiet() -> None:
     before = received(cluster)
     steps = rate(cluster, 20)
     assert (received(cluster) - before) / 100 / 20 < 1.5  # a view a second, now and then a poll
-    assert steps < 8  # with timers, and sessions that come and go
+    assert steps < 8  # including timers, and sessions that open and close
 
 
-def test_r12_as_printed_every_shuffle_is_told() -> None:
-    """F notifications every S: for each client 4 / 30 ms = 133 a second, come what may."""
+def test_r12_with_the_paper_preset_every_shuffle_notifies() -> None:
+    """F notifications every S: each client receives 4 / 30 ms = 133 a second, even at rest."""
     cluster = counted(30, mesh=paper_mesh())
     publish(cluster, 20)
     settle(cluster)
@@ -86,7 +86,7 @@ def settled_mesh(count: int = 8, regions: dict[str, int] | None = None) -> Clust
 
 
 def inject(cluster: Cluster, to: str, by: str, message: object, every_ns: int = 0) -> None:
-    """Have `to` get a message as if from `by`, once or again and again."""
+    """Deliver a message to `to` as if from `by`, once or every `every_ns`."""
 
     def do(world: object) -> None:
         cluster.world.at(cluster.world.now_ns, to, Received(by, message))
@@ -98,7 +98,7 @@ def inject(cluster: Cluster, to: str, by: str, message: object, every_ns: int = 
 
 @pytest.mark.parametrize("wanting", [False, True])
 @pytest.mark.parametrize("how", ["crash", "pause", "cut"])
-def test_all_servers_down_for_half_a_minute(how: str, wanting: bool) -> None:
+def test_clients_stay_quiet_while_all_servers_are_down(how: str, wanting: bool) -> None:
     cluster = settled_mesh()
     world, stream = cluster.world, cluster.streams["s"]
     for server in cluster.regions["east"]:
@@ -109,7 +109,7 @@ def test_all_servers_down_for_half_a_minute(how: str, wanting: bool) -> None:
         else:
             for client in cluster.clients:
                 world.cut(client, server)
-    if wanting:  # they have been told of more than anybody can give them now
+    if wanting:  # they were notified of positions that no node can send
         for n in range(8):
             inject(cluster, f"east/c{n}", f"east/c{(n + 1) % 8}", MeshNotify(stream, 500))
     assert rate(cluster, 30) < 30
@@ -120,7 +120,7 @@ def test_all_servers_down_for_half_a_minute(how: str, wanting: bool) -> None:
     assert rate(cluster, 10) < 8
 
 
-def test_a_stream_that_no_server_knows() -> None:
+def test_clients_of_a_stream_that_no_server_knows_stay_quiet() -> None:
     cluster = settled_mesh()
     for client in cluster.clients:
         for start in (0, 1, 77):
@@ -132,8 +132,8 @@ def test_a_stream_that_no_server_knows() -> None:
     settle(cluster)
 
 
-def test_a_server_that_stays_behind() -> None:
-    """One of two replicas is cut off from the chain, not from clients: it knows less than they."""
+def test_a_server_that_stays_behind_causes_no_loop_of_requests() -> None:
+    """One of two replicas is cut off from the chain, but not from clients, which know more."""
     cluster = settled_mesh(8, {"east": 2})
     world = cluster.world
     for other in ("east/1", "east/config", "east/pub0"):
@@ -162,8 +162,8 @@ LIES: dict[str, Callable[[bytes], object]] = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_peer_that_talks_nonsense_costs_its_own_rate(lie: str) -> None:
-    """Twenty times a second to one client: a few messages each, no delay, nothing grows."""
+def test_false_messages_of_a_peer_cost_at_most_their_own_rate(lie: str) -> None:
+    """A peer sends a false message 20 times a second: few extra steps, no delay, bounded state."""
     cluster = settled_mesh(6, {"east": 2})
     stream = cluster.streams["s"]
     quiet = rate(cluster, 5)
@@ -181,13 +181,13 @@ def test_a_peer_that_talks_nonsense_costs_its_own_rate(lie: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_storm_of_leaving_and_joining() -> None:
-    """Clients that unfollow and follow again all the time; the others get on."""
+def test_clients_that_leave_and_join_repeatedly_do_not_overload_the_others() -> None:
+    """Some clients unfollow and follow again all the time; the others are served."""
     cluster = settled_mesh(10, {"east": 1})
     world, stream = cluster.world, cluster.streams["s"]
     fickle = [f"east/c{n}" for n in range(5)]
     for name in fickle:
-        # What it gets while it comes and goes is not judged: each time it begins anew.
+        # Its deliveries are not judged, because each Follow starts again at position 1.
         cluster.subscribers.remove(name)
         del cluster.world._on_deliver[name]
         for i in range(25):
@@ -205,20 +205,20 @@ def test_a_storm_of_leaving_and_joining() -> None:
     assert rate(cluster, 10) < 8
     publish(cluster, 20)
     settle(cluster)
-    # Nobody leans on, tells or waits for those who left.
+    # No client keeps those that left among its leaning or active peers.
     for n in range(5, 10):
         feed = feed_of(cluster, f"east/c{n}")
         assert not {*feed.leaning, *feed.active} & set(fickle)
 
 
-def test_a_client_that_follows_another_stream_only_is_left_alone() -> None:
+def test_a_client_that_does_not_follow_a_stream_is_removed_from_its_views() -> None:
     cluster = mesh_of(
         0, streams={"s": ("east", KeepAll()), "t": ("east", KeepAll())}, client_type=Counted
     )
     for n in range(6):
         cluster.add_client(f"east/c{n}", {"s": 1} if n else {"t": 1})
     run(cluster, 3 * SECOND)
-    for n in range(1, 6):  # somebody told them that c0 is one of them
+    for n in range(1, 6):  # as if another client had introduced c0
         feed_of(cluster, f"east/c{n}").view.peers.append("east/c0")
     publish(cluster, 500)
     settle(cluster)
@@ -229,8 +229,8 @@ def test_a_client_that_follows_another_stream_only_is_left_alone() -> None:
     assert cluster.world.machine("east/c0").steps - before < 20
 
 
-def test_a_paused_server_is_not_buried_under_what_it_missed() -> None:
-    """A single server sleeps for 20 s with everybody waiting for it, then wakes up."""
+def test_a_server_that_resumes_gets_a_bounded_number_of_requests() -> None:
+    """The only server is paused for 20 s while all clients request events from it."""
     cluster = settled_mesh(8, {"east": 1})
     world, stream = cluster.world, cluster.streams["s"]
     world.pause("east/0")

@@ -1,7 +1,7 @@
-"""The mesh's rules: each one's story, told with the rule and without it (`tests/mutations.py`).
+"""The mesh's rules: a scenario for each, run with the rule and without it (`tests/mutations.py`).
 
-To show one rule at work the others that would make up for it in time are switched off: timers an
-hour long, servers that tell nobody or are cut off.
+Mechanisms that would compensate for the missing rule are switched off: timers are an hour long,
+servers do not notify or are cut off.
 """
 
 import itertools
@@ -17,7 +17,7 @@ from surecast.protocols.sprinkler.messages import MeshNotify, MeshRequest
 from surecast.sim.links import Link
 from surecast_lab.swarm.cluster import Cluster
 from tests import mutations
-from tests.helpers import publish, run, settle, tell_each
+from tests.helpers import each_scenario, publish, run, settle
 from tests.protocols.sprinkler.meshes import (
     HOUR,
     SILENT_HUB,
@@ -29,7 +29,7 @@ from tests.protocols.sprinkler.meshes import (
     positions,
 )
 
-Story = Callable[[type | None], list[str]]
+Scenario = Callable[[type | None], list[str]]
 
 PATIENT = {"silence_ns": HOUR, "silence_ns_max": HOUR}  # a client that never polls
 
@@ -43,10 +43,10 @@ def told(
 
 
 def behind(cluster: Cluster, *clients: str) -> list[str]:
-    """Who has not got all that was acknowledged; else what the judge says."""
+    """A line for each of the clients (default: all) that lacks acknowledged events."""
     end = len(cluster.records["s"].acked) + 1
     late = {c: p for c, p in positions(cluster).items() if p != end and c in (clients or (c,))}
-    return [f"{c} stands at {p}, not {end}" for c, p in late.items()]
+    return [f"{c} is at {p}, not {end}" for c, p in late.items()]
 
 
 def full_views(cluster: Cluster) -> None:
@@ -55,7 +55,7 @@ def full_views(cluster: Cluster) -> None:
 
 
 def last_before_a_pause(mutant: type | None) -> list[str]:
-    """A few events, then nothing: the last ones still reach those that are picked later."""
+    """A few events, then none: the last ones still reach peers that are picked later."""
     mesh = MeshConfig(fanout=1, server_fanout=1, shuffle_ns=100 * MS, gossip_ns=HOUR, mutual=False)
     cluster = told(10, mutant, mesh, client=PATIENT)
     run(cluster, SECOND)
@@ -67,7 +67,7 @@ def last_before_a_pause(mutant: type | None) -> list[str]:
 
 
 def peer_that_has_less(mutant: type | None) -> list[str]:
-    """c1 said more than it has; c2, which has it, speaks up later; servers cannot be reached."""
+    """c1 notifies of more than it has; later c2, which has it, does. Servers are unreachable."""
     cluster = told(3, mutant, MeshConfig(gossip_ns=HOUR, shuffle_ns=HOUR), client=PATIENT)
     run(cluster, SECOND)
     publish(cluster, 5)
@@ -89,7 +89,7 @@ def peer_that_has_less(mutant: type | None) -> list[str]:
 
 
 def wait_for(cluster: Cluster, position: int) -> None:
-    """Let all clients get so far, whatever is switched off."""
+    """Bring all clients to this position, also if notifications are switched off."""
     for name in cluster.clients:
         ask(cluster, name)
     run(cluster, SECOND)
@@ -97,22 +97,22 @@ def wait_for(cluster: Cluster, position: int) -> None:
 
 
 def ask(cluster: Cluster, name: str) -> None:
-    """As if the server had told `name` of all it has."""
+    """Deliver a notification of all events to the client `name`, as if from the server."""
     stream, end = cluster.streams["s"], len(cluster.records["s"].offered) + 1
     notify = Received("east/0", MeshNotify(stream, end))
     cluster.world.at(cluster.world.now_ns, name, notify)
 
 
 def tell_only(cluster: Cluster, name: str) -> None:
-    """Let the server know one client."""
+    """Make the server know and notify this client only."""
     mesh = cluster.world.machine("east/0").layers["sprinkler.mesh"].meshes[cluster.streams["s"]]
     mesh.view.peers, mesh.active = [name], [name]
 
 
 def names_that_die_out(mutant: type | None) -> list[str]:
-    """Small views mix for long without a server: how many, at a time, are known to nobody?
+    """Small views mix for long without a server. Measures the share of clients in no view.
 
-    Chance alone strikes off five times as many as when a sender is sure to be known by one.
+    Random removal alone loses five times as many clients as when a sender is always kept.
     """
     mesh = MeshConfig(view_max=4, fanout=2, server_fanout=2, gossip_ns=200 * MS, server_every=10**9)
     cluster = told(40, mutant, mesh)
@@ -123,11 +123,11 @@ def names_that_die_out(mutant: type | None) -> list[str]:
         edges = graph(cluster)
         unknown += len(set(edges) - {peer for peers in edges.values() for peer in peers})
     share = unknown / 30 / 40
-    return [f"{share:.1%} of all clients are known to nobody"] if share > 0.04 else []
+    return [f"{share:.1%} of all clients are in no view"] if share > 0.04 else []
 
 
 def names_of_the_dead(mutant: type | None) -> list[str]:
-    """Two of fourteen leave for good: in time nobody speaks of them."""
+    """Two of fourteen clients leave for good: in time they are in no view."""
     cluster = told(14, mutant, server={})
     run(cluster, 3 * SECOND)
     for name in ("east/c0", "east/c1"):
@@ -151,7 +151,7 @@ def hole_in_the_middle(mutant: type | None) -> list[str]:
     cluster.world.mend("east/c0", "east/0")
     machine = cluster.world.machine("east/c0")
     for feed in machine.feeds.values():
-        feed.joined = True  # as if it had met a server long ago
+        feed.joined = True  # as if a server had answered it before
         feed.asks.clear()
     stream = cluster.streams["s"]
     notify = Received("east/c1", MeshNotify(stream, 51))
@@ -161,7 +161,7 @@ def hole_in_the_middle(mutant: type | None) -> list[str]:
 
 
 def asked_a_sleeper(mutant: type | None) -> list[str]:
-    """c1 said that it has news and fell asleep before it was asked."""
+    """c1 notifies of new events and is paused before it gets the request."""
     mesh = MeshConfig(gossip_ns=HOUR, shuffle_ns=HOUR)
     cluster = told(2, mutant, mesh, client=PATIENT)
     run(cluster, SECOND)
@@ -176,7 +176,7 @@ def asked_a_sleeper(mutant: type | None) -> list[str]:
 
 
 def asked_the_dead(mutant: type | None) -> list[str]:
-    """The same, but it died, and there are no deadlines."""
+    """c1 notifies of new events and crashes before it gets the request; no deadlines."""
     mesh = MeshConfig(gossip_ns=HOUR, shuffle_ns=HOUR)
     forever = {"deadline_ns_min": HOUR, "server_retry_ns": HOUR}
     cluster = told(2, mutant, mesh, client={**PATIENT, **forever})
@@ -192,7 +192,7 @@ def asked_the_dead(mutant: type | None) -> list[str]:
 
 
 def nobody_says_anything(mutant: type | None) -> list[str]:
-    """The server tells one client, clients do not know each other."""
+    """The server notifies one client, and clients do not know each other."""
     cluster = told(4, mutant, MeshConfig(gossip_ns=HOUR, shuffle_ns=HOUR))
     run(cluster, SECOND)
     introduce(cluster, {name: [] for name in cluster.clients})
@@ -202,7 +202,7 @@ def nobody_says_anything(mutant: type | None) -> list[str]:
 
 
 def picked_by_nobody(mutant: type | None) -> list[str]:
-    """c0 knows the others, none of them knows c0; the server tells another."""
+    """c0 knows the others, none of them knows c0; the server notifies another client."""
     mesh = MeshConfig(gossip_ns=HOUR, shuffle_ns=500 * MS)
     cluster = told(5, mutant, mesh, client=PATIENT)
     run(cluster, SECOND)
@@ -221,7 +221,7 @@ def picked_by_nobody(mutant: type | None) -> list[str]:
 
 
 def much_comes_early(mutant: type | None) -> list[str]:
-    """c0 is a slow link away from its server and gets the new from peers, the old not at all."""
+    """c0 has a slow link to its server: it gets new events from peers, and no old ones."""
     options = {"early_bytes_max": 5000, "keep_bytes_max": 5000}
     cluster = told(6, mutant, client=options, server={})
     run(cluster, 3 * SECOND)
@@ -243,7 +243,7 @@ def much_comes_early(mutant: type | None) -> list[str]:
 
 
 def no_room_for_what_was_asked(mutant: type | None) -> list[str]:
-    """c1 sends more than c0 has room for, since what comes before it is still under way."""
+    """c2's early events exceed c0's buffer because the events before them arrive later from c1."""
     mesh = MeshConfig(gossip_ns=HOUR, shuffle_ns=HOUR)
     cluster = told(3, mutant, mesh, client={**PATIENT, "early_bytes_max": 4000})
     run(cluster, SECOND)
@@ -277,7 +277,7 @@ def no_room_for_what_was_asked(mutant: type | None) -> list[str]:
 
 
 def peers_far_from_each_other(mutant: type | None) -> list[str]:
-    """Round trips between clients exceed the shortest deadline: peers serve all the same."""
+    """Round trips between clients exceed the shortest deadline; peers must still serve."""
     cluster = told(10, mutant, server={})
     for a in cluster.clients:
         for b in cluster.clients:
@@ -292,7 +292,7 @@ def peers_far_from_each_other(mutant: type | None) -> list[str]:
 
 
 def server_that_dies(mutant: type | None) -> list[str]:
-    """All turn to the other replica, whom none has talked to: do they hear of news soon?"""
+    """All clients move to the other replica, which must notify them soon without knowing them."""
     options = {"regions": {"east": 2}, "chain": {"min_replicas": 1}, "server": {}}
     cluster = told(10, mutant, MeshConfig(gossip_ns=HOUR), **options)
     publish(cluster, 20)
@@ -309,22 +309,22 @@ def server_that_dies(mutant: type | None) -> list[str]:
     publish(cluster, 1300)
     settle(cluster)
     late = {name: ns for name, ns in longest.items() if ns > 700 * MS}
-    return [f"{name} heard nothing for {ns // MS} ms" for name, ns in late.items()]
+    return [f"{name} received nothing for {ns // MS} ms" for name, ns in late.items()]
 
 
 def start_far_ahead(mutant: type | None) -> list[str]:
-    """A client waits for a position to come: it does not send others after what does not exist."""
+    """A client starts at a future position: it must not make others request what does not exist."""
     cluster = told(6, mutant, server={})
     publish(cluster, 20)
     run(cluster, 3 * SECOND)
     cluster.add_client("east/f", {"s": 5000})
     run(cluster, 20 * SECOND)
     asked = cluster.counters["east/f"]["sprinkler/MeshRequest"]
-    return [f"it was asked {asked} times for what nobody has"] if asked else []
+    return [f"it received {asked} requests for positions that do not exist"] if asked else []
 
 
 def two_meshes(mutant: type | None) -> list[str]:
-    """Half of the clients knew one server, half the other; then everybody can reach everybody."""
+    """Half of the clients know one server, half the other; the two meshes must join."""
     cluster = mesh_of(0, {"east": 2}, client_type=MeshPeer, mutant=mutant)
     world, servers = cluster.world, cluster.regions["east"]
     for n in range(12):
@@ -341,7 +341,7 @@ def two_meshes(mutant: type | None) -> list[str]:
     return ["two meshes"] if diameter(graph(cluster)) < 0 else []
 
 
-STORIES: list[tuple[str, Story, type]] = [
+SCENARIOS: list[tuple[str, Scenario, type]] = [
     ("announce", last_before_a_pause, mutations.NeverAnnounces),
     ("r12-lower-next", peer_that_has_less, mutations.NeverLowersNext),
     ("g12-reinforcement", names_that_die_out, mutations.ForgetsSenders),
@@ -361,12 +361,12 @@ STORIES: list[tuple[str, Story, type]] = [
 
 
 @pytest.mark.slow
-@tell_each(STORIES)
-def test_rule_holds(story: Story, mutant: type) -> None:
-    assert story(None) == []
+@each_scenario(SCENARIOS)
+def test_rule_holds(scenario: Scenario, mutant: type) -> None:
+    assert scenario(None) == []
 
 
 @pytest.mark.slow
-@tell_each(STORIES)
-def test_story_fails_without_the_rule(story: Story, mutant: type) -> None:
-    assert story(mutant) != []
+@each_scenario(SCENARIOS)
+def test_scenario_fails_without_the_rule(scenario: Scenario, mutant: type) -> None:
+    assert scenario(mutant) != []

@@ -1,4 +1,4 @@
-"""A server in the mesh, step by step: whom it tells, what it answers."""
+"""A server in the mesh, step by step: the clients that it notifies, and its answers."""
 
 from collections.abc import Iterator
 from random import Random
@@ -41,7 +41,7 @@ SERVERS = {"east": ("s0", "s1")}
 
 
 class Service:
-    """As much of a stream service as a mesh server looks at."""
+    """The part of a stream service that a mesh server uses."""
 
     def __init__(self) -> None:
         self.ends = {S: 5}
@@ -55,7 +55,7 @@ class Service:
 
 
 class Bench:
-    """A mesh server over such a service, and what it did since that was last looked at."""
+    """A mesh server over such a service; collects its effects."""
 
     def __init__(self, **mesh: Any) -> None:
         config = SprinklerConfig("east", "s0", SERVERS, mesh=MeshConfig(**mesh))
@@ -71,151 +71,151 @@ class Bench:
     def role(self, *members: str) -> None:
         self.give(FromBelow(RoleChanged(1, members, True, False, True)))
 
-    def says(self, peer: str, message: Any) -> None:
+    def receive(self, peer: str, message: Any) -> None:
         self.give(Received(peer, message))
 
     def timer(self, key: str) -> None:
         self.give(TimerFired(key))
 
-    def joins(self, *peers: str, end: int = 5, want: bool = False) -> None:
+    def join(self, *peers: str, end: int = 5, want: bool = False) -> None:
         for peer in peers:
-            self.says(peer, MeshView(S, (), end, want))
+            self.receive(peer, MeshView(S, (), end, want))
 
-    def commits(self, end: int, stream: LogId = S) -> None:
+    def commit(self, end: int, stream: LogId = S) -> None:
         self.service.ends[stream] = end
         self.give(FromBelow(StreamsMoved((stream,))))
 
-    def did(self) -> list[Any]:
+    def take_effects(self) -> list[Any]:
         out, self.out = self.out, []
         return out
 
-    def told(self) -> list[tuple[str, Any]]:
-        return [(e.peer, e.message) for e in self.did() if isinstance(e, Send)]
+    def take_sent(self) -> list[tuple[str, Any]]:
+        return [(e.peer, e.message) for e in self.take_effects() if isinstance(e, Send)]
 
     @property
     def mesh(self) -> Any:
         return self.server.meshes[S]
 
 
-def test_who_joins_gets_names_and_is_told_of_what_it_lacks() -> None:
+def test_a_client_that_joins_gets_a_view_and_is_notified() -> None:
     bench = Bench()
-    bench.joins("a", end=1, want=True)
-    attend, *out = bench.did()
+    bench.join("a", end=1, want=True)
+    attend, *out = bench.take_effects()
     assert attend == PassDown(Attend("sprinkler.mesh", True))
     assert out[:2] == [Send("a", MeshView(S, (), 5, False)), Send("a", MeshNotify(S, 5))]
     assert [type(e) for e in out[2:]] == [SetTimer, SetTimer]
     assert {e.key for e in out[2:]} == {"gossip", "shuffle"}
-    bench.joins("b", end=5, want=True)
-    assert bench.did() == [Send("b", MeshView(S, ("a",), 5, False))]
-    bench.joins("c", end=0)  # it does not know where to begin: it will ask
-    assert bench.told() == [("c", MeshNotify(S, 5))]  # as one of those who are told
+    bench.join("b", end=5, want=True)
+    assert bench.take_effects() == [Send("b", MeshView(S, ("a",), 5, False))]
+    bench.join("c", end=0)  # it does not know the end yet and will request it
+    assert bench.take_sent() == [("c", MeshNotify(S, 5))]  # because c is one of the active peers
 
 
-def test_who_shows_a_view_is_told_of_what_is_a_gossip_old_and_of_nothing_newer() -> None:
-    """Under load everybody is a little behind; telling each of it made servers collapse (E2)."""
+def test_a_client_that_shows_its_view_is_notified_only_of_events_older_than_a_gossip() -> None:
+    """Under load all clients are a little behind; notifying each one overloaded servers (E2)."""
     bench = Bench(server_fanout=1)
-    bench.joins("a")  # the one that is told of everything
+    bench.join("a")  # the active peer, which is always notified
     bench.timer("gossip")
-    bench.commits(9)
-    bench.did()
-    bench.joins("b", end=5)  # lacks what has just come: others will tell it
-    assert bench.told() == []
+    bench.commit(9)
+    bench.take_effects()
+    bench.join("b", end=5)  # lacks new events, of which peers will notify it
+    assert bench.take_sent() == []
     bench.timer("gossip")
-    bench.did()
-    bench.joins("b", end=5)  # lacks it still
-    assert bench.told() == [("b", MeshNotify(S, 9))]
-    bench.joins("b", end=9)
-    assert bench.told() == []
+    bench.take_effects()
+    bench.join("b", end=5)  # still lacks them
+    assert bench.take_sent() == [("b", MeshNotify(S, 9))]
+    bench.join("b", end=9)
+    assert bench.take_sent() == []
 
 
-def test_what_is_new_is_told_to_a_few_that_do_not_have_it() -> None:
+def test_a_few_clients_that_lack_new_events_are_notified() -> None:
     bench = Bench(server_fanout=2)
-    bench.joins("a", "b", "c")
-    bench.did()
-    bench.commits(9)
-    told = bench.told()
+    bench.join("a", "b", "c")
+    bench.take_effects()
+    bench.commit(9)
+    told = bench.take_sent()
     assert [message for _, message in told] == [MeshNotify(S, 9)] * 2
     assert [peer for peer, _ in told] == bench.mesh.active
     one, other = bench.mesh.active
     bench.now_ns += SECOND
     bench.service.ends[S] = 12
-    bench.says(one, MeshRequest(S, 9, 12))  # it asks before it is told
-    bench.did()
-    bench.commits(12)
-    assert bench.told() == [(other, MeshNotify(S, 12))]
+    bench.receive(one, MeshRequest(S, 9, 12))  # it requests before it is notified
+    bench.take_effects()
+    bench.commit(12)
+    assert bench.take_sent() == [(other, MeshNotify(S, 12))]
 
 
-def test_under_load_it_tells_of_several_commits_at_once() -> None:
+def test_notifications_of_several_commits_are_combined_under_load() -> None:
     bench = Bench()
-    bench.joins("a")
-    bench.did()
-    bench.commits(6)
-    assert bench.told() == [("a", MeshNotify(S, 6))]
+    bench.join("a")
+    bench.take_effects()
+    bench.commit(6)
+    assert bench.take_sent() == [("a", MeshNotify(S, 6))]
     bench.now_ns += MS
-    bench.commits(7)
-    bench.commits(8)
-    assert bench.did() == [SetTimer("tell", bench.now_ns + 4 * MS)]
+    bench.commit(7)
+    bench.commit(8)
+    assert bench.take_effects() == [SetTimer("tell", bench.now_ns + 4 * MS)]
     bench.now_ns += 4 * MS
     bench.timer("tell")
-    assert bench.told() == [("a", MeshNotify(S, 8))]
+    assert bench.take_sent() == [("a", MeshNotify(S, 8))]
     assert bench.server.untold == {}
 
 
-def test_a_congested_client_is_not_told() -> None:
+def test_a_congested_client_is_not_notified() -> None:
     bench = Bench()
-    bench.joins("a")
-    bench.did()
+    bench.join("a")
+    bench.take_effects()
     bench.give(Congested("a"))
-    bench.commits(6)
-    assert bench.told() == []
+    bench.commit(6)
+    assert bench.take_sent() == []
     bench.give(Writable("a"))
     bench.now_ns += SECOND
-    bench.commits(7)
-    assert bench.told() == [("a", MeshNotify(S, 7))]
+    bench.commit(7)
+    assert bench.take_sent() == [("a", MeshNotify(S, 7))]
 
 
-def test_without_news_nothing_is_drawn_anew() -> None:
+def test_without_new_events_the_active_peers_are_not_changed() -> None:
     bench = Bench(server_fanout=1)
-    bench.joins("a", "b")
-    bench.did()
+    bench.join("a", "b")
+    bench.take_effects()
     bench.timer("shuffle")
-    assert bench.told() == []
-    bench.commits(6)
-    bench.did()
+    assert bench.take_sent() == []
+    bench.commit(6)
+    bench.take_effects()
     for _ in range(10):
         bench.mesh.news = True
         bench.timer("shuffle")
-    assert {peer for peer, _ in bench.told()} >= {"a", "b"} - {*bench.mesh.active}
+    assert {peer for peer, _ in bench.take_sent()} >= {"a", "b"} - {*bench.mesh.active}
 
 
-def test_as_printed_every_shuffle_is_told() -> None:
+def test_with_the_paper_preset_every_shuffle_notifies() -> None:
     bench = Bench(server_fanout=1, mutual=False)
-    bench.joins("a", "b")
-    bench.did()
+    bench.join("a", "b")
+    bench.take_effects()
     bench.timer("shuffle")
-    assert [message for _, message in bench.told()] == [MeshNotify(S, 5)]
+    assert [message for _, message in bench.take_sent()] == [MeshNotify(S, 5)]
 
 
-def test_a_mesh_that_everybody_left_is_forgotten_and_its_timers_rest() -> None:
+def test_a_mesh_without_clients_is_removed_and_its_timers_stop() -> None:
     bench = Bench()
-    bench.joins("a", "b")
-    bench.says("a", MeshLeave(S))
+    bench.join("a", "b")
+    bench.receive("a", MeshLeave(S))
     bench.give(PeerDown("b"))  # it was never up: it could not be reached
     assert (bench.mesh.view.peers, bench.mesh.active, bench.mesh.known) == ([], [], {})
-    bench.did()
+    bench.take_effects()
     bench.timer("gossip")
-    assert bench.did() == [PassDown(Attend("sprinkler.mesh", False))]
+    assert bench.take_effects() == [PassDown(Attend("sprinkler.mesh", False))]
     assert (bench.server.meshes, bench.server.running) == ({}, False)
     bench.timer("shuffle")
-    assert bench.did() == []
-    bench.joins("c")
-    assert {e.key for e in bench.did() if isinstance(e, SetTimer)} == {"gossip", "shuffle"}
+    assert bench.take_effects() == []
+    bench.join("c")
+    assert {e.key for e in bench.take_effects() if isinstance(e, SetTimer)} == {"gossip", "shuffle"}
 
 
-def test_a_session_that_ends_does_not_make_a_client_a_stranger() -> None:
+def test_a_client_stays_in_the_view_when_its_session_ends_once() -> None:
     bench = Bench()
     bench.give(PeerUp("a"))
-    bench.joins("a")
+    bench.join("a")
     bench.give(PeerDown("a"))
     assert (bench.mesh.view.peers, bench.mesh.active) == (["a"], [])
     bench.give(PeerDown("a"))
@@ -223,43 +223,43 @@ def test_a_session_that_ends_does_not_make_a_client_a_stranger() -> None:
     assert bench.server.up == {}
 
 
-def test_what_it_remembers_is_bounded() -> None:
+def test_a_servers_state_about_clients_is_bounded() -> None:
     bench = Bench(view_max=4, meshes_max=3)
     for n in range(500):
-        bench.joins(f"c{n}")
-        bench.says("x", MeshView(n.to_bytes(16, "big"), (), 1, False))
+        bench.join(f"c{n}")
+        bench.receive("x", MeshView(n.to_bytes(16, "big"), (), 1, False))
     assert len(bench.server.meshes) == 3
     assert len(bench.mesh.view.peers) == 4
     bench.timer("gossip")
     assert len(bench.mesh.known) <= 4 * 4
-    bench.says("stranger", MeshRequest(S, 1, 9))
+    bench.receive("stranger", MeshRequest(S, 1, 9))
     assert "stranger" not in bench.mesh.known
 
 
-def test_a_stream_it_does_not_know_is_told_of_when_it_appears() -> None:
+def test_a_client_of_an_unknown_stream_is_notified_when_it_appears() -> None:
     bench = Bench()
-    bench.says("a", MeshView(T, (), 1, True))
-    assert Send("a", MeshView(T, (), 0, False)) in bench.did()
-    bench.commits(3, T)
-    assert bench.told() == [("a", MeshNotify(T, 3))]
+    bench.receive("a", MeshView(T, (), 1, True))
+    assert Send("a", MeshView(T, (), 0, False)) in bench.take_effects()
+    bench.commit(3, T)
+    assert bench.take_sent() == [("a", MeshNotify(T, 3))]
 
 
 def test_g12_servers_introduce_their_clients_to_each_other() -> None:
     bench = Bench(server_every=1, server_fanout=1)
-    bench.joins("a", "b")
-    bench.did()
+    bench.join("a", "b")
+    bench.take_effects()
     bench.timer("gossip")
-    assert bench.told()[-1] == ("s1", MeshView(S, ("b", "a"), 0, False))
-    bench.says("s1", MeshView(S, ("x", "y"), 0, False))
-    ((peer, message),) = bench.told()
+    assert bench.take_sent()[-1] == ("s1", MeshView(S, ("b", "a"), 0, False))
+    bench.receive("s1", MeshView(S, ("x", "y"), 0, False))
+    ((peer, message),) = bench.take_sent()
     assert peer in ("a", "b")
     assert message == MeshView(S, ("x", "y"), 5, False)
-    assert set(bench.mesh.view.peers) == {"a", "b"}  # they are told of news over there
-    bench.says("s1", MeshView(T, ("x", "y"), 0, False))
+    assert set(bench.mesh.view.peers) == {"a", "b"}  # s1 notifies x and y itself
+    bench.receive("s1", MeshView(T, ("x", "y"), 0, False))
     assert T not in bench.server.meshes
-    bench.role("s0")  # the other was dropped from the chain
+    bench.role("s0")  # s1 was dropped from the chain
     bench.timer("gossip")
-    assert "s1" not in [peer for peer, _ in bench.told()]
+    assert "s1" not in [peer for peer, _ in bench.take_sent()]
 
 
 # ---------------------------------------------------------------- answering requests
@@ -295,7 +295,7 @@ def test_a_request_is_answered_in_parts_the_last_marked(served: Cluster) -> None
     assert {m.end for m in parts} == {21}
 
 
-def test_so_much_at_a_time_then_it_is_asked_again(served: Cluster) -> None:
+def test_a_long_range_needs_several_requests(served: Cluster) -> None:
     at, asked = 1, 0
     while at < 21:
         parts = ask(served, at, 0)
@@ -309,7 +309,7 @@ def test_so_much_at_a_time_then_it_is_asked_again(served: Cluster) -> None:
     ]
 
 
-def test_what_is_not_there_is_answered_with_the_end(served: Cluster) -> None:
+def test_a_request_beyond_the_end_is_answered_with_the_end(served: Cluster) -> None:
     parts = ask(served, 20, 30)
     assert covered(parts) == [20]
     assert (parts[-1].hi, parts[-1].end, parts[-1].last) == (30, 21, True)
@@ -321,12 +321,12 @@ def test_what_is_not_there_is_answered_with_the_end(served: Cluster) -> None:
 
 
 @pytest.mark.parametrize(("lo", "hi"), [(-5, 9), (9, 3), (5, -2), (1 << 60, 1 << 61), (5, 5)])
-def test_odd_requests_get_one_empty_answer(served: Cluster, lo: int, hi: int) -> None:
+def test_malformed_ranges_get_one_empty_answer(served: Cluster, lo: int, hi: int) -> None:
     (only,) = ask(served, lo, hi)
     assert (only.lo, only.end, only.last, only.batches) == (lo, 21, True, ())
 
 
-def test_a_congested_client_gets_one_part_and_asks_again(served: Cluster) -> None:
+def test_a_congested_client_gets_one_part_of_an_answer(served: Cluster) -> None:
     server = served.world.machine("east/0").layers["sprinkler.mesh"]
     server.step(served.world.now_ns, Congested("c"))
     (only,) = ask(served, 1, 0)

@@ -1,4 +1,4 @@
-"""Where a client begins: at the earliest, the latest, in the past, in the future; and what then."""
+"""Start positions of a client: the earliest, the latest, in the past, in the future."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def seqs(cluster: Cluster, name: str, stream: str = "s") -> list[int]:
 
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("seed", [1, 2])
-def test_late_joiners_begin_where_they_want(seed: int, preset: str) -> None:
+def test_late_joiners_begin_at_the_requested_start(seed: int, preset: str) -> None:
     cluster = mesh_of(4, {"east": 2}, seed=seed, mesh=PRESETS[preset])
     publish(cluster, 100)
     settle(cluster)
@@ -36,8 +36,8 @@ def test_late_joiners_begin_where_they_want(seed: int, preset: str) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_joiners_under_load_and_faults_of_their_server(seed: int) -> None:
-    """They join while events flow; the server they turn to dies a moment later."""
+def test_clients_that_join_under_load_survive_a_crash_of_their_server(seed: int) -> None:
+    """They join while events are published; their server crashes a moment later."""
     cluster = mesh_of(4, {"east": 2}, seed=seed, chain={"min_replicas": 1})
     publish(cluster, 200)
     for n, start in enumerate((1, 0, 50, 1, 0, 180)):
@@ -52,8 +52,8 @@ def test_joiners_under_load_and_faults_of_their_server(seed: int) -> None:
     assert seqs(cluster, "east/late2") == list(range(50, 613)), seed
 
 
-def test_the_latest_of_a_stream_that_is_not_there_yet() -> None:
-    """Its region has not heard of the stream: the client waits, and misses nothing after that."""
+def test_latest_of_a_stream_that_the_region_does_not_know_yet_begins_at_its_first_event() -> None:
+    """The client's region does not know the stream yet: the client waits and misses nothing."""
     cluster = mesh_of(0, {"west": 1, "east": 1}, {"s": ("east", KeepAll())})
     cluster.world.crash("west/0")
     cluster.world.wipe("west/0")
@@ -72,8 +72,8 @@ def test_the_latest_of_a_stream_that_is_not_there_yet() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_stream_much_larger_than_the_buffers(preset: str) -> None:
-    """20,000 events through clients that keep 10 kB: at full speed, and by those who come late."""
+def test_a_stream_much_larger_than_the_buffers_reaches_all_clients(preset: str) -> None:
+    """20,000 events through clients that keep 10 kB: at full speed, and to late joiners."""
     options = {"keep_bytes_max": 10_000, "early_bytes_max": 10_000, "reply_bytes_max": 4000}
     cluster = mesh_of(
         6, {"east": 2}, mesh=PRESETS[preset], client=options, server={"serve_bytes_max": 20_000}
@@ -99,7 +99,7 @@ def test_a_stream_much_larger_than_the_buffers(preset: str) -> None:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_voids_pass_from_client_to_client(seed: int) -> None:
-    """Latest per key: who was away gets the void of what was collected, from peers too."""
+    """Latest per key: clients that were down get voids for collected events, also from peers."""
     cluster = mesh_of(8, {"east": 1}, {"s": ("east", LatestPerKey())}, seed=seed)
     run(cluster, 2 * SECOND)
     start_ns = cluster.world.now_ns
@@ -123,7 +123,7 @@ def test_voids_pass_from_client_to_client(seed: int) -> None:
     assert cluster.judge().violations == [], seed
     voids = cluster.readings["east/c0", cluster.streams["s"]].voids
     assert sum(hi - lo for lo, hi, _ in voids) > 500, seed
-    # One whose server cannot be reached gets all of it, voids too, from another client.
+    # A client whose server is down gets everything, including voids, from another client.
     cluster.add_client("east/new", {"s": 1})
     run(cluster, 500 * MS)
     assert cluster.position("east/new", "s") == 1501
@@ -138,8 +138,8 @@ def test_voids_pass_from_client_to_client(seed: int) -> None:
     assert cluster.judge().violations == [], seed
 
 
-def test_catching_up_over_a_slow_link_takes_what_the_link_takes() -> None:
-    """A server that is sending is not silent: else others would be asked to send the same."""
+def test_catching_up_over_a_slow_link_uses_its_full_bandwidth() -> None:
+    """A server that is still sending is not treated as silent; no other is asked for the same."""
     cluster = mesh_of(4, {"east": 2})
     run(cluster, 2 * SECOND)
     world = cluster.world

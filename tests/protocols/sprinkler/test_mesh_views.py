@@ -1,4 +1,4 @@
-"""G12: the graph of views is random, of small diameter, and heals from any partition."""
+"""G12: the graph of views is random, has a small diameter, and heals from any partition."""
 
 from math import log
 
@@ -22,7 +22,7 @@ VIEWS_ONLY = MeshConfig(shuffle_ns=3600 * SECOND)  # gossip as by default, nothi
 
 
 def crossing(cluster: Cluster, groups: list[list[Peer]]) -> list[int]:
-    """How many edges leave each group."""
+    """The number of edges that leave each group."""
     edges = graph(cluster)
     return [sum(p not in group for name in group for p in edges[name]) for group in groups]
 
@@ -43,7 +43,7 @@ def test_g12_the_graph_is_random_and_of_small_diameter(count: int) -> None:
     for name in sample:
         assert 0 < farthest(edges, name) <= bound
     known = sorted(len(names) for names in backwards.values())
-    # No star: nobody is known to nearly all, few to nearly none.
+    # No star: no client is in nearly all views, and few clients are in nearly none.
     assert known[-1] <= 4 * 20
     assert known[len(known) // 20] >= 3
     assert sum(known) == 20 * count
@@ -52,7 +52,7 @@ def test_g12_the_graph_is_random_and_of_small_diameter(count: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("seed", "preset"), [(1, "default"), (2, "default"), (3, "paper")])
 def test_g12_heals_from_a_partition_of_clients(seed: int, preset: str) -> None:
-    """Groups that share only the server for a while; some small enough to know each other all."""
+    """For a while the groups share only the server; in the small ones all know each other."""
     cluster = mesh_of(15, {"east": 2}, seed=seed, mesh=PRESETS[preset])
     world, clients = cluster.world, list(cluster.clients)
     groups = [clients[:2], clients[2:7], clients[7:]]
@@ -64,7 +64,7 @@ def test_g12_heals_from_a_partition_of_clients(seed: int, preset: str) -> None:
                     world.cut(a, b)
     run(cluster, 10 * SECOND)
     publish(cluster, 20)
-    settle(cluster)  # the server is there for all of them
+    settle(cluster)  # through the server, which all groups can reach
     world.heal_all()
     run(cluster, 20 * SECOND)
     edges = graph(cluster)
@@ -74,7 +74,7 @@ def test_g12_heals_from_a_partition_of_clients(seed: int, preset: str) -> None:
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_g12_heals_from_cliques_that_know_only_each_other(seed: int) -> None:
-    """Full views: nobody has room for a server, which must be met all the same."""
+    """Views are full, so that no server fits in; clients must still contact the server."""
     mesh = MeshConfig(view_max=5, fanout=3)
     cluster = mesh_of(18, mesh=mesh, seed=seed)
     clients = list(cluster.clients)
@@ -83,16 +83,16 @@ def test_g12_heals_from_cliques_that_know_only_each_other(seed: int) -> None:
     for group in groups:
         introduce(cluster, {a: [b for b in group if b != a] for a in group})
     server = cluster.world.machine("east/0").layers["sprinkler.mesh"]
-    server.meshes.clear()  # nor does the server remember anybody
+    server.meshes.clear()  # the server has forgotten all clients, too
     assert crossing(cluster, groups) == [0, 0, 0]
     whole = 0
-    for _ in range(60):  # with views of five somebody is known to nobody for a moment
+    for _ in range(60):  # with views of five a client may be in no view for a moment
         run(cluster, SECOND)
         whole += diameter(graph(cluster)) > 0 and min(crossing(cluster, groups)) > 0
     assert whole > 20, seed
 
 
-def test_g12_one_that_was_away_for_long_is_known_again() -> None:
+def test_g12_a_client_that_was_cut_off_for_long_is_in_views_again() -> None:
     cluster = mesh_of(12)
     run(cluster, 2 * SECOND)
     cluster.world.cut("east/c3", "*")
@@ -108,8 +108,8 @@ def test_g12_one_that_was_away_for_long_is_known_again() -> None:
     settle(cluster)
 
 
-def test_g12_a_mesh_that_is_replaced_bit_by_bit_forgets_who_left() -> None:
-    """Every second one leaves and another joins: names of the gone do not pile up."""
+def test_g12_departed_clients_disappear_from_views_while_the_mesh_is_replaced() -> None:
+    """Each second a client leaves and another joins: departed clients do not stay in views."""
     cluster = mesh_of(10)
     run(cluster, 2 * SECOND)
     for n in range(40):

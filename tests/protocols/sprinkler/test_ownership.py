@@ -1,7 +1,6 @@
-"""Who owns what: creates and publishes through a region that does not own the stream.
+"""Ownership: creating streams and publishing through a region that does not own the stream.
 
-PRODUCT §8.3. Each story is told with the machines as they are and, where a rule is at stake, with a
-mutant that lacks it.
+PRODUCT §8.3. Scenarios of a rule also run with a mutant that lacks the rule.
 """
 
 from collections.abc import Callable
@@ -18,9 +17,9 @@ from surecast.protocols.sprinkler.checks import Record
 from surecast.protocols.streams.messages import PubAck
 from surecast_lab.swarm.cluster import Cluster
 from tests import mutations
-from tests.helpers import cluster_of, heal_and_judge, publish, run, settle, tell_each, wait
+from tests.helpers import cluster_of, each_scenario, heal_and_judge, publish, run, settle, wait
 
-Story = Callable[[type | None], list[str]]
+Scenario = Callable[[type | None], list[str]]
 OWNERS = {"": "east", "w": "west", "w.n": "north"}
 TABLE = {"owners": {"": "east"}}
 
@@ -32,7 +31,7 @@ def regions(cluster: Cluster, node: str) -> Any:
 # ---------------------------------------------------------------- creating
 
 
-def test_owner_of_a_new_stream_is_by_the_table_wherever_it_is_asked_for() -> None:
+def test_owner_of_a_new_stream_follows_the_table_in_every_region() -> None:
     cluster = Cluster(1, {"east": 2, "west": 2, "north": 1}, server={"owners": OWNERS})
     owners = {"a.b": "east", "w": "west", "w.x": "west", "w.n.x": "north", "wn": "east"}
     for number, (name, owner) in enumerate(owners.items()):
@@ -45,8 +44,8 @@ def test_owner_of_a_new_stream_is_by_the_table_wherever_it_is_asked_for() -> Non
     assert cluster.counters["east/0"]["streams/CreateStream"]
 
 
-def test_owner_knows_a_stream_from_before_the_table() -> None:
-    """Another region has the name: it stays there, whatever the table says now."""
+def test_owner_of_an_existing_stream_stays_when_the_table_changes() -> None:
+    """A stream stays with the region that created it, also if the table changes."""
     cluster = cluster_of({"east": 1, "west": 1, "north": 1}, {"w": ("east", KeepAll())})
     publish(cluster, 1, stream="w")
     for node in ("east/0", "west/0", "north/0"):
@@ -58,7 +57,7 @@ def test_owner_knows_a_stream_from_before_the_table() -> None:
 
 
 def differing_tables(mutant: type | None) -> list[str]:
-    """West believes that it owns what east believes to own: two streams of one name."""
+    """East and west both consider themselves the owner of s: two streams of one name."""
     cluster = Cluster(1, {"east": 1, "west": 1}, types=(mutant,) if mutant else ())
     for region in ("east", "west"):
         machine = regions(cluster, f"{region}/0")
@@ -67,7 +66,7 @@ def differing_tables(mutant: type | None) -> list[str]:
     run(cluster, SECOND)
     cluster.records["s"] = Record("s", KeepAll())
     cluster.owners["s"] = "east"
-    for region, late_ns in (("east", 0), ("west", 2 * MS)):  # before they hear of each other's
+    for region, late_ns in (("east", 0), ("west", 2 * MS)):  # before they exchange their streams
         at_ns = cluster.world.now_ns + late_ns
         cluster.world.at(at_ns, f"{region}/pub0", Open("s", StreamSpec(KeepAll())))
     made: dict[str, Any] = {}
@@ -79,24 +78,24 @@ def differing_tables(mutant: type | None) -> list[str]:
     return [f"{name}: {event.info.owner}" for name, event in made.items()]
 
 
-def test_owner_retention_is_fixed_at_creation_wherever_it_is_asked_for() -> None:
+def test_owner_refuses_to_change_the_retention_of_an_existing_stream() -> None:
     cluster = Cluster(1, {"east": 1, "west": 1}, server=TABLE)
     cluster.open("s", "east", KeepLast(5), 0, "west/pub0")
     wait(cluster, lambda: "s" in cluster.streams)
     world = cluster.world
     world.at(world.now_ns, "west/pub0", Open("s", StreamSpec(KeepAll())))
     wait(cluster, lambda: bool(cluster.unopened))
-    world.at(world.now_ns, "west/pub0", Open("s", StreamSpec()))  # whatever it has
+    world.at(world.now_ns, "west/pub0", Open("s", StreamSpec()))  # with any retention
     run(cluster, SECOND)
     assert [event.why for event in cluster.unopened] == ["config-mismatch"]
     assert cluster.unopened[0].info is not None
     assert cluster.unopened[0].info.retention == KeepLast(5)
 
 
-def test_owner_moves_its_head_while_a_create_is_under_way() -> None:
+def test_owner_creates_a_stream_although_its_head_changes() -> None:
     cluster = Cluster(1, {"east": 3, "west": 2}, server=TABLE)
     run(cluster, SECOND)
-    cluster.world.crash("east/0")  # west still believes it to be the head
+    cluster.world.crash("east/0")  # west still treats it as the head
     cluster.open("s", "east", KeepAll(), cluster.world.now_ns, "west/pub0")
     wait(cluster, lambda: "s" in cluster.streams)
     publish(cluster, 5, "west/pub0")
@@ -104,7 +103,7 @@ def test_owner_moves_its_head_while_a_create_is_under_way() -> None:
 
 
 def test_streams_that_are_being_created_count_against_the_bound() -> None:
-    """A hundred at once, before the first is committed: no more than there is room for."""
+    """Twenty creates at once, before the first is committed, do not exceed the bound."""
     cluster = Cluster(1, {"east": 1, "west": 1}, server={**TABLE, "streams_max": 5})
     run(cluster, SECOND)
     for n in range(20):
@@ -119,7 +118,7 @@ def test_streams_that_are_being_created_count_against_the_bound() -> None:
     assert {event.why for event in cluster.unopened} == {"too-many-streams"}
 
 
-# ---------------------------------------------------------------- out of reach
+# ---------------------------------------------------------------- unreachable owners
 
 
 def test_owner_unreachable_is_transient_and_then_final() -> None:
@@ -135,7 +134,7 @@ def test_owner_unreachable_is_transient_and_then_final() -> None:
     world.at(world.now_ns, "west/pub1", Open("t", StreamSpec(KeepAll())))
     run(cluster, 2 * SECOND)
     assert not cluster.failed
-    world.mend("east", "west")  # a cut that is over in time costs nothing but time
+    world.mend("east", "west")  # in time: nothing has failed
     cluster.records["t"] = Record("t", KeepAll())
     cluster.owners["t"] = "east"
     wait(cluster, lambda: "t" in cluster.streams and not cluster.unacknowledged())
@@ -148,7 +147,7 @@ def test_owner_unreachable_is_transient_and_then_final() -> None:
     assert [(e.name, e.why) for e in cluster.unopened] == [("u", "owner-unreachable")]
     world.mend("east", "west")
     run(cluster, SECOND)
-    publish(cluster, 2, "west/pub0")  # under a new identity, as if nothing had been
+    publish(cluster, 2, "west/pub0")  # under a new identity
     wait(cluster, lambda: not cluster.unacknowledged())
     assert len(cluster.records["s"].acked) == 4
 
@@ -158,8 +157,8 @@ def test_owner_unreachable_is_transient_and_then_final() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-def test_owner_takes_each_batch_once_across_failovers_on_either_side(seed: int) -> None:
-    """Acknowledgements get lost with the owner's head, and with the replica that passed them on."""
+def test_owner_stores_each_batch_once_across_failovers_on_either_side(seed: int) -> None:
+    """Acknowledgements are lost with the owner's head, and with the replica that forwards them."""
     print(f"seed {seed}")
     rng = Random(seed)
     cluster = cluster_of({"east": 3, "west": 3}, seed=seed, server=TABLE, publishers=2)
@@ -179,7 +178,7 @@ def test_owner_takes_each_batch_once_across_failovers_on_either_side(seed: int) 
 
 
 def another_way(mutant: type | None) -> list[str]:
-    """The owner takes batches and its answers do not come back; they are retried another way."""
+    """The owner stores batches but its acks do not arrive; they are retried by another replica."""
     cluster = cluster_of({"east": 1, "west": 3}, mutant=mutant, server=TABLE)
     world, head = cluster.world, cluster.world.machine("east/0").layers["chain"]
     publish(cluster, 3, "west/pub0")
@@ -191,13 +190,13 @@ def another_way(mutant: type | None) -> list[str]:
     assert cluster.unacknowledged() == 3
     run(cluster, 10 * SECOND)
     if cluster.unacknowledged():
-        return ["a retry that came another way was not known to be one"]
+        return ["a retry through another replica was not recognised"]
     assert world.machine("west/pub0").target != at
     return heal_and_judge(cluster)
 
 
 def forged_acknowledgement(mutant: type | None) -> list[str]:
-    """A client, having read who publishes, tells a server that the owner has taken a batch."""
+    """A client knows the publisher's identity and sends a server a forged ack of the owner."""
     cluster = cluster_of({"east": 1, "west": 1}, mutant=mutant, server=TABLE)
     world, stream = cluster.world, cluster.streams["s"]
     publish(cluster, 3, "west/pub0")
@@ -208,7 +207,7 @@ def forged_acknowledgement(mutant: type | None) -> list[str]:
     lie = PubAck(stream, line.publisher, line.waiting[0].pub_no, 4)
     world.at(world.now_ns, "west/0", Received("west/liar", lie))
     run(cluster, 100 * MS)
-    world.crash("west/pub0")  # it believes what it was told
+    world.crash("west/pub0")  # no retry after this
     if not cluster.records["s"].acked.keys() >= {b"west/pub0-3"}:
         cluster.publishers.remove("west/pub0")
         return []
@@ -216,7 +215,7 @@ def forged_acknowledgement(mutant: type | None) -> list[str]:
     return ["an acknowledgement that the owner never gave"]
 
 
-STORIES: list[tuple[str, Story, type]] = [
+SCENARIOS: list[tuple[str, Scenario, type]] = [
     ("owner-tables-differ", differing_tables, mutations.TablesMayDiffer),
     ("owner-exactly-once", another_way, mutations.ForwardsUnderItsOwnName),
     ("owner-forged-ack", forged_acknowledgement, mutations.TakesAnybodysAck),
@@ -224,19 +223,19 @@ STORIES: list[tuple[str, Story, type]] = [
 
 
 @pytest.mark.slow
-@tell_each(STORIES)
-def test_owner_story_holds(story: Story, mutant: type) -> None:
-    assert story(None) == []
+@each_scenario(SCENARIOS)
+def test_owner_rule_holds(scenario: Scenario, mutant: type) -> None:
+    assert scenario(None) == []
 
 
 @pytest.mark.slow
-@tell_each(STORIES)
-def test_owner_story_fails_without_the_rule(story: Story, mutant: type) -> None:
-    assert story(mutant) != []
+@each_scenario(SCENARIOS)
+def test_owner_scenario_fails_without_the_rule(scenario: Scenario, mutant: type) -> None:
+    assert scenario(mutant) != []
 
 
-def test_owner_is_reached_through_any_replica_and_by_way_of_its_new_head() -> None:
-    """West's replicas need not be head to pass publishes on, and follow the owner's head."""
+def test_owner_is_reached_through_any_replica_and_after_a_change_of_its_head() -> None:
+    """Any replica of west forwards publishes, also after the owner's head has changed."""
     cluster = cluster_of({"east": 3, "west": 3}, server=TABLE)
     world = cluster.world
     publish(cluster, 5, "west/pub0")

@@ -1,4 +1,4 @@
-"""What a head appends of the batches another region sends it, with a mutant for each rule."""
+"""The batches of another region that a head appends, with a mutant for each rule."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,10 +8,10 @@ from surecast.core.replicated import AppendAt, Appended
 from surecast.core.types import SECOND, Received
 from surecast.protocols.sprinkler.messages import PeerEvents, RegionSubscribe
 from tests import mutations
-from tests.helpers import tell_each
+from tests.helpers import each_scenario
 from tests.protocols.bench import STREAM, Bench, passed_down, sent
 
-Story = Callable[[type | None], list[str]]
+Scenario = Callable[[type | None], list[str]]
 OTHER = bytes(16)
 
 
@@ -21,14 +21,14 @@ def batch(lo: int, time_ns: int, stream: bytes = STREAM) -> Batch:
 
 
 def pulling(mutant: type | None) -> Bench:
-    """x/0, which pulls a stream from y/0 and has its first event, of time 100."""
+    """x/0, which pulls a stream from y/0 and has its first event, with time 100."""
     bench = Bench(mutant=mutant)
     bench.role(1)
-    bench.knows()
-    bench.hears("y/0", 1, end=9)
+    bench.add_stream()
+    bench.advertised_by("y/0", 1, end=9)
     assert appended(events(bench, batch(1, 100))) == [1]
     bench.disk.append(STREAM, (batch(1, 100),))
-    bench.says(Appended(STREAM, 2))
+    bench.chain_emits(Appended(STREAM, 2))
     return bench
 
 
@@ -37,12 +37,12 @@ def events(bench: Bench, *batches: Batch) -> list[Any]:
 
 
 def appended(effects: list[Any]) -> list[int]:
-    """The positions that the chain was told to append."""
+    """The positions that the chain was asked to append."""
     return [b.lo for command in passed_down(effects, AppendAt) for b in command.batches]
 
 
 def another_stream(mutant: type | None) -> list[str]:
-    """A source sends, under this stream's name, batches of another one."""
+    """A source sends batches of another stream in a message for this one."""
     bench = pulling(mutant)
     if appended(events(bench, batch(2, 200, OTHER))):
         return ["an event of another stream was appended"]
@@ -51,7 +51,7 @@ def another_stream(mutant: type | None) -> list[str]:
 
 
 def falling_times(mutant: type | None) -> list[str]:
-    """R10: times never decrease along a stream; no replica could index a batch that breaks that."""
+    """R10: times never decrease along a stream; otherwise replicas cannot index it."""
     problems = []
     for times in ([99], [100, 90], [200, 150]):
         bench = pulling(mutant)
@@ -62,20 +62,20 @@ def falling_times(mutant: type | None) -> list[str]:
     return problems
 
 
-STORIES: list[tuple[str, Story, type]] = [
+SCENARIOS: list[tuple[str, Scenario, type]] = [
     ("stream", another_stream, mutations.AppendsOtherStreams),
     ("r10-times", falling_times, mutations.AppendsOlderBatches),
 ]
 
 
-@tell_each(STORIES)
-def test_rule_holds(story: Story, mutant: type) -> None:
-    assert story(None) == []
+@each_scenario(SCENARIOS)
+def test_rule_holds(scenario: Scenario, mutant: type) -> None:
+    assert scenario(None) == []
 
 
-@tell_each(STORIES)
-def test_story_fails_without_the_rule(story: Story, mutant: type) -> None:
-    assert story(mutant) != []
+@each_scenario(SCENARIOS)
+def test_scenario_fails_without_the_rule(scenario: Scenario, mutant: type) -> None:
+    assert scenario(mutant) != []
 
 
 def test_one_batch_of_another_stream_refuses_the_message() -> None:
@@ -83,7 +83,7 @@ def test_one_batch_of_another_stream_refuses_the_message() -> None:
     assert appended(events(bench, batch(2, 200), batch(3, 200, OTHER))) == []
 
 
-def test_what_does_not_fit_is_asked_for_again_once_a_period() -> None:
+def test_events_that_do_not_fit_are_requested_again_once_a_period() -> None:
     bench = pulling(None)
     for wait_ns, asked in ((SECOND, True), (1, False), (SECOND, True)):
         bench.now_ns += wait_ns
@@ -91,6 +91,6 @@ def test_what_does_not_fit_is_asked_for_again_once_a_period() -> None:
         assert bool(sent(out, RegionSubscribe)) is asked
 
 
-def test_r10_holds_for_a_message_that_begins_with_what_is_here() -> None:
+def test_r10_holds_for_a_message_that_begins_with_stored_batches() -> None:
     bench = pulling(None)
     assert appended(events(bench, batch(1, 100), batch(2, 50))) == []

@@ -1,4 +1,4 @@
-"""When an owner gives no positions of its streams, step by step (R8)."""
+"""Recovery of an owner (R8), step by step: when it refuses publishes of its streams."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ OTHERS = ("x/0", "z/0")  # the tails of the regions that do not own s
 
 
 def refused(bench: Bench) -> str:
-    """Why a publish of s is not taken now; "" if it is."""
+    """The reason why a publish of s is refused now; "" if it is accepted."""
     batch = Batch.of(STREAM, [b"v"], publisher=bytes(8) + b"ann's id", pub_no=1)
     out = bench.give(Received("client", Publish(STREAM, batch)))
     whys = [nack.why for _, nack in sent(out, PubNack)]
@@ -42,12 +42,12 @@ def owner(**options: Any) -> Bench:
     """The head of region y, which owns s and has three events of it."""
     bench = Bench("y/0", **options)
     bench.role(1)
-    bench.knows(end=4)
+    bench.add_stream(end=4)
     return bench
 
 
 def period(bench: Bench) -> list[Any]:
-    """An advertisement period has passed."""
+    """Let an advertisement period pass."""
     bench.now_ns += 100 * MS
     return bench.timer("sprinkler", "advertise")
 
@@ -60,18 +60,18 @@ def knows_publishers(bench: Bench, node: str, end: int, complete: bool = True) -
 # ---------------------------------------------------------------- after a start
 
 
-def test_after_a_start_the_other_regions_are_heard_first() -> None:
+def test_after_a_start_an_owner_waits_for_the_other_regions() -> None:
     bench = owner(start="ask")
     assert refused(bench) == "recovering"
-    bench.hears("x/0", 1, end=4)
+    bench.advertised_by("x/0", 1, end=4)
     assert refused(bench) == "recovering"  # z may know more
-    bench.hears("z/0", 1, end=4)
+    bench.advertised_by("z/0", 1, end=4)
     assert refused(bench) == ""
 
 
-def test_after_a_start_a_region_that_is_silent_is_not_waited_for_for_ever() -> None:
+def test_after_a_start_a_silent_region_is_waited_for_at_most_ask_ns() -> None:
     bench = owner(start="ask", ask_ns=SECOND)
-    bench.hears("x/0", 1, end=4)
+    bench.advertised_by("x/0", 1, end=4)
     bench.now_ns += SECOND // 2
     period(bench)
     assert refused(bench) == "recovering"
@@ -80,31 +80,31 @@ def test_after_a_start_a_region_that_is_silent_is_not_waited_for_for_ever() -> N
     assert refused(bench) == ""
 
 
-def test_who_trusts_its_disk_does_not_wait() -> None:
+def test_an_owner_that_trusts_its_disk_does_not_wait_after_a_start() -> None:
     assert refused(owner(start="trust")) == ""
 
 
 # ---------------------------------------------------------------- an owner behind its peers
 
 
-def test_an_owner_that_is_behind_pulls_and_gives_no_positions_until_it_has_all() -> None:
+def test_an_owner_that_is_behind_pulls_and_refuses_publishes_until_it_has_all() -> None:
     bench = owner()
     assert refused(bench) == ""
-    out = bench.hears("x/0", 1, end=9)
+    out = bench.advertised_by("x/0", 1, end=9)
     assert sent(out, RegionSubscribe) == [("x/0", RegionSubscribe("y", 1, STREAM, 4))]
     assert bench.sync.counters["sprinkler.owner-behind"] == 1
     assert refused(bench) == "recovering"
-    bench.says(Appended(STREAM, 9))
+    bench.chain_emits(Appended(STREAM, 9))
     period(bench)
     bench.now_ns += 1
-    bench.hears("x/0", 1, end=9)
-    bench.hears("z/0", 1, end=9)
-    bench.now_ns += SECOND  # it asks once in a while
+    bench.advertised_by("x/0", 1, end=9)
+    bench.advertised_by("z/0", 1, end=9)
+    bench.now_ns += SECOND  # after this it requests again
     asked = [peer for peer, _ in sent(period(bench), PublishersWanted)]
     assert asked == list(OTHERS)
-    assert refused(bench) == "recovering"  # who published what is part of what was lost
+    assert refused(bench) == "recovering"  # the publishers' state was lost as well
     for node in OTHERS:
-        bench.hears(node, 1, end=9)
+        bench.advertised_by(node, 1, end=9)
     taken = [knows_publishers(bench, node, 9) for node in OTHERS]
     assert [len(passed_down(out, TakePublishers)) for out in taken] == [1, 0]
     period(bench)
@@ -113,12 +113,14 @@ def test_an_owner_that_is_behind_pulls_and_gives_no_positions_until_it_has_all()
 
 
 @pytest.mark.parametrize("appended", [9, 10])
-def test_what_a_peer_has_appended_counts_before_it_has_committed_it(appended: int) -> None:
+def test_recovery_also_waits_for_events_that_a_peer_has_appended_and_not_committed(
+    appended: int,
+) -> None:
     bench = owner()
-    bench.hears("x/0", 1, end=9)
-    bench.says(Appended(STREAM, 9))
+    bench.advertised_by("x/0", 1, end=9)
+    bench.chain_emits(Appended(STREAM, 9))
     for node in OTHERS:
-        bench.hears(node, 1, end=9)
+        bench.advertised_by(node, 1, end=9)
     for node in OTHERS:
         region = node.split("/")[0]
         known = PublishersKnown(STREAM, 9, b"state", True, region, appended)
@@ -127,26 +129,26 @@ def test_what_a_peer_has_appended_counts_before_it_has_committed_it(appended: in
     assert refused(bench) == ("recovering" if appended > 9 else "")
 
 
-def test_an_answer_that_is_not_complete_is_taken_when_no_region_knows_better() -> None:
+def test_an_incomplete_answer_is_used_when_all_regions_have_answered() -> None:
     bench = owner()
-    bench.hears("x/0", 1, end=9)
-    bench.says(Appended(STREAM, 9))
+    bench.advertised_by("x/0", 1, end=9)
+    bench.chain_emits(Appended(STREAM, 9))
     for node in OTHERS:
-        bench.hears(node, 1, end=9)
+        bench.advertised_by(node, 1, end=9)
     assert passed_down(knows_publishers(bench, "x/0", 9, False), TakePublishers) == []
     (taken,) = passed_down(knows_publishers(bench, "z/0", 9, False), TakePublishers)
-    assert taken.horizon_ns > 0  # who published before is told that it expired
+    assert taken.horizon_ns > 0  # publishers created before this are refused as expired
     assert taken.known_too
 
 
-def test_a_chain_that_lost_its_disks_is_whole_when_every_region_was_followed() -> None:
+def test_a_chain_that_lost_its_disks_has_recovered_when_it_has_the_state_of_every_region() -> None:
     bench = Bench("y/0")
     lost = RoleChanged(3, REGIONS["y"], True, True, False, 3)
-    bench.says(lost)
-    bench.knows()
+    bench.chain_emits(lost)
+    bench.add_stream()
     assert refused(bench) == "recovering"
     for node in OTHERS:
-        bench.hears(node, 1, end=1)
+        bench.advertised_by(node, 1, end=1)
     assert passed_down(period(bench), Recovered) == []  # the publishers are not known
     for node in OTHERS:
         knows_publishers(bench, node, 1)
@@ -154,17 +156,17 @@ def test_a_chain_that_lost_its_disks_is_whole_when_every_region_was_followed() -
     assert refused(bench) == ""
 
 
-def test_a_stream_made_since_the_disks_were_lost_needs_no_recovery() -> None:
+def test_a_stream_created_after_the_disks_were_lost_needs_no_recovery() -> None:
     bench = Bench("y/0")
-    bench.says(RoleChanged(3, REGIONS["y"], True, True, False, 3))
-    copy = bench.knows(made_epoch=3)
+    bench.chain_emits(RoleChanged(3, REGIONS["y"], True, True, False, 3))
+    copy = bench.add_stream(made_epoch=3)
     assert copy.recovering_since_ns is None
     assert refused(bench) == ""
 
 
-def test_a_stream_that_a_peer_has_and_we_do_not_is_waited_for() -> None:
+def test_recovery_waits_for_a_stream_that_only_a_peer_has() -> None:
     bench = Bench("y/0")
-    bench.says(RoleChanged(3, REGIONS["y"], True, True, False, 3))
+    bench.chain_emits(RoleChanged(3, REGIONS["y"], True, True, False, 3))
     for node in OTHERS:
         ends = {STREAM: 5} if node == "x/0" else {}
         infos = (INFO,) if node == "x/0" else ()
@@ -172,20 +174,20 @@ def test_a_stream_that_a_peer_has_and_we_do_not_is_waited_for() -> None:
     assert passed_down(period(bench), Recovered) == []
 
 
-def test_who_is_no_longer_head_leaves_it_to_the_next_one_and_asks_afresh() -> None:
+def test_a_former_head_ends_its_recovery() -> None:
     bench = owner()
-    bench.hears("x/0", 1, end=9)
+    bench.advertised_by("x/0", 1, end=9)
     assert refused(bench) == "recovering"
     bench.role(2, head=False)
     assert bench.sync.streams[STREAM].recovering_since_ns is None
     assert refused(bench) == "not-head"
-    bench.says(Appended(STREAM, 9))
+    bench.chain_emits(Appended(STREAM, 9))
     bench.role(3)
     assert refused(bench) == ""
 
 
 def late_region(bench: Bench) -> list[Any]:
-    """x is heard for the first time; it must be compared with."""
+    """x advertises for the first time and must be compared with; returns the effects."""
     ad = Advertise("x", 1, {STREAM: 4}, (INFO,), True, "x/0", life=b"L", disk=b"D", start=1)
     out = bench.give(Received("x/0", ad))
     assert len(sent(out, Compare)) == 1
@@ -193,10 +195,10 @@ def late_region(bench: Bench) -> list[Any]:
 
 
 def owner_that_waited() -> Bench:
-    """Nobody was heard for `ask_ns`."""
+    """An owner that received no advertisement for `ask_ns`."""
     bench = owner(start="ask")
     bench.disk.append(STREAM, (Batch.of(STREAM, [b"v"] * 3).sequenced(1, 1000, 1),))
-    bench.says(Committed(STREAM, 4))
+    bench.chain_emits(Committed(STREAM, 4))
     bench.end_of_pass("streams")
     assert refused(bench) == "recovering"
     bench.now_ns = 3 * SECOND
@@ -205,31 +207,31 @@ def owner_that_waited() -> Bench:
     return bench
 
 
-def test_a_region_that_is_heard_late_is_asked_while_no_position_was_given() -> None:
+def test_a_region_that_advertises_late_is_compared_with_before_the_first_new_position() -> None:
     bench = owner_that_waited()
     late_region(bench)
     assert refused(bench) == "recovering"
 
 
-def test_the_first_position_that_is_given_ends_the_asking() -> None:
+def test_after_its_first_new_position_an_owner_does_not_recover_for_late_regions() -> None:
     bench = owner_that_waited()
     bench.disk.append(STREAM, (Batch.of(STREAM, [b"v"]).sequenced(4, 2000, 1),))
-    bench.says(Appended(STREAM, 5))
-    bench.says(Committed(STREAM, 5))
+    bench.chain_emits(Appended(STREAM, 5))
+    bench.chain_emits(Committed(STREAM, 5))
     bench.end_of_pass("streams")
     late_region(bench)
     assert refused(bench) == ""
 
 
-def test_a_position_of_a_stream_that_was_just_made_does_not_end_the_asking() -> None:
+def test_a_position_in_a_new_stream_does_not_end_the_recovery_of_others() -> None:
     bench = owner_that_waited()
     bench.give(Received("client", CreateStream("new", StreamSpec())))
     (made,) = bench.service.made_now
     info = msgspec.structs.replace(INFO, stream_id=made, name="new")
-    bench.lists(info, 1)
+    bench.list_stream(info, 1)
     bench.disk.append(made, (Batch.of(made, [b"v"]).sequenced(1, 2000, 1),))
-    bench.says(Appended(made, 2))
-    bench.says(Committed(made, 2))
+    bench.chain_emits(Appended(made, 2))
+    bench.chain_emits(Committed(made, 2))
     bench.end_of_pass("streams")
     late_region(bench)
     assert refused(bench) == "recovering"

@@ -1,4 +1,4 @@
-"""R7-R11: each rule's story, told with the rule and without it (`tests/mutations.py`)."""
+"""R7-R11: a scenario for each rule, run with the rule and without it (`tests/mutations.py`)."""
 
 from collections.abc import Callable
 
@@ -8,9 +8,9 @@ from surecast.columns.retention import Collect, KeepFor, KeepLast, LatestPerKey,
 from surecast.core.types import MS, SECOND, Received
 from surecast.protocols.sprinkler.messages import PeerEvents
 from tests import mutations
-from tests.helpers import cluster_of, heal_and_judge, publish, run, settle, tell_each, wait
+from tests.helpers import cluster_of, each_scenario, heal_and_judge, publish, run, settle, wait
 
-Story = Callable[[type | None], list[str]]
+Scenario = Callable[[type | None], list[str]]
 
 
 def moved_tail(mutant: type | None) -> list[str]:
@@ -25,7 +25,7 @@ def moved_tail(mutant: type | None) -> list[str]:
     publish(cluster, 5)
     run(cluster, 20 * SECOND)
     if cluster.position("west/sub0", "s") != 11:
-        return [f"west stands at {cluster.position('west/sub0', 's')}, the stream ends at 11"]
+        return [f"west is at {cluster.position('west/sub0', 's')}, the stream ends at 11"]
     return heal_and_judge(cluster)
 
 
@@ -56,7 +56,7 @@ def gap_on_the_way(mutant: type | None) -> list[str]:
 
 
 def clock_of_the_next_head(mutant: type | None) -> list[str]:
-    """The head dies; the clock of the next one is an hour slow."""
+    """The head crashes; the clock of the next one is an hour behind."""
     cluster = cluster_of({"east": 3, "west": 1}, mutant=mutant)
     publish(cluster, 5)
     settle(cluster)
@@ -85,20 +85,20 @@ def rule_that_reopens(mutant: type | None) -> list[str]:
     run(cluster, 100 * MS)
     problems = heal_and_judge(cluster)
     if mutant is None:
-        assert [f.why for f in cluster.failed] == ["bad-event"]  # refused, and said so
+        assert [f.why for f in cluster.failed] == ["bad-event"]
         problems = [p for p in problems if "bad-event" not in p]
     return problems
 
 
 def room_without_a_rule(mutant: type | None) -> list[str]:
-    """A stream that keeps all grows past what a server might like to hold."""
+    """A stream that keeps all events grows; no server may drop any of them."""
     cluster = cluster_of({"east": 1, "west": 1}, mutant=mutant)
     publish(cluster, 120)
     settle(cluster)
     return heal_and_judge(cluster)
 
 
-STORIES: list[tuple[str, Story, type]] = [
+SCENARIOS: list[tuple[str, Scenario, type]] = [
     ("r7", moved_tail, mutations.IgnoresMovedTails),
     ("r8", lost_disk, mutations.NeverRecovers),
     ("r9", gap_on_the_way, mutations.TakesGapsForVoids),
@@ -108,17 +108,17 @@ STORIES: list[tuple[str, Story, type]] = [
 ]
 
 
-@tell_each(STORIES)
-def test_rule_holds(story: Story, mutant: type) -> None:
-    assert story(None) == []
+@each_scenario(SCENARIOS)
+def test_rule_holds(scenario: Scenario, mutant: type) -> None:
+    assert scenario(None) == []
 
 
-@tell_each(STORIES)
-def test_story_fails_without_the_rule(story: Story, mutant: type) -> None:
-    assert story(mutant) != []
+@each_scenario(SCENARIOS)
+def test_scenario_fails_without_the_rule(scenario: Scenario, mutant: type) -> None:
+    assert scenario(mutant) != []
 
 
-def test_r8_owner_waits_for_a_peer_it_cannot_hear() -> None:
+def test_r8_a_recovering_owner_waits_for_a_peer_that_is_cut_off() -> None:
     cluster = cluster_of({"east": 1, "west": 1, "north": 1})
     publish(cluster, 20)
     settle(cluster)
@@ -163,7 +163,8 @@ def test_r10_null_keys_are_never_collected_and_empty_is_a_key() -> None:
 
 
 def test_r4_r8_a_recovered_owner_still_recognises_retries() -> None:
-    """The ack is lost, the event collected and compacted in both regions, the owner's disk gone."""
+    """The ack is lost, the event is collected and compacted in both regions, and the owner loses
+    its disk."""
     cluster = cluster_of(
         {"east": 1, "west": 1},
         {"s": ("east", KeepLast(3))},

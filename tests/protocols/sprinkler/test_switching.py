@@ -1,4 +1,4 @@
-"""Where a stream is pulled from: the literal rule's stall, damping, dead sources, moved tails."""
+"""Sources of pulled streams: stall of the literal rule, damping, failed sources, moved tails."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ from tests.protocols.bench import INFO, REGIONS, STREAM, Bench, sent
 
 
 def region_of(cluster: Cluster, node: str, stream: str = "s") -> str:
-    """Where a node pulls a stream from; "" if from nowhere."""
+    """The region from which a node pulls a stream; "" if it pulls from none."""
     regions = cluster.world.machine(node).layers["sprinkler"]
     held = regions.streams.get(cluster.streams[stream])
     return held.source.region if held and held.source else ""
@@ -42,11 +42,12 @@ def counted(cluster: Cluster, what: str, node: str) -> int:
     return cluster.counters[node][f"sprinkler.{what}"]
 
 
-# ---------------------------------------------------------------- stories
+# ---------------------------------------------------------------- scenarios
 
 
 def source_dies_before_it_sends(switching: str) -> Cluster:
-    """z subscribes to x, which said n; x dies before the subscription arrives; y, too, says n."""
+    """z subscribes to x, which advertised n; x crashes before the subscription arrives; y
+    advertises n, too."""
     cluster = cluster_of(
         {"y": 1, "x": 1, "z": 1}, {"s": ("y", KeepAll())}, server={"switching": switching}
     )
@@ -57,33 +58,33 @@ def source_dies_before_it_sends(switching: str) -> Cluster:
     wait(cluster, lambda: region_of(cluster, "z/0") == "x")
     world.crash("x/0")
     world.mend("y", "z")
-    run(cluster, 60 * SECOND)  # nothing more is published
+    run(cluster, 60 * SECOND)  # without new events
     return cluster
 
 
 def test_literal_rule_stalls_on_idle_stream() -> None:
-    """The paper's rule waits for somebody to say more than n, and nobody ever will."""
+    """The paper's rule waits for an advertisement above n, which never comes."""
     stalled = source_dies_before_it_sends("literal")
     assert region_of(stalled, "z/0") == "x"
     assert stalled.position("y/sub0", "s") == 6
     assert stalled.position("z/sub0", "s") == 1
 
 
-def test_production_rule_converges_where_the_literal_one_stalls() -> None:
+def test_production_rule_converges_on_idle_stream() -> None:
     cluster = source_dies_before_it_sends("production")
     assert region_of(cluster, "z/0") == "y"
     assert cluster.position("z/sub0", "s") == 6
 
 
-def test_literal_rule_moves_again_when_publishing_goes_on() -> None:
-    """What stalls is the idle stream only; or the regression above would prove too much."""
+def test_literal_rule_moves_on_when_publishing_continues() -> None:
+    """Only idle streams stall; otherwise the test above would prove too much."""
     cluster = source_dies_before_it_sends("literal")
     publish(cluster, 5)
     wait(cluster, lambda: cluster.position("z/sub0", "s") == 11, 5 * SECOND)
 
 
 def switches_under_load(**server: Any) -> int:
-    """How often z changes between two equal relays in 4 s of 300 events/s, nothing failing."""
+    """How often z changes between two equal relays in 4 s of 300 events/s without faults."""
     cluster = cluster_of(
         {"y": 1, "v": 1, "w": 1, "z": 1},
         {"s": ("y", KeepAll())},
@@ -106,18 +107,18 @@ def switches_under_load(**server: Any) -> int:
 
 
 @pytest.mark.slow
-def test_equal_sources_do_not_make_a_region_flap() -> None:
+def test_a_region_does_not_alternate_between_equal_sources() -> None:
     assert switches_under_load() == 0
 
 
 @pytest.mark.slow
-def test_without_damping_a_region_flaps() -> None:
+def test_without_damping_a_region_alternates_between_sources() -> None:
     """The measure of the test above can show flapping."""
     assert switches_under_load(switching="literal", literal_damping=1e-9) > 5
 
 
-def test_a_silent_source_is_given_up_after_a_dead() -> None:
-    """x is paused: its session stays up, so only the missing advertisements tell."""
+def test_a_silent_source_is_given_up_after_dead_ns() -> None:
+    """x is paused: its session stays up, and only its advertisements are missing."""
     cluster = cluster_of({"y": 1, "x": 1, "z": 1}, {"s": ("y", KeepAll())})
     world = cluster.world
     world.cut("y", "z")
@@ -146,10 +147,10 @@ def test_a_silent_source_of_an_idle_stream_is_given_up_too() -> None:
     assert counted(cluster, "source-given-up", "z/0") == given_up  # A_dead is 500 ms
     run(cluster, 400 * MS)
     assert counted(cluster, "source-given-up", "z/0") == given_up + 1
-    assert region_of(cluster, "z/0") == ""  # nobody is ahead of us: nobody is chosen
+    assert region_of(cluster, "z/0") == ""  # no region is ahead, so none is chosen
 
 
-def test_a_region_that_lost_all_its_sources_takes_the_first_that_comes_back() -> None:
+def test_a_region_without_a_source_uses_the_first_one_that_comes_back() -> None:
     cluster = cluster_of({"y": 1, "x": 1, "z": 1}, {"s": ("y", KeepAll())})
     publish(cluster, 5)
     settle(cluster)
@@ -163,7 +164,7 @@ def test_a_region_that_lost_all_its_sources_takes_the_first_that_comes_back() ->
 
 
 class Overheard(RegionSync):
-    """Writes down the subscriptions it sends, all replicas together."""
+    """Logs the subscriptions that all replicas send, in one list."""
 
     log: list[tuple[int, str, str, RegionSubscribe]]
 
@@ -208,27 +209,27 @@ def test_a_higher_epoch_of_the_source_leads_to_a_new_subscription(dies: str) -> 
 def test_an_advertisement_of_an_old_epoch_is_answered_stale() -> None:
     bench = Bench()
     bench.role(1)
-    bench.knows()
-    bench.hears("y/1", 3, end=5)
-    out = bench.hears("y/0", 2, end=9)
+    bench.add_stream()
+    bench.advertised_by("y/1", 3, end=5)
+    out = bench.advertised_by("y/0", 2, end=9)
     assert sent(out, RegionStale) == [("y/0", RegionStale("y", 3))]
     assert bench.sync.peers["y"].tail == "y/1"
-    assert bench.sync.peers["y"].ends == {STREAM: 5}  # what it said is not believed
+    assert bench.sync.peers["y"].ends == {STREAM: 5}  # the old epoch's end is ignored
     assert bench.sync.streams[STREAM].source.node == "y/1"
 
 
-def test_a_replica_that_is_not_head_also_says_stale() -> None:
+def test_a_replica_that_is_not_head_also_answers_stale() -> None:
     bench = Bench("x/1")
     bench.role(1, head=False)
-    bench.hears("y/1", 3, end=5)
-    assert sent(bench.hears("y/0", 2, end=9), RegionStale) == [("y/0", RegionStale("y", 3))]
+    bench.advertised_by("y/1", 3, end=5)
+    assert sent(bench.advertised_by("y/0", 2, end=9), RegionStale) == [("y/0", RegionStale("y", 3))]
 
 
 def test_a_subscription_of_an_old_epoch_is_answered_stale() -> None:
     bench = Bench()
     bench.role(1)
-    bench.knows()
-    bench.hears("y/1", 3, end=1)
+    bench.add_stream()
+    bench.advertised_by("y/1", 3, end=1)
     out = bench.give(Received("y/0", RegionSubscribe("y", 2, STREAM, 1)))
     assert sent(out, RegionStale) == [("y/0", RegionStale("y", 3))]
     assert sent(out, PeerEvents) == []
@@ -240,43 +241,43 @@ def test_a_subscription_of_an_old_epoch_is_answered_stale() -> None:
 def test_only_the_tail_serves_other_regions_but_every_replica_serves_clients() -> None:
     bench = Bench()
     bench.role(1, tail=False)
-    bench.knows()
+    bench.add_stream()
     assert bench.give(Received("y/0", RegionSubscribe("y", 1, STREAM, 1))) == []
     out = bench.give(Received("x/client", Subscribe(STREAM, 1)))
     assert [peer for peer, _ in sent(out, Events)] == ["x/client"]
 
 
-def test_a_tail_told_stale_stops_serving_other_regions() -> None:
+def test_a_tail_that_receives_stale_stops_serving_other_regions() -> None:
     bench = Bench()
     bench.role(1)
-    bench.knows()
+    bench.add_stream()
     assert bench.sync.is_tail
-    assert bench.give(Received("y/0", RegionStale("x", 1))) == []  # our own epoch: no news
-    assert bench.give(Received("y/0", RegionStale("z", 9))) == []  # somebody else's
+    assert bench.give(Received("y/0", RegionStale("x", 1))) == []  # our current epoch
+    assert bench.give(Received("y/0", RegionStale("z", 9))) == []  # of another region
     out = bench.give(Received("y/0", RegionStale("x", 2)))
     assert {e.peer for e in out if type(e) is Close} == {"y/0", "y/1", "z/0"}
     assert not bench.sync.is_tail
 
 
-def test_a_tail_that_hands_over_closes_its_channels() -> None:
+def test_a_tail_that_hands_over_closes_its_sessions_to_other_regions() -> None:
     bench = Bench()
     bench.role(1)
     out = bench.role(2, tail=False)
     assert {e.peer for e in out if type(e) is Close} == {"y/0", "y/1", "z/0"}
 
 
-def test_a_moved_tail_is_subscribed_to_from_where_we_stand() -> None:
+def test_a_moved_tail_is_subscribed_to_from_the_own_end() -> None:
     bench = Bench()
     bench.role(1)
-    bench.knows(end=4)
-    assert sent(bench.hears("y/0", 1, end=9), RegionSubscribe) == [
+    bench.add_stream(end=4)
+    assert sent(bench.advertised_by("y/0", 1, end=9), RegionSubscribe) == [
         ("y/0", RegionSubscribe("x", 1, STREAM, 4)),
     ]
-    again = bench.hears("y/0", 1, end=9)
+    again = bench.advertised_by("y/0", 1, end=9)
     assert sent(again, RegionSubscribe) == []  # nothing to do
-    bench.says(Appended(STREAM, 7))
+    bench.chain_emits(Appended(STREAM, 7))
     for node, epoch in (("y/0", 2), ("y/1", 2)):  # a higher epoch, then another tail
-        assert sent(bench.hears(node, epoch, end=9), RegionSubscribe) == [
+        assert sent(bench.advertised_by(node, epoch, end=9), RegionSubscribe) == [
             (node, RegionSubscribe("x", 1, STREAM, 7)),
         ]
 
@@ -284,50 +285,50 @@ def test_a_moved_tail_is_subscribed_to_from_where_we_stand() -> None:
 def test_a_source_that_goes_down_is_replaced_at_once() -> None:
     bench = Bench()
     bench.role(1)
-    stream = bench.knows()
-    bench.hears("y/0", 1, end=9)
-    bench.hears("z/0", 1, end=9)
+    stream = bench.add_stream()
+    bench.advertised_by("y/0", 1, end=9)
+    bench.advertised_by("z/0", 1, end=9)
     assert stream.source.region == "y"
     out = bench.give(PeerDown("y/0"))
     assert sent(out, RegionSubscribe) == [("z/0", RegionSubscribe("x", 1, STREAM, 1))]
 
 
-def test_who_is_not_ahead_is_not_chosen() -> None:
+def test_a_region_that_is_not_ahead_is_not_chosen_as_source() -> None:
     bench = Bench()
     bench.role(1)
-    stream = bench.knows(end=9)
-    assert sent(bench.hears("y/0", 1, end=9), RegionSubscribe) == []
+    stream = bench.add_stream(end=9)
+    assert sent(bench.advertised_by("y/0", 1, end=9), RegionSubscribe) == []
     assert stream.source is None
-    assert sent(bench.hears("z/0", 1, end=10), RegionSubscribe) != []
+    assert sent(bench.advertised_by("z/0", 1, end=10), RegionSubscribe) != []
 
 
 def test_an_owner_does_not_pull_its_own_stream() -> None:
     bench = Bench("y/0")
     bench.role(1)
-    stream = bench.knows(end=9)
-    assert sent(bench.hears("x/0", 1, end=9), RegionSubscribe) == []
+    stream = bench.add_stream(end=9)
+    assert sent(bench.advertised_by("x/0", 1, end=9), RegionSubscribe) == []
     assert stream.source is None
 
 
 def test_a_new_head_knows_only_its_own_log() -> None:
     bench = Bench()
     bench.role(1)
-    stream = bench.knows(end=4)
-    bench.hears("y/0", 1, end=9)
+    stream = bench.add_stream(end=4)
+    bench.advertised_by("y/0", 1, end=9)
     assert stream.source is not None
     bench.role(2, head=False)
     assert stream.source is None
-    bench.says(Appended(STREAM, 6))
+    bench.chain_emits(Appended(STREAM, 6))
     assert sent(bench.role(3), RegionSubscribe) == [("y/0", RegionSubscribe("x", 3, STREAM, 6))]
 
 
-def test_events_from_an_old_source_are_taken_if_they_fit() -> None:
-    """Late events of a source we have left are the same events: harmless, and maybe welcome."""
+def test_events_of_a_former_source_are_appended_if_they_fit() -> None:
+    """Late events of a former source are the same events, so they can be used."""
     bench = Bench()
     bench.role(1)
-    bench.knows(end=4)
-    bench.hears("y/0", 1, end=9)
-    bench.hears("z/0", 1, end=50)
+    bench.add_stream(end=4)
+    bench.advertised_by("y/0", 1, end=9)
+    bench.advertised_by("z/0", 1, end=50)
     late = PeerEvents(STREAM, (), 9)
     assert sent(bench.give(Received("y/0", late)), RegionUnsubscribe) == []
 
@@ -335,18 +336,18 @@ def test_events_from_an_old_source_are_taken_if_they_fit() -> None:
 def test_events_for_a_replica_that_is_not_head_are_unsubscribed() -> None:
     bench = Bench()
     bench.role(1, head=False)
-    bench.knows()
+    bench.add_stream()
     out = bench.give(Received("y/0", PeerEvents(STREAM, (), 9)))
     assert sent(out, RegionUnsubscribe) == [("y/0", RegionUnsubscribe(STREAM))]
 
 
-# ---------------------------------------------------------------- the rules with numbers
+# ---------------------------------------------------------------- the rules in numbers
 
 CONFIG = SprinklerConfig("x", "x/0", REGIONS)  # A = 100 ms, A_dead = 500 ms
 
 
 def pulled(end: int, source_end: int, *, rate: float = 0.0) -> Copy:
-    """A stream that ends here at `end`; its source said `source_end` at time 0."""
+    """A stream that ends here at `end`; its source advertised `source_end` at time 0."""
     stream = Copy(INFO, Stream(INFO, RetentionIndex(KeepAll()), end=end), rate=rate)
     stream.source = Source("y", "y/0", source_end, 0, 0)
     return stream
@@ -361,7 +362,7 @@ def test_the_literal_rule_by_numbers() -> None:
         (104, 500 * MS, True),
         (102, SECOND, False),
         (102, 1001 * MS, True),
-        (101, 3600 * SECOND, False),  # never by waiting alone: the stall
+        (101, 3600 * SECOND, False),  # waiting alone never suffices: the stall
         (10**9, 0, False),  # no time has passed
     ):
         assert leads_literally(source, end, now_ns, literal) is leads, (end, now_ns)
@@ -378,10 +379,10 @@ def test_the_literal_rule_without_a_source_counts_from_time_zero() -> None:
     ("rate", "lead", "after_ms", "moves"),
     [
         # C = r A (A + 10 ms), here 0.011 r; it moves when lead × elapsed > C.
-        (1000, 100, 100, False),  # an equal whose advertisement came a period later
+        (1000, 100, 100, False),  # an equal source that advertised a period later
         (1000, 109, 100, False),
         (1000, 111, 100, True),
-        (1000, 1, 600, False),  # a small lead: not by itself (see the next test)
+        (1000, 1, 600, False),  # a small lead must last (see the next test)
         (1000, 30, 400, True),
         # Below one event a period the rate counts as that: C is 0.11.
         (0, 1, 100, False),
@@ -397,13 +398,13 @@ def test_the_production_rule_by_numbers(rate: int, lead: int, after_ms: int, mov
 
 def test_a_small_lead_that_lasts_is_enough() -> None:
     stream = pulled(end=500, source_end=500, rate=50)
-    stream.source.advertised_ns = 500 * MS  # it speaks, too, so that C / T decides nothing
+    stream.source.advertised_ns = 500 * MS  # the source advertises too, so C / T does not decide
     for now_ms in range(0, 501, 100):
         assert not leads_enough(stream, "z", 501, now_ms * MS, CONFIG)
     assert leads_enough(stream, "z", 501, 501 * MS, CONFIG)
 
 
-def test_no_lead_over_the_source_or_over_us_is_no_reason_to_move() -> None:
+def test_a_region_does_not_move_without_a_lead_over_its_source_and_itself() -> None:
     assert not leads_enough(pulled(500, 500), "z", 500, 3600 * SECOND, CONFIG)
     assert not leads_enough(pulled(500, 400), "z", 450, 3600 * SECOND, CONFIG)
     assert not leads_enough(pulled(400, 500), "z", 450, 3600 * SECOND, CONFIG)
@@ -414,7 +415,7 @@ def test_a_source_is_given_up_when_silent_or_stuck() -> None:
     assert not is_given_up(idle, 500 * MS, CONFIG)
     assert is_given_up(idle, 501 * MS, CONFIG)  # silent
     idle.source.advertised_ns = 501 * MS
-    assert not is_given_up(idle, 1000 * MS, CONFIG)  # it speaks, and we have all it has
+    assert not is_given_up(idle, 1000 * MS, CONFIG)  # it advertises, and we have all its events
     idle.source.end = 501
     assert is_given_up(idle, 1000 * MS, CONFIG)  # ahead of us, but nothing arrives
     idle.source.progress_ns = 900 * MS

@@ -1,4 +1,4 @@
-"""Clients that ask questions, for stories about named subscriptions, patterns and times."""
+"""Clients that send inquiries, for tests of named subscriptions, patterns and times."""
 
 from collections import Counter
 from typing import Any
@@ -24,14 +24,14 @@ from tests.helpers import wait
 
 
 class HoldCursor(msgspec.Struct, frozen=True):
-    """As TakeCursor, of a client that held the name before and does not take it from others."""
+    """Like TakeCursor, but of an earlier holder that does not take the name from others."""
 
     name: str
     holder: bytes
 
 
 class Holding(Inquirer):
-    """An inquirer that can also be asked HoldCursor."""
+    """An inquirer that also supports HoldCursor."""
 
     def _request(self, question: Any, token: int) -> Request:
         if isinstance(question, HoldCursor):
@@ -41,7 +41,7 @@ class Holding(Inquirer):
 
 
 class Asker:
-    """A client with an Inquirer; `answers` has what it was told, by token, in order."""
+    """A client with an Inquirer; `answers` has the answers by token, in order of arrival."""
 
     def __init__(self, cluster: Cluster, name: str, replicas: tuple[str, ...] = ()) -> None:
         self.cluster, self.name = cluster, name
@@ -63,11 +63,11 @@ class Asker:
         return self.token
 
     def answer(self, token: int) -> Any:
-        """The last answer, once there is one."""
+        """Wait for an answer to the inquiry; returns the last one."""
         wait(self.cluster, lambda: token in self.answers)
         return self.answers[token][-1]
 
-    # ------------------------------------------------------------ what stories ask
+    # ------------------------------------------------------------ inquiries
 
     def attach(self, name: str = "sub", take: bool = True) -> int:
         return self.ask((TakeCursor if take else HoldCursor)(name, self.me))
@@ -82,11 +82,11 @@ class Asker:
         return self.ask(DeleteCursor(name, self._change(), force))
 
     def _change(self) -> bytes:
-        """The identity of a request: another one each time."""
+        """A new identity for a request."""
         return f"{self.name}#{self.token}".encode().rjust(16, b".")[-16:]
 
     def locate(self, stream: LogId, time_ns: int) -> int:
-        """Where a time begins; waits for the answer."""
+        """The first position of a time; waits for the answer."""
         answer = self.answer(self.ask(WhereIs(stream, time_ns)))
         assert answer.why == ""
         return int(answer.seq)
@@ -95,5 +95,5 @@ class Asker:
         return self.ask(WhichStreams(pattern))
 
     def names(self, token: int) -> list[str]:
-        """All that was heard of under a watch."""
+        """The names of all streams that a watch reported."""
         return [info.name for answer in self.answers.get(token, []) for info in answer.infos]

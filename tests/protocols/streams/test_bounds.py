@@ -1,4 +1,4 @@
-"""What the stream service and its clients hold and send at most: at each bound, and beyond it."""
+"""Bounds on what the stream service and its clients hold and send: at each bound, and beyond it."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ def owner(**streams: Any) -> Bench:
     """The head of region y, which owns the stream s."""
     bench = Bench(OWNER, streams=streams)
     bench.role(1)
-    bench.knows()
+    bench.add_stream()
     return bench
 
 
@@ -45,7 +45,7 @@ def owner(**streams: Any) -> Bench:
 
 
 def create(bench: Bench, name: str, spec: StreamSpec | None = None) -> str:
-    """Why a stream cannot be created; "" if the chain is told to write it down."""
+    """The reason why a stream is not created; "" if its directory entry is appended."""
     out = bench.give(Received("a", CreateStream(name, spec or StreamSpec())))
     if passed_down(out, AppendOwn):
         return ""
@@ -60,7 +60,7 @@ def number_of_streams() -> None:
 
 
 def size_of_a_spec() -> None:
-    """Schema and options of a stream fit into a directory entry that many others stand beside."""
+    """Schema and options are bounded because many directory entries go into one message."""
     at_bound = "x" * (SPEC_BYTES_MAX - len(msgspec.msgpack.encode(("x" * 256, ()))) + 256)
     assert len(msgspec.msgpack.encode((at_bound, ()))) == SPEC_BYTES_MAX
     bench = owner()
@@ -78,7 +78,7 @@ def number_of_subscriptions() -> None:
         bench.give(Received(peer, Subscribe(STREAM, 1)))
     assert list(bench.service.serving.followers[STREAM]) == ["a", "b"]
     assert bench.service.counters["streams.subscription-refused"] == 1
-    # A reader that is there already takes no more room by asking again.
+    # A repeated subscription of the same reader does not count twice.
     assert events(bench.give(Received("a", Subscribe(STREAM, 2)))) == [("a", 2, 3, 3)]
 
 
@@ -94,12 +94,12 @@ def first_position() -> None:
 def rows_of_a_batch_of_survivors() -> None:
     bench = Bench(OWNER, streams={"coalesce_rows_max": 4})
     bench.role(1)
-    bench.lists(msgspec.structs.replace(INFO, retention=LatestPerKey()))
+    bench.list_stream(msgspec.structs.replace(INFO, retention=LatestPerKey()))
     for seq in range(1, 12):  # the last event has the key of the first one, which becomes void
         one = Batch.of(STREAM, [b"v"], [b"%d" % (seq % 10)]).sequenced(seq, seq, 1)
         bench.disk.append(STREAM, (one,))
-    bench.says(Appended(STREAM, 12))
-    bench.says(Committed(STREAM, 12))
+    bench.chain_emits(Appended(STREAM, 12))
+    bench.chain_emits(Committed(STREAM, 12))
     bench.timer("streams", "settle")
     rows = [one.rows for one in bench.service.readable(STREAM, 1) if one.rows]
     assert sum(rows) == 10
@@ -110,7 +110,7 @@ def rows_of_a_batch_of_survivors() -> None:
 
 
 def pieces(**streams: Any) -> tuple[list[int], int]:
-    """How many of ten events are in each closed piece, and in the one that still grows."""
+    """The number of events (of ten) in each closed piece, and in the open one."""
     bench = owner(**streams)
     commit(bench, 11)
     stream = bench.service.streams[STREAM]
@@ -133,7 +133,7 @@ def bytes_of_a_piece() -> None:
 
 def listed(bench: Bench, count: int) -> None:
     for number in range(count):
-        bench.lists(StreamInfo(bytes([number]) * 16, f"t.{number}", "y", KeepAll()))
+        bench.list_stream(StreamInfo(bytes([number]) * 16, f"t.{number}", "y", KeepAll()))
 
 
 def watch(bench: Bench, token: int, peer: str = "a") -> list[StreamsAre]:
@@ -143,10 +143,10 @@ def watch(bench: Bench, token: int, peer: str = "a") -> list[StreamsAre]:
 def streams_in_a_message() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(queries, "INFOS_MAX", 2)
-        for count, told in ((2, [(2, True)]), (5, [(2, False), (2, False), (1, True)])):
+        for count, messages in ((2, [(2, True)]), (5, [(2, False), (2, False), (1, True)])):
             bench = owner()
             listed(bench, count)
-            assert [(len(m.infos), m.complete) for m in watch(bench, 1)] == told
+            assert [(len(m.infos), m.complete) for m in watch(bench, 1)] == messages
 
 
 def watches_of_a_client() -> None:
@@ -163,12 +163,12 @@ def watches_of_a_client() -> None:
 
 
 def attach(bench: Bench, name: str) -> str | None:
-    """Why a client does not get a named subscription; None: it waits for the chain to commit."""
+    """The reason why an attach is refused; None if it waits for the chain to commit."""
     out = bench.give(Received(f"client {name}", Attach(1, name, HOLDER, True)))
     for command in passed_down(out, AppendOwn):
         at = bench.disk.end(CURSORS)
         bench.disk.append(CURSORS, (command.batch.sequenced(at, 1, 1),))
-        bench.says(Appended(CURSORS, at + 1))
+        bench.chain_emits(Appended(CURSORS, at + 1))
     answers = sent(out, Attached)
     return answers[0][1].why if answers else None
 
@@ -178,8 +178,8 @@ def clients_that_wait() -> None:
         patch.setattr(cursors, "WAITING_MAX", 2)
         bench = owner()
         assert [attach(bench, name) for name in "abc"] == [None, None, "busy"]
-        told = sent(bench.says(Committed(CURSORS, 2)), Attached)
-        assert [(peer, answer.why) for peer, answer in told] == [("client a", "")]
+        answers = sent(bench.chain_emits(Committed(CURSORS, 2)), Attached)
+        assert [(peer, answer.why) for peer, answer in answers] == [("client a", "")]
         assert attach(bench, "c") is None
 
 

@@ -1,7 +1,7 @@
-"""Pieces: which parts of a log are rewritten, against a twin that keeps every row by itself.
+"""Pieces: the parts of a log that are rewritten, compared with a simple model of each row.
 
-The twin holds the log as plain lists. After each rewrite it must hold every live row, and the work
-and the number of pieces must stay within bounds that do not depend on how long the history is.
+The model (`Twin`) holds the log as plain dicts. After each rewrite it must hold every live row; the
+work and the number of pieces must stay within bounds that do not depend on the log's length.
 """
 
 from dataclasses import dataclass, field
@@ -29,14 +29,14 @@ class Twin:
     pieces: Pieces
     share: float = 0.5
     end: int = 1
-    rows: dict[int, int] = field(default_factory=dict)  # position → in which batch, for all held
+    rows: dict[int, int] = field(default_factory=dict)  # position of a held row → its batch
     live: dict[int, bool] = field(default_factory=dict)
     voids: tuple[IntervalSet, ...] = field(
         default_factory=lambda: tuple([IntervalSet() for _ in REASONS])
     )
     published: int = 0
     rewritten: int = 0  # rows read by all rewrites so far
-    most: int = 0  # ... by the largest
+    most: int = 0  # ... by the largest rewrite
 
     def publish(self, rows: int) -> range:
         lo, self.end = self.end, self.end + rows
@@ -52,7 +52,7 @@ class Twin:
             self.voids[REASONS.index(reason)].add(seq, seq + 1)
 
     def tick(self) -> int:
-        """What a server does each period: rewrite while something is worth it."""
+        """Rewrite as a server does each period, until no piece is worth it; returns how often."""
         count, self.pieces.tidy = 0, True
         while (found := self.pieces.begin(list(self.voids), self.share)) is not None:
             count += 1
@@ -72,7 +72,7 @@ class Twin:
         self.check()
 
     def check(self) -> None:
-        """Nothing live is lost; pieces lie side by side, and know what they hold."""
+        """Check that no live row is lost, and that pieces are adjacent and count their rows."""
         assert self.live.keys() <= self.rows.keys()
         at = 1
         for piece in (*self.pieces.closed, self.pieces.open):
@@ -91,7 +91,7 @@ def test_pieces_nothing_is_rewritten_while_all_is_live() -> None:
     assert len(twin.pieces.closed) == 10
 
 
-def test_pieces_a_share_of_what_is_void_makes_a_piece_worth_it() -> None:
+def test_pieces_are_rewritten_from_a_share_of_voids_on() -> None:
     twin = Twin(Pieces(ROWS_MAX), share=0.5)
     twin.publish(ROWS_MAX)
     twin.publish(ROWS_MAX)
@@ -105,8 +105,8 @@ def test_pieces_a_share_of_what_is_void_makes_a_piece_worth_it() -> None:
     assert twin.pieces.begin(list(twin.voids), 0.5) == (1, 65)
 
 
-def test_pieces_what_was_void_before_it_came_is_not_rewritten_for_it() -> None:
-    """A copy of compacted batches is as small as it can be already."""
+def test_pieces_that_arrived_compacted_are_not_rewritten() -> None:
+    """A copy of compacted batches needs no rewrite."""
     pieces = Pieces(ROWS_MAX)
     voids = IntervalSet([(1, 1000)])
     for lo in range(1, 1000, 111):
@@ -117,7 +117,7 @@ def test_pieces_what_was_void_before_it_came_is_not_rewritten_for_it() -> None:
 
 
 def test_pieces_the_open_piece_is_closed_early_once_a_period() -> None:
-    """A busy stream always has a little to rewrite: that must not become a loop."""
+    """A busy stream always has a little to rewrite, which must not become a loop."""
     twin = Twin(Pieces(1 << 16))
     for seq in twin.publish(100):
         twin.collect(seq)
@@ -146,8 +146,8 @@ def test_pieces_tiny_batches_are_joined() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("keys", [1, 10, 300])
-def test_pieces_against_a_twin(seed: int, keys: int) -> None:
-    """Latest per key with keys as skewed as can be: live rows stay, work and pieces are bounded."""
+def test_pieces_agree_with_a_simple_model(seed: int, keys: int) -> None:
+    """Latest per key with skewed keys: live rows stay, work and number of pieces are bounded."""
     rng = Random(f"{seed}/{keys}")
     print(f"seed {seed}, keys {keys}")
     twin = Twin(Pieces(ROWS_MAX, 1 << 20), share=rng.choice((0.1, 0.5, 0.9)))
@@ -164,16 +164,16 @@ def test_pieces_against_a_twin(seed: int, keys: int) -> None:
                 twin.collect(seq)
         twin.tick()
         twin.check()
-        # Neighbours that together fit into one piece do not stay apart for ever: each rewrite
-        # takes those beside it in. So there is a piece for so many live rows, and a few more.
+        # Each rewrite joins small neighbours, so the number of pieces is proportional to the
+        # number of live rows.
         closed = twin.pieces.closed
         assert len(closed) <= 8 + 8 * len(twin.live) // ROWS_MAX, [p.rows for p in closed]
     assert twin.most <= (AT_ONCE + 1) * ROWS_MAX * 2
     assert twin.rewritten <= 6 * twin.published
 
 
-def test_pieces_one_hot_key_beside_many_cold_ones_costs_no_more_than_it_publishes() -> None:
-    """What hardly changes is not rewritten again and again for what changes all the time."""
+def test_pieces_of_cold_keys_are_not_rewritten_because_of_a_hot_key() -> None:
+    """Rows that hardly change are not rewritten repeatedly because of a key that changes often."""
     twin = Twin(Pieces(rows_max=4096))
     twin.publish(1000)  # keys that stay
     hot = twin.publish(1)[0]
@@ -187,7 +187,7 @@ def test_pieces_one_hot_key_beside_many_cold_ones_costs_no_more_than_it_publishe
     assert len(twin.pieces.closed) < 10
 
 
-def test_pieces_a_rewrite_that_was_given_up_changes_nothing() -> None:
+def test_pieces_stay_as_they_are_if_a_rewrite_fails() -> None:
     twin = Twin(Pieces(ROWS_MAX))
     for seq in twin.publish(ROWS_MAX):
         twin.collect(seq)
@@ -200,7 +200,7 @@ def test_pieces_a_rewrite_that_was_given_up_changes_nothing() -> None:
 
 
 def test_pieces_count_synthetic_kinds_alike() -> None:
-    """Rules are rows as well; a void range is none."""
+    """Collect rules count as rows; void ranges do not."""
     pieces = Pieces(rows_max=3)
     pieces.note(Batch.of(LOG, [b"x"], kind=DATA).sequenced(1, 1, 1))
     pieces.note(Batch.void(LOG, 2, 100, COLLECTED))

@@ -1,7 +1,7 @@
-"""Named subscriptions are listed, reset and deleted; a holder that was expelled changes nothing.
+"""Named subscriptions are listed, reset and deleted; an expelled holder changes nothing.
 
-First step by step, with a stand-in for the chain. Then as stories in the simulator, each with the
-machines as they are and with a mutant that lacks the rule at stake.
+First step by step, with a stub in place of the chain; then as scenarios in the simulator, each with
+the unchanged machines and with a mutant that lacks the rule.
 """
 
 from collections.abc import Callable
@@ -42,12 +42,12 @@ from surecast.protocols.streams.observe import StreamsObserver
 from surecast.storage.memory import MemoryDisk
 from surecast_lab.swarm.cluster import Cluster
 from tests import mutations
-from tests.helpers import run, tell_each, wait
-from tests.protocols.bench import INFO, STREAM, Bench, Says, passed_down, sent
+from tests.helpers import each_scenario, run, wait
+from tests.protocols.bench import INFO, STREAM, Bench, ChainEmits, passed_down, sent
 from tests.protocols.streams.askers import Asker
 from tests.protocols.streams.test_cursors import cursors_of, held, members, of_three
 
-Story = Callable[[type | None], list[str]]
+Scenario = Callable[[type | None], list[str]]
 
 ANN, BOB = b"a" * 16, b"b" * 16  # holders
 ONE, TWO = b"1" * 16, b"2" * 16  # requests of operators
@@ -55,19 +55,19 @@ OTHER = StreamInfo(bytes(range(16, 32)), "t", "y", INFO.retention)
 
 
 class Head:
-    """The head of a region of one, with a stream of twenty events, and a chain that commits when
-    it is told to."""
+    """The only replica of a region, with two streams of twenty events and a stub chain that
+    commits when the test calls `commit`."""
 
     def __init__(self, **streams: Any) -> None:
         self.bench = Bench("y/0", streams=streams)
         self.bench.role(1)
         for info in (INFO, OTHER):
-            self.bench.knows(info)
+            self.bench.add_stream(info)
             values = [b"x"] * 20
             batch = Batch.of(info.stream_id, values, publisher=ANN, pub_no=1)
             self.bench.disk.append(info.stream_id, (batch.sequenced(1, 1, 1),))
-            self.bench.says(Appended(info.stream_id, 21))
-            self.bench.says(Committed(info.stream_id, 21))
+            self.bench.chain_emits(Appended(info.stream_id, 21))
+            self.bench.chain_emits(Committed(info.stream_id, 21))
         self.written: list[Batch] = []
         self.token = 100
 
@@ -80,7 +80,7 @@ class Head:
         return self.cursors.table
 
     def give(self, inp: Any) -> list[Any]:
-        """What is sent; what is to be appended waits for `commit`."""
+        """Make a step; returns the answers it sends. Its appends wait for `commit`."""
         effects = self.bench.give(inp)
         for own in passed_down(effects, AppendOwn):
             assert own.log == CURSORS
@@ -88,7 +88,7 @@ class Head:
             batch = own.batch.sequenced(end, self.bench.now_ns, 1)
             self.bench.disk.append(CURSORS, (batch,))
             self.written.append(batch)
-            effects += self.bench.says(Appended(CURSORS, batch.hi))
+            effects += self.bench.chain_emits(Appended(CURSORS, batch.hi))
         kinds = (Attached, Advanced, CursorChanged, CursorsAre)
         return [one for kind in kinds for one in sent(effects, kind)]
 
@@ -96,12 +96,12 @@ class Head:
         return self.give(Received(peer, message))
 
     def commit(self) -> list[Any]:
-        """Commit what was written, until nothing more is."""
+        """Commit all appended entries and those that follow; returns the answers sent."""
         found = []
         while self.written:
             self.written.clear()
             end = self.bench.disk.end(CURSORS)
-            found += self.give(Command("chain", Says(Committed(CURSORS, end))))
+            found += self.give(Command("chain", ChainEmits(Committed(CURSORS, end))))
         return found
 
     def attach(self, name: str = "sub", holder: bytes = ANN, take: bool = True) -> list[Any]:
@@ -130,7 +130,7 @@ class Head:
         return self.change(CursorDelete(1, name, change, force))
 
     def entries(self) -> list[CursorEntry]:
-        """What the log holds, but for rules."""
+        """The entries in the log, without rules."""
         disk = self.bench.disk
         batches = disk.read(CURSORS, 1, disk.end(CURSORS), 1 << 30)
         rows = [row for batch in batches for row in batch.to_rows() if row.key is not None]
@@ -163,7 +163,7 @@ def test_a_reset_is_one_batch_and_is_answered_when_it_is_committed(head: Head) -
     assert head.table["sub"].positions == {STREAM: 3}
 
 
-def test_a_holder_that_was_expelled_is_refused_whatever_it_sends(head: Head) -> None:
+def test_every_request_of_an_expelled_holder_is_refused(head: Head) -> None:
     head.attach()
     assert head.advance(15) == ""
     assert head.reset(3) == ""
@@ -172,24 +172,24 @@ def test_a_holder_that_was_expelled_is_refused_whatever_it_sends(head: Head) -> 
         assert [m.why for _, m in head.attach(take=take)] == ["reset"]
     assert head.attach(holder=BOB) == [("c/b", Attached(head.token, {STREAM: 3}))]
     assert head.advance(17) == "reset"
-    assert [m.why for _, m in head.attach()] == ["reset"], "nor does it fence its successor"
+    assert [m.why for _, m in head.attach()] == ["reset"], "it must not fence its successor"
     assert head.table["sub"].positions == {STREAM: 3}
     assert head.table["sub"].holder == BOB
 
 
-def test_nor_may_an_earlier_holder_take_the_name_again(head: Head) -> None:
-    """It was fenced by the one that the reset expelled; a copy of its request arrives late."""
+def test_an_earlier_holder_cannot_take_the_name_again_after_a_reset(head: Head) -> None:
+    """The expelled holder had fenced an earlier one, whose repeated request arrives late."""
     head.attach(holder=BOB)
     head.attach()
     assert head.advance(15) == ""
-    assert [m.why for _, m in head.attach(holder=BOB)] == ["fenced", ""], "as ever before a reset"
+    assert [m.why for _, m in head.attach(holder=BOB)] == ["fenced", ""], "allowed before a reset"
     head.attach()
     assert head.delete() == ""
     assert [m.why for _, m in head.attach(holder=BOB)] == ["fenced"]
     assert head.table == {}
 
 
-def test_former_holders_are_remembered_up_to_a_number(head: Head) -> None:
+def test_former_holders_are_remembered_up_to_a_bound(head: Head) -> None:
     holders = [bytes([number]) * 16 for number in range(1, FORMER_MAX + 4)]
     for holder in holders:
         head.attach(holder=holder)
@@ -198,7 +198,7 @@ def test_former_holders_are_remembered_up_to_a_number(head: Head) -> None:
     assert head.table["sub"].former == tuple(holders[: -FORMER_MAX - 1 : -1])
 
 
-def test_a_save_behind_a_reset_that_is_not_committed_is_refused(head: Head) -> None:
+def test_an_advance_after_an_uncommitted_reset_is_refused(head: Head) -> None:
     head.attach()
     assert head.advance(15) == ""
     head.ask("op", CursorReset(1, "sub", ONE, {STREAM: 3}, True))
@@ -222,7 +222,7 @@ def test_a_name_in_use_is_changed_only_by_force(head: Head, leaves: str) -> None
     else:
         head.give(PeerDown("c/a"))
     assert head.reset(3, force=False) == ""
-    assert head.advance(17) == "reset", "who has left may come back"
+    assert head.advance(17) == "reset", "a holder that left may come back"
 
 
 def test_a_name_that_is_being_taken_is_in_use(head: Head) -> None:
@@ -260,9 +260,9 @@ def test_positions_are_those_of_committed_events(
     assert head.change(CursorReset(1, "sub", ONE, positions, True)) == why
 
 
-def test_what_is_appended_and_not_committed_is_no_position(head: Head) -> None:
+def test_a_reset_to_an_uncommitted_position_is_refused(head: Head) -> None:
     head.attach()
-    head.bench.says(Appended(STREAM, 25))
+    head.bench.chain_emits(Appended(STREAM, 25))
     assert head.reset(23) == "recovering"
     assert head.reset(21) == ""
 
@@ -276,7 +276,7 @@ def test_positions_in_one_reset_are_bounded() -> None:
 
 
 @pytest.mark.parametrize("name", ["nobody", "a b", ""])
-def test_an_unknown_name_is_not_made_by_changing_it(head: Head, name: str) -> None:
+def test_changing_an_unknown_subscription_does_not_create_it(head: Head, name: str) -> None:
     why = "unknown-subscription" if name == "nobody" else "bad-name"
     assert head.reset(3, name=name) == why
     assert head.delete(name=name) == why
@@ -302,7 +302,7 @@ def test_a_repeated_reset_is_answered_and_not_carried_out_again(head: Head) -> N
     assert head.reset(3) == ""
     head.attach(holder=BOB)
     assert head.advance(9, holder=BOB) == ""
-    assert head.reset(3) == "", "by another session, perhaps"
+    assert head.reset(3) == "", "as if repeated over another session"
     assert head.table["sub"].positions == {STREAM: 9}
     assert head.table["sub"].holder == BOB
     assert head.reset(3, change=TWO) == ""
@@ -322,7 +322,7 @@ def test_a_repeated_deletion_leaves_the_next_subscription_of_that_name(head: Hea
     assert head.table == {}
 
 
-def test_deleted_names_are_remembered_up_to_a_number() -> None:
+def test_deleted_names_are_remembered_up_to_a_bound() -> None:
     head = Head(cursors_deleted_max=2)
     for name in ("a", "b", "c"):
         head.attach(name)
@@ -335,7 +335,7 @@ def test_deleted_names_are_remembered_up_to_a_number() -> None:
 # ---------------------------------------------------------------- a deletion, step by step
 
 
-def test_a_deletion_supersedes_every_entry_of_the_name(head: Head) -> None:
+def test_a_deletion_supersedes_all_entries_of_the_name(head: Head) -> None:
     head.attach()
     message = Advance(9, "sub", ANN, {STREAM: 5, OTHER.stream_id: 6, CURSORS: 2})
     head.ask("c/a", message)
@@ -374,7 +374,7 @@ def test_a_deletion_makes_room_for_another_name() -> None:
 
 
 def restarted(head: Head) -> Cursors:
-    """A machine that has read the log from its beginning."""
+    """A new machine that has read the log from its beginning."""
     old = head.cursors
     cursors = Cursors(old.config, old.service, old.disk)
     cursors.step(0, FromBelow(LogMoved(CURSORS, head.bench.disk.end(CURSORS))))
@@ -382,7 +382,7 @@ def restarted(head: Head) -> Cursors:
 
 
 def test_entries_of_deleted_names_are_collected() -> None:
-    """Everything that counts is copied, in parts, and what is below the copies no longer counts."""
+    """Live entries are copied to the end of the log in parts, and all older entries collected."""
     head = Head(cursors_dead_max=100, cursors_deleted_max=3, cursors_max=5_000)
     kept = {f"kept.{n}": 2 + n % 19 for n in range(COPIED_AT_ONCE)}
     for name, seq in kept.items():
@@ -410,13 +410,13 @@ def test_entries_of_deleted_names_are_collected() -> None:
         assert list(cursors.stored.deleted) == [f"gone.{number - n}" for n in (3, 2, 1)]
         assert cursors.stored.dead < 100
     assert again.table == head.table
-    # A request that was carried out before the copies were made is still recognised.
+    # A request that was carried out before the copy is still recognised.
     assert head.reset(7, name="was.reset") == ""
     assert head.advance(9, name="was.reset") == "reset"
     kept_log = head.bench.service.kept[CURSORS]
     head.bench.service.feed(kept_log)
     live = kept_log.index.live(1, kept_log.index.end).total()
-    assert live < 2 * len(expected) + 100, "most of what was deleted is void"
+    assert live < 2 * len(expected) + 100, "most entries of deleted names must be void"
 
 
 def test_a_collected_entry_does_not_count_even_if_it_is_still_in_the_log() -> None:
@@ -447,11 +447,11 @@ def test_pages_are_bounded_and_have_every_position_once() -> None:
     head = Head(cursors_page_max=7)
     infos = [StreamInfo(bytes([n]) * 16, f"s.{n}", "y", INFO.retention) for n in range(100, 112)]
     for info in infos:
-        head.bench.knows(info)
+        head.bench.add_stream(info)
         batch = Batch.of(info.stream_id, [b"x"] * 5, publisher=ANN, pub_no=1)
         head.bench.disk.append(info.stream_id, (batch.sequenced(1, 1, 1),))
-        head.bench.says(Appended(info.stream_id, 6))
-        head.bench.says(Committed(info.stream_id, 6))
+        head.bench.chain_emits(Appended(info.stream_id, 6))
+        head.bench.chain_emits(Committed(info.stream_id, 6))
     expected: dict[str, dict[str, int]] = {}
     for name, count in (("none", 0), ("one", 1), ("six", 6), ("seven", 7), ("many", 12)):
         head.attach(name)
@@ -476,7 +476,7 @@ def test_pages_are_bounded_and_have_every_position_once() -> None:
     assert [(one.name, len(one.positions)) for one in page.cursors] == [("one", 1)]
 
 
-def test_a_list_says_who_reads_and_when_it_was_saved(head: Head) -> None:
+def test_a_list_shows_attached_readers_and_times_of_saves(head: Head) -> None:
     head.attach("a")
     head.attach("b", holder=BOB)
     assert head.advance(5, name="a") == ""
@@ -492,15 +492,15 @@ def test_a_list_says_who_reads_and_when_it_was_saved(head: Head) -> None:
     assert [state.attached for state in head.cursors.page()[0]] == [None, None]
 
 
-def test_a_page_that_no_message_can_hold_is_refused() -> None:
+def test_a_page_size_that_no_message_can_hold_is_refused() -> None:
     for wrong in (1, config._PAGE_MAX + 1):
         with pytest.raises(ConfigError, match="cursors_page_max"):
             StreamsConfig("x", "x/0", ("x/0",), cursors_page_max=wrong)
     StreamsConfig("x", "x/0", ("x/0",), cursors_page_max=config._PAGE_MAX)
 
 
-def test_status_and_metrics_show_so_many_positions_and_count_the_rest() -> None:
-    head = Head(cursors_shown_max=4)  # a name takes a row, too
+def test_status_and_metrics_show_positions_up_to_a_bound_and_count_the_rest() -> None:
+    head = Head(cursors_shown_max=4)  # a name counts as a row
     for name in ("a", "b", "c"):
         head.attach(name)
         assert head.advance(5, name=name) == ""
@@ -514,17 +514,17 @@ def test_status_and_metrics_show_so_many_positions_and_count_the_rest() -> None:
     assert (lags, omitted) == ([16, 16], 1)
 
 
-# ---------------------------------------------------------------- stories
+# ---------------------------------------------------------------- scenarios
 
 
 def places(cluster: Cluster) -> list[Any]:
-    """What each replica has of the subscription."""
+    """The subscription's cursor at each replica."""
     nodes = [f"east/{n}" for n in range(3)]
     return [cursors_of(cluster, node).table.get("sub") for node in nodes]
 
 
 def expelled_holder(mutant: type | None) -> list[str]:
-    """A holder does not listen, and saves its position behind the operator's reset."""
+    """An expelled holder ignores the reset and saves its position after it."""
     cluster, stream = of_three(mutant)
     one, op = Asker(cluster, "east/one"), Asker(cluster, "east/op")
     held(one, one.attach())
@@ -540,9 +540,9 @@ def expelled_holder(mutant: type | None) -> list[str]:
 
 
 def repeated_take(mutant: type | None) -> list[str]:
-    """The request by which a holder took the name was sent twice, and the copy arrives late.
+    """The attach of a holder was sent twice, and the copy arrives after the holder was expelled.
 
-    The holder has been expelled by then, and its last save is right behind the copy.
+    The holder's last save follows right after the copy.
     """
     cluster, stream = of_three(mutant)
     one, op = Asker(cluster, "east/one"), Asker(cluster, "east/op")
@@ -560,14 +560,14 @@ def repeated_take(mutant: type | None) -> list[str]:
 
 
 def lost_answer(mutant: type | None) -> list[str]:
-    """The answer to a reset is lost, the next holder reads on, and the reset is asked for again;
-    then the same with another head, which knows of the request by the log alone."""
+    """The answer to a reset is lost, the next holder advances, and the reset is requested again;
+    another head answers, which knows the request only from the log."""
     cluster, stream = of_three(mutant)
     world = cluster.world
     one, two, op = (Asker(cluster, f"east/{name}") for name in ("one", "two", "op"))
     held(one, one.attach())
     assert one.answer(one.advance(stream, 15)).why == ""
-    assert op.answer(op.ask(WhichCursors())).why == ""  # it has a session
+    assert op.answer(op.ask(WhichCursors())).why == ""  # now it has a session
     world.cut("east/0", "east/op", two_way=False)
     token = op.reset(stream, 3)
     wait(cluster, lambda: cursors_of(cluster, "east/0").table["sub"].positions == {stream: 3})
@@ -611,7 +611,7 @@ def deleted_and_compacted(mutant: type | None) -> list[str]:
     return [] if positions == {} else [f"the deleted position came back: {positions}"]
 
 
-STORIES: list[tuple[str, Story, type]] = [
+SCENARIOS: list[tuple[str, Scenario, type]] = [
     ("fencing", expelled_holder, mutations.LeavesHolderInPlace),
     ("expelled", repeated_take, mutations.TakesExpelledHolders),
     ("once", lost_answer, mutations.RepeatsChanges),
@@ -619,14 +619,14 @@ STORIES: list[tuple[str, Story, type]] = [
 ]
 
 
-@tell_each(STORIES)
-def test_change_story_holds(story: Story, mutant: type) -> None:
-    assert story(None) == []
+@each_scenario(SCENARIOS)
+def test_change_rule_holds(scenario: Scenario, mutant: type) -> None:
+    assert scenario(None) == []
 
 
-@tell_each(STORIES)
-def test_change_story_fails_without_the_rule(story: Story, mutant: type) -> None:
-    assert story(mutant) != []
+@each_scenario(SCENARIOS)
+def test_change_scenario_fails_without_the_rule(scenario: Scenario, mutant: type) -> None:
+    assert scenario(mutant) != []
 
 
 # ---------------------------------------------------------------- crashes and head changes
@@ -656,7 +656,7 @@ def test_a_change_survives_the_crash_of_any_replica(place: int, deletes: bool) -
     assert held(two, two.attach()) == ({} if deletes else {stream: 3})
 
 
-def test_a_change_of_a_head_that_was_cut_off_is_taken_back() -> None:
+def test_a_change_written_by_a_head_that_is_cut_off_is_truncated() -> None:
     cluster, stream = of_three()
     world = cluster.world
     one = Asker(cluster, "east/one")
@@ -673,7 +673,7 @@ def test_a_change_of_a_head_that_was_cut_off_is_taken_back() -> None:
     two = Asker(cluster, "east/two", ("east/1",))
     assert held(two, two.attach()) == {stream: 15}
     assert two.answer(two.advance(stream, 18)).why == ""
-    world.crash("east/op")  # it does not ask again
+    world.crash("east/op")  # no repeated request
     for peer in others:
         world.mend("east/0", peer)
     wait(cluster, lambda: len(members(cluster)) == 3)
@@ -684,9 +684,9 @@ def test_a_change_of_a_head_that_was_cut_off_is_taken_back() -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_changes_under_crashes_and_head_changes(seed: int) -> None:
-    """Holders that were expelled go on saving, replicas crash and come back, the log is compacted
-    and copied. The next holder finds exactly what the operator was told."""
+def test_a_holder_finds_the_operators_position_after_crashes_and_head_changes(seed: int) -> None:
+    """Expelled holders continue to save, replicas crash and come back, the log is compacted and
+    copied. The next holder finds exactly the position that the operator set."""
     rng = Random(seed)
     cluster, stream = of_three(
         seed=seed,
@@ -694,7 +694,7 @@ def test_changes_under_crashes_and_head_changes(seed: int) -> None:
     )
     world = cluster.world
     op = Asker(cluster, "east/op")
-    deaf: list[Asker] = []
+    expelled: list[Asker] = []
     expected: dict[bytes, int] = {}
     deleted = 0
     for number in range(8):
@@ -710,14 +710,14 @@ def test_changes_under_crashes_and_head_changes(seed: int) -> None:
         run(cluster, rng.randrange(20) * MS)
         if down is not None:
             world.crash(f"east/{down}")
-        deaf.append(holder)
-        for other in deaf:
+        expelled.append(holder)
+        for other in expelled:
             other.advance(stream, 20)
         answer = op.answer(token)
         assert answer.why == ""
         deleted += deletes
         expected = {} if deletes else {stream: to}
-        for other in deaf:  # each is told by now that it was expelled, or will be
+        for other in expelled:  # they continue, answered or not
             other.advance(stream, 20)
             other.attach(take=False)
         run(cluster, 200 * MS)

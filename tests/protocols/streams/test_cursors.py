@@ -1,7 +1,6 @@
-"""Named subscriptions: a place that outlives clients and servers, and one holder at a time.
+"""Named subscriptions: positions survive clients and servers, and a name has one holder at a time.
 
-PRODUCT §8.8. The stories are told with the machines as they are and with a mutant that lacks the
-rule at stake.
+PRODUCT §8.8. Each scenario runs with the unchanged machines and with a mutant that lacks the rule.
 """
 
 from collections.abc import Callable
@@ -16,10 +15,10 @@ from surecast.protocols.streams.cursors import Cursors
 from surecast.protocols.streams.messages import Advance, Attach
 from surecast_lab.swarm.cluster import Cluster
 from tests import mutations
-from tests.helpers import cluster_of, publish, run, settle, tell_each, wait
+from tests.helpers import cluster_of, each_scenario, publish, run, settle, wait
 from tests.protocols.streams.askers import Asker
 
-Story = Callable[[type | None], list[str]]
+Scenario = Callable[[type | None], list[str]]
 
 
 def cursors_of(cluster: Cluster, node: str) -> Cursors:
@@ -28,12 +27,12 @@ def cursors_of(cluster: Cluster, node: str) -> Cursors:
 
 
 def log_end(cluster: Cluster, node: str) -> int:
-    """How far the log of the cursors is appended to there."""
+    """The end of the cursors' log at a node."""
     return int(cluster.world.machine(node).layers["streams"].end_of(CURSORS))
 
 
 def of_three(mutant: type | None = None, events: int = 20, **options: Any) -> tuple[Cluster, bytes]:
-    """East has three replicas and a stream of some events; a short chain goes on."""
+    """A region of three replicas, which accepts publishes with one, and a stream with events."""
     cluster = cluster_of({"east": 3}, mutant=mutant, chain={"min_replicas": 1}, **options)
     publish(cluster, events)
     settle(cluster)
@@ -53,14 +52,14 @@ def held(asker: Asker, token: int) -> dict[bytes, int]:
 # ---------------------------------------------------------------- plain use
 
 
-def test_cursor_keeps_its_place_for_the_next_holder() -> None:
+def test_cursor_position_is_kept_for_the_next_holder() -> None:
     cluster, stream = of_three()
     one, two = Asker(cluster, "east/one"), Asker(cluster, "east/two")
     first = one.attach()
-    assert held(one, first) == {}  # a stream it has not come to begins at 1
+    assert held(one, first) == {}  # streams without a saved position begin at 1
     assert one.answer(one.advance(stream, 7)).why == ""
     assert held(two, two.attach()) == {stream: 7}
-    assert one.answer(first).why == "fenced"  # it is told, without asking
+    assert one.answer(first).why == "fenced"  # sent without a request
     assert one.answer(one.advance(stream, 9)).why == "fenced"
     assert held(two, two.attach(take=False)) == {stream: 7}
 
@@ -94,28 +93,28 @@ def test_cursor_without_take_does_not_fence() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a b", "*", "x" * 300])
-def test_cursor_names_are_names(name: str) -> None:
+def test_cursor_with_an_invalid_name_is_refused(name: str) -> None:
     cluster, _ = of_three(events=0)
     one = Asker(cluster, "east/one")
     assert one.answer(one.attach(name)).why == "bad-name"
 
 
-def test_cursor_count_is_bounded_by_names_not_by_what_is_under_way() -> None:
-    """Names that are being written count once, not once more as what is known already."""
+def test_cursor_names_with_writes_in_progress_count_once() -> None:
+    """A known name with a write in progress counts once, not twice."""
     cluster, stream = of_three(server={"cursors_max": 3})
     one = Asker(cluster, "east/one")
     for name in ("a", "b"):
         held(one, one.attach(name))
     moves = [one.advance(stream, seq, name) for seq in (2, 3) for name in ("a", "b")]
-    third = one.attach("c")  # while those are under way
+    third = one.attach("c")  # while the moves are in progress
     assert one.answer(third).why == ""
     assert [one.answer(move).why for move in moves] == [""] * 4
     assert one.answer(one.attach("d")).why == "too-many"
     assert one.answer(one.attach("a")).why == ""
 
 
-def test_cursor_beyond_what_the_head_has_waits() -> None:
-    """A client has read more elsewhere, or is mistaken: no cursor is put where nothing is yet."""
+def test_cursor_advance_beyond_the_end_of_the_head_waits() -> None:
+    """A client that read more elsewhere advances beyond the head's end: the answer waits."""
     cluster, stream = of_three(events=5)
     one = Asker(cluster, "east/one")
     held(one, one.attach())
@@ -126,7 +125,7 @@ def test_cursor_beyond_what_the_head_has_waits() -> None:
     assert one.answer(token).why == ""
 
 
-def test_cursor_is_kept_at_position_1_of_streams_only() -> None:
+def test_cursor_position_1_is_saved_only_for_known_streams() -> None:
     cluster, stream = of_three(events=5)
     one = Asker(cluster, "east/one")
     held(one, one.attach())
@@ -134,7 +133,7 @@ def test_cursor_is_kept_at_position_1_of_streams_only() -> None:
     assert held(one, one.attach()) == {stream: 1}
     token = one.advance(b"?" * 16, 1)
     run(cluster, SECOND)
-    assert token not in one.answers  # the stream may still come
+    assert token not in one.answers  # the stream may still be created
     assert cursors_of(cluster, "east/0").table["sub"].positions == {stream: 1}
 
 
@@ -148,7 +147,7 @@ def test_cursor_survives_the_crash_of_any_replica(place: int) -> None:
     held(one, one.attach())
     assert one.answer(one.advance(stream, 7)).why == ""
     cluster.world.crash(f"east/{place}")
-    token = one.advance(stream, 8)  # asked until it is answered, wherever that is
+    token = one.advance(stream, 8)  # repeated until a replica answers
     assert one.answer(token).why == ""
     assert held(two, two.attach()) == {stream: 8}
     cluster.world.restart(f"east/{place}")
@@ -171,7 +170,7 @@ def test_cursor_survives_a_crash_of_all_and_compaction() -> None:
     log = cluster.world.disk("east/0")
     end = log.end(CURSORS)
     rows = sum(batch.rows for batch in log.read(CURSORS, 1, end, 1 << 30))
-    assert rows < end - 1  # the latest of each key, and what has come since
+    assert rows < end - 1  # the latest of each key, and newer entries
     for node in ("east/0", "east/1", "east/2"):
         cluster.world.crash(node)
         cluster.world.restart(node)
@@ -179,7 +178,7 @@ def test_cursor_survives_a_crash_of_all_and_compaction() -> None:
     assert held(two, two.attach("other")) == {}
 
 
-def test_cursor_answer_that_was_lost_is_asked_for_again() -> None:
+def test_cursor_request_is_repeated_when_its_answer_was_lost() -> None:
     cluster, stream = of_three()
     one = Asker(cluster, "east/one")
     held(one, one.attach())
@@ -191,11 +190,11 @@ def test_cursor_answer_that_was_lost_is_asked_for_again() -> None:
     assert cursors_of(cluster, "east/0").table["sub"].positions == {stream: 5}
     world.mend("east/0", "east/one", two_way=False)
     assert one.answer(token).why == ""
-    assert log_end(cluster, "east/0") - end <= 2  # told again, not written again
+    assert log_end(cluster, "east/0") - end <= 2  # answered again, not written again
 
 
-def test_cursor_questions_of_a_stalled_chain_do_not_pile_up() -> None:
-    """The same question is asked over and over: one place in the queue, one entry in the log."""
+def test_cursor_requests_at_a_stalled_chain_do_not_accumulate() -> None:
+    """A request that is repeated 50 times takes one place in the queue and one log entry."""
     cluster, stream = of_three()
     one = Asker(cluster, "east/one", ("east/0",))
     held(one, one.attach())
@@ -210,14 +209,14 @@ def test_cursor_questions_of_a_stalled_chain_do_not_pile_up() -> None:
     assert log_end(cluster, "east/0") == end + 1
 
 
-# ---------------------------------------------------------------- stories
+# ---------------------------------------------------------------- scenarios
 
 
 def barrier(mutant: type | None) -> list[str]:
-    """The head dies while its last word, who holds the name, is on its way down the chain.
+    """The head crashes while the entry of a new holder is on its way down the chain.
 
-    The next head has it and cannot commit it yet. It must not answer from what came before: the
-    successor may have been answered already.
+    The next head has the entry and cannot commit it yet. It must not answer from earlier entries,
+    because the new holder may have been confirmed already.
     """
     cluster, stream = of_three(mutant)
     world = cluster.world
@@ -225,13 +224,13 @@ def barrier(mutant: type | None) -> list[str]:
     held(one, one.attach())
     assert one.answer(one.advance(stream, 5)).why == ""
     run(cluster, 200 * MS)
-    world.fail_disk("east/2", "io")  # the tail tries again for a while
+    world.fail_disk("east/2", "io")  # the tail retries for a while
     two.attach()
     run(cluster, 50 * MS)
     world.crash("east/0")
     wait(cluster, lambda: cursors_of(cluster, "east/1").is_head, 20 * SECOND)
     before = cursors_of(cluster, "east/1").table["sub"].holder
-    assert before == one.me, "the story needs an entry that is not committed"
+    assert before == one.me, "the scenario needs an entry that is not committed"
     moved = Advance(88, "sub", one.me, {stream: 9})
     world.at(world.now_ns, "east/1", Received("east/one", moved))
     run(cluster, 10 * MS)
@@ -240,11 +239,11 @@ def barrier(mutant: type | None) -> list[str]:
     table = cursors_of(cluster, members(cluster)[0]).table["sub"]
     if table.holder != two.me:
         return ["the successor was lost"]
-    return [] if table.positions == {stream: 5} else ["it was moved by who had been replaced"]
+    return [] if table.positions == {stream: 5} else ["a replaced holder moved the cursor"]
 
 
 def fenced_holder(mutant: type | None) -> list[str]:
-    """Who was replaced does not listen, and goes on."""
+    """A replaced holder ignores that and advances."""
     cluster, stream = of_three(mutant)
     one, two = Asker(cluster, "east/one"), Asker(cluster, "east/two")
     held(one, one.attach())
@@ -252,11 +251,11 @@ def fenced_holder(mutant: type | None) -> list[str]:
     one.advance(stream, 15)
     run(cluster, SECOND)
     positions = held(two, two.attach())
-    return [] if positions == {} else [f"moved to {positions} by who was replaced"]
+    return [] if positions == {} else [f"a replaced holder moved it to {positions}"]
 
 
 def two_heads(mutant: type | None) -> list[str]:
-    """The old head is cut off with the old holder, and does not know; the new one went on."""
+    """The old head is cut off with the old holder and still acts as head; the new head goes on."""
     cluster, stream = of_three(mutant)
     world = cluster.world
     one, two = Asker(cluster, "east/one"), Asker(cluster, "east/two", ("east/1", "east/2"))
@@ -271,7 +270,7 @@ def two_heads(mutant: type | None) -> list[str]:
     wait(cluster, lambda: members(cluster) == ["east/1", "east/2"])
     assert held(two, two.attach()) == {stream: 5}
     assert two.answer(two.advance(stream, 15)).why == ""
-    assert cursors_of(cluster, "east/0").is_head  # it believes so
+    assert cursors_of(cluster, "east/0").is_head  # it does not know of the new head
     again = one.attach(take=False)  # as after a broken session
     moved = one.advance(stream, 9)
     run(cluster, 2 * SECOND)
@@ -279,7 +278,7 @@ def two_heads(mutant: type | None) -> list[str]:
     if again in one.answers:
         problems.append(f"sent back to {one.answers[again][0].positions}")
     if moved in one.answers:
-        problems.append("a head that is none moved a cursor")
+        problems.append("the former head moved a cursor")
     world.heal_all()
     run(cluster, 10 * SECOND)
     assert one.answer(first).why == one.answer(again).why == one.answer(moved).why == "fenced"
@@ -288,7 +287,7 @@ def two_heads(mutant: type | None) -> list[str]:
 
 
 def lost_with_the_head(mutant: type | None) -> list[str]:
-    """The head is told of an advance, says so, and is lost before anybody else has it."""
+    """The head receives an advance, confirms it, and is lost before another replica has it."""
     cluster, stream = of_three(mutant)
     world = cluster.world
     one, two = Asker(cluster, "east/one"), Asker(cluster, "east/two", ("east/1", "east/2"))
@@ -296,16 +295,16 @@ def lost_with_the_head(mutant: type | None) -> list[str]:
     world.cut("east/0", "east/1", two_way=False)
     token = one.advance(stream, 9)
     run(cluster, 20 * MS)
-    told = token in one.answers
+    answered = token in one.answers
     world.crash("east/0")
     world.wipe("east/0")
     world.crash("east/one")
     positions = held(two, two.attach())
-    return ["an advance that was answered is gone"] if told and positions != {stream: 9} else []
+    return ["a confirmed advance is lost"] if answered and positions != {stream: 9} else []
 
 
 def one_after_the_other(mutant: type | None) -> list[str]:
-    """A newcomer's taking is written and not committed when the old holder advances."""
+    """The attach of a new holder is written and not committed when the old holder advances."""
     cluster, stream = of_three(mutant)
     world = cluster.world
     one, two = Asker(cluster, "east/one"), Asker(cluster, "east/two")
@@ -317,12 +316,12 @@ def one_after_the_other(mutant: type | None) -> list[str]:
     run(cluster, SECOND)
     table = cursors_of(cluster, "east/0").table["sub"]
     assert table.holder == two.me
-    return [] if table.positions == {} else ["moved behind the successor's back"]
+    return [] if table.positions == {} else ["the old holder advanced after it was replaced"]
 
 
 def cut_off_head(mutant: type | None) -> list[str]:
-    """A cut-off head writes an advance that is never committed. It is taken back when the head
-    returns (R1): its cursor is that of the chain, which went on without it."""
+    """A cut-off head writes an advance that is never committed. When the head returns, the advance
+    is truncated (R1) and its cursor equals that of the chain, which continued without it."""
     cluster, stream = of_three(mutant)
     world = cluster.world
     one, two = Asker(cluster, "east/one", ("east/0",)), Asker(cluster, "east/two", ("east/1",))
@@ -345,13 +344,13 @@ def cut_off_head(mutant: type | None) -> list[str]:
     if cursors.table["sub"] != cursors_of(cluster, "east/1").table["sub"]:
         problems.append(f"the head that was away has {cursors.table['sub']}")
     if cursors.table["sub"].positions != {stream: 3}:
-        problems.append("what was never committed is not taken back")
+        problems.append("an uncommitted advance was kept")
     if cursors.written:
-        problems.append("what the head wrote still counts")
+        problems.append("the uncommitted entries still count as written")
     return problems
 
 
-STORIES: list[tuple[str, Story, type]] = [
+SCENARIOS: list[tuple[str, Scenario, type]] = [
     ("barrier", barrier, mutations.AnswersBeforeTheBarrier),
     ("fencing", fenced_holder, mutations.MovesForAnybody),
     ("two-heads", two_heads, mutations.AnswersHoldersFromMemory),
@@ -361,21 +360,21 @@ STORIES: list[tuple[str, Story, type]] = [
 ]
 
 
-@tell_each(STORIES)
-def test_cursor_story_holds(story: Story, mutant: type) -> None:
-    assert story(None) == []
+@each_scenario(SCENARIOS)
+def test_cursor_rule_holds(scenario: Scenario, mutant: type) -> None:
+    assert scenario(None) == []
 
 
-@tell_each(STORIES)
-def test_cursor_story_fails_without_the_rule(story: Story, mutant: type) -> None:
-    assert story(mutant) != []
+@each_scenario(SCENARIOS)
+def test_cursor_scenario_fails_without_the_rule(scenario: Scenario, mutant: type) -> None:
+    assert scenario(mutant) != []
 
 
-# ---------------------------------------------------------------- what was given up
+# ---------------------------------------------------------------- refounded chains
 
 
-def test_cursor_of_a_chain_founded_anew_is_that_of_its_founder() -> None:
-    """An operator goes on from one replica; another, with a later past, gives that past up."""
+def test_cursor_of_a_refounded_chain_is_that_of_the_chosen_replica() -> None:
+    """An operator refounds the chain from one replica; the others discard their later entries."""
     cluster, stream = of_three()
     world = cluster.world
     one = Asker(cluster, "east/one")

@@ -1,8 +1,8 @@
 """Deleting a stream: its End event is the last position of its log, in every region.
 
-D1 no position is given behind the End event, also by a head that did not give it itself.
-D2 what was acknowledged before it stays acknowledged: a retry is not refused.
-D3 every region comes to the End event, also one that was cut off; then the name is free there.
+D1 no head assigns a position after the End event, also if an earlier head appended that event.
+D2 a retry of an event before the End event is acknowledged, not refused.
+D3 every region gets the End event, also one that was cut off; then the name is free there.
 D4 the name can be used again, under a new id, any number of times.
 """
 
@@ -26,7 +26,7 @@ from surecast.protocols.sprinkler.checks import Record
 from surecast.protocols.streams.directory import Directory, info_batch
 from surecast_lab.swarm.cluster import Cluster
 from tests import mutations
-from tests.helpers import cluster_of, heal_and_judge, publish, run, tell_each, wait
+from tests.helpers import cluster_of, each_scenario, heal_and_judge, publish, run, wait
 
 END = encode_policy(End())
 
@@ -37,7 +37,7 @@ def delete(cluster: Cluster, publisher: str, stream: str = "s") -> None:
 
 
 def delete_by_id(cluster: Cluster, publisher: str, stream: bytes) -> None:
-    """Unlike `delete`, of a stream that the cluster's records do not know."""
+    """Like `delete`, for a stream that the cluster's records do not have."""
     cluster.names.setdefault(stream, "s")
     cluster.records.setdefault("s", Record("s", KeepAll()))
     cluster.owners.setdefault("s", "east")
@@ -79,10 +79,10 @@ def test_all_events_are_void_and_the_name_is_free_in_every_region(policy: Any) -
         index = index_at(cluster, node)
         assert list(index.live(1, index.end)) == [(end, end + 1)]
         assert streams_at(cluster, node).named("s") is None
-        assert index.end == end + 1  # expiry appends nothing behind it
+        assert index.end == end + 1  # expiry appends nothing after the End event
 
 
-def test_publishes_and_rules_behind_the_end_are_refused() -> None:
+def test_publishes_and_rules_after_the_end_event_are_refused() -> None:
     cluster = cluster_of({"east": 2, "west": 1})
     publish(cluster, 3)
     delete(cluster, "east/pub0")
@@ -95,7 +95,7 @@ def test_publishes_and_rules_behind_the_end_are_refused() -> None:
 
 
 def right_behind_the_end(mutant: type | None) -> list[str]:
-    """D1: the End event and another publisher's events arrive at the head in one moment."""
+    """D1: the End event and another publisher's events arrive at the head at the same time."""
     cluster = cluster_of({"east": 2, "west": 1}, mutant=mutant, publishers=2)
     publish(cluster, 3)
     now_ns = cluster.world.now_ns
@@ -114,8 +114,8 @@ def behind_the_end(cluster: Cluster) -> list[str]:
 
 
 def end_given_by_the_head_before(mutant: type | None) -> list[str]:
-    """D1: a head gives the End event a position, passes it on and dies. The next head has it in
-    its log, and must not give the next position."""
+    """D1: a head appends and forwards the End event and crashes. The next head has the End event in
+    its log and must not assign the next position."""
     cluster = cluster_of({"east": 3, "west": 1}, mutant=mutant, publishers=2)
     publish(cluster, 3)
     wait(cluster, lambda: not cluster.unacknowledged())
@@ -135,30 +135,30 @@ def end_given_by_the_head_before(mutant: type | None) -> list[str]:
     return [] if cluster.failed[0].why == "deleted" else [cluster.failed[0].why]
 
 
-STORIES = [
+SCENARIOS = [
     ("right-behind", right_behind_the_end, mutations.GivesPositionsBehindTheEnd),
     ("head-before", end_given_by_the_head_before, mutations.KnowsOnlyItsOwnEnd),
 ]
 
 
-@tell_each(STORIES)
-def test_story_holds(story: Any, mutant: type) -> None:
-    assert story(None) == []
+@each_scenario(SCENARIOS)
+def test_rule_holds(scenario: Any, mutant: type) -> None:
+    assert scenario(None) == []
 
 
-@tell_each(STORIES)
-def test_story_fails_without_the_rule(story: Any, mutant: type) -> None:
-    assert story(mutant) != []
+@each_scenario(SCENARIOS)
+def test_scenario_fails_without_the_rule(scenario: Any, mutant: type) -> None:
+    assert scenario(mutant) != []
 
 
-def test_a_retry_of_what_came_before_the_end_is_acknowledged() -> None:
-    """D2: the acknowledgement was lost, the stream is deleted, the publisher tries again."""
+def test_a_retry_of_an_event_before_the_end_is_acknowledged() -> None:
+    """D2: the acknowledgement is lost, the stream is deleted, and the publisher retries."""
     cluster = cluster_of({"east": 2, "west": 1}, publishers=2)
     publish(cluster, 2)
     publish(cluster, 1, "east/pub1")
     wait(cluster, lambda: not cluster.unacknowledged())
     cluster.offer(cluster.world.now_ns, "east/pub1", "s", [b"early"])
-    run(cluster, MS // 2)  # it has left, and its acknowledgement will not arrive
+    run(cluster, MS // 2)  # the event was sent; its acknowledgement will not arrive
     cluster.world.cut("east/pub1", "*")
     assert cluster.unacknowledged() == 1
     stream = cluster.streams["s"]
@@ -170,21 +170,21 @@ def test_a_retry_of_what_came_before_the_end_is_acknowledged() -> None:
 
 
 def recreate(cluster: Cluster, opener: str, name: str = "s") -> Any:
-    """Open the name; the info that the opener is given."""
+    """Open the name; returns the info that the opener receives."""
     found: list[Any] = []
 
-    def told(_now_ns: int, _name: str, event: Any) -> None:
+    def on_emit(_now_ns: int, _name: str, event: Any) -> None:
         if getattr(event, "name", "") == name and getattr(event, "info", None) is not None:
             found.append(event.info)
 
-    cluster.world.on_emit(opener, told)
+    cluster.world.on_emit(opener, on_emit)
     cluster.world.at(cluster.world.now_ns, opener, Open(name, StreamSpec(KeepAll())))
     wait(cluster, lambda: bool(found))
     return found[0]
 
 
 def test_a_name_is_used_again_while_a_region_is_cut_off() -> None:
-    """D3, D4: twice deleted and twice made anew, and a region that has seen nothing of it."""
+    """D3, D4: a stream is deleted and created again twice while one region is cut off."""
     cluster = cluster_of({"east": 2, "west": 1, "north": 1})
     publish(cluster, 5)
     wait(cluster, lambda: cluster.settled())
@@ -214,8 +214,8 @@ def test_a_name_is_used_again_while_a_region_is_cut_off() -> None:
     wait(cluster, caught_up)
 
 
-def test_a_region_makes_a_stream_anew_that_another_one_had() -> None:
-    """D4: west once heard of the name from east, and owns it now."""
+def test_another_region_may_create_a_stream_of_a_deleted_name() -> None:
+    """D4: west knew the stream of east, and owns the new one of that name."""
     cluster = cluster_of({"east": 1, "west": 1})
     publish(cluster, 3)
     wait(cluster, lambda: cluster.settled())
@@ -226,7 +226,7 @@ def test_a_region_makes_a_stream_anew_that_another_one_had() -> None:
     wait(cluster, lambda: streams_at(cluster, "east/0").named("s") == info)
 
 
-def test_an_end_event_that_is_pulled_back_counts_though_the_log_was_looked_at_before() -> None:
+def test_a_recovered_end_event_counts_although_its_log_was_read_before() -> None:
     """D1: an owner whose disk lost the End event recovers it from another region."""
     cluster = cluster_of({"east": 1, "west": 1}, server={"ask_ns": 60 * SECOND})
     publish(cluster, 3)
@@ -248,8 +248,8 @@ def test_an_end_event_that_is_pulled_back_counts_though_the_log_was_looked_at_be
     assert cluster.failed[0].why == "deleted"
 
 
-def test_directory_entries_do_the_same_however_far_streams_were_read() -> None:
-    """D4: a stream that was let in because another was deleted is there after a restart, too."""
+def test_directory_entries_have_the_same_effect_after_a_restart() -> None:
+    """D4: a stream that got its name because another was deleted is still there after a restart."""
     policy, ids = KeepAll(), [bytes([n]) * 16 for n in (1, 2)]
     infos = [StreamInfo(id, "s", region, policy) for id, region in zip(ids, "ab", strict=True)]
     live = Directory()
@@ -265,7 +265,7 @@ def test_directory_entries_do_the_same_however_far_streams_were_read() -> None:
     assert replayed.by_name == live.by_name == {"s": infos[1]}
 
 
-def test_an_end_event_that_is_taken_back_frees_no_name() -> None:
+def test_a_truncated_end_event_frees_no_name() -> None:
     info = StreamInfo(bytes(16), "s", "east", KeepAll())
     directory = Directory()
     directory.apply(info_batch(info, "c", 0).sequenced(1, 1, 1))
@@ -276,8 +276,8 @@ def test_an_end_event_that_is_taken_back_frees_no_name() -> None:
     assert not directory.deleted
 
 
-def test_of_two_streams_of_one_name_the_other_comes_when_one_is_deleted() -> None:
-    """D4: made in two regions that could not talk."""
+def test_the_second_of_two_streams_of_one_name_appears_when_the_first_is_deleted() -> None:
+    """D4: the streams were created in two regions that were cut off from each other."""
     cluster = Cluster(1, {"east": 1, "west": 1})
     run(cluster, SECOND)
     cluster.world.cut("east", "west")
@@ -285,7 +285,7 @@ def test_of_two_streams_of_one_name_the_other_comes_when_one_is_deleted() -> Non
     assert infos[0].stream_id != infos[1].stream_id
     cluster.world.heal_all()
     run(cluster, 3 * SECOND)
-    assert streams_at(cluster, "east/0").named("s") == infos[0]  # neither lets the other in
+    assert streams_at(cluster, "east/0").named("s") == infos[0]  # each region keeps its own
     delete_by_id(cluster, "west/pub0", infos[1].stream_id)
     wait(cluster, lambda: streams_at(cluster, "west/0").named("s") == infos[0])
     assert recreate(cluster, "west/pub0") == infos[0]
@@ -313,7 +313,7 @@ def test_a_deletion_survives_restarts_and_is_reclaimed() -> None:
     assert recreate(cluster, "west/pub0").replaces == stream
 
 
-def test_no_more_streams_are_deleted_than_may_stay_known() -> None:
+def test_the_number_of_deleted_streams_is_bounded() -> None:
     streams = {f"s{number}": ("east", KeepAll()) for number in range(3)}
     cluster = cluster_of({"east": 1}, streams, server={"deleted_max": 2})
     for name in streams:

@@ -1,4 +1,4 @@
-"""Streams of a delivery are created only where all servers have it."""
+"""A stream is created only if all servers concerned have its delivery."""
 
 import msgspec
 
@@ -20,14 +20,14 @@ ALL = ("chain", "sprinkler", "streams")
 
 
 def opened(bench: Bench, name: str = "new", delivery: str = "broadcast") -> list[str]:
-    """Why a stream cannot be created; empty if it is being made."""
+    """The reasons why a stream is refused; empty if it is being created."""
     out = bench.give(Received("client", CreateStream(name, StreamSpec(delivery=delivery))))
     refused = [message.why for _, message in sent(out, StreamOpened)]
     assert bool(refused) != bool(passed_down(out, AppendOwn))
     return refused
 
 
-def test_a_delivery_that_the_server_has_not_got_is_refused() -> None:
+def test_a_delivery_that_the_server_lacks_is_refused() -> None:
     bench = Bench()
     bench.role(1)
     assert opened(bench, delivery="pigeon") == ["no-delivery"]
@@ -39,7 +39,7 @@ def test_a_stream_is_created_once_every_replica_lists_its_delivery() -> None:
     bench.role(1)
     bench.give(PeerUp("x/1", ("chain", "streams")))
     assert opened(bench) == ["no-delivery"]
-    bench.give(PeerUp("x/1", ALL))  # it was replaced by a later version
+    bench.give(PeerUp("x/1", ALL))  # upgraded
     assert opened(bench) == []
 
 
@@ -47,14 +47,14 @@ def test_a_stream_is_created_once_the_servers_of_other_regions_list_its_delivery
     bench = Bench()
     bench.role(1)
     bench.give(PeerUp("y/1", ("chain", "streams")))
-    bench.give(PeerUp("some client", ("streams",)))  # which need not
+    bench.give(PeerUp("some client", ("streams",)))  # clients need not list it
     assert opened(bench) == ["no-delivery"]
     bench.give(PeerUp("y/1", ALL))
     assert opened(bench) == []
 
 
-def test_a_replica_that_lacked_a_delivery_and_is_down_is_waited_for() -> None:
-    """It may come back as the old version that it was."""
+def test_a_create_waits_for_a_replica_that_lacked_the_delivery_and_is_down() -> None:
+    """It may come back with the old version."""
     bench = Bench()
     bench.role(1)
     bench.give(PeerUp("x/1", ("chain", "streams")))
@@ -66,7 +66,7 @@ def test_a_replica_that_lacked_a_delivery_and_is_down_is_waited_for() -> None:
     assert opened(bench) == []
 
 
-def test_a_new_head_asks_replicas_it_has_not_met() -> None:
+def test_a_new_head_contacts_replicas_it_has_no_session_with() -> None:
     bench = Bench()
     out = bench.role(1)
     assert [peer for peer, _ in sent(out, Introduce)] == ["x/1"]
@@ -76,10 +76,10 @@ def test_a_new_head_asks_replicas_it_has_not_met() -> None:
 
 
 def test_a_server_without_a_streams_delivery_keeps_the_stream_and_refuses_its_publishes() -> None:
-    """The owner is another region: nobody here can pass them on."""
+    """The owner is another region, and this server cannot forward to it."""
     bench = Bench()
     bench.role(1)
-    bench.lists(msgspec.structs.replace(INFO, delivery="pigeon"))
+    bench.list_stream(msgspec.structs.replace(INFO, delivery="pigeon"))
     assert STREAM in bench.service.streams
     assert STREAM not in bench.sync.streams
     out = bench.give(
@@ -90,7 +90,7 @@ def test_a_server_without_a_streams_delivery_keeps_the_stream_and_refuses_its_pu
 
 
 def test_a_stream_whose_schema_and_options_are_too_large_is_refused() -> None:
-    """The entry of the directory goes into messages with a thousand others, and must fit."""
+    """A message has to hold a thousand directory entries."""
     bench = Bench()
     bench.role(1)
     for spec in (StreamSpec(schema="s" * 1000), StreamSpec(options=(("k", "v" * 1000),))):

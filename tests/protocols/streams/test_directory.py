@@ -1,4 +1,4 @@
-"""The directory: which streams exist, where each is kept, and who wins a name."""
+"""The directory: the existing streams, the chain of each, and which stream gets a name."""
 
 import msgspec
 import pytest
@@ -37,7 +37,7 @@ def test_the_first_of_a_name_wins_and_repeats_change_nothing() -> None:
     assert list(directory.by_id) == [first.stream_id]
 
 
-def test_a_stream_may_replace_the_one_that_has_the_name_and_no_other() -> None:
+def test_a_stream_can_replace_only_the_one_that_has_the_name() -> None:
     first = info(1, "a")
     heir, stranger = info(2, "a", first.stream_id), info(3, "a", bytes(16))
     assert applied(first, stranger).by_name["a"] == first
@@ -49,6 +49,6 @@ def test_a_stream_may_replace_the_one_that_has_the_name_and_no_other() -> None:
 @pytest.mark.parametrize(
     "value", [b"", b"\xc0", b"\x91\x01", msgspec.msgpack.encode(LatestPerKey())]
 )
-def test_an_entry_that_cannot_be_read_is_said_to_be_so(value: bytes) -> None:
+def test_a_malformed_directory_entry_raises_peer_error(value: bytes) -> None:
     with pytest.raises(PeerError, match="entry 7"):
         Directory().apply(Batch.of(DIRECTORY, [value]).sequenced(7, 1, 1))

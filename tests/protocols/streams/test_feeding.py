@@ -1,4 +1,4 @@
-"""Retention is fed in runs: late readers see only what it covers, a long log is no long pause."""
+"""Retention reads the log in bounded runs; late readers get only what it has processed."""
 
 from typing import Any
 
@@ -22,13 +22,13 @@ def service(cluster: Cluster, node: str = "east/0") -> Any:
 
 
 def ask(cluster: Cluster, message: Any, node: str = "east/0") -> list[Any]:
-    """What a replica sends a reader that asks, there and then."""
+    """The messages that a replica sends at once to a reader that sent `message`."""
     effects = cluster.world.machine(node).step(cluster.world.now_ns, Received("reader", message))
     return [e.message for e in effects if isinstance(e, Send) and e.peer == "reader"]
 
 
 def unfed(mutant: type | None = None, **options: Any) -> tuple[Cluster, bytes]:
-    """Ten events of one key, committed; the last six of them retention has not seen yet."""
+    """A stream of ten committed events of one key; retention has processed the first four."""
     cluster = cluster_of(
         {"east": 1}, {"s": ("east", LatestPerKey())}, mutant=mutant, publishers=2, **options
     )
@@ -42,13 +42,13 @@ def unfed(mutant: type | None = None, **options: Any) -> tuple[Cluster, bytes]:
     for i in range(4, 10):
         cluster.offer(world.now_ns, "east/pub0", "s", [b"%d" % i], [b"k"])
     wait(cluster, lambda: machine.streams[stream].committed == 11)
-    # The seed is fixed: should another order of draws let the timer come in between, choose anew.
+    # The seed is fixed. If the timer fires in between after some change, choose another seed.
     assert machine.streams[stream].index.end == 5
     return cluster, stream
 
 
 @pytest.mark.parametrize("start", [1, 3])
-def test_a_reader_behind_the_recent_part_gets_what_retention_leaves(start: int) -> None:
+def test_a_reader_before_the_recent_part_gets_only_live_events(start: int) -> None:
     cluster, stream = unfed()
     assert service(cluster).streams[stream].recent > start
     (message,) = ask(cluster, Subscribe(stream, start))
@@ -57,7 +57,7 @@ def test_a_reader_behind_the_recent_part_gets_what_retention_leaves(start: int) 
     assert service(cluster).streams[stream].index.end == 11
 
 
-def test_a_reader_of_the_recent_part_gets_batches_whole_and_feeds_nothing() -> None:
+def test_a_reader_of_the_recent_part_gets_whole_batches() -> None:
     cluster, stream = unfed()
     recent = service(cluster).streams[stream].recent
     messages = ask(cluster, Subscribe(stream, recent))
@@ -66,17 +66,17 @@ def test_a_reader_of_the_recent_part_gets_batches_whole_and_feeds_nothing() -> N
     assert service(cluster).streams[stream].index.end == 5
 
 
-def test_without_feeding_a_late_reader_is_shown_what_is_void() -> None:
+def test_without_feeding_a_late_reader_gets_void_events() -> None:
     cluster, stream = unfed(mutations.ServesUnfed)
     try:
         (message,) = ask(cluster, Subscribe(stream, 1))
     except AssertionError:
-        return  # or it is noticed
+        return  # an assertion in the service may notice it
     assert len([row for b in message.batches for row in b.to_rows()]) > 1
 
 
 @pytest.mark.parametrize("asks", [ReadRange, MeshRequest])
-def test_who_asks_for_a_range_that_is_behind_gets_what_retention_leaves(asks: type) -> None:
+def test_a_range_before_the_recent_part_has_only_live_events(asks: type) -> None:
     cluster, stream = unfed()
     (message,) = ask(cluster, asks(stream, 1, 0))
     assert [row.value for b in message.batches for row in b.to_rows()] == [b"9"]
@@ -86,7 +86,7 @@ def test_who_asks_for_a_range_that_is_behind_gets_what_retention_leaves(asks: ty
 
 
 def damaged(start: int = 1) -> tuple[Cluster, bytes]:
-    """A batch older than what it follows is committed, and retention has not seen it yet."""
+    """A committed batch is older than the one before it; retention has not processed it yet."""
     cluster, stream = unfed()
     machine = cluster.world.machine("east/0")
     old = cluster.world.disk("east/0").read(stream, 1, 2, 1)[0]
@@ -107,9 +107,9 @@ def test_quarantine_found_while_a_reader_is_served_stops_there(start: int) -> No
     assert service(cluster).streams[stream].committed == 11
 
 
-def test_quarantine_of_a_reader_that_stands_at_the_damage_is_no_crash() -> None:
+def test_quarantine_does_not_crash_for_a_reader_at_the_damaged_position() -> None:
     cluster, stream = damaged()
-    service(cluster).streams[stream].recent = 12  # it has been there for a while
+    service(cluster).streams[stream].recent = 12  # as if the batch were not recent
     assert ask(cluster, Subscribe(stream, 11)) in (
         [],
         [Events(stream, (), 11)],
@@ -136,7 +136,7 @@ def test_quarantine_found_while_a_range_is_served_stops_there(
 
 
 def long_log(mutant: type | None = None) -> tuple[Cluster, bytes]:
-    """A replica that comes back to a log of 3000 events, told to take in few at a time."""
+    """A log of 3000 events at a replica whose retention reads few events at a time."""
     cluster = cluster_of(
         {"east": 1, "west": 1},
         {"s": ("east", KeepLast(50))},
@@ -148,12 +148,12 @@ def long_log(mutant: type | None = None) -> tuple[Cluster, bytes]:
         cluster.offer(cluster.world.now_ns + i * MS, "east/pub0", "s", values)
     run(cluster, SECOND)
     settle(cluster)
-    run(cluster, 300 * MS)  # what is committed is saved
+    run(cluster, 300 * MS)  # the committed end is saved
     return cluster, cluster.streams["s"]
 
 
 def steps_of_a_restart(cluster: Cluster, stream: bytes) -> list[int]:
-    """How many positions retention took in at each step, from the start on."""
+    """Restart the replica; the number of positions that retention processed at each step."""
     world = cluster.world
     world.crash("east/0")
     taken: list[int] = []
@@ -175,7 +175,7 @@ def steps_of_a_restart(cluster: Cluster, stream: bytes) -> list[int]:
     return taken
 
 
-def test_a_long_log_is_taken_in_by_bounded_steps() -> None:
+def test_retention_reads_a_long_log_in_bounded_steps() -> None:
     cluster, stream = long_log()
     taken = steps_of_a_restart(cluster, stream)
     assert sum(taken) > 2500
@@ -183,13 +183,13 @@ def test_a_long_log_is_taken_in_by_bounded_steps() -> None:
     assert heal_and_judge(cluster) == []
 
 
-def test_taking_in_a_long_log_at_once_would_be_seen() -> None:
+def test_reading_a_long_log_in_one_step_is_noticed() -> None:
     cluster, stream = long_log(mutations.FeedsAtOnce)
     assert max(steps_of_a_restart(cluster, stream)) > 1000
 
 
-def test_what_was_shown_stays_shown_when_a_run_is_longer_than_the_budget() -> None:
-    """Large events outrun the budget: readers are not told that the stream has become shorter."""
+def test_the_visible_end_never_goes_back_when_a_run_exceeds_the_budget() -> None:
+    """Events that exceed the budget must not make the visible end of the stream go back."""
     cluster, stream = unfed(server={"feed_rows": 8, "feed_bytes": 1, "serve_bytes_max": 1})
     machine, found = service(cluster), service(cluster).streams[stream]
     assert (found.index.end, found.committed) == (5, 11)
@@ -208,13 +208,13 @@ def test_what_was_shown_stays_shown_when_a_run_is_longer_than_the_budget() -> No
     assert ends[-1] == 40
 
 
-def test_a_rule_is_judged_by_all_that_was_committed_before_it() -> None:
-    """While a long log is taken in, a rule is put off: its stream's policy is not known yet."""
+def test_a_rule_is_refused_as_busy_until_all_earlier_events_are_processed() -> None:
+    """While retention reads a long log, rules are refused as busy: the policy is not known yet."""
     cluster, stream = unfed(server={"feed_rows": 1 << 14})
     machine, found = service(cluster), service(cluster).streams[stream]
     rule = retention.encode_collect(Collect(BeforeSeq(3)))
     batch = Batch.of(stream, [rule], kind=COLLECT).numbered(bytes(8) + b"12345678", 1)
-    machine.committed[stream] = 100  # more is committed than readers are shown
+    machine.committed[stream] = 100  # more is committed than visible
     assert machine._refusal(Publish(stream, batch)) == "busy"
     data = Batch.of(stream, [b"x"]).numbered(bytes(8) + b"12345678", 1)
     assert machine._refusal(Publish(stream, data)) == ""

@@ -32,7 +32,7 @@ def events(lo: int, hi: int, last: bool, *batches: Batch, end: int = 1000) -> Ra
     return RangeEvents(S, lo, hi, end, last, batches)
 
 
-def test_parts_are_delivered_as_they_come_and_the_next_is_asked_for_with_the_last() -> None:
+def test_parts_are_delivered_in_order_and_the_next_range_is_requested_after_the_last() -> None:
     machine = fetcher()
     one, other = batch(1, 10), batch(10, 30)
     assert machine.step(1, Received("a", events(1, 10, False, one))) == [Deliver(S, (one,))]
@@ -50,14 +50,14 @@ def test_nothing_outside_of_the_range_is_delivered() -> None:
     assert machine.step(2, Received("a", events(20, 30, True, batch(20, 30)))) == []
 
 
-def test_a_batch_out_of_place_is_not_taken() -> None:
+def test_a_batch_that_does_not_follow_the_last_one_is_dropped() -> None:
     machine = fetcher()
     out = machine.step(1, Received("a", events(1, 30, False, batch(10, 30))))
     assert out == []
     assert machine.position == 1
 
 
-def test_held_it_asks_for_nothing_until_it_goes_on() -> None:
+def test_a_fetcher_on_hold_requests_nothing_until_go() -> None:
     machine = fetcher()
     machine.step(1, Hold())
     one = batch(1, 10)
@@ -77,7 +77,7 @@ def test_a_server_that_is_gone_or_silent_is_replaced_at_the_same_position() -> N
     assert Send("a", ReadRange(S, 10, 100)) in out
 
 
-def test_a_server_that_does_not_have_it_is_told_of_and_the_next_one_asked() -> None:
+def test_a_server_without_the_range_is_reported_and_the_next_one_asked() -> None:
     machine = fetcher()
     out = machine.step(1, Received("a", events(1, 100, True, end=0)))
     assert out == [Emit(Short(S, 0)), SetTimer("again", 1 + AGAIN_NS)]
@@ -99,7 +99,7 @@ def gone(lo: int, hi: int, last: bool = False, why: str = "why", end: int = 1000
     return RangeLost(S, lo, hi, end, last, why)
 
 
-def test_a_loss_is_told_of_in_its_place_and_the_range_goes_on() -> None:
+def test_a_loss_is_reported_in_its_place_and_the_range_continues() -> None:
     machine = fetcher()
     one, other = batch(1, 10), batch(20, 30)
     assert machine.step(1, Received("a", events(1, 10, False, one))) == [Deliver(S, (one,))]
@@ -110,7 +110,7 @@ def test_a_loss_is_told_of_in_its_place_and_the_range_goes_on() -> None:
     ]
 
 
-def test_behind_a_loss_that_ends_an_answer_the_next_part_is_asked_for() -> None:
+def test_after_a_loss_that_ends_an_answer_the_next_part_is_requested() -> None:
     machine = fetcher()
     assert machine.step(1, Received("a", gone(1, 20, True))) == [
         Emit(Lost(S, 1, 20, "why")),
@@ -119,7 +119,7 @@ def test_behind_a_loss_that_ends_an_answer_the_next_part_is_asked_for() -> None:
     assert machine.step(2, Received("a", gone(20, 100, True))) == [Emit(Lost(S, 20, 100, "why"))]
 
 
-def test_a_loss_is_cut_at_what_was_asked_for_and_what_came_already() -> None:
+def test_a_loss_is_cut_to_the_rest_of_the_requested_range() -> None:
     machine = fetcher(5, 20)
     machine.step(1, Received("a", events(5, 10, False, batch(5, 10))))
     out = machine.step(2, Received("a", gone(1, 1 << 62, why="x" * 10_000)))
@@ -141,12 +141,12 @@ def test_a_loss_is_cut_at_what_was_asked_for_and_what_came_already() -> None:
         (10, -(1 << 63)),
     ],
 )
-def test_a_loss_out_of_place_or_upside_down_is_not_believed(lo: int, hi: int) -> None:
+def test_a_loss_with_wrong_positions_is_ignored(lo: int, hi: int) -> None:
     machine = fetcher()
     machine.step(1, Received("a", events(1, 10, False, batch(1, 10))))
     assert machine.step(2, Received("a", gone(lo, hi))) == []
     assert machine.position == 10
-    # With the last message it is seen that the server has nothing to say: the next one is asked.
+    # With the last message the client finds that the server cannot answer, and asks the next one.
     assert machine.step(3, Received("a", gone(lo, hi, True))) == [
         Emit(Short(S, 1000)),
         SetTimer("again", 3 + AGAIN_NS),
@@ -164,7 +164,7 @@ def test_only_the_server_that_was_asked_can_declare_a_loss() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_a_server_says_each_position_comes_once_or_was_declared_lost(seed: int) -> None:
+def test_each_position_is_delivered_once_or_lost_for_any_messages_of_a_server(seed: int) -> None:
     rng = Random(seed)
     machine = fetcher(10, 60)
     declared: set[int] = set()

@@ -1,4 +1,4 @@
-"""A publisher gives up its identity with a batch that fails: what it sends under the next one."""
+"""After a failed batch a publisher uses a new identity: the order of its batches."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,10 +6,10 @@ from typing import Any
 from surecast.core.types import TimerFired
 from surecast.protocols.streams.messages import Publish
 from tests import mutations
-from tests.helpers import tell_each
+from tests.helpers import each_scenario
 from tests.protocols.streams.test_named_publisher import Steps, sent, told
 
-Story = Callable[[type | None], list[str]]
+Scenario = Callable[[type | None], list[str]]
 
 
 def identity(effects: list[Any]) -> bytes:
@@ -18,8 +18,8 @@ def identity(effects: list[Any]) -> bytes:
 
 
 def new_identity_overtakes(mutant: type | None) -> list[str]:
-    """Of three batches the second can never be taken. The first still waits, perhaps for another
-    head; what is offered next has a new identity, so no number keeps it behind the first."""
+    """The second of three batches is refused for good while the first still waits for its ack.
+    Later batches have a new identity, so no number orders them after the first."""
     steps = Steps(mutant)
     old = identity(steps.offer(1, 0))
     steps.offer(2, 0)
@@ -42,16 +42,16 @@ def new_identity_overtakes(mutant: type | None) -> list[str]:
     return problems
 
 
-STORIES: list[tuple[str, Story, type]] = [
+SCENARIOS: list[tuple[str, Scenario, type]] = [
     ("order", new_identity_overtakes, mutations.OvertakesOldIdentity),
 ]
 
 
-@tell_each(STORIES)
-def test_rule_holds(story: Story, mutant: type) -> None:
-    assert story(None) == []
+@each_scenario(SCENARIOS)
+def test_rule_holds(scenario: Scenario, mutant: type) -> None:
+    assert scenario(None) == []
 
 
-@tell_each(STORIES)
-def test_story_fails_without_the_rule(story: Story, mutant: type) -> None:
-    assert story(mutant) != []
+@each_scenario(SCENARIOS)
+def test_scenario_fails_without_the_rule(scenario: Scenario, mutant: type) -> None:
+    assert scenario(mutant) != []

@@ -1,4 +1,4 @@
-"""A client's questions to its region, step by step: which messages ask them, and what answers."""
+"""A client's inquiries to its region, step by step: the request of each, and its answer."""
 
 from typing import Any
 
@@ -77,7 +77,7 @@ class Steps:
         return self.give(TimerFired("again"))
 
     def silence(self, for_ns: int = 500 * MS) -> list[Any]:
-        """So long nothing is heard; what is asked then."""
+        """Receive nothing for this time; returns the messages sent then."""
         self.now_ns += for_ns
         return self.give(TimerFired("retry")) + self.again()
 
@@ -100,20 +100,20 @@ def steps() -> Steps:
     ],
     ids=["which-streams", "where-is", "take-cursor", "move-cursor", "list", "reset", "delete"],
 )
-def test_each_question_has_its_message_and_its_answer(
+def test_each_inquiry_has_its_message_and_its_answer(
     steps: Steps, question: Any, message: Any, answer: Any
 ) -> None:
     assert steps.give(Inquire(question, 9)) == [Send("r0", message)]
     assert steps.answer("r0", answer) == [Emit(Answered(9, answer))]
 
 
-def test_what_is_no_question_is_a_mistake(steps: Steps) -> None:
+def test_an_unknown_inquiry_is_a_usage_error(steps: Steps) -> None:
     with pytest.raises(UsageError, match="Located is no question"):
         steps.give(Inquire(Located(1, 5), 1))
 
 
 @pytest.mark.parametrize(("question", "answer"), [(LOCATE, Located(1, 9)), (MOVE, Advanced(1))])
-def test_an_answer_ends_a_question(steps: Steps, question: Any, answer: Any) -> None:
+def test_an_answer_ends_an_inquiry(steps: Steps, question: Any, answer: Any) -> None:
     steps.give(Inquire(question, 1))
     assert steps.answer("r0", answer) == [Emit(Answered(1, answer))]
     assert steps.answer("r0", answer) == []
@@ -130,21 +130,21 @@ def test_an_answer_ends_a_question(steps: Steps, question: Any, answer: Any) -> 
         (DELETE, CursorChanged(4, "not-head", "r2")),
     ],
 )
-def test_cursors_are_a_matter_of_the_head(steps: Steps, question: Any, refusal: Any) -> None:
+def test_cursor_requests_go_to_the_head(steps: Steps, question: Any, refusal: Any) -> None:
     (first,) = steps.give(Inquire(question, 4))
     assert steps.answer("r0", refusal) == []
     assert steps.again() == [Send("r2", first.message)]
 
 
 @pytest.mark.parametrize("question", [WATCH, LOCATE])
-def test_any_replica_may_be_asked_what_it_can_read(steps: Steps, question: Any) -> None:
+def test_watches_and_locates_go_to_any_replica(steps: Steps, question: Any) -> None:
     steps.give(Inquire(MOVE, 4))
     steps.answer("r0", Advanced(4, "not-head", "r2"))
     (first,) = steps.give(Inquire(question, 5))
     assert first.peer == "r0"
 
 
-def test_an_unknown_stream_is_believed_after_a_while(steps: Steps) -> None:
+def test_an_unknown_stream_is_reported_after_several_answers(steps: Steps) -> None:
     steps.give(Inquire(LOCATE, 1))
     unknown = Located(1, 0, "unknown-stream")
     for _ in range(PATIENT):
@@ -153,12 +153,12 @@ def test_an_unknown_stream_is_believed_after_a_while(steps: Steps) -> None:
     assert steps.answer("r0", unknown) == [Emit(Answered(1, unknown))]
 
 
-def test_a_watch_goes_on_and_is_asked_again_elsewhere(steps: Steps) -> None:
+def test_a_watch_stays_open_and_moves_to_the_next_replica(steps: Steps) -> None:
     steps.give(Inquire(WATCH, 2))
     nothing = StreamsAre(2, (), (), True)
     for _ in range(3):
         assert steps.answer("r0", nothing) == [Emit(Answered(2, nothing))]
-    assert steps.silence(10 * SECOND) == []  # silence is no news
+    assert steps.silence(10 * SECOND) == []  # a watch is not repeated because of silence
     steps.give(PeerDown("r0"))
     assert steps.again() == [Send("r1", WatchStreams(2, ">"))]
     assert steps.answer("r0", nothing) == []
@@ -167,7 +167,7 @@ def test_a_watch_goes_on_and_is_asked_again_elsewhere(steps: Steps) -> None:
     assert steps.answer("r1", nothing) == []
 
 
-def test_who_leaves_a_name_says_so_to_the_head(steps: Steps) -> None:
+def test_dropping_a_held_name_sends_a_detach_to_the_head(steps: Steps) -> None:
     steps.give(Inquire(TAKE, 4))
     steps.answer("r0", Attached(4, {}, "not-head", "r2"))
     steps.again()
@@ -175,14 +175,14 @@ def test_who_leaves_a_name_says_so_to_the_head(steps: Steps) -> None:
     assert steps.give(Drop(4)) == [Send("r2", Detach(4, "sub"))]
     steps.give(Inquire(TAKE, 5))
     steps.answer("r2", Attached(5, {}, "reset"))
-    assert steps.give(Drop(5)) == []  # it is no longer its own
+    assert steps.give(Drop(5)) == []  # it no longer holds the name
 
 
-def test_who_has_taken_a_name_does_not_take_it_back(steps: Steps) -> None:
-    """Asked again of another head, it holds on to what it has; a newcomer goes before it."""
+def test_a_holder_attaches_again_without_taking_the_name(steps: Steps) -> None:
+    """A repeated attach at another head does not take the name from a newer holder."""
     steps.give(Inquire(TAKE, 3))
     steps.give(PeerDown("r0"))
-    # Not answered yet: it still wants to take it.
+    # Before the first answer it repeats the attach with take.
     assert steps.again() == [Send("r1", Attach(3, "sub", ME, True))]
     attached = Attached(3, {STREAM: 4})
     assert steps.answer("r1", attached) == [Emit(Answered(3, attached))]
@@ -194,14 +194,14 @@ def test_who_has_taken_a_name_does_not_take_it_back(steps: Steps) -> None:
     assert steps.machine.open == {}
 
 
-def test_the_head_says_by_itself_that_it_is_none_any_more(steps: Steps) -> None:
+def test_an_inquiry_moves_when_its_head_reports_that_it_is_no_longer_head(steps: Steps) -> None:
     steps.give(Inquire(TAKE, 3))
     steps.answer("r0", Attached(3, {}))
     assert steps.answer("r0", Attached(3, {}, "not-head", "r1")) == []
     assert steps.again() == [Send("r1", Attach(3, "sub", ME, False))]
 
 
-def test_a_talkative_replica_does_not_hide_that_the_head_is_silent(steps: Steps) -> None:
+def test_answers_of_another_replica_do_not_hide_that_the_head_is_silent(steps: Steps) -> None:
     steps.give(Inquire(WATCH, 2))
     steps.answer("r0", StreamsAre(2, (), (), True))
     (moved,) = steps.give(Inquire(MOVE, 4))
@@ -210,10 +210,10 @@ def test_a_talkative_replica_does_not_hide_that_the_head_is_silent(steps: Steps)
     for _ in range(5):  # streams appear all the time
         steps.now_ns += 100 * MS
         steps.answer("r0", StreamsAre(2, (), (), True))
-    assert steps.silence(0) == [Send("r0", moved.message)]  # and the watch stays where it is
+    assert steps.silence(0) == [Send("r0", moved.message)]  # the watch stays at its replica
 
 
-def test_there_is_a_bound_to_open_questions() -> None:
+def test_open_inquiries_are_bounded() -> None:
     steps = Steps(questions_max=2)
     steps.give(Inquire(LOCATE, 1))
     steps.give(Inquire(WATCH, 2))

@@ -1,4 +1,4 @@
-"""Start by time: the same position in every region (PRODUCT §8.4), compacted or not."""
+"""Start by time: the same position in every region (PRODUCT §8.4), also in compacted logs."""
 
 from collections.abc import Callable
 
@@ -9,21 +9,21 @@ from surecast.core.endpoint import WhereIs
 from surecast.core.types import MS, SECOND
 from surecast_lab.swarm.cluster import Cluster
 from tests import mutations
-from tests.helpers import cluster_of, publish, run, settle, tell_each
+from tests.helpers import cluster_of, each_scenario, publish, run, settle
 from tests.protocols.streams.askers import Asker
 
-Story = Callable[[type | None], list[str]]
+Scenario = Callable[[type | None], list[str]]
 WALL_NS = 1_750_000_000 * SECOND
 
 
 def times(cluster: Cluster, reader: str = "east/sub0") -> dict[int, int]:
-    """seq → time, as a reader got them."""
+    """Position → time of the events that a reader received."""
     events = cluster.readings[reader, cluster.streams["s"]].events
     return {event.seq: event.time_ns for event in events}
 
 
 def spread(policy: Policy | None = None, mutant: type | None = None) -> Cluster:
-    """Batches of three events, a tenth of a second apart."""
+    """A stream of 20 batches of three events, 100 ms apart."""
     options = {"server": {"compact_ns": 100 * MS, "compact_share": 0.1}}
     streams = {"s": ("east", policy)} if policy else None
     cluster = cluster_of({"east": 2, "west": 1}, streams, mutant=mutant, **options)
@@ -36,7 +36,7 @@ def spread(policy: Policy | None = None, mutant: type | None = None) -> Cluster:
     return cluster
 
 
-def test_locate_before_the_first_between_batches_at_a_batch_and_after_the_last() -> None:
+def test_locate_finds_the_first_event_at_or_after_a_time() -> None:
     cluster = spread()
     stream, at = cluster.streams["s"], times(cluster)
     for region in ("east", "west"):
@@ -44,15 +44,15 @@ def test_locate_before_the_first_between_batches_at_a_batch_and_after_the_last()
         assert asker.locate(stream, 0) == 1
         assert asker.locate(stream, at[1]) == 1
         assert asker.locate(stream, at[60] + 1) == 61
-        assert asker.locate(stream, -1) == 61  # where it ends
+        assert asker.locate(stream, -1) == 61  # the end of the stream
         for n in range(1, 20):
             first = 3 * n + 1
-            assert asker.locate(stream, at[first]) == first  # not older: the batch itself
+            assert asker.locate(stream, at[first]) == first  # the batch itself
             assert asker.locate(stream, at[first] - 1) == first
             assert asker.locate(stream, at[first] + 1) == first + 3
 
 
-def test_locate_an_empty_stream() -> None:
+def test_locate_in_an_empty_stream_gives_the_first_position() -> None:
     cluster = cluster_of({"east": 1, "west": 1})
     run(cluster, SECOND)
     for region in ("east", "west"):
@@ -61,7 +61,7 @@ def test_locate_an_empty_stream() -> None:
 
 
 def after_compaction(mutant: type | None) -> list[str]:
-    """Of a log that was compacted: the first event at or after the time that is still there."""
+    """In a compacted log the answer is the first remaining event at or after the time."""
     cluster = spread(LatestPerKey(), mutant)
     stream, at = cluster.streams["s"], times(cluster)
     run(cluster, SECOND)
@@ -81,7 +81,7 @@ def after_compaction(mutant: type | None) -> list[str]:
 
 
 def differently_compacted(mutant: type | None) -> list[str]:
-    """West joined late and was sent survivors; east holds batches as they were published."""
+    """West was down and got only live events; east holds batches as they were published."""
     cluster = cluster_of(
         {"east": 1, "west": 1},
         {"s": ("east", KeepLast(4))},
@@ -103,20 +103,20 @@ def differently_compacted(mutant: type | None) -> list[str]:
     return [f"{seq}: {one} and {two}" for seq, (one, two) in found.items() if one != two]
 
 
-STORIES: list[tuple[str, Story, type]] = [
+SCENARIOS: list[tuple[str, Scenario, type]] = [
     ("compacted", after_compaction, mutations.NamesVoidPlaces),
     ("survivors", differently_compacted, mutations.NamesVoidPlaces),
 ]
 
 
-@tell_each(STORIES)
-def test_locate_story_holds(story: Story, mutant: type) -> None:
-    assert story(None) == []
+@each_scenario(SCENARIOS)
+def test_locate_rule_holds(scenario: Scenario, mutant: type) -> None:
+    assert scenario(None) == []
 
 
-@tell_each(STORIES)
-def test_locate_story_fails_without_the_rule(story: Story, mutant: type) -> None:
-    assert story(mutant) != []
+@each_scenario(SCENARIOS)
+def test_locate_scenario_fails_without_the_rule(scenario: Scenario, mutant: type) -> None:
+    assert scenario(mutant) != []
 
 
 def test_locate_survives_a_restart() -> None:
@@ -131,16 +131,16 @@ def test_locate_survives_a_restart() -> None:
     assert {t: after.locate(stream, t) for t in at.values()} == answers
 
 
-def test_locate_an_unknown_stream_is_said_after_some_patience() -> None:
+def test_locate_of_an_unknown_stream_fails_after_several_attempts() -> None:
     cluster = cluster_of({"east": 2})
     asker = Asker(cluster, "east/ask")
     answer = asker.answer(asker.ask(WhereIs(bytes(16), 0)))
     assert answer.why == "unknown-stream"
-    assert cluster.counters["east/0"]["streams/Locate"] > 10  # it might have come meanwhile
+    assert cluster.counters["east/0"]["streams/Locate"] > 10  # retried, because it might appear
 
 
 @pytest.mark.parametrize("pattern", [">", "late.>", "late.*", "*"])
-def test_a_watch_hears_of_what_is_there_and_of_what_comes(pattern: str) -> None:
+def test_a_watch_reports_existing_and_new_streams(pattern: str) -> None:
     cluster = cluster_of({"east": 2, "west": 2})
     west = Asker(cluster, "west/ask")
     token = west.watch(pattern)
@@ -154,7 +154,7 @@ def test_a_watch_hears_of_what_is_there_and_of_what_comes(pattern: str) -> None:
         "late.*": ["late.a"],
         "*": ["late", "later", "s"],
     }[pattern]
-    assert sorted(west.names(token)) == expected  # once each: nothing went wrong
+    assert sorted(west.names(token)) == expected  # each exactly once
     cluster.world.crash("west/0")
     cluster.open("late.x", "east", KeepLast(3), cluster.world.now_ns)
     run(cluster, 3 * SECOND)
@@ -162,7 +162,7 @@ def test_a_watch_hears_of_what_is_there_and_of_what_comes(pattern: str) -> None:
     assert sorted(set(west.names(token))) == expected
 
 
-def test_a_watch_of_what_is_no_pattern_is_refused_and_leaves_nothing_behind() -> None:
+def test_a_watch_with_an_invalid_pattern_is_refused() -> None:
     cluster = cluster_of({"east": 1})
     asker = Asker(cluster, "east/ask")
     assert asker.answer(asker.watch("a.>.b")).why == "bad-name"

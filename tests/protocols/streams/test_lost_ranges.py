@@ -1,4 +1,4 @@
-"""What a server says of positions that were given up: to whom, how exactly, and for how long."""
+"""How a server reports positions that were given up as lost, and to which readers."""
 
 from typing import Any
 
@@ -35,33 +35,33 @@ def batch(seq: int) -> Batch:
 def holed(mutant: type[Any] | None = None, **streams: Any) -> Bench:
     bench = Bench("y/0", mutant, streams=streams)
     bench.role(1)
-    bench.knows()
+    bench.add_stream()
     bench.disk.append(STREAM, [batch(seq) for seq in range(1, END)])
     damage(bench, LO, HI)
-    bench.says(Appended(STREAM, END))
-    bench.says(Committed(STREAM, END))
+    bench.chain_emits(Appended(STREAM, END))
+    bench.chain_emits(Committed(STREAM, END))
     return bench
 
 
 def damage(bench: Bench, lo: int, hi: int) -> None:
     bench.disk.damage(STREAM, lo, hi, "a flipped bit")
-    bench.says(Mended(STREAM))
+    bench.chain_emits(Mended(STREAM))
 
 
 def forfeit(bench: Bench, lo: int = LO, hi: int = HI, why: str = WHY) -> None:
-    """As a layer above the service does."""
+    """Send the command by which a layer above the service gives up positions."""
     assert bench.give(Command("streams", Forfeit(STREAM, lo, hi, why))) == []
 
 
 def read(bench: Bench, lo: int = 1, hi: int = END) -> list[Any]:
-    """The messages of one answer."""
+    """Request a range; returns the messages of the answer."""
     effects = bench.give(Received("c", ReadRange(STREAM, lo, hi)))
     assert all(type(e) is Send and e.peer == "c" for e in effects)
     return [e.message for e in effects]
 
 
 def spans(messages: list[Any]) -> list[tuple[str, int, int]]:
-    """What was said of which positions, in order."""
+    """(kind, lo, hi) of the ranges in an answer, in order."""
     found = []
     for message in messages:
         if isinstance(message, RangeLost):
@@ -74,7 +74,7 @@ def spans(messages: list[Any]) -> list[tuple[str, int, int]]:
 WHOLE = [("events", 1, LO), ("lost", LO, HI), ("events", HI, END)]
 
 
-def test_without_a_word_from_above_a_range_ends_at_the_hole() -> None:
+def test_a_range_ends_at_a_hole_that_was_not_given_up() -> None:
     bench = holed()
     (only,) = read(bench)
     assert spans([only]) == [("events", 1, LO)]
@@ -82,7 +82,7 @@ def test_without_a_word_from_above_a_range_ends_at_the_hole() -> None:
     assert read(bench, LO) == [RangeEvents(STREAM, LO, END, LO, True, ())]
 
 
-def test_what_was_given_up_stands_in_its_place_and_the_range_goes_on() -> None:
+def test_a_lost_range_is_sent_in_its_place_and_the_answer_continues() -> None:
     bench = holed()
     forfeit(bench)
     messages = read(bench)
@@ -104,7 +104,7 @@ def test_what_was_given_up_stands_in_its_place_and_the_range_goes_on() -> None:
         (9, 0, [("lost", 9, 12), ("events", 12, END)]),
     ],
 )
-def test_a_loss_is_cut_at_the_ends_of_what_was_asked_for(
+def test_a_loss_is_cut_at_the_ends_of_the_requested_range(
     lo: int, hi: int, said: list[tuple[str, int, int]]
 ) -> None:
     bench = holed()
@@ -129,7 +129,7 @@ def test_a_loss_may_be_the_last_message_of_an_answer() -> None:
 
 
 def lost_though_readable(mutant: type[Any] | None = None) -> set[int]:
-    """A layer above claims too much; the positions that can be read and are said to be lost."""
+    """A layer above gives up too much; the readable positions that are reported lost."""
     bench = holed(mutant)
     forfeit(bench, 5, 15)
     lost: set[int] = set()
@@ -145,7 +145,7 @@ def test_a_position_that_can_be_read_is_never_lost() -> None:
     assert lost_though_readable(mutations.ForfeitsReadable) == {5, 6, 7, 12, 13, 14}
 
 
-def test_what_is_repaired_can_be_read_at_once_and_is_forgotten() -> None:
+def test_repaired_positions_are_readable_at_once_and_no_longer_lost() -> None:
     bench = holed()
     forfeit(bench)
     bench.disk.repair(STREAM, [batch(seq) for seq in range(LO, HI - 1)])
@@ -155,22 +155,22 @@ def test_what_is_repaired_can_be_read_at_once_and_is_forgotten() -> None:
         ("lost", HI - 1, HI),
         ("events", HI, END),
     ]
-    bench.says(Mended(STREAM))
+    bench.chain_emits(Mended(STREAM))
     bench.disk.repair(STREAM, [batch(HI - 1)])
-    bench.says(Mended(STREAM))
+    bench.chain_emits(Mended(STREAM))
     assert bench.service.forfeited == {}
     assert spans(read(bench)) == [("events", 1, END)]
-    damage(bench, LO, HI)  # another time; perhaps somebody has it
+    damage(bench, LO, HI)  # damaged again: another region may have it
     assert spans(read(bench)) == [("events", 1, LO)]
 
 
-def test_what_is_taken_back_is_not_lost() -> None:
+def test_truncated_positions_are_not_lost() -> None:
     bench = holed()
     forfeit(bench)
-    bench.says(Truncated(STREAM, LO + 1))  # the disk follows after the step
+    bench.chain_emits(Truncated(STREAM, LO + 1))  # the disk follows after the step
     assert bench.service.lost_at(STREAM, LO) == (LO + 1, WHY)
     assert bench.service.lost_at(STREAM, LO + 1) is None
-    bench.says(Truncated(DIRECTORY, 1))
+    bench.chain_emits(Truncated(DIRECTORY, 1))
     assert bench.service.forfeited == {}
 
 
@@ -185,7 +185,7 @@ def test_a_second_hole_that_was_not_given_up_ends_the_range() -> None:
     assert spans(read(bench)) == [*spans(messages), ("lost", 15, 17), ("events", 17, END)]
 
 
-def test_a_part_of_a_hole_that_was_not_given_up_is_waited_for() -> None:
+def test_a_range_ends_at_a_part_of_a_hole_that_was_not_given_up() -> None:
     bench = holed()
     forfeit(bench, LO + 1, HI)
     messages = read(bench)
@@ -193,7 +193,7 @@ def test_a_part_of_a_hole_that_was_not_given_up_is_waited_for() -> None:
     assert (messages[-1].end, messages[-1].last) == (LO, True)
 
 
-def test_what_its_delivery_does_not_want_shown_is_not_read_behind_a_loss_either() -> None:
+def test_events_beyond_the_limit_are_not_read_after_a_loss() -> None:
     bench = holed()
     forfeit(bench)
     bench.give(Command("streams", Limit(STREAM, 14)))
@@ -202,16 +202,16 @@ def test_what_its_delivery_does_not_want_shown_is_not_read_behind_a_loss_either(
     assert messages[-1].end == 14
 
 
-def test_what_is_not_committed_is_not_read_behind_a_loss_either() -> None:
+def test_uncommitted_events_are_not_read_after_a_loss() -> None:
     bench = holed()
     forfeit(bench)
     bench.disk.append(STREAM, [batch(END)])
-    bench.says(Appended(STREAM, END + 1))
+    bench.chain_emits(Appended(STREAM, END + 1))
     assert spans(read(bench, 1, END + 1)) == WHOLE
 
 
 def test_damage_that_is_found_behind_a_loss_ends_the_range() -> None:
-    """In a chain with others the server would stop instead; here it is the only one."""
+    """The server is the only replica; in a chain with others it would stop instead."""
     bench = holed()
     forfeit(bench)
     bench.service.members = ("y/0",)
@@ -226,7 +226,7 @@ def test_damage_that_is_found_behind_a_loss_ends_the_range() -> None:
 # ---------------------------------------------------------------- the command
 
 
-def test_the_command_may_be_given_again_and_in_parts() -> None:
+def test_giving_up_positions_can_be_repeated_and_done_in_parts() -> None:
     bench = holed()
     forfeit(bench, 10, HI, "first")
     forfeit(bench, LO, 11)
@@ -245,14 +245,14 @@ def test_a_range_that_is_not_in_a_hole_is_refused(lo: int, hi: int) -> None:
     assert bench.service.counters["streams.forfeit-refused"] == 1
 
 
-def test_a_stream_that_is_not_known_is_not_remembered() -> None:
+def test_giving_up_positions_of_an_unknown_stream_has_no_effect() -> None:
     bench = holed()
     bench.give(Command("streams", Forfeit(b"?" * 16, 1, 5, WHY)))
     assert bench.service.forfeited == {}
     assert bench.service.readable_end(b"?" * 16) == 0
 
 
-def test_ranges_and_words_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_ranges_and_their_reasons_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "FORFEITS_MAX", 2)
     bench = holed()
     for lo in (15, 17):
@@ -265,11 +265,11 @@ def test_ranges_and_words_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bench.service.counters["streams.forfeit-refused"] == 1
 
 
-# ---------------------------------------------------------------- everybody else
+# ---------------------------------------------------------------- other readers
 
 
-def test_followers_and_meshes_are_shown_the_stream_up_to_the_hole() -> None:
-    """Their messages have no place for a loss, and nobody may take a hole for nothing."""
+def test_followers_and_meshes_get_the_stream_up_to_the_hole() -> None:
+    """Their messages cannot report a loss, and a hole must not be skipped silently."""
     bench = holed()
     forfeit(bench)
     ((_, message),) = sent(bench.give(Received("c", Subscribe(STREAM, 1))), Events)
@@ -279,7 +279,7 @@ def test_followers_and_meshes_are_shown_the_stream_up_to_the_hole() -> None:
         assert all(one.hi <= LO for one in answer.batches)
 
 
-def test_who_asks_where_the_stream_ends_is_told_up_to_where_ranges_are_answered() -> None:
+def test_the_reported_end_is_the_end_of_readable_or_lost_ranges() -> None:
     bench = holed()
     for end in (LO, END):
         ((_, are),) = sent(bench.give(Received("c", WatchStreams(end, "s"))), StreamsAre)

@@ -1,4 +1,4 @@
-"""A named publisher, step by step: its numbers are its own, and outlive the client that sends."""
+"""A named publisher, step by step: the application chooses its numbers, also across clients."""
 
 from random import Random
 from typing import Any
@@ -17,7 +17,7 @@ NAME = bytes(8) + b"billing!"
 
 
 class Steps:
-    """A publisher, and what it does at each step."""
+    """A publisher, driven step by step."""
 
     def __init__(self, publisher_type: type[Publisher] | None = None, **options: Any) -> None:
         config = PublisherConfig(("w/0", "w/1"), **options)
@@ -64,17 +64,17 @@ def test_batches_keep_the_numbers_they_come_with() -> None:
     assert told(steps.ack(501, 90)) == [("acked", 1, 501, 90)]
     assert told(steps.ack(504, 93)) == [("acked", 2, 504, 93)]
     assert steps.machine.lines == {}
-    assert sent(steps.offer(3, 7)) == [(NAME, 7)]  # where it goes on is its own to know
+    assert sent(steps.offer(3, 7)) == [(NAME, 7)]  # the application chooses where to go on
 
 
-def test_a_number_left_out_is_our_own_mistake() -> None:
+def test_a_gap_in_offered_numbers_is_an_assertion() -> None:
     steps = Steps()
     steps.offer(1, 1, 3)
     with pytest.raises(AssertionError, match="left out"):
         steps.offer(2, 5)
 
 
-def test_it_shares_a_stream_with_others() -> None:
+def test_a_named_publisher_shares_a_stream_with_others() -> None:
     steps = Steps()
     (first,) = steps.offer(1, 0)
     other = bytes(8) + b"shipping"
@@ -86,18 +86,18 @@ def test_it_shares_a_stream_with_others() -> None:
     assert told(steps.ack(10, 7)) == [("acked", 2, 10, 7)]
 
 
-def test_what_the_head_has_forgotten_was_taken_before() -> None:
+def test_numbers_below_the_expected_one_count_as_acknowledged() -> None:
     steps = Steps()
     for token, pub_no in enumerate((1, 11, 21, 31), 1):
         steps.offer(token, pub_no, 10)
-    # The head knows this publisher up to 5000, and the batch at 11 no more: nor what is before it.
+    # The head has this publisher's numbers up to 5000 and has forgotten 11 and all before it.
     assert told(steps.nack(11, "out-of-order", 5001)) == [("acked", 1, 1, 0), ("acked", 2, 11, 0)]
     assert told(steps.ack(21, 77)) == [("acked", 3, 21, 77)]
     assert told(steps.nack(31, "out-of-order", 41)) == [("acked", 4, 31, 0)]
     assert steps.machine.unacknowledged == 0
 
 
-def test_a_batch_that_was_cut_otherwise_fails() -> None:
+def test_a_batch_split_differently_from_the_stored_one_fails() -> None:
     steps = Steps()
     steps.offer(1, 1, 10)
     steps.offer(2, 11, 10)
@@ -105,7 +105,7 @@ def test_a_batch_that_was_cut_otherwise_fails() -> None:
     assert told(steps.ack(1, 4)) == [("acked", 1, 1, 4)]
 
 
-def test_an_anonymous_publisher_never_takes_a_number_ahead_for_an_acknowledgement() -> None:
+def test_an_anonymous_publisher_is_not_acknowledged_by_a_higher_expected_number() -> None:
     steps = Steps()
     (first,) = steps.offer(1, 0)
     mine = first.message.batch.publisher
@@ -113,18 +113,18 @@ def test_an_anonymous_publisher_never_takes_a_number_ahead_for_an_acknowledgemen
     assert steps.machine.unacknowledged == 1
 
 
-def test_a_failure_takes_what_follows_with_it_and_renumbers_nothing() -> None:
+def test_a_failed_batch_fails_the_batches_after_it_and_renumbers_none() -> None:
     steps = Steps()
     for token, pub_no in enumerate((1, 2, 3), 1):
         steps.offer(token, pub_no)
     failed = steps.nack(2, "quarantined")
     assert told(failed) == [("failed", 2, 2, "quarantined"), ("failed", 3, 3, "quarantined")]
-    assert sent(steps.offer(4, 4)) == [(NAME, 4)]  # it was on its way: the head will not have it
+    assert sent(steps.offer(4, 4)) == [(NAME, 4)]  # sent as it is; the head will refuse it
     assert told(steps.ack(1, 9)) == [("acked", 1, 1, 9)]
 
 
-def test_a_gap_is_not_closed_but_fails() -> None:
-    """A head that expects less than the first number has lost what a `done` was told of."""
+def test_a_publisher_with_lost_history_fails_after_lost_ns() -> None:
+    """If the head expects a number below the first one, it has lost acknowledged batches."""
     steps = Steps(lost_ns=10 * SECOND)
     steps.offer(1, 100)
     for _ in range(11):
@@ -134,8 +134,8 @@ def test_a_gap_is_not_closed_but_fails() -> None:
     assert steps.machine.lines == {}
 
 
-def test_two_old_answers_do_not_mean_that_history_is_lost() -> None:
-    """Answers that a stopped server sends late: one before it was stopped, one long after."""
+def test_two_late_answers_do_not_mean_that_history_is_lost() -> None:
+    """A stopped server sends answers late: one before it was stopped, one long after."""
     steps = Steps(lost_ns=10 * SECOND)
     steps.offer(1, 100)
     assert told(steps.nack(100, "out-of-order", 40)) == []
@@ -144,7 +144,7 @@ def test_two_old_answers_do_not_mean_that_history_is_lost() -> None:
     assert told(steps.ack(100, 7)) == [("acked", 1, 100, 7)]
 
 
-def test_a_refusal_that_passes_is_waited_out_under_the_same_numbers() -> None:
+def test_transient_refusals_are_retried_with_the_same_numbers() -> None:
     steps = Steps()
     steps.offer(1, 5, 2)
     steps.offer(2, 7)

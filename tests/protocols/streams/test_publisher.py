@@ -1,4 +1,4 @@
-"""A publisher, step by step: in order, with tokens, and when the owner is out of reach."""
+"""A publisher, step by step: order, tokens, and an owner that cannot be reached."""
 
 from random import Random
 from typing import Any
@@ -17,7 +17,7 @@ STREAM = bytes(range(16))
 
 
 class Steps:
-    """A publisher, and what it does at each step."""
+    """A publisher, driven step by step."""
 
     def __init__(self, **options: Any) -> None:
         self.machine = Publisher(PublisherConfig(("w/0", "w/1"), **options), Random(1))
@@ -45,7 +45,7 @@ def test_an_offered_batch_is_answered_with_its_token() -> None:
     (first,), (second,) = steps.offer(7, 3), steps.offer(8)
     batch = first.message.batch
     assert (batch.pub_no, second.message.batch.pub_no) == (1, 4)
-    early = PubAck(STREAM, batch.publisher, 4, 20)  # overtakes: not yet
+    early = PubAck(STREAM, batch.publisher, 4, 20)  # of the second batch, before the first
     assert steps.give(Received("w/0", early)) == []
     ack = PubAck(STREAM, batch.publisher, 1, 10)
     assert steps.give(Received("w/0", ack)) == [Emit(Acked(STREAM, 1, 3, 10, 7))]
@@ -53,7 +53,7 @@ def test_an_offered_batch_is_answered_with_its_token() -> None:
     assert steps.give(Received("w/0", early)) == [Emit(Acked(STREAM, 4, 1, 20, 8))]
 
 
-def test_owner_out_of_reach_fails_what_waits_in_order_and_begins_anew() -> None:
+def test_owner_unreachable_for_long_fails_waiting_batches_and_changes_the_identity() -> None:
     steps = Steps(owner_ns=10 * SECOND)
     (effect,) = steps.offer(7)
     steps.offer(8)
@@ -74,19 +74,19 @@ def test_owner_out_of_reach_fails_what_waits_in_order_and_begins_anew() -> None:
     assert steps.give(Received("w/0", late)) == []
 
 
-def test_owner_that_is_back_in_between_starts_the_patience_anew() -> None:
+def test_owner_that_answers_in_between_restarts_the_time_limit() -> None:
     steps = Steps(owner_ns=10 * SECOND)
     (effect,) = steps.offer(7)
     batch = effect.message.batch
     steps.nack(batch, "owner-unreachable")
     steps.now_ns += 9 * SECOND
-    steps.nack(batch, "busy")  # somebody answered
+    steps.nack(batch, "busy")  # an answer of the owner
     steps.now_ns += 2 * SECOND
     assert steps.nack(batch, "owner-unreachable") == []
     assert steps.machine.unacknowledged == 1
 
 
-def test_owner_out_of_reach_opening_a_stream_waits_and_then_fails() -> None:
+def test_owner_unreachable_makes_opening_a_stream_wait_and_then_fail() -> None:
     steps = Steps(owner_ns=10 * SECOND)
     assert steps.give(Open("s", StreamSpec())) == [Send("w/0", CreateStream("s", StreamSpec()))]
     unreachable = Received("w/0", StreamOpened("s", None, "owner-unreachable"))
@@ -97,7 +97,7 @@ def test_owner_out_of_reach_opening_a_stream_waits_and_then_fails() -> None:
 
 
 @pytest.mark.parametrize("why", ["owners-differ", "bad-name", "too-many-streams"])
-def test_owner_refusals_that_will_not_pass_are_said_at_once(why: str) -> None:
+def test_owner_refusals_that_are_final_are_reported_at_once(why: str) -> None:
     steps = Steps()
     steps.give(Open("s", StreamSpec()))
     opened = StreamOpened("s", None, why)

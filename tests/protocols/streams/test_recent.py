@@ -1,4 +1,4 @@
-"""Decision 016: what has just come is passed on as it was published; later it is survivors."""
+"""Decision 016: recent batches are sent as they were published, older ones without void events."""
 
 import msgspec
 
@@ -11,9 +11,9 @@ from tests.helpers import cluster_of, wait
 from tests.protocols.bench import INFO, STREAM, Bench
 
 
-def test_a_reader_at_the_live_end_gets_batches_whole_and_a_late_one_survivors() -> None:
+def test_a_reader_at_the_live_end_gets_whole_batches_and_a_late_one_live_events() -> None:
     cluster = cluster_of({"east": 1, "west": 1}, {"s": ("east", LatestPerKey())})
-    readers = ("east/sub0", "west/sub0")  # both regions: it crosses the WAN whole
+    readers = ("east/sub0", "west/sub0")  # batches are whole between regions, too
     cluster.offer(cluster.world.now_ns, "east/pub0", "s", [b"first"])  # west finds its source
     wait(cluster, lambda: all(cluster.position(r, "s") == 2 for r in readers))
     values = [f"v{i}".encode() for i in range(10)]
@@ -36,7 +36,7 @@ def test_a_reader_at_the_live_end_gets_batches_whole_and_a_late_one_survivors() 
 def filled() -> Bench:
     bench = Bench("y/0")
     bench.role(1)
-    bench.lists(msgspec.structs.replace(INFO, retention=LatestPerKey()))
+    bench.list_stream(msgspec.structs.replace(INFO, retention=LatestPerKey()))
     appended(bench, [b"a", b"b", b"c"])
     return bench
 
@@ -45,8 +45,8 @@ def appended(bench: Bench, values: list[bytes]) -> None:
     lo = bench.disk.end(STREAM)
     batch = Batch.of(STREAM, values, [b"k"] * len(values)).sequenced(lo, lo, 1)
     bench.disk.append(STREAM, (batch,))
-    bench.says(Appended(STREAM, batch.hi))
-    bench.says(Committed(STREAM, batch.hi))
+    bench.chain_emits(Appended(STREAM, batch.hi))
+    bench.chain_emits(Committed(STREAM, batch.hi))
 
 
 def shown(bench: Bench, lo: int = 1) -> list[bytes | tuple[int, int]]:
@@ -56,7 +56,7 @@ def shown(bench: Bench, lo: int = 1) -> list[bytes | tuple[int, int]]:
     return found
 
 
-def test_what_was_read_for_one_layer_is_not_read_again_for_the_next() -> None:
+def test_batches_read_for_one_layer_are_reused_for_the_next() -> None:
     bench = filled()
     first = bench.service.readable(STREAM, 1)
     assert bench.service.readable(STREAM, 1) is first
@@ -64,18 +64,18 @@ def test_what_was_read_for_one_layer_is_not_read_again_for_the_next() -> None:
     assert shown(bench) == [b"a", b"b", b"c", b"d"]
 
 
-def test_what_is_no_longer_recent_is_read_anew_as_survivors() -> None:
+def test_events_that_are_no_longer_recent_are_read_again_without_void_ones() -> None:
     bench = filled()
     assert shown(bench) == [b"a", b"b", b"c"]
     bench.timer("streams", "settle")
     assert shown(bench) == [b"c"]
 
 
-def test_what_was_taken_back_is_not_shown_from_an_earlier_read() -> None:
+def test_truncated_batches_are_not_sent_from_an_earlier_read() -> None:
     bench = filled()
     assert shown(bench) == [b"a", b"b", b"c"]
     bench.disk.truncate(STREAM, 2)
-    bench.says(Truncated(STREAM, 2))
+    bench.chain_emits(Truncated(STREAM, 2))
     appended(bench, [b"x", b"y"])
     assert shown(bench, 2) == [b"x", b"y"]
 
@@ -83,7 +83,7 @@ def test_what_was_taken_back_is_not_shown_from_an_earlier_read() -> None:
 def test_reads_kept_from_one_pass_to_the_next_are_bounded() -> None:
     bench = Bench("y/0")
     bench.role(1)
-    bench.lists(INFO)
+    bench.list_stream(INFO)
     appended(bench, [b"%d" % number for number in range(200)])
     for lo in range(1, 200):
         assert len(shown(bench, lo)) == 201 - lo

@@ -1,4 +1,4 @@
-"""The stream service of one replica, step by step: readers, creators, and what a delivery says."""
+"""The stream service of one replica, step by step: readers, creates, commands of deliveries."""
 
 from typing import Any
 
@@ -44,20 +44,20 @@ def batch(pub_no: int = 1) -> Batch:
 
 
 def tell(bench: Bench, command: Any) -> list[Any]:
-    """A layer above the service gives it a command."""
+    """Pass a command of a layer above to the service."""
     return bench.give(Command("streams", command))
 
 
 def commit(bench: Bench, hi: int) -> None:
-    """The chain has appended and committed events of s, one a batch, up to `hi`."""
+    """Append and commit events of s up to `hi`, one a batch."""
     for seq in range(bench.disk.end(STREAM), hi):
         bench.disk.append(STREAM, (batch(seq).sequenced(seq, seq, 1),))
-    bench.says(Appended(STREAM, hi))
-    bench.says(Committed(STREAM, hi))
+    bench.chain_emits(Appended(STREAM, hi))
+    bench.chain_emits(Committed(STREAM, hi))
 
 
 def events(effects: list[Any]) -> list[tuple[str, int, int, int]]:
-    """(peer, lo, hi, end) of what readers were sent; without events lo and hi are 0."""
+    """(peer, lo, hi, end) of each Events message; without events lo and hi are 0."""
     found = []
     for peer, message in sent(effects, Events):
         span = (message.batches[0].lo, message.batches[-1].hi) if message.batches else (0, 0)
@@ -70,7 +70,7 @@ def owner() -> Bench:
     """The head of region y, which owns s; six events of it are committed."""
     bench = Bench(OWNER)
     bench.role(1)
-    bench.knows()
+    bench.add_stream()
     commit(bench, 7)
     return bench
 
@@ -78,7 +78,7 @@ def owner() -> Bench:
 # ---------------------------------------------------------------- readers
 
 
-def test_a_reader_gets_what_is_committed_and_then_what_comes(owner: Bench) -> None:
+def test_a_reader_gets_committed_events_and_then_new_ones(owner: Bench) -> None:
     assert events(owner.give(Received("c", Subscribe(STREAM, 3)))) == [("c", 3, 7, 7)]
     commit(owner, 9)
     assert events(owner.end_of_pass("streams")) == [("c", 7, 9, 9)]
@@ -87,27 +87,27 @@ def test_a_reader_gets_what_is_committed_and_then_what_comes(owner: Bench) -> No
     assert events(owner.end_of_pass("streams")) == []
 
 
-def test_a_reader_that_has_everything_is_told_so(owner: Bench) -> None:
+def test_a_reader_at_the_end_gets_an_empty_message_with_the_end(owner: Bench) -> None:
     assert events(owner.give(Received("c", Subscribe(STREAM, 7)))) == [("c", 0, 0, 7)]
 
 
-def test_what_is_appended_and_not_committed_is_not_shown(owner: Bench) -> None:
+def test_uncommitted_events_are_not_sent_to_readers(owner: Bench) -> None:
     owner.disk.append(STREAM, (batch(7).sequenced(7, 7, 1),))
-    owner.says(Appended(STREAM, 8))
+    owner.chain_emits(Appended(STREAM, 8))
     assert events(owner.give(Received("c", Subscribe(STREAM, 6)))) == [("c", 6, 7, 7)]
 
 
-def test_a_reader_of_a_stream_that_is_not_known_yet_gets_it_when_it_comes() -> None:
+def test_a_reader_of_an_unknown_stream_gets_its_events_when_it_appears() -> None:
     bench = Bench(OWNER)
     bench.role(1)
     assert events(bench.give(Received("c", Subscribe(STREAM, 2)))) == []
-    bench.knows()
+    bench.add_stream()
     commit(bench, 4)
     assert events(bench.end_of_pass("streams")) == [("c", 2, 4, 4)]
 
 
 @pytest.mark.parametrize("start", [0, -1])
-def test_there_is_nothing_before_the_first_position(owner: Bench, start: int) -> None:
+def test_a_subscription_before_the_first_position_is_refused(owner: Bench, start: int) -> None:
     assert owner.give(Received("c", Subscribe(STREAM, start))) == []
     assert owner.service.counters["streams.subscription-refused"] == 1
     assert owner.service.serving.count == 0
@@ -116,7 +116,7 @@ def test_there_is_nothing_before_the_first_position(owner: Bench, start: int) ->
 def test_subscriptions_are_bounded_and_those_that_end_make_room() -> None:
     bench = Bench(OWNER, streams={"subscriptions_max": 2})
     bench.role(1)
-    bench.knows()
+    bench.add_stream()
     for peer in ("a", "b", "c"):
         bench.give(Received(peer, Subscribe(STREAM, 1)))
     assert list(bench.service.serving.followers[STREAM]) == ["a", "b"]
@@ -125,7 +125,7 @@ def test_subscriptions_are_bounded_and_those_that_end_make_room() -> None:
     assert events(bench.give(Received("c", Subscribe(STREAM, 1)))) == [("c", 0, 0, 1)]
 
 
-def test_a_congested_reader_is_spared_until_it_is_writable(owner: Bench) -> None:
+def test_a_congested_reader_is_sent_nothing_until_it_is_writable(owner: Bench) -> None:
     owner.give(Received("c", Subscribe(STREAM, 7)))
     owner.give(Congested("c"))
     commit(owner, 9)
@@ -133,26 +133,26 @@ def test_a_congested_reader_is_spared_until_it_is_writable(owner: Bench) -> None
     assert events(owner.give(Writable("c"))) == [("c", 7, 9, 9)]
 
 
-def test_a_range_is_read_as_it_is_shown(owner: Bench) -> None:
+def test_a_range_is_read_up_to_the_visible_end(owner: Bench) -> None:
     out = owner.give(Received("c", ReadRange(STREAM, 2, 20)))
     ((peer, answer),) = sent(out, RangeEvents)
     assert (peer, answer.lo, answer.hi, answer.end, answer.last) == ("c", 2, 20, 7, True)
     assert [(b.lo, b.hi) for b in answer.batches] == [(seq, seq + 1) for seq in range(2, 7)]
 
 
-def test_a_reader_of_a_past_that_is_given_up_is_forgotten(owner: Bench) -> None:
-    """It must not be sent positions behind a gap; it falls silent for it, and it asks again."""
+def test_a_reader_of_truncated_positions_is_dropped(owner: Bench) -> None:
+    """The reader must not get positions after a gap. It receives nothing and subscribes again."""
     owner.give(Received("c", Subscribe(STREAM, 1)))
     owner.disk.truncate(STREAM, 4)
-    owner.says(Truncated(STREAM, 4))
+    owner.chain_emits(Truncated(STREAM, 4))
     assert owner.service.serving.followers == {}
     assert owner.service.shown_end(STREAM) == 4
 
 
-# ---------------------------------------------------------------- what a delivery says
+# ---------------------------------------------------------------- commands of deliveries
 
 
-def test_while_a_stream_is_suspended_it_takes_no_publishes(owner: Bench) -> None:
+def test_a_suspended_stream_accepts_no_publishes(owner: Bench) -> None:
     publish = Received("c", Publish(STREAM, batch()))
     assert len(passed_down(owner.give(publish), Submit)) == 1
     tell(owner, Suspend(STREAM, "recovering"))
@@ -163,7 +163,7 @@ def test_while_a_stream_is_suspended_it_takes_no_publishes(owner: Bench) -> None
     assert len(passed_down(owner.give(publish), Submit)) == 1
 
 
-def test_nothing_is_shown_from_the_limit_of_a_stream_on(owner: Bench) -> None:
+def test_nothing_is_visible_from_the_limit_of_a_stream_on(owner: Bench) -> None:
     tell(owner, Limit(STREAM, 4))
     assert owner.service.shown_end(STREAM) == 4
     assert owner.service.committed_end(STREAM) == 7
@@ -174,22 +174,22 @@ def test_nothing_is_shown_from_the_limit_of_a_stream_on(owner: Bench) -> None:
     assert events(owner.end_of_pass("streams")) == [("c", 4, 9, 9)]
 
 
-def test_a_server_that_is_about_to_stop_takes_no_publishes_and_answers_what_it_took(
+def test_a_draining_server_refuses_publishes_and_acknowledges_accepted_ones(
     owner: Bench,
 ) -> None:
     (submit,) = passed_down(owner.give(Received("c", Publish(STREAM, batch()))), Submit)
     tell(owner, Drain())
     out = owner.give(Received("c", Publish(STREAM, batch(2))))
     assert [nack.why for _, nack in sent(out, PubNack)] == ["busy"]
-    owner.says(Submitted(submit.token, 7))
+    owner.chain_emits(Submitted(submit.token, 7))
     acks = sent(owner.end_of_pass("streams"), PubAck)
     assert acks == [("c", PubAck(STREAM, PUBLISHER, 1, 7))]
 
 
-def test_a_publish_of_another_regions_stream_whose_owner_is_out_of_reach_is_refused() -> None:
+def test_a_publish_to_a_stream_whose_owner_is_unreachable_is_refused() -> None:
     bench = Bench("x/0")
     bench.role(1)
-    bench.knows()
+    bench.add_stream()
     out = bench.give(Received("c", Publish(STREAM, batch())))
     assert sent(out, PubNack) == [("c", PubNack(STREAM, PUBLISHER, 1, "owner-unreachable"))]
 
@@ -198,18 +198,18 @@ def test_a_publish_of_another_regions_stream_whose_owner_is_out_of_reach_is_refu
 
 
 def made(bench: Bench, info: StreamInfo, made_epoch: int = 1) -> list[Any]:
-    """The chain has committed an entry of the directory."""
+    """Append and commit an entry of the directory; returns the effects of the commit."""
     at = bench.disk.end(DIRECTORY)
     bench.disk.append(DIRECTORY, (info_batch(info, "y", made_epoch).sequenced(at, 1, 1),))
-    bench.says(Appended(DIRECTORY, at + 1))
-    return bench.says(Committed(DIRECTORY, at + 1))
+    bench.chain_emits(Appended(DIRECTORY, at + 1))
+    return bench.chain_emits(Committed(DIRECTORY, at + 1))
 
 
 def opened(effects: list[Any]) -> list[tuple[str, str, str]]:
     return [(peer, m.info.name if m.info else "", m.why) for peer, m in sent(effects, StreamOpened)]
 
 
-def test_a_stream_is_made_once_for_all_who_ask_and_all_are_told_when_it_is_there() -> None:
+def test_simultaneous_creates_make_one_stream_and_are_all_answered() -> None:
     bench = Bench(OWNER)
     bench.role(1)
     (entry,) = passed_down(
@@ -226,7 +226,7 @@ def test_a_stream_is_made_once_for_all_who_ask_and_all_are_told_when_it_is_there
     assert opened(bench.give(Received("d", CreateStream("n", StreamSpec())))) == [("d", "n", "")]
 
 
-def test_only_the_head_makes_streams_and_who_waits_is_sent_to_the_next_one() -> None:
+def test_only_the_head_creates_streams_and_waiting_clients_are_redirected() -> None:
     bench = Bench(OWNER)
     bench.role(1)
     bench.give(Received("a", CreateStream("n", StreamSpec())))
@@ -236,7 +236,7 @@ def test_only_the_head_makes_streams_and_who_waits_is_sent_to_the_next_one() -> 
     assert sent(out, StreamOpened) == [("a", StreamOpened("n", None, "not-head", "y/0"))]
 
 
-def test_who_waits_for_a_stream_that_is_made_elsewhere_is_told_how_it_ends() -> None:
+def test_clients_that_wait_for_a_create_elsewhere_get_its_result() -> None:
     bench = Bench(OWNER)
     bench.role(1)
     for peer in ("a", "b"):
@@ -249,7 +249,7 @@ def test_who_waits_for_a_stream_that_is_made_elsewhere_is_told_how_it_ends() -> 
     assert bench.service.asked == {}
 
 
-def test_a_name_that_is_none_is_refused() -> None:
+def test_an_invalid_stream_name_is_refused() -> None:
     bench = Bench(OWNER)
     bench.role(1)
     assert opened(bench.give(Received("a", CreateStream("a b", StreamSpec())))) == [
@@ -257,7 +257,7 @@ def test_a_name_that_is_none_is_refused() -> None:
     ]
 
 
-def test_streams_of_others_are_put_into_the_directory_without_an_epoch_of_our_own() -> None:
+def test_directory_entries_of_adopted_streams_have_no_epoch() -> None:
     bench = Bench(OWNER)
     bench.role(3)
     other = StreamInfo(b"o" * 16, "o", "x", KeepAll())

@@ -1,4 +1,4 @@
-"""What layers above the stream service are told of void ranges, without a read of the log."""
+"""The stream service reports void ranges to the layers above without reading the log."""
 
 import msgspec
 import pytest
@@ -18,15 +18,15 @@ from tests.protocols.bench import INFO, STREAM, Bench
 
 
 def filled(keys: str, committed: int = 0) -> Bench:
-    """A stream with one event for each letter, whose key that is; the latest of each is kept."""
+    """A latest-per-key stream with one event for each letter of `keys`, which is its key."""
     bench = Bench("y/0")
     bench.role(1)
-    bench.lists(msgspec.structs.replace(INFO, retention=LatestPerKey()))
+    bench.list_stream(msgspec.structs.replace(INFO, retention=LatestPerKey()))
     values = [b"%d" % number for number in range(len(keys))]
     batch = Batch.of(STREAM, values, [key.encode() for key in keys]).sequenced(1, 1, 1)
     bench.disk.append(STREAM, (batch,))
-    bench.says(Appended(STREAM, batch.hi))
-    bench.says(Committed(STREAM, committed or batch.hi))
+    bench.chain_emits(Appended(STREAM, batch.hi))
+    bench.chain_emits(Committed(STREAM, committed or batch.hi))
     return bench
 
 
@@ -38,7 +38,7 @@ def voids(
     return [(void.lo, void.hi) for void in found], end
 
 
-def test_the_void_ranges_are_told_exactly() -> None:
+def test_void_ranges_are_exact() -> None:
     bench = filled("aaxbbybb")  # 2, 3, 6 and 8 are live
     assert voids(bench, 1, 9) == ([(1, 2), (4, 6), (7, 8)], 9)
     assert voids(bench, 5, 8) == ([(5, 6), (7, 8)], 8)
@@ -46,14 +46,14 @@ def test_the_void_ranges_are_told_exactly() -> None:
     assert voids(bench, 8, 8) == ([], 8)
 
 
-def test_what_does_not_fit_is_left_for_another_call() -> None:
+def test_void_ranges_beyond_count_max_are_left_for_another_call() -> None:
     bench = filled("aaxbbybb")
     assert voids(bench, 1, 9, 2) == ([(1, 2), (4, 6)], 7)
     assert voids(bench, 7, 9, 2) == ([(7, 8)], 9)
     assert voids(bench, 1, 9, 0) == ([], 1)
 
 
-def test_nothing_is_told_of_what_is_not_committed() -> None:
+def test_void_ranges_end_at_the_committed_end() -> None:
     bench = filled("aaxbbybb", committed=5)
     assert voids(bench, 1, 9) == ([(1, 2)], 5)
     assert voids(bench, 6, 9) == ([], 6)
@@ -74,6 +74,6 @@ def test_the_streams_own_entries_are_void_to_readers() -> None:
     rule = encode_collect(Collect(KeyIs(b"zzz")))
     batch = Batch.of(STREAM, [rule], kind=COLLECT).sequenced(4, 2, 1)
     bench.disk.append(STREAM, (batch,))
-    bench.says(Appended(STREAM, 5))
-    bench.says(Committed(STREAM, 5))
+    bench.chain_emits(Appended(STREAM, 5))
+    bench.chain_emits(Committed(STREAM, 5))
     assert voids(bench, 1, 5, reason=COLLECTED) == ([(4, 5)], 5)

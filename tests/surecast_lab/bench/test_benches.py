@@ -1,4 +1,4 @@
-"""The benches themselves: small, with real processes; counts are exact, rows have their shape."""
+"""The benchmarks in small, with real processes: counts are exact, and rows have the right form."""
 
 import json
 from dataclasses import replace
@@ -63,7 +63,7 @@ def test_geo_counts_what_all_regions_hold(
 
 
 class Stub:
-    """A deployment and its crew, whose servers say what the test wants."""
+    """Replaces a deployment and its workers: servers report the ends that the test chooses."""
 
     servers = ("east-1", "west-1")
 
@@ -98,21 +98,21 @@ def test_a_region_that_holds_more_than_was_acknowledged_is_a_problem(held: int, 
     assert run.events == 100
 
 
-# ---------------------------------------------------------------- the others
+# ---------------------------------------------------------------- other benchmarks
 
 
 @pytest.mark.slow
-def test_fanout_delivers_everything_to_everybody_once(tmp_path: Path, monkeypatch) -> None:
+def test_fanout_delivers_every_event_to_every_reader_once(tmp_path: Path, monkeypatch) -> None:
     no_nats(monkeypatch)
     report = fanout(FanoutOptions(3, events=2_000, batch=50, window=4), tmp_path, quiet)
     assert report.problems == []
     assert [row.params["readers"] for row in report.rows] == ["thin", "mesh"]
     assert all(row.value > 0 and row.params["events"] == 2_000 for row in report.rows)
-    assert nats.MISSING in report.notes, "said loudly"
+    assert nats.MISSING in report.notes, "the report must say that NATS is missing"
 
 
 @pytest.mark.slow
-def test_nats_beside_it(tmp_path: Path) -> None:
+def test_nats_and_jetstream_are_measured(tmp_path: Path) -> None:
     needs("nats-server")
     rate = nats.fanout(tmp_path, 2, 5_000, 10)
     assert rate is not None
@@ -187,7 +187,7 @@ def test_the_command_prints_one_object_and_leaves_nothing_behind(tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_anything_lost_is_exit_code_1_and_the_logs_stay(tmp_path: Path, monkeypatch) -> None:
+def test_a_lost_event_is_exit_code_1_and_the_logs_are_kept(tmp_path: Path, monkeypatch) -> None:
     from surecast_lab.bench import fanout as module
 
     def measure(options: object, folder: Path, progress: object) -> Report:

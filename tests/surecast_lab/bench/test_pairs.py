@@ -1,4 +1,4 @@
-"""Comparing two versions: the order of runs, and what is made of their figures."""
+"""Comparing two versions: the order of runs, and the ratios computed from their figures."""
 
 import importlib.util
 import sys
@@ -27,7 +27,7 @@ def test_a_ratio_above_one_is_faster_whatever_the_unit() -> None:
     assert (rate.low, rate.high) == (pytest.approx(2), pytest.approx(2))
 
 
-def test_the_interval_holds_the_ratio_and_grows_with_the_noise() -> None:
+def test_the_interval_contains_the_ratio_and_grows_with_the_noise() -> None:
     calm = [({"x": (100.0, "1/s")}, {"x": (100.0 + n % 2, "1/s")}) for n in range(10)]
     noisy = [({"x": (100.0, "1/s")}, {"x": (100.0 + 50 * (n % 2), "1/s")}) for n in range(10)]
     (one,), (other,) = pairs.compare(calm), pairs.compare(noisy)
@@ -37,7 +37,7 @@ def test_the_interval_holds_the_ratio_and_grows_with_the_noise() -> None:
     assert other.high - other.low > 10 * (one.high - one.low)
 
 
-def test_processor_seconds_count_all_but_the_others_of_the_machine() -> None:
+def test_processor_seconds_exclude_other_processes_of_the_machine() -> None:
     params = {"batch": 500, "cores": {"east-1": 0.5, "driver": 0.25, "others": 3.0}, "events": 7}
     rows = [{"name": "geo_events", "value": 3e6, "unit": "1/s", "params": params}]
     assert pairs.figures(rows) == {

@@ -1,4 +1,4 @@
-"""What the benches are made of: pools, quantiles, reports, and readers that find fault."""
+"""Parts of the benchmarks: pools, quantiles, reports, and readers that check what they receive."""
 
 import json
 import os
@@ -23,7 +23,7 @@ STREAM_ID = bytes(range(16))
 # ---------------------------------------------------------------- pools
 
 
-def test_a_pool_is_whole_batches_and_says_what_stands_where():
+def test_a_pool_has_whole_batches_and_knows_each_event():
     pool = Pool(SPEC)
     assert pool.size == 1_000
     assert len(pool.batches) == 10
@@ -36,14 +36,14 @@ def test_a_pool_is_whole_batches_and_says_what_stands_where():
     assert {len(pool.key(n) or b"") for n in range(1_000)} == {KEY_BYTES}
 
 
-def test_a_pool_is_the_same_wherever_it_is_made():
+def test_pools_of_the_same_spec_are_equal():
     assert Pool(SPEC).batches[3].body == Pool(SPEC).batches[3].body
     other = PoolSpec(seed=8, events=1_050, batch=100, keys=50)
     assert Pool(SPEC).batches[3].body != Pool(other).batches[3].body
 
 
 @pytest.mark.parametrize("published", [1, 730, 1_000, 1_001, 5_432])
-def test_what_must_be_live_is_the_newest_of_each_key(published):
+def test_the_live_events_of_a_pool_are_the_newest_of_each_key(published):
     pool = Pool(SPEC)
     newest = {}
     for number in range(published):
@@ -51,7 +51,7 @@ def test_what_must_be_live_is_the_newest_of_each_key(published):
     assert pool.live(published) == newest
 
 
-def test_what_is_live_forgets_no_event_of_the_round():
+def test_live_events_include_the_previous_round_of_the_pool():
     pool = Pool(PoolSpec(1, 10, 5, keys=100_000, skew=0))
     assert sorted(pool.live(10).values()) == list(range(10)), "ten events, ten keys"
     assert sorted(pool.live(13).values()) == list(range(3, 13))
@@ -75,12 +75,12 @@ def reader() -> Reader:
 
 
 def published(first: int, last: int) -> list[Batch]:
-    """Batches number `first` to `last` of the pool, where the stream has them."""
+    """Batches `first` to `last` (exclusive) of the pool, at their positions in the stream."""
     pool = Pool(SPEC)
     return [pool.batches[n % 10].sequenced(100 * n + 1, 1, 1) for n in range(first, last)]
 
 
-def test_a_reader_counts_and_is_content_with_what_was_published():
+def test_a_reader_that_got_everything_reports_no_problem():
     one = reader()
     one._take(STREAM_ID, tuple(published(0, 12)))
     assert one.status()["positions"] == {"s": 1_201}
@@ -102,17 +102,17 @@ def test_void_positions_are_no_loss_but_a_live_event_must_be_there():
 
 
 @pytest.mark.parametrize("order", [(0, 1, 1, 2), (0, 2), (1, 0)], ids=["twice", "gap", "order"])
-def test_a_reader_sees_what_is_lost_doubled_or_misordered(order):
+def test_a_reader_reports_lost_repeated_and_misordered_events(order):
     one = reader()
     one._take(STREAM_ID, tuple(published(n, n + 1)[0] for n in order))
     assert any("expected" in problem for problem in one.problems)
 
 
-def test_a_reader_sees_another_event_where_one_should_be():
+def test_a_reader_reports_a_wrong_event():
     one = reader()
     one._take(STREAM_ID, (Pool(SPEC).batches[1].sequenced(1, 1, 1),))
     assert "wrong event at position 1" in one.problems[0]
-    assert len(one.problems) == PROBLEMS_MAX, "told one by one up to a bound"
+    assert len(one.problems) == PROBLEMS_MAX, "listed one by one up to a bound"
 
 
 @pytest.mark.parametrize("which", ["key", "value"])
@@ -164,7 +164,7 @@ def test_circumstances_name_commit_and_machine():
     assert isinstance(found["commit"], str)
 
 
-def test_cores_are_told_by_process():
+def test_used_cores_are_shown_by_process():
     cores = Cores({"me": os.getpid(), "gone": 2**22 + 1})
     used = cores.used()
     assert used.keys() == {"me", "gone", "others"}
@@ -202,7 +202,7 @@ def test_syncs_are_counted_and_timed(tmp_path, monkeypatch):
     assert probe.take() == []
 
 
-def test_the_disk_is_timed_and_left_as_it_was(tmp_path: Path):
+def test_measuring_the_disk_leaves_no_files(tmp_path: Path):
     assert len(fdatasync_cost_ns(str(tmp_path), 3, 100)) == 3
     assert list(tmp_path.iterdir()) == []
 
@@ -227,7 +227,7 @@ def test_a_sink_counts_messages_however_they_are_cut_and_answers_pings(stamped, 
     sink = Sink(1, 16, stamped)
     sink.wire = wire = Wire()  # type: ignore[assignment]
     message = b"MSG %s 1 16\r\n" % SUBJECT + bytes(16) + b"\r\n"
-    data = message * 3 + PING * 8 + message * 2 + PING  # more of them than a message is long
+    data = message * 3 + PING * 8 + message * 2 + PING  # the pings are longer than a message
     for first in range(0, len(data), piece):
         sink._take(data[first : first + piece])
     assert sink.status()["received"] == 5

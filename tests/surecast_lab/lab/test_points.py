@@ -1,4 +1,4 @@
-"""A point's file: whole or not there, and used only where it belongs."""
+"""A point's file is complete or absent, and used only for the point and source that it is of."""
 
 import json
 import subprocess
@@ -61,7 +61,7 @@ def test_a_file_of_something_else_does_not_count(tmp_path, what):
     assert points.is_done(task)
 
 
-def test_other_source_counts_where_that_was_asked_for(tmp_path):
+def test_a_point_of_other_source_counts_if_that_is_allowed(tmp_path):
     task = one_task(tmp_path)
     points.perform(task)
     changed = replace(task, stamp={**task.stamp, "source": "other"})
@@ -113,8 +113,8 @@ def test_names_are_fit_for_files_and_tell_points_apart():
     assert points.name_of({"a": 1, "seed": 1}) == points.name_of({"a": 1, "seed": 2})
 
 
-def test_the_digest_covers_every_room_a_simulated_point_loads():
-    """A point made before a change to what it runs on must not be used after it."""
+def test_the_digest_covers_every_package_that_a_simulated_point_loads():
+    """A point must not be reused after a change of code that it runs."""
     modules = {
         experiment.run_point.__module__
         for experiment in experiments().values()
@@ -127,11 +127,11 @@ def test_the_digest_covers_every_room_a_simulated_point_loads():
         "print(*{'.'.join(name[:2]) for name in ours})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    rooms = set(done.stdout.split())
-    assert {"surecast_lab.lab", "surecast.sim"} <= rooms
+    loaded = set(done.stdout.split())
+    assert {"surecast_lab.lab", "surecast.sim"} <= loaded
     covered = {
-        f"{package}.{room.removesuffix('.py')}"
-        for package, rooms in points.SIMULATED.items()
-        for room in rooms
+        f"{package}.{name.removesuffix('.py')}"
+        for package, names in points.SIMULATED.items()
+        for name in names
     }
-    assert rooms <= covered | {"surecast.errors"}
+    assert loaded <= covered | {"surecast.errors"}

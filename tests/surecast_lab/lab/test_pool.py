@@ -1,4 +1,4 @@
-"""Tasks in processes: each is answered once, also when the pool breaks."""
+"""Tasks in processes: each has one result, also if the pool breaks."""
 
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -10,7 +10,7 @@ from surecast_lab.lab.pool import run_here
 
 
 class Breaking(ThreadPoolExecutor):
-    """A pool that takes three tasks and then is found broken."""
+    """A pool that accepts three tasks and is broken at the fourth."""
 
     def __init__(self, jobs: int, **_: Any) -> None:
         super().__init__(jobs)
@@ -27,7 +27,7 @@ def double(n: int) -> int:
     return 2 * n
 
 
-def test_a_pool_that_breaks_as_it_is_given_a_task_leaves_none_out(
+def test_every_task_has_a_result_although_the_pool_breaks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("surecast_lab.lab.pool.ProcessPoolExecutor", Breaking)

@@ -126,14 +126,14 @@ def test_nothing_is_fetched_from_elsewhere(book):
         assert "url(" not in text
 
 
-def test_texts_are_shown_as_they_are_and_never_obeyed(book):
+def test_texts_are_escaped(book):
     three = next(path for path in book.pages if path.name == "three.html")
     raw = three.read_text("utf-8")
     assert "<script>" not in raw
     assert Checked(raw).words.count(EVIL) >= 5
 
 
-def test_the_index_has_every_experiment_and_how_to_run_what_is_missing(book):
+def test_the_index_has_every_experiment_and_the_command_for_missing_ones(book):
     words = Checked(book.index.read_text("utf-8")).words
     assert "2 of 3 experiments run; 2 reproduced, 0 beaten" in words
     assert "seven of them" in words
@@ -141,7 +141,7 @@ def test_the_index_has_every_experiment_and_how_to_run_what_is_missing(book):
     assert book.missing == ["two"]
 
 
-def test_where_there_is_nothing_to_beat_nothing_is_said_of_it(tmp_path):
+def test_an_experiment_without_a_figure_to_beat_does_not_mention_it(tmp_path):
     ones = [experiment("one"), experiment("two")]
     leave(tmp_path / "lab", ones[0], verdict("one", beaten=None))
     leave(tmp_path / "lab", ones[1], verdict("two"))
@@ -150,7 +150,7 @@ def test_where_there_is_nothing_to_beat_nothing_is_said_of_it(tmp_path):
         assert ("not beaten" in Checked(path.read_text("utf-8")).words) == says
 
 
-def test_a_page_has_all_that_was_asked_for(book):
+def test_a_page_has_all_parts_of_a_verdict(book):
     words = Checked(book.pages[0].read_text("utf-8")).words
     for text in (
         "Why?", "So.", "Because.", "0.85 ± 0.025 [0.84, 0.86]", "share saved", "it falls",
@@ -171,14 +171,14 @@ def test_an_old_verdict_is_refused_with_what_to_do(tmp_path):
         write_book([one], tmp_path, tmp_path / "report")
 
 
-def test_the_checker_sees_a_torn_page():
+def test_the_checker_finds_a_malformed_page():
     assert Checked(page("x", [el("p", "a", el("b", "c"), "d")])).words.strip() == "xacd"
     with pytest.raises(AssertionError):
         Checked("<html><p>never closed</html>")
 
 
-# What a page needs room for, measured by Chromium itself in a frame as wide as the window of the
-# device. The pages have no script, so the page around the frame asks.
+# The width that a page needs, measured by Chromium in a frame as wide as the window of the device.
+# The pages have no script, so the page around the frame measures.
 PROBE = """<!doctype html><body style="margin:0"><iframe src="{page}" style="width:{width}px;
 height:800px;border:0" onload="
   const root = this.contentDocument.documentElement;
@@ -190,7 +190,7 @@ height:800px;border:0" onload="
 
 
 def room_needed(folder: Path, name: str, width: int) -> str:
-    """The words of the probe: how wide the page is, and how many elements stick out of it."""
+    """The text of the probe: the width of the page, and the number of elements that stick out."""
     chromium = needs("chromium")
     probe = folder / f"probe-{width}-{name}"
     probe.write_text(PROBE.format(page=name, width=width))
@@ -221,6 +221,6 @@ def test_pages_fit_the_window(book, width):
 
 
 @pytest.mark.slow
-def test_the_probe_sees_what_does_not_fit(tmp_path):
+def test_the_probe_finds_elements_that_do_not_fit(tmp_path):
     (tmp_path / "wide.html").write_text(page("x", [el("p", "x", style="width: 700px")]))
     assert room_needed(tmp_path, "wide.html", 390) == "needs 716, 1 stick out"

@@ -1,4 +1,4 @@
-"""Running an experiment here: what it leaves, what it keeps, what becomes of failures."""
+"""Running an experiment in this process: its files, reuse of points, failures."""
 
 import json
 from dataclasses import replace
@@ -19,12 +19,12 @@ def quiet(*_):
 
 
 def test_a_run_leaves_rows_summary_figure_and_verdict(tmp_path):
-    told = []
+    progress = []
     out = tmp_path / "new"
-    verdict = run(TOY, lambda *step: told.append(step), out, True, (4, 5), HERE)
+    verdict = run(TOY, lambda *step: progress.append(step), out, True, (4, 5), HERE)
     files = TOY.files(out)
-    assert told[0][:2] == (0, 6)
-    assert told[-1][:2] == (6, 6)
+    assert progress[0][:2] == (0, 6)
+    assert progress[-1][:2] == (6, 6)
     made = [row for point in TOY.points(True, [4, 5]) for row in run_point(point)]
     kept = pq.read_table(files["table"]).to_pylist()
     assert [{k: v for k, v in row.items() if v is not None} for row in kept] == [
@@ -48,17 +48,17 @@ def test_processes_give_the_same_rows_as_a_loop(tmp_path):
     assert one.to_pylist() == two.to_pylist()
 
 
-def test_what_is_there_is_not_run_again(tmp_path):
+def test_points_that_exist_are_not_run_again(tmp_path):
     run(TOY, quiet, tmp_path, seeds=(1, 2), where=HERE)
-    told = []
-    never = replace(TOY, run_point=None)  # would fail, were it called
-    run(never, lambda *step: told.append(step), tmp_path, seeds=(1, 2), where=HERE)
-    assert told == [(6, 6, "6 are there already")]
+    progress = []
+    never = replace(TOY, run_point=None)  # fails if it is called
+    run(never, lambda *step: progress.append(step), tmp_path, seeds=(1, 2), where=HERE)
+    assert progress == [(6, 6, "6 are there already")]
     with pytest.raises(PointFailed):
         run(never, quiet, tmp_path, seeds=(1, 2), where=HERE, fresh=True)
 
 
-def test_only_what_is_missing_is_run(tmp_path):
+def test_only_missing_points_are_run(tmp_path):
     run(TOY, quiet, tmp_path, seeds=(1,), where=HERE)
     calls = []
 
@@ -114,7 +114,7 @@ def test_a_failed_point_can_be_repeated_by_its_name(tmp_path):
     assert len(rows) == 5
 
 
-def test_a_dead_process_is_a_failed_point(tmp_path):
+def test_a_crashed_process_is_a_failed_point(tmp_path):
     with pytest.raises(PointFailed, match="process died"):
         run(toy({(10, 1): "die"}), quiet, tmp_path, seeds=(1,), where=Where(jobs=2))
 
@@ -139,7 +139,7 @@ def test_a_run_without_seeds_is_refused(tmp_path):
         run(TOY, quiet, tmp_path, seeds=())
 
 
-def test_groups_that_hide_rows_are_our_mistake(tmp_path):
+def test_groups_that_hide_rows_are_an_assertion(tmp_path):
     blurred = replace(
         TOY, by={"measure": str, "scale": int}, values={**TOY.values, "x": int}
     )  # four x in one group

@@ -1,4 +1,4 @@
-"""The pages on states say what the tables say. After a change of a table, write them anew with
+"""The pages on states equal the state tables. After a change of a table, rewrite the pages with
 
 SURECAST_REWRITE=1 python -m pytest tests/surecast_lab/lab/test_state_pages.py
 """
@@ -22,7 +22,7 @@ TABLES = {
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_is_what_its_tables_give(name: str) -> None:
+def test_a_page_equals_the_one_generated_from_its_tables(name: str) -> None:
     made = PAGES[name]()
     if os.environ.get("SURECAST_REWRITE"):
         (DOCS / name).write_text(made)

@@ -1,4 +1,4 @@
-"""Student's t against the values every table prints."""
+"""Student's t, compared with the values of printed tables."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def test_the_closed_form_is_the_integral_of_the_density(freedom):
     assert within(2.5, freedom) == pytest.approx(2 * np.trapezoid(density, t), abs=1e-9)
 
 
-def test_the_interval_covers_the_truth_as_often_as_it_says():
+def test_the_confidence_interval_covers_the_true_mean_in_95_percent():
     import numpy as np
 
     from surecast_lab.lab.verdict import spread

@@ -1,4 +1,4 @@
-"""The summary over seeds: its statistics, its groups, what a figure asks of it."""
+"""The summary over seeds: its statistics, its groups, and its lines for figures."""
 
 import pytest
 from tests.surecast_lab.lab.toys import TOY, run_point

@@ -1,4 +1,4 @@
-"""What an experiment says of itself, and how numbers are told."""
+"""The descriptions of experiments, and how numbers are shown."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from surecast_lab.lab import experiments
 from surecast_lab.lab.verdict import short, spread
 
 
-def test_a_spread_has_a_mean_and_how_far_it_may_be_off():
+def test_a_spread_has_a_mean_and_a_confidence_interval():
     found = spread([1.0, 2.0, 3.0])
     assert (found.mean, found.min, found.max, found.n) == (2.0, 1.0, 3.0, 3)
     assert found.ci95 == pytest.approx(4.3027 / 3**0.5, abs=1e-3)
@@ -28,7 +28,7 @@ def test_a_spread_has_a_mean_and_how_far_it_may_be_off():
         ({"mean": 1.0, "min": 0.5, "max": 2.0}, "1 [0.5, 2]"),
     ],
 )
-def test_values_are_told_with_few_digits_and_no_exponents(value, text):
+def test_values_are_shown_with_few_digits_and_no_exponents(value, text):
     assert short(value) == text
 
 
@@ -45,7 +45,7 @@ def test_the_experiments_are_named_by_system_and_number():
 
 @pytest.mark.parametrize("name", experiments())
 @pytest.mark.parametrize("quick", [True, False], ids=["quick", "full"])
-def test_points_are_plain_told_apart_and_the_same_for_every_seed(name, quick):
+def test_points_are_plain_distinct_and_the_same_for_every_seed(name, quick):
     import json
 
     from surecast_lab.lab.points import name_of

@@ -1,4 +1,4 @@
-"""A small experiment that can be told to fail; importable, so that other processes can run it."""
+"""A small experiment that can be made to fail; importable, so that other processes can run it."""
 
 import os
 from collections.abc import Sequence
@@ -65,7 +65,7 @@ TOY = Experiment(
 
 
 def toy(trouble: dict[tuple[int, int], str]) -> Experiment:
-    """The same, with something wrong at some (scale, seed)."""
+    """TOY, with a failure at some (scale, seed): "raise" or "die"."""
 
     def troubled(quick: bool, seeds: Sequence[int]) -> list[dict[str, Any]]:
         made = points(quick, seeds)

@@ -1,4 +1,4 @@
-"""Processes of a cluster with a built-in fault: replacements of `swarm.process.make`."""
+"""Replacements for `swarm.process.make` that build a fault into the processes of a cluster."""
 
 from surecast.client.subscription_task import SubscriptionSpec
 from surecast.protocols.streams.service import StreamService
@@ -7,7 +7,7 @@ from surecast_lab.testing.workers import Service
 
 
 def make_heads_that_ask_nobody(spec: ProcessSpec) -> Service:
-    """A head that has a delivery believes that all replicas have it."""
+    """Heads that have a delivery do not check whether all replicas have it."""
     StreamService._refusal_to_deliver = (  # type: ignore[method-assign]
         lambda service, delivery: "" if delivery in service.deliveries else "no-delivery"
     )
@@ -15,6 +15,6 @@ def make_heads_that_ask_nobody(spec: ProcessSpec) -> Service:
 
 
 def make_readers_that_fail(spec: ProcessSpec) -> Service:
-    """A subscription by pattern fails with a stream that its version cannot read."""
+    """Subscriptions by pattern fail at a stream whose delivery their version does not have."""
     SubscriptionSpec.has_wildcard = False  # type: ignore[assignment, method-assign]
     return make(spec)

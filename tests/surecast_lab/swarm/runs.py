@@ -1,6 +1,7 @@
-"""Small runs of a latest-per-key stream, as ledgers: sound ones, and how to spoil one.
+"""Small runs of a latest-per-key stream, as audit logs, and functions that falsify them.
 
-Both judges of large runs are tried with them: numpy's (tests/swarm) and Spark's (tests/pipeline).
+Both judges of large runs are tested with them: numpy's (tests/surecast_lab/swarm) and Spark's
+(tests/pipeline).
 """
 
 from collections.abc import Callable
@@ -20,7 +21,7 @@ EVENTS, KEYS = 300, 20
 
 
 class Run:
-    """A small sound run: who reads late is given survivors only."""
+    """A small correct run: late readers get only events that are not void."""
 
     def __init__(self, seed: int) -> None:
         rng = Random(f"{seed}/audit")
@@ -32,7 +33,7 @@ class Run:
         self.readers = [self._reader(f"r{i}", rng) for i in range(3)]
 
     def _reader(self, name: str, rng: Random) -> ReadEvents:
-        """It came when `seen` events were there: of these it got the newest of each key."""
+        """A reader that joined after `seen` events: it got the newest of each key and all later."""
         seen = rng.randrange(EVENTS)
         newest = {int(key): at for at, key in enumerate(self.offered.key[:seen])}
         got = np.array([*sorted(newest.values()), *range(seen, EVENTS)], np.int64)
@@ -46,7 +47,7 @@ class Run:
         return judge(self.offered, self.readers, self.end)
 
     def judged_by_twin(self) -> Tally:
-        """The same run as plain rows, before the plain judge."""
+        """The verdict of the judge of small runs on the same run."""
         record = Record("s", LatestPerKey())
         words = zip(self.offered.key, self.offered.value, self.offered.seq, strict=True)
         for number, (key, value, seq) in enumerate(words, 1):
@@ -89,7 +90,7 @@ def _reading(reader: ReadEvents) -> Reading:
 
 
 def drop(reader: ReadEvents, row: int) -> None:
-    """A row is gone from the ledger."""
+    """Remove a row from the reader's log."""
     for name in ("seq", "time_us", "key", "value"):
         setattr(reader, name, np.delete(getattr(reader, name), row))
     reader.voids = None
@@ -102,18 +103,18 @@ def double(reader: ReadEvents, row: int) -> None:
 
 
 def swap(reader: ReadEvents, row: int) -> None:
-    """Two neighbours change places, positions included."""
+    """Swap two neighbouring rows, including their positions."""
     for name in ("seq", "time_us", "key", "value"):
         column = getattr(reader, name).copy()
         column[[row, row + 1]] = column[[row + 1, row]]
         setattr(reader, name, column)
 
 
-# ---------------------------------------------------------------- spoiling
+# ---------------------------------------------------------------- falsifications
 
 
 def newest_row(run: Run) -> int:
-    """A row of the first reader that nothing later makes obsolete, and not the last of all."""
+    """A row of the first reader that is the newest of its key and not the last row."""
     keys = run.readers[0].key
     return max(int(np.flatnonzero(keys == key)[-1]) for key in np.unique(keys) if key != keys[-1])
 
@@ -162,7 +163,7 @@ def acknowledge_twice(run: Run) -> None:
 
 
 def publish_out_of_order(run: Run) -> None:
-    """The publisher offered them the other way round than they stand, for everybody."""
+    """The publisher offered the last two events in the opposite order of their positions."""
     for name in ("key", "value", "seq"):
         column = getattr(run.offered, name).copy()
         column[[-1, -2]] = column[[-2, -1]]
@@ -181,7 +182,7 @@ def time_differs(run: Run) -> None:
 
 
 def unpublished_position(run: Run) -> None:
-    """A position that is void for everybody, and of which no publisher knows."""
+    """Position 1 is void for all readers, and no publisher offered an event for it."""
     for reader in run.readers:
         reader.voids = None
         if 1 in reader.seq:

@@ -1,4 +1,4 @@
-"""The judge of large runs, beside its twin, the judge of small ones: sound runs and spoilt ones."""
+"""The judge of large runs, compared with the judge of small runs on correct and falsified runs."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +11,11 @@ from surecast.errors import UsageError
 from surecast_lab.swarm.audit import judge
 from surecast_lab.swarm.audit_log import Marks, load_offered, load_read, numbers, save
 
-# ---------------------------------------------------------------- sound runs
+# ---------------------------------------------------------------- correct runs
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_sound_run_is_sound_for_both(seed: int) -> None:
+def test_both_judges_accept_a_correct_run(seed: int) -> None:
     run = Run(seed)
     tally, twin = run.judged(), run.judged_by_twin()
     assert tally == twin
@@ -24,16 +24,16 @@ def test_a_sound_run_is_sound_for_both(seed: int) -> None:
     assert tally.delivered + tally.void == EVENTS * len(run.readers)
 
 
-# ---------------------------------------------------------------- spoilt runs
+# ---------------------------------------------------------------- falsified runs
 
 
 @pytest.mark.parametrize("spoil", SPOILT, ids=lambda spoil: spoil.__name__)
 @pytest.mark.parametrize("seed", range(3))
-def test_a_spoilt_run_is_spoilt_for_both(spoil: Callable[[Run], None], seed: int) -> None:
+def test_both_judges_find_a_falsified_run(spoil: Callable[[Run], None], seed: int) -> None:
     run = Run(seed)
     spoil(run)
     tally, twin = run.judged(), run.judged_by_twin()
-    assert twin.violations, "the twin saw nothing: the test does not test"
+    assert twin.violations, "the judge of small runs found nothing"
     assert any(words.startswith(SPOILT[spoil]) for words in tally.violations), tally.violations
     assert (tally.published, tally.acked) == (twin.published, twin.acked)
     assert tally.delivered == twin.delivered
@@ -48,7 +48,7 @@ def test_a_value_offered_twice_cannot_be_judged() -> None:
     assert "the publisher offered one value twice" in run.judged().violations[0]
 
 
-def test_what_is_lost_is_counted() -> None:
+def test_lost_events_are_counted() -> None:
     run = Run(1)
     lose(run)
     tally = run.judged()
@@ -57,10 +57,10 @@ def test_what_is_lost_is_counted() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_voids_that_were_told_must_be_those_that_are(seed: int) -> None:
+def test_reported_voids_must_match_the_gaps(seed: int) -> None:
     run = Run(seed)
-    told = [r for r in run.readers if r.voids is not None and len(r.voids) > 1]
-    for reader in told:
+    with_voids = [r for r in run.readers if r.voids is not None and len(r.voids) > 1]
+    for reader in with_voids:
         assert reader.voids is not None
         sound = reader.voids
         reader.voids = sound[1:]
@@ -73,7 +73,7 @@ def test_voids_that_were_told_must_be_those_that_are(seed: int) -> None:
     assert run.judged().violations == []
 
 
-def test_an_event_of_another_size_was_changed_on_the_way() -> None:
+def test_an_event_of_another_size_is_a_violation() -> None:
     run = Run(2)
     run.readers[0].malformed = 1
     assert "changed on the way" in run.judged().violations[0]
@@ -82,7 +82,7 @@ def test_an_event_of_another_size_was_changed_on_the_way() -> None:
 # ---------------------------------------------------------------- files
 
 
-def test_ledgers_come_back_from_their_files(tmp_path: Path) -> None:
+def test_audit_logs_can_be_saved_and_loaded(tmp_path: Path) -> None:
     run = Run(3)
     run.offered.marks = Marks(np.array([5, 6]), np.array([1, 2]))
     save(tmp_path / "p.npz", run.offered)

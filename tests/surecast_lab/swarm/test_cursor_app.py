@@ -1,4 +1,4 @@
-"""A program with named subscriptions: what it writes down, and what it finds wrong."""
+"""A program with named subscriptions: its delivery log, and the faults that it reports."""
 
 import asyncio
 from pathlib import Path
@@ -20,19 +20,19 @@ def void(lo: int, hi: int) -> Event:
     return Event("s", hi - 1, None, b"", 1, None, "void", hi - lo, "collected")
 
 
-def write(folder: Path, *given: Event) -> list[str]:
-    """Be given these in one life, all written down; what was found wrong."""
+def write(folder: Path, *events: Event) -> list[str]:
+    """Start the program, let it receive and log these events; returns the faults it reports."""
 
-    async def live() -> list[str]:
+    async def run() -> list[str]:
         args: dict[str, Any] = {"stored": str(folder / "stored")}
         app = CursorApp(args, folder / "delivered")
         page = _Page(app, STREAM)
-        for one in given:
-            page.take(one)
+        for received in events:
+            page.take(received)
         app.delivery_log.take(STREAM, tuple(as_batches(STREAM, page.pending, page.next)))
         return app.faults
 
-    return asyncio.run(live())
+    return asyncio.run(run())
 
 
 def reading(folder: Path) -> Reading:
@@ -41,7 +41,7 @@ def reading(folder: Path) -> Reading:
     return found
 
 
-def test_what_came_is_written_down_as_it_could_have_come(tmp_path: Path) -> None:
+def test_received_events_are_logged_as_batches(tmp_path: Path) -> None:
     assert write(tmp_path, event(1), event(2), void(3, 6), event(6, 7), event(7, 8)) == []
     found = reading(tmp_path)
     assert found.faults == []
@@ -55,7 +55,7 @@ def test_what_came_is_written_down_as_it_could_have_come(tmp_path: Path) -> None
     assert len(read_delivered(tmp_path / "delivered")) == 4  # 1 and 2 have one time
 
 
-def test_what_comes_again_after_a_restart_is_not_written_twice(tmp_path: Path) -> None:
+def test_events_received_again_after_a_restart_are_logged_once(tmp_path: Path) -> None:
     write(tmp_path, event(1), event(2), event(3))
     assert write(tmp_path, event(2), void(3, 6), event(6)) == []
     found = reading(tmp_path)
@@ -64,13 +64,13 @@ def test_what_comes_again_after_a_restart_is_not_written_twice(tmp_path: Path) -
     assert [(lo, hi) for lo, hi, _ in found.voids] == [(4, 6)]
 
 
-def test_a_place_behind_what_was_written_shows_as_a_gap(tmp_path: Path) -> None:
+def test_a_position_after_the_logged_end_shows_as_a_gap(tmp_path: Path) -> None:
     write(tmp_path, event(1), event(2))
     write(tmp_path, event(4))
     assert "gap before [4, 5)" in reading(tmp_path).faults[0]
 
 
-def test_a_place_before_what_was_stored_is_a_fault(tmp_path: Path) -> None:
+def test_a_position_before_the_stored_one_is_a_fault(tmp_path: Path) -> None:
     write(tmp_path, event(1), event(2), event(3))
     stored = _Stored(tmp_path / "stored")
     stored.note(STREAM, 3)
@@ -80,7 +80,7 @@ def test_a_place_before_what_was_stored_is_a_fault(tmp_path: Path) -> None:
     ]
 
 
-def test_a_torn_line_of_what_is_stored_does_not_count(tmp_path: Path) -> None:
+def test_a_torn_line_of_the_stored_positions_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "stored"
     _Stored(path).note(STREAM, 12)
     _Stored(path).note(STREAM, 345)

@@ -1,4 +1,4 @@
-"""Streams of two deliveries on the same chains: who reads which, and what is told of losses."""
+"""Streams of two deliveries on the same chains: their readers, their judges, reports of losses."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
@@ -19,11 +19,11 @@ from surecast.protocols.streams.service import StreamService
 from surecast.protocols.streams.subscriber import Subscriber
 from surecast_lab.swarm.cluster import Cluster
 
-LOST_AT = 2  # what a reader of copies never gets
+LOST_AT = 2  # the position that readers of "copies" report as lost
 
 
 class Forgetful(Subscriber):
-    """Says that one position is lost, in place of delivering it."""
+    """Reports one position as lost instead of delivering it."""
 
     def step(self, now_ns: int, inp: Any) -> list[Any]:
         return [kept for effect in super().step(now_ns, inp) for kept in _forgetting(effect)]
@@ -41,7 +41,7 @@ def _forgetting(effect: Any) -> Iterator[Any]:
 
 
 class Copies:
-    """A delivery that Sprinkler's servers serve, too."""
+    """A second delivery that Sprinkler's servers serve."""
 
     name = "copies"
     ordered = True
@@ -60,8 +60,8 @@ class Copies:
 
 
 class KnowsCopies(StreamService):
-    def __init__(self, *given: Any, deliveries: Mapping[str, str], **more: Any) -> None:
-        super().__init__(*given, deliveries={**deliveries, "copies": "sprinkler"}, **more)
+    def __init__(self, *args: Any, deliveries: Mapping[str, str], **more: Any) -> None:
+        super().__init__(*args, deliveries={**deliveries, "copies": "sprinkler"}, **more)
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +76,7 @@ def judge_copies(record: Record, tally: Tally) -> None:
 
 
 def cluster_with_copies() -> Cluster:
-    """Both regions read "all" and "east" has a stream of its own."""
+    """A cluster with the stream "all", read in both regions, and "own", read only in east."""
     regions = {"east": 2, "west": 1}
     cluster = Cluster(1, regions, types=(KnowsCopies,), judges={"copies": judge_copies})
     for name in ("east/copy0", "west/copy0"):
@@ -97,7 +97,7 @@ def read_by(cluster: Cluster, stream: str) -> dict[str, list[bytes]]:
     return {reading.reader: [event.value for event in reading.events] for reading in readings}
 
 
-def test_each_reader_follows_the_streams_of_its_delivery_where_they_can_be_read() -> None:
+def test_readers_follow_the_streams_of_their_delivery_in_the_regions_that_have_them() -> None:
     cluster = cluster_with_copies()
     whole = [b"all1", b"all2", b"all3"]
     assert read_by(cluster, "all") == {"east/sub0": whole, "west/sub0": whole}
@@ -107,7 +107,7 @@ def test_each_reader_follows_the_streams_of_its_delivery_where_they_can_be_read(
     assert cluster.readers_by("copies") == ["east/copy0", "west/copy0"]
 
 
-def test_what_is_lost_is_noted_and_the_delivery_has_its_own_judge() -> None:
+def test_losses_are_recorded_and_a_delivery_has_its_own_judge() -> None:
     cluster = cluster_with_copies()
     (reading,) = cluster.records["own"].readings
     assert reading.lost == [(2, 3, "forgotten")]
@@ -126,14 +126,14 @@ def test_broadcast_may_lose_nothing() -> None:
     assert tally.lost == 1
 
 
-def test_a_loss_out_of_turn_is_a_fault_of_the_reader() -> None:
+def test_a_loss_that_does_not_follow_the_position_is_a_fault_of_the_reader() -> None:
     cluster = cluster_with_copies()
     (reading,) = cluster.records["own"].readings
     reading.lose(6, 7, "early")
     assert reading.faults == ["G2 east/copy0: at 4, lost [6, 7)"]
 
 
-def test_a_reader_that_comes_back_goes_on_where_it_was_and_counts_on() -> None:
+def test_a_restarted_reader_continues_at_its_position_and_with_its_counters() -> None:
     cluster = cluster_with_copies()
     world = cluster.world
     before = cluster.counters["east/copy0"].total()
@@ -148,14 +148,14 @@ def test_a_reader_that_comes_back_goes_on_where_it_was_and_counts_on() -> None:
     assert cluster.counters["east/copy0"].total() > before
 
 
-def test_a_stream_that_nobody_judges_is_not_opened() -> None:
+def test_a_stream_without_a_judge_is_not_opened() -> None:
     cluster = Cluster(1, {"east": 1})
     with pytest.raises(AssertionError, match="no judge for streams of 'copies'"):
         cluster.open("own", "east", KeepAll(), delivery="copies")
 
 
-def test_a_refusal_may_be_demanded() -> None:
-    cluster = Cluster(1, {"east": 1})  # whose servers know no copies
+def test_a_test_can_require_that_a_create_is_refused() -> None:
+    cluster = Cluster(1, {"east": 1})  # its servers lack the delivery "copies"
     spec = StreamSpec(KeepAll(), "copies")
     cluster.expect_refusal(SECOND, "east/pub0", "own", "no-delivery", spec)
     cluster.expect_refusal(SECOND, "east/pub0", "all", "no-delivery", StreamSpec(KeepAll()))
@@ -171,7 +171,7 @@ def test_an_audit_reads_streams_of_the_default_delivery_alone() -> None:
     assert cluster.judge().violations == []
 
 
-def test_a_server_that_lacks_a_protocol_does_not_list_it_until_it_is_replaced() -> None:
+def test_a_server_without_a_protocol_does_not_list_it_before_its_upgrade() -> None:
     cluster = Cluster(1, {"east": 2}, without={"east/1": {"sprinkler"}})
     nodes = cluster.world.nodes
     assert "sprinkler" in nodes["east/0"].speaks

@@ -1,6 +1,6 @@
-"""The same seed gives byte-identical traces in another process, whatever its hash seed.
+"""The same seed gives byte-identical traces in another process with another hash seed.
 
-Every swarm there is takes part: a new protocol needs no test of its own for this.
+All swarms are tested: a new protocol needs no test of its own for this.
 """
 
 import hashlib
@@ -17,8 +17,8 @@ from surecast.sim.trace import Trace
 from surecast_lab.swarm import scenarios, sprinkler
 from surecast_lab.swarm.trial import run_seed
 
-# Of these seeds it is known that they are small and yet have crashes, cuts, a pause and a failing
-# disk; in a mesh, clients that come, go, stall and crash. Other swarms take the first.
+# Small seeds that have crashes, cuts, a pause and a failing disk; in a mesh, clients that join,
+# leave, stall and crash. Other swarms use SEED.
 SEEDS = {"sprinkler": 8, "sprinkler-mesh": 36, "nakcast": 2}
 SEED = 1
 
@@ -33,7 +33,7 @@ print(json.dumps({name: facts(name, Path(sys.argv[1])) for name in scenarios.nam
 
 
 def facts(swarm: str, folder: Path) -> dict[str, Any]:
-    """What a run of this process comes to; its trace goes to `folder`."""
+    """The results of a run in this process; its trace is written to `folder`."""
     import pyarrow as pa
 
     trace = Trace()
@@ -75,7 +75,7 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Elsewhere:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("swarm", scenarios.names())
-def test_a_seed_is_the_same_run_in_every_process(
+def test_a_seed_gives_the_same_run_in_every_process(
     elsewhere: Elsewhere, tmp_path: Path, swarm: str
 ) -> None:
     here, there = facts(swarm, tmp_path), elsewhere.found[swarm]
@@ -93,7 +93,7 @@ def test_another_seed_is_another_run(elsewhere: Elsewhere) -> None:
 
 
 def test_the_digest_depends_on_what_happened() -> None:
-    """Or equal digests would say nothing."""
+    """Otherwise equal digests would prove nothing."""
     one, two = Trace(), Trace()
     one.fault(5, "east/0", "crash")
     two.fault(6, "east/0", "crash")

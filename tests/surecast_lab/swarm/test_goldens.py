@@ -1,4 +1,4 @@
-"""Digests of what leaves each node: what they cover. A few are compared in test_swarm.py and
+"""What the digests of tests/goldens.py cover. A few of them are compared in test_swarm.py and
 test_mesh.py, all by `make goldens`."""
 
 from tests.goldens import Outputs, stored

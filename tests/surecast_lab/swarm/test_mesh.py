@@ -1,4 +1,4 @@
-"""The swarm with meshes: fixed seeds pass, broken clients are caught, plans are what they say."""
+"""The swarm with meshes: fixed seeds pass, broken clients are caught, plans are within bounds."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ from surecast_lab.swarm.sprinkler_mesh import draw_plan, run_seed
 from surecast_lab.swarm.timeline import Timeline
 from surecast_lab.swarm.trial import WARM_UP_NS, SeedResult, heal_all
 
-SEEDS = (36, 21, 37, 19, 9, 4)  # cheap ones, of many kinds; the last is crowded
+SEEDS = (36, 21, 37, 19, 9, 4)  # cheap seeds of many kinds; the last has many clients
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def results() -> list[SeedResult]:
 
 
 @pytest.mark.slow
-def test_what_leaves_each_node_is_what_it_was(results: list[SeedResult]) -> None:
+def test_the_golden_digests_of_the_seeds_are_unchanged(results: list[SeedResult]) -> None:
     golden = stored()["sprinkler-mesh"]
     assert {r.seed: r.trace_digest for r in results} == {seed: golden[str(seed)] for seed in SEEDS}
 
@@ -49,7 +49,7 @@ def test_fixed_seeds_pass(results: list[SeedResult]) -> None:
 
 
 @pytest.mark.slow
-def test_the_crowds_were_lively(results: list[SeedResult]) -> None:
+def test_the_seeds_have_many_kinds_of_client_activity(results: list[SeedResult]) -> None:
     total: Counter[str] = Counter()
     for result in results:
         total.update(result.clients)
@@ -72,7 +72,7 @@ def test_every_handler_of_the_mesh_is_reached(results: list[SeedResult]) -> None
 
 
 @pytest.mark.slow
-def test_watching_changes_nothing_and_can_be_drawn(
+def test_a_timeline_does_not_change_the_run_and_can_be_drawn(
     results: list[SeedResult], tmp_path: Path
 ) -> None:
     timeline = Timeline()
@@ -80,7 +80,7 @@ def test_watching_changes_nothing_and_can_be_drawn(
     assert len(timeline.spans) == sum(results[0].faults.values())
     clients = {r for lines in timeline.lines.values() for r in lines if "/sub" not in r}
     assert len(clients) == results[0].clients["came"]
-    for stream, lines in timeline.lines.items():  # all are seen to arrive
+    for stream, lines in timeline.lines.items():  # all readers reach the end
         last_s = timeline.times_s[-1]
         ends = {line.positions[-1] for line in lines.values() if line.times_s[-1] == last_s}
         assert len(ends) == 1, stream
@@ -93,7 +93,7 @@ def test_watching_changes_nothing_and_can_be_drawn(
 
 
 class NeverFallsBack(MeshPeer):
-    """G4 taken out: what a peer does not send is not asked of a server."""
+    """Without G4: positions that a peer does not send are not requested from a server."""
 
     def _fill(self, feed: Feed) -> None:
         pass
@@ -103,7 +103,7 @@ class NeverFallsBack(MeshPeer):
 
 
 class TakesHolesForVoids(MeshPeer):
-    """G2 taken out: what comes is delivered, whether its turn has come or not."""
+    """Without G2: events are delivered although positions before them are missing."""
 
     def _on_events(self, peer: Peer, message: MeshEvents) -> None:
         feed = self.feeds.get(message.stream)
@@ -119,13 +119,13 @@ class _Everybody(View):
 
 
 class KnowsEverybody(MeshPeer):
-    """G12 taken out: views are not bounded."""
+    """Without G12: views are not bounded."""
 
     view_type: ClassVar[type[View]] = _Everybody
 
 
 class HoardsEvents(MeshPeer):
-    """G11 taken out: nothing that was delivered is ever dropped."""
+    """Without G11: delivered events are never dropped."""
 
     def _on_start(self, inp: Start) -> None:
         self.config = replace(self.config, keep_bytes_max=1 << 40)
@@ -133,7 +133,7 @@ class HoardsEvents(MeshPeer):
 
 
 class NeverQuiet(MeshPeer):
-    """R12 taken out: servers are asked all the time, whether there is news or not."""
+    """Without R12: servers are polled all the time, also without new events."""
 
     def _gossip(self) -> None:
         super()._gossip()
@@ -142,7 +142,7 @@ class NeverQuiet(MeshPeer):
                 self._ask_rest(feed, self.server)
 
 
-# The guarantee that each is found to break.
+# Mutant → the guarantee that it is found to break.
 MUTANTS: dict[type[MeshPeer], str] = {
     NeverFallsBack: "G9",
     TakesHolesForVoids: "G2",
@@ -155,7 +155,7 @@ MUTANTS: dict[type[MeshPeer], str] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_a_broken_client_is_caught(mutant: type[MeshPeer]) -> None:
-    """By one of a few seeds, which the whole client passes."""
+    """One of a few seeds, which the unchanged client passes, finds the fault."""
     for seed in SEEDS[:4]:
         found = run_seed(seed, client_type=mutant).violations
         if any(MUTANTS[mutant] in violation for violation in found):
@@ -172,9 +172,9 @@ def test_the_plan_of_a_seed_is_stable() -> None:
     assert all(a != b for i, a in enumerate(plans) for b in plans[:i])
 
 
-def test_plans_are_within_what_the_swarm_promises() -> None:
+def test_plans_are_within_the_documented_bounds() -> None:
     meshes: Counter[str] = Counter()
-    befallen: Counter[type] = Counter()
+    client_faults: Counter[type] = Counter()
     sizes = []
     for seed in range(200):
         plan = draw_plan(seed)
@@ -200,17 +200,17 @@ def test_plans_are_within_what_the_swarm_promises() -> None:
         for timed in plan.faults:
             assert timed.at_ns >= WARM_UP_NS
             if getattr(timed.fault, "name", "") in names:
-                befallen[type(timed.fault)] += 1
+                client_faults[type(timed.fault)] += 1
     assert min(sizes) < 8
     assert max(sizes) > 55
     assert min(meshes.values()) > 20, meshes
-    assert min(befallen[Crash], befallen[Pause]) > 100
+    assert min(client_faults[Crash], client_faults[Pause]) > 100
 
 
-# ---------------------------------------------------------------- what the cluster offers for it
+# ---------------------------------------------------------------- clients of a cluster
 
 
-def test_a_client_that_left_stays_away_and_one_that_changed_its_mind_is_judged_for_both() -> None:
+def test_a_client_that_left_is_not_restarted_and_one_that_follows_again_has_two_readings() -> None:
     cluster = Cluster(1, {"a": 1}, trace=Trace(keep=False))
     cluster.open("s", "a", KeepAll())
     world = cluster.world

@@ -17,7 +17,7 @@ from surecast_lab.swarm import trial
 from surecast_lab.swarm.nakcast import NakcastScenario, draw_plan
 from surecast_lab.swarm.trial import SeedResult
 
-SEEDS = (2, 7, 11, 24)  # small ones; keep_last() within what is sent again
+SEEDS = (2, 7, 11, 24)  # small seeds; keep_last() is within repair_max
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def test_fixed_seeds_pass(results: list[SeedResult]) -> None:
 
 
 @pytest.mark.slow
-def test_the_seeds_were_a_trial(results: list[SeedResult]) -> None:
+def test_the_seeds_have_many_kinds_of_faults(results: list[SeedResult]) -> None:
     totals: Counter[str] = Counter()
     for result in results:
         totals.update(result.coverage)
@@ -50,7 +50,7 @@ def test_the_seeds_were_a_trial(results: list[SeedResult]) -> None:
     assert totals["nakcast.sent-again"] > 0
 
 
-def test_plans_have_both_deliveries_and_some_a_server_without_one() -> None:
+def test_plans_have_both_deliveries_and_some_have_a_server_without_nakcast() -> None:
     plans = [draw_plan(seed) for seed in range(60)]
     assert all(plan.streams and plan.nakcast_streams and plan.readers for plan in plans)
     assert 5 < sum(bool(plan.lacks) for plan in plans) < 55
@@ -61,14 +61,14 @@ def test_plans_have_both_deliveries_and_some_a_server_without_one() -> None:
 
 
 class Deaf(NakcastServer):
-    """Answers no NAK."""
+    """Ignores NAKs."""
 
     def _on_nak(self, peer: Peer, message: Nak) -> None:
         pass
 
 
 class Stingy(NakcastServer):
-    """Calls everything lost that a reader asks for."""
+    """Reports all requested positions as lost."""
 
     def _on_nak(self, peer: Peer, message: Nak) -> None:
         for lo, hi in message.holes:
@@ -76,28 +76,28 @@ class Stingy(NakcastServer):
 
 
 class Careless(NakcastServer):
-    """Calls voids lost."""
+    """Reports voids as lost."""
 
     def _tell_gone(self, peer: Peer, stream: LogId, lo: int, hi: int) -> None:
         self.out.append(Send(peer, Gone(stream, lo, hi, ()), reliable=False))
 
 
 class Greedy(NakcastServer):
-    """Takes streams of every delivery for its own."""
+    """Serves streams of other deliveries, too."""
 
     def _on_added(self, event: StreamAdded) -> None:
         self.streams[event.info.stream_id] = None
 
 
 class Eager(Reader):
-    """Delivers whatever comes, as it comes."""
+    """Delivers batches in the order of arrival."""
 
     def _take(self, one: Followed, batch: Batch) -> None:
         self.out.append(Deliver(batch.stream_id, (batch,)))
 
 
 class Silent(Reader):
-    """Never asks."""
+    """Never sends a NAK."""
 
     def _on_beacon(self, peer: Peer, message: Beacon) -> None:
         self._followed(peer, message.stream)

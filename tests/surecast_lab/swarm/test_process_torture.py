@@ -1,7 +1,7 @@
 """Real processes on loopback are killed and cut off from each other, and nothing is lost.
 
-`make torture` runs twenty such rounds with every kind of fault; here is one, which is recorded, and
-the recording is played back. Processes that are stopped for a while are in `test_stall.py`.
+`make torture` runs twenty such rounds with every kind of fault. This test runs one, records it, and
+replays the recording. Processes that are stopped for a while are tested in `test_stall.py`.
 """
 
 from pathlib import Path
@@ -35,14 +35,14 @@ def test_g4_g10_g13_real_processes_killed_and_cut_off(tmp_path: Path) -> None:
     assert result.acked == result.published > 0
     assert result.in_flight > 0
     assert 0 < result.forwarded < result.published
-    # Each of the clients and fresh readers has an event or a void for every position; in the
-    # keep_for stream the head's own expiry events come on top.
+    # Each of the clients and fresh readers has an event or a void for every position; the keep_for
+    # stream also has the head's expiry events.
     servers = sum(REGIONS.values())
     readers = len(REGIONS) * (CLIENTS + 1) + servers
     assert result.delivered + result.void > readers * result.published
     assert result.void > 0
     assert result.from_peers > 0
-    # Retention has really been at work, on disk.
+    # Retention has compacted logs on disk.
     assert result.moves > servers
     assert result.rewritten > servers
 

@@ -1,4 +1,4 @@
-"""Scenarios are found by looking at the folder."""
+"""Scenarios are found by the names of files in the folder."""
 
 import sys
 from pathlib import Path
@@ -23,7 +23,7 @@ class SCENARIO(Sprinkler):
 
 @pytest.fixture
 def folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A second place where protocols and scenarios are found."""
+    """A second folder from which protocols and scenarios are imported."""
     for package in (surecast.protocols, surecast_lab.swarm):
         folder = tmp_path / package.__name__.rpartition(".")[2]
         folder.mkdir()
@@ -31,7 +31,7 @@ def folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_scenarios_there_are() -> None:
+def test_scenarios_are_found_and_loaded_by_name() -> None:
     assert {"sprinkler", "sprinkler-mesh"} <= set(scenarios.names())
     assert scenarios.names() == sorted(set(scenarios.names()))
     assert scenarios.load("sprinkler") is Sprinkler
@@ -39,7 +39,7 @@ def test_the_scenarios_there_are() -> None:
 
 
 @pytest.mark.parametrize("name", scenarios.names())
-def test_each_draws_the_same_plan_from_the_same_seed(name: str) -> None:
+def test_each_scenario_draws_the_same_plan_from_the_same_seed(name: str) -> None:
     make = scenarios.load(name)
     plans = [make().draw(seed) for seed in range(10)]
     assert plans == [make().draw(seed) for seed in range(10)]
@@ -47,7 +47,7 @@ def test_each_draws_the_same_plan_from_the_same_seed(name: str) -> None:
     assert all(a != b for i, a in enumerate(plans) for b in plans[:i])
 
 
-def test_a_new_file_is_a_new_swarm_if_it_is_called_like_a_protocol(folders: Path) -> None:
+def test_a_new_file_named_after_a_protocol_is_a_new_swarm(folders: Path) -> None:
     before = scenarios.names()
     (folders / "swarm" / "gossip.py").write_text(MADE)
     (folders / "swarm" / "gossip_slow.py").write_text(MADE)
@@ -62,6 +62,6 @@ def test_a_new_file_is_a_new_swarm_if_it_is_called_like_a_protocol(folders: Path
         del sys.modules["surecast_lab.swarm.gossip_slow"]
 
 
-def test_an_unknown_name_is_answered_with_those_there_are() -> None:
+def test_an_unknown_swarm_is_refused_with_the_known_names() -> None:
     with pytest.raises(UsageError, match=r"no swarm 'cluster'; there are: .*sprinkler-mesh"):
         scenarios.load("cluster")

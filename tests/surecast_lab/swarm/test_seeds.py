@@ -1,19 +1,19 @@
-"""Seeds that once found a bug; each stays here with what it found."""
+"""Seeds that once found a bug, with a description of the bug."""
 
 import pytest
 
 from surecast_lab.swarm.sprinkler import run_seed
 
 FOUND = {
-    13: "an audit judged a replica by rules it could not have heard of yet",
-    15: "a replica with a wiped disk took its old self for its predecessor",
+    13: "an audit judged a replica by rules that it could not have received yet",
+    15: "a replica with a wiped disk treated its former identity as its predecessor",
     19: "a learner whose disk failed at the wrong moment never became a member",
-    31: "a changed policy counts from the CONFIG event on, which the judge saw otherwise",
-    5024: "a learner that its tail forgot, in a session that lived on, never asked again",
+    31: "the judge did not apply a changed policy from the CONFIG event on",
+    5024: "a learner that its tail forgot, while their session stayed up, never asked again",
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", FOUND)
-def test_seed_that_once_failed(seed: int) -> None:
+def test_a_seed_that_once_failed_passes(seed: int) -> None:
     assert run_seed(seed).violations == []

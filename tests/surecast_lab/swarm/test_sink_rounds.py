@@ -1,4 +1,4 @@
-"""The verdict of swarm/sink_rounds.py on rounds that went wrong: else a clean one means nothing."""
+"""The verdict of swarm/sink_rounds.py can fail: rounds with wrong results are found."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def sound() -> Rows:
     return {"rows.0": numbers[::2], "rows.1": numbers[1::2]}
 
 
-def test_a_sound_round() -> None:
+def test_a_correct_round_has_no_problems() -> None:
     streams = sound()
     streams["rows.0"][: ROWS // 2] = reversed(streams["rows.0"][: ROWS // 2])  # within a batch
     assert judge(streams, [DONE], 0) == []
@@ -33,7 +33,7 @@ def test_a_sound_round() -> None:
 
 
 def test_two_files_in_one_batch_have_no_order_between_them(tmp_path: Path) -> None:
-    """Seen in a round: a driver was stopped when it had found a file and not planned a batch."""
+    """From a round: a driver was stopped after it found a file and before it planned a batch."""
     streams = sound()
     rows = streams["rows.1"]
     rows[ROWS], rows[ROWS + ROWS // 2] = rows[ROWS + ROWS // 2], rows[ROWS]  # of files 2 and 3
@@ -77,14 +77,14 @@ def misorder(streams: Rows) -> None:
         (misorder, "rows.1: a batch's rows are behind"),
     ],
 )
-def test_rows_that_are_wrong(spoil: Callable[[Rows], None], said: str) -> None:
+def test_wrong_rows_are_reported(spoil: Callable[[Rows], None], said: str) -> None:
     streams = sound()
     spoil(streams)
     (problem,) = judge(streams, [DONE], 0)
     assert said in problem
 
 
-def test_what_is_left_is_bounded() -> None:
+def test_the_state_that_drivers_leave_is_bounded() -> None:
     chunks = [f"q/{n:016x}/chunk/writer-{n}/0/{n}/0" for n in range(4)]
     assert judge(sound(), [DONE, *chunks], 3) == []
     (problem,) = judge(sound(), [DONE, *chunks], 2)
@@ -93,10 +93,10 @@ def test_what_is_left_is_bounded() -> None:
     assert "8 done records left" in problem
 
 
-def test_only_sparks_own_word_excuses_a_driver() -> None:
+def test_only_a_concurrency_error_of_spark_excuses_a_driver() -> None:
     ousted = "[STREAM_FAILED] ... [CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log."
     assert is_excused(1, ousted)
-    # Seed 103: at the log of commits Spark says it without a name.
+    # Seed 103: for the log of commits Spark's error has no name.
     other = "terminated with exception: Multiple streaming queries are concurrently using file:/x"
     assert is_excused(1, other)
     assert not is_excused(-9, other)

@@ -1,4 +1,4 @@
-"""The swarm: fixed seeds pass, broken machines are caught, coverage and plans are what they say."""
+"""The swarm: fixed seeds pass, broken machines are caught, handlers are covered, plans valid."""
 
 import re
 from collections import Counter
@@ -24,7 +24,7 @@ from surecast.stacks import replica_layers
 from surecast_lab.swarm.sprinkler import ADMINISTRATION, Plan, draw_plan, run_seed
 from surecast_lab.swarm.trial import WARM_UP_NS, SeedResult
 
-SEEDS = (8, 3, 103, 126, 20, 203, 279, 68)  # cheap ones, of many kinds
+SEEDS = (8, 3, 103, 126, 20, 203, 279, 68)  # cheap seeds of many kinds
 ROLES = (*replica_layers().values(), Publisher, Subscriber, Inquirer, Fetcher, ConfigService)
 
 
@@ -44,7 +44,7 @@ def test_fixed_seeds_pass(results: list[SeedResult]) -> None:
 
 
 @pytest.mark.slow
-def test_the_seeds_were_a_trial(results: list[SeedResult]) -> None:
+def test_the_seeds_have_many_kinds_of_faults(results: list[SeedResult]) -> None:
     faults: Counter[str] = Counter()
     for result in results:
         faults.update(result.faults)
@@ -96,12 +96,12 @@ def test_coverage_lists_every_handler_of_every_role(results: list[SeedResult]) -
 
 
 @pytest.mark.slow
-def test_a_seed_is_run_the_same_way_again(results: list[SeedResult]) -> None:
+def test_a_seed_gives_the_same_result_again(results: list[SeedResult]) -> None:
     assert run_seed(results[0].seed, trace=Outputs()) == results[0]
 
 
 @pytest.mark.slow
-def test_what_leaves_each_node_is_what_it_was(results: list[SeedResult]) -> None:
+def test_the_golden_digests_of_the_seeds_are_unchanged(results: list[SeedResult]) -> None:
     golden = stored()["sprinkler"]
     compared = {r.seed: r.trace_digest for r in results if str(r.seed) in golden}
     assert len(compared) >= 6
@@ -110,7 +110,7 @@ def test_what_leaves_each_node_is_what_it_was(results: list[SeedResult]) -> None
 
 # ---------------------------------------------------------------- a swarm that can fail
 
-# Where each is known to be caught; the other seeds are there in case plans are drawn otherwise.
+# Mutant → seeds that are known to catch it. SEEDS are tried after them, in case plans change.
 CAUGHT_BY: dict[type, tuple[int, ...]] = {
     mutations.KeepsForks: (8,),
     mutations.AcksDuplicatesEarly: (8, 159),
@@ -125,8 +125,8 @@ CAUGHT_BY: dict[type, tuple[int, ...]] = {
 
 
 def findings(seed: int, mutant: type, plan: Plan | None = None) -> list[str]:
-    """What the judge finds. A machine that stops counts if one of its assertions failed or if it
-    cannot read its log; any other exception is a fault of the mutant itself and fails the test."""
+    """The violations that a mutant causes. A stopped machine counts if one of its assertions failed
+    or it cannot read its log; any other exception is a bug in the mutant and fails the test."""
     violations = run_seed(seed, plan=plan, types=(mutant,)).violations
     for violation in violations:
         stopped = re.match(r"a machine failed: (\w+)", violation)
@@ -135,10 +135,10 @@ def findings(seed: int, mutant: type, plan: Plan | None = None) -> list[str]:
 
 
 def caught(*mutants: type) -> list[Any]:
-    """These in every run, the others nightly: tests of rules catch each of them, too."""
+    """Parameters: these mutants in every run, the others nightly (tests of rules catch all)."""
     return [
-        pytest.param(one, id=one.__name__, marks=() if one in mutants else pytest.mark.nightly)
-        for one in CAUGHT_BY
+        pytest.param(kind, id=kind.__name__, marks=() if kind in mutants else pytest.mark.nightly)
+        for kind in CAUGHT_BY
     ]
 
 
@@ -148,14 +148,14 @@ def caught(*mutants: type) -> list[Any]:
     caught(mutations.KeepsForks, mutations.ForgetsPublishers, mutations.DropsWhenFull),
 )
 def test_a_broken_machine_is_caught(mutant: type) -> None:
-    """Each mutant lacks a binding rule; one of a few seeds, which the whole machine passes, shows
-    it. A swarm that cannot fail would be worthless."""
+    """Each mutant lacks a binding rule; one of a few seeds, which the unchanged machine passes,
+    finds a violation."""
     seeds = dict.fromkeys((*CAUGHT_BY[mutant], *SEEDS))
     assert any(findings(seed, mutant) for seed in seeds)
 
 
 def slow_chains(seed: int) -> Plan:
-    """Replicas are far from each other and heads crash: much is appended that never commits."""
+    """A plan with slow links within chains and crashes of heads: many appends never commit."""
     plan = draw_plan(seed)
     plan.regions = dict.fromkeys(plan.regions, 3)
     end_ns = WARM_UP_NS + plan.duration_ns
@@ -170,15 +170,15 @@ def slow_chains(seed: int) -> Plan:
 
 
 @pytest.mark.slow
-def test_showing_what_is_not_committed_is_caught() -> None:
-    """R5. Ordinary seeds rarely lose what was appended: a batch is on its way for a millisecond."""
+def test_showing_uncommitted_events_is_caught() -> None:
+    """R5. Ordinary seeds rarely lose appended batches: they are in flight for a millisecond."""
     seeds = (9, 17, 21)
     assert [run_seed(seed, plan=slow_chains(seed)).violations for seed in seeds] == [[], [], []]
     assert any(findings(seed, mutations.ShowsUncommitted, slow_chains(seed)) for seed in seeds)
 
 
 class _AnswersRangesOtherwise(StreamService):
-    """Sends something else when a range is read; what subscribers are sent stays the same."""
+    """Sends wrong batches when a range is read; subscribers get the right ones."""
 
     def _on_read_range(self, peer: Peer, message: ReadRange) -> None:
         before = len(self.out)
@@ -204,13 +204,13 @@ class MakesUpWhatIsInRanges(_AnswersRangesOtherwise):
 
 
 class SkipsWhatIsInRanges(_AnswersRangesOtherwise):
-    """Positions that a reader must not take for what it wants next."""
+    """Sends batches one position too high, which a reader must not accept as the next ones."""
 
     def otherwise(self, batch: Batch) -> Batch:
         return Batch.void(batch.stream_id, batch.lo + 1, batch.hi + 1, COLLECTED)
 
 
-# What the judge says of each.
+# Mutant → the violation that the judge reports.
 RANGES_FOUND: dict[type, str] = {
     SaysRangesAreVoid: r"is void, but \d+ is not",
     MakesUpWhatIsInRanges: r"b'made up'.* is not Event",
@@ -220,40 +220,40 @@ RANGES_FOUND: dict[type, str] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", RANGES_FOUND, ids=lambda mutant: mutant.__name__)
-def test_a_server_that_answers_ranges_otherwise_is_caught(mutant: type) -> None:
+def test_a_server_that_sends_wrong_ranges_is_caught(mutant: type) -> None:
     found = findings(SEEDS[0], mutant)
     assert any(re.search(RANGES_FOUND[mutant], violation) for violation in found)
 
 
 class HasAnotherConstructor(RegionSync):
-    """A mutant that was not changed with its machine: it cannot be made."""
+    """A mutant that is out of date: its constructor fails."""
 
     def __init__(self) -> None:
         raise NotImplementedError
 
 
 class HasAnotherHandler(RegionSync):
-    """A mutant that was not changed with its machine: a method has other parameters now."""
+    """A mutant that is out of date: a method has other parameters."""
 
     def _on_advertise(self) -> None:  # type: ignore[override]
         raise NotImplementedError
 
 
 @pytest.mark.parametrize("mutant", [HasAnotherConstructor, HasAnotherHandler])
-def test_a_mutant_that_cannot_run_is_not_taken_for_one_that_was_caught(mutant: type) -> None:
+def test_a_mutant_that_cannot_run_does_not_count_as_caught(mutant: type) -> None:
     with pytest.raises((TypeError, AssertionError), match="positional argument"):
         findings(SEEDS[0], mutant)
 
 
 class TakesNothing(StreamService):
-    """Every publish is put off."""
+    """Refuses every publish as busy."""
 
     def _refusal(self, message: Publish) -> str:
         return "busy"
 
 
 @pytest.mark.slow
-def test_a_swarm_that_gets_nothing_done_does_not_pass() -> None:
+def test_a_swarm_without_acknowledged_publishes_does_not_pass() -> None:
     result = run_seed(SEEDS[0], types=(TakesNothing,))
     assert not result.ok
     assert result.acked == 0
@@ -270,7 +270,7 @@ def test_the_plan_of_a_seed_is_stable() -> None:
     assert all(a != b for i, a in enumerate(plans) for b in plans[:i])
 
 
-def test_plans_are_within_what_the_swarm_promises() -> None:
+def test_plans_are_within_the_documented_bounds() -> None:
     kinds: Counter[str] = Counter()
     policies: Counter[str] = Counter()
     for seed in range(200):

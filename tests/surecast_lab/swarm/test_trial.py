@@ -1,4 +1,4 @@
-"""A trial of a tiny scenario: what it counts, what it finds, and what it leaves out."""
+"""Trials of a tiny scenario: phases, faults, coverage and violations."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
@@ -42,11 +42,11 @@ class Pong(PingMessage):
 
 
 class Goodbye(PingMessage):
-    """Nobody sends it."""
+    """A message that no machine sends."""
 
 
 class Asker(HandlerMachine):
-    """Sends numbered pings, the next when one is answered, and the same again if it is not."""
+    """Sends numbered pings: the next one after an answer, the same one again without an answer."""
 
     handlers: ClassVar = {Pong: "_on_pong"}
     inputs: ClassVar = {Start: "_on_start", TimerFired: "_on_timer"}
@@ -104,7 +104,7 @@ class PingPlan(msgspec.Struct):
 
 
 class Pings(Scenario[PingPlan]):
-    """One node asks, another answers; every ping must be answered, in order."""
+    """One node sends pings, another answers; every ping must be answered, in order."""
 
     def __init__(
         self,
@@ -228,7 +228,7 @@ def test_a_scenario_has_its_own_time_to_settle() -> None:
     assert run_seed(Hasty(AnswersWrongly), 1, plan=plan_of()).settled_ns == 3 * SECOND
 
 
-def test_little_done_is_a_violation_even_if_all_have_settled() -> None:
+def test_few_acknowledged_publishes_are_a_violation_even_if_all_have_settled() -> None:
     class NeedsNothing(Pings):
         def settled(self) -> bool:
             return True
@@ -267,7 +267,7 @@ def test_a_fault_that_is_not_allowed_is_not_applied() -> None:
     assert none == run_seed(Pings(), 1, plan=plan_of())
 
 
-def test_a_fault_ends_when_its_time_is_over_and_the_rest_when_all_is_healed() -> None:
+def test_a_fault_ends_after_its_duration_or_when_all_is_healed() -> None:
     down: dict[int, bool] = {}
     cut: dict[int, bool] = {}
 
@@ -288,7 +288,7 @@ def test_a_fault_ends_when_its_time_is_over_and_the_rest_when_all_is_healed() ->
     assert [at for at, is_cut in cut.items() if is_cut] == [3_100, 4_900]
 
 
-def test_who_left_for_good_is_not_brought_back() -> None:
+def test_a_node_that_left_for_good_is_not_restarted() -> None:
     class Leaves(Pings):
         def on_fault(self, fault: Fault) -> None:
             self.away.append("b/answers")
@@ -307,6 +307,6 @@ def test_the_same_seed_gives_the_same_result() -> None:
     assert len({run(seed).trace_digest for seed in range(5)}) == 5
 
 
-def test_a_swarm_that_cannot_be_drawn_says_so() -> None:
+def test_drawing_a_swarm_without_a_timeline_is_refused() -> None:
     with pytest.raises(UsageError, match="leave out --draw"):
         run_seed(Pings(), 1, timeline=Timeline())

@@ -1,6 +1,6 @@
 """Processes that lack a protocol are replaced one by one while publishing goes on.
 
-`make torture` runs ten such rounds; here is a small one, and the faults that a round finds.
+`make torture` runs ten such rounds. This file runs a small one, and rounds with built-in faults.
 """
 
 import re
@@ -34,7 +34,7 @@ def test_a_cluster_gets_a_protocol_node_by_node_and_nothing_breaks(tmp_path: Pat
     assert result.lost == result.duplicated == result.misordered == 0
     assert result.acked == result.published > 0
     assert result.broken == 0
-    # In each region: a publisher, a mesh client, a thin reader, two programs; a witness in east.
+    # Servers; a publisher, mesh client, thin reader and two programs a region; east's witness.
     assert len(set(result.replaced)) == len(result.replaced) == 4 + 5 * len(REGIONS) + 1
     assert result.restarted
     assert result.ended > len(result.replaced)
@@ -52,7 +52,7 @@ def test_a_cluster_gets_a_protocol_node_by_node_and_nothing_breaks(tmp_path: Pat
         (make_readers_that_fail, r"(?s)has ended, exit code 1.*which this version does not know"),
     ],
 )
-def test_a_round_finds_faults_of_ours(
+def test_a_round_finds_built_in_faults(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     mutant: Callable[..., Any],

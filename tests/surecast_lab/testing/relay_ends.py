@@ -1,4 +1,4 @@
-"""Two ends to join through the relay, and how tests run with them."""
+"""Helpers for tests of the relay: connections through it, and the event loop of a test."""
 
 import asyncio
 import socket
@@ -14,15 +14,16 @@ Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run a test in a loop of its own; what goes wrong in a callback fails it too."""
-    wrong: list[dict[str, Any]] = []
+    """Run a test in an event loop of its own; an exception in a callback fails it, too."""
+    problems: list[dict[str, Any]] = []
 
     async def watched() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: wrong.append(context))
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: problems.append(context))
         await asyncio.wait_for(test(), 60)
 
     asyncio.run(watched())
-    assert wrong == []
+    assert problems == []
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -31,7 +32,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 class Target:
-    """A TCP server that hands out the connections it gets."""
+    """A TCP server; `came` has its accepted connections."""
 
     def __init__(self) -> None:
         self.came: asyncio.Queue[Ends] = asyncio.Queue()
@@ -71,7 +72,7 @@ async def say(frm: Ends, to: Ends, words: bytes) -> None:
 
 
 async def round_trips(relay: Relay, count: int, delay_ns: int = 0) -> None:
-    """Let a healthy link do what the one under test must not do meanwhile."""
+    """Make round trips over a healthy link, so that the tested link has time to fail."""
     async with Target() as target:
         shape = Shape(delay_ns=delay_ns)
         name = f"healthy{len(relay.addresses)}"
@@ -82,7 +83,7 @@ async def round_trips(relay: Relay, count: int, delay_ns: int = 0) -> None:
 
 
 def silent(end: Ends) -> bool:
-    """Whether nothing came: no bytes, no end, no reset."""
+    """Whether nothing arrived: no bytes, no end, no reset."""
     reader: Any = end[0]
     return not reader._buffer and not reader.at_eof() and reader.exception() is None
 
@@ -90,6 +91,6 @@ def silent(end: Ends) -> bool:
 def reset_by(end: Ends) -> None:
     sock = end[1].get_extra_info("socket")
     if sock.fileno() < 0:
-        return  # the other side was faster
+        return  # closed already by the other side
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     end[1].transport.abort()

@@ -1,4 +1,4 @@
-"""Free ports: those of different workers differ, and what somebody uses is not handed out."""
+"""Free ports: workers get different ones, and ports in use are not handed out."""
 
 import socket
 
@@ -11,7 +11,7 @@ from surecast_lab.testing.ports import HOST, PORTS, block_of, free_base, free_po
 
 @pytest.fixture
 def block(monkeypatch: pytest.MonkeyPatch) -> range:
-    """Ten ports in which nothing listens at first, as the whole range."""
+    """Restrict the range of ports to ten, all of them free."""
     base = free_base(10)
     monkeypatch.setattr(ports, "PORTS", range(base, base + 10))
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
@@ -33,14 +33,14 @@ def test_a_worker_picks_from_its_own_block(monkeypatch: pytest.MonkeyPatch) -> N
         assert {base, base + 19} < set(block_of(worker))
 
 
-def test_a_port_is_handed_out_once_before_it_comes_again(block: range) -> None:
+def test_ports_are_handed_out_in_turn(block: range) -> None:
     picked = [port for _ in range(5) for port in free_ports(2)]
     assert sorted(picked) == list(block)
     assert free_ports(1) == picked[:1]
 
 
 @pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM], ids=["tcp", "udp"])
-def test_a_port_that_is_used_is_not_handed_out(block: range, kind: int) -> None:
+def test_a_port_in_use_is_not_handed_out(block: range, kind: int) -> None:
     with socket.socket(type=kind) as taken:
         taken.bind((HOST, block[4]))
         assert sorted(free_ports(9)) == [port for port in block if port != block[4]]

@@ -1,6 +1,6 @@
-"""The relay as a whole: how it is used, what a wire does to times, and as its own process.
+"""The relay as a whole: its use, the delays of a wire, and the relay as a process of its own.
 
-Times are only bounded from below, by what the wire allows.
+Times are only checked against lower bounds, which follow from the wire.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ def test_a_round_trip_takes_at_least_both_delays() -> None:
         with Relay(1) as relay:
             start_ns = monotonic_ns()
             async with joined(relay, forward=there, back=back) as (near, far):
-                assert monotonic_ns() - start_ns >= 40 * MS  # handshake, then first words
+                assert monotonic_ns() - start_ns >= 40 * MS  # handshake, then first bytes
                 start_ns = monotonic_ns()
                 await say(near, far, b"ping")
                 await say(far, near, b"pong")
@@ -60,7 +60,7 @@ def test_links_on_one_wire_share_its_bandwidth() -> None:
     run(test)
 
 
-def test_loss_costs_a_tcp_connection_time_and_no_bytes() -> None:
+def test_loss_delays_a_tcp_connection_and_loses_no_bytes() -> None:
     async def test() -> None:
         with Relay(1) as relay:
             async with joined(relay) as (near, far):
@@ -72,7 +72,7 @@ def test_loss_costs_a_tcp_connection_time_and_no_bytes() -> None:
     run(test)
 
 
-def test_the_seed_decides_what_a_chunk_meets() -> None:
+def test_the_seed_determines_the_delays_of_chunks() -> None:
     def times(seed: int) -> list[int]:
         loop = asyncio.new_event_loop()
         lane = Lane(loop, f"{seed}/w/forward", Shape(MS, MS, 0, 0.2), RelayLimits())
@@ -117,7 +117,7 @@ def test_tcp_and_udp_have_one_port() -> None:
     run(test)
 
 
-def test_a_relay_process_does_as_it_is_told() -> None:
+def test_a_relay_process_executes_all_commands() -> None:
     async def test() -> None:
         async with Target() as target:
             link = LinkSpec("a", target.address, wire="w", forward=Shape(delay_ns=MS))
@@ -149,12 +149,12 @@ def test_a_relay_process_does_as_it_is_told() -> None:
                 relay.reset("w")
                 with pytest.raises(ConnectionResetError):
                     await near[0].read(1)
-            assert relay._process.returncode == 0  # it ended by itself
+            assert relay._process.returncode == 0  # it ended in order
 
     run(test)
 
 
-def test_a_relay_process_that_cannot_start_says_so(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_relay_process_that_cannot_start_raises(capfd: pytest.CaptureFixture[str]) -> None:
     with socket.create_server((HERE, 0)) as taken:
         link = LinkSpec("a", (HERE, 9), listen=taken.getsockname())
         with pytest.raises(SurecastError, match="has ended"):
@@ -162,7 +162,7 @@ def test_a_relay_process_that_cannot_start_says_so(capfd: pytest.CaptureFixture[
     assert "in use" in capfd.readouterr().err
 
 
-def test_a_relay_process_that_was_killed_says_so_and_can_be_closed() -> None:
+def test_a_killed_relay_process_raises_and_can_be_closed() -> None:
     with RelayProcess(RelaySpec(seed=1)) as relay:
         assert relay.alive
         relay._process.kill()

@@ -1,4 +1,4 @@
-"""TCP through the relay: bytes, cuts, ends, and a reader that does not read."""
+"""TCP through the relay: bytes, cuts, closes, resets, and a reader that does not read."""
 
 import asyncio
 import socket
@@ -53,7 +53,7 @@ def test_bytes_come_through_unchanged_and_in_order(seed: int) -> None:
                 assert got == [b"".join(chunks)] * 2
                 stats = relay.stats()["x"]
                 assert stats.forward.bytes == stats.back.bytes == len(got[0])
-                await until(lambda: relay.stats()["x"].connections == 0)  # both ends were said
+                await until(lambda: relay.stats()["x"].connections == 0)  # closed both ways
                 assert relay.stats()["x"].forward.held_bytes == 0
 
     run(test)
@@ -68,7 +68,7 @@ def test_a_cut_holds_bytes_and_mending_releases_them(delay_ns: int) -> None:
         with Relay(1) as relay:
             async with joined(relay, forward=Shape(delay_ns=delay_ns)) as (near, far):
                 await say(near, far, b"before")
-                near[1].write(b"a")  # perhaps under way, perhaps not yet read
+                near[1].write(b"a")  # may be in flight or not yet read
                 relay.cut("x")
                 near[1].write(b"b" * 3_000_000)
                 far[1].write(b"answer")
@@ -212,7 +212,7 @@ def only_connection(relay: Relay) -> Any:
 
 
 @pytest.mark.parametrize("what", ["bytes", "reset"])
-def test_what_is_under_way_when_the_cut_comes_is_held(what: str) -> None:
+def test_bytes_and_resets_in_flight_are_held_during_a_cut(what: str) -> None:
     async def test() -> None:
         with Relay(1) as relay:
             async with joined(relay) as (near, far):
@@ -246,7 +246,7 @@ def test_a_connection_ends_when_both_sides_are_gone() -> None:
                 connection = only_connection(relay)
                 relay.degrade("x", Shape(delay_ns=50 * MS), "forward")
                 relay.cut("x", "back")
-                reset_by(far)  # not noticed over the cut, until something is sent there
+                reset_by(far)  # not noticed over the cut until something is sent to far
                 near[1].write(b"anyone?")
                 await until(lambda: relay.stats()["x"].forward.bytes == len(b"helloanyone?"))
                 reset_by(near)
@@ -258,10 +258,10 @@ def test_a_connection_ends_when_both_sides_are_gone() -> None:
     run(test)
 
 
-# ---------------------------------------------------------------- TCP: ends
+# ---------------------------------------------------------------- TCP: closes and resets
 
 
-def test_half_close_lets_the_answer_come() -> None:
+def test_after_a_half_close_the_answer_still_arrives() -> None:
     async def test() -> None:
         shape = Shape(delay_ns=MS)
         with Relay(1) as relay:
@@ -302,7 +302,7 @@ def test_a_wire_can_reset_all_its_connections() -> None:
                 other = relay.add("c", target.address)
                 ends = [*await target.join(a), *await target.join(b)]
                 near, far = await target.join(other)
-                relay.cut("w")  # no protection
+                relay.cut("w")  # does not prevent the reset
                 relay.reset("w")
                 for end in ends:
                     with pytest.raises(ConnectionResetError):
@@ -335,7 +335,7 @@ def test_a_target_that_refuses_and_a_full_link_reset_the_caller() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [Shape(), Shape(delay_ns=MS), Shape(bandwidth_bps=8 * 10**9)])
 def test_a_slow_reader_does_not_fill_the_relay(shape: Shape) -> None:
-    data = Random(1).randbytes(48 << 20)  # more than the kernel's buffers on the way take
+    data = Random(1).randbytes(48 << 20)  # more than the kernel's buffers on the path can hold
 
     async def test() -> None:
         loop = asyncio.get_running_loop()
@@ -350,7 +350,7 @@ def test_a_slow_reader_does_not_fill_the_relay(shape: Shape) -> None:
                 lane = relay.stats()["x"].forward
                 sending = asyncio.create_task(loop.sock_sendall(near, data))
                 seen, quiet = -1, 0
-                while quiet < 100:  # until nothing has moved for many passes of the loop
+                while quiet < 100:  # until no byte has moved for 100 passes of the loop
                     await asyncio.sleep(0.001)
                     quiet = quiet + 1 if lane.bytes == seen else 0
                     seen = lane.bytes

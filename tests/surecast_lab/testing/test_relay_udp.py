@@ -1,4 +1,4 @@
-"""Datagrams through the relay: their fate, their order, and whose they are."""
+"""Datagrams through the relay: loss, order, and answers to the right sender."""
 
 import asyncio
 import socket
@@ -17,7 +17,7 @@ from surecast_lab.testing.relay import Relay, RelayLimits, Shape
 
 
 class Datagrams(asyncio.DatagramProtocol):
-    """A UDP socket that remembers what it got, and answers if told to."""
+    """A UDP socket that records the datagrams it receives, and echoes them if `echo` is set."""
 
     def __init__(self, echo: bool = False) -> None:
         self.echo = echo
@@ -45,7 +45,7 @@ async def udp(to: tuple[str, int] | None = None, echo: bool = False) -> Datagram
 def arrivals(
     seed: int, shape: Shape, count: int = 200, cut_until: int = 0, **limits: int
 ) -> tuple[list[int], Any]:
-    """Which of `count` numbered datagrams arrive, in order of arrival; and the lane's counts."""
+    """Send `count` datagrams; the numbers of those that arrive, in order, and the lane's counts."""
     found: list[int] = []
     counts = []
 
@@ -72,7 +72,7 @@ def arrivals(
     return found, counts[0]
 
 
-def test_udp_loss_is_the_seeds_choice() -> None:
+def test_the_seed_determines_which_datagrams_are_lost() -> None:
     lossy = Shape(delay_ns=MS, loss=0.3)
     first, lane = arrivals(1, lossy)
     assert first == sorted(first)  # no jitter, no overtaking
@@ -81,7 +81,7 @@ def test_udp_loss_is_the_seeds_choice() -> None:
     assert arrivals(2, lossy)[0] != first
 
 
-def test_a_cut_drops_datagrams_and_leaves_the_fate_of_the_others() -> None:
+def test_a_cut_drops_datagrams_and_does_not_change_the_loss_of_the_others() -> None:
     lossy = Shape(loss=0.3)
     whole, _ = arrivals(1, lossy)
     rest, lane = arrivals(1, lossy, cut_until=50)
@@ -119,7 +119,8 @@ def test_datagrams_drop_when_a_queue_is_full() -> None:
     assert found == sorted(found)
     assert found[:2] == [0, 1]
     assert lane.full == 200 - len(found) > 0
-    _, lane = arrivals(1, Shape(delay_ns=20 * MS), datagrams_bytes=10_000)
+    # All must be sent within the delay, also on a busy machine.
+    _, lane = arrivals(1, Shape(delay_ns=300 * MS), datagrams_bytes=10_000)
     assert lane.full > 0
 
 

@@ -1,4 +1,4 @@
-"""Sprinkler E5 in its quick size, and the pieces it is made of."""
+"""Sprinkler E5 in its quick size, and its parts."""
 
 import json
 
@@ -10,7 +10,7 @@ from surecast_lab.lab.run import run
 from surecast_lab.lab.sprinkler.age import ages_at_invalidation, bin_by_age, fit_line, verdict_of
 
 
-def test_ages_against_a_plain_walk_through_the_population():
+def test_ages_equal_those_of_a_plain_walk_through_the_population():
     from surecast.parts.workload import population
 
     ticks, skew, lam = 50, 1.2, 30
@@ -52,7 +52,7 @@ def test_the_fit_finds_a_power_law_and_its_flaws():
 
 
 def fits(slopes, levels, r2=0.999):
-    """A fit a curve; slopes by skew, levels by λ."""
+    """One fit for each curve; slopes by skew, levels by λ."""
     fit = {"measure": "line", "seed": 1, "ticks": 1000, "r2": r2, "worst": 1.0, "age_last": 100}
     return [
         fit | {"skew": skew, "lambda": lam, "slope": slope, "at_100": level}

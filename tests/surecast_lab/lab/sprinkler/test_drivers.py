@@ -11,7 +11,8 @@ from surecast_lab.lab.summary import summarise
 
 
 def rows(totals, runs=(1,)):
-    """A row a point: `totals` has a list a number of proxies, one total for 1, 2, 4 … drivers."""
+    """A row for each point: `totals` has a list for each number of proxies (1, 2, 3), with a total
+    for 1, 2, 4 … drivers."""
     return [
         {
             "seed": run,
@@ -72,7 +73,7 @@ def test_the_figure_is_drawn_from_the_rows(tmp_path):
     assert (tmp_path / "e1.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_run_that_lost_something_has_no_result(monkeypatch):
+def test_a_run_that_lost_events_has_no_result(monkeypatch):
     from surecast_lab.bench.broadcast import Run
 
     lost = Run(1.0, {}, 1, 1.0, {"others": 0.0, "east-1": 0.5}, ["west-1 has 3 events"])

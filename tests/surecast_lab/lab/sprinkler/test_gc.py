@@ -1,4 +1,4 @@
-"""Sprinkler E6 in its quick size; its counting against plain Python and exact expectations."""
+"""Sprinkler E6 in its quick size; its counts compared with plain Python and exact expectations."""
 
 import json
 import math
@@ -22,7 +22,7 @@ from surecast_lab.lab.sprinkler.keys import workloads
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory):
-    """One quick run for all tests that only look at it."""
+    """One quick run, shared by all tests that only read it."""
     out = tmp_path_factory.mktemp("e6")
     experiment = experiments()["sprinkler-e6"]
     verdict = run(experiment, lambda *_: None, out, quick=True, seeds=(1, 2))
@@ -41,7 +41,7 @@ def newest_positions(keys):
     return sorted(newest.values())
 
 
-def test_what_the_index_keeps_is_the_newest_event_of_each_key():
+def test_the_index_keeps_the_newest_event_of_each_key():
     keys = small_keys()
     index, stored = keep_latest(batches_of(keys), (1_000, 3_500))
     live = [p for lo, hi in index.live(1, keys.size + 1) for p in range(lo, hi)]
@@ -76,7 +76,7 @@ def test_checkpoints_are_ends_of_batches():
 
 
 @pytest.mark.parametrize("workload", workloads(), ids=lambda workload: workload.name)
-def test_every_workload_gives_as_many_events_as_asked_and_the_same_again(workload):
+def test_every_workload_gives_the_requested_number_of_events_and_is_reproducible(workload):
     keys = workload.draw(np.random.default_rng(5), 2_000)
     assert keys.size == 2_000
     assert keys.min() >= 0
@@ -84,7 +84,7 @@ def test_every_workload_gives_as_many_events_as_asked_and_the_same_again(workloa
 
 
 @pytest.mark.slow
-def test_bounded_keys_save_what_the_exact_expectation_says(quick):
+def test_bounded_keys_save_the_exact_expectation(quick):
     by_workload = quick[0].ours["by_workload"]
     for skew in (1.1, 1.3, 1.5):
         shares = Zipf(100_000, skew).probabilities()
@@ -95,7 +95,7 @@ def test_bounded_keys_save_what_the_exact_expectation_says(quick):
 
 
 @pytest.mark.slow
-def test_unbounded_keys_save_what_the_asymptotic_law_says(quick):
+def test_unbounded_keys_save_the_asymptotic_expectation(quick):
     by_workload = quick[0].ours["by_workload"]
     for skew in (1.2, 1.5):  # at 1.1 the ranks that do not fit 63 bits would show
         grows = 1 / skew
@@ -124,7 +124,7 @@ def test_quick_run_meets_the_papers_share_on_bounded_keys(quick):
 
 @pytest.mark.slow
 def test_voids_save_bytes_but_fewer_than_events(quick):
-    """A row that outlived its neighbours carries its own position and time."""
+    """A row whose neighbours are void needs its own position and time."""
     ours = quick[0].ours
     assert 0.7 < ours["bytes_saved_log"].mean < ours["saved_bounded"].mean
     assert ours["bytes_saved_rejoin"].mean == pytest.approx(ours["bytes_saved_log"].mean, abs=0.01)

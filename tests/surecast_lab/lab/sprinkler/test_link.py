@@ -1,4 +1,4 @@
-"""Sprinkler E4 in its quick size: events go round a cut link, and the verdict can tell."""
+"""Sprinkler E4 in its quick size: events are routed around a cut link, and the verdict can fail."""
 
 import json
 from random import Random
@@ -22,7 +22,7 @@ RETURNS = "after the repair it is as before"
 
 @pytest.fixture(scope="module")
 def quick():
-    """One quick run, and its rows, for all tests that only look at it."""
+    """One quick run and its rows, shared by all tests that only read them."""
     run = simulate(1, QUICK)
     return run, rows_of(1, run)
 
@@ -43,7 +43,7 @@ def made_up(late_ms=lambda origin, region, sent_s: 0):
 
 
 def as_the_paper_has_it(origin, region, sent_s):
-    """30 ms, but between r2 and r3 nothing for 0.8 s from the cut on, then 50 ms, then 30 again."""
+    """30 ms; between r2 and r3 nothing for 0.8 s after the cut, then 50 ms, then 30 ms again."""
     if {origin, region} == {"r2", "r3"} and 2.98 < sent_s < 7.3:
         return max(50, (3.8 - sent_s) * 1000)
     return 30
@@ -53,7 +53,7 @@ def as_the_paper_has_it(origin, region, sent_s):
 
 
 @pytest.mark.slow
-def test_events_flow_again_by_another_region_within_a_second(quick):
+def test_events_arrive_through_another_region_within_a_second(quick):
     run, rows = quick
     by_pair = {(row["origin"], row["region"]): row for row in rows if "resumed_s" in row}
     assert by_pair.keys() == {("r2", "r3"), ("r3", "r2")}
@@ -81,7 +81,7 @@ def test_every_subscriber_gets_every_event_once_and_in_order(quick):
 
 
 @pytest.mark.slow
-def test_quick_run_keeps_what_the_paper_says(quick):
+def test_quick_run_fulfils_the_claims_of_the_paper(quick):
     judged = claims(findings(quick[1]))
     assert [claim for claim, holds in judged.items() if not holds and claim != RETURNS] == []
 
@@ -100,7 +100,7 @@ def test_the_same_seed_gives_the_same_run():
 
 
 @pytest.mark.slow
-def test_mesh_clients_get_everything_too_when_the_last_of_a_region_has_it():
+def test_mesh_clients_get_every_event_across_a_cut_link():
     plan = Plan(3, 5, 7, RATE // 2, clients=4)
     run = simulate(1, plan)
     assert (run.missing, run.misplaced, run.refused, run.unacknowledged) == (0, 0, 0, 0)
@@ -114,7 +114,7 @@ def test_mesh_clients_get_everything_too_when_the_last_of_a_region_has_it():
 # ---------------------------------------------------------------- the driver
 
 
-def test_a_driver_repeats_what_was_refused_in_order():
+def test_a_driver_repeats_refused_batches_in_order():
     driver = Driver("s", "r0/0", Load(10 * SECOND), Random(1))
     driver.step(0, Start(WALL_NS, 1))
     driver.stream_id = bytes(16)
@@ -130,7 +130,7 @@ def test_a_driver_repeats_what_was_refused_in_order():
 
 
 def test_a_counted_batch_is_as_large_as_a_real_one():
-    """One whose keys and values vary in length: where they do not, ours are smaller."""
+    """A real batch whose keys and values vary in length; without variation batches are smaller."""
     values, keys = [b"0123456789"] * BATCH_EVENTS, [b""] * BATCH_EVENTS
     values[-1], keys[-1] = b"012345678", b"k"
     real = Batch.of(bytes(16), values, keys)

@@ -1,4 +1,4 @@
-"""Sprinkler E2, E3 and the mesh economy in small: the shapes hold, and the verdicts can tell."""
+"""Sprinkler E2, E3 and the mesh economy in small: the claims hold, and the verdicts can fail."""
 
 import pytest
 
@@ -28,14 +28,14 @@ def row(setting, seed=1, **names):
 # ---------------------------------------------------------------- the simulation
 
 
-def test_loads_are_as_named():
+def test_loads_have_the_named_rates_and_sizes():
     load = Load(SECOND, event_bytes=PAPER_BYTES)
     assert load.batch_events * SECOND // BATCH_NS == RATE
     assert load.batch_bytes == 128 + 10 * load.batch_events
     assert ours(2, 1000, 10, load=1 / 6).rate == RATE // 6
 
 
-def test_a_point_says_how_its_mesh_is_set():
+def test_a_point_has_the_settings_of_its_mesh():
     point = {"reading": "short", "way": "printed", "fanout": 4, "shuffle_ms": 300, "seed": 1}
     made = setting_of({**point, "clients": 7, "keep_ns": MS, "meshed": ["r0", "r2"]})
     assert made == printed(4, 300, 7, keep_ns=MS, meshed=("r0", "r2"))
@@ -45,7 +45,7 @@ def test_a_point_says_how_its_mesh_is_set():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("module", [mesh, load], ids=["e2", "e3"])
-def test_a_point_gives_the_row_that_is_declared_and_the_same_again(module):
+def test_a_point_gives_the_declared_columns_and_is_reproducible(module):
     (experiment,) = module.EXPERIMENTS
     point = experiment.points(True, [7])[0] | {"clients": 10}
     (one,), (again,) = experiment.run_point(point), experiment.run_point(point)
@@ -55,7 +55,7 @@ def test_a_point_gives_the_row_that_is_declared_and_the_same_again(module):
 
 
 @pytest.mark.slow
-def test_our_mesh_carries_the_papers_load_and_three_copies_leave_the_servers():
+def test_our_mesh_carries_the_papers_load_with_three_copies_from_servers():
     found = row(ours(2, 1000, SIZE, drain_ns=300 * MS))
     assert found["throughput"] > 0.98 * OFFERED
     assert found["copies"] == pytest.approx(3, abs=0.3)
@@ -67,7 +67,7 @@ def test_our_mesh_carries_the_papers_load_and_three_copies_leave_the_servers():
 @pytest.mark.slow
 def test_overload_makes_it_slow_but_loses_nothing():
     found = row(untuned(4, 1000, SIZE))
-    assert found["copies"] > 6, "twelve clients are told by servers"
+    assert found["copies"] > 6, "servers notify twelve clients"
     assert found["misplaced"] == 0
 
 
@@ -91,7 +91,7 @@ def test_a_tail_that_shuffles_often_sends_far_more_copies():
 def test_a_small_fanout_needs_a_short_shuffle_time():
     short, long = row(steady(1, 30, SIZE)), row(steady(1, 1000, SIZE))
     assert short["throughput"] > 1.1 * long["throughput"]
-    assert long["least"] < 0.5 * OFFERED, "some are told nothing for long"
+    assert long["least"] < 0.5 * OFFERED, "some clients are not notified for long"
 
 
 @pytest.mark.slow
@@ -144,7 +144,7 @@ def as_the_paper_has_it(reading, fanout, shuffle_ms):
     return {1: 2.6 if shuffle_ms < 100 else 2.0, 4: 2.65, 8: 1.5}[fanout]
 
 
-def test_e2_like_the_papers_is_reproduced_and_a_flat_mesh_beats_it():
+def test_e2_figures_like_the_papers_are_reproduced_and_beaten():
     verdict = mesh.verdict_of(made_up_e2(as_the_paper_has_it))
     assert verdict.reproduced, verdict.ours["claims"]
     assert verdict.beaten
@@ -168,7 +168,7 @@ def test_e2_can_fail(throughput, broken):
     assert not verdict.ours["claims"][broken]
 
 
-def test_a_claim_that_some_seeds_do_not_have_says_so():
+def test_a_claim_shows_how_many_seeds_fulfil_it():
     better = [dict(row, seed=2) for row in made_up_e2(as_the_paper_has_it)]
     flat = [dict(row, seed=3) for row in made_up_e2(lambda r, f, s: 2.65)]
     found = mesh.verdict_of([*made_up_e2(as_the_paper_has_it), *better, *flat]).ours
