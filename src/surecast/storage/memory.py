@@ -80,9 +80,9 @@ class Log:
         return old
 
 
-# Undo records. The record of a log change restores `old` at the positions [lo, hi); it has positions
-# and not indices because pieces may be joined meanwhile. The record of a state change restores the
-# old data under its name (None: there was no state).
+# Undo records. The record of a log change restores `old` at the positions [lo, hi); these are
+# positions and not indices because pieces may be joined meanwhile. The record of a state change
+# restores the old data under its name (None: there was no state).
 _LogUndo = tuple[Log, int, int, Sequence[Any]]
 _StateUndo = tuple[str, bytes | None]
 
