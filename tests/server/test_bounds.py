@@ -145,7 +145,7 @@ def processes_that_do_not_end() -> None:
             assert made.running == {}
             codes.append(process.returncode)
         assert codes == [-15, -9]
-        assert told == ["east-1 does not end: killed"]
+        assert told == ["east-1 does not stop: killed"]
 
 
 # ---------------------------------------------------------------- ports and lines

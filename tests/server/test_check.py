@@ -40,7 +40,7 @@ def test_a_folder_that_cannot_be_made(key: str) -> None:
     given = config(folder) if key == "data_dir" else config("", record=folder, listen="127.0.0.1:9")
     found = [problem for problem in problems(given) if "/proc" in problem]
     assert found == [
-        f"node.{key}: cannot make /proc/surecast: No such file or directory; mend that, or change "
+        f"node.{key}: cannot make /proc/surecast: No such file or directory; fix that, or change "
         f"node.{key}"
     ]
 

@@ -116,7 +116,7 @@ def test_a_send_to_nobody_is_a_mistake_of_the_test() -> None:
     for target in ("c", "a"):
         world = pair()
         say(world, 0, "a", target, 1)
-        with pytest.raises(UsageError, match="no other node") as caught:
+        with pytest.raises(UsageError, match="not another node") as caught:
             world.run(until_ns=SECOND)
         assert target in str(caught.value)
 

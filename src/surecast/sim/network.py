@@ -251,7 +251,7 @@ class Network:
         return passes
 
     def _pass(self, now_ns: int, end: End, what: Any) -> bool:
-        """Handle ACCEPT and FIN. Returns whether `what` is a message and the other end is not down."""
+        """Handle ACCEPT and FIN. Returns True for a message whose receiver's end is not down."""
         there = end.other
         if there.state is DOWN:
             return False
@@ -296,7 +296,7 @@ class Network:
             self._down(now_ns, end, LOST)
 
     def _down(self, now_ns: int, end: End, why: str, reset: bool = True) -> None:
-        """Take `end` down. The other end gets a reset, unless the path is cut or `reset` is False."""
+        """Take `end` down. Reset the other end, unless the path is cut or `reset` is False."""
         if end.state is DOWN:
             return
         node, peer, other = end.node, end.peer, end.other
