@@ -25,9 +25,7 @@ from surecast.server.limited_log import LimitedLog, printable
 
 __all__ = ["CLOSED", "HttpConnection", "HttpConnections"]
 
-CLOSED = (
-    "surecast.closed"  # key of a request's scope: the server gave up the request, and logged it
-)
+CLOSED = "surecast.closed"  # key of a request's scope: the server gave it up, and logged that
 
 
 class HttpConnections:
