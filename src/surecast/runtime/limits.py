@@ -19,7 +19,7 @@ class RuntimeLimits:
     drain_timeout_ns: int = 5 * SECOND  # how long a graceful stop waits for queues to empty
     high_water_bytes: int = 4 << 20  # queued for one peer: Congested; below half: Writable
     queue_bytes_max: int = 64 << 20  # queued for one peer: the session is broken
-    queues_bytes_max: int = 1 << 30  # queued for all peers: the longest queues are broken
+    queues_bytes_max: int = 1 << 30  # for all peers; sessions with the longest queues break
     connections_max: int = 4096  # further connections are refused
     datagram_bytes_max: int = 65_000  # preamble and frame; above what UDP carries is refused
     clock_jump_ns: int = 100 * MS  # change of wall clock minus monotonic clock: ClockSet

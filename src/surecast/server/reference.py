@@ -44,7 +44,7 @@ Later sources override earlier ones:
 1. the file;
 2. the environment: `SURECAST_NODE__HTTP=127.0.0.1:7480` is `http` in `[node]`, with two
    underscores between section and key, in lower case;
-3. flags: `--set node.http=127.0.0.1:7480`, which may be repeated. The value is a line of TOML whose
+3. flags: `--set node.http=127.0.0.1:7480`, which may be repeated. The flag is a line of TOML whose
    quotes may be left out: `--set 'owners."orders.eu"=west'`.
 
 Durations (`*_ns`) are whole nanoseconds or text such as `"100ms"`, `"1.5s"`, `"5min"`; sizes
