@@ -146,7 +146,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", base + 1)):
         done = surecast("up", "--dir", str(tmp_path), "--base-port", str(base))
     assert done.returncode == 2
-    assert f"port {base + 1}, wanted for east-2, is taken" in done.stderr
+    assert f"port {base + 1}, wanted for east-2, is in use" in done.stderr
     assert "--base-port" in done.stderr
 
 

@@ -173,7 +173,7 @@ def test_retention_mismatch_says_both() -> None:
             await client.stream("s", retain=surecast.keep_for(timedelta(hours=1)))
             with pytest.raises(StreamConfigMismatch) as caught:
                 await client.stream("s", retain=surecast.latest_per_key())
-            assert "has retain=keep-for:1h, and latest-per-key was asked for" in str(caught.value)
+            assert "has retain=keep-for:1h, but latest-per-key was requested" in str(caught.value)
             taken = await client.stream("s")
             assert taken.retain == surecast.keep_for(timedelta(hours=1))
             assert taken.owner == "east"

@@ -102,13 +102,13 @@ def test_a_stream_has_the_delivery_and_the_options_it_was_created_with(made: Mad
             as_it_is = await client.stream("s")
             assert as_it_is.delivery == "made"
             assert (await client.stream("t")).delivery == "broadcast"
-            with pytest.raises(StreamConfigMismatch, match=r"has delivery='made', and 'broadcast'"):
+            with pytest.raises(StreamConfigMismatch, match=r"has delivery='made', but 'broadcast'"):
                 await client.stream("s", delivery="broadcast")
             with pytest.raises(
                 StreamConfigMismatch, match=r"has options=.*Open it without options="
             ):
                 await client.stream("s", delivery="made", options={"rate": "6"})
-            with pytest.raises(StreamConfigMismatch, match="keep-all, and keep-last:3"):
+            with pytest.raises(StreamConfigMismatch, match="keep-all, but keep-last:3"):
                 await client.stream("s", retain=surecast.keep_last(3))
 
     play(story)

@@ -70,7 +70,7 @@ CALLS: list[tuple[str, Callable[[Cut], Awaitable[Any]], str]] = [
         lambda cut: cut.stream.collect(surecast.before_seq(2), timeout=SOON),
         "acknowledgement of collect() on 's'; it may still be declared",
     ),
-    ("Client.flush", Cut.flush, "published to be acknowledged; publishing goes on"),
+    ("Client.flush", Cut.flush, "published events to be acknowledged; publishing continues"),
     ("Stream.publish_batch", Cut.publish_batch, "room to publish a batch of 's'"),
     (
         "Stream.read",
@@ -114,17 +114,17 @@ CALLS: list[tuple[str, Callable[[Cut], Awaitable[Any]], str]] = [
     (
         "Subscription.ack",
         lambda cut: cut.sub.ack(cut.last, timeout=SOON),
-        "position 4 of 's' to be stored as the place of the subscription named 'n'",
+        "position 4 of 's' to be stored for the subscription named 'n'",
     ),
     (
         "Subscription.close",
         lambda cut: cut.sub.close(timeout=SOON),
-        "to store its place; it is closed in the background",
+        "to store its position; it is closed in the background",
     ),
     (
         "Client.close",
         lambda cut: cut.client.close(timeout=SOON),
-        "batches to be acknowledged, and for the places of subscriptions to be stored",
+        "batches to be acknowledged, and for the positions of subscriptions to be stored",
     ),
 ]
 

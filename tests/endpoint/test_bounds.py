@@ -60,7 +60,7 @@ def frames_before_the_answer() -> None:
         return asyncio.run(main())
 
     assert answered(FRAMES_MAX - 1) == told
-    with pytest.raises(PeerError, match="does not say who serves the region"):
+    with pytest.raises(PeerError, match="did not send the servers of the region"):
         answered(FRAMES_MAX)
 
 

@@ -192,7 +192,7 @@ def test_who_never_comes_back_or_wants_another_token_is_given_up() -> None:
         async with Regions(token="secret", east=1) as regions:
             with pytest.raises(ConnectError, match="token="):
                 await reader(regions).__aenter__()
-        with pytest.raises(ConnectError, match="nothing listens there"):
+        with pytest.raises(ConnectError, match="no server listens there"):
             await reader(regions, patience_s=0.5).__aenter__()
 
     play(story, 20)

@@ -45,7 +45,7 @@ def test_retain(text: str, policy: Policy) -> None:
         ({"strem": "a"}, "unknown option strem: did you mean stream"),
         ({"url": "kafka://x"}, "option url: .*surecast://"),
         ({"url": "surecast://"}, "option url"),
-        ({"stream": "a b"}, "option stream: 'a b' is no name"),
+        ({"stream": "a b"}, "option stream: 'a b' is not a valid stream name"),
         ({"stream": "orders.>"}, "option stream"),
         ({"stream": "_spark.orders"}, "option stream: .*begins with _"),
         ({"stream": "x" * 250}, "option stream: .* 248 characters"),

@@ -269,7 +269,7 @@ def test_positions_that_are_not_there(spark: SparkSession, region: Served) -> No
 def test_nobody_answers(spark: SparkSession, region: Served) -> None:
     said = refusal(lambda: load(spark, region, url="surecast://127.0.0.1:1", subscribe="x"))
     assert "option url" in said
-    assert "nothing listens there" in said
+    assert "no server listens there" in said
 
 
 def test_a_wrong_token(spark: SparkSession, tmp_path: Path) -> None:

@@ -61,12 +61,12 @@ def peers_not_to_be_called() -> None:
         async with Stage(reconnect_ns=1 * MS) as stage:
             quiet = (await stage.add("a")).sessions.opening
             for peer in "bcd":
-                quiet.be_quiet(peer)
+                quiet.pause(peer)
             await asyncio.sleep(0.01)
-            quiet.be_quiet("e")
+            quiet.pause("e")
             assert list(quiet._quiet_until) == ["b", "c", "d", "e"]
             await asyncio.sleep(0.01)
-            quiet.be_quiet("f")
+            quiet.pause("f")
             assert list(quiet._quiet_until) == ["f"]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -253,7 +253,7 @@ CHECKS: list[Row] = [
     ),
     (
         peers_not_to_be_called,
-        Edit(RUNTIME + "opening:Opening.be_quiet", "> _QUIET_MAX", "> 1 << 60"),
+        Edit(RUNTIME + "opening:Opening.pause", "> _QUIET_MAX", "> 1 << 60"),
     ),
     (buffers_that_are_copied, Edit(RUNTIME + "tcp:Connection.write", "* _JOIN_BYTES_MAX", "* 1")),
     (datagrams_in_one_call, Edit(RUNTIME + "udp:_groups", "< _SEGMENTS_MAX", "< 1 << 60")),

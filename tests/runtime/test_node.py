@@ -199,7 +199,7 @@ class Stray(Message):
     [
         (Send("a", Ping(1)), "sends to itself"),
         (Send("b", Stray()), "not a message type"),
-        (PassDown(1), "no effect the runtime performs"),
+        (PassDown(1), "not an effect that the runtime performs"),
     ],
     ids=["to itself", "stray message", "stray effect"],
 )

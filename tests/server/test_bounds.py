@@ -146,7 +146,7 @@ def processes_that_do_not_end() -> None:
             assert made.running == {}
             codes.append(process.returncode)
         assert codes == [-15, -9]
-        assert messages == ["east-1 does not end: killed"]
+        assert messages == ["east-1 does not stop: killed"]
 
 
 # ---------------------------------------------------------------- ports and lines

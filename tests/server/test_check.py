@@ -42,7 +42,7 @@ def test_a_folder_that_cannot_be_created_is_a_problem(key: str) -> None:
     )
     found = [problem for problem in problems(checked) if "/proc" in problem]
     assert found == [
-        f"node.{key}: cannot make /proc/surecast: No such file or directory; mend that, or change "
+        f"node.{key}: cannot make /proc/surecast: No such file or directory; fix that, or change "
         f"node.{key}"
     ]
 

@@ -106,7 +106,7 @@ def test_the_retention_of_a_new_stream_can_be_set_by_http() -> None:
             assert (await region.get("/v1/streams/s"))[1]["retention"] == "keep-last:2"
             code, said = await region.post("/v1/streams/s/events?retain=keep-all", b"x")
             assert code == 409
-            assert "has retain=keep-last:2, and keep-all was asked for" in said["error"]
+            assert "has retain=keep-last:2, but keep-all was requested" in said["error"]
             code, said = await region.post("/v1/streams/t/events?retain=for-ever", b"x")
             assert code == 400
             with pytest.raises(UsageError) as caught:

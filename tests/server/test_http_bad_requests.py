@@ -41,7 +41,7 @@ BAD = {
         target(b"/v1/streams/%ed%a0%80"), "the path is not UTF-8",
     ),
     "a stream name with a NUL": (
-        target(b"/v1/streams/a%00b/events", b"POST"), "is no name of a stream",
+        target(b"/v1/streams/a%00b/events", b"POST"), "is not a valid stream name",
     ),
     "positions that are no numbers": (target(b"/v1/streams/s/files?lo=%00"), "are positions"),
     "a position of 5000 digits": (

@@ -109,7 +109,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
             taken.bind(("127.0.0.1", base + 1))
             if kind is socket.SOCK_STREAM:
                 taken.listen()
-            with pytest.raises(UsageError, match=f"port {base + 1}, wanted for east-2, is taken"):
+            with pytest.raises(UsageError, match=f"port {base + 1}, wanted for east-2, is in use"):
                 check_ports(layout)
 
 

@@ -29,7 +29,7 @@ def test_a_local_region_delivers_published_events() -> None:
         with pytest.raises(UsageError, match="not running"):
             _ = region.url
         await region.start()
-        with pytest.raises(UsageError, match="runs already"):
+        with pytest.raises(UsageError, match="running already"):
             await region.start()
         async with connect(region.url) as client:
             stream = await client.stream("a.b")

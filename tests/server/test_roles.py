@@ -251,7 +251,9 @@ def test_a_recording_with_an_unknown_role_is_refused() -> None:
     config = build(DOCUMENT)
     args = replica_args(config, config.deployment)
     args["roles"]["made"] = {}
-    with pytest.raises(ConfigError, match=r"has the role made, which this version .* has not"):
+    with pytest.raises(
+        ConfigError, match=r"has the role made, which this version .* does not have"
+    ):
         build_replica(None, args)  # type: ignore[arg-type]
 
 

@@ -338,5 +338,5 @@ def test_an_answer_without_a_request_is_refused(tmp_path: Path) -> None:
     writer.step(1, Stored(asked.token), [])
     path = tmp_path / "a.rec"
     path.write_bytes(writer.take())
-    with pytest.raises(PeerError, match="not asked"):
+    with pytest.raises(PeerError, match="not performed"):
         play(path)

@@ -116,7 +116,7 @@ def test_a_send_to_an_unknown_node_is_a_usage_error() -> None:
     for target in ("c", "a"):
         world = pair()
         say(world, 0, "a", target, 1)
-        with pytest.raises(UsageError, match="no other node") as caught:
+        with pytest.raises(UsageError, match="not another node") as caught:
             world.run(until_ns=SECOND)
         assert target in str(caught.value)
 

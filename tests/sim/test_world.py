@@ -257,7 +257,7 @@ def test_a_node_without_a_factory_cannot_be_restarted() -> None:
     assert world.machine("a") is machine
     world.crash("a")
     assert world.machine("a") is None
-    with pytest.raises(UsageError, match="only a factory"):
+    with pytest.raises(UsageError, match="a restart needs a factory"):
         world.restart("a")
 
 

@@ -174,7 +174,7 @@ def lines_about_damage() -> None:
             for count in (_LINES_MAX, _LINES_MAX + 1):
                 told.clear()
                 where: Any = Paths(name)
-                recovery._say(where, [f"line {number}" for number in range(count)])
+                recovery._log_damage(where, [f"line {number}" for number in range(count)])
                 lines = [f"{name}: line {number}" for number in range(_LINES_MAX)]
                 more = [f"{name}: 1 more lines like these"] if count > _LINES_MAX else []
                 assert told == lines + more
@@ -195,7 +195,7 @@ CHECKS: list[Row] = [
         Edit(STORAGE + "folder:write_all", "at + _WRITE_BUFFERS_MAX]", "at + (1 << 20)]"),
     ),
     (reasons_of_damage, Edit(STORAGE + "recovery:Replay.reasons", "[:_REASONS_MAX]", "")),
-    (lines_about_damage, Edit(STORAGE + "recovery:_say", "damage[:_LINES_MAX]", "damage")),
+    (lines_about_damage, Edit(STORAGE + "recovery:_log_damage", "damage[:_LINES_MAX]", "damage")),
 ]
 
 

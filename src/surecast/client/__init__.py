@@ -1,23 +1,23 @@
-"""The Python API: what `surecast.connect`, `surecast.local` and `surecast.sync` give.
+"""The Python API: the objects of `surecast.connect`, `surecast.local` and `surecast.sync`.
 
-A client is an endpoint (`surecast.endpoint`) and what users see of it; the files here see to
+A client is an endpoint (`surecast.endpoint`) with a public API; the files here implement
 subscriptions, cancellation and types.
 
 connection.py           Client: the region, its streams, its subscriptions
 stream.py               Stream: publish, publish_soon, publish_many, collect, subscribe
-publisher_id.py         from the name of a publisher to its 16 bytes on the wire
-subscription.py         Subscription: what users iterate over
+publisher_id.py         from the name of a publisher to its 16-byte id
+subscription.py         Subscription, the iterator for users
 subscription_task.py    how a subscription begins, finds its streams and ends
-subscription_buffer.py  what it has received and not read
-stream_progress.py      how far it has come in one stream
-cursor.py               the place of a named subscription
+subscription_buffer.py  its received and unread batches
+stream_progress.py      its position in one stream
+cursor.py               the stored position of a named subscription
 timeouts.py             timeout= of the calls
 events.py               Event, Seqs
 rows.py                 batches as events
 arrow.py                batches as Arrow record batches
 table.py                a bounded read as one table
 rules.py                keep_all(), latest_per_key(), before_seq() …
-sync.py                 the same without await
+sync.py                 the same API without await
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def connect(
         async with surecast.connect("surecast://10.0.0.1:7400,10.0.0.2:7400") as client: ...
         client = await surecast.connect()  # and `await client.close()` at the end
 
-    `mesh=True`: its subscriptions take events from, and pass them on to, other clients of the
-    region, so that thousands of them cost the servers no more than a few. `timeout`, in seconds or
-    as a timedelta, is for connecting, all addresses together.
+    `mesh=True`: its subscriptions exchange events with other clients of the region, so that
+    thousands of clients cost the servers no more than a few. `timeout`, in seconds or as a
+    timedelta, is for connecting, all addresses together.
     """
     return Client(url, token=token, mesh=mesh, options=options, timeout=timeout)
 
@@ -64,9 +64,9 @@ def local(
 
         async with surecast.local() as client: ...
 
-    With a `data_dir` the region finds its streams there again; without one they end with it. A
-    folder that is damaged raises StorageError, unless `start` is "trust": then the region goes on
-    with what can be read. `timeout` is for the region to start.
+    With a `data_dir` the region keeps its streams there for the next start; without one they are
+    lost at the end. A damaged folder raises StorageError, unless `start` is "trust": then the
+    region continues with what can be read. `timeout` is for the start of the region.
     """
     from surecast.server.local import LocalRegion
 

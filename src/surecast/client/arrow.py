@@ -1,7 +1,7 @@
-"""Batches as Arrow record batches. Imported late: it loads pyarrow.
+"""Batches as Arrow record batches. Imported late, because it loads pyarrow.
 
-Whatever is the same in every batch (types, the schema, columns of one value) is made once: building
-those anew takes longer than looking at a few hundred events.
+Parts that are the same in every batch (types, the schema, constant columns) are created once:
+building them again takes longer than processing a few hundred events.
 """
 
 from functools import lru_cache
@@ -19,7 +19,7 @@ __all__ = ["SCHEMA", "SCHEMA_WITH_VOIDS", "record_batch_of", "record_batch_with_
 
 _SEQ: Final = pa.int64()
 _TIME: Final = pa.timestamp("us", tz="UTC")
-_ROWS: Final = 1 << 13  # of the columns that are kept
+_ROWS: Final = 1 << 13  # length of the constant columns that are kept
 _NO_TAGS: Final = pa.nulls(_ROWS, pa.binary())
 
 SCHEMA: Final = pa.schema(
@@ -52,8 +52,8 @@ SCHEMA_WITH_VOIDS: Final = pa.schema(
 def record_batch_of(batch: Batch, stream: str) -> pa.RecordBatch | None:
     """The events of a batch with the columns stream, seq, key, value, tag, timestamp.
 
-    Keys, values and tags lie where they were received. Times are in microseconds, as Spark's are
-    (and Python's, which cannot show nanoseconds). None if it has no events.
+    Keys, values and tags are not copied. Times are in microseconds, as in Spark and in Python's
+    datetime. Returns None if the batch has no events.
     """
     if batch.kind != DATA:
         return None
@@ -71,8 +71,8 @@ def record_batch_of(batch: Batch, stream: str) -> pa.RecordBatch | None:
 def record_batch_with_voids(batch: Batch, stream: str) -> pa.RecordBatch:
     """All positions of a batch: its events, and a row for each run of positions without one.
 
-    Such a row has the last position as its `seq`, and the time of the event behind it; null if
-    nobody remembers a time.
+    Such a row has the last position as its `seq`, and the time of the next event; null if no time
+    is known.
     """
     if batch.kind == DATA and batch.rows == batch.count:
         events = record_batch_of(batch, stream)
@@ -121,9 +121,9 @@ def _bodies(batch: Batch, rows: pa.Array) -> list[pa.Array]:
     if batch.kind != DATA:
         return [pa.nulls(len(rows), pa.binary())] * 3
     body = batch.record_batch()
-    found = [body.column(0).take(rows), body.column(1).take(rows)]
+    keys, values = body.column(0).take(rows), body.column(1).take(rows)
     tags = body.column(2).take(rows) if batch.schema_id == 1 else pa.nulls(len(rows), pa.binary())
-    return [*found, tags]
+    return [keys, values, tags]
 
 
 def _no_numbers() -> Int64s:

@@ -47,18 +47,18 @@ __all__ = ["Client"]
 
 log = logging.getLogger("surecast.client")
 
-DROPPED_MAX: Final = 1000  # named subscriptions; what older ones had in hand comes again
+DROPPED_MAX: Final = 1000  # dropped named subscriptions kept; older ones get their event again
 
 
 class Client:
-    """A client of a region. `surecast.connect(url)` and `surecast.local()` make one.
+    """A client of a region, created by `surecast.connect(url)` or `surecast.local()`.
 
         async with surecast.connect("surecast://127.0.0.1:7400") as client:
             stream = await client.stream("orders.eu")
 
     `client = await surecast.connect(url)` works, too; then `await client.close()` at the end. It
-    reconnects by itself, and resumes without loss or repetition. All methods are for the event
-    loop it was opened in; `surecast.sync` is for programs without one.
+    reconnects automatically, and resumes without loss or repetition. Call all methods in the event
+    loop in which it was opened; `surecast.sync` is for programs without one.
     """
 
     def __init__(
@@ -78,17 +78,17 @@ class Client:
         self._mesh = mesh
         self._local = local
         self._subscriptions: weakref.WeakSet[SubscriptionTask] = weakref.WeakSet()
-        # Named ones that the program let go of with an event in hand, by name.
+        # Named ones that the program dropped with an event in hand, by name.
         self._dropped: dict[str, SubscriptionTask] = {}
         self._readers: Readers
         self._state: Literal["new", "open", "closed", "forked"] = "new"
 
-    # ------------------------------------------------------------ its life
+    # ------------------------------------------------------------ opening and closing
 
     async def open(self, *, timeout: Timeout = None) -> Client:
-        """Connect. `async with` and `await surecast.connect(...)` do it for you.
+        """Connect. `async with` and `await surecast.connect(...)` call it.
 
-        Without a `timeout` that of `surecast.connect` counts.
+        The default is the `timeout` of `surecast.connect`.
         """
         if self._state == "open":
             return self
@@ -129,7 +129,7 @@ class Client:
         await self._leave(problem, asyncio.current_task() if problem is None else None)
 
     async def _leave(self, problem: BaseException | None, by: object) -> None:
-        """The end of the block; `by` as for `_close`."""
+        """Close at the end of an `async with` block; `by` as for `_close`."""
         try:
             await self._close(by)
         except (PublishError, Closed) as lost:
@@ -138,12 +138,13 @@ class Client:
             log.warning("while closing after %r: %s", problem, lost)  # must not hide `problem`
 
     async def close(self, *, timeout: Timeout = None) -> None:
-        """Publish what is under way, store the places of named subscriptions, disconnect.
+        """Finish publishing, store the positions of named subscriptions, disconnect.
 
-        Raises what the last `flush()` would have. What is not acknowledged within
-        `ClientOptions.close_timeout` is given up: it may or may not be published. With a `timeout`
-        that is given up after it, and TimedOut raised; the client is closed all the same. What
-        named subscriptions have handed out is acknowledged as by `Subscription.close`.
+        Raises the same errors as `flush()`. Events that are not acknowledged within
+        `ClientOptions.close_timeout` are given up: they may or may not be published. With a
+        `timeout` they are given up after that time, and TimedOut is raised; the client is closed
+        all the same. Events handed out by named subscriptions are acknowledged as by
+        `Subscription.close`.
         """
         await self._close(leaving(asyncio.current_task()), seconds_of(timeout))
 
@@ -178,14 +179,14 @@ class Client:
             left = self._unacknowledged
             raise timed_out(
                 limit_s,
-                f"{left} batches to be acknowledged, and for the places of subscriptions to be "
+                f"{left} batches to be acknowledged, and for the positions of subscriptions to be "
                 "stored: they may or may not be. The client is closed",
                 maybe_taken=left > 0,
             ) from None
 
     @property
     def _unacknowledged(self) -> int:
-        """Batches."""
+        """The number of unacknowledged batches."""
         return sum(outbox.unacknowledged for outbox in self._endpoint.outboxes.values())
 
     async def _flush_before_close(self) -> None:
@@ -214,7 +215,7 @@ class Client:
         if self._state == "forked":
             raise forked()
         if self._state == "closed":
-            raise Closed("this client is closed: make another with surecast.connect(...)")
+            raise Closed("this client is closed: create another with surecast.connect(...)")
 
     def _check(self) -> None:
         self._check_not_closed()
@@ -234,13 +235,13 @@ class Client:
 
     @property
     def servers(self) -> dict[str, tuple[str, int]]:
-        """Where the region's servers are reached, by their names."""
+        """The addresses of the region's servers, by name."""
         self._check()
         return dict(self._endpoint.link.region.replicas)
 
     @property
     def http(self) -> dict[str, str]:
-        """Where the region's servers show their state, by their names."""
+        """The HTTP addresses of the region's servers, by name."""
         self._check()
         return dict(self._endpoint.link.region.http)
 
@@ -268,12 +269,12 @@ class Client:
 
             stream = await client.stream("cache.invalidate", retain=surecast.latest_per_key())
 
-        `delivery` says how the events of a new stream reach those who read them (default
-        "broadcast"), with `options` of that delivery, and `retain` what it keeps (default
-        `keep_all()`; the text "keep-all" means the same, see docs/client.md). All of them must
-        agree with what an old stream has; leave them out to take the stream as it is. After
-        TimedOut a new stream may still be created. `create=False` takes a stream as it is, and
-        raises UsageError if this region knows none of that name.
+        For a new stream, `delivery` is how its events reach readers (default "broadcast"), with
+        `options` of that delivery, and `retain` is what it keeps (default `keep_all()`; the text
+        "keep-all" means the same, see docs/client.md). For an existing stream, all of them must
+        agree with it; leave them out to use the stream as it is. After TimedOut a new stream may
+        still be created. `create=False` only opens an existing stream, and raises UsageError if
+        this region knows none of that name.
         """
         self._check()
         if schema is not None:
@@ -288,7 +289,7 @@ class Client:
         spec = StreamSpec(policy, delivery, options=_sorted_options(options))
         if not create:
             if spec != StreamSpec():
-                raise UsageError("create=False takes a stream as it is: leave out other options")
+                raise UsageError("create=False opens a stream as it is: leave out other options")
             known = await self.streams(name, timeout=timeout)
             if not known:
                 raise UsageError(f"this region knows no stream {name!r}")
@@ -300,27 +301,27 @@ class Client:
     def _supports(self, info: StreamInfo, verb: str) -> bool:
         return self._endpoint.supports(info, verb)
 
-    def _check_verb(self, info: StreamInfo, verb: str, said: str) -> None:
-        self._endpoint.check_verb(info, verb, said)
+    def _check_verb(self, info: StreamInfo, verb: str, call: str) -> None:
+        self._endpoint.check_verb(info, verb, call)
 
     def _named_outbox(self, info: StreamInfo, publisher: bytes, pub_no: int) -> Outbox:
         self._check()
         return self._endpoint.named_outbox(info, publisher, pub_no)
 
     async def streams(self, pattern: str = ">", *, timeout: Timeout = None) -> list[StreamInfo]:
-        """The streams that match, as this region knows them, by name."""
+        """The streams of this region that match, ordered by name."""
         return [info for info, _ in await self.ends(pattern, timeout=timeout)]
 
     async def ends(
         self, pattern: str = ">", *, timeout: Timeout = None
     ) -> list[tuple[StreamInfo, int]]:
-        """The streams that match, by name, and the first position that each does not have yet."""
+        """The streams that match, ordered by name, and the next position of each."""
         self._check()
         _check_pattern(pattern)
-        found: dict[bytes, tuple[StreamInfo, int]] = {}
+        matching: dict[bytes, tuple[StreamInfo, int]] = {}
         complete: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-        def told(answer: Any) -> None:
+        def on_answer(answer: Any) -> None:
             if complete.done():
                 return
             if isinstance(answer, Exception):
@@ -329,18 +330,18 @@ class Client:
                 complete.set_exception(subscription_error(pattern, answer.why))
             else:
                 for info, end in zip(answer.infos, answer.ends, strict=True):
-                    found[info.stream_id] = info, end
+                    matching[info.stream_id] = info, end
                 if answer.complete:
                     complete.set_result(None)
 
         limit = within(timeout, f"the region to list the streams that match {pattern!r}")
-        token = self._endpoint.control.watch(WhichStreams(pattern), told)
+        token = self._endpoint.control.watch(WhichStreams(pattern), on_answer)
         try:
             async with limit:
                 await complete
         finally:
             self._endpoint.control.drop(token)
-        return sorted(found.values(), key=lambda one: one[0].name)
+        return sorted(matching.values(), key=lambda match: match[0].name)
 
     async def locate(self, stream_id: bytes, time: datetime, *, timeout: Timeout = None) -> int:
         """The position of the first event not older than `time`; the end if there is none.
@@ -350,7 +351,7 @@ class Client:
         return await self._locate(stream_id, ns_of(time), timeout)
 
     async def _locate(self, stream: LogId, time_ns: int, timeout: Timeout = None) -> int:
-        """`locate` by nanoseconds since 1970; -1 asks for the end."""
+        """`locate` by nanoseconds since 1970; -1 means the end."""
         self._check()
         if not isinstance(stream, bytes):
             raise UsageError(f"a stream's id is bytes (Stream.stream_id), not {stream!r:.60}")
@@ -358,17 +359,17 @@ class Client:
             located = await self._endpoint.control.ask(WhereIs(stream, time_ns))
         if located.why:
             raise subscription_error(stream.hex(), located.why)
-        found: int = located.seq
-        return found
+        seq: int = located.seq
+        return seq
 
     async def flush(self, *, timeout: Timeout = None) -> None:
-        """Wait until all that was published is acknowledged.
+        """Wait until all published events are acknowledged.
 
-        Raises PublishError if events of `publish_soon` could not be published since the last time.
-        After TimedOut publishing goes on.
+        Raises PublishError if events of `publish_soon` have failed since the last call. After
+        TimedOut publishing continues.
         """
         self._check()
-        waited_for = "what was published to be acknowledged; publishing goes on"
+        waited_for = "published events to be acknowledged; publishing continues"
         async with within(timeout, waited_for, maybe_taken=True):
             await self._endpoint.flush()
 
@@ -391,19 +392,19 @@ class Client:
             async for event in client.subscribe("cache.>", start="earliest"):
                 print(event.stream, event.seq, event.value)
 
-        In a pattern `*` stands for one token and a last `>` for one or more; a name without them
-        is waited for until the stream exists. Order holds within each stream. The rest as in
-        `Stream.subscribe`.
+        In a pattern `*` stands for one token and a last `>` for one or more. If a name without
+        these does not exist yet, the subscription waits for the stream. Events are in order within
+        each stream. The other arguments are those of `Stream.subscribe`.
 
-        With a `stop` only the streams are read that match when it begins, each up to that stop: it
-        ends when all of them are there, at once if there are none.
+        With a `stop` only the streams that match at the beginning are read, each up to that stop;
+        then the subscription ends, at once if there are none.
         """
         self._check()
         _check_pattern(pattern)
         return self._subscribe(pattern, None, start, voids, name, ack, where, stop, timeout)
 
     async def subscriptions(self, *, timeout: Timeout = None) -> list[SubscriptionInfo]:
-        """The named subscriptions of this region: positions, lag, whether a client reads.
+        """The named subscriptions of this region: positions, lag, and whether a client reads.
 
         for info in await client.subscriptions():
             print(info.name, info.lag, info.connected)
@@ -425,9 +426,9 @@ class Client:
 
             await client.reset_subscription("billing", "earliest")
 
-        `streams` are names or patterns; without them, those that it has a position in. Returns the
-        new position in each. While a client reads under the name, SubscriptionInUse is raised; with
-        `force` that reader gets Fenced, and none of its later acknowledgements counts.
+        `streams` are names or patterns; the default is all streams in which it has a position.
+        Returns the new position in each. Raises SubscriptionInUse while a client reads under the
+        name; with `force` that reader gets Fenced, and its later acknowledgements have no effect.
         """
         self._check()
         check_start(start)
@@ -439,7 +440,7 @@ class Client:
     async def delete_subscription(
         self, name: str, *, force: bool = False, timeout: Timeout = None
     ) -> None:
-        """Forget a named subscription and its positions; `force` as in `reset_subscription`.
+        """Delete a named subscription and its positions; `force` as in `reset_subscription`.
 
         Raises UnknownSubscription if there is none.
         """
@@ -473,21 +474,23 @@ class Client:
             raise UsageError(f'ack is "auto" or "manual", not {ack!r}')
         if ack == "manual" and name is None:
             raise UsageError(
-                'ack="manual" needs a name=: only a named subscription keeps its place'
+                'ack="manual" needs a name=: only a named subscription keeps its position'
             )
         if name is not None and not is_name(name):
             raise UsageError(
-                f"a subscription's name is made like a stream's, such as billing.eu, not {name!r}"
+                "a subscription's name follows the rules of stream names, such as billing.eu, not "
+                f"{name!r}"
             )
         spec = SubscriptionSpec(pattern, info, start, voids, name, ack == "manual", stop)
         task = SubscriptionTask(spec, self._endpoint, self._readers, self._on_dropped)
         if name is not None:
-            self._dropped.pop(name, None)  # it reads again what was in hand
+            self._dropped.pop(name, None)  # the new one gets the event in hand again
         self._subscriptions.add(task)
         return Subscription(task, timeout_s)
 
     def _on_dropped(self, task: SubscriptionTask) -> None:
-        """Keep it until the client is closed: only then it is known whether that is clean."""
+        """Keep a dropped subscription until the client is closed: whether its event in hand is
+        acknowledged depends on whether the client is closed without an exception."""
         assert task.spec.name is not None
         self._dropped[task.spec.name] = task
         if len(self._dropped) > DROPPED_MAX:
@@ -497,16 +500,16 @@ class Client:
 def _sorted_options(options: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
     if options is not None and not isinstance(options, Mapping):
         raise UsageError(f"options are names and values, such as {{'rate': '5'}}, not {options!r}")
-    found = dict(options or {})
-    for key, value in found.items():
+    items = dict(options or {})
+    for key, value in items.items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise UsageError(f"options have names and values of type str, not {key!r}: {value!r}")
-    return tuple(sorted(found.items()))
+    return tuple(sorted(items.items()))
 
 
 def _check_pattern(pattern: str) -> None:
     if not isinstance(pattern, str) or not is_pattern(pattern):
         raise UsageError(
-            f"{pattern!r} is no name or pattern of streams: tokens with dots between them, * for "
-            "any one token, > at the end for one or more, such as orders.* or orders.>"
+            f"{pattern!r} is not a valid stream name or pattern: use tokens with dots between "
+            "them, * for one token, > at the end for one or more, such as orders.* or orders.>"
         )

@@ -1,7 +1,7 @@
-"""A named subscription's place: taken when it begins, moved as events are dealt with.
+"""The stored positions of a named subscription: taken when it begins, moved with acknowledgements.
 
 Acknowledgements are cumulative, so only the latest positions matter: they are sent together, one
-message at a time, and whoever waits for an acknowledgement is told when that message is on disk at
+message at a time. A call that waits for an acknowledgement returns when that message is on disk at
 every replica.
 """
 
@@ -22,11 +22,12 @@ from surecast.errors import Closed, SurecastError
 
 __all__ = ["Cursor"]
 
-_BEGUN: Final = 2  # a position that the log of the places has, once somebody holds a name
+_BEGUN: Final = 2  # a position that the log of cursors has once there is a holder of any name
 
 
 class Cursor:
-    """`positions()` says how far things are; `failed` is told when the place is lost."""
+    """The cursor of a named subscription. `positions()` returns the first unprocessed position of
+    each stream; `failed` is called when the name is lost, for example to another reader."""
 
     def __init__(
         self,
@@ -53,15 +54,15 @@ class Cursor:
         self._sending: asyncio.Task[None] | None = None
         self._problem: SurecastError | None = None
 
-    # ------------------------------------------------------------ taking the place
+    # ------------------------------------------------------------ taking the name
 
     async def attach(self) -> None:
-        """Become the holder of the name; whoever was it is fenced."""
-        self._token = self._control.watch(TakeCursor(self.name, self._holder), self._told)
+        """Become the holder of the name; the previous holder is fenced."""
+        self._token = self._control.watch(TakeCursor(self.name, self._holder), self._on_answer)
         await asyncio.wait([self._attached])
         self.check()
 
-    def _told(self, answer: Any) -> None:
+    def _on_answer(self, answer: Any) -> None:
         if isinstance(answer, SurecastError):
             self._lose(answer)
         elif answer.why:
@@ -83,19 +84,19 @@ class Cursor:
         self._failed(problem)
 
     def check(self) -> None:
-        """Raise if the place is lost, or given up."""
+        """Raise the error if the name is lost or the cursor is closed."""
         if self._problem is not None:
             raise type(self._problem)(*self._problem.args)
 
-    # ------------------------------------------------------------ moving on
+    # ------------------------------------------------------------ moving
 
     @property
     def has_begun(self) -> bool:
-        """Whether this name has read by a pattern before.
+        """Whether this name has been used with a pattern before.
 
-        If so, streams that it has no place in have appeared while nobody read, and none of their
-        events was seen. That is kept as a place in the log of the places themselves, which has an
-        entry at least: who holds the name.
+        If so, streams without a stored position have appeared since, and none of their events was
+        read. This is stored as a position in the log of cursors itself, which has at least the
+        entry with the holder of the name.
         """
         return CURSORS in self.stored
 
@@ -106,7 +107,7 @@ class Cursor:
         return {**self._positions(), **self._marks}
 
     def moved(self) -> None:
-        """Positions have changed: say so, soon. Cheap when it has been said."""
+        """Schedule sending of the positions, unless it is scheduled already."""
         if not self.armed:
             self.armed = True
             self._wait()
@@ -118,7 +119,7 @@ class Cursor:
         if self._sending is None:
             self._send()
         else:
-            self._wait()  # for the one under way
+            self._wait()  # until the current one is answered
 
     def moved_elsewhere(self) -> None:
         """`moved`, from another thread."""
@@ -154,7 +155,7 @@ class Cursor:
                     if at > self.stored.get(stream, 0)
                 }
                 if not ahead:
-                    # What is still waited for belongs to streams that were deleted meanwhile.
+                    # Positions still waited for belong to streams that were deleted meanwhile.
                     waiting, self._waiting = self._waiting, []
                     for _, future in waiting:
                         if not future.done():
@@ -162,7 +163,7 @@ class Cursor:
                     return
                 await self._advance(ahead)
                 if not self._waiting:
-                    return  # whatever has moved meanwhile has set the timer
+                    return  # positions that have moved meanwhile have set the timer
         except SurecastError as problem:
             self._lose(problem)
         finally:
@@ -174,20 +175,20 @@ class Cursor:
             self._lose(subscription_error(self.name, answer.why))
             return
         self.stored.update(ahead)
-        still = []
+        waiting = []
         for positions, future in self._waiting:
             if future.done():
                 continue
             if self._is_stored(positions):
                 future.set_result(None)
             else:
-                still.append((positions, future))
-        self._waiting = still
+                waiting.append((positions, future))
+        self._waiting = waiting
 
-    # ------------------------------------------------------------ giving it up
+    # ------------------------------------------------------------ closing
 
     async def close(self) -> None:
-        """Say how far things are, once more; then let go."""
+        """Store the positions once more, then release the name."""
         try:
             if self._problem is None and self._attached.done():
                 await self.stored_at_least(self.all_positions())
@@ -201,7 +202,7 @@ class Cursor:
                 self._control.drop(self._token)
 
     async def store_later(self, positions: dict[LogId, int]) -> None:
-        """Store positions after `close`. No effect if somebody has taken the name since."""
+        """Store positions after `close`. No effect if another reader has taken the name since."""
         ahead = {stream: at for stream, at in positions.items() if at > self.stored.get(stream, 1)}
         if ahead:
             await self._control.ask(MoveCursor(self.name, self._holder, ahead))

@@ -1,4 +1,4 @@
-"""What users see: events, and the positions that publishing gave them."""
+"""The results for users: events, and the positions of published events."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 class Event(msgspec.Struct, frozen=True, gc=False):
     """One event of a stream, or a range of positions without events (kind "void" or "lost").
 
-    A *void* range holds nothing that is needed. Its `reason`: "superseded" by later events with the
+    A *void* range has only obsolete positions. Its `reason`: "superseded" by later events with the
     same keys (latest_per_key), "expired" (keep_last, keep_for), "collected" by a publisher, or
-    "control" (an entry of the stream's own, such as a `collect`). Events in a *lost* range were
-    published and will not come: nobody who could be asked has them any more, and `reason` says
-    why, as text for people. A stream without positions has lost ranges of `count` 0.
+    "control" (an entry of the stream itself, such as a `collect`). Events in a *lost* range were
+    published and cannot be delivered, because no reachable server has them any more; `reason` is a
+    text that says why. A stream without positions has lost ranges of `count` 0.
 
-    `seq` of a range is its last position, so `event.seq + 1` is always where to go on.
+    `seq` of a range is its last position, so `event.seq + 1` is always the next position to read.
     """
 
     stream: str
@@ -42,7 +42,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def time(self) -> datetime:
-        """When the owner of the stream took the event, to the microsecond; `time_ns` is exact."""
+        """When the stream's owner accepted the event, in microseconds; `time_ns` is exact."""
         return _EPOCH + timedelta(microseconds=self.time_ns // 1000)
 
     @property

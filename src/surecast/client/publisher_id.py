@@ -1,4 +1,4 @@
-"""From the name of a publisher to its id on the wire.
+"""From the name of a publisher to its id in messages.
 
 An id is 16 bytes (protocols/chain/dedup.py). In the id of a named publisher the first eight bytes
 are zero, so eight bytes are left for the name: a 64-bit hash of it.
@@ -21,7 +21,7 @@ from surecast.errors import UsageError
 
 __all__ = ["publisher_id"]
 
-_NAMED: Final = bytes(8)  # how the id of a named publisher begins
+_NAMED: Final = bytes(8)  # the first half of the id of a named publisher
 
 
 def publisher_id(name: str | bytes | UUID) -> bytes:

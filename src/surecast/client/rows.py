@@ -15,11 +15,11 @@ from surecast.core.endpoint import Lost
 
 __all__ = ["events_of", "lost_event", "void_reason"]
 
-_FEW: Final = 4  # rows for which looking takes longer than it saves
+_FEW: Final = 4  # up to so many rows the check for equal lengths costs more than it saves
 
 
 def events_of(batch: Batch, stream: str, voids: bool) -> list[Event]:
-    """The events of a batch; with `voids` also what stands at all its other positions."""
+    """The events of a batch; with `voids` also void ranges for all its other positions."""
     if batch.kind != DATA:
         if not voids:
             return []
@@ -48,12 +48,12 @@ def events_of(batch: Batch, stream: str, voids: bool) -> list[Event]:
 
 
 def void_reason(batch: Batch) -> str:
-    """Why the positions of a batch that hold no event do not, as users are told."""
+    """The `reason` for users of the positions of a batch that hold no event."""
     return REASON_NAMES[batch.reason] if batch.kind in (DATA, VOID) else "control"
 
 
 def lost_event(stream: str, lost: Lost) -> Event:
-    """A lost range; the times of its events are not known."""
+    """A lost range as an event for users, without a time."""
     return Event(stream, lost.hi - 1, None, b"", 0, None, "lost", lost.hi - lost.lo, lost.why)
 
 
@@ -65,16 +65,16 @@ def _keys(batch: Batch) -> Iterable[bytes | None]:
 
 
 def _strings(column: Column) -> list[Any]:
-    """The rows of a column. Those of equal length, the usual case, are cut by numpy: a fifth of the
-    time of Python's slices."""
+    """The rows of a column. If all have the same length, the usual case, numpy splits them in a
+    fifth of the time of Python's slices."""
     offsets = column.offsets
     first, last = int(offsets[0]), int(offsets[-1])
     rows = offsets.size - 1
     width = (last - first) // rows
     if column.valid is None and width and rows > _FEW:
         if column.width == width or (np.diff(offsets) == width).all():
-            cut: list[Any] = column.data[first:last].view(f"V{width}").tolist()
-            return cut
+            strings: list[Any] = column.data[first:last].view(f"V{width}").tolist()
+            return strings
     return column.to_list()
 
 
@@ -83,13 +83,13 @@ def _void(stream: str, lo: int, hi: int, time_ns: int, reason: str) -> Event:
 
 
 def _with_voids(batch: Batch, stream: str, events: list[Event]) -> list[Event]:
-    found: list[Event] = []
+    items: list[Event] = []
     reason, at, time_ns = void_reason(batch), batch.lo, batch.time_ns
     for event in events:
         if at < event.seq:
-            found.append(_void(stream, at, event.seq, event.time_ns, reason))
-        found.append(event)
+            items.append(_void(stream, at, event.seq, event.time_ns, reason))
+        items.append(event)
         at = event.seq + 1
     if at < batch.hi:
-        found.append(_void(stream, at, batch.hi, time_ns, reason))
-    return found
+        items.append(_void(stream, at, batch.hi, time_ns, reason))
+    return items

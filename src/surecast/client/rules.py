@@ -1,4 +1,4 @@
-"""What streams keep, and what a publisher declares obsolete, as users say it."""
+"""Functions for users: rules of retention, and predicates for `collect`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _LATEST: Final = _EPOCH + timedelta(microseconds=_MOST // 1000)  # in the year 2
 
 
 def keep_all() -> Policy:
-    """Keep every event until a `collect` says otherwise. The rule of streams that name none."""
+    """Keep every event until a `collect` declares it obsolete. This is the default."""
     return KeepAll()
 
 
@@ -77,7 +77,7 @@ def latest_per_key() -> Policy:
 
 def before_seq(seq: int) -> Predicate:
     """Everything at positions below `seq`."""
-    if seq != 0 or type(seq) is not int:  # nothing is before 0, which is no position
+    if seq != 0 or type(seq) is not int:  # 0 is not a position, but allowed here
         check_position("before_seq", seq)
     return BeforeSeq(seq)
 
@@ -93,12 +93,12 @@ def key_is(key: bytes) -> Predicate:
 
 
 def key_prefix(prefix: bytes) -> Predicate:
-    """Everything with a key that begins so."""
+    """Everything with a key that begins with `prefix`."""
     return KeyPrefix(_bytes("key_prefix", prefix))
 
 
 def tag_is(tag: bytes) -> Predicate:
-    """Everything published with this tag. Only streams that `keep_all()` can do that."""
+    """Everything published with this tag. Only for streams with `keep_all()`."""
     return TagIs(_bytes("tag_is", tag))
 
 
@@ -111,7 +111,7 @@ def check_position(what: str, seq: int) -> None:
 
 
 def ns_of(time: datetime) -> int:
-    """Nanoseconds since 1970. A time without a zone means something else on every machine."""
+    """Nanoseconds since 1970. Refuses a time without a zone, which depends on the machine."""
     if not isinstance(time, datetime):
         raise UsageError(f"a time is a datetime, not {time!r}")
     if time.tzinfo is None:
@@ -124,7 +124,7 @@ def ns_of(time: datetime) -> int:
 
 
 def shown(value: object) -> str:
-    """A value in an error message. An int of thousands of digits has no `repr`."""
+    """A value as text for an error message; `repr` fails for an int of thousands of digits."""
     if isinstance(value, int) and abs(value) >= 10**40:
         return f"a number of {value.bit_length():,} bits"
     return f"{value!r:.80}"

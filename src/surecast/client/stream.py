@@ -1,4 +1,4 @@
-"""A stream as its publishers and readers hold it."""
+"""Stream: the object with which users publish to a stream and read it."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Stream", "StreamInfo"]
 
-PUB_NO_MAX: Final = (1 << 62) - 1  # the first number of a publisher: those that follow fit, too
+PUB_NO_MAX: Final = (1 << 62) - 1  # for a first number; leaves room for the following ones
 
 
 class Stream:
-    """An open stream. `await client.stream(name)` makes one; as many as you like may be held.
+    """An open stream, created by `await client.stream(name)`. There may be several per stream.
 
     Events published through one client to one stream keep the order of the calls.
     """
@@ -59,17 +59,17 @@ class Stream:
 
     @property
     def retain(self) -> Policy:
-        """What the stream keeps, as fixed when it was created."""
+        """The stream's retention, fixed when it was created."""
         return self._info.retention
 
     @property
     def delivery(self) -> str:
-        """How its events reach those who read them, as fixed when it was created."""
+        """How its events reach readers, fixed when it was created."""
         return self._info.delivery
 
     @property
     def stream_id(self) -> bytes:
-        """16 random bytes that are this stream's own, whatever its name."""
+        """16 random bytes that identify this stream; a new stream of the same name has others."""
         return self._info.stream_id
 
     @property
@@ -99,9 +99,9 @@ class Stream:
 
             seq = await stream.publish(b"on", key=b"lamp:7")
 
-        Waits while too much is unacknowledged. If it is cancelled or times out the event may still
-        be published (TimedOut says so: `maybe_taken`); retries, reconnects and failovers never
-        publish it twice.
+        Waits for room while `outbox_bytes_max` are unacknowledged. If it is cancelled or times out
+        the event may still be published (`maybe_taken` of TimedOut); retries, reconnects and
+        failovers never publish it twice.
         """
         if timeout is None:
             return await self._outbox.publish(value, key, tag)
@@ -129,8 +129,8 @@ class Stream:
                 stream.publish_soon(row)
             await client.flush()
 
-        Raises QueueFull, and takes nothing, while too much is unacknowledged. If it fails later,
-        the next `flush()` says so.
+        Raises QueueFull while `outbox_bytes_max` are unacknowledged; the event is then not
+        published. Later failures are raised by the next `flush()`.
         """
         self._outbox.publish_soon(value, key, tag)
 
@@ -145,14 +145,14 @@ class Stream:
         """Publish many events in order and return their positions, once all are on disk.
 
             seqs = await stream.publish_many([b"a", b"b"], keys=[b"k1", b"k2"])
-            seqs = await stream.publish_many(table)  # columns value and, if you like, key and tag
+            seqs = await stream.publish_many(table)  # columns value, and optionally key and tag
 
         A table is a pyarrow Table or RecordBatch, a frame of pandas or polars, or anything else
         with `__arrow_c_stream__`.
-        They leave in batches; other publishers' events may come to stand between two of them, which
-        is why the answer has runs. If some fail, the error tells which did not (`acknowledged`).
-        After TimedOut batches that were on their way may still be published (`maybe_taken`), those
-        behind them are not; `acknowledged` has the positions of those that were.
+        Events are sent in batches; other publishers' events may get positions between two of them,
+        so the result has runs. If some fail, `acknowledged` of the error has the positions of the
+        others. After TimedOut batches that were sent may still be published (`maybe_taken`), later
+        ones are not; `acknowledged` has the positions of acknowledged ones.
         """
         chunks = chunks_of(self._info.stream_id, values, keys, tags, self._outbox.options)
         sent: Sent = []
@@ -168,33 +168,34 @@ class Stream:
     async def publish_batch(
         self, batch: Batch, *, timeout: Timeout = None
     ) -> asyncio.Future[tuple[int, int]]:
-        """Publish a batch as it is; returns when there is room for it.
+        """Publish a batch unchanged; returns when there is room for it.
 
-        The future gets its positions, from and to, when it is on disk (0 and 0: a named publisher's
-        that was there before, its place forgotten). For connectors that make their own batches.
+        The future gets its first position and its end when it is on disk (0 and 0: a batch of a
+        named publisher that was published before, and whose positions are not known any more). For
+        connectors that build their own batches.
         """
         waited_for = f"room to publish a batch of {self.name!r}; it may still be published"
         async with within(timeout, waited_for, maybe_taken=True):
             return await send(self._outbox, Chunk(batch, batch.nbytes))
 
     def named(self, publisher: str | bytes | UUID, pub_no: int) -> Stream:
-        """This stream for a publisher that keeps its name and its numbers by itself.
+        """This stream for a publisher that keeps its own name and numbers.
 
             line = stream.named("invoices", next_no)
 
-        `publisher` is any string, a UUID or any 16 bytes; equal names are the same publisher, in
-        whichever process. Its events take the numbers from `pub_no` on. The stream's owner does not
-        publish an event again whose number it has taken before from this publisher. So a program
-        that repeats its batches from any number on, identical and in order, gets each of them
-        published once. After a failure nothing more is taken: begin again from a known number when
-        all batches before it have ended. The owner never forgets a named publisher.
+        `publisher` is any string, a UUID or any 16 bytes; equal names are the same publisher in all
+        processes. Its events get the numbers from `pub_no` on. The stream's owner publishes an
+        event only if it has not accepted its number from this publisher before. So a program that
+        repeats its batches from any number on, identical and in order, gets each of them published
+        once. After a failure nothing more is accepted: begin again with a known number when all
+        batches before it have ended. Named publishers never expire.
         """
         return self.published_as(publisher_id(publisher), pub_no)
 
     def published_as(self, publisher: bytes, pub_no: int) -> Stream:
-        """`named` for a connector that makes its own id on the wire (protocols/chain/dedup.py).
+        """`named` for a connector with its own 16-byte id (protocols/chain/dedup.py).
 
-        An id that begins with the time it was made, in ns, is forgotten when it was not used for
+        An id that begins with its time of creation, in ns, expires when it was not used for
         `chain.publisher_ttl_ns`.
         """
         self._client._check_verb(self._info, "publisher", "a named publisher")
@@ -209,13 +210,13 @@ class Stream:
         return Stream(self._client, self._info, outbox)
 
     async def collect(self, which: Predicate, *, timeout: Timeout = None) -> int:
-        """Declare events obsolete: from here on they are void, in every region.
+        """Declare events obsolete: they become void in every region.
 
             await stream.collect(surecast.before_seq(10_000))
 
-        The declaration takes a position in the stream itself, which is returned, and reaches what
-        stands before it. See before_seq, before_time, key_is, key_prefix, tag_is. After TimedOut it
-        may still be declared.
+        The declaration gets a position in the stream itself, which is returned, and applies to
+        events before it. See before_seq, before_time, key_is, key_prefix, tag_is. After TimedOut
+        the declaration may still be published.
         """
         self._client._check_verb(self._info, "collect", "collect()")
         if not isinstance(which, Predicate):
@@ -236,15 +237,15 @@ class Stream:
         return await self._publish_rule(COLLECT, value, timeout, waited_for)
 
     async def delete(self, *, timeout: Timeout = None) -> int:
-        """Delete the stream, in every region. Nobody can undo it.
+        """Delete the stream in every region. This cannot be undone.
 
             await (await client.stream("orders.test")).delete()
 
-        The deletion takes the last position of the stream, which is returned. All events before it
-        become void, and nothing can be published behind it: publishers get StreamDeleted, and so
-        do subscriptions of this stream, once they have read what is left of it. Subscriptions by
-        name or pattern go on without it. The name can be used again, for a new stream that begins
-        at position 1; regions that are cut off keep the old one until they are back.
+        The deletion gets the last position of the stream, which is returned. All events before it
+        become void, and nothing can be published after it: publishers get StreamDeleted, and so do
+        subscriptions of this stream once they have read the rest of it. Subscriptions by name or
+        pattern continue without it. The name can be used again, for a new stream that begins at
+        position 1; regions that are cut off keep the old one until they are reachable again.
         """
         self._client._check_verb(self._info, "delete", "delete()")
         waited_for = f"the acknowledgement of delete() on {self.name!r}; it may still be deleted"
@@ -278,11 +279,12 @@ class Stream:
             async for event in stream.subscribe(start="earliest"): ...
             async for event in stream.subscribe(start="earliest", stop="latest"): ...  # ends
 
-        `start`: "earliest", "latest" (the end at this moment: `await sub.ready()` to be sure), a
-        position or a datetime with a time zone. `stop`: where it ends by itself. "latest" is the
-        end at this moment, with all that this client was acknowledged; a position is the first that
-        is not read, and is waited for; a datetime means the events before that time. `voids`: also
-        get ranges that hold no events. `name`, `ack`, `timeout`: see Subscription.
+        `start`: "earliest", "latest" (the current end, fixed once `await sub.ready()` returns), a
+        position or a datetime with a time zone. `stop`: where the subscription ends. "latest" is
+        the current end, including all events acknowledged to this client; a position is the first
+        that is not read, and the subscription waits for those before it; a datetime means the
+        events before that time. `voids`: also get ranges without events. `name`, `ack`, `timeout`:
+        see Subscription.
         """
         return self._client._subscribe(
             self.name, self._info, start, voids, name, ack, where, stop, timeout

@@ -1,7 +1,7 @@
-"""How far a subscription has come in one stream.
+"""The progress of a subscription in one stream.
 
-What a reader delivers is admitted or not: a stream is followed anew after a pause, and until then
-events of the earlier follow still arrive.
+It decides which delivered events are admitted: after a pause the stream is followed again, and
+events of the earlier follow may still arrive.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ __all__ = ["NEVER", "StreamProgress", "UnorderedProgress"]
 
 log = logging.getLogger("surecast.client")
 
-NEVER: Final = 1 << 63  # the stop of a stream that is read for as long as the subscription lives
+NEVER: Final = 1 << 63  # the stop of a stream that is read until the subscription is closed
 
 
 class StreamProgress:
-    """Of a stream whose events have dense rising positions: each position is admitted once."""
+    """For a stream whose events have dense rising positions: each position is admitted once."""
 
     __slots__ = (
         "acked",
@@ -53,17 +53,17 @@ class StreamProgress:
         self.stream = info.stream_id
         self.name = info.name
         self.reader = reader
-        self.next = start  # the first position that is not here
+        self.next = start  # the first position not received
         self.read = start  # everything below was handed out, and the user has asked for more
-        self.acked = start  # the first position that the user has not acknowledged by hand
+        self.acked = start  # the first position that the user has not acknowledged with `ack`
         self.paused = False
-        self.not_before_ns = not_before_ns  # older events are not wanted; 0: none are too old
-        self.stop = stop  # the first position that is not wanted
-        self.before_ns = before_ns  # events from this time on are not wanted; 0: none are too young
-        self.finished = False  # the reader was told that all below the stop is here
+        self.not_before_ns = not_before_ns  # older events are left out; 0: no limit
+        self.stop = stop  # the first position that is not read
+        self.before_ns = before_ns  # events from this time on are left out; 0: no limit
+        self.finished = False  # all below the stop was received, and the reader is released
 
     def admit(self, batch: Batch) -> Batch | None:
-        """The part of `batch` that was not here and is wanted."""
+        """The part of `batch` that is new and within the limits, or None."""
         if batch.hi <= self.next:
             return None  # sent again after a pause
         if batch.lo > self.next:
@@ -80,26 +80,26 @@ class StreamProgress:
         return self.wanted(batch) if self.not_before_ns else batch
 
     def _look_for_stop(self, batch: Batch) -> None:
-        """The first event that is too young is the stop. Void positions have no times."""
+        """Set the stop at the first event at or after `before_ns`. Void positions have no times."""
         if batch.rows and int(batch.times()[-1]) >= self.before_ns:
             first = int(batch.seqs()[np.searchsorted(batch.times(), self.before_ns)])
             self.stop = min(self.stop, max(first, self.next))
 
     def wanted(self, batch: Batch) -> Batch | None:
-        """The part of `batch` that is not too old. A region that is behind what the time asked for
-        begins at its own end, and older events may come first."""
+        """The part of `batch` that is not too old. A region whose stream ends before the start time
+        begins at that end, and older events may come first."""
         if is_end(batch):
-            return batch  # a deleted stream: nothing that is wanted will come
+            return batch  # the stream is deleted: no newer events will come
         if batch.rows and int(batch.times()[-1]) >= self.not_before_ns:
             first = int(batch.seqs()[np.searchsorted(batch.times(), self.not_before_ns)])
-            self.not_before_ns = 0  # time never runs backwards
+            self.not_before_ns = 0  # times never decrease
             return batch if first == batch.seqs()[0] else batch.slice(first, batch.hi)
         return None
 
     def admit_lost(self, lost: Lost) -> Lost | None:
-        """The part of a lost range that is not here.
+        """The part of a lost range that is new and below the stop, or None.
 
-        Nobody knows the times of lost events, so none of them counts as too old.
+        The times of lost events are unknown, so none of them counts as too old.
         """
         if lost.hi <= self.next:
             return None
@@ -109,25 +109,27 @@ class StreamProgress:
         end = min(lost.hi, self.stop)
         if end <= self.next:
             return None
-        found = Lost(lost.stream, self.next, end, lost.why)
+        new = Lost(lost.stream, self.next, end, lost.why)
         self.next = end
-        return found
+        return new
 
-    def _log_gap(self, what: Batch | Lost) -> None:
-        """It belongs to a follow that was replaced; the present one brings what is missing."""
-        log.debug("%s: %r, but %d is next", self.name, what, self.next)
+    def _log_gap(self, item: Batch | Lost) -> None:
+        """`item` belongs to a replaced follow; the current one delivers the positions between."""
+        log.debug("%s: %r, but %d is next", self.name, item, self.next)
 
     def follow(self) -> Lost | None:
-        """Follow the stream, at first or after a pause. Returns what the pause lost, if any."""
+        """Follow the stream, for the first time or after a pause. Returns events lost by the pause,
+        if any."""
         self.paused = False
         self.reader.follow(self.stream, self.next)
         return None
 
 
 class UnorderedProgress(StreamProgress):
-    """Of a stream whose events have no order: everything is admitted as it comes.
+    """For a stream whose events have no order: everything is admitted as it comes.
 
-    What is published while the stream is not followed is missed, and the user is told.
+    Events published while the stream is not followed are lost; the user gets an event of kind
+    "lost" for them.
     """
 
     __slots__ = ()
@@ -139,7 +141,7 @@ class UnorderedProgress(StreamProgress):
         return lost
 
     def follow(self) -> Lost | None:
-        first, self.next = self.next, 0  # 0: after a pause it is followed from the latest on
+        first, self.next = self.next, 0  # 0: after a pause it is followed from its end
         paused, self.paused = self.paused, False
         self.reader.follow(self.stream, first)
         if not paused or first:
@@ -148,6 +150,6 @@ class UnorderedProgress(StreamProgress):
             self.stream,
             0,
             0,
-            "the buffer of this subscription was full (ClientOptions.buffer_bytes_max), and what "
-            "was published until there was room again was not received",
+            "the buffer of this subscription was full (ClientOptions.buffer_bytes_max), and events "
+            "published until there was room again were not received",
         )

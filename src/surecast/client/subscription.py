@@ -1,4 +1,4 @@
-"""What `subscribe` gives: an asynchronous iterator of events, or of Arrow batches."""
+"""Subscription, the result of `subscribe`: an asynchronous iterator of events or Arrow batches."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ class Subscription:
         async for event in stream.subscribe(start="earliest"):
             print(event.seq, event.key, event.value)
 
-    It begins to read when it is made, up to a bound. Leaving the loop keeps its place: another loop
-    over the same object goes on behind. It ends with `close()`, with its `async with` block, or
-    when the program lets go of it. One task at a time may iterate.
+    It begins to receive when it is created, up to a bound. If a loop is left, another loop over the
+    same object continues after its last event. It ends with `close()`, with its `async with` block,
+    or when the program drops the object. One task at a time may iterate.
 
-    With a `stop` the loop ends by itself when every position below it is dealt with, void positions
+    With a `stop` the loop ends when every position below the stop was read, void positions
     included. With a `timeout` each step of a loop, over events or batches, raises TimedOut if it
-    takes longer; another loop goes on where that one was left.
+    takes longer; another loop continues where that one was left.
 
-    Events that the stream's delivery could not bring come as one event of kind "lost", whatever
-    `voids` says; reading goes on behind them.
+    Events that the stream's delivery could not deliver appear as one event of kind "lost", with or
+    without `voids`; reading continues after them.
 
-    A *named* subscription (`name=`) keeps its place in the region. Asking for the next event
-    acknowledges the one before, and so does a clean exit: `close()`, or the end of the `async with`
-    block of the subscription or of the client. An exception that ends the block acknowledges
-    nothing more. With `ack="manual"` only `ack` acknowledges. After a restart it goes on behind the
-    last event acknowledged, so what was in hand at a crash comes again. Before it ends at its stop,
-    its place is stored.
+    A *named* subscription (`name=`) keeps its position in the region. Requesting the next event
+    acknowledges the previous one, and so does a clean exit: `close()`, or the end of the `async
+    with` block of the subscription or of the client. If an exception ends the block, nothing more
+    is acknowledged. With `ack="manual"` only `ack` acknowledges. After a restart it continues after
+    the last acknowledged event, so events that were being processed at a crash are delivered again.
+    Before it ends at its stop, its position is stored.
     """
 
     def __init__(self, task: SubscriptionTask, timeout_s: float | None = None) -> None:
@@ -73,9 +73,9 @@ class Subscription:
     async def next(self, *, timeout: Timeout = None) -> Event:
         """One event, as `await anext(sub)`; raises StopAsyncIteration at the end.
 
-            event = await sub.next(timeout=0.5)  # TimedOut if none comes: nothing is lost by that
+            event = await sub.next(timeout=0.5)  # TimedOut if there is none; no event is lost
 
-        Without a `timeout` that of the subscription counts.
+        The default is the `timeout` of the subscription.
         """
         seconds = seconds_of(timeout)
         return await self._next(self._timeout_s if seconds is None else seconds)
@@ -93,9 +93,9 @@ class Subscription:
                 raise StopAsyncIteration
 
     async def _unnamed(self) -> AsyncGenerator[Event, None]:
-        """The fast path: while a batch lasts, an event costs no more than the step of a generator.
+        """The fast path: within a batch, an event costs only a step of a generator.
 
-        Iterations share `rows`, so that a loop goes on where the one before was left.
+        Iterations share `rows`, so that a loop continues where the previous one was left.
         """
         buffer = self._buffer
         while True:
@@ -106,7 +106,7 @@ class Subscription:
 
     async def _named(self) -> AsyncGenerator[Event, None]:
         buffer = self._buffer
-        buffer.consumer = asyncio.current_task()  # of what is left of the batch being read
+        buffer.consumer = asyncio.current_task()  # of the rest of the current batch
         while True:
             for event in buffer.rows:
                 buffer.current_event = event
@@ -124,19 +124,19 @@ class Subscription:
             async for batch in stream.subscribe(start=1).batches():
                 total += pc.sum(pc.binary_length(batch.column("value"))).as_py()
 
-        Positions that are void are not there; they show as steps in `seq`. With `voids=True` they
-        are, and batches have three columns more: `kind` ("event" or "void"), `range` and `reason`.
-        A run of void positions is one row, as in Spark: `seq` is its last position, `range` how
-        many there are, `reason` why they are void; key, value and tag are null. Events have range 1
-        and no reason. Together, rows then cover every position exactly once.
+        Void positions are left out, so `seq` has gaps. With `voids=True` they are included, and
+        batches have three more columns: `kind` ("event" or "void"), `range` and `reason`. A run of
+        void positions is one row, as in Spark: `seq` is its last position, `range` their number,
+        `reason` why they are void; key, value and tag are null. Events have range 1 and no reason.
+        Together, the rows then cover every position exactly once.
 
-        Lost events raise EventsLost, with their `stream` and `range`, whatever `voids` says; the
-        next `batches()` goes on behind them.
+        Lost events raise EventsLost, with their `stream` and `range`, with or without `voids`; the
+        next `batches()` continues after them.
         """
         if length_hint(self._buffer.rows):
             raise UsageError(
-                "this subscription is in the midst of a batch, event by event: read on like that, "
-                "or subscribe once more for batches"
+                "this subscription is within a batch that is read event by event: continue like "
+                "that, or subscribe again for batches"
             )
         return self._batches()
 
@@ -146,8 +146,8 @@ class Subscription:
         buffer = self._buffer
         convert = record_batch_with_voids if buffer.voids else record_batch_of
         deadline = deadline_of(self._timeout_s)
-        while (found := await buffer.next_item(deadline)) is not None:
-            progress, item = found
+        while (taken := await buffer.next_item(deadline)) is not None:
+            progress, item = taken
             if isinstance(item, Lost):
                 raise EventsLost(progress.name, item.lo, item.hi, item.why)
             table = convert(item, progress.name)
@@ -156,10 +156,10 @@ class Subscription:
                 deadline = deadline_of(self._timeout_s)
 
     async def ready(self, *, timeout: Timeout = None) -> Subscription:
-        """Wait until it is known where it begins: from here on, "latest" misses nothing.
+        """Wait until its start is known: with "latest" it then gets all events published from now.
 
-        A subscription by pattern is ready when it knows the streams there are. Without a `timeout`
-        that of the subscription counts.
+        A subscription by pattern is ready when it knows all existing streams that match. The
+        default is the `timeout` of the subscription.
         """
         limit = self._timeout_s if timeout is None else timeout
         async with within(limit, f"the region to say where {self._task.spec.pattern!r} begins"):
@@ -169,29 +169,29 @@ class Subscription:
     # ------------------------------------------------------------ acknowledging
 
     async def ack(self, item: Event | pa.RecordBatch, *, timeout: Timeout = None) -> None:
-        """All events of its stream up to this one (or this batch) are dealt with.
+        """Acknowledge all events of its stream up to this one (or this batch).
 
-        Returns when that is on disk at every replica of the region. After TimedOut it is stored
-        later, with the next acknowledgement or when the subscription is closed.
+        Returns when the acknowledgement is on disk at every replica of the region. After TimedOut
+        it is stored later, with the next acknowledgement or when the subscription is closed.
         """
         buffer = self._buffer
         if buffer.forked:
             raise forked()
         if buffer.cursor is None:
             raise UsageError(
-                "only a named subscription keeps its place: subscribe(..., name=...)"
+                "only a named subscription keeps its position: subscribe(..., name=...)"
                 if self._task.spec.name is None
                 else "nothing has been read yet: there is nothing to acknowledge"
             )
         stream, end = _place(item)
         progress = buffer.by_name.get(stream)
         if progress is None and end <= buffer.deleted.get(stream, 0):
-            return  # the stream was deleted: there is no place to keep
+            return  # the stream was deleted: there is no position to store
         if progress is None or end > buffer.handed(progress):
-            buffer.cursor.check()  # a place that was lost is the better reason
+            buffer.cursor.check()  # if the name is lost, that is the better error
             raise UsageError(f"{stream} up to {end - 1} was not read by {self!r}")
         waited_for = (
-            f"position {end} of {stream!r} to be stored as the place of the subscription named "
+            f"position {end} of {stream!r} to be stored for the subscription named "
             f"{buffer.cursor.name!r}; it may be stored later"
         )
         async with within(timeout, waited_for):
@@ -201,17 +201,18 @@ class Subscription:
     # ------------------------------------------------------------ ending
 
     async def close(self, *, timeout: Timeout = None) -> None:
-        """Read no more. A named subscription stores its place first, in the background if that
+        """End the subscription. A named one stores its position first, in the background if that
         takes longer than `timeout`.
 
-        The last event (or batch) that was handed out is acknowledged, too, unless an exception is
-        being handled (`close()` in a `finally` block), or another task that still runs, or failed,
-        was given it. With `ack="manual"` only `ack` acknowledges.
+        The last event (or batch) that was handed out is acknowledged, too. Exceptions: an exception
+        is being handled (`close()` in a `finally` block), or the event was handed to another task
+        that still runs or failed. With `ack="manual"` only `ack` acknowledges.
         """
         await self._close(leaving(asyncio.current_task()), timeout)
 
     async def _close(self, by: object, timeout: Timeout = None) -> None:
-        async with within(timeout, f"{self!r} to store its place; it is closed in the background"):
+        waited_for = f"{self!r} to store its position; it is closed in the background"
+        async with within(timeout, waited_for):
             await self._task.close(by=by)
 
     async def __aenter__(self) -> Subscription:
@@ -227,7 +228,7 @@ class Subscription:
 
 
 def _place(item: Any) -> tuple[str, int]:
-    """The stream of an event or a batch of events, and the first position behind it."""
+    """The stream of an event or a batch of events, and the first position after it."""
     try:
         if isinstance(item, Event):
             stream, seq = item.stream, item.seq

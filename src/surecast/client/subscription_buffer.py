@@ -1,17 +1,17 @@
-"""What one subscription has received and not read: a bounded buffer, and how far each stream is.
+"""The buffer of one subscription: received and unread batches, and the progress of each stream.
 
 Readers put batches and lost ranges in, the task that iterates takes them out. When the buffer is
 full, its streams are unfollowed, which stops the server from sending; when it is half empty they
-are followed again from the first position that is not here. Positions are the same everywhere, so
-this loses nothing of a delivery with positions (`StreamProgress`; else `UnorderedProgress`).
+are followed again from the first position not received. Positions are the same everywhere, so
+nothing is lost of a delivery with positions (`StreamProgress`; else `UnorderedProgress`).
 
-A subscription with a stop ends when all its streams are known and each has all positions below its
-stop here, void or lost ones included, and what is here has been read.
+A subscription with a stop ends when all its streams are known, all positions below their stops were
+received (void and lost ones included), and everything was read.
 
-`current_event` is the event that the user deals with right now: all events before it are dealt
-with. An automatic acknowledgement needs no more, and it costs one assignment an event. `consumer`
-is the task or thread that has it; when that one closes the subscription without an exception, the
-current event is dealt with, too (`finish`).
+`current_event` is the event that the user is processing: all events before it are processed. This
+is all that automatic acknowledgements need, at the cost of one assignment per event. `consumer` is
+the task or thread that processes it; if that one closes the subscription without an exception, the
+current event counts as processed, too (`finish`).
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ __all__ = ["IN_TRANSIT", "LOST_BYTES", "Item", "SubscriptionBuffer"]
 log = logging.getLogger("surecast.client")
 
 ROWS_JOINED: Final = 256  # events: small batches of one stream are handed out together up to this
-LOST_BYTES: Final = 256  # what a lost range counts for in the buffer
-IN_TRANSIT: Final = "in transit"  # a consumer: what was taken out has not reached its thread yet
+LOST_BYTES: Final = 256  # bytes counted for a lost range in the buffer
+IN_TRANSIT: Final = "in transit"  # a `consumer`: the item is on its way to the user's thread
 
 Item = Batch | Lost
 
 
 class SubscriptionBuffer:
-    """See the module. All methods are for the thread of the event loop."""
+    """The buffer of one subscription (see the module). Use it in the event loop's thread."""
 
     def __init__(
         self, options: ClientOptions, voids: bool, named: bool, manual: bool, single: bool = False
@@ -58,32 +58,32 @@ class SubscriptionBuffer:
         self.options = options
         self.voids = voids
         self.named = named
-        self.manual = manual  # only what the user acknowledges is dealt with
+        self.manual = manual  # only the user's `ack` acknowledges
         self.single = single  # of one open stream: it ends when the stream is deleted
-        self.deleted: dict[str, int] = {}  # by name: up to where a deleted stream was read
+        self.deleted: dict[str, int] = {}  # by name: the end up to which a deleted stream was read
         self.streams: dict[LogId, StreamProgress] = {}
         self.by_name: dict[str, StreamProgress] = {}
         self.cursor: Cursor | None = None  # of a named subscription, once it begins
         self.rows: Iterator[Event] = iter(())  # of the batch being read, shared by all iterations
         self.current_event: Event | None = None
-        self.current: tuple[StreamProgress, int] | None = None  # being read: stream, up to where
-        self.consumer: object = None  # who reads: a task, or with `surecast.sync` a thread
-        self.label = ""  # what is read, for messages
+        self.current: tuple[StreamProgress, int] | None = None  # being read: stream, end of batch
+        self.consumer: object = None  # the reading task, or with `surecast.sync` thread
+        self.label = ""  # the name or pattern, for messages
         self.nbytes = 0  # received and not taken out
         self.paused = False  # nothing is followed until the buffer is half empty
         self._inbox: deque[tuple[StreamProgress, Item]] = deque()
         self._loop = asyncio.get_running_loop()
-        self._waiter: asyncio.Future[bool] | None = None  # true: its time is over
+        self._waiter: asyncio.Future[bool] | None = None  # result True: timed out
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._end: SurecastError | None = None
         self._closed = False
-        self._unfinished = 0  # streams of which positions below their stop are not here
+        self._unfinished = 0  # streams with positions below their stop that were not received
         self._complete = False  # it has a stop, and no further streams are added
         self.forked = False  # this is a child of the process that reads
-        self._turn_rows = 0  # read since other tasks had a turn
+        self._turn_rows = 0  # rows read since other tasks had a turn
         watch(self)
 
-    # ------------------------------------------------------------ what comes in
+    # ------------------------------------------------------------ from readers
 
     def add(
         self,
@@ -124,7 +124,7 @@ class SubscriptionBuffer:
         self._taken_in()
 
     def take_lost(self, lost: Lost) -> None:
-        """Events that will not come; they have their turn among those that did."""
+        """Put a lost range into the buffer, in its order among the batches."""
         progress = self.streams.get(lost.stream)
         if progress is None or self.ended:
             return
@@ -139,7 +139,7 @@ class SubscriptionBuffer:
         self._inbox.append((progress, lost))
 
     def set_stop(self, stream: LogId, stop: int) -> None:
-        """A stop that was not known when the stream was added."""
+        """Set a stop that was not known when the stream was added."""
         progress = self.streams.get(stream)
         if progress is None:
             return  # it was deleted meanwhile
@@ -149,7 +149,7 @@ class SubscriptionBuffer:
             self._wake()
 
     def set_complete(self) -> None:
-        """All streams that are read up to a stop have been added."""
+        """Called when all streams that are read up to a stop have been added."""
         self._complete = True
         self._wake()
 
@@ -158,7 +158,7 @@ class SubscriptionBuffer:
             self._finish(progress)
 
     def _finish(self, progress: StreamProgress) -> None:
-        """Nothing more of the stream is wanted; others may have the place on its reader."""
+        """Release the stream's reader: all positions below the stop were received."""
         progress.finished = True
         self._unfinished -= 1
         progress.reader.release(progress.stream)
@@ -187,34 +187,34 @@ class SubscriptionBuffer:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(False)
 
-    # ------------------------------------------------------------ what goes out
+    # ------------------------------------------------------------ to the user
 
     async def next_item(
         self, deadline: Deadline | None = None
     ) -> tuple[StreamProgress, Item] | None:
-        """The next batch or lost range; what was read before is dealt with. None: there is nothing
-        more, because it is closed or everything below its stop was read."""
+        """The next batch or lost range; the previous one counts as processed. None if the
+        subscription is closed or everything below its stop was read."""
         self._finish_current()
         if self._waiter is not None:
             raise UsageError("two tasks iterate over one subscription: give each its own")
         self.consumer = asyncio.current_task()
         if self._turn_rows >= self.options.turn_rows_max:
             self._turn_rows = 0
-            await asyncio.sleep(0)  # a loop that always finds something lets other tasks run
+            await asyncio.sleep(0)  # yield to other tasks even if the buffer never runs empty
         while not self._inbox or self._end is not None:
             if self._end is not None:
                 raise type(self._end)(*self._end.args)
             if self._closed:
                 return None
             if self._complete and not self._unfinished:
-                await self._store_places(deadline)
+                await self._store_positions(deadline)
                 return None
             self._turn_rows = 0
             await self._wait(deadline)
         return self._take_out()
 
     async def _wait(self, deadline: Deadline | None) -> None:
-        """Until something has come or changed; TimedOut if nothing did in time."""
+        """Wait until something is received or changed; raises TimedOut after the deadline."""
         self._waiter = waiter = self._loop.create_future()
         timer = None
         if deadline is not None:
@@ -223,17 +223,17 @@ class SubscriptionBuffer:
             if await waiter and deadline is not None:
                 raise timed_out(
                     deadline.seconds,
-                    f"the next event of {self.label!r}; the subscription can be read on",
+                    f"the next event of {self.label!r}; the subscription can be read further",
                 )
         finally:
             self._waiter = None
             if timer is not None:
                 timer.cancel()
 
-    async def _store_places(self, deadline: Deadline | None) -> None:
-        """Everything below the stop is dealt with: a named subscription says so before it ends."""
+    async def _store_positions(self, deadline: Deadline | None) -> None:
+        """Store the end of a named subscription that was read up to its stop."""
         for progress in self.streams.values():
-            progress.read = max(progress.read, progress.next)  # some were older than its start
+            progress.read = max(progress.read, progress.next)  # older events were left out
         cursor = self.cursor
         if cursor is None:
             return
@@ -245,7 +245,7 @@ class SubscriptionBuffer:
                 raise
             raise timed_out(
                 deadline.seconds,
-                f"the place of the subscription named {cursor.name!r} to be stored; it may be "
+                f"the position of the subscription named {cursor.name!r} to be stored; it may be "
                 "stored later",
             ) from None
 
@@ -265,7 +265,8 @@ class SubscriptionBuffer:
         return progress, item
 
     def _leave_deleted(self, progress: StreamProgress) -> None:
-        """The stream's last event is taken out. A subscription of several streams goes on."""
+        """Called when the last event of a deleted stream is taken out. A subscription of one stream
+        ends; others continue without the stream."""
         if self.single:
             self._end = StreamDeleted(progress.name)  # raised when the user asks for more
             return
@@ -290,15 +291,15 @@ class SubscriptionBuffer:
                 self.cursor.moved()
 
     async def next_rows(self, timeout_s: float | None = None) -> bool:
-        """Put the next events into `rows`: a batch, or several small ones. False: there are none
-        any more."""
+        """Put the next events into `rows`: a batch, or several small ones. Returns False if there
+        are no more."""
         events: list[Event] = []
         deadline = deadline_of(timeout_s)
         while not events:
-            found = await self.next_item(deadline)
-            if found is None:
+            taken = await self.next_item(deadline)
+            if taken is None:
                 return False
-            progress, item = found
+            progress, item = taken
             events = self._events_of(progress, item)
             while len(events) < ROWS_JOINED and self._inbox and self._inbox[0][0] is progress:
                 events += self._events_of(*self._take_out())
@@ -311,21 +312,21 @@ class SubscriptionBuffer:
         return events_of(item, progress.name, self.voids)
 
     def positions(self) -> dict[LogId, int]:
-        """How far each stream has been dealt with."""
+        """The first position of each stream that is not processed."""
         if self.manual:
             return {stream: progress.acked for stream, progress in self.streams.items()}
-        found = {stream: progress.read for stream, progress in self.streams.items()}
-        event = self.current_event  # one look: another thread may change it
+        positions = {stream: progress.read for stream, progress in self.streams.items()}
+        event = self.current_event  # read it once: another thread may change it
         if event is not None and self.current is not None:
             progress = self.current[0]
-            found[progress.stream] = max(progress.read, event.seq + 1 - event.count)
-        return found
+            positions[progress.stream] = max(progress.read, event.seq + 1 - event.count)
+        return positions
 
     def in_hand(self) -> dict[LogId, int]:
-        """What the user was given last and has not gone on from: the position behind it.
+        """The position after the last event or batch that the user got and has not moved on from.
 
-        Nothing, if only the user says what is dealt with, if none of it has reached the user, or
-        if the stream was deleted.
+        Empty with manual acknowledgements, if nothing of it has reached the user, or if the stream
+        was deleted.
         """
         if self.manual or self.current is None or self.current[0].stream not in self.streams:
             return {}
@@ -337,16 +338,15 @@ class SubscriptionBuffer:
         return {progress.stream: end}
 
     def finish(self, by: object) -> None:
-        """`by`, a task or thread, closes the subscription without an exception: what is in hand is
-        dealt with, if nobody else is still dealing with it."""
+        """`by`, a task or thread, closes the subscription without an exception: the item in hand
+        counts as processed, unless another task or thread is still processing it."""
         for stream, end in self.in_hand().items():
-            if self.is_dealt_with(by):
+            if self.is_processed(by):
                 progress = self.streams[stream]
                 progress.read = max(progress.read, end)
 
-    def is_dealt_with(self, by: object) -> bool:
-        """Whether whoever reads has closed the subscription itself, or has ended without an
-        exception."""
+    def is_processed(self, by: object) -> bool:
+        """Whether the consumer is `by` itself, or a task that has ended without an exception."""
         consumer = self.consumer
         if consumer is by:
             return True
@@ -358,24 +358,22 @@ class SubscriptionBuffer:
         return problem is None
 
     def handed(self, progress: StreamProgress) -> int:
-        """The first position of a stream that the user has not been given.
-
-        Event by event that is the one behind the current event; of batches, the end of the last.
-        """
+        """The first position of a stream that the user has not received: the one after the current
+        event, or the end of the last batch."""
         if self.current is None or self.current[0] is not progress:
             return progress.read
         end = self.current[1] if self.current_event is None else self.current_event.seq + 1
         return max(progress.read, end)
 
     def acknowledge(self, progress: StreamProgress, end: int) -> None:
-        """All below `end` is dealt with, says the user."""
+        """The user has acknowledged all positions below `end`."""
         progress.acked = max(progress.acked, end)
         progress.read = max(progress.read, end)
 
     # ------------------------------------------------------------ beginning and end
 
     async def ready(self) -> None:
-        """Wait until it is known where each of the streams there are begins."""
+        """Wait until the start of each existing stream is known."""
         if self.forked:
             raise forked()
         await asyncio.wait([self._ready])
@@ -390,23 +388,23 @@ class SubscriptionBuffer:
         self.forked = True
         self._end = forked()
         self._waiter = self.current = self.current_event = None
-        deque(self.rows, maxlen=0)  # an iteration under way finds nothing more
+        deque(self.rows, maxlen=0)  # ends an iteration in progress
 
     def fail(self, problem: SurecastError) -> None:
-        """Nothing more will come, and the user should know why."""
+        """End the subscription; the next read raises `problem`."""
         if self._end is None and not self._closed:
             self._end = problem
             self._inbox.clear()
             self._leave()
 
     def close(self) -> None:
-        """Nothing more is wanted."""
+        """End the subscription; the next read ends its loop."""
         if not self._closed:
             self._closed = True
             self._leave()
 
     def _leave(self) -> None:
-        """Give up all that is not read; an iteration under way finds nothing more."""
+        """Drop everything unread, which ends an iteration in progress, and release the readers."""
         deque(self.rows, maxlen=0)
         self.current = self.current_event = None
         for progress in self.streams.values():

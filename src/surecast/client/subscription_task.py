@@ -1,9 +1,9 @@
 """How a subscription begins, finds its streams and ends.
 
-A subscription to one open stream takes a place on a reader it may share. A subscription by name or
-pattern has readers of its own, one for each delivery it meets, and keeps asking the region which
-streams match; it reads those that appear later from their first position on. With a stop it reads
-the streams that match at the beginning, and no others.
+A subscription to one open stream uses a reader that may be shared. A subscription by name or
+pattern has readers of its own, one for each delivery of its streams. It watches which streams of
+the region match, and reads streams that appear later from their first position. With a stop it
+reads only the streams that match at the beginning.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ __all__ = [
 log = logging.getLogger("surecast.client")
 
 Start = Literal["earliest", "latest"] | int | datetime  # an end, a position or a time
-Stop = Literal["latest"] | int | datetime  # the end now, the position behind the last, or a time
+Stop = Literal["latest"] | int | datetime  # the end now, the position after the last, or a time
 
-_NOW = -1  # what WhereIs takes for "where does it end?"
-CLOCK_S: Final = 60.0  # at the latest after this the wall clock is looked at again
+_NOW = -1  # the time in WhereIs that stands for the end of the stream
+CLOCK_S: Final = 60.0  # longest sleep before the wall clock is read again
 
 
 def check_start(start: Start) -> None:
-    """Refuse now what could not be found later."""
+    """Raise UsageError for a start that is not valid."""
     if isinstance(start, datetime):
         ns_of(start)
     elif type(start) is int:
@@ -61,7 +61,7 @@ def check_start(start: Start) -> None:
 
 
 def check_stop(stop: Stop | None) -> None:
-    """Refuse now what could never be reached."""
+    """Raise UsageError for a stop that is not valid."""
     if stop is None:
         return
     if isinstance(stop, datetime):
@@ -73,15 +73,16 @@ def check_stop(stop: Stop | None) -> None:
         raise UsageError(f'stop is "latest", a seq, a datetime or None, not {stop!r}')
 
 
-def leaving(who: object) -> object:
-    """`who`, a task or thread that calls `close()`, or None if an exception may be the reason: one
-    is being handled, as in a `finally` block that an exception has led to."""
-    return who if sys.exc_info()[0] is None else None
+def leaving(caller: object) -> object:
+    """`caller`, the task or thread that calls `close()`; or None if an exception is being handled,
+    which may be the reason for the call (as in a `finally` block)."""
+    return caller if sys.exc_info()[0] is None else None
 
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionSpec:
-    """What a user wants to read. Either `info` (one open stream) or `pattern`."""
+    """The arguments of `subscribe`. With `info` one open stream is read, else those that match
+    `pattern`."""
 
     pattern: str
     info: StreamInfo | None
@@ -96,10 +97,10 @@ class SubscriptionSpec:
         return self.info is None and not is_name(self.pattern)
 
     def check(self, delivery: Delivery) -> None:
-        """Raise NotSupported if streams of the delivery cannot be read like that."""
+        """Raise NotSupported if the delivery does not support these arguments."""
         verbs = delivery.verbs
         if not delivery.ordered:
-            verbs -= {"name", "time"}  # both are about positions
+            verbs -= {"name", "time"}  # both need positions
         if self.has_wildcard and "pattern" not in verbs:
             raise not_supported(f"a pattern such as {self.pattern!r}", delivery)
         if self.name is not None and "name" not in verbs:
@@ -115,7 +116,7 @@ class SubscriptionSpec:
 
 
 class SubscriptionTask:
-    """What a subscription does by itself; the object that the user holds may be let go of at any
+    """The background work of a subscription. The user may drop the `Subscription` object at any
     time."""
 
     def __init__(
@@ -125,7 +126,7 @@ class SubscriptionTask:
         readers: Readers,
         dropped: Callable[[SubscriptionTask], None] = lambda task: None,
     ) -> None:
-        """`dropped` is told when the user's object is gone and an event was in hand."""
+        """`dropped` is called if the user's object was dropped with an event in hand."""
         self.spec = spec
         self._dropped = dropped
         self._in_hand: dict[LogId, int] = {}  # when it was dropped
@@ -140,18 +141,18 @@ class SubscriptionTask:
         )
         self.buffer.label = spec.pattern
         self._loop = asyncio.get_running_loop()
-        self._complete = False  # all streams that were there at the beginning are known
-        self._matched = False  # any stream, so far
+        self._complete = False  # whether all streams that existed at the beginning are known
+        self._matched = False  # whether any stream has matched so far
         self._joining: dict[LogId, asyncio.Task[None]] = {}  # streams that are not followed yet
         self._leased: dict[str, Reader] = {}  # by delivery
         self._leasing = asyncio.Lock()
         self._watch: int | None = None
         self._beginning = self._loop.create_task(self._begin())
-        self._stopping: asyncio.Task[None] | None = None  # waits until the time of the stop
+        self._stopping: asyncio.Task[None] | None = None  # waits for the time of the stop
         self._closing: asyncio.Task[None] | None = None
 
     def _check(self, info: StreamInfo) -> None:
-        """Raise NotSupported if the stream cannot be read by this client, or not like that."""
+        """Raise NotSupported if this client cannot read the stream, or not with these arguments."""
         delivery = self._endpoint.delivery_of(info)
         self.spec.check(delivery)
         self._readers.check(delivery)
@@ -172,7 +173,7 @@ class SubscriptionTask:
             )
             await buffer.cursor.attach()
         if spec.info is None:
-            self._watch = self._control.watch(WhichStreams(spec.pattern), self._told)
+            self._watch = self._control.watch(WhichStreams(spec.pattern), self._on_streams)
             return
         start = await self._find_start(spec.info)
         stop = await self._find_stop(spec.info, start)
@@ -182,7 +183,7 @@ class SubscriptionTask:
             self._is_ready()
 
     async def _lease(self, info: StreamInfo) -> Reader:
-        """The reader of the stream's delivery; opened when its first stream is met."""
+        """The reader of the stream's delivery; opened for the first stream of that delivery."""
         async with self._leasing:
             reader = self._leased.get(info.delivery)
             if reader is None:
@@ -192,8 +193,8 @@ class SubscriptionTask:
                 self._leased[info.delivery] = reader
             return reader
 
-    def _told(self, answer: Any) -> None:
-        """Streams that match: those that were there, then those that appear."""
+    def _on_streams(self, answer: Any) -> None:
+        """Called with matching streams: first the existing ones, then new ones as they appear."""
         if self.buffer.ended:
             return
         if isinstance(answer, SurecastError):
@@ -210,11 +211,11 @@ class SubscriptionTask:
             if not self._matched and self.spec.stop is None:
                 self._log_waiting()
             if self.spec.stop is not None and self._watch is not None:
-                self._control.drop(self._watch)  # those that appear later are not read
+                self._control.drop(self._watch)  # streams that appear later are not read
             self._look_if_ready()
 
     def _log_waiting(self) -> None:
-        """Once. A name may be misspelt; a pattern may well match nothing for a while."""
+        """Log that no stream matches yet: a warning for a name, which may be misspelt."""
         if self.spec.has_wildcard:
             log.info("no stream matches %r yet: waiting for one", self.spec.pattern)
         else:
@@ -244,7 +245,7 @@ class SubscriptionTask:
             return
         known, cursor = stream in self._stored(), self.buffer.cursor
         if self._complete or (cursor is not None and cursor.has_begun):
-            start = "earliest"  # it has appeared since: all its events are news
+            start = "earliest"  # the stream is new: read all of its events
         to_locate = isinstance(start, datetime) and not known
         begins = None if to_locate else self._known_start(info, start, end)
         reader = self._leased.get(info.delivery)
@@ -254,7 +255,7 @@ class SubscriptionTask:
             self._follow(info, reader, begins, self._known_stop(info, end))
 
     def _stored(self) -> dict[LogId, int]:
-        """Where a named subscription was in streams that it knows."""
+        """The stored positions of a named subscription, by stream."""
         return {} if self.buffer.cursor is None else self.buffer.cursor.stored
 
     def _known_start(self, info: StreamInfo, start: Start, end: int) -> int:
@@ -267,10 +268,10 @@ class SubscriptionTask:
         return end if self._endpoint.delivery_of(info).ordered else 0
 
     def _known_stop(self, info: StreamInfo, end: int) -> int:
-        """The first position that is not wanted of a stream that ends at `end`.
+        """The stop of a stream that ends at `end`: the first position that is not read.
 
-        The region may be behind what the owner has acknowledged to this client: that is waited for.
-        A time to come is known when it has passed.
+        If the region is behind positions that the owner has acknowledged to this client, these are
+        waited for. The stop of a future time is known when that time has passed.
         """
         stop = self.spec.stop
         if stop == "latest":
@@ -278,7 +279,7 @@ class SubscriptionTask:
         return stop if isinstance(stop, int) else NEVER
 
     async def _find_stop(self, info: StreamInfo, start: int, end: int = 0) -> int:
-        """`_known_stop`, asked of the region if need be. `end` 0: the end is not known either."""
+        """Like `_known_stop`, with a query to the region if necessary. `end` 0: not known."""
         stop = self.spec.stop
         if isinstance(stop, datetime) and stop <= datetime.now(UTC):
             return await self._locate(info.stream_id, info.name, ns_of(stop))
@@ -288,7 +289,7 @@ class SubscriptionTask:
         return self._known_stop(info, end)
 
     async def _join(self, info: StreamInfo, start: int | None, end: int) -> None:
-        """Follow a stream once its reader is open. `start` None: ask the region where to begin."""
+        """Follow a stream once its reader is open. `start` None: query the region for it."""
         try:
             begins = await self._find_start(info) if start is None else start
             stop = await self._find_stop(info, begins, end)
@@ -302,27 +303,27 @@ class SubscriptionTask:
             self._look_if_ready()
 
     async def _find_start(self, info: StreamInfo) -> int:
-        """Where to begin in a stream whose end we do not know."""
+        """The start in a stream whose end is not known."""
         stream, start = info.stream_id, self.spec.start
-        is_asked = isinstance(start, datetime) or start == "latest"
-        if stream in self._stored() or not is_asked or not self._endpoint.delivery_of(info).ordered:
+        by_query = isinstance(start, datetime) or start == "latest"
+        if stream in self._stored() or not by_query or not self._endpoint.delivery_of(info).ordered:
             return self._known_start(info, start, 1)
         time_ns = ns_of(start) if isinstance(start, datetime) else _NOW
         return await self._locate(stream, info.name, time_ns)
 
     async def _locate(self, stream: LogId, name: str, time_ns: int) -> int:
-        """The first position of a stream at or after a time; _NOW: its end."""
+        """The first position of a stream at or after a time; with _NOW its end."""
         located = await self._control.ask(WhereIs(stream, time_ns))
         if located.why:
             raise subscription_error(name, located.why)
-        found: int = located.seq
-        return found
+        seq: int = located.seq
+        return seq
 
     def _follow(self, info: StreamInfo, reader: Reader, start: int, stop: int = NEVER) -> None:
-        asked, not_before_ns = self.spec.start, 0
-        if isinstance(asked, datetime) and info.stream_id not in self._stored():
-            # Its region may be behind that time. A time to come means the end, as it is now.
-            not_before_ns = ns_of(asked) if asked <= datetime.now(UTC) else 0
+        time, not_before_ns = self.spec.start, 0
+        if isinstance(time, datetime) and info.stream_id not in self._stored():
+            # The region may be behind that time. A future time means the current end.
+            not_before_ns = ns_of(time) if time <= datetime.now(UTC) else 0
         ordered = self._endpoint.delivery_of(info).ordered
         before_ns = ns_of(self.spec.stop) if isinstance(self.spec.stop, datetime) else 0
         self.buffer.add(
@@ -342,7 +343,7 @@ class SubscriptionTask:
             self.buffer.fail(problem)
 
     def _is_ready(self) -> None:
-        """The streams that were there at the beginning are known; with a stop, no others come."""
+        """Called when the streams that existed at the beginning are followed."""
         self.buffer.set_ready()
         stop = self.spec.stop
         if stop is not None:
@@ -351,8 +352,8 @@ class SubscriptionTask:
             self._stopping = self._loop.create_task(self._stop_in_time(stop))
 
     async def _stop_in_time(self, stop: datetime) -> None:
-        """Wait until the time of the stop, then ask for its position in each stream that has no
-        stop yet. (If the time had passed at the beginning, all of them have one.)"""
+        """Wait for the time of the stop, then query its position in each stream without a stop. (If
+        the time had passed at the beginning, all of them have one.)"""
         buffer, time_ns = self.buffer, ns_of(stop)
         try:
             while (left_s := (stop - datetime.now(UTC)).total_seconds()) > 0:
@@ -364,11 +365,11 @@ class SubscriptionTask:
             buffer.fail(problem)
 
     async def _set_stop(self, stream: LogId, name: str, time_ns: int) -> None:
-        with suppress(StreamDeleted):  # its last event, which ends it, is on its way
+        with suppress(StreamDeleted):  # its last event, which ends it, will be delivered
             self.buffer.set_stop(stream, await self._locate(stream, name, time_ns))
 
     async def _store_beginning(self) -> None:
-        """So that a named subscription begins here again, even if it never reads anything."""
+        """Store the start of a named subscription, so that it is kept even if nothing is read."""
         cursor = self.buffer.cursor
         if cursor is not None:
             if self.spec.info is None:
@@ -378,12 +379,12 @@ class SubscriptionTask:
     # ------------------------------------------------------------ the end
 
     async def close(self, why: SurecastError | None = None, by: object = None) -> None:
-        """Store how far things are, then leave. The iterating task gets `why` as an exception.
+        """Store the positions, then end. The iterating task gets `why` as an exception.
 
-        `by`: the task or thread that closes it without an exception (`leaving`).
+        `by`: the task or thread that closes it without an exception (`leaving`), else None.
         """
         if self.buffer.forked:
-            return  # the parent reads on
+            return  # the parent continues to read
         if self._closing is None:
             self._closing = self._loop.create_task(self._close(why, by))
         await asyncio.shield(self._closing)
@@ -417,10 +418,10 @@ class SubscriptionTask:
             self._control.drop(self._watch)
 
     def forget(self) -> None:
-        """The user's object is gone; may be called by any thread, at any time."""
+        """Called when the user's object is garbage-collected, by any thread, at any time."""
         if self.buffer.forked:
             return
-        with suppress(RuntimeError):  # the loop is closed, and everything with it
+        with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._forget)
 
     def _forget(self) -> None:
@@ -431,10 +432,11 @@ class SubscriptionTask:
                 self._dropped(self)
 
     async def settle(self, by: object) -> None:
-        """Of a dropped one: the client is closed without an exception. `break` left the loop, or
-        an exception that the program has handled: what was in hand is dealt with."""
+        """Called for a dropped subscription when the client is closed without an exception: the
+        loop was left by `break`, or by an exception that the program has handled, so the event in
+        hand counts as processed."""
         cursor = self.buffer.cursor
-        if cursor is not None and self.buffer.is_dealt_with(by):
+        if cursor is not None and self.buffer.is_processed(by):
             with suppress(SurecastError, TimeoutError):
                 async with asyncio.timeout(self._options.close_timeout_ns / SECOND):
                     await cursor.store_later(self._in_hand)

@@ -1,11 +1,11 @@
-"""The same surface without await, for scripts, notebooks and threads.
+"""The same API without await, for scripts, notebooks and threads.
 
-A thread of its own runs the event loop and the ordinary client. Calls are handed over to it and
-waited for. Iteration hands over whole batches, never single events: inside a batch a loop is as
-fast as over a list. `publish_soon` only appends to a list, which the other thread empties.
+A thread of its own runs the event loop and the asynchronous client. Calls are passed to it and
+wait for the result. Iteration transfers whole batches, never single events: inside a batch a loop
+is as fast as over a list. `publish_soon` only appends to a list, which the other thread empties.
 
-Methods may be called from several threads; one at a time may iterate over a subscription. A process
-that forks keeps its clients; the child has to connect by itself.
+Methods may be called from several threads; only one at a time may iterate over a subscription. A
+process that forks keeps its clients; the child has to create its own.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = ["Client", "Stream", "Subscription", "connect", "local"]
 
 T = TypeVar("T")
 
-ENDS_S = 2.0  # for the loop to end; the look-up of a name cannot be called off
+ENDS_S = 2.0  # for the loop to end; a host name lookup cannot be cancelled
 
 
 def connect(
@@ -88,33 +88,33 @@ class Loop:
     def __init__(self) -> None:
         self.closed = self.forked = False
         begun = threading.Event()
-        # A daemon: a program that forgets to close its client can end all the same.
+        # A daemon thread: the program can end even if it does not close its client.
         self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._live(begun)), name="surecast", daemon=True
+            target=lambda: asyncio.run(self._run(begun)), name="surecast", daemon=True
         )
         self._thread.start()
         begun.wait()
         watch(self)
 
-    async def _live(self, begun: threading.Event) -> None:
+    async def _run(self, begun: threading.Event) -> None:
         self.loop = asyncio.get_running_loop()
         self._over = asyncio.Event()
         begun.set()
         await self._over.wait()
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Have it done there, and wait."""
+        """Run `work` in the event loop and wait for its result."""
         if self.forked:
             work.close()
             raise forked()
         if self.closed:
             work.close()
-            raise Closed("this client is closed: make another with surecast.sync.connect(...)")
+            raise Closed("this client is closed: create another with surecast.sync.connect(...)")
         future = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
             return future.result()
         except BaseException:
-            future.cancel()  # Ctrl-C here must not leave it waiting there
+            future.cancel()  # after Ctrl-C in this thread it must not go on in the loop
             raise
 
     def _on_fork(self) -> None:
@@ -128,7 +128,7 @@ class Loop:
 
 
 class Client:
-    """See `surecast.Client`; connected when it is made, closed by `close()` or its `with` block."""
+    """See `surecast.Client`. The constructor connects; `close()` or the `with` block closes it."""
 
     def __init__(self, inner: AsyncClient) -> None:
         self._inner = inner
@@ -161,7 +161,7 @@ class Client:
 
     def close(self, *, timeout: Timeout = None) -> None:
         """See `surecast.Client.close`."""
-        seconds = seconds_of(timeout)  # refused before anything is closed
+        seconds = seconds_of(timeout)  # raises before anything is closed
         if self._loop.closed or self._loop.forked:
             return
         try:
@@ -211,7 +211,7 @@ class Client:
         return self._loop.call(self._inner.streams(pattern, timeout=timeout))
 
     def ends(self, pattern: str = ">", *, timeout: Timeout = None) -> list[tuple[StreamInfo, int]]:
-        """The streams that match, and where they end; see `surecast.Client.ends`."""
+        """The streams that match, and their ends; see `surecast.Client.ends`."""
         return self._loop.call(self._inner.ends(pattern, timeout=timeout))
 
     def locate(self, stream_id: bytes, time: datetime, *, timeout: Timeout = None) -> int:
@@ -219,7 +219,7 @@ class Client:
         return self._loop.call(self._inner.locate(stream_id, time, timeout=timeout))
 
     def flush(self, *, timeout: Timeout = None) -> None:
-        """Wait until all that was published is acknowledged; see `surecast.Client.flush`."""
+        """Wait until all published events are acknowledged; see `surecast.Client.flush`."""
         self._loop.call(self._inner.flush(timeout=timeout))
 
     def subscribe(
@@ -273,12 +273,12 @@ class Client:
     def delete_subscription(
         self, name: str, *, force: bool = False, timeout: Timeout = None
     ) -> None:
-        """Forget a named subscription; see `surecast.Client.delete_subscription`."""
+        """Delete a named subscription; see `surecast.Client.delete_subscription`."""
         self._loop.call(self._inner.delete_subscription(name, force=force, timeout=timeout))
 
 
 class Line:
-    """Events of `publish_soon` on their way to the other thread, for one stream."""
+    """Events of `publish_soon` of one stream, queued for the other thread."""
 
     def __init__(self, outbox: Outbox, loop: Loop) -> None:
         self._outbox = outbox
@@ -297,7 +297,7 @@ class Line:
             self._events.append((value, key, tag, size))
             self._nbytes += size
             if len(self._events) > 1:
-                return  # whoever came first has called
+                return  # `_hand_over` was scheduled with the first event
         self._loop.call_soon_threadsafe(self._hand_over)
 
     def _hand_over(self) -> None:
@@ -383,11 +383,11 @@ class Stream:
         return self._loop.call(work())
 
     def named(self, publisher: str | bytes | UUID, pub_no: int) -> Stream:
-        """This stream for a publisher that numbers by itself; see `surecast.Stream.named`."""
+        """This stream for a publisher with its own numbers; see `surecast.Stream.named`."""
         return self.published_as(publisher_id(publisher), pub_no)
 
     def published_as(self, publisher: bytes, pub_no: int) -> Stream:
-        """`named` by the id on the wire; see `surecast.Stream.published_as`."""
+        """`named` with the 16-byte id; see `surecast.Stream.published_as`."""
 
         async def work() -> AsyncStream:
             return self._inner.published_as(publisher, pub_no)
@@ -436,11 +436,11 @@ class Stream:
 
 
 class Subscription:
-    """See `surecast.Subscription`: a plain iterator here.
+    """See `surecast.Subscription`; here it is a plain iterator.
 
     event = next(sub)  # waits for it
     event = next(sub, None)  # None when everything below the stop was read, or it is closed
-    event = sub.next(timeout=0.5)  # TimedOut if none comes
+    event = sub.next(timeout=0.5)  # TimedOut if there is none
     """
 
     def __init__(self, inner: AsyncSubscription, loop: Loop) -> None:
@@ -451,9 +451,9 @@ class Subscription:
         return repr(self._inner)
 
     def __iter__(self) -> Iterator[Event]:
-        """A loop is faster than `next`: inside a batch no call is made for an event."""
+        """A loop is faster than `next`: events inside a batch need no call to the other thread."""
         buffer, timeout_s = self._inner._buffer, self._inner._timeout_s
-        buffer.consumer = threading.current_thread()  # of what is left of the batch being read
+        buffer.consumer = threading.current_thread()  # of the rest of the current batch
         while True:
             if buffer.named:
                 for event in buffer.rows:
@@ -465,12 +465,12 @@ class Subscription:
                 return
 
     def _take(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Have more taken out of the buffer in the other thread; this thread then has it."""
+        """Take items out of the buffer in the other thread; then this thread is the consumer."""
         buffer = self._inner._buffer
 
         async def take() -> T:
             taken = await work()
-            buffer.consumer = IN_TRANSIT  # Ctrl-C may keep it from being received here
+            buffer.consumer = IN_TRANSIT  # after Ctrl-C this thread does not receive it
             return taken
 
         taken = self._loop.call(take())
@@ -497,7 +497,7 @@ class Subscription:
                 raise StopIteration
 
     def _hand_out(self, event: Event) -> None:
-        """Of a named subscription: all events before this one are dealt with."""
+        """For a named subscription: all events before this one count as processed."""
         buffer = self._inner._buffer
         buffer.current_event = event
         if buffer.cursor is not None and not buffer.cursor.armed:
@@ -510,20 +510,20 @@ class Subscription:
         async def fetch() -> pa.RecordBatch | None:
             return await anext(batches, None)
 
-        while (found := self._take(fetch)) is not None:
-            yield found
+        while (batch := self._take(fetch)) is not None:
+            yield batch
 
     def ready(self, *, timeout: Timeout = None) -> Subscription:
         self._loop.call(self._inner.ready(timeout=timeout))
         return self
 
     def ack(self, item: Event | pa.RecordBatch, *, timeout: Timeout = None) -> None:
-        """All events up to this one are dealt with; see `surecast.Subscription.ack`."""
+        """Acknowledge all events up to this one; see `surecast.Subscription.ack`."""
         self._loop.call(self._inner.ack(item, timeout=timeout))
 
     def close(self, *, timeout: Timeout = None) -> None:
-        """Read no more; see `surecast.Subscription.close`. What another thread has been handed is
-        not acknowledged."""
+        """End the subscription; see `surecast.Subscription.close`. Events handed to another thread
+        are not acknowledged."""
         self._close(leaving(threading.current_thread()), timeout)
 
     def _close(self, by: object, timeout: Timeout = None) -> None:

@@ -1,7 +1,7 @@
-"""The table of a bounded read. Imported late: it loads pyarrow.
+"""The table of a bounded read. Imported late, because it loads pyarrow.
 
-Streams of single events have many small batches, and each costs memory of its own. They are joined
-as they come; large ones stay where they were received.
+Streams of single events have many small batches, each with an overhead of memory. These are joined
+as they arrive; large ones stay where they were received.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from surecast.errors import EventsLost, UsageError
 
 __all__ = ["read_table"]
 
-LARGE_ROWS: Final = 256  # a batch of so many is not joined with others
-SMALL_MAX: Final = 256  # batches that wait to be joined
+LARGE_ROWS: Final = 256  # batches of at least this size are not joined with others
+SMALL_MAX: Final = 256  # small batches that are joined at a time
 
 
 async def read_table(buffer: SubscriptionBuffer) -> pa.Table:
-    """All that a subscription with a stop gives, in one table.
+    """All events of a subscription with a stop, in one table.
 
-    UsageError if it is more than `ClientOptions.read_bytes_max`, EventsLost at lost events.
+    Raises UsageError above `ClientOptions.read_bytes_max`, EventsLost at lost events.
     """
     nbytes_max = buffer.options.read_bytes_max
     convert = record_batch_with_voids if buffer.voids else record_batch_of

@@ -1,7 +1,7 @@
 """`timeout=` of the public calls: seconds or a timedelta, and an error that says what was awaited.
 
-A call that times out is cancelled. What it asked of the region may be under way by then: the error
-of a publish says so (`maybe_taken`).
+A call that times out is cancelled. Its request may still be carried out by the region; the error of
+a publish says so (`maybe_taken`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Deadline", "Timeout", "deadline_of", "seconds_of", "timed_out", "wit
 
 Timeout = float | timedelta | None  # None: wait for as long as it takes
 
-FOREVER_S: Final = 1e9  # a longer timeout, some thirty years, is none
+FOREVER_S: Final = 1e9  # thirty years; a longer timeout means no limit
 
 
 class Deadline(NamedTuple):
@@ -29,7 +29,7 @@ class Deadline(NamedTuple):
 
 
 def seconds_of(timeout: Timeout) -> float | None:
-    """A timeout in seconds; None if there is no limit. Refuses what is no duration."""
+    """A timeout in seconds; None if there is no limit. Raises UsageError if it is not valid."""
     if timeout is None:
         return None
     seconds = math.nan
@@ -52,7 +52,7 @@ def deadline_of(seconds: float | None) -> Deadline | None:
 
 
 def timed_out(seconds: float, what: str, *, maybe_taken: bool = False) -> TimedOut:
-    """`what` follows "for": it says what was waited for."""
+    """The error of a timeout; `what`, which follows "for", is what was waited for."""
     return TimedOut(f"waited {seconds:g} s for {what}", maybe_taken=maybe_taken)
 
 
@@ -81,5 +81,5 @@ class within:
             return
         try:
             await self._scope.__aexit__(kind, problem, trace)
-        except TimeoutError:  # its own: another's is `problem`, and goes on by itself
+        except TimeoutError:  # of this scope; a TimeoutError from the block itself is not caught
             raise timed_out(self.seconds, self.what, maybe_taken=self.maybe_taken) from None

@@ -1,6 +1,6 @@
-"""`publish_many`: any amount of events, cut into batches that fit the limits.
+"""`publish_many`: any number of events, divided into batches within the limits.
 
-Everything is checked before the first batch is made: either all of it can be sent or nothing is.
+Everything is checked before the first batch is made, so invalid events mean that nothing is sent.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ __all__ = ["ArrowStream", "Chunk", "chunks_of", "joined"]
 
 
 class ArrowStream(Protocol):
-    """A table or frame of any library that speaks Arrow's C stream interface: pyarrow, pandas from
-    2.2 on, polars."""
+    """A table or frame of any library with Arrow's C stream interface: pyarrow, pandas from 2.2 on,
+    polars."""
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any: ...
 
@@ -31,7 +31,7 @@ class ArrowStream(Protocol):
 @dataclass(frozen=True, slots=True)
 class Chunk:
     batch: Batch
-    nbytes: int  # what it counts for in an outbox
+    nbytes: int  # the bytes that it counts for in an outbox
 
 
 def chunks_of(
@@ -114,7 +114,7 @@ def _check_largest(size: int, options: ClientOptions) -> None:
 
 
 def _cuts(sizes: Sequence[int], options: ClientOptions) -> Iterator[tuple[int, int]]:
-    """Runs of rows that fit into a batch; a row larger than one has its own."""
+    """Runs of rows that fit into a batch; a row larger than that is a batch by itself."""
     rows_max, room = options.batch_rows_max, options.batch_bytes_max
     total = len(sizes)
     if sum(sizes) and max(sizes) * rows_max > room:
@@ -134,7 +134,7 @@ def _cuts(sizes: Sequence[int], options: ClientOptions) -> Iterator[tuple[int, i
 
 
 def _table_of(values: ArrowStream) -> pa.Table | pa.RecordBatch:
-    """A table of the same rows; those of pyarrow itself are taken as they are."""
+    """`values` as a table of pyarrow; pyarrow's own are returned unchanged."""
     import pyarrow as pa
 
     if isinstance(values, pa.Table | pa.RecordBatch):
@@ -186,11 +186,11 @@ def _table_chunks(
 
 
 def joined(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Half-open runs of positions, those that touch made one."""
-    found: list[tuple[int, int]] = []
+    """Half-open runs of positions; adjacent ones are joined."""
+    merged: list[tuple[int, int]] = []
     for lo, hi in runs:
-        if found and found[-1][1] == lo:
-            found[-1] = (found[-1][0], hi)
+        if merged and merged[-1][1] == lo:
+            merged[-1] = (merged[-1][0], hi)
         elif lo < hi:
-            found.append((lo, hi))
-    return found
+            merged.append((lo, hi))
+    return merged

@@ -1,13 +1,13 @@
-"""The control node: it opens streams, publishes and asks questions for a whole program.
+"""The control node: opens streams, publishes and sends queries for a whole program.
 
-Its machine sees to retries, reconnects and failover; here its events become results that tasks can
-wait for. If a caller stops waiting, its request may still be carried out; the answer is then
-ignored. What cannot be encoded is refused here (UsageError), before the machine gets it: inside the
-node it would be an internal error, which ends everything that the client has under way.
+Its machine handles retries, reconnects and failover; here its events become results that tasks can
+await. If a caller stops waiting, its request may still be carried out; the answer is then ignored.
+Values that cannot be encoded are refused here (UsageError): inside the node they would be an
+internal error, which ends all requests of the client.
 
 The machine has a layer that publishes to the stream service, and one for each delivery with a
-publisher of its own, named like the delivery. Such a delivery's layer opens its streams and is
-offered their batches.
+publisher of its own, named like the delivery. Such a layer opens the streams of its delivery and
+publishes their batches.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ QUESTIONS_MAX: Final = 9_000  # the machine's own bound is above it
 
 PUBLISHER: Final = "publisher"  # the layer that publishes to the stream service
 
-Told = Callable[[Any], None]  # an answer, or (once, last) the error that ends all answers
+OnAnswer = Callable[[Any], None]  # gets each answer, or at last the error that ends all answers
 
 
 @dataclass(slots=True)
@@ -46,27 +46,29 @@ class _Opening:
 
 
 class Control:
-    """See the module. `node` is attached once it is made: it needs `on_emit` first."""
+    """The control node's calls (see the module). `node` is set after the construction, because the
+    node needs `on_emit`."""
 
     node: Node
 
     def __init__(self) -> None:
         self._tokens = itertools.count(1)
         self._opens: dict[str, deque[_Opening]] = {}
-        self._publishers: dict[LogId, str] = {}  # the layer, of opened streams where not PUBLISHER
+        self._publishers: dict[LogId, str] = {}  # the layer of opened streams, if not PUBLISHER
         self._offers: dict[int, Callable[[Acked | Failed], None]] = {}
-        self._questions: dict[int, tuple[Told, bool]] = {}  # and whether answers go on coming
+        self._questions: dict[int, tuple[OnAnswer, bool]] = {}  # True: it gets several answers
         self._problem = ""
 
     @property
     def busy(self) -> bool:
-        """Whether somebody waits for something."""
+        """Whether any call waits for an answer."""
         return bool(self._opens or self._offers or self._questions)
 
-    # ------------------------------------------------------------ what is asked
+    # ------------------------------------------------------------ requests
 
     async def open(self, name: str, spec: StreamSpec) -> Opened:
-        """Open or create a stream. One at a time for each name: answers name nothing else."""
+        """Open or create a stream. Only one request per name is sent at a time, because answers
+        contain only the name."""
         self._check()
         self.node.codec.check(spec)
         waiting = self._opens.setdefault(name, deque())
@@ -84,7 +86,7 @@ class Control:
         return delivery if delivery in machine.layers else PUBLISHER
 
     def offer(self, stream: LogId, batch: Batch, done: Callable[[Acked | Failed], None]) -> None:
-        """Publish a batch after all offered before; `done` is told how it ended."""
+        """Publish a batch after all batches offered before; `done` is called with the result."""
         if self._problem:
             self.node.loop.call_soon(done, Failed(stream, 0, "closed"))
             return
@@ -102,11 +104,12 @@ class Control:
         finally:
             self.drop(token)
 
-    def watch(self, question: Any, told: Told) -> int:
-        """Ask, and have `told` called with every answer until `drop`. Returns what to drop."""
-        return self._inquire(question, told, keep=True)
+    def watch(self, question: Any, on_answer: OnAnswer) -> int:
+        """Send a query, and call `on_answer` with every answer until `drop` is called with the
+        returned token."""
+        return self._inquire(question, on_answer, keep=True)
 
-    def _inquire(self, question: Any, told: Told, keep: bool) -> int:
+    def _inquire(self, question: Any, on_answer: OnAnswer, keep: bool) -> int:
         self._check()
         if len(self._questions) >= QUESTIONS_MAX:
             raise UsageError(
@@ -114,7 +117,7 @@ class Control:
             )
         self.node.codec.check(question)
         token = next(self._tokens)
-        self._questions[token] = told, keep
+        self._questions[token] = on_answer, keep
         self.node.give(Command("inquirer", Inquire(question, token)))
         return token
 
@@ -122,7 +125,7 @@ class Control:
         if self._questions.pop(token, None) is not None:
             self.node.give(Command("inquirer", Drop(token)))
 
-    # ------------------------------------------------------------ what is heard
+    # ------------------------------------------------------------ answers
 
     def on_emit(self, event: Any) -> None:
         match event:
@@ -131,11 +134,11 @@ class Control:
                 if done is not None:
                     done(event)
             case Answered(token, answer):
-                told, keep = self._questions.get(token, (None, True))
+                on_answer, keep = self._questions.get(token, (None, True))
                 if not keep:
                     del self._questions[token]
-                if told is not None:
-                    told(answer)
+                if on_answer is not None:
+                    on_answer(answer)
             case Opened():
                 self._opened(event)
 
@@ -147,16 +150,16 @@ class Control:
             return
         _settle(waiting.popleft().opened, event)
         while waiting and waiting[0].opened.done():
-            waiting.popleft()  # given up before it was asked
+            waiting.popleft()  # cancelled before it was sent
         if waiting:
             self._ask_to_open(event.name, waiting[0].spec)
         else:
             del self._opens[event.name]
 
     def _opens_again(self, opening: _Opening, info: StreamInfo) -> bool:
-        """Whether the stream has to be opened by another layer, too.
+        """Have the stream opened by its delivery's layer, too; returns whether that is necessary.
 
-        Without `delivery=` the stream service opens it, and only its answer tells the delivery.
+        Without `delivery=` the stream service opens it, and its answer contains the delivery.
         """
         layer = self._layer_of(info.delivery)
         if layer != self._layer_of(opening.spec.delivery):
@@ -170,7 +173,7 @@ class Control:
     # ------------------------------------------------------------ the end
 
     def fail(self, problem: str) -> None:
-        """No answers will come any more: everybody who waits is told why."""
+        """Called when there will be no more answers: all waiting calls fail with `problem`."""
         if self._problem:
             return
         self._problem = problem
@@ -182,8 +185,8 @@ class Control:
         for done in offers.values():
             done(Failed(b"", 0, "closed"))
         questions, self._questions = self._questions, {}
-        for told, _ in questions.values():
-            told(Closed(problem))
+        for on_answer, _ in questions.values():
+            on_answer(Closed(problem))
 
     def _check(self) -> None:
         if self._problem:

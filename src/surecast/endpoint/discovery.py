@@ -1,10 +1,10 @@
 """The first contact: from a url to the names and addresses of a region's servers.
 
-A url has one address or several, of any servers of the region: `surecast://host:port,host2:port2`.
-`surecast://` may be left out. The first server that answers tells us about all of them.
+A url has one or more addresses, of any servers of the region: `surecast://host:port,host2:port2`.
+`surecast://` may be left out. The first server that answers returns the addresses of all.
 
-A url has no user, password or query. One that has them is refused, and no message shows them:
-`redacted` is the only form in which a url that somebody gave us is shown.
+A url with a user, password or query is refused, and no message shows these: messages show a url
+only in the form returned by `redacted`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _EVERYWHERE: Final = ("0.0.0.0", "::")
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Who serves the region, as one of its servers says."""
+    """The servers of a region, as reported by one of them."""
 
     name: str
-    replicas: dict[str, Address]  # the one that answered first
+    replicas: dict[str, Address]  # the one that answered is the first
     http: dict[str, str]
-    own_host: str  # of this machine, as it reaches them
+    own_host: str  # this machine's address on the connection to them
 
 
 def parse_url(url: str) -> list[Address]:
@@ -65,7 +65,7 @@ def parse_url(url: str) -> list[Address]:
 
 
 def redacted(url: str) -> str:
-    """`url` without what may be secret in it: users, passwords and queries.
+    """`url` without its possible secrets: users, passwords and queries.
 
     Everything up to the last @ is left out, because a password may have commas and question marks.
     """
@@ -84,37 +84,36 @@ def show_url(addresses: Iterable[Address]) -> str:
 
 def parse_address(text: str, within: str) -> Address:
     host, colon, port = text.strip().rpartition(":")
-    if not colon or text.endswith("]"):  # no port; an IPv6 address may stand in brackets
+    if not colon or text.endswith("]"):  # no port; an IPv6 address may be in brackets
         host, port = text.strip(), str(PORT)
     if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 1 << 16:
-        where = redacted(within)
-        raise UsageError(f"{redacted(text)!r} is not a valid host:port (in {where!r})")
+        raise UsageError(f"{redacted(text)!r} is not a valid host:port (in {redacted(within)!r})")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 async def discover(
     addresses: list[Address], codec: Codec, *, token: str, timeout_ns: int
 ) -> Region:
-    """Ask one address after the other who serves the region."""
+    """Request the region's servers from one address after the other until one answers."""
     problems: list[str] = []
     refused: list[str] = []
     for host, port in addresses:
         place = show_address((host, port))
         try:
             async with asyncio.timeout(timeout_ns / SECOND):
-                said, own_host = await introduction(host, port, codec, token)
-                return _region(said, host, own_host)
+                introduced, own_host = await introduction(host, port, codec, token)
+                return _region(introduced, host, own_host)
         except TimeoutError:
             problems.append(f"{place} did not answer within {timeout_ns / SECOND:g} s")
         except WrongToken:
             refused.append(place)
-        except (OSError, PeerError, EOFError, ValueError) as problem:  # ValueError: no host name
-            problems.append(f"{place} {_said(problem)}")
+        except (OSError, PeerError, EOFError, ValueError) as problem:  # ValueError: bad host name
+            problems.append(f"{place} {_describe(problem)}")
     if refused:
         raise WrongToken(_wrong_token(token, refused))
     raise ConnectError(
-        f"no answer: {'; '.join(problems)}. If other servers of the region run, name them too: "
-        "surecast://host:port,host:port (`surecast up` prints them). If none does, `surecast up` "
+        f"no answer: {'; '.join(problems)}. If other servers of the region run, add them: "
+        "surecast://host:port,host:port (`surecast up` prints them). If none runs, `surecast up` "
         "starts a cluster on this machine; surecast.local() needs no server"
     )
 
@@ -123,14 +122,14 @@ def _wrong_token(token: str, servers: list[str]) -> str:
     names = " and ".join(servers)
     what = f"refused by {names}" if token else f"none was given, and {names} requires one"
     return (
-        f"wrong token: {what}. Pass what node.token says there as token= (--token or "
+        f"wrong token: {what}. Pass the server's node.token as token= (--token or "
         "SURECAST_TOKEN on the command line); pass none if it is empty"
     )
 
 
-def _said(problem: Exception) -> str:
+def _describe(problem: Exception) -> str:
     if isinstance(problem, ConnectionRefusedError):
-        return "refused the connection: nothing listens there"
+        return "refused the connection: no server listens there"
     if isinstance(problem, EOFError):
         return "closed the connection without an answer: is it a Surecast data port?"
     if isinstance(problem, HttpAnswer):
@@ -140,18 +139,19 @@ def _said(problem: Exception) -> str:
     return f"cannot be reached: {getattr(problem, 'strerror', None) or problem}"
 
 
-def _region(said: Any, host: str, own_host: str) -> Region:
-    """What a server says of its region. Who listens everywhere is found where we reached it."""
-    if not said.replicas:
+def _region(introduced: Any, host: str, own_host: str) -> Region:
+    """The region in a server's answer. A server that listens on all addresses is reached at `host`,
+    where this one answered."""
+    if not introduced.replicas:
         raise PeerError("it knows of no servers")
 
     def place(name: str, text: str) -> Address:
         try:
-            found = parse_address(text, f"what {said.name} says of {name}")
+            address = parse_address(text, f"the address of {name} from {introduced.name}")
         except UsageError as problem:
             raise PeerError(str(problem)) from None
-        return (host, found[1]) if found[0] in _EVERYWHERE else found
+        return (host, address[1]) if address[0] in _EVERYWHERE else address
 
-    names = sorted(said.replicas, key=lambda name: name != said.name)
-    replicas = {name: place(name, said.replicas[name]) for name in names}
-    return Region(said.region, replicas, dict(said.http), own_host)
+    names = sorted(introduced.replicas, key=lambda name: name != introduced.name)
+    replicas = {name: place(name, introduced.replicas[name]) for name in names}
+    return Region(introduced.region, replicas, dict(introduced.http), own_host)

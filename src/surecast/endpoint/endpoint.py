@@ -1,6 +1,6 @@
-"""A program's connection to a region: where its servers are, the control node, what it publishes.
+"""A program's connection to a region: server addresses, control node, outboxes.
 
-The client is one such program, and so is a server that publishes what came by HTTP.
+It is used by the client, and by servers for events received by HTTP.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ log = logging.getLogger("surecast.client")
 
 
 class Endpoint:
-    """See the module. For the thread of its event loop.
+    """A connection to a region (see the module). Use it in its event loop's thread.
 
-    `broken` is told when a machine has failed, after all who wait for the control node were told.
+    `broken` is called when a machine has failed, after all calls that wait for the control node
+    have got an error.
     """
 
     def __init__(
@@ -48,8 +49,8 @@ class Endpoint:
         self.control = Control()
         self.deliveries = registry.deliveries()  # by name
         self.outboxes: dict[LogId | tuple[LogId, bytes], Outbox] = {}
-        self.is_wanted: Callable[[], bool] = lambda: False  # by others than the control node
-        self._told_broken = broken
+        self.is_wanted: Callable[[], bool] = lambda: False  # whether others than `control` use it
+        self._on_broken = broken
         self._watchdog: asyncio.Task[None] | None = None
 
     async def open(self, mesh: bool = False) -> Place:
@@ -74,7 +75,7 @@ class Endpoint:
         return place
 
     async def stop(self, problem: str) -> None:
-        """Whoever still waits is told `problem`."""
+        """Stop the control node; calls that still wait fail with `problem`."""
         if self._watchdog is not None:
             self._watchdog.cancel()
         for outbox in self.outboxes.values():
@@ -84,22 +85,22 @@ class Endpoint:
             await self.control.node.stop()
 
     def _broken(self, problem: BaseException) -> None:
-        """A machine has raised: a bug of ours. Nobody shall wait for what will never come."""
-        said = f"the client stopped after an internal error, please report it: {problem!r}"
-        self.control.fail(said)
-        self._told_broken(said)
+        """Called when a machine has raised, which is a bug of ours: fail all waiting calls."""
+        text = f"the client stopped after an internal error, please report it: {problem!r}"
+        self.control.fail(text)
+        self._on_broken(text)
 
     async def _watch_region(self) -> None:
-        """When nobody can be reached any more, ask the url's addresses where the servers are."""
+        """When no server can be reached any more, request their addresses from those of the url."""
         period = self.options.rediscover_every_ns / SECOND
-        logged = False  # that the token is wrong now
+        logged = False  # whether it was logged that the token is wrong now
         while True:
             await asyncio.sleep(period)
             if (self.control.busy or self.is_wanted()) and not self.link.is_connected():
                 try:
                     await self.link.discover()
                     logged = False
-                except WrongToken as problem:  # it was right before: the servers have another now
+                except WrongToken as problem:  # the servers' token was changed
                     if not logged:
                         log.warning("the client cannot connect again: %s", problem)
                         logged = True
@@ -109,7 +110,7 @@ class Endpoint:
     # ------------------------------------------------------------ publishing
 
     async def open_stream(self, name: str, spec: StreamSpec) -> StreamInfo:
-        """Open a stream, or create it; raises what keeps it from being opened."""
+        """Open or create a stream; raises the error if that is not possible."""
         self._check_spec(spec)
         opened = await self.control.open(name, spec)
         if opened.info is None or opened.why:
@@ -118,10 +119,10 @@ class Endpoint:
         return opened.info
 
     def _check_spec(self, spec: StreamSpec) -> None:
-        """Raise UsageError for what can be refused before a server is asked."""
-        if not spec.delivery:  # as the stream has it, which only the server knows
+        """Raise UsageError or NotSupported for what can be refused without a server."""
+        if not spec.delivery:  # the stream's own, which only the server knows
             if spec.options:
-                raise UsageError("options= are those of a delivery: name it with delivery=")
+                raise UsageError("options= belong to a delivery: name it with delivery=")
             return
         delivery = self.deliveries.get(spec.delivery)
         if delivery is None:
@@ -132,7 +133,7 @@ class Endpoint:
         delivery.check(spec)
 
     def delivery_of(self, info: StreamInfo) -> Delivery:
-        """How the stream is delivered; raises NotSupported if this version does not know it."""
+        """The stream's delivery; raises NotSupported if this version does not know it."""
         delivery = self.deliveries.get(info.delivery)
         if delivery is None:
             raise unknown_delivery(info)
@@ -141,11 +142,11 @@ class Endpoint:
     def supports(self, info: StreamInfo, verb: str) -> bool:
         return verb in self.delivery_of(info).verbs
 
-    def check_verb(self, info: StreamInfo, verb: str, said: str) -> None:
-        """Raise NotSupported if the stream's delivery lacks a verb; `said` is the user's call."""
+    def check_verb(self, info: StreamInfo, verb: str, call: str) -> None:
+        """Raise NotSupported if the stream's delivery lacks a verb; `call` is the user's call."""
         delivery = self.delivery_of(info)
         if verb not in delivery.verbs:
-            raise not_supported(said, delivery)
+            raise not_supported(call, delivery)
 
     def outbox(self, info: StreamInfo) -> Outbox:
         outbox = self.outboxes.get(info.stream_id)
@@ -155,7 +156,7 @@ class Endpoint:
         return outbox
 
     def named_outbox(self, info: StreamInfo, publisher: bytes, pub_no: int) -> Outbox:
-        """One under an identity of the user's; it replaces an earlier one of the same identity."""
+        """A new outbox with the user's publisher id; replaces an earlier one with the same id."""
         self.check_verb(info, "publisher", "a named publisher")
         earlier = self.outboxes.get((info.stream_id, publisher))
         if earlier is not None and earlier.unacknowledged:
@@ -170,12 +171,13 @@ class Endpoint:
         return outbox
 
     def acknowledged_end(self, stream: LogId) -> int:
-        """The first position of a stream behind all that this program published and was told of."""
+        """The first position of a stream after all acknowledged events of this program."""
         own = (outbox for outbox in self.outboxes.values() if outbox.stream == stream)
         return max((outbox.acknowledged_end for outbox in own), default=1)
 
     async def flush(self) -> None:
-        """Wait until all that was published is acknowledged; raise what went wrong since."""
+        """Wait until everything published is acknowledged; raise errors of `publish_soon` since the
+        last call."""
         outboxes = list(self.outboxes.values())
         if outboxes:
             await asyncio.wait([outbox.flushed() for outbox in outboxes])
@@ -190,7 +192,7 @@ async def send(outbox: Outbox, chunk: Chunk) -> asyncio.Future[tuple[int, int]]:
     """Publish a batch; returns when there is room for it. The future gets its positions."""
     sent, placed = outbox.publish_batch(chunk.batch, chunk.nbytes)
     await placed
-    await asyncio.sleep(0)  # let it leave before the next is built
+    await asyncio.sleep(0)  # so that it is sent before the next batch is built
     assert sent.whole is not None
     return sent.whole
 
@@ -201,10 +203,10 @@ Sent = list["asyncio.Future[tuple[int, int]]"]  # of batches: each gets its posi
 async def send_all(
     outbox: Outbox, chunks: Iterable[Chunk], sent: Sent | None = None
 ) -> list[tuple[int, int]]:
-    """Publish batches in order; the positions of each, once all are on disk.
+    """Publish batches in order; returns their positions once all are acknowledged.
 
-    If some fail, the error tells which did not (`acknowledged`). `sent` gets the future of each
-    batch that was taken, for a caller that may stop waiting.
+    If some fail, the error has the positions of the others (`acknowledged`). The future of each
+    batch that was accepted is added to `sent`, for a caller that may stop waiting.
     """
     ended: Sent = [] if sent is None else sent
     try:
@@ -216,7 +218,7 @@ async def send_all(
     except PublishError as problem:
         problem.acknowledged = acknowledged(ended)
         if any(not _has_result(f) and _maybe_taken(f) for f in ended):
-            problem.maybe_taken = True  # this batch was not sent, but one before it was
+            problem.maybe_taken = True  # this batch was not sent, but an earlier one was
         raise
     finally:
         for future in ended:
@@ -224,7 +226,7 @@ async def send_all(
 
 
 def acknowledged(sent: Sent) -> tuple[tuple[int, int], ...]:
-    """The positions, as half-open runs, of those batches that are on disk."""
+    """The positions of the acknowledged batches, as half-open runs."""
     return tuple(joined(future.result() for future in sent if _has_result(future)))
 
 
@@ -233,6 +235,6 @@ def _has_result(future: asyncio.Future[tuple[int, int]]) -> bool:
 
 
 def _maybe_taken(future: asyncio.Future[tuple[int, int]]) -> bool:
-    """Of a batch that was sent, and has no positions."""
+    """Whether a batch that was sent and has no positions may have been published."""
     problem = future.exception() if future.done() and not future.cancelled() else None
     return getattr(problem, "maybe_taken", True)

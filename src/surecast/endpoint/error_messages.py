@@ -1,4 +1,4 @@
-"""What a server's refusals mean to a user, and what to do about them."""
+"""Error messages for a server's refusals: what they mean and what to do."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ __all__ = [
 
 _PUBLISH: Final = {
     "bad-event": "the stream cannot apply it (tag_is needs a stream that keeps all events)",
-    "mismatch": "the region remembers another batch under this one's number. Nothing was taken; "
-    "this should never happen: please report it, and publish again with a new client",
-    "expired": "the region has forgotten this publisher, which was silent for too long while "
-    "unacknowledged. It cannot tell whether the events were taken before: look, then publish again",
-    "quarantined": "the stream's log is damaged in its region. Its operator must see to that; "
-    "`surecast status` says where",
-    "unknown-stream": "the stream is gone. Open it again with client.stream(...)",
-    "too-many-deleted": "the region keeps the ids of deleted streams, and has as many as it may "
-    "(streams.deleted_max). Raise the limit, or leave the stream and collect its events",
-    "history-lost": "the region has lost what it had acknowledged, by its operator's decision. "
+    "mismatch": "the region has another batch with the same publisher and number. Nothing was "
+    "published; this is a bug: please report it, and publish again with a new client",
+    "expired": "the publisher expired in the region: it was silent for too long with events not "
+    "acknowledged. They may have been published: check the stream, then publish again",
+    "quarantined": "the stream's log is damaged in its region. Its operator must repair it; "
+    "`surecast status` shows where",
+    "unknown-stream": "the stream does not exist any more. Open it again with client.stream(...)",
+    "too-many-deleted": "the region keeps the ids of deleted streams, and has reached the limit "
+    "(streams.deleted_max). Raise the limit, or keep the stream and collect its events",
+    "history-lost": "the region has lost acknowledged events, by its operator's decision. "
     "Open the stream again with client.stream(...) and publish from a known state",
-    "closed": "the client was closed before they were acknowledged: they may have been taken",
+    "closed": "the client was closed before they were acknowledged: they may have been published",
     "not-sent": "the client was closed while they were waiting for room: they were not sent",
 }
 _MAYBE_TAKEN: Final = ("owner-unreachable", "expired", "history-lost", "closed")
@@ -53,8 +53,8 @@ def publish_error(stream: str, why: str) -> PublishError:
     if why == "owner-unreachable":
         return OwnerUnreachable(
             f"the region that owns {stream!r} cannot be reached, so it is not known whether it "
-            "took the events. Publish again when it is back if that may be done twice, or look for "
-            "them in the stream first; `surecast status` shows the links",
+            "published the events. When it is reachable again, check the stream for them, or "
+            "publish again if duplicates are harmless; `surecast status` shows the links",
             maybe_taken=True,
         )
     if why == "deleted":
@@ -75,7 +75,7 @@ def open_error(opened: Opened, spec: StreamSpec) -> SurecastError:
             )
         case "too-many-streams":
             return SurecastError(
-                f"the region has as many streams as it may (streams.streams_max); {name!r} was "
+                f"the region has reached its limit of streams (streams.streams_max); {name!r} was "
                 "not created. Put events into fewer streams, with keys, or raise the limit"
             )
         case "bad-name":
@@ -84,7 +84,7 @@ def open_error(opened: Opened, spec: StreamSpec) -> SurecastError:
             return UsageError(f"the schema and the options of {name!r} are too large")
         case "no-delivery":
             return NotSupported(
-                f"not every server that {name!r} concerns has its delivery: upgrade them, then "
+                f"not every server that would serve {name!r} has its delivery: upgrade them, then "
                 "create the stream"
             )
         case "other-region":
@@ -101,24 +101,24 @@ def open_error(opened: Opened, spec: StreamSpec) -> SurecastError:
 
 
 def _mismatch(name: str, info: StreamInfo | None, spec: StreamSpec) -> StreamConfigMismatch:
-    what, has, asked = "retain", "another rule", "the default"
+    what, has, requested = "retain", "another rule", "the default"
     if spec.retention is not None:
-        asked = show_policy(spec.retention)
+        requested = show_policy(spec.retention)
     if info is not None:
         has = show_policy(info.retention)
         if spec.delivery not in ("", info.delivery):
-            what, has, asked = "delivery", repr(info.delivery), repr(spec.delivery)
+            what, has, requested = "delivery", repr(info.delivery), repr(spec.delivery)
         elif spec.options not in ((), info.options):
-            what, has, asked = "options", str(dict(info.options)), str(dict(spec.options))
+            what, has, requested = "options", str(dict(info.options)), str(dict(spec.options))
     return StreamConfigMismatch(
-        f"stream {name!r} has {what}={has}, and {asked} was asked for. Open it without {what}= to "
-        "take it as it is, or use another name: these are fixed when a stream is created"
+        f"stream {name!r} has {what}={has}, but {requested} was requested. Open it without {what}= "
+        "to use it as it is, or use another name: these are fixed when a stream is created"
     )
 
 
-def not_supported(said: str, delivery: Delivery) -> NotSupported:
-    """`said` is what the user wrote, such as "collect()"."""
-    return NotSupported(f"{said} is not supported by delivery={delivery.name!r}")
+def not_supported(call: str, delivery: Delivery) -> NotSupported:
+    """`call` is the user's call or argument, such as "collect()"."""
+    return NotSupported(f"{call} is not supported by delivery={delivery.name!r}")
 
 
 def unknown_delivery(info: StreamInfo) -> NotSupported:
@@ -130,8 +130,8 @@ def unknown_delivery(info: StreamInfo) -> NotSupported:
 
 def bad_name(name: str) -> str:
     return (
-        f"{name!r} is no name of a stream: tokens of letters, digits and _~:@=+- with dots between "
-        "them, at most 255 characters, such as orders.eu"
+        f"{name!r} is not a valid stream name: use tokens of letters, digits and _~:@=+- with dots "
+        "between them, at most 255 characters, such as orders.eu"
     )
 
 
@@ -139,13 +139,13 @@ def subscription_error(what: str, why: str) -> SurecastError:
     match why:
         case "fenced":
             return Fenced(
-                f"the subscription named {what!r} was opened elsewhere and goes on there. Two "
-                "readers cannot share a name: stop one, or give this one another"
+                f"the subscription named {what!r} was opened elsewhere and continues there. Two "
+                "readers cannot share a name: stop one, or give this one another name"
             )
         case "reset" | "deleted":
             return Fenced(
                 f"the subscription named {what!r} was {why} while this reader held it. Its last "
-                "acknowledgements may not count. Open it again to read from where it is now"
+                "acknowledgements may be lost. Open it again to read from its current position"
             )
         case "in-use":
             return SubscriptionInUse(
@@ -154,8 +154,8 @@ def subscription_error(what: str, why: str) -> SurecastError:
             )
         case "too-many-positions":
             return UsageError(
-                f"the region resets {what!r} in fewer streams at a time "
-                "(streams.cursors_reset_max): name some of them"
+                f"{what!r} has more streams than the region resets at a time "
+                "(streams.cursors_reset_max): reset some of them at a time"
             )
         case "unknown-subscription":
             return UnknownSubscription(f"the region has no subscription named {what!r}")
@@ -169,12 +169,14 @@ def subscription_error(what: str, why: str) -> SurecastError:
         case "stream-deleted":
             return StreamDeleted(what)
         case "unknown-stream":
-            return SurecastError(f"stream {what!r} is gone. Open it again with client.stream(...)")
+            return SurecastError(
+                f"stream {what!r} does not exist any more. Open it again with client.stream(...)"
+            )
         case "quarantined":
             return SurecastError(
-                f"stream {what!r} is damaged in its region, so it is not known what follows. Its "
-                "operator must see to that (`surecast status` says where); other regions may have "
-                "it whole"
+                f"stream {what!r} is damaged in its region, so its next events are not known. Its "
+                "operator must repair it (`surecast status` shows where); other regions may have "
+                "it intact"
             )
         case "closed":
             return Closed("the client is closed")

@@ -1,9 +1,9 @@
-"""What a fork leaves of a client: nothing that works.
+"""Makes clients unusable in forked children.
 
-A child process has copies of the parent's objects, but not its threads, and it shares the sockets
-with it: whatever the child wrote would stand in the midst of the parent's frames. So in the child
-everything that was open is marked right after the fork, and each call raises instead of waiting for
-a thread that is not there. Nothing is checked on the way of an event.
+A child process has copies of the parent's objects, but not its threads, and it shares the parent's
+sockets: bytes written by the child would corrupt the parent's frames. So right after the fork all
+open objects are marked in the child, and each call raises instead of waiting for a thread that does
+not exist. Publishing and reading of single events need no check.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ __all__ = ["forked", "watch"]
 
 class Forkable(Protocol):
     def _on_fork(self) -> None:
-        """This is the child now."""
+        """Called in the child."""
 
 
 _open: weakref.WeakSet[Forkable] = weakref.WeakSet()
 
 
-def watch(one: Forkable) -> None:
+def watch(forkable: Forkable) -> None:
     """Have its `_on_fork` called in every child that is forked from now on."""
-    _open.add(one)
+    _open.add(forkable)
 
 
 def forked() -> UsageError:
@@ -39,8 +39,8 @@ def forked() -> UsageError:
 
 
 def _in_child() -> None:
-    for one in list(_open):
-        one._on_fork()
+    for forkable in list(_open):
+        forkable._on_fork()
     _open.clear()
 
 

@@ -1,4 +1,4 @@
-"""The handshake with a server whose name is not known yet: HELLO, then who serves the region."""
+"""The handshake with a server whose name is not known yet: HELLO, then a query for the servers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 QUESTION: Final = "streams/Introduce"
 ANSWER: Final = "streams/Introduced"
 WRONG_TOKEN: Final = ("wrong token", "wrong credential")  # the latter: servers of version 0.1
-FRAMES_MAX: Final = 100  # before the answer: a server that talks of other things has none
+FRAMES_MAX: Final = 100  # frames before the answer; bounds the wait if none comes
 
 
 class HttpAnswer(PeerError):
@@ -29,9 +29,10 @@ class HttpAnswer(PeerError):
 
 
 async def introduction(host: str, port: int, codec: Codec, token: str) -> tuple[Any, str]:
-    """What the server at an address says of its region (streams/Introduced), and our own host.
+    """The answer of the server at an address about its region (streams/Introduced), and our own
+    host.
 
-    WrongToken if it refuses the token; PeerError if it says anything else.
+    Raises WrongToken if it refuses the token, PeerError for any other answer.
     """
     reader, writer = await asyncio.open_connection(host, port)
     try:
@@ -71,7 +72,7 @@ async def _answer(reader: asyncio.StreamReader, codec: Codec) -> Any:
             continue
         if tag_of(type(message)) == ANSWER:
             return message
-    raise PeerError("it does not say who serves the region")
+    raise PeerError("it did not send the servers of the region")
 
 
 async def _driver_frame(reader: asyncio.StreamReader) -> Any:

@@ -1,4 +1,4 @@
-"""Questions to a server over HTTP: straight to it, whatever proxy this machine has for the web."""
+"""HTTP requests to a server, sent directly and not through a proxy of this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ _DIRECT: Final = build_opener(ProxyHandler({}))
 
 
 def http_get(url: str, token: str = "", *, patience_s: float) -> bytes:
-    """The answer. OSError if there is none or half of one; HTTPError, which is one, if refused."""
+    """The body of the answer. Raises OSError if there is no complete answer, and HTTPError (a
+    subclass) if the request is refused."""
     request = Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
     try:
         with _DIRECT.open(request, timeout=patience_s) as answer:

@@ -1,4 +1,4 @@
-"""How much a client holds and how long it waits. The defaults suit most programs."""
+"""Bounds and time-outs of a client. The defaults suit most programs."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -10,7 +10,7 @@ from surecast.core.wire import DEFAULT_LIMITS
 
 __all__ = ["ClientOptions"]
 
-DURATION_S_MAX: Final = 1_000_000_000  # 31 years: fits wherever it goes as nanoseconds
+DURATION_S_MAX: Final = 1_000_000_000  # 31 years: fits into 64 bits as nanoseconds
 _EVENT_BYTES_MAX = DEFAULT_LIMITS.batch_bytes_max - 4096  # room for a batch's own metadata
 
 
@@ -25,13 +25,13 @@ class ClientOptions:
     # publish_soon: how long the first event of a batch waits for others.
     linger: float | timedelta = 0.001
     batch_rows_max: int = 4096  # events a batch
-    batch_bytes_max: int = 512 << 10  # their keys and values; one larger event travels alone
+    batch_bytes_max: int = 512 << 10  # their keys and values; a larger event is a batch by itself
     event_bytes_max: int = 8 << 20  # one event, key and value
     outbox_bytes_max: int = 32 << 20  # not acknowledged yet: publish waits, publish_soon raises
-    outbox_batches_max: int = 64  # ... and handed to the network; the rest waits here
+    outbox_batches_max: int = 64  # ... and sent; further batches wait in the client
 
     # Reading, for each subscription.
-    buffer_bytes_max: int = 8 << 20  # received and not read yet: the server is asked to stop
+    buffer_bytes_max: int = 8 << 20  # received and not read yet; above it, the server stops sending
     turn_rows_max: int = 4096  # events read before other tasks of the program get a turn
     ack_every: float | timedelta = 0.05  # named: how long an acknowledgement waits for others
     readers_max: int = 256  # connections of this client for reading
@@ -39,11 +39,11 @@ class ClientOptions:
     read_bytes_max: int = 256 << 20  # of the table that one read() returns
 
     # The region.
-    connect_timeout: float | timedelta = 3.0  # for one address to say who it is
-    # While no server can be reached, the url's addresses are asked again so often.
+    connect_timeout: float | timedelta = 3.0  # for the handshake with one address
+    # While no server can be reached, the interval between attempts with the url's addresses.
     rediscover_every: float | timedelta = 2.0
     close_timeout: float | timedelta = 10.0  # how long closing waits for acknowledgements
-    # A stream's owner region out of reach for so long: publishing fails.
+    # Publishing fails if the stream's owner region is unreachable for this long.
     owner_timeout: float | timedelta = 10.0
     insecure: bool = False  # mesh, some deliveries: listen beyond this machine, unencrypted
 

@@ -1,16 +1,17 @@
-"""Publishing to one stream: events become batches, batches leave in order, bounds are kept.
+"""Publishing to one stream: events become batches, which are sent in order, within bounds.
 
-Single events gather in a *draft*. It is sealed into a batch when it is full, when its first event
-has waited long enough (`publish_soon`), or at once (`publish`): then with whatever other tasks have
-published in the same turn of the loop. While many batches are under way a draft keeps gathering:
-under load batches grow by themselves.
+Single events are collected in a *draft*. It is sealed into a batch when it is full, when its first
+event has waited for `linger` (`publish_soon`), or at once (`publish`), together with events that
+other tasks publish in the same turn of the loop. While the maximum of batches is in flight, the
+draft is not sealed unless full, so batches grow under load.
 
-What is not acknowledged is bounded by bytes. A `publish` that finds no room is put in line and
-takes its place in the stream when its turn comes; if its caller gives up before, it never happened.
+The bytes of unacknowledged events are bounded. A `publish` without room is queued, and gets its
+place in the stream when there is room; if its caller gives up before, nothing is published.
 
-A *named* outbox publishes under an identity, and from a number on, that its user keeps elsewhere:
-what was published before under the same numbers is recognised by the stream's owner and not
-published again. After a failure it takes nothing more: no number may ever get another batch.
+A *named* outbox publishes with a publisher id and numbers that its user keeps elsewhere. The
+stream's owner recognises batches that were published before with the same numbers, and does not
+publish them again. After a failure the outbox accepts nothing more, because a number must never be
+used for another batch.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ from surecast.errors import Closed, PublishError, QueueFull, UsageError
 
 __all__ = ["EVENT_OVERHEAD", "Outbox"]
 
-EVENT_OVERHEAD: Final = 16  # bytes an event counts for, beside its own
+EVENT_OVERHEAD: Final = 16  # bytes counted for an event in addition to its own
 
 _IDLE, _LINGERS, _SOON = 0, 1, 2  # when the draft will be sealed
 
 
 class InFlight:
-    """A batch on its way, and who waits for it."""
+    """A sealed batch that is not acknowledged, and the futures that wait for it."""
 
     __slots__ = ("batch", "marks", "nbytes", "soon", "waiters", "whole")
 
@@ -48,12 +49,12 @@ class InFlight:
         self.nbytes = nbytes
         self.waiters: list[tuple[int, asyncio.Future[int]]] = []  # row → its position
         self.whole: asyncio.Future[tuple[int, int]] | None = None  # the batch's positions
-        self.soon = 0  # events nobody waits for: if they fail, `flush` says so
+        self.soon = 0  # events of publish_soon; `flush` reports their failure
         self.marks: list[FlushPoint] = []
 
 
 class FlushPoint:
-    """A point in the outbox; done when all batches in flight before it have ended, well or not."""
+    """A point in the outbox; done when all batches before it are acknowledged or have failed."""
 
     __slots__ = ("future", "left")
 
@@ -68,7 +69,8 @@ class FlushPoint:
 
 
 class Outbox:
-    """See the module. One for each stream a client publishes to, whoever holds its handles.
+    """Publishes to one stream (see the module). All `Stream` objects of a client for the same
+    stream share one.
 
     `named`: a publisher's id (see protocols/chain/dedup.py) and its next number.
     """
@@ -84,8 +86,8 @@ class Outbox:
         self.name = name
         self.stream = stream
         self.options = options
-        self.nbytes = 0  # of all that is not acknowledged
-        self.acknowledged_end = 1  # the first position behind all that are acknowledged
+        self.nbytes = 0  # of all unacknowledged events
+        self.acknowledged_end = 1  # the first position after all acknowledged ones
         self._rows_max = options.batch_rows_max
         self._draft_room = min(options.batch_bytes_max, options.event_bytes_max)
         self._room = options.outbox_bytes_max
@@ -95,15 +97,15 @@ class Outbox:
         self._new_draft()
         self._due = _IDLE
         self._timer: asyncio.Handle | None = None
-        self._queue: deque[InFlight] = deque()  # sealed, but enough are under way
+        self._queue: deque[InFlight] = deque()  # sealed, waiting for others to be acknowledged
         self._in_flight: dict[InFlight, None] = {}  # all that have not ended, in order
-        self._under_way = 0
+        self._under_way = 0  # batches offered to the control node
         self._blocked: deque[tuple[int, asyncio.Future[int], Callable[[], None]]] = deque()
         self._error: PublishError | None = None
         self._errors = 0  # events of publish_soon that failed
         self._stopped = self._forked = False
         self._named = named
-        self._failure = ""  # why a named outbox takes no more
+        self._failure = ""  # why a named outbox accepts no more
         watch(self)
 
     def _new_draft(self) -> None:
@@ -115,22 +117,22 @@ class Outbox:
 
     @property
     def unacknowledged(self) -> int:
-        """Batches not acknowledged, counting the draft."""
+        """The number of unacknowledged batches, including the draft."""
         return len(self._in_flight) + bool(self.values) + len(self._blocked)
 
     @property
     def is_blocked(self) -> bool:
-        """Whether calls wait for room: whatever is published now comes after them."""
+        """Whether calls wait for room: later ones have to wait behind them."""
         return bool(self._blocked)
 
     def waits_for_room(self, future: asyncio.Future[int]) -> bool:
-        """Whether the event of a `publish` is not taken yet: if it is given up now, it never is."""
+        """Whether a `publish` still waits for room; cancelled now, its event is not published."""
         return any(future is other for _, other, _ in self._blocked)
 
     # ------------------------------------------------------------ taking events
 
     def size_of(self, value: bytes, key: bytes | None, tag: bytes | None) -> int:
-        """What an event counts for; refuses what cannot be published."""
+        """The bytes that an event counts for. Raises UsageError if it cannot be published."""
         self._check()
         for what, data in (("value", value), ("key", key), ("tag", tag)):
             if type(data) is not bytes and (data is not None or what == "value"):
@@ -145,7 +147,7 @@ class Outbox:
 
     def _on_fork(self) -> None:
         self._forked = True
-        self._due = _IDLE  # no event takes the short way of `publish_soon`
+        self._due = _IDLE  # disables the fast path of `publish_soon`
 
     def _check(self) -> None:
         if self._forked:
@@ -156,7 +158,7 @@ class Outbox:
             raise publish_error(self.name, self._failure)
 
     def publish(self, value: bytes, key: bytes | None, tag: bytes | None) -> asyncio.Future[int]:
-        """Take an event, now or when there is room; the future gets its position."""
+        """Add an event, now or when there is room; the future gets its position."""
         size = self.size_of(value, key, tag)
         future: asyncio.Future[int] = self._loop.create_future()
         take = partial(self._take, value, key, tag, size, future)
@@ -179,9 +181,10 @@ class Outbox:
         self._seal_soon()
 
     def publish_soon(self, value: bytes, key: bytes | None, tag: bytes | None) -> None:
-        """Take an event if there is room.
+        """Add an event, or raise QueueFull if there is no room.
 
-        Most events join a draft that has begun and is far from any bound: they take the short way.
+        Most events are added to a draft that has begun and is far from any bound; the first part
+        below is a fast path for these.
         """
         keys = self._keys
         if (
@@ -213,7 +216,7 @@ class Outbox:
         self.accept(value, key, tag, size)
 
     def accept(self, value: bytes, key: bytes | None, tag: bytes | None, size: int) -> None:
-        """`publish_soon`, room or not: whoever calls has seen to the bound."""
+        """`publish_soon` without a check for room, which the caller has done."""
         self._append(value, key, tag, size)
         if self._due == _IDLE:
             self._due = _LINGERS
@@ -221,13 +224,13 @@ class Outbox:
 
     def full(self) -> QueueFull:
         return QueueFull(
-            f"{self.nbytes:,} bytes published to {self.name} are not acknowledged yet, and "
-            f"{self.options.outbox_bytes_max:,} may be (ClientOptions.outbox_bytes_max): "
+            f"{self.nbytes:,} bytes published to {self.name} are not acknowledged yet; the limit "
+            f"is {self.options.outbox_bytes_max:,} (ClientOptions.outbox_bytes_max): "
             "`await client.flush()`, or publish with `await stream.publish(...)`, which waits"
         )
 
     def _append(self, value: bytes, key: bytes | None, tag: bytes | None, size: int) -> None:
-        """Add an event to the draft, which is sealed before if both do not fit in one batch."""
+        """Add an event to the draft; if it does not fit, seal the draft first."""
         self.nbytes += size
         full = self._draft_bytes + size > self.options.batch_bytes_max
         if full or len(self.values) >= self.options.batch_rows_max:
@@ -246,7 +249,8 @@ class Outbox:
     # ------------------------------------------------------------ sealing
 
     def _seal_soon(self) -> None:
-        """Somebody waits: as soon as what others publish in this turn of the loop is in, too."""
+        """Seal the draft at the end of this turn of the loop, so that other tasks can add to it; at
+        once if nothing is in flight."""
         if not self._in_flight:
             self.seal()
         elif self._due != _SOON:
@@ -262,7 +266,7 @@ class Outbox:
         # Else it stays due, and the next acknowledgement seals it.
 
     def seal(self) -> None:
-        """Make the draft a batch and send it on its way."""
+        """Make the draft a batch and send it."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -304,9 +308,9 @@ class Outbox:
     # ------------------------------------------------------------ whole batches
 
     def publish_batch(self, batch: Batch, size: int) -> tuple[InFlight, asyncio.Future[int]]:
-        """Take a batch, now or when there is room; the future is done when it is taken.
+        """Add a batch, now or when there is room; the future is done when it is added.
 
-        `whole` of what is returned gets the batch's positions.
+        `whole` of the returned InFlight gets the batch's positions.
         """
         self._check()
         check_batch(batch)
@@ -326,24 +330,25 @@ class Outbox:
         placed.set_result(0)
         self._send(sent)
 
-    # ------------------------------------------------------------ how it ends
+    # ------------------------------------------------------------ results
 
-    def _ended(self, sent: InFlight, how: Acked | Failed) -> None:
+    def _ended(self, sent: InFlight, result: Acked | Failed) -> None:
         self._under_way -= 1
         self.nbytes -= sent.nbytes
         del self._in_flight[sent]
-        if isinstance(how, Acked):
-            if how.seq:
-                self.acknowledged_end = max(self.acknowledged_end, how.seq + how.count)
+        if isinstance(result, Acked):
+            seq = result.seq
+            if seq:
+                self.acknowledged_end = max(self.acknowledged_end, seq + result.count)
             for row, future in sent.waiters:
                 if not future.done():
-                    future.set_result(how.seq + row)
+                    future.set_result(seq + row)
             if sent.whole is not None and not sent.whole.done():
-                sent.whole.set_result((how.seq, how.seq + how.count if how.seq else 0))
+                sent.whole.set_result((seq, seq + result.count if seq else 0))
         else:
             if self._named is not None:
-                self._failure = self._failure or how.why
-            self._failed(sent, how.why)
+                self._failure = self._failure or result.why
+            self._failed(sent, result.why)
         for mark in sent.marks:
             mark.one_ended()
         self._unblock()
@@ -359,7 +364,7 @@ class Outbox:
             self._errors += sent.soon
 
     def _unblock(self) -> None:
-        """Let those in line take their places, as far as there is room."""
+        """Add waiting events and batches, as far as there is room."""
         while self._blocked:
             size, future, take = self._blocked[0]
             if self.nbytes and self.nbytes + size > self.options.outbox_bytes_max:
@@ -371,11 +376,12 @@ class Outbox:
     # ------------------------------------------------------------ flush
 
     def flushed(self) -> asyncio.Future[None]:
-        """Done when all that was taken or stands in line by now has ended."""
+        """A future that is done when everything published so far, including what waits for room,
+        is acknowledged or has failed."""
         future: asyncio.Future[None] = self._loop.create_future()
         if self._blocked:
-            in_line: asyncio.Future[int] = self._loop.create_future()
-            self._blocked.append((0, in_line, partial(self._mark, future)))
+            queued: asyncio.Future[int] = self._loop.create_future()
+            self._blocked.append((0, queued, partial(self._mark, future)))
         else:
             self._mark(future)
         return future
@@ -390,7 +396,7 @@ class Outbox:
             mark.one_ended()
 
     def take_error(self) -> PublishError | None:
-        """What went wrong with events of `publish_soon` since this was last asked."""
+        """The first error of events of `publish_soon` since the last call, or None."""
         error, count = self._error, self._errors
         self._error, self._errors = None, 0
         if error is not None:
@@ -398,7 +404,7 @@ class Outbox:
         return error
 
     def stop(self) -> None:
-        """The client closes: what stands in line is not taken, and nothing else will be."""
+        """Called when the client closes: refuse what waits for room, and everything later."""
         self._stopped = True
         self.seal()
         blocked, self._blocked = self._blocked, deque()
@@ -407,4 +413,4 @@ class Outbox:
                 take()
             elif not future.done():
                 future.set_exception(publish_error(self.name, "not-sent"))
-                future.exception()  # its caller may have left without a word
+                future.exception()  # prevents asyncio's warning if its caller was cancelled

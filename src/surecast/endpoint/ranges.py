@@ -1,14 +1,14 @@
-"""Ranges of positions as batches, over one connection: for programs that take streams apart.
+"""Reads ranges of positions as batches, over one connection: for programs that split streams.
 
     async with RangeReader(parse_url(url)) as reader:
         async for pieces in reader.read(stream_id, 1, 1_000_000): ...
 
-A piece is a batch, or `Lost`: positions that nobody has any more. Pieces follow each other without
-a gap.
+A piece is a batch, or `Lost`: positions that no server has any more. Pieces follow each other
+without a gap.
 
-A subscription follows streams for as long as it lives; a task of a batch job wants these positions
-and no others, whole batches, and an error instead of a wait without end. There is no control node:
-who reads has been told by whoever planned the work which stream that is.
+A subscription follows streams until it is closed. A task of a batch job, in contrast, needs a fixed
+range in whole batches, and an error instead of an endless wait. There is no control node: the task
+gets the stream's id from the program that planned the job.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ __all__ = ["Piece", "RangeReader", "ShortError", "StallError"]
 
 Piece = Batch | Lost
 
-ROWS: Final = 20_000  # handed over at a time, or what there is
-AGAIN_S: Final = 0.25  # after a first contact that failed
+ROWS: Final = 20_000  # rows after which `read` yields, even if more are there
+AGAIN_S: Final = 0.25  # pause after a failed first contact
 
 
 class ShortError(SurecastError):
-    """The region does not have the positions: `end` is where the stream ends there, 0 if it does
-    not know the stream."""
+    """The region does not have the positions: `end` is the stream's end there, or 0 if the stream
+    is unknown."""
 
     def __init__(self, message: str, end: int) -> None:
         super().__init__(message)
@@ -51,11 +51,11 @@ class ShortError(SurecastError):
 
 
 class StallError(SurecastError):
-    """Nothing came for too long."""
+    """Nothing was received for too long."""
 
 
 class RangeReader:
-    """See the module. For the thread of its event loop; one `read` at a time."""
+    """Reads ranges (see the module). Use it in its event loop's thread, one `read` at a time."""
 
     node: Node
 
@@ -73,7 +73,7 @@ class RangeReader:
         self._inbox: deque[Piece] = deque()
         self._nbytes = 0
         self._held = False
-        self._short: int | None = None  # what a server said last, if there was no progress since
+        self._short: int | None = None  # `end` of the last Short without progress since
         self._problem: BaseException | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -99,7 +99,7 @@ class RangeReader:
         await self.node.stop()
 
     async def _discover(self) -> Region:
-        """Who serves the region; it may be starting again just now."""
+        """Find the region's servers; retry, because the region may just be restarting."""
         ends_s = time.monotonic() + self._patience_s
         while True:
             try:
@@ -112,7 +112,7 @@ class RangeReader:
     async def read(self, stream: LogId, lo: int, hi: int) -> AsyncIterator[list[Piece]]:
         """The pieces of [lo, hi), cut at its ends, some at a time.
 
-        ShortError if the servers do not have it, StallError if none of them says anything, both
+        Raises ShortError if the servers do not have it, StallError if none of them answers, both
         only after `patience_s`: a region that was cut off may be catching up.
         """
         self._inbox.clear()
@@ -120,11 +120,11 @@ class RangeReader:
         if lo < hi:
             self.node.give(ReadRange(stream, lo, hi))
         while lo < hi:
-            some = await self._some()
-            lo = some[-1].hi
-            yield some
+            pieces = await self._next_pieces()
+            lo = pieces[-1].hi
+            yield pieces
 
-    async def _some(self) -> list[Piece]:
+    async def _next_pieces(self) -> list[Piece]:
         waited_s = 0.0
         while not self._inbox:
             if self._problem is not None:
@@ -146,7 +146,8 @@ class RangeReader:
         return taken
 
     async def _wait(self) -> float:
-        """For something to come; how long that took. After a while servers are looked for."""
+        """Wait until something is received; returns the seconds waited. Returns after
+        `rediscover_every` at the latest, after looking for servers if none is connected."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         self._waiter = loop.create_future()
@@ -173,7 +174,7 @@ class RangeReader:
             f"{self._patience_s:g} s"
         )
 
-    # ------------------------------------------------------------ what comes in
+    # ------------------------------------------------------------ received from the node
 
     def _take_in(self, _stream: LogId, batches: tuple[Batch, ...]) -> None:
         self._short = None
@@ -191,7 +192,7 @@ class RangeReader:
             self._take_loss(event)
 
     def _take_loss(self, loss: Lost) -> None:
-        """Neighbours become one, so that losses do not fill the inbox."""
+        """Add a lost range; adjacent ones are joined, so that they do not fill the inbox."""
         self._short = None
         before = self._inbox[-1] if self._inbox else None
         if isinstance(before, Lost) and before.hi == loss.lo:

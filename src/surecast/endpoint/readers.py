@@ -1,8 +1,8 @@
-"""The nodes that read: each runs the reader of one delivery and follows any number of its streams.
+"""The nodes that read: each runs the reader of one delivery, for any number of its streams.
 
-A node follows a stream once, so two subscriptions to one stream, which read it from different
-positions, need two readers. Readers of single streams are shared and are kept when their
-subscriptions end; a subscription by pattern has readers of its own, one for each delivery.
+A node follows a stream only once, so two subscriptions to one stream at different positions need
+two readers. Readers of single streams are shared between subscriptions and kept when these end; a
+subscription by pattern has readers of its own, one for each delivery.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Reader", "Readers", "Taker"]
 
 
 class Taker(Protocol):
-    """Receives what a reader delivers of a stream and what it lost, in the reader's order."""
+    """Receives the batches and lost ranges of a stream from a reader, in their order."""
 
     def take_in(self, stream: LogId, batches: tuple[Batch, ...]) -> None: ...
 
@@ -33,7 +33,7 @@ class Taker(Protocol):
 
 
 class Reader:
-    """One node that runs the reader of one delivery, and who receives each of its streams."""
+    """One node that runs the reader of one delivery, and the receiver of each of its streams."""
 
     node: Node
 
@@ -95,10 +95,11 @@ class Readers:
             )
 
     async def lease(self, delivery: Delivery, stream: LogId | None, taker: Taker) -> Reader:
-        """A reader of the delivery that does not follow `stream` yet and has it claimed for
+        """A reader of the delivery that does not follow `stream` yet; the stream is claimed for
         `taker`.
 
-        None: a reader for the streams of a pattern, which are claimed later; it serves nobody else.
+        With `stream` None: a new reader for the streams of a pattern, which are claimed later; it
+        is not shared with other subscriptions.
         """
         self.check(delivery)
         if stream is not None:
@@ -110,8 +111,8 @@ class Readers:
         if len(self.all) >= self._options.readers_max:
             raise UsageError(
                 f"this client has {len(self.all)} connections for reading already "
-                "(ClientOptions.readers_max): close subscriptions that are no longer read, or let "
-                "several consumers share one"
+                "(ClientOptions.readers_max): close unused subscriptions, or let several consumers "
+                "share one"
             )
         reader = Reader(delivery.name, shared=stream is not None)
         if stream is not None:
@@ -121,7 +122,8 @@ class Readers:
         return reader
 
     async def _start(self, reader: Reader, listens: bool) -> None:
-        """The node runs before the first await, so a second subscription may claim it meanwhile."""
+        """Start the reader's node. `reader.node` is set before the first await, because another
+        subscription may claim the reader meanwhile."""
         name = f"c-{secrets.token_hex(8)}"
         listen = (self._own_host, 0) if listens else None
         if listen is not None:
@@ -142,7 +144,7 @@ class Readers:
             raise
 
     async def give_back(self, reader: Reader) -> None:
-        """A reader that served a pattern has no further use."""
+        """Stop a reader that is not shared; called when its subscription has ended."""
         if not reader.shared and reader in self.all:
             self.all.remove(reader)
             await reader.node.stop()

@@ -1,4 +1,4 @@
-"""The way to the region: where its servers are, and the nodes that speak with them."""
+"""The connection to a region: the addresses of its servers, and the nodes connected to them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["RegionLink"]
 
 
 class RegionLink:
-    """Shared by the nodes of one client. `broken` is told when a machine of one has failed."""
+    """Shared by the nodes of one client. `broken` is called when the machine of a node fails."""
 
     region: Region
 
@@ -39,10 +39,10 @@ class RegionLink:
         self._broken = broken
         self._codec = Codec(message_types())
         self._book = AddressBook()
-        self.nodes: weakref.WeakSet[Node] = weakref.WeakSet()  # made here, and still in use
+        self.nodes: weakref.WeakSet[Node] = weakref.WeakSet()  # created here, and still in use
 
     async def discover(self) -> Region:
-        """Ask who serves the region, and where; nodes find them there from now on."""
+        """Request the region's servers and their addresses, for all nodes of this link."""
         self.region = await discover(
             self.addresses,
             self._codec,
@@ -63,8 +63,8 @@ class RegionLink:
         on_deliver: Callable[[LogId, tuple[Batch, ...]], None] | None = None,
         on_emit: Callable[[Any], None] | None = None,
     ) -> Node:
-        """A node that speaks with the region; not started."""
-        made = _Watched(
+        """A new node connected to the region's servers; not started."""
+        node = _Watched(
             self._broken,
             name,
             factory,
@@ -79,8 +79,8 @@ class RegionLink:
             on_deliver=on_deliver,
             on_emit=on_emit,
         )
-        self.nodes.add(made)
-        return made
+        self.nodes.add(node)
+        return node
 
     def is_connected(self) -> bool:
         """Whether any node has a session with a server; members of a mesh do not count."""
@@ -93,7 +93,7 @@ class RegionLink:
 
 
 class _Watched(Node):
-    """A node that says when its machine has failed."""
+    """A node that calls `broken` when its machine fails."""
 
     def __init__(
         self, broken: Callable[[BaseException], None], name: str, factory: Factory, **rest: Any

@@ -1,7 +1,7 @@
-"""Named subscriptions of a region, seen from outside: list them, reset them, delete them.
+"""Named subscriptions of a region: list, reset and delete them.
 
-The region's head does the work (`protocols/streams/cursors.py`). It is asked until it answers, and
-recognises a request that it is sent twice.
+The region's head does the work (`protocols/streams/cursors.py`). Requests are repeated until it
+answers, and it recognises repeated ones.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from surecast.errors import PeerError, UnknownSubscription, UsageError
 __all__ = ["AtTime", "Begin", "SubscriptionInfo", "SubscriptionPosition", "Subscriptions"]
 
 STREAMS_MAX: Final = 10_000  # in one reset: its message has to fit into a frame
-ASKED_AT_ONCE: Final = 100  # questions where a time begins
+ASKED_AT_ONCE: Final = 100  # concurrent queries for the position of a time
 
-# The streams that match a pattern, and where each ends.
+# Returns the streams that match a pattern, and the end of each.
 Ends = Callable[[str], Awaitable[list[tuple[StreamInfo, int]]]]
 
 
 class AtTime(NamedTuple):
-    """The first event that is not older."""
+    """Begin at the first event that is not older than this time."""
 
     time_ns: int
 
@@ -39,40 +39,41 @@ Begin = Literal["earliest", "latest"] | int | AtTime
 
 
 class _Place(NamedTuple):
-    """A stream, and where it ends."""
+    """A stream and its end."""
 
     stream_id: LogId
     end: int
 
 
 class Subscriptions:
-    """`ends` finds the streams that a pattern matches."""
+    """The named subscriptions of a region; `ends` finds the streams that match a pattern."""
 
     def __init__(self, control: Control, ends: Ends) -> None:
         self._control = control
         self._ends = ends
 
     async def everything(self) -> list[SubscriptionInfo]:
-        """All of them, by name."""
+        """All named subscriptions, ordered by name."""
         return subscription_infos(await self._states())
 
     async def page(
         self, after: tuple[str, bytes]
     ) -> tuple[list[SubscriptionInfo], tuple[str, bytes] | None]:
-        """Those behind `after`, as many as fit into an answer; and the `after` of the next page."""
+        """The subscriptions after `after` that fit into one answer, and the `after` of the next
+        page (None: this is the last)."""
         answer = await self._control.ask(WhichCursors("", after))
-        found = subscription_infos(answer.cursors)
-        return found, None if answer.complete else answer.after
+        infos = subscription_infos(answer.cursors)
+        return infos, None if answer.complete else answer.after
 
     async def reset(
         self, name: str, begin: Begin, streams: Iterable[str] | None, force: bool
     ) -> dict[str, int]:
-        """Put the subscription at `begin` of `streams` (names or patterns); None: of the streams
-        that it has a position in. Returns the position in each."""
+        """Move the subscription to `begin` in `streams` (names or patterns), or if None in all
+        streams that it has a position in. Returns the position in each."""
         states = await self._existing(name)
         if streams is None:
-            known = [one for state in states for one in state.positions]
-            places = {one.stream: _Place(one.stream_id, one.end) for one in known}
+            known = [position for state in states for position in state.positions]
+            places = {at.stream: _Place(at.stream_id, at.end) for at in known}
             if not places:
                 raise UsageError(
                     f"the subscription {name!r} has no position in a stream yet: name the streams "
@@ -93,23 +94,23 @@ class Subscriptions:
         return seqs
 
     async def delete(self, name: str, force: bool) -> None:
-        """Forget the subscription. Raises UnknownSubscription if there is none."""
+        """Delete the subscription. Raises UnknownSubscription if there is none."""
         await self._existing(name)
         change = secrets.token_bytes(16)
         answer = await self._control.ask(DeleteCursor(name, change, force))
-        if answer.why and answer.why != "unknown-subscription":  # it was there: it is gone now
+        if answer.why and answer.why != "unknown-subscription":  # deleted meanwhile
             raise subscription_error(name, answer.why)
 
     # ------------------------------------------------------------ inside
 
     async def _states(self, name: str = "") -> list[CursorState]:
-        found: list[CursorState] = []
+        states: list[CursorState] = []
         after: tuple[str, bytes] = ("", b"")
         while True:
             answer = await self._control.ask(WhichCursors(name, after))
-            found += answer.cursors
+            states += answer.cursors
             if answer.complete:
-                return found
+                return states
             if answer.after <= after:
                 raise PeerError(f"the region lists its subscriptions twice from {after} on")
             after = answer.after
@@ -129,16 +130,16 @@ class Subscriptions:
         for pattern in streams:
             if not isinstance(pattern, str) or not is_pattern(pattern):
                 raise UsageError(f"{pattern!r} is not a stream name or pattern")
-            found = await self._ends(pattern)
-            if not found:
+            matching = await self._ends(pattern)
+            if not matching:
                 raise UsageError(f"no stream of the region matches {pattern!r}")
-            places |= {info.name: _Place(info.stream_id, end) for info, end in found}
+            places |= {info.name: _Place(info.stream_id, end) for info, end in matching}
         if not places:
             raise UsageError("no streams are named")
         return places
 
     async def _find(self, begin: Begin, places: dict[str, _Place]) -> dict[str, int]:
-        """The position to begin at, of each stream."""
+        """The position of `begin` in each stream."""
         if begin == "earliest":
             return dict.fromkeys(places, 1)
         if begin == "latest":
@@ -154,7 +155,7 @@ class Subscriptions:
         return dict.fromkeys(places, begin)
 
     async def _locate(self, time_ns: int, places: dict[str, _Place]) -> dict[str, int]:
-        found: dict[str, int] = {}
+        seqs: dict[str, int] = {}
         todo = list(places)
         for at in range(0, len(todo), ASKED_AT_ONCE):
             part = todo[at : at + ASKED_AT_ONCE]
@@ -163,13 +164,13 @@ class Subscriptions:
             for stream, located in zip(part, answers, strict=True):
                 if located.why:
                     raise subscription_error(stream, located.why)
-                found[stream] = located.seq
-        return found
+                seqs[stream] = located.seq
+        return seqs
 
 
 def check_subscription_name(name: str) -> None:
     if not isinstance(name, str) or not is_name(name):
         raise UsageError(
-            f"{name!r} is not a valid subscription name: it is made like a stream's name, such as "
-            "billing.eu"
+            f"{name!r} is not a valid subscription name: it follows the rules of stream names, "
+            "such as billing.eu"
         )

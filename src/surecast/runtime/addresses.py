@@ -1,11 +1,11 @@
-"""Names to addresses. A name may carry its own: `c3@127.0.0.1:41234`.
+"""Names to addresses. A name may contain its address: `c3@127.0.0.1:41234`.
 
-Mesh clients tell each other names and nothing else, so a name of that form must be enough to reach
-its node. An entry of the book goes before what the name says: that is how a link is led through a
-relay.
+Mesh clients exchange names only, so a name of that form must be enough to reach its node. An entry
+of the address book takes precedence over the address in the name; that is how a link is routed
+through a relay.
 
-A name may come from anybody, and a node says its credential to whomever it calls. So what only a
-name says is followed where a node may listen: on loopback, and elsewhere if `insecure` allows it.
+Any peer can send any name, and a node sends its credential to every node it connects to. An address
+that comes only from a name is therefore used only on loopback, or if `insecure` is set.
 """
 
 from collections.abc import Mapping
@@ -29,13 +29,13 @@ Address = tuple[str, int]
 
 
 def show_address(address: Address) -> str:
-    """As in a url."""
+    """`host:port` as in a url."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class AddressBook:
-    """Where nodes listen. May be shared by several nodes, and changed while they run."""
+    """The addresses of nodes. May be shared by several nodes, and changed while they run."""
 
     def __init__(self, entries: Mapping[Peer, Address] | None = None) -> None:
         self._entries: dict[Peer, Address] = dict(entries or {})
@@ -47,16 +47,17 @@ class AddressBook:
         self._entries.pop(name, None)
 
     def find(self, name: Peer, insecure: bool = False) -> Address | None:
-        """Where `name` listens; None: nobody knows, or nobody to be trusted; it must come to us."""
-        found = self._entries.get(name)
-        if found is None and (found := own_address(name)) is not None:
-            return found if insecure or is_loopback(found[0]) else None
-        return found
+        """The address of `name`. None if it is unknown or must not be trusted: such a node can
+        only connect to us."""
+        address = self._entries.get(name)
+        if address is None and (address := own_address(name)) is not None:
+            return address if insecure or is_loopback(address[0]) else None
+        return address
 
 
-@lru_cache(4096)  # asked for every datagram
+@lru_cache(4096)  # called for every datagram
 def own_address(name: Peer) -> Address | None:
-    """The address a name carries behind its last @, if it does. Any text may come from a peer."""
+    """The address in a name, behind its last @, or None. `name` may be any text from a peer."""
     _, at, place = name.rpartition("@")
     host, colon, port = place.rpartition(":")
     if not (at and colon and host and port.isascii() and port.isdigit() and len(port) <= 5):
@@ -67,7 +68,7 @@ def own_address(name: Peer) -> Address | None:
 
 
 def with_address(name: Peer, address: Address) -> Peer:
-    """`name`, carrying `address` in place of the one it carries."""
+    """`name` with `address` in it, in place of the one it had."""
     host, port = address
     return f"{name.rpartition('@')[0] or name}@{f'[{host}]' if ':' in host else host}:{port}"
 
@@ -86,5 +87,5 @@ def check_listen(host: str, insecure: bool) -> None:
     if not insecure and not is_loopback(host):
         raise ConfigError(
             f"listening on {host!r} would let in anybody who can reach this machine: connections "
-            "are not encrypted yet. Listen on 127.0.0.1, or ask for it with insecure=True"
+            "are not encrypted yet. Listen on 127.0.0.1, or allow it with insecure=True"
         )

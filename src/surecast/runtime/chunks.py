@@ -1,10 +1,10 @@
-"""What a connection receives into.
+"""The receive buffers of a connection.
 
 Batches are views into the memory they were received in, so that memory must not be written to
-while one lives. A connection fills a chunk from front to back; frames are cut out of it where they
-lie. When the chunk is full the next one begins with what is there of an unfinished frame. A chunk
-that nobody has a view into any more is filled again from its start: its pages are warm, and a
-connection that carries only small talk never needs a second one.
+while a batch refers to it. A connection fills a chunk from front to back; frames are slices of it,
+without a copy. When the chunk is full, the received part of an unfinished frame is copied to the
+start of the next one. A chunk without any views left is filled again from its start: its pages are
+warm, and a connection with little traffic never needs a second chunk.
 """
 
 import sys
@@ -15,12 +15,12 @@ import numpy as np
 __all__ = ["CHUNK_BYTES", "Chunk"]
 
 CHUNK_BYTES: Final = 256 << 10
-_ROOM_MIN: Final = 64 << 10  # less room than this makes short receives: time for a new chunk
+_ROOM_MIN: Final = 64 << 10  # with less room receives become short: take a new chunk
 
 
 class Chunk:
-    """`view[at:fill]` is received and not cut out yet. `view` is writable: hand on slices of it
-    only as read-only views."""
+    """`view[at:fill]` is received, but not yet taken out as frames. `view` is writable: pass on
+    slices of it only as read-only views."""
 
     __slots__ = ("_array", "at", "fill", "view")
 
@@ -32,7 +32,7 @@ class Chunk:
         self._allocate(CHUNK_BYTES)
 
     def room(self, frame_bytes: int) -> memoryview:
-        """Where to receive into, with room for the whole of a frame that starts at `at`."""
+        """The memory to receive into, with room for a whole frame that starts at `at`."""
         at, fill, size = self.at, self.fill, len(self.view)
         full = size - fill < _ROOM_MIN or at + frame_bytes > size
         if full or (fill and at == fill):
@@ -44,7 +44,7 @@ class Chunk:
         return self.view[self.fill :]
 
     def _unseen(self) -> bool:
-        """Whether nobody else has a view into the chunk: each would hold a reference to it."""
+        """Whether there is no other view of the chunk; each would hold a reference to it."""
         self.view.release()
         unseen = sys.getrefcount(self._array) == 2
         self.view = self._array.data
@@ -52,7 +52,8 @@ class Chunk:
 
     def _replace(self, frame_bytes: int) -> None:
         rest = self.view[self.at : self.fill]
-        # Not touched before bytes arrive: a claimed length costs addresses, not memory.
+        # The pages are not touched before bytes arrive: a large claimed length takes address
+        # space, not memory.
         self._allocate(max(CHUNK_BYTES, frame_bytes))
         self.view[: len(rest)] = rest
         self.at, self.fill = 0, len(rest)

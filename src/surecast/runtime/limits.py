@@ -1,4 +1,4 @@
-"""How long a node waits, and how much it holds, before it calls a peer gone or refuses it."""
+"""Time-outs and sizes after which a node treats a peer as lost, or refuses it."""
 
 from dataclasses import dataclass
 
@@ -10,19 +10,19 @@ __all__ = ["RuntimeLimits"]
 
 @dataclass(frozen=True, slots=True)
 class RuntimeLimits:
-    """`[runtime]` in TOML. What a frame may hold is in `core.wire.Limits`, with the codec."""
+    """`[runtime]` in TOML. The limits of a frame are in `core.wire.Limits`, with the codec."""
 
     connect_timeout_ns: int = 1 * SECOND  # from the first SYN to the peer's HELLO
-    handshake_timeout_ns: int = 2 * SECOND  # for whoever connects to us to say who it is
+    handshake_timeout_ns: int = 2 * SECOND  # from an incoming connection to the peer's HELLO
     session_timeout_ns: int = 2 * SECOND  # silence after which a session is broken
-    reconnect_ns: int = 50 * MS  # pause after a failed attempt; longer by a random half
-    drain_timeout_ns: int = 5 * SECOND  # what a graceful stop waits for
+    reconnect_ns: int = 50 * MS  # pause after a failed attempt, plus a random 0 to 50 %
+    drain_timeout_ns: int = 5 * SECOND  # how long a graceful stop waits for queues to empty
     high_water_bytes: int = 4 << 20  # queued for one peer: Congested; below half: Writable
     queue_bytes_max: int = 64 << 20  # queued for one peer: the session is broken
-    queues_bytes_max: int = 1 << 30  # ... for all peers: the longest ones are broken
-    connections_max: int = 4096  # more are closed at once
+    queues_bytes_max: int = 1 << 30  # for all peers; sessions with the longest queues break
+    connections_max: int = 4096  # further connections are refused
     datagram_bytes_max: int = 65_000  # preamble and frame; above what UDP carries is refused
-    clock_jump_ns: int = 100 * MS  # the wall clock strayed so far from ours: ClockSet
+    clock_jump_ns: int = 100 * MS  # change of wall clock minus monotonic clock: ClockSet
 
     def validate(self) -> None:
         for name in ("connect", "handshake", "session", "drain"):

@@ -8,8 +8,8 @@ from surecast.runtime.addresses import Address
 
 __all__ = ["bind"]
 
-_TRIES: Final = 50  # ports the system offers for TCP may be taken for UDP
-_UDP_BUFFER_BYTES: Final = 4 << 20  # bursts of datagrams outrun a pass; the system may allow less
+_TRIES: Final = 50  # a port that the system offers for TCP may be in use for UDP
+_UDP_BUFFER_BYTES: Final = 4 << 20  # holds bursts during a pass; the system may allow less
 
 
 def bind(listen: Address | None, insecure: bool) -> tuple[socket.socket | None, socket.socket]:

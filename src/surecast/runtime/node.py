@@ -6,13 +6,13 @@
     node.give(Publish(batch))
     await node.stop()
 
-Whatever happens (bytes, a timer, a sync, a command) begins a *pass*: the machine is stepped with
-each input in turn, its effects are performed, what they cause becomes further inputs, and when none
-is left everything it sent goes out, with one write a peer. The machine is never stepped from inside
-an effect, and every input goes through `step`, which is where a recorder listens.
+Any event (bytes, a timer, a completed write, a command) begins a *pass*: the machine is stepped
+with each input in turn and its effects are performed, which may add further inputs. When no input
+is left, everything the machine sent is written, with one write per peer. The machine is never
+stepped from inside an effect, and every input goes through `step`, where the recorder is called.
 
 An exception from the machine is a bug of ours. The node then stops as if killed, and `failed`
-carries the exception to whoever waits for it. The recording ends with the input that did it.
+raises the exception for tasks that await it. The recording ends with the input that caused it.
 """
 
 import asyncio
@@ -82,11 +82,12 @@ class Recorder(Protocol):
 
 
 class Node:
-    """See the module. All methods are for the thread of the event loop."""
+    """One machine over real sockets (see the module). Call all methods in the event loop's
+    thread."""
 
     loop: asyncio.AbstractEventLoop
     machine: Machine
-    speaks: tuple[str, ...]  # protocols, as told to peers
+    speaks: tuple[str, ...]  # the protocols listed in our Hello
     sessions: Sessions
     timers: Timers
     datagrams: Datagrams
@@ -114,7 +115,7 @@ class Node:
     ) -> None:
         if listen is not None:
             check_listen(listen[0], insecure)
-        if not 0 < len(name.encode()) <= hello.NAME_LEN_MAX - 8:  # room for a port to be found
+        if not 0 < len(name.encode()) <= hello.NAME_LEN_MAX - 8:  # room for a port (see `start`)
             raise ConfigError(f"a node's name has 1 to {hello.NAME_LEN_MAX - 8} bytes: {name!r}")
         self.name = name
         self.book = book
@@ -142,16 +143,16 @@ class Node:
         self._on_emit = on_emit
         self._server: asyncio.Server | None = None
         self._clock = ClockWatch(self.limits.clock_jump_ns)
-        self._scheduled = False  # a pass is, for what was posted outside one
-        self._endings: dict[TimerKey, None] = {}  # ends of this pass that the machine asked for
+        self._scheduled = False  # whether a pass is scheduled for inputs posted outside a pass
+        self._endings: dict[TimerKey, None] = {}  # keys of AtEndOfPass in this pass
         self._step: Callable[[int, Any], list[Any]]
 
-    # ------------------------------------------------------------ life
+    # ------------------------------------------------------------ start and stop
 
     async def start(self) -> None:
-        """Listen, make the machine and give it its Start.
+        """Listen, make the machine and step it with Start.
 
-        A name that carries port 0 carries, from now on, the port that was found.
+        Port 0 in the node's name is replaced by the port chosen by the system.
         """
         self.loop = asyncio.get_running_loop()
         self.failed = self.loop.create_future()
@@ -192,13 +193,13 @@ class Node:
         self.settle()
 
     async def stop(self) -> None:
-        """Step the machine no more; let what it has sent and stored go out; close.
+        """Stop stepping the machine, write what it has sent and stored, then close.
 
-        What waits for a session that is not up is lost: the peer may never be there.
+        Messages queued for a session that is not up are lost: its peer may never be reachable.
         """
         if self.running:
             self.settle()
-        if self.running:  # still: the last inputs may have been its end
+        if self.running:  # still: one of the last inputs may have made the machine fail
             self._halt()
             await self.sessions.drain()
             self.sessions.abort()
@@ -207,7 +208,7 @@ class Node:
         self._stop_recording(orderly=True)
 
     def kill(self) -> None:
-        """End as a killed process does: nothing drains, peers get a reset."""
+        """End as a killed process does: queues are not written, peers get a reset."""
         if self.running:
             self._halt()
             self.sessions.abort()
@@ -237,13 +238,13 @@ class Node:
         log.critical("%s stops: %r", self.name, problem, exc_info=problem)
         self.kill()
         self.failed.set_exception(problem)
-        self.failed.exception()  # whoever waits for it sees it; nobody has to
+        self.failed.exception()  # prevents asyncio's warning if nobody awaits it
 
     # ------------------------------------------------------------ inputs
 
     def give(self, inp: Input) -> None:
-        """A command of the owner; stepped in a pass of its own, soon. May be called from
-        `on_deliver` and `on_emit`."""
+        """Step the machine with a command of the owner, soon, in a pass of its own. May be called
+        from `on_deliver` and `on_emit`."""
         self.post(inp)
 
     def post(self, inp: Any) -> None:
@@ -251,8 +252,9 @@ class Node:
         self._post(len(self.pending), inp)
 
     def post_down(self, peer: Peer) -> None:
-        """A session has ended. The machine hears of it before all that waits, but for earlier news
-        of this peer: what it sends from now on goes into the next session, and it must know."""
+        """Queue PeerDown when a session has ended: before all other inputs, except earlier session
+        events of this peer. Sends from now on go into the next session, and the machine must know.
+        """
         at = 0
         for place, waiting in enumerate(self.pending, 1):
             if type(waiting) in _PEER_NEWS and waiting.peer == peer:
@@ -267,7 +269,7 @@ class Node:
                 self.loop.call_soon(self._soon)
 
     def press(self, inp: Congested) -> None:
-        """`post`, but before all that waits, other than earlier news of the same session."""
+        """Like `post`, but before all other inputs, except earlier events of the same session."""
         if not self.running:
             return
         place = 0
@@ -292,7 +294,7 @@ class Node:
             self.settle()
 
     def _wake(self) -> None:
-        """The store has answers; it may say so from a thread of its own."""
+        """Called by the store, from any thread, when it has inputs for the machine."""
         with suppress(RuntimeError):  # the loop has ended before the store
             self.loop.call_soon_threadsafe(self._collect)
 
@@ -312,7 +314,7 @@ class Node:
             self._fire(changed)
 
     def settle(self) -> None:
-        """Do a pass to its end."""
+        """Run a pass until no input is left and everything sent is written."""
         sessions, datagrams = self.sessions, self.datagrams
         try:
             while True:
@@ -331,7 +333,7 @@ class Node:
             self.step(pending.popleft())
 
     def step(self, inp: Any) -> None:
-        """The one place where the machine gets its inputs."""
+        """Step the machine with one input; the only place where this happens."""
         if not self.running:
             return
         if type(inp) is Compacted:
@@ -341,7 +343,7 @@ class Node:
             effects = self._step(now_ns, inp)
         except Exception:
             if self._recorder is not None:
-                with suppress(Exception):  # the machine's problem is the one to tell
+                with suppress(Exception):  # report the machine's exception, not the recorder's
                     self._recorder.step(now_ns, inp, [])
             raise
         if self._recorder is not None:
@@ -349,21 +351,21 @@ class Node:
         if not effects:
             return
         sessions = self.sessions
-        said = buffers = None
+        encoded = buffers = None
         nbytes = 0
         protocol = ""
         for effect in effects:
             kind = type(effect)
             if kind is not Send:
                 _PERFORM[kind](self, effect)
-                if not self.running:  # the owner has ended us, from on_deliver or on_emit
+                if not self.running:  # the owner stopped the node, in on_deliver or on_emit
                     return
                 continue
             peer = effect.peer
-            if effect.message is not said:  # else it goes to several peers
-                said = effect.message
-                protocol = _PROTOCOL[type(said)]
-                buffers = self.codec.encode(said)
+            if effect.message is not encoded:  # encode a message to several peers only once
+                encoded = effect.message
+                protocol = _PROTOCOL[type(encoded)]
+                buffers = self.codec.encode(encoded)
                 nbytes = sum(map(len, buffers))
             assert buffers is not None
             session = sessions.by_peer.get(peer)
@@ -388,8 +390,8 @@ class Node:
                 session.dirty = True
                 sessions.dirty.append(session)
             if session.queued > self.limits.high_water_bytes:
-                # Before the next input: a machine that answers each of many with a lot must hear
-                # of it in time, not when the pass is over.
+                # Now and not at the end of the pass: a machine that sends a lot for each input
+                # must see Congested before the next input.
                 sessions.relieve(session)
 
     # ------------------------------------------------------------ effects
@@ -425,7 +427,7 @@ class Node:
 
     def _at_end_of_pass(self, effect: AtEndOfPass) -> None:
         if not self._endings:
-            self.loop.call_soon(self._end_pass)  # behind what other connections have for us now
+            self.loop.call_soon(self._end_pass)  # after reads that are already due
         self._endings[effect.key] = None
 
     def _cancel_timer(self, effect: CancelTimer) -> None:
@@ -445,8 +447,8 @@ class Node:
 
 class _Protocols(dict[type, str]):
     def __missing__(self, kind: type) -> str:
-        self[kind] = found = protocol_of(kind)
-        return found
+        self[kind] = protocol = protocol_of(kind)
+        return protocol
 
 
 _PROTOCOL = _Protocols()
@@ -456,7 +458,7 @@ _PEER_NEWS = frozenset((PeerUp, PeerDown, Congested, Writable))
 
 class _Table(dict[type, Callable[[Node, Any], None]]):
     def __missing__(self, kind: type) -> Callable[[Node, Any], None]:
-        raise UsageError(f"{kind.__name__} is no effect the runtime performs")
+        raise UsageError(f"{kind.__name__} is not an effect that the runtime performs")
 
 
 _PERFORM = _Table(

@@ -1,16 +1,17 @@
-"""How a session comes about: who calls whom, and which call counts.
+"""How sessions are established: connection attempts, and which of two connections is kept.
 
-**Both open at once.** Each accepts a connection while its own attempt is under way. The one opened
-by the node whose name is smaller goes first: its opener *parks* the other (should its own fail, it
-takes that one), and whoever accepted it gives up its own. A Hello that was under way in a
-connection given up is recognised by its number, so it does not end the session that won. If it
-comes when there is none, the call it begins comes to nothing, and we make our own if we need one.
+**Both nodes connect at once.** Each accepts a connection while its own attempt is under way. The
+connection opened by the node with the smaller name takes precedence: that node *parks* the other
+connection and uses it only if its own attempt fails; the other node gives up its own attempt. A
+Hello that was in flight on a connection given up is recognised by its attempt number, so it does
+not end the established session. If it arrives when there is no session, it starts one that cannot
+succeed; after that we connect ourselves if we need a session.
 
-**A new session from a peer we still believe in** ends the old one: the peer opens one only when it
-has none. If we are closing the old one the new one is parked until then, for what the peer had to
-say before it closed, too, may still be under way.
+**A peer opens a new session while ours is still up.** The new session ends the old one, because a
+peer opens one only when it has none. If we are closing the old session, the new connection is
+parked until then: frames that the peer sent on the old one may still be in flight.
 
-**After an attempt that failed** nothing new is tried for a while; what is sent meanwhile waits.
+**After a failed attempt** the next one waits for a pause; what is sent meanwhile is queued.
 """
 
 import logging
@@ -33,12 +34,12 @@ __all__ = ["Opening"]
 
 log = logging.getLogger("surecast.runtime")
 
-_REFUSALS_MAX: Final = 64  # connections kept a while only to tell their peers why not
-_QUIET_MAX: Final = 1000  # peers remembered not to be called; more are looked through for old ones
+_REFUSALS_MAX: Final = 64  # connections above the limit, kept only to send the reason
+_QUIET_MAX: Final = 1000  # peers in a pause after a failed attempt; above it, old ones are removed
 
 
 class Opening:
-    """The part of `Sessions` that sees to those which are not up yet."""
+    """The part of `Sessions` for sessions that are not up yet."""
 
     def __init__(self, sessions: "Sessions", rng: Random) -> None:
         self.sessions = sessions
@@ -52,7 +53,7 @@ class Opening:
         self._quiet_until: dict[Peer, int] = {}
 
     def open(self, peer: Peer) -> Session:
-        """A session for the first send to `peer`; what is put into it waits until it is up."""
+        """A new session with `peer`, for the first send to it; sends wait until it is up."""
         session = self.sessions.by_peer[peer] = Session(peer)
         session.used = True
         wait_ns = self._quiet_until.get(peer, 0) - time.monotonic_ns()
@@ -69,7 +70,7 @@ class Opening:
             session.timer.cancel()
         address = self.node.find(session.peer)
         if address is None:
-            # Not now: what else this step sends belongs to the same attempt.
+            # Fail later: other sends of the same step belong to this attempt.
             session.timer = self.loop.call_later(0, self._unknown, session)
             return
         self._attempts += 1
@@ -82,7 +83,7 @@ class Opening:
     def _unknown(self, session: Session) -> None:
         if session.state is OPENING and session.connection is None:
             self.counters["no_address"] += 1
-            self.failed(session, "nobody knows its address")
+            self.failed(session, "its address is unknown")
             self.sessions.settle()
 
     async def _dial(self, session: Session, host: str, port: int) -> None:
@@ -90,7 +91,7 @@ class Opening:
             await self.loop.create_connection(
                 lambda: Connection(self.sessions, session), host, port
             )
-        except (OSError, ValueError) as problem:  # ValueError: a host name that cannot be one
+        except (OSError, ValueError) as problem:  # ValueError: an impossible host name
             session.dial = None
             if session.state is OPENING:
                 self.counters["connects_failed"] += 1
@@ -98,7 +99,7 @@ class Opening:
                 self.sessions.settle()
 
     def connected(self, connection: Connection) -> None:
-        """TCP has made a connection, either way."""
+        """A TCP connection was established, by us or by the peer."""
         self.sessions.connections[connection] = None
         session = connection.session
         if session is None:
@@ -123,7 +124,7 @@ class Opening:
         return self.node.hello(to, self._life, attempt)
 
     def greeted(self, connection: Connection, hello: Hello) -> None:
-        """The peer has said Hello."""
+        """Called when the peer's Hello has arrived."""
         to = connection.session.peer if connection.session is not None else ""
         problem = hello.problem(self._hello(to, 0))
         if problem is None and self.sessions.stopping:
@@ -146,14 +147,13 @@ class Opening:
                 connection.abort()
                 return
             if session.state is UP and session.closing and known and known.life == hello.life:
-                self._park(session, connection)  # its last words in the old one are under way
+                self._park(session, connection)  # frames on the old one may still be in flight
                 return
             if session.state is UP or session.state is BREAKING:
                 self.counters["sessions_replaced"] += 1
                 self.sessions.down(session, REPLACED)
-                session = self.sessions.by_peer.get(
-                    peer
-                )  # it may have had something for the next one
+                # `down` opens a session if messages waited for it.
+                session = self.sessions.by_peer.get(peer)
             elif current is not None and current.dialled and self.node.name < peer:
                 self._park(session, connection)
                 return
@@ -167,7 +167,7 @@ class Opening:
         connection.state = PARKED
 
     def adopt(self, session: Session, connection: Connection) -> None:
-        """Let the session be made of a connection that the peer has opened."""
+        """Use a connection that the peer has opened for `session`."""
         self.call_off(session)
         self.sessions.by_peer[session.peer] = session
         session.connection = connection
@@ -178,7 +178,7 @@ class Opening:
         connection.say(encode(self._hello(session.peer, self._attempts)))
 
     def call_off(self, session: Session) -> None:
-        """End whatever is under way for a session that is not up."""
+        """End the attempts and connections of a session that is not up."""
         if session.timer is not None:
             session.timer.cancel()
             session.timer = None
@@ -197,6 +197,7 @@ class Opening:
             self.sessions.settle()
 
     def failed(self, session: Session, why: str) -> None:
+        """Our attempt failed: use the parked connection if there is one, else end the session."""
         parked, session.parked = session.parked, None
         if parked is not None and parked.state is PARKED:
             self.adopt(session, parked)
@@ -204,22 +205,22 @@ class Opening:
         log.info("%s: cannot reach %s: %s", self.node.name, session.peer, why)
         self.sessions.down(session, quiet=True)
 
-    def jilted(self, session: Session) -> None:
-        """The peer's own call has come to nothing; perhaps it gave it up long ago, and only its
-        Hello was late. That says nothing about whether we can reach it."""
+    def peer_attempt_failed(self, session: Session) -> None:
+        """A connection that the peer opened ended before the session was up. The peer may have
+        given it up long ago, with a late Hello; it may still be reachable, so try ourselves."""
         if session.used or session.dirty:
             self._begin(session)
         else:
             self.sessions.down(session)
 
-    def be_quiet(self, peer: Peer) -> None:
-        """Call this peer not before a while."""
+    def pause(self, peer: Peer) -> None:
+        """Make no attempt to reach this peer for `reconnect_ns`."""
         now_ns = time.monotonic_ns()
         if len(self._quiet_until) > _QUIET_MAX:
             self._quiet_until = {p: at for p, at in self._quiet_until.items() if at > now_ns}
         pause_ns = int(self.limits.reconnect_ns * (1 + self._rng.random() / 2))
         self._quiet_until[peer] = now_ns + pause_ns
 
-    def may_call(self, peer: Peer) -> None:
-        """It is there: the next attempt need not wait."""
+    def end_pause(self, peer: Peer) -> None:
+        """The peer is reachable: the next attempt need not wait."""
         self._quiet_until.pop(peer, None)

@@ -1,15 +1,15 @@
-"""The recorder: writes down one life of a node, so that the simulator can live it again.
+"""The recorder: records one run of a node (from Start to its end), for replay in the simulator.
 
-The driver calls `step` after each `machine.step` and *before* it performs the effects: what the
-disk shows at that moment is what the machine saw. Usually that is what the effects of the steps
-before asked for, and nothing need be written. When a write was refused or taken back the disk has a
-note of it (`MemoryDisk.take_notes`), and the recording says at the step that was the first to see
-it what the disk showed instead.
+The driver calls `step` after each `machine.step` and *before* it performs the effects: at that
+moment the disk shows what the machine saw. Usually this follows from the effects of earlier steps
+and is not recorded. When a write was refused or taken back, the disk keeps a note of it
+(`MemoryDisk.take_notes`), and the recorder writes the actual content of the disk into the
+recording, at the first step that could see it.
 
 Records collect in memory and are written in pieces by a thread, at the latest with the first step
-that comes a second after the last piece; the loop waits only if the disk falls `PIECES_MAX` of them
-behind. A recording that can no longer be written (or has become too long, or meets something that
-has no form in a recording) ends there, with the reason in `problem`; the node goes on.
+that comes a second after the last piece; the event loop waits only if the disk is `PIECES_MAX`
+pieces behind. If a recording can no longer be written, becomes too long or meets a value that it
+cannot represent, it ends there, with the reason in `problem`; the node continues.
 """
 
 import logging
@@ -39,13 +39,13 @@ BYTES_MAX = 8 << 30  # of a recording
 
 
 def recording_path(directory: Path, node: str, incarnation: int) -> Path:
-    """Where the recording of one life of a node belongs: "east/0", life 2, is east.0.2.rec."""
+    """The file for the recording of one run of a node: "east/0", run 2, is east.0.2.rec."""
     return directory / f"{node.replace('/', '.')}.{incarnation}.rec"
 
 
 class Recorder:
-    """One recording. `build` names the function that makes the machine again of a node's context
-    and `args`, which must have a form in MessagePack; the replay has a table of such functions."""
+    """One recording. `build` names the function with which a replay builds the machine, from the
+    node's context and `args`; `args` must be values of MessagePack."""
 
     def __init__(
         self,
@@ -95,13 +95,13 @@ class Recorder:
             self._hand_over()
 
     def flush(self) -> None:
-        """Return when everything is with the operating system (or `problem` says why not)."""
+        """Return when everything was passed to the operating system, or `problem` is set."""
         self._hand_over()
         while self._pieces:
             self._pieces.popleft().result()
 
     def close(self, *, orderly: bool = True) -> None:
-        """Say that the life ended in order, if so, and let the file go. May be called twice."""
+        """Close the file; if `orderly`, record an orderly end before. May be called twice."""
         if self._file.closed:
             return
         self._disk.watcher = None
@@ -112,7 +112,7 @@ class Recorder:
         self._file.close()
 
     def _begin(self) -> None:
-        """Write down all there is."""
+        """Record all states and logs of the disk."""
         disk = self._disk
         disk.take_notes()
         disk.watcher = self._look
@@ -123,7 +123,7 @@ class Recorder:
             self._copy(log, 1)
 
     def _look(self) -> None:
-        """Write down what the disk shows where that is not what the effects asked for."""
+        """Record what the disk shows where it differs from what the effects asked for."""
         logs, states = self._disk.take_notes()
         if self.problem:
             return
@@ -135,7 +135,7 @@ class Recorder:
             self._copy(log, lo)
 
     def _copy(self, log: LogId, lo: int) -> None:
-        """Write down a log from `lo` on; what is encoded is not held until all of it is."""
+        """Record a log from `lo` on, in pieces: the encoded log need not fit into memory."""
         for at, hi in [*self._disk.holes(log), (self._disk.end(log), 0)]:
             for batch in read_through(self._disk, log, lo, at, READ_BYTES):
                 self._writer.kept(log, batch)
@@ -158,7 +158,7 @@ class Recorder:
             self._give_up(f"the limit of {self._bytes_max:,} bytes is reached")
 
     def _write(self, data: bytes) -> None:
-        """In the thread."""
+        """Runs in the writer's thread."""
         left = memoryview(data)
         try:
             while left:

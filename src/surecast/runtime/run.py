@@ -1,4 +1,4 @@
-"""The event loop of a process that runs nodes: the fastest there is, and a quiet collector."""
+"""The event loop of a process that runs nodes: uvloop if installed, garbage collection rarely."""
 
 import asyncio
 import gc
@@ -7,15 +7,15 @@ from typing import Any
 
 __all__ = ["run"]
 
-# What a node keeps (batches, positions) has no cycles, and there is a lot of it: looking for cycles
-# among it as often as Python does by default takes a third of a busy server's time.
+# A node holds many objects (batches, positions), none of them in reference cycles. With Python's
+# default thresholds the collector takes a third of a busy server's time.
 GC_THRESHOLDS = (50_000, 20, 200)
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
-    """`asyncio.run` with uvloop, where that is installed."""
+    """`asyncio.run`, with uvloop if it is installed."""
     gc.set_threshold(*GC_THRESHOLDS)
-    gc.freeze()  # what was imported stays
+    gc.freeze()  # imported modules are never collected
     with asyncio.Runner(loop_factory=_fastest()) as runner:
         runner.run(main)
 

@@ -1,4 +1,4 @@
-"""Our end of the session with one peer: what waits, and the connection it is made of."""
+"""Our end of the session with one peer: its queues and its connection."""
 
 import asyncio
 from collections.abc import Container
@@ -35,7 +35,7 @@ __all__ = [
 
 OPENING: Final = "opening"
 UP: Final = "up"
-BREAKING: Final = "breaking"  # too much was sent into it; its end comes in a pass of its own
+BREAKING: Final = "breaking"  # its queue is too long; it ends in a later pass
 DOWN: Final = "down"
 
 
@@ -65,7 +65,7 @@ class Session:
         self.peer = peer
         self.state = OPENING
         self.connection: Connection | None = None
-        self.parked: Connection | None = None  # theirs, in case ours fails
+        self.parked: Connection | None = None  # opened by the peer; used if our own attempt fails
         self.dial: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None  # begins the attempt, then ends it
         self.attempt = 0
@@ -73,8 +73,8 @@ class Session:
         self.queued = 0  # bytes in `out`
         self.after: list[Buffer] = []  # sent after Close: for the next session
         self.after_bytes = 0
-        self.speaks: Container[str] | None = None  # protocols; None: the peer has not said yet
-        self.early: list[tuple[str, int, int]] = []  # until then: protocol, buffers, bytes
+        self.speaks: Container[str] | None = None  # the peer's protocols; None: not known yet
+        self.early: list[tuple[str, int, int]] = []  # until known: protocol, buffers, bytes
         self.dirty = False  # listed for the next flush
         self.used = False  # the machine has sent something into it, or knows that it is up
         self.closing = False
@@ -120,12 +120,13 @@ class Session:
             assert self.after_bytes == sum(map(len, self.after))
             assert not self.after or self.closing, "sent after Close, but there was no Close"
 
-    def listen_to(self, speaks: tuple[str, ...]) -> int:
-        """The peer has listed its protocols: forget what waits of others; how many messages."""
+    def drop_unspoken(self, speaks: tuple[str, ...]) -> int:
+        """Called when the peer has listed its protocols: drop queued messages of other protocols.
+        Returns how many were dropped."""
         allowed: Container[str] = frozenset((*speaks, "")) if speaks else EVERYTHING
         self.speaks = allowed
         early, self.early = self.early, []
-        dropped = [one for one in early if one[0] not in allowed]
+        dropped = [queued for queued in early if queued[0] not in allowed]
         if not dropped:
             return 0
         kept: list[Buffer] = []
@@ -140,7 +141,7 @@ class Session:
 
 
 class _Everything:
-    """What a peer speaks that has not said."""
+    """The protocols of a peer whose Hello lists none: all of them."""
 
     def __contains__(self, protocol: object) -> bool:
         return True

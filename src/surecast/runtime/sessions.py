@@ -1,13 +1,13 @@
-"""Sessions over TCP: what `core.types` promises, made of connections.
+"""Sessions over TCP, as `core.types` specifies them.
 
-A node has at most one `Session` a peer. It is OPENING while a connection is being made for it, by
-us or by the peer, and UP from the moment both have said Hello (the side that accepted: from the
-other's next word, so that a peer which cannot hear us never seems to be there).
+A node has at most one `Session` per peer. It is OPENING while we or the peer establish a connection
+for it, and UP once both ends have sent Hello. The accepting end waits for the peer's next frame
+before it is UP, so that a peer which cannot receive from us never appears to be up.
 
-opening.py has how that comes about, and what happens when both begin at once.
+opening.py describes the attempts, and what happens when both ends connect at once.
 
-**Silence.** Each end sends a Beat when it has nothing else to say; an end that hears nothing for
-`session_timeout_ns` gives up. Time in which this process itself did not run does not count.
+**Time-out.** Each end sends a Beat when it has nothing else to send; an end that receives nothing
+for `session_timeout_ns` ends the session. Time in which this process did not run does not count.
 """
 
 import asyncio
@@ -53,8 +53,8 @@ __all__ = ["Sessions"]
 
 log = logging.getLogger("surecast.runtime")
 
-_TICKS: Final = 5  # looks at the silence of peers, per session time-out
-ENDED_KEPT: Final = 1000  # sessions that have ended: who and why
+_TICKS: Final = 5  # checks for silent peers per session time-out
+ENDED_KEPT: Final = 1000  # ended sessions of which peer and reason are kept
 
 
 class Sessions:
@@ -68,7 +68,7 @@ class Sessions:
         self.counters: Counter[str] = node.counters
         self.unknown = node.unknown
         self.pending = node.pending
-        # What a connection's receive calls, without a detour.
+        # Called by a connection's receive; bound here to save attribute lookups.
         self.step: Callable[[Any], None] = node.step
         self.run_pending: Callable[[], None] = node.run_pending
         self.settle: Callable[[], None] = node.settle
@@ -82,13 +82,13 @@ class Sessions:
         self._ticked_ns = time.monotonic_ns()
         self._ticker = self.loop.call_later(self._tick_ns / SECOND, self._tick)
         self.queued_bytes = 0  # for all peers, as last looked at
-        # Sessions that were up and are no more, with the reason; the newest stand last.
+        # Sessions that were up and have ended: peer and reason; the newest are last.
         self.ended: deque[tuple[Peer, str]] = deque(maxlen=ENDED_KEPT)
         # In tests: checks the states of sessions.
         self.moves = Moves(SESSION, node.met) if node.validate else None
 
     def moved(self, session: Session, why: str) -> None:
-        """The state of a session may have changed, and this is why (`core.sessions`)."""
+        """Check a possible change of state in tests; `why` is an input of `core.sessions`."""
         if self.moves is not None:
             try:
                 session.seen = self.moves.check(session.seen, why, session.phase)
@@ -100,7 +100,7 @@ class Sessions:
     # ------------------------------------------------------------ sending
 
     def flush(self) -> None:
-        """Write what the sessions have gathered: once for each."""
+        """Write what the sessions have queued, with one write per session."""
         dirty, self.dirty = self.dirty, []
         for session in dirty:
             session.dirty = False
@@ -113,7 +113,7 @@ class Sessions:
                 self._check_waiting(session)
 
     def relieve(self, session: Session) -> None:
-        """Write what a session has gathered so far, in the middle of a pass."""
+        """Write what a session has queued so far, in the middle of a pass."""
         if session.state is UP:
             self._write(session)
         elif session.state is OPENING:
@@ -149,7 +149,7 @@ class Sessions:
         session.state = BREAKING
         self.opening.call_off(session)
         self.moved(session, OVERFLOW)
-        # Not now: a machine that answers PeerDown by sending as much again would never let us go.
+        # Later: a machine that answers PeerDown by sending as much again would loop here forever.
         self.loop.call_soon(self._break, session)
 
     def _break(self, session: Session) -> None:
@@ -190,12 +190,12 @@ class Sessions:
         session.connection = connection
         session.state = UP
         session.used = True
-        self.opening.may_call(session.peer)
+        self.opening.end_pause(session.peer)
         connection.ready()
         connection.heard_ns = time.monotonic_ns()
         self.counters["sessions_up"] += 1
         speaks = connection.hello.speaks if connection.hello is not None else ()
-        if dropped := session.listen_to(speaks):
+        if dropped := session.drop_unspoken(speaks):
             self.counters["not_spoken"] += dropped
         self.moved(session, HELLO if connection.dialled else FIRST_FRAME)
         self.node.post(PeerUp(session.peer, speaks))
@@ -209,7 +209,7 @@ class Sessions:
     # ------------------------------------------------------------ ending
 
     def lost(self, connection: Connection, problem: Exception | None) -> None:
-        """A connection is no more."""
+        """Called when a connection has ended."""
         self.connections.pop(connection, None)
         session = self._part(connection)
         if session is None:
@@ -222,11 +222,12 @@ class Sessions:
             if connection.dialled:
                 self.opening.failed(session, describe(problem))
             else:
-                self.opening.jilted(session)
+                self.opening.peer_attempt_failed(session)
         self.settle()
 
     def _part(self, connection: Connection) -> Session | None:
-        """Take a connection from its session; that session, if it was made of this connection."""
+        """Detach a connection from its session. Returns the session if this was its current
+        connection (and not a parked one), else None."""
         session, connection.session = connection.session, None
         if session is not None and session.parked is connection:
             session.parked = None
@@ -236,15 +237,15 @@ class Sessions:
         return None
 
     def refused(self, connection: Connection, why: str) -> None:
-        """The peer has told us why it will not speak with us."""
+        """The peer has refused us, with a reason."""
         self.counters["refused_by_peer"] += 1
-        peer = connection.session.peer if connection.session is not None else "somebody"
+        peer = connection.session.peer if connection.session is not None else "an unknown peer"
         log.warning("%s: refused by %s: %r", self.node.name, peer, why[:1000])
         self._disown(connection)
         connection.close()
 
     def refusing(self, connection: Connection, why: str) -> None:
-        """We are about to tell the peer why."""
+        """Called before we refuse a peer: count, log and end its session."""
         self.counters["refused"] += 1
         log.warning("%s: refusing %r: %r", self.node.name, self._who(connection), why)
         self._disown(connection)
@@ -266,7 +267,8 @@ class Sessions:
         return str(connection.transport.get_extra_info("peername"))
 
     def bye(self, connection: Connection) -> None:
-        """The peer sends nothing more. If we have not said Bye ourselves: what we have, then it."""
+        """The peer has sent Bye and sends nothing more. Send what is queued and, unless sent
+        already, our Bye; then close."""
         session = connection.session
         assert session is not None
         if not session.closing:
@@ -274,13 +276,14 @@ class Sessions:
             session.out.append(BYE)
             session.queued += len(BYE)
         self._write(session)
-        if session.state is UP:  # what was written may have been too much
+        if session.state is UP:  # else the write exceeded the queue limit
             session.connection = connection.session = None
             connection.close()
             self.down(session, CLOSED)
 
     def down(self, session: Session, why: str = "", quiet: bool = False) -> None:
-        """The session is no more: tell the machine, and open the next one if it is wanted."""
+        """End a session: report it to the machine, and open the next one if messages wait for it.
+        With `quiet`, the next attempt waits for a pause."""
         if session.state is DOWN:
             return
         if session.state is not OPENING:
@@ -293,7 +296,7 @@ class Sessions:
             del self.by_peer[peer]
         self.moved(session, why or FAILED)
         if quiet:
-            self.opening.be_quiet(peer)
+            self.opening.pause(peer)
         if session.after and not self.stopping:
             after = self.opening.open(peer)
             after.out, after.queued = session.after, session.after_bytes
@@ -307,10 +310,10 @@ class Sessions:
             self.opening.adopt(self.by_peer.get(peer) or Session(peer), parked)
 
     def _tick(self) -> None:
-        """Break the sessions that are silent; break our own silence."""
+        """End sessions whose peers are silent; send Beats where we have sent nothing."""
         now_ns = time.monotonic_ns()
         self._ticker = self.loop.call_later(self._tick_ns / SECOND, self._tick)
-        away_ns = now_ns - self._ticked_ns - 2 * self._tick_ns  # we were stopped, or very busy
+        away_ns = now_ns - self._ticked_ns - 2 * self._tick_ns  # above 0: we did not run
         self._ticked_ns = now_ns
         for session in list(self.by_peer.values()):
             connection = session.connection
@@ -330,25 +333,25 @@ class Sessions:
         self.settle()
 
     def _bound_all(self) -> None:
-        """Many slow peers together must not take all memory: who has the longest queue goes first.
+        """Bound the memory of all queues together: break the sessions with the longest ones.
 
-        A subscriber comes back and goes on from where it was.
+        A subscriber reconnects and continues from its position.
         """
-        waiting = {session: self._backlog(session) for session in self.by_peer.values()}
-        total = self.queued_bytes = sum(waiting.values())
+        backlogs = {session: self._backlog(session) for session in self.by_peer.values()}
+        total = self.queued_bytes = sum(backlogs.values())
         if total <= self.limits.queues_bytes_max:
             return
-        for session in sorted(waiting, key=lambda one: -waiting[one]):
+        for session in sorted(backlogs, key=lambda session: -backlogs[session]):
             if total <= self.limits.queues_bytes_max:
                 return
-            total -= waiting[session]
+            total -= backlogs[session]
             if session.state is not BREAKING:
                 self._overflow(session)
 
     # ------------------------------------------------------------ the end of the node
 
     async def drain(self) -> None:
-        """Close every session when its queue is out, for as long as the time-out allows."""
+        """Close every session once its queue is written; wait at most `drain_timeout_ns`."""
         self.stopping = True
         for session in list(self.by_peer.values()):
             if session.state is UP:
@@ -359,8 +362,8 @@ class Sessions:
                 self.moved(session, STOPPED)
         self.flush()
         for connection in list(self.connections):
-            last_words = connection.state is ENDED and connection.transport.get_write_buffer_size()
-            if connection.session is None and not last_words:
+            refusing = connection.state is ENDED and connection.transport.get_write_buffer_size()
+            if connection.session is None and not refusing:
                 connection.abort()
         deadline_ns = time.monotonic_ns() + self.limits.drain_timeout_ns
         while self.connections and time.monotonic_ns() < deadline_ns:

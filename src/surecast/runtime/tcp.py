@@ -1,8 +1,8 @@
 """One TCP connection: bytes to frames to inputs, and buffers to bytes.
 
-A receive hands over all whole frames that are there; the node steps each of them and writes what
-came of it once, at the end. A message of an unknown type is dropped and counted. What else goes
-wrong with the bytes ends this connection and nothing else.
+A receive passes on all whole frames that have arrived; the node steps each of them and writes the
+results once, at the end. A message of an unknown type is dropped and counted. Any other error in
+the bytes ends this connection only.
 """
 
 import asyncio
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 
 __all__ = ["ANSWERED", "ENDED", "GREETING", "PARKED", "READY", "Connection"]
 
-GREETING: Final = "greeting"  # their Hello is due
-PARKED: Final = "parked"  # they said Hello, but an attempt of our own is under way and goes first
-ANSWERED: Final = "answered"  # we answered; their first word after that makes a session of it
+GREETING: Final = "greeting"  # waiting for the peer's Hello
+PARKED: Final = "parked"  # got the peer's Hello, but our own attempt takes precedence
+ANSWERED: Final = "answered"  # we answered; the session is up with the peer's next frame
 READY: Final = "ready"
-ENDED: Final = "ended"  # what still comes is read and thrown away
+ENDED: Final = "ended"  # further bytes are read and discarded
 
 _BODY_LEN: Final = struct.Struct("<I")
 _BODY_LEN_AT: Final = 8
-_BURST_NS: Final = MS // 2  # a receive that kept us longer is the last before others have a turn
-_JOIN_BYTES_MAX: Final = 8 << 10  # buffers below this on average are cheaper copied than listed
+_BURST_NS: Final = MS // 2  # after a receive that took longer, yield to others
+_JOIN_BYTES_MAX: Final = 8 << 10  # below this average, joining buffers is cheaper than writelines
 
 _HTTP_METHODS: Final = (
     b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH ", b"PRI ",
@@ -56,7 +56,7 @@ _HTTP_ANSWER: Final = (
 
 
 class Connection(asyncio.BufferedProtocol):
-    """A connection we opened (`session` is whose attempt it is) or accepted (None at first)."""
+    """A connection that we opened for `session`, or accepted (`session` is None at first)."""
 
     __slots__ = (
         "_chunk",
@@ -81,8 +81,8 @@ class Connection(asyncio.BufferedProtocol):
         self.session = session
         self.dialled = session is not None
         self.state = GREETING
-        self.hello: Hello | None = None  # what the peer said of itself
-        self.heard = False  # anything, since the last look
+        self.hello: Hello | None = None  # the peer's
+        self.heard = False  # whether anything was received since the last tick
         self.heard_ns = 0
         self.wrote = False
         self.paused = False
@@ -122,8 +122,8 @@ class Connection(asyncio.BufferedProtocol):
             return
         sessions.settle()
         if more and monotonic_ns() - began_ns > _BURST_NS and not self.transport.is_closing():
-            # There is more, and uvloop would give it to us 32 times before it looks at anything
-            # else. One who floods us must not keep timers, disks and other peers waiting.
+            # There is more to read, and uvloop would call us up to 32 times before it serves other
+            # work. A peer that floods us must not delay timers, disks and other peers.
             self.transport.pause_reading()
             sessions.loop.call_soon(self._resume)
 
@@ -150,7 +150,7 @@ class Connection(asyncio.BufferedProtocol):
     # ------------------------------------------------------------ receiving
 
     def _early(self) -> None:
-        """Something came before the session is up."""
+        """Handle bytes that arrive before the session is up."""
         chunk = self._chunk
         if self.state is ENDED:
             chunk.at = chunk.fill
@@ -187,7 +187,7 @@ class Connection(asyncio.BufferedProtocol):
             self.sessions.opening.greeted(self, hello)
 
     def _read(self) -> None:
-        """Step the node with every whole frame. The hot loop."""
+        """Step the node with every whole frame. This is the hot loop."""
         sessions = self.sessions
         decode, step, settle = sessions.codec.decode, sessions.step, sessions.run_pending
         pending = sessions.pending
@@ -196,7 +196,7 @@ class Connection(asyncio.BufferedProtocol):
         chunk = self._chunk
         view, at, fill = chunk.view, chunk.at, chunk.fill
         frames = 0
-        if pending:  # such as that this session is up
+        if pending:  # for example the PeerUp of this session
             settle()
         while fill - at >= HEADER_SIZE:
             size = HEADER_SIZE + _BODY_LEN.unpack_from(view, at + _BODY_LEN_AT)[0]
@@ -232,7 +232,7 @@ class Connection(asyncio.BufferedProtocol):
             chunk.at = fill
 
     def _judge(self, rest: memoryview) -> None:
-        """Look at the beginning of an unfinished frame: refuse it now, or learn its size."""
+        """Read the header of an unfinished frame: refuse it now, or note its size."""
         self._frame_bytes = 0
         if rest:
             try:
@@ -253,7 +253,7 @@ class Connection(asyncio.BufferedProtocol):
     # ------------------------------------------------------------ sending and ending
 
     def write(self, buffers: list[Buffer], nbytes: int) -> None:
-        """One write for all of them; they are not to be changed any more."""
+        """Write all `buffers` at once; they must not change afterwards."""
         self.wrote = True
         if nbytes < len(buffers) * _JOIN_BYTES_MAX:
             self.transport.write(b"".join(buffers))
@@ -265,7 +265,7 @@ class Connection(asyncio.BufferedProtocol):
         self.transport.write(data)
 
     def expect(self, timeout_ns: int) -> None:
-        """Something must change this connection's state within so long."""
+        """Abort the connection unless its state changes within `timeout_ns`."""
         self._stop_waiting()
         loop = self.sessions.loop
         self._deadline = loop.call_later(timeout_ns / SECOND, self._too_slow)
@@ -275,30 +275,30 @@ class Connection(asyncio.BufferedProtocol):
         self.state = READY
 
     def refuse(self, why: str, answer: bytes = b"") -> None:
-        """Say why, then close. The rest is read meanwhile: unread bytes would make the close a
-        reset, which destroys what the peer has not read yet, our reason with it."""
+        """Send the reason, then close. Incoming bytes are read until then: closing with unread
+        bytes sends a reset, and the peer could lose the reason."""
         self.sessions.refusing(self, why)
         self.say(answer or encode(Refused(why[:1000])))
         self.finish()
 
     def finish(self) -> None:
-        """Close when all is written and the peer has closed, too; not later than a time-out."""
+        """Close when all is written and the peer has closed, too, or after a time-out."""
         self.state = ENDED
         self.expect(self.sessions.limits.handshake_timeout_ns)
         if not self.transport.is_closing():
             try:
                 self.transport.write_eof()
-            except OSError:  # the peer has reset it: nobody is there to be told
+            except OSError:  # the peer has reset the connection
                 self.abort()
 
     def close(self) -> None:
-        """Close when all is written. Only where the peer will send nothing more."""
+        """Close when all is written. Only for connections on which the peer sends nothing more."""
         self.state = ENDED
         self.transport.close()
         self._linger(1 << 62)
 
     def _linger(self, before: int) -> None:
-        """Give up on a peer that takes nothing of what is left for it."""
+        """Abort if the peer has read nothing since the last call, when `before` bytes were left."""
         self._stop_waiting()
         left = self.transport.get_write_buffer_size()
         if left >= before:

@@ -1,8 +1,8 @@
-"""A machine's timers, and the watch on the wall clock.
+"""A machine's timers, and the detection of changes of the wall clock.
 
-One call of the loop stands for one key. A machine that puts a timer off again and again (a time-out
-that each message renews) costs only a number: the call stays where it is and, when it comes, finds
-that it is early and is made again.
+Each key has one scheduled call of the event loop. Postponing a timer (a time-out that each message
+renews) changes only a number: the call stays scheduled, and if it comes too early it is scheduled
+again.
 """
 
 import time
@@ -56,7 +56,7 @@ class Timers:
 
     def _due(self, key: TimerKey) -> None:
         timer = self._timers[key]
-        # uvloop counts in milliseconds and may be early by one: a machine never sees that.
+        # uvloop counts in milliseconds and may call one too early: schedule the call again.
         if time.monotonic_ns() < timer.at_ns:
             timer.call_ns = timer.at_ns
             timer.handle = self._call(key, timer.at_ns)
@@ -66,7 +66,7 @@ class Timers:
 
 
 class ClockWatch:
-    """Tells when the wall clock has strayed from the monotonic one: set by hand, or by degrees."""
+    """Detects that the wall clock moved against the monotonic clock, in one step or slowly."""
 
     def __init__(self, jump_ns: int, wall_ns: Callable[[], int] = time.time_ns) -> None:
         self._jump_ns = jump_ns
@@ -79,6 +79,7 @@ class ClockWatch:
         return wall_ns
 
     def look(self) -> ClockSet | None:
+        """A ClockSet if the clock moved by `jump_ns` or more since the last one, else None."""
         wall_ns = self._wall_ns()
         offset_ns = wall_ns - time.monotonic_ns()
         if abs(offset_ns - self._offset_ns) < self._jump_ns:

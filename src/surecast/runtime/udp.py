@@ -1,11 +1,11 @@
 """Datagrams: `Send(reliable=False)`.
 
-A datagram is a preamble that names its sender, and one frame. All that a pass sends to one peer
-goes to the kernel in as few calls as it takes: datagrams of one size in a row (the last may be
-shorter) are one `sendmsg` that the kernel cuts up (generic segmentation offload), and arrive as one
-`recvmsg` that tells the size of the pieces. Where the kernel refuses, each goes by itself.
+A datagram is a preamble that names its sender, and one frame. The datagrams of a pass to one peer
+are sent with as few system calls as possible: consecutive datagrams of one size (the last may be
+shorter) are one `sendmsg`, which the kernel splits (generic segmentation offload), and arrive as
+one `recvmsg` that returns the size of the pieces. If the kernel refuses, each is sent separately.
 
-Nothing here is told to a machine: a datagram that cannot be sent is a datagram lost, and counted.
+Machines do not learn of failed sends: a datagram that cannot be sent is lost, and counted.
 """
 
 import asyncio
@@ -33,8 +33,8 @@ UDP_GRO: Final = 104
 
 _SEGMENTS_MAX: Final = 64
 _DATAGRAM_MAX: Final = 65_507
-_SAFE_BYTES: Final = 1200  # if even pieces of this size are refused, the kernel does not know how
-_RECEIVES_MAX: Final = 32  # in one pass, lest a flood of datagrams keeps everything else waiting
+_SAFE_BYTES: Final = 1200  # if pieces of this size are refused, the kernel does not support it
+_RECEIVES_MAX: Final = 32  # per pass, so that a flood of datagrams does not delay everything else
 _PEERS_MAX: Final = 4096
 _PREAMBLE: Final = struct.Struct("<4sBBHI")  # magic, version, name length, zero, check
 _NAME_LEN_AT: Final = 5
@@ -52,14 +52,14 @@ class Datagrams:
         self.node = node
         self.sock = sock
         self.out: dict[Peer, list[bytes]] = {}  # gathered in this pass
-        # The largest piece the kernel is asked to cut; 0: it refused, or does not know how.
+        # The largest piece for which segmentation is requested; 0: not supported, or refused.
         self.segment_bytes_max = _DATAGRAM_MAX if offload else 0
         self._credential = node.hello("", b"", 0).credential.encode()
         self._preamble = _preamble(node.name, self._credential)
         self._known: dict[bytes, Peer] = {}  # preambles checked before
         self._chunk = Chunk()
-        self._addresses: dict[tuple[str, int], Any] = {}  # as the book has it → for the socket
-        self._return: dict[Peer, Any] = {}  # where peers that no book knows were last heard from
+        self._addresses: dict[tuple[str, int], Any] = {}  # address book entry → socket address
+        self._return: dict[Peer, Any] = {}  # last source address of peers without an entry
         self._resolving: dict[tuple[str, int], asyncio.Task[None]] = {}
         if offload:
             try:
@@ -129,19 +129,20 @@ class Datagrams:
                 counters["udp_send_full" if full else "udp_send_failed"] += 1
 
     def _find(self, peer: Peer) -> Any:
-        """Where to send to; None: not known, or not yet."""
+        """The socket address of `peer`; None: not known, or not resolved yet."""
         address = self.node.find(peer)
         if address is None:
             return self._return.get(peer)
-        found = self._addresses.get(address)
-        if found is None and address not in self._resolving:
+        resolved = self._addresses.get(address)
+        if resolved is None and address not in self._resolving:
             if len(self._addresses) >= _PEERS_MAX:
                 self._addresses.clear()
-            found = self._resolve(address)
-        return found
+            resolved = self._resolve(address)
+        return resolved
 
     def _resolve(self, address: Address) -> Any:
-        """A numeric address at once, else by asking; what is sent meanwhile is lost."""
+        """Return a numeric address at once; for a host name start a lookup and return None.
+        Datagrams sent before the lookup ends are lost."""
         try:
             socket.inet_pton(self.sock.family, address[0])
         except OSError:
@@ -153,10 +154,10 @@ class Datagrams:
     async def _look_up(self, address: Address) -> None:
         host, port = address
         try:
-            found = await self.node.loop.getaddrinfo(
+            resolved = await self.node.loop.getaddrinfo(
                 host, port, family=self.sock.family, type=socket.SOCK_DGRAM
             )
-            self._addresses[address] = found[0][4]
+            self._addresses[address] = resolved[0][4]
         except (OSError, ValueError):
             self.node.counters["udp_no_address"] += 1
         finally:
@@ -188,7 +189,7 @@ class Datagrams:
         node.settle()
 
     def receive(self, datagram: memoryview, source: Any) -> None:
-        """Judge one datagram and step the machine with it."""
+        """Check one datagram and step the machine with its message."""
         node = self.node
         try:
             peer, start = self._read_preamble(datagram)
@@ -211,7 +212,7 @@ class Datagrams:
             node.run_pending()
 
     def _read_preamble(self, datagram: memoryview) -> tuple[Peer, int]:
-        """Who sent a datagram, and where its frame begins."""
+        """The sender of a datagram, and where its frame begins. Raises PeerError if invalid."""
         if len(datagram) < _PREAMBLE.size:
             raise PeerError("a datagram shorter than its preamble")
         name_end = _PREAMBLE.size + datagram[_NAME_LEN_AT]
@@ -239,7 +240,8 @@ def _preamble(name: Peer, credential: bytes) -> bytes:
 
 
 def _groups(datagrams: list[bytes], segment_bytes_max: int) -> list[list[bytes]]:
-    """Runs of one size, the last of a run may be shorter, each within what one call may carry."""
+    """Split `datagrams` into groups for one system call each: all of one size, except that the
+    last may be shorter."""
     groups: list[list[bytes]] = []
     size = total = 0
     for datagram in datagrams:
@@ -249,7 +251,7 @@ def _groups(datagrams: list[bytes], segment_bytes_max: int) -> list[list[bytes]]
             groups[-1].append(datagram)
             total += nbytes
             if nbytes < size:
-                size = 0  # nothing may follow a shorter one
+                size = 0  # a shorter datagram ends the group
         else:
             groups.append([datagram])
             size = total = nbytes

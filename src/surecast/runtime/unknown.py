@@ -1,7 +1,7 @@
 """Messages of types that this node does not know: dropped, counted by tag, logged now and then.
 
-A cluster whose nodes are of different versions may have protocols that some nodes do not speak. A
-frame with a message of such a protocol is intact, so the session goes on behind it.
+In a cluster with nodes of different versions, some nodes may not speak all protocols. A frame with
+a message of an unknown protocol is intact, so the session continues after it.
 """
 
 import logging
@@ -16,13 +16,13 @@ __all__ = ["OTHER", "TAGS_MAX", "UnknownMessages"]
 
 log = logging.getLogger("surecast.runtime")
 
-TAGS_MAX: Final = 64  # counted one by one; a peer may invent as many as it likes
+TAGS_MAX: Final = 64  # counted one by one; bounded, because a peer can make up tags
 OTHER: Final = "other"  # counts the rest
 LOG_EVERY_NS: Final = 60 * SECOND
 
 
 class UnknownMessages:
-    """Those that one node has received; `counters` are the node's."""
+    """The unknown messages that one node has received; `counters` are the node's."""
 
     def __init__(self, node: Peer, counters: Counter[str]) -> None:
         self.node = node

@@ -1,7 +1,7 @@
-"""What is wrong at a node, what that means and what to do: for `surecast status`, logs, metrics.
+"""The alarms of a node, with their meaning and what to do: for `surecast status`, logs, metrics.
 
-The roles of a replica have alarms of their own, which their observers raise (`core.roles`). The
-same tables make docs/configuration.md's list of alarms, so each code is explained in one place.
+Alarms of a replica's roles are raised by their observers (`core.roles`). The list of alarms in
+docs/configuration.md is generated from the same tables, so each code is explained in one place.
 """
 
 from collections.abc import Iterator
@@ -17,19 +17,19 @@ __all__ = ["Alarm", "alarms", "codes"]
 
 OF_NODES: dict[str, Code] = {
     "in-memory": Code(
-        "node.data_dir is empty: everything this node holds is gone when its process ends.",
-        "Set node.data_dir, unless losing it is fine.",
+        "node.data_dir is empty: everything this node holds is lost when its process ends.",
+        "Set node.data_dir, unless this data may be lost.",
     ),
     "witness-unreachable": Code(
-        "The witness cannot be reached. The chain goes on as it is, but nobody can be removed "
-        "from it or join it: the next failure of a replica stops it.",
-        "Start the witness again, on the same data folder, or mend the link to it.",
+        "The witness cannot be reached. The chain continues as it is, but replicas cannot be "
+        "removed from it or join it: the next failure of a replica stops it.",
+        "Start the witness again, on the same data folder, or repair the link to it.",
     ),
 }
 
 
 class Alarm(msgspec.Struct, frozen=True):
-    """Something is wrong here: what, what it means, what to do."""
+    """A problem of this node: what it is, what it means, what to do."""
 
     code: str
     what: str
@@ -39,26 +39,26 @@ class Alarm(msgspec.Struct, frozen=True):
 
 
 def codes() -> dict[str, Code]:
-    """Every alarm that there is, by its code."""
-    found = dict(OF_NODES)
+    """All alarms by code."""
+    by_code = dict(OF_NODES)
     for role in roles().values():
         for code, known in role.observer.codes.items():
-            assert code not in found, (
+            assert code not in by_code, (
                 f"two roles have the alarm {code!r}; {role.name} is the second"
             )
-            found[code] = known
-    return found
+            by_code[code] = known
+    return by_code
 
 
 def alarms(server: RegionServer) -> list[Alarm]:
     known = codes()
     return [
         Alarm(code, what, known[code].means, known[code].todo, known[code].blocks)
-        for code, what in _found(server)
+        for code, what in _raised(server)
     ]
 
 
-def _found(server: RegionServer) -> Iterator[tuple[str, str]]:
+def _raised(server: RegionServer) -> Iterator[tuple[str, str]]:
     if not server.config.node.data_dir:
         yield "in-memory", f"{server.config.name} keeps nothing on disk"
     if server.replica is None:

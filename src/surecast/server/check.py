@@ -1,4 +1,4 @@
-"""`surecast serve --check-config`: what this configuration would do, here and now."""
+"""`surecast serve --check-config`: what a configuration means, and whether it runs here."""
 
 import os
 import secrets
@@ -13,19 +13,19 @@ from surecast.storage.modes import open_file
 
 __all__ = ["problems", "summary"]
 
-PROBE_BYTES = 4096  # written to a folder to see whether it can be
+PROBE_BYTES = 4096  # written to a folder to test it
 PARTS = ("log", "witness")  # folders of a data folder
 
 
 def summary(config: ServerConfig) -> list[tuple[str, str]]:
-    """What it says, in words: a row per fact."""
+    """What a configuration means: rows of a label and a text."""
     node = config.node
     data = os.path.abspath(node.data_dir) if node.data_dir else "NONE: everything is in memory only"
     rows = [
         ("this node", f"{config.name}, {node.role} of region {node.region}"),
         ("listens on", f"{node.listen} (data)" + (f", {node.http} (HTTP)" if node.http else "")),
         ("data folder", data),
-        ("token", "required of everybody" if node.token else "none: whoever connects is let in"),
+        ("token", "required" if node.token else "none: all connections are accepted"),
     ]
     for region, known in config.regions.items():
         nodes = ", ".join(f"{name} at {place}" for name, place in known.replicas.items())
@@ -41,19 +41,19 @@ def summary(config: ServerConfig) -> list[tuple[str, str]]:
 
 
 def problems(config: ServerConfig) -> list[str]:
-    """What would keep it from running on this machine."""
-    found = list(_of_folder("node.data_dir", config.node.data_dir))
-    found += _of_folder("node.record", config.node.record)
+    """What prevents it from running on this machine; empty if nothing does."""
+    lines = list(_of_folder("node.data_dir", config.node.data_dir))
+    lines += _of_folder("node.record", config.node.record)
     listen = parse_address(config.node.listen)
-    found += _of_port("node.listen", listen, socket.SOCK_STREAM)
-    found += _of_port("node.listen", listen, socket.SOCK_DGRAM)
+    lines += _of_port("node.listen", listen, socket.SOCK_STREAM)
+    lines += _of_port("node.listen", listen, socket.SOCK_DGRAM)
     if config.node.http:
-        found += _of_port("node.http", parse_address(config.node.http), socket.SOCK_STREAM)
-    return found
+        lines += _of_port("node.http", parse_address(config.node.http), socket.SOCK_STREAM)
+    return lines
 
 
 def _of_folder(key: str, folder: str) -> Iterator[str]:
-    """Make it and write a file there, as the server would. What was made is removed again."""
+    """Create the folder and write a file to it, as the server would, then remove both again."""
     if not folder:
         return
     place = Path(folder).absolute()
@@ -65,7 +65,7 @@ def _of_folder(key: str, folder: str) -> Iterator[str]:
                 os.mkdir(at, 0o700)
                 made.append(at)
         doing = "write to"
-        # The parts that exist may belong to another user, such as one who once tried the server.
+        # Existing parts may belong to another user who started the server before.
         for at in (place, *(place / part for part in PARTS)):
             if at == place or at.is_dir():
                 _write_probe(at)
@@ -73,15 +73,15 @@ def _of_folder(key: str, folder: str) -> Iterator[str]:
         yield f"{key}: {at} is not a folder"
     except OSError as problem:
         why = problem.strerror or problem
-        yield f"{key}: cannot {doing} {at}: {why}; mend that, or change {key}"
+        yield f"{key}: cannot {doing} {at}: {why}; fix that, or change {key}"
     finally:
         for at in reversed(made):
-            with suppress(OSError):  # somebody else has put something there meanwhile
+            with suppress(OSError):  # it is not empty any more
                 os.rmdir(at)
 
 
 def _write_probe(folder: Path) -> None:
-    """Write some bytes to the disk and remove them; OSError if that cannot be done."""
+    """Write a file, sync and remove it; raises OSError if that fails."""
     path = folder / f".surecast-check-{secrets.token_hex(8)}"
     file = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:

@@ -1,12 +1,12 @@
-"""A deployment on this machine as real processes: started, watched, stopped in order.
+"""A deployment on this machine as real processes: starts, watches and stops them.
 
     cluster = Cluster(plan(Path("out/up"), regions=3, replicas=2, base_port=7400))
     with cluster:                       # writes files, starts processes
         cluster.wait_ready(60)
-        cluster.kill("east-2")          # SIGKILL, for those who want to see what happens
+        cluster.kill("east-2")          # SIGKILL, to test failures
         cluster.start("east-2")
 
-Each process has its own file, data folder and log. None outlives this one.
+Each process has its own file, data folder and log. All of them end with this process.
 """
 
 import ctypes
@@ -31,8 +31,8 @@ from surecast.storage.modes import open_file
 __all__ = ["Cluster", "ClusterError"]
 
 LOOK_S = 0.1
-STOP_S_MAX = 20  # then it is killed
-LAST_LINES = 12  # of a log, when its process is dead
+STOP_S_MAX = 20  # time to end after SIGTERM; then SIGKILL
+LAST_LINES = 12  # lines of its log shown if a process ends unexpectedly
 _PR_SET_PDEATHSIG = 1
 
 
@@ -41,16 +41,16 @@ class ClusterError(SurecastError):
 
 
 class Cluster:
-    """See the module. `nodes` has the running and the dead, by name."""
+    """A deployment's processes (see the module). `nodes` has all nodes by name, running or not."""
 
     def __init__(self, layout: Layout, say: Callable[[str], None] = lambda text: None) -> None:
         self.layout = layout
         self.say = say
         self.nodes = {node.name: node for node in layout.nodes}
         self.running: dict[str, subprocess.Popen[bytes]] = {}
-        self._read: dict[str, int] = {}  # how much of each log has been looked at
+        self._read: dict[str, int] = {}  # bytes of each log that `warnings` has read
 
-    # ------------------------------------------------------------ life
+    # ------------------------------------------------------------ start and stop
 
     def __enter__(self) -> "Cluster":
         check_ports(self.layout)
@@ -72,12 +72,12 @@ class Cluster:
         self.stop()
 
     def start(self, name: str) -> None:
-        """Start a process; what it says goes to its log."""
+        """Start a process; its output goes to its log."""
         node = self.nodes[name]
         path = self.layout.log(node)
         os.close(open_file(path, os.O_WRONLY | os.O_CREAT))
         self._read[name] = path.stat().st_size
-        # What the environment says of one node cannot be meant for all of them.
+        # Variables for [node] describe one node and must not apply to all of them.
         env = {key: v for key, v in os.environ.items() if not key.startswith("SURECAST_NODE__")}
         with path.open("ab") as log:
             self.running[name] = subprocess.Popen(
@@ -86,18 +86,18 @@ class Cluster:
                 stdout=log,
                 stderr=log,
                 env=env,
-                start_new_session=True,  # Ctrl-C is for us: they are stopped in order
+                start_new_session=True,  # Ctrl-C reaches only this process, which stops them
                 preexec_fn=_end_with_parent,
             )
 
     def kill(self, name: str) -> None:
-        """SIGKILL: the process has no say."""
+        """Kill a process with SIGKILL."""
         process = self.running.pop(name)
         process.kill()
         process.wait()
 
     def stop(self) -> None:
-        """End all: replicas first, for their witness may be asked to the last."""
+        """End all processes: replicas first, because they may need their witness to drain."""
         for role in ("replica", "witness"):
             ending = {n: p for n, p in self.running.items() if self.nodes[n].role == role}
             for process in ending.values():
@@ -107,17 +107,17 @@ class Cluster:
                 try:
                     process.wait(max(0.1, deadline - time.monotonic()))
                 except subprocess.TimeoutExpired:
-                    self.say(f"{name} does not end: killed")
+                    self.say(f"{name} does not stop: killed")
                     process.kill()
                     process.wait()
                 del self.running[name]
 
-    # ------------------------------------------------------------ looking
+    # ------------------------------------------------------------ watching
 
     def wait_ready(
         self, timeout_s: float, progress: Callable[[int, int], None] = lambda done, all: None
     ) -> None:
-        """Until every process says that it is ready; ClusterError if one ends, or time is up."""
+        """Wait until every process is ready. Raises ClusterError if one ends or time is up."""
         deadline = time.monotonic() + timeout_s
         waiting = dict(self.nodes)
         while True:
@@ -137,7 +137,7 @@ class Cluster:
             time.sleep(LOOK_S)
 
     def dead(self) -> Iterator[tuple[str, int]]:
-        """Processes that ended by themselves since this was last asked, with their exit codes."""
+        """Processes that ended unexpectedly since the last call, with their exit codes."""
         for name, process in list(self.running.items()):
             code = process.poll()
             if code is not None:
@@ -145,7 +145,7 @@ class Cluster:
                 yield name, code
 
     def warnings(self) -> Iterator[str]:
-        """Lines of the logs, since this was last asked, that are more than information."""
+        """Lines of the logs since the last call with level warning or above."""
         for name, node in self.nodes.items():
             path = self.layout.log(node)
             if name not in self._read or path.stat().st_size <= self._read[name]:
@@ -166,7 +166,7 @@ class Cluster:
 
 
 def check_ports(layout: Layout) -> None:
-    """UsageError for the first port that somebody has taken."""
+    """Raise UsageError for the first port that is in use."""
     for node in layout.nodes:
         for text, kinds in (
             (node.listen, (socket.SOCK_STREAM, socket.SOCK_DGRAM)),
@@ -181,13 +181,14 @@ def check_ports(layout: Layout) -> None:
                     except OSError:
                         port = parse_address(text)[1]
                         raise UsageError(
-                            f"port {port}, wanted for {node.name}, is taken. Stop what uses it (is "
-                            "`surecast up` running already?), or choose others with --base-port"
+                            f"port {port}, wanted for {node.name}, is in use. Stop what uses it "
+                            "(is `surecast up` running already?), or choose other ports with "
+                            "--base-port"
                         ) from None
 
 
 def not_ready(node: Planned) -> list[str]:
-    """Why not; nothing if it is."""
+    """The reasons why a node is not ready; empty if it is."""
     try:
         http_get(f"http://{node.http}/readyz", patience_s=2)
         return []
@@ -205,6 +206,6 @@ def _tail(path: Path, nbytes: int = 16 << 10) -> str:
 
 
 def _end_with_parent() -> None:
-    """In the child: end in order when whoever started us is gone, however it went (Linux)."""
+    """Called in the child: have SIGTERM sent to it when its parent ends for any reason (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,10 +1,10 @@
-"""What can be set of a region server: the sections of its TOML file, and the rules between them.
+"""Configuration of a region server: the sections of its TOML file, and the rules between them.
 
 `[node]` is this process; `[regions.*]` and `[owners]` describe the deployment and are the same
-everywhere but for addresses, which are as *this* node reaches the others (a relay or a NAT may
-stand between). The rest are knobs, each with a default; every role of a replica (`core.roles`) has
-a section of its own name. `build` joins them into one `ServerConfig`, or says in a `ConfigError`
-what is wrong, where, and what is allowed.
+everywhere except for addresses, which are those at which *this* node reaches the others (a relay or
+a NAT may be in between). The other sections have defaults for all keys; every role of a replica
+(`core.roles`) has a section of its own name. `build` joins them into one `ServerConfig`, or raises
+a `ConfigError` that says what is wrong, where, and what is allowed.
 """
 
 import difflib
@@ -45,13 +45,13 @@ class NodeConfig:
     """This process."""
 
     region: str  # one of [regions]
-    data_dir: str  # where it keeps its logs; "": in memory only, gone when the process ends
+    data_dir: str  # the folder of its logs; "": in memory only, lost when the process ends
     name: str = ""  # of a replica, as in its region's `replicas`; a witness needs none
-    role: Literal["replica", "witness"] = "replica"  # what it is to its region
+    role: Literal["replica", "witness"] = "replica"  # its role in its region
     listen: str = "127.0.0.1:7400"  # host:port for clients, replicas and other regions (TCP, UDP)
     http: str = "127.0.0.1:7480"  # host:port of health, metrics and status; "": none
-    token: str = ""  # what everybody must show: nodes of the deployment, clients, HTTP under /v1
-    insecure: bool = False  # allow addresses beyond loopback: nothing is encrypted yet
+    token: str = ""  # required from nodes of the deployment, clients, and HTTP under /v1
+    insecure: bool = False  # allow addresses other than loopback: nothing is encrypted yet
     record: str = ""  # folder to record every input in, for `surecast replay`; "": no recording
 
     def validate(self) -> None:
@@ -63,7 +63,7 @@ class NodeConfig:
             check(
                 self, key, self.insecure or is_loopback(host),
                 "anybody who can reach this machine could connect, and nothing is encrypted yet. "
-                "Listen on 127.0.0.1, or set insecure = true if the network is yours alone",
+                "Listen on 127.0.0.1, or set insecure = true if you trust everybody on the network",
             )  # fmt: skip
         fixed = not self.record or parse_address(self.listen)[1] > 0
         check(self, "record", fixed, "a recording needs node.listen to name a port, not 0")
@@ -89,32 +89,32 @@ class RegionConfig:
         for name, address in self.http.items():
             if name not in self.replicas:
                 known = ", ".join(self.replicas)
-                raise ConfigError(f"http names {name!r}, which is no replica here: {known}")
+                raise ConfigError(f"http names {name!r}, which is not a replica here: {known}")
             _address(address, f"http.{name}")
 
 
 @dataclass(frozen=True, slots=True)
 class HttpConfig:
-    """Bounds of the HTTP port; where it listens is `node.http`."""
+    """Bounds of the HTTP port; its address is `node.http`."""
 
     requests_max: int = 64  # complete requests at a time, health not counted; more get 503
     requests_per_peer_max: int = 48  # of these, from one address; more get 503
     connections_max: int = 256  # without a complete request; one more closes the longest waiting
     connections_per_peer_max: int = 192  # of these, from one address (a reverse proxy is one)
-    header_bytes_max: int = 16 << 10  # request line and headers; more get 431
-    body_bytes_max: int = 4 << 20  # of one request; more get 413
+    header_bytes_max: int = 16 << 10  # request line and headers; larger ones get 431
+    body_bytes_max: int = 4 << 20  # of one request; a larger one gets 413
     bodies_bytes_max: int = 64 << 20  # of all requests being received or published; more get 503
-    header_timeout_ns: int = 10 * SECOND  # the headers must have arrived, or the answer is 408
-    body_timeout_ns: int = 30 * SECOND  # the body must have arrived, or the answer is 408
+    header_timeout_ns: int = 10 * SECOND  # for the headers to arrive; then the answer is 408
+    body_timeout_ns: int = 30 * SECOND  # for the body to arrive; then the answer is 408
     response_timeout_ns: int = 30 * SECOND  # a client that does not read its answer is disconnected
     idle_timeout_ns: int = 75 * SECOND  # a connection without a request is closed
-    publish_timeout_ns: int = 30 * SECOND  # what the region takes longer to do is answered 504
-    streams_max: int = 1_000  # shown one by one, in metrics and status
+    publish_timeout_ns: int = 30 * SECOND  # for the region to answer; then the answer is 504
+    streams_max: int = 1_000  # shown separately, in metrics and status
     log_every_ns: int = 10 * SECOND  # one log line for each kind of bad request, with a count
 
     def validate(self) -> None:
-        for each in fields(self):
-            check(self, each.name, getattr(self, each.name) > 0, "above 0")
+        for key in fields(self):
+            check(self, key.name, getattr(self, key.name) > 0, "above 0")
         most = self.body_bytes_max
         enough = self.bodies_bytes_max >= most
         check(self, "bodies_bytes_max", enough, f"at least body_bytes_max ({most})")
@@ -122,20 +122,20 @@ class HttpConfig:
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """What the process says on stderr."""
+    """The log on stderr."""
 
-    level: Literal["debug", "info", "warning", "error"] = "info"  # and worse
-    format: Literal["text", "json"] = "text"  # a line for people, or an object for programs
+    level: Literal["debug", "info", "warning", "error"] = "info"  # the lowest level that is logged
+    format: Literal["text", "json"] = "text"  # lines of text, or a JSON object per line
 
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """All of it, checked."""
+    """The checked configuration of a server."""
 
     node: NodeConfig
     regions: dict[str, RegionConfig]
     owners: dict[str, str]
-    deployment: Deployment  # at a witness, this and `roles` are those of its region's first replica
+    deployment: Deployment  # of a witness: this and `roles` are those of its region's first replica
     roles: dict[str, Any]  # the configuration of each role, by its name
     storage: StorageConfig
     runtime: RuntimeLimits
@@ -161,7 +161,7 @@ class ServerConfig:
         return not self.is_witness and not self.region.witness
 
 
-# Sections that fill one class each, besides those of the roles.
+# Sections with one class each, besides those of the roles.
 SECTIONS: dict[str, type[Any]] = {
     "node": NodeConfig,
     "http": HttpConfig,
@@ -170,28 +170,28 @@ SECTIONS: dict[str, type[Any]] = {
     "runtime": RuntimeLimits,
     "limits": Limits,
 }
-TABLES = ("regions", "owners")  # and these are read one by one
+TABLES = ("regions", "owners")  # sections without a class
 
 
 def sections() -> dict[str, type[Any]]:
-    """Every section that fills a class, by name: "node", "chain", "sprinkler.mesh"."""
-    found = dict(SECTIONS)
+    """The class of every section that has one: "node", "chain", "sprinkler.mesh"."""
+    classes = dict(SECTIONS)
     for role in roles().values():
         assert role.name not in (*SECTIONS, *TABLES), f"{role.name} is a section of the server"
-        found |= _nested(role.name, role.config)
-    return found
+        classes |= _nested(role.name, role.config)
+    return classes
 
 
 def _nested(section: str, cls: type[Any]) -> dict[str, type[Any]]:
-    found = {section: cls}
+    classes = {section: cls}
     for name, hint in get_type_hints(cls).items():
         if isinstance(hint, type) and is_dataclass(hint):
-            found |= _nested(f"{section}.{name}", hint)
-    return found
+            classes |= _nested(f"{section}.{name}", hint)
+    return classes
 
 
 def derived_fields(role: Role) -> set[str]:
-    """The fields of its configuration that follow from the deployment."""
+    """The fields of a role's configuration that follow from the deployment."""
     return set(role.derived(Deployment("r", "n", {"r": ("n",)}, "w")))
 
 
@@ -209,7 +209,7 @@ def parse_address(text: str) -> Address:
 
 
 def build(document: Mapping[str, Any]) -> ServerConfig:
-    """The whole document as one configuration."""
+    """The configuration in a parsed TOML document. Raises ConfigError."""
     _refuse_unknown(document)
     _refuse_misplaced(document)
     filled = {section: load(cls, document, section) for section, cls in SECTIONS.items()}
@@ -217,16 +217,16 @@ def build(document: Mapping[str, Any]) -> ServerConfig:
     regions = _regions(document.get("regions", {}))
     _check_place(node, regions)
     owners = _owners(document.get("owners"), node, regions)
-    who = node.name if node.role == "replica" else next(iter(regions[node.region].replicas))
+    replica = node.name if node.role == "replica" else next(iter(regions[node.region].replicas))
     here = regions[node.region]
     deployment = Deployment(
         region=node.region,
-        name=who,
+        name=replica,
         regions={region: tuple(config.replicas) for region, config in regions.items()},
         witness=witness_name(node.region),
         owners=owners,
         addresses=dict(here.replicas),
-        http={**here.http, **({who: node.http} if node.http and who == node.name else {})},
+        http={**here.http, **({replica: node.http} if node.http and replica == node.name else {})},
     )
     of_roles = {
         name: load(role.config, document, name, role.derived(deployment))
@@ -253,7 +253,7 @@ def _refuse_unknown(document: Mapping[str, Any]) -> None:
 
 
 def _refuse_misplaced(document: Mapping[str, Any]) -> None:
-    """A key that stands in another section than its own."""
+    """Raise ConfigError for a key that is in another section than its own."""
     derived = {name: derived_fields(role) for name, role in roles().items()}
     keys = {
         section: {field.name for field in fields(cls)} - derived.get(section, set())
@@ -264,7 +264,7 @@ def _refuse_misplaced(document: Mapping[str, Any]) -> None:
         for word in section.split("."):
             table = table.get(word, {}) if isinstance(table, Mapping) else {}
         for key in table if isinstance(table, Mapping) else ():
-            homes = [one for one, names in keys.items() if key in names]
+            homes = [name for name, known in keys.items() if key in known]
             if homes and section not in homes:
                 raise ConfigError(f"[{section}] {key}: this is a key of [{homes[0]}]")
 
@@ -296,21 +296,21 @@ def _regions(table: Any) -> dict[str, RegionConfig]:
         if len(config.replicas) > 1 and not config.witness:
             raise ConfigError(
                 f"[regions.{region}] has {len(config.replicas)} replicas and no witness. Give the "
-                "address of one, which is best a machine of its own: inside a replica it would be "
-                "gone together with it"
+                "address of one, best on a machine of its own: on a replica's machine it would "
+                "fail together with that replica"
             )
         for name, address in {**config.replicas, witness_name(region): config.witness}.items():
             if name in names:
                 raise ConfigError(f"{name!r} is in [regions.{names[name]}] and [regions.{region}]")
             names[name] = region
             if address and not address.endswith(":0") and address in places:
-                raise ConfigError(f"{places[address]} and {name} have one address, {address}")
+                raise ConfigError(f"{places[address]} and {name} have the same address, {address}")
             places[address] = name
     return regions
 
 
 def _check_place(node: NodeConfig, regions: dict[str, RegionConfig]) -> None:
-    """Is this node one of the deployment it describes?"""
+    """Raise ConfigError if this node is not part of the deployment that it describes."""
     if node.region not in regions:
         raise ConfigError(
             f"[node] region = {node.region!r}: there is no such region; [regions] has "
@@ -324,21 +324,21 @@ def _check_place(node: NodeConfig, regions: dict[str, RegionConfig]) -> None:
                 "leave the name out"
             )
         if not here.witness:
-            raise ConfigError(f"[regions.{node.region}] gives no address of its witness")
+            raise ConfigError(f"[regions.{node.region}] has no address of its witness")
     elif node.name not in here.replicas:
         raise ConfigError(
-            f"[node] name = {node.name!r}: [regions.{node.region}] lists no such replica, only "
+            f"[node] name = {node.name!r}: not a replica of [regions.{node.region}], which lists "
             + ", ".join(here.replicas)
         )
 
 
 def _owners(table: Any, node: NodeConfig, regions: dict[str, RegionConfig]) -> dict[str, str]:
-    """Who numbers the events of which streams: the longest prefix of whole words decides."""
+    """The region that owns each prefix of streams; the longest prefix of whole words decides."""
     if table is None and len(regions) == 1:
         return {"": node.region}
     if not isinstance(table, Mapping) or "" not in table:
         raise ConfigError(
-            "[owners] needs a default, the region that owns every stream no other line names:\n"
+            "[owners] needs a default, the region that owns all streams not covered by others:\n"
             f'  [owners]\n  "" = "{next(iter(regions))}"'
         )
     for prefix, owner in table.items():

@@ -1,10 +1,10 @@
 """Connections to the HTTP port and their bounds.
 
 A connection *waits for its client* while it is idle, while a request is incomplete and while an
-answer is not read. Each of these has a timeout, and all together have a bound. A new connection is
-always accepted: above the bound it closes the one that has waited longest, of the address that has
-most of them. So slow clients cannot keep others out, and a request for /healthz or /readyz finds a
-connection whatever the others do. Requests that are complete are counted in http.py.
+answer is not read. Each of these has a timeout, and the number of waiting connections has a bound.
+A new connection is always accepted. Above the bound, the server closes the connection that has
+waited longest, of the address with the most waiting ones. So slow clients cannot exclude others,
+and /healthz and /readyz can always be reached. Complete requests are counted in http.py.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from surecast.server.limited_log import LimitedLog, printable
 
 __all__ = ["CLOSED", "HttpConnection", "HttpConnections"]
 
-CLOSED = "surecast.closed"  # key of a request's scope: this server gave the request up and said so
+CLOSED = "surecast.closed"  # key of a request's scope: the server gave it up, and logged that
 
 
 class HttpConnections:
@@ -35,7 +35,7 @@ class HttpConnections:
         self.limits = limits
         self.log = log
         self.server_log = _ServerLog(log)
-        self.open: dict[HttpConnection, None] = {}  # those that have waited longest come first
+        self.open: dict[HttpConnection, None] = {}  # those that have waited longest are first
 
     def protocol(self) -> type[asyncio.Protocol]:
         """The class of this port's connections, for uvicorn."""
@@ -48,20 +48,20 @@ class HttpConnections:
     def began_to_wait(self, connection: "HttpConnection") -> None:
         self.open.pop(connection, None)
         self.open[connection] = None
-        waiting = [each for each in self.open if each.waits_for_client]
-        of_peer = [each for each in waiting if each.peer == connection.peer]
+        waiting = [other for other in self.open if other.waits_for_client]
+        of_peer = [other for other in waiting if other.peer == connection.peer]
         if len(of_peer) > self.limits.connections_per_peer_max:
             self._close(of_peer[0], "http.connections_per_peer_max")
         elif len(waiting) > self.limits.connections_max:
-            peer, _ = Counter(each.peer for each in waiting).most_common(1)[0]
-            oldest = next(each for each in waiting if each.peer == peer)
+            peer, _ = Counter(other.peer for other in waiting).most_common(1)[0]
+            oldest = next(other for other in waiting if other.peer == peer)
             self._close(oldest, "http.connections_max")
 
     def ended(self, connection: "HttpConnection") -> None:
         self.open.pop(connection, None)
 
     def abort(self) -> None:
-        """Close what is still open when the port stops."""
+        """Abort all open connections; called when the port stops."""
         for connection in list(self.open):
             connection.transport.abort()
 
@@ -93,7 +93,7 @@ class HttpConnection(H11Protocol):
         working = cycle is not None and not cycle.response_complete and not cycle.more_body
         return not working or self.flow.write_paused
 
-    # ------------------------------------------------------------ what happens to it
+    # ------------------------------------------------------------ called by uvicorn
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -144,12 +144,12 @@ class HttpConnection(H11Protocol):
 
     def shutdown(self) -> None:
         if self.waits_for_client:
-            self.give_up(503, "this process is about to end; ask another replica")
+            self.give_up(503, "this process is stopping; use another replica")
         else:
             super().shutdown()
 
     def send_400_response(self, msg: str) -> None:
-        """Called by uvicorn while it handles h11's exception about what was received."""
+        """Called by uvicorn while it handles h11's exception about an invalid request."""
         problem = sys.exception()
         status = problem.error_status_hint if isinstance(problem, h11.RemoteProtocolError) else 400
         self._refuse(status, "not HTTP", f"this is not a valid HTTP request: {problem or msg}")
@@ -160,7 +160,8 @@ class HttpConnection(H11Protocol):
     # ------------------------------------------------------------ timers
 
     def _set_timers(self) -> None:
-        """One for headers that are incomplete, one for a body that an early answer did not want."""
+        """Set the timers for incomplete headers, and for a body that is still arriving after its
+        request was answered."""
         if self.transport.is_closing():
             return
         receiving = self.conn.their_state
@@ -175,7 +176,7 @@ class HttpConnection(H11Protocol):
             self._stop(self._on_body_timeout)
 
     def _start(self, act: Callable[[], None], after_ns: int) -> None:
-        """Unless it is running."""
+        """Start the timer that calls `act`, unless it is running."""
         if act not in self._timers:
             self._timers[act] = self.loop.call_later(after_ns / 1e9, act)
 
@@ -203,12 +204,13 @@ class HttpConnection(H11Protocol):
             self.all.log.tell("slow reader", text)
             self.transport.abort()
 
-    # ------------------------------------------------------------ answers from here
+    # ------------------------------------------------------------ answers of the connection
 
     def _answer_frame(self) -> None:
-        """A Surecast client or server took this for a data port. It tells HTTP by its first line.
+        """Answer a Surecast client or server that took this for a data port; it detects HTTP by the
+        first line of the answer.
 
-        As text it would be an incomplete request, which is waited for.
+        As HTTP, its frame would be an incomplete request, and the server would wait for the rest.
         """
         text = "this is an HTTP port: Surecast clients connect to the data port (node.listen)"
         self.all.log.tell("frames at the HTTP port", f"connection from {self.peer}: {text}")
@@ -216,7 +218,7 @@ class HttpConnection(H11Protocol):
         self.transport.close()
 
     def _is_partial(self) -> bool:
-        """Part of a request was received, and no answer was begun."""
+        """Whether part of a request was received, and no answer was begun."""
         if self.conn.their_state is h11.IDLE:
             return bool(self.conn.trailing_data[0])
         cycle = self.cycle
@@ -227,13 +229,13 @@ class HttpConnection(H11Protocol):
         self.give_up(status, text)
 
     def give_up(self, status: int, text: str) -> None:
-        """Close; before that, answer a request of which a part was received."""
+        """Close the connection; before that, answer a request that was received in part."""
         if self.transport.is_closing():
             return
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
             cycle.scope[CLOSED] = True  # type: ignore[literal-required]
-            cycle.disconnected = True  # what the handler answers is dropped
+            cycle.disconnected = True  # the handler's answer is dropped
             cycle.message_event.set()
         answered = cycle is not None and cycle.response_started
         answerable = not answered or (cycle.response_complete and not cycle.more_body)
@@ -246,7 +248,7 @@ class HttpConnection(H11Protocol):
 
 
 class _ServerLog(logging.Logger):
-    """What uvicorn logs about a connection. Its warnings are left out: we write our own."""
+    """Receives uvicorn's log about connections. Its warnings are dropped: we write our own."""
 
     def __init__(self, log: LimitedLog) -> None:
         super().__init__("surecast.server.uvicorn", logging.ERROR)

@@ -1,12 +1,12 @@
-"""Where a stream lies on this server's disk, for readers that can see its files.
+"""The segments of a stream on this server's disk, for readers with access to its files.
 
-A reader on the same machine (or with the same disks mounted) need not have gigabytes sent: it maps
-the segments itself. What it must be told is which parts of which segments hold the positions it
-wants, as they are now, and which of these positions are void: files are not rewritten for each
-event that became obsolete. Files go when a move or a compaction has put others in their place; who
-does not find one asks again.
+A reader on the same machine (or with the same disks mounted) maps the segments itself instead of
+receiving the events. It needs to know which parts of which segments currently hold the positions,
+and which of these positions are void: files are not rewritten for each event that becomes obsolete.
+Files are removed when a move or a compaction has replaced them; a reader that misses a file repeats
+the request.
 
-Only committed positions are told of, and only those that retention has seen.
+Only committed positions that retention has processed are included.
 """
 
 from typing import Final
@@ -24,7 +24,7 @@ from surecast.storage.segments import SegmentStore
 __all__ = ["FileExtent", "StreamFiles", "files_of"]
 
 RUNS_MAX: Final = 100_000  # void ranges in one answer; then it is about fewer positions
-EXTENTS_MAX: Final = 256
+EXTENTS_MAX: Final = 256  # in one answer
 
 
 class FileExtent(msgspec.Struct, array_like=True):
@@ -38,7 +38,8 @@ class FileExtent(msgspec.Struct, array_like=True):
 
 
 class StreamFiles(msgspec.Struct):
-    """Positions [lo, hi), perhaps fewer than were asked for; what no extent holds is elsewhere."""
+    """Positions [lo, hi), possibly fewer than requested. Those without an extent are not in
+    segments."""
 
     stream_id: str
     directory: str  # "": nothing is kept on disk
@@ -49,7 +50,8 @@ class StreamFiles(msgspec.Struct):
 
 
 def files_of(server: RegionServer, name: str, lo: int, hi: int) -> StreamFiles | None:
-    """None if there is no such stream. For the thread of the event loop; changes nothing."""
+    """The files of a stream, or None if there is no such stream. Call it in the event loop's
+    thread; it changes nothing."""
     if server.replica is None:
         return None
     info = server.streams.named(name)
@@ -69,17 +71,17 @@ def files_of(server: RegionServer, name: str, lo: int, hi: int) -> StreamFiles |
         directory,
         lo,
         hi,
-        {REASON_NAMES[reason]: some.clip(lo, hi).to_bytes() for reason, some in voids.items()},
+        {REASON_NAMES[reason]: runs.clip(lo, hi).to_bytes() for reason, runs in voids.items()},
         extents,
     )
 
 
 def _voids(stream: StreamState, lo: int, hi: int) -> tuple[dict[int, IntervalSet], int]:
-    """The void positions of [lo, hi) by reason, and how much of it they say."""
-    voids = {reason: some.clip(lo, hi) for reason, some in stream.index.voids.items()}
-    for some in voids.values():
-        if some.runs > RUNS_MAX:
-            hi = min(hi, int(some.to_arrays()[0][RUNS_MAX]))
+    """The void positions of [lo, hi) by reason, and the end up to which they are complete."""
+    voids = {reason: runs.clip(lo, hi) for reason, runs in stream.index.voids.items()}
+    for intervals in voids.values():
+        if intervals.runs > RUNS_MAX:
+            hi = min(hi, int(intervals.to_arrays()[0][RUNS_MAX]))
     return voids, hi
 
 
@@ -98,7 +100,7 @@ def _extents(
             mapped = piece.segment.shelf.mapped(piece.segment.number)
             crc = mapped.run(piece.run).index_crc
         except StorageError:
-            continue  # damaged: the server will find out when it reads there
+            continue  # damaged: reported when the server itself reads there
         found.append(
             FileExtent(piece.segment.number, piece.run, max(lo, piece.lo), min(hi, piece.hi), crc)
         )

@@ -1,14 +1,14 @@
-"""The HTTP port: health, metrics, status, streams, publishing, and an operator's last words.
+"""The HTTP port: health, metrics, status, streams, publishing, and commands for operators.
 
-It runs in the event loop of the nodes, so it reads their machines directly (status.py) and changes
-nothing but by giving a node an input. Requests under /v1 need the token, if there is one, and have
-no query parameters but those in the table of operations (operations.py): a misspelt one is refused,
-not ignored. What changes something is refused to web pages (an Origin header), which could
-otherwise have a browser on this machine do it.
+It runs in the event loop of the nodes, so it reads their machines directly (status.py); it changes
+them only by giving a node an input. Requests under /v1 need the token, if there is one, and allow
+only the query parameters in the table of operations (operations.py): a misspelt one is refused, not
+ignored. Changing requests are refused to web pages (an Origin header), which could otherwise send
+them through a browser on this machine.
 
-A request takes one of the places of `http.requests_max` when it is complete; /healthz and /readyz
-need none. Bounds on connections are in connections.py. Bad requests are answered 400 and logged
-with one line for each kind of problem (limited_log.py).
+A complete request takes one of the places of `http.requests_max`; /healthz and /readyz need none.
+Bounds on connections are in connections.py. Bad requests are answered 400 and logged with one line
+for each kind of problem (limited_log.py).
 """
 
 import asyncio
@@ -55,7 +55,7 @@ __all__ = ["HttpPort", "make_app"]
 
 log = logging.getLogger("surecast.server")
 
-STOP_S_MAX = 2  # requests under way when the process ends
+STOP_S_MAX = 2  # for requests in progress when the process ends
 ORDINARY = (401, 403, 404, 405, 409)  # refusals that are not logged
 LOOKING = ("GET", "HEAD")  # methods that change nothing
 FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip")  # headers that a proxy adds
@@ -64,7 +64,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class HttpPort:
-    """Listens from `start` to `stop`."""
+    """The HTTP port; listens from `start` to `stop`."""
 
     def __init__(self, server: RegionServer) -> None:
         self.server = server
@@ -105,7 +105,7 @@ class HttpPort:
 
 
 class _Quiet(uvicorn.Server):
-    """Signals are the process's business."""
+    """A uvicorn server that leaves signals to process.py."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -147,7 +147,7 @@ class CheckedApp:
 
 
 def _not_utf8(scope: Scope) -> str:
-    """What is wrong; else "". Decoders would put U+FFFD in place of a byte that is not UTF-8."""
+    """What is not UTF-8, or "". Decoders would replace such bytes by U+FFFD."""
     parts = {
         "raw_path": "the path is not UTF-8",
         "query_string": "the query is not UTF-8; send such a key as key_base64 of a JSON line",
@@ -178,10 +178,10 @@ def make_app(
         for operation in OPERATIONS
     ]
     app = Starlette(
-        routes=routes, exception_handlers={HTTPException: pages.explain, Exception: _apologise}
+        routes=routes, exception_handlers={HTTPException: pages.explain, Exception: _answer_500}
     )
     app.state.pages = pages
-    app.router.redirect_slashes = False  # a redirect would go wherever the Host header says
+    app.router.redirect_slashes = False  # a redirect would use the client's Host header
     return app
 
 
@@ -198,7 +198,7 @@ class Pages:
         self.bodies_bytes = 0  # of requests being received or published
 
     def handler(self, operation: Operation) -> Handler:
-        """What answers an operation, behind all that is checked before."""
+        """The handler of an operation, with all checks before it."""
         handler: Handler = getattr(self, operation.handler)
         if operation.counted:
             handler = self.counted(handler)
@@ -207,7 +207,7 @@ class Pages:
         return handler
 
     def guarded(self, handler: Handler) -> Handler:
-        """Behind the token, if there is one; and what changes something only for programs."""
+        """`handler` with a check of the token; changing requests of web pages are refused."""
 
         @wraps(handler)
         async def handle(request: Request) -> Response:
@@ -219,13 +219,13 @@ class Pages:
                     401, f"{wrong}: send the header Authorization: Bearer <node.token>"
                 )
             if request.method not in LOOKING and "origin" in request.headers:
-                raise HTTPException(403, "web pages may look, but not change anything")
+                raise HTTPException(403, "web pages may only read (the request has an Origin)")
             return await handler(request)
 
         return handle
 
     def checked(self, operation: Operation, handler: Handler) -> Handler:
-        """With the query parameters that the operation has, each at most once."""
+        """`handler` with a check of the names of query parameters."""
 
         @wraps(handler)
         async def handle(request: Request) -> Response:
@@ -237,7 +237,7 @@ class Pages:
         return handle
 
     def counted(self, handler: Handler) -> Handler:
-        """As one of the requests that are worked on at a time."""
+        """`handler` with a place of `http.requests_max`."""
 
         @wraps(handler)
         async def handle(request: Request) -> Response:
@@ -246,7 +246,7 @@ class Pages:
 
         return handle
 
-    # ------------------------------------------------------------ looking
+    # ------------------------------------------------------------ reading
 
     async def healthz(self, _request: Request) -> Response:
         return _json({"status": "alive"})
@@ -267,25 +267,25 @@ class Pages:
 
     async def streams(self, _request: Request) -> Response:
         self._need_replica()
-        found = streams(self.server, self.limits.streams_max)
-        return _json({"streams": found, "total": len(existing(self.server))})
+        shown = streams(self.server, self.limits.streams_max)
+        return _json({"streams": shown, "total": len(existing(self.server))})
 
     async def stream(self, request: Request) -> Response:
         self._need_replica()
         name = request.path_params["name"]
-        found = stream_named(self.server, name)
-        if found is None:
+        status = stream_named(self.server, name)
+        if status is None:
             raise HTTPException(404, f"there is no stream {name!r} here; see /v1/streams")
-        return _json(found)
+        return _json(status)
 
     async def files(self, request: Request) -> Response:
         self._need_replica()
         name, query = request.path_params["name"], request.query_params
         lo, hi = _position(query.get("lo", "1")), _position(query.get("hi", str(SEQ_END_MAX)))
-        found = files_of(self.server, name, lo, max(lo, hi))
-        if found is None:
+        files = files_of(self.server, name, lo, max(lo, hi))
+        if files is None:
             raise HTTPException(404, f"there is no stream {name!r} here; see /v1/streams")
-        return _json(found)
+        return _json(files)
 
     async def subscriptions(self, request: Request) -> Response:
         self._need_replica()
@@ -296,7 +296,7 @@ class Pages:
     async def publish(self, request: Request) -> Response:
         self._need_replica()
         if self.server.draining:
-            raise HTTPException(503, "this process is about to end; ask another replica")
+            raise HTTPException(503, "this process is stopping; use another replica")
         name = request.path_params["name"]
         if not is_name(name):
             raise HTTPException(400, bad_name(name))
@@ -337,7 +337,7 @@ class Pages:
         if chain.is_member and chain.clean:
             raise HTTPException(409, "this replica is a member of its chain: nothing to refound")
         self.server.give(Refound())
-        return _json({"done": "asked the witness to found the chain anew from this replica"}, 202)
+        return _json({"done": "asked the witness to refound the chain from this replica"}, 202)
 
     async def force(self, request: Request) -> Response:
         self._operator(request)
@@ -353,27 +353,27 @@ class Pages:
 
     def _need_replica(self) -> None:
         if self.server.replica is None:
-            raise HTTPException(404, "a witness keeps no streams; ask a replica of the region")
+            raise HTTPException(404, "a witness keeps no streams; use a replica of the region")
 
     def _operator(self, request: Request) -> None:
         self._need_replica()
         here = request.client is not None and is_loopback(request.client.host)
         if not here or any(name in request.headers for name in FORWARDED):
-            raise HTTPException(403, "only from this machine: give the command on the server")
+            raise HTTPException(403, "only from this machine: run the command on the server")
         if request.query_params.get(CONFIRM) != "true":
             raise HTTPException(
-                400, f"this gives up history for good; if that is your will, add ?{CONFIRM}=true"
+                400, f"this loses history permanently; to confirm, add ?{CONFIRM}=true"
             )
 
     def _need_owner(self, owner: str) -> None:
         if owner != self.server.config.node.region or not self.server.chain().is_head:
             raise HTTPException(
-                409, f"ask the head of the region that owns it, {owner}: see /v1/status"
+                409, f"use the head of the region that owns it, {owner}: see /v1/status"
             )
 
     @contextmanager
     def _place(self, request: Request) -> Iterator[None]:
-        """One of the places for requests, which are for complete requests only."""
+        """Hold one of the places for complete requests, or answer 503."""
         peer = request.client.host if request.client is not None else ""
         if self.requests.total() >= self.limits.requests_max:
             raise HTTPException(503, "too many requests at a time (http.requests_max)")
@@ -423,7 +423,7 @@ class Pages:
             raise HTTPException(503, "too many bytes of requests at a time (http.bodies_bytes_max)")
 
     async def explain(self, request: Request, problem: Exception) -> Response:
-        """An error as an answer; what may be the sign of a fault is logged."""
+        """The answer for an HTTPException; logged unless its status is in ORDINARY."""
         assert isinstance(problem, HTTPException)
         status = problem.status_code
         if status not in ORDINARY and not request.scope.get(CLOSED):
@@ -435,7 +435,7 @@ class Pages:
 
 
 def _position(text: str) -> int:
-    """A position, or the one behind the last; 400 for anything else."""
+    """A position, or the end of a range; answers 400 for anything else."""
     digits = text.isascii() and text.isdigit() and len(text) < 20
     if not digits or not 1 <= int(text) <= SEQ_END_MAX:
         raise HTTPException(
@@ -448,5 +448,5 @@ def _json(content: Any, status: int = 200) -> Response:
     return Response(msgspec.json.encode(content), status, media_type="application/json")
 
 
-async def _apologise(_request: Request, _problem: Exception) -> Response:
-    return _json({"error": "something went wrong here; the log of this process says what"}, 500)
+async def _answer_500(_request: Request, _problem: Exception) -> Response:
+    return _json({"error": "internal error; see the log of this process"}, 500)

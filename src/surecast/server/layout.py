@@ -1,7 +1,7 @@
-"""A deployment on one machine, planned: its processes, their ports, and a file for each.
+"""The plan of a deployment on one machine: its processes, their ports, and a file for each.
 
-The files are what `surecast serve` reads. To spread the regions over machines, copy them and put
-the machines' addresses in place of 127.0.0.1.
+`surecast serve` reads these files. To distribute the regions over several machines, copy them and
+replace 127.0.0.1 by the machines' addresses.
 """
 
 import json
@@ -18,7 +18,7 @@ from surecast.storage.modes import FOLDER, opener, set_mode
 __all__ = ["Layout", "Planned", "lay_out", "node_count", "plan", "region_names"]
 
 REGION_NAMES = ("east", "west", "north")
-HTTP_OFFSET = 80  # between a node's data port and its HTTP port, or more if there are more nodes
+HTTP_OFFSET = 80  # from a node's data port to its HTTP port; larger if there are more nodes
 PORT_MAX = 65_535
 
 
@@ -26,7 +26,7 @@ PORT_MAX = 65_535
 class Planned:
     """One process."""
 
-    name: str  # as on the wire
+    name: str  # the node's name in messages
     region: str
     role: str
     listen: str
@@ -43,10 +43,10 @@ class Layout:
     folder: Path
     nodes: list[Planned] = field(default_factory=list)
     in_memory: bool = False
-    # (region, node of another region) → where that region reaches the node, if it is not where the
-    # node listens: a relay or a NAT stands between them.
+    # (region, node of another region) → the address at which that region reaches the node, if it is
+    # not the node's own: there is a relay or a NAT in between.
     through: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    # Further sections of every node's configuration; those of "node" are added to its own.
+    # Further sections of every node's configuration; keys of "node" are added to the node's own.
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def regions(self) -> list[str]:
@@ -62,7 +62,7 @@ class Layout:
         return self.folder / "data" / node.config.stem
 
     def write(self) -> None:
-        """The configuration files; whatever was there under these names is replaced."""
+        """Write the configuration files; replaces existing ones."""
         for part in ("config", "logs"):
             self._make(part)
         self._check_shape()
@@ -71,13 +71,14 @@ class Layout:
                 file.write(self.text(node))
 
     def _make(self, part: str) -> None:
-        """Only its owner may read it: files may be given a token, and logs name streams."""
+        """Create a folder that only its owner may read: files may have tokens, logs have names of
+        streams."""
         folder = self.folder / part
         folder.mkdir(FOLDER, parents=True, exist_ok=True)
         set_mode(folder, FOLDER)
 
     def _check_shape(self) -> None:
-        """Data of a deployment of another shape would not make sense in this one."""
+        """Raise UsageError if the folder has data of a deployment with other replicas."""
         if self.in_memory:
             return
         shape = ", ".join(f"{len(self.of(region))} in {region}" for region in self.regions())
@@ -85,19 +86,19 @@ class Layout:
         if kept.exists() and (old := kept.read_text().strip()) != shape:
             raise UsageError(
                 f"{self.folder} holds the data of other replicas ({old}; wanted now: {shape}). "
-                f"Use another --dir, or remove {self.folder} if its data is of no use"
+                f"Use another --dir, or remove {self.folder} if its data is not needed"
             )
         self._make("data")
         kept.write_text(shape + "\n")
 
     def owners(self) -> dict[str, str]:
-        """Prefix of a stream's name → region. Each region owns the prefix of its own name, and the
-        first region all other streams."""
+        """Prefix of a stream's name → region. Each region owns the streams with its own name as
+        prefix, and the first region all others."""
         first, *rest = self.regions()
         return {"": first, **{region: region for region in rest}}
 
     def document(self, node: Planned) -> dict[str, Any]:
-        """The configuration of one node, as its file has it."""
+        """The configuration of one node, as in its file."""
         own = {"name": node.name} if node.role == "replica" else {}
         own |= {"role": node.role, "region": node.region, "listen": node.listen, "http": node.http}
         own["data_dir"] = "" if self.in_memory else str(self.data(node).absolute())
@@ -115,12 +116,12 @@ class Layout:
             return self.through.get((here, node.name), node.listen)
 
         replicas = self.of(region)
-        found: dict[str, Any] = {"replicas": {one.name: address(one) for one in replicas}}
-        if http := {one.name: one.http for one in replicas if one.http}:
-            found["http"] = http
+        section: dict[str, Any] = {"replicas": {node.name: address(node) for node in replicas}}
+        if http := {node.name: node.http for node in replicas if node.http}:
+            section["http"] = http
         for witness in self.of(region, "witness"):
-            found["witness"] = address(witness)
-        return found
+            section["witness"] = address(witness)
+        return section
 
     def text(self, node: Planned) -> str:
         """The file of one node."""
@@ -130,12 +131,12 @@ class Layout:
             f"# {node.name}: run it with `surecast serve {node.config}`.",
             "# Every key, what it means and its default: docs/configuration.md\n",
             *_section("node", own),
-            "# The deployment: the same everywhere, but for addresses, which are as this node",
-            "# reaches the others.",
+            "# The deployment: the same in all files, except for addresses: they are those at",
+            "# which this node reaches the others.",
         ]
         for region, reached in regions.items():
             lines += _section(f"regions.{region}", reached)
-        lines.append("# Which region numbers the events of a stream: the longest prefix decides.")
+        lines.append("# The region that owns a stream: the longest prefix decides.")
         lines.append("[owners]")
         lines += [f"{_toml(prefix)} = {_toml(region)}" for prefix, region in owners.items()]
         for name, section in document.items():
@@ -158,7 +159,7 @@ def region_names(regions: int) -> list[str]:
 
 
 def node_count(sizes: Mapping[str, int]) -> int:
-    """How many processes a deployment has: replicas, and witnesses where there are several."""
+    """The number of processes: replicas, and a witness for each region of several replicas."""
     return sum(size + (size > 1) for size in sizes.values())
 
 
@@ -199,10 +200,10 @@ def lay_out(
 def plan(
     folder: Path, regions: int, replicas: int, base_port: int, in_memory: bool = False
 ) -> Layout:
-    """`regions` of `replicas` each, on consecutive ports."""
+    """A deployment of `regions` regions with `replicas` replicas each, on consecutive ports."""
     sizes = dict.fromkeys(region_names(regions), replicas)
     nodes = node_count(sizes)
     http_port = base_port + max(HTTP_OFFSET, nodes)
     if http_port + nodes - 1 > PORT_MAX:
-        raise UsageError(f"ports from {base_port} on do not suffice: choose a lower --base-port")
+        raise UsageError(f"not enough ports from {base_port} on: choose a lower --base-port")
     return lay_out(folder, sizes, count(base_port), count(http_port), in_memory)

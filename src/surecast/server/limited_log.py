@@ -1,4 +1,4 @@
-"""A log for what clients cause: one line for each kind of problem, then a count every few seconds.
+"""A log for problems caused by clients: one line per kind, then a count every few seconds.
 
 A client that sends bad requests in a loop must not fill the disk that holds the log.
 """
@@ -8,23 +8,24 @@ import logging
 
 __all__ = ["LimitedLog", "printable"]
 
-KINDS_MAX = 100  # kinds counted apart; more are counted together
+KINDS_MAX = 100  # kinds counted separately; more are counted together
 TEXT_MAX = 300  # characters of a line
 
 
 class LimitedLog:
-    """For the thread of the event loop."""
+    """Must be used in the event loop's thread."""
 
     def __init__(self, log: logging.Logger, name: str, every_ns: int) -> None:
         self.log = log
         self.name = name
         self.every_s = every_ns / 1e9
-        self._held: dict[str, str] = {}  # kind → the last line held back
-        self._counts: dict[str, int] = {}  # kind → lines held back since the last one
+        self._held: dict[str, str] = {}  # kind → the last line that was not logged
+        self._counts: dict[str, int] = {}  # kind → lines not logged since the last logged one
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     def tell(self, kind: str, text: str, problem: BaseException | None = None) -> None:
-        """Log `text`, with the traceback of `problem`, unless this kind was logged just now."""
+        """Log `text` with the traceback of `problem`; only count it if its kind was logged within
+        the last `every_ns`."""
         if kind not in self._counts and len(self._counts) >= KINDS_MAX:
             kind = "other"
         if kind in self._counts:
@@ -37,10 +38,10 @@ class LimitedLog:
         self._wait(kind)
 
     def close(self) -> None:
-        """Log what is held back."""
+        """Log the remaining counts."""
         for kind in list(self._timers):
             self._timers.pop(kind).cancel()
-            self._say_count(kind)
+            self._log_count(kind)
         self._counts.clear()
 
     def _wait(self, kind: str) -> None:
@@ -49,13 +50,13 @@ class LimitedLog:
 
     def _on_timer(self, kind: str) -> None:
         del self._timers[kind]
-        if self._say_count(kind):
+        if self._log_count(kind):
             self._counts[kind] = 0
             self._wait(kind)
         else:
             del self._counts[kind]
 
-    def _say_count(self, kind: str) -> bool:
+    def _log_count(self, kind: str) -> bool:
         count = self._counts[kind]
         if count:
             last = printable(self._held.pop(kind))

@@ -5,8 +5,8 @@
     client = surecast.connect(region.url)
     await region.stop()
 
-It is the real server without the process around it. With a data folder, what was acknowledged is
-there again at the next start; without one it lives as long as the object.
+It is the real server without its process. With a data folder, acknowledged events are available
+again after the next start; without one they are lost with the object.
 """
 
 from dataclasses import fields
@@ -22,7 +22,7 @@ __all__ = ["LocalRegion"]
 
 
 class LocalRegion:
-    """See the module. Every method is for the thread of its event loop."""
+    """One replica and its witness (see the module). Use all methods in its event loop's thread."""
 
     def __init__(
         self, data_dir: Path | str | None = None, name: str = "local", start: str = "ask"
@@ -40,16 +40,16 @@ class LocalRegion:
                     "http": "",
                 },
                 "regions": {name: {"replicas": {replica: "127.0.0.1:0"}}},
-                **{role: {"start": start} for role in _that_can_be_told()},
+                **{role: {"start": start} for role in _with_start()},
             }
         )
         self.trusting = start == "trust"
         self.server: RegionServer | None = None
 
     async def start(self) -> None:
-        """Listen. Founding the chain takes a moment more; clients wait for it by themselves."""
+        """Listen. The chain is founded a moment later; clients wait for it."""
         if self.server is not None:
-            raise UsageError("this region runs already; stop it first")
+            raise UsageError("this region is running already; stop it first")
         server = RegionServer(self.config)
         await server.start()
         try:
@@ -60,25 +60,25 @@ class LocalRegion:
         self.server = server
 
     def _check(self, server: RegionServer) -> None:
-        """A region inside a program shows no alarms, so damage is an error here."""
+        """Raise StorageError if the disk is damaged: a region in a program has no alarms."""
         if self.trusting:
             return
         if why := server.chain().damage:
             raise StorageError(
-                f"{self.config.node.data_dir}: {why}. Some of what was acknowledged may be lost. "
-                "Restore the folder from a copy; `surecast log verify` names what is damaged. To "
-                'go on with what can be read, pass start="trust"'
+                f"{self.config.node.data_dir}: {why}. Acknowledged events may be lost. "
+                "Restore the folder from a copy; `surecast log verify` lists the damage. To "
+                'continue with what can be read, pass start="trust"'
             )
 
     async def stop(self) -> None:
-        """Let what is under way go out, write what is queued, close. May be started again."""
+        """Drain, write what is queued, close. The region may be started again."""
         server, self.server = self.server, None
         if server is not None:
             await server.drain()
 
     @property
     def url(self) -> str:
-        """Where clients connect to."""
+        """The url for clients."""
         if self.server is None or self.server.replica is None:
             raise UsageError("this region is not running: `await region.start()` first")
         address = self.server.replica.address
@@ -86,7 +86,7 @@ class LocalRegion:
         return f"surecast://{show_address(address)}"
 
 
-def _that_can_be_told() -> list[str]:
-    """The roles that can be told how far to trust their disk at a start."""
+def _with_start() -> list[str]:
+    """The roles with the setting `start`: how far to trust the disk when starting."""
     known = roles().items()
-    return [name for name, role in known if "start" in {one.name for one in fields(role.config)}]
+    return [name for name, role in known if "start" in {key.name for key in fields(role.config)}]

@@ -1,4 +1,4 @@
-"""What a server process says on stderr: a line for people, or a JSON object for programs."""
+"""The log of a server process on stderr: lines of text, or a JSON object per line."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""`/metrics`: what a node knows, for Prometheus. Looked at in the loop, written by a thread."""
+"""`/metrics` for Prometheus: the values are read in the event loop and formatted in a thread."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -18,31 +18,31 @@ __all__ = ["CONTENT_TYPE", "Scrape"]
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 NODE_GAUGES = {
-    "ready": "1 if clients should come here",
+    "ready": "1 if clients should use this node",
     "sessions": "sessions that are up, with nodes and clients",
     "queued_bytes": "bytes waiting to be sent, all sessions",
     "streams": "streams in the directory",
-    "store_pending_bytes": "bytes on their way to the disk",
+    "store_pending_bytes": "bytes waiting to be written to the disk",
 }
 CHAIN_GAUGES = {
     "epoch": "number of the chain's configuration",
     "members": "replicas in the chain",
     "pending_bytes": "bytes appended and not on disk yet",
-    "unanswered": "publishes taken in and not acknowledged yet",
+    "unanswered": "publishes accepted and not acknowledged yet",
 }
 STREAM_GAUGES = {
     "end": "next position to be appended here",
-    "committed": "next position to be committed; what readers are shown ends here",
+    "committed": "next position to be committed; readers get positions below it",
     "live": "events that are kept",
-    "void": "positions proven not to be needed",
-    "kept_bytes": "bytes of batches in the log, about",
-    "lag": "positions that some region has and this one has not",
-    "subscribers": "readers fed by this replica",
+    "void": "positions that are void",
+    "kept_bytes": "approximate bytes of batches in the log",
+    "lag": "positions that another region has and this one does not",
+    "subscribers": "readers served by this replica",
 }
 
 
 class Scrape(Collector):
-    """One look at a server; `text` of it is slow and may run in another thread."""
+    """The metrics of a server at one time; `text` is slow and may run in another thread."""
 
     def __init__(self, server: RegionServer, streams_max: int) -> None:
         self.status = look(server, streams_max)
@@ -64,7 +64,7 @@ class Scrape(Collector):
     def collect(self) -> Iterator[Family]:
         status, node = self.status, self.status.node
         about = GaugeMetricFamily(
-            "surecast_node", "who this is", labels=["name", "region", "role", "version"]
+            "surecast_node", "identity of this node", labels=["name", "region", "role", "version"]
         )
         about.add_metric([node.name, node.region, node.role, node.version], 1)
         yield about
@@ -93,7 +93,7 @@ def _chain(status: Status) -> Iterator[Family]:
     chain = status.chain
     if chain is None:
         return
-    place = GaugeMetricFamily("surecast_chain_place", "where we stand", labels=["place"])
+    place = GaugeMetricFamily("surecast_chain_place", "place in the chain", labels=["place"])
     place.add_metric([chain.place], 1)
     yield place
     for key, help_text in CHAIN_GAUGES.items():
@@ -102,7 +102,9 @@ def _chain(status: Status) -> Iterator[Family]:
 
 
 def _links(status: Status) -> Iterator[Family]:
-    up = GaugeMetricFamily("surecast_region_up", "1 if the region is heard from", labels=["region"])
+    up = GaugeMetricFamily(
+        "surecast_region_up", "1 if the region's tail sends advertisements", labels=["region"]
+    )
     for region in status.regions:
         up.add_metric([region.name], float(region.up))
     yield up
@@ -122,7 +124,7 @@ def _streams(streams: list[StreamStatus]) -> Iterator[Family]:
         yield family
     ends = GaugeMetricFamily(
         "surecast_stream_region_end",
-        "how far each region has come, as far as is known here",
+        "next position to be committed in each region, as last reported",
         labels=["stream", "region"],
     )
     for stream in streams:
@@ -132,23 +134,25 @@ def _streams(streams: list[StreamStatus]) -> Iterator[Family]:
 
 
 def _of_roles(metrics: list[Metric]) -> Iterator[Family]:
-    """What the roles' observers give, those of one name together."""
+    """The metrics of the roles' observers, grouped by name."""
     families: dict[str, GaugeMetricFamily] = {}
-    for one in metrics:
-        if one.name not in families:
-            labels = list(one.labels)
-            families[one.name] = GaugeMetricFamily(f"surecast_{one.name}", one.help, labels=labels)
-        families[one.name].add_metric(list(one.labels.values()), one.value)
+    for metric in metrics:
+        name, labels = metric.name, list(metric.labels)
+        if name not in families:
+            families[name] = GaugeMetricFamily(f"surecast_{name}", metric.help, labels=labels)
+        families[name].add_metric(list(metric.labels.values()), metric.value)
     yield from families.values()
 
 
 def _counters(server: RegionServer) -> Iterator[Family]:
-    """The machines' own counters: messages handled, and things that happened, by name."""
+    """The counters of machines and drivers: messages handled, and other occurrences, by name."""
     handled = CounterMetricFamily(
         "surecast_messages", "messages handled", labels=["protocol", "message"]
     )
-    happened = CounterMetricFamily("surecast_happened", "what happened", labels=["what"])
-    driver = CounterMetricFamily("surecast_runtime", "what the driver did", labels=["what"])
+    happened = CounterMetricFamily(
+        "surecast_happened", "occurrences in the machines", labels=["what"]
+    )
+    driver = CounterMetricFamily("surecast_runtime", "occurrences in the runtime", labels=["what"])
     unknown = CounterMetricFamily(
         "surecast_unknown_messages", "messages of unknown types, dropped", labels=["tag"]
     )

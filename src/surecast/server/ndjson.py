@@ -1,10 +1,10 @@
-"""Events as lines of JSON, the same at the HTTP port and in the shell.
+"""Events as lines of JSON, in the same format at the HTTP port and in the shell.
 
     {"key": "user:42", "value": "some text"}
     {"key_base64": "AP8=", "value_base64": "AP8="}
 
-A value that is neither text nor null is taken as its JSON text. What `surecast subscribe --json`
-prints is accepted, too: of it, key and value count, and lines of kind "void" are refused.
+A value that is neither text nor null is encoded as its JSON text. The output of `surecast subscribe
+--json` is accepted, too: only its key and value are used, and lines of kind "void" are refused.
 """
 
 import base64
@@ -26,7 +26,7 @@ _decoder = msgspec.json.Decoder()
 
 
 def parse_lines(lines: Iterable[bytes], first: int = 1) -> Iterator[Pair]:
-    """The events in `lines`; empty lines are skipped. UsageError names the line that is wrong."""
+    """The events in `lines`; empty lines are skipped. Raises UsageError with the line's number."""
     for number, line in enumerate(lines, first):
         if line.strip():
             try:
@@ -36,7 +36,7 @@ def parse_lines(lines: Iterable[bytes], first: int = 1) -> Iterator[Pair]:
 
 
 def parse_slices(body: bytes, lines_max: int) -> Iterator[list[Pair]]:
-    """The events in `body`, as of so many lines at a time."""
+    """The events in `body`, in slices of at most `lines_max` lines."""
     at, number = 0, 0
     while at < len(body):
         lines: list[bytes] = []
@@ -51,23 +51,23 @@ def parse_slices(body: bytes, lines_max: int) -> Iterator[list[Pair]]:
 
 def parse_line(line: bytes) -> Pair:
     try:
-        found = _decoder.decode(line)
+        fields = _decoder.decode(line)
     except (msgspec.DecodeError, RecursionError) as problem:
         raise UsageError(f"not JSON: {problem}") from None
     except UnicodeDecodeError:
         raise UsageError("not UTF-8; other bytes go into key_base64 and value_base64") from None
-    if not isinstance(found, dict):
+    if not isinstance(fields, dict):
         raise UsageError('not an object; write {"key": ..., "value": ...}')
-    if unknown := sorted(found.keys() - _KNOWN - _SHOWN):
+    if unknown := sorted(fields.keys() - _KNOWN - _SHOWN):
         raise UsageError(f"unknown field {unknown[0]!r}; allowed: {', '.join(sorted(_KNOWN))}")
-    if found.get("kind", "event") != "event":
-        raise UsageError(f"a {found['kind']!r} cannot be published")
-    value = _bytes(found, "value")
-    return _bytes(found, "key"), b"" if value is None else value
+    if fields.get("kind", "event") != "event":
+        raise UsageError(f"a {fields['kind']!r} cannot be published")
+    value = _bytes(fields, "value")
+    return _bytes(fields, "key"), b"" if value is None else value
 
 
 def as_json(name: str, data: bytes | None) -> dict[str, str | None]:
-    """A field for `data`: text where it is text, base64 where it is not."""
+    """The JSON field for `data`: text if it is UTF-8, else base64."""
     if data is None:
         return {name: None}
     try:
@@ -76,20 +76,20 @@ def as_json(name: str, data: bytes | None) -> dict[str, str | None]:
         return {f"{name}_base64": base64.b64encode(data).decode()}
 
 
-def _bytes(found: dict[str, Any], name: str) -> bytes | None:
+def _bytes(fields: dict[str, Any], name: str) -> bytes | None:
     coded = f"{name}_base64"
-    if coded in found:
-        if name in found:
+    if coded in fields:
+        if name in fields:
             raise UsageError(f"both {name} and {coded}")
         try:
-            return base64.b64decode(found[coded], validate=True)
+            return base64.b64decode(fields[coded], validate=True)
         except (binascii.Error, TypeError, ValueError):
             raise UsageError(f"{coded} is not base64") from None
-    given = found.get(name)
-    if given is None:
+    value = fields.get(name)
+    if value is None:
         return None
-    if isinstance(given, str):
-        return given.encode()
+    if isinstance(value, str):
+        return value.encode()
     if name == "key":
         raise UsageError("a key is text (or use key_base64)")
-    return msgspec.json.encode(given)
+    return msgspec.json.encode(value)

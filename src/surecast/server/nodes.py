@@ -1,8 +1,8 @@
 """From configuration to nodes: their machines, stores and address books.
 
-Machines are made from plain data by the functions in `BUILDS`, because a recording names one of
-them to have the machine made again. A node that listens on port 0 tells its clients the port that
-was found.
+Machines are built from plain data by the functions in `BUILDS`, because a recording names the
+function with which a replay builds the machine again. A node that listens on port 0 sends its
+clients the port chosen by the system.
 """
 
 import secrets
@@ -38,15 +38,15 @@ WITNESS: Final = "witness"
 
 
 def build_replica(ctx: NodeContext, args: dict[str, Any]) -> Machine:
-    """A region's replica; `args` is what `replica_args` makes.
+    """A region's replica; `args` comes from `replica_args`.
 
-    It has the roles that `args` names: a recording is played again with those of its time.
+    It has the roles named in `args`: a recording is replayed with the roles it was made with.
     """
     known = roles()
     if unknown := [name for name in args["roles"] if name not in known]:
         raise ConfigError(
-            f"this replica has the role {', '.join(unknown)}, which this version of Surecast has "
-            f"not; it has: {', '.join(known)}"
+            f"this replica has the role {', '.join(unknown)}, which this version of Surecast does "
+            f"not have; it has: {', '.join(known)}"
         )
     configs = {
         name: msgspec.convert(data, known[name].config) for name, data in args["roles"].items()
@@ -55,11 +55,11 @@ def build_replica(ctx: NodeContext, args: dict[str, Any]) -> Machine:
 
 
 def build_witness(ctx: NodeContext, args: dict[str, Any]) -> Machine:
-    """A region's witness; `args` is what `witness_args` makes."""
+    """A region's witness; `args` comes from `witness_args`."""
     return witness({args["region"]: tuple(args["replicas"])}, ctx.disk, Counter())
 
 
-# What recordings of servers call the functions that build their machines.
+# The names of build functions in recordings of servers.
 BUILDS: Final[dict[str, Callable[[NodeContext, dict[str, Any]], Machine]]] = {
     REPLICA: build_replica,
     WITNESS: build_witness,
@@ -92,7 +92,7 @@ def open_store(config: ServerConfig, part: str) -> Store:
         modes.make_folder(folder, config.storage.folder_mode)
     except OSError as problem:
         raise StorageError(
-            f"cannot make the data folder {folder}: {problem.strerror}; mend that, or set "
+            f"cannot make the data folder {folder}: {problem.strerror}; fix that, or set "
             "node.data_dir to a folder that this user may write to"
         ) from problem
     return SegmentStore(folder, config.storage, limits=config.limits)
@@ -108,8 +108,8 @@ def replica_node(config: ServerConfig, inside: Node | None = None) -> Node:
         host, port = parse_address(config.region.replicas[config.name])
         if port:
             return build_replica(ctx, args)
-        found = {config.name: show_address((host, node.address[1]))}
-        addresses = {**config.deployment.addresses, **found}
+        own = {config.name: show_address((host, node.address[1]))}
+        addresses = {**config.deployment.addresses, **own}
         return build_replica(
             ctx, replica_args(config, replace(config.deployment, addresses=addresses))
         )
@@ -135,7 +135,7 @@ def witness_node(config: ServerConfig) -> Node:
 
 
 async def started(node: Node) -> Node:
-    """`node`, started; if it cannot be, its folder is free again."""
+    """Start a node and return it; if that fails, close its store."""
     try:
         await node.start()
     except BaseException:
@@ -154,7 +154,7 @@ def _node(
     listen: str,
 ) -> Node:
     codec = Codec(message_types(), config.limits)
-    seed = secrets.token_hex(16)  # stream ids are drawn from it: no two lives may share one
+    seed = secrets.token_hex(16)  # stream ids are drawn from it: it must differ in every run
     try:
         recorder = None
         if config.node.record:

@@ -1,4 +1,4 @@
-"""The HTTP port described as OpenAPI 3.1, from the table of its operations."""
+"""The OpenAPI 3.1 description of the HTTP port, generated from the table of its operations."""
 
 from importlib.metadata import version
 from typing import Any
@@ -78,18 +78,18 @@ def _parameter(parameter: Parameter) -> dict[str, Any]:
 
 
 _WORDS = {
-    200: "fine",
-    202: "under way",
-    400: "the request makes no sense",
+    200: "success",
+    202: "accepted, not finished yet",
+    400: "the request is not valid",
     401: "the token is missing or wrong",
-    403: "not from there",
-    404: "there is no such thing here",
+    403: "not allowed from this client",
+    404: "not found",
     408: "the request took too long to arrive",
-    409: "not in this state",
+    409: "not possible in the current state",
     413: "too large",
-    415: "a JSON body whose Content-Type does not say so",
-    501: "the stream's delivery does not offer it",
+    415: "a JSON body with another Content-Type, or none",
+    501: "not supported by the stream's delivery",
     502: "refused by the region that owns the stream",
-    503: "not now",
+    503: "not available now",
     504: "no answer in time",
 }

@@ -1,10 +1,10 @@
 """The operations of the HTTP port, as one table.
 
-http.py makes its routes of it and refuses query parameters that are not in it; openapi.py writes
-the description of the port from it. So what is accepted and what is described cannot differ.
+http.py creates its routes from it and refuses query parameters that are not in it; openapi.py
+generates the description of the port from it. So the port and its description cannot differ.
 
-Required parameters and the values of parameters are checked by the handlers in http.py, after they
-have checked who may ask.
+Required parameters and values of parameters are checked by the handlers in http.py, after the
+authorization.
 """
 
 import difflib
@@ -38,7 +38,7 @@ NDJSON: Final = "application/x-ndjson"
 OCTETS: Final = "application/octet-stream"
 
 
-# ---------------------------------------------------------------- what is answered
+# ---------------------------------------------------------------- answers
 
 
 class StreamList(msgspec.Struct):
@@ -47,7 +47,7 @@ class StreamList(msgspec.Struct):
 
 
 class Problem(msgspec.Struct):
-    """What is wrong and what to do."""
+    """An error: what is wrong and what to do."""
 
     error: str
 
@@ -58,17 +58,17 @@ class Ready(msgspec.Struct):
 
 
 class Published(msgspec.Struct):
-    """Where the events stand: half-open runs of positions."""
+    """The positions of the published events, as half-open runs."""
 
     stream: str
     seqs: list[tuple[int, int]]
 
 
 class SubscriptionList(msgspec.Struct):
-    """A page of named subscriptions. One with many streams may continue on the next page."""
+    """A page of named subscriptions. A subscription to many streams may span several pages."""
 
     subscriptions: list[SubscriptionInfo]
-    next: str  # `after` of the next page; empty: this is the last
+    next: str  # `after` of the next page; empty on the last page
 
 
 class SubscriptionReset(msgspec.Struct):
@@ -99,7 +99,7 @@ ANSWERS: Final = (
 )  # fmt: skip
 
 
-# ---------------------------------------------------------------- what is asked
+# ---------------------------------------------------------------- requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,17 +132,17 @@ class Operation:
         """Whether it needs the token and refuses unknown parameters."""
         return self.path.startswith("/v1/")
 
-    def wrong_query(self, given: Iterable[str]) -> str:
-        """What is wrong with parameters of these names; "" if nothing is."""
+    def wrong_query(self, names: Iterable[str]) -> str:
+        """What is wrong with query parameters of these names; "" if nothing is."""
         known = [parameter.name for parameter in self.query]
         repeated = [parameter.name for parameter in self.query if parameter.repeated]
-        for name, count in Counter(given).items():
+        for name, count in Counter(names).items():
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=1)
                 hint = f"did you mean {near[0]!r}? " if near else ""
                 takes = f"takes the parameters {', '.join(known)}" if known else "takes none"
-                where = f"{self.method} {self.path}"
-                return f"unknown query parameter {name[:100]!r}; {hint}{where} {takes}"
+                request = f"{self.method} {self.path}"
+                return f"unknown query parameter {name[:100]!r}; {hint}{request} {takes}"
             if count > 1 and name not in repeated:
                 return f"the query parameter {name!r} is given {count} times"
         return ""
@@ -165,12 +165,14 @@ _EVENTS: Final = {
 }
 _RANGE: Final = tuple(
     Parameter(name, what, {"type": "integer"})
-    for name, what in (("lo", "the first position"), ("hi", "the position behind the last"))
+    for name, what in (("lo", "the first position"), ("hi", "the position after the last"))
 )
 _FORCE: Final = Parameter(
     "force", "also if a client reads under the name: it is fenced", {"enum": ["true", "false"]}
 )
-_SURE: Final = Parameter(CONFIRM, "history is given up for good", {"const": "true"}, required=True)
+_SURE: Final = Parameter(
+    CONFIRM, "confirms that history is lost permanently", {"const": "true"}, required=True
+)
 
 
 def _refused(*codes: int) -> dict[int, Any]:
@@ -180,7 +182,7 @@ def _refused(*codes: int) -> dict[int, Any]:
 OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation("/healthz", "healthz", "is the process alive?", {200: Alive}, counted=False),
     Operation(
-        "/readyz", "readyz", "should clients come here?", {200: Ready, 503: Ready}, counted=False
+        "/readyz", "readyz", "should clients use it?", {200: Ready, 503: Ready}, counted=False
     ),
     Operation(
         "/metrics",
@@ -195,7 +197,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
         "/v1/status",
         "status",
-        "everything this node knows",
+        "the status of this node",
         {200: Status, **_refused(400, 401, 503)},
     ),
     Operation(
@@ -235,7 +237,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
         "/v1/streams/{name}/files",
         "files",
-        "where it lies on this server's disk, and which positions are void",
+        "its segments on this server's disk, and which positions are void",
         {200: StreamFiles, **_refused(400, 401, 404, 503)},
         query=_RANGE,
     ),
@@ -244,7 +246,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "subscriptions",
         "the named subscriptions of the region, a page at a time",
         {200: SubscriptionList, **_refused(400, 401, 404, 503, 504)},
-        query=(Parameter("after", "`next` of the page before"),),
+        query=(Parameter("after", "`next` of the previous page"),),
     ),
     Operation(
         "/v1/subscriptions/{name}/reset",
@@ -260,7 +262,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             ),
             Parameter(
                 "stream",
-                "a stream or pattern; without it: those it has a position in",
+                "a stream or pattern; default: all streams in which it has a position",
                 repeated=True,
             ),
             _FORCE,
@@ -277,7 +279,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
         "/v1/admin/refound",
         "refound",
-        "for an operator: no other member of the chain will come back, go on from this one",
+        "for an operator: no other member of the chain will come back, continue with this one",
         {202: Done, **_refused(400, 401, 403, 404, 409, 503)},
         "POST",
         query=(_SURE,),
@@ -285,7 +287,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
         "/v1/admin/force-new-stream",
         "force",
-        "for an operator: give up a stream's history and begin again",
+        "for an operator: drop a stream's history and begin again",
         {202: Done, **_refused(400, 401, 403, 404, 409, 503)},
         "POST",
         query=(Parameter("stream", "its name", required=True), _SURE),

@@ -1,9 +1,9 @@
-"""The life of `surecast serve`: start, say so, watch, end in order.
+"""The process of `surecast serve`: start, log readiness and alarms, stop in order.
 
-SIGTERM and SIGINT drain: publishes under way are answered, sessions are closed, the disk is
-written, exit code 0. A second signal ends the process at once; what was acknowledged is on disk
-either way. A node that cannot go on (its disk is damaged, or a machine of ours has a bug) ends the
-process with exit code 1 and a paragraph that says what happened and what to do.
+SIGTERM and SIGINT drain: publishes in progress are answered, sessions are closed, the disk is
+written, exit code 0. A second signal ends the process at once; acknowledged events are on disk in
+any case. A node that cannot continue (its disk is damaged, or a machine of ours has a bug) ends the
+process with exit code 1 and a message that says what happened and what to do.
 """
 
 import asyncio
@@ -28,8 +28,8 @@ __all__ = ["prepare", "serve"]
 
 log = logging.getLogger("surecast.server")
 
-LOOK_S = 0.2  # how often alarms are looked at
-LASTS = 3  # looks that an alarm must outlast: what passes by itself at a start is no news
+LOOK_S = 0.2  # how often alarms are checked
+LASTS = 3  # checks after which an alarm is logged: short ones at a start are not
 
 
 def prepare(config: ServerConfig) -> None:
@@ -43,26 +43,26 @@ def prepare(config: ServerConfig) -> None:
 
 
 def serve(config: ServerConfig) -> int:
-    """Run until told to stop; the exit code. `prepare` comes first."""
+    """Run until a signal or a failure; returns the exit code. Call `prepare` first."""
     code = 1
 
-    async def live() -> None:
+    async def run() -> None:
         nonlocal code
-        code = await _Life(config).run()
+        code = await _ServerProcess(config).run()
 
-    run_loop(live())
+    run_loop(run())
     return code
 
 
-class _Life:
+class _ServerProcess:
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
         self.server = RegionServer(config)
         self.http = HttpPort(self.server) if config.node.http else None
-        self.told = asyncio.Event()  # to stop
+        self.stop_requested = asyncio.Event()
         self.signals = 0
         self.ready = False
-        self.raised: dict[tuple[str, str], int] = {}  # alarm → looks it has lasted
+        self.raised: dict[tuple[str, str], int] = {}  # alarm → checks for which it has lasted
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -75,14 +75,14 @@ class _Life:
         except (ConfigError, StorageError) as problem:
             await self.server.stop()
             return self._cannot_start(problem)
-        self._say_hello()
+        self._log_start()
         watch = asyncio.create_task(self._watch())
-        told = asyncio.create_task(self.told.wait())
+        stop = asyncio.create_task(self.stop_requested.wait())
         failures = [watch, *(node.failed for node in self.server.nodes)]
-        ends: list[asyncio.Future[Any]] = [told, *failures]
+        ends: list[asyncio.Future[Any]] = [stop, *failures]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         failed = [end.exception() for end in failures if end.done()]
-        for task in (watch, told):
+        for task in (watch, stop):
             task.cancel()
         await self._end(failed[0] if failed else None)
         return 1 if failed else 0
@@ -92,7 +92,7 @@ class _Life:
             log.info("%s: draining; a second signal ends it at once", self.config.name)
             self.server.draining = True
             if self.http is not None:
-                await self.http.publishing.close()  # while the replica still takes publishes
+                await self.http.publishing.close()  # while the replica still accepts publishes
             await self.server.drain()
         else:
             await self.server.stop()
@@ -107,15 +107,15 @@ class _Life:
         self.signals += 1
         if self.signals > 1:
             os._exit(128 + number)
-        self.told.set()
+        self.stop_requested.set()
 
     def _cannot_start(self, problem: Exception) -> int:
         print(f"surecast: {self.config.name} cannot start: {problem}", file=sys.stderr, flush=True)
         return 2 if isinstance(problem, ConfigError) else 1
 
-    # ------------------------------------------------------------ what it says
+    # ------------------------------------------------------------ logging
 
-    def _say_hello(self) -> None:
+    def _log_start(self) -> None:
         config = self.config
         address = self.server.nodes[0].address
         assert address is not None
@@ -131,12 +131,12 @@ class _Life:
             log.warning("%s KEEPS NOTHING ON DISK: node.data_dir is empty", config.name)
 
     async def _watch(self) -> None:
-        """Say when it becomes ready, and what is wrong for longer than a moment."""
+        """Log when the process becomes ready, and alarms that last."""
         while True:
             if not self.ready and not not_ready(self.server):
                 self.ready = True
                 log.info("%s: ready", self.config.name)
-            # By the first word of what: the rest may count seconds.
+            # By the text up to the first comma: the rest may count seconds.
             now = {(a.code, a.what.split(",")[0]): a for a in alarms(self.server)}
             codes = {code for code, _ in now}
             for key in [key for key in self.raised if key not in now]:
@@ -146,27 +146,27 @@ class _Life:
             for key, alarm in now.items():
                 lasted = self.raised[key] = self.raised.get(key, 0) + 1
                 if lasted == LASTS and alarm.code != "in-memory":
-                    said = f"{alarm.code}: {alarm.what}. {alarm.means} {alarm.todo}"
-                    log.warning("%s: %s", self.config.name, said)
+                    text = f"{alarm.code}: {alarm.what}. {alarm.means} {alarm.todo}"
+                    log.warning("%s: %s", self.config.name, text)
             await asyncio.sleep(LOOK_S)
 
 
 def _paragraph(config: ServerConfig, problem: BaseException) -> str:
-    """What happened, where, what to do: the last thing a process says."""
+    """The final message of a failed process: what happened, where, and what to do."""
     place = os.path.abspath(config.node.data_dir) if config.node.data_dir else "memory"
     if isinstance(problem, StorageError):
         todo = (
-            f"Its data folder is {place}. Run `surecast log verify` on it: that names what is "
-            "damaged. If the other replicas of the region are well, move the folder away and start "
-            "again: this one is filled from them."
+            f"Its data folder is {place}. Run `surecast log verify` on it: that lists the damage. "
+            "If the other replicas of the region are intact, move the folder away and start again: "
+            "this replica is then filled from them."
         )
     else:
         last = traceback.extract_tb(problem.__traceback__)[-1:]
         where = f"{os.path.basename(last[0].filename)}:{last[0].lineno}" if last else "somewhere"
         todo = (
-            f"This is a bug of Surecast, at {where}; the log above has the whole story. What was "
-            f"acknowledged is safe in {place}. Start it again; if it stops at the same place, set "
-            "node.record to a folder and report the recording."
+            f"This is a bug of Surecast, at {where}; the log above has the details. Acknowledged "
+            f"events are safe in {place}. Start the process again; if it stops at the same place, "
+            "set node.record to a folder and report the recording."
         )
     what = f"{type(problem).__name__}: {problem}"
     return f"surecast: {config.name} had to stop. {what}\n{todo}"

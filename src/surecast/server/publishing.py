@@ -1,7 +1,7 @@
-"""Events that come by HTTP, published by an endpoint inside the server.
+"""Publishes events received by HTTP, with an endpoint inside the server.
 
-A request is one `publish_many`: its events stand behind each other, unless it is larger than a
-batch. A request that is sent again is published again: whoever needs exactly once uses the client.
+A request is one `publish_many`: its events have consecutive positions, unless it is larger than a
+batch. A repeated request publishes its events again; for exactly once, use the client library.
 """
 
 import asyncio
@@ -34,8 +34,8 @@ from surecast.server.region import RegionServer
 
 __all__ = ["Publishing", "check_content", "spec_of"]
 
-CLOSE_S = 1.0  # for what is under way when the process ends
-SLICE_LINES = 500  # parsed at a time
+CLOSE_S = 1.0  # for publishes in progress when the process ends
+SLICE_LINES = 500  # lines parsed at a time
 STATUS: list[tuple[type[SurecastError], int]] = [
     (OwnerUnreachable, 503),
     (StreamDeleted, 404),
@@ -48,7 +48,7 @@ STATUS: list[tuple[type[SurecastError], int]] = [
 
 
 class Publishing:
-    """The endpoint is made for the first request and kept."""
+    """Publishes and deletes; its endpoint is created for the first request and kept."""
 
     def __init__(self, server: RegionServer) -> None:
         self.server = server
@@ -59,9 +59,9 @@ class Publishing:
     async def publish(
         self, name: str, body: bytes, lines: bool, key: str | None, spec: StreamSpec
     ) -> list[tuple[int, int]]:
-        """The positions the events were given, as half-open runs.
+        """Publish the events of a request; returns their positions as half-open runs.
 
-        A stream that does not exist is created as `spec` says; one that does must agree with it.
+        A stream that does not exist is created with `spec`; an existing one must agree with it.
         """
         async with self._answering():
             pairs = await _parsed(body) if lines else [(_key(key), body)]
@@ -73,7 +73,7 @@ class Publishing:
             return await send_all(outbox, chunks)
 
     async def delete(self, info: StreamInfo) -> int:
-        """Delete this very stream; its last position."""
+        """Delete the stream with this id; returns its last position."""
         async with self._answering():
             outbox = (await self.connected()).outbox(info)
             batch = Batch.of(outbox.stream, [encode_policy(End())], kind=CONFIG)
@@ -86,34 +86,34 @@ class Publishing:
 
     @asynccontextmanager
     async def _answering(self) -> AsyncIterator[None]:
-        """What is raised within, or takes too long, becomes an answer."""
+        """Turn exceptions and a time-out within the block into HTTP answers."""
         timeout_s = self.server.config.http.publish_timeout_ns / 1e9
         try:
             async with asyncio.timeout(timeout_s):
                 yield
         except TimeoutError:
             raise HTTPException(
-                504, f"not acknowledged within {timeout_s:g} s; it may be published yet"
+                504, f"not acknowledged within {timeout_s:g} s; it may still be published"
             ) from None
         except SurecastError as problem:
             code = next((code for kind, code in STATUS if isinstance(problem, kind)), 500)
             raise HTTPException(code, str(problem)) from problem
 
     async def close(self) -> None:
-        """What is under way gets a moment; whoever waits then gets no answer, and knows."""
+        """Wait up to CLOSE_S for publishes in progress, then stop the endpoint."""
         self._closed = True
         endpoint, self._endpoint = self._endpoint, None
         if endpoint is not None:
             with suppress(SurecastError, TimeoutError):
                 async with asyncio.timeout(CLOSE_S):
                     await endpoint.flush()
-            await endpoint.stop("the server is about to end")
+            await endpoint.stop("the server is stopping")
 
     async def connected(self) -> Endpoint:
-        """The endpoint, once it is open."""
+        """The endpoint; opens it for the first caller."""
         async with self._making:
             if self._closed:
-                raise HTTPException(503, "this process is about to end; ask another replica")
+                raise HTTPException(503, "this process is stopping; use another replica")
             if self._endpoint is None:
                 node = self.server.replica
                 assert node is not None
@@ -125,7 +125,7 @@ class Publishing:
 
 
 def spec_of(retain: str | None, delivery: str | None) -> StreamSpec:
-    """The query parameters of these names, as what a stream is opened with."""
+    """The StreamSpec of the query parameters `retain` and `delivery`."""
     if delivery == "":
         raise HTTPException(400, "?delivery= is empty: name a delivery, or leave it out")
     try:
@@ -136,22 +136,22 @@ def spec_of(retain: str | None, delivery: str | None) -> StreamSpec:
 
 
 def check_content(media: str, body: bytes) -> None:
-    """Refuse JSON that does not come under one of the media types that say what to do with it.
+    """Answer 415 for JSON whose media type is neither NDJSON nor OCTETS.
 
     It would be published as one event, although its sender most likely meant lines of events.
     """
     if media in (NDJSON, OCTETS) or not (media == "application/json" or _is_json(body)):
         return
-    given = f"has Content-Type: {media[:100]}" if media else "has no Content-Type"
+    header = f"has Content-Type: {media[:100]}" if media else "has no Content-Type"
     raise HTTPException(
         415,
-        f"the body is JSON and {given}. To publish events, one JSON object a line, send the header "
+        f"the body is JSON and {header}. To publish one JSON object per line, send the header "
         f"Content-Type: {NDJSON}; to publish the whole body as one event, Content-Type: {OCTETS}",
     )
 
 
 def _is_json(body: bytes) -> bool:
-    """Whether it is a JSON object or array, or lines of which the first is one."""
+    """Whether the body, or its first line, is a JSON object or array."""
     if body.lstrip()[:1] not in (b"{", b"["):
         return False
     for part in (body, body.lstrip().partition(b"\n")[0]):
@@ -164,11 +164,10 @@ def _is_json(body: bytes) -> bool:
 
 
 async def _parsed(body: bytes) -> list[Pair]:
-    """The events of a request, a slice at a time: a long one must not hold the servers' loop."""
+    """The events of a request, parsed in slices so that a long one does not block the loop."""
     pairs: list[Pair] = []
-    slices = parse_slices(body, SLICE_LINES)
-    for some in slices:
-        pairs += some
+    for parsed in parse_slices(body, SLICE_LINES):
+        pairs += parsed
         await asyncio.sleep(0)
     return pairs
 

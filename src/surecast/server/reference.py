@@ -1,7 +1,7 @@
-"""`python -m surecast.server.reference`: docs/configuration.md, from the configuration classes.
+"""`python -m surecast.server.reference`: prints docs/configuration.md, from the config classes.
 
-What a key means is the comment beside its field, so that it is written once. A test fails when the
-page is not what this makes.
+The description of a key is the comment beside its field, so it is written once. A test fails if the
+page differs from the output.
 """
 
 import ast
@@ -22,7 +22,7 @@ __all__ = ["page"]
 TITLES = {
     "node": "this process",
     "http": "the HTTP port",
-    "log": "what is said on stderr",
+    "log": "the log on stderr",
     "storage": "the log on disk",
     "runtime": "connections",
     "limits": "what is accepted from peers",
@@ -34,23 +34,23 @@ INTRO = """\
 
 <!-- Made by `python -m surecast.server.reference` from the configuration classes. Do not edit. -->
 
-`surecast serve FILE` reads one TOML file. `surecast up` writes such files for a deployment on one
-machine (`out/up/config`): the quickest way to have some. `surecast serve FILE --check-config` says
-what a file means, and whether this machine lets it run: ports that are free, a data folder that
-can be written. Exit code 0 or 2.
+`surecast serve FILE` reads one TOML file. The quickest way to get such files is `surecast up`,
+which writes them for a deployment on one machine (`out/up/config`). `surecast serve FILE
+--check-config` shows what a file means, and checks that it can run on this machine: free ports, a
+data folder that can be written. Exit code 0 or 2.
 
-What is given later wins:
+Later sources override earlier ones:
 
 1. the file;
 2. the environment: `SURECAST_NODE__HTTP=127.0.0.1:7480` is `http` in `[node]`, with two
    underscores between section and key, in lower case;
-3. flags: `--set node.http=127.0.0.1:7480`, as often as needed. It is a line of TOML whose quotes
-   may be left out: `--set 'owners."orders.eu"=west'`.
+3. flags: `--set node.http=127.0.0.1:7480`, which may be repeated. The flag is a line of TOML whose
+   quotes may be left out: `--set 'owners."orders.eu"=west'`.
 
 Durations (`*_ns`) are whole nanoseconds or text such as `"100ms"`, `"1.5s"`, `"5min"`; sizes
 (`*_bytes`) are whole bytes or text such as `"64KiB"`, `"16MiB"`. A key that is unknown, of the
-wrong type or out of range is an error that names it and says what is allowed: nothing is ignored.
-A relative path is relative to where the process was started.
+wrong type or out of range is an error that names the key and the allowed values: nothing is
+ignored. A relative path is relative to the directory in which the process was started.
 
 ## A whole file
 
@@ -79,33 +79,33 @@ replicas = { "west-1" = "127.0.0.1:7410" }
 
 The *witness* of a region keeps its chain's configuration: which replicas are members, in which
 order. It is a process of its own (`role = "witness"`, the same file otherwise, no name), best on a
-machine of its own: inside a replica it would be gone together with it. It carries no events and
-needs next to nothing. A region of one replica needs none.
+machine of its own: on a replica's machine it would fail together with that replica. It carries no
+events and needs few resources. A region of one replica needs none.
 """
 
 REGIONS = """\
 ## `[regions.NAME]`: a region, as this node reaches it
 
-One for each region of the deployment, this one included, and the same in every file but for
-addresses: they are as *this* node reaches the others, through a relay or a NAT if there is one.
-What stands here for this region is also what its clients are told.
+One section for each region of the deployment, including this one. It is the same in every file
+except for addresses: they are those at which *this* node reaches the others, through a relay or a
+NAT if there is one. The addresses of this node's own region are also sent to its clients.
 """
 
 OWNERS = """\
-## `[owners]`: who numbers the events of a stream
+## `[owners]`: which region numbers the events of a stream
 
 `"prefix" = "region"`. The longest prefix of whole words decides: with `"orders.eu" = "west"`, west
-owns `orders.eu` and `orders.eu.paris`, and not `orders.europe`. `""` is the default and must be
-there if there is more than one region. The table must be the same in all regions: they compare it,
+owns `orders.eu` and `orders.eu.paris`, but not `orders.europe`. `""` is the default and is required
+if there is more than one region. The table must be the same in all regions: they compare it,
 raise `owners-differ` and create no streams until it is. Publishes to a stream that another region
-owns are passed on to it. Changing who owns an existing stream has no effect on that stream.
+owns are forwarded to it. A change of this table has no effect on existing streams.
 """
 
 ALARMS = """\
 ## Alarms
 
-What `surecast status` shows in red, logs say as warnings and `surecast_alarms{code=…}` counts.
-While one that is marked *not ready* lasts, `/readyz` answers 503.
+`surecast status` shows alarms in red, the log has them as warnings, and the metric
+`surecast_alarms{code=…}` counts them. During an alarm marked *not ready*, `/readyz` answers 503.
 
 | alarm | means | to do |
 |---|---|---|
@@ -117,22 +117,22 @@ HTTP = """\
 `/openapi.json` describes it for programs.
 
 {paths}
-Paths under `/v1` need `Authorization: Bearer TOKEN` if `node.token` is set, and refuse query
-parameters that they do not know. POST is refused to web pages.
+Paths under `/v1` need `Authorization: Bearer TOKEN` if `node.token` is set, and refuse unknown
+query parameters. POST and DELETE are refused to web pages.
 
 ## Exit codes of `surecast serve`
 
-0: told to stop (SIGTERM, SIGINT) and everything is written. 1: it had to stop, or its data folder
-is damaged or in use; the last lines say what to do. 2: the configuration is wrong. 130: Ctrl-C
-while it was being loaded. A second signal ends it at once; what was acknowledged is on disk either
-way.
+0: stopped by a signal (SIGTERM, SIGINT), and everything is written. 1: stopped by an error, or its
+data folder is damaged or in use; the last lines of the log say what to do. 2: the configuration is
+wrong. 130: Ctrl-C while it was loading. A second signal ends the process at once; acknowledged
+events are on disk in any case.
 """
 
 
 PATHS = (
     (
         "`/healthz`",
-        "200 while the process lives",
+        "200 while the process runs",
     ),
     (
         "`/readyz`",
@@ -144,7 +144,7 @@ PATHS = (
     ),
     (
         "`/v1/status`",
-        "everything `surecast status` shows of this node",
+        "everything that `surecast status` shows of this node",
     ),
     (
         "`/v1/streams`, `/v1/streams/NAME`",
@@ -153,24 +153,25 @@ PATHS = (
     (
         "`/v1/streams/NAME/files?lo=1&hi=1000`",
         "which runs of which segments on this server's disk hold these positions, and which of "
-        "them are void: for readers that see the same disk, such as Spark's tasks",
+        "them are void: for readers with access to the same disk, such as Spark's tasks",
     ),
     (
         "`DELETE /v1/streams/NAME`",
-        "delete a stream and all its events, in every region, for good; `seq` is its last position",
+        "delete a stream and all its events permanently, in every region; `seq` is its last "
+        "position",
     ),
     (
         "`POST /v1/streams/NAME/events`",
-        'publish: `application/x-ndjson` with a `{"key": …, "value": …}` a line, or the body '
-        "as one event (`?key=`); answers with positions once they are safe. A JSON body needs "
-        "that content type, or `application/octet-stream` if it is to be one event (else 415). "
-        "`?retain=` and `?delivery=` say what a new stream is like; one that exists must agree "
-        "(else 409). Sent again, it is published again: whoever needs exactly once uses the client",
+        'publish: `application/x-ndjson` with a `{"key": …, "value": …}` per line, or the body '
+        "as one event (`?key=`); answers with the positions once the events are acknowledged. A "
+        "JSON body needs that content type, or `application/octet-stream` to be one event (else "
+        "415). `?retain=` and `?delivery=` are for a new stream; an existing one must agree (else "
+        "409). A repeated request publishes again: use the client library for exactly once",
     ),
     (
         "`/v1/subscriptions?after=…`",
-        "the region's named subscriptions, as its head knows them: position, end and lag in each "
-        "stream, whether a client reads; a page at a time (`next` is the next `after`)",
+        "the region's named subscriptions, from its head: position, end and lag in each stream, "
+        "and whether a client reads; in pages (`next` is the next `after`)",
     ),
     (
         "`POST /v1/subscriptions/NAME/reset?start=…`",
@@ -183,10 +184,9 @@ PATHS = (
     ),
     (
         "`POST /v1/admin/refound`",
-        "an operator's last word, from this machine only, with "
-        "`?yes-i-know-what-is-lost=true`: no other member of the chain will come back; go on "
-        "from this replica. "
-        "What only the others had is lost: choose the replica with the longest log",
+        "for an operator, from this machine only, with `?yes-i-know-what-is-lost=true`: no other "
+        "member of the chain will come back; continue with this replica alone. Events that only "
+        "the others have are lost: choose the replica with the longest log",
     ),
     (
         "`POST /v1/admin/force-new-stream?stream=NAME`",
@@ -197,7 +197,7 @@ PATHS = (
 
 
 def page() -> str:
-    """The whole of docs/configuration.md."""
+    """The text of docs/configuration.md."""
     classes = sections()
     of_roles = [section for section in classes if section not in SECTIONS]
     order = (*BEFORE_ROLES, *of_roles, *AFTER_ROLES)
@@ -206,7 +206,7 @@ def page() -> str:
     parts = [INTRO]
     for section in order:
         cls = classes[section]
-        below = {one.rpartition(".")[2] for one in classes if one.rpartition(".")[0] == section}
+        below = {name.rpartition(".")[2] for name in classes if name.rpartition(".")[0] == section}
         rows = _rows(cls, derived.get(section, set()) | below)
         title = TITLES.get(section) or _title(cls)
         parts.append(f"## `[{section}]`: {title}\n\n" + "\n".join(rows) + "\n")
@@ -232,33 +232,33 @@ def _title(cls: type[Any]) -> str:
 
 
 def _rows(cls: type[Any], left_out: set[str]) -> Iterator[str]:
-    words = _comments(cls)
+    comments = _comments(cls)
     hints = get_type_hints(cls)
     yield "| key | default | |\n|---|---|---|"
     for field in dataclasses.fields(cls):
         if field.init and field.name not in left_out:
             default = _default(field, hints[field.name])
-            yield f"| `{field.name}` | {default} | {words[field.name]} |"
+            yield f"| `{field.name}` | {default} | {comments[field.name]} |"
 
 
 def _comments(cls: type[Any]) -> dict[str, str]:
-    """What the comments in the source say of each field: those above it, and the one beside it."""
+    """The comments of each field in the source: those above it, and the one beside it."""
     source = textwrap.dedent(inspect.getsource(cls))
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    said = {t.start[0]: t.string.lstrip("# ") for t in tokens if t.type == tokenize.COMMENT}
+    by_line = {t.start[0]: t.string.lstrip("# ") for t in tokens if t.type == tokenize.COMMENT}
     body = ast.parse(source).body[0]
     assert isinstance(body, ast.ClassDef)
-    found = {}
+    by_field = {}
     for node in body.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             above: list[str] = []
             line = node.lineno - 1
-            while line in said and source.splitlines()[line - 1].lstrip().startswith("#"):
-                above.insert(0, said[line])
+            while line in by_line and source.splitlines()[line - 1].lstrip().startswith("#"):
+                above.insert(0, by_line[line])
                 line -= 1
-            beside = said.get(node.end_lineno or node.lineno)
-            found[node.target.id] = " ".join([*above, *([beside] if beside else [])])
-    return found
+            beside = by_line.get(node.end_lineno or node.lineno)
+            by_field[node.target.id] = " ".join([*above, *([beside] if beside else [])])
+    return by_field
 
 
 def _default(field: "dataclasses.Field[Any]", hint: Any) -> str:
@@ -268,12 +268,12 @@ def _default(field: "dataclasses.Field[Any]", hint: Any) -> str:
         return "**required**"
     choices = ""
     if get_origin(hint) is Literal:
-        choices = " of " + ", ".join(f'`"{one}"`' for one in get_args(hint))
+        choices = " of " + ", ".join(f'`"{choice}"`' for choice in get_args(hint))
     return f"`{_show(field.name, field.default)}`{choices}"
 
 
 def _show(name: str, value: Any) -> str:
-    """A default as it may stand in the file, in units a person reads."""
+    """A default as in the TOML file, with readable units."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""One process of a region: a replica, a witness, or both where the region has one replica only."""
+"""One process of a region: a replica, a witness, or both if the region has only one replica."""
 
 import asyncio
 import logging
@@ -19,11 +19,11 @@ __all__ = ["RegionServer"]
 
 log = logging.getLogger("surecast.server")
 
-DRAIN_LOOK_S = 0.01  # how often a drain looks whether all has been answered
+DRAIN_LOOK_S = 0.01  # how often a drain checks whether all publishes are answered
 
 
 class RegionServer:
-    """The nodes of one process, from start to stop. For the thread of the event loop."""
+    """The nodes of one process, from start to stop. Must be used in the event loop's thread."""
 
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
@@ -37,7 +37,7 @@ class RegionServer:
         if not self.config.is_witness:
             from surecast.columns import kernels
 
-            kernels.warm()  # a kernel that is compiled in the loop would stall everybody
+            kernels.warm()  # compiling a kernel in the event loop would stop it for seconds
         try:
             if self.config.is_witness or self.config.has_witness_inside:
                 self.witness = await started(witness_node(self.config))
@@ -48,9 +48,9 @@ class RegionServer:
             raise
 
     async def drain(self) -> None:
-        """Take no more publishes, let those that were taken be answered, then stop.
+        """Refuse new publishes, wait until accepted ones are answered, then stop.
 
-        Clients without an answer by then retry at the next replica, which recognises retries.
+        Clients without an answer then retry at the next replica, which recognises retries.
         """
         self.draining = True
         if self.replica is not None and self.replica.running:
@@ -61,14 +61,14 @@ class RegionServer:
         await self.stop()
 
     async def stop(self) -> None:
-        """Let what was sent go out, write what is queued, close."""
+        """Write what was sent and stored, then close."""
         self.draining = True
         for node in (self.replica, self.witness):
             if node is not None:
                 await node.stop()
 
     def unanswered(self) -> int:
-        """Publishes taken in and not acknowledged yet."""
+        """The number of publishes accepted and not acknowledged yet."""
         if self.replica is None or not self.replica.running:
             return 0
         return self.chain().unanswered
@@ -81,7 +81,7 @@ class RegionServer:
 
     @property
     def layers(self) -> Layers:
-        """To be looked at, never changed."""
+        """The replica's layers by name; read only."""
         assert self.replica is not None
         machine: Any = self.replica.machine
         layers: Layers = machine.layers
@@ -91,17 +91,17 @@ class RegionServer:
     def streams(self) -> Streams:
         """The layer that is the stream service."""
         layers = self.layers.values()
-        found: Streams = next(layer for layer in layers if "streams" in layer.provides)
-        return found
+        service: Streams = next(layer for layer in layers if "streams" in layer.provides)
+        return service
 
     def chain(self) -> ChainStatus:
-        """What the replica knows of its chain."""
-        said = (role.observer.status(self.layers) for role in self.roles)
-        found: ChainStatus = next(one["chain"] for one in said if "chain" in one)
-        return found
+        """The status of the chain, from the replica's view."""
+        statuses = (role.observer.status(self.layers) for role in self.roles)
+        chain: ChainStatus = next(status["chain"] for status in statuses if "chain" in status)
+        return chain
 
     def give(self, command: Input) -> None:
-        """Give a command to the layer of the replica that takes it."""
+        """Give a command to the replica's layer that handles it."""
         assert self.replica is not None
         name = next(n for n, layer in self.layers.items() if type(command) in layer.inputs)
         self.replica.give(Command(name, command))

@@ -1,11 +1,11 @@
-"""Where a server's configuration comes from: a TOML file, then the environment, then flags.
+"""Reads a server's configuration from a TOML file, then the environment, then flags.
 
     SURECAST_NODE__HTTP=127.0.0.1:7480        [node] http
-    --set node.http=127.0.0.1:7480            the same, and it wins
-    --set 'owners."orders.eu"=west'           a line of TOML, its quotes optional
+    --set node.http=127.0.0.1:7480            the same; it overrides the environment
+    --set 'owners."orders.eu"=west'           a line of TOML, with optional quotes
 
-Variables of the environment have two underscores between section and key, and are read in lower
-case. One that begins with SURECAST_ and has no two underscores is none of ours.
+Environment variables have two underscores between section and key, and are read in lower case.
+Variables that begin with SURECAST_ but have no two underscores are ignored.
 """
 
 import os
@@ -26,7 +26,7 @@ PREFIX = "SURECAST_"
 def load_config(
     path: Path, flags: Iterable[str] = (), environ: Mapping[str, str] | None = None
 ) -> ServerConfig:
-    """The configuration in `path`, with what the environment and `flags` put in its place."""
+    """The configuration in `path`, overridden by the environment and then by `flags`."""
     try:
         document = dict(parse(path.read_bytes()))
     except OSError as problem:
@@ -35,8 +35,8 @@ def load_config(
         ) from None
     except ConfigError as problem:
         raise ConfigError(f"{path}: {problem}") from None
-    given = {f"--set {_key_of(flag)}": _flag(flag) for flag in flags}
-    changes = {**_from_environment(os.environ if environ is None else environ), **given}
+    from_flags = {f"--set {_key_of(flag)}": _flag(flag) for flag in flags}
+    changes = {**_from_environment(os.environ if environ is None else environ), **from_flags}
     try:
         for change in changes.values():
             document = _merged(document, change)
@@ -56,12 +56,12 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, dict[str, Any]]:
 
 
 def _key_of(flag: str) -> str:
-    """What errors show of a flag: its value may be a token."""
+    """The key of a flag, for errors; its value may be a secret."""
     return flag.partition("=")[0]
 
 
 def _flag(flag: str) -> dict[str, Any]:
-    """`node.http=...` as the part of a document that it is."""
+    """`node.http=...` as a TOML document: {"node": {"http": ...}}."""
     key, equals, text = flag.partition("=")
     try:
         words = _path(tomllib.loads(f"{key} = 0"))
@@ -92,7 +92,7 @@ def _nested(words: list[str], text: str) -> dict[str, Any]:
 
 
 def _value(words: list[str], text: str) -> Any:
-    """The text as TOML, or as itself where that says nothing or where text is wanted."""
+    """The value of `text` as TOML; the text itself if it is not TOML or the key needs text."""
     cls = sections().get(".".join(words[:-1]))
     wanted = get_type_hints(cls).get(words[-1]) if cls is not None else None
     try:

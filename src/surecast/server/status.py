@@ -1,7 +1,7 @@
-"""What a node knows, as plain values: read from its machines, which are never touched.
+"""The status of a node as plain values, read from its machines without changing them.
 
-`look(server)` is everything `surecast status` shows of one node. Other regions are as their tails
-last advertised them, a tenth of a second ago or, where a link is cut, longer.
+`look(server)` is everything that `surecast status` shows of one node. The status of other regions
+is what their tails last advertised, usually a tenth of a second ago; with a cut link it is older.
 """
 
 import os
@@ -44,12 +44,12 @@ class NodeStatus(msgspec.Struct):
     version: str
     pid: int
     uptime_s: float
-    life: int  # how often it was started on this data folder
+    life: int  # number of starts on this data folder
     data_dir: str  # "": in memory only
     listen: str
     http: str
     rss_bytes: int
-    store_pending_bytes: int  # on their way to the disk
+    store_pending_bytes: int  # waiting to be written to the disk
     draining: bool
 
 
@@ -71,19 +71,19 @@ class StreamStatus(msgspec.Struct, kw_only=True):
     delivery: str
     retention: str
     end: int  # appended here
-    committed: int  # on disk at every replica; what readers are shown
-    live: int  # of the positions that retention has seen: all but the last moment's
+    committed: int  # on disk at every replica, and visible to readers
+    live: int  # of the positions processed by retention: all but the very latest
     void: int
-    void_reasons: dict[str, int]  # how many of them are superseded, expired, collected
+    void_reasons: dict[str, int]  # void positions by reason: superseded, expired, collected
     kept_bytes: int = 0
-    rate: float = 0.0  # events a second that come from another region, smoothed
-    source: str = ""  # the region it is pulled from; "": ours, or nobody is ahead
-    regions: dict[str, int]  # how far each region has come, as far as is known here
-    lag: int  # positions that some region has and this one has not
+    rate: float = 0.0  # events per second from another region, smoothed
+    source: str = ""  # the region it is pulled from; "": this region owns it, or none is ahead
+    regions: dict[str, int]  # `committed` of each region, as last reported
+    lag: int  # positions that another region has and this one does not
     subscribers: int
     quarantined: str = ""
     recovering: bool = False
-    details: dict[str, Any] = {}  # what its delivery says besides
+    details: dict[str, Any] = {}  # further values of its delivery
 
 
 class Status(msgspec.Struct):
@@ -95,54 +95,54 @@ class Status(msgspec.Struct):
     regions: list[RegionStatus]
     streams: list[StreamStatus]
     streams_total: int
-    subscriptions: list[SubscriptionInfo]  # the first so many (streams.cursors_shown_max)
+    subscriptions: list[SubscriptionInfo]  # at most streams.cursors_shown_max
     subscriptions_total: int
     sessions: int
     queued_bytes: int
     alarms: list[Alarm]
-    roles: dict[str, Any]  # what roles of the replica say besides, by their names
+    roles: dict[str, Any]  # further values of the replica's roles, by their names
 
 
 def look(server: RegionServer, streams_max: int) -> Status:
-    """Everything, with at most so many streams."""
+    """The whole status, with at most `streams_max` streams."""
     raised = alarms(server)
     reasons = _reasons(server, raised)
     sessions = [s for node in server.nodes for s in node.sessions.by_peer.values()]
     replica = server.replica is not None
-    said = _said(server) if replica else {}
+    statuses = _of_roles(server) if replica else {}
     return Status(
         node=_node(server),
         ready=not reasons,
         not_ready=reasons,
-        chain=next((one["chain"] for one in said.values() if "chain" in one), None),
+        chain=next((s["chain"] for s in statuses.values() if "chain" in s), None),
         links=_links(server),
-        regions=_regions(server, said),
+        regions=_regions(server, statuses),
         streams=streams(server, streams_max) if replica else [],
         streams_total=len(existing(server)) if replica else 0,
-        subscriptions=[info for one in said.values() for info in one.get("subscriptions", ())],
-        subscriptions_total=sum(one.get("subscriptions_total", 0) for one in said.values()),
+        subscriptions=[info for s in statuses.values() for info in s.get("subscriptions", ())],
+        subscriptions_total=sum(s.get("subscriptions_total", 0) for s in statuses.values()),
         sessions=sum(1 for session in sessions if session.state is UP),
         queued_bytes=sum(map(_queued_bytes, sessions)),
         alarms=raised,
-        roles={name: more for name, one in said.items() if (more := _besides(one))},
+        roles={name: rest for name, s in statuses.items() if (rest := _rest(s))},
     )
 
 
 def not_ready(server: RegionServer) -> list[str]:
-    """Why clients should go elsewhere for now; nothing if they need not."""
+    """The reasons why clients should not use this node now; empty if it is ready."""
     return _reasons(server, alarms(server))
 
 
 def _reasons(server: RegionServer, raised: list[Alarm]) -> list[str]:
     if server.draining:
-        return ["draining: this process is about to end"]
+        return ["draining: this process is stopping"]
     if server.replica is None:
         return []
     return [f"{alarm.code}: {alarm.what}" for alarm in raised if alarm.blocks]
 
 
 def streams(server: RegionServer, count_max: int) -> list[StreamStatus]:
-    """The first so many streams by name."""
+    """The first `count_max` streams by name."""
     known = sorted(existing(server), key=lambda stream: stream.info.name)
     return [_stream(server, stream) for stream in known[:count_max]]
 
@@ -176,7 +176,7 @@ def _node(server: RegionServer) -> NodeStatus:
         listen=config.node.listen,
         http=config.node.http,
         rss_bytes=_rss_bytes(),
-        store_pending_bytes=getattr(node.store, "pending_bytes", 0),  # memory has none
+        store_pending_bytes=getattr(node.store, "pending_bytes", 0),  # a MemoryStore has none
         draining=server.draining,
     )
 
@@ -190,15 +190,15 @@ def _rss_bytes() -> int:
 
 
 def _links(server: RegionServer) -> list[LinkStatus]:
-    """Sessions with nodes of the deployment: those there are, and those being opened."""
-    found: dict[str, LinkStatus] = {}
+    """Sessions with nodes of the deployment, including those being opened."""
+    links: dict[str, LinkStatus] = {}
     for region, known in server.config.regions.items():
         for name in (*known.replicas, witness_name(region)):
             for node in server.nodes:
                 if (session := node.sessions.by_peer.get(name)) is not None:
                     up = session.state is UP
-                    found[name] = LinkStatus(name, region, up, _queued_bytes(session))
-    return list(found.values())
+                    links[name] = LinkStatus(name, region, up, _queued_bytes(session))
+    return list(links.values())
 
 
 def _queued_bytes(session: Session) -> int:
@@ -207,26 +207,27 @@ def _queued_bytes(session: Session) -> int:
     return session.queued + session.after_bytes + written
 
 
-def _said(server: RegionServer) -> dict[str, Mapping[str, Any]]:
-    """What each role of the replica says, by its name."""
+def _of_roles(server: RegionServer) -> dict[str, Mapping[str, Any]]:
+    """The status of each role of the replica, by the role's name."""
     return {role.name: role.observer.status(server.layers) for role in server.roles}
 
 
 _PLACED = ("chain", "regions", "subscriptions", "subscriptions_total")
 
 
-def _besides(said: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in said.items() if key not in _PLACED}
+def _rest(status: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a role's status that have no field of their own in `Status`."""
+    return {key: value for key, value in status.items() if key not in _PLACED}
 
 
-def _regions(server: RegionServer, said: Mapping[str, Mapping[str, Any]]) -> list[RegionStatus]:
-    found: dict[str, RegionStatus] = {}
-    for one in said.values():
-        for region in one.get("regions", ()):
+def _regions(server: RegionServer, statuses: Mapping[str, Mapping[str, Any]]) -> list[RegionStatus]:
+    regions: dict[str, RegionStatus] = {}
+    for status in statuses.values():
+        for region in status.get("regions", ()):
             known = server.config.regions[region.name]
             region.replicas, region.http = dict(known.replicas), dict(known.http)
-            found.setdefault(region.name, region)
-    return list(found.values())
+            regions.setdefault(region.name, region)
+    return list(regions.values())
 
 
 _FROM_ROLES = ("kept_bytes", "rate", "source")
@@ -240,11 +241,11 @@ def _stream(server: RegionServer, stream: StreamState) -> StreamStatus:
     fields: dict[str, Any] = {}
     for role in server.roles:
         if role.delivery in ("", info.delivery):
-            said = dict(role.observer.stream(server.layers, info.stream_id))
-            regions |= said.pop("regions", {})
-            subscribers += said.pop("subscribers", 0)
-            recovering |= said.pop("recovering", False)
-            fields |= said
+            status = dict(role.observer.stream(server.layers, info.stream_id))
+            regions |= status.pop("regions", {})
+            subscribers += status.pop("subscribers", 0)
+            recovering |= status.pop("recovering", False)
+            fields |= status
     return StreamStatus(
         name=info.name,
         stream_id=info.stream_id.hex(),

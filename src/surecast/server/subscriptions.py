@@ -1,7 +1,7 @@
-"""Named subscriptions by HTTP: listed, reset and deleted by the region's head, whichever it is.
+"""Named subscriptions by HTTP: list, reset and delete, all done by the region's head.
 
-A server asks the head through the endpoint that it also publishes with, so every server of the
-region gives the same answers.
+A server sends the request to the head through the endpoint that it also publishes with, so every
+server of the region gives the same answers.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _TIME_NS_MAX: Final = (1 << 62) - 1
 
 
 class HttpSubscriptions:
-    """What the routes under /v1/subscriptions do."""
+    """The routes under /v1/subscriptions."""
 
     def __init__(self, server: RegionServer, publishing: Publishing) -> None:
         self._server = server
@@ -44,11 +44,11 @@ class HttpSubscriptions:
         try:
             after = name, bytes.fromhex(stream)
         except ValueError:
-            raise HTTPException(400, "after is what `next` of the page before says") from None
+            raise HTTPException(400, "after must be `next` of the previous page") from None
         async with self._region() as region:
-            found, following = await region.page(after)
-        shown = "" if following is None else f"{following[0]}/{following[1].hex()}"
-        return SubscriptionList(found, shown)
+            infos, following = await region.page(after)
+        next_page = "" if following is None else f"{following[0]}/{following[1].hex()}"
+        return SubscriptionList(infos, next_page)
 
     async def reset(self, name: str, query: QueryParams) -> SubscriptionReset:
         begin, force = parse_begin(query.get("start", "")), parse_force(query)
@@ -64,7 +64,7 @@ class HttpSubscriptions:
 
     @asynccontextmanager
     async def _region(self) -> AsyncIterator[Subscriptions]:
-        """The region's subscriptions; what they raise becomes an answer."""
+        """The region's subscriptions; their exceptions become HTTP answers."""
         timeout_s = self._server.config.http.publish_timeout_ns / 1e9
         try:
             async with asyncio.timeout(timeout_s):
@@ -72,7 +72,7 @@ class HttpSubscriptions:
                 yield Subscriptions(endpoint.control, self._ends)
         except TimeoutError:
             raise HTTPException(
-                504, f"the region's head did not answer within {timeout_s:g} s; ask again"
+                504, f"the region's head did not answer within {timeout_s:g} s; try again"
             ) from None
         except SurecastError as problem:
             code = next((code for kind, code in STATUS if isinstance(problem, kind)), 500)

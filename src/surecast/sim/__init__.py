@@ -1,19 +1,19 @@
-"""The deterministic simulator: a seed, some machines, and everything that can go wrong.
+"""The deterministic simulator: runs machines and injects faults, reproducibly from a seed.
 
-world.py      the clock, the loop, effects, and faults as methods
-loop.py       the loop itself, and what each effect does
+world.py      building a simulation; faults as methods
+loop.py       the event loop, and the effects
 session.py    one end of a session
-agenda.py     what happens when
+agenda.py     the queue of scheduled events
 node.py       one node: machine, timers, inbox
 network.py    sessions and datagrams
-links.py      delay, bandwidth, loss; which link joins whom; cuts
+links.py      delay, bandwidth and loss of links; which link joins which nodes; cuts
 topology.py   regions and the links between them
 disks.py      syncs and their answers, on `storage.memory`
 faults.py     faults as values, to be drawn and scheduled
-costs.py      what computing costs
-sizes.py      how large a message is
+costs.py      the cost of computing
+sizes.py      the sizes of messages
 trace.py      the record of a run, its digest and its table
-playback.py   recordings of real nodes, lived again
+playback.py   replays recordings of real nodes
 """
 
 from surecast.core.machine import NodeContext

@@ -1,4 +1,4 @@
-"""What computing costs in a simulation, when it is to cost anything."""
+"""The optional cost model for computing in a simulation."""
 
 from typing import Any
 
@@ -8,9 +8,9 @@ __all__ = ["Costs"]
 
 
 class Costs(msgspec.Struct, frozen=True):
-    """A node serves one input at a time; each keeps it busy for the sum of these.
+    """A node serves one input at a time; each keeps it busy for the sum of these costs.
 
-    The effects happen when the time is up. Without a cost model computing takes no time.
+    The effects are performed at the end of that time. Without a cost model computing takes no time.
     """
 
     per_input_ns: int = 0

@@ -1,8 +1,8 @@
 """Storage effects in a simulation: written at once, durable after a sync, answered in order.
 
-One sync runs per node at a time. Everything written while it runs goes with the next one, as with
-group commit on a real disk; the answers (`Stored`, `StoreFailed`, `Compacted`) come when their sync
-is over, in the order of the effects. A compaction changes the log when `Compacted` is given.
+A node has one sync at a time. Everything written while it runs belongs to the next one, as with
+group commit on a real disk; the answers (`Stored`, `StoreFailed`, `Compacted`) are given when their
+sync has ended, in the order of the effects. A compaction changes the log when `Compacted` is given.
 """
 
 from random import Random
@@ -32,7 +32,7 @@ class Disks:
         self._answer(now_ns, node, apply(node.disk, effect))
 
     def show(self, now_ns: int, node: Node, given: Compacted) -> None:
-        """The node is about to be given this: what it asked for is to be seen."""
+        """Called just before the node is stepped with this answer: compact its log."""
         if node.disk.show(given.token):
             self._answer(now_ns, node, None)
 

@@ -1,7 +1,7 @@
-"""Faults as values: a swarm draws them, a script names them, the world suffers them.
+"""Faults as values: drawn by a swarm or written in a script, and applied to a world.
 
-Each has `apply(world)` and `heal(world)`; healing what does not last (a clock jump, a wiped disk)
-does what is left to do, or nothing. `Timed` puts one on the world's agenda.
+Each has `apply(world)` and `heal(world)`. For faults without a duration (a clock jump, a wiped
+disk), `heal` does what is left to do, or nothing. `Timed` schedules a fault in a world.
 """
 
 from collections.abc import Sequence
@@ -32,17 +32,17 @@ __all__ = [
 
 
 class Fault(msgspec.Struct, frozen=True, tag=True):
-    """The base: something that can be done to a world, and undone."""
+    """The base class of faults."""
 
     def apply(self, world: World) -> None:
         raise NotImplementedError
 
     def heal(self, world: World) -> None:
-        """Nothing to do unless a fault says so."""
+        """Undo the fault; nothing by default."""
 
 
 class Cut(Fault, frozen=True, tag=True):
-    """Nothing passes between two nodes or sites; one way only if asked."""
+    """Nothing passes between two nodes or sites, or only from `a` to `b` if not `two_way`."""
 
     a: str
     b: str
@@ -56,7 +56,7 @@ class Cut(Fault, frozen=True, tag=True):
 
 
 class Isolate(Fault, frozen=True, tag=True):
-    """A node or site cut off from everyone."""
+    """A node or site is cut off from all others."""
 
     name: str
 
@@ -68,7 +68,7 @@ class Isolate(Fault, frozen=True, tag=True):
 
 
 class Degrade(Fault, frozen=True, tag=True):
-    """A link that became slow, narrow or lossy."""
+    """A link becomes slow, narrow or lossy."""
 
     a: str
     b: str
@@ -82,7 +82,7 @@ class Degrade(Fault, frozen=True, tag=True):
 
 
 class Crash(Fault, frozen=True, tag=True):
-    """A node dies; healing restarts it on what its disk kept."""
+    """A node crashes; healing restarts it on its disk."""
 
     name: str
     lose_unsynced: bool = True
@@ -95,7 +95,7 @@ class Crash(Fault, frozen=True, tag=True):
 
 
 class Wipe(Fault, frozen=True, tag=True):
-    """A node dies and its disk with it; healing starts it on an empty one."""
+    """A node crashes and loses its disk; healing restarts it on an empty one."""
 
     name: str
 
@@ -108,8 +108,8 @@ class Wipe(Fault, frozen=True, tag=True):
 
 
 class RollBack(Fault, frozen=True, tag=True):
-    """A node dies, and comes back on an older copy of its disk (`World.copy_disk`); so does another
-    whose data lie in the same folder."""
+    """A node crashes and its disk is replaced by an older copy (`World.copy_disk`). The same
+    happens to `beside`, a node whose data are in the same folder."""
 
     name: str
     beside: str = ""
@@ -125,12 +125,12 @@ class RollBack(Fault, frozen=True, tag=True):
 
 
 class Damage(Fault, frozen=True, tag=True):
-    """A node dies, and part of its disk cannot be read when it comes back (`World.damage`)."""
+    """A node crashes, and part of its disk is damaged (`World.damage`)."""
 
     name: str
     kind: str
     seed: int
-    share: float = 1.0  # of each log, from its beginning, that may be hit
+    share: float = 1.0  # the part of each log, from its beginning, that may be damaged
 
     def apply(self, world: World) -> None:
         world.crash(self.name)
@@ -141,7 +141,7 @@ class Damage(Fault, frozen=True, tag=True):
 
 
 class Pause(Fault, frozen=True, tag=True):
-    """A node stands still, as in a long collection or a stopped virtual machine."""
+    """A node's process is stopped, as in a long garbage collection or a stopped virtual machine."""
 
     name: str
 
@@ -162,7 +162,7 @@ class Reset(Fault, frozen=True, tag=True):
 
 
 class ClockJump(Fault, frozen=True, tag=True):
-    """A wall clock is stepped, and stays so."""
+    """A wall clock is stepped; this is not undone."""
 
     name: str
     delta_ns: int
@@ -185,7 +185,7 @@ class DiskFailure(Fault, frozen=True, tag=True):
 
 
 class Timed(msgspec.Struct, frozen=True):
-    """A fault from `at_ns` on, for `for_ns`."""
+    """A fault that is applied at `at_ns` and healed `for_ns` later."""
 
     at_ns: int
     for_ns: int

@@ -1,9 +1,8 @@
-"""Links: what lies between two nodes, and the queues they share.
+"""Links between nodes, and the bandwidth queues they share.
 
-A `Link` is the description; a `Path` is one direction between two nodes, with the link's figures
-at hand. What is sent waits for its turn in a pipe: between two sites all nodes share one pipe per
-direction, within a site each node has its own uplink, and a link set for one pair of nodes has a
-pipe of its own.
+A `Link` is the description; a `Path` is one direction between two nodes, with the link's figures.
+Messages queue in a pipe: between two sites all nodes share one pipe per direction, within a site
+each node has its own uplink, and a link set for one pair of nodes has a pipe of its own.
 """
 
 from collections.abc import Iterable
@@ -15,7 +14,7 @@ from surecast.core.types import MS, SECOND
 
 __all__ = ["ANY", "Link", "Path", "Pipe", "Wiring"]
 
-ANY = "*"  # every node, where a node or site may be named
+ANY = "*"  # stands for every node, wherever a node or site may be named
 
 RETRANSMIT_NS_MIN = 20 * MS
 RETRANSMITS_MAX = 12  # of one message; then it gets through
@@ -24,21 +23,21 @@ RETRANSMITS_MAX = 12  # of one message; then it gets through
 class Link(msgspec.Struct, frozen=True):
     """One direction between two nodes or sites.
 
-    Sessions turn loss into delay, as TCP does, and know no duplicates and no reordering;
-    datagrams see all of it.
+    Sessions turn loss into delay, as TCP does, and have no duplicates and no reordering; datagrams
+    have all of these.
     """
 
     delay_ns: int = MS
-    jitter_ns: int = 0  # up to so much is added to the delay
+    jitter_ns: int = 0  # the maximum added to the delay
     bandwidth_bps: int = 0  # 0: unlimited
     loss: float = 0.0
     duplicate: float = 0.0
-    reorder: float = 0.0  # how many datagrams are held up by `reorder_ns`
+    reorder: float = 0.0  # the share of datagrams that are delayed by up to `reorder_ns`
     reorder_ns: int = 5 * MS
 
 
 class Pipe:
-    """A bandwidth queue: when it will have sent all it was given."""
+    """A bandwidth queue; `free_ns` is when everything queued will have been sent."""
 
     __slots__ = ("free_ns",)
 
@@ -65,7 +64,7 @@ class Path:
         self.plain = not link.loss and not link.bandwidth_bps
 
     def sent_ns(self, now_ns: int, nbytes: int) -> int:
-        """When the last bit leaves, after all that was given to the pipe before."""
+        """When the last bit of `nbytes` leaves the pipe, after everything queued before."""
         bps = self.link.bandwidth_bps
         if not bps:
             return now_ns
@@ -75,7 +74,7 @@ class Path:
         return sent
 
     def retransmit_ns(self, rng: Random) -> int:
-        """What losses add to the delay of something that is sent until it arrives."""
+        """The delay that losses add to a message that is retransmitted until it arrives."""
         loss = self.link.loss
         extra = 0
         if loss:
@@ -144,5 +143,5 @@ class Wiring:
 
 
 def _pairs(src: str, src_site: str, dst: str, dst_site: str) -> tuple[tuple[str, str], ...]:
-    """What a path may be called, the most particular name first."""
+    """The pairs of names that apply to a path, the most specific first."""
     return tuple((a, b) for a in (src, src_site, ANY) for b in (dst, dst_site, ANY))

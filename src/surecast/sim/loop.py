@@ -1,7 +1,7 @@
-"""The loop of a world: take what is next, step the node it is for, perform the effects.
+"""The loop of a world: take the next entry of the agenda, step its node, perform the effects.
 
-A node is stepped only between entries of the agenda, never from inside an effect; what an effect
-causes, even at the same instant, goes through the agenda.
+A node is stepped only between entries of the agenda, never from inside an effect; consequences of
+an effect go through the agenda, even those at the same time.
 """
 
 from collections import Counter
@@ -59,7 +59,7 @@ OnEmit = Callable[[int, str, Any], None]
 
 
 class Loop:
-    """What runs; `World` adds what builds and breaks."""
+    """Runs nodes; `World` adds methods to build a simulation and to inject faults."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Loop:
         self.dropped = 0  # inputs for nodes that were down
         self.trace = trace
         self.costs = costs
-        self.reencode = reencode  # message → message, applied as it arrives; exposes aliasing
+        self.reencode = reencode  # applied to each arriving message; exposes shared references
         self.agenda = Agenda()
         self.nodes: dict[str, Node] = {}
         self.network = Network(self, link or Link(), Random(f"{seed}/network"))
@@ -91,7 +91,7 @@ class Loop:
             self.network.moves = Moves(SESSION, self.met)
         if trace is not None:
             trace.sizes = self.network.sizes
-        self._copies: dict[str, MemoryDisk] = {}  # of disks, for roll backs
+        self._copies: dict[str, MemoryDisk] = {}  # of disks, for `roll_back`
         self._crash_rng = Random(f"{seed}/crashes")
         self._record = record
         self.delivered: dict[str, list[tuple[bytes, tuple[Any, ...]]]] = {}
@@ -107,9 +107,9 @@ class Loop:
         until: Callable[[Self], bool] | None = None,
         check_every_ns: int = 10 * MS,
     ) -> bool:
-        """Run up to and including `until_ns`, or until a check finds `until(world)` true.
+        """Run up to and including `until_ns`, or until `until(world)` is true at a check.
 
-        Returns whether it was; without a predicate, whether anything is left to happen.
+        Returns whether it was true; without `until`, whether there are later entries.
         """
         slice_ns = check_every_ns if until is not None else 100 * MS
         while True:
@@ -118,14 +118,14 @@ class Loop:
             next_ns = self.agenda.next_ns()
             if next_ns is None or next_ns > until_ns:
                 break
-            # Idle time is skipped: nothing can change a predicate in it.
+            # Skip idle time: `until` cannot become true in it.
             skipped = max(0, next_ns - self.now_ns - 1) // slice_ns * slice_ns
             self._run_to(min(until_ns, self.now_ns + skipped + slice_ns))
         self.now_ns = max(self.now_ns, until_ns)
         return next_ns is not None if until is None else until(self)
 
     def _run_to(self, limit_ns: int) -> None:
-        """Do all that is due by `limit_ns`. The hot loop: what is common is spelled out here."""
+        """Process all entries due by `limit_ns`. This is the hot loop: common cases are inlined."""
         agenda, network, trace = self.agenda, self.network, self.trace
         today, soon = agenda.today, agenda.soon
         reencode = self.reencode
@@ -198,7 +198,7 @@ class Loop:
                 effects = node.step(now_ns, inp)
                 if record is not None:
                     record((now_ns, node.name, inp, effects))
-                said = None
+                sent = None
                 for effect in effects:
                     cls = type(effect)
                     if cls is Send:
@@ -206,10 +206,10 @@ class Loop:
                         if end is None or end.held or not effect.reliable:
                             send(now_ns, node, effect)
                             continue
-                        # From here on `Network.send` and `Agenda.put`, for the simplest case.
+                        # The simplest case of `Network.send` and `Agenda.put`, inlined.
                         message = effect.message
-                        if message is not said:  # else it goes to several peers
-                            said = message
+                        if message is not sent:  # the same message may go to several peers
+                            sent = message
                             received = Received(node.name, message)
                             sizer = sizer_of(type(message))
                             size = size_of(message) if sizer is None else sizer(message)
@@ -237,7 +237,7 @@ class Loop:
                     else:
                         _PERFORM[cls](self, now_ns, node, effect)
         except Exception as problem:
-            if not getattr(problem, "__notes__", None):  # `_serve` says it better
+            if not getattr(problem, "__notes__", None):  # `_serve` may have added a better one
                 self._note(problem, node, inp)
             raise
         finally:
@@ -247,11 +247,11 @@ class Loop:
         self.now_ns = limit_ns
 
     def give(self, node: Node, inp: Any) -> None:
-        """Let a node have an input now; not to be called from inside an effect."""
+        """Give a node an input now. Must not be called from inside an effect."""
         self._offer(node, (self.now_ns, 0, INPUT, node, node.incarnation, inp))
 
     def arrive(self, end: End, received: Received, size: int) -> None:
-        """A message that a session had held back."""
+        """Give a node a message that its session had held back."""
         self._offer(end.peer, (self.now_ns, 0, MESSAGE, end, received, size))
 
     def _offer(self, node: Node, entry: Entry) -> None:
@@ -263,7 +263,7 @@ class Loop:
             self._serve(node, entry)
 
     def _serve(self, node: Node, entry: Entry) -> None:
-        """Step a node with what an entry holds, unless that is out of date by now."""
+        """Step a node with the input of an entry, unless the entry is outdated."""
         now_ns = self.now_ns
         _, order, kind, a, b, c = entry
         nbytes = 0
@@ -310,7 +310,8 @@ class Loop:
         problem.add_note(f"{name} at {self.now_ns} ns, seed {self.seed}, given {inp!r}"[:2000])
 
     def _finish(self, now_ns: int, node: Node, incarnation: int, effects: list[Any]) -> None:
-        """The time an input cost is over: its effects happen, and the next one is served."""
+        """Called when the computing time of an input is over: perform its effects, and serve the
+        next input."""
         if node.incarnation != incarnation or node.machine is None:
             return
         if node.paused:
@@ -371,7 +372,7 @@ class Loop:
 
 class _Table(dict[type, Callable[[Loop, int, Node, Any], None]]):
     def __missing__(self, kind: type) -> Callable[[Loop, int, Node, Any], None]:
-        raise UsageError(f"{kind.__name__} is no effect the simulator performs")
+        raise UsageError(f"{kind.__name__} is not an effect that the simulator performs")
 
 
 _PERFORM = _Table(

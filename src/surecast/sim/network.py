@@ -1,28 +1,29 @@
 """Sessions and datagrams between simulated nodes.
 
 A *session* joins two nodes. Each node has one *end* of it; what it sends through its end arrives
-in order, once, or not at all. Both ends live and die on their own, as the two halves of a TCP
-connection do:
+in order, once, or not at all. The two ends begin and end independently, like the two halves of a
+TCP connection:
 
-- **Opening.** The first reliable send of either side starts a handshake of one round trip; what
-  is sent meanwhile waits. Then the opener gets PeerUp, and so does the peer, half a round trip
-  later and before anything the opener sent. If the peer sends in between, it joins the attempt.
-  A crashed peer that can be reached refuses after a round trip; a peer that cannot be reached is
-  given up after `connect_timeout_ns`. Either way the opener gets one PeerDown and what waited is
-  lost. For `reconnect_ns` afterwards (longer by a random half) nothing new is tried: sends wait for
-  the attempt that begins when the time is up. So each send is followed by its arrival or by a
-  PeerDown, and a machine that answers PeerDown by sending again makes no storm.
-- **Cuts.** A message that should arrive over a cut path is held back, and flows when the path is
-  mended. If one direction stays cut for `session_timeout_ns` (each end: plus up to a quarter), the
-  end gives up: PeerDown. If it can still reach the other, that gets a reset and follows at once.
+- **Opening.** The first reliable send of either side starts a handshake of one round trip; further
+  sends wait. Then the opener gets PeerUp, and so does the peer, half a round trip later and before
+  anything the opener sent. If the peer sends in between, it joins the attempt. A crashed but
+  reachable peer refuses after a round trip; an unreachable peer is given up after
+  `connect_timeout_ns`. Either way the opener gets one PeerDown, and waiting sends are lost. For
+  `reconnect_ns` afterwards (plus a random 0 to 50 %) there is no attempt: sends wait for the one at
+  the end of this time. So each send is followed by its arrival or by a PeerDown, and a machine that
+  sends again on PeerDown causes no storm.
+- **Cuts.** A message that should arrive over a cut path is held back, and arrives when the path is
+  mended. If one direction stays cut for `session_timeout_ns` (plus up to a quarter, drawn for each
+  end), the end gives up: PeerDown. If the other end is reachable, it gets a reset and goes down at
+  once.
 - **Crashes.** A crashed node's peers get PeerDown within the delay of the path and `reset_ns`, or
   as after a cut if the reset cannot reach them. Messages may still arrive before that, none after.
-- **A new session** that reaches a node which still believes in the old one ends the old one there:
+- **A new session** that reaches a node whose old session is still up ends the old one there:
   PeerDown, then PeerUp.
-- **Closing** drains the messages under way in both directions, peer first. What the closer sends
-  after `Close` waits for the end of the old session and opens a new one.
+- **Closing** delivers the messages in flight in both directions; the peer's end closes first.
+  Messages sent after `Close` wait for the end of the old session and open a new one.
 
-Bytes sent and not yet taken by the other node count against the end's high-water mark.
+Bytes that are sent and not yet processed by the other node count against the end's high-water mark.
 """
 
 from random import Random
@@ -66,7 +67,7 @@ __all__ = ["Network"]
 
 
 class Network:
-    """All sessions of a world. `world` performs what is due and steps the nodes."""
+    """All sessions of a world; `world` runs the agenda and steps the nodes."""
 
     def __init__(self, world: "Loop", link: Link, rng: Random) -> None:
         self.world = world
@@ -82,7 +83,7 @@ class Network:
         self.moves: Moves | None = None  # checks the states of sessions, if set
 
     def _moved(self, end: End, why: str) -> None:
-        """The state of an end may have changed, and this is why."""
+        """Check a possible change of an end's state; `why` is an input of `core.sessions`."""
         if self.moves is not None:
             end.seen = self.moves.check(end.seen, why, end.phase)
             end.validate()
@@ -128,13 +129,13 @@ class Network:
         return path
 
     def _find(self, node: Node, peer: str) -> Node:
-        found = self.world.nodes.get(peer)
-        if found is None or found is node:
-            raise UsageError(f"{node.name} sends to {peer!r}, which is no other node of this world")
-        return found
+        target = self.world.nodes.get(peer)
+        if target is None or target is node:
+            raise UsageError(f"{node.name} sends to {peer!r}: not another node of this world")
+        return target
 
     def _put(self, now_ns: int, end: End, what: Any, size: int) -> None:
-        """Put a message (or a mark) under way: it arrives after all put before it."""
+        """Schedule the arrival of a message (or mark) of `end`, after all earlier ones."""
         path = end.path
         at_ns = now_ns + end.delay_ns + int(self.rng.random() * end.jitter_ns)
         if not path.plain:
@@ -168,7 +169,7 @@ class Network:
     def _open(self, now_ns: int, node: Node, peer: Node) -> End:
         theirs = peer.ends.get(node.name)
         if theirs is not None and theirs.other.state is OPENING:
-            end = theirs.other  # they are at it already: join
+            end = theirs.other  # join the peer's attempt
         else:
             end = End(node, peer, self.path(node, peer), opener=True)
             end.other = End(peer, node, self.path(peer, node), opener=False)
@@ -189,7 +190,7 @@ class Network:
             self.agenda.push(now_ns + self.connect_timeout_ns, CALL, self._give_up, (end,))
 
     def _shake(self, now_ns: int, end: End) -> None:
-        """Begin the handshake; it is over after a round trip, if nothing is cut then."""
+        """Begin the handshake; it completes after a round trip, unless a path is cut then."""
         at_ns = now_ns
         for path in (end.path, end.other.path):
             at_ns += path.delay_ns + path.retransmit_ns(self.rng)
@@ -200,7 +201,7 @@ class Network:
         if end.state is not OPENING:
             return
         if end.path.cut or end.other.path.cut:
-            end.missed = True  # to be tried again when mended
+            end.missed = True  # it is repeated when the path is mended
         elif end.peer.machine is None:
             self._give_up(now_ns, end)  # refused
         else:
@@ -225,10 +226,10 @@ class Network:
             self._put(now_ns, end, what, size)
 
     def _accept(self, now_ns: int, end: End) -> None:
-        """The opener's first words reach `end`, the other side."""
+        """The opener's ACCEPT has reached `end`, the other side: it is up."""
         node, peer = end.node, end.peer
         old = node.ends.get(peer.name)
-        if old is not None and old is not end:  # a session they have given up
+        if old is not None and old is not end:  # a session that the peer has given up
             self._down(now_ns, old, REPLACED)
         node.ends[peer.name] = end
         end.state = UP
@@ -241,7 +242,7 @@ class Network:
     # ------------------------------------------------------------ arriving
 
     def arrive_oddly(self, now_ns: int, end: End, what: Any, size: int) -> bool:
-        """Something `end` sent is due and `end` is odd. True: hand it over now."""
+        """Handle an arrival from `end` if `end.odd`. Returns whether to give it to the peer now."""
         if end.path.cut or end.flowing:
             end.stalled = add(end.stalled, (what, size))
             return False
@@ -250,7 +251,7 @@ class Network:
         return passes
 
     def _pass(self, now_ns: int, end: End, what: Any) -> bool:
-        """See to the network's own marks. True: it is a message, and someone is there for it."""
+        """Handle ACCEPT and FIN. Returns True for a message whose receiver's end is not down."""
         there = end.other
         if there.state is DOWN:
             return False
@@ -266,35 +267,36 @@ class Network:
         return True
 
     def swell(self, now_ns: int, end: End) -> None:
-        """The queue of an end is above the mark."""
+        """Called when the queue of an end is above the high-water mark."""
         if not end.congested:
             end.congested = end.odd = True
-            self._tell(now_ns, end, Congested(end.peer.name))
+            self._notify(now_ns, end, Congested(end.peer.name))
 
     def taken(self, now_ns: int, end: End, size: int) -> None:
-        """A node has taken a message from `end`."""
+        """Called when a node processes a message from `end`."""
         end.queued -= size
         if end.congested and end.queued * 2 < self.high_water_bytes:
             end.congested = False
-            self._tell(now_ns, end, Writable(end.peer.name))
+            self._notify(now_ns, end, Writable(end.peer.name))
 
-    def _tell(self, now_ns: int, end: End, inp: Any) -> None:
-        """Give news of a session from inside an effect: as an entry, and only if it still lives."""
-        self.agenda.push(now_ns, CALL, self._told, (end, inp))
+    def _notify(self, now_ns: int, end: End, inp: Any) -> None:
+        """Give an end's node an input from inside an effect: through the agenda, and only if the
+        session is still current then."""
+        self.agenda.push(now_ns, CALL, self._notify_now, (end, inp))
 
-    def _told(self, now_ns: int, end: End, inp: Any) -> None:
+    def _notify_now(self, now_ns: int, end: End, inp: Any) -> None:
         if end.node.ends.get(end.peer.name) is end:
             self.world.give(end.node, inp)
 
     # ------------------------------------------------------------ ending
 
     def reset_all(self, now_ns: int, node: Node) -> None:
-        """Break every session of a node, as a firewall that forgot its connections does."""
+        """Break every session of a node, like a firewall that lost its connection table."""
         for end in list(node.ends.values()):
             self._down(now_ns, end, LOST)
 
     def _down(self, now_ns: int, end: End, why: str, reset: bool = True) -> None:
-        """`end` is no more. The other end gets a reset, if the path is there to carry it."""
+        """Take `end` down. Reset the other end, unless the path is cut or `reset` is False."""
         if end.state is DOWN:
             return
         node, peer, other = end.node, end.peer, end.other
@@ -306,7 +308,7 @@ class Network:
         if known:
             del node.ends[peer.name]
         if other.state is OPENING and peer.ends.get(node.name) is not other:
-            other.state = DOWN  # its node never heard of it
+            other.state = DOWN  # its node does not know this session
             self._moved(other, LOST)
         elif other.state is not DOWN and reset and not end.path.cut:
             self._reset(now_ns, end)
@@ -321,15 +323,15 @@ class Network:
         self.world.give(node, PeerDown(peer.name))
 
     def _reset(self, now_ns: int, end: End) -> None:
-        """Let the other side of `end` hear that it is gone."""
+        """Send the other side of `end` a reset."""
         at_ns = now_ns + self.reset_ns + int(self.rng.random() * end.path.delay_ns)
         self.agenda.push(at_ns, CALL, self._down, (end.other, LOST, False))
 
     def crash(self, now_ns: int, node: Node) -> None:
-        """The node is gone, and so is its memory; call before it forgets its ends."""
+        """End a crashed node's sessions. Must be called before the node forgets its ends."""
         for end in node.ends.values():
             if end.state is OPENING and not end.opener:
-                end.waiting = end.after = NOTHING  # their attempt goes on; we only had joined it
+                end.waiting = end.after = NOTHING  # the peer's attempt, which we joined, goes on
                 end.closing = end.congested = False
                 end.queued = 0
             else:
@@ -349,14 +351,14 @@ class Network:
             self._moved(other, LOST)
         elif other.state is not DOWN and not end.path.cut:
             self._reset(now_ns, end)
-        elif other.state is OPENING:  # it had joined our attempt, and cannot hear of its end
+        elif other.state is OPENING:  # it joined our attempt, and no reset can reach it
             at_ns = now_ns + self.connect_timeout_ns
             self.agenda.push(at_ns, CALL, self._down, (other, LOST, False))
 
     # ------------------------------------------------------------ cutting and mending
 
     def rewire(self, now_ns: int) -> None:
-        """Links, cuts or both have changed."""
+        """Called when links or cuts have changed."""
         nodes = self.world.nodes
         for node in nodes.values():
             self.wiring.refresh((p, node.site, nodes[p.dst].site) for p in node.paths.values())
@@ -366,7 +368,7 @@ class Network:
                 self._recheck(now_ns, end.other)
 
     def _recheck(self, now_ns: int, end: End) -> None:
-        """Bring one end in line with the state of its paths; does nothing the second time."""
+        """Update one end to the state of its paths; idempotent."""
         there = end.other
         end.follow()
         if end.path.cut:
@@ -389,11 +391,11 @@ class Network:
         if end.watched:
             end.watched = False
             end.watch += 1
-            if there.state is DOWN:  # it could not tell us before
+            if there.state is DOWN:  # its reset could not reach us before
                 self._reset(now_ns, there)
 
     def _release(self, now_ns: int, end: End) -> None:
-        """The path from `end` is mended: what was held back comes through after its delay."""
+        """The path from `end` is mended: messages that were held back arrive after its delay."""
         flow_ns = now_ns + end.path.delay_ns + end.path.retransmit_ns(self.rng)
         end.flow_ns = max(end.flow_ns, flow_ns)
         end.flowing = True
@@ -401,7 +403,7 @@ class Network:
 
     def _flow(self, now_ns: int, end: End) -> None:
         if end.path.cut or now_ns < end.flow_ns:
-            return  # cut again meanwhile; the next mend sees to it
+            return  # cut again meanwhile; handled by the next mend
         end.flowing = False
         stalled, end.stalled = end.stalled, NOTHING
         for what, size in stalled:

@@ -1,4 +1,4 @@
-"""One simulated node: a machine's life on a disk that outlives it."""
+"""One simulated node: a disk, and a machine that is created anew at each start."""
 
 from collections import deque
 from collections.abc import Callable
@@ -19,7 +19,7 @@ __all__ = ["Node"]
 
 
 class _HotNode:
-    """What each step touches, together at the front of the object."""
+    """The fields that each step uses, together at the front of the object."""
 
     __slots__ = ("endings", "ends", "name", "odd", "step", "timers")
 
@@ -53,31 +53,31 @@ class Node(_HotNode):
         self.factory: Factory | Machine = factory
         self.disk = MemoryDisk()
         self.machine: Machine | None = None
-        self.step: Callable[[int, Any], list[Any]] = _dead
+        self.step: Callable[[int, Any], list[Any]] = _crashed
         self.incarnation = 0
-        self.speaks: tuple[str, ...] = ()  # protocols, as told to peers
+        self.speaks: tuple[str, ...] = ()  # the protocols that peers learn with PeerUp
         self.wall_base_ns = wall_ns  # wall clock = this + the world's clock
         self.paused = False
         self.busy = False  # computing, under a cost model
-        # True when an input may not simply be stepped: crashed, paused, or CPU costs something.
+        # True if inputs need special handling: crashed, paused, or there is a cost model.
         self.odd = True
         self.paths: dict[str, Path] = {}
         self.forget()
 
     def forget(self) -> None:
-        """Lose all that lives in memory."""
-        self.timers: dict[TimerKey, int] = {}  # key → order of the agenda's entry that counts
-        self.endings: dict[TimerKey, int] = {}  # the same, of ends of passes that are asked for
+        """Reset everything that is in memory."""
+        self.timers: dict[TimerKey, int] = {}  # key → order of the valid entry of the agenda
+        self.endings: dict[TimerKey, int] = {}  # the same for AtEndOfPass
         self.ends: dict[str, End] = {}  # peer → our end of the current session
         self.quiet_until: dict[str, int] = {}  # peer → when the next attempt may begin
         self.inbox: deque[Entry] = deque()  # arrived, not served yet
-        self.unfinished: list[Any] | None = None  # effects computed when the pause came
-        # Answers owed by the sync under way (None: none is), and by the one after it.
+        self.unfinished: list[Any] | None = None  # effects not performed when the pause began
+        # Answers after the sync under way (None: none is), and after the next one.
         self.syncing: list[Any] | None = None
         self.unsynced: list[Any] = []
 
     def start(self) -> None:
-        """Begin a new life on the same disk."""
+        """Create a machine, with the next incarnation, on the same disk."""
         assert self.machine is None
         self.incarnation += 1
         self.machine = machine = self._make()
@@ -86,7 +86,7 @@ class Node(_HotNode):
 
     def stop(self) -> None:
         self.machine = None
-        self.step = _dead
+        self.step = _crashed
         self.paused = self.busy = False
         self.odd = True
         self.forget()
@@ -98,7 +98,7 @@ class Node(_HotNode):
             rng = Random(f"{self.seed}/{self.name}/{self.incarnation}")
             return factory(NodeContext(self.name, rng, self.disk, self.incarnation))  # type: ignore[operator]
         if self.incarnation > 1:
-            raise UsageError(f"{self.name} was added as a machine: only a factory can restart")
+            raise UsageError(f"{self.name} was added as a machine: a restart needs a factory")
         return factory  # type: ignore[return-value]
 
 
@@ -106,5 +106,5 @@ def is_machine(value: Any) -> bool:
     return hasattr(value, "step") and not isinstance(value, type)
 
 
-def _dead(now_ns: int, inp: Any) -> list[Any]:
+def _crashed(now_ns: int, inp: Any) -> list[Any]:
     raise AssertionError("an input for a crashed node")

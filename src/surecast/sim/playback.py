@@ -1,17 +1,17 @@
-"""Recorded lives, lived again: the same inputs at the same times, and the effects compared.
+"""Replays recordings: gives machines the same inputs at the same times and compares the effects.
 
-Each recording (`core.record`) is one life of one node. Its machine is built anew, on a disk that
-holds what the recorded one found; every recorded input is given to it at the recorded time, and
-what it returns is compared with what was recorded. A recording names types and the function that
-builds its machine; the caller gives the tables in which these names are looked up. There is no
-network and no clock to simulate: what others sent, when timers fired and what became of writes are
-inputs and stand in the recording. Storage effects are performed on the simulated disk as soon as
-they are returned, compactions when they are answered, which is what the machine saw of the real
-one; where that differed, the recording says so.
+Each recording (`core.record`) is one run of one node, here called a life. Its machine is built
+anew, on a disk with the content that the recorded one had; it is stepped with every recorded input
+at the recorded time, and its effects are compared with the recorded ones. A recording names types
+and the function that builds its machine; the caller passes the tables in which these names are
+looked up. No network and no clock are simulated: messages, timers and results of writes are inputs
+and part of the recording. Storage effects are performed on the simulated disk as soon as they are
+returned, compactions when they are answered, as the machine saw it on the real disk; differences
+are part of the recording.
 
 Several recordings are merged by time. Each is placed by the wall clock of its `Start`, so that
-nodes of several processes can be told one after the other; a node's own steps keep their order. In
-the trace, time counts from the first step of all.
+nodes of several processes are in order; a node's own steps keep their order. In the trace, time
+counts from the first step of all.
 """
 
 import mmap
@@ -52,12 +52,12 @@ PROGRESS_STEPS = 5_000
 
 
 class Difference(msgspec.Struct):
-    """The first step whose effects were not the recorded ones."""
+    """The first step whose effects differ from the recorded ones."""
 
     node: str
     incarnation: int
     step: int  # of that life, from 1
-    now_ns: int  # as the machine was told
+    now_ns: int  # the argument of the machine's step
     inp: str
     recorded: list[str]  # types of the effects
     effects: list[str]  # ours, in full
@@ -70,17 +70,17 @@ class Difference(msgspec.Struct):
             f"  input      {self.inp}",
             f"  recorded   {', '.join(self.recorded) or 'no effects'}",
         ]
-        return "\n".join([*lines, *(f"  now        {one}" for one in self.effects or ["none"])])
+        return "\n".join([*lines, *(f"  now        {text}" for text in self.effects or ["none"])])
 
 
 class Played(msgspec.Struct):
-    """What came of it."""
+    """The result of `play`."""
 
     lives: dict[str, int] = {}  # node → how many of its lives were played
     steps: int = 0
     effects: int = 0
     span_ns: int = 0
-    unclosed: list[str] = []  # recordings that break off: their process was killed, or still runs
+    unclosed: list[str] = []  # recordings without an end: the process was killed, or still runs
     difference: Difference | None = None
 
 
@@ -93,18 +93,18 @@ def play(
 ) -> Played:
     """Play the recordings, up to the first difference. Damaged ones raise PeerError.
 
-    `types` (see `registry.recorded_types`) and `builds` are what recordings may name: types of
-    inputs and messages, and the functions that make machines of the recorded arguments.
-    `on_progress` is told now and then how many bytes have been played.
+    `types` (see `registry.recorded_types`) and `builds` are the names that recordings may use:
+    types of inputs and messages, and functions that build machines from the recorded arguments.
+    `on_progress` is called now and then with the number of bytes played.
     """
     lives = [Life(path, types, builds) for path in paths]
     played = Played(lives=dict(Counter(life.node for life in lives)))
-    # A process that was killed at once leaves a life without a step.
+    # A life without a step: its process was killed right after the start.
     origin_ns = min((life.origin_ns for life in lives if life.machine is not None), default=0)
     for at_ns, _, life, step in merge(*(life.timed(i) for i, life in enumerate(lives))):
         inp, effects, difference = life.step(step)
         if trace is not None:
-            _tell(trace, at_ns - origin_ns, life.node, inp, effects)
+            _record(trace, at_ns - origin_ns, life.node, inp, effects)
         played.steps += 1
         played.effects += len(effects)
         played.span_ns = max(played.span_ns, at_ns - origin_ns)
@@ -118,16 +118,16 @@ def play(
     return played
 
 
-def _tell(trace: Trace, at_ns: int, node: str, inp: Any, effects: list[Any]) -> None:
+def _record(trace: Trace, at_ns: int, node: str, inp: Any, effects: list[Any]) -> None:
     for carrier in (inp, *effects):
         if type(carrier) in (Received, Send):
-            trace.sizes.of(carrier.message)  # which is how a trace gets to know types of messages
+            trace.sizes.of(carrier.message)  # registers the message's type with the trace
     trace.record((at_ns, node, inp, effects))
     trace.pack_if_long()
 
 
 class Life:
-    """One recording and the machine that lives through it."""
+    """One recording, and the machine that is stepped with its inputs."""
 
     def __init__(self, path: Path, types: Types, builds: Mapping[str, Build]) -> None:
         self.path = path
@@ -157,18 +157,19 @@ class Life:
         if build is None:
             known = ", ".join(builds)
             raise PeerError(f"no machine {header.build!r} can be built here; there are: {known}")
-        # As both drivers seed it (`sim.node`).
+        # Seeded as by both drivers (`sim.node`).
         rng = Random(f"{header.seed}/{header.node}/{header.incarnation}")
         context = NodeContext(header.node, rng, self.disk, header.incarnation)
         try:
             return build(context, header.args)
-        except Exception as error:  # whatever: the arguments are the recording's
+        except Exception as error:  # of any kind: the recording's arguments may be anything
             raise PeerError(f"{header.build} cannot build {header.node}: {error!r}") from error
 
     def timed(self, order: int) -> Iterator[tuple[int, int, "Life", Step]]:
-        """The steps with their places in the run; the disk is brought up to date in between.
+        """Yield time, `order`, this life and the step of each recorded step, and update the disk
+        in between.
 
-        A step is fetched only when the one before it has been performed.
+        A step is fetched only after the previous one has been performed.
         """
         step, at_ns = self._first, self.origin_ns
         while step is not None:
@@ -186,29 +187,30 @@ class Life:
             if isinstance(item, Closed):
                 self.closed = True
             else:
-                self._find(item)
+                self._adjust(item)
         return None
 
-    def _find(self, item: Kept | Ends | Holed | Saved) -> None:
-        """The real disk showed this, by no effect that we have performed."""
+    def _adjust(self, item: Kept | Ends | Holed | Saved) -> None:
+        """Change the disk to what the real one showed, where this does not follow from effects."""
         disk = self.disk
         if isinstance(item, Kept):
             disk.append(item.log, [item.batch])
         elif isinstance(item, Holed):
             disk.skip(item.log, item.hi, "as recorded")
         elif isinstance(item, Saved):
-            if item.data is None:  # saving it for the first time had failed
+            if item.data is None:  # its first save had failed
                 disk.forget(item.name)
             else:
                 disk.save(item.name, item.data)
         elif item.end > disk.end(item.log):
-            raise PeerError(f"log {item.log.hex()[:8]} grew to {item.end} by itself")
+            raise PeerError(f"log {item.log.hex()[:8]} grew to {item.end} without an effect")
         else:
             disk.claim(item.log, item.scope)
             disk.truncate(item.log, item.end)
 
     def step(self, step: Step) -> tuple[Any, list[Any], Difference | None]:
-        """Live one step: its input, our effects, and how they differ from the recorded ones."""
+        """Perform one step. Returns its input, the machine's effects, and the Difference if they
+        are not the recorded ones."""
         assert self.machine is not None
         effects: list[Any] = []
         inp = self._input(step)
@@ -229,14 +231,16 @@ class Life:
         return inp, effects, difference
 
     def _input(self, step: Step) -> Any:
-        """The recorded input; an answer from the disk with the token our own effect had."""
+        """The recorded input; in an answer from the disk, with the token of our own effect."""
         inp = step.inp
         kind = type(inp)
         if kind not in ANSWERS:
             return inp
         token = self._tokens.pop(inp.token, self)
         if token is self:
-            raise PeerError(f"{self.path}: step {step.number} answers a storage effect not asked")
+            raise PeerError(
+                f"{self.path}: step {step.number} answers a storage effect that was not performed"
+            )
         if kind is StoreFailed:
             self.disk.drop(token)
             return StoreFailed(token, inp.reason)
@@ -253,7 +257,7 @@ class Life:
                 self._asked += 1
                 self._tokens[self._asked] = effect.token
             if kind in ASKING or kind is Truncate:
-                apply(disk, effect)  # it may refuse, as the real one did: behind a failed write
+                apply(disk, effect)  # may fail as on the real disk, after a failed write
                 disk.sync()
 
 
@@ -275,5 +279,5 @@ def _content(path: Path) -> Any:
     with path.open("rb") as file:
         if not path.stat().st_size:
             return b""
-        # Batches are views into it: what is not looked at is not read, and may be dropped again.
+        # Batches are views into the map: parts that are not used are not read from the disk.
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -1,9 +1,9 @@
-"""The end of a session: what one node has of its connection to another.
+"""The end of a session: the state that one node has of its connection to another.
 
-`odd` and `held` keep the common case fast; the world's loop looks at nothing else. `end.odd` is set
-whenever what an end has sent may not simply be handed over: not accepted yet, cut, mended a moment
-ago, closing, congested, or the other end is gone. `end.held` is set when a send may not simply be
-put under way: not up, closing, or over a path with loss or a bandwidth limit.
+`odd` and `held` keep the common case fast: the world's loop checks only these. `end.odd` is set if
+arriving messages of this end need special handling: it is not accepted yet, cut, just mended,
+closing, congested, or the other end is down. `end.held` is set if sends need special handling: the
+end is not up, is closing, or its path has loss or a bandwidth limit.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ OPENING, UP, DOWN = "opening", "up", "down"
 
 
 class Mark:
-    """Travels through a session like a message, for the network's own use."""
+    """A control message of the simulated network, which travels through a session."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -29,10 +29,11 @@ FIN = Mark("fin")
 
 
 Held = list[tuple[Any, int]]  # messages and their sizes
-NOTHING: Held = []  # shared by all ends that hold none, which is nearly all; never changed
+NOTHING: Held = []  # shared by all ends without held messages, which are most; never changed
 
 
 def add(held: Held, item: tuple[Any, int]) -> Held:
+    """Append to `held` or, if it is empty (and so may be NOTHING), return a new list."""
     if not held:
         return [item]
     held.append(item)
@@ -40,8 +41,8 @@ def add(held: Held, item: tuple[Any, int]) -> Held:
 
 
 class _HotEnd:
-    """What each message touches. The slots of a base class come first in memory: two cache lines
-    where a world of a thousand nodes would otherwise spend its time waiting for four."""
+    """The fields that each message uses. The slots of a base class come first in memory, so these
+    fill two cache lines instead of four; with a thousand nodes that matters."""
 
     __slots__ = ("delay_ns", "held", "jitter_ns", "last_ns", "odd", "peer", "queued")
 
@@ -81,18 +82,18 @@ class End(_HotEnd):
         self.begun = False  # the opener's handshake is under way
         self.closing = False
         self.odd = True
-        self.last_ns = 0  # when the last message put under way arrives
-        self.queued = 0  # bytes sent and not taken yet
+        self.last_ns = 0  # arrival time of the last message in flight
+        self.queued = 0  # bytes sent, but not yet processed by the peer
         self.congested = False
-        self.waiting = NOTHING  # to be put under way when up
-        self.after = NOTHING  # sent after Close
-        self.stalled = NOTHING  # was due while the path was cut
-        self.flowing = False  # mended: what is stalled, and what comes now, waits for `flow_ns`
+        self.waiting = NOTHING  # messages to send when up
+        self.after = NOTHING  # messages sent after Close
+        self.stalled = NOTHING  # messages that were due while the path was cut
+        self.flowing = False  # mended: stalled and new messages wait for `flow_ns`
         self.flow_ns = 0
-        self.cut = False  # as last seen of the path
-        self.missed = False  # the handshake came to a cut path
+        self.cut = False  # whether the path was cut at the last check
+        self.missed = False  # the handshake met a cut path
         self.watched = False  # one direction is cut: a timeout is running
-        self.watch = 0  # names the timeout that counts; raised to call it off
+        self.watch = 0  # number of the valid timeout; incremented to cancel it
         self.seen = self.phase  # when it was last checked against the state table
         self.follow()
 
@@ -111,17 +112,17 @@ class End(_HotEnd):
         """Assert what must hold after every transition."""
         assert self.other.other is self, "the two ends do not belong to each other"
         assert self.opener != self.other.opener, "both ends, or none, have opened it"
-        assert not self.after or self.closing, "something waits for the next session without Close"
-        assert self.queued >= 0, "more was taken than was sent"
+        assert not self.after or self.closing, "messages for the next session, but no Close"
+        assert self.queued >= 0, "more was processed than was sent"
         if self.state is UP:
-            assert not self.waiting, "up, and something waits for that"
-            assert self.held or not self.closing, "closing, and sends are put under way"
+            assert not self.waiting, "up, but messages wait for that"
+            assert self.held or not self.closing, "closing, but sends are not held"
         elif self.state is OPENING:
-            assert self.held, "not up, and sends are put under way"
+            assert self.held, "not up, but sends are not held"
             assert not self.opener or self.other.state is not UP, "accepted before it was opened"
 
     def follow(self) -> None:
-        """Bring in line with path and state what each send looks at."""
+        """Update the fields that each send uses from the path and the state."""
         self.delay_ns = self.path.delay_ns
         self.jitter_ns = self.path.jitter_ns
         self.held = self.state is not UP or self.closing or not self.path.plain

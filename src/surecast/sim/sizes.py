@@ -1,4 +1,4 @@
-"""How many bytes messages take on a simulated wire."""
+"""The sizes of messages on a simulated link."""
 
 from collections.abc import Callable
 from operator import attrgetter
@@ -16,13 +16,13 @@ _SCALARS = (int, float, bool, str, type(None))
 
 
 class Sizes:
-    """`of(message)`: its own `nbytes` if it has one, else 64 and the batches and buffers in it.
+    """`of(message)`: its own `nbytes` if it has one, else 64 plus the batches and buffers in it.
 
-    An enclosed message counts as much as one that is sent by itself.
+    An enclosed message counts as much as one that is sent separately.
     """
 
     def __init__(self) -> None:
-        self.sizers: dict[type, Callable[[Any], int]] = {}  # for each type met so far
+        self.sizers: dict[type, Callable[[Any], int]] = {}  # for each type seen so far
 
     def of(self, message: Any) -> int:
         kind = type(message)
@@ -33,7 +33,7 @@ class Sizes:
 
 
 def _sizer(kind: type) -> Callable[[Any], int]:
-    """How to weigh a type's messages; the plainer the type, the shorter the way."""
+    """A function for the size of a type's messages; simple types get a faster one."""
     if hasattr(kind, "nbytes"):  # a field or a property
         return attrgetter("nbytes")
     fields = _large_fields(kind)
@@ -79,7 +79,7 @@ def _payload(value: Any) -> int:
 
 
 def enclosed_bytes(enclosed: Enclosed) -> int:
-    """As much as the message by itself."""
+    """The size of the enclosed message, as if it were sent separately."""
     return _ENCLOSED.of(enclosed.message)
 
 

@@ -37,13 +37,13 @@ def mesh(
 ) -> Topology:
     """Every site joined to every other. `delays_ns[a, b]` (or [b, a]) overrides the delay."""
     links = _within(sites, within)
-    given = dict(delays_ns or {})
+    delays = dict(delays_ns or {})
     for a in sites:
         for b in sites:
             if a != b:
-                delay_ns = given.get((a, b), given.get((b, a), between.delay_ns))
+                delay_ns = delays.get((a, b), delays.get((b, a), between.delay_ns))
                 links[a, b] = msgspec.structs.replace(between, delay_ns=delay_ns)
-    for pair in given:
+    for pair in delays:
         if pair not in links:
             raise UsageError(f"a delay for {pair}, which are not two of the sites")
     return Topology(tuple(sites), links)
@@ -65,9 +65,9 @@ def star(sites: Sequence[str], between: Link = WAN, within: Link = LAN) -> Topol
 def _routed(
     sites: Sequence[str], hops: Mapping[tuple[str, str], int], between: Link, within: Link
 ) -> Topology:
-    """The network routes: a path of n hops is n times as long, and as wide as one.
+    """Links between all sites: n hops have n times the delay of one, and the same bandwidth.
 
-    A cut is between the sites it names; it does not cut the paths that lead through them.
+    A cut affects only the two sites it names, not other paths whose hops lead through them.
     """
     links = _within(sites, within)
     for pair, count in hops.items():

@@ -1,13 +1,13 @@
 """The record of a run: one row per input, effect and fault.
 
-While the world runs, a step costs one tuple: time, node, input, effects. Every so often the tuples
-are packed, all in one call, into MessagePack: a few hundred nanoseconds a step, and nothing of what
-happened is left out. The digest is a SHA-256 over the packed steps, so it depends on what happened
-and on nothing of the process it happened in.
+While the world runs, a step costs one tuple: time, node, input, effects. From time to time the
+tuples are packed into MessagePack, all in one call; this takes a few hundred nanoseconds per step
+and loses nothing. The digest is a SHA-256 over the packed steps, so it depends only on the run and
+not on the process.
 
-Rows are unfolded from the packed steps when somebody asks. `stream` names what a row is about: the
-first bytes of a stream or log in hex, or a timer's key, a token, the name of a state. `lo` and `hi`
-are positions; a timer that is set has its time in `lo`.
+Rows are decoded from the packed steps on request. `stream` is the subject of a row: the first bytes
+of a stream or log in hex, a timer's key, a token, or the name of a state. `lo` and `hi` are
+positions; for SetTimer, `lo` is the time.
 """
 
 import hashlib
@@ -30,14 +30,14 @@ COLUMNS = ("at_ns", "node", "kind", "type", "peer", "stream", "lo", "hi", "size"
 KINDS = ("input", "effect", "fault")
 INPUT, EFFECT, FAULT = KINDS
 
-STEPS_MAX = 100  # packed when so many have come together: while they are still in the CPU's cache
+STEPS_MAX = 100  # steps packed at a time: few enough to be still in the CPU's cache
 
 Row = tuple[int, str, str, str, str, str, int, int, int]
 Step = tuple[int, str, Any, Any]  # at_ns, node, input, effects; a fault's text, no effects
 
 
 class _Codes(dict[type, int]):
-    """Types by a number that depends on nothing but their name (`core.canon`)."""
+    """A number for each type that depends only on its name (`core.canon`)."""
 
     def __missing__(self, kind: type) -> int:
         self[kind] = number = crc32(name_of(kind).encode())
@@ -48,18 +48,18 @@ class _Codes(dict[type, int]):
 
 
 class Trace:
-    """`keep=False` keeps the digest and drops the rows: for long runs that are only compared."""
+    """The trace of a run. `keep=False` keeps only the digest: for long runs to be compared."""
 
     def __init__(self, keep: bool = True) -> None:
         self.keep = keep
-        self.sizes = Sizes()  # the world puts its own here: it knows all types of messages
+        self.sizes = Sizes()  # replaced by the world's, which has seen all types of messages
         self._steps: list[Step] = []
-        # Of each pack: steps, types of the inputs, of the effects, of what was emitted.
+        # Of each pack: steps, types of the inputs, of the effects, of the emitted events.
         self._packs: list[tuple[bytes, ...]] = []
         self._hashes = [hashlib.sha256() for _ in range(4)]
         self._codes = _Codes()
         self._count = 0
-        self.record = self._steps.append  # the world's loop calls it once a step
+        self.record = self._steps.append  # called by the world's loop, once per step
 
     # ------------------------------------------------------------ writing
 
@@ -71,7 +71,7 @@ class Trace:
             self.pack()
 
     def pack(self) -> None:
-        """Pack what was recorded; the world sees to it from time to time."""
+        """Pack the recorded steps; called by the world from time to time."""
         steps = self._steps
         if not steps:
             return
@@ -94,14 +94,14 @@ class Trace:
     # ------------------------------------------------------------ reading
 
     def __len__(self) -> int:
-        """How many rows there are, kept or not."""
+        """The number of rows, kept or not."""
         self.pack()
         return self._count
 
     def digest(self) -> str:
         """SHA-256, hex, of everything so far."""
         self.pack()
-        return hashlib.sha256(b"".join(one.digest() for one in self._hashes)).hexdigest()
+        return hashlib.sha256(b"".join(part.digest() for part in self._hashes)).hexdigest()
 
     def rows(self) -> Iterator[Row]:
         """All rows, in order."""
@@ -145,13 +145,13 @@ class Trace:
 
 # ---------------------------------------------------------------- packing
 
-# What marks batches and enclosed messages among packed values:
+# Marks of batches and enclosed messages among packed values:
 _BATCH = "batch"  # [_BATCH, lo, hi, nbytes, ...]
 _ENCLOSED = "enclosed"  # [_ENCLOSED, nbytes, message]
 
 
 def _pack_other(value: Any) -> Any:
-    """What MessagePack has no form for. The names of types are the same in every process."""
+    """Replace a value that MessagePack cannot represent, the same way in every process."""
     if isinstance(value, Batch):
         return (_BATCH, value.lo, value.hi, value.nbytes, value.kind, value.rows, value.body_crc)
     if isinstance(value, Enclosed):
@@ -159,14 +159,14 @@ def _pack_other(value: Any) -> Any:
     return name_of(type(value))
 
 
-# Sets come out sorted: their own order is not the same in every process.
+# Sorts sets: their order differs between processes.
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_pack_other, order="deterministic")
 _UNSORTED = msgspec.msgpack.Encoder()
 _UNPACKABLE = (OverflowError, TypeError, ValueError, RecursionError)
 
 
 def _encode(steps: list[Step]) -> bytes:
-    """The steps one after the other, with nothing around them: packs can be joined."""
+    """The encoded steps without an array header, so that packs can be concatenated."""
     try:
         packed = _ENCODER.encode(steps)
     except _UNPACKABLE:
@@ -177,17 +177,17 @@ def _encode(steps: list[Step]) -> bytes:
 def _encode_one(step: Step) -> bytes:
     try:
         return _ENCODER.encode(step)
-    except _UNPACKABLE:  # it may hold a dict whose keys are not text: these are not sorted
+    except _UNPACKABLE:  # it may hold a dict whose keys are not text; these cannot be sorted
         try:
             return _UNSORTED.encode(_unfolded(step))
-        except _UNPACKABLE:  # numbers that no decoder would have let through
-            # The types alone, which `pack` notes: a text might differ from process to process.
+        except _UNPACKABLE:  # for example numbers that are too large
+            # Only the types, which `pack` notes: a repr might differ between processes.
             at_ns, node, _, effects = step
             return _ENCODER.encode((at_ns, node, {}, [{} for _ in effects]))
 
 
 def _unfolded(value: Any) -> Any:
-    """What the encoder would make of a value, except that dicts keep their order."""
+    """The value as the encoder would represent it, except that dicts keep their order."""
     if isinstance(value, msgspec.Struct):
         config = value.__struct_config__
         fields = {name: _unfolded(getattr(value, name)) for name in value.__struct_fields__}
@@ -237,7 +237,7 @@ def _fields(kind: type, value: Any) -> dict[str, Any]:
     names = getattr(kind, "__struct_fields__", ())
     if not isinstance(value, list) or len(value) < len(names):
         return {}
-    return dict(zip(names, value[len(value) - len(names) :], strict=True))  # behind the tag
+    return dict(zip(names, value[len(value) - len(names) :], strict=True))  # after the tag
 
 
 def _tag(packed: Any) -> str:
@@ -247,7 +247,7 @@ def _tag(packed: Any) -> str:
 
 
 def _payload(value: Any) -> int:
-    """What `Sizes` says, from packed values."""
+    """The size that `Sizes` computes, but from a packed value."""
     if _is_batch(value):
         return int(value[3])
     if isinstance(value, list) and len(value) == 3 and value[0] == _ENCLOSED:
@@ -266,7 +266,7 @@ def _is_batch(value: Any) -> bool:
 
 
 def _span(fields: dict[str, Any]) -> tuple[str, int, int]:
-    """Which stream (or log, timer, token, state), and which positions."""
+    """The stream (or log, timer, token, state), and the positions."""
     about = next((fields[n] for n in ("log", "stream", "key", "name", "token") if n in fields), "")
     if isinstance(about, bytes):
         about = about[:4].hex()

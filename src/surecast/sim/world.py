@@ -1,4 +1,4 @@
-"""The world of a simulation: a clock, nodes, what joins them, and what goes wrong.
+"""The world of a simulation: a clock, nodes, links and faults.
 
     world = World(seed=7, link=Link(delay_ns=5 * MS, loss=0.3), trace=Trace())
     world.add("p", lambda ctx: Publisher(config))
@@ -6,9 +6,9 @@
     world.call(1 * SECOND, lambda w: w.crash("p"))
     world.run(until_ns=5 * SECOND)
 
-Everything random comes from generators seeded by (seed, purpose), and nothing iterates a set: a
-seed gives the same run in every process. `loop.py` is what runs; here is what builds a world and
-what breaks it.
+Everything random comes from generators seeded by (seed, purpose), and nothing iterates over a set:
+a seed gives the same run in every process. `loop.py` runs the world; this module builds it and
+injects faults.
 """
 
 from collections.abc import Callable
@@ -28,11 +28,11 @@ from surecast.storage.memory import MemoryDisk
 
 __all__ = ["World"]
 
-WALL_NS = 1_750_000_000 * SECOND  # where wall clocks begin unless told otherwise
+WALL_NS = 1_750_000_000 * SECOND  # the default start of wall clocks
 
 
 class World(Loop):
-    """A deterministic simulation. The parts with knobs are `network` and `disks`."""
+    """A deterministic simulation. Time-outs and delays are attributes of `network` and `disks`."""
 
     # ------------------------------------------------------------ building
 
@@ -45,7 +45,7 @@ class World(Loop):
         the node cannot be restarted.
         """
         if name in self.nodes or not name or name == "*":
-            raise UsageError(f"cannot add a node {name!r}: the name is taken or no name")
+            raise UsageError(f"cannot add a node {name!r}: the name is in use or not valid")
         if not site and "/" in name:
             site = name.split("/", 1)[0]
         node = Node(name, site, self.seed, factory, wall_ns)
@@ -55,7 +55,7 @@ class World(Loop):
         self._start(node)
 
     def at(self, at_ns: int, name: str, inp: Any) -> None:
-        """Give a node an input at a time, whichever life it lives then; lost if it lives none."""
+        """Give a node an input at a time, in any incarnation; lost if the node is down then."""
         self.agenda.push(max(at_ns, self.now_ns), INPUT, self._node(name), None, inp)
 
     def call(self, at_ns: int, fn: Callable[["World"], Any]) -> None:
@@ -95,7 +95,7 @@ class World(Loop):
     # ------------------------------------------------------------ links
 
     def set_link(self, a: str, b: str, link: Link, *, two_way: bool = True) -> None:
-        """Join nodes or sites by `link`; the base that mending goes back to."""
+        """Join nodes or sites by `link`; `mend` restores this link."""
         for x, y in _directions(a, b, two_way):
             self.network.wiring.set_link(x, y, link)
         self.network.rewire(self.now_ns)
@@ -134,7 +134,7 @@ class World(Loop):
     # ------------------------------------------------------------ nodes' faults
 
     def crash(self, name: str, *, lose_unsynced: bool = True) -> None:
-        """End a node's life. Of what was not synced, a random prefix survives."""
+        """Crash a node. A random prefix of its unsynced changes survives."""
         node = self._node(name)
         if node.machine is None:
             return
@@ -150,7 +150,7 @@ class World(Loop):
             self._start(node)
 
     def reset_sessions(self, name: str) -> None:
-        """Break a node's sessions; what was under way in them is lost. They may open anew."""
+        """Break a node's sessions; messages in flight in them are lost. New ones may be opened."""
         self._fault(name, "reset")
         self.network.reset_all(self.now_ns, self._node(name))
 
@@ -170,7 +170,7 @@ class World(Loop):
             self.agenda.push(self.now_ns, CALL, self._catch_up, (node, node.incarnation))
 
     def jump_clock(self, name: str, delta_ns: int) -> None:
-        """Step a node's wall clock; the time machines run by is not moved."""
+        """Step a node's wall clock; `now_ns`, which machines use for timers, is not changed."""
         node = self._node(name)
         self._fault(name, f"clock {delta_ns:+}")
         node.wall_base_ns += delta_ns
@@ -179,7 +179,7 @@ class World(Loop):
             self.agenda.push(self.now_ns, INPUT, node, node.incarnation, inp)
 
     def fail_disk(self, name: str, reason: str) -> None:
-        """`disk(name).fail(reason)`, on the record."""
+        """`disk(name).fail(reason)`, recorded in the trace."""
         self._fault(name, f"disk {reason}")
         self.disk(name).fail(reason)
 
@@ -194,11 +194,11 @@ class World(Loop):
         node.disk.wipe()
 
     def copy_disk(self, name: str) -> None:
-        """Keep a copy of what a node's disk holds now, for `roll_back`."""
+        """Keep a copy of a node's disk, for `roll_back`."""
         self._copies[name] = self._node(name).disk.copy()
 
     def roll_back(self, name: str) -> bool:
-        """Put the last copy in the place of a crashed node's disk; False if there is none."""
+        """Replace the content of a crashed node's disk by the last copy; False if there is none."""
         node = self._crashed(name)
         copy = self._copies.get(name)
         if copy is None:
@@ -210,10 +210,10 @@ class World(Loop):
     def damage(self, name: str, kind: str, rng: Random, share: float = 1.0) -> bool:
         """Damage the disk of a crashed node; False if there is nothing to damage.
 
-        "record": a position in the first `share` of a log cannot be read. "segment": neither can
-        some more, of several logs.
-        "journal": the newest changes are gone (as of the last copy), which the disk knows.
-        "manifest": all states are gone, which it knows as well.
+        "record": one position in the first `share` of a log cannot be read.
+        "segment": up to 50 such positions cannot be read, in each of several logs.
+        "journal": changes since the last copy are lost, and the state DAMAGE says so.
+        "manifest": all states are lost, and the state DAMAGE says so.
         """
         disk = self._crashed(name).disk
         failing, disk.failing = disk.failing, ""  # damage needs no room
@@ -264,7 +264,7 @@ class World(Loop):
         node.start()
         if self.validate and node.machine is not None:
             step = watched(node.machine, self.met)
-            if node.step == node.machine.step:  # else somebody else looks on, such as a recorder
+            if node.step == node.machine.step:  # else it is wrapped already, as by a recorder
                 node.step = step
         node.odd = self.costs is not None
         start = Start(self.wall_ns(node.name), node.incarnation)

@@ -1,25 +1,25 @@
-"""Where logs live.
+"""Storage of logs and small states, in memory and on disk.
 
-memory.py          logs and small states in memory, and what a crash leaves of them
-store.py           what a driver needs of a disk; the disk that is only memory
-segments.py        the store of a real node: a journal for what is new, segments for what is not
+memory.py          the disk of a simulated node, with crashes
+store.py           the interface between drivers and stores; the store that is only memory
+segments.py        the store of a real node: a journal for new batches, segments for older ones
 config.py          its bounds
-recovery.py        how it is opened, whatever is damaged
-check.py           reading all segments once
-salvage.py         what can still be read of damaged ones
-frames.py          frames in a file, some of which may be damaged
-ends.py            the mark: how far the journal went
-journal_writer.py  the thread that writes the journal, with one sync for all that waits
-journal_file.py    its file
-records.py         the records in it
+recovery.py        opening a store, with or without damage
+check.py           checking all segments
+salvage.py         reading damaged segments
+frames.py          reading frames of a file, some of which may be damaged
+ends.py            the mark: how much of the journal is acknowledged
+journal_writer.py  the thread that writes the journal, with one sync per group of records
+journal_file.py    a file of the journal
+records.py         the records of the journal
 mover.py           moves from the journal to segments, and compactions
-plan.py            what a move takes along
-background.py      the thread that does these
-segment_disk.py    what machines read of it
+plan.py            which pieces a move writes
+background.py      the thread for moves and compactions
+segment_disk.py    what machines read of a store
 extents.py         pieces of logs in segments
-segment_file.py    a segment's file
+segment_file.py    the file of a segment
 manifest.py        which segments make up each log
-folder.py          the directory they are all in
-modes.py           who may read its files
-inspect.py         looking at such a directory from outside
+folder.py          the directory of a store
+modes.py           permissions of its files
+inspect.py         reading such a directory without opening the store
 """

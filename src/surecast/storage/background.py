@@ -1,4 +1,4 @@
-"""The thread that moves and compacts: one job at a time, in slices that leave others their turn."""
+"""The thread for moves and compactions: one job at a time, with pauses for other threads."""
 
 import threading
 import time
@@ -8,15 +8,15 @@ from typing import Any, Final
 
 __all__ = ["Background", "Closing"]
 
-# Between slices of work. A thread that only lets go of the interpreter gets it back before a
-# waiting one is awake; one that sleeps does not.
+# Pause between slices of work. A thread that only releases the interpreter's lock gets it back
+# before a waiting thread is awake; a thread that sleeps does not.
 _BREATH_S: Final = 0.0001
 
-Work = Callable[[Callable[[], None]], Any]  # given `breathe`, to be called between slices
+Work = Callable[[Callable[[], None]], Any]  # gets `breathe`, to be called between slices
 
 
 class Closing(Exception):
-    """The store is closed: work under way is given up."""
+    """Raised in a job when the store is closed, to end it."""
 
 
 class Background:
@@ -30,18 +30,19 @@ class Background:
         self._thread.start()
 
     def put(self, what: Any, work: Work) -> None:
-        """Do `work`; `take` gives `what` back, with what it returned or raised."""
+        """Run `work` in the thread; then `take` returns `what` with its result or exception."""
         with self._work:
             self._jobs.append((what, work))
             self._work.notify()
 
     def tell(self, what: Any, result: Any) -> None:
-        """As if the work had been done, with this result."""
+        """Add a result for `what` without running any work."""
         with self._work:
             self._results.append((what, result))
         self._wake()
 
     def take(self) -> list[tuple[Any, Any]]:
+        """The results since the last call: each `what`, with what its work returned or raised."""
         with self._work:
             results, self._results = self._results, []
             return results
@@ -70,8 +71,9 @@ class Background:
             except Closing:
                 return
             except Exception as problem:
-                problem.__cause__ = problem.__context__ = None  # they keep what they have seen
+                # These would keep references to pieces, and so segments in use.
+                problem.__cause__ = problem.__context__ = None
                 result = problem.with_traceback(None)
-            del work  # what it refers to must not outlive it here
+            del work  # it refers to pieces, too
             self.tell(what, result)
             del what, result

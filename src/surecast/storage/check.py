@@ -1,8 +1,8 @@
-"""Reading all segments of a folder once, to see whether they hold what was written to them.
+"""Reads all segments of a folder once and compares their checksums.
 
-The files are read with `pread` and not through memory maps: a sector that cannot be read is then an
-error that can be reported, and no signal that ends the process. Checksums and reads release the
-interpreter's lock, so a few threads do this, each with one buffer.
+The files are read with `pread` and not through memory maps: an unreadable sector then raises an
+error, instead of a signal that ends the process. Checksums and reads release the interpreter's
+lock, so a few threads share the work, each with one buffer.
 """
 
 import os
@@ -20,17 +20,17 @@ __all__ = ["Checked", "Progress", "check_segments", "is_there"]
 
 _BUFFER_BYTES: Final = 1 << 20
 _THREADS_MAX: Final = 4
-_ALONE_BYTES_MAX: Final = 32 << 20  # less than this is not worth threads
+_ALONE_BYTES_MAX: Final = 32 << 20  # below this, threads are not worth it
 
-Progress = Callable[[int, int], None]  # bytes read, of so many
+Progress = Callable[[int, int], None]  # bytes read, bytes in all
 
 
 class Checked(NamedTuple):
-    """What is wrong with a segment's file."""
+    """The result of checking a segment's file."""
 
     missing: bool
-    problem: Damaged | None  # the whole: header, directory or footer does not match
-    runs: dict[int, str]  # "index" or "frames": what of these does not match
+    problem: Damaged | None  # header, directory or footer does not match
+    runs: dict[int, str]  # damaged runs, with the part that does not match: "index" or "frames"
 
 
 class _Counter:
@@ -49,7 +49,8 @@ class _Counter:
 def check_segments(
     folder: Paths, numbers: Sequence[int], on_progress: Progress
 ) -> dict[int, Checked]:
-    """Every byte of these is read. StorageError: one cannot be read, or is of a later version."""
+    """Read every byte of these segments; the result of each by number. Raises StorageError if one
+    cannot be read, or is of a later version."""
     sizes = {number: _size(folder, number) for number in numbers}
     total = sum(sizes.values())
     counter = _Counter(total, on_progress)
@@ -57,12 +58,12 @@ def check_segments(
         return {number: _check(folder, number, counter) for number in numbers}
     threads = min(_THREADS_MAX, len(numbers), os.cpu_count() or 1)
     with ThreadPoolExecutor(threads, "check") as pool:
-        found = pool.map(lambda number: _check(folder, number, counter), numbers)
-        return dict(zip(numbers, found, strict=True))
+        checked = pool.map(lambda number: _check(folder, number, counter), numbers)
+        return dict(zip(numbers, checked, strict=True))
 
 
 def is_there(folder: Paths, number: int) -> Checked:
-    """Only whether the file exists."""
+    """A result that only says whether the file exists."""
     return Checked(not folder.segment(number).exists(), None, {})
 
 
@@ -95,7 +96,8 @@ def _check(folder: Paths, number: int, counter: _Counter) -> Checked:
 
 
 def _read_ahead(file: int) -> None:
-    """What `Mapped` looks at: if that cannot be read, it is an error here, and no signal there."""
+    """Read the parts that `Mapped` accesses: an unreadable sector then raises an error here,
+    instead of a signal there."""
     size = os.fstat(file).st_size
     footer = os.pread(file, 32, max(size - 32, 0))
     os.pread(file, 32, 0)

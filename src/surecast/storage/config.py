@@ -1,4 +1,4 @@
-"""What a node keeps on its disk, how surely, and how much of it in memory."""
+"""Configuration of a node's store: durability, sizes and memory."""
 
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -9,7 +9,7 @@ from surecast.storage.modes import FILE, FOLDER, GROUP_FILE, GROUP_FOLDER
 
 __all__ = ["LOG_LIMITS", "StorageConfig"]
 
-# What is read back was accepted once, by whatever limits held then.
+# Wide limits: stored batches were accepted earlier, possibly under larger limits than today's.
 LOG_LIMITS: Final = Limits(
     frame_bytes_max=(1 << 32) - 1, control_bytes_max=1 << 20, batch_rows_max=(1 << 31) - 1
 )
@@ -19,16 +19,16 @@ LOG_LIMITS: Final = Limits(
 class StorageConfig:
     """`[storage]` in TOML."""
 
-    sync: Literal["data", "none"] = "data"  # "none": a power cut may take what was acknowledged
+    sync: Literal["data", "none"] = "data"  # "none": a power cut may lose acknowledged events
     journal_bytes_max: int = 64 << 20  # then its batches move to segments; bounds memory
-    backlog_bytes_max: int = 256 << 20  # in journals not moved yet; more waits for the move
-    segment_bytes_max: int = 256 << 20  # of one file; a move of more makes several
-    queue_bytes_max: int = 256 << 20  # waiting to be written; more is refused as by a full disk
-    inline_bytes_max: int = 1 << 20  # a compaction's result; larger ones get a segment at once
-    run_bytes_min: int = 1 << 20  # a log's runs in segments are joined until they are as large
-    maps_max: int = 256  # segments mapped, and so files open, at a time
-    memory_bytes_max: int = 4 << 30  # of a node without a data folder; then it is a full disk
-    check: Literal["all", "none"] = "all"  # when opened; "none": damage is found when it is read
+    backlog_bytes_max: int = 256 << 20  # in journals not moved yet; above it, writes wait
+    segment_bytes_max: int = 256 << 20  # of one file; a larger move writes several files
+    queue_bytes_max: int = 256 << 20  # waiting to be written; above it, writes fail as if full
+    inline_bytes_max: int = 1 << 20  # a compaction's result; a larger one gets its own segment
+    run_bytes_min: int = 1 << 20  # a log's runs in segments are joined until they are this large
+    maps_max: int = 256  # segments mapped at a time, and so files open
+    memory_bytes_max: int = 4 << 30  # of a node without a data folder; above it, the disk is full
+    check: Literal["all", "none"] = "all"  # at start; "none": damage is found when data is read
     group_read: bool = False  # let the folder's group read it, for Spark executors of another user
 
     @property

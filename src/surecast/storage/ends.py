@@ -1,16 +1,17 @@
-"""The mark: how far the journal went, written down outside the journal.
+"""The mark: how much of the journal is acknowledged, stored outside the journal.
 
-A journal that lost its last records reads like one that never had them. So the file `ends` says
-which journal is written to, and how much of it has been acknowledged. Less than that is damage.
+A journal that lost its last records cannot be distinguished from one that never had them. So the
+file `ends` holds which journal is written to, and how much of it has been acknowledged. A shorter
+journal is damaged.
 
 The mark is written in place after every group of records, without a sync of its own. A killed
 process leaves the exact mark. A crash of the system may leave an older one, which claims less. It
 never leaves one that claims too much, because the journal is synced before the mark is written.
-(With `sync = "none"` it may: then the system has lost what was acknowledged, which is what the mark
-is for.) The mark is synced when a store is opened and closed and when the journal goes on in a new
+(With `sync = "none"` it can; then the system has lost acknowledged records, and the mark reveals
+it.) The mark is synced when a store is opened and closed and when the journal continues in a new
 file.
 
-    slot        at 0 and at 4096, written in turns, so that a torn write leaves the older one:
+    slot        at 0 and at 4096, written alternately, so that a torn write leaves the older one:
                 magic, 4 zeros, number of writes, journal, size, incarnation, CRC-32, 4 zeros
 """
 
@@ -37,13 +38,13 @@ _STRIDE: Final = 4096  # no sector holds both slots
 
 
 class Mark(NamedTuple):
-    writes: int  # of marks so far; the slot with the higher number is the newer
-    journal: int  # that was written to
-    size: int  # of it, that was acknowledged
+    writes: int  # marks written so far; the slot with the higher number is the newer
+    journal: int  # the number of the journal being written
+    size: int  # its acknowledged bytes
     incarnation: int  # of the node
 
 
-NEW: Final = Mark(2, 1, 0, 0)  # of a store in which nothing was ever written
+NEW: Final = Mark(2, 1, 0, 0)  # the mark of a store without any record
 
 
 def read_mark(path: Path) -> Mark | None:
@@ -74,7 +75,8 @@ class MarkFile:
     """The file `ends`, open for writing. `incarnation` goes into every mark from now on."""
 
     def __init__(self, folder: Folder, last: Mark | None) -> None:
-        """Made if it is not there; then it is on disk before any journal is."""
+        """Open the file. If it is missing (`last` is None), create and sync it before any journal
+        exists."""
         self.incarnation = last.incarnation if last is not None else 0
         self._path = folder.ends
         self._writes = last.writes if last is not None else 0
@@ -95,7 +97,7 @@ class MarkFile:
             raise StorageError(f"cannot write {self._path}: {problem}") from problem
 
     def write(self, journal: int, size: int) -> None:
-        """Claim that so much of `journal` is there. An older mark does no harm: no error."""
+        """Claim `size` bytes of `journal`. A failure is only logged: an older mark is harmless."""
         try:
             self._put(journal, size)
         except OSError as problem:

@@ -1,11 +1,12 @@
-"""Extents: pieces of a log that lie in segments, and the segments that are there.
+"""Extents: pieces of logs in segments; and the set of segments in use.
 
-An extent is a run of a segment, or a part of one that begins and ends with a batch. A log holds
-extents as it holds batches; what of them is in memory is no more than where they are.
+An extent is a run of a segment, or a part of a run that begins and ends with a batch. A log holds
+extents as it holds batches; in memory is only where they are.
 
-A segment's file may go when no extent refers to it any more: no log's, no manifest's, none of a
-move or compaction under way. Python counts that; the last extent's end puts the segment's number on
-`Shelf.gone`. Batches read before hold the memory map and may be read on.
+A segment's file may be removed when no extent refers to it any more: of a log, of the manifest, or
+of a move or compaction under way. Python's reference counts track this; when the last extent is
+freed, the segment's number is put on `Shelf.gone`. Batches that were read before hold the memory
+map and stay readable.
 """
 
 from collections import OrderedDict, deque
@@ -22,43 +23,43 @@ from surecast.storage.segment_file import Mapped, Numbers
 
 __all__ = ["Extent", "Segment", "Shelf"]
 
-_LOOK_AHEAD: Final = 64  # entries of an index taken at a time
+_LOOK_AHEAD: Final = 64  # entries of an index converted at a time
 
 
 class Shelf:
-    """All segments in use; those looked at last are mapped."""
+    """All segments in use, of which the most recently read ones are mapped."""
 
     def __init__(self, folder: Paths, maps_max: int) -> None:
         self.folder = folder
-        self.gone: deque[int] = deque()  # numbers of segments that nobody refers to
+        self.gone: deque[int] = deque()  # numbers of segments without references
         self._maps_max = maps_max
         self._segments: WeakValueDictionary[int, Segment] = WeakValueDictionary()
         self._maps: OrderedDict[int, Mapped] = OrderedDict()
-        self._lock = Lock()  # the loop reads, and so do moves and compactions in a thread
+        self._lock = Lock()  # the loop reads, and a thread for moves and compactions
 
     def segment(self, number: int) -> "Segment":
-        found = self._segments.get(number)
-        if found is None:
-            found = self._segments[number] = Segment(self, number)
-        return found
+        segment = self._segments.get(number)
+        if segment is None:
+            segment = self._segments[number] = Segment(self, number)
+        return segment
 
     def mapped(self, number: int) -> Mapped:
         with self._lock:
-            found = self._maps.get(number)
-            if found is None:
-                found = self._maps[number] = Mapped(self.folder.segment(number), number)
+            mapped = self._maps.get(number)
+            if mapped is None:
+                mapped = self._maps[number] = Mapped(self.folder.segment(number), number)
                 if len(self._maps) > self._maps_max:
                     self._maps.popitem(last=False)
             else:
                 self._maps.move_to_end(number)
-            return found
+            return mapped
 
     def take_gone(self) -> list[int]:
         """Segments that may be removed."""
         taken = []
         while self.gone:
             number = self.gone.popleft()
-            if number not in self._segments:  # else somebody refers to it again
+            if number not in self._segments:  # else there is a new reference to it
                 taken.append(number)
         with self._lock:
             for number in taken:
@@ -67,7 +68,7 @@ class Shelf:
 
 
 class Segment:
-    """Alive as long as an extent refers to it."""
+    """A segment in use; freed with the last extent that refers to it."""
 
     __slots__ = ("__weakref__", "number", "shelf")
 
@@ -92,17 +93,17 @@ class Extent:
         self.lo = lo
         self.hi = hi
         self.nbytes = nbytes
-        self.time_max = time_max  # no batch of it is later
+        self.time_max = time_max  # no batch of it has a later time
 
     def __repr__(self) -> str:
         return f"Extent([{self.lo}, {self.hi}) in segment {self.segment.number} run {self.run})"
 
     def row(self) -> tuple[int, int, int, int, int, int]:
-        """As it stands in a manifest."""
+        """The extent as a row of the manifest."""
         return self.segment.number, self.run, self.lo, self.hi, self.nbytes, self.time_max
 
     def located(self, lo: int, hi: int) -> Iterator[tuple[int, Batch]]:
-        """Offset and batch of all batches with a position in [lo, hi); their checksums hold."""
+        """Offset and batch of all batches with a position in [lo, hi). Checksums are verified."""
         mapped, los, offsets, *_ = self._index()
         first, last = self._places(los, lo, hi)
         for start in range(first, last, _LOOK_AHEAD):
@@ -136,13 +137,13 @@ class Extent:
             return None
         _, los, _, times, _ = self._index()
         first, last = self._places(los, lo, hi)
-        late = times[first:last] >= time_ns  # all of them: void ranges may carry no time
+        late = times[first:last] >= time_ns  # no binary search: void ranges may have no time
         if not late.any():
             return None
         return max(int(los[first + int(late.argmax())]), lo, self.lo)
 
     def summary(self) -> tuple[int, int, int, int]:
-        """Batches, rows, first and last time: all from the index."""
+        """Number of batches, number of rows, first and last time, all from the index."""
         _, los, _, times, rows = self._index()
         some = slice(*self._places(los, self.lo, self.hi))
         count, live = len(times[some]), int(rows[some].sum())
@@ -153,7 +154,8 @@ class Extent:
         return mapped, *mapped.index(mapped.run(self.run), self.run)
 
     def _places(self, los: Numbers, lo: int, hi: int) -> tuple[int, int]:
-        """Which of the run's batches have a position in [lo, hi) and in this extent."""
+        """The first and last index of the run's batches with a position in [lo, hi) of this
+        extent."""
         lo, hi = max(lo, self.lo), min(hi, self.hi)
         if lo >= hi:
             return 0, 0

@@ -1,13 +1,13 @@
-"""The directory of a store: its lock, its files' names, and what it takes to keep a change in it.
+"""The directory of a store: its lock, the names of its files, and durable changes to it.
 
     lock                 held by the process that uses the directory
-    journal-0000000001   effects, in the order they were asked for
+    journal-0000000001   effects, in their order
     segment-0000000001   batches that have left the journal
-    manifest             which segments make up each log, and which journal goes on from there
-    ends                 how far the journal went
+    manifest             which segments make up each log, and which journal follows
+    ends                 how much of the journal is acknowledged
 
-Everything that changes the directory goes through the functions of `os`, one by one: tests let each
-of them fail, or be the last before a crash.
+Every change of the directory is a single call of a function of `os`: tests let each of them fail,
+or be the last before a crash.
 """
 
 import errno
@@ -25,7 +25,7 @@ from surecast.storage.config import StorageConfig
 
 __all__ = ["FULL", "Damaged", "Folder", "Paths", "is_later", "write_all"]
 
-FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # there is no room, and may be later
+FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no room now; there may be some later
 _WRITE_BUFFERS_MAX: Final = 512  # in one writev; the system's limit is 1024
 _NAME: Final = re.compile(r"(journal|segment)-(\d{10,19})")
 
@@ -34,17 +34,17 @@ class Damaged(StorageError):
     """A file, or a part of one, does not hold what was written to it."""
 
 
-def is_later(found: bytes, magic: bytes) -> bool:
-    """Whether a file that opens with `found` seems to be of a later version of the format.
+def is_later(opening: bytes, magic: bytes) -> bool:
+    """Whether a file that begins with `opening` seems to be of a later version of the format.
 
-    All magics end in a byte for the version. Callers ask this after they have made sure that a few
-    flipped bits are not the explanation.
+    All magics end in a byte for the version. Callers first rule out a few flipped bits as the
+    explanation.
     """
-    return found[:3] == magic[:3] and len(found) >= 4 and found[:4] != magic
+    return opening[:3] == magic[:3] and len(opening) >= 4 and opening[:4] != magic
 
 
 class Paths:
-    """Where in a directory things are."""
+    """The paths of the files in a store's directory."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).absolute()
@@ -64,13 +64,14 @@ class Paths:
         return self.path / "ends"
 
     def numbers(self, kind: str) -> list[int]:
-        """Of the journals, or segments, that are there, in order."""
-        found = (_NAME.fullmatch(name) for name in os.listdir(self.path))
-        return sorted(int(match[2]) for match in found if match is not None and match[1] == kind)
+        """The numbers of the existing journals or segments, in order."""
+        matches = (_NAME.fullmatch(name) for name in os.listdir(self.path))
+        return sorted(int(match[2]) for match in matches if match is not None and match[1] == kind)
 
 
 class Folder(Paths):
-    """Opened by the constructor: made if need be, and locked against other processes."""
+    """An open directory: the constructor creates it if necessary and locks it against other
+    processes."""
 
     def __init__(self, path: str | os.PathLike[str], config: StorageConfig | None = None) -> None:
         super().__init__(path)
@@ -91,10 +92,10 @@ class Folder(Paths):
                 f"cannot open {self.path}: it is in use by process {holder or 'unknown'}; "
                 "stop that one first, or give this one a directory of its own"
             ) from problem
-        with suppress(OSError):  # only to be told: a full disk is no reason not to open
+        with suppress(OSError):  # only for error messages: must not fail on a full disk
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, b"%d\n" % os.getpid(), 0)
-        # An earlier version, or another setting, may have made them.
+        # They may have been created by an earlier version, or with another setting.
         modes.set_mode(self.path, config.folder_mode)
         for old in (self.manifest, *self._files("journal"), *self._files("segment")):
             modes.set_mode(old, self.file_mode)
@@ -106,7 +107,7 @@ class Folder(Paths):
         os.close(self._lock)
 
     def sync(self) -> None:
-        """What was created, renamed and removed stays so."""
+        """Make creations, renames and removals of files durable."""
         sync_directory(self.path)
 
 
@@ -119,7 +120,7 @@ def sync_directory(path: Path) -> None:
 
 
 def _make(path: Path, mode: int) -> None:
-    """With those above it, each entered in its own for good."""
+    """Create a folder and its missing parents, each synced in its own parent."""
     if not path.is_dir():
         _make(path.parent, mode)
         path.mkdir(mode, exist_ok=True)
@@ -128,17 +129,17 @@ def _make(path: Path, mode: int) -> None:
 
 
 def write_all(file: int, buffers: list[Buffer]) -> tuple[int, OSError | None]:
-    """Write all of them; how many bytes that were, and what came in the way."""
+    """Write all buffers. Returns how many bytes were written, and the error if not all."""
     written = 0
     try:
         for at in range(0, len(buffers), _WRITE_BUFFERS_MAX):
-            some = buffers[at : at + _WRITE_BUFFERS_MAX]
-            count = os.writev(file, some)
+            group = buffers[at : at + _WRITE_BUFFERS_MAX]
+            count = os.writev(file, group)
             written += count
-            rest = memoryview(b"".join(some))[count:] if count < sum(map(len, some)) else b""
+            rest = memoryview(b"".join(group))[count:] if count < sum(map(len, group)) else b""
             while rest:
                 count = os.write(file, rest)
-                if not count:  # no system should; a loop without end is worse than an error
+                if not count:  # unexpected; avoids an endless loop
                     raise OSError(errno.ENOSPC, "nothing could be written")
                 written += count
                 rest = rest[count:]

@@ -1,9 +1,9 @@
-"""Frames in a file, some of which may be damaged: each that reads is found.
+"""Reads frames from a file, some of which may be damaged; finds every readable frame.
 
-A frame says by its header how long it is, so behind one whose body is damaged reading goes on at
-the next. Behind a damaged header the next frame is searched for. What is found by searching could
-also be bytes of an event that look like a frame. So where the end of the frames is known, a place
-is taken for one only if frames follow each other from there to that end.
+A frame's header holds its length, so after a frame with a damaged body reading continues at the
+next frame. After a damaged header the next frame is searched for. The search could also find bytes
+of an event that look like a frame. Therefore, if the end of the frames is known, a place is
+accepted only if frames follow each other from there to that end.
 """
 
 from collections.abc import Iterator
@@ -16,32 +16,33 @@ from surecast.storage.config import LOG_LIMITS
 
 __all__ = ["Lost", "find", "read_frame", "walk"]
 
-_CHUNK: Final = 1 << 20  # searched at a time
+_CHUNK: Final = 1 << 20  # bytes searched at a time
 
 
 class Lost(NamedTuple):
-    """A frame, or several, that do not read."""
+    """One or more frames that cannot be read."""
 
     at: int
-    log: bytes  # and its positions, if its header reads; else empty
+    log: bytes  # empty, and `lo` and `hi` 0, if the header cannot be read
     lo: int
     hi: int
     why: str
 
 
 def read_frame(view: memoryview, at: int, end: int) -> tuple[Batch, int]:
-    """The batch at an offset, and where its frame ends; PeerError if it does not read."""
+    """The batch at an offset, and where its frame ends. Raises PeerError if it is damaged."""
     batch, size = decode_batch(view[at:end], LOG_LIMITS, validate=False)
     return batch, at + size
 
 
 def walk(view: memoryview, at: int, end: int, closed: bool) -> Iterator[tuple[int, Batch | Lost]]:
-    """What is between two offsets, frame by frame; `closed`: nothing but frames, up to `end`."""
+    """The offset and content of each frame between two offsets. `closed`: there are only frames up
+    to `end`."""
     while at < end:
         start = at
         try:
-            found, at = read_frame(view, start, end)
-            yield start, found
+            batch, at = read_frame(view, start, end)
+            yield start, batch
         except PeerError as problem:
             at, lost = _behind(view, start, end, str(problem))
             if not at:
@@ -50,19 +51,20 @@ def walk(view: memoryview, at: int, end: int, closed: bool) -> Iterator[tuple[in
 
 
 def find(view: memoryview, what: bytes, at: int, end: int) -> Iterator[int]:
-    """The offsets from `at` on, multiples of 8, where `what` stands."""
+    """The offsets from `at` on, multiples of 8, at which `what` is found."""
     while at < end:
-        some = bytes(view[at : min(at + _CHUNK + len(what) - 1, end)])
-        found = some.find(what)
-        while found >= 0:
-            if not (at + found) % 8:
-                yield at + found
-            found = some.find(what, found + 1)
+        chunk = bytes(view[at : min(at + _CHUNK + len(what) - 1, end)])
+        place = chunk.find(what)
+        while place >= 0:
+            if not (at + place) % 8:
+                yield at + place
+            place = chunk.find(what, place + 1)
         at += _CHUNK
 
 
 def _behind(view: memoryview, at: int, end: int, why: str) -> tuple[int, Lost]:
-    """Where the frame at `at` ends by its header (0: that does not read either)."""
+    """Where the frame at `at` ends according to its header (0: the header is damaged, too), and
+    the loss to report."""
     try:
         log, lo, hi, size = batch_head(view[at : min(at + HEADER_SIZE, end)], LOG_LIMITS)
     except PeerError:
@@ -71,14 +73,15 @@ def _behind(view: memoryview, at: int, end: int, why: str) -> tuple[int, Lost]:
 
 
 def _resume(view: memoryview, at: int, end: int, closed: bool) -> int:
-    for found in find(view, MAGIC, at, end):
-        if _leads(view, found, end) if closed else _size(view, found, end):
-            return found
+    """Where the next frame from `at` on begins; `end` if there is none."""
+    for place in find(view, MAGIC, at, end):
+        if _leads(view, place, end) if closed else _size(view, place, end):
+            return place
     return end
 
 
 def _leads(view: memoryview, at: int, end: int) -> bool:
-    """Whether headers follow each other from here to the very end."""
+    """Whether headers follow each other from `at` up to exactly `end`."""
     while at < end and (size := _size(view, at, end)):
         at += size
     return at == end

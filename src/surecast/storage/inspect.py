@@ -1,8 +1,8 @@
-"""Looking at a store's directory from outside: what it holds, and whether all of it is right.
+"""Reading a store's directory without opening the store: what it holds, and whether it is intact.
 
-It is read as when the store is opened (`recovery.py`), so both find the same damage. But nothing is
-written and no lock is taken. A store that is in use changes meanwhile: to be sure, stop the node
-first.
+The directory is read as by opening the store (`recovery.py`), so both find the same damage; but
+nothing is written and no lock is taken. A store that is in use changes during the reading: for a
+reliable result, stop the node first.
 """
 
 import os
@@ -35,14 +35,14 @@ class StreamInfo:
 
     log: LogId
     end: int  # the first position it does not hold
-    live: int = 0  # what retention leaves, as `surecast status` counts it
+    live: int = 0  # positions left by retention, as `surecast status` counts them
     void: int = 0
     void_reasons: dict[str, int] = field(default_factory=dict)  # void positions by reason
-    rows: int = 0  # events in the files: those that are live, and void ones not compacted away yet
+    rows: int = 0  # events in the files: live ones, and void ones not compacted away yet
     batches: int = 0
     nbytes: int = 0
-    journal_bytes: int = 0  # of them, those that have not moved yet
-    unreadable: int = 0  # positions that are neither live nor void, but lost here
+    journal_bytes: int = 0  # part of `nbytes` that has not moved to segments yet
+    unreadable: int = 0  # positions that are neither live nor void, but damaged here
     segments: int = 0
     time_first_ns: int | None = None
     time_last_ns: int | None = None
@@ -70,28 +70,28 @@ class Holdings:
     journals: int
     journal_bytes: int
     torn_bytes: int
-    problems: list[str]  # damage, as `verify` would name it
+    problems: list[str]  # damage, as `verify` reports it
 
 
 @dataclass
 class Verdict:
-    """What `verify` has read, and what was wrong with it."""
+    """The result of `verify`: what was read, and the problems."""
 
     segments: int = 0
     journals: int = 0
     records: int = 0
     nbytes: int = 0
-    torn_bytes: int = 0  # at the end of the last journal: what a crash leaves, not damage
+    torn_bytes: int = 0  # at the end of the last journal: the effect of a crash, not damage
     problems: list[str] = field(default_factory=list)
 
 
 def info(
     path: str | os.PathLike[str], policies: Mapping[LogId, Policy] = MappingProxyType({})
 ) -> Holdings:
-    """What a directory holds; StorageError if it is no store, or of a later version.
+    """What a directory holds. Raises StorageError if it is not a store, or of a later version.
 
-    `policies` has what each stream keeps, as it was created. Other logs have no retention: each of
-    their entries counts as live.
+    `policies` has the retention with which each stream was created. Other logs have no retention:
+    each of their entries counts as live.
     """
     folder, replay = _played(path, "all", _silent)
     disk = replay.disk
@@ -99,33 +99,33 @@ def info(
     journals = [folder.journal(number) for number in replay.ends]
     streams, problems = [], replay.problems()
     for log in disk.logs():
-        found = _stream(disk.pieces(log, 1, disk.end(log)), log)
-        if log in policies and (problem := _count(found, disk, policies[log])):
+        stream = _stream(disk.pieces(log, 1, disk.end(log)), log)
+        if log in policies and (problem := _count(stream, disk, policies[log])):
             problems.append(problem)
-        streams.append(found)
+        streams.append(stream)
     return Holdings(
         folder.path,
         replay.incarnation,
         streams,
         {name: len(disk.state(name) or b"") for name in disk.states()},
         len(segments),
-        sum(one.stat().st_size for one in segments),
+        sum(path.stat().st_size for path in segments),
         len(journals),
-        sum(one.stat().st_size for one in journals),
+        sum(path.stat().st_size for path in journals),
         replay.cut_bytes,
         problems,
     )
 
 
 def batches(path: str | os.PathLike[str], log: LogId) -> list[Batch]:
-    """All that can be read in a directory of one log, which should be a small one."""
+    """All readable batches of a log in a directory; they must fit into memory."""
     disk = _played(path, "none", _silent)[1].disk
-    found: list[Batch] = []
+    readable: list[Batch] = []
     at = 1
     for lo, hi in [*disk.holes(log), (disk.end(log), 0)]:
-        found += disk.read(log, at, lo, 1 << 62)
+        readable += disk.read(log, at, lo, 1 << 62)
         at = hi
-    return found
+    return readable
 
 
 def verify(path: str | os.PathLike[str], on_progress: Progress | None = None) -> Verdict:
@@ -134,7 +134,7 @@ def verify(path: str | os.PathLike[str], on_progress: Progress | None = None) ->
     paths = [folder.segment(number) for number in folder.numbers("segment")]
     verdict = Verdict(len(paths), len(replay.ends), replay.records + replay.batches)
     paths += [folder.journal(number) for number in replay.ends]
-    verdict.nbytes = sum(one.stat().st_size for one in paths)
+    verdict.nbytes = sum(path.stat().st_size for path in paths)
     verdict.torn_bytes = replay.cut_bytes
     verdict.problems = replay.problems()
     return verdict
@@ -143,7 +143,7 @@ def verify(path: str | os.PathLike[str], on_progress: Progress | None = None) ->
 def _played(
     path: str | os.PathLike[str], check: str, on_progress: Progress
 ) -> tuple[Paths, Replay]:
-    """The store as it would be if it were opened."""
+    """The store as opening it would read it."""
     folder = _existing(path)
     replay = Replay(folder, Shelf(folder, _MAPS_MAX))
     replay.run(check, None, on_progress)
@@ -155,52 +155,52 @@ def _silent(done: int, total: int) -> None:
 
 
 def _stream(pieces: list[Batch | Extent | Hole], log: LogId) -> StreamInfo:
-    found = StreamInfo(log, pieces[-1].hi)
+    stream = StreamInfo(log, pieces[-1].hi)
     segments: dict[int, None] = {}
     for piece in pieces:
         if isinstance(piece, Extent):
             segments[piece.segment.number] = None
             batches, rows, first_ns, last_ns = piece.summary()
-            found.add(batches, rows, piece.nbytes, first_ns, last_ns)
+            stream.add(batches, rows, piece.nbytes, first_ns, last_ns)
         elif isinstance(piece, Hole):
-            found.unreadable += piece.hi - piece.lo
+            stream.unreadable += piece.hi - piece.lo
         else:
-            found.add(1, piece.rows, piece.nbytes, piece.time_ns, piece.time_ns)
-            found.journal_bytes += piece.nbytes
-    found.segments = len(segments)
-    found.live = found.rows
-    found.void = found.end - 1 - found.live - found.unreadable
-    return found
+            stream.add(1, piece.rows, piece.nbytes, piece.time_ns, piece.time_ns)
+            stream.journal_bytes += piece.nbytes
+    stream.segments = len(segments)
+    stream.live = stream.rows
+    stream.void = stream.end - 1 - stream.live - stream.unreadable
+    return stream
 
 
-def _count(found: StreamInfo, disk: Disk, policy: Policy) -> str:
-    """Count live and void positions by the stream's rules; what is wrong with the log, or "".
+def _count(stream: StreamInfo, disk: Disk, policy: Policy) -> str:
+    """Count live and void positions by the stream's rules. Returns the log's problem, or "".
 
-    Positions that cannot be read are fed as void, so that the rules apply to all others.
+    Unreadable positions are fed as void, so that the rules apply to all others.
     """
     index = RetentionIndex(policy)
 
-    def lend(lo: int, hi: int) -> Iterator[Batch]:
-        return _read(disk, found.log, lo, hi)
+    def read(lo: int, hi: int) -> Iterator[Batch]:
+        return _read(disk, stream.log, lo, hi)
 
     problem = ""
     try:
-        for batch in lend(1, found.end):
-            index.feed(batch, lend)
-    except (PeerError, ValueError) as wrong:
-        problem = f"{found.log.hex()}: no rule applies from position {index.end:,} on: {wrong}"
-    holes = sum(min(hi, index.end) - lo for lo, hi in disk.holes(found.log) if lo < index.end)
+        for batch in read(1, stream.end):
+            index.feed(batch, read)
+    except (PeerError, ValueError) as error:
+        problem = f"{stream.log.hex()}: no rule applies from position {index.end:,} on: {error}"
+    holes = sum(min(hi, index.end) - lo for lo, hi in disk.holes(stream.log) if lo < index.end)
     counts = index.counts()
     counts.void[COLLECTED] -= holes
-    found.live = counts.live
-    found.void_reasons = {REASON_NAMES[reason]: count for reason, count in counts.void.items()}
-    found.void = sum(found.void_reasons.values())
-    found.unreadable = found.end - 1 - found.live - found.void
+    stream.live = counts.live
+    stream.void_reasons = {REASON_NAMES[reason]: count for reason, count in counts.void.items()}
+    stream.void = sum(stream.void_reasons.values())
+    stream.unreadable = stream.end - 1 - stream.live - stream.void
     return problem
 
 
 def _read(disk: Disk, log: LogId, lo: int, hi: int) -> Iterator[Batch]:
-    """The batches of [lo, hi), with a void one for each range that cannot be read."""
+    """The batches of [lo, hi), with a void batch for each unreadable range."""
     for first, last in [*disk.holes(log), (hi, hi)]:
         upto = min(first, hi)
         if lo < upto:
@@ -214,7 +214,7 @@ def _read(disk: Disk, log: LogId, lo: int, hi: int) -> Iterator[Batch]:
 def _existing(path: str | os.PathLike[str]) -> Paths:
     folder = Paths(path)
     if not folder.path.is_dir():
-        raise StorageError(f"{folder.path} is no directory")
+        raise StorageError(f"{folder.path} is not a directory")
     files = folder.manifest.exists() or folder.ends.exists()
     if not files and not folder.numbers("journal") and not folder.numbers("segment"):
         raise StorageError(

@@ -1,4 +1,4 @@
-"""A file of the journal: whole records at its end, or none; and how much of it is on disk."""
+"""A file of the journal: it never ends in a torn record, and it tracks how much is on disk."""
 
 import os
 from bisect import bisect_right
@@ -15,18 +15,18 @@ __all__ = ["JournalFile", "create_journal"]
 
 
 class JournalFile:
-    """The file that is written to now; `rotate` goes on in the next one."""
+    """The current file of the journal; `rotate` replaces it by the next one."""
 
     def __init__(self, folder: Folder, number: int, durable: bool, marks: MarkFile) -> None:
         self.folder = folder
         self.number = number
         self.size = 0
-        self.has_effects = True  # it may have records that say more than `synced`
+        self.has_effects = True  # False: it has no records other than MARK
         self._synced = 0
         self._durable = durable
         self._marks = marks
-        self._claimed = 0  # what the mark says of this file
-        self._marked = False
+        self._claimed = 0  # the size of this file in the mark
+        self._marked = False  # whether the last record is a MARK
         self._broken: OSError | None = None
         try:
             self._file = _open(folder, number)
@@ -35,12 +35,12 @@ class JournalFile:
             raise StorageError(f"cannot open {folder.journal(number)}: {problem}") from problem
 
     def close(self) -> None:
-        """All of it is on disk, and the mark says so, unless writing has failed."""
+        """Sync and close the file and the mark. Unless writing failed, the mark covers the file."""
         if self._broken is None:
             with suppress(OSError):
                 self._sync()
                 self._claim()
-        for _ in range(2):  # both slots, so that damage of one of them takes nothing back
+        for _ in range(2):  # both slots, so that damage to one of them does not lower the mark
             self._marks.write(self.number, self._claimed)
         self._marks.sync()
         self.abandon()
@@ -51,7 +51,7 @@ class JournalFile:
         self._synced = min(self._synced, size)
 
     def append(self, records: list[Record]) -> tuple[int, OSError | None]:
-        """Write records; how many are there as a whole, and why not all."""
+        """Write records. Returns how many were written completely, and the error if not all."""
         if self._broken is not None:
             return 0, self._broken
         buffers: list[Buffer] = []
@@ -70,29 +70,29 @@ class JournalFile:
         if problem is not None:
             try:
                 os.ftruncate(self._file, end)
-            except OSError as worse:  # what is torn stays there: nothing may follow it
+            except OSError as worse:  # the torn record stays: nothing may be written after it
                 self._broken = worse
         return whole, problem
 
     def give_up(self, problem: OSError) -> None:
-        """Write nothing more; what is not synced may or may not be there."""
+        """Refuse all further writes with `problem`; unsynced records may or may not be on disk."""
         self._broken = problem
 
     def sync(self) -> None:
-        """What was written may be acknowledged."""
+        """Sync, if configured, and raise the mark; then written records may be acknowledged."""
         if self._durable:
             self._sync()
         if self._broken is None:
             self._claim()
 
     def sync_all(self) -> None:
-        """The file and the mark are on disk, even if nothing else is synced."""
+        """Sync the file and the mark, also with `sync = "none"`."""
         self._sync()
         self._claim()
         self._marks.sync()
 
     def abandon(self) -> None:
-        """Close the files as they are."""
+        """Close the files without a sync."""
         self._marks.abandon()
         os.close(self._file)
 
@@ -107,15 +107,15 @@ class JournalFile:
         try:
             os.fdatasync(self._file)
         except OSError as problem:
-            self._broken = problem  # nobody knows what is on disk now
-            if self._durable:  # else the rest was acknowledged, too
+            self._broken = problem  # what is on disk is not known any more
+            if self._durable:  # else the unsynced rest was acknowledged, too
                 with suppress(OSError):
                     os.ftruncate(self._file, self._synced)
             raise
         self._synced = self.size
 
     def mark(self) -> None:
-        """Write down how much is synced, while there is nothing else to write."""
+        """Append a record with the synced size; called when there is nothing else to write."""
         if not self._marked and self._durable:
             before = self.has_effects
             self.append([number_record(MARK, 0)])
@@ -123,12 +123,12 @@ class JournalFile:
             self._marked = True
 
     def rotate(self) -> int:
-        """Go on in a new file, when this one is wholly on disk; or raise and stay. Returns the
-        size of the old one.
+        """Sync this file and continue in a new one, or raise and keep this one. Returns the size of
+        the old one.
 
-        That holds even if nothing else is synced: what stands in a file that has a successor was
-        not torn by a crash, and what does not read there is damage. Its last record is a seal: so
-        a file that was cut short is known for one.
+        The file is synced also with `sync = "none"`: a file that has a successor was not torn by a
+        crash, so an invalid record in it is damage. Its last record is a seal, which shows that it
+        was not cut short.
         """
         if self._broken is not None:
             raise self._broken
@@ -154,7 +154,7 @@ class JournalFile:
 
 
 def create_journal(folder: Folder, number: int) -> None:
-    """An empty file, on disk with its name."""
+    """Create an empty file and sync its directory entry."""
     os.close(_open(folder, number))
     folder.sync()
 

@@ -1,12 +1,12 @@
-"""The thread that writes the journal: all that is queued, then one sync (group commit).
+"""The thread that writes the journal: all queued records, then one sync (group commit).
 
-While it writes and syncs, the next records gather. A record that cannot be written fails, with
-everything behind it; the writer then waits until its owner has set memory back (`resume`). A sync
-that fails is final, for nobody knows what is on disk after it.
+While it writes and syncs, further records are queued. If a record cannot be written, it fails
+together with everything after it; the writer then waits until its owner has undone the changes in
+memory (`resume`). A failed sync is final, because it is not known what is on disk afterwards.
 
-What stands in journals is also in memory, until it has moved to segments. If that falls behind by
-`backlog_bytes_max`, the writer waits for the move under way: answers come later, whoever waits for
-them sends less, and memory stays bounded.
+The content of journals is also in memory until it has moved to segments. If moves fall behind by
+`backlog_bytes_max`, the writer waits for the move under way. Answers are then delayed, their
+receivers send less, and memory stays bounded.
 """
 
 import errno
@@ -34,14 +34,14 @@ class Entry:
         self, effect: Any, record: Record | None, answer: Any, before: int, after: int
     ) -> None:
         self.effect = effect
-        self.record = record  # None: nothing to write, only an answer to give in its turn
+        self.record = record  # None: nothing to write, only an answer to give in order
         self.answer = answer
-        self.before = before  # the disk's mark before and after the change
+        self.before = before  # `disk.written` before and after the change
         self.after = after
 
 
-Item = Entry | Snapshot  # at a snapshot the journal goes on in a new file
-Done = list[tuple[Entry, str]]  # with "" or why it failed
+Item = Entry | Snapshot  # at a snapshot the journal continues in a new file
+Done = list[tuple[Entry, str]]  # with "" or the reason of the failure
 
 
 class JournalWriter:
@@ -55,11 +55,11 @@ class JournalWriter:
     ) -> None:
         self.pending_bytes = 0  # queued, or being written
         self._backlog_bytes_max = backlog_bytes_max
-        self._sealed_bytes = sealed_bytes  # of journals that are complete and have not moved
-        self._leaving: int | None = None  # of these, what the move under way takes; None: no move
+        self._sealed_bytes = sealed_bytes  # of complete journals that have not moved
+        self._leaving: int | None = None  # of these, bytes of the move under way; None: no move
         self._file = file
         self._wake = wake
-        self._on_rotated = on_rotated  # with the new file's number, or why there is none
+        self._on_rotated = on_rotated  # called with the new file's number, or the error
         self._work = threading.Condition()  # guards what follows, and `pending_bytes`
         self._queue: list[Item] = []
         self._done: Done = []
@@ -72,7 +72,7 @@ class JournalWriter:
 
     @property
     def size(self) -> int:
-        """Of the journal's file, with what is on its way to it."""
+        """The size of the journal's file, including queued records."""
         return self._file.size + self.pending_bytes
 
     def put(self, *items: Item) -> None:
@@ -86,8 +86,8 @@ class JournalWriter:
             self._work.notify()
 
     def take(self) -> tuple[Done, list[Snapshot], bool]:
-        """What became of entries, in order. If something failed: all behind it, too, the snapshots
-        among it, and the writer waits for `resume`."""
+        """Results of entries in order; snapshots that were dropped; whether a write failed. After
+        a failure everything behind it has failed, too, and the writer waits for `resume`."""
         with self._work:
             done, self._done = self._done, []
             dropped: list[Snapshot] = []
@@ -100,7 +100,7 @@ class JournalWriter:
             return done, dropped, self._failed
 
     def relieve(self, moved: bool) -> None:
-        """The move that began at the last snapshot is over."""
+        """Called when the move that began at the last snapshot has ended; `moved`: successfully."""
         with self._work:
             if moved and self._leaving is not None:
                 self._sealed_bytes -= self._leaving
@@ -113,7 +113,7 @@ class JournalWriter:
             self._work.notify()
 
     def close(self) -> None:
-        """Write what is queued and let go of the file."""
+        """Write what is queued and close the file."""
         with self._work:
             if self._closing:
                 return
@@ -135,7 +135,7 @@ class JournalWriter:
                 nbytes = self.pending_bytes
             try:
                 done = self._commit(group)
-            except Exception as bug:  # of ours: a writer that died in silence would answer nobody
+            except Exception as bug:  # of ours; every entry needs an answer all the same
                 log.exception("%s: nothing more is written", self._file.folder.path)
                 self._file.give_up(OSError(errno.EIO, repr(bug)))
                 done = [(item, "io") for item in group if type(item) is Entry]
@@ -155,11 +155,11 @@ class JournalWriter:
 
     @property
     def backlog_bytes(self) -> int:
-        """In journals that have not moved."""
+        """Bytes in journals that have not moved."""
         return self._sealed_bytes + self._file.size
 
     def _commit(self, group: list[Item]) -> Done:
-        """Write and sync a group; each entry with "" or why it, and all behind it, failed."""
+        """Write and sync a group. Returns each entry with "" or the reason of its failure."""
         done: Done = []
         entries: list[Entry] = []
         for item in group:
@@ -181,7 +181,7 @@ class JournalWriter:
             if problem is not None:
                 reason = "full" if problem.errno in FULL else "io"
             self._file.sync()
-        except OSError:  # of the sync: nobody knows what is on disk
+        except OSError:  # the sync failed: what is on disk is not known
             whole, reason = 0, "io"
         out: Done = []
         for entry in entries:
@@ -190,7 +190,7 @@ class JournalWriter:
         return out
 
     def _rotate(self, snapshot: Snapshot, failed: bool) -> None:
-        new: int | OSError = OSError("what was written before has failed")
+        new: int | OSError = OSError("an earlier write has failed")
         if not failed:
             try:
                 size = 0
@@ -200,6 +200,6 @@ class JournalWriter:
                 with self._work:
                     self._sealed_bytes += size
                     self._leaving = self._sealed_bytes
-            except OSError as problem:  # no room for another file: this one is as good as before
+            except OSError as problem:  # no room for another file: continue in this one
                 new = problem
         self._on_rotated(snapshot, new)

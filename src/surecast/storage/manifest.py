@@ -1,7 +1,7 @@
 """The manifest: what a store holds apart from its journal, in one small file, replaced as a whole.
 
 It describes the state at one place in the order of effects: the beginning of journal `journal`.
-Opening a store is reading the manifest and playing that journal, and those after it, on top.
+Opening a store reads the manifest and replays that journal and those after it.
 
     16 bytes    magic, CRC-32 of the magic and the body, length of the body
     body        MessagePack of `Manifest`
@@ -35,21 +35,21 @@ Holes = list[tuple[int, int, str]]
 
 
 class Manifest(msgspec.Struct, array_like=True):
-    journal: int = 1  # the first to be played
+    journal: int = 1  # the first to be replayed
     incarnation: int = 0
     segment_next: int = 1  # the number of the next segment; none is used twice
     logs: dict[LogId, Extents] = {}
     states: list[tuple[str, bytes]] = []
     holes: dict[LogId, Holes] = {}
-    scopes: dict[LogId, int] = {}  # the layers that logs belong to (`core.scopes`), where known
+    scopes: dict[LogId, int] = {}  # the layers that logs belong to (`core.scopes`), if known
 
 
 _decoder: Final = msgspec.msgpack.Decoder(Manifest)
 
 
 def read_manifest(path: Path) -> Manifest:
-    """An empty one if there is no such file. Raises Damaged if it does not read; StorageError if
-    it is of a later version, or cannot be read at all."""
+    """The manifest; an empty one if there is no such file. Raises Damaged if its content is
+    invalid, StorageError if it is of a later version or the file cannot be read."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -74,10 +74,10 @@ def _crc(body: bytes) -> int:
 
 
 def write_manifest(folder: Folder, manifest: Manifest) -> None:
-    """Put it in the place of the old one, or raise OSError.
+    """Replace the old manifest, or raise OSError.
 
-    If only the last step, the sync of the directory, fails, nobody knows which of the two a crash
-    would leave: that is an `UncertainError`.
+    If only the last step, the sync of the directory, fails, it is not known which of the two a
+    crash would leave: this raises `UncertainError`.
     """
     body = msgspec.msgpack.encode(manifest)
     beside = folder.path / "manifest.new"
@@ -102,4 +102,4 @@ def write_manifest(folder: Folder, manifest: Manifest) -> None:
 
 
 class UncertainError(OSError):
-    """The old manifest or the new one is there after a crash."""
+    """It is not known whether a crash would leave the old manifest or the new one."""

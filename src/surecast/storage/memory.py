@@ -1,20 +1,20 @@
-"""The disk of a simulated node: logs and small states, and what a crash leaves of them.
+"""The disk of a simulated node: logs and small states, and the effect of crashes on them.
 
-A `MemoryDisk` shows a machine everything written so far (`core.types.Disk`). Beneath, it keeps what
-is not synced yet as a list of undo records, oldest first: one per batch appended, per truncate, per
-compact and per saved state. `sync` forgets them, `crash` plays them backwards down to a random
-prefix. So a crash may tear an append of several batches, but never brings back a later write
-without the earlier ones, and never touches what was synced.
+A `MemoryDisk` shows a machine everything written so far (`core.types.Disk`). For changes that are
+not synced yet it keeps a list of undo records, oldest first: one per batch appended, per truncate,
+per compaction and per saved state. `sync` drops them; `crash` undoes all changes after a random
+prefix. So a crash may tear an append of several batches, but never keeps a later write without the
+earlier ones, and never undoes a synced one.
 
 A log is a list of *pieces*. Here every piece is a batch; a `SegmentDisk` also has pieces that stand
 for many batches in a file.
 
-A compaction is asked for first (`ask`) and shown later (`show`), when its answer is given. A
-truncate in between that cuts into it, or a write taken back, drops it.
+A compaction is registered first (`ask`) and shown later (`show`), with its answer. It is dropped if
+a truncate or an undone write changes its range in between.
 
-What a write asked for and the disk does not show, because it was refused or taken back, is noted
-for the recorder (`take_notes`), who is called before a compaction covers it (`watcher`). The driver
-times the syncs; nothing here knows a clock.
+When the disk does not show what a write asked for, because the write was refused or undone, this is
+noted for the recorder (`take_notes`); the recorder is called before a compaction hides it
+(`watcher`). The driver decides when to sync; nothing here uses a clock.
 """
 
 from bisect import bisect_left, bisect_right
@@ -30,15 +30,15 @@ __all__ = ["DiskFull", "Hole", "MemoryDisk", "Unreadable"]
 
 
 class DiskFull(StorageError):
-    """There is no room for what was to be written."""
+    """There is no room for a write."""
 
 
 class Unreadable(StorageError):
-    """Positions that were to be read are damaged or missing."""
+    """Positions in the range of a read are damaged or missing."""
 
 
 class Hole:
-    """A piece in whose place there should be batches: [lo, hi) cannot be read."""
+    """A piece that stands for missing batches: [lo, hi) cannot be read."""
 
     __slots__ = ("hi", "lo", "why")
     nbytes = 0
@@ -60,7 +60,7 @@ class Hole:
 
 
 class Log:
-    """Pieces without gaps from position 1; `starts[i]` is `pieces[i].lo`."""
+    """A log: pieces without gaps from position 1; `starts[i]` is `pieces[i].lo`."""
 
     __slots__ = ("end", "name", "pieces", "scope", "starts")
 
@@ -72,7 +72,7 @@ class Log:
         self.scope = 0  # of the layer that it belongs to (`core.scopes`); 0: not known
 
     def replace(self, first: int, last: int, pieces: Sequence[Any]) -> list[Any]:
-        """Put `pieces` in the place of those at [first, last); return the old ones."""
+        """Replace the pieces with indices [first, last) by `pieces`; returns the old ones."""
         old = self.pieces[first:last]
         self.pieces[first:last] = pieces
         self.starts[first:last] = [piece.lo for piece in pieces]
@@ -80,9 +80,9 @@ class Log:
         return old
 
 
-# Undo records. A log change puts `old` back in the place of the positions [lo, hi); positions and
-# not indices, for pieces may be joined into one meanwhile. A state change puts `old` back under its
-# name (None: there was none).
+# Undo records. The record of a log change restores `old` at the positions [lo, hi); these are
+# positions and not indices because pieces may be joined meanwhile. The record of a state change
+# restores the old data under its name (None: there was no state).
 _LogUndo = tuple[Log, int, int, Sequence[Any]]
 _StateUndo = tuple[str, bytes | None]
 
@@ -99,10 +99,10 @@ class MemoryDisk:
         self._unsynced: list[_LogUndo | _StateUndo] = []
         self._forgotten = 0  # undo records synced away so far
         self._asked: list[Compact] = []  # compactions not shown yet
-        self._holed = False  # a log may have holes
-        self._odd_logs: dict[LogId, int] = {}  # from where on a log is not what was asked for
-        self._odd_states: dict[str, None] = {}
-        self.watcher: Callable[[], None] | None = None  # takes notes before a compaction shows
+        self._holed = False  # whether logs may have holes
+        self._odd_logs: dict[LogId, int] = {}  # the position from which a log differs from effects
+        self._odd_states: dict[str, None] = {}  # states that differ from effects
+        self.watcher: Callable[[], None] | None = None  # takes notes before a compaction is shown
 
     # ------------------------------------------------------------ what machines read
 
@@ -173,7 +173,7 @@ class MemoryDisk:
     # ------------------------------------------------------------ what the driver writes
 
     def claim(self, log: LogId, scope: int) -> None:
-        """The log belongs to this scope, unless it has another one already: StorageError."""
+        """Assign the log to this scope; raise StorageError if it belongs to another one."""
         found = self._log(log)
         if found.scope == scope or not scope:
             return
@@ -208,25 +208,25 @@ class MemoryDisk:
         self.nbytes += nbytes
 
     def skip(self, log: LogId, hi: int, why: str) -> None:
-        """Append a hole: the log has positions below `hi` that cannot be read."""
+        """Append a hole up to `hi`: the log has had these positions, but they cannot be read."""
         found = self._log(log)
         if hi > found.end:
             self._replace(found, len(found.pieces), len(found.pieces), [Hole(found.end, hi, why)])
             self._holed = True
 
     def damage(self, log: LogId, lo: int, hi: int, why: str) -> None:
-        """What the log holds of [lo, hi) can no longer be read."""
+        """Make a hole of the positions of [lo, hi) that the log holds."""
         lo, hi = max(lo, 1), min(hi, self.end(log))
         if lo < hi:
             self.splice(log, lo, hi, [Hole(lo, hi, why)])
             self._holed = True
 
     def repair(self, log: LogId, batches: Sequence[Batch]) -> None:
-        """Put batches in the place of holes, or raise StorageError and change nothing."""
+        """Replace holes by batches, or raise StorageError and change nothing."""
         holes = self.holes(log)
         for batch in batches:
             if not any(lo <= batch.lo < batch.hi <= hi for lo, hi in holes):
-                raise StorageError(f"repair of [{batch.lo}, {batch.hi}), which is no hole")
+                raise StorageError(f"repair of [{batch.lo}, {batch.hi}), which is not a hole")
         try:
             self._make_room(_nbytes(batches))
         except StorageError:
@@ -263,14 +263,14 @@ class MemoryDisk:
         self.nbytes += growth
 
     def forget(self, name: str) -> None:
-        """Have no state under `name`: as if it had never been saved."""
+        """Remove the state under `name`, as if it had never been saved."""
         old = self._states.pop(name, None)
         self.nbytes -= len(old) if old is not None else 0
 
     # ------------------------------------------------------------ compaction
 
     def ask(self, effect: Compact) -> None:
-        """A compaction is to be shown later; raise StorageError if it cannot be done."""
+        """Register a compaction, to be shown later; raise StorageError if it is not possible."""
         end = self.end(effect.log)
         if not 1 <= effect.lo < effect.hi <= end:
             raise StorageError(
@@ -291,7 +291,7 @@ class MemoryDisk:
         self._asked = [effect for effect in self._asked if effect.token is not token]
 
     def show(self, token: Token) -> bool:
-        """Do the compaction under `token`, if it was not dropped."""
+        """Do the compaction under `token` and return True, or return False if it was dropped."""
         effect = self.wants(token)
         if effect is None:
             return False
@@ -302,7 +302,7 @@ class MemoryDisk:
         return True
 
     def splice(self, log: LogId, lo: int, hi: int, pieces: Sequence[Any]) -> None:
-        """Put `pieces` in the place of [lo, hi); what they cut at the ends keeps its rest."""
+        """Replace [lo, hi) by `pieces`. Old pieces that reach beyond keep their outer parts."""
         if self.odd and self.watcher is not None:
             self.watcher()
         found = self._log(log)
@@ -314,7 +314,7 @@ class MemoryDisk:
         self._replace(found, first, last, [*left, *pieces, *right])
 
     def _drop_above(self, log: Log, lo: int) -> None:
-        """What compactions of positions from `lo` on were to be made of has changed."""
+        """Positions from `lo` on have changed: drop compactions that include them."""
         if self._asked:
             self._asked = [e for e in self._asked if e.log != log.name or e.hi <= lo]
 
@@ -322,7 +322,7 @@ class MemoryDisk:
 
     @property
     def written(self) -> int:
-        """How many changes were made so far; a mark for `sync`."""
+        """The number of changes so far; used as a mark for `sync` and `rollback`."""
         return self._forgotten + len(self._unsynced)
 
     @property
@@ -337,7 +337,7 @@ class MemoryDisk:
             self._forgotten += count
 
     def rollback(self, mark: int) -> None:
-        """Undo what was written since `written` was `mark`; none of it may be synced."""
+        """Undo the changes made since `written` was `mark`; none of them may be synced."""
         assert self._forgotten <= mark <= self.written
         while self.written > mark:
             self._undo(self._unsynced.pop())
@@ -353,7 +353,7 @@ class MemoryDisk:
         return lost
 
     def wipe(self) -> None:
-        """A new, empty disk."""
+        """Remove everything: the disk is replaced by a new one."""
         self._logs.clear()
         self._states.clear()
         self._unsynced.clear()
@@ -362,13 +362,13 @@ class MemoryDisk:
         self._holed = False
 
     def copy(self) -> "MemoryDisk":
-        """A disk that holds the same, all of it synced: a backup of the folder."""
+        """A disk with the same content, all of it synced: a backup of the folder."""
         other = MemoryDisk(self.capacity_bytes)
         other.restore(self)
         return other
 
     def restore(self, copy: "MemoryDisk") -> None:
-        """Hold what `copy` holds, and nothing else: the folder is replaced by an older one."""
+        """Replace all content by that of `copy`: the folder is replaced by a backup."""
         self.wipe()
         for name, log in copy._logs.items():
             found = self._log(name)
@@ -379,7 +379,8 @@ class MemoryDisk:
         self._holed = copy._holed
 
     def fail(self, reason: str) -> None:
-        """From now on appends and saves fail: "full" or "io" (which fails compaction, too)."""
+        """From now on appends and saves fail with `reason`: "full", or "io" (then compactions fail,
+        too)."""
         assert reason in ("full", "io"), reason
         self.failing = reason
 
@@ -388,10 +389,12 @@ class MemoryDisk:
 
     @property
     def odd(self) -> bool:
+        """Whether something differs from what effects asked for since the last `take_notes`."""
         return bool(self._odd_logs or self._odd_states)
 
     def take_notes(self) -> tuple[dict[LogId, int], list[str]]:
-        """Logs (and from where on) and states that are not what was asked for, since last asked."""
+        """Logs (with the first position) and states that differ from what effects asked for, since
+        the last call."""
         logs, self._odd_logs = self._odd_logs, {}
         states, self._odd_states = list(self._odd_states), {}
         return logs, states
@@ -405,10 +408,11 @@ class MemoryDisk:
         return found
 
     def _below(self, piece: Any, end: int) -> list[Any]:
-        """What `piece` has below `end`, which lies inside it."""
+        """The part of `piece` below `end`, which lies inside it, as pieces."""
         return [piece.slice(piece.lo, end)]
 
     def _above(self, piece: Any, lo: int) -> list[Any]:
+        """The part of `piece` from `lo` on, which lies inside it, as pieces."""
         return [piece.slice(lo, piece.hi)]
 
     def _make_room(self, nbytes: int) -> None:

@@ -1,7 +1,7 @@
 """Permissions of files that hold events or secrets: readable by their owner, or also by a group.
 
-The umask can only take permissions away, so it is not relied upon: each function here sets the mode
-itself. A file system without modes, and a file that belongs to another user, stay as they are.
+The umask can only remove permissions, so the functions here set the mode explicitly. File systems
+without modes, and files that belong to another user, are left as they are.
 """
 
 import os
@@ -28,11 +28,11 @@ GROUP_FOLDER: Final = 0o750
 
 
 def open_file(path: str | os.PathLike[str], flags: int, mode: int = FILE) -> int:
-    """`os.open`; the file has `mode` then, also if it existed with another one."""
+    """`os.open`, which also gives `mode` to a file that existed with another one."""
     file = os.open(path, flags, mode)
     with suppress(OSError):
-        found = stat.S_IMODE(os.fstat(file).st_mode)
-        if found != mode:
+        current = stat.S_IMODE(os.fstat(file).st_mode)
+        if current != mode:
             os.fchmod(file, mode)
     return file
 
@@ -43,7 +43,7 @@ def opener(path: str, flags: int) -> int:
 
 
 def make_folder(path: Path, mode: int = FOLDER) -> None:
-    """Make a folder and those above it that are missing, all with `mode`."""
+    """Create a folder and its missing parents, all with `mode`."""
     if not path.is_dir():
         make_folder(path.parent, mode)
         path.mkdir(mode, exist_ok=True)
@@ -51,8 +51,8 @@ def make_folder(path: Path, mode: int = FOLDER) -> None:
 
 
 def set_mode(path: Path, mode: int) -> None:
-    """Give a file or folder of ours these permissions; a setgid bit stays."""
+    """Give a file or folder of ours these permissions; a setgid bit is kept."""
     with suppress(OSError):
-        found = os.stat(path)
-        if found.st_uid == os.geteuid() and found.st_mode & 0o777 != mode:
-            os.chmod(path, stat.S_IMODE(found.st_mode) & ~0o777 | mode)
+        current = os.stat(path)
+        if current.st_uid == os.geteuid() and current.st_mode & 0o777 != mode:
+            os.chmod(path, stat.S_IMODE(current.st_mode) & ~0o777 | mode)

@@ -1,19 +1,19 @@
-"""Moves and compactions: what a store does to its files in the background.
+"""Moves and compactions: the background work on a store's files.
 
-A **move** begins where a journal ends. It takes the batches of all logs that are still in memory
-there and writes them to a segment, one run a log; it syncs the segment, puts a new manifest in
-place, and the journals before are not needed any more. However many streams there are, a move makes
-one file, or a few.
+A **move** begins where a journal ends. It writes the batches of all logs that are still in memory
+at that point to a segment, one run per log, syncs the segment and writes a new manifest; then the
+journals before are not needed any more. A move writes one file, or a few, for any number of
+streams.
 
-A log that gets a little with every move would become many small extents. So a move also takes along
-small neighbours (`plan.py`), and what is left in segments that are mostly dead.
+A log that grows a little with every move would become many small extents. So a move also rewrites
+small neighbours (`plan.py`), and the rest of segments most of whose bytes no log refers to.
 
-A **compaction** reads a range of a log, leaves out what is void, and hands back the result: as
-batches, if it is small, or as extents of a segment of its own. The store shows it when its answer
-is given, and writes that down in the journal.
+A **compaction** reads a range of a log, leaves out void positions, and returns the result: as
+batches if it is small, otherwise as extents of a new segment. The store shows it with its answer
+and records that in the journal.
 
-A step that fails leaves everything as it was: what was written is removed, or is an orphan that the
-next opening removes. Runs in the store's second thread; nothing here touches what machines read.
+A failed step leaves everything as it was: new files are removed, at the latest by the next opening.
+This runs in the store's second thread; nothing here changes what machines read.
 """
 
 import logging
@@ -41,16 +41,16 @@ log = logging.getLogger("surecast.storage")
 
 Breathe = Callable[[], None]
 
-_TAKEN_ALONG: Final = 4  # journals' worth of old bytes that a move may rewrite
+_TAKEN_ALONG: Final = 4  # old bytes that a move may rewrite, in multiples of journal_bytes_max
 
 
 class Snapshot(NamedTuple):
     """What a store holds at one place in the order of effects: the beginning of a journal."""
 
-    logs: dict[LogId, list[Any]]  # the pieces of those that changed since the last move
+    logs: dict[LogId, list[Any]]  # the pieces of logs that changed since the last move
     states: list[tuple[str, bytes]]
     incarnation: int
-    held: list[Extent]  # that records of the journals before refer to
+    held: list[Extent]  # extents that records of the journals before refer to
     scopes: dict[LogId, int]  # of those of `logs` whose layer is known
 
 
@@ -77,7 +77,7 @@ class Mover:
         self._journal = manifest.journal
         self._logs: dict[LogId, list[Any]] = {}  # extents and holes, as the manifest has them
         self.scopes = dict(manifest.scopes)
-        self._certain = True  # which manifest is on disk
+        self._certain = True  # whether it is known which manifest is on disk
         self._live: dict[int, int] = {}  # bytes of each segment that the manifest refers to
         self._sizes: dict[int, int] = {}
 
@@ -92,21 +92,22 @@ class Mover:
     def move(
         self, snapshot: Snapshot, journal: int, breathe: Breathe
     ) -> list[tuple[LogId, list[Group]]]:
-        """Bring the manifest to `snapshot`, where `journal` begins; what has moved where."""
+        """Write `snapshot`, at which `journal` begins, to segments and a new manifest. Returns the
+        new groups of each log."""
         self.scopes.update(snapshot.scopes)
         try:
             written = self._write(self._plan(snapshot, thrifty=True), breathe)
-        except StorageError as problem:  # of a segment it would have taken along
-            log.error("%s; it is left alone", problem)
+        except StorageError as problem:  # an old extent that it would rewrite cannot be read
+            log.error("%s; it is not rewritten", problem)
             written = self._write(self._plan(snapshot, thrifty=False), breathe)
-        after = {n: some for n, some in self._logs.items() if n not in snapshot.logs}
-        after.update({name: [one.extent for one in some] for name, some in written.items()})
+        after = {name: pieces for name, pieces in self._logs.items() if name not in snapshot.logs}
+        after.update({name: [g.extent for g in groups] for name, groups in written.items()})
         try:
             self._replace_manifest(after, snapshot, journal)
         except UncertainError:
-            raise  # a crash may yet bring the new manifest, and its segments with it
+            raise  # after a crash the new manifest may be on disk, which needs its segments
         except OSError:
-            new = [g.extent.segment.number for some in written.values() for g in some if g.is_new]
+            new = [g.extent.segment.number for gs in written.values() for g in gs if g.is_new]
             self.remove(list(dict.fromkeys(new)))
             raise
         self._journal = journal
@@ -118,10 +119,10 @@ class Mover:
         self._logs = after
         self.moves += 1
         self.tidy()
-        return [(name, [g for g in some if g.is_new]) for name, some in written.items()]
+        return [(name, [g for g in groups if g.is_new]) for name, groups in written.items()]
 
     def _plan(self, snapshot: Snapshot, thrifty: bool) -> dict[LogId, list[Group]]:
-        """The groups of each log that changes; also of old extents, if it is to be thrifty."""
+        """The groups of each log that changes. With `thrifty`, old extents are rewritten, too."""
         config = self._config
         logs = {name: pieces for name, pieces in snapshot.logs.items() if pieces}
         if not thrifty:
@@ -141,7 +142,7 @@ class Mover:
                     logs[name] = list(self._logs[name])
         groups: dict[LogId, list[Group]] = {}
         for name, pieces in sorted(logs.items()):
-            # Many streams grow alike and would all be joined at once: some wait for the next move.
+            # Streams that grow alike would all be joined in one move: some wait for the next one.
             groups[name] = groups_of(pieces, worn, config.run_bytes_min if left > 0 else 0)
             left -= sum(group.old_bytes for group in groups[name])
         return groups
@@ -150,7 +151,7 @@ class Mover:
         count(self._live, pieces, sign)
 
     def segments(self) -> dict[int, None]:
-        """All that the manifest on disk refers to."""
+        """The segments that the manifest on disk refers to."""
         return dict.fromkeys(self._live)
 
     def _size(self, number: int) -> int:
@@ -159,21 +160,21 @@ class Mover:
             try:
                 size = self._sizes[number] = self._folder.segment(number).stat().st_size
             except OSError as problem:
-                raise StorageError(f"cannot look at segment {number}: {problem}") from problem
+                raise StorageError(f"cannot read segment {number}: {problem}") from problem
         return size
 
     def _write(
         self, groups: dict[LogId, list[Group]], breathe: Breathe
     ) -> dict[LogId, list[Group]]:
-        """Every group as one extent; those that are new in segments on disk."""
+        """Write new groups to segments and sync these. Returns all groups with their extents."""
         with _Segments(self, breathe) as segments:
             done: dict[LogId, list[Group]] = {}
-            for name, some in groups.items():
+            for name, planned in groups.items():
                 done[name] = [
                     group._replace(extent=segments.write(name, group.pieces))
                     if group.is_new
                     else group
-                    for group in some
+                    for group in planned
                 ]
             segments.finish()
             return done
@@ -185,9 +186,9 @@ class Mover:
             journal,
             snapshot.incarnation,
             self._segment_next,
-            {n: rows for n, some in logs.items() if (rows := _rows(some))},
+            {n: rows for n, pieces in logs.items() if (rows := _rows(pieces))},
             snapshot.states,
-            {n: holes for n, some in logs.items() if (holes := _holes(some))},
+            {n: holes for n, pieces in logs.items() if (holes := _holes(pieces))},
             {n: scope for n in logs if (scope := self.scopes.get(n, 0))},
         )
         try:
@@ -198,7 +199,7 @@ class Mover:
         self._certain = True
 
     def tidy(self) -> None:
-        """Remove what nobody needs. A file that cannot be removed now is at the next opening."""
+        """Remove unused journals and segments. If that fails, the next opening removes them."""
         if not self._certain:
             return
         old = [n for n in self._folder.numbers("journal") if n < self._journal]
@@ -213,22 +214,23 @@ class Mover:
     # ------------------------------------------------------------ compactions
 
     def compact(self, job: Job, breathe: Breathe) -> list[Any]:
-        """The pieces to put in the place of the range; raises OSError or StorageError."""
+        """Returns the pieces that replace the range. Raises OSError or StorageError."""
         effect = job.effect
         batches = _read_slowly(job.pieces, effect.lo, effect.hi, breathe)
         made = compacted(batches, effect.voids, effect.rows_max)
         if sum(batch.nbytes for batch in made) <= self._config.inline_bytes_max:
-            return [own(batch) for batch in made]  # not to keep a segment mapped for them
+            return [own(batch) for batch in made]  # copies: views would keep a segment mapped
         with _Segments(self, breathe) as segments:
             extents = [segments.write(effect.log, made)]
             segments.finish()
         return list(extents)
 
     def copy(self, batches: Iterable[tuple[LogId, Batch]]) -> list[tuple[LogId, Extent]]:
-        """Segments on disk with these batches: a run for those of a log that follow each other."""
+        """Write batches to new segments and sync these. Batches of a log that follow each other are
+        one run; returns the log and extent of each run."""
         with _Segments(self, lambda: None) as segments:
             runs = groupby(_numbered(batches), lambda item: item[:2])
-            made = [(n, segments.write(n, (item[2] for item in some))) for (_, n), some in runs]
+            made = [(n, segments.write(n, (item[2] for item in items))) for (_, n), items in runs]
             segments.finish()
         return made
 
@@ -257,7 +259,7 @@ class Mover:
 def _numbered(
     batches: Iterable[tuple[LogId, Batch]],
 ) -> Iterator[tuple[int, LogId, Batch]]:
-    """With a number that changes where a log's batches do not follow each other."""
+    """The batches with a number that changes where batches of a log do not follow each other."""
     number, last, end = 0, b"", 0
     for name, batch in batches:
         number += name != last or batch.lo != end
@@ -274,19 +276,19 @@ def _holes(pieces: Sequence[Any]) -> Holes:
 
 
 def _read_slowly(pieces: list[Any], lo: int, hi: int, breathe: Breathe) -> list[Batch]:
-    """`batches_of`, a piece or some batches at a time."""
+    """Like `batches_of`, with a pause after each megabyte."""
     out: list[Batch] = []
     while lo < hi:
-        some = batches_of(pieces, lo, hi, 1 << 20)
-        assert some, "the pieces of a compaction do not cover its range"
-        out += some
-        lo = some[-1].hi
+        batches = batches_of(pieces, lo, hi, 1 << 20)
+        assert batches, "the pieces of a compaction do not cover its range"
+        out += batches
+        lo = batches[-1].hi
         breathe()
     return out
 
 
 class _Segments:
-    """Segments being written, one after the other; on an error all of them are removed."""
+    """Writes segments one after the other; removes all of them if an error leaves the block."""
 
     def __init__(self, mover: Mover, breathe: Breathe) -> None:
         self._mover = mover
@@ -304,7 +306,7 @@ class _Segments:
             self._mover.remove(self._numbers)
 
     def write(self, name: LogId, pieces: Iterable[Any]) -> Extent:
-        """A run of these pieces' batches, which follow each other."""
+        """Write the batches of pieces that follow each other as one run; returns its extent."""
         writer = self._open()
         run = writer.begin(name, self._mover.scopes.get(name, 0))
         lo = hi = 0
@@ -336,7 +338,7 @@ class _Segments:
             self._writer = None
 
     def finish(self) -> None:
-        """All of them are on disk, with their names."""
+        """Sync the last segment and the directory."""
         if self._numbers:
             self._end()
             self._mover.sync_folder()

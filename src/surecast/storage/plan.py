@@ -2,12 +2,13 @@
 
 Batches in memory are always written. Extents stay, unless
 
-- they lie in a segment that is mostly dead: the rest of it is taken along, so that its file can go;
-- a log has many small ones in a row: eight of about a size, and what is smaller between them,
-  become one of the next size, until they have `run_bytes_min`. So each byte is rewritten a few
-  times at most, and a log of any length has few extents for what it holds.
+- they lie in a segment most of whose bytes no log refers to: the rest is rewritten, so that its
+  file can be removed;
+- a log has many small extents in a row: eight of about the same size, and smaller ones between
+  them, become one of the next size, up to `run_bytes_min`. So each byte is rewritten only a few
+  times, and even a long log has few extents for its size.
 
-A hole stays what it is; nothing is joined across one.
+Holes stay as they are; nothing is joined across a hole.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,14 +23,14 @@ __all__ = ["Group", "count", "groups_of", "worn_out"]
 
 _FAN_IN: Final = 8  # extents of a size that become one of the next
 _SIZE_MIN: Final = 1 << 10
-_LIVE_SHARE_MIN: Final = 0.5  # of a segment's bytes; below, what is left moves out
+_LIVE_SHARE_MIN: Final = 0.5  # of a segment's bytes; below it, the rest is rewritten
 
 
 class Group(NamedTuple):
     """Pieces that are, or will be, one extent."""
 
     pieces: tuple[Any, ...]
-    extent: Any  # Extent, once it is written; or the hole that it is
+    extent: Any  # None until it is written; for a hole, that hole
 
     @property
     def is_new(self) -> bool:
@@ -37,14 +38,14 @@ class Group(NamedTuple):
 
     @property
     def old_bytes(self) -> int:
-        """Of what is in segments already and is written again."""
+        """Bytes that are already in segments and are written again."""
         if not self.is_new:
             return 0
         return sum(piece.nbytes for piece in self.pieces if type(piece) is Extent)
 
 
 def groups_of(pieces: Sequence[Any], worn: Iterable[int], run_bytes_min: int) -> list[Group]:
-    """The pieces of a log in groups; a group without an extent is to be written."""
+    """Divide the pieces of a log into groups; groups without an extent have to be written."""
     groups: list[Group] = []
     for is_hole, some in groupby(pieces, lambda piece: type(piece) is Hole):
         if is_hole:
@@ -74,7 +75,7 @@ def _groups_of(pieces: Sequence[Any], worn: Iterable[int], run_bytes_min: int) -
 
 
 def _joined(items: list[tuple[Any, ...]], run_bytes_min: int) -> list[tuple[Any, ...]]:
-    """Items with eight or more of a size in a row are one, the smallest first."""
+    """Join eight or more items of a size in a row into one item, beginning with small sizes."""
     least, size = 0, _SIZE_MIN
     while size <= run_bytes_min:
         out: list[tuple[Any, ...]] = []
@@ -92,7 +93,7 @@ def _nbytes(item: tuple[Any, ...]) -> int:
 
 
 def count(live: dict[int, int], pieces: Sequence[Any], sign: int) -> None:
-    """Add to (or take from) the bytes of each segment those of its extents among `pieces`."""
+    """Add `sign` times the bytes of the extents among `pieces` to `live`, segment by segment."""
     for piece in pieces:
         if type(piece) is Extent:
             number = piece.segment.number
@@ -102,7 +103,7 @@ def count(live: dict[int, int], pieces: Sequence[Any], sign: int) -> None:
 
 
 def worn_out(sizes: Mapping[int, int], live: Mapping[int, int], budget: int) -> dict[int, None]:
-    """Segments most of whose bytes no log needs, emptiest first, while `budget` bytes last."""
+    """Segments most of whose bytes no log needs, emptiest first; at most `budget` live bytes."""
     worn: dict[int, None] = {}
     for number in sorted(live, key=lambda n: live[n] / max(sizes[n], 1)):
         if live[number] < _LIVE_SHARE_MIN * sizes[number] and live[number] <= budget:

@@ -4,13 +4,14 @@ A record is a 64-byte head and a payload, padded to a multiple of 8. Batches are
 wire frames, which carry checksums of their own; so the head's checksum covers the head, and its
 `payload_crc` only what is not a frame. docs/storage.md has the layout.
 
-A head says where in which journal it stands: `at` is its own offset, and its checksum begins with
+A head identifies its journal and offset: `at` is its own offset, and its checksum is seeded with
 the journal's number. So bytes inside a payload, or of another file, are not taken for a record.
 
-`synced` tells damage from a crash. It says up to where the file was known to be on disk when the
-record was written. The mark (`ends.py`) says the same from outside. A record that does not read,
-below what the mark or a later record calls synced, is damage: reading goes on behind it
-(`DamagedRecord`). Above that it is what a crash leaves of the last, unsynced writes: cut off.
+`synced` distinguishes damage from a crash: it is the part of the file that was known to be on disk
+when the record was written. The mark (`ends.py`) holds the same outside the file. An invalid record
+below what the mark or a later record calls synced is damaged: reading continues after it
+(`DamagedRecord`). An invalid record above it is a torn, unsynced write of a crash: the journal is
+cut off there.
 """
 
 import struct
@@ -55,8 +56,8 @@ APPEND: Final = 1
 TRUNCATE: Final = 2
 REWRITTEN: Final = 3
 SAVE: Final = 4
-LIFE: Final = 5  # a life of the node begins; its number
-MARK: Final = 6  # nothing but its head's `synced`; the number is zero
+LIFE: Final = 5  # a run of the node begins; the number is its incarnation
+MARK: Final = 6  # carries only its head's `synced`; the number is zero
 MOVED: Final = 7
 SEAL: Final = 8  # the last record of a journal that has a successor; the number is zero
 
@@ -67,31 +68,31 @@ _EXTENTS: Final = msgspec.msgpack.Decoder(Extents)
 
 
 class Rewritten(NamedTuple):
-    """A compaction was shown: these batches stand in the place of what covered their positions."""
+    """A compaction was shown: these batches replace those that covered their positions."""
 
     log: LogId
     batches: tuple[Batch, ...]
 
 
 class Moved(NamedTuple):
-    """As `Rewritten`; the batches are in segments."""
+    """Like `Rewritten`, but the batches are in segments."""
 
     log: LogId
     extents: Extents
 
 
 class DamagedRecord(NamedTuple):
-    """Bytes of a journal that are not a record, though one was there."""
+    """A record of a journal that cannot be read as written."""
 
     at: int
     why: str
-    kind: int  # 0: unknown, the head does not read
+    kind: int  # 0: unknown, the head is damaged
     log: LogId  # if the kind is known
-    frames: list[Batch | Lost]  # what can be told of its payload, in order
+    frames: list[Batch | Lost]  # the readable and lost frames of its payload, in order
 
 
 class Record:
-    """What is written for one effect. The head waits for the writer, who knows what is synced."""
+    """A record for one effect. The head is encoded by the writer, which knows what is synced."""
 
     __slots__ = ("buffers", "count", "crc", "kind", "log", "nbytes", "scope")
 
@@ -117,7 +118,7 @@ class Record:
         return HEAD_SIZE + self.nbytes + -self.nbytes % 8
 
     def encode(self, journal: int, at: int, synced: int) -> list[Buffer]:
-        """As it stands at offset `at` of a journal that is on disk up to `synced`."""
+        """Head, payload and padding at offset `at` of a journal that is on disk up to `synced`."""
         scope = self.scope.to_bytes(3, "little")
         fields = _HEAD.pack(
             _MAGIC, self.kind, scope, self.count, self.crc, self.nbytes, synced, at, self.log
@@ -164,12 +165,12 @@ def _plain(kind: int, payload: bytes, log: LogId = _NO_LOG) -> Record:
 
 
 def read_records(data: memoryview, journal: int, sure: int) -> Iterator[tuple[int, Any]]:
-    """The end of each record of a journal's file, and the record: an effect, Rewritten, Moved,
-    (kind, number), or a DamagedRecord.
+    """Yield the end of each record of a journal's file, and the record: an effect, Rewritten,
+    Moved, (kind, number), or a DamagedRecord.
 
-    `sure` bytes of it are known to have been on disk. Stops at the first record above that which
-    does not read, if a crash explains it. Raises StorageError if the file is another program's or
-    of a later version. Batches are views into `data`.
+    `sure` bytes of the file are known to have been on disk. Stops at the first invalid record above
+    them, if a crash explains it. Raises StorageError if the file is not a journal or is of a later
+    version. Batches are views into `data`.
     """
     _check_opening(data, journal, sure)
     at = 0
@@ -187,8 +188,8 @@ def read_records(data: memoryview, journal: int, sure: int) -> Iterator[tuple[in
 
 
 def _check_opening(data: memoryview, journal: int, sure: int) -> None:
-    """Refuse a file of another program or of a later version. A journal whose first bytes are
-    damaged has other valid records, or the mark names it."""
+    """Refuse a file that is not a journal or is of a later version. A journal whose first bytes
+    are damaged is accepted if it has other valid records or the mark names it."""
     opening = bytes(data[: len(_MAGIC)])
     if opening == _MAGIC[: len(opening)] or not opening.strip(b"\0"):
         return
@@ -265,7 +266,7 @@ def _read_head(data: Buffer, at: int, journal: int) -> tuple[Any, ...]:
 
 
 def _damaged(data: memoryview, at: int, journal: int, why: str) -> tuple[int, DamagedRecord]:
-    """Where reading goes on behind a record that does not read, and what is left of it."""
+    """Where reading continues after a damaged record, and what can be read of it."""
     start = at + HEAD_SIZE
     try:
         kind, _, _, _, nbytes, _, _, log = _read_head(data, at, journal)
@@ -278,25 +279,25 @@ def _damaged(data: memoryview, at: int, journal: int, why: str) -> tuple[int, Da
         stop = min(start + nbytes, end)
     frames: list[Batch | Lost] = []
     if kind in (0, APPEND, REWRITTEN):
-        frames = [one for _, one in walk(data, start, stop, closed=True)]
+        frames = [frame for _, frame in walk(data, start, stop, closed=True)]
     return end, DamagedRecord(at, why, kind, log, frames)
 
 
 def _next_head(data: memoryview, at: int, journal: int) -> int:
-    """Where the next head that reads stands, at `at` or above; the end if there is none."""
-    for found in find(data, _MAGIC, at, len(data)):
+    """The offset of the next valid head, at `at` or above; the end of `data` if there is none."""
+    for place in find(data, _MAGIC, at, len(data)):
         with suppress(PeerError):
-            _read_head(data, found, journal)
-            return found
+            _read_head(data, place, journal)
+            return place
     return len(data)
 
 
 def _synced_above(data: memoryview, at: int, journal: int) -> int:
-    """Up to where a record above `at` calls the file synced; 0 if none says more than `at`."""
-    found = _next_head(data, at + 8, journal)
-    while found < len(data):
-        synced: int = _read_head(data, found, journal)[5]
+    """The first `synced` above `at` in a record above `at`; 0 if there is none."""
+    place = _next_head(data, at + 8, journal)
+    while place < len(data):
+        synced: int = _read_head(data, place, journal)[5]
         if synced > at:
             return synced
-        found = _next_head(data, found + 8, journal)
+        place = _next_head(data, place + 8, journal)
     return 0

@@ -1,13 +1,13 @@
-"""Opening a store: the manifest, the journals on top of it, and nothing that a crash has left.
+"""Opening a store: reads the manifest, replays the journals, removes what a crash has left.
 
-All of the folder is read and checked first. No damage keeps a store from being opened: what can be
-read is shown, and what cannot is a hole of its log. If the newest changes may be missing, the state
+All of the folder is read and checked first. Damage never prevents opening: readable positions are
+shown, unreadable ones are holes of their log. If the newest changes may be missing, the state
 `DAMAGE` says why.
 
-If nothing is wrong, the last journal goes on behind its last whole record. If something is, the
-store is brought to order at once, as by a move: all that stands in journals goes to a segment, and
-a new manifest, which has the holes and the state `DAMAGE`, is put in place. Until that is on disk
-nothing is cut, removed or claimed by the mark, so a crash on the way leaves what was there.
+If nothing is wrong, the last journal continues after its last whole record. If something is, the
+store is repaired at once, as by a move: the content of all journals goes to a segment, and a new
+manifest with the holes and the state `DAMAGE` is written. Until that is on disk nothing is cut,
+removed or claimed by the mark, so a crash during the repair leaves the folder as it was.
 """
 
 import logging
@@ -61,16 +61,17 @@ class Recovered(NamedTuple):
     disk: SegmentDisk
     shelf: Shelf
     mover: Mover
-    file: JournalFile  # to go on in
-    incarnation: int  # of the life that begins
-    held: list[Extent]  # that records of the journals refer to
+    file: JournalFile  # to continue in
+    incarnation: int  # of the run that begins
+    held: list[Extent]  # extents that records of the journals refer to
     cut_bytes: int  # of a torn tail
     sealed_bytes: int  # of the journals before the last
-    damage: list[str]  # for people
+    damage: list[str]  # lines for the operator
 
 
 def recover(folder: Folder, config: StorageConfig) -> Recovered:
-    """Raises StorageError if something cannot be read or written, or is of a later version."""
+    """Open the store in `folder`. Raises StorageError if a file cannot be read or written, or is of
+    a later version."""
     shelf = Shelf(folder, config.maps_max)
     replay = Replay(folder, shelf)
     mover = Mover(folder, shelf, config, replay.manifest)
@@ -78,8 +79,8 @@ def recover(folder: Folder, config: StorageConfig) -> Recovered:
         replay.run(config.check, mover, _report(folder))
         mover.load(replay.manifest_logs)
         if replay.found:
-            _put_in_order(folder, replay, mover)
-        file = _begin_life(folder, replay, config)
+            _repair(folder, replay, mover)
+        file = _begin_run(folder, replay, config)
     except OSError as problem:
         raise StorageError(f"cannot write to {folder.path}: {problem}") from problem
     used = {**mover.segments(), **{extent.segment.number: None for extent in replay.held}}
@@ -89,7 +90,7 @@ def recover(folder: Folder, config: StorageConfig) -> Recovered:
     mover.tidy()
     replay.disk.sync()
     damage = replay.damage()
-    _say(folder, damage)
+    _log_damage(folder, damage)
     sealed = [n for n in replay.ends if n != replay.current] if not replay.found else []
     return Recovered(
         replay.disk,
@@ -104,8 +105,8 @@ def recover(folder: Folder, config: StorageConfig) -> Recovered:
     )
 
 
-def _begin_life(folder: Folder, replay: "Replay", config: StorageConfig) -> JournalFile:
-    """Go on behind the last whole record."""
+def _begin_run(folder: Folder, replay: "Replay", config: StorageConfig) -> JournalFile:
+    """Open the journal after its last whole record and record the new incarnation."""
     marks = MarkFile(folder, replay.mark)
     try:
         file = JournalFile(folder, replay.current, config.sync == "data", marks)
@@ -114,12 +115,12 @@ def _begin_life(folder: Folder, replay: "Replay", config: StorageConfig) -> Jour
         raise
     try:
         if not replay.found:
-            for number in replay.empty:  # begun, but nothing was ever written to it
+            for number in replay.empty:
                 os.unlink(folder.journal(number))
             file.cut(replay.ends.get(replay.current, 0))
         marks.incarnation = replay.incarnation + 1
         _, unwritten = file.append([number_record(LIFE, marks.incarnation)])
-        if unwritten is not None:  # the next life would take itself for this one
+        if unwritten is not None:  # the next run would get the same incarnation
             raise unwritten
         file.sync_all()
     except BaseException:
@@ -128,8 +129,9 @@ def _begin_life(folder: Folder, replay: "Replay", config: StorageConfig) -> Jour
     return file
 
 
-def _put_in_order(folder: Folder, replay: "Replay", mover: Mover) -> None:
-    """Leave a folder that opens without a complaint to what was found in it now."""
+def _repair(folder: Folder, replay: "Replay", mover: Mover) -> None:
+    """Write what was read to new files: the next opening finds the same content, and only the
+    damage that is recorded in the manifest."""
     disk = replay.disk
     if replay.lost:
         disk.save(DAMAGE, "\n".join(replay.reasons()).encode())
@@ -146,7 +148,7 @@ def _put_in_order(folder: Folder, replay: "Replay", mover: Mover) -> None:
 
 
 def _report(folder: Folder) -> Progress:
-    """Says how far the check is, if it takes long."""
+    """A function that logs the progress of the check, if it takes long."""
     due = time.monotonic() + _PROGRESS_AFTER_S
 
     def report(done: int, total: int) -> None:
@@ -158,7 +160,7 @@ def _report(folder: Folder) -> Progress:
     return report
 
 
-def _say(folder: Folder, damage: list[str]) -> None:
+def _log_damage(folder: Folder, damage: list[str]) -> None:
     for line in damage[:_LINES_MAX]:
         log.warning("%s: %s", folder.path, line)
     if len(damage) > _LINES_MAX:
@@ -166,31 +168,31 @@ def _say(folder: Folder, damage: list[str]) -> None:
 
 
 class Replay:
-    """A disk on its way from the manifest's state to the journals' end. Changes no file of the
-    folder, unless it has a `Mover` to copy batches to new segments."""
+    """Builds the disk from the manifest and the journals. Changes no file of the folder, except
+    that a `Mover` may copy batches to new segments."""
 
     def __init__(self, folder: Paths, shelf: Shelf) -> None:
         self.disk = SegmentDisk()
         self.mark: Mark | None = None
         self.manifest = Manifest()
         self.manifest_logs: dict[LogId, list[Any]] = {}
-        self.found: list[str] = []  # what is wrong with files
-        self.lost: dict[str, None] = {}  # of it, what may have taken the newest changes
-        self.held: list[Extent] = []  # that records refer to
+        self.found: list[str] = []  # problems of files
+        self.lost: dict[str, None] = {}  # those that may have destroyed the newest changes
+        self.held: list[Extent] = []  # extents that records refer to
         self.cut_bytes = 0
-        self.records = 0  # of journals
-        self.ends: dict[int, int] = {}  # of each journal's whole records
-        self.empty: list[int] = []  # journals behind the last one that was written to
+        self.records = 0  # in all journals
+        self.ends: dict[int, int] = {}  # where the whole records of each journal end
+        self.empty: list[int] = []  # journals after the last one with records
         self._folder = folder
         self._shelf = shelf
         self._salvage = Salvage(shelf)
         self._salvage.found = self.found
         self._journals = folder.numbers("journal")
         self._segments = folder.numbers("segment")
-        self._short: dict[LogId, str] = {}  # logs that may have gone on: why that is not known
-        self._why = "records are missing"  # what is wrong with the journals
+        self._short: dict[LogId, str] = {}  # logs that may have had more positions: the reason
+        self._why = "records are missing"  # the latest problem of the journals
         self._rebuild = False  # the manifest is lost
-        self._filling = False  # what is played may be older than what is there
+        self._filling = False  # replayed records may be older than what the logs hold
         self._read_mark()
         self._read_manifest()
         self.incarnation = self.manifest.incarnation
@@ -219,29 +221,30 @@ class Replay:
             self._load()
         self._play_all()
         for name, why in self._short.items():
-            self._lose(f"log {name.hex()} may have gone on behind {self.disk.end(name):,}: {why}")
+            end = self.disk.end(name)
+            self._lose(f"log {name.hex()} may have had positions from {end:,} on: {why}")
 
-    # ------------------------------------------------------------ for people
+    # ------------------------------------------------------------ reports
 
     @property
     def batches(self) -> int:
-        """In the segments that were checked."""
+        """The number of batches in the segments that were checked."""
         return self._salvage.batches()
 
     def damage(self) -> list[str]:
-        """All holes, the reasons for which the newest changes may be missing, and what else is
-        wrong with files."""
+        """All holes, the reasons why the newest changes may be missing, and other problems of
+        files."""
         lines = dict(self._consequences())
         whys = dict.fromkeys(lines.values())
-        return [*lines, *dict.fromkeys(one for one in self.found if one not in whys)]
+        return [*lines, *dict.fromkeys(problem for problem in self.found if problem not in whys)]
 
     def problems(self) -> list[str]:
-        """What is wrong with files, then holes and doubts that were known before."""
+        """All problems of files, then the consequences of earlier damage for the logs."""
         found = dict.fromkeys(self.found)
         return [*found, *(line for line, why in self._consequences() if why not in found)]
 
     def _consequences(self) -> Iterator[tuple[str, str]]:
-        """Lines about the logs, each with what is the reason."""
+        """Lines about the logs, each with its reason."""
         for name in self.disk.logs():
             for hole in self.disk.hole_pieces(name):
                 yield f"log {name.hex()}: {hole.problem()}", hole.why
@@ -249,14 +252,14 @@ class Replay:
             yield f"the newest changes may be missing: {why}", why
 
     def reasons(self) -> list[str]:
-        """The lines of `DAMAGE`: what was known before, and what was found now."""
+        """The lines of the state `DAMAGE`: those from earlier openings, and those found now."""
         before = (self.disk.state(DAMAGE) or b"").decode(errors="replace")
         known = dict.fromkeys([*filter(None, before.split("\n")), *self.lost])
         return list(known)[:_REASONS_MAX]
 
-    def _find(self, what: str) -> None:
-        if what not in self.found[-1:]:
-            self.found.append(what)
+    def _find(self, problem: str) -> None:
+        if problem not in self.found[-1:]:
+            self.found.append(problem)
 
     def _lose(self, why: str) -> None:
         self._find(why)
@@ -266,7 +269,7 @@ class Replay:
 
     @property
     def _is_new(self) -> bool:
-        """There is nothing here but, perhaps, a mark that was not finished."""
+        """Whether the folder has no files, except perhaps an unfinished mark."""
         files = self._journals or self._segments or self._folder.manifest.exists()
         return self.mark is None and not files
 
@@ -292,16 +295,16 @@ class Replay:
             return
         journals = self._journals
         if journals == list(range(1, len(journals) + 1)) and (journals or not self._segments):
-            return  # all that ever happened stands in the journals
+            return  # no manifest was needed yet: the journals hold everything
         self._rebuild = True
-        self._lose(f"{path} is lost: logs are put together from segments, states may be old")
+        self._lose(f"{path} is lost: logs are rebuilt from segments, states may be old")
         if journals:
             self.manifest.journal = journals[0]
         elif self.mark is not None:
             self.manifest.journal = self.mark.journal
 
     def _load(self) -> None:
-        """The logs as the manifest has them."""
+        """Set logs and states to those of the manifest."""
         manifest = self.manifest
         for name in dict.fromkeys([*manifest.logs, *manifest.holes]):
             pieces: list[Any] = [Hole(*row) for row in manifest.holes.get(name, ())]
@@ -329,7 +332,7 @@ class Replay:
             if number != due:
                 self._missing(due, number)
             due = number + 1
-            # What stands in a journal before a gap may have moved, and been changed since.
+            # The content of a journal before a gap may have moved, and been changed since.
             self._filling = self._rebuild and number <= max(gaps, default=0)
             if number > max(written, first):
                 self.empty.append(number)
@@ -348,7 +351,7 @@ class Replay:
         self._lose(self._why)
 
     def _play(self, number: int, sealed: bool) -> None:
-        """`sealed`: the journal has a successor, and so was wholly on disk."""
+        """Replay a journal. `sealed`: it has a successor, so all of it was on disk."""
         path = self._folder.journal(number)
         try:
             data = open_map(path)  # batches are copied out of it
@@ -402,7 +405,7 @@ class Replay:
         else:
             assert type(record) is Moved, record
             for row in record.extents:
-                # A compaction's result that does not read leaves what it was made of.
+                # Unreadable parts of a compaction's result are skipped: the log keeps its batches.
                 pieces = self._salvage.pieces(record.log, row)
                 self.held += [piece for piece in pieces if type(piece) is Extent]
                 for piece in pieces:
@@ -419,22 +422,22 @@ class Replay:
             self.incarnation += 1
         if record.kind == APPEND and not record.frames:
             self._short[record.log] = why
-        for one in record.frames:
-            if isinstance(one, Batch):
-                name = record.log if record.kind else one.stream_id
+        for frame in record.frames:
+            if isinstance(frame, Batch):
+                name = record.log if record.kind else frame.stream_id
                 if self._filling or not record.kind:
-                    self._fill(name, one)
+                    self._fill(name, frame)
                 elif record.kind == APPEND:
-                    self._append(name, (one,))
+                    self._append(name, (frame,))
                 else:
-                    self._rewrite(name, [one])
+                    self._rewrite(name, [frame])
             elif record.kind == APPEND and not self._filling:
-                self._lose_frame(record.log, one)
+                self._lose_frame(record.log, frame)
             elif not record.kind:
-                self.disk.skip(one.log, one.hi, why)
+                self.disk.skip(frame.log, frame.hi, why)
 
     def _lose_frame(self, name: LogId, frame: Lost) -> None:
-        """A batch that was appended cannot be read."""
+        """Make a hole of an appended batch that cannot be read."""
         if not frame.hi:
             self._short[name] = self._why
             return
@@ -455,23 +458,23 @@ class Replay:
         disk.append(name, batches)
 
     def _truncate(self, name: LogId, end: int) -> None:
-        """Above the log's end it changes nothing: it was asked for behind an append that failed."""
+        """Replay a truncate. Above the log's end (after a failed append) it changes nothing."""
         if end <= self.disk.end(name):
             self._short.pop(name, None)
-        self._surely(name, lambda: self.disk.truncate(name, end))
+        self._change(name, lambda: self.disk.truncate(name, end))
 
     def _lost_truncate(self, name: LogId, lo: int) -> None:
         self._lose(f"log {name.hex()} was truncated to {lo:,} by a record that is lost")
-        self._surely(name, lambda: self.disk.truncate(name, lo))
+        self._change(name, lambda: self.disk.truncate(name, lo))
 
     def _rewrite(self, name: LogId, pieces: list[Any]) -> None:
         pieces = [own(piece) if type(piece) is Batch else piece for piece in pieces]
         lo, hi = pieces[0].lo, pieces[-1].hi
         self._reach(name, hi)
-        self._surely(name, lambda: self.disk.splice(name, lo, hi, pieces))
+        self._change(name, lambda: self.disk.splice(name, lo, hi, pieces))
 
     def _fill(self, name: LogId, batch: Batch) -> None:
-        """A batch that may not be the newest of its positions: it stands where no other does."""
+        """Add a batch that may be outdated: only at positions for which there is no other."""
         self._reach(name, batch.hi)
         for lo, hi in self.disk.holes(name):
             lo, hi = max(lo, batch.lo), min(hi, batch.hi)
@@ -479,14 +482,14 @@ class Replay:
                 self._rewrite(name, [batch.slice(lo, hi)])
 
     def _reach(self, name: LogId, end: int) -> None:
-        """The log has come at least as far as `end`."""
+        """Extend the log to `end` with a hole, if it ends before."""
         if end > self.disk.end(name):
             self._why = self._short.get(name, self._why)
             self._find(self._why)
             self.disk.skip(name, end, self._why)
 
-    def _surely(self, name: LogId, change: Callable[[], None]) -> None:
-        """Do it; if a segment that was not checked is in the way, check what the log has first."""
+    def _change(self, name: LogId, change: Callable[[], None]) -> None:
+        """Run `change`; if an unchecked segment is damaged, check the log's segments and retry."""
         try:
             change()
         except StorageError:

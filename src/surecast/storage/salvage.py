@@ -1,16 +1,16 @@
-"""What can still be read of segments that are damaged.
+"""Reads what is left of damaged segments.
 
-The manifest and the journal say which positions of which log a segment holds (an extent's row).
-`pieces` turns a row into what is there: the extent itself if nothing is wrong; else its parts that
-read, and holes for the rest.
+The manifest and the journal list which positions of which log a segment holds (an extent's row).
+`pieces` turns a row into pieces: the extent itself if it is intact; otherwise its readable parts,
+and holes for the rest.
 
-- A frame is damaged: a hole of its positions. The index tells where the others are.
+- A frame is damaged: its positions become a hole. The index locates the other frames.
 - An index is damaged: the frames of its run are read one after the other.
-- Header, directory or footer is damaged: all frames of the file are.
-- The file is missing, or is that of another segment: a hole.
+- Header, directory or footer is damaged: all frames of the file are read one after the other.
+- The file is missing, or belongs to another segment: a hole.
 
-Batches that are found without an index are copied to a new segment, or, by somebody who only looks,
-kept as they are. Nothing outside the row's log and positions is used.
+Batches that are found without an index are copied to a new segment, or, if the folder is only
+inspected, kept in memory. Nothing outside the row's log and positions is used.
 """
 
 from collections.abc import Iterable, Iterator
@@ -35,17 +35,17 @@ Found = list[tuple[LogId, Any]]  # an extent or a batch each
 
 class Salvage:
     def __init__(self, shelf: Shelf) -> None:
-        self.found: list[str] = []  # what is wrong, in the order it was found
-        self.mover: Mover | None = None  # copies what has no index; None: nothing is written
+        self.found: list[str] = []  # the problems, in the order they were found
+        self.mover: Mover | None = None  # copies batches without an index; None: write nothing
         self._shelf = shelf
         self._folder = shelf.folder
         self._checks: dict[int, Checked] = {}
         self._copies: dict[tuple[int, int], dict[LogId, list[Any]]] = {}  # by segment and run
-        self._said: dict[tuple[int, int], None] = {}
-        self.scopes: dict[LogId, int] = {}  # of logs, as the segments say
+        self._reported: dict[tuple[int, int], None] = {}  # segment, and run or offset
+        self.scopes: dict[LogId, int] = {}  # of logs, from the segments
 
     def batches(self) -> int:
-        """In all segments that were checked, by their directories."""
+        """The number of batches in all checked segments, from their directories."""
         count = 0
         for number, checked in self._checks.items():
             if not checked.missing and checked.problem is None:
@@ -65,13 +65,13 @@ class Salvage:
         path = self._folder.segment(number)
         if checked.missing:
             return [self._hole(number, lo, hi, f"{path} is missing")]
-        if number not in self._checks:  # nobody has asked for that
+        if number not in self._checks:  # `check = "none"`: treat it as intact
             return [Extent(self._shelf.segment(number), *row[1:])]
         if checked.problem is not None:
             why = str(checked.problem)
             if isinstance(checked.problem, Misplaced):
                 return [self._hole(number, lo, hi, why)]
-            self._say(number, -1, why)
+            self._report(number, -1, why)
             return _covering(self._copy(number, -1).get(log, []), lo, hi, why)
         mapped = self._shelf.mapped(number)
         run = mapped.run(place) if place < mapped.runs else None
@@ -82,14 +82,14 @@ class Salvage:
         try:
             mapped.index(run, place)
         except Damaged as problem:
-            self._say(number, place, str(problem))
+            self._report(number, place, str(problem))
             return _covering(self._copy(number, place).get(log, []), lo, hi, str(problem))
         return self._by_index(mapped, run, row)
 
     def _by_index(
         self, mapped: Mapped, run: Run, row: tuple[int, int, int, int, int, int]
     ) -> list[Any]:
-        """A frame of the run is damaged: the parts of the row between damaged frames."""
+        """The pieces of a row whose run has damaged frames: the parts between these, and holes."""
         number, place, lo, hi, _, time_max = row
         los, offsets, *_ = mapped.index(run, place)
         first, last = (int(i) for i in np.searchsorted(los, (lo, hi), "left"))
@@ -97,7 +97,7 @@ class Salvage:
         ends = [*offsets[first:last].tolist()]
         ends.append(int(offsets[last]) if last < run.batches else run.at + run.nbytes)
         pieces: list[Any] = []
-        begin = 0  # of the batches that read, up to the present one
+        begin = 0  # of the intact batches before the current one
 
         def take(end: int) -> None:
             if begin < end:
@@ -110,7 +110,7 @@ class Salvage:
             if (why := mapped.problem(at, stop, a, b)) is not None:
                 take(index)
                 begin = index + 1
-                self._say(number, at, why)
+                self._report(number, at, why)
                 pieces.append(Hole(a, b, why))
         take(len(starts) - 1)
         return pieces
@@ -118,13 +118,13 @@ class Salvage:
     # ------------------------------------------------------------ a segment
 
     def everything(self, number: int) -> Found:
-        """All that reads in a segment, whatever a manifest may say."""
+        """All readable pieces of a segment; used when there is no manifest."""
         self.force([number])
         checked = self._checked(number)
         if checked.missing or isinstance(checked.problem, Misplaced):
             return []
         if checked.problem is not None:
-            self._say(number, -1, str(checked.problem))
+            self._report(number, -1, str(checked.problem))
             copies = self._copy(number, -1)
             return [(log, piece) for log, some in copies.items() for piece in some]
         mapped = self._shelf.mapped(number)
@@ -144,22 +144,22 @@ class Salvage:
     # ------------------------------------------------------------ inside
 
     def force(self, numbers: Iterable[int]) -> None:
-        """Check these, if that has not been done."""
+        """Check those of these segments that have not been checked."""
         self.check([n for n in numbers if n not in self._checks], lambda done, total: None)
 
     def _checked(self, number: int) -> Checked:
         return self._checks.get(number) or is_there(self._folder, number)
 
     def _copy(self, number: int, place: int) -> dict[LogId, list[Any]]:
-        """The batches of a run (-1: of all) that are found without an index, log by log."""
-        found = self._copies.get((number, place))
-        if found is None:
+        """The batches of a run (-1: of all runs) that are found without an index, by log."""
+        copies = self._copies.get((number, place))
+        if copies is None:
             batches = self._walk(number, place)
-            some = self.mover.copy(batches) if self.mover is not None else list(batches)
-            found = self._copies[number, place] = {}
-            for log, piece in sorted(some, key=lambda item: int(item[1].lo)):
-                found.setdefault(log, []).append(piece)
-        return found
+            pieces = self.mover.copy(batches) if self.mover is not None else list(batches)
+            copies = self._copies[number, place] = {}
+            for log, piece in sorted(pieces, key=lambda item: int(item[1].lo)):
+                copies.setdefault(log, []).append(piece)
+        return copies
 
     def _walk(self, number: int, place: int) -> Iterator[tuple[LogId, Batch]]:
         if place < 0:
@@ -169,28 +169,28 @@ class Salvage:
             mapped = self._shelf.mapped(number)
             run = mapped.run(place)
             view, at, end = mapped.view, run.at, run.at + run.nbytes
-        for offset, one in walk(view, at, end, closed=place >= 0):
-            if isinstance(one, Batch):
-                yield one.stream_id if place < 0 else run.log, one
-            elif one.hi:  # else it may be anything but a frame
-                self._say(number, offset, self._at(number, offset, one.why))
+        for offset, frame in walk(view, at, end, closed=place >= 0):
+            if isinstance(frame, Batch):
+                yield frame.stream_id if place < 0 else run.log, frame
+            elif frame.hi:  # else these bytes may not be a frame at all
+                self._report(number, offset, self._at(number, offset, frame.why))
 
     def _hole(self, number: int, lo: int, hi: int, why: str) -> Hole:
-        self._say(number, -1, why)
+        self._report(number, -1, why)
         return Hole(lo, hi, why)
 
     def _at(self, number: int, offset: int, why: str) -> str:
         path = self._folder.segment(number)
         return f"{path}: the record at offset {offset:,} is damaged: {why}"
 
-    def _say(self, number: int, place: int, what: str) -> None:
-        if (number, place) not in self._said:
-            self._said[number, place] = None
-            self.found.append(what)
+    def _report(self, number: int, place: int, problem: str) -> None:
+        if (number, place) not in self._reported:
+            self._reported[number, place] = None
+            self.found.append(problem)
 
 
 def _covering(pieces: list[Any], lo: int, hi: int, why: str) -> list[Any]:
-    """What the pieces hold of [lo, hi), and holes for the rest."""
+    """The parts of `pieces` in [lo, hi), and holes for the rest."""
     out: list[Any] = []
     for piece in pieces:
         if piece.hi <= lo or piece.lo >= hi:

@@ -1,4 +1,4 @@
-"""What a segment store shows: logs of batches in memory and extents in segments, as one."""
+"""What machines read of a segment store: logs of batches in memory and extents in segments."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -10,14 +10,14 @@ from surecast.storage.memory import Hole, Log, MemoryDisk
 
 __all__ = ["SegmentDisk", "batches_of"]
 
-_PINS_RATIO: Final = 2  # a body may keep a buffer so many times its size in memory
+_PINS_RATIO: Final = 2  # a body may keep a buffer in memory that is this many times its size
 
 
 class SegmentDisk(MemoryDisk):
-    """A `MemoryDisk` most of whose batches are not in memory.
+    """A `MemoryDisk` most of whose batches are in segments, not in memory.
 
-    Whatever its pieces, it shows the same batches as a MemoryDisk after the same changes: an extent
-    that is cut inside a batch leaves that batch's rest as a piece of its own.
+    It shows the same batches as a MemoryDisk after the same changes: an extent that is cut inside a
+    batch leaves that batch's rest as a piece of its own.
     """
 
     def __init__(self) -> None:
@@ -61,14 +61,14 @@ class SegmentDisk(MemoryDisk):
     # ------------------------------------------------------------ moves
 
     def load(self, log: LogId, pieces: list[Any]) -> None:
-        """A log as the manifest has it: extents, and holes."""
+        """Set a log to the manifest's pieces: extents and holes."""
         found = self._log(log)
         found.replace(0, 0, pieces)
         self.nbytes += sum(piece.nbytes for piece in pieces)
         self._holed = self._holed or any(type(piece) is Hole for piece in pieces)
 
     def take_dirty(self) -> dict[LogId, list[Any]]:
-        """The pieces of all logs that were changed since this was asked last."""
+        """The pieces of all logs that were changed since the last call."""
         dirty, self._dirty = self._dirty, {}
         return {log: list(self._log(log).pieces) for log in dirty}
 
@@ -86,10 +86,11 @@ class SegmentDisk(MemoryDisk):
         return found.pieces[first:last]
 
     def moved(self, log: LogId, old: Sequence[Any], new: Extent) -> None:
-        """The pieces `old`, one after the other, are also in `new`.
+        """Replace the pieces `old`, which follow each other, by the parts of `new` with the same
+        content.
 
-        What of them is still there gives its place to the part of `new` that holds the same. May be
-        called for some of the pieces at a time.
+        Pieces of `old` that the log no longer has are skipped. May be called for some of the pieces
+        at a time.
         """
         found = self._log(log)
         index = max(bisect_right(found.starts, new.lo) - 1, 0)
@@ -113,14 +114,14 @@ class SegmentDisk(MemoryDisk):
                     first = index - 1
                     lo = found.pieces[first].lo
                 part = new.clip(lo, old[at + count - 1].hi)
-                gone = found.replace(first, index + count, [part])
-                self.nbytes += part.nbytes - sum(one.nbytes for one in gone)
+                replaced = found.replace(first, index + count, [part])
+                self.nbytes += part.nbytes - sum(piece.nbytes for piece in replaced)
                 index = first + 1
                 at += count
 
     @property
     def held_bytes(self) -> int:
-        """Of batches in memory: for tests and figures, it looks at every piece."""
+        """Bytes of batches in memory. For tests and measurements: it visits every piece."""
         return sum(
             piece.nbytes
             for log in self._logs.values()
@@ -166,7 +167,8 @@ def _goes_on(piece: Any, new: Extent, lo: int) -> bool:
 def batches_of(
     pieces: Sequence[Any], lo: int, hi: int, nbytes_max: int = 1 << 62, first: int = 0
 ) -> list[Batch]:
-    """The batches of [lo, hi) in pieces that cover it, cut at its ends; stops past `nbytes_max`."""
+    """The batches of [lo, hi) in pieces that cover it, cut at its ends; stops after `nbytes_max`.
+    Stops at a hole, or raises its problem if that comes first."""
     out: list[Batch] = []
     nbytes = 0
     for index in range(first, len(pieces)):
@@ -190,9 +192,9 @@ def batches_of(
 
 
 def own(batch: Batch) -> Batch:
-    """The batch with a body of its own, if that is a small part of a large buffer.
+    """The batch, with a copy of its body if the body is a small part of a large buffer.
 
-    A frame is a slice of what was received at once, and kept alone would keep all of it.
+    A frame is a slice of a receive buffer; a small batch would keep the whole buffer in memory.
     """
     body = batch.body
     if type(body) is not memoryview:

@@ -1,4 +1,4 @@
-"""The file of a segment: runs of batches of several logs, as their frames, and an index behind.
+"""The file of a segment: the frames of runs of batches of several logs, followed by indices.
 
     header      32 bytes: magic, number of the segment, CRC
     frames      of each run back to back, byte for byte as they came over the wire
@@ -7,10 +7,10 @@
     footer      32 bytes: where the directory is, CRCs, magic
 
 A segment is written once, synced, and never changed. It is read through a memory map; batches are
-views into it. Every byte is covered by a checksum: the frames' own, checked at each read; the
-others', checked when the segment is mapped or a run is first looked at. A run's frames have one
-more in common, so that a whole file is checked with few calls (`check.py`). docs/storage.md has it
-byte by byte.
+views into it. Every byte is covered by a checksum: those of frames are verified at each read, the
+others when the segment is mapped or a run is first used. A run's frames also have a common
+checksum, so that a whole file is checked with few calls (`check.py`). docs/storage.md has the
+layout byte by byte.
 """
 
 import mmap
@@ -49,7 +49,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 class Misplaced(Damaged):
-    """The file of another segment."""
+    """The file belongs to another segment."""
 
 
 class Run(NamedTuple):
@@ -81,14 +81,14 @@ class SegmentWriter:
         self._waiting = self._batches = 0
         self._indices: list[tuple[array[int], ...]] = []
         self._current: tuple[LogId, int, int] | None = None
-        self._crc = 0  # of what the current run has
+        self._crc = 0  # of the current run's frames so far
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._file = open_file(path, flags, mode)
         head = _HEADER.pack(_MAGIC, number, 0)[:-4]
         self._put(head + struct.pack("<I", crc32(head)))
 
     def begin(self, log: LogId, scope: int = 0) -> int:
-        """The number of the run that what is added from now on belongs to."""
+        """Begin a run for the batches added from now on; returns its number."""
         self.end()
         self._current = (log, scope, self.size)
         self._crc = 0
@@ -110,7 +110,7 @@ class SegmentWriter:
             self._flush()
 
     def end(self) -> tuple[int, int]:
-        """Close the run: its bytes and its latest time."""
+        """Close the run. Returns its bytes and the latest time of its batches."""
         if self._current is None:
             return 0, 0
         log, scope, at = self._current
@@ -122,7 +122,7 @@ class SegmentWriter:
         return nbytes, max(times)
 
     def finish(self) -> None:
-        """Index, directory and footer; then everything is on disk (but for the file's name)."""
+        """Write indices, directory and footer, and sync the file (but not its directory entry)."""
         self.end()
         runs = []
         for run, columns in zip(self.runs, self._indices, strict=True):
@@ -158,7 +158,7 @@ class SegmentWriter:
 
 
 class Mapped:
-    """A segment's file in memory, as far as it is looked at."""
+    """The memory map of a segment's file; parts are verified when they are first used."""
 
     def __init__(self, path: Path, number: int) -> None:
         self.path = path
@@ -173,7 +173,7 @@ class Mapped:
         self.size = len(self.view)
         self._check_header(number)
         self._directory_at, self.runs = self._read_footer()
-        self._checked = bytearray(self.runs)  # whether the run's index was
+        self._checked = bytearray(self.runs)  # 1 for each run whose index was verified
 
     def run(self, number: int) -> Run:
         if not 0 <= number < self.runs:
@@ -193,7 +193,7 @@ class Mapped:
         return los, offsets, times, rows
 
     def batch(self, at: int, lo: int) -> tuple[Batch, int]:
-        """The batch at an offset, which must begin at position `lo`, and its size."""
+        """The batch at an offset, which must begin at position `lo`, and its size in bytes."""
         try:
             batch, size = decode_batch(
                 self.view[at : self._directory_at], LOG_LIMITS, validate=False
@@ -205,7 +205,7 @@ class Mapped:
         return batch, size
 
     def problem(self, at: int, end: int, lo: int, hi: int) -> str | None:
-        """What is wrong with the batch of [lo, hi) at an offset, if something is."""
+        """The problem of the batch of [lo, hi) at an offset, or None."""
         try:
             batch, size = self.batch(at, lo)
             if batch.hi != hi or at + size != end:
@@ -215,13 +215,13 @@ class Mapped:
         return None
 
     def _check_header(self, number: int) -> None:
-        magic, found, crc = _HEADER.unpack_from(self.view)
+        magic, written, crc = _HEADER.unpack_from(self.view)
         if crc != crc32(self.view[: _HEADER.size - 4]):
             raise self._damage(0, "its header does not match")
         if is_later(magic, _MAGIC):
             raise StorageError(f"{self.path}: of a later version: it starts with {magic!r}")
-        if found != number:
-            raise Misplaced(f"{self.path}: damaged: its header is that of segment {found}")
+        if written != number:
+            raise Misplaced(f"{self.path}: damaged: its header is that of segment {written}")
 
     def _read_footer(self) -> tuple[int, int]:
         at = self.size - _FOOTER.size
@@ -238,7 +238,8 @@ class Mapped:
 
 
 def open_map(path: Path) -> memoryview:
-    """A file in memory. All of it is read first: so a bad sector is an error, and no signal."""
+    """The memory map of a file. All of it is read first: a bad sector then raises an error,
+    instead of a signal."""
     with path.open("rb", buffering=0) as file:
         buffer = bytearray(_SLICE_BYTES)
         if not file.readinto(buffer):

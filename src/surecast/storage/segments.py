@@ -1,19 +1,20 @@
-"""The store of a real node: a journal for what is new, segments for what is not.
+"""The store of a real node: a journal for new batches, segments for older ones.
 
-Every storage effect becomes a record of the journal, in order; one thread writes all that is
-queued and syncs once (`journal_writer.py`). What machines read changes at once. When the journal
-has grown to `journal_bytes_max` it goes on in a new file, and a second thread moves the batches of
-the old one to a segment (`mover.py`); from then on they are read through a memory map. In memory
-are the batches of the journal, the small states, and where in which segment the rest is.
+Every storage effect becomes a record of the journal, in order; one thread writes all queued records
+and syncs once (`journal_writer.py`). What machines read changes at once. When the journal has grown
+to `journal_bytes_max` it continues in a new file, and a second thread moves the batches of the old
+one to a segment (`mover.py`); from then on they are read through a memory map. In memory are the
+batches of the journal, the small states, and the locations of all other batches.
 
-**Crashes and damage.** Opening a store checks all of it, reads the manifest and plays the journals
-on top (`recovery.py`). The last unsynced writes may be torn; the journal is cut at its last whole
-record. What is damaged becomes a hole of its log, or the state `DAMAGE` says what may be missing.
+**Crashes and damage.** Opening a store checks all of it, reads the manifest and replays the
+journals (`recovery.py`). The last unsynced writes may be torn; the journal is cut after its last
+whole record. Damaged positions become a hole of their log, or the state `DAMAGE` says what may be
+missing.
 
-**Failures.** A record that cannot be written fails, with everything behind it: memory goes back to
-where it was before, and the answers say so. Room found later is used again. A truncate has no
-answer and so cannot fail: it is kept, and written before anything else is. A move or a compaction
-that fails leaves everything as it was, and is tried again with the next occasion.
+**Failures.** If a record cannot be written, it fails together with everything after it: the changes
+in memory are undone, and the answers are failures. Once there is room again, writes succeed again.
+A truncate has no answer and so cannot fail: it is kept, and written before the next record. A
+failed move or compaction leaves everything as it was; a move is tried again later.
 """
 
 import logging
@@ -43,15 +44,15 @@ __all__ = ["SegmentStore"]
 log = logging.getLogger("surecast.storage")
 
 _TIDY: Final = "tidy"
-_PIECES_AT_ONCE: Final = 2000  # let go from memory in one turn of the loop: about a millisecond
-_PIECES_A_GROUP: Final = 4  # what a group costs by itself
+_PIECES_AT_ONCE: Final = 2000  # released from memory per turn of the loop: about a millisecond
+_PIECES_A_GROUP: Final = 4  # the cost of a group in pieces, in addition to its pieces
 _RETRY_S: Final = 1.0  # between moves that are tried because memory is full
 
 
 class SegmentStore:
-    """Implements `storage.store.Store` in a directory of its own. Opened by the constructor.
+    """Implements `storage.store.Store` in a directory of its own; the constructor opens it.
 
-    All methods are for one thread, the loop's.
+    All methods must be called in one thread, the event loop's.
     """
 
     def __init__(
@@ -65,35 +66,35 @@ class SegmentStore:
         self._limits = limits
         self._folder = Folder(directory, self.config)
         try:
-            found = recover(self._folder, self.config)
+            recovered = recover(self._folder, self.config)
         except BaseException:
             self._folder.close()
             raise
-        self.disk = found.disk
-        self.incarnation = found.incarnation
-        self.cut_bytes = found.cut_bytes  # of a torn tail, when opened
-        self.damage = found.damage  # what was damaged when it was opened, for people
-        self._shelf = found.shelf
-        self._mover = found.mover
-        self._held = found.held  # extents that records of the journals refer to
+        self.disk = recovered.disk
+        self.incarnation = recovered.incarnation
+        self.cut_bytes = recovered.cut_bytes  # of a torn tail, when opened
+        self.damage = recovered.damage  # found when it was opened; lines for the operator
+        self._shelf = recovered.shelf
+        self._mover = recovered.mover
+        self._held = recovered.held  # extents that records of the journals refer to
         self._wake: Callable[[], None] = lambda: None
         self._owed: list[Truncate] = []  # of failed writes: to be written with the next one
         self._moving = False
         self._retry_at = 0.0  # when a move may be tried again only because memory is full
-        self._moved: deque[tuple[LogId, Group]] = deque()  # not let go from memory yet
-        self._let_gone = 0  # pieces of the first of them that are
-        self._dead_bytes = 0  # that compactions have left in segments since the last move
+        self._moved: deque[tuple[LogId, Group]] = deque()  # in segments, and still in memory
+        self._released = 0  # pieces of the first of them that are not in memory any more
+        self._dead_bytes = 0  # unused bytes of segments, from compactions since the last move
         self._waiting: deque[Compact] = deque()  # one compaction at a time
         self._job: Job | None = None
         self._ready: tuple[Any, list[Any]] | None = None  # its token and result, not shown yet
-        self._told: list[Any] = []  # answers to give with the next ones
+        self._answers: list[Any] = []  # of compactions, for the next `collect`
         self._closed = False
-        self._background = Background(self._on_news)
+        self._background = Background(self._on_results)
         self._journal = JournalWriter(
-            found.file,
-            self._on_news,
+            recovered.file,
+            self._on_results,
             self._on_rotated,
-            found.sealed_bytes,
+            recovered.sealed_bytes,
             self.config.backlog_bytes_max,
         )
 
@@ -103,22 +104,22 @@ class SegmentStore:
 
     @property
     def pending_bytes(self) -> int:
-        """What is queued for the journal and not written yet; `queue_bytes_max` bounds it."""
+        """Bytes queued for the journal and not written yet, bounded by `queue_bytes_max`."""
         return self._journal.pending_bytes
 
     @property
     def moves(self) -> int:
-        """How often a journal's batches have gone to segments."""
+        """The number of moves of a journal's batches to segments."""
         return self._mover.moves
 
     def attach(self, wake: Callable[[], None]) -> None:
         self._wake = wake
 
-    def _on_news(self) -> None:
+    def _on_results(self) -> None:
         self._wake()
 
     def close(self) -> None:
-        """Write what is queued, give up what is done in the background, let go of the files."""
+        """Write what is queued, abandon background work, close the files."""
         if self._closed:
             return
         self._closed = True
@@ -136,7 +137,7 @@ class SegmentStore:
         record = record_of(effect, self._limits)
         over = self._is_over(record.size)
         if over and not self._moving and time.monotonic() >= self._retry_at:
-            self._move()  # the last one has failed, and nothing that is written asks for another
+            self._move()  # the last move failed, and refused writes do not start another one
         before = disk.written
         disk.failing = "full" if over else ""
         answer = apply(disk, effect)
@@ -144,10 +145,10 @@ class SegmentStore:
         self._put(Entry(effect, record if after > before else None, answer, before, after))
 
     def _is_over(self, nbytes: int) -> bool:
-        """Whether so much more would be more than may wait, or be kept in memory."""
+        """Whether `nbytes` more would exceed the bounds of the queue or of memory."""
         if self.pending_bytes + nbytes > self.config.queue_bytes_max:
             return True
-        # While moves fail nothing leaves memory; while one is under way the writer waits for it.
+        # If moves fail nothing leaves memory; if one is under way the writer waits for it.
         return self._journal.backlog_bytes + nbytes > 2 * self.config.backlog_bytes_max
 
     def _put(self, entry: Entry) -> None:
@@ -161,7 +162,7 @@ class SegmentStore:
             self._move()
 
     def collect(self) -> list[Any]:
-        """The answers to give; where something failed, memory is set back first."""
+        """The answers to give. After a failure, the failed changes are undone in memory first."""
         done, dropped, stopped = self._journal.take()
         if stopped:
             self._set_back([entry for entry, why in done if why])
@@ -173,11 +174,11 @@ class SegmentStore:
             self.disk.sync(synced[-1])
         answers = _answers(done)
         if self._moved:
-            self._let_go()
+            self._release()
         for what, result in self._background.take():
             self._finish(what, result)
-        told, self._told = self._told, []
-        return answers + told
+        compactions, self._answers = self._answers, []
+        return answers + compactions
 
     def _set_back(self, entries: list[Entry]) -> None:
         self.disk.rollback(entries[0].before)
@@ -187,7 +188,7 @@ class SegmentStore:
                 self._owed.append(entry.effect)
 
     def _finish(self, what: Any, result: Any) -> None:
-        """Something was done in the background."""
+        """Handle a result of the background thread."""
         if type(what) is Snapshot:
             self._finish_move(what, result)
         elif type(what) is Job:
@@ -195,14 +196,14 @@ class SegmentStore:
         self._tidy_if_due(what)
 
     def _tidy_if_due(self, after: Any) -> None:
-        """Files that nobody refers to any more can go."""
+        """Have unused segment files removed, if there are any."""
         if self._shelf.gone and after is not _TIDY:
             self._background.put(_TIDY, lambda _: self._mover.tidy())
 
     # ------------------------------------------------------------ moves
 
     def _move(self) -> None:
-        """Let the journal go on in a new file, and move what is in the old ones."""
+        """Continue the journal in a new file, and move the content of the old ones to segments."""
         self._moving = True
         disk = self.disk
         states = [(name, disk.state(name) or b"") for name in disk.states()]
@@ -213,7 +214,7 @@ class SegmentStore:
         self._dead_bytes = 0
 
     def _on_rotated(self, snapshot: Snapshot, journal: int | OSError) -> None:
-        """In the journal's thread."""
+        """Called in the journal's thread: start the move, or report that there is no new file."""
         if isinstance(journal, OSError):
             self._background.tell(snapshot, journal)
         else:
@@ -226,20 +227,20 @@ class SegmentStore:
             return
         for name, groups in result:
             self._moved += [(name, group) for group in groups]
-        self._let_go()
+        self._release()
 
-    def _let_go(self) -> None:
-        """Let extents stand for what has moved, some pieces at a time: there may be many."""
+    def _release(self) -> None:
+        """Replace moved batches in memory by extents, some pieces at a time: there may be many."""
         budget = _PIECES_AT_ONCE
         while self._moved and budget > 0:
             name, group = self._moved[0]
-            some = group.pieces[self._let_gone : self._let_gone + budget]
-            self.disk.moved(name, some, group.extent)
-            budget -= len(some) + _PIECES_A_GROUP
-            self._let_gone += len(some)
-            if self._let_gone == len(group.pieces):
+            pieces = group.pieces[self._released : self._released + budget]
+            self.disk.moved(name, pieces, group.extent)
+            budget -= len(pieces) + _PIECES_A_GROUP
+            self._released += len(pieces)
+            if self._released == len(group.pieces):
                 self._moved.popleft()
-                self._let_gone = 0
+                self._released = 0
         if self._moved:
             self._wake()
             return
@@ -272,33 +273,33 @@ class SegmentStore:
         while self._waiting and self._job is None and self._ready is None:
             effect = self._waiting.popleft()
             if self.disk.wants(effect.token) is None:
-                self._tell(StoreFailed(effect.token, "truncated"))
+                self._answer(StoreFailed(effect.token, "truncated"))
                 continue
             pieces = self.disk.pieces(effect.log, effect.lo, effect.hi)
             self._job = job = Job(effect, pieces)
             self._background.put(job, partial(self._mover.compact, job))
 
-    def _tell(self, answer: Any) -> None:
-        self._told.append(answer)
+    def _answer(self, answer: Any) -> None:
+        self._answers.append(answer)
         self._wake()
 
     def _finish_compaction(self, job: Job, result: Any) -> None:
         self._job = None
         token = job.effect.token
         if self.disk.wants(token) is None:
-            self._told.append(StoreFailed(token, "truncated"))
+            self._answers.append(StoreFailed(token, "truncated"))
         elif isinstance(result, Exception):
             self.disk.drop(token)
             log.warning("%s: a compaction has failed: %s", self.path, result)
             full = isinstance(result, OSError) and result.errno in FULL
-            self._told.append(StoreFailed(token, "full" if full else "io"))
+            self._answers.append(StoreFailed(token, "full" if full else "io"))
         else:
             self._ready = (token, result)
-            self._told.append(Compacted(token))
+            self._answers.append(Compacted(token))
         self._compact_next()
 
     def show(self, given: Compacted) -> None:
-        """Let the log be what the compaction has made of it."""
+        """Replace the range in the log by the result of the compaction."""
         assert self._ready is not None, given
         token, pieces = self._ready
         assert token is given.token, given
@@ -324,7 +325,7 @@ class SegmentStore:
             record = rewritten_record(name, pieces)
         self._put(Entry(None, record, None, before, disk.written))
         if not self._moving and self._dead_bytes > self.config.journal_bytes_max:
-            self._move()  # so that the files of what is void can go
+            self._move()  # it rewrites segments with much unused space, so that files can go
 
 
 def _answers(done: Done) -> list[Any]:

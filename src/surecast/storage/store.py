@@ -1,10 +1,10 @@
-"""Storage effects, performed: what a driver needs of a disk, and the disk that is only memory.
+"""The interface between a driver and its store, and the store that is only memory.
 
-A `Store` shows machines its contents through `disk`. `perform` takes one storage effect and returns
-at once; its answer comes out of `collect` some time after the store has called `wake` (from any
-thread). Answers come in the order of the effects, but for those to compactions, which are done in
-the background. The driver calls `show` with each `Compacted` just before it steps the machine with
-it: that is when the log changes.
+Machines read a `Store` through `disk`. `perform` takes one storage effect and returns at once;
+`collect` returns its answer some time after the store has called `wake` (from any thread). Answers
+come in the order of the effects, except those of compactions, which run in the background. The
+driver calls `show` with each `Compacted` just before it steps the machine with it: this changes the
+log.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ __all__ = ["MemoryStore", "Store", "apply", "failed", "timely"]
 
 
 class Store(Protocol):
-    incarnation: int  # of the node's present life
+    incarnation: int  # of the node's current run
 
     @property
     def disk(self) -> MemoryDisk: ...
@@ -44,9 +44,9 @@ class Store(Protocol):
 
 
 def apply(disk: MemoryDisk, effect: Any) -> Any:
-    """Make the change; the answer to give when it is durable, if one is owed.
+    """Change `disk`. Returns the answer to give once the change is durable (None for a Truncate).
 
-    A compaction is only asked for: its answer, if `timely` lets it stand, is to be shown.
+    A compaction is only registered; its answer has to pass `timely`, and `show` does the change.
     """
     try:
         if type(effect) is Append:
@@ -76,14 +76,14 @@ def failed(effect: Any, reason: str) -> StoreFailed | None:
 
 
 def timely(disk: MemoryDisk, answer: Any) -> Any:
-    """The answer as of now: a compaction that a truncate has cut into meanwhile failed."""
+    """The answer, or StoreFailed for a compaction whose range was truncated meanwhile."""
     if type(answer) is Compacted and disk.wants(answer.token) is None:
         return StoreFailed(answer.token, "truncated")
     return answer
 
 
 class MemoryStore:
-    """A disk that is as lasting as the object: for tests, and for nodes that keep nothing."""
+    """A store in memory, for tests and for nodes without a data folder."""
 
     def __init__(self, disk: MemoryDisk | None = None, incarnation: int = 1) -> None:
         self.disk = disk if disk is not None else MemoryDisk()
