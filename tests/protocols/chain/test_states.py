@@ -317,10 +317,10 @@ BROKEN: dict[str, Callable[[Desk], None]] = {
     "beside others": lambda desk: desk.replica.holes.update({LOG: [(1, 2)]}),
     "unclean since": lambda desk: setattr(desk.replica.saved, "clean", False),
     "not the last member": lambda desk: setattr(desk.replica, "learner", desk.replica.follower),
-    "gated on nobody": lambda desk: setattr(desk.replica, "join", "gating"),
+    "gated without a learner": lambda desk: setattr(desk.replica, "join", "gating"),
     "nothing is gated": lambda desk: setattr(desk.replica.saved, "joining", True),
     "before it is on disk": lambda desk: desk.replica.follower.sent.update({LOG: 9}),  # type: ignore[union-attr]
-    "taken back": lambda desk: setattr(desk.replica.logs[LOG], "committed", 1),
+    "given up without": lambda desk: setattr(desk.replica.logs[LOG], "committed", 1),
     "serial number fell": lambda desk: setattr(desk.replica, "serial_kept", 0),
 }
 
@@ -381,5 +381,5 @@ def test_each_invariant_of_the_service_can_fail(change: dict[str, Any], words: s
 def test_a_service_that_tells_of_an_epoch_too_early_is_caught() -> None:
     desk = service(V.SAVING)
     desk.service._send("a", Configuration("chain", 1, (A, B, C)))
-    with pytest.raises(AssertionError, match="told before it is on disk"):
+    with pytest.raises(AssertionError, match="sent before it is on disk"):
         desk.service.validate()
