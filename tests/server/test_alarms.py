@@ -138,7 +138,7 @@ def asking(server: Any) -> None:
 
 
 def forked(server: Any) -> None:
-    server.layers["sprinkler"].forks.told = lambda count: [
+    server.layers["sprinkler"].forks.report = lambda count: [
         "s: positions 7 to 9 are now in _quarantine.s.7"
     ]
 

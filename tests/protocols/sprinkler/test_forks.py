@@ -38,9 +38,9 @@ def test_streams_that_are_forgotten_meanwhile_are_told_by_their_id() -> None:
     forks.searches[GONE] = Search("y", 7, 3)
     forks.others[GONE] = {"z": 5}
     forks.others[INFO.stream_id] = {"z": 9}
-    told = forks.told(10)
-    assert sum(GONE.hex() in line for line in told) == 2
-    assert any(line.startswith(f"{INFO.name}: z has later events") for line in told)
+    lines = forks.report(10)
+    assert sum(GONE.hex() in line for line in lines) == 2
+    assert any(line.startswith(f"{INFO.name}: z has later events") for line in lines)
     bench.sync.limited(GONE)  # nothing to show, nothing to raise
 
 
@@ -48,7 +48,7 @@ def test_only_so_many_lines_are_told() -> None:
     bench = Bench()
     forks = bench.sync.forks
     forks.done += [Quarantined(f"s{n}", 1, 2, "copy", "y") for n in range(DONE_MAX)]
-    assert len(forks.told(10)) == 10
+    assert len(forks.report(10)) == 10
 
 
 def test_what_the_head_hides_stays_hidden_when_the_directory_comes_anew() -> None:
