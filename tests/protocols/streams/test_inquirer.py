@@ -107,8 +107,8 @@ def test_each_question_has_its_message_and_its_answer(
     assert steps.answer("r0", answer) == [Emit(Answered(9, answer))]
 
 
-def test_what_is_no_question_is_a_mistake(steps: Steps) -> None:
-    with pytest.raises(UsageError, match="Located is no question"):
+def test_an_input_that_is_not_a_question_raises_usage_error(steps: Steps) -> None:
+    with pytest.raises(UsageError, match="Located is not a question"):
         steps.give(Inquire(Located(1, 5), 1))
 
 
