@@ -365,7 +365,7 @@ def test_a_tail_that_commits_what_its_learner_lacks_is_caught() -> None:
     [
         ({"epoch": 0}, "epoch 0 with members"),
         ({"members": (A, A)}, "a member twice"),
-        ({"members": (Member("z", b"z"),)}, "no replicas"),
+        ({"members": (Member("z", b"z"),)}, "not replicas"),
         ({"candidates": [A]}, "candidates of a chain that is founded"),
     ],
 )
