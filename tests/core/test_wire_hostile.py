@@ -349,7 +349,7 @@ HUGE = 0xFFFFFFF8
         (altered(FRAMES[0], reason=1), "reason 1 with 6 rows in 6 positions"),
         (altered(FRAMES[2], reason=0), "reason 0 with 4 rows in 6 positions"),
         (altered(FRAMES[2], reason=4), "reason 4 with 4 rows"),
-        (altered(FRAMES[2], seq_first=0), "no place in a stream yet"),
+        (altered(FRAMES[2], seq_first=0), "no position in a stream yet"),
         (altered(FRAMES[0], rows=0, count=0), "count is 0"),
         (altered(FRAMES[0], rows=0), "0 rows in 6 positions"),
         (altered(FRAMES[0], rows=7), "7 rows in 6 positions"),
@@ -371,12 +371,12 @@ HUGE = 0xFFFFFFF8
         (altered(FRAMES[4], form=1 << 63), "unknown form 0x8000000000000000"),
         (altered(FRAMES[5], form=0x0008_0006), "a body without seqs"),
         (altered(FRAMES[5], count=5), "outside"),
-        (altered(FRAMES[3], form=7), "form 0x7 of a body that is not there"),
+        (altered(FRAMES[3], form=7), "form 0x7 without a body"),
         (altered(FRAMES[0], type=2), "6 positions, where exactly one is allowed"),
         (altered(FRAMES[0][:HEADER_SIZE], body_len=0), "no body"),
         (altered(FRAMES[3], rows=1), "1 rows and 0 body bytes in a void range"),
         (altered(FRAMES[3], reason=0), "reason 0"),
-        (altered(FRAMES[3], seq_first=0), "no place in a stream yet"),
+        (altered(FRAMES[3], seq_first=0), "no position in a stream yet"),
         (altered(FRAMES[0], type=VOID), "in a void range"),
     ],
 )
@@ -480,7 +480,7 @@ DEEP = b"\x91" * 500_000
             control_frame(note(ref(0)), ONE, count=5000),
             "5,000 attachments, the limit is 4,096 (lim",
         ),
-        (control_frame(note(ref(0)), CONTROLS[0]), "a control frame stands where a batch frame"),
+        (control_frame(note(ref(0)), CONTROLS[0]), "a control frame where a batch frame"),
         (control_frame(note(b"\x05"), ONE), "Expected `Batch`, got `int`"),
         (control_frame(b"\x92\xa4Nope\xa0"), "Invalid value 'Nope'"),
         (control_frame(b""), "control message: DecodeError"),
@@ -586,9 +586,9 @@ def test_a_damaged_frame_of_an_unknown_type_is_garbage(at: int) -> None:
 
 
 def test_each_decoder_wants_its_own_frames() -> None:
-    with pytest.raises(PeerError, match="a control frame stands where a batch frame must be"):
+    with pytest.raises(PeerError, match="a control frame where a batch frame is expected"):
         decode_batch(CONTROLS[0])
-    with pytest.raises(PeerError, match="a DATA frame stands where a control frame must be"):
+    with pytest.raises(PeerError, match="a DATA frame where a control frame is expected"):
         CODEC.decode(FRAMES[0])
 
 

@@ -351,4 +351,4 @@ def test_two_streams_of_one_name_raise_an_alarm() -> None:
     run(cluster, 10 * SECOND)
     both = [cluster.world.machine(node).layers for node in ("east/0", "west/0")]
     ids = {layers["streams"].directory.by_name["s"].stream_id for layers in both}
-    assert len(ids) == 1 or any(layers["sprinkler"].forks.told(5) for layers in both)
+    assert len(ids) == 1 or any(layers["sprinkler"].forks.report(5) for layers in both)

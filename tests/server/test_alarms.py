@@ -79,7 +79,7 @@ def healthy() -> Any:
                 streams={b"s": copy},
                 is_head=True,
                 recovery=SimpleNamespace(has_asked=False, is_anybody_silent=lambda: False),
-                forks=SimpleNamespace(told=lambda count: [], has_met=lambda peer: False),
+                forks=SimpleNamespace(report=lambda count: [], has_met=lambda peer: False),
             ),
             "nakcast": NakcastServer(NakcastConfig("e"), service, Counter()),
         },
@@ -138,7 +138,7 @@ def asking(server: Any) -> None:
 
 
 def forked(server: Any) -> None:
-    server.layers["sprinkler"].forks.told = lambda count: [
+    server.layers["sprinkler"].forks.report = lambda count: [
         "s: positions 7 to 9 are now in _quarantine.s.7"
     ]
 

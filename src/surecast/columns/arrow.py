@@ -1,8 +1,9 @@
-"""The pyarrow side of a body: the judge of every message that is not exactly our template.
+"""Bodies through pyarrow: checks and decodes every message that is not exactly our template.
 
-pyarrow loads with the first call. `read_record_batch` trusts offsets that would crash the process,
-so nothing leaves here before `validate(full=True)`; and nothing is decompressed, because a
-compressed buffer names its own unpacked size and we would allocate it.
+pyarrow is loaded by the first call. `read_record_batch` does not check offsets, and wrong ones
+would crash the process, so every batch is checked with `validate(full=True)` before it is returned.
+Compressed bodies are refused, because a compressed buffer declares its unpacked size, and pyarrow
+would allocate it.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def schema_of(schema_id: int, explicit: bool) -> pa.Schema:
 
 
 def columns_from_table(table: pa.Table | pa.RecordBatch) -> Columns:
-    """The columns `value` and, if there, `key` and `tag`, as those of a dense batch."""
+    """The columns `value` and, if present, `key` and `tag`, as those of a dense batch."""
     import pyarrow as pa
 
     names = table.schema.names
@@ -162,14 +163,14 @@ def decode_arrow(body: Body, schema_id: int, rows: int, explicit: bool | None) -
     return Columns(strings[0], strings[1], strings[2] if schema_id == 1 else None, seqs, times)
 
 
-# ---------------------------------------------------------------- a look into the flatbuffer
+# ---------------------------------------------------------------- reading the flatbuffer
 
 
 def _record_batch_fields(body: Body) -> list[int]:
-    """Where the fields of the message's record batch are, 0 for absent ones; no trust in it.
+    """The offsets of the fields of the message's record batch, 0 for absent ones.
 
-    Fields: length, nodes, buffers, compression, variadic counts. Raises struct.error or
-    PeerError when the bytes do not hang together.
+    Fields: length, nodes, buffers, compression, variadic counts. The bytes are untrusted: raises
+    struct.error or PeerError if they are not consistent.
     """
     (mark, size) = struct.unpack_from("<iI", body)
     if mark != -1 or 8 + size > len(body):
@@ -197,7 +198,7 @@ def _table(meta: bytes, at: int, count: int) -> list[int]:
 
 
 def _refuse_compressed(body: Body) -> None:
-    """A compressed buffer names its own unpacked size: refuse before anybody allocates it."""
+    """PeerError if the body is compressed: pyarrow would allocate the size that it declares."""
     fields = _record_batch_fields(body)
     if fields[3] or fields[4]:
         raise PeerError("compressed or variadic Arrow bodies are not accepted")

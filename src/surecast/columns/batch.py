@@ -7,9 +7,10 @@ one reason. Three shapes follow:
     void     no rows, no body
     sparse   0 < rows < count; the body has explicit seq and time columns
 
-A body with explicit columns may also be full (rows == count) when compaction joined batches of
-different times; the body itself says whether it has them. Only the header of a batch changes on
-its way (`sequenced`); `slice`, `without` and `coalesce` make new bodies where rows are dropped.
+A body with explicit columns may also be full (rows == count), when compaction has joined batches of
+different times; the body itself shows whether it has these columns. Between publisher and
+subscriber only the header of a batch changes (`sequenced`). `slice`, `without` and `coalesce` make
+new bodies where rows are dropped.
 
 Batches are never changed once made, and may be shared freely.
 """
@@ -60,7 +61,7 @@ CONFIG: Final = 3  # one row whose value is an encoded retention policy; never v
 VOID: Final = 4
 CONTROL: Final = 16  # a control message of the wire, not a batch
 
-# Why positions are void. "Filtered" is a subscriber's own reason and never stored.
+# Why positions are void. A subscriber's own filter is another reason, which is never stored.
 NONE: Final = 0
 COLLECTED: Final = 1  # a publisher's `collect`
 EXPIRED: Final = 2  # keep_last or keep_for
@@ -68,7 +69,7 @@ SUPERSEDED: Final = 3  # latest_per_key: a later event has the same key
 REASON_NAMES: Final = {COLLECTED: "collected", EXPIRED: "expired", SUPERSEDED: "superseded"}
 REASONS: Final = tuple(REASON_NAMES)
 
-_SMALL_ROWS: Final = 16  # dense batches up to this size are worth joining when read back
+_SMALL_ROWS: Final = 16  # dense batches up to this size are joined with their neighbours
 _NO_CRC: Final = 0  # zlib.crc32(b"")
 
 
@@ -83,7 +84,8 @@ class Row(NamedTuple):
 
 
 class Batch:
-    """See the module. The constructor takes header fields as they are, for the wire's decoder."""
+    """A run of positions of one stream. The constructor takes header fields without checks, for
+    the wire's decoder; the classmethods below build batches."""
 
     __slots__ = (
         "_checked",
@@ -130,7 +132,7 @@ class Batch:
         self.stream_id = stream_id
         self.schema_id = schema_id
         self.publisher = publisher
-        self.pub_no = pub_no  # of the event at lo; the events behind it count on
+        self.pub_no = pub_no  # of the event at lo; later events have consecutive numbers
         self.lo = lo  # 0: not sequenced yet
         self.count = count  # positions covered
         self.rows = rows  # how many of them are live
@@ -142,7 +144,7 @@ class Batch:
         self.nbytes = nbytes  # of the whole frame
         self.form = form  # of the body, see forms.py
         self._header: bytes | None = None  # of its frame, once it was encoded (core.wire)
-        self._checked = False  # the body is known to be right
+        self._checked = False  # the body is known to be valid
         self._columns: Columns | None = None  # the body, decoded and checked
         self._seqs: Int64s | None = None  # of a synthetic batch with explicit rows
         self._times: Int64s | None = None
@@ -212,7 +214,7 @@ class Batch:
         pub_no: int = 0,
         time_ns: int = 0,
     ) -> Batch:
-        """A dense batch from columns `value` and, if there, `key` and `tag`."""
+        """A dense batch from columns `value` and, if present, `key` and `tag`."""
         from surecast.columns.arrow import columns_from_table
 
         columns = columns_from_table(table)
@@ -245,7 +247,7 @@ class Batch:
         publisher: bytes = NO_PUBLISHER,
         pub_no: int = 0,
     ) -> Batch:
-        """A dense batch that only counts: no body, a declared frame size. For simulations."""
+        """A dense batch without a body, with a declared frame size. For simulations."""
         return cls(
             DATA, stream_id, 0, publisher, pub_no, 0, count, count, 0, 0, NONE,
             None, _NO_CRC, nbytes,
@@ -254,7 +256,7 @@ class Batch:
     # ------------------------------------------------------------ derived batches
 
     def numbered(self, publisher: bytes, pub_no: int) -> Batch:
-        """This batch as its publisher's; the body is shared."""
+        """This batch with this publisher and number; shares the body."""
         made = Batch(
             self.kind, self.stream_id, self.schema_id, publisher, pub_no, self.lo, self.count,
             self.rows, self.time_ns, self.epoch, self.reason, self.body, self.body_crc, self.nbytes,
@@ -264,7 +266,7 @@ class Batch:
         return made
 
     def sequenced(self, lo: int, time_ns: int, epoch: int) -> Batch:
-        """This batch at its place in the stream; shares the body."""
+        """This batch with its position in the stream; shares the body."""
         if self.rows != self.count:
             raise ValueError("only a dense batch can be sequenced")
         made = Batch(
@@ -272,7 +274,7 @@ class Batch:
             self.count, self.rows, time_ns, epoch, self.reason,
             self.body, self.body_crc, self.nbytes, self.form,
         )  # fmt: skip
-        if not self.form & forms.EXPLICIT:  # else the seqs in there are those of another place
+        if not self.form & forms.EXPLICIT:  # else the decoded seqs are those of other positions
             made._checked, made._columns = self._checked, self._columns
         return made
 
@@ -288,7 +290,7 @@ class Batch:
         return made
 
     def slice(self, lo: int, hi: int) -> Batch:
-        """The part of this batch within [lo, hi), which must not miss it."""
+        """The part of this batch within [lo, hi), which must overlap it."""
         lo, hi = max(lo, self.lo), min(hi, self.hi)
         if lo >= hi:
             raise ValueError(f"[{lo}, {hi}) has nothing of {self!r}")
@@ -306,11 +308,12 @@ class Batch:
         return self._derived(lo, hi, last - first, columns, seqs, times, self.reason)
 
     def without(self, voids: IntervalSet, reason: int) -> Batch:
-        """This batch with the rows at the positions in `voids` void, for `reason`."""
-        gone = voids.clip(self.lo, self.hi) if self.rows else voids
-        if not self.rows or not gone:
+        """This batch without the rows at the positions in `voids`, which become void for
+        `reason`."""
+        dropped = voids.clip(self.lo, self.hi) if self.rows else voids
+        if not self.rows or not dropped:
             return self
-        kept = np.flatnonzero(~gone.contains_many(self.seqs()))
+        kept = np.flatnonzero(~dropped.contains_many(self.seqs()))
         if kept.size == self.rows:
             return self
         if self.kind == CONFIG:
@@ -379,9 +382,10 @@ class Batch:
     # ------------------------------------------------------------ views
 
     def validate(self) -> None:
-        """Check header fields against each other and the whole body; PeerError says what is wrong.
+        """Check header fields against each other, and the whole body; PeerError if one is wrong.
 
-        The wire calls this once for every batch that enters; views call it when nobody did.
+        The wire calls this once for every received batch. Reading a body that was not checked yet
+        checks it.
         """
         if self.kind == VOID:
             if self.rows or self.count < 1 or self.lo < 1 or self.body:
@@ -400,7 +404,7 @@ class Batch:
             self.check_body()
 
     def check_body(self) -> None:
-        """Check the whole body against a header that is known to be right."""
+        """Check the whole body against a header that is known to be valid."""
         if self._checked:
             return
         dense = self.form and self.kind == DATA and self.rows == self.count
@@ -444,10 +448,10 @@ class Batch:
         return self.rows > 0 and self._decoded().seqs is not None
 
     def record_batch(self) -> pa.RecordBatch:
-        """The rows as pyarrow sees them; keys, values and tags are not copied.
+        """The rows as a pyarrow record batch; keys, values and tags are not copied.
 
         Columns `key`, `value` and `tag` are binary whatever the body's form, and `seq` and `time`,
-        if they are explicit, int64: all batches of a stream can go into one table.
+        if they are explicit, int64. So all batches of a stream can go into one table.
         """
         from surecast.columns.arrow import arrow_of, read_arrow
 
@@ -484,13 +488,15 @@ class Batch:
         return self._decoded().keys
 
     def fixed_keys(self, width: int) -> Body | None:
-        """The keys side by side, if each has this many bytes and that is easily told."""
+        """The concatenated keys, if the body has a fixed-size key column of this width, else
+        None."""
         self.check_body()
         return forms.fixed_keys(self.body or b"", self.schema_id, self.form, self.rows, width)
 
     @property
     def is_fixed(self) -> bool:
-        """Whether its body is a key and a value of one width each, row by row, and nothing else."""
+        """Whether it is dense, and its body has just a fixed-size key and a fixed-size value
+        column."""
         return self.rows == self.count and forms.is_fixed(self.schema_id, self.form)
 
     def values(self) -> Column:
@@ -500,14 +506,14 @@ class Batch:
         return self._decoded().tags
 
     def single_row(self) -> tuple[bytes | None, bytes] | None:
-        """Key and value, if this is one DATA event and its body is easily read."""
+        """Key and value, if this is one DATA event in fixed-size columns, else None."""
         if self.count != 1 or self.kind != DATA or self.schema_id or not self.form:
             return None
         self.check_body()
         return forms.read_row(self.body or b"", self.form) if self.body else None
 
     def to_rows(self) -> list[Row]:
-        """Every event as a Python object: tests and slow paths only."""
+        """Every event as a Python object: for tests and slow paths only."""
         if not self.rows:
             return []
         columns = self._decoded()

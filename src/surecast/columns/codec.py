@@ -1,13 +1,13 @@
 """A batch's body: an Arrow IPC record-batch message, written and read through a template.
 
-Arrow's metadata is a flatbuffer, but for a fixed list of columns every byte of it is known except
-for a few integers at fixed places: the row count, each column's null count and each buffer's place.
-So we pack those integers into a template, byte for byte what pyarrow writes, and a reader that
-finds exactly the template can take its numpy views at once. Anything else that is valid Arrow
-(another writer's padding, say) goes through pyarrow, which `decode` also uses as the judge.
+Arrow's metadata is a flatbuffer. For a fixed list of columns every byte of it is known, except a
+few integers at fixed offsets: the row count, the null count of each column, and offset and length
+of each buffer. We pack those integers into a template; the result is byte for byte what pyarrow
+writes. A reader that finds exactly the template makes its numpy views at once. Any other body (for
+example with another writer's padding) is checked and decoded by pyarrow.
 
-`decode` is the only way into a body and it always validates: offsets that point outside the data
-would crash the process when read. It refuses with PeerError, never otherwise.
+Bodies are read only through `decode`, which always validates: offsets that point outside the data
+would crash the process when read. It raises nothing but PeerError.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ Pack = Callable[[int, int, Sequence[int], Sequence[int]], bytes]
 
 
 def _metadata(buffers: int, nodes: int) -> tuple[struct.Struct, tuple[bytes, bytes, bytes, bytes]]:
-    """How the metadata of a message with so many buffers and columns are packed.
+    """The layout of the metadata of a message with so many buffers and columns, and its constants.
 
-    The layout is what Arrow's flatbuffer builder makes of it: tables first, then the vector of
-    (offset, length) per buffer, then the vector of (length, nulls) per column. With it come the
-    bytes between body size, row count, buffers and columns, which are always the same.
+    The layout is the one that Arrow's flatbuffer builder produces: tables first, then the vector of
+    (offset, length) per buffer, then the vector of (length, nulls) per column. The constants are
+    the bytes between body size, row count, buffers and columns, which are always the same.
     """
     nodes_at = 88 + 16 * buffers + 8
     size = nodes_at + 16 * nodes
@@ -57,7 +57,7 @@ def _metadata(buffers: int, nodes: int) -> tuple[struct.Struct, tuple[bytes, byt
 
 
 def metadata(buffers: int, nodes: int) -> tuple[Pack, int]:
-    """What packs the metadata (size of the buffers, rows, places, nodes), and their size."""
+    """A function that packs metadata (size of the buffers, rows, places, nodes), and their size."""
     layout, (start, vectors, buffer_count, node_count) = _metadata(buffers, nodes)
 
     def pack(body_size: int, rows: int, places: Sequence[int], counts: Sequence[int]) -> bytes:
@@ -80,7 +80,8 @@ class _Template:
         self.pack, self.size = metadata(buffers, self.columns)
         self.layout, self.constants = _metadata(buffers, self.columns)
         nodes_at = self.size - 16 * self.columns
-        # For each string column its data length, then its null count: all a reader must be told.
+        # The data length of each string column, then their null counts: the rest of the metadata
+        # follows from these and the number of rows.
         spots = [88 + 48 * i + 40 for i in range(strings)]
         spots += [nodes_at + 16 * i + 8 for i in range(strings)]
         peek, at = "<", 0
@@ -120,7 +121,7 @@ def _layout(
     return template.pack(at, rows, places, nodes), places
 
 
-# The common shape, dense and without tags, written out: half the time of the general way.
+# Special case of dense batches without tags, the common ones: half the time of the general code.
 _DENSE = _TEMPLATES[0, False]
 _DENSE_PACK, _DENSE_UNPACK = _DENSE.layout.pack, _DENSE.layout.unpack_from
 _DENSE_1, _DENSE_2, _DENSE_3, _DENSE_4 = _DENSE.constants
@@ -145,7 +146,8 @@ def _dense_fields(rows: int, nulls: int, key_size: int, value_size: int) -> tupl
 
 
 def _encode_dense(keys: Column, values: Column) -> bytes | None:
-    """The message of a dense batch without tags; None if a column must be moved first."""
+    """The message of a dense batch without tags; None if a column's data do not start at offset 0
+    and fill its buffer."""
     offsets, data, valid, _ = keys
     value_offsets, value_data, value_valid, _ = values
     rows = value_offsets.size - 1
@@ -218,7 +220,7 @@ _PADDING = [bytes(-n % 8) for n in range(8)]
 
 
 def _offsets_ok(offsets: Int32s, data_size: int) -> bool:
-    """Whether every row lies inside the data; `use_kernel` replaces it by a compiled loop."""
+    """Whether every row lies inside the data; `use_kernel` replaces this by a compiled loop."""
     if offsets[0] < 0 or offsets[-1] > data_size:
         return False
     return bool((offsets[1:] >= offsets[:-1]).all())
@@ -233,15 +235,15 @@ def offsets_fit(offsets: Int32s, data_size: int) -> bool:
 
 
 def use_kernel(check: Callable[[Int32s, int], bool]) -> None:
-    """Let the kernels, once loaded, check offsets: 0.5 µs a column instead of 3."""
+    """Use a compiled check of offsets, once kernels are loaded: 0.5 µs a column instead of 3."""
     global _check_offsets
     _check_offsets = check
 
 
 def decode(body: Body, schema_id: int, rows: int, *, explicit: bool | None = None) -> Columns:
-    """Views into `body` after checking all of it.
+    """Views into `body`, after checking all of it.
 
-    `explicit` says whether seq and time columns must be there; None leaves that to the body.
+    `explicit` says whether the body must have seq and time columns; None allows both.
     """
     if schema_id not in (0, 1):
         raise PeerError(f"unknown schema {schema_id}")
@@ -252,16 +254,16 @@ def decode(body: Body, schema_id: int, rows: int, *, explicit: bool | None = Non
         if dense is not None:
             return dense
     for shape in (False, True) if explicit is None else (explicit,):
-        found = _decode_template(_TEMPLATES[schema_id, shape], body, rows)
-        if found is not None:
+        columns = _decode_template(_TEMPLATES[schema_id, shape], body, rows)
+        if columns is not None:
             break
     else:
         from surecast.columns.arrow import decode_arrow  # loads pyarrow
 
-        found = decode_arrow(body, schema_id, rows, explicit)
-    if (found.values.valid is not None) and not found.values.valid.all():
+        columns = decode_arrow(body, schema_id, rows, explicit)
+    if (columns.values.valid is not None) and not columns.values.valid.all():
         raise PeerError("a value is null")
-    return found
+    return columns
 
 
 def _decode_dense(body: Body, rows: int) -> Columns | None:
@@ -298,7 +300,7 @@ def _decode_dense(body: Body, rows: int) -> Columns | None:
 
 
 def _decode_template(template: _Template, body: Body, rows: int) -> Columns | None:
-    """The columns if `body` is exactly what `encode` writes; None if pyarrow must look at it."""
+    """The columns if `body` is exactly what `encode` writes; None if pyarrow must check it."""
     start = template.size
     if len(body) < start:
         return None

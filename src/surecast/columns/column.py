@@ -1,4 +1,4 @@
-"""Column: variable-length byte strings side by side, as Arrow lays them out, and as numpy views."""
+"""Column: variable-length byte strings as Arrow lays them out, in numpy arrays."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Column(NamedTuple):
     offsets: Int32s
     data: Bytes
     valid: Bools | None = None  # None: no nulls
-    width: int = -1  # of every row, null ones included, where that is known
+    width: int = -1  # of every row, including nulls; -1: not known, or they differ
 
     def to_list(self) -> list[bytes | None]:
         """The rows as Python objects, for tests and slow paths."""
@@ -56,7 +56,7 @@ class Column(NamedTuple):
         return Column(self.offsets[first : last + 1], self.data, valid, self.width)
 
     def take(self, rows: Int64s) -> Column:
-        """The rows at these indices, copied together."""
+        """The rows at these indices, as a copy."""
         if self.width > 0 and self.valid is None:
             first, last = int(self.offsets[0]), int(self.offsets[-1])
             cells = self.data[first:last].reshape(-1, self.width)
@@ -72,7 +72,7 @@ class Column(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """What a body holds; `seqs` and `times` when its rows do not simply follow the header's."""
+    """The columns of a body; `seqs` and `times` if rows have explicit positions and times."""
 
     keys: Column
     values: Column
@@ -91,7 +91,7 @@ class Columns(NamedTuple):
         )
 
     def take(self, rows: Int64s) -> Columns:
-        """The rows at these indices, copied together."""
+        """The rows at these indices, as a copy."""
         return Columns(
             self.keys.take(rows),
             self.values.take(rows),
@@ -122,7 +122,7 @@ def column_of(items: Sequence[bytes | None]) -> Column:
 
 
 def uniform_offsets(rows: int, width: int) -> Int32s:
-    """The offsets of rows of one width: a part of an array that all such columns share."""
+    """The offsets of rows of one width; up to a limit, a part of an array that columns share."""
     if rows > _SHARED_ROWS:
         return np.arange(rows + 1, dtype=np.int32) * np.int32(width)
     shared = _OFFSETS.get(width)
@@ -145,7 +145,7 @@ def null_column(rows: int) -> Column:
 
 
 def concat(columns: Sequence[Column]) -> Column:
-    """One column after the other, copied together."""
+    """The columns concatenated, as a copy."""
     width = columns[0].width
     if width >= 0 and all(c.width == width and c.valid is None for c in columns):
         return _concat_uniform(columns, width)
@@ -183,8 +183,9 @@ def unpack_valid(bitmap: Bytes, rows: int) -> Bools:
 
 
 def aligned(numbers: Any) -> Any:
-    """The array itself, or a copy if it does not start on its own boundary.
+    """The array itself, or a copy if it is not aligned.
 
-    A frame may lie anywhere in a receive buffer, and kernels are compiled for aligned arrays.
+    A frame may start at any offset of a receive buffer, and kernels are compiled for aligned
+    arrays.
     """
     return numbers if numbers.flags.aligned else numbers.copy()

@@ -1,12 +1,12 @@
-"""Compaction: the same positions of a stream, without what is void, in fewer batches.
+"""Compaction: the same positions of a stream, without void rows, in fewer batches.
 
-One deterministic function that every store calls, so that a log compacted on disk and the same log
-compacted in a simulation hold the same batches. Readers that are behind are served by it, too.
+Every store calls the same deterministic function, so that a log compacted on disk and the same log
+compacted in a simulation hold the same batches. It also prepares what late readers are sent.
 
-What is void is given as one interval set for each reason; no position is in two of them. The usual
-case, positions void for one reason, goes through all rows of many batches at once: one look-up, one
-gathering of what is left, one body for some thousands of rows. A batch has one reason for all its
-void positions, so where the reasons differ it is split.
+The void positions are given as one interval set for each reason; no position is in two of them.
+Usually all are void for one reason. Then the rows of many batches are processed at once: one
+look-up, one copy of the live rows, one body for some thousands of them. A batch has one reason for
+all its void positions, so it is split where the reasons differ.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,15 +47,15 @@ _NOTHING: Final = IntervalSet().to_bytes()
 
 
 def encode_voids(voids: Voids) -> tuple[bytes, ...]:
-    """An interval set as bytes for each of `REASONS`, in that order."""
+    """The interval set of each of `REASONS` as bytes, in that order."""
     return tuple([voids[why].to_bytes() if why in voids else _NOTHING for why in REASONS])
 
 
 def decode_voids(data: Sequence[bytes], runs_max: int) -> dict[int, IntervalSet]:
-    """`encode_voids` read back; PeerError if a set is not valid or has too many runs."""
+    """The inverse of `encode_voids`; PeerError if a set is not valid or has too many runs."""
     if len(data) != len(REASONS):
         raise PeerError(f"{len(data)} interval sets for {len(REASONS)} reasons")
-    sets = (IntervalSet.from_bytes(one, runs_max) for one in data)
+    sets = (IntervalSet.from_bytes(encoded, runs_max) for encoded in data)
     return dict(zip(REASONS, sets, strict=True))
 
 
@@ -68,9 +68,9 @@ def compacted(batches: Sequence[Batch], voids: Sequence[bytes], rows_max: int) -
 
 
 def survivors(batches: Sequence[Batch], voids: Voids, rows_max: int) -> list[Batch]:
-    """`batches`, which are contiguous, with what is void left out and what is small joined.
+    """`batches`, which are contiguous, without void rows and with small batches joined.
 
-    Positions that are void in them already have the reason of `voids` if they are in there, too.
+    Positions that are already void in them get the reason of `voids` if they are also in `voids`.
     """
     lo, hi = batches[0].lo, batches[-1].hi
     clipped = _clip(voids, lo, hi)
@@ -83,11 +83,11 @@ def survivors(batches: Sequence[Batch], voids: Voids, rows_max: int) -> list[Bat
 
 def _clip(voids: Voids, lo: int, hi: int) -> dict[int, IntervalSet]:
     """The positions within [lo, hi), for the reasons that have any there."""
-    return {reason: some for reason, all_ in voids.items() if (some := all_.clip(lo, hi))}
+    return {reason: part for reason, whole in voids.items() if (part := whole.clip(lo, hi))}
 
 
 class _Joiner:
-    """Batches whose void positions all have the same reason, on their way to fewer ones."""
+    """Joins batches whose void positions all have the same reason."""
 
     def __init__(
         self, batches: Sequence[Batch], voids: IntervalSet, reason: int, rows_max: int
@@ -125,7 +125,7 @@ class _Joiner:
         return self.made
 
     def _finish(self) -> None:
-        """Make batches of the run, of at most `rows_max` rows each."""
+        """Make batches of `self.run`, of at most `rows_max` rows each."""
         run, self.run = self.run, []
         self.schema_id = -1
         if not run:
@@ -167,7 +167,7 @@ class _Joiner:
             lo = end
 
     def _gather(self, holders: list[int]) -> tuple[Columns, Int64s, Int64s]:
-        """The live rows of these batches, together."""
+        """The live rows of these batches: columns, seqs, times."""
         parts: list[Columns] = []
         for group in self._alike(holders):
             at, to = self.starts[group[0]], self.starts[group[-1]] + self.batches[group[-1]].rows
@@ -176,7 +176,7 @@ class _Joiner:
         return _joined(parts)
 
     def _alike(self, holders: list[int]) -> list[list[int]]:
-        """The batches in groups: neighbours laid out in the same way, or single ones."""
+        """The batches in groups: neighbours with the same fixed-size layout, or single batches."""
         groups: list[list[int]] = []
         group: list[int] = []
         before: Batch | None = None
@@ -197,22 +197,22 @@ class _Joiner:
         return groups
 
     def _rows_of(self, group: list[int], rows: Int64s) -> Columns:
-        """Some rows of batches laid out in the same way, with their times."""
+        """Some rows of batches with the same layout, with their times."""
         batches = [self.batches[number] for number in group]
         if len(batches) == 1:
             times = batches[0].times()
             return batches[0]._decoded()._replace(seqs=None, times=times).take(rows)
-        one = batches[0]
+        first = batches[0]
         for batch in batches:
             batch.check_body()
         bodies = [batch.body for batch in batches]
-        columns = forms.take_fixed(bodies, one.schema_id, one.form, one.rows, rows)
+        columns = forms.take_fixed(bodies, first.schema_id, first.form, first.rows, rows)
         times = np.array([batch.time_ns for batch in batches])
-        return columns._replace(times=times[rows // one.rows])
+        return columns._replace(times=times[rows // first.rows])
 
 
 def _joined(parts: list[Columns]) -> tuple[Columns, Int64s, Int64s]:
-    """Columns one after the other, and their seqs and times, which all of them have."""
+    """The columns concatenated, their seqs and their times; all parts have seqs and times."""
     seqs = [part.seqs for part in parts if part.seqs is not None]
     times = [part.times for part in parts if part.times is not None]
     tags = [part.tags for part in parts if part.tags is not None]
@@ -225,9 +225,9 @@ def _joined(parts: list[Columns]) -> tuple[Columns, Int64s, Int64s]:
 
 
 def _positions(batches: Sequence[Batch]) -> Int64s:
-    """The positions of all rows; runs of dense batches are one range."""
+    """The positions of all rows; a run of dense batches is one range."""
     found: list[Int64s] = []
-    dense = 0  # where the run of dense batches under way began
+    dense = 0  # where the current run of dense batches began; 0: there is none
     for batch in batches:
         if batch.rows == batch.count and batch.form and not batch.explicit:
             dense = dense or batch.lo
@@ -242,23 +242,23 @@ def _positions(batches: Sequence[Batch]) -> Int64s:
 
 
 def strip(batch: Batch, voids: Voids) -> list[Batch]:
-    """`batch` with what is void left out.
+    """`batch` without its void rows; all its positions stay covered.
 
-    The positions stay covered. One batch comes back, or several where reasons meet. What is void in
-    the batch already has the reason of `voids` if it is in there, too.
+    Returns one batch, or several if reasons differ. Positions that are already void in the batch
+    get the reason of `voids` if they are also in `voids`.
     """
     clipped = _clip(voids, batch.lo, batch.hi)
     if batch.rows < batch.count and clipped.keys() - {batch.reason}:
         held = batch.holes()
-        for some in clipped.values():
-            held.difference_update(some)
+        for positions in clipped.values():
+            held.difference_update(positions)
         if held:
             clipped[batch.reason] = held.union(clipped.get(batch.reason, IntervalSet()))
     if not clipped:
         return [batch]
     if len(clipped) == 1:
-        ((reason, some),) = clipped.items()
-        return [batch.with_reason(reason).without(some, reason)]
+        ((reason, positions),) = clipped.items()
+        return [batch.with_reason(reason).without(positions, reason)]
     parts = []
     start = batch.lo
     for (_, _, reason), following in pairwise([*by_position(clipped), (batch.hi, 0, NONE)]):
@@ -271,4 +271,4 @@ def strip(batch: Batch, voids: Voids) -> list[Batch]:
 
 def by_position(voids: Voids) -> list[tuple[int, int, int]]:
     """The runs of all sets as (lo, hi, reason), in order."""
-    return sorted((lo, hi, reason) for reason, some in voids.items() for lo, hi in some)
+    return sorted((lo, hi, reason) for reason, runs in voids.items() for lo, hi in runs)

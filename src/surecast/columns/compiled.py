@@ -1,9 +1,9 @@
-"""How our kernels are compiled: the one place that knows numba's options.
+"""How our kernels are compiled: the only module that sets numba's options.
 
 Rules that keep kernels fast and predictable: explicit signatures on read-only contiguous arrays, so
-that no call ever compiles anything (numba converts writable arrays to read-only ones for free, and
-would otherwise compile anew for each combination); machine code cached on disk (numba_cache.py has
-where); no GIL held; plain arrays in and out, no Python objects.
+that no call compiles anything (numba converts writable arrays to read-only ones for free, and would
+otherwise compile again for each combination); machine code is cached on disk (numba_cache.py says
+where); kernels hold no GIL; they take and return arrays and numbers, no other Python objects.
 """
 
 from __future__ import annotations

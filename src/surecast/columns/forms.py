@@ -1,16 +1,16 @@
 """Narrow bodies: the same Arrow message with smaller columns, where the rows allow it.
 
 The body of codec.py has binary columns, and plain seqs and times where they are explicit: 26 bytes
-for a key of 8 and a value of 10, and 16 more after compaction. Most batches can do with less:
+for a key of 8 and a value of 10, and 16 more after compaction. Most batches need less:
 
     key     fixed-size binary when all have one length; Arrow's null type when no row has one
     value   fixed-size binary when all have one length
     seq     the distance to the row before as u8, u16 or u32; the first row's is from lo - 1
     time    run-end encoded: rows that came in one batch have one time
 
-A batch's `form` says which of these its body uses; it travels in the header, so the schema follows
-from the header alone. Form 0 is the body of codec.py. A body of any other form must be laid out
-exactly as it is here: whoever writes Arrow in another way writes form 0.
+A batch's `form` says which of these its body uses. It is a header field, so the schema follows from
+the header alone. Form 0 is the body of codec.py. A body of any other form must have exactly the
+layout of this module; a writer with another Arrow layout must use form 0.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ __all__ = [
     "take_fixed",
 ]
 
-VARIABLE: Final = -1  # binary: the rows have lengths of their own
+VARIABLE: Final = -1  # binary: rows differ in length
 ABSENT: Final = -2  # null: no row has a key
 _WIDTH_MAX: Final = 0xFFFC  # a packed key of 0xFFFE has no meaning
 _GAPS: Final[dict[int, Any]] = {1: np.dtype(np.uint8), 2: np.dtype("<u2"), 4: np.dtype("<u4")}
 _INT32, _INT64, _UINT8 = np.dtype(np.int32), np.dtype(np.int64), np.dtype(np.uint8)
-EXPLICIT: Final = 0xFF << 32  # the bits of a packed form that say that rows have their own seqs
-_PLANS_MAX: Final = 4096  # layouts remembered; a peer that uses more of them makes us slow, not big
+EXPLICIT: Final = 0xFF << 32  # any of these bits of a packed form: rows have explicit seqs
+_PLANS_MAX: Final = 4096  # layouts cached; a peer that uses more costs time, but no more memory
 
 
 class Form(NamedTuple):
@@ -70,13 +70,13 @@ class Form(NamedTuple):
 
     @property
     def packed(self) -> int:
-        """As in the header: u16 key, u16 value, u8 gap, u8 runs, u16 zero."""
+        """The form as in the header: u16 key, u16 value, u8 gap, u8 runs, u16 zero."""
         key = 0xFFFF if self.key == ABSENT else self.key + 1
         return key | (self.value + 1) << 16 | self.gap << 32 | self.runs << 40
 
 
 def form_of(packed: int) -> Form:
-    """The form behind the header's number; PeerError if there is none."""
+    """The inverse of `Form.packed`; PeerError if the number is not valid."""
     key, value = packed & 0xFFFF, packed >> 16 & 0xFFFF
     gap, runs = packed >> 32 & 0xFF, packed >> 40
     if value == 0xFFFF or key == 0xFFFE or gap not in (0, *_GAPS) or runs > (gap > 0):
@@ -84,17 +84,17 @@ def form_of(packed: int) -> Form:
     return Form(ABSENT if key == 0xFFFF else key - 1, value - 1, gap, bool(runs))
 
 
-# ---------------------------------------------------------------- where everything lies
+# ---------------------------------------------------------------- layouts
 
 
 class _Shape:
-    """The metadata of one form: a template like codec's, with all but a few numbers known."""
+    """The metadata of one form: a template like codec's, in which only a few numbers vary."""
 
     __slots__ = ("fixed", "form", "pack", "size", "sized", "wanted", "widths")
 
     def __init__(self, form: Form, tagged: bool) -> None:
         if not tagged and not form.gap and form.key in (0, ABSENT) and form.value == 0:
-            raise PeerError("rows without any bytes")  # a million of them would cost nothing
+            raise PeerError("rows without any bytes")  # a million of them would cost a peer nothing
         self.form = form
         self.widths = (form.key, form.value, VARIABLE) if tagged else (form.key, form.value)
         buffers = nodes = 0
@@ -112,13 +112,13 @@ class _Shape:
         self.pack, self.size = codec.metadata(buffers, nodes)
         nodes_at = self.size - 16 * nodes
         places = (88 + 8, nodes_at + 8, nodes_at)
-        # Where the body says what does not follow from the number of rows.
+        # Offsets of the numbers in the body that do not follow from the number of rows.
         self.wanted = [places[kind] + 16 * index for kind, index in spots]
-        self.sized = not spots  # everything follows
+        self.sized = not spots  # all numbers follow from the number of rows
         self.fixed = self.sized and len(self.widths) == 2 and min(self.widths) > 0 and not form.gap
 
     def layout(self, rows: int, numbers: Iterator[int]) -> tuple[bytes, list[int], int]:
-        """The metadata, the (offset, length) of every buffer, and the size of it all."""
+        """The metadata, the (offset, length) of every buffer, and the size of the body."""
         lengths: list[int] = []
         nodes: list[int] = []
         for width in self.widths:
@@ -149,17 +149,17 @@ class _Shape:
 
 
 class _Plan(NamedTuple):
-    """Where everything lies in one body."""
+    """The layout of one body."""
 
     shape: _Shape
-    numbers: list[int]  # what only the body could tell
-    meta: bytes  # what its metadata must be
+    numbers: list[int]  # read from the body: those that do not follow from the number of rows
+    meta: bytes  # the metadata that the body must have
     places: list[int]  # (offset, length) of every buffer
     size: int  # of the whole body
 
 
 _SHAPES: dict[tuple[int, int], _Shape] = {}  # (schema id, form) →
-_PLANS: dict[tuple[int, int, int], _Plan] = {}  # (schema id, form, rows) → where all follows
+_PLANS: dict[tuple[int, int, int], _Plan] = {}  # (schema id, form, rows) → plan of `sized` shapes
 
 
 def _shape(schema_id: int, packed: int) -> _Shape:
@@ -174,7 +174,7 @@ def _shape(schema_id: int, packed: int) -> _Shape:
 
 
 def _plan(body: Body, schema_id: int, packed: int, rows: int) -> _Plan:
-    """Where everything must lie, given the numbers only the body can tell."""
+    """The layout that a body must have, given the numbers in it that may vary."""
     plan = _PLANS.get((schema_id, packed, rows))
     if plan is not None:
         return plan
@@ -204,10 +204,10 @@ _NUMBER: Final = struct.Struct("<q")
 
 
 def matches(body: Body, schema_id: int, packed: int, rows: int) -> bool:
-    """Whether this body is wholly valid; false if `decode` must find out.
+    """Whether this body is known to be valid; false if `decode` must check it.
 
-    Where all lengths follow from the form and the number of rows, exact metadata are all there is
-    to check: no byte of the columns can be wrong.
+    If all lengths follow from the form and the number of rows, only the metadata must be checked:
+    any bytes are valid in the columns.
     """
     plan = _PLANS.get((schema_id, packed, rows))
     if plan is None or packed & EXPLICIT:
@@ -252,7 +252,7 @@ def encode(columns: Columns, lo: int) -> tuple[bytes, int]:
         ends = np.append(np.flatnonzero(np.diff(columns.times)) + 1, gaps.size)
         runs = 12 * ends.size < 8 * gaps.size
     elif value == 0 and key in (0, ABSENT) and columns.tags is None:
-        value = VARIABLE  # a message without any bytes has other metadata
+        value = VARIABLE  # rows without any bytes are refused (_Shape)
     packed = Form(key, value, gap, runs).packed
     if not packed:
         return codec.encode(columns), 0
@@ -277,9 +277,9 @@ def encode(columns: Columns, lo: int) -> tuple[bytes, int]:
 
 
 def encode_row(key: bytes | None, value: bytes) -> tuple[bytes, int] | None:
-    """What `encode` makes of one row without a tag; None if the row needs `encode`.
+    """The result of `encode` for one row without a tag; None if the row needs `encode`.
 
-    A single event is most often published alone. Its body needs no arrays.
+    For the frequent case of single events: no arrays are made.
     """
     width = len(value)
     key_width = 0 if key is None else len(key)
@@ -296,7 +296,7 @@ def encode_row(key: bytes | None, value: bytes) -> tuple[bytes, int] | None:
 
 
 def read_row(body: Body, packed: int) -> tuple[bytes | None, bytes] | None:
-    """Key and value of a dense body of one row without a tag that is known to be right.
+    """Key and value of a dense body of one row without a tag that is known to be valid.
 
     None if the body does not consist of fixed-size columns.
     """
@@ -338,18 +338,18 @@ def _add(parts: list[Any], buffer: Any) -> None:
 
 
 def decode(body: Body, schema_id: int, packed: int, rows: int, lo: int) -> Columns:
-    """Views into a body of this form after checking all of it; PeerError says what is wrong."""
+    """Views into a body of this form, after checking all of it; PeerError if it is not valid."""
     plan = _plan(body, schema_id, packed, rows)
     shape, numbers, meta, places, size = plan
     start = shape.size
     if len(body) != size or bytes(body[:start]) != meta:
         raise PeerError("the body is not laid out as its form says")
     if shape.sized:
-        _remember((schema_id, packed, rows), plan)  # not before a body was right: peers lie
+        _remember((schema_id, packed, rows), plan)  # only after a valid body: peers are not trusted
     if shape.fixed:
         return _read_fixed(body, shape, places, rows)
-    spots, told = iter(zip(places[::2], places[1::2], strict=True)), iter(numbers)
-    strings = [_read_column(body, start, width, rows, spots, told) for width in shape.widths]
+    spots, varying = iter(zip(places[::2], places[1::2], strict=True)), iter(numbers)
+    strings = [_read_column(body, start, width, rows, spots, varying) for width in shape.widths]
     if strings[1].valid is not None:
         raise PeerError("a value is null")
     seqs = times = None
@@ -364,7 +364,7 @@ def decode(body: Body, schema_id: int, packed: int, rows: int, lo: int) -> Colum
 
 
 def _read_fixed(body: Body, shape: _Shape, places: list[int], rows: int) -> Columns:
-    """`decode` of two fixed-size columns, if that is all there is."""
+    """`decode` for a body of exactly two fixed-size columns."""
     key, value = shape.widths[:2]
     key_data = np.frombuffer(body, _UINT8, key * rows, shape.size + places[2])
     value_data = np.frombuffer(body, _UINT8, value * rows, shape.size + places[6])
@@ -375,7 +375,8 @@ def _read_fixed(body: Body, shape: _Shape, places: list[int], rows: int) -> Colu
 
 
 def fixed_keys(body: Body, schema_id: int, packed: int, rows: int, width: int) -> Body | None:
-    """The keys of a body that is known to be right, side by side, if all have this width."""
+    """The concatenated keys of a body that is known to be valid, if it has a fixed-size key column
+    of this width, else None."""
     if packed & 0xFFFF != width + 1:
         return None
     start = _shape(schema_id, packed).size  # they are the first column, and none is null
@@ -383,24 +384,25 @@ def fixed_keys(body: Body, schema_id: int, packed: int, rows: int, width: int) -
 
 
 def is_fixed(schema_id: int, packed: int) -> bool:
-    """Whether bodies of this form are a key and a value of one width each, and nothing else."""
+    """Whether bodies of this form have just a fixed-size key and a fixed-size value column."""
     return packed > 0 and _shape(schema_id, packed).fixed
 
 
 def take_fixed(
     bodies: Sequence[Body | None], schema_id: int, packed: int, rows: int, taken: Int64s
 ) -> Columns:
-    """Some rows of bodies that are fixed, known to be right and of `rows` rows each.
+    """Some rows of bodies that are fixed (`is_fixed`), known to be valid, and of `rows` rows each.
 
-    They are counted through all bodies. For many small bodies this is much quicker than decoding.
+    `taken` are row numbers, counted through all bodies. For many small bodies this is much quicker
+    than decoding.
     """
     key, value = _shape(schema_id, packed).widths[:2]
     start = _shape(schema_id, packed).size
     second = start + ((key * rows + 7) & -8)
     joined = np.frombuffer(b"".join(bodies), _UINT8)  # type: ignore[arg-type]
-    each = joined.reshape(len(bodies), -1)
-    keys = each[:, start : start + key * rows].reshape(-1, key)[taken]
-    values = each[:, second : second + value * rows].reshape(-1, value)[taken]
+    grid = joined.reshape(len(bodies), -1)  # a row for each body
+    keys = grid[:, start : start + key * rows].reshape(-1, key)[taken]
+    values = grid[:, second : second + value * rows].reshape(-1, value)[taken]
     return Columns(
         Column(uniform_offsets(taken.size, key), keys.reshape(-1), None, key),
         Column(uniform_offsets(taken.size, value), values.reshape(-1), None, value),
@@ -408,15 +410,15 @@ def take_fixed(
 
 
 def join_fixed(bodies: Sequence[Body | None], schema_id: int, packed: int, rows: int) -> Columns:
-    """All rows of such bodies, one after the other."""
+    """All rows of such bodies (see `take_fixed`), concatenated."""
     key, value = _shape(schema_id, packed).widths[:2]
     start = _shape(schema_id, packed).size
     second = start + ((key * rows + 7) & -8)
-    each = np.frombuffer(b"".join(bodies), _UINT8).reshape(len(bodies), -1)  # type: ignore[arg-type]
+    grid = np.frombuffer(b"".join(bodies), _UINT8).reshape(len(bodies), -1)  # type: ignore[arg-type]
     total = rows * len(bodies)
-    # A copy in any case: of single bytes numpy would give a view with gaps.
-    keys = np.ascontiguousarray(each[:, start : start + key * rows]).reshape(-1)
-    values = np.ascontiguousarray(each[:, second : second + value * rows]).reshape(-1)
+    # Always copied: for a width of 1, `reshape` alone would return a strided view.
+    keys = np.ascontiguousarray(grid[:, start : start + key * rows]).reshape(-1)
+    values = np.ascontiguousarray(grid[:, second : second + value * rows]).reshape(-1)
     return Columns(
         Column(uniform_offsets(total, key), keys, None, key),
         Column(uniform_offsets(total, value), values, None, value),
@@ -434,7 +436,7 @@ def _buffer(body: Body, start: int, spots: _Spots, kind: Any) -> Any:
 
 
 def _read_column(
-    body: Body, start: int, width: int, rows: int, spots: _Spots, told: Iterator[int]
+    body: Body, start: int, width: int, rows: int, spots: _Spots, varying: Iterator[int]
 ) -> Column:
     if width == ABSENT:
         return null_column(rows)
@@ -445,7 +447,7 @@ def _read_column(
         return Column(uniform_offsets(rows, width), data, None, width)
     offsets_at, _ = next(spots)
     data_at, size = next(spots)
-    nulls = (next(told), next(told))[1]
+    nulls = (next(varying), next(varying))[1]
     offsets = aligned(np.frombuffer(body, _INT32, rows + 1, start + offsets_at))
     if not codec.offsets_fit(offsets, size):
         raise PeerError("offsets point outside the data")

@@ -1,10 +1,10 @@
 """IntervalSet: a set of positions, held as sorted half-open runs that never touch.
 
-Two sizes matter. A window of outstanding requests has ten runs and is changed one range at a time:
-a bisection and a small move in two flat arrays. The voids of a keyed stream have 10^5 runs and take
-a thousand scattered positions with every batch: those are collected in a buffer and merged in bulk
-once there are four times as many of them as there are runs, so a position costs some tens of
-nanoseconds however fragmented the set is. Questions see the buffer too; most merge it first.
+Two uses matter. A window of outstanding requests has about ten runs and changes by one range at a
+time: a bisection and a small move in two flat arrays. The voids of a keyed stream have 10^5 runs,
+and each batch adds a thousand scattered positions. Those are collected in a buffer and merged in
+bulk once there are four times as many of them as runs, so a position costs some tens of nanoseconds
+however fragmented the set is. Queries include the buffer; most of them merge it first.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ __all__ = ["POSITION_MAX", "IntervalSet"]
 
 Positions = npt.NDArray[np.int64]
 
-POSITION_MAX = 1 << 61  # no position is this high
-_ONE_BY_ONE = 4  # up to this many positions, single insertions beat the bulk path
-_FEW_RUNS = 16  # up to this many runs, one by one beats a merge
+POSITION_MAX = 1 << 61  # all positions are below this
+_ONE_BY_ONE = 4  # up to this many positions, single insertions are faster than the bulk path
+_FEW_RUNS = 16  # up to this many runs, adding them one by one is faster than a merge
 _BUFFER_MIN = 8192
-_LOOKS = 8
-_WORD_EACH = 2  # positions that are sorted with one more word of bits: 32 bits a position
+_LOOKS = 8  # `clip` merges the buffer after scanning this many times its cost of merging
+_WORD_EACH = 2  # one word of the sort's bit map for so many positions: 32 bits a position
 
 
 class IntervalSet:
@@ -42,7 +42,7 @@ class IntervalSet:
         self._his = array("q")
         self._buffer: Positions | None = None  # positions added but not merged yet, any order
         self._buffered = 0
-        self._looked = 0  # buffered positions that `clip` has gone through since the last merge
+        self._looked = 0  # buffered positions that `clip` has scanned since the last merge
         for lo, hi in runs:
             self.add(lo, hi)
 
@@ -188,8 +188,8 @@ class IntervalSet:
     def clip(self, lo: int, hi: int) -> IntervalSet:
         """The positions of [lo, hi) that are in the set.
 
-        Looks through the buffer instead of merging it, unless it was looked through so often that
-        merging would have been cheaper: so this is quick between many additions and without any.
+        Scans the buffer instead of merging it, until so much was scanned that merging would have
+        been cheaper. So this is fast with and without additions between the calls.
         """
         made = IntervalSet()
         if lo >= hi:
@@ -232,7 +232,7 @@ class IntervalSet:
             made._los.pop()
         return made
 
-    # ------------------------------------------------------------ questions
+    # ------------------------------------------------------------ queries
 
     def __contains__(self, position: int) -> bool:
         return self.contains_range(position, position + 1)
@@ -256,7 +256,7 @@ class IntervalSet:
         return found
 
     def contains_sorted(self, positions: Positions) -> npt.NDArray[np.bool_]:
-        """`contains_many` for positions that never fall: one pass over both."""
+        """`contains_many` for positions in non-decreasing order: one pass over both."""
         if _kernels is None or positions.size <= _FEW_RUNS:
             return self.contains_many(positions)
         los, his = self._views()
@@ -323,7 +323,7 @@ class IntervalSet:
     # ------------------------------------------------------------ wire form
 
     def to_bytes(self) -> bytes:
-        """Varints: the number of runs, then for each the gap before it and its length."""
+        """Varints: the number of runs, then for each run the gap before it and its length."""
         self._settle()
         los, his = self._views()
         if los.size and (los[0] < 0 or his[-1] > POSITION_MAX):
@@ -337,15 +337,16 @@ class IntervalSet:
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview, runs_max: int) -> IntervalSet:
-        """Read `to_bytes` back; PeerError on anything it cannot have written, or too many runs."""
+        """The inverse of `to_bytes`; PeerError if the bytes are not valid, or have too many
+        runs."""
         if len(data) > varints.SIZE_MAX * (2 * runs_max + 1):
             raise PeerError(f"interval set of {len(data)} bytes exceeds {runs_max} runs")
         numbers = varints.unpack(data)
         if numbers.size == 0 or numbers[0] > runs_max or numbers.size != 1 + 2 * numbers[0]:
             raise PeerError("interval set: run count does not match its bytes, or is too high")
         steps = numbers[1:]
-        # A run leaves a gap before it, so only the first step may be 0. Floats cannot overflow,
-        # and refuse what the sum in integers would wrap around.
+        # There is a gap before every run, so only the first step may be 0. The sum in floats does
+        # not overflow, and so detects sums that would wrap around in integers.
         if steps.size and (steps[1:].min() < 1 or steps.sum(dtype=np.float64) > POSITION_MAX):
             raise PeerError("interval set: an empty or touching run, or a position out of range")
         edges = np.cumsum(steps)
@@ -399,7 +400,7 @@ class IntervalSet:
         self._his.frombytes(his[:count].view(np.uint8).data)
 
     def _merge(self, los: Positions, his: Positions) -> None:
-        """Add runs that are in order. What lies wholly below them stays where it is."""
+        """Add runs that are in order. Runs of the set wholly below them are not copied."""
         keep = bisect_left(self._his, int(los[0]))
         if keep < len(self._los):
             old_los = np.frombuffer(self._los, np.int64)[keep:]
@@ -428,7 +429,7 @@ _kernels: Kernels | None = None
 
 
 def use_kernels(kernels: Kernels) -> None:
-    """Let the kernels, once loaded, do the work on large sets."""
+    """Use compiled loops for large sets, once kernels are loaded."""
     global _kernels
     _kernels = kernels
 
@@ -436,8 +437,8 @@ def use_kernels(kernels: Kernels) -> None:
 def _union(los: Positions, his: Positions) -> tuple[Positions, Positions]:
     """Merge non-empty ranges in any order.
 
-    With starts and ends sorted apart, a run begins at the i-th start exactly when i ends lie
-    strictly below it: all i ranges that began before have closed again.
+    With starts and ends sorted separately, a run begins at the i-th start exactly if i ends lie
+    strictly below it: then all i ranges that began before have ended.
     """
     if los.size == 0:
         return los, his
@@ -448,7 +449,8 @@ def _union(los: Positions, his: Positions) -> tuple[Positions, Positions]:
 
 
 def _meet(los: Positions, his: Positions, los2: Positions, his2: Positions) -> IntervalSet:
-    """Intersect two lists of runs: each run of the first with the slice of the second it meets."""
+    """Intersect two lists of runs: each run of the first with the runs of the second it
+    overlaps."""
     first = np.searchsorted(his2, los, side="right")
     counts = np.searchsorted(los2, his, side="left") - first
     counts[counts < 0] = 0

@@ -1,8 +1,8 @@
-"""Compiled loops over columns: the only code that looks at every event.
+"""Compiled loops over columns: the only code that processes every event.
 
-How they are compiled is in compiled.py. Importing this module loads them all, and those of runs.py.
+compiled.py says how they are compiled. Importing this module loads them all, and those of runs.py.
 
-Each kernel has a plain-Python twin in tests/columns/twins.py that says what it means.
+Each kernel has an equivalent in plain Python in tests/columns/twins.py.
 
 The key table behind `put_keys` is open addressing with linear probing over pairs of words:
 
@@ -11,8 +11,8 @@ The key table behind `put_keys` is open addressing with linear probing over pair
                             arena[place:]: position, length, the key in words padded with zeros
 
 A slot whose second word is 0 is empty. Keys are compared byte by byte, never by hash alone: a
-collision would void a live event. The slot of a row is asked for `_AHEAD` rows before it is needed
-and its record in the arena half as many, which hides most of two cache misses.
+collision would void a live event. The slot of a row is prefetched `_AHEAD` rows before it is
+needed, and its record in the arena half as many rows before, which hides most of two cache misses.
 """
 
 # Parameters are numpy arrays and numbers as the signatures say, which mypy cannot read.
@@ -64,7 +64,7 @@ __all__ = [
 
 LONG = 9  # the code of keys over 8 bytes
 POSITION_BITS = 59  # what a slot's second word leaves for the position
-_AHEAD = 24  # rows between asking for a slot and using it
+_AHEAD = 24  # rows between prefetching a slot and using it
 RING = 64  # size of the scratch arrays: a power of two above _AHEAD
 
 _U = np.uint64
@@ -77,7 +77,7 @@ _CODE = np.uint64(15)
 
 @helper
 def _word_of(data, start, length, seed, hash_mask):
-    """What a slot holds for this key: its bytes if they fit, else its hash."""
+    """The first word of a key's slot: the key's bytes if they fit, else its hash."""
     if length <= 8:
         return tail(data, start, length)
     return stir(seed ^ (_U(length) * MUL), data, start, length) & hash_mask
@@ -105,7 +105,7 @@ def _same_key(arena, place, data, start, length):
 
 @helper
 def _find(slots, arena, slot, word, code, data, start, length):
-    """The key's slot, or the complement of the empty one where it belongs."""
+    """The key's slot, or, as a negative number (~slot), the empty slot where it belongs."""
     slot_mask = slots.size // 2 - 1
     while True:
         mark = slots[2 * slot + 1]
@@ -146,9 +146,10 @@ def put_keys(
 ):  # fmt: skip
     """Make each row the newest of its key; write the positions they replace, return how many.
 
-    `valid` of size 0 means no nulls; null keys are skipped. `counters` holds the used slots and
-    the used words of the arena; the caller made both large enough. While a table is being left,
-    a key not found in the new one may still be in the old one. `words` and `homes` are scratch.
+    `valid` of size 0 means no nulls; null keys are skipped. `counters` are the numbers of used
+    slots and of used words of the arena; the caller made both large enough. While entries are moved
+    from an old table, a key not found in the new one may be in the old one. `words` and `homes` are
+    scratch.
     """
     rows = offsets.size - 1
     slot_mask = slots.size // 2 - 1
@@ -167,7 +168,7 @@ def put_keys(
             prefetch(slots, 2 * home)
         row = ahead - _AHEAD // 2
         if arena_used > 0 and 0 <= row < rows:
-            home = homes[row & (RING - 1)] & slot_mask  # a null key's is a stale one
+            home = homes[row & (RING - 1)] & slot_mask  # of a null key: a stale value
             mark = slots[2 * home + 1]
             if mark & _CODE == _U(LONG):
                 prefetch(arena, np.int64(mark >> _FOUR))
@@ -279,7 +280,7 @@ def put_words(
     )
 )  # fmt: skip
 def move_keys(slots, arena, old_slots, old_arena, counters, seed, hash_mask, first, last, floor):
-    """Carry the old table's slots [first, last) over, except for positions below `floor`."""
+    """Move the old table's slots [first, last) to the new one, except positions below `floor`."""
     slot_mask = slots.size // 2 - 1
     used, arena_used = counters[0], counters[1]
     for old in range(first, last):
@@ -310,7 +311,7 @@ def move_keys(slots, arena, old_slots, old_arena, counters, seed, hash_mask, fir
                         if arena[np.int64(there >> _FOUR) + index] != old_arena[place + index]:
                             same = False
                             break
-                if same:  # written again since: the new table knows a later position
+                if same:  # the key was entered again since: the new table has a later position
                     break
             slot = (slot + 1) & slot_mask
     counters[0], counters[1] = used, arena_used
@@ -418,10 +419,10 @@ codec.use_kernel(offsets_ok)
 
 @cache
 def warm() -> None:
-    """Have all kernels loaded (importing this module has done it), and each called once.
+    """Call each kernel once; importing this module has loaded them.
 
-    The first call of a kernel makes numba look at the types of its arguments: some 10 ms for all of
-    them, better spent now than in an event loop.
+    The first call of a kernel makes numba examine the types of its arguments: some 10 ms for all of
+    them, which should not be spent in an event loop.
     """
     from surecast.columns.warm import call_each
 

@@ -1,9 +1,9 @@
 """KeyTable: the newest position of every key, exact, and growing without a pause.
 
-Doubling a table of ten million keys at once would stop everything for a sixth of a second. So a
-full table is left step by step: a larger one takes all new entries, every later call carries some
-old slots over, and until that is done a key unknown to the new table is looked up in both. Entries
-for positions known to be void stay behind.
+Doubling a table of ten million keys at once would block the process for a sixth of a second. So a
+full table is replaced step by step: a larger one takes all new entries, every later call moves some
+slots from the old one, and until that is done a key that is not in the new table is looked up in
+the old one, too. Entries for positions known to be void are not moved.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ __all__ = ["KeyTable"]
 
 _SLOTS_MIN: Final = 1 << 10
 _ROWS_STEP: Final = 1 << 13  # rows a kernel call takes: bounds the pause of one call
-_MOVES_PER_ROW: Final = 8  # old slots carried over per row; more than 2 finishes in time
-_ZEROS_PER_ROW: Final = 64  # words of the next table cleared per row; over 32 is in time
-_AT_ONCE: Final = 1 << 16  # slots of a table that is not worth leaving step by step
+_MOVES_PER_ROW: Final = 8  # old slots moved per row; more than 2 are needed to finish in time
+_ZEROS_PER_ROW: Final = 64  # words of the next table cleared per row; more than 32 are needed
+_AT_ONCE: Final = 1 << 16  # tables of up to so many slots are replaced at once
 _ALL_VALID: Final[Bools] = np.empty(0, np.bool_)
 
 _Words = npt.NDArray[np.uint64]
@@ -33,7 +33,7 @@ _NO_TABLE: Final[_Table] = _NO_WORDS, _NO_WORDS
 
 
 class KeyTable:
-    """key → newest position. `seed` and `hash_mask` shape the hash; tests force collisions."""
+    """key → newest position. `seed` and `hash_mask` change the hash, for tests of collisions."""
 
     def __init__(self, *, seed: int = 0x5EED, hash_mask: int = (1 << 64) - 1) -> None:
         from surecast.columns import kernels
@@ -44,17 +44,18 @@ class KeyTable:
         self._now: _Table = np.zeros(2 * _SLOTS_MIN, np.uint64), np.empty(0, np.uint64)
         self._next: _Words | None = None  # the next table's slots, while they are prepared
         self._cleared = 0
-        self._old = _NO_TABLE  # the table being left
-        self._moved = 0  # old slots already carried over
+        self._old = _NO_TABLE  # the table being replaced
+        self._moved = 0  # old slots already moved
         self._counters = np.zeros(2, np.int64)  # used slots, used arena words
         self._words = np.empty(kernels.RING, np.uint64)  # scratch
         self._homes = np.zeros(kernels.RING, np.int64)
         self._replaced = np.empty(_ROWS_STEP, np.int64)
-        self._end = 1  # above every position entered
+        self._end = 1  # all positions entered are below it
         self.floor = 1  # every position below is known to be void
 
     def put(self, keys: Column, seqs: Int64s) -> Int64s:
-        """Enter rows at rising positions; the positions they made obsolete, in no order."""
+        """Enter rows at rising positions. Returns the positions they made obsolete, in any
+        order."""
         rows = seqs.size
         offsets = np.ascontiguousarray(keys.offsets, np.int32)
         data = np.ascontiguousarray(keys.data, np.uint8)
@@ -76,8 +77,8 @@ class KeyTable:
     def put_many(self, columns: Sequence[Column | Body], lo: int) -> Int64s:
         """Enter the rows of several columns, one after the other, at the positions from `lo` on.
 
-        Keys of 8 bytes, which may come without a column around them, go through the kernel in
-        large runs: a call costs as much as 200 of them.
+        Keys of 8 bytes, which may be passed as plain bytes, are joined for large kernel calls: a
+        call costs as much as 200 of them. Returns the positions made obsolete, in any order.
         """
         found: list[Int64s] = []
         waiting: list[Body] = []
@@ -101,7 +102,7 @@ class KeyTable:
         return found[0] if len(found) == 1 else np.concatenate(found)
 
     def _words_of(self, column: Column) -> Body | None:
-        """The column's bytes if every key has 8 of them."""
+        """The column's bytes if every key has 8 bytes, else None."""
         offsets = column.offsets
         rows = offsets.size - 1
         start = int(offsets[0])
@@ -145,7 +146,7 @@ class KeyTable:
         return self._replaced[:count]
 
     def get(self, key: bytes) -> int:
-        """The newest position of `key`; 0 if there is none, maybe also if it is void."""
+        """The newest position of `key`; 0 if there is none, or (sometimes) if it is void."""
         wanted = np.frombuffer(key, np.uint8)
         for table in (self._now, self._old):
             if table[0].size:
@@ -155,11 +156,11 @@ class KeyTable:
         return 0
 
     def __len__(self) -> int:
-        """How many keys the table has (while it grows: those carried over)."""
+        """How many keys the table has (while it grows: those in the new table)."""
         return int(self._counters[0])
 
     def _make_room(self, rows: int, arena_need: int) -> None:
-        """Have free slots for `rows` more keys, and room for their bytes."""
+        """Make sure that there are slots for `rows` more keys, and room for their bytes."""
         left = self._old[0].size // 2
         if left:
             self._move(_MOVES_PER_ROW * rows + _SLOTS_MIN)
@@ -176,10 +177,10 @@ class KeyTable:
             self._now = slots, grown
 
     def _prepare(self, count: int) -> None:
-        """From half full on, get the next table's memory ready, `count` words at a time.
+        """From half full on, clear the next table's memory, `count` words at a time.
 
-        Rows hash all over a new table, and so the first few thousand would touch, and have the
-        system find and clear, every page of it.
+        Keys are spread over all of a new table. Without this, the first few thousand rows would
+        touch every page, which the system would have to allocate and clear then.
         """
         if self._next is None:
             self._next = np.empty(2 * self._slots_next(0), np.uint64)
@@ -189,10 +190,11 @@ class KeyTable:
         self._cleared = until
 
     def _slots_next(self, rows: int) -> int:
-        """How many slots hold what will be carried over and what comes meanwhile.
+        """The number of slots of the next table.
 
-        Carried over is at most one key per position at or above the floor. An eighth of the
-        slots' number of rows may come before the switch, and another before the last one moved.
+        It has room for the keys that are moved, at most one per position at or above the floor, and
+        for those that come meanwhile: up to an eighth of the slots before the switch, and as many
+        again until the last slot is moved.
         """
         slots = self._now[0].size // 2
         room = slots // 8
@@ -200,7 +202,7 @@ class KeyTable:
         return max(_SLOTS_MIN, 1 << ((carried + room + rows) * 8 // 5).bit_length())
 
     def _leave(self, rows: int, arena_need: int) -> None:
-        """Go on in a larger table, or as large a one if much of this one is void."""
+        """Switch to a larger table, or to one of the same size if many positions are void."""
         arena_used = int(self._counters[1])
         before = self._now[0].size // 2
         slots = self._slots_next(rows)
@@ -218,7 +220,7 @@ class KeyTable:
             self._move(before)
 
     def _move(self, count: int) -> None:
-        """Carry `count` more slots over from the table being left."""
+        """Move `count` more slots from the table being replaced."""
         left = self._old[0].size // 2
         first, last = self._moved, min(left, self._moved + count)
         if first < last:

@@ -1,30 +1,31 @@
 """Retention: which positions of a stream are void, and why.
 
 A stream's policy and its GC events (COLLECT batches) make positions void. Every replica feeds the
-committed batches of a stream, in order, to its own RetentionIndex, and all of them come to the same
-voids: nothing here depends on clocks, on when a replica joined, on how events were divided into
-batches, or on whether what it was fed had been compacted before.
+committed batches of a stream, in order, to its own RetentionIndex, and all replicas compute the
+same voids. The result does not depend on clocks, on when a replica joined, on how events were
+divided into batches, or on whether the batches were compacted before they were fed.
 
 The rules:
 - A GC event voids only positions below its own. So does a row under LatestPerKey.
-- The reason: COLLECTED or EXPIRED for a GC event, as it says; SUPERSEDED under LatestPerKey;
-  EXPIRED under KeepLast.
+- The reason is that of the GC event (COLLECTED or EXPIRED), SUPERSEDED under LatestPerKey, EXPIRED
+  under KeepLast.
 - BeforeSeq, KeepLast and End void all positions below a certain one: all of these have the rule's
-  reason from then on, also those that were void before. So void ranges merge, however long the
-  stream. Under all other rules (by key, tag or time) what is void keeps the reason it has: a
-  replica may not know the keys and times of what is void.
-- Within one event its own rule comes before KeepLast.
-- A replica may be fed a void in place of an event that superseded another, because that event has
-  been collected by key or time meanwhile. It learns of the other position from that collect, and
-  has its reason. The positions are the same everywhere, and both reasons are true.
-- An End event (a CONFIG event of a deleted stream) voids everything below it but CONFIG events.
-  Nothing follows it.
+  reason from then on, also those that were void before. So void ranges merge, and their number does
+  not grow with the stream. Under all other rules (by key, tag or time) void positions keep their
+  reason: a replica may not know the keys and times of void positions.
+- An event's own rule is applied before KeepLast.
+- Example: event B supersedes A, and is then collected by key or time. A replica may be fed a void
+  in
+  place of B. It then voids A when it applies the collect, with that reason. The void positions are
+  the same at all replicas, and both reasons are true.
+- An End event (a CONFIG event of a deleted stream) voids everything below it except CONFIG events.
+  No event follows it.
 - CONFIG events are never void. COLLECT events have neither key nor tag, so only predicates on
-  positions and times, and KeepLast, reach them.
-- A null key is no key: it matches nothing and replaces nothing. An empty key is a key.
+  positions and times, and KeepLast, can void them.
+- A null key matches nothing and replaces nothing. An empty key is a key.
 - A CONFIG event is the first event under its policy: KeepLast counts it, and LatestPerKey leaves
   one live row per key below it.
-- KeepFor acts through the GC events the stream's head appends; no replica looks at a clock.
+- KeepFor acts through GC events that the stream's head appends; replicas do not read clocks for it.
 """
 
 from __future__ import annotations
@@ -142,14 +143,14 @@ Read = Callable[[int, int], Iterable[Batch]]
 
 
 class Counts(NamedTuple):
-    """What `surecast status`, `surecast log info` and HTTP say of a stream."""
+    """The counts of a stream in `surecast status`, `surecast log info` and HTTP."""
 
-    live: int  # positions with an event or an entry of the stream's own that still counts
+    live: int  # positions that are not void, including those of COLLECT and CONFIG events
     void: dict[int, int]  # reason → positions, for all of REASONS
 
 
 class RetentionIndex:
-    """What is void in one stream, kept up to date by feeding it every committed batch."""
+    """The void positions of one stream. Every committed batch is fed to it."""
 
     __slots__ = (
         "_below", "_configs", "_keys", "_low", "_spans", "end", "ended", "policy", "voids",
@@ -160,17 +161,17 @@ class RetentionIndex:
         self.voids = {reason: IntervalSet() for reason in REASONS}  # no position is in two
         self.end = 1  # the first position not fed
         self.ended = 0  # the position of the End event; 0: the stream is not deleted
-        self._low = 1  # below it nothing but CONFIG events is live
-        self._below = (NONE, 1)  # all that is void below this position has this reason
-        self._configs = IntervalSet()  # positions that no rule reaches
+        self._low = 1  # below it only CONFIG events are live
+        self._below = (NONE, 1)  # (reason, hi): all void positions below hi have this reason
+        self._configs = IntervalSet()  # positions of CONFIG events, which no rule voids
         self._spans = _TimeSpans()
         self._keys = KeyTable() if isinstance(policy, LatestPerKey) else None
 
     def feed(self, batch: Batch, read: Read) -> None:
-        """Take the next committed batch; `read(lo, hi)` lends earlier ones to rare scans."""
+        """Take the next committed batch; `read(lo, hi)` returns earlier ones, for rare scans."""
         if batch.lo != self.end:
             raise ValueError(f"{batch!r} does not follow position {self.end - 1}")
-        self._demand_life(batch)
+        self._check_not_ended(batch)
         hi = batch.hi
         self._spans.append(batch)
         if batch.rows < batch.count:
@@ -194,7 +195,7 @@ class RetentionIndex:
             self._low = max(self._low, hi - self.policy.n)
 
     def feed_many(self, batches: Sequence[Batch], read: Read) -> None:
-        """`feed` batches that follow each other. Dense ones cost much less this way than singly."""
+        """`feed` consecutive batches. For dense ones this is much faster than single calls."""
         run: list[Batch] = []
         for batch in batches:
             if batch.kind == DATA and batch.rows == batch.count and batch.body is not None:
@@ -208,7 +209,7 @@ class RetentionIndex:
             self._feed_run(run)
 
     def _feed_run(self, run: list[Batch]) -> None:
-        """`feed` dense DATA batches: nothing between them changes the rules."""
+        """`feed` consecutive dense DATA batches, which do not change the rules."""
         problem: Exception | None = None
         columns: list[Column | Body] = []
         end = self.end
@@ -216,11 +217,11 @@ class RetentionIndex:
             try:
                 if batch.lo != end:
                     raise ValueError(f"{batch!r} does not follow position {end - 1}")
-                self._demand_life(batch)
+                self._check_not_ended(batch)
                 keys = None if self._keys is None else batch.fixed_keys(8) or batch.keys()
                 self._spans.append(batch)
             except (PeerError, ValueError) as error:
-                problem = error  # what comes before it is fed all the same
+                problem = error  # raised after the batches before it are fed
                 break
             end = batch.hi
             if keys is not None:
@@ -235,9 +236,10 @@ class RetentionIndex:
             raise problem
 
     def apply(self, batch: Batch) -> list[Batch]:
-        """`batch`, which was fed (or a part of it), with what is void by now left out.
+        """`batch`, which was fed (or a part of such a batch), without the rows that are void by
+        now.
 
-        The positions stay covered. One batch comes back, or several where reasons meet.
+        All its positions stay covered. Returns one batch, or several if reasons differ.
         """
         assert batch.hi <= self.end
         return strip(batch, self.voids)
@@ -248,7 +250,7 @@ class RetentionIndex:
 
     def void_at(self, lo: int, hi: int) -> list[tuple[int, int, int]]:
         """The void runs within [lo, hi) as (lo, hi, reason), in order."""
-        return by_position({reason: some.clip(lo, hi) for reason, some in self.voids.items()})
+        return by_position({reason: voids.clip(lo, hi) for reason, voids in self.voids.items()})
 
     def live(self, lo: int, hi: int) -> IntervalSet:
         """The positions within [lo, hi) that are not void."""
@@ -259,13 +261,13 @@ class RetentionIndex:
 
     def counts(self) -> Counts:
         """How many of the positions fed so far are live, and how many are void."""
-        void = {reason: some.total() for reason, some in self.voids.items()}
+        void = {reason: voids.total() for reason, voids in self.voids.items()}
         return Counts(self.end - 1 - sum(void.values()), void)
 
     # ------------------------------------------------------------ rules
 
     def _configure(self, policy: Policy, read: Read) -> None:
-        """Follow `policy` from the CONFIG event at `end` on."""
+        """Apply `policy` from the CONFIG event at `end` on."""
         self.policy = policy
         if not isinstance(policy, LatestPerKey):
             self._keys = None
@@ -280,9 +282,9 @@ class RetentionIndex:
         """Apply the End event at `end`."""
         self._void_below(self.end, COLLECTED)
         self.ended = self.end
-        self._keys = None  # no row comes any more that could replace another
+        self._keys = None  # no row follows that could supersede another
 
-    def _demand_life(self, batch: Batch) -> None:
+    def _check_not_ended(self, batch: Batch) -> None:
         if self.ended:
             raise ValueError(f"{batch!r} follows the end of a deleted stream")
 
@@ -299,10 +301,10 @@ class RetentionIndex:
             older.difference_update(self._configs)
             self.voids[reason].update(older)
         elif isinstance(predicate, KeyIs) and self._keys is not None:
-            found = self._keys.get(predicate.key)  # the only one that can be live
-            self._void_many(np.array([found] if found else [], np.int64), reason)
+            newest = self._keys.get(predicate.key)  # the only one of this key that can be live
+            self._void_many(np.array([newest] if newest else [], np.int64), reason)
         elif isinstance(predicate, TagIs) and not isinstance(self.policy, KeepAll):
-            return  # refused before sequencing; were it not, every replica must do the same
+            return  # `check_event` refuses it; if one is there, all replicas must ignore it
         else:
             for batch in read(low, self.end):
                 self._void_many(matching(batch, predicate), reason)
@@ -322,7 +324,7 @@ class RetentionIndex:
     # ------------------------------------------------------------ making positions void
 
     def _floor(self) -> int:
-        """The lowest position that is live and no CONFIG event, or `end`."""
+        """The lowest live position that is not a CONFIG event, or `end`."""
         low = 0
         while low < self._low:
             low = self._low
@@ -331,7 +333,8 @@ class RetentionIndex:
         return low
 
     def _void_below(self, hi: int, reason: int) -> None:
-        """Void what is below `hi` except for CONFIG events; all of it has this reason now."""
+        """Void everything below `hi` except CONFIG events; all of it has this reason from now
+        on."""
         lo = self._below[1] if self._below[0] == reason else 1
         if lo >= hi:
             return
@@ -347,22 +350,22 @@ class RetentionIndex:
         self.voids[reason].update(fresh)
 
     def _void_many(self, positions: Int64s, reason: int) -> None:
-        """Void positions, none of them a CONFIG event, except for those void already."""
+        """Void these positions (none is a CONFIG event); those already void keep their reason."""
         for other in self._others(reason):
             if other and positions.size:
                 positions = positions[~other.contains_many(positions)]
         self.voids[reason].add_many(positions)
 
     def _others(self, reason: int) -> list[IntervalSet]:
-        """What is void for other reasons."""
-        return [some for other, some in self.voids.items() if other != reason]
+        """The positions that are void for other reasons."""
+        return [voids for other, voids in self.voids.items() if other != reason]
 
 
 class _TimeSpans:
-    """At which positions which time begins, in bounded space.
+    """Finds the position where a time begins, in bounded space.
 
-    Each span of positions has the times of its first and last row. Where they differ (a batch with
-    explicit times, or spans joined to save space) a question ends with a range to read.
+    Each span of positions has the times of its first and last row. If they differ (a batch with
+    explicit times, or spans joined to save space), the result of a query is a range to read.
     """
 
     __slots__ = ("_ends", "_firsts", "_lasts")
@@ -380,7 +383,7 @@ class _TimeSpans:
             first, last = int(times[0]), int(times[-1])
         elif not batch.rows:
             if lasts:
-                self._ends[-1] = batch.hi  # what is void may have any time
+                self._ends[-1] = batch.hi  # void positions may have any time
                 return
             first = last = 0
         if lasts:
@@ -398,9 +401,9 @@ class _TimeSpans:
             self._lasts = lasts[1::2]
 
     def find(self, time_ns: int, end: int) -> tuple[int, int]:
-        """A range [lo, hi), often empty, that the first row at or after `time_ns` is in.
+        """A range [lo, hi), often empty: the first row at or after `time_ns` is in it or at hi.
 
-        If it is not, that row is at hi; all below lo is older.
+        All rows below lo are older.
         """
         span = bisect_left(self._lasts, time_ns)
         lo = self._ends[span - 1] if span else 1
@@ -409,4 +412,4 @@ class _TimeSpans:
         return min(lo, end), min(self._ends[span], end)
 
 
-_SPANS_MAX: Final = (1 << 16) + 1  # odd, so that one more can be joined in pairs
+_SPANS_MAX: Final = (1 << 16) + 1  # odd: one more span makes an even number, joined in pairs

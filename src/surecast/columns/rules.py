@@ -1,6 +1,6 @@
-"""What a stream keeps, and what a GC event collects, as values: retention policies and predicates.
+"""Retention policies (what a stream keeps) and predicates (what a GC event collects), as values.
 
-They travel as the values of CONFIG and COLLECT events; what they mean is in retention.py.
+They are the values of CONFIG and COLLECT events; retention.py implements them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class KeepLast(_Policy, frozen=True, tag="last"):
 
 
 class KeepFor(_Policy, frozen=True, tag="for"):
-    """Keep events for `ns`; the stream's head appends the GC events that say so."""
+    """Keep events for `ns`; the stream's head appends the GC events that expire older ones."""
 
     ns: int
 
@@ -86,7 +86,8 @@ class KeyPrefix(_Predicate, frozen=True, tag="prefix"):
 
 
 class TagIs(_Predicate, frozen=True, tag="tag"):
-    """Only on KeepAll streams, where no other rule can have voided the event that carried it."""
+    """Allowed only on KeepAll streams: on others a replica may know an event only as void, without
+    its tag."""
 
     tag: bytes
 
@@ -96,14 +97,14 @@ Policy = KeepAll | KeepLast | KeepFor | LatestPerKey
 
 class End(msgspec.Struct, frozen=True, tag="end", forbid_unknown_fields=True):
     """The stream is deleted. A CONFIG event with this value is the last event of its stream: it
-    makes every event before it void, and no position is given behind it."""
+    makes every event before it void, and no position after it is assigned."""
 
 
 Predicate = BeforeSeq | BeforeTime | KeyIs | KeyPrefix | TagIs
 
 
 class Collect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The value of a COLLECT event: what becomes void, and the reason readers are given."""
+    """The value of a COLLECT event: which events become void, and the reason shown to readers."""
 
     predicate: Predicate
     reason: int = COLLECTED
@@ -124,7 +125,7 @@ def encode_collect(collect: Collect) -> bytes:
 
 
 def decode_config(data: bytes | memoryview) -> Policy | End:
-    """What a CONFIG event's value says; PeerError if it makes no sense."""
+    """The policy or End in a CONFIG event's value; PeerError if it is not valid."""
     policy: Policy | End = _decode(_config_decoder, data)
     if not _fits(policy, 1):
         raise PeerError(f"retention out of range: {policy}")
@@ -132,7 +133,7 @@ def decode_config(data: bytes | memoryview) -> Policy | End:
 
 
 def decode_collect(data: bytes | memoryview) -> Collect:
-    """The predicate and reason in a COLLECT event's value; PeerError if there are none."""
+    """The predicate and reason in a COLLECT event's value; PeerError if it is not valid."""
     collect: Collect = _decode(_collect_decoder, data)
     if not _fits(collect.predicate, 0) or collect.reason not in (COLLECTED, EXPIRED):
         raise PeerError(f"collect out of range: {collect}")
@@ -140,13 +141,13 @@ def decode_collect(data: bytes | memoryview) -> Collect:
 
 
 def check_policy(policy: Policy) -> None:
-    """Raise UsageError for a policy that no stream can have."""
+    """Raise UsageError if the number in a policy is out of range."""
     if not _fits(policy, 1):
         raise UsageError(f"{type(policy).__name__} takes a number from 1 to {_NUMBER_MAX:,}")
 
 
 def check_predicate(predicate: Predicate) -> None:
-    """Raise UsageError for a predicate whose number no event can have."""
+    """Raise UsageError if the number in a predicate is out of range."""
     if not _fits(predicate, 0):
         raise UsageError(f"{type(predicate).__name__} takes a number from 0 to {_NUMBER_MAX:,}")
 
@@ -167,7 +168,10 @@ def _decode(decoder: msgspec.msgpack.Decoder[Any], data: bytes | memoryview) -> 
 
 
 def check_event(batch: Batch, policy: Policy) -> None:
-    """Refuse, before it is sequenced, a COLLECT or CONFIG event that a replica could not apply."""
+    """Raise PeerError or UsageError for a COLLECT or CONFIG event that a replica cannot apply.
+
+    Called before an event gets its position.
+    """
     if batch.kind == CONFIG:
         decode_config(batch.values().data.tobytes())
     elif batch.kind == COLLECT:

@@ -1,8 +1,8 @@
-"""Compiled loops over sets of positions: what a large IntervalSet spends its time on.
+"""Compiled loops over sets of positions, for the costly operations of large IntervalSets.
 
 Without them (numba not loaded) `intervals.py` does the same with numpy. Most positions to be sorted
-lie not far below the highest: those become bits of a map, which is read out in order. The others
-go through a radix sort, eleven bits at a time.
+lie not far below the highest: those are sorted with a bit map, the others with a radix sort, eleven
+bits at a time.
 """
 
 # Parameters are numpy arrays and numbers as the signatures say, which mypy cannot read.
@@ -127,7 +127,7 @@ def merge_positions(los, his, positions, out_los, out_his):
 
 @kernel(types.void(INT64S, INT64S, INT64S, BOOLS_OUT))
 def cover_positions(los, his, positions, covered):
-    """For each of the positions, which never fall, whether a run of those in order has it."""
+    """Whether each position is in one of the runs; positions and runs are in rising order."""
     run = 0
     for index in range(positions.size):
         position = positions[index]

@@ -1,8 +1,8 @@
-"""What rows add up to: a number that is the same in whatever order and batches they come.
+"""Checksums of rows that do not depend on their order, or on how they are divided into batches.
 
-Every row is hashed, from the name of its stream over its key and value to its tag, and the hashes
-are added. Other rows, or one of them twice, give another sum but for once in 2^64. That tells a
-mistake; it does not stop anybody who wants to forge one.
+Every row is hashed (name of the stream, key, value and tag), and the hashes are added. Other rows,
+or one row twice, give the same sum only with probability 2^-64. This detects mistakes; it is no
+protection against forgery.
 
 Importing this module loads numba and this kernel, and none of kernels.py.
 """
@@ -40,7 +40,7 @@ def sum_rows(stream: str, batch: Batch) -> int:
 
 @kernel(types.void(INT32S, BYTES, BOOLS, WORDS_OUT))
 def hash_column(offsets, data, valid, hashes):
-    """Have what a column says of each row go into the row's hash.
+    """Mix the column's value of each row into the row's hash.
 
     `valid` of size 0 means no nulls. A null is not an empty string.
     """

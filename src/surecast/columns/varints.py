@@ -1,6 +1,6 @@
-"""Non-negative numbers as bytes: LEB128, one by one if few, all at once with numpy if many.
+"""Non-negative numbers as bytes: LEB128, in a plain loop if few, with numpy if many.
 
-Each number has one form only; anything else is refused.
+Each number has exactly one encoding; others (padded ones) are refused.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def pack(numbers: Numbers) -> bytes:
 
 
 def unpack(data: bytes | memoryview) -> Numbers:
-    """The numbers that `data` is made of; PeerError if it is not made of any."""
+    """The inverse of `pack`; PeerError if `data` is not valid or empty."""
     if len(data) <= _FEW:
         return np.array(_unpack_few(bytes(data)), np.int64)
     packed = np.frombuffer(data, np.uint8)

@@ -15,7 +15,7 @@ _STREAM = bytes(16)
 
 
 def call_each() -> None:
-    """Put a little through every kernel, in the way the code that uses it does."""
+    """Call every kernel with a few rows, through the code that uses it."""
     table = KeyTable()
     seqs = np.arange(1, 2001)
     for width in (8, 24):  # more keys than the first table holds: it grows

@@ -1,6 +1,6 @@
-"""Machine words in compiled loops: eight bytes at once, and how they are mixed into hashes.
+"""Machine words in compiled loops: reading eight bytes at once, and hashing them.
 
-A kernel that is in numba's cache on disk does not notice a change here: touch its file, too.
+A kernel in numba's disk cache is not recompiled when this file changes: touch its file, too.
 """
 
 # Parameters are numpy arrays and numbers as the signatures say, which mypy cannot read.
@@ -81,7 +81,8 @@ def mix(word):
 
 @helper
 def stir(digest, data, start, length):
-    """A hash that so many bytes from `start` have gone into; padding is not told from zeros."""
+    """`digest` with `length` bytes from `start` mixed in. Zeros at the end do not change the hash
+    of the last word, so the caller mixes in the length."""
     stop = start + length
     while start + 8 <= stop:
         digest = (digest ^ word_at(data, start)) * PHI

@@ -1,11 +1,12 @@
 """Effects as bytes: equal for equal effects in any process, different for different ones.
 
-`digest` is what a recording keeps of the effects of a step. Behind it stands one MessagePack text:
-for each effect its type, the type of what it carries (a message, an event) and the effect itself.
-MessagePack leaves out the types of structs, so a field that may hold anything is looked at first:
-scalars and tuples of them speak for themselves, all else is spelled out by `plain`. Sets have no
-order that two processes agree on and are refused. A batch counts by its header, which contains the
-CRC of its body, an enclosed message by its type and all its fields.
+A recording keeps the `digest` of the effects of each step. It is computed from one MessagePack
+text, `canonical`: for each effect its type, the type of the message or event that it carries, and
+the effect itself. MessagePack leaves out the types of structs, so the values of fields that may
+hold anything are examined first: scalars and tuples of scalars are encoded as they are, everything
+else by `plain`, which includes the types. Sets are refused, because their order differs between
+processes. A batch is represented by its header, which contains the CRC of its body; an enclosed
+message by its type and all its fields.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -45,7 +46,7 @@ __all__ = [
 DIGEST_SIZE: Final = 8
 # MessagePack extensions:
 _BATCH: Final = 1  # the header of a batch
-_ENCLOSED: Final = 2  # an enclosed message, spelled out by `plain`
+_ENCLOSED: Final = 2  # an enclosed message, as `plain` encodes it
 _SCALARS: Final = frozenset((type(None), bool, int, float, str, bytes))
 _CARRIES: Final[dict[type, str]] = {
     Send: "message", Emit: "event", PassDown: "command", Received: "message", FromBelow: "event",
@@ -54,11 +55,12 @@ _CARRIES: Final[dict[type, str]] = {
 
 
 def name_of(kind: type) -> str:
-    """What recordings and traces call a type. A type that moves to another file keeps its name.
+    """The name of a type in recordings and traces. It stays the same if the type moves to another
+    file.
 
-    A message is called by its tag, another type of a protocol "protocol/Name", a type of the
-    vocabulary (`core`, `columns`) by its class name alone. Types from elsewhere, such as those of
-    tests, are "module:Name".
+    The name of a message is its tag, that of another type of a protocol "protocol/Name", that of a
+    type in `core` or `columns` its class name alone. Other types, such as those of tests, are named
+    "module:Name".
     """
     if issubclass(kind, Message):
         return tag_of(kind)
@@ -76,24 +78,24 @@ def label_of(kind: type) -> str:
 
 
 class Form(NamedTuple):
-    """What must be known of a type to encode its values."""
+    """What the encoder needs to know about a type."""
 
     name: str
-    carries: str  # the field whose value has a type worth naming, or ""
-    fields: tuple[tuple[str, bool], ...]  # of a struct: name, and whether it may hold anything
-    open: tuple[str, ...]  # the names of the latter
-    easy: bool  # a struct whose declared types say all
+    carries: str  # the field whose value's type is recorded as well, or ""
+    fields: tuple[tuple[str, bool], ...]  # of a struct: name, and whether it is open
+    open: tuple[str, ...]  # names of the open fields: those that may hold values of any type
+    easy: bool  # a struct without open fields
 
 
 class _Forms(dict[type, Form]):
-    """Made when a type is first met."""
+    """Type → form; a form is made when its type is first looked up."""
 
     def __missing__(self, kind: type) -> Form:
         fields: tuple[tuple[str, bool], ...] = ()
         is_struct = issubclass(kind, msgspec.Struct)
         if is_struct:
-            found = msgspec.structs.fields(kind)
-            fields = tuple((f.name, _is_open(kind, f.name, f.type)) for f in found)
+            declared = msgspec.structs.fields(kind)
+            fields = tuple((f.name, _is_open(kind, f.name, f.type)) for f in declared)
         names = tuple(name for name, is_open in fields if is_open)
         form = Form(name_of(kind), _CARRIES.get(kind, ""), fields, names, is_struct and not names)
         self[kind] = form
@@ -101,15 +103,15 @@ class _Forms(dict[type, Form]):
 
 
 def _is_open(owner: type, field: str, declared: Any) -> bool:
-    """Whether the declared type leaves open what a value's type is; refuses what has no form."""
+    """Whether a field may hold values of any type; UsageError if its type cannot be recorded."""
     try:
-        for found in parts_of(declared):
-            if isinstance(found, inspect.SetType | inspect.FrozenSetType):
+        for part in parts_of(declared):
+            if isinstance(part, inspect.SetType | inspect.FrozenSetType):
                 raise UsageError(f"{owner.__name__}.{field} is a set: it has no order to record")
-            if isinstance(found, inspect.AnyType):
+            if isinstance(part, inspect.AnyType):
                 return True
-            if isinstance(found, inspect.CustomType) and found.cls not in (Batch, Enclosed):
-                name = found.cls.__name__
+            if isinstance(part, inspect.CustomType) and part.cls not in (Batch, Enclosed):
+                name = part.cls.__name__
                 raise UsageError(f"{owner.__name__}.{field}: {name} cannot be recorded")
     except TypeError as error:
         raise UsageError(f"{owner.__name__}.{field} cannot be recorded: {error}") from None
@@ -127,12 +129,12 @@ def digest(effects: Sequence[Any]) -> bytes:
 
 
 def labels(effects: Iterable[Any]) -> list[str]:
-    """The effects' types in short, such as "Send.chain/Forward"."""
+    """The types of the effects and of what they carry, such as "Send.chain/Forward"."""
     return [_LABELS[type(effect), _inner(effect)] for effect in effects]
 
 
 def canonical(effects: Sequence[Any]) -> bytes:
-    """See the module."""
+    """The effects as MessagePack, the input of `digest`; UsageError if they cannot be recorded."""
     parts: list[Any] = []
     for effect in effects:
         form = FORMS[type(effect)]
@@ -169,7 +171,7 @@ _LABELS: Final = _Labels()
 
 
 def _is_easy(value: Any, form: Form) -> bool:
-    """Whether MessagePack says all there is to say about a value."""
+    """Whether MessagePack encodes a value without losing a type."""
     if not form.fields:
         return _is_simple(value)
     return all(_is_simple(getattr(value, name)) for name in form.open)
@@ -205,10 +207,10 @@ _SMALL: Final = 1 << 63
 
 
 def plain(value: Any) -> Any:
-    """A value as one that MessagePack keeps whole: `unplain` of it is the same, types and all.
+    """A value in a form that MessagePack encodes without loss; `unplain` is the inverse.
 
-    A tuple becomes a list; everything that is no scalar or tuple a dict of one entry. Batches and
-    enclosed messages stay what they are: the encoder has to know them.
+    A tuple becomes a list. Anything that is neither a scalar nor a tuple becomes a dict of one
+    entry. Batches and enclosed messages are left as they are: the encoder handles them.
     """
     kind = type(value)
     if kind is int and not -_SMALL <= value < _SMALL:
@@ -230,7 +232,7 @@ def plain(value: Any) -> Any:
 
 
 def unplain(value: Any, struct_type: Callable[[str], type[msgspec.Struct]]) -> Any:
-    """The value `plain` was given; `struct_type` finds the struct of a name."""
+    """The inverse of `plain`; `struct_type` returns the struct type of a name."""
     if isinstance(value, list):
         return tuple([unplain(item, struct_type) for item in value])
     if not isinstance(value, dict):
@@ -247,4 +249,4 @@ def unplain(value: Any, struct_type: Callable[[str], type[msgspec.Struct]]) -> A
             if len(fields) == len(kind.__struct_fields__):
                 values = [unplain(field, struct_type) for field in fields]
                 return kind(**dict(zip(kind.__struct_fields__, values, strict=True)))
-    raise PeerError("a recorded value makes no sense")
+    raise PeerError("a recorded value is not valid")

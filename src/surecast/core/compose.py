@@ -1,27 +1,27 @@
-"""Layers: one machine made of several, each knowing only the interfaces it uses and provides.
+"""Compositions: one machine made of layers, which know only the interfaces they use and provide.
 
     compose({"chain": replica, "streams": service})
 
 Layers have names and are listed lowest first. A layer that `uses` an interface stands above the
 nearest earlier one that `provides` it; layers that share no interface stand side by side. A
-composition may be a part of another one: what results is one flat table, so nesting costs nothing.
+composition may be a part of another one; the result is one flat table, so nesting costs nothing.
 
-What reaches which layer:
+Which layer an input or effect goes to:
 
-* A received message: the layer that lists its type in `messages`. Nobody lists it: dropped.
-* A fired timer, the end of a pass, an answer from the disk: the layer that asked. Keys and tokens
-  carry its name.
+* A received message: the layer that lists its type in `messages`. If none does, it is dropped.
+* A fired timer, the end of a pass, a completion from the disk: the layer that asked for it. Keys
+  and tokens contain its name.
 * A `Command` of the owner: the layer it names.
 * Start and ClockSet: every layer. PeerUp, PeerDown, Congested, Writable: every layer that handles
-  it. The lowest first.
+  it. The lowest layer comes first.
 * A `PassDown`: the nearest layer below that takes the command's type.
 * An `Emit` or `Deliver`: every layer directly above that lists its type in `from_below`. An event
   may name one of them (`to`; "sprinkler.*" reaches "sprinkler", "sprinkler.mesh", …), or the owner
-  (`OWNER`).
-  From a layer with none above it goes to the owner. An event that the layers above do not list is
-  ignored; a `Deliver` then goes to the owner.
+  (`OWNER`). From a layer with no layer above, it goes to the owner. An event that the layers above
+  do not list is ignored; a `Deliver` that they do not list goes to the owner.
 
-News from below reaches a layer in the order it was made, before anything later is begun.
+The effects of a step are routed in order, and all steps that one of them causes in other layers
+happen before the next is routed to a layer.
 
 Each layer has its own states and logs on the disk (`core.scopes`).
 """
@@ -65,12 +65,12 @@ from surecast.errors import ConfigError, UsageError
 
 __all__ = ["Composition", "Layer", "compose"]
 
-_TOLD_TO_ALL = frozenset((Start, ClockSet))  # also to layers that do not list them
+_BROADCAST = frozenset((Start, ClockSet))  # they also go to layers that do not list them
 _FROM_THE_DRIVER = frozenset((Start, ClockSet, PeerUp, PeerDown, Congested, Writable))
 
 
 class Layer(Protocol):
-    """A machine that can be composed: it says what it takes, and which interfaces join it."""
+    """A machine that can be composed: it lists the inputs it takes, and its interfaces."""
 
     @property
     def messages(self) -> tuple[type, ...]: ...
@@ -91,11 +91,11 @@ class Layer(Protocol):
 
 
 def compose(parts: "Mapping[str, Layer | Composition]") -> "Composition":
-    """One machine of these layers, lowest first. The layers of a composition keep their names."""
+    """One machine of these layers, lowest first. Layers of nested compositions keep their names."""
     layers: dict[str, Layer] = {}
     for name, part in parts.items():
-        found = part.layers if isinstance(part, Composition) else {name: part}
-        for inner, layer in found.items():
+        named = part.layers if isinstance(part, Composition) else {name: part}
+        for inner, layer in named.items():
             if inner in layers or inner == OWNER or not inner:
                 raise ConfigError(f"{inner!r} cannot name a layer: each needs a name of its own")
             layers[inner] = layer
@@ -103,15 +103,15 @@ def compose(parts: "Mapping[str, Layer | Composition]") -> "Composition":
 
 
 class Composition:
-    """See the module; made by `compose`."""
+    """A machine made of layers; made by `compose`. The module's docstring has the routing rules."""
 
     __slots__ = (
         "_above",
         "_below",
         "_by_message",
-        "_hears",
         "_names",
         "_numbers",
+        "_receivers",
         "_scopes",
         "_steps",
         "_takers",
@@ -124,10 +124,12 @@ class Composition:
         self._scopes = [scope_tag(name) for name in layers]
         assert len(set(self._scopes)) == len(layers), f"two of {self._names} have the same tag"
         self._numbers = {name: number for number, name in enumerate(layers)}
-        self._steps: list[Callable[[int, Any], list[Any]]] = [one.step for one in layers.values()]
+        self._steps: list[Callable[[int, Any], list[Any]]] = [
+            layer.step for layer in layers.values()
+        ]
         self._by_message: dict[type, int] = {}
-        self._hears: dict[type, tuple[int, ...]] = {}
-        # Of each layer: the layers directly above; who takes an event or a command, by its type.
+        self._receivers: dict[type, tuple[int, ...]] = {}  # of inputs that may go to several
+        # Of each layer: the layers directly above; the takers of an event or a command, by type.
         self._above = [self._users(number) for number in range(len(layers))]
         self._takers: list[dict[str, dict[type, tuple[int, ...]]]] = [{} for _ in layers]
         self._below: list[dict[type, int]] = [{} for _ in layers]
@@ -143,7 +145,7 @@ class Composition:
                     raise ConfigError(f"{name} uses {interface}, which no layer below provides")
 
     def wrap_steps(self, wrap: Callable[[Layer], Callable[[int, Any], list[Any]]]) -> None:
-        """Call `wrap(layer)` in place of each layer's step from now on (`core.states.watched`)."""
+        """Replace each layer's step by what `wrap(layer)` returns (`core.states.watched`)."""
         self._steps = [wrap(layer) for layer in self.layers.values()]
 
     @property
@@ -156,15 +158,16 @@ class Composition:
         return list(self.layers.values())
 
     def _users(self, number: int) -> tuple[int, ...]:
-        """The layers above that use what this one provides, and for which it is the nearest."""
+        """The layers above for which this layer is the nearest provider of an interface they
+        use."""
         layers = self._list
-        found = []
+        users = []
         for above in range(number + 1, len(layers)):
             for interface in layers[above].uses:
-                nearest = [n for n in range(above) if interface in layers[n].provides]
-                if nearest and nearest[-1] == number and above not in found:
-                    found.append(above)
-        return tuple(found)
+                providers = [n for n in range(above) if interface in layers[n].provides]
+                if providers and providers[-1] == number and above not in users:
+                    users.append(above)
+        return tuple(users)
 
     # ------------------------------------------------------------ inputs
 
@@ -172,7 +175,7 @@ class Composition:
         kind = type(inp)
         if kind is Received:
             number = self._by_message.get(type(inp.message))
-            if number is None:  # a peer of another protocol; the sender learns nothing from us
+            if number is None:  # a message of a protocol that this node does not run: no answer
                 return []
             return self._run(now_ns, [(number, inp)])
         if kind is TimerFired or kind is EndOfPass:
@@ -189,32 +192,32 @@ class Composition:
         if kind is StoreFailed:
             name, token = inp.token
             return self._run(now_ns, [(self._numbers[name], StoreFailed(token, inp.reason))])
-        hears = self._hears.get(kind)
-        if hears is None:
-            hears = self._hears[kind] = self._hearers(kind)
-        return self._run(now_ns, [(number, inp) for number in hears])
+        receivers = self._receivers.get(kind)
+        if receivers is None:
+            receivers = self._receivers[kind] = self._receivers_of(kind)
+        return self._run(now_ns, [(number, inp) for number in receivers])
 
-    def _hearers(self, kind: type) -> tuple[int, ...]:
-        """The layers that an input of the driver is for, highest first."""
+    def _receivers_of(self, kind: type) -> tuple[int, ...]:
+        """The layers that an input of the driver goes to, highest first."""
         if kind not in _FROM_THE_DRIVER:
             raise UsageError(f"{kind.__name__} must say for which layer it is: use Command")
-        found = [
+        lowest_first = [
             number
             for number, layer in enumerate(self._list)
-            if kind in _TOLD_TO_ALL or kind in layer.inputs
+            if kind in _BROADCAST or kind in layer.inputs
         ]
-        return tuple(reversed(found))
+        return tuple(reversed(lowest_first))
 
     # ------------------------------------------------------------ effects
 
     def _run(self, now_ns: int, todo: list[tuple[int, Any]]) -> list[Any]:
-        """Step layers until nothing moves between them; the last of `todo` is next."""
+        """Step layers until no input for a layer is left; the last of `todo` is next."""
         out: list[Any] = []
         steps, takers, lower = self._steps, self._takers, self._below
         while todo:
-            number, given = todo.pop()
+            number, inp = todo.pop()
             moving: list[tuple[int, Any]] = []
-            for effect in steps[number](now_ns, given):
+            for effect in steps[number](now_ns, inp):
                 kind = type(effect)
                 if kind is Send:
                     out.append(effect)

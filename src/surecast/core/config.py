@@ -1,15 +1,15 @@
 """TOML to typed configuration, with errors a person can act on.
 
 A configuration class is a frozen dataclass or a frozen `msgspec.Struct`. Its field names are the
-TOML keys, its annotations say what may be given (ranges by `Annotated[int, msgspec.Meta(ge=1)]`),
-its defaults say what may be left out, and an optional `validate()` holds the rules between fields
-(see `check`). Two units may be written for people, by the field's name:
+TOML keys, its annotations are the allowed types (ranges by `Annotated[int, msgspec.Meta(ge=1)]`),
+fields with defaults are optional, and an optional `validate()` checks the rules between fields
+(see `check`). Fields whose names end in one of these units also accept text with a unit:
 
 - `*_ns`, `*_ns_max`, `*_ns_min`: an int of nanoseconds, or text such as "100ms", "1.5s", "5min";
 - `*_bytes`, `*_bytes_max`, `*_bytes_min`: an int of bytes, or text such as "64KiB", "16MiB", "1MB".
 
-Everything wrong raises `ConfigError` with the place, the key, the value given and what is allowed.
-Nothing here opens a file: the caller reads it and hands over the text.
+Every error is a `ConfigError` with the section, the key, the value and what is allowed. This module
+opens no file: the caller reads it and passes the text.
 """
 
 import dataclasses
@@ -71,8 +71,8 @@ def load(
 ) -> T:
     """Fill `cls` from one `section` ("sprinkler", "server.limits"; "" is the whole document).
 
-    A section that is absent is an empty one: the defaults hold, and a key without default is
-    reported as missing. What is in `given` is filled in by the caller and is no key of the file.
+    An absent section counts as empty: the defaults apply, and a key without a default is reported
+    as missing. `given` has the fields that the caller sets; they are not allowed in the file.
     """
     table: Any = parse(source)
     path: list[str] = []
@@ -216,7 +216,7 @@ def _at(section: str, problem: str) -> str:
 
 
 def _show(value: Any) -> str:
-    """A value as it may stand in TOML, cut short: a huge value must not hide the message."""
+    """A value as TOML would show it, at most 80 characters: a long value would hide the message."""
     text = str(value).lower() if isinstance(value, bool) else repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 

@@ -1,7 +1,7 @@
-"""The interface of the client side of a delivery: what an application says to it, and hears.
+"""The interface of the client side of a delivery: the commands it takes and the events it emits.
 
-Machines of `protocols.streams` (publisher, subscriber, fetcher, inquirer) and of deliveries take
-these commands and emit these events; the endpoint's nodes give and take them, and know no protocol.
+Machines of `protocols.streams` (publisher, subscriber, fetcher, inquirer) and of deliveries
+implement it; the nodes of `surecast.endpoint` use it and know no protocol.
 """
 
 from dataclasses import dataclass
@@ -51,14 +51,14 @@ __all__ = [
 
 
 class Open(Input):
-    """Open the stream, or create it if there is none of that name."""
+    """Open the stream of this name, or create it if it does not exist."""
 
     name: str
     spec: StreamSpec = StreamSpec()
 
 
 class Offer(Input):
-    """Publish these values, in this order, after everything offered before."""
+    """Publish these values, in this order, after all earlier offers."""
 
     stream: LogId
     values: list[bytes]
@@ -68,10 +68,10 @@ class Offer(Input):
 
 
 class OfferBatch(Input):
-    """Publish a batch that has no place yet; Acked and Failed repeat `token`.
+    """Publish a batch that has no position yet; Acked and Failed repeat `token`.
 
-    With a publisher and number of its own it is a *named* publisher's, who counts by itself and
-    goes on counting after a restart; its batches are offered in the order of their numbers.
+    A batch that has a publisher and a number belongs to a *named* publisher. A named publisher
+    numbers its batches itself, continues after a restart, and offers them in the order of numbers.
     """
 
     stream: LogId
@@ -80,8 +80,8 @@ class OfferBatch(Input):
 
 
 class Follow(Input):
-    """Deliver `stream` from position `start` on: 1 is the earliest; 0 is the latest, for mesh
-    clients and deliveries without order only."""
+    """Deliver `stream` from position `start` on. 1 is the earliest; 0 is the latest (only for mesh
+    clients and deliveries without order)."""
 
     stream: LogId
     start: int
@@ -92,7 +92,7 @@ class Unfollow(Input):
 
 
 class ReadRange(Input):
-    """Deliver [lo, hi) of `stream`; whatever was read before is of no interest any more."""
+    """Deliver [lo, hi) of `stream`. It replaces an earlier ReadRange."""
 
     stream: LogId
     lo: int
@@ -100,17 +100,17 @@ class ReadRange(Input):
 
 
 class Hold(Input):
-    """Ask for no more of a range: what was asked for still comes."""
+    """Request no more of a range. What was already requested is still delivered."""
 
 
 class Go(Input):
-    """Go on with it."""
+    """Resume requesting after Hold."""
 
 
 class Inquire(Input):
-    """Ask a server of the region until it answers (Answered repeats `token`)."""
+    """Send a question to servers of the region until one answers (Answered repeats `token`)."""
 
-    question: Any  # one of those below
+    question: Any  # one of the questions below
     token: int
 
 
@@ -121,21 +121,21 @@ class Drop(Input):
 
 
 class Drain(Input):
-    """This replica is about to stop: take no more publishes; those taken are still answered."""
+    """This replica is about to stop: accept no more publishes; accepted ones are still answered."""
 
 
 # ------------------------------------------------------------ questions
 
 
 class WhichStreams(msgspec.Struct, gc=False, frozen=True):
-    """Which streams match, and from now on? An answer has `infos`, `ends`, `complete` and `why`;
-    answers come until Drop."""
+    """Which streams match, now and in the future? An answer has `infos`, `ends`, `complete` and
+    `why`; answers come until Drop."""
 
     pattern: str
 
 
 class WhereIs(msgspec.Struct, gc=False, frozen=True):
-    """From which position on (`seq`) are events not older than that? -1: where is the end?"""
+    """From which position on (`seq`) are events at or after `time_ns`? -1: where is the end?"""
 
     stream: LogId
     time_ns: int
@@ -143,14 +143,14 @@ class WhereIs(msgspec.Struct, gc=False, frozen=True):
 
 class TakeCursor(msgspec.Struct, gc=False, frozen=True):
     """Become the holder of a named subscription. The first answer has its `positions`; a later
-    one with `why` says that somebody else has taken it."""
+    one with `why` means that another client has become the holder."""
 
     name: str
     holder: bytes  # 16 random bytes
 
 
 class MoveCursor(msgspec.Struct, gc=False, frozen=True):
-    """All below these positions has been dealt with. Answered when that is stored."""
+    """Save these positions: all events below them are processed. Answered when they are stored."""
 
     name: str
     holder: bytes
@@ -158,7 +158,7 @@ class MoveCursor(msgspec.Struct, gc=False, frozen=True):
 
 
 class WhichCursors(msgspec.Struct, gc=False, frozen=True):
-    """Which named subscriptions are there? An answer is a page: `cursors`, `after` (where the next
+    """Which named subscriptions exist? An answer is a page: `cursors`, `after` (where the next
     page begins), `complete` and `why`."""
 
     name: str = ""  # only this one
@@ -166,8 +166,8 @@ class WhichCursors(msgspec.Struct, gc=False, frozen=True):
 
 
 class ResetCursor(msgspec.Struct, gc=False, frozen=True):
-    """Put a named subscription at these positions. Its holder is fenced; without `force` it is not
-    done while a client is attached. Answered when that is stored."""
+    """Set the positions of a named subscription. Its holder is fenced. Without `force` this is
+    refused while a client is attached. Answered when the change is stored."""
 
     name: str
     change: bytes  # 16 random bytes, of this request
@@ -176,7 +176,7 @@ class ResetCursor(msgspec.Struct, gc=False, frozen=True):
 
 
 class DeleteCursor(msgspec.Struct, gc=False, frozen=True):
-    """Forget a named subscription; the rest as in ResetCursor."""
+    """Delete a named subscription; the rest as in ResetCursor."""
 
     name: str
     change: bytes
@@ -193,21 +193,25 @@ class Opened(msgspec.Struct, gc=False):
 
 
 class Following(msgspec.Struct, gc=False):
-    """A mesh client delivers `stream` from `start` on."""
+    """A mesh client will deliver `stream` from `start` on."""
 
     stream: LogId
     start: int
 
 
 class Answered(msgspec.Struct, gc=False):
-    """An answer to a question that was asked with `Inquire`; its `why` is final."""
+    """An answer to the question of an `Inquire`. An answer with a `why` is the last one."""
 
     token: int
     answer: Any
 
 
 class Acked(msgspec.Struct, gc=False):
-    """`seq` 0: a named publisher's batch that was taken so long ago that its place is forgotten."""
+    """A publish is acknowledged; its first event has position `seq`.
+
+    `seq` 0: a retry of a named publisher's batch that was accepted so long ago that its position
+    is no longer known.
+    """
 
     stream: LogId
     pub_no: int
@@ -219,9 +223,9 @@ class Acked(msgspec.Struct, gc=False):
 class Failed(msgspec.Struct, gc=False):
     """A publish that can never succeed as it is.
 
-    why: mismatch, expired, bad-event, quarantined, or history-lost when the region has lost, by an
-    operator's decision, what it had acknowledged. After owner-unreachable it is not known whether
-    the owner took the batch before it was cut off.
+    why: mismatch, expired, bad-event, quarantined, or history-lost: the region has lost, by an
+    operator's decision, events that it had acknowledged. After owner-unreachable it is not known
+    whether the owner accepted the batch before it became unreachable.
     """
 
     stream: LogId
@@ -231,19 +235,19 @@ class Failed(msgspec.Struct, gc=False):
 
 
 class Short(msgspec.Struct, gc=False):
-    """A server shows `stream` only up to `end` (0: does not know it). The range is
-    asked for again, from all servers in turn, until the application stops it."""
+    """A server shows `stream` only up to `end` (0: it does not know the stream). The range is
+    requested again, from all servers in turn, until the application stops it."""
 
     stream: LogId
     end: int
 
 
 class Lost(msgspec.Struct, gc=False):
-    """Positions [lo, hi) of `stream` will not come: nobody who could be asked has them any more.
+    """Positions [lo, hi) of `stream` are lost: no node that can be asked has them any more.
 
-    It stands in the place of their events among what is delivered: a reader that emits it has
-    delivered everything below `lo` and goes on at `hi`. A void is proven not to be needed; this is
-    not.
+    It takes the place of their events in the order of delivery: a reader that emits it has
+    delivered everything below `lo` and continues at `hi`. A void position is known to be obsolete;
+    a lost one is not.
     """
 
     stream: LogId
@@ -255,54 +259,55 @@ class Lost(msgspec.Struct, gc=False):
 # ------------------------------------------------------------ deliveries
 
 
-NEEDS = frozenset({"region", "listen"})  # servers of a region; datagrams and peers reach it
+# region: servers of a region. listen: datagrams and other peers can reach the node.
+NEEDS = frozenset({"region", "listen"})
 # pattern, name, time: subscribe by pattern, as a named subscription, from a time on.
-# retain, collect: set what is kept, declare events obsolete. publisher: named publishers.
+# retain, collect: set the retention, declare events obsolete. publisher: named publishers.
 VERBS = frozenset({"pattern", "name", "time", "retain", "collect", "publisher", "delete"})
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a client is: whom it may turn to, and within which bounds."""
+    """Where a client is: the servers it uses, and its limits."""
 
     region: str
     servers: tuple[Peer, ...]  # of its region
-    mesh: bool = False  # it listens, and may take events from other clients
+    mesh: bool = False  # it listens, and may receive events from other clients
     streams_max: int = 1_000  # that one reader follows
-    owner_timeout_ns: int = 10 * SECOND  # an owner out of reach for so long: publishing fails
+    owner_timeout_ns: int = 10 * SECOND  # if the owner is unreachable this long, publishing fails
 
 
 class Delivery(Protocol):
-    """How the events of a stream reach those who read them: the client side."""
+    """How the events of a stream reach its readers: the client side."""
 
     @property
     def name(self) -> str:
-        """What `StreamInfo.delivery` and the users call it."""
+        """The name in `StreamInfo.delivery` and in the user's API."""
 
     @property
     def ordered(self) -> bool:
-        """Events come at dense rising positions. Else each is known by publisher and number, and
-        comes when it comes."""
+        """Whether events are delivered at dense, rising positions. If not, an event is identified
+        by publisher and number, and events come in any order."""
 
     @property
     def needs(self) -> frozenset[str]:
-        """What a reader's node must have, of NEEDS."""
+        """What a reader's node must have (a subset of NEEDS)."""
 
     @property
     def verbs(self) -> frozenset[str]:
-        """What can be done with its streams, of VERBS; the rest raises NotSupported."""
+        """What can be done with its streams (a subset of VERBS); the rest raises NotSupported."""
 
     @property
     def acks(self) -> tuple[str, ...]:
-        """What an acknowledgement may promise, weakest first."""
+        """The levels of acknowledgement that it offers, weakest first."""
 
     def check(self, spec: StreamSpec) -> None:
-        """Raise UsageError if no stream can be opened with this."""
+        """Raise UsageError if no stream can be opened with `spec`."""
 
     def publisher(self, ctx: NodeContext, place: Place) -> Layer | None:
-        """Takes Open, Offer, OfferBatch; emits Opened, Acked, Failed. None: its events are
-        published to the stream service, as by the control node of every client."""
+        """A layer that takes Open, Offer, OfferBatch and emits Opened, Acked, Failed. None: events
+        are published to the stream service, by the control node that every client has."""
 
     def reader(self, ctx: NodeContext, place: Place) -> Layer | None:
-        """Takes Follow and Unfollow; delivers, and emits Lost. None: the stream service's own
-        subscriber reads its streams."""
+        """A layer that takes Follow and Unfollow, delivers, and emits Lost. None: the subscriber of
+        the stream service is used."""

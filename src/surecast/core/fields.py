@@ -1,4 +1,4 @@
-"""What the declared type of a field is made of."""
+"""The types inside the declared type of a field."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -16,15 +16,15 @@ def parts_of(declared: Any) -> Iterator[inspect.Type]:
     todo: list[inspect.Type] = [inspect.type_info(declared)]
     seen: list[type] = []
     while todo:
-        found = todo.pop()
-        yield found
-        if isinstance(found, inspect.StructType):
-            if found.cls in seen:
+        part = todo.pop()
+        yield part
+        if isinstance(part, inspect.StructType):
+            if part.cls in seen:
                 continue
-            seen.append(found.cls)
+            seen.append(part.cls)
         for name in ("types", "item_types"):  # of unions and tuples
-            todo += getattr(found, name, ())
+            todo += getattr(part, name, ())
         for name in ("item_type", "key_type", "value_type"):  # of collections and mappings
-            if (inner := getattr(found, name, None)) is not None:
+            if (inner := getattr(part, name, None)) is not None:
                 todo.append(inner)
-        todo += [field.type for field in getattr(found, "fields", ())]  # of structs and their like
+        todo += [field.type for field in getattr(part, "fields", ())]  # of structs, dataclasses …

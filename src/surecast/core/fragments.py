@@ -10,19 +10,22 @@ TOTAL_MAX: Final = 256 << 20  # of one state
 
 
 def parts_of(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """(where it begins, the bytes) of each part; one, which is empty, of nothing."""
+    """Yields (offset, bytes) of each part; for empty `data` one empty part."""
     for at in range(0, max(len(data), 1), PART_BYTES):
         yield at, data[at : at + PART_BYTES]
 
 
 class Parts:
-    """What has come so far of one such state. A session brings parts in order or not at all."""
+    """Collects the received parts of one state. A session delivers parts in order or not at all."""
 
     def __init__(self) -> None:
         self._got = bytearray()
 
     def take(self, at: int, data: bytes, total: int) -> bytes | None:
-        """The whole, once its last part is here; a part out of its place begins nothing."""
+        """Add a part. Returns the whole state with its last part, else None.
+
+        A part at an unexpected offset discards what was collected.
+        """
         if at == 0:
             self._got = bytearray()
         if at != len(self._got) or (total and not data) or total > TOTAL_MAX:

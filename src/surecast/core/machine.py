@@ -1,9 +1,9 @@
-"""How machines are made, and the shape most share: handlers by type, effects gathered in `out`.
+"""How machines are made, and their usual base class: handlers by type, effects collected in `out`.
 
-A subclass lists its handlers by name, so that a test can override one; `messages` (what a
-composition routes to it) follows from the list. Within a step `self.now_ns` is the time and
-`self.out` takes the effects. `counters` outlives the machine: the messages it handled, by tag
-("chain/Forward"), and what else happened ("chain.left").
+A subclass lists its handlers by name, so that a test can override one; `messages` (the types that
+a composition routes to it) follows from the list. Within a step `self.now_ns` is the time, and
+handlers append effects to `self.out`. `counters` are kept across restarts of the machine: messages
+handled, by tag ("chain/Forward"), and other events ("chain.left").
 """
 
 from collections import Counter
@@ -29,11 +29,11 @@ __all__ = ["Factory", "HandlerMachine", "NodeContext"]
 
 
 class NodeContext(msgspec.Struct, frozen=True):
-    """What a factory is given to make a machine of, at each start of a node, by either driver."""
+    """What a driver passes to a factory to make a machine, at each start of a node."""
 
     name: str
-    rng: Random  # of this life alone: drawn from (seed, name, incarnation)
-    disk: Disk  # as the last life left it
+    rng: Random  # for this start only: seeded by (seed, name, incarnation)
+    disk: Disk  # as it was when the node last stopped
     incarnation: int  # 1, 2, ...
 
 
@@ -75,8 +75,8 @@ class HandlerMachine:
                 handle(event)
         elif kind is Received:
             message = inp.message
-            if found := self._received.get(type(message)):
-                tag, handle = found
+            if handler := self._received.get(type(message)):
+                tag, handle = handler
                 self.counters[tag] += 1
                 handle(inp.peer, message)
         else:
@@ -88,7 +88,7 @@ class HandlerMachine:
 
     @property
     def wall_ns(self) -> int:
-        """What the wall clock says; it may have jumped."""
+        """The wall-clock time; unlike `now_ns` it may jump."""
         return self.now_ns + self.wall_offset_ns
 
     def _send(self, peer: Peer, message: Any) -> None:

@@ -1,11 +1,12 @@
-"""Names of streams: what is one, what a pattern matches, and which region owns it.
+"""Names of streams: which are valid, which a pattern matches, and which region owns a name.
 
-A name is made of tokens with dots between them: `orders.eu.paris`. In a pattern `*` stands for one
+A name consists of tokens separated by dots: `orders.eu.paris`. In a pattern `*` stands for one
 token and a last `>` for one or more.
 
 A name whose first token begins with `_` is *internal*: a stream that serves another one, such as
-`_spark.orders`, where rows wait that are to become events of `orders`. Whoever asks for `>` wants
-what users publish, so a pattern finds internal streams only if it spells their first token out.
+`_spark.orders`, which holds rows that will become events of `orders`. A pattern such as `>` is
+meant for the streams that users publish to, so a pattern matches internal streams only if its first
+token is the first token of their name.
 """
 
 import hashlib
@@ -32,12 +33,12 @@ def is_name(name: str) -> bool:
 
 
 def is_internal(name: str) -> bool:
-    """Whether a stream of this name serves another one, and is none of the users' own."""
+    """Whether a stream of this name serves another stream, and was not created by a user."""
     return name.startswith("_")
 
 
 def is_pattern(pattern: str) -> bool:
-    """Whether it is a name or a pattern of names."""
+    """Whether it is a valid name or a valid pattern of names."""
     tokens = pattern.split(".")
     if tokens[-1] == ">":
         tokens.pop()
@@ -59,23 +60,23 @@ def matches(pattern: str, name: str) -> bool:
 
 
 def owner_of(owners: Mapping[str, str], name: str, here: str) -> str:
-    """The region that owns `name`: the entry of the longest prefix, in whole tokens.
+    """The region that owns `name`: the entry of its longest prefix of whole tokens.
 
-    Without an entry (not even one for "") it is `here`: each region owns what is made in it. An
-    internal stream without an entry of its own belongs where the stream that it serves does.
+    Without an entry (not even one for "") it is `here`: each region owns the streams created in it.
+    An internal stream without an entry of its own has the owner of the stream that it serves.
     """
     tokens = name.split(".")
     for count in range(len(tokens), 0, -1):
-        found = owners.get(".".join(tokens[:count]))
-        if found is not None:
-            return found
+        owner = owners.get(".".join(tokens[:count]))
+        if owner is not None:
+            return owner
     if is_internal(name) and len(tokens) > 1:
         return owner_of(owners, ".".join(tokens[1:]), here)
     return owners.get("", here)
 
 
 def owners_digest(owners: dict[str, str]) -> bytes:
-    """Equal for equal tables; empty for an empty one."""
+    """A digest: equal for equal tables, empty for an empty table."""
     if not owners:
         return b""
     lines = "\n".join(f"{prefix} {owners[prefix]}" for prefix in sorted(owners))

@@ -2,7 +2,8 @@
 
     keep-all    latest-per-key    keep-last:100    keep-for:1h
 
-`-` and `_` mean the same. Importing this module loads nothing else: `--help` shows RETENTIONS.
+`-` and `_` mean the same. Importing this module loads no other package, because `--help` needs
+RETENTIONS.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _MOST: Final = (1 << 62) - 1
 
 
 def as_policy(given: Policy | str, where: str = "retain") -> Policy:
-    """A policy, or one as text; UsageError if it is neither. `where` is what it was given as."""
+    """The policy, parsed if it is text; UsageError if it is neither. `where` names the argument."""
     from surecast.columns.rules import Policy
 
     if isinstance(given, Policy):
@@ -41,7 +42,7 @@ def as_policy(given: Policy | str, where: str = "retain") -> Policy:
 
 
 def parse_policy(text: str, where: str = "retain") -> Policy:
-    """ "keep-last:100" → KeepLast(100); UsageError lists what can be written."""
+    """ "keep-last:100" → KeepLast(100); UsageError lists what is valid."""
     from surecast.columns.rules import KeepAll, KeepFor, KeepLast, LatestPerKey
 
     what, colon, amount = text.partition(":")

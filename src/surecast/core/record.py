@@ -1,19 +1,19 @@
-"""Recordings: the inputs of one life of one node, and what it answered, as bytes.
+"""Recordings: the inputs and effects of a node between one start and its end, as bytes.
 
-A recording is made by the asyncio driver and played again in the simulator. It says how the machine
-is built, what was on its disk, and then, step by step, the time, the input in full and a digest of
-the effects (`core.canon`). docs/recordings.md has the layout.
+The asyncio driver makes recordings, the simulator replays them. A recording contains how the
+machine is built, what was on its disk, and then, for each step, the time, the whole input and a
+digest of the effects (`core.canon`). docs/recordings.md has the layout.
 
     8 bytes          magic, version, zeros
     records          head (24 bytes: kind, lengths, number, two CRCs), meta (MessagePack), frames
 
-A token is the machine's own and may hold anything, so an answer from the disk is recorded with the
-number of the storage effect it answers (Append, Compact, Repair, SaveState; from 1 in each life) in
-the place of the token.
+The token of a storage effect may be any object of the machine. So a completion (Stored, Compacted,
+StoreFailed) is recorded with the number of the storage effect that it completes (Append, Compact,
+Repair, SaveState; counted from 1 after each start) in place of the token.
 
-Batches and messages stand behind the meta as the frames of `core.wire`, which check themselves. A
-process that is killed leaves an unfinished record at the end; all before it is whole, for a file is
-only ever added to. Here is what writes; `core.recording` reads.
+Batches and messages follow the meta as frames of `core.wire`, which have their own CRCs. A process
+that is killed leaves an unfinished record at the end; all records before it are whole, because the
+file is only appended to. This module writes recordings; `core.recording` reads them.
 """
 
 import struct
@@ -57,7 +57,7 @@ __all__ = [
 
 MAGIC: Final = b"SCR\xf1"
 VERSION: Final = 2
-RECORD_BYTES_MAX: Final = 1 << 28  # what one input may take, and so what a reader will look at
+RECORD_BYTES_MAX: Final = 1 << 28  # a writer refuses larger records, and so does a reader
 
 PREAMBLE: Final = struct.Struct("<4sB3x")
 HEAD: Final = struct.Struct("<B3xIIII")  # kind, meta_len, tail_len, number, meta_crc
@@ -65,7 +65,7 @@ CRC: Final = struct.Struct("<I")  # of the head
 HEAD_SIZE: Final = HEAD.size + CRC.size
 _ZEROS: Final = bytes(8)
 # MessagePack extensions:
-ATTACHMENT: Final = 1  # a batch, by its number among the frames behind
+ATTACHMENT: Final = 1  # a batch, by its number among the frames that follow
 ENCLOSED: Final = 2  # an enclosed message, as MessagePack of `core.canon.plain`
 INDEX: Final = struct.Struct("<I")
 
@@ -83,7 +83,7 @@ ANSWERS: Final = frozenset((Stored, Compacted, StoreFailed))
 class Header(msgspec.Struct, frozen=True):
     """How to build the machine again: `build` names a function of (ctx, args) that the reader has.
 
-    Types are named as `core.canon` does: the file does not say in which modules they are.
+    Types have the names of `core.canon`, which do not contain modules.
     """
 
     node: str
@@ -96,14 +96,14 @@ class Header(msgspec.Struct, frozen=True):
 
 
 class Kept(NamedTuple):
-    """The next batch of a log, on the disk by no effect of this life."""
+    """The next batch of a log on the disk, not written by an effect since the node's start."""
 
     log: LogId
     batch: Batch
 
 
 class Ends(NamedTuple):
-    """The log was found to end here, whatever the effects said: an append failed."""
+    """The log ends here, although effects appended more: an append failed."""
 
     log: LogId
     end: int
@@ -111,21 +111,21 @@ class Ends(NamedTuple):
 
 
 class Holed(NamedTuple):
-    """The log goes on with a hole: positions below `hi` that cannot be read."""
+    """The log continues with a hole: positions below `hi` that cannot be read."""
 
     log: LogId
     hi: int
 
 
 class Saved(NamedTuple):
-    """A state of the disk, by no effect of this life."""
+    """A state on the disk, not written by an effect since the node's start."""
 
     name: str
     data: bytes | None
 
 
 class Step(NamedTuple):
-    """The token of an answer from the disk is the number of the storage effect it answers."""
+    """One step. In a completion, the token is the number of the storage effect it completes."""
 
     number: int  # from 1
     now_ns: int
@@ -135,7 +135,7 @@ class Step(NamedTuple):
 
 
 class Closed(NamedTuple):
-    """The life ended in order, after so many steps."""
+    """The node was stopped in an orderly way, after so many steps."""
 
     steps: int
 
@@ -144,7 +144,7 @@ Item = Kept | Ends | Holed | Saved | Step | Closed
 
 
 class Writer:
-    """Turns what happens into buffers, which wait until somebody takes them. Does no IO."""
+    """Encodes records into buffers, which are kept until `take` is called. Does no IO."""
 
     def __init__(self, codec: Codec) -> None:
         self.codec = codec
@@ -160,7 +160,7 @@ class Writer:
         self._encode = msgspec.msgpack.Encoder(enc_hook=self._attach).encode
 
     def take(self) -> bytes:
-        """All that waits."""
+        """Return and remove all encoded records."""
         taken, self.waiting, self.waiting_bytes = self.waiting, [], 0
         return b"".join(taken)
 
@@ -241,10 +241,11 @@ class Writer:
             raise UsageError(f"cannot record {type(inp).__name__}: {error}") from None
 
     def _answer(self, token: Token) -> int:
-        """Which storage effect this token answers: drivers give tokens back as they got them."""
+        """The number of the storage effect that had this token (compared by identity: a driver
+        returns the same object)."""
         owed = self.owed.get(id(token))
         if owed is None:
-            raise UsageError(f"the disk answers {token!r}, which was not asked for"[:500])
+            raise UsageError(f"the disk completed {token!r}, which no effect asked for"[:500])
         number, _ = owed.pop(0)
         if not owed:
             del self.owed[id(token)]

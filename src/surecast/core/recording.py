@@ -1,8 +1,8 @@
 """Reading recordings (`core.record`) back: every record checked, every input rebuilt.
 
-A recording may be damaged or come from a stranger. Whatever its bytes, reading raises nothing but
-`PeerError`, and makes values of no types but those it is given. What is missing at the end is no
-fault: `torn` says how much of an unfinished record there is.
+A recording may be damaged or come from an untrusted source. Whatever its bytes, reading raises
+nothing but `PeerError`, and creates values only of the types passed in. An unfinished record at the
+end is not an error: `torn` is its length.
 """
 
 from collections.abc import Iterator, Mapping
@@ -36,9 +36,9 @@ _DECODERS: Final[dict[int, Any]] = {k: msgspec.msgpack.Decoder(t) for k, t in _M
 
 
 class Recording:
-    """One recording, read from its bytes; what it yields refers to them, so they must stay.
+    """One recording, read from its bytes. What it yields refers to them: do not reuse the buffer.
 
-    `types` has the types that it may name, by `core.canon.name_of`.
+    `types` are the types that the recording may name, by `core.canon.name_of`.
     """
 
     def __init__(self, data: Buffer, types: Mapping[str, type[msgspec.Struct]]) -> None:
@@ -46,7 +46,7 @@ class Recording:
         self._view = memoryview(data).toreadonly()
         self._at = record.PREAMBLE.size
         self._number = 0
-        self._place = ""  # which record is being read, for complaints
+        self._place = ""  # which record is being read, for error texts
         self.torn = 0  # bytes of an unfinished record at the end, once all is read
         self._types: list[type[msgspec.Struct]] = []
         self._decoders: list[list[Any]] = []  # of each type's fields; None: any value
@@ -57,7 +57,7 @@ class Recording:
         _check_preamble(self._view)
         found = self._next()
         if found is None or found[0] != record.HEADER:
-            raise PeerError("the recording breaks off before its header is complete")
+            raise PeerError("the recording ends before its header is complete")
         self.header: Header = self._decode(found[0], found[1])
         self.codec = self._make_codec()
 
@@ -86,7 +86,7 @@ class Recording:
         return self._at
 
     def items(self) -> Iterator[Item]:
-        """All that was recorded, in order; to be called once."""
+        """Everything recorded, in order. Call it once."""
         while (found := self._next()) is not None:
             kind, meta, tail = found
             value = self._decode(kind, meta)
@@ -167,7 +167,7 @@ class Recording:
     def _step(self, value: tuple[Any, ...], tail: memoryview) -> Step:
         now_ns, number, fields, seen, label_numbers = value
         if not 0 <= number < len(self._types) or not self._known(label_numbers):
-            raise PeerError(f"{self._place}: it names a type that was not introduced")
+            raise PeerError(f"{self._place}: it refers to a type or label that is not defined")
         kind = self._types[number]
         if kind is Received:
             inp = self._received(fields, tail)
@@ -219,7 +219,7 @@ class Recording:
         if code == record.ENCLOSED:
             message = unplain(self._open.decode(data), self._struct_type)
             if not isinstance(message, Message):
-                raise ValueError("what is enclosed is not a message")
+                raise ValueError("the enclosed value is not a message")
             return Enclosed(message)
         if code != record.ATTACHMENT or len(data) != record.INDEX.size:
             raise ValueError(f"unknown extension {code} of {len(data)} bytes")
@@ -234,7 +234,7 @@ def _check_preamble(view: memoryview) -> None:
     if opening != record.MAGIC:
         raise PeerError(f"not a recording: it starts with {opening!r} instead of {record.MAGIC!r}")
     if len(view) < record.PREAMBLE.size:
-        raise PeerError("the recording breaks off before its header is complete")
+        raise PeerError("the recording ends before its header is complete")
     if view[4] != record.VERSION:
         raise PeerError(
             f"version {view[4]} of recordings is unknown; this program reads {record.VERSION}"

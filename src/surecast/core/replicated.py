@@ -1,7 +1,7 @@
 """The interface of a layer that keeps replicated logs: commands down, events up.
 
-`protocols.chain` implements it; whatever sits above (the stream service) speaks only this
-vocabulary, so that the two never import each other.
+`protocols.chain` implements it. The layer above (the stream service) uses only these types, so the
+two protocols never import each other.
 """
 
 from typing import Any
@@ -42,8 +42,8 @@ __all__ = [
 class Submit(Input):
     """Append a publisher's batch exactly once; only the head accepts.
 
-    `refuse` says why the layer above would not take it. That counts only if the batch is new: a
-    retry of what was taken before is answered as before, whatever has changed since.
+    `refuse`, if not empty, is the layer above's reason to refuse a new batch. A retry of a batch
+    that was accepted before is still answered with its position.
     """
 
     log: LogId
@@ -53,31 +53,31 @@ class Submit(Input):
 
 
 class AppendAt(Input):
-    """Append batches that have their positions already (another region gave them)."""
+    """Append batches that already have positions (assigned by another region)."""
 
     log: LogId
     batches: tuple[Batch, ...]
 
 
 class AppendOwn(Input):
-    """Append a batch of the head's own making."""
+    """Append a batch that this head has made itself."""
 
     log: LogId
     batch: Batch
 
 
 class CompactLog(Input):
-    """Leave the void positions out of [lo, hi) of the log, all of it committed; then Rewritten."""
+    """Rewrite [lo, hi) of the log, which is committed, without void positions; then Rewritten."""
 
     log: LogId
     lo: int
     hi: int
-    voids: tuple[bytes, ...]  # as of `core.types.Compact`
+    voids: tuple[bytes, ...]  # as in `core.types.Compact`
     rows_max: int
 
 
 class AskPublishers(Input):
-    """What have publishers had accepted in `log` below `end`? Answered by PublishersAre."""
+    """Which batches of which publishers are in `log` below `end`? Answered by PublishersAre."""
 
     log: LogId
     end: int
@@ -85,44 +85,46 @@ class AskPublishers(Input):
 
 
 class TakePublishers(Input):
-    """What publishers had accepted in `log` below `end`, as another region's copy knows it."""
+    """Which batches of which publishers are in `log` below `end`, according to another region."""
 
     log: LogId
     end: int
     data: bytes
-    horizon_ns: int = 0  # publishers that were born by then and are unknown count as forgotten
-    known_too: bool = False  # known ones do so, too: they may have had more accepted since
+    # Publishers created before this time and absent from `data` are treated as expired.
+    horizon_ns: int = 0
+    known_too: bool = False  # so are those in `data`: they may have had more accepted since
 
 
 class Refound(Input):
-    """The operator's word that no member of the chain will come back: go on from this replica.
+    """The operator decides that no member of the chain will return: continue from this replica.
 
-    What only the others had is lost. Choose the replica with the longest log. A lone replica whose
-    disk has lost its newest changes goes on with what it has.
+    What only the others had is lost. Choose the replica with the longest log. A single replica
+    whose disk has lost its newest changes continues with what it has.
     """
 
 
 class Recovered(Input):
-    """The layer above has rebuilt what an unclean replica had lost (R8)."""
+    """The layer above has recovered from other regions what an unclean chain had lost (R8)."""
 
 
 class RolledBack(Input):
-    """Others have seen this disk count up to `serial`: what it holds is an older copy."""
+    """Other nodes have seen a higher serial number, `serial`, of this disk: it is an older copy."""
 
     disk: bytes
     serial: int
 
 
 class Overtaken(Input):
-    """Others know a later epoch of this chain: its service has forgotten it, with us."""
+    """Other nodes know a later epoch of this chain: the configuration service has lost it, and so
+    has this replica."""
 
     epoch: int
 
 
 class Abandon(Input):
-    """Take back the positions of `log` from `end` on, committed or not; then Truncated.
+    """Truncate `log` at `end`, even below the committed position; then Truncated.
 
-    Only the head may ask for it, when another history of the same positions is to be kept.
+    Only the head may ask for it, when another history of the same positions is kept instead.
     """
 
     log: LogId
@@ -138,7 +140,8 @@ class Submitted(msgspec.Struct, gc=False):
 
 
 class Refused(msgspec.Struct, gc=False):
-    """why: not-head, too-few-replicas, busy, out-of-order, mismatch, expired, or `refuse`."""
+    """why: not-head, too-few-replicas, busy, out-of-order, mismatch, expired, or Submit's
+    `refuse`."""
 
     token: Any
     why: str
@@ -163,7 +166,7 @@ class PublishersAre(msgspec.Struct, gc=False):
 
 
 class Rewritten(msgspec.Struct, gc=False):
-    """[lo, hi) was compacted, or (`done` false) could not be and is as it was."""
+    """[lo, hi) was compacted, or (`done` false) could not be compacted and is unchanged."""
 
     log: LogId
     lo: int
@@ -172,11 +175,11 @@ class Rewritten(msgspec.Struct, gc=False):
 
 
 class Counted(msgspec.Struct, gc=False):
-    """What this disk has counted up to, on disk. It rises with every start and while logs grow."""
+    """The serial number saved on this disk. It rises with every start and while logs grow."""
 
-    disk: bytes  # its identity: an empty disk has another one
+    disk: bytes  # the identity of the disk; a new, empty disk gets another one
     life: bytes  # random, of this start
-    start: int  # the count when this life began
+    start: int  # the serial number at this start
     serial: int
 
 
@@ -187,7 +190,7 @@ class Mended(msgspec.Struct, gc=False):
 
 
 class StoreFull(msgspec.Struct, gc=False):
-    """Something could not be written for want of room: whatever can be let go should be."""
+    """The disk is full: a write failed. Layers above should free what they can."""
 
 
 class Truncated(msgspec.Struct, gc=False):
@@ -201,5 +204,5 @@ class RoleChanged(msgspec.Struct, gc=False):
     head: bool
     tail: bool  # serving as the tail: a new tail waits for the old one's token
     clean: bool  # false: this chain lost its logs and must rebuild them from its peers (R8)
-    lost_epoch: int = 0  # ... in which case this is the first epoch after the loss
-    distrusted: bool = False  # ... and part of them is still here, of which the end may be missing
+    lost_epoch: int = 0  # if not clean: the first epoch after the loss
+    distrusted: bool = False  # if not clean: part of the logs is here, their ends may be missing

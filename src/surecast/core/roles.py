@@ -1,8 +1,8 @@
-"""The server side of a protocol: what its row of the registry says of a region's replica.
+"""Roles: the server side of a protocol, as its row of the registry gives it.
 
-A replica is a composition of layers (`core.compose`). A *role* is what one protocol puts into it: a
-section of the configuration, one or more layers, and an observer that tells what they know. The
-server, the simulator and the tests build a replica from roles and name no protocol.
+A region's replica is a composition of layers (`core.compose`). A *role* is what one protocol adds
+to it: a section of the configuration, one or more layers, and an observer that reports their state.
+The server, the simulator and the tests build a replica from roles and name no protocol.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ Layers = Mapping[str, Any]  # of a replica, by name; an observer reads them and 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """Where a replica stands: what parts of a role's configuration follow from."""
+    """Where a replica is. Some fields of a role's configuration follow from it (`Role.derived`)."""
 
     region: str
     name: Peer  # of the replica
@@ -40,7 +40,7 @@ class Kit:
     disk: Callable[[str], Disk]  # the part of the node's disk that a layer may read
     rng: Random
     counters: Counter[str] | None
-    kinds: Mapping[str, type[Any]]  # the class of each layer; tests put others in their place
+    kinds: Mapping[str, type[Any]]  # the class of each layer; tests replace some
     deliveries: Mapping[str, str]  # delivery → the layer that is its server side
     made: dict[str, Layer]  # the layers below
 
@@ -56,7 +56,7 @@ class Code(NamedTuple):
 
     means: str
     todo: str
-    blocks: bool = False  # clients should go elsewhere
+    blocks: bool = False  # clients should use another server
 
 
 class Metric(NamedTuple):
@@ -69,47 +69,49 @@ class Metric(NamedTuple):
 
 
 class Observer(Protocol):
-    """Tells what the layers of a role know, as plain values."""
+    """Reports the state of a role's layers, as plain values."""
 
     @property
     def codes(self) -> Mapping[str, Code]:
         """The alarms that `alarms` may raise."""
 
     def alarms(self, layers: Layers) -> Iterator[tuple[str, str]]:
-        """What is wrong: a code, and what it concerns."""
+        """Yields the current alarms: a code, and what it concerns."""
 
     def status(self, layers: Layers) -> Mapping[str, Any]:
         """What `surecast status` shows of the role; may be empty.
 
-        `chain` is a `core.status.ChainStatus`, `regions` a list of `core.status.RegionStatus`,
-        `subscriptions` a list of `core.status.SubscriptionInfo` and `subscriptions_total` how many
-        there are: the server has a place for these. The rest is shown under the role's name.
+        The server has fields of its own for these keys: `chain` (a `core.status.ChainStatus`),
+        `regions` (a list of `core.status.RegionStatus`), `subscriptions` (a list of
+        `core.status.SubscriptionInfo`) and `subscriptions_total` (how many there are). Other keys
+        are shown under the role's name.
         """
 
     def stream(self, layers: Layers, stream: LogId) -> Mapping[str, Any]:
-        """What `surecast status` shows of one stream. A delivery's role is asked about its own.
+        """What `surecast status` shows of one stream. The role of a delivery is called only for
+        streams of that delivery.
 
-        Of what several roles say, `subscribers` are added, `regions` (region → end) are joined, and
-        `recovering` is true if one says so. `kept_bytes`, `rate` and `source` have a place in
-        `server.status.StreamStatus`; the rest is shown as `details`.
+        If several roles return the same key, `subscribers` are added, `regions` (region → end) are
+        joined, and `recovering` is true if any is true. `kept_bytes`, `rate` and `source` are
+        fields of `server.status.StreamStatus`; other keys are shown as `details`.
         """
 
     def metrics(self, layers: Layers) -> Iterator[Metric]:
-        """Gauges besides those that the server makes of status; each name begins with the role's,
-        so that no two are equal."""
+        """Gauges in addition to those that the server derives from status. Each name begins with
+        the role's name, so that names are unique."""
 
 
 class Role(Protocol):
-    """What a protocol puts into a region's replica."""
+    """What a protocol adds to a region's replica."""
 
     @property
     def name(self) -> str:
-        """Of its row of the registry, of its section of the configuration and of its first layer.
-        Other layers begin with it and a dot, or are named in `layer_types`."""
+        """The name of its row of the registry, of its section of the configuration and of its first
+        layer. Names of other layers begin with it and a dot, or are keys of `layer_types`."""
 
     @property
     def delivery(self) -> str:
-        """The delivery whose server side it is; empty: none."""
+        """The delivery of which this role is the server side; empty: none."""
 
     @property
     def config(self) -> type[Any]:

@@ -1,10 +1,11 @@
-"""What a layer sees of its node's disk: its own states and logs, and logs of the layers below.
+"""What a layer can read of its node's disk: its own states and logs, and logs of the layers below.
 
-`core.compose` puts the name of the layer before the names of the states it saves, and its tag on
-what it writes to logs; a `Scope` is the other half, for reading. A log belongs to the layer that
-appended to it first; an append by another one fails. A log whose owner is not known, because only
-its batches could be saved from a damaged folder, is shown to all, and belongs to the next that
-appends to it. `DAMAGE` concerns the whole disk: it is the same state for every layer.
+For writing, `core.compose` prefixes the names of a layer's states with the layer's name, and puts
+its tag on what it writes to logs. For reading, a layer gets a `Scope`. A log belongs to the layer
+that appended to it first; an append by another layer fails. If the owner of a log is not known,
+because only its batches could be salvaged from a damaged folder, all layers can read it, and it
+belongs to the next layer that appends to it. `DAMAGE` concerns the whole disk: it is the same state
+for every layer.
 """
 
 from collections.abc import Sequence
@@ -20,17 +21,17 @@ NO_SCOPE = 0  # of a machine that is not composed, and of logs whose owner is no
 
 @cache
 def scope_tag(layer: str) -> int:
-    """What stands for a layer in files: 24 bits, never 0."""
+    """The number of a layer in files: 24 bits, never 0."""
     return crc32(layer.encode()) % 0xFFFFFF + 1
 
 
 def state_name(layer: str, name: str) -> str:
-    """What the disk calls a state of a layer."""
+    """The name of a layer's state on disk."""
     return name if name == DAMAGE else f"{layer}/{name}"
 
 
 class Scope:
-    """A `core.types.Disk` for one layer; `below` are the layers whose logs it reads, too."""
+    """A `core.types.Disk` for one layer; `below` are the other layers whose logs it can read."""
 
     def __init__(self, disk: Disk, layer: str, below: Sequence[str] = ()) -> None:
         self._disk = disk

@@ -1,25 +1,25 @@
 """The states of a session with a peer, and every transition between them, as data.
 
 Theory of operation. A session is one node's end of the connection to one peer; `core.types` says
-what machines may rely on. Both drivers implement it, from different material: the runtime from TCP
-connections, the simulator from entries of its agenda. They share this table. Each derives the state
-from its own fields in one place (`runtime.session.Session.phase`, `sim.session.End.phase`).
+what machines may rely on. Both drivers implement it: the runtime with TCP connections, the
+simulator with entries of its agenda. They share this table. Each derives the state from its own
+fields in one place (`runtime.session.Session.phase`, `sim.session.End.phase`).
 
-A session begins PAUSED. If an attempt failed a moment ago it stays so until the pause is over. Then
-the node is DIALLING; with a TCP connection it is GREETING: it has sent its Hello and waits for the
-peer's. The peer's Hello makes the session UP. On the other side, the session is ANSWERING from the
-peer's Hello until the peer's next frame: a peer that cannot hear this node is never UP here. In the
-simulator the handshake is one event, so there is no GREETING, and the far end is ANSWERING from the
-moment the near end begins.
+A session begins PAUSED. If an attempt has just failed, it stays PAUSED until the pause is over.
+Then the node is DIALLING. Once it has a TCP connection it is GREETING: it has sent its Hello and
+waits for the peer's. The peer's Hello makes the session UP. On the other side, the session is
+ANSWERING from the peer's Hello until the peer's next frame, so a peer that receives nothing from
+this node is never UP here. In the simulator the handshake is one event, so there is no GREETING,
+and the far end is ANSWERING as soon as the near end begins.
 
 Both sides may open at once. In the runtime each then has a connection of its own and one of the
 peer. The connection opened by the node with the smaller name counts: its peer drops its own
 attempt and takes that one (DIALLING or GREETING → ANSWERING). In the simulator the second node
 joins the attempt of the first.
 
-A session that was asked to close is CLOSING until both sides have said Bye. What is sent meanwhile
-belongs to the next session. A session into which too much was sent is BREAKING for the rest of the
-pass: the machine is told in a pass of its own. ENDED is final: what comes next is a new session.
+A session that the machine closes is CLOSING until both sides have sent Bye. What is sent meanwhile
+belongs to the next session. A session whose queue overflows is BREAKING for the rest of the pass:
+the machine gets PeerDown in the next pass. ENDED is final: a later session is a new one.
 """
 
 from enum import Enum
@@ -54,10 +54,10 @@ class SessionState(Enum):
     DIALLING = "This node's attempt to connect is under way."
     GREETING = "Connected; the peer's Hello is due."
     ANSWERING = "The peer's attempt was answered; its next frame is due."
-    UP = "Both have said Hello: messages flow."
-    CLOSING = "Up, and asked to close: the queues drain in both directions."
-    BREAKING = "Too much was sent into it; it ends in a pass of its own."
-    ENDED = "No more. The machine was told, if it knew of the session."
+    UP = "Both have sent Hello: messages flow."
+    CLOSING = "Up, and closed by the machine: the queues drain in both directions."
+    BREAKING = "Its queue overflowed; the session ends in the next pass."
+    ENDED = "Over. The machine got PeerDown if it had got PeerUp."
 
 
 ATTEMPT: Final = "attempt"
@@ -70,10 +70,10 @@ OVERFLOW: Final = "overflow"
 FAILED: Final = "failed"
 STOPPED: Final = "stopped"
 # Why a session that was up has ended.
-CLOSED: Final = "closed"  # in order: one of the two has said Bye
+CLOSED: Final = "closed"  # orderly: one of the two has sent Bye
 LOST: Final = "lost"  # the connection broke
 SILENT: Final = "silent"
-REFUSED: Final = "refused"  # one of the two has said why: a bad frame, for instance
+REFUSED: Final = "refused"  # one of the two has sent a reason: a bad frame, for instance
 FULL: Final = "full"  # the peer did not read what was sent to it
 REPLACED: Final = "replaced"  # the peer opened another one
 
@@ -136,7 +136,7 @@ SESSION_TRANSITIONS: dict[tuple[SessionState, str], frozenset[SessionState]] = {
 }
 
 _ONE_EVENT = "A simulated handshake is one event: nothing happens between connecting and Hello."
-_JOINS = "In the simulator a node joins its peer's attempt, and keeps no connection of its own."
+_JOINS = "In the simulator a node joins its peer's attempt and makes no connection of its own."
 _NO_BOUND = "Simulated queues have no upper bound: a session is congested, but never broken."
 _NO_BAD_FRAMES = "Simulated nodes send messages, not bytes: there are no bad frames to refuse."
 
@@ -165,7 +165,7 @@ NOT_SIMULATED: dict[Row, str] = {
     **{(BREAKING, why, ENDED): _NO_BOUND for why in (FULL, REPLACED, STOPPED)},
 }
 
-_ATTEMPTS_FAIL = "Over sockets an attempt that is reset is one that failed, or is taken up again."
+_ATTEMPTS_FAIL = "Over sockets an attempt that is reset counts as failed, or is made again."
 
 # Rows that the runtime does not have.
 NOT_ON_SOCKETS: dict[Row, str] = {
@@ -175,7 +175,7 @@ NOT_ON_SOCKETS: dict[Row, str] = {
     (DIALLING, LOST, ENDED): _ATTEMPTS_FAIL,
     (ANSWERING, FAILED, ENDED): _ATTEMPTS_FAIL,
     (ANSWERING, LOST, ENDED): _ATTEMPTS_FAIL,
-    (ANSWERING, SILENT, ENDED): "A peer that says nothing after its Hello is LOST: its connection "
+    (ANSWERING, SILENT, ENDED): "A peer that sends nothing after its Hello is LOST: its connection "
     "is closed after `handshake_timeout_ns`.",
     (PAUSED, REPLACED, ENDED): "Over sockets the peer's connection is taken for this session.",
     (DIALLING, REPLACED, ENDED): "Over sockets the peer's connection is taken for this session.",
@@ -190,19 +190,20 @@ SESSION = StateTable(
     transitions=SESSION_TRANSITIONS,
     inputs={
         ATTEMPT: "The pause is over, or there was none: the attempt begins.",
-        CONNECTED: "TCP has made our connection.",
+        CONNECTED: "This node's TCP connection is established.",
         ACCEPTED: "A connection of the peer is taken for this session.",
         HELLO: "The peer has answered our Hello.",
         FIRST_FRAME: "The peer has sent something after our Hello.",
-        CLOSE: "The machine asks to close (`Close`).",
-        CLOSED: "The peer has said Bye.",
+        CLOSE: "The machine closes the session (`Close`).",
+        CLOSED: "The peer has sent Bye.",
         LOST: "The connection broke, or the peer has reset it.",
-        SILENT: "Nothing was heard for the session time-out.",
-        REFUSED: "One of the two has said why it will not go on: a bad frame, for instance.",
+        SILENT: "Nothing was received for the session time-out.",
+        REFUSED: "One of the two refuses to continue and has sent a reason: a bad frame, for "
+        "instance.",
         REPLACED: "The peer has opened another session.",
-        OVERFLOW: "More waits to be sent than `queue_bytes_max`.",
+        OVERFLOW: "The queue has more than `queue_bytes_max` bytes to send.",
         FULL: "The pass after the overflow.",
-        FAILED: "The attempt came to nothing: refused, no answer, no address.",
+        FAILED: "The attempt failed: refused, no answer, no address.",
         STOPPED: "This node stops or crashes.",
     },
     unmet=NOT_SIMULATED,

@@ -1,19 +1,19 @@
-"""State tables: the states of a machine, and which input may lead from one state to which other.
+"""State tables: the states of a machine, and which inputs may change which state into which.
 
-A machine with state tables says four things about itself:
+A machine with state tables has four additional members:
 
     state_tables      the tables, one for each kind of state that it has
-    states()          its states now, derived from its fields in one place
-    input_name(inp)   what its tables call an input
-    validate()        asserts what must hold between its fields
+    states()          its current states, derived from its fields in one place
+    input_name(inp)   the name of an input in its tables
+    validate()        asserts the invariants of its fields
 
 A table lists changes of state only: every input may also leave a state as it is.
 
 Checking costs nothing in production, because nothing there calls these methods. The simulator wraps
-the steps of machines (`watched`). After each step it looks the change of state up in the table and
+the steps of machines (`watched`). After each step it looks up the change of state in the table and
 calls `validate`. A change that the table does not list is an assertion error.
 
-A row that no run is expected to show stands in `StateTable.unmet` with the reason.
+`StateTable.unmet` lists the rows that no run is expected to show, with the reason.
 """
 
 from collections import Counter
@@ -67,7 +67,7 @@ class Moves:
         self.met = met
 
     def check(self, before: Any, inp: str, after: Any) -> Any:
-        """Returns the new state."""
+        """Assert that the table allows this change. Returns the new state."""
         if before is not after:
             label = self.table.label((before, inp, after))
             allowed = self.table.transitions.get((before, inp), frozenset())
@@ -83,7 +83,7 @@ class Stateful(Protocol):
     def state_tables(self) -> tuple[StateTable, ...]: ...
 
     def states(self) -> dict[str, Any]:
-        """Each state that the machine has, by a name of its own."""
+        """All current states of the machine, each by a unique name."""
 
     def input_name(self, inp: Any) -> str: ...
 

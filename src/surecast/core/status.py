@@ -1,4 +1,4 @@
-"""What observers of roles (`core.roles`) tell in one form, whatever the protocol."""
+"""The forms in which observers of roles (`core.roles`) report status, for any protocol."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
@@ -20,7 +20,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class ChainStatus(msgspec.Struct):
-    """The region's replicas, as this one knows them. Epoch 0: not founded yet."""
+    """The region's chain, as this replica knows it. Epoch 0: the chain does not exist yet."""
 
     epoch: int
     members: list[str]
@@ -29,8 +29,8 @@ class ChainStatus(msgspec.Struct):
     writable: bool  # enough members to take publishes
     writable_min: int
     pending_bytes: int  # appended and not on disk yet
-    unanswered: int  # publishes taken in and not acknowledged yet
-    clean: bool  # the chain has all that it acknowledged
+    unanswered: int  # publishes accepted and not acknowledged yet
+    clean: bool  # the chain has everything that it acknowledged
     damage: str  # what this replica's disk has lost; "": nothing
 
     @property
@@ -43,16 +43,16 @@ class ChainStatus(msgspec.Struct):
 
 
 class RegionStatus(msgspec.Struct):
-    """Another region, as this one hears of it."""
+    """Another region, as this one knows it."""
 
     name: str
-    up: bool  # heard from within the last few advertisements
-    heard_s: float | None  # how long ago; null: never
+    up: bool  # one of its last few advertisements was received
+    heard_s: float | None  # seconds since the last advertisement; null: none was received
     epoch: int
     head: str
     tail: str
     same_owners: bool
-    replicas: dict[str, str] = {}  # these two as the configuration has them
+    replicas: dict[str, str] = {}  # this and `http` as configured
     http: dict[str, str] = {}
 
 
@@ -76,31 +76,32 @@ class SubscriptionInfo(msgspec.Struct, frozen=True):
     )
     lag: int  # of all streams
     moved: datetime | None  # when one of its positions was last saved
-    positions: tuple[SubscriptionPosition, ...]  # by stream; streams that are gone are left out
+    positions: tuple[SubscriptionPosition, ...]  # by stream; without streams that no longer exist
 
 
 def subscription_infos(states: Iterable[CursorState]) -> list[SubscriptionInfo]:
-    """Named subscriptions by name, of pages that may have them in parts."""
+    """Named subscriptions, sorted by name. `states` may contain several parts of one."""
     parts: dict[str, list[CursorState]] = {}
     for state in states:
         parts.setdefault(state.name, []).append(state)
-    return [_info(some) for _, some in sorted(parts.items())]
+    return [_info(states_of_name) for _, states_of_name in sorted(parts.items())]
 
 
 def _info(parts: list[CursorState]) -> SubscriptionInfo:
-    positions = [_position(one) for part in parts for one in part.positions]
-    positions.sort(key=lambda one: one.stream)
-    moved = [one.moved for one in positions if one.moved is not None]
+    positions = [_position(position) for part in parts for position in part.positions]
+    positions.sort(key=lambda position: position.stream)
+    moved = [position.moved for position in positions if position.moved is not None]
     return SubscriptionInfo(
         name=parts[0].name,
         connected=parts[-1].attached,
         pattern=parts[0].pattern,
-        lag=sum(one.lag for one in positions),
+        lag=sum(position.lag for position in positions),
         moved=max(moved, default=None),
         positions=tuple(positions),
     )
 
 
-def _position(one: CursorPosition) -> SubscriptionPosition:
-    moved = _EPOCH + timedelta(microseconds=one.moved_ns // 1000) if one.moved_ns else None
-    return SubscriptionPosition(one.stream, one.seq, one.end, max(0, one.end - one.seq), moved)
+def _position(state: CursorPosition) -> SubscriptionPosition:
+    moved = _EPOCH + timedelta(microseconds=state.moved_ns // 1000) if state.moved_ns else None
+    lag = max(0, state.end - state.seq)
+    return SubscriptionPosition(state.stream, state.seq, state.end, lag, moved)

@@ -1,15 +1,15 @@
-"""The interface of the stream service: what layers above it hear, may ask for, and may read.
+"""The interface of the stream service: events to layers above it, their commands, and calls.
 
-`protocols.streams` provides it. A *delivery* (how events reach those who read them: Sprinkler
-between regions) has its server side above it, and so have named subscriptions and queries. They
-speak this vocabulary and never import each other.
+`protocols.streams` provides it. The layers above are the server sides of *deliveries* (how events
+reach readers: Sprinkler between regions), named subscriptions and queries. They use these types and
+never import each other.
 
-The service keeps the directory of streams, takes publishes of streams that its region owns, and
-shows what is committed. Publishes to streams of other regions, and requests to create a stream, it
-*hands* to the server side of the delivery.
+The service keeps the directory of streams, accepts publishes to streams that its region owns, and
+shows committed events. It *hands* publishes to streams of other regions, and requests to create a
+stream, to the server side of the delivery (`Handed`).
 
-Besides the commands here it takes, and passes on, these of `core.replicated`: AppendAt, AppendOwn,
-AskPublishers, TakePublishers, Abandon, Recovered, RolledBack, Overtaken. It passes on the events
+It also takes these commands of `core.replicated` and passes them down: AppendAt, AppendOwn,
+AskPublishers, TakePublishers, Abandon, Recovered, RolledBack, Overtaken. It passes up the events
 RoleChanged, Counted and PublishersAre.
 """
 
@@ -51,7 +51,7 @@ __all__ = [
     "TakenBack",
 ]
 
-# Logs that the service keeps for itself and for layers above: 16 bytes no random id will ever be.
+# Logs of the service and of layers above it: 16 bytes that cannot equal a random stream id.
 DIRECTORY: Final[LogId] = b"surecast.streams"
 CURSORS: Final[LogId] = b"surecast.cursors"
 
@@ -59,7 +59,7 @@ DEFAULT_DELIVERY: Final = "broadcast"
 
 
 class StreamSpec(msgspec.Struct, gc=False, array_like=True, frozen=True):
-    """What a stream is opened with. What is left out is as the stream has it, or the default."""
+    """What a stream is opened with. A field left out has the stream's own value, or the default."""
 
     retention: Policy | None = None
     delivery: str = ""
@@ -74,7 +74,7 @@ class StreamInfo(msgspec.Struct, gc=False, array_like=True, frozen=True):
     name: str
     owner: str  # region
     retention: Policy
-    # The stream of the same name before this one: deleted, or its history was given up.
+    # The previous stream of this name, which was deleted or whose history was given up.
     replaces: bytes = b""
     delivery: str = DEFAULT_DELIVERY
     schema: str = ""
@@ -86,8 +86,8 @@ class CursorPosition(msgspec.Struct, gc=False, array_like=True, frozen=True):
 
     stream: str
     stream_id: bytes
-    seq: int  # all below is dealt with
-    end: int  # of the stream, as committed where this was asked
+    seq: int  # all events below it are processed
+    end: int  # of the stream, as committed at the replica that answered
     moved_ns: int  # when `seq` was saved; 0: not known
 
 
@@ -104,10 +104,10 @@ class CursorState(msgspec.Struct, gc=False, array_like=True, frozen=True):
 
 
 class StreamAdded(msgspec.Struct, gc=False):
-    """A stream came into the directory. All layers above are told, whatever its delivery.
+    """A stream was added to the directory. Goes to all layers above, whatever its delivery.
 
-    `made_epoch` is the epoch of this region's chain in which it was created here, 0 if another
-    region has told us of it; `made_now`: by this head, in this life.
+    `made_epoch` is the epoch of this region's chain in which it was created here, 0 if it was
+    learned from another region; `made_now`: created by this head, since its last start.
     """
 
     info: StreamInfo
@@ -116,29 +116,33 @@ class StreamAdded(msgspec.Struct, gc=False):
 
 
 class StreamDeleted(msgspec.Struct, gc=False):
-    """The End event of a stream is committed, and seen by retention. All layers above are told.
+    """The End event of a stream is committed, and retention has indexed it. Goes to all layers
+    above.
 
-    The stream stays known: its End event is served to readers and regions that have not read it.
+    The stream stays in the directory: readers and regions that have not read its End event are
+    still sent it.
     """
 
     info: StreamInfo
 
 
 class StreamsMoved(msgspec.Struct, gc=False):
-    """At the end of a pass: more (or less) of these streams is shown. To layers that `Attend`."""
+    """At the end of a pass: the shown ends of these streams changed. Goes to layers that
+    `Attend`."""
 
     streams: tuple[LogId, ...]
 
 
 class LogMoved(msgspec.Struct, gc=False):
-    """More of a log that the service keeps for a layer is committed. To that layer."""
+    """More of a log that the service keeps for a layer is committed. Goes to that layer."""
 
     log: LogId
     end: int
 
 
 class TakenBack(msgspec.Struct, gc=False):
-    """Positions from `end` on, committed before, are given up. Of DIRECTORY: all streams are."""
+    """Positions from `end` on, which were committed, are given up. If `log` is DIRECTORY, all
+    streams are."""
 
     log: LogId
     end: int
@@ -147,10 +151,11 @@ class TakenBack(msgspec.Struct, gc=False):
 class Handed(msgspec.Struct, gc=False):
     """`peer` sent `message`, which the service leaves to the stream's delivery.
 
-    publish: of a stream that another region owns. It has `stream` and `batch`.
-    create: where is the stream made? It has `name`. Answer Create, Await or Refuse.
-    ack, nack: what an owner answers a publish. They have `stream`, `publisher`, `pub_no` and `why`.
-    opened: what an owner answers a create. It has `name`, `info`, `why` and `head`.
+    publish: to a stream that another region owns. It has `stream` and `batch`.
+    create: the delivery decides where the stream is created. It has `name`. The layer answers with
+    Create, Await or Refuse.
+    ack, nack: an owner's answer to a publish. They have `stream`, `publisher`, `pub_no` and `why`.
+    opened: an owner's answer to a create. It has `name`, `info`, `why` and `head`.
     """
 
     what: Literal["publish", "create", "ack", "nack", "opened"]
@@ -162,36 +167,36 @@ class Handed(msgspec.Struct, gc=False):
 
 
 class Adopt(Input):
-    """Put a stream into the directory: another region's, or (`made`) one that is made here now."""
+    """Add a stream to the directory: another region's, or (`made`) one that is created here now."""
 
     info: StreamInfo
     made: bool = False
 
 
 class Attend(Input):
-    """Tell the layer called `layer` of StreamsMoved of its delivery's streams from now on, or
-    (`on` false) no longer: each event costs a step, so layers without readers switch it off."""
+    """Send StreamsMoved of its delivery's streams to the layer called `layer` from now on, or (`on`
+    false) no longer. Each event costs a step, so layers without readers switch it off."""
 
     layer: str
     on: bool
 
 
 class Create(Input):
-    """Make the stream that `peer` asked for (Handed), in this region."""
+    """Create the stream that `peer` requested (Handed), in this region."""
 
     peer: Peer
     message: Any
 
 
 class Await(Input):
-    """The stream that `peer` asked for is made elsewhere: answer when it is in the directory."""
+    """The stream that `peer` requested is created elsewhere: answer when it is in the directory."""
 
     peer: Peer
     message: Any
 
 
 class Refuse(Input):
-    """Tell `peer` that its message (Handed, publish or create) cannot be done, and why."""
+    """Answer `peer` that its message (Handed, publish or create) is refused, and why."""
 
     peer: Peer
     message: Any
@@ -199,14 +204,14 @@ class Refuse(Input):
 
 
 class Settle(Input):
-    """The stream will not be made: tell all who wait for it why."""
+    """The stream will not be created: send the reason to all peers that wait for it."""
 
     name: str
     why: str
 
 
 class Suspend(Input):
-    """Give no positions of the stream for now: publishes are told `why`."""
+    """Assign no positions in the stream until Resume: publishes are refused with `why`."""
 
     stream: LogId
     why: str
@@ -217,19 +222,19 @@ class Resume(Input):
 
 
 class Limit(Input):
-    """Show nothing of the stream from `end` on, until told otherwise; None: no limit any more."""
+    """Show nothing of the stream from `end` on, until the next Limit; None: no limit any more."""
 
     stream: LogId
     end: int | None
 
 
 class Forfeit(Input):
-    """Positions [lo, hi) of the stream cannot be read here, and nobody else has them any more.
+    """Positions [lo, hi) of the stream cannot be read here, and no other node has them any more.
 
-    Range reads then say that they are lost, and go on behind them. It counts for those of the
-    positions that are in a hole, as long as they are: what can be read is never lost. The service
-    does not keep it on disk: a layer that knows of a loss gives the command at each start, when it
-    hears of the stream. Giving it again changes nothing but `why`.
+    Range reads then report them as lost and continue behind them. Only those of the positions that
+    are in a hole count as lost, and only as long as they are: what can be read is never lost. The
+    service does not keep this on disk: a layer that knows of a loss gives the command at each
+    start, when it gets StreamAdded. Giving it again changes nothing but `why`.
     """
 
     stream: LogId
@@ -248,7 +253,7 @@ class ForceNewStream(Input):
 
 
 class StreamState(Protocol):
-    """One stream at this replica, to be read and never changed."""
+    """One stream at this replica. Layers above read it and never change it."""
 
     @property
     def info(self) -> StreamInfo: ...
@@ -271,15 +276,15 @@ class StreamState(Protocol):
 
     @property
     def index(self) -> RetentionIndex:
-        """What of it is void; `committed` may be ahead of it."""
+        """Its void positions; `committed` may be ahead of it."""
 
     @property
     def quarantined(self) -> str:
-        """Why its log cannot be indexed beyond `index.end`; empty: it can."""
+        """Why its log cannot be indexed beyond `index.end`; empty if it can."""
 
 
 class Streams(Protocol):
-    """What a layer above the service may ask it at any time, as it asks a disk."""
+    """Calls that a layer above the service may make at any time, like those of a disk."""
 
     @property
     def streams(self) -> Mapping[LogId, StreamState]: ...
@@ -291,35 +296,36 @@ class Streams(Protocol):
         """Whether a stream is in the directory."""
 
     def is_deleted(self, stream: LogId) -> bool:
-        """Whether a stream is in the directory and was deleted."""
+        """Whether a stream is in the directory and marked as deleted."""
 
     def committed_end(self, log: LogId) -> int:
-        """How far the chain has committed a log, whether or not that can be shown."""
+        """The committed end of a log, whether or not all of it can be shown."""
 
     def end_of(self, log: LogId) -> int:
-        """How far a log is appended to here."""
+        """The end of a log here, committed or not."""
 
     def shown_end(self, stream: LogId) -> int:
-        """Up to where readers are shown a stream; 0 if it is not known."""
+        """The end of a stream as readers see it; 0 if the stream is not known."""
 
     def readable_end(self, stream: LogId) -> int:
-        """Up to where a range can be answered: `shown_end`, or further, where a hole was forfeited.
+        """The end for range reads: `shown_end`, or further if a hole was forfeited.
 
-        Behind such a hole retention has not looked: events there are read as they were published.
+        Retention has not indexed what is behind such a hole: events there are read as published.
         """
 
     def lost_at(self, stream: LogId, seq: int) -> tuple[int, str] | None:
-        """If `seq` is lost (Forfeit): the end of the range that is, and why. Else None."""
+        """If `seq` is lost (Forfeit): the end of the lost range, and why. Else None."""
 
     def readable(self, stream: LogId, lo: int, hi: int = 0) -> list[Batch]:
-        """The next piece of a known stream from `lo` on (up to `hi`), as a reader should see it.
+        """The next batches of a known stream from `lo` on (up to `hi`), as a reader should get
+        them.
 
-        Nothing, if retention must see it first and finds that it cannot be indexed.
+        Empty if retention must index the piece first and cannot.
         """
 
     def voids(self, stream: LogId, lo: int, hi: int, count_max: int) -> tuple[list[Batch], int]:
-        """The void ranges of a known stream in [lo, hi), told without reading the log.
+        """The void ranges of a known stream in [lo, hi), found without reading the log.
 
-        Returns the first so many, as batches, and up to where they are all of them: between two of
-        them, and up to there, positions hold events.
+        Returns the first `count_max` of them, as batches, and the position up to which the list is
+        complete: below it, all positions outside these ranges hold events.
         """

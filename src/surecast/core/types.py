@@ -2,27 +2,27 @@
 
 A machine never does IO, never reads a clock and never draws its own randomness. A driver (the
 simulator or the asyncio runtime) calls `machine.step(now_ns, input)` and performs the effects it
-returns, in order. Everything here is an `msgspec.Struct(gc=False)`: cheap to make, and never
+returns, in order. All inputs and effects are `msgspec.Struct(gc=False)`: cheap to make, and never
 changed once made.
 
 Channels. `Send(..., reliable=True)` uses the FIFO session between two nodes. The driver opens it
-on the first send (or on a peer's first send) and tells both ends with `PeerUp`. While it is up,
-messages arrive once and in order. When it breaks, both ends get `PeerDown`, and whatever was under
-way may or may not have arrived; a later send opens a new session, with a new `PeerUp`. A send to a
-peer that cannot be reached yields `PeerDown`. `reliable=False` is a datagram: it may be lost,
-doubled or overtaken.
+on the first send (or on a peer's first send), and both ends get `PeerUp`. While it is up, messages
+arrive once and in order. When it breaks, both ends get `PeerDown`; a message that was on its way
+may or may not have arrived. A later send opens a new session, with a new `PeerUp`. A send to a peer
+that cannot be reached yields `PeerDown`. `reliable=False` is a datagram: it may be lost, duplicated
+or reordered.
 
-Back-pressure. When a session's queue passes its high-water mark the driver says `Congested(peer)`;
-when it has drained, `Writable(peer)`. Machines stop streaming in between; what they send all the
-same is still queued.
+Back-pressure. When a session's queue passes its high-water mark the machine gets `Congested(peer)`;
+when the queue has drained, `Writable(peer)`. Machines stop streaming in between; messages that they
+send in spite of it are still queued.
 
 Storage. `Append` extends a log; `Stored(token)` comes when it is on disk, in the order of the
 appends. Reads are calls on the injected `Disk`, which shows everything appended so far, synced or
-not. What must wait for the disk is sent on `Stored`.
+not. A message that must wait for the disk is sent on `Stored`.
 
 Damage. A driver that opens a disk checks all of it. Positions that cannot be read become *holes* of
-their log. If the newest changes may be missing (a journal that was cut short, a lost manifest) the
-disk has a state named `DAMAGE` whose data says why, as text; the machine that has dealt with it
+their log. If the newest changes may be missing (a truncated journal, a lost manifest) the disk has
+a state named `DAMAGE` whose data is the reason, as text. A machine that has handled the damage
 saves that state as empty.
 """
 
@@ -36,28 +36,28 @@ from surecast.columns.batch import Batch
 
 Peer = str  # a node's name; the driver knows its address
 LogId = bytes  # 16 bytes; a stream's id is the id of its log
-Token = Any  # hashable; names what a completion completes
+Token = Any  # hashable; identifies a storage effect in its completion
 TimerKey = Any  # hashable
 
-DAMAGE = "damage"  # the state that says that this disk has lost its newest changes, and why
+DAMAGE = "damage"  # the state that exists if this disk has lost its newest changes; says why
 
 US = 1_000
 MS = 1_000_000
 SECOND = 1_000_000_000
 
-OWNER = "owner"  # of a node: where events go that no layer takes; no layer is called so
+OWNER = "owner"  # of a node: gets the events that no layer takes; not allowed as a layer's name
 
 
 class Message(msgspec.Struct, gc=False, array_like=True, tag=True):
-    """The base of everything peers send each other; `core.wire` encodes it.
+    """The base of all messages between peers; `core.wire` encodes them.
 
-    A message goes over the wire under its tag. Each protocol has a base class of its own for its
+    On the wire a message is identified by its tag. Each protocol has its own base class for its
     messages, `class ChainMessage(Message, tag=tagged("chain"))`, so that two protocols may have
     classes of the same name.
     """
 
 
-# A protocol's name is that of its package, a message's that of its class.
+# protocol/Message: the name of the protocol's package and of the message's class.
 TAG_PATTERN = "[a-z][a-z0-9_]{0,31}/[A-Z][A-Za-z0-9_]{0,63}"
 
 
@@ -67,7 +67,7 @@ def tagged(protocol: str) -> Callable[[str], str]:
 
 
 def tag_of(kind: type[Message]) -> str:
-    """What messages of this type are called on the wire."""
+    """The tag of this type of messages on the wire."""
     return str(kind.__struct_config__.tag)
 
 
@@ -85,8 +85,8 @@ def protocols_of(kinds: Iterable[type[Message]]) -> tuple[str, ...]:
 class Enclosed:
     """A message inside a message: a field of type `Enclosed` may hold any message of the codec.
 
-    (`tuple[Enclosed, ...]` and `Enclosed | None` may be declared, too.) One level deep: what is
-    enclosed encloses nothing. Like messages these are never changed once made.
+    (A field may also be `tuple[Enclosed, ...]` or `Enclosed | None`.) An enclosed message encloses
+    no other one. Like messages these are never changed once made.
     """
 
     __slots__ = ("message",)
@@ -97,25 +97,25 @@ class Enclosed:
     def __eq__(self, other: object) -> bool:
         return self.message == other.message if isinstance(other, Enclosed) else NotImplemented
 
-    __hash__ = None  # type: ignore[assignment]  # messages have none either
+    __hash__ = None  # type: ignore[assignment]  # messages are not hashable either
 
     def __repr__(self) -> str:
         return f"Enclosed({self.message!r})"
 
 
 class Input(msgspec.Struct, gc=False):
-    """The base of what a driver, or the layer above, tells a machine."""
+    """The base of what a driver, or the layer above, passes to a machine's `step`."""
 
 
 class Effect(msgspec.Struct, gc=False):
-    """The base of what a machine asks of its driver, or of the layer below."""
+    """The base of what `step` returns for the driver, or for the layer below, to perform."""
 
 
 # ---------------------------------------------------------------- inputs
 
 
 class Start(Input):
-    """The first input of every life. `incarnation` rises with each restart of the node."""
+    """The first input after every start. `incarnation` rises with each restart of the node."""
 
     wall_ns: int
     incarnation: int
@@ -137,15 +137,16 @@ class TimerFired(Input):
 
 
 class EndOfPass(Input):
-    """What `AtEndOfPass` asked for: the inputs that were there have been given."""
+    """Answers `AtEndOfPass`: all inputs that were waiting have been processed."""
 
     key: TimerKey
 
 
 class PeerUp(Input):
-    """`speaks` are the protocols that the peer lists; what is sent to it of another is dropped.
+    """`speaks` are the protocols that the peer lists; messages of other protocols to it are
+    dropped.
 
-    Empty: it has said nothing of the sort, and nothing is dropped.
+    Empty: the peer has sent no list, and nothing is dropped.
     """
 
     peer: Peer
@@ -165,26 +166,26 @@ class Writable(Input):
 
 
 class Stored(Input):
-    """What `token` named is on disk, and so is all that was asked for before it."""
+    """The storage effect with this token is on disk, and so are all earlier ones."""
 
     token: Token
 
 
 class StoreFailed(Input):
-    """What `token` named was not written, and nothing after it in the same log was."""
+    """The storage effect with this token was not written, nor any later one to the same log."""
 
     token: Token
     reason: str  # "full" | "io", or of a compaction "truncated": a truncate has cut into it
 
 
 class Compacted(Input):
-    """The compaction that `token` named is done: the log shows its result from now on."""
+    """The compaction with this token is done: the log shows its result from now on."""
 
     token: Token
 
 
 class FromBelow(Input):
-    """A `Deliver` or `Emit` of a layer below, on its way up."""
+    """The event of an `Emit`, or a `Deliver`, of a layer below."""
 
     event: Any
 
@@ -206,7 +207,7 @@ class Send(Effect):
 
 
 class Close(Effect):
-    """End the session with `peer` after what was sent has drained; both ends get `PeerDown`."""
+    """End the session with `peer` when its queue has drained; both ends get `PeerDown`."""
 
     peer: Peer
 
@@ -223,7 +224,7 @@ class CancelTimer(Effect):
 
 
 class AtEndOfPass(Effect):
-    """Give `EndOfPass(key)` once, when the inputs that are there now have been given.
+    """Pass `EndOfPass(key)` once, when all inputs that are waiting now have been processed.
 
     For work that several inputs share, such as one message about all of them.
     """
@@ -249,25 +250,27 @@ class Truncate(Effect):
 
 
 class Compact(Effect):
-    """Leave what is void out of [lo, hi) of `log`, and join what is small (`columns.compaction`).
+    """Rewrite [lo, hi) of `log` without void positions, joining small batches
+    (`columns.compaction`).
 
-    Answered by Compacted or StoreFailed. What the log shows changes when Compacted is given, and
-    not before. `voids` are interval sets of [lo, hi) as bytes (`columns.compaction.encode_voids`).
+    Answered by Compacted or StoreFailed. What the log shows changes together with Compacted, not
+    before. `voids` are interval sets of [lo, hi) as bytes (`columns.compaction.encode_voids`).
     """
 
     log: LogId
     lo: int
     hi: int
     voids: tuple[bytes, ...]
-    rows_max: int  # of a batch made of several
+    rows_max: int  # of a batch that joins several
     token: Token
     scope: int = 0
 
 
 class Repair(Effect):
-    """Put `batches` where positions of `log` cannot be read; answered by Stored or StoreFailed.
+    """Fill holes of `log` with `batches`; answered by Stored or StoreFailed.
 
-    Every position of `batches` lies in a hole (`Disk.holes`). Like an append it shows at once.
+    Every position of `batches` lies in a hole (`Disk.holes`). As with an append, reads show the
+    result at once.
     """
 
     log: LogId
@@ -292,9 +295,9 @@ class Deliver(Effect):
 
 
 class Emit(Effect):
-    """Something that the layers above (or, from the top, the node's owner) should know.
+    """An event for the layers above (from the top layer: for the node's owner).
 
-    `to` names one of the layers above, or `OWNER`; empty: all that take such events.
+    `to` names one of the layers above, or `OWNER`; empty: all layers that take such events.
     """
 
     event: Any
@@ -311,7 +314,7 @@ class PassDown(Effect):
 
 
 class Disk(Protocol):
-    """What a machine may read of its node's disk: by call, no effects."""
+    """Reads of the node's disk, which a machine makes by direct calls, not by effects."""
 
     def logs(self) -> list[LogId]: ...
 
@@ -324,7 +327,7 @@ class Disk(Protocol):
         ...
 
     def read(self, log: LogId, lo: int, hi: int, nbytes_max: int) -> list[Batch]:
-        """Batches covering [lo, hi) from lo on, cut at its ends; stops past `nbytes_max`.
+        """The batches of [lo, hi), from lo on, cut at lo and hi; stops once past `nbytes_max`.
 
         Stops before a hole; raises StorageError if `lo` itself cannot be read.
         """
@@ -337,8 +340,8 @@ class Disk(Protocol):
     def first_at(self, log: LogId, time_ns: int, lo: int, hi: int) -> int:
         """The first position of [lo, hi) in a batch whose time is not before `time_ns`, else hi.
 
-        A batch that was joined of several has the time of its last position: so no event at or
-        after `time_ns` is below, but some that are earlier may follow.
+        A batch that joins several has the time of its last position. So no event at or after
+        `time_ns` is below the result, but earlier events may be above it.
         """
         ...
 

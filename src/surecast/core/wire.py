@@ -1,19 +1,19 @@
 """Frames: what goes over a connection and into a log, bytes to objects and back.
 
-A frame is a 128-byte header and a body. A *batch frame* carries one `Batch`, its body being the
-Arrow message exactly as the publisher built it; the same bytes are the log's record. A *control
-frame* carries one `Message` as msgpack and, behind it as whole batch frames, the batches that
-message refers to. A message may enclose other messages (`Enclosed`), which may not enclose any.
-Every frame's size is a multiple of 8, so the bodies in a stream of frames are as aligned as the
-stream's start. docs/wire.md has the layout, byte by byte.
+A frame is a 128-byte header and a body. A *batch frame* carries one `Batch`; its body is the Arrow
+message exactly as the publisher built it, and the same bytes are the log's record. A *control
+frame* carries one `Message` as msgpack, followed by the batches that the message refers to, as
+whole batch frames. A message may enclose other messages (`Enclosed`), which may not enclose any.
+The size of every frame is a multiple of 8, so the bodies in a sequence of frames are as aligned as
+its start. docs/wire.md has the layout, byte by byte.
 
-Bodies are never copied: encoding gives a list of buffers to write one after the other, decoding
-gives batches whose bodies are views into the buffer given. So that buffer must not be reused.
+Bodies are never copied: encoding returns a list of buffers to write one after the other; decoding
+returns batches whose bodies are views into the buffer it gets. So that buffer must not be reused.
 
 Whatever the bytes, decoding raises nothing but `PeerError`, and takes memory in proportion to the
-bytes that are there, not to the lengths they claim. A frame that is intact, but whose message is of
-a type that the codec does not have, raises `UnknownMessage`: the frame can be skipped. Asking the
-encoder for what a peer with the same limits would refuse is a `UsageError`.
+bytes present, not to the lengths they claim. An intact frame whose message has a type that the
+codec does not have raises `UnknownMessage`: the frame can be skipped. Encoding what a peer with the
+same limits would refuse raises `UsageError`.
 """
 
 import re
@@ -76,9 +76,9 @@ _ZEROS: Final = bytes(HEADER_SIZE)
 _RESERVED: Final = bytes(16)
 _CRC_RESIDUE: Final = 0x2144DF1C  # CRC-32 of anything followed by its own CRC-32
 _UNUSED: Final = (0, bytes(16), bytes(16), 0, 0, 0, 0, 0, 0)  # rows .. form, in a control frame
-# All positions are below this: the key kernel keeps four bits of a word for itself.
+# All positions are below this: the key kernel uses four bits of a word for other purposes.
 SEQ_END_MAX: Final = 1 << 59
-_REST_BYTES: Final = 4096  # of a message, beside the part that `Codec.check` sees
+_REST_BYTES: Final = 4096  # of a message, without the part that `Codec.check` gets
 # msgpack extension codes:
 _ATTACHMENT: Final = 1  # a batch, by its index behind the message
 _ENCLOSED: Final = 2  # an enclosed message as msgpack, its tag first
@@ -98,15 +98,15 @@ assert _FIELDS.size + _CRC.size == HEADER_SIZE == 128
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a node accepts from a peer, and so what it may send to one. `[limits]` in TOML."""
+    """What a node accepts from a peer, and what it may send to one. `[limits]` in TOML."""
 
-    frame_bytes_max: int = 16 << 20  # bounds what a connection must buffer before it can judge
+    frame_bytes_max: int = 16 << 20  # bounds what a connection buffers before it can decode it
     control_bytes_max: int = 1 << 20  # the msgpack part of a control frame
     batch_rows_max: int = 1_000_000  # events in a batch
     attachments_max: int = 4096  # batches in a message
-    versions: tuple[int, ...] = (VERSION,)  # accepted from peers; written is always VERSION
-    # One batch and the largest message around it fit into one frame: whatever batch is accepted
-    # can be passed on.
+    versions: tuple[int, ...] = (VERSION,)  # accepted from peers; always VERSION is written
+    # One batch and the largest message around it fit into one frame, so every accepted batch can be
+    # forwarded.
     batch_bytes_max: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
@@ -152,7 +152,7 @@ def encode_batch(batch: Batch, limits: Limits = DEFAULT_LIMITS) -> list[Buffer]:
         problem = _problem(kind, batch.reason, lo, count, rows, len(body), limits)
         if problem is not None:
             raise UsageError(f"cannot encode {_name(kind, lo, count)}: {problem}")
-    if batch._header is not None:  # a batch goes to replicas, regions, readers and the disk
+    if batch._header is not None:  # kept, because a batch is encoded for several destinations
         return [batch._header, body] if body else [batch._header]
     flags = SPARSE if 0 < rows < count else 0
     try:
@@ -168,7 +168,7 @@ def encode_batch(batch: Batch, limits: Limits = DEFAULT_LIMITS) -> list[Buffer]:
 
 
 def check_batch(batch: Batch, limits: Limits = DEFAULT_LIMITS) -> None:
-    """Raise UsageError if a batch that has no place in a stream yet cannot be encoded."""
+    """Raise UsageError if a batch that has no position in a stream yet cannot be encoded."""
     if batch.body is None:
         raise UsageError("a synthetic batch has no body and cannot leave the simulator")
     kind, lo, count, rows = batch.kind, batch.lo, batch.count, batch.rows
@@ -182,8 +182,8 @@ def decode_batch(
 ) -> tuple[Batch, int]:
     """The batch whose frame starts `buf`, and the frame's size.
 
-    CRCs are always checked. `validate=False` puts off the check of the Arrow body until somebody
-    looks into the batch: for bytes that are only passed on, or that were validated before.
+    CRCs are always checked. `validate=False` defers the check of the Arrow body until the body is
+    read: for batches that are only forwarded, or that were validated before.
     """
     return _decode_batch(_view(buf), 0, limits, validate)
 
@@ -194,7 +194,7 @@ def _decode_batch(view: memoryview, at: int, limits: Limits, validate: bool) -> 
         publisher, pub_no, lo, time_ns, epoch, schema_id, form, _,
     ) = _read_header(view, at, limits)  # fmt: skip
     if kind == CONTROL:
-        raise PeerError("a control frame stands where a batch frame must be")
+        raise PeerError("a control frame where a batch frame is expected")
     dense = (
         kind == DATA
         and 0 < rows == count <= limits.batch_rows_max
@@ -202,7 +202,7 @@ def _decode_batch(view: memoryview, at: int, limits: Limits, validate: bool) -> 
         and body_len > 0
         and lo + count <= SEQ_END_MAX
     )
-    if not dense:  # which is nothing wrong, but seldom
+    if not dense:  # valid, but rare
         problem = _problem(kind, reason, lo, count, rows, body_len, limits)
         if problem is None:
             problem = _contradiction(flags, count, rows, control_len, body_len, form)
@@ -233,8 +233,8 @@ def _decode_batch(view: memoryview, at: int, limits: Limits, validate: bool) -> 
 def frame_size(buf: Buffer, limits: Limits = DEFAULT_LIMITS) -> int | None:
     """How many bytes the frame at the start of `buf` has; None until its header is complete.
 
-    What can be refused is refused early: a wrong magic or version at its first byte, an oversized
-    frame before its body is read.
+    Bad frames are refused as early as possible: a wrong magic or version at its first byte, an
+    oversized frame before its body is read.
     """
     view = _view(buf)
     if len(view) < HEADER_SIZE:
@@ -259,7 +259,7 @@ def batch_head(buf: Buffer, limits: Limits = DEFAULT_LIMITS) -> tuple[bytes, int
 
 
 def _read_header(view: memoryview, at: int, limits: Limits) -> tuple[Any, ...]:
-    """All fields of the header (see `_FIELDS`), once what can be judged without the body holds."""
+    """All fields of the header (see `_FIELDS`), after the checks that do not need the body."""
     if len(view) - at < HEADER_SIZE:
         _check_opening(view, at, limits)
         raise PeerError(f"truncated: {len(view) - at} bytes, a header has {HEADER_SIZE}")
@@ -318,20 +318,20 @@ def _problem(
     if reason not in ((NONE,) if rows == count else REASONS):
         return f"reason {reason} with {rows:,} rows in {count:,} positions"
     if rows < count and lo == 0:
-        return "void positions in a batch that has no place in a stream yet"
+        return "void positions in a batch that has no position in a stream yet"
     return None
 
 
 def _contradiction(
     flags: int, count: int, rows: int, control_len: int, body_len: int, form: int
 ) -> str | None:
-    """Why fields that follow from others cannot be what they are, or None."""
+    """Why fields that follow from other fields contradict them, or None."""
     if flags != (SPARSE if 0 < rows < count else 0):
         return f"flags are {flags:#04x}, which {rows:,} rows of {count:,} positions contradict"
     if control_len:
         return f"control_len is {control_len:,} in a batch frame"
     if form and not body_len:
-        return f"form {form:#x} of a body that is not there"
+        return f"form {form:#x} without a body"
     return None
 
 
@@ -366,9 +366,9 @@ class Codec:
     """Encodes and decodes control messages of the given types, and no others.
 
     Fields typed `Batch` (or tuples of it, or optional) travel as attachments, numbered in the
-    order in which the message mentions them. Fields typed `Enclosed` hold messages of these types.
-    No field may be of type `Any`: a message in it would arrive as a list. A codec is not for use by
-    two threads at once.
+    order in which the message refers to them. Fields typed `Enclosed` hold messages of these types.
+    No field may be of type `Any`: a message in it would arrive as a list. Two threads must not use
+    a codec at the same time.
     """
 
     __slots__ = (
@@ -399,7 +399,7 @@ class Codec:
         self._types = frozenset(by_tag.values())
         self._tags = frozenset(by_tag)
         self._attached: list[Batch] = []
-        self._next = 0  # the attachment the message must mention next
+        self._next = 0  # the number of the attachment that the message must refer to next
         self._encoder = msgspec.msgpack.Encoder(enc_hook=self._attach)
         self._inner_encoder = msgspec.msgpack.Encoder(enc_hook=self._attach_inside)
         try:
@@ -450,10 +450,10 @@ class Codec:
         return buffers
 
     def check(self, part: msgspec.Struct) -> None:
-        """Raise UsageError if no message can carry `part`, which has no batches in it.
+        """Raise UsageError if no message can carry `part`, which contains no batches.
 
-        A number may be too large to be encoded, a value of another type than declared, or the
-        whole too long. Called before a machine gets `part`: it has no way to refuse it.
+        A number may be too large to be encoded, a value may have another type than declared, or
+        `part` may be too long. Called before `part` is passed to a machine, which cannot refuse it.
         """
         try:
             data = self._encoder.encode(part)
@@ -477,7 +477,7 @@ class Codec:
         header = _read_header(view, 0, limits)
         kind, flags, reason, body_len, crc, count, part_len = header[2:9]
         if kind != CONTROL:
-            raise PeerError(f"a {_KINDS[kind]} frame stands where a control frame must be")
+            raise PeerError(f"a {_KINDS[kind]} frame where a control frame is expected")
         if flags or reason or header[9:18] != _UNUSED:
             raise PeerError("control frame: a header field that only batches use is not zero")
         if part_len > limits.control_bytes_max:
@@ -563,8 +563,8 @@ class Codec:
     def _extension(self, code: int, data: memoryview) -> Batch | Enclosed:
         """Decoder's hook: a batch, by its number, or an enclosed message.
 
-        Each attachment once and in order: a small message that mentions one large batch a thousand
-        times would multiply the reader's work."""
+        A message must refer to each attachment once and in order: a small message that refers to
+        one large batch a thousand times would multiply the work of its receiver."""
         if code != _ATTACHMENT or len(data) != _INDEX.size:
             if code == _ENCLOSED:
                 return Enclosed(self._read_enclosed(data))
@@ -599,7 +599,7 @@ class _UnknownType(PeerError):
 
 
 def _tag_at(part: memoryview) -> str | None:
-    """The tag of a message in msgpack, if it is a well-formed one. The rest is not looked at."""
+    """The tag of a message in msgpack, if it is well-formed. The rest is not examined."""
     opening = _OPENING.match(part)
     if opening is None:
         return None
@@ -609,7 +609,7 @@ def _tag_at(part: memoryview) -> str | None:
 
 
 def _check_fields(cls: type[Message]) -> None:
-    """Refuse fields that do not say what they hold."""
+    """Raise ConfigError if the type of a field does not determine what the field holds."""
     try:
         for field in msgspec.structs.fields(cls):
             if not _says_what_it_holds(field.type):
@@ -623,11 +623,11 @@ def _check_fields(cls: type[Message]) -> None:
 
 @cache
 def _says_what_it_holds(declared: Any) -> bool:
-    for found in parts_of(declared):
-        kind = getattr(found, "cls", None)
-        if isinstance(found, inspect.AnyType | inspect.RawType) or kind is Message:
+    for part in parts_of(declared):
+        kind = getattr(part, "cls", None)
+        if isinstance(part, inspect.AnyType | inspect.RawType) or kind is Message:
             return False
-        if isinstance(found, inspect.CustomType) and kind not in (Batch, Enclosed):
+        if isinstance(part, inspect.CustomType) and kind not in (Batch, Enclosed):
             return False
     return True
 

@@ -1,6 +1,7 @@
-"""Whom a member of a mesh knows: a bounded random set that gossip keeps mixing.
+"""The peers that a member of a mesh knows: a bounded random set, mixed by gossip.
 
-G12 a view has at most V members, never oneself, and after a merge the one who sent the other view.
+G12 a view has at most V members and never contains its owner; after a merge it contains the sender
+of the other view.
 """
 
 from collections.abc import Iterable
@@ -12,11 +13,12 @@ __all__ = ["View"]
 
 
 class View:
-    """The clients known for one stream. Servers are never among them: everybody has their own.
+    """The clients known for one stream. It contains no servers: every client has its own.
 
-    Who was found to be gone is not taken back on a peer's word for a while. Otherwise, where views
-    have room for everybody, a name would be handed round faster than each of those who know it
-    finds out, and the dead would never fade. A server's word counts: it heard from them itself.
+    A peer that was found to be gone is not added again for a while because another peer lists it.
+    Otherwise, in views large enough for all members, the name of a stopped client would spread
+    faster than each member finds out that it is gone, and would never disappear. A server's list is
+    trusted: the server has received messages from these clients itself.
     """
 
     __slots__ = ("gone", "me", "merges", "peers", "servers", "size_max")
@@ -27,10 +29,10 @@ class View:
         self.servers = frozenset(servers)
         self.peers: list[Peer] = []
         self.merges = 0
-        self.gone: dict[Peer, int] = {}  # → until which merge
+        self.gone: dict[Peer, int] = {}  # not added again before this number of merges
 
     def merge(self, sender: Peer, theirs: Iterable[Peer], rng: Random) -> None:
-        """Take in another's view; chance decides who stays, but for the sender."""
+        """Merge another member's view: keep the sender, and a random choice of the others."""
         self.merges += 1
         if self.gone and sender not in self.servers:
             self.gone.pop(sender, None)
@@ -45,18 +47,19 @@ class View:
         self.peers = known
 
     def _reinforced(self, sender: Peer) -> list[Peer]:
-        """Without this the graph of views tends to a star around whoever is known already."""
+        """The peers that a merge always keeps: without the sender, the graph of views would tend to
+        a star around the best-known peers."""
         return [] if sender in self.servers or sender == self.me else [sender]
 
     def drop(self, peer: Peer) -> None:
-        """It is gone, or not in this mesh any more."""
+        """Remove a peer that is gone, or has left this mesh."""
         if peer in self.peers:
             self.peers.remove(peer)
-            self.gone.pop(peer, None)  # the latest last
+            self.gone.pop(peer, None)  # so that the newest entry is the last
             self.gone[peer] = self.merges + 6 * self.size_max
             if len(self.gone) > 4 * self.size_max:
                 del self.gone[next(iter(self.gone))]
 
     def pick(self, count: int, rng: Random) -> list[Peer]:
-        """`count` of them by chance, or all there are."""
+        """`count` peers drawn at random, or all if there are not more."""
         return list(self.peers) if len(self.peers) <= count else rng.sample(self.peers, count)

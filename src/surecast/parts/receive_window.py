@@ -1,11 +1,12 @@
-"""What a reader that asks several peers has of a stream: delivered, early, asked of whom.
+"""The state of a reader that requests one stream from several peers.
 
-position   the next to deliver; 0 until a client that wants the latest knows where that is
-next       the first position not asked for yet; all in [position, next) is early or asked for
-asked      peers were asked for all below; what is missed there only a server is asked for
-kept       what was delivered last, whole batches, for peers that ask
-early      what came before its turn, in order, without overlaps
-asks       requests under way
+position   the next to deliver; 0 until a client that starts at the latest knows its position
+next       the first position not requested yet; all in [position, next) is early or requested
+asked      everything below was requested from peers; what is missing there is requested from a
+           server only
+kept       the batches delivered last, whole, for peers that request them
+early      batches that arrived before earlier positions, in order, without overlaps
+asks       open requests
 """
 
 from bisect import bisect_left, bisect_right
@@ -17,7 +18,7 @@ from surecast.core.types import LogId, Peer
 __all__ = ["Ask", "ReceiveWindow"]
 
 
-_NOTHING = Batch.void(bytes(16), 1, 2, COLLECTED)  # where a batch was
+_NOTHING = Batch.void(bytes(16), 1, 2, COLLECTED)  # replaces a batch that is dropped
 
 
 def _lo(batch: Batch) -> int:
@@ -30,7 +31,7 @@ def _hi(batch: Batch) -> int:
 
 @dataclass(slots=True)
 class Ask:
-    """A request under way: what of [lo, hi) is still to come; `hi` 0 is a server's whole rest."""
+    """An open request: [lo, hi) is still to be answered; `hi` 0: all that a server has."""
 
     peer: Peer
     lo: int
@@ -46,35 +47,35 @@ class ReceiveWindow:
     next: int = 0
     asked: int = 0
     kept: list[Batch] = field(default_factory=list)
-    kept_from: int = 0  # index of the first of `kept` that counts
+    kept_from: int = 0  # index of the first of `kept` that was not dropped
     kept_bytes: int = 0
     early: list[Batch] = field(default_factory=list)
     early_bytes: int = 0
     asks: list[Ask] = field(default_factory=list)
 
-    # ------------------------------------------------------------ what peers may ask for
+    # ------------------------------------------------------------ what peers may request
 
     def keep(self, batch: Batch, nbytes_max: int) -> None:
-        """Keep a delivered batch; the oldest go when there are too many bytes."""
+        """Keep a delivered batch; drop the oldest ones if there are too many bytes."""
         self.kept.append(batch)
         self.kept_bytes += batch.nbytes
         while self.kept_bytes > nbytes_max:
             self.kept_bytes -= self.kept[self.kept_from].nbytes
-            self.kept[self.kept_from] = _NOTHING  # it may be large, and the list is tidied late
+            self.kept[self.kept_from] = _NOTHING  # frees the batch; the list is cut less often
             self.kept_from += 1
         if self.kept_from > 64 and self.kept_from * 2 > len(self.kept):
             del self.kept[: self.kept_from]
             self.kept_from = 0
 
     def held(self, lo: int, hi: int) -> list[Batch]:
-        """Kept batches that cover some of [lo, hi), whole."""
+        """Kept batches that overlap [lo, hi), whole."""
         first = bisect_right(self.kept, lo, self.kept_from, key=_hi)
         return self.kept[first : bisect_left(self.kept, hi, first, key=_lo)]
 
     # ------------------------------------------------------------ what arrives
 
     def take(self, batches: tuple[Batch, ...], early_bytes_max: int) -> list[Batch]:
-        """Sort in what arrived; what can be delivered now, in order, each position once."""
+        """Add received batches. Returns what can be delivered now, in order, each position once."""
         ready: list[Batch] = []
         for batch in batches:
             if batch.lo <= self.position < batch.hi:
@@ -89,7 +90,7 @@ class ReceiveWindow:
             if batch.hi > self.position:
                 ready.append(self._due(batch))
         del early[:done]
-        while self.early_bytes > early_bytes_max:  # the newest will be asked for again
+        while self.early_bytes > early_bytes_max:  # drop the newest; they are requested again
             batch = early.pop()
             self.early_bytes -= batch.nbytes
             self.next = min(self.next, batch.lo)
@@ -102,7 +103,7 @@ class ReceiveWindow:
         return due
 
     def _hold(self, batch: Batch) -> None:
-        """Keep a batch for its turn; only the part that no other early batch covers."""
+        """Keep a batch for later: only the part that no other early batch covers."""
         early, lo, hi = self.early, batch.lo, batch.hi
         index = bisect_left(early, lo, key=_lo)
         if index and early[index - 1].hi > lo:
@@ -117,25 +118,28 @@ class ReceiveWindow:
     # ------------------------------------------------------------ what is missing
 
     def missing(self, lo: int, hi: int) -> list[tuple[int, int]]:
-        """Parts of [lo, hi) that are neither here nor asked for."""
+        """Parts of [lo, hi) that were neither received nor requested."""
         if not self.early and not self.asks:
             return [(lo, hi)] if lo < hi else []
         covered = [(b.lo, b.hi) for b in self.early]
         covered += [(a.lo, a.hi) for a in self.asks if a.hi]
         covered.sort()
-        found = []
+        missing = []
         for start, end in covered:
             if start >= hi:
                 break
             if start > lo:
-                found.append((lo, start))
+                missing.append((lo, start))
             lo = max(lo, end)
         if lo < hi:
-            found.append((lo, hi))
-        return found
+            missing.append((lo, hi))
+        return missing
 
     def answered(self, peer: Peer, lo: int, hi: int, last: bool) -> Ask | None:
-        """The request that [lo, hi) of `peer` answers; done with if that was the last part."""
+        """Note that `peer` answered [lo, hi). Returns the request, or None if there is none.
+
+        `last`: this was the last part, and the request is closed.
+        """
         for ask in self.asks:
             if ask.peer == peer and ask.lo == lo:
                 if last:

@@ -1,12 +1,12 @@
-"""A client's requests to the replicas of a region: sent until they are answered, wherever that is.
+"""A client's requests to the replicas of a region, repeated until one of them answers.
 
-A request has a token, and so do its answers. Any replica will do for most; those `of_head` follow
-the head wherever it moves. A silent or departed replica is replaced by the next one, and all that
-it was asked and is still open is asked there again. A request that is *kept* stays open after its
-first answer.
+A request has a token, which its answers repeat. Most requests can go to any replica; those
+`of_head` go to the head, also after it has changed. If a replica is silent or its session ends, all
+its open requests are sent to the next replica. A request with `keep` stays open after its first
+answer.
 
-A protocol derives a machine from `Requests`, lists the messages that are answers, and says which
-message asks a question.
+A protocol derives a machine from `Requests`, lists the messages that are answers, and defines the
+message for each question (`_request`).
 """
 
 from collections import Counter
@@ -20,12 +20,12 @@ from surecast.errors import UsageError
 
 __all__ = ["Request", "Requests"]
 
-PASSING = ("not-head", "recovering", "busy", "unknown-stream")  # ask again, perhaps elsewhere
-PATIENT = 20  # rounds an unknown stream may take to reach this replica
+PASSING = ("not-head", "recovering", "busy", "unknown-stream")  # temporary: the request is repeated
+PATIENT = 20  # how often "unknown-stream" counts as temporary: the stream may still arrive here
 
 
 class RequestsConfig(Protocol):
-    """What can be set."""
+    """The configuration that `Requests` needs."""
 
     @property
     def replicas(self) -> tuple[Peer, ...]: ...
@@ -42,20 +42,20 @@ class RequestsConfig(Protocol):
 
 @dataclass(slots=True)
 class Request:
-    """A question that still has a claim to an answer."""
+    """An open request."""
 
     message: Message
     of_head: bool = False
     keep: bool = False  # answers come until it is dropped
-    then: Message | None = None  # what asks the same once it was answered
-    cancel: Message | None = None  # what says that it is dropped
-    answered: bool = False  # where it was asked last
+    then: Message | None = None  # replaces `message` after the first answer
+    cancel: Message | None = None  # sent when it is dropped
+    answered: bool = False  # by the replica that it was sent to last
     refusals: int = 0
 
 
 @dataclass(slots=True)
 class Aim:
-    """Which replica is asked now, and when it last said something."""
+    """The replica that requests are sent to, and when it last answered."""
 
     at: int = 0
     heard_ns: int = 0
@@ -74,7 +74,7 @@ class Requests(HandlerMachine):
         super().__init__(counters)
         self.config = config
         self.open: dict[int, Request] = {}
-        # Who is asked what any replica knows (False), and what only the head may say (True).
+        # False: for requests to any replica; True: for requests to the head.
         self.aims = {False: Aim(), True: Aim()}
 
     def _on_start(self, _inp: Start) -> None:
@@ -85,51 +85,53 @@ class Requests(HandlerMachine):
             raise UsageError(
                 f"{self.config.questions_max} questions are open (inquirer.questions_max)"
             )
-        one = self._request(inp.question, inp.token)
-        if not self._owed(one.of_head):
-            self.aims[one.of_head].heard_ns = self.now_ns  # silence counts from now on
-        self.open[inp.token] = one
-        self._ask(one)
+        request = self._request(inp.question, inp.token)
+        if not self._owed(request.of_head):
+            self.aims[request.of_head].heard_ns = self.now_ns  # silence counts from now on
+        self.open[inp.token] = request
+        self._ask(request)
 
     def _request(self, question: Any, token: int) -> Request:
-        """What asks the question; its answers repeat `token`."""
+        """The request for this question; its answers repeat `token`."""
         raise NotImplementedError
 
     def _on_drop(self, inp: Drop) -> None:
-        one = self.open.pop(inp.token, None)
-        if one is not None and one.cancel is not None:
-            self._send(self._replica(one), one.cancel)
+        request = self.open.pop(inp.token, None)
+        if request is not None and request.cancel is not None:
+            self._send(self._replica(request), request.cancel)
 
-    def _replica(self, one: Request) -> Peer:
-        return self.config.replicas[self.aims[one.of_head].at]
+    def _replica(self, request: Request) -> Peer:
+        return self.config.replicas[self.aims[request.of_head].at]
 
     def _owed(self, of_head: bool) -> bool:
-        """Is an answer still to come from the replica that is asked now?"""
-        return any(not one.answered and one.of_head == of_head for one in self.open.values())
+        """Whether an answer of the current replica is outstanding."""
+        return any(
+            not request.answered and request.of_head == of_head for request in self.open.values()
+        )
 
-    def _ask(self, one: Request) -> None:
-        one.answered = False
-        self._send(self._replica(one), one.message)
+    def _ask(self, request: Request) -> None:
+        request.answered = False
+        self._send(self._replica(request), request.message)
 
     # ------------------------------------------------------------ answers
 
     def _on_answer(self, peer: Peer, message: Any) -> None:
-        one = self.open.get(message.token)
-        if one is None or peer != self._replica(one):
+        request = self.open.get(message.token)
+        if request is None or peer != self._replica(request):
             return
-        self.aims[one.of_head].heard_ns = self.now_ns
+        self.aims[request.of_head].heard_ns = self.now_ns
         why = message.why
-        if why in PASSING and not (why == "unknown-stream" and one.refusals >= PATIENT):
-            one.refusals += 1
-            one.answered = False
+        if why in PASSING and not (why == "unknown-stream" and request.refusals >= PATIENT):
+            request.refusals += 1
+            request.answered = False
             self._go_to_head(why, getattr(message, "head", ""))
             self.out.append(SetTimer("again", self.now_ns + self.config.backoff_ns))
             return
-        one.answered, one.refusals = True, 0
-        if not one.keep or why:
+        request.answered, request.refusals = True, 0
+        if not request.keep or why:
             del self.open[message.token]
-        elif one.then is not None:
-            one.message, one.then = one.then, None
+        elif request.then is not None:
+            request.message, request.then = request.then, None
         self.out.append(Emit(Answered(message.token, message)))
 
     def _go_to_head(self, why: str, head: Peer) -> None:
@@ -151,17 +153,17 @@ class Requests(HandlerMachine):
                 self._next(of_head)
 
     def _ask_again(self) -> None:
-        for one in self.open.values():
-            if not one.answered:
-                self._ask(one)
+        for request in self.open.values():
+            if not request.answered:
+                self._ask(request)
 
     def _next(self, of_head: bool) -> None:
-        """Ask the next replica: all that the one before was to answer, or to go on answering."""
+        """Send all open requests of the current replica to the next one."""
         aim = self.aims[of_head]
         aim.at, aim.heard_ns = (aim.at + 1) % len(self.config.replicas), self.now_ns
-        for one in self.open.values():
-            if one.of_head == of_head:
-                one.answered = False
+        for request in self.open.values():
+            if request.of_head == of_head:
+                request.answered = False
         self.out.append(SetTimer("again", self.now_ns + self.config.backoff_ns))
 
     def _on_peer_down(self, inp: PeerDown) -> None:

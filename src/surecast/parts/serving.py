@@ -1,9 +1,9 @@
-"""Sending streams to those who follow them, as far as they are shown and the peers keep up.
+"""Sends streams to their followers, up to the shown end, as fast as each peer takes them.
 
-A machine has one `Serving` for each kind of message in which it sends events. What is new goes out
-at the end of the pass: several commits make one message. `serve` is for the machine's handlers of
-`EndOfPass(SERVE)` and of `StreamsMoved`. Subscriptions to unknown streams wait for
-them.
+A machine has one `Serving` for each type of message in which it sends events. New events are sent
+at the end of the pass, so that several commits make one message. The machine calls `serve` in its
+handlers of `EndOfPass(SERVE)` and of `StreamsMoved`. A follower of an unknown stream waits until it
+is known.
 """
 
 from collections.abc import Callable
@@ -16,10 +16,10 @@ __all__ = ["SERVE", "Serving", "send_range"]
 
 SERVE: Final = "serve"  # the key of the end of a pass
 
-MakeEvents = Callable[[LogId, tuple[Batch, ...], int], Message]  # stream, batches, end of the copy
-# stream, lo, hi, end of the copy, whether it is the last, batches
+MakeEvents = Callable[[LogId, tuple[Batch, ...], int], Message]  # stream, batches, end shown here
+# stream, lo, hi, end shown here, whether it is the last message, batches
 MakeRange = Callable[[LogId, int, int, int, bool, tuple[Batch, ...]], Message]
-# stream, lo, hi, end of the copy, whether it is the last, why
+# stream, lo, hi, end shown here, whether it is the last message, why
 MakeLost = Callable[[LogId, int, int, int, bool, str], Message]
 
 
@@ -32,7 +32,7 @@ class Readable(Protocol):
 
 
 class Forfeiting(Readable, Protocol):
-    """... and of ranges that may be lost."""
+    """`Readable`, and the calls for ranges that may be lost."""
 
     def readable_end(self, stream: LogId) -> int: ...
 
@@ -40,22 +40,22 @@ class Forfeiting(Readable, Protocol):
 
 
 class Serving:
-    """Who follows what, and the next position each is to be sent."""
+    """The followers of each stream, and the next position to send to each."""
 
     def __init__(self, service: Readable, make: MakeEvents, messages_max: int) -> None:
         self.service = service
         self.make = make
-        self.messages_max = messages_max  # to one peer at a time
-        self.followers: dict[LogId, dict[Peer, int]] = {}
-        self.count = 0  # of all of them
-        self.news: dict[LogId, None] = {}  # streams that have something for their followers
+        self.messages_max = messages_max  # to one follower in one call of `serve`
+        self.followers: dict[LogId, dict[Peer, int]] = {}  # → the next position to send
+        self.count = 0  # of all followers
+        self.news: dict[LogId, None] = {}  # streams with events to send to their followers
         self.congested: dict[Peer, None] = {}
         self.is_due = False  # `serve` will be called at the end of the pass
 
-    # ------------------------------------------------------------ who follows what
+    # ------------------------------------------------------------ followers
 
     def follow(self, stream: LogId, peer: Peer, start: int, out: list[Any]) -> None:
-        """Send a stream from `start` on, and say where it ends if there is nothing to send."""
+        """Send a stream from `start` on; if there is nothing to send, send just its end."""
         table = self.followers.setdefault(stream, {})
         self.count += peer not in table
         table[peer] = start
@@ -63,7 +63,7 @@ class Serving:
         self._serve_rest(out)
 
     def has_room(self, stream: LogId, peer: Peer, count_max: int) -> bool:
-        """Whether a peer may follow a stream. One that follows it already may always begin anew."""
+        """Whether a peer may follow a stream. A peer that already follows it may always restart."""
         return self.count < count_max or peer in self.followers.get(stream, ())
 
     def remove(self, stream: LogId, peer: Peer) -> None:
@@ -84,18 +84,18 @@ class Serving:
     # ------------------------------------------------------------ sending
 
     def moved(self, stream: LogId) -> None:
-        """More of the stream is shown: `serve` sends it."""
+        """More of the stream is shown: the next `serve` sends it."""
         if stream in self.followers:
             self.news[stream] = None
 
     def soon(self, out: list[Any]) -> None:
-        """Have `serve` called at the end of the pass."""
+        """Request the end of the pass, where the machine calls `serve`."""
         if not self.is_due:
             self.is_due = True
             out.append(AtEndOfPass(SERVE))
 
     def serve(self, out: list[Any]) -> None:
-        """Send what is new; what does not fit into one go is sent at the end of the next pass."""
+        """Send new events; what exceeds `messages_max` is sent at the end of the next pass."""
         self.is_due = False
         news, self.news = self.news, {}
         for stream in news:
@@ -124,11 +124,12 @@ class Serving:
         sent: dict[int, Message] | None = None,
         idle_answer: bool = False,
     ) -> None:
-        """`sent`: what others were sent from a position on; a driver encodes it once."""
+        """Send to one follower. `sent` has the messages already made for others, by position: a
+        driver encodes each only once. `idle_answer`: send the end if there are no events."""
         service, table = self.service, self.followers[stream]
         at, end = table[peer], service.shown_end(stream)
         if not end:
-            return  # not known yet
+            return  # the stream is not known yet
         sent = {} if sent is None else sent
         budget, is_readable = self.messages_max, True
         while at < end and peer not in self.congested and budget:
@@ -138,7 +139,7 @@ class Serving:
                 batches = tuple(service.readable(stream, at))
                 end = service.shown_end(stream)
                 if not batches:
-                    is_readable = False  # it could not be indexed, and is shown only up to there
+                    is_readable = False  # it cannot be indexed from here on, so it is not shown
                     break
                 message = sent[at] = self.make(stream, batches, end)
             at = message.batches[-1].hi
@@ -162,10 +163,11 @@ def send_range(
     stops: Callable[[], bool],
     make_lost: MakeLost | None = None,
 ) -> list[Message]:
-    """Messages with a large part of [lo, hi) (`hi` 0: all there is); the asker then asks again.
+    """Messages with the first part of [lo, hi) (`hi` 0: up to the end); the peer requests the rest.
 
-    The first is made whatever the asker's queue is like: it asks only when it has the last. `stops`
-    says whether there should be no more. Without `make_lost` the range ends at the first hole.
+    The first message is made even if the peer's queue is full: the peer sends a request only after
+    the last message of the one before. `stops` returns whether to make no further message. Without
+    `make_lost` the range ends at the first hole.
     """
     end_of = service.shown_end if make_lost is None else service.readable_end
     end = end_of(stream)
@@ -182,7 +184,7 @@ def send_range(
         else:
             batches = tuple(service.readable(stream, lo, upto))
             if not batches:
-                break  # it could not be indexed, and is shown only up to there
+                break  # it cannot be indexed from here on, so it is not shown
             lo = batches[-1].hi
         is_last = lo >= upto or len(made) + 1 >= messages_max or stops()
         if make_lost is not None and lost is not None:

@@ -1,12 +1,12 @@
 """Synthetic workloads: which key is updated when, at ten million events a few seconds.
 
-Popularity is a matter of *rank*: rank 1 is the most popular key. `Zipf` draws ranks of a finite
-set, `Zeta` of an unbounded one. A `population` lets new keys in while it runs: a newcomer takes a
-rank, and every key from that rank on moves down by one, so old keys slowly fade.
+Popularity is given by *rank*: rank 1 is the most popular key. `Zipf` draws ranks of a finite set,
+`Zeta` of an unbounded one. A `population` adds new keys while it runs: a new key takes a rank, and
+every key from that rank on moves down by one, so old keys slowly become less popular.
 
-Everything is vectorised and takes its numpy `Generator` as an argument. The one loop that cannot
-be vectorised, following keys through millions of rank insertions, is a numba kernel which is
-compiled (and cached on disk) on first use; importing this module does not import numba.
+Everything is vectorised and takes its numpy `Generator` as an argument. One loop cannot be
+vectorised: following keys through millions of rank insertions. It is a numba kernel, compiled (and
+cached on disk) on first use; importing this module does not import numba.
 """
 
 from collections.abc import Callable
@@ -71,7 +71,7 @@ class Zipf:
     def sample_among(self, rng: Generator, sizes: Ints) -> Ints:
         """One rank for each element of `sizes`, Zipf over the first `sizes[i]` ranks only.
 
-        A set that grows needs no new table for each size: the weights of its first m ranks are the
+        A growing set needs no new table for each size: the weights of its first m ranks are the
         first m weights here, so scaling the uniform draw by their sum is still exact.
         """
         if sizes.size and not 1 <= int(sizes.min()) <= int(sizes.max()) <= self.n:
@@ -102,11 +102,12 @@ class Zeta:
     def sample(self, rng: Generator, size: int) -> Ints:
         """`size` independent ranks, on the condition that a rank fits 63 bits.
 
-        The part left out is `tail(2**63)`: 1.2 % at skew 1.1, nothing to speak of from 1.3 on.
-        Ranks above 2**53 are rounded to multiples of 2, 4, ...
+        The probability of the ranks left out is `tail(2**63)`: 1.2 % at skew 1.1, negligible from
+        1.3 on. Ranks above 2**53 are rounded to multiples of 2, 4, ...
 
-        Devroye's rejection, as numpy's `zipf` does it, which forgets that 1 + 1/rank rounds to 1:
-        it takes too many ranks above 2**53, and at skew 1.1 too few of all others by 0.8 %.
+        This is Devroye's rejection, as in numpy's `zipf`. But numpy's ignores that 1 + 1/rank
+        rounds to 1: it accepts too many ranks above 2**53, and at skew 1.1 too few of all others
+        by 0.8 %.
         """
         above = self.skew - 1
         lowest = float(2.0 ** (-63 * above))  # a uniform draw below it would give more than 63 bits
@@ -124,10 +125,10 @@ class Zeta:
         return found
 
     def sample_clipped(self, rng: Generator, limits: Ints) -> Ints:
-        """One rank for each limit: min(rank, limits[i]), the rank being of the whole law.
+        """One value for each limit: min(rank, limits[i]), with ranks of the whole distribution.
 
-        Exact: all ranks at or above the limit fall together, so the unbounded tail costs nothing
-        and none of it is left out.
+        Exact: all ranks at or above the limit give the same value, so the unbounded tail costs
+        nothing and none of it is left out.
         """
         highest = int(limits.max()) if limits.size else 1
         below = _cumulative_weights(highest, self.skew)
@@ -176,8 +177,8 @@ def poisson_arrivals(rng: Generator, rate: float, count: int) -> Floats:
 class KeyEvents(NamedTuple):
     """A workload, a row an event, in order of time."""
 
-    key: Ints  # key ids, numbered in the order in which the keys came into being
-    new: Flags  # the event that brings its key into being
+    key: Ints  # key ids, numbered in the order in which the keys were inserted
+    new: Flags  # whether the event inserts its key
     time: Floats  # in ticks
 
 
@@ -193,11 +194,11 @@ def population(
 ) -> KeyEvents:
     """`events` events: updates of keys by Zipf popularity, and new keys, both Poisson.
 
-    `updates` and `inserts` are means a tick. Each update hits a rank drawn by Zipf over the keys
-    there are at that moment. A new key enters at a rank drawn by Zeta with the same skew (a rank
-    beyond the last means: last), or, with newcomers="last", always as the least popular. The
-    `initial` keys have ids 0..initial-1 in order of popularity; with none, the first event is an
-    insertion whatever the draw says, as there is nothing yet to update.
+    `updates` and `inserts` are means per tick. Each update takes a rank drawn by Zipf over the keys
+    that exist at that moment. A new key is inserted at a rank drawn by Zeta with the same skew (a
+    rank beyond the last means: last), or, with newcomers="last", always as the least popular. The
+    `initial` keys have ids 0..initial-1 in order of popularity; without initial keys the first
+    event is always an insertion, because there is nothing to update.
     """
     if events < 1 or initial < 0 or updates < 0 or inserts < 0:
         raise UsageError("a population needs events >= 1 and no negative rate or size")
@@ -230,7 +231,7 @@ def keys_at_ranks(new: Flags, ranks: Ints, initial: int = 0) -> Ints:
     size_after = initial + np.cumsum(new, dtype=np.int64)
     if new.shape != ranks.shape or (ranks.size and not _all_within(ranks, size_after)):
         raise UsageError("every rank must lie between 1 and the number of keys at that moment")
-    # The initial keys are insertions, each at the end of the list as it then is.
+    # The initial keys are treated as insertions, each at the end of the list.
     before = np.arange(1, initial + 1, dtype=np.int64)
     every_new = np.concatenate((np.ones(initial, np.bool_), new))
     keys: Ints = _kernel()(every_new, np.concatenate((before, ranks)))
@@ -251,11 +252,12 @@ def _kernel() -> Callable[[Flags, Ints], Ints]:
 
 
 def _follow_insertions(new: Flags, ranks: Ints) -> Ints:
-    """Two passes over a Fenwick tree of slots.
+    """The key of each event (see `keys_at_ranks`), by two passes over a Fenwick tree of slots.
 
-    A slot is a key's place in the *final* list, where insertions no longer move anything. Backwards
-    through time the last key inserted at rank r holds the r-th slot still taken, which frees it.
-    Forwards, with keys taking their slots one by one, "the key at rank r" is the r-th taken slot.
+    A slot is a key's place in the *final* list, where insertions no longer move anything. The first
+    pass goes backwards in time: a key inserted at rank r has the r-th slot that is still taken, and
+    then that slot is freed. The second pass goes forwards: each new key takes its slot, and "the
+    key at rank r" is the r-th taken slot.
     """
     total = 0
     for i in range(new.size):
@@ -311,8 +313,8 @@ def _follow_insertions(new: Flags, ranks: Ints) -> Ints:
 def key_column(ids: Ints) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
     """Eight-byte keys as the two buffers of an Arrow binary column: offsets and data.
 
-    Big-endian, so that the order of the bytes is the order of the (non-negative) ids. No object is
-    made for any event.
+    Big-endian, so that the order of the bytes is the order of the (non-negative) ids. No Python
+    object is made per event.
     """
     offsets = np.arange(0, (ids.size + 1) * KEY_SIZE, KEY_SIZE, dtype=np.int64)
     if offsets[-1] > np.iinfo(np.int32).max:

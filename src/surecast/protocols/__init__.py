@@ -1,1 +1,1 @@
-"""One folder per protocol; none imports another. `chain` and others are stacked by `stacks.py`."""
+"""One folder per protocol. No protocol imports another; `stacks.py` composes their layers."""

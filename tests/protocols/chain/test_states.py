@@ -316,10 +316,10 @@ BROKEN: dict[str, Callable[[Harness], None]] = {
     "not the last member": lambda harness: setattr(
         harness.replica, "learner", harness.replica.follower
     ),
-    "gated on nobody": lambda harness: setattr(harness.replica, "join", "gating"),
+    "gated without a learner": lambda harness: setattr(harness.replica, "join", "gating"),
     "nothing is gated": lambda harness: setattr(harness.replica.saved, "joining", True),
     "before it is on disk": lambda harness: harness.replica.follower.sent.update({LOG: 9}),  # type: ignore[union-attr]
-    "taken back": lambda harness: setattr(harness.replica.logs[LOG], "committed", 1),
+    "given up without": lambda harness: setattr(harness.replica.logs[LOG], "committed", 1),
     "serial number fell": lambda harness: setattr(harness.replica, "serial_kept", 0),
 }
 
@@ -364,7 +364,7 @@ def test_a_tail_that_commits_what_its_learner_lacks_is_caught() -> None:
     [
         ({"epoch": 0}, "epoch 0 with members"),
         ({"members": (A, A)}, "a member twice"),
-        ({"members": (Member("z", b"z"),)}, "no replicas"),
+        ({"members": (Member("z", b"z"),)}, "not replicas"),
         ({"candidates": [A]}, "candidates of a chain that is founded"),
     ],
 )
@@ -380,5 +380,5 @@ def test_each_invariant_of_the_service_can_fail(change: dict[str, Any], words: s
 def test_a_service_that_sends_an_epoch_too_early_is_caught() -> None:
     harness = service(V.SAVING)
     harness.service._send("a", Configuration("chain", 1, (A, B, C)))
-    with pytest.raises(AssertionError, match="told before it is on disk"):
+    with pytest.raises(AssertionError, match="sent before it is on disk"):
         harness.service.validate()

@@ -38,7 +38,7 @@ def test_reports_name_forgotten_streams_by_their_id() -> None:
     forks.searches[GONE] = Search("y", 7, 3)
     forks.others[GONE] = {"z": 5}
     forks.others[INFO.stream_id] = {"z": 9}
-    lines = forks.told(10)
+    lines = forks.report(10)
     assert sum(GONE.hex() in line for line in lines) == 2
     assert any(line.startswith(f"{INFO.name}: z has later events") for line in lines)
     bench.sync.limited(GONE)  # does not raise
@@ -48,7 +48,7 @@ def test_the_lines_of_a_report_are_bounded() -> None:
     bench = Bench()
     forks = bench.sync.forks
     forks.done += [Quarantined(f"s{n}", 1, 2, "copy", "y") for n in range(DONE_MAX)]
-    assert len(forks.told(10)) == 10
+    assert len(forks.report(10)) == 10
 
 
 def test_a_limit_of_the_head_stays_when_the_directory_is_rebuilt() -> None:

@@ -108,7 +108,7 @@ def test_each_inquiry_has_its_message_and_its_answer(
 
 
 def test_an_unknown_inquiry_is_a_usage_error(steps: Steps) -> None:
-    with pytest.raises(UsageError, match="Located is no question"):
+    with pytest.raises(UsageError, match="Located is not a question"):
         steps.give(Inquire(Located(1, 5), 1))
 
 

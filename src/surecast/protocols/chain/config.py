@@ -1,4 +1,4 @@
-"""What can be set of a chain."""
+"""The configuration of a chain."""
 
 from dataclasses import dataclass
 
@@ -14,25 +14,30 @@ class ChainConfig:
 
     chain: str  # the chain's name, unique in the deployment
     name: Peer  # this replica
-    service: Peer  # where configurations come from
+    service: Peer  # the configuration service: the region's witness
     replicas: int = 3  # how many the chain should have: f + 1
-    min_replicas: int = 0  # fewer refuse publishes; 0 means 2, or 1 when replicas is 1 (R6)
-    heartbeat_ns: int = 50 * MS  # how often neighbours hear from each other
+    # With fewer live replicas than this, publishes wait. 0 means 2, or 1 in a single-replica
+    # region (R6).
+    min_replicas: int = 0
+    heartbeat_ns: int = 50 * MS  # how often neighbours send each other a heartbeat
     suspect_ns: int = 500 * MS  # a silent neighbour is proposed for removal after this
-    watch_ns: int = 1 * SECOND  # how often the service is asked again
-    count_ns: int = 200 * MS  # ... while logs grow, so that it knows how far our disk has counted
+    watch_ns: int = 1 * SECOND  # how often the configuration service is queried
+    # How often it is queried while logs grow, so that it knows a recent serial number of our disk.
+    count_ns: int = 200 * MS
     sync_ns: int = 200 * MS  # how often an unanswered Sync is repeated
     save_ns: int = 100 * MS  # how far the persisted `committed` may lag
     inflight_max: int = 64  # batches a publisher may have unacknowledged (R3)
     publisher_ttl_ns: int = 7 * 24 * 3600 * SECOND  # idle publishers are forgotten after this (R4)
-    publishers_max: int = 100_000  # ... and beyond so many in a log, the longest idle ones
-    snapshot_ns_per_byte: int = 1_000  # their state is written again after 1 s for each megabyte
-    forward_bytes_max: int = 1 << 20  # one Forward of a catch-up
+    # With more publishers than this in a log, those that were idle longest are forgotten.
+    publishers_max: int = 100_000
+    # Least time between two writes of the publishers' state, for each byte: 1 s for each megabyte.
+    snapshot_ns_per_byte: int = 1_000
+    forward_bytes_max: int = 1 << 20  # of one Forward of a catch-up
     pending_bytes_max: int = 64 << 20  # not yet on disk; above it publishes are refused
-    join_lag_max: int = 10_000  # positions a learner may miss when the tail starts to wait for it
+    join_lag_max: int = 10_000  # positions a learner may lack when the tail starts to wait for it
     store_retry_ns: int = 100 * MS  # after a failed write
     store_retries_max: int = 30  # then the replica asks to be removed
-    configured: tuple[Peer, ...] = ()  # the replicas that the region lists, for those who look
+    configured: tuple[Peer, ...] = ()  # the replicas that the region lists, for status
 
     def __post_init__(self) -> None:
         if self.replicas < 1:
@@ -50,7 +55,7 @@ class ChainConfig:
 
     @property
     def writable_min(self) -> int:
-        """How many members a chain needs before it takes publishes."""
+        """How many members a chain needs before it accepts publishes."""
         return self.min_replicas or min(2, self.replicas)
 
     def summary(self) -> list[tuple[str, str]]:

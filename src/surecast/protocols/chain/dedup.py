@@ -1,14 +1,15 @@
-"""What each publisher has had accepted in one log, so that a retry is recognised (R2-R4).
+"""The accepted batches of each publisher of one log, to recognise retries (R2-R4).
 
-A publisher numbers its events per log from 1 and retries identical batches in their first order.
-Only the batch that begins at the next number is new. The last few batches of each publisher are
-remembered with their positions, enough to answer every retry that can still come.
+A publisher numbers its events per log from 1, and retries identical batches in their original
+order. Only the batch that begins at the next number is new. The last few batches of each publisher
+are kept with their positions, enough to answer every retry that can still come.
 
-A publisher's id is 16 bytes: the first eight are its wall-clock birth in nanoseconds, or zero for
-a *named* publisher, whose state is never forgotten. That is what keeps forgetting honest: the
-`horizon` is the latest birth of any publisher forgotten so far, and an unknown publisher born
-before it is told that it expired, instead of being taken for a new one. So is one whose birth lies
-further ahead than the time-to-live: forgetting it would push the horizon into the future.
+A publisher's id is 16 bytes. The first eight are the wall-clock time of its creation in
+nanoseconds, or zero for a *named* publisher, whose state is never forgotten. The `horizon` is the
+latest creation time of any publisher forgotten so far. An unknown publisher created up to then is
+refused as expired, because it may be one that was forgotten. So is a publisher whose creation time
+is in the future by more than the time-to-live: forgetting it would move the horizon into the
+future.
 """
 
 from collections import deque
@@ -30,7 +31,7 @@ class Verdict(msgspec.Struct, gc=False):
 
 
 def publisher_born_ns(publisher: bytes) -> int:
-    """When an anonymous publisher was made; 0 for a named one."""
+    """When an anonymous publisher was created; 0 for a named one."""
     return int.from_bytes(publisher[:8], "big")
 
 
@@ -47,8 +48,8 @@ class Dedup:
     ttl_ns: int
     publishers_max: int = 100_000
     publishers: dict[bytes, PublisherState] = field(default_factory=dict)
-    horizon_ns: int = 0  # who was born by then and is unknown has been forgotten
-    named: int = 0  # publishers that cannot be forgotten, when that was last looked at
+    horizon_ns: int = 0  # an unknown publisher created by then may have been forgotten
+    named: int = 0  # publishers that cannot be forgotten, as last counted by `forget`
 
     def check(self, batch: Batch, time_ns: int) -> Verdict:
         """What to do with a publisher's batch that arrives at head time `time_ns`."""
@@ -68,13 +69,13 @@ class Dedup:
         return Verdict(OUT_OF_ORDER, state.next_no)
 
     def _ahead(self, pub_no: int, next_no: int) -> Verdict:
-        """R3: only the next number is new; a later one has overtaken a batch still to come."""
+        """R3: only the next number is new; a later one means that an earlier batch is missing."""
         return Verdict(NEW) if pub_no == next_no else Verdict(OUT_OF_ORDER, next_no)
 
     def note(self, batch: Batch) -> None:
         """A sequenced batch was appended here (by us as head, or copied)."""
         if not batch.pub_no or batch.rows != batch.count:
-            return  # the head's own, or compacted: its publishers come with a snapshot (R4)
+            return  # the head's own, or compacted: its publishers' state comes in a snapshot (R4)
         state = self.publishers.setdefault(batch.publisher, PublisherState())
         if batch.pub_no < state.next_no:
             return
@@ -85,7 +86,7 @@ class Dedup:
             state.recent.popleft()
 
     def truncate(self, end: int) -> None:
-        """Forget what was accepted at or above `end`: those positions are being taken back."""
+        """Remove what was accepted at or above `end`: those positions are truncated."""
         for publisher in list(self.publishers):
             state = self.publishers[publisher]
             while state.recent and state.recent[-1][2] >= end:
@@ -94,18 +95,18 @@ class Dedup:
                 del self.publishers[publisher]
 
     def is_crowded(self) -> bool:
-        """Whether there are more publishers than there may be, of those that can be forgotten."""
+        """Whether there are more than `publishers_max` publishers that can be forgotten."""
         return len(self.publishers) - self.named > self.publishers_max
 
     def forget(self) -> None:
-        """Drop publishers that were silent for the time-to-live, and the longest silent if there
-        are too many; the horizon remembers them."""
+        """Remove publishers that were silent for the time-to-live and, if there are too many, those
+        that were silent longest; the horizon then covers them."""
         newest_ns = max((s.time_ns for s in self.publishers.values()), default=0)
         silent_ns = newest_ns - self.ttl_ns
         born = {p: b for p in self.publishers if (b := publisher_born_ns(p))}
         self.named = len(self.publishers) - len(born)
         over = len(born) - self.publishers_max
-        if over > 0:  # some more at once, so that it is not done for each newcomer
+        if over > 0:  # remove some more, so that this is not repeated for each new publisher
             times = sorted(self.publishers[publisher].time_ns for publisher in born)
             silent_ns = max(silent_ns, times[min(over + self.publishers_max // 10, len(times) - 1)])
         for publisher, born_ns in born.items():
@@ -114,9 +115,9 @@ class Dedup:
                 del self.publishers[publisher]
 
     def expire(self, horizon_ns: int) -> None:
-        """Forget all that were born by then: they may have had more accepted than is known.
+        """Remove all publishers created by then: they may have had more accepted than is known.
 
-        A named publisher cannot be forgotten: what is known of it stays.
+        Named publishers are not removed.
         """
         for publisher in list(self.publishers):
             if 0 < publisher_born_ns(publisher) <= horizon_ns:
@@ -148,9 +149,9 @@ class Dedup:
             state.time_ns = max(state.time_ns, time_ns)
 
     def replace(self, data: bytes, end: int) -> None:
-        """Take a predecessor's word for all below `end`; what was noted from there on stays.
+        """Take a predecessor's state for everything below `end`; keep our own from `end` on.
 
-        Not a merge: what we believed below may come from a suffix that was taken back.
+        Not a merge: our own state below `end` may come from a suffix that was truncated.
         """
         mine, self.publishers = self.publishers, {}
         self.merge(data)

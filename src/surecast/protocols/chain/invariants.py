@@ -1,7 +1,7 @@
-"""What must hold of a replica after every step: asserted in tests and simulations.
+"""The invariants of a replica, asserted after every step in tests and simulations.
 
-`Roles.validate` calls `check`. Production does not: see core/states.py. Each group of assertions
-names the rule of docs/protocols/chain.md that it states.
+`Roles.validate` calls `check`; production code does not (core/states.py). Each group of assertions
+names the rule of docs/protocols/chain.md that it checks.
 """
 
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ __all__ = ["Seen", "check"]
 
 
 class Seen(msgspec.Struct):
-    """What the last check saw, to find values that may not fall."""
+    """Values at the last check, to detect that one of them has fallen."""
 
     epoch: int = 0
     serial_kept: int = 0
@@ -50,7 +50,7 @@ def check(replica: "Roles") -> None:
 
 
 def _check_place(replica: "Roles") -> None:
-    """A member is a name and a disk; the head is the first member, the tail the last."""
+    """A member is identified by name and disk; the head is the first member, the tail the last."""
     saved, me = replica.saved, replica.me
     members = saved.members
     assert me.name == replica.config.name
@@ -74,11 +74,11 @@ def _check_place(replica: "Roles") -> None:
 
 
 def _check_learner(replica: "Roles") -> None:
-    """Only the last member takes in a learner, and a gate is noted on disk before a proposal."""
+    """Only the last member adds a learner, and saves a note of it on disk before it proposes."""
     learner = replica.learner
     assert learner is None or replica.is_last, "a learner, and not the last member"
     if replica.join:
-        assert learner is not None, "gated on nobody"
+        assert learner is not None, "gated without a learner"
         assert replica.learner_member is not None
         assert replica.learner_member not in replica.members, "gated on a member"
     if replica.learner_state is LearnerState.PROPOSED:
@@ -88,14 +88,14 @@ def _check_learner(replica: "Roles") -> None:
 
 
 def _check_follower(replica: "Roles", follower: Follower) -> None:
-    """R6: what was sent is on our disk."""
+    """R6: everything sent to a follower is on our disk."""
     assert follower is replica.learner or follower.peer == replica.succ
     for log, sent in follower.sent.items():
         assert sent <= replica.logs[log].stored, "sent before it is on disk (R6)"
 
 
 def _check_log(replica: "Roles", state: LogState) -> int:
-    """`committed <= stored <= end`; what lies between the last two waits for the disk."""
+    """`committed <= stored <= end`; the positions between the last two wait for the disk."""
     assert 1 <= state.committed <= state.stored <= state.end, (
         f"committed {state.committed}, stored {state.stored}, end {state.end}"
     )
@@ -110,7 +110,7 @@ def _check_log(replica: "Roles", state: LogState) -> int:
 
 
 def _check_commit(replica: "Roles", log: LogId, state: LogState) -> None:
-    """Who may commit: the last member what its gate allows, a learner what it was told."""
+    """The last member commits only what its gate allows, a learner only what the tail reported."""
     if replica.is_last and replica.join and replica.learner is not None:
         allowed = replica.learner.acked.get(log, 1)
         assert state.committed <= allowed, "committed beyond what the learner has"
@@ -124,4 +124,4 @@ def _check_taken_back(replica: "Roles", log: LogId, committed: int) -> None:
         type(effect) is Truncate and effect.log == log and effect.end == committed
         for effect in replica.out
     )
-    assert cut, "what is committed was taken back"
+    assert cut, "committed positions were given up without a Truncate"

@@ -1,4 +1,4 @@
-"""The state of one log at a replica, and how far a follower's copy has come."""
+"""The state of one log at a replica, and of a follower's copies."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ __all__ = ["Follower", "LogState", "Pending"]
 
 @dataclass(slots=True)
 class Pending:
-    """Batches handed to the disk, not yet confirmed."""
+    """Batches passed to the disk and not confirmed yet."""
 
     lo: int
     hi: int
@@ -24,23 +24,24 @@ class Pending:
 
 @dataclass(slots=True)
 class LogState:
-    """Positions are half-open ends: `committed <= stored <= end`."""
+    """One log at this replica. Each end is the first position beyond: committed <= stored <=
+    end."""
 
     dedup: Dedup
     end: int = 1  # appended here
     stored: int = 1  # on disk here
     committed: int = 1  # on disk at every replica
-    known: int = 1  # what the predecessor knows to be committed
+    known: int = 1  # committed according to the predecessor
     time_ns: int = 0  # of the newest event; never decreases (R10)
     pending: deque[Pending] = field(default_factory=deque)
-    attempt: int = 0  # rises when appends are tried again, so late answers are told apart
-    failed: bool = False  # the disk refused; the pending appends wait for the next attempt
+    attempt: int = 0  # rises with each retry of appends, to ignore completions of earlier ones
+    failed: bool = False  # a write failed; the pending appends wait for the next attempt
     parts: Parts = field(default_factory=Parts)  # of the publishers' state a predecessor sends
-    kept: int = 1  # the publishers' state on disk covers what is below
-    saves: int = 0  # how often it was written: only the last one counts
-    compacting: CompactLog | None = None  # waits for it to be written again
-    kept_ns: int = -1 << 62  # when it was last written for a compaction ...
-    kept_bytes: int = 0  # ... and how large it was
+    kept: int = 1  # the publishers' state on disk covers the positions below
+    saves: int = 0  # how often that state was written: only the last write counts
+    compacting: CompactLog | None = None  # waits until that state is written again
+    kept_ns: int = -1 << 62  # when that state was last written for a compaction
+    kept_bytes: int = 0  # and its size then
     # At the head: submissions not yet final, token → (hi, lo).
     waiting: dict[Any, tuple[int, int]] = field(default_factory=dict)
 
@@ -50,9 +51,10 @@ class Follower:
     """The successor, or a learner that the tail is bringing up to date."""
 
     peer: Peer
-    sent: dict[LogId, int]
+    sent: dict[LogId, int]  # end of what was sent
     acked: dict[LogId, int]
-    told: dict[LogId, int] = field(default_factory=dict)  # publishers' state sent as of
-    kept: dict[LogId, bool] = field(default_factory=dict)  # ... and confirmed
-    committed: dict[LogId, int] = field(default_factory=dict)  # as a learner was last told
+    # The position for which the publishers' state was sent, and whether that was confirmed.
+    publishers_sent: dict[LogId, int] = field(default_factory=dict)
+    publishers_kept: dict[LogId, bool] = field(default_factory=dict)
+    committed: dict[LogId, int] = field(default_factory=dict)  # as last sent to a learner
     heard_ns: int = 0

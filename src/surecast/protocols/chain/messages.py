@@ -1,4 +1,4 @@
-"""What replicas and the configuration service send each other."""
+"""Messages between replicas, and between replicas and the configuration service."""
 
 import msgspec
 
@@ -28,7 +28,8 @@ class ChainMessage(Message, tag=tagged("chain")):
 
 
 class Member(msgspec.Struct, gc=False, array_like=True, frozen=True):
-    """A replica together with the disk it keeps its logs on: a wiped node is another member."""
+    """A replica, identified by its name and its disk: after its disk is wiped it is another
+    member."""
 
     name: str
     disk: bytes
@@ -38,47 +39,49 @@ class Member(msgspec.Struct, gc=False, array_like=True, frozen=True):
 
 
 class Watch(ChainMessage):
-    """Tell me the configuration of `chain`, now and whenever it changes.
+    """Request the configuration of `chain`, now and whenever it changes.
 
-    `serial` is what the sender's disk has counted up to, `start` what it was when this life began.
-    The service keeps it: a later life that starts at or below it runs on an older copy of the disk.
+    `serial` is the serial number on the sender's disk, `start` what it was when the sender started.
+    The service keeps `serial`: if the replica later starts with a number at or below it, its disk
+    is an older copy.
     """
 
     chain: str
     member: Member
-    life: bytes = b""  # random; empty: the sender does not count
+    life: bytes = b""  # random, of this start; empty: the sender has no serial number
     start: int = 0
     serial: int = 0
-    # The newest configuration that the sender knows: a service that has lost it learns it again.
+    # The newest configuration that the sender knows: a service that has lost it takes it from here.
     epoch: int = 0
     members: tuple[Member, ...] = ()
     lineage: int = 0
 
 
 class Propose(ChainMessage):
-    """Replace configuration `epoch` by `members`; lost if the epoch has moved on."""
+    """Replace configuration `epoch` by `members`; ignored if the epoch is not the current one."""
 
     chain: str
     epoch: int
     members: tuple[Member, ...]
-    force: bool = False  # by an operator, who knows that the last members are gone
+    force: bool = False  # by an operator's decision: the last members will not return
 
 
 class Configuration(ChainMessage):
-    """The members of `chain`, head first. Epoch 0: not founded yet."""
+    """The members of `chain`, head first. Epoch 0: the chain does not exist yet."""
 
     chain: str
     epoch: int
     members: tuple[Member, ...]
-    lineage: int = 0  # rises when the chain is founded anew: older logs do not count
-    behind: int = 0  # the receiver's disk had once counted up to here: what it holds now is older
+    lineage: int = 0  # rises when the chain is founded again: logs of older lineages are discarded
+    behind: int = 0  # if not 0: the receiver's disk once had this serial number, now it is older
 
 
 # ------------------------------------------------------------ between replicas
 
 
 class Forward(ChainMessage):
-    """Positions the sender has stored. `committed` is what it knows to be everywhere."""
+    """Positions that the sender has stored. `committed` is the end of what it knows as
+    committed."""
 
     epoch: int
     log: LogId
@@ -95,7 +98,7 @@ class Ack(ChainMessage):
 
 
 class Sync(ChainMessage):
-    """A successor or learner says what it holds; the predecessor sends what is missing."""
+    """A successor or learner reports what it holds; the predecessor sends what is missing."""
 
     epoch: int
     member: Member
@@ -108,9 +111,9 @@ class SyncAck(ChainMessage):
 
 
 class Publishers(ChainMessage):
-    """What publishers had accepted in `log` below `end`: the dedup state at that position.
+    """The publishers' state (`dedup.py`) of `log` at position `end`.
 
-    `data` is a part, from `at` on, of `total` bytes; parts come in order.
+    `data` is a part, from offset `at` on, of `total` bytes; parts come in order.
     """
 
     epoch: int
@@ -122,14 +125,14 @@ class Publishers(ChainMessage):
 
 
 class PublishersKept(ChainMessage):
-    """The receiver of `Publishers` has it on disk."""
+    """The sender has the state that it received with `Publishers` on disk."""
 
     epoch: int
     log: LogId
 
 
 class Wanted(ChainMessage):
-    """The sender, the only member of its chain, cannot read [lo, hi) of `log`: send it."""
+    """The sender, the only member of its chain, cannot read [lo, hi) of `log` and requests it."""
 
     epoch: int
     log: LogId
@@ -138,7 +141,7 @@ class Wanted(ChainMessage):
 
 
 class Patch(ChainMessage):
-    """The answer to Wanted: a part of it, from its beginning on, all of it committed."""
+    """The answer to Wanted: the first part of the range, committed positions only."""
 
     epoch: int
     log: LogId
@@ -156,7 +159,7 @@ class Beat(ChainMessage):
 
 
 class Stale(ChainMessage):
-    """Your epoch is over; this is the configuration I know."""
+    """The receiver's epoch is over; this is the configuration that the sender knows."""
 
     epoch: int
     members: tuple[Member, ...]

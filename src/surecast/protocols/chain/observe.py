@@ -1,4 +1,4 @@
-"""What a replica's chain knows, as plain values: status, and what is wrong."""
+"""Status and alarms of a replica's chain, as plain values."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
@@ -11,7 +11,7 @@ from surecast.protocols.chain.states import ReplicaState
 
 __all__ = ["ChainObserver"]
 
-# What status and metrics call the states of a replica.
+# The names of a replica's states in status and metrics.
 PLACES: Mapping[ReplicaState, str] = {
     ReplicaState.STARTING: "outside",
     ReplicaState.WAITING: "outside",
@@ -29,15 +29,15 @@ PLACES: Mapping[ReplicaState, str] = {
 class ChainObserver:
     codes: ClassVar[Mapping[str, Code]] = {
         "not-founded": Code(
-            "The chain does not exist yet: it is founded once the witness and every replica of the "
-            "region have met.",
+            "The chain does not exist yet: it is founded once every replica of the region has "
+            "connected to the witness.",
             "Start the witness and all replicas of the region; look for links that are down.",
             blocks=True,
         ),
         "not-in-chain": Code(
-            "This replica is no member of its chain now: it is catching up with the others, or it "
-            "cannot reach them. Clients are served by the others.",
-            "Wait while `surecast status` shows a learner. If it does not join, see that it "
+            "This replica is not a member of its chain now: it is catching up with the others, or "
+            "it cannot reach them. The others serve clients.",
+            "Wait while `surecast status` shows a learner. If it does not join, make sure that it "
             "reaches the chain's tail and the witness.",
             blocks=True,
         ),
@@ -51,36 +51,36 @@ class ChainObserver:
             "Start the missing replicas. They join by themselves.",
         ),
         "disks-lost": Code(
-            "This chain lost its disks and fetches its streams from other regions. Publishes of "
-            "what it owns wait until every other region has been heard.",
-            "See that the other regions can be reached. If one will never come back, see "
+            "This chain lost its disks and fetches its streams from other regions. Publishes to "
+            "streams that it owns wait until every other region has answered.",
+            "Make sure that the other regions can be reached. If one will never return, see "
             "docs/operations.md, 'A region that is gone'.",
         ),
         "disk-distrusted": Code(
             "The data folder of this replica lost something that it had confirmed: it is damaged, "
-            "or an older copy of itself. The replica keeps what it can read and is sent the rest "
-            "by the other replicas; a lone replica asks the other regions, and publishes of what "
-            "it owns wait.",
+            "or an older copy of itself. The replica keeps what it can read, and the other "
+            "replicas send it the rest; a single replica asks the other regions, and publishes to "
+            "streams that it owns wait.",
             "Wait while it is filled. If no other replica is in the chain and there is no other "
-            "region, restore a newer copy of the folder, or go on with what is left: see "
+            "region, restore a newer copy of the folder, or continue with what is left: see "
             "docs/operations.md, 'A data folder that is damaged or was restored'.",
         ),
         "replica-ahead": Code(
-            "Another replica of the region has positions that this one, the chain's tail, has not: "
+            "Another replica of the region has positions that this one, the chain's tail, lacks: "
             "this one has lost them, or the other one kept a history that was given up.",
-            "Stop both, look at both folders with `surecast log info`, and found the chain anew "
-            "from the one that has most: see docs/operations.md.",
+            "Stop both, compare both folders with `surecast log info`, and found the chain again "
+            "from the one that has more: see docs/operations.md.",
         ),
         "disk-failing": Code(
-            "Writes to the data folder fail and are tried again; publishes wait. If that goes on, "
-            "the replica leaves its chain, unless it is the only one.",
-            "Make room on the disk: the replica goes on by itself. Or replace the disk: `surecast "
-            "log verify` tells what is damaged.",
+            "Writes to the data folder fail and are retried; publishes wait. If they continue to "
+            "fail, the replica leaves its chain, unless it is the only one.",
+            "Free space on the disk: the replica then continues by itself. Or replace the disk: "
+            "`surecast log verify` reports what is damaged.",
             blocks=True,
         ),
         "disk-behind": Code(
-            "More is waiting for the disk than chain.pending_bytes_max allows: publishes are "
-            "refused for now and tried again by their clients.",
+            "More bytes wait for the disk than chain.pending_bytes_max allows: publishes are "
+            "refused for now, and clients retry them.",
             "Use a faster disk, fewer publishers or larger batches.",
         ),
     }
@@ -105,8 +105,8 @@ class ChainObserver:
             yield "replica-ahead", ", ".join(recent)
         if chain.active and not chain.saved.clean:
             yield "disks-lost", f"since epoch {chain.saved.lost_epoch}"
-        # Failures count only while something waits to be written: what was taken back needs no
-        # room.
+        # Failures count only while something waits to be written: truncated positions need no
+        # space.
         failures = chain.store_failures
         waiting = sum(s.failed or bool(failures and s.pending) for s in chain.logs.values())
         if waiting:

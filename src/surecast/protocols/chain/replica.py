@@ -1,11 +1,11 @@
 """One replica: it submits, appends, stores, forwards, commits and acknowledges.
 
-The path of a batch, at every replica alike:
+The path of a batch, the same at every replica:
 
     appended (head: sequenced)  →  Stored  →  Forward to the successor  →  Ack back  →  committed
 
-G10 no acknowledged event is lost, no position reused, no retry doubled, no publisher's order
-broken, by up to f crashes or by a crash of all with disks kept.
+G10 no acknowledged event is lost, no position reused, no retry duplicated, no publisher's order
+broken, by up to f crashes, or by a crash of all replicas that keeps their disks.
 """
 
 from typing import Any, ClassVar
@@ -77,7 +77,7 @@ from surecast.protocols.chain.roles import Roles
 
 __all__ = ["Replica"]
 
-FORWARDS_PER_PUMP = 8  # messages of a catch-up per step, so that live traffic is not held up
+FORWARDS_PER_PUMP = 8  # messages of a catch-up per step, so that live traffic is not delayed
 
 
 class Replica(Roles):
@@ -181,12 +181,13 @@ class Replica(Roles):
             self._append(inp.log, (batch,))
 
     def _is_final(self, state: LogState, hi: int) -> bool:
-        """R2: a batch, seen before or not, is acknowledged only when it is committed, and R6: by
-        as many replicas as an acknowledgement promises (the chain may have shrunk since)."""
+        """Whether a batch that ends at `hi` may be acknowledged. R2: only when it is committed,
+        whether it is a retry or not. R6: only if the chain has as many replicas as an
+        acknowledgement promises (it may have shrunk since)."""
         return hi <= state.committed and len(self.members) >= self.config.writable_min
 
     def _stamp(self, state: LogState) -> int:
-        """R10: the head's time, which never runs backwards along a log."""
+        """R10: the head's time, which never decreases along a log."""
         return max(state.time_ns, self.wall_ns)
 
     def _on_append_own(self, inp: AppendOwn) -> None:
@@ -258,11 +259,11 @@ class Replica(Roles):
                 if inp.token[4] == state.saves:
                     state.kept = inp.token[3]
                 self._compact_now(command)
-            else:  # that past was given up meanwhile
+            else:  # the history of that lineage was given up meanwhile
                 self.out.append(Emit(Rewritten(command.log, command.lo, command.hi, False)))
 
     def _stored(self, log: LogId, state: LogState, pending: Pending) -> None:
-        """R6: now that it is on disk it may go to the successor."""
+        """R6: batches are forwarded to the successor only now that they are on disk."""
         state.stored = pending.hi
         for follower in (self.follower, self.learner):
             if follower is None:
@@ -272,7 +273,7 @@ class Replica(Roles):
                 self._send(
                     follower.peer, Forward(self.epoch, log, pending.batches, state.committed)
                 )
-            if follower.sent.get(log, 1) < state.stored or log not in follower.told:
+            if follower.sent.get(log, 1) < state.stored or log not in follower.publishers_sent:
                 self._pump()
         if self.is_last:
             self._advance(log)
@@ -327,7 +328,7 @@ class Replica(Roles):
             command, state.compacting = state.compacting, None
             if command is not None and command.hi <= state.committed:
                 self._keep_publishers(command, state)
-            elif command is not None:  # that past was given up
+            elif command is not None:  # its positions were truncated
                 self.out.append(Emit(Rewritten(command.log, command.lo, command.hi, False)))
             return
         if key not in self.logs:
@@ -339,7 +340,7 @@ class Replica(Roles):
             return
         state = self.logs[key]
         if not state.failed:
-            return  # the suffix was taken back meanwhile
+            return  # the suffix was truncated meanwhile
         state.failed = False
         for pending in state.pending:
             self.out.append(Append(key, pending.batches, ("append", key, state.attempt)))
@@ -375,15 +376,16 @@ class Replica(Roles):
                 self._send(follower.peer, Forward(self.epoch, log, batches, state.committed))
                 sent = batches[-1].hi
                 if any(b.rows != b.count or (b.kind == DATA and not b.pub_no) for b in batches):
-                    follower.told.pop(log, None)  # compacted: who published is told behind it
-                    follower.kept.pop(log, None)
+                    # Compacted: the publishers' state must be sent again, after these batches.
+                    follower.publishers_sent.pop(log, None)
+                    follower.publishers_kept.pop(log, None)
             follower.sent[log] = sent
             if sent < whole:
                 return True
             if sent < state.stored:
-                continue  # a hole comes next
-            if log not in follower.told:
-                follower.told[log] = sent
+                continue  # a hole follows
+            if log not in follower.publishers_sent:
+                follower.publishers_sent[log] = sent
                 snapshot = self._publishers_at(state, sent)
                 for at, part in parts_of(snapshot):
                     message = Publishers(self.epoch, log, sent, part, at, len(snapshot))
@@ -394,7 +396,8 @@ class Replica(Roles):
         return False
 
     def _publishers_at(self, state: LogState, end: int) -> bytes:
-        """R4: what joiners and compacted logs need to recognise a retry."""
+        """R4: the publishers' state, which a joining replica, or one with a compacted log, needs to
+        recognise retries."""
         return state.dedup.snapshot(end)
 
     def _on_publishers(self, peer: Peer, message: Publishers) -> None:
@@ -402,7 +405,7 @@ class Replica(Roles):
             return
         state = self._log(message.log)
         if state.end < message.end:
-            return  # what it belongs to did not arrive; the next Sync brings both
+            return  # the batches before it did not arrive; the next Sync brings both
         data = state.parts.take(message.at, message.data, message.total or len(message.data))
         if data is not None:
             state.dedup.replace(data, message.end)
@@ -411,9 +414,9 @@ class Replica(Roles):
     def _pass_publishers_on(self, log: LogId, end: int, data: bytes) -> None:
         self._save_publishers(log, end, data, ("publishers", log, end, data))
         for follower in (self.follower, self.learner):
-            if follower and log in follower.told:
-                del follower.told[log]
-                follower.kept.pop(log, None)
+            if follower and log in follower.publishers_sent:
+                del follower.publishers_sent[log]
+                follower.publishers_kept.pop(log, None)
         self._pump()
 
     def _on_ask_publishers(self, inp: AskPublishers) -> None:
@@ -433,8 +436,8 @@ class Replica(Roles):
             self._pass_publishers_on(inp.log, state.stored, data)
 
     def _save_publishers(self, log: LogId, end: int, data: bytes, token: tuple[Any, ...]) -> None:
-        # With `committed`: a compacted log must not come back with less committed than the
-        # collectors of what it leaves out.
+        # Saved together with `committed`: after a restart, the events that made compacted positions
+        # void must still be committed.
         state = self.logs[log]
         state.saves += 1
         state.kept = min(state.kept, end)
@@ -449,7 +452,7 @@ class Replica(Roles):
         if self._current(peer, message.epoch):
             for follower in (self.follower, self.learner):
                 if follower and follower.peer == peer:
-                    follower.kept[message.log] = True
+                    follower.publishers_kept[message.log] = True
 
     # ------------------------------------------------------------ back up the chain
 
@@ -466,7 +469,7 @@ class Replica(Roles):
                 self._advance(message.log)
 
     def _advance(self, log: LogId) -> None:
-        """At the tail, what is stored is committed (unless a learner is being taken in)."""
+        """At the tail, what is stored is committed (unless a learner is being added)."""
         if self.is_last:
             self._commit(log, self._gate(log))
 
@@ -488,25 +491,25 @@ class Replica(Roles):
             token = next(iter(waiting))
             hi, lo = waiting[token]
             if not self._is_final(state, hi):
-                return  # what waits behind it came later (or is a retry, and can wait, too)
+                return  # later entries are later batches, or retries, which can wait, too
             del waiting[token]
             self.out.append(Emit(Submitted(token, lo)))
 
     # ------------------------------------------------------------ compaction
 
     def _on_compact_log(self, inp: CompactLog) -> None:
-        """R4, R5: only committed positions, and the dedup state is on disk before."""
+        """R4, R5: only committed positions are compacted, after the dedup state is on disk."""
         state = self._log(inp.log)
         assert inp.hi <= state.committed, "only what is committed is compacted"
         if inp.hi <= state.kept:
-            # Not without this: a compacted log must not come back with less committed than the
-            # collectors of what it leaves out.
+            # First save `committed`: after a restart, the events that made compacted positions void
+            # must still be committed.
             token = ("compact", inp, self.saved.lineage, 0, 0)
             data = msgspec.msgpack.encode(state.committed)
             self.out.append(SaveState(f"committed/{inp.log.hex()}", data, token))
             return
         wait_ns = state.kept_ns + state.kept_bytes * self.config.snapshot_ns_per_byte - self.now_ns
-        if wait_ns > 0:  # a large state is not written for each piece; it covers the next ones too
+        if wait_ns > 0:  # a large state is written once for several compactions
             state.compacting = inp
             self.out.append(SetTimer(("compact", inp.log), self.now_ns + wait_ns))
             return
@@ -514,7 +517,7 @@ class Replica(Roles):
 
     def _keep_publishers(self, inp: CompactLog, state: LogState) -> None:
         state.dedup.forget()
-        # As of what is on disk: an append that fails must not leave its publisher behind.
+        # At the stored end: an append that fails must not leave an entry for its publisher.
         snapshot = self._publishers_at(state, state.stored)
         state.kept_ns, state.kept_bytes = self.now_ns, len(snapshot)
         token = ("compact", inp, self.saved.lineage, state.stored, state.saves + 1)
@@ -553,7 +556,7 @@ class Replica(Roles):
     def _on_refound(self, _inp: Refound) -> None:
         self.saved.distrust = ""
         if not self.is_member:
-            self.saved.clean = False  # other regions may know more of our streams (R8)
+            self.saved.clean = False  # other regions may have more of our streams (R8)
             self._save("refound by force")
         elif not self.saved.clean:
             self._save()
@@ -565,7 +568,10 @@ class Replica(Roles):
             self._rolled_back(inp.serial, alone)
 
     def _on_overtaken(self, inp: Overtaken) -> None:
-        """Count on until others believe us; if we are stale indeed, the service says so."""
+        """Propose the same members again, which raises the epoch, until ours is not the lower one.
+
+        If our configuration is stale, the service answers with the current one.
+        """
         waited_ns = self.now_ns - self.proposed_ns
         if self.is_member and self.epoch < inp.epoch and waited_ns > self.config.heartbeat_ns:
             self._propose(self.members)
@@ -576,7 +582,7 @@ class Replica(Roles):
         self.abandoning[inp.log] = inp.end
         if self.config.replicas == 1:
             self._abandon_now()
-        else:  # in a new lineage the others give up all they have, and learn it again from us
+        else:  # in a new lineage the others discard all they have, and fetch it from us again
             self.counters["chain.founded-anew"] += 1
             self._send(
                 self.config.service, Propose(self.config.chain, self.epoch, (self.me,), force=True)

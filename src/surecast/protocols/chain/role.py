@@ -1,4 +1,4 @@
-"""The chain in a region's replica, and its configuration service, the region's witness."""
+"""The chain's role in a region's replica, and its configuration service: the region's witness."""
 
 from collections import Counter
 from collections.abc import Mapping

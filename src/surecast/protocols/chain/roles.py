@@ -1,20 +1,21 @@
-"""Who stands where: configurations, joining, being dropped, handing over the tail.
+"""A replica's place in the chain: configurations, joining, being removed, handing over the tail.
 
-Safety rests on four habits. A replica dropped by an epoch truncates what was never committed and
-comes back as a learner (R1). A tail that takes in a learner first *gates* its commits on the
-learner's copy, and only then proposes it, so the new member already has all that was ever
-acknowledged. The gate is on disk before the proposal leaves, so that a tail that crashes in
-between settles the matter with a fresh epoch before it commits alone. And a member is a name
-*and* a disk: a replica that comes back empty is nobody's successor.
+Safety depends on four rules. A replica that a new epoch does not list truncates what was never
+committed and becomes a learner (R1). A tail that adds a learner first *gates* its commits on the
+learner's copy, and only then proposes it, so the new member already has everything that was ever
+acknowledged. A note of this is on disk before the proposal is sent: a tail that crashes in between
+then makes sure that a new epoch decides about the proposal before it commits alone. A member is
+identified by its name and its disk: a replica that returns with an empty disk is another member.
 
-A disk that is damaged, or is an older copy of itself, has lost something it had confirmed. Its
-replica takes a new identity, as if the disk were a new one, and goes on as a learner: it keeps what
-it can read, and is sent the rest. A lone replica founds its chain anew and is not *clean* until the
-layer above has asked the other regions (R8). Positions that cannot be read are holes; a replica
-with holes is neither head nor tail of a chain that has other members.
+A disk that is damaged, or is an older copy of itself, has lost something that it had confirmed. Its
+replica takes a new identity, as if the disk were a new one, and becomes a learner: it keeps what it
+can read, and the tail sends it the rest. A single replica founds its chain again and is not *clean*
+until the layer above has asked the other regions (R8). Positions that cannot be read are holes; a
+replica with holes is neither head nor tail of a chain that has other members.
 
-To notice an older copy, a disk counts: its *serial* rises with every start, and whenever
-`committed` is saved. The service is told what is on disk, and says so if it knows of more.
+To detect an older copy, every disk has a serial number: it rises with every start, and whenever
+`committed` is saved. The replica reports the number on disk to the service, which answers with the
+highest one it knows if that is higher.
 """
 
 from collections import Counter
@@ -65,27 +66,27 @@ from surecast.protocols.chain.states import LEARNER, REPLICA, LearnerState, Repl
 
 __all__ = ["Roles"]
 
-HOLES_AT_ONCE = 16  # of a log, that a learner is asked to fill
+HOLES_AT_ONCE = 16  # holes of a log that are requested from a learner at once
 GATING, PROPOSED = "gating", "proposed"
 
 
 class Saved(msgspec.Struct, array_like=True):
-    """What a replica must remember of its place in the chain."""
+    """The state of a replica's place in the chain that is kept on disk."""
 
     disk: bytes
     epoch: int = 0
     members: tuple[Member, ...] = ()
     joining: bool = False  # a learner may have been proposed in this epoch
-    clean: bool = True  # false until the layer above has rebuilt lost logs (R8)
+    clean: bool = True  # false until the layer above has recovered lost logs (R8)
     lost_epoch: int = 0  # while not clean: the first epoch after the loss
-    lineage: int = 0  # how often the chain was founded anew by force
+    lineage: int = 0  # how often the chain was founded again by force
     distrust: str = ""  # why this disk was given a new identity, until it is whole again
-    gapped: bool = False  # the disk has lost changes: its logs are no prefix of what they were
+    gapped: bool = False  # the disk has lost changes: its logs may lack earlier positions, too
     renounced: bool = False  # our disk got a new identity, and logs are not truncated yet
 
 
 class Roles(HandlerMachine):
-    """The half of a replica that knows its place; `Replica` adds what it does there."""
+    """The base of a replica: its place in the chain. `Replica` adds the replication itself."""
 
     state_tables: ClassVar[tuple[StateTable, ...]] = (REPLICA, LEARNER)
 
@@ -100,11 +101,11 @@ class Roles(HandlerMachine):
         self.pending_bytes = 0  # appended and not on disk yet, of all logs
         self.saved = Saved(b"")
         self.founded = False  # our disk's identity is on disk
-        self.active = False  # a configuration was adopted in this life
-        self.follower: Follower | None = None  # the successor, once it has said what it holds
+        self.active = False  # a configuration was adopted since this start
+        self.follower: Follower | None = None  # the successor, once its Sync has arrived
         self.learner: Follower | None = None
         self.learner_member: Member | None = None
-        self.learner_sync: Sync | None = None  # what the learner said that it has
+        self.learner_sync: Sync | None = None  # the learner's last Sync
         self.join = ""  # "" | GATING | PROPOSED
         self.join_since_ns = 0
         self.was_learner = False
@@ -115,22 +116,22 @@ class Roles(HandlerMachine):
         self.heard_ns: dict[Peer, int] = {}
         self.beat_ns = self.watched_ns = self.proposed_ns = self.sync_sent_ns = 0
         self.store_failures = 0
-        self.kept_epoch = 0  # the epoch that is on disk as ours
+        self.kept_epoch = 0  # our epoch on disk
         self.life = b""  # random, of this start
-        self.serial = self.serial_start = self.serial_kept = 0  # counted; at the start; on disk
-        self.vouched = False  # the service knows nothing against our disk, in this life
+        self.serial = self.serial_start = self.serial_kept = 0  # now; at the start; on disk
+        self.vouched = False  # since this start the service has accepted our serial number
         self.dirty = False  # `committed` has moved since it was last saved
-        self.holes: dict[LogId, list[tuple[int, int]]] = {}  # what of logs cannot be read
-        self.repairing: dict[LogId, int] = {}  # repairs under way
+        self.holes: dict[LogId, list[tuple[int, int]]] = {}  # ranges of logs that cannot be read
+        self.repairing: dict[LogId, int] = {}  # repairs in progress
         self.ahead_ns: dict[Peer, int] = {}  # replicas that had more than we have, and when
-        self.abandoning: dict[LogId, int] = {}  # logs to be taken back to a position
+        self.abandoning: dict[LogId, int] = {}  # logs to be truncated (Abandon) → their new end
         self.validated = invariants.Seen()  # by the last call of `validate`
         self._take_place()
 
-    # ------------------------------------------------------------ where we stand
+    # ------------------------------------------------------------ our place
 
     def _take_place(self) -> None:
-        """Note where we stand; asked for with every batch, so it is kept, not worked out."""
+        """Compute our place from `saved` and `active`; kept, because every batch needs it."""
         saved = self.saved
         self.me = Member(self.config.name, saved.disk)
         self.is_member = self.active and self.me in saved.members
@@ -154,7 +155,7 @@ class Roles(HandlerMachine):
 
     @property
     def learner_state(self) -> LearnerState:
-        """What this replica, as the last member, does about a learner."""
+        """What this replica, as the last member, does with a learner."""
         if self.learner is None:
             return LearnerState.NONE
         if self.join == PROPOSED:
@@ -165,7 +166,8 @@ class Roles(HandlerMachine):
         return {"replica": self.state, "learner": self.learner_state}
 
     def input_name(self, inp: Any) -> str:
-        """As in chain/states.py: an answer of the disk says to what, a timer which one."""
+        """The names in chain/states.py: a completion with its storage effect, a timer with its
+        key."""
         kind = type(inp)
         if kind is Stored or kind is StoreFailed:
             return f"{kind.__name__} {inp.token[0]}"
@@ -174,7 +176,7 @@ class Roles(HandlerMachine):
         return input_name(inp)
 
     def validate(self) -> None:
-        """Assert what must hold after every step."""
+        """Assert the invariants that hold after every step."""
         invariants.check(self)
 
     @property
@@ -187,7 +189,7 @@ class Roles(HandlerMachine):
 
     @property
     def pred(self) -> Peer | None:
-        """Where our data comes from; for a learner, the tail."""
+        """The replica that sends us data; for a learner, the tail."""
         if not self.active or not self.members or self.is_head:
             return None
         if not self.is_member:
@@ -233,10 +235,10 @@ class Roles(HandlerMachine):
         if damage:
             self.out.append(SaveState(DAMAGE, b"", ("damage",)))
         self._take_place()
-        self._save_committed()  # `_on_counted` registers us
+        self._save_committed()  # when it is stored, `_on_counted` sends Watch
 
     def _renounce(self, why: str) -> None:
-        """Be another member from now on: the disk has lost what it had confirmed."""
+        """Take a new identity: the disk has lost something that it had confirmed."""
         self.counters["chain.renounced"] += 1
         self.saved.disk = self.rng.randbytes(8)
         self.saved.joining = False
@@ -249,7 +251,7 @@ class Roles(HandlerMachine):
         self._save()
 
     def _save_committed(self) -> None:
-        """With a higher serial than before: what is told of it is on disk."""
+        """Save `committed` with the next serial number, which is reported once it is on disk."""
         self.dirty = False
         self.serial += 1
         floor = {log: state.committed for log, state in self.logs.items()}
@@ -267,10 +269,10 @@ class Roles(HandlerMachine):
             self._watch()
 
     def _rolled_back(self, serial: int, alone: bool = False) -> None:
-        """The service or another region has seen this disk count up to `serial`. `alone`: the last
-        member of a chain cannot leave it, and rebuilds what it lost (R8)."""
+        """The service or another region has seen this disk with serial number `serial`. `alone`:
+        the last member of a chain cannot leave it, and recovers what it lost (R8)."""
         if serial < self.serial_start:
-            return  # dealt with
+            return  # already handled
         self.counters["chain.rolled-back"] += 1
         self.serial = max(self.serial, serial)
         self.serial_start = self.serial + 1
@@ -294,10 +296,10 @@ class Roles(HandlerMachine):
         if data := self.disk.state(f"publishers/{log.hex()}"):
             at, snapshot, committed = msgspec.msgpack.decode(data, type=tuple[int, bytes, int])
             state.committed = min(max(state.committed, committed), state.end)
-            at = min(at, state.end)  # a predecessor's word may have come before its batches
+            at = min(at, state.end)  # a predecessor's state may have arrived before its batches
             state.dedup.merge(snapshot)
             state.dedup.truncate(state.end)
-        for lo, hi in self._readable(log, max(at - 1, 1)):  # the newest time may lie below
+        for lo, hi in self._readable(log, max(at - 1, 1)):  # at - 1, for the time of the last event
             for batch in read_through(self.disk, log, lo, hi, self.config.forward_bytes_max):
                 if batch.hi > at:
                     state.dedup.note(batch)
@@ -305,12 +307,12 @@ class Roles(HandlerMachine):
 
     def _readable(self, log: LogId, lo: int) -> list[tuple[int, int]]:
         """The parts of a log, from `lo` on, that can be read."""
-        found = []
+        readable = []
         for hole_lo, hole_hi in [*self.holes.get(log, ()), (self.logs[log].end, 0)]:
             if lo < hole_lo:
-                found.append((lo, hole_lo))
+                readable.append((lo, hole_lo))
             lo = max(lo, hole_hi)
-        return found
+        return readable
 
     def _log(self, log: LogId) -> LogState:
         state = self.logs.get(log)
@@ -352,7 +354,7 @@ class Roles(HandlerMachine):
         self._adopt(message.epoch, message.members, message.lineage)
 
     def _on_stale(self, peer: Peer, message: Stale) -> None:
-        """A member's word will do, unless the service may know that our disk is an older copy."""
+        """Adopt a member's configuration, once the service has accepted our serial number."""
         if self.vouched and any(m.name == peer for m in self.members):
             self._adopt(message.epoch, message.members, message.lineage)
         elif self.now_ns - self.watched_ns > self.config.heartbeat_ns:
@@ -362,12 +364,12 @@ class Roles(HandlerMachine):
         if epoch == 0 or epoch < self.epoch or (epoch == self.epoch and self.active):
             return
         if epoch == self.epoch and self.saved.joining:
-            # We crashed with a learner proposed: no commits until that proposal cannot win.
+            # We crashed with a learner proposed: commit nothing until that proposal cannot win.
             self._propose(members)
             return
         if self.me not in members and self.config.replicas == 1:
-            # We are the whole chain and our disk is gone: nobody else can act for us (R8). With
-            # more replicas another disk may hold what ours lost; then an operator must decide.
+            # We are the only replica and our disk is lost: no other replica can act for us (R8).
+            # With more replicas another disk may have what ours lost; then an operator decides.
             self.saved.epoch, self.saved.members, self.saved.clean = epoch, members, False
             self._save("refound")  # `_on_chain_saved` proposes
             return
@@ -388,14 +390,14 @@ class Roles(HandlerMachine):
             self.has_token = not (self.was_learner and self.is_last and self.pred)
             self.was_learner = False
             if self.saved.gapped:
-                self.saved.clean = False  # what the disk has lost, other regions may have (R8)
+                self.saved.clean = False  # other regions may have what the disk has lost (R8)
             elif self.saved.clean and not self.holes:
                 self.saved.distrust = ""
             self.saved.renounced = self.saved.gapped = False
             if not self.saved.clean and not self.saved.lost_epoch:
                 self.saved.lost_epoch = epoch
         else:
-            self.saved.clean, self.saved.lost_epoch = True, 0  # what we learn here is whole
+            self.saved.clean, self.saved.lost_epoch = True, 0  # the tail sends us all we lack
             others = any(m.name != self.config.name for m in members)
             if lineage != self.saved.lineage or (self.saved.gapped and others):
                 self._discard()
@@ -416,16 +418,16 @@ class Roles(HandlerMachine):
         if self.is_last:
             for log in self.logs:
                 self._advance(log)
-        if refounded:  # in the old lineage a replica that is away may have what is taken back
+        if refounded:  # in the old lineage an absent replica may have what is truncated
             self._abandon_now()
-        self.abandoning.clear()  # the layer above asks again
+        self.abandoning.clear()  # the layer above repeats Abandon
         if self.pred:
             self._send_sync()
 
     def _leave_with_holes(self, epoch: int, members: tuple[Member, ...]) -> None:
-        """Stay out until the chain has gone on without us, or only we are left of it.
+        """Propose to remove us, and stay inactive until that is done or we are the only member.
 
-        Under our own name: if the others have holes, too, one of us must be the last member.
+        We keep our identity: if the others have holes, too, one of us must be the last member.
         """
         self.saved.distrust = f"{len(self.holes)} logs have positions that cannot be read"
         if self.now_ns - self.proposed_ns > self.config.heartbeat_ns:
@@ -434,7 +436,8 @@ class Roles(HandlerMachine):
             self._send(self.config.service, Propose(self.config.chain, epoch, rest))
 
     def _disown_lost_disk(self) -> None:
-        """Our name is in the chain, with a disk that is gone: that member will never come back."""
+        """If the chain lists our name with another disk, propose to remove that member: its disk is
+        lost, so it will never return."""
         rest = tuple(m for m in self.members if m.name != self.config.name)
         if not self.is_member and rest and len(rest) < len(self.members):
             self._propose(rest)
@@ -457,13 +460,13 @@ class Roles(HandlerMachine):
         )
 
     def _drop_fork(self) -> None:
-        """R1: the chain went on without us; what it never committed may have been replaced."""
+        """R1: the chain continued without us; what was not committed may have been replaced."""
         for log, state in self.logs.items():
             if state.end > state.committed:
                 self._truncate(log, state)
 
     def _truncate(self, log: LogId, state: LogState) -> None:
-        """Let the log end at what is committed."""
+        """Truncate the log at its committed end."""
         self.counters["chain.truncated"] += 1
         state.end = state.stored = state.committed
         self.pending_bytes -= sum(pending.nbytes for pending in state.pending)
@@ -479,16 +482,16 @@ class Roles(HandlerMachine):
         self.out.append(Emit(Truncated(log, state.committed)))
 
     def _discard(self) -> None:
-        """An operator founded the chain anew: our logs belong to a past that was given up."""
+        """An operator founded the chain again: our logs belong to a history that was given up."""
         for state in self.logs.values():
             self.counters["chain.discarded"] += 1
             state.committed = state.known = state.kept = 1
             state.time_ns = 0
             state.dedup = self._dedup()
-            state.end = max(state.end, 2)  # so that it is truncated, whatever it holds
+            state.end = max(state.end, 2)  # so that `_drop_fork` truncates it in any case
         self._drop_fork()
 
-    # ------------------------------------------------------------ holes, and what is taken back
+    # ------------------------------------------------------------ holes, and abandoned positions
 
     def _set_holes(self, log: LogId, holes: list[tuple[int, int]]) -> None:
         if holes:
@@ -500,12 +503,12 @@ class Roles(HandlerMachine):
                 self._save()
 
     def _whole(self, log: LogId) -> int:
-        """How far the log can be read without a gap, on disk."""
+        """The end of what is on disk and can be read without a gap."""
         stored, holes = self.logs[log].stored, self.holes.get(log)
         return min(stored, holes[0][0]) if holes else stored
 
     def _repair(self, log: LogId, batches: tuple[Batch, ...]) -> None:
-        """Fill holes with what `batches` have of them."""
+        """Fill holes with the positions of `batches` that lie in them."""
         patches = [
             batch if lo <= batch.lo and batch.hi <= hi else batch.slice(lo, hi)
             for lo, hi in self.disk.holes(log)
@@ -520,7 +523,7 @@ class Roles(HandlerMachine):
             self.out.append(Repair(log, tuple(patches), ("repair", log)))
 
     def _want_patches(self, peer: Peer, message: Sync) -> None:
-        """Alone in the chain: a learner may be able to read what we cannot."""
+        """The only member requests what it cannot read from a learner that may have it."""
         for log, holes in self.holes.items():
             has = min(message.ends.get(log, 1), message.committed.get(log, 1))
             for lo, hi in holes[:HOLES_AT_ONCE]:
@@ -544,7 +547,7 @@ class Roles(HandlerMachine):
             self._repair(message.log, message.batches)
 
     def _on_repaired(self, log: LogId) -> None:
-        """A repair has come to its end, well or not: the disk shows what is left."""
+        """A repair was stored or has failed: read the remaining holes from the disk."""
         self.repairing[log] -= 1
         if not self.repairing[log]:
             del self.repairing[log]
@@ -554,11 +557,11 @@ class Roles(HandlerMachine):
             self.out.append(Emit(Mended(log)))
             self._ack_as_learner(log)
             if self.pred and not self.is_member and log not in self.holes:
-                self._send_sync()  # a tail with holes may want what can be read now
+                self._send_sync()  # a tail with holes may request what can be read now
             self._pump()
 
     def _abandon_now(self) -> None:
-        """Take back what the layer above does not want, once no other member has it."""
+        """Truncate what the layer above has abandoned, once no other member has it."""
         if not self.abandoning or not (self.is_head and self.is_last):
             return
         for log, end in self.abandoning.items():
@@ -575,7 +578,7 @@ class Roles(HandlerMachine):
         self._save_committed()
 
     def ahead(self) -> list[Peer]:
-        """Replicas that have just shown to have more than we have."""
+        """Replicas that recently reported more positions than we have."""
         since_ns = self.now_ns - 10 * self.config.sync_ns
         return [peer for peer, at_ns in self.ahead_ns.items() if at_ns >= since_ns]
 
@@ -592,7 +595,8 @@ class Roles(HandlerMachine):
         self._send(peer, Stale(self.epoch, self.members, self.saved.lineage))
 
     def _current(self, peer: Peer, epoch: int) -> bool:
-        """Is a message of this epoch for us now? Tell whoever is behind; ask if we are."""
+        """Whether a message of this epoch is valid now. A sender that is behind is sent the
+        configuration; if we are behind, we query the service."""
         if epoch < self.epoch:
             self.counters["chain.stale"] += 1
             self._send_stale(peer)
@@ -610,12 +614,12 @@ class Roles(HandlerMachine):
         config, now_ns = self.config, self.now_ns
         self.out.append(SetTimer("beat", now_ns + config.heartbeat_ns))
         if now_ns - self.beat_ns > 3 * config.heartbeat_ns:
-            # We slept, not they: a paused replica must not accuse its neighbours on waking.
+            # This replica was paused: do not suspect the neighbours for the time of the pause.
             for peer in self.heard_ns:
                 self.heard_ns[peer] = now_ns
         self.beat_ns = now_ns
         if not self.founded:
-            self._save()  # the first one failed, or is still under way
+            self._save()  # the first write failed, or is still in progress
             self._save_committed()
         waiting_long = now_ns - self.watched_ns > config.heartbeat_ns and not self.active
         if waiting_long or now_ns - self.watched_ns > config.watch_ns:
@@ -636,7 +640,7 @@ class Roles(HandlerMachine):
         if not self.is_member and now_ns - self.proposed_ns > config.suspect_ns:
             self._disown_lost_disk()
         if self.pred and not self.is_member:
-            # A tail that gave us up as a learner is silent; the session may have outlived that.
+            # A tail that has dropped us as a learner is silent, even if the session is still up.
             if now_ns - self.heard_ns.setdefault(self.pred, now_ns) > config.suspect_ns:
                 self.synced = False
         if self.pred and not self.synced and now_ns - self.sync_sent_ns > config.sync_ns:
@@ -647,10 +651,10 @@ class Roles(HandlerMachine):
         self._current(peer, message.epoch)
 
     def _leave(self) -> None:
-        """Ask to be removed: our disk does not work, or our log is not what it should be."""
+        """Propose to remove us: our disk does not work, or our log lacks positions."""
         rest = tuple(m for m in self.members if m != self.me)
         since_ns = self.now_ns - self.config.suspect_ns
-        # Not in favour of members that seem to be gone: they may come back with less than we have.
+        # Not if all others seem to be down: they may return with less than we have.
         alive = any(self.heard_ns.get(m.name, since_ns - 1) >= since_ns for m in rest)
         if self.is_member and alive:
             self.counters["chain.left"] += 1
@@ -670,7 +674,7 @@ class Roles(HandlerMachine):
         if message.member.name != peer or not self._current(peer, message.epoch):
             return
         ahead = [x for x, end in message.ends.items() if end > self._log(x).stored]
-        if ahead:  # store-then-forward makes this impossible unless our disk lost something
+        if ahead:  # since replicas store before they forward, our disk must have lost something
             self.counters["chain.successor-ahead"] += 1
             self.ahead_ns[peer] = self.now_ns
             if peer == self.succ:
@@ -681,7 +685,7 @@ class Roles(HandlerMachine):
             return
         if peer == self.succ:
             self.follower = Follower(peer, dict(message.ends), {})
-            self.owes_token = self.members[-1].name == peer  # it may have been lost on its way
+            self.owes_token = self.members[-1].name == peer  # send it again: it may have been lost
             for log, upto in message.committed.items():
                 self._commit(log, min(upto, self._log(log).stored))
         elif self.is_last and message.member not in self.members:
@@ -691,8 +695,8 @@ class Roles(HandlerMachine):
             if self.join and self.learner_member != message.member:
                 if self.join == PROPOSED:
                     return
-                self._ungate()  # the gate was another learner's
-            self.learner = Follower(peer, dict(message.ends), {})  # its Acks follow
+                self._ungate()  # the gate was for another learner
+            self.learner = Follower(peer, dict(message.ends), {})  # its Acks will follow
             self.learner_member = message.member
             self.learner_sync = message
             self._want_patches(peer, message)
@@ -707,21 +711,22 @@ class Roles(HandlerMachine):
             self.synced = True
             self._ack_as_learner(*self.logs)
 
-    # ------------------------------------------------------------ taking in a learner
+    # ------------------------------------------------------------ adding a learner
 
     def _gate(self, log: LogId) -> int:
-        """How far the tail may commit: while a learner is being taken in, only what it has."""
+        """How far the tail may commit: while a learner is being added, only what the learner
+        has."""
         stored = self.logs[log].stored
         if not self.join or self.learner is None:
             return stored
         return min(stored, self.learner.acked.get(log, 1))
 
     def _tend_learner(self) -> None:
-        """Move a learner along: behind → gating → proposed → member (by the next epoch)."""
+        """Take the next step with a learner: catching up → gating → proposed."""
         learner, config = self.learner, self.config
         if learner is None or not self.is_last:
             return
-        for log, state in self.logs.items():  # no Ack tells a learner what is committed
+        for log, state in self.logs.items():  # a learner gets no Ack, so send it what is committed
             if learner.committed.get(log, 1) < state.committed <= learner.acked.get(log, 1):
                 learner.committed[log] = state.committed
                 self._send(learner.peer, Forward(self.epoch, log, (), state.committed))
@@ -729,18 +734,18 @@ class Roles(HandlerMachine):
         learner.heard_ns = self.heard_ns.get(learner.peer, self.now_ns)
         if self.join == PROPOSED:
             if self.now_ns - self.proposed_ns > config.suspect_ns:
-                # Settle it: with the learner if it lives, by a fresh epoch without it if not.
+                # No decision yet: propose again, without the learner if it seems to be down.
                 extra = () if gone or not self.learner_member else (self.learner_member,)
                 self._propose((*self.members, *extra))
             return
         late = bool(self.join) and self.now_ns - self.join_since_ns > 4 * config.suspect_ns
         if gone or late:
             self._ungate()
-            self.learner = None  # it will ask again
+            self.learner = None  # it will send another Sync
             return
         if not self.saved.clean or self.holes:
-            return  # it would take what we have for the whole (R8)
-        if not all(learner.kept.get(log, False) for log in self.logs):
+            return  # our logs are not complete, and the learner would take them as complete (R8)
+        if not all(learner.publishers_kept.get(log, False) for log in self.logs):
             return  # it cannot recognise retries yet (R4)
         logs = self.logs.items()
         if not self.join:
@@ -753,7 +758,7 @@ class Roles(HandlerMachine):
             self._save(GATING, learner.peer)  # `_on_chain_saved` proposes
 
     def _on_chain_saved(self, epoch: int, then: str, peer: Peer) -> None:
-        """What had to be on disk first."""
+        """`saved` is on disk: do what had to wait for it."""
         if epoch != self.epoch:
             return
         self.kept_epoch = epoch
@@ -771,13 +776,13 @@ class Roles(HandlerMachine):
             self._propose((*self.members, self.learner_member))
 
     def _ack_as_learner(self, *logs: LogId) -> None:
-        """Tell the tail what we have, once a restart in this epoch would not take it back (R1)."""
+        """Report what we have to the tail, once a restart would not truncate it (R1)."""
         if self.active and not self.is_member and self.pred and self.kept_epoch == self.epoch:
             for log in logs:
                 self._send(self.pred, Ack(self.epoch, log, self._whole(log)))
 
     def _ungate(self) -> None:
-        """Give up on a learner that was not proposed yet."""
+        """Stop gating commits on a learner that was not proposed yet."""
         self.join = ""
         self.saved.joining = False
         for log in self.logs:
@@ -788,7 +793,7 @@ class Roles(HandlerMachine):
             self.has_token = True
             self._role_changed()
 
-    # ------------------------------------------------------------ done by Replica
+    # ------------------------------------------------------------ implemented by Replica
 
     def _advance(self, log: LogId) -> None:
         raise NotImplementedError

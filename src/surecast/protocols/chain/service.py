@@ -1,13 +1,13 @@
 """The configuration service: which replicas form a chain, in which order, as numbered epochs.
 
-The interface is two calls: `Watch` (answered now and on every change) and `Propose` (compare and
+The interface is two messages: `Watch` (answered now and on every change) and `Propose` (compare and
 set on the epoch). This implementation keeps its table in memory and on its node's disk; another
-may keep it in etcd. It decides nothing by itself but refuses what can never be safe: an epoch
-without a member of the last one, which might know nothing of what was acknowledged (R1).
+may keep it in etcd. It proposes nothing itself, and refuses what can never be safe: an epoch
+without a member of the last one, because its members might lack acknowledged events (R1).
 
-A service whose disk has lost changes (or is an older copy of itself) learns from the replicas what
-it had decided: each says which epoch it knows. If the disk is known to have lost something, all
-replicas are heard before anything is decided.
+A service whose disk has lost changes (or is an older copy of itself) learns its earlier decisions
+from the replicas: each reports the epoch it knows. If the disk is known to have lost something, the
+service decides nothing until all replicas have reported.
 """
 
 from collections import Counter
@@ -39,7 +39,7 @@ RETRY_NS = 100 * MS  # after a failed write of the table
 
 
 class Count(msgspec.Struct, array_like=True):
-    """What a replica's disk had counted up to when it was last heard."""
+    """The serial number of a replica's disk, as last reported."""
 
     disk: bytes
     life: bytes
@@ -55,7 +55,7 @@ class ChainTable(msgspec.Struct, array_like=True):
 
 
 class ConfigService(HandlerMachine):
-    """Serves any number of chains; `replicas` says how many found each."""
+    """Serves any number of chains. A chain is founded once all its `replicas` have sent Watch."""
 
     handlers: ClassVar[dict[type, str]] = {Watch: "_on_watch", Propose: "_on_propose"}
     inputs: ClassVar[dict[type, str]] = {
@@ -73,17 +73,17 @@ class ConfigService(HandlerMachine):
         counters: Counter[str] | None = None,
     ) -> None:
         super().__init__(counters)
-        self.replicas = chains  # configured names, head first, for the founding only
+        self.replicas = chains  # configured names; their order is used only to found a chain
         self.disk = disk
         self.tables = {chain: ChainTable() for chain in chains}
         self.watchers: dict[str, dict[Peer, bool]] = {chain: {} for chain in chains}
         self.unsaved: dict[str, bool] = {}
-        # Our disk has lost changes: chains of which all replicas must be heard, and which were.
+        # If our disk has lost changes: chain → the replicas that have reported; all must report.
         self.amnesic: dict[str, dict[str, bool]] = {}
         self.validated: dict[str, int] = {}  # epochs, by the last call of `validate`
 
     def state(self, chain: str) -> ServiceState:
-        """What may be said about a chain, derived here and nowhere else."""
+        """The service's state for a chain, derived here and nowhere else."""
         if chain in self.amnesic:
             return ServiceState.RELEARNING
         if chain in self.unsaved:
@@ -97,19 +97,19 @@ class ConfigService(HandlerMachine):
         return input_name(inp)
 
     def validate(self) -> None:
-        """Assert what must hold after every step."""
+        """Assert the invariants that hold after every step."""
         for chain, table in self.tables.items():
             names = [member.name for member in table.members]
             assert bool(names) == (table.epoch > 0), f"epoch {table.epoch} with members {names}"
             assert len(set(names)) == len(names), f"a member twice: {names}"
-            assert set(names) <= set(self.replicas.get(chain, names)), f"no replicas: {names}"
+            assert set(names) <= set(self.replicas.get(chain, names)), f"not replicas: {names}"
             assert not (table.candidates and table.epoch), "candidates of a chain that is founded"
             assert table.epoch >= self.validated.get(chain, 0), "the epoch fell"
             self.validated[chain] = table.epoch
         for effect in self.out:
             if type(effect) is Send and type(effect.message) is Configuration:
-                told = effect.message
-                assert told.behind or told.chain not in self.unsaved, "told before it is on disk"
+                sent = effect.message
+                assert sent.behind or sent.chain not in self.unsaved, "sent before it is on disk"
 
     def _on_start(self, _inp: Start) -> None:
         if data := self.disk.state("chains"):
@@ -126,7 +126,7 @@ class ConfigService(HandlerMachine):
 
     def _on_store_failed(self, inp: StoreFailed) -> None:
         if inp.token[1] < 0:
-            return  # only a count: it is heard again
+            return  # only a serial number: the replica reports it again
         self.out.append(SetTimer(inp.token, self.now_ns + RETRY_NS))
 
     def _on_timer(self, inp: TimerFired) -> None:
@@ -146,22 +146,24 @@ class ConfigService(HandlerMachine):
         if message.member.name == peer and peer in self.replicas[message.chain]:
             self._learn(table, message)
         if message.chain in self.amnesic:
-            return  # some replica may know of a later epoch
+            return  # a replica that has not reported yet may know a later epoch
         names = self.replicas[message.chain]
         if table.epoch == 0 and message.member.name in names:
             others = [m for m in table.candidates if m.name != message.member.name]
             table.candidates = [*others, message.member]
             if len(table.candidates) == len(names):
-                found = sorted(table.candidates, key=lambda m: names.index(m.name))
+                members = sorted(table.candidates, key=lambda m: names.index(m.name))
                 table.candidates = []
-                self._change(message.chain, tuple(found))
+                self._change(message.chain, tuple(members))
             return
         self._tell(peer, message.chain)
 
     def _count(self, table: ChainTable, message: Watch) -> int:
-        """Keep what the sender counts; not 0 if its disk had counted further in an earlier life.
+        """Keep the sender's serial number. Returns 0, or the kept number if it is higher: then the
+        sender's disk is an older copy.
 
-        That is kept as it is, so it is said again until the replica has taken a new identity.
+        In that case the kept number does not change, so every Watch is answered with it until the
+        replica has taken a new identity.
         """
         name, disk = message.member.name, message.member.disk
         known = table.counts.get(name)
@@ -178,7 +180,7 @@ class ConfigService(HandlerMachine):
         return 0
 
     def _learn(self, table: ChainTable, message: Watch) -> None:
-        """Our disk is an older copy, or lost changes: replicas know what we once decided."""
+        """Take a later epoch from a replica: our disk is an older copy, or has lost changes."""
         if message.epoch > table.epoch and message.members:
             self.counters["service.learned"] += 1
             table.epoch, table.members = message.epoch, message.members
@@ -206,7 +208,8 @@ class ConfigService(HandlerMachine):
             self._tell(peer, message.chain)
 
     def _is_safe(self, table: ChainTable, members: tuple[Member, ...]) -> bool:
-        """R1: a member of the last epoch goes on, or a lone replica re-founds itself (R8)."""
+        """R1: a member of the last epoch remains, or a single replica founds its chain again
+        (R8)."""
         if not members or len({m.name for m in members}) < len(members):
             return False
         names = {m.name for m in table.members}
@@ -220,7 +223,7 @@ class ConfigService(HandlerMachine):
         self._save(chain)
 
     def _keep(self, chain: str) -> None:
-        """Write the table, without waiting: what a replica has counted is not told to others."""
+        """Write the table. No answer waits for it: serial numbers are not sent to others."""
         if chain not in self.unsaved:
             token = (chain, -1)
             self.out.append(SaveState("chains", msgspec.msgpack.encode(self.tables), token))
@@ -232,6 +235,6 @@ class ConfigService(HandlerMachine):
 
     def _tell(self, peer: Peer, chain: str) -> None:
         if chain in self.unsaved:
-            return  # tell nobody of an epoch that a crash could take back; Stored tells all
+            return  # not before the epoch is on disk, where a crash cannot undo it (_on_stored)
         table = self.tables[chain]
         self._send(peer, Configuration(chain, table.epoch, table.members, table.lineage))

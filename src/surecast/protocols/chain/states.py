@@ -4,27 +4,27 @@ Theory of operation. A replica has two independent states, the configuration ser
 each chain. All of them are derived from the machines' fields (`Roles.states`,
 `ConfigService.states`); nothing else stores them.
 
-**`ReplicaState`: the replica's place.** A life begins in STARTING. The replica writes its identity
-and a higher serial number to its disk; when both are stored it is WAITING and asks the service for
-the configuration. The service's answer decides the rest. A member is HEAD, MIDDLE, TAIL or SOLE by
-its position. A replica that the configuration does not list is OUTSIDE; once the tail has answered
-its Sync it is a LEARNER. Only a LEARNER (or a replica that was one a moment ago) is added to a
-chain, always at the end, and it is NEW_TAIL until the old tail hands over. Members never change
-their order, so a member moves towards the head or leaves. A replica whose disk turns out to be an
-older copy takes a new identity and is STARTING again. If it is the only member of a chain of
-several replicas it cannot leave; it is RECOVERING until the layer above has asked the other regions
-(R8).
+**`ReplicaState`: the replica's place.** Every start begins in STARTING. The replica writes its
+identity and a higher serial number to its disk; when both are stored it is WAITING and requests the
+configuration from the service. The service's answer decides the rest. A member is HEAD, MIDDLE,
+TAIL or SOLE by its position. A replica that the configuration does not list is OUTSIDE; once the
+tail has answered its Sync it is a LEARNER. Only a LEARNER (or a replica that was one a moment ago)
+is added to a chain, always at the end, and it is NEW_TAIL until the old tail hands over. Members
+never change their order, so a member moves towards the head or leaves. A replica whose disk turns
+out to be an older copy takes a new identity and is STARTING again. If it is the only member of a
+chain of several replicas it cannot leave; it is RECOVERING until the layer above has asked the
+other regions (R8).
 
-**`LearnerState`: what the last member does about a learner.** NONE → CATCHING_UP when a learner's
-Sync arrives → GATED when the learner is nearly level: the tail commits only what the learner has,
-too → PROPOSED when the note of that is on disk. The next configuration ends it, with the learner as
-a member or without it.
+**`LearnerState`: what the last member does with a learner.** NONE → CATCHING_UP when a learner's
+Sync arrives → GATED when the learner has nearly caught up: from then on the tail commits only what
+the learner has, too → PROPOSED when a note of this is on disk. The next configuration ends it, with
+the learner as a member or without it.
 
-**`ServiceState`: what the configuration service may say about a chain.** It answers questions only
-in DECIDED, when its newest epoch is on its disk. RELEARNING means that the disk has lost changes:
-the service waits for every replica of the chain to say which epoch it knows.
+**`ServiceState`: what the configuration service may answer about a chain.** It sends configurations
+only in DECIDED, when its newest epoch is on its disk. RELEARNING means that the disk has lost
+changes: the service waits until every replica of the chain has reported the epoch it knows.
 
-A crash is not a transition: the next life of a machine begins in its initial state.
+A crash is not a transition: after a restart a machine begins in its initial state.
 """
 
 from enum import Enum
@@ -36,11 +36,11 @@ __all__ = ["LEARNER", "REPLICA", "SERVICE", "LearnerState", "ReplicaState", "Ser
 
 
 class ReplicaState(Enum):
-    STARTING = "The identity of the disk and this life's serial number are not on disk yet."
-    WAITING = "No configuration was adopted in this life; the service is asked for one."
+    STARTING = "The identity of the disk and the serial number of this start are not on disk yet."
+    WAITING = "No configuration was adopted since the start; the service is asked for one."
     OUTSIDE = "The configuration does not list this replica, and the tail has not answered a Sync."
     LEARNER = "Not a member; the tail sends it what it lacks."
-    HEAD = "The first of several members: it takes publishes and gives positions."
+    HEAD = "The first of several members: it accepts publishes and assigns positions."
     MIDDLE = "A member between two others."
     NEW_TAIL = "The last of several members: it stores and acknowledges; the old tail still serves."
     TAIL = "The last of several members: what it has stored is committed; it serves readers."
@@ -51,15 +51,15 @@ class ReplicaState(Enum):
 class LearnerState(Enum):
     NONE = "No learner is known here."
     CATCHING_UP = "A learner is sent what it lacks; commits do not wait for it."
-    GATED = "The learner is nearly level: commits wait for its copy."
+    GATED = "The learner has nearly caught up: commits wait for its copy."
     PROPOSED = "The service was asked to make it a member; commits wait for its copy."
 
 
 class ServiceState(Enum):
-    UNFOUNDED = "Epoch 0: not every configured replica has been heard yet."
-    SAVING = "A new epoch is being written; nobody is told of it."
-    DECIDED = "The newest epoch is on disk and is told to every replica that asks."
-    RELEARNING = "The disk has lost changes: every replica must say which epoch it knows."
+    UNFOUNDED = "Epoch 0: not every configured replica has sent Watch yet."
+    SAVING = "A new epoch is being written; it is not sent to replicas yet."
+    DECIDED = "The newest epoch is on disk and is sent to every replica that asks."
+    RELEARNING = "The disk has lost changes: every replica must report the epoch it knows."
 
 
 # ---------------------------------------------------------------- the replica's place
@@ -123,19 +123,21 @@ REPLICA = StateTable(
     initial=STARTING,
     transitions=REPLICA_TRANSITIONS,
     inputs={
-        "Stored committed": "The serial number of this life is on disk.",
-        "Configuration": "The service sends the configuration, or says that the disk is an older "
-        "copy (`behind`).",
+        "Stored committed": "The serial number of this start is on disk.",
+        "Configuration": "The service sends the configuration, or reports that the disk is an "
+        "older copy (`behind`).",
         "Stale": "A member answers a message of an old epoch with the configuration it knows.",
         "SyncAck": "The predecessor (for a learner: the tail) has taken the replica's Sync.",
         "Forward": "A predecessor's batches, with a gap before them: the learner syncs again.",
         "TailToken": "The old tail has stopped serving.",
         "PeerDown": "The session with the tail has ended.",
-        "TimerFired beat": "The regular round: nothing was heard of the tail for `suspect_ns`.",
+        "TimerFired beat": "The regular round: nothing was received from the tail for "
+        "`suspect_ns`.",
         "Stored repair": "A hole was filled: the learner syncs again, from the next hole on.",
         "StoreFailed repair": "A hole could not be filled: the learner syncs again.",
-        "RolledBack": "Other regions have seen this disk count further: it is an older copy.",
-        "Recovered": "The layer above has rebuilt what was lost.",
+        "RolledBack": "Other regions know a higher serial number of this disk: it is an older "
+        "copy.",
+        "Recovered": "The layer above has recovered what was lost.",
     },
     unmet=REPLICA_UNMET,
 )
@@ -173,12 +175,12 @@ LEARNER = StateTable(
     initial=NONE,
     transitions=LEARNER_TRANSITIONS,
     inputs={
-        "Sync": "A replica outside the chain says what it holds.",
-        "TimerFired beat": "The regular round: the learner is nearly level, is silent, or takes "
-        "too long.",
+        "Sync": "A replica outside the chain reports what it holds.",
+        "TimerFired beat": "The regular round: the learner has nearly caught up, is silent, or "
+        "takes too long.",
         "Stored chain": "The note that a learner may be proposed is on disk.",
         "Configuration": "A new epoch, with the learner as a member or without it.",
-        "Stale": "A new epoch, heard of from a member.",
+        "Stale": "A new epoch, received from a member.",
         "RolledBack": "This replica's disk is an older copy: it leaves the chain.",
     },
     unmet=LEARNER_UNMET,
@@ -210,7 +212,7 @@ SERVICE = StateTable(
     initial=UNFOUNDED,
     transitions=SERVICE_TRANSITIONS,
     inputs={
-        "Start": "A new life of the service reads its disk.",
+        "Start": "The service starts and reads its disk.",
         "Watch": "A replica asks for the configuration: the last one needed to found the chain, or "
         "one that knows a later epoch than the service.",
         "Propose": "A replica proposes the members of the next epoch.",

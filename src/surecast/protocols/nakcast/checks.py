@@ -1,15 +1,15 @@
-"""The guarantees of nakcast, judged from what publishers and readers can see.
+"""The guarantees of nakcast, checked on what publishers and readers can see.
 
-G1 in order, once: events, voids and losses that a reader is given cover the positions from its
+G1 in order, once: the events, voids and losses that a reader delivers cover the positions from its
 start on, one after another, without gap or overlap.
-G2 nothing missing: while servers live and messages get through at all, each reader gets as far as
-what was acknowledged.
+G2 nothing missing: if a server is up and messages get through at all, each reader reaches the end
+of what was acknowledged.
 G3 a loss is a loss: only positions more than `repair_max` below the end are reported as lost, and
 none that retention has made void.
 G4 what was published: each event is the one that was acknowledged at its position, or at least one
 that was offered.
 
-A check takes a `Record`, which only applications write, and returns what it found wrong.
+A check takes a `Record`, which only applications write, and returns the violations it found.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ __all__ = [
 
 
 class Given(NamedTuple):
-    """What a reader was given for positions [lo, hi)."""
+    """What a reader delivered for positions [lo, hi)."""
 
     kind: Literal["event", "void", "lost"]
     lo: int
@@ -61,7 +61,7 @@ class Record:
 
     @property
     def end(self) -> int:
-        """The first position that nobody has heard of."""
+        """The first position that was neither acknowledged nor delivered."""
         acked = max(self.acked.values(), default=0) + 1
         return max([acked, *(reading.position for reading in self.readings)])
 

@@ -1,4 +1,4 @@
-"""What can be set of nakcast, at servers and readers."""
+"""The configuration of nakcast, at servers and readers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from surecast.core.types import MS, SECOND, Peer
 
 __all__ = ["NakcastConfig", "ReaderConfig"]
 
-IDLE_BEACON_NS_MAX = 1 * SECOND  # a third of what a reader waits (ReaderConfig.idle_ns)
+IDLE_BEACON_NS_MAX = 1 * SECOND  # a third of ReaderConfig.idle_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +18,11 @@ class NakcastConfig:
     region: str
     owners: Mapping[str, str] = field(default_factory=dict)  # prefix of stream names → region
     repair_max: int = 100_000  # newest positions that are sent again; older ones are lost
-    beacon_ns: int = 20 * MS  # a lost batch goes unnoticed for so long
-    idle_beacon_ns: int = 1 * SECOND  # the longest time between beacons of a stream without news
-    datagram_bytes_max: int = 8 << 10  # a larger batch is cut; a larger event goes by the session
-    answers_max: int = 128  # batches, or ranges that are void, in answer to one NAK
+    beacon_ns: int = 20 * MS  # between beacons; a lost last batch goes unnoticed for so long
+    idle_beacon_ns: int = 1 * SECOND  # the longest time between beacons of an idle stream
+    # A larger batch is split; a larger single event is sent over the session.
+    datagram_bytes_max: int = 8 << 10
+    answers_max: int = 128  # batches or void ranges in answer to one NAK
     answer_bytes_max: int = 64 << 10  # of these batches, about; a socket's buffer holds them
     reads_max: int = 16  # of the log, for one stream in one pass
     followers_max: int = 100_000  # readers times streams; more get nothing, and raise an alarm
@@ -53,14 +54,15 @@ class NakcastConfig:
 
 @dataclass(frozen=True, slots=True)
 class ReaderConfig:
-    servers: tuple[Peer, ...]  # of the region: any of them will do
-    window: int = 256  # batches held early; holes that one NAK names
-    held_bytes_max: int = 8 << 20  # of the batches held early, of one stream
-    asks_max: int = 2  # streams with a NAK under way
+    servers: tuple[Peer, ...]  # of the region; each of them can serve the reader
+    window: int = 256  # early batches that are held; holes in one NAK
+    held_bytes_max: int = 8 << 20  # of the early batches of one stream
+    asks_max: int = 2  # streams with an open NAK
     nak_ns: int = 20 * MS  # the shortest time without an answer before a NAK is sent again
-    nak_ns_max: int = 1 * SECOND  # ... and the longest
+    nak_ns_max: int = 1 * SECOND  # the longest such time
     idle_ns: int = 3 * SECOND  # a server that is silent for so long is replaced by the next
-    stale_ns: int = 10 * SECOND  # ... or brings nothing new: it may have left its chain
+    # So is a server that sends nothing new for so long: it may have left its chain.
+    stale_ns: int = 10 * SECOND
 
     def validate(self) -> None:
         check(self, "servers", bool(self.servers), "one or more servers")

@@ -1,4 +1,4 @@
-"""What a client knows of the delivery."""
+"""The client side of the delivery."""
 
 from collections import Counter
 
@@ -14,7 +14,8 @@ __all__ = ["Nakcast"]
 
 
 class Nakcast:
-    """Datagrams to the readers of one region; a reader that falls far behind is told its losses."""
+    """Datagrams to the readers of one region; a reader that falls far behind loses positions, and
+    reports which."""
 
     name = "nakcast"
     ordered = True
@@ -27,7 +28,7 @@ class Nakcast:
             raise UsageError(f"delivery={self.name!r} takes no options, not {dict(spec.options)}")
 
     def publisher(self, _ctx: NodeContext, _place: Place) -> Layer | None:
-        return None  # the stream service keeps the log, and gives positions
+        return None  # the stream service keeps the log and assigns positions
 
     def reader(self, _ctx: NodeContext, place: Place) -> Layer | None:
         return Reader(ReaderConfig(place.servers), Counter())

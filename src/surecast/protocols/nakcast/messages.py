@@ -1,8 +1,8 @@
-"""What nakcast says on the wire. Ranges are half-open.
+"""The messages of nakcast. Ranges are half-open.
 
-Data, Beacon, Nak and Gone are datagrams. A batch too large for one is cut; a single event too large
-for one goes by the session.
-Join and Leave go by the session, so that a server knows when a reader has gone.
+Data, Beacon, Nak and Gone are datagrams. A batch that is too large for one is split; a single event
+that is too large for one is sent over the session. Join and Leave are sent over the session, so
+that a server notices when a reader goes away.
 """
 
 from surecast.core.types import Batch, LogId, Message, tagged
@@ -15,7 +15,7 @@ class NakcastMessage(Message, tag=tagged("nakcast")):
 
 
 class Join(NakcastMessage):
-    """Send me the stream from now on. Answered by Beacon."""
+    """Send the stream from now on. Answered by Beacon."""
 
     stream: LogId
 
@@ -25,15 +25,16 @@ class Leave(NakcastMessage):
 
 
 class Data(NakcastMessage):
-    """A committed batch, or a void range, at its place; sent once to all, and again on a NAK."""
+    """A committed batch, or a void range, with its positions; sent once to all readers, and again
+    on a NAK."""
 
     batch: Batch
 
 
 class Beacon(NakcastMessage):
-    """How far the stream goes: `end` is the first position that is not committed yet.
+    """The end of the stream: `end` is the first position that is not committed yet.
 
-    `answers`: this is the end of the answer to the NAK of that number; 0: of none.
+    `answers`: this is the last message of the answer to the NAK with that number; 0: to none.
     """
 
     stream: LogId
@@ -42,7 +43,7 @@ class Beacon(NakcastMessage):
 
 
 class Nak(NakcastMessage):
-    """The reader misses these ranges [lo, hi), lowest first. It numbers what it asks from 1 on."""
+    """The reader misses these ranges [lo, hi), lowest first. It numbers its NAKs from 1 on."""
 
     stream: LogId
     holes: tuple[tuple[int, int], ...]
@@ -50,7 +51,7 @@ class Nak(NakcastMessage):
 
 
 class Gone(NakcastMessage):
-    """Of [lo, hi), which is too old to be sent again, `voids` hold no events; the rest is lost."""
+    """[lo, hi) is too old to be sent again. The positions in `voids` are void; the rest is lost."""
 
     stream: LogId
     lo: int

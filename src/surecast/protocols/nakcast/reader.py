@@ -1,4 +1,4 @@
-"""A reader: puts batches in order, asks for holes, and says what is lost."""
+"""A reader: puts batches in order, sends NAKs for holes, and reports what is lost."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -28,14 +28,14 @@ WHY = "older than what is sent again (nakcast.repair_max)"
 
 @dataclass(slots=True)
 class Followed:
-    """One stream."""
+    """One stream that the reader follows."""
 
     next: int  # everything below is delivered or reported as lost
-    joined_ns: int  # when the server was last asked for it
-    end: int = 1  # how far it goes, by the last beacon or batch
+    joined_ns: int  # when the last Join was sent
+    end: int = 1  # of the stream, by the last beacon or batch
     heard_ns: int = -1 << 62  # when its last beacon came
     number: int = 0  # of the last NAK
-    asked_ns: int = 0  # when it was sent
+    asked_ns: int = 0  # when the last NAK was sent
     answered_ns: int = 0  # when the last part of its answer came; `asked_ns` until then
     held: dict[int, Batch] = field(default_factory=dict)  # early arrivals, by first position
     held_bytes: int = 0
@@ -59,14 +59,14 @@ class Reader(HandlerMachine):
         super().__init__(counters)
         self.config = config
         self.streams: dict[LogId, Followed] = {}
-        self.behind: dict[LogId, None] = {}  # streams that may have holes, the next to ask first
-        self.asking: dict[LogId, None] = {}  # those with a NAK under way
-        self.wait_ns = config.nak_ns  # for an answer: it follows the round trips seen
-        self.has_timer = False  # will look for what to ask
-        self.target = 0  # the server that is asked
+        self.behind: dict[LogId, None] = {}  # streams that may have holes, the next NAK's first
+        self.asking: dict[LogId, None] = {}  # those with an open NAK
+        self.wait_ns = config.nak_ns  # for an answer; adapted to the measured round trips
+        self.has_timer = False  # the timer "nak" is set
+        self.target = 0  # the current server, in `config.servers`
         self.progress_ns = 0  # when something new came
 
-    # ------------------------------------------------------------ whom it asks
+    # ------------------------------------------------------------ the server
 
     @property
     def _server(self) -> Peer:
@@ -94,14 +94,14 @@ class Reader(HandlerMachine):
         self.out.append(SetTimer("idle", self.now_ns + idle_ns))
         silent = [
             stream
-            for stream, one in self.streams.items()
-            if self.now_ns - max(one.heard_ns, one.joined_ns) >= idle_ns
+            for stream, followed in self.streams.items()
+            if self.now_ns - max(followed.heard_ns, followed.joined_ns) >= idle_ns
         ]
         stale = self.now_ns - self.progress_ns >= self.config.stale_ns
         if self.streams and len(self.config.servers) > 1 and (silent or stale):
             self._join_next()
             return
-        for stream in silent:  # the server did not know it yet, or has forgotten us
+        for stream in silent:  # the server did not know the stream, or no longer knows us
             self.streams[stream].joined_ns = self.now_ns
             self._send(self._server, Join(stream))
 
@@ -116,108 +116,112 @@ class Reader(HandlerMachine):
         self.progress_ns = self.now_ns
         self.asking.clear()
         self.wait_ns = self.config.nak_ns
-        for stream, one in self.streams.items():
-            one.joined_ns = self.now_ns
+        for stream, followed in self.streams.items():
+            followed.joined_ns = self.now_ns
             self._send(self._server, Join(stream))
 
-    # ------------------------------------------------------------ what comes
+    # ------------------------------------------------------------ what arrives
 
     def _on_data(self, peer: Peer, message: Data) -> None:
         batch = message.batch
-        one = self._followed(peer, batch.stream_id)
-        if one is not None:
-            self._answered(batch.stream_id, one)
-            self._take(one, batch)
+        followed = self._followed(peer, batch.stream_id)
+        if followed is not None:
+            self._answered(batch.stream_id, followed)
+            self._take(followed, batch)
 
     def _followed(self, peer: Peer, stream: LogId) -> Followed | None:
         if peer != self._server:
-            return None  # one that was left; the present one has the same batches
+            return None  # from a former server; the current one has the same batches
         return self.streams.get(stream)
 
-    def _take(self, one: Followed, batch: Batch) -> None:
+    def _take(self, followed: Followed, batch: Batch) -> None:
         config = self.config
-        if batch.hi <= one.next:
+        if batch.hi <= followed.next:
             return  # G1: delivered before
-        one.end = max(one.end, batch.lo)
-        if batch.lo > one.next:
-            room = len(one.held) < config.window
-            if batch.lo not in one.held and room and one.held_bytes < config.held_bytes_max:
-                one.held[batch.lo] = batch
-                one.held_bytes += batch.nbytes
+        followed.end = max(followed.end, batch.lo)
+        if batch.lo > followed.next:
+            held, room = followed.held, len(followed.held) < config.window
+            if batch.lo not in held and room and followed.held_bytes < config.held_bytes_max:
+                held[batch.lo] = batch
+                followed.held_bytes += batch.nbytes
             self.behind[batch.stream_id] = None
             self._set_timer()
-            return  # without room it is dropped, and asked for again
-        self._deliver(one, [batch])
+            return  # if there was no room, it is dropped and requested again
+        self._deliver(followed, [batch])
 
-    def _deliver(self, one: Followed, ready: list[Batch]) -> None:
-        """`ready`, and the held batches that follow without a gap. Batches may overlap."""
+    def _deliver(self, followed: Followed, ready: list[Batch]) -> None:
+        """Deliver `ready`, and the held batches that follow without a gap. Batches may overlap."""
         stream, fresh = ready[0].stream_id, []
         while ready:
             batch = ready.pop()
-            if batch.hi > one.next:
-                fresh.append(batch if batch.lo == one.next else batch.slice(one.next, batch.hi))
-                one.next = batch.hi
-            reached = [lo for lo in one.held if lo <= one.next]
+            start = followed.next
+            if batch.hi > start:
+                fresh.append(batch if batch.lo == start else batch.slice(start, batch.hi))
+                followed.next = batch.hi
+            reached = [lo for lo in followed.held if lo <= followed.next]
             for lo in sorted(reached, reverse=True):
-                ready.append(one.held.pop(lo))
-                one.held_bytes -= ready[-1].nbytes
+                ready.append(followed.held.pop(lo))
+                followed.held_bytes -= ready[-1].nbytes
         self.progress_ns = self.now_ns
         self.out.append(Deliver(stream, tuple(fresh)))
-        assert one.next not in one.held
-        assert one.held_bytes >= 0
+        assert followed.next not in followed.held
+        assert followed.held_bytes >= 0
 
     def _on_beacon(self, peer: Peer, message: Beacon) -> None:
-        one = self._followed(peer, message.stream)
-        if one is None:
+        followed = self._followed(peer, message.stream)
+        if followed is None:
             return
         stream = message.stream
-        one.heard_ns, one.end = self.now_ns, message.end
-        if message.answers and message.answers == one.number and stream in self.asking:
-            self.wait_ns = self._wait_ns(one)
+        followed.heard_ns, followed.end = self.now_ns, message.end
+        if message.answers and message.answers == followed.number and stream in self.asking:
+            self.wait_ns = self._wait_ns(followed)
             del self.asking[stream]
-            self.behind.pop(stream, None)  # others have their turn
-        if one.next < one.end:
+            self.behind.pop(stream, None)  # re-inserted below, at the end: other streams come first
+        if followed.next < followed.end:
             self.behind[stream] = None
         self._ask()
 
-    # ------------------------------------------------------------ asking
+    # ------------------------------------------------------------ NAKs
 
-    def _wait_ns(self, one: Followed) -> int:
-        """Twice as long as its answer took."""
-        wait_ns = 2 * (self.now_ns - one.asked_ns)
+    def _wait_ns(self, followed: Followed) -> int:
+        """How long to wait for the next answer: twice as long as this one took, within limits."""
+        wait_ns = 2 * (self.now_ns - followed.asked_ns)
         return min(max(wait_ns, self.config.nak_ns), self.config.nak_ns_max)
 
-    def _answered(self, stream: LogId, one: Followed) -> None:
-        """Part of an answer came. The first part may shorten the wait, which lost NAKs doubled."""
-        if stream in self.asking and one.answered_ns == one.asked_ns:
-            self.wait_ns = min(self.wait_ns, self._wait_ns(one))
-        one.answered_ns = self.now_ns
+    def _answered(self, stream: LogId, followed: Followed) -> None:
+        """A part of an answer came. The first part may shorten `wait_ns`, which lost NAKs
+        double."""
+        if stream in self.asking and followed.answered_ns == followed.asked_ns:
+            self.wait_ns = min(self.wait_ns, self._wait_ns(followed))
+        followed.answered_ns = self.now_ns
 
     def _ask(self) -> None:
-        """Send NAKs for streams with holes, a few at a time; each is answered before the next."""
+        """Send NAKs for streams with holes, for `asks_max` streams at a time; a stream gets the
+        next one only after the answer."""
         for stream in list(self.behind):
             if len(self.asking) >= self.config.asks_max:
                 break
             if stream in self.asking:
                 continue
             del self.behind[stream]
-            one = self.streams[stream]
-            if holes := self._holes(one):
+            followed = self.streams[stream]
+            if holes := self._holes(followed):
                 self.behind[stream] = self.asking[stream] = None
-                one.asked_ns = one.answered_ns = self.now_ns
-                one.number += 1
-                nak = Nak(stream, tuple(holes), one.number)
+                followed.asked_ns = followed.answered_ns = self.now_ns
+                followed.number += 1
+                nak = Nak(stream, tuple(holes), followed.number)
                 self.out.append(Send(self._server, nak, reliable=False))
         if self.asking:
             self._set_timer()
 
     def _look_for_answers(self) -> None:
-        """G2: a NAK, or its answer, may be lost. Then it is sent again, each time later."""
+        """G2: repeat NAKs that were lost, or whose answers were, with a growing wait."""
         for stream in list(self.asking):
-            one = self.streams[stream]
-            if self.now_ns - one.answered_ns >= self.wait_ns:
+            followed = self.streams[stream]
+            if self.now_ns - followed.answered_ns >= self.wait_ns:
                 del self.asking[stream]
-                if one.answered_ns == one.asked_ns:  # else only the end of the answer was lost
+                # Otherwise only the end of the answer was lost.
+                if followed.answered_ns == followed.asked_ns:
                     self.wait_ns = min(2 * self.wait_ns, self.config.nak_ns_max)
         self._ask()
 
@@ -226,40 +230,40 @@ class Reader(HandlerMachine):
             self.has_timer = True
             self.out.append(SetTimer("nak", self.now_ns + self.wait_ns))
 
-    def _holes(self, one: Followed) -> list[tuple[int, int]]:
+    def _holes(self, followed: Followed) -> list[tuple[int, int]]:
         holes: list[tuple[int, int]] = []
-        lo, end = one.next, one.end
-        for start in sorted(one.held):
+        lo, end = followed.next, followed.end
+        for start in sorted(followed.held):
             if lo < start:
                 holes.append((lo, min(start, end)))
-            lo = max(lo, one.held[start].hi)
+            lo = max(lo, followed.held[start].hi)
         if lo < end:
             holes.append((lo, end))
         return [(lo, hi) for lo, hi in holes if lo < hi][: self.config.window]
 
     def _on_gone(self, peer: Peer, message: Gone) -> None:
-        """Between the voids everything that is not held is lost (G3)."""
+        """Everything between the voids that is not held is lost (G3)."""
         stream = message.stream
-        one = self._followed(peer, stream)
-        if one is None:
+        followed = self._followed(peer, stream)
+        if followed is None:
             return
-        self._answered(stream, one)
-        if not message.lo <= one.next < message.hi:
+        self._answered(stream, followed)
+        if not message.lo <= followed.next < message.hi:
             return
         for void in message.voids:
             if void.stream_id == stream and not void.rows and void.hi <= message.hi:
-                self._lose(stream, one, void.lo)
-                self._take(one, void)
-        self._lose(stream, one, message.hi)
+                self._lose(stream, followed, void.lo)
+                self._take(followed, void)
+        self._lose(stream, followed, message.hi)
 
-    def _lose(self, stream: LogId, one: Followed, end: int) -> None:
-        while one.next < end:
-            held = min((lo for lo in one.held if lo < end), default=end)
-            assert held > one.next
-            self.out.append(Emit(Lost(stream, one.next, held, WHY)))
-            self.counters["nakcast.positions-lost"] += held - one.next
-            one.next, self.progress_ns = held, self.now_ns
-            if held in one.held:
-                batch = one.held.pop(held)
-                one.held_bytes -= batch.nbytes
-                self._deliver(one, [batch])
+    def _lose(self, stream: LogId, followed: Followed, end: int) -> None:
+        while followed.next < end:
+            held = min((lo for lo in followed.held if lo < end), default=end)
+            assert held > followed.next
+            self.out.append(Emit(Lost(stream, followed.next, held, WHY)))
+            self.counters["nakcast.positions-lost"] += held - followed.next
+            followed.next, self.progress_ns = held, self.now_ns
+            if held in followed.held:
+                batch = followed.held.pop(held)
+                followed.held_bytes -= batch.nbytes
+                self._deliver(followed, [batch])

@@ -1,4 +1,4 @@
-"""What a server knows of the delivery: configuration, layer, alarms, status, metrics."""
+"""The server side of the delivery: configuration, layer, alarms, status, metrics."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,20 +11,20 @@ from surecast.protocols.nakcast.server import DELIVERY, LAYER, NakcastServer
 
 __all__ = ["NakcastRole"]
 
-NAMED_MAX = 5  # streams named one by one in alarms; the rest is counted
+NAMED_MAX = 5  # streams that alarms list by name; the others are only counted
 
 
 class NakcastObserver:
     codes: Mapping[str, Code] = {
         "readers-losing": Code(
             "A reader of this stream (delivery nakcast) is more than nakcast.repair_max positions "
-            "behind, and was told that it lost the older ones. They may still be in the log.",
+            "behind, and has lost the older ones. They may still be in the log.",
             "Look for slow readers or a lossy network. Raise nakcast.repair_max if readers may be "
             "that far behind, or use delivery broadcast where nothing may be lost.",
         ),
         "readers-refused": Code(
-            "There are as many readers of streams with delivery nakcast as there may be; further "
-            "ones get nothing.",
+            "The number of readers of streams with delivery nakcast has reached "
+            "nakcast.followers_max; further readers get nothing.",
             "Raise nakcast.followers_max, or look for a program that subscribes again and again.",
         ),
     }
@@ -57,7 +57,7 @@ class NakcastObserver:
         server = _server(layers)
         lost = server.counters["nakcast.positions-lost"]
         yield Metric("nakcast_followers", "readers of nakcast streams here", server.followers)
-        yield Metric("nakcast_positions_lost", "told to readers as lost, since the start", lost)
+        yield Metric("nakcast_positions_lost", "lost to readers, since the start", lost)
 
 
 def _server(layers: Layers) -> NakcastServer:

@@ -1,7 +1,7 @@
 """The server side, at one replica: sends committed batches to followers and answers NAKs.
 
 A layer over the stream service, which keeps the log. Every replica serves the readers that joined
-it with what is committed here, so a reader may go from one to another at any position.
+it with what is committed here, so a reader may change replicas at any position.
 """
 
 from collections import Counter
@@ -45,7 +45,7 @@ from surecast.protocols.nakcast.messages import Beacon, Data, Gone, Join, Leave,
 
 __all__ = ["DELIVERY", "LAYER", "NakcastServer"]
 
-DELIVERY = "nakcast"  # what `StreamInfo.delivery` says
+DELIVERY = "nakcast"  # the value of `StreamInfo.delivery`
 LAYER = "nakcast"  # the name of this layer in a replica: that of the role
 VOID_BYTES = 160  # of a void range in a message, at most
 
@@ -55,9 +55,9 @@ class Group:
     """The readers of one stream at this replica."""
 
     sent: int  # everything below was sent once
-    interval_ns: int  # between beacons: it grows while there is no news
-    due_ns: int  # the next beacon
-    event_bytes: float = 100.0  # of an event, about: from what was last sent again
+    interval_ns: int  # between beacons; it grows while the stream is idle
+    due_ns: int  # when the next beacon is due
+    event_bytes: float = 100.0  # estimated size of an event, from what was last sent again
     followers: dict[Peer, None] = field(default_factory=dict)
 
 
@@ -114,7 +114,7 @@ class NakcastServer(HandlerMachine):
         self.refused = 0
         self.has_timer = False
 
-    # ------------------------------------------------------------ what the service says
+    # ------------------------------------------------------------ events of the service
 
     def _on_added(self, event: StreamAdded) -> None:
         if event.info.delivery == DELIVERY:
@@ -127,7 +127,7 @@ class NakcastServer(HandlerMachine):
             self._review(stream)
 
     def _review(self, stream: LogId) -> None:
-        """A chain that lost its logs gives no positions before they are rebuilt."""
+        """A chain that lost its logs assigns no positions before they are recovered."""
         if self.is_head:
             command = Resume(stream) if self.is_clean else Suspend(stream, "recovering")
             self.out.append(PassDown(command))
@@ -147,13 +147,13 @@ class NakcastServer(HandlerMachine):
             group.sent = min(group.sent, event.end)
 
     def _on_handed(self, event: Handed) -> None:
-        """A stream is made in the region that owns its name, and nowhere else."""
+        """A stream is created only in the region that owns its name."""
         if event.what == "create":
             config, message = self.config, event.message
             here = owner_of(config.owners, message.name, config.region) == config.region
             command: Any = Refuse(event.peer, message, "other-region")
             self.out.append(PassDown(Create(event.peer, message) if here else command))
-        elif event.what == "publish":  # of a stream that another region owned before
+        elif event.what == "publish":  # to a stream whose owner was another region before
             self.out.append(PassDown(Refuse(event.peer, event.message, "owner-unreachable")))
 
     # ------------------------------------------------------------ readers
@@ -163,7 +163,7 @@ class NakcastServer(HandlerMachine):
         end = self.service.shown_end(stream)
         if stream not in self.streams or not end:
             self.counters["nakcast.unknown-stream"] += 1
-            return  # the reader asks again, or another replica
+            return  # the reader joins again, here or at another replica
         group = self.groups.get(stream)
         if group is None or peer not in group.followers:
             if self.followers >= config.followers_max:
@@ -222,7 +222,8 @@ class NakcastServer(HandlerMachine):
             self._send_news(stream, self.groups[stream])
 
     def _send_news(self, stream: LogId, group: Group) -> None:
-        """Send what was committed since, once, to all followers; the rest in the next pass."""
+        """Send newly committed events, once, to all followers; what exceeds `reads_max` is sent in
+        the next pass."""
         config, service = self.config, self.service
         for _ in range(config.reads_max):
             batches = service.readable(stream, group.sent) if self._has_more(stream, group) else []
@@ -246,7 +247,7 @@ class NakcastServer(HandlerMachine):
         return group.sent < self.service.shown_end(stream)
 
     def _pieces(self, batch: Batch) -> Iterator[Batch]:
-        """Batches that fit into a datagram, if they hold more than one event."""
+        """Split a batch so that the parts fit into a datagram; a single event is not split."""
         if batch.nbytes <= self.config.datagram_bytes_max or batch.count == 1 or not batch.rows:
             yield batch
         else:
@@ -256,7 +257,7 @@ class NakcastServer(HandlerMachine):
 
     def _send_piece(self, peer: Peer, message: Data) -> None:
         fits = message.batch.nbytes <= self.config.datagram_bytes_max
-        if fits or peer not in self.congested:  # else it is missed, and asked for again
+        if fits or peer not in self.congested:  # else the reader misses it and sends a NAK
             self.out.append(Send(peer, message, reliable=not fits))
 
     def _alarm(self) -> None:
@@ -281,7 +282,7 @@ class NakcastServer(HandlerMachine):
     # ------------------------------------------------------------ answering
 
     def _on_nak(self, peer: Peer, message: Nak) -> None:
-        """The peer may lie: any numbers can come, and the work for one NAK is bounded."""
+        """The peer is not trusted: any numbers may come, and the work for one NAK is bounded."""
         stream, config = message.stream, self.config
         group = self.groups.get(stream)
         if group is None or peer not in group.followers:
@@ -289,20 +290,20 @@ class NakcastServer(HandlerMachine):
         end = self.service.shown_end(stream)
         floor = max(1, end - config.repair_max)
         room = Room(config.answers_max, config.answer_bytes_max)
-        has_told = False
+        has_sent_gone = False
         for first, last in message.holes[: config.answers_max]:
             lo, hi = max(first, 1), min(last, end)
             if lo < min(hi, floor):
-                if not has_told:  # once: the reader asks again for what is behind it
+                if not has_sent_gone:  # once: the reader sends a NAK for further old holes
                     self._tell_gone(peer, stream, lo, min(hi, floor))
-                has_told, lo = True, floor
+                has_sent_gone, lo = True, floor
             self._send_again(peer, stream, group, lo, hi, room)
         self.out.append(Send(peer, Beacon(stream, end, message.number), reliable=False))
 
     def _send_again(
         self, peer: Peer, stream: LogId, group: Group, lo: int, hi: int, room: Room
     ) -> None:
-        """[lo, hi) from the log, as far as there is room. Only about as much is read."""
+        """Send [lo, hi) from the log, as far as there is room; not much more is read."""
         while lo < hi and room.is_left:
             upto = min(hi, lo + max(1, int(room.nbytes / group.event_bytes)))
             batches = self.service.readable(stream, lo, upto)
@@ -320,7 +321,8 @@ class NakcastServer(HandlerMachine):
             lo = batches[-1].hi
 
     def _tell_gone(self, peer: Peer, stream: LogId, lo: int, hi: int) -> None:
-        """Voids are told from losses. One message says what it can; a NAK asks for the rest."""
+        """Send Gone for [lo, hi), with the void ranges that fit into one message. If not all fit,
+        `hi` is lower, and the reader sends a NAK for the rest."""
         fit = self.config.datagram_bytes_max // VOID_BYTES
         voids, hi = self.service.voids(stream, lo, hi, min(fit, self.config.answers_max))
         if lo < hi:

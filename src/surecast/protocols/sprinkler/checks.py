@@ -1,7 +1,7 @@
-"""Sprinkler's guarantees, judged from the outside: what publishers were told, what readers got.
+"""Sprinkler's guarantees, checked on what publishers sent and got acknowledged, and readers got.
 
-Nothing here uses the code it judges: retention is worked out again by plain loops over plain
-rows. A `Record` holds the history of one stream as its publishers and its readers saw it.
+The checks use none of the code that they check: retention is computed again by plain loops over
+plain rows. A `Record` holds the history of one stream as its publishers and its readers saw it.
 
 G1 only published events, or voids of events that were published and collected
 G2 strictly rising positions, contiguous from the start
@@ -11,7 +11,7 @@ G5 nothing collects what comes later; no void without a collecting event (R11)
 G6 what a region holds is exactly what the rules leave, live and void without overlap
 G7 the newest event is never void
 G9 all readers reach the same end, after everything acknowledged
-G10 no acknowledged event lost, no position given twice, no retry published twice
+G10 no acknowledged event lost, no position assigned twice, no retry published twice
 """
 
 from collections.abc import Iterator
@@ -63,23 +63,23 @@ class Event:
 
 @dataclass(slots=True)
 class Reading:
-    """What one reader was given of one stream, in order."""
+    """What one reader got of one stream, in order."""
 
     reader: str
     position: int = 1
-    settled: int = 1  # of an audit: where the stream ended when it began
+    settled: int = 1  # of an audit: the end of the stream when the audit began
     events: list[Event] = field(default_factory=list)
     voids: list[tuple[int, int, int]] = field(default_factory=list)  # (lo, hi, reason)
     faults: list[str] = field(default_factory=list)
-    left: bool = False  # it went away for good
-    lost: list[tuple[int, int, str]] = field(default_factory=list)  # (lo, hi, why), as it was told
+    left: bool = False  # it has stopped reading
+    lost: list[tuple[int, int, str]] = field(default_factory=list)  # (lo, hi, why), as reported
 
     def take(self, batches: tuple[Batch, ...]) -> None:
         for batch in batches:
             if batch.lo != self.position:
-                what = "gap before" if batch.lo > self.position else "repeats"
+                fault = "gap before" if batch.lo > self.position else "repeats"
                 self.faults.append(
-                    f"G2 {self.reader}: at {self.position}, {what} [{batch.lo}, {batch.hi})"
+                    f"G2 {self.reader}: at {self.position}, {fault} [{batch.lo}, {batch.hi})"
                 )
             at = batch.lo
             for row in batch.to_rows():
@@ -94,7 +94,7 @@ class Reading:
             self.position = batch.hi
 
     def lose(self, lo: int, hi: int, why: str) -> None:
-        """It was told that [lo, hi) will not come."""
+        """[lo, hi) was reported to it as lost."""
         if lo != self.position or hi <= lo:
             self.faults.append(f"G2 {self.reader}: at {self.position}, lost [{lo}, {hi})")
         self.lost.append((lo, hi, why))
@@ -126,7 +126,7 @@ class Tally:
 
 
 def check(record: Record, tally: Tally) -> None:
-    """Judge one stream; findings are added to `tally`."""
+    """Check one stream; counts and violations are added to `tally`."""
     tally.published += len(record.offered)
     tally.acked += len(record.acked)
     say = tally.violations.append
@@ -163,9 +163,9 @@ def check(record: Record, tally: Tally) -> None:
 def _all_positions_are_known(
     record: Record, truth: dict[int, Event], end: int, tally: Tally
 ) -> None:
-    """G1, G10: when every publish was acknowledged, no position is left that nobody published.
+    """G1, G10: if every publish was acknowledged, every position has a published event.
 
-    (A keep_for stream may have had expiry events that were void before anybody saw them.)
+    (A keep_for stream may have had expiry events that were void before any reader got them.)
     """
     if len(record.acked) < len(record.offered) or isinstance(record.policy, KeepFor):
         return
@@ -181,8 +181,8 @@ def _is_exactly_what_is_left(
     """G6: at the end a region holds what the rules leave, no more and no less."""
     name = f"{record.stream}: {{}} {audit.reader}"
     held = {event.seq for event in audit.events}
-    # Rules may go on while the audit reads (expiry does): what it holds is judged by the rules
-    # that stood when it began, what it lacks by all of them.
+    # New rules may come while the audit reads (expiry does): what it holds is checked by the rules
+    # that existed when it began, what it lacks by all of them.
     before = {seq: event for seq, event in truth.items() if seq < audit.settled}
     extra = {s for s in held if s < audit.settled} - _Collectors(record.policy, before).live()
     missing = _Collectors(record.policy, truth).live() - held
@@ -222,7 +222,7 @@ def _events_are_genuine(
 
 
 def _is_expiry(record: Record, event: Event) -> bool:
-    """The one kind of event that a head makes by itself: expiry in a keep_for stream."""
+    """Whether the event is an expiry in a keep_for stream, the only events that a head makes."""
     if event.kind != COLLECT:
         return False
     rule = retention.decode_collect(event.value)
@@ -236,7 +236,7 @@ def _is_expiry(record: Record, event: Event) -> bool:
 
 
 def _acks_hold(record: Record, truth: dict[int, Event], tally: Tally) -> None:
-    """G10: what was acknowledged is where the publisher was told, or was collected there."""
+    """G10: each acknowledged event is at its acknowledged position, or was collected there."""
     given: dict[int, bytes] = {}
     reached = max((r.position for r in (*record.readings, *record.audits)), default=1)
     at = {event.value: seq for seq, event in truth.items()}
@@ -255,10 +255,10 @@ def _acks_hold(record: Record, truth: dict[int, Event], tally: Tally) -> None:
             tally.violations.append(
                 f"{record.stream}: G10 {value[:40]!r} stands at {seq} and at {at[value]}"
             )
-        elif known is None:  # void for everybody: judge the void by what the publisher offered
+        elif known is None:  # void for all readers: take the event as the publisher offered it
             o = record.offered[value]
             truth[seq] = Event(seq, 0, o.kind, o.key, o.value, o.tag)
-    # Nobody saw the time of what was void for everybody; it is at least that of what it follows.
+    # No reader saw the time of these events; it is at least that of the events before them.
     latest_ns = 0
     for seq in sorted(truth):
         if truth[seq].time_ns == 0:
@@ -267,7 +267,7 @@ def _acks_hold(record: Record, truth: dict[int, Event], tally: Tally) -> None:
 
 
 def _publishers_order(record: Record, truth: dict[int, Event], tally: Tally) -> None:
-    """G3."""
+    """G3: a publisher's order is the order of positions."""
     last: dict[str, tuple[int, int]] = {}
     for seq in sorted(truth):
         offered = record.offered.get(truth[seq].value)
@@ -284,7 +284,7 @@ def _publishers_order(record: Record, truth: dict[int, Event], tally: Tally) -> 
 
 
 def _times_rise(record: Record, truth: dict[int, Event], tally: Tally) -> None:
-    """R10: the head's time never runs backwards along a stream."""
+    """R10: times never decrease along a stream."""
     latest = 0
     for seq in sorted(truth):
         time_ns = truth[seq].time_ns
@@ -303,13 +303,13 @@ def _voids_are_explained(
 ) -> None:
     """G4, G5, R11: for each void, this reader later got a live event that collects it."""
     got = {event.seq for event in reading.events}
-    if reading.left:  # what it did not stay for would have come
+    if reading.left:  # it would have got the later events if it had continued
         got |= {seq for seq in truth if seq >= reading.position}
     for lo, hi, reason in reading.voids:
         for seq in range(lo, hi):
             event = truth.get(seq)
             if event is None:
-                continue  # never acknowledged and never seen live: nobody knows what it was
+                continue  # never acknowledged and never delivered live: the event is not known
             if not collectors.explain(event, reason, got):
                 tally.lost += 1
                 tally.violations.append(
@@ -320,7 +320,7 @@ def _voids_are_explained(
 
 
 class _Collectors:
-    """Which events collect which, worked out by plain loops (the oracle of the kernels)."""
+    """Which events collect which, computed by plain loops (the oracle for the kernels)."""
 
     def __init__(self, policy: Policy, truth: dict[int, Event]) -> None:
         self.truth = truth
@@ -328,14 +328,14 @@ class _Collectors:
         self.rules: list[tuple[int, Collect]] = []
         self.by_key: dict[bytes, list[int]] = {}  # keyed events under latest_per_key
         self.windows: list[tuple[int, list[int]]] = []  # (n, the events under keep_last(n))
-        # A change to latest_per_key collects, there and then, all but the newest of each key.
+        # A change to latest_per_key collects at once all but the newest event of each key.
         self.configs: list[int] = []
         self.ends: list[int] = []  # of a deleted stream
         self.switches: list[tuple[int, dict[bytes, int]]] = []
         newest: dict[bytes, int] = {}
         for seq in sorted(truth):
             event = truth[seq]
-            if event.kind == CONFIG:  # it counts under the policy it brings
+            if event.kind == CONFIG:  # it counts as an event under its own policy
                 self.configs.append(seq)
                 config = retention.decode_config(event.value)
                 before = policy
@@ -359,8 +359,8 @@ class _Collectors:
     def of(self, event: Event) -> Iterator[tuple[int, int]]:
         """(seq, reason) of every event that collects this one.
 
-        A CONFIG event, never void itself, vouches for all that was collected before it: the new
-        policy may well collect the events that did it.
+        A CONFIG event, which is never void, counts as a collector of everything that was collected
+        before it, because its policy may collect the events that had collected it.
         """
         yield from self._directly(event)
         for at in self.configs:
@@ -368,7 +368,8 @@ class _Collectors:
                 yield from ((at, reason) for seq, reason in self._directly(event) if seq < at)
 
     def _directly(self, event: Event) -> Iterator[tuple[int, int]]:
-        """The newest of each sort first."""
+        """(seq, reason) of the events that collect this one directly, the newest of each kind of
+        rule first."""
         if event.kind == CONFIG:
             return
         if event.key is not None and event.kind == DATA:
@@ -392,12 +393,12 @@ class _Collectors:
                 yield seq, rule.reason
 
     def explain(self, event: Event, reason: int, got: set[int]) -> bool:
-        """Is `reason` a true one, and was something among `got` that collects the event?"""
+        """Whether `reason` is correct, and an event in `got` collects this event."""
         newest = self.newest.get(event.seq)
         if newest is None:
             newest = self.newest[event.seq] = tuple(islice(self.of(event), 8))
         if any(r == reason for _, r in newest) and any(seq in got for seq, _ in newest):
-            return True  # the usual case, without going through a popular key's whole history
+            return True  # the usual case, without scanning the whole history of a popular key
         return any(r == reason for _, r in self.of(event)) and any(
             seq in got for seq, _ in self.of(event)
         )

@@ -1,4 +1,4 @@
-"""What can be set of Sprinkler at a region's servers, and of members of its meshes."""
+"""The configuration of Sprinkler at a region's servers, and of members of its meshes."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -21,20 +21,21 @@ __all__ = [
 class MeshConfig:
     """Clients that pass events on to each other.
 
-    A region's servers are among those who pass them on.
+    The region's servers are members of the meshes, too.
     """
 
     view_max: int = 20  # V: peers known, for each stream
-    fanout: int = 4  # F: how many of them are picked, to be told at once of anything new
-    server_fanout: int = 4  # how many a server tells itself: its uplink carries a copy for each
-    shuffle_ns: int = 1 * SECOND  # S: how often these are drawn again
+    fanout: int = 4  # F: peers drawn from the view that are notified of new events at once
+    server_fanout: int = 4  # the same for a server: its uplink carries a copy for each
+    shuffle_ns: int = 1 * SECOND  # S: how often these peers are drawn again
     gossip_ns: int = 1 * SECOND  # G: how often a view is sent to a neighbour
-    server_every: int = 10  # ... and each so many times to the region's server, to heal partitions
-    # Peers that were picked tell back, nobody is told what it is known to have, and without news
-    # nothing is drawn anew. False: as printed, where all of that is done all the time.
+    server_every: int = 10  # one of so many gossips goes to the region's server: heals partitions
+    # Peers that were drawn notify in return, no peer is notified of events it is known to have, and
+    # peers are drawn again only if there were new events. False: as in the paper, without these
+    # savings.
     mutual: bool = True
-    notify_gap_ns: int = 5 * MS  # under load: tell of several deliveries at once ...
-    notify_bytes: int = 64 << 10  # ... unless they are as large as this
+    notify_gap_ns: int = 5 * MS  # under load, notify of several deliveries at once, this far apart
+    notify_bytes: int = 64 << 10  # notify at once if there are so many bytes of new events
     meshes_max: int = 10_000  # streams that have a mesh, at one server
 
     def __post_init__(self) -> None:
@@ -52,7 +53,7 @@ class MeshConfig:
         if self.fanout > self.view_max:
             raise ConfigError(
                 f"mesh.fanout is {self.fanout}: only the {self.view_max} peers of a view can be "
-                "told (mesh.view_max)"
+                "notified (mesh.view_max)"
             )
 
 
@@ -64,12 +65,13 @@ class SprinklerConfig:
     name: Peer
     regions: dict[str, tuple[Peer, ...]] = field(default_factory=dict)  # every region's replicas
     owners: dict[str, str] = field(default_factory=dict)  # prefix of names → region that owns them
-    advertise_ns: int = 100 * MS  # A: how often a region tells the others how far it is
-    dead_after: int = 5  # A_dead in advertisement periods: a source silent or stuck this long
+    advertise_ns: int = 100 * MS  # A: how often a region advertises the ends of its copies
+    # A_dead, in advertisement periods: a source that is silent or stuck this long is given up.
+    dead_after: int = 5
     switching: str = "production"  # or "literal": the paper's rule, which can stall
     literal_damping: float = 1.0  # C of the literal rule, in event seconds
-    serves_per_step: int = 8  # messages a step to one region, or to one member of a mesh
-    # "ask": after a start, wait for the other regions before giving positions, because the data
+    serves_per_step: int = 8  # messages per step to one region, or to one member of a mesh
+    # "ask": after a start, wait for the other regions before assigning positions, because the data
     # folder may be an older copy of itself; "trust": do not wait.
     start: Literal["ask", "trust"] = "ask"
     ask_ns: int = 3 * SECOND  # how long to wait for regions that do not answer
@@ -85,7 +87,7 @@ class SprinklerConfig:
         for prefix, region in self.owners.items():
             if region not in self.regions:
                 raise ConfigError(
-                    f"owners[{prefix!r}] is {region!r}, which is no region; there are: "
+                    f"owners[{prefix!r}] is {region!r}, which is not a region; there are: "
                     f"{', '.join(self.regions)}"
                 )
         if self.switching not in ("production", "literal"):
@@ -116,15 +118,15 @@ class ClientConfig:
     replicas: tuple[Peer, ...]  # of its own region, the preferred one first
     mesh: MeshConfig = field(default_factory=MeshConfig)
     keep_bytes_max: int = 8 << 20  # delivered events kept for peers, for each stream
-    early_bytes_max: int = 8 << 20  # events held that came before their turn, for each stream
+    early_bytes_max: int = 8 << 20  # events held that arrived before earlier ones, for each stream
     reply_bytes_max: int = 256 << 10  # one message to a peer
-    deadline_rtts: int = 3  # a peer that needs so many round trips is not waited for ...
-    deadline_ns_min: int = 20 * MS  # ... nor less than this
-    server_retry_ns: int = 500 * MS  # a server silent for so long: ask the next replica
-    silence_ns: int = 1 * SECOND  # nothing new for so long: ask a server; while it has nothing ...
-    silence_ns_max: int = 8 * SECOND  # ... ask less and less often, but at least so often
-    asks_max: int = 64  # requests under way, for each stream
-    sessions_max: int = 400  # beyond, sessions with peers no longer known are closed
+    deadline_rtts: int = 3  # a peer's deadline for an answer, in round trips
+    deadline_ns_min: int = 20 * MS  # the least such deadline
+    server_retry_ns: int = 500 * MS  # if a server is silent for so long, ask the next replica
+    silence_ns: int = 1 * SECOND  # if nothing new comes for so long, ask a server
+    silence_ns_max: int = 8 * SECOND  # while servers have nothing new, the time grows up to this
+    asks_max: int = 64  # open requests, for each stream
+    sessions_max: int = 400  # above it, sessions with peers no longer known are closed
     streams_max: int = 1_000
 
     def __post_init__(self) -> None:
@@ -138,18 +140,19 @@ class ClientConfig:
 
 
 def paper_mesh(**options: Any) -> MeshConfig:
-    """The mesh as printed: every shuffle is announced to all it picked, whatever they have, and a
-    server tells as many as a client does."""
+    """The mesh as in the paper: every shuffle notifies all peers it drew, whatever they have, and a
+    server notifies as many as a client does."""
     printed: dict[str, Any] = {"shuffle_ns": 30 * MS, "mutual": False, "notify_gap_ns": 0}
     server_fanout = options.get("fanout", MeshConfig().fanout)
     return MeshConfig(**{"server_fanout": server_fanout, **printed, **options})
 
 
 def bulk_mesh(**options: Any) -> MeshConfig:
-    """For streams that fill uplinks: fewer are told at once, as each will ask for a lot.
+    """For streams that fill uplinks: fewer peers are notified at once, because each requests a lot.
 
-    With who is picked telling back, two make four neighbours. A stalled client costs its neighbours
-    more than with the defaults. Goes with `ClientConfig(deadline_ns_min=BULK_DEADLINE_NS)`.
+    Since peers notify in return, a fanout of two gives about four neighbours. A stalled client
+    costs its neighbours more than with the defaults. Use it with
+    `ClientConfig(deadline_ns_min=BULK_DEADLINE_NS)`.
     """
     return MeshConfig(**{"fanout": 2, "server_fanout": 1, **options})
 
@@ -158,5 +161,5 @@ BULK_DEADLINE_NS = 100 * MS  # an answer may wait this long in a full uplink
 
 
 def paper(region: str, name: Peer, regions: dict[str, tuple[Peer, ...]]) -> SprinklerConfig:
-    """The switching rule and the mesh as printed."""
+    """The switching rule and the mesh as in the paper."""
     return SprinklerConfig(region, name, regions, switching="literal", mesh=paper_mesh())

@@ -1,4 +1,5 @@
-"""The client side of the delivery: publishing and thin reading as of any stream, and the mesh."""
+"""The client side of the delivery: publishing and thin readers of the stream service, and the
+mesh."""
 
 from collections import Counter
 

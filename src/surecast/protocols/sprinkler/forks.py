@@ -1,16 +1,16 @@
-"""Two regions with different events at the same positions: noticed, told, and settled.
+"""Two regions with different events at the same positions: detected, reported, and resolved.
 
-An owner whose disk was replaced by an older copy, while no other region could be reached, gives
-positions again that it had given before. Regions therefore compare some of their newest events
-when they first meet after either of them was started, and exchange nothing of a stream before that.
-The history whose newest event is *older* stays. The other region looks for the first position that
-differs, copies its own events from there on to a stream of their own
-(`_quarantine.<name>.<position>`, with the positions they had), takes them back, and pulls what it
+An owner whose disk was replaced by an older copy, while no other region could be reached, assigns
+positions again that it had assigned before. Therefore regions compare some of their newest events
+when they first exchange advertisements after either of them was started, and exchange nothing of a
+stream before that. The history whose newest event is *older* stays. The other region searches for
+the first position that differs, copies its own events from there on to a separate stream
+(`_quarantine.<name>.<position>`, with the positions they had), truncates them, and pulls what it
 then lacks.
 
-The heads of both regions compare, each for itself, with the tail of the other. `Compare` names
-positions, `Compared` has what stands there: a time and a digest, which compaction does not change.
-Where a position is void, the next row below stands in for it.
+The heads of both regions compare, independently, with the tail of the other. `Compare` names
+positions, `Compared` has the marks of the events there: a time and a digest, which compaction does
+not change. For a void position, the mark is that of the next row below.
 """
 
 import hashlib
@@ -37,13 +37,13 @@ SEQS_MAX: Final = 64  # positions of a stream in one message
 BACK: Final = (1, 2, 6, 24)  # positions before the end that are compared first
 NEAR: Final = (0, 64, 512, 4096, 32768)  # how far below a void position a row is looked for
 STEPS: Final = 16  # positions between two known ones, in a search
-DONE_MAX: Final = 100  # histories that were taken back, remembered for the alarm
-COPY_BYTES: Final = 256 << 10  # of a history that is taken back, in one append
+DONE_MAX: Final = 100  # truncated histories that are kept for the alarm
+COPY_BYTES: Final = 256 << 10  # of a history that is copied, in one append
 PREFIX: Final = "_quarantine"
 
 
 def mark_of(row: Row) -> Mark:
-    """What identifies an event at its position, the same in all regions and after compaction."""
+    """The mark of an event: the same in all regions, and after compaction."""
     parts = hashlib.blake2b(digest_size=8)
     for part in (row.key, row.value, row.tag):
         parts.update(b"-" if part is None else b"%d:" % len(part) + part)
@@ -52,7 +52,7 @@ def mark_of(row: Row) -> Mark:
 
 @dataclass(slots=True)
 class Question:
-    """What a region was asked, and has not answered."""
+    """A Compare that a region has not answered yet."""
 
     token: int
     sent_ns: int
@@ -61,7 +61,7 @@ class Question:
 
 @dataclass(slots=True)
 class Meeting:
-    """The comparison with one region, in one life of its tail."""
+    """The comparison with one region, since the last start of its tail (`life`)."""
 
     life: bytes
     todo: list[LogId]  # streams not compared yet
@@ -74,25 +74,25 @@ class Meeting:
 
 @dataclass(slots=True)
 class Search:
-    """Our history of a stream is to go, from the first position that differs on."""
+    """The removal of our history of a stream, from the first position that differs on."""
 
-    region: str  # whose history stays
+    region: str  # the region whose history stays
     differs: int  # the lowest position known to differ
     same: int = 0  # the highest known to be the same
-    start: int = 0  # found: from here on; 0 while it is looked for
-    copy: StreamInfo | None = None  # where our events go
-    end: int = 0  # ... up to here
+    start: int = 0  # the first position that differs; 0: not found yet
+    copy: StreamInfo | None = None  # the stream that our events [start, end) are copied to
+    end: int = 0
 
 
 @dataclass(slots=True, frozen=True)
 class Quarantined:
-    """Events [start, end) of a stream that were taken back; `copy` is where they are."""
+    """Events [start, end) of a stream that were truncated and are in the stream `copy` now."""
 
     stream: str
     start: int
     end: int
     copy: str
-    region: str  # whose history stayed
+    region: str  # the region whose history stayed
 
 
 @dataclass(slots=True)
@@ -102,17 +102,18 @@ class Forks:
     regions: Regions
     meetings: dict[str, Meeting] = field(default_factory=dict)  # by region
     searches: dict[LogId, Search] = field(default_factory=dict)
-    # Streams of which another region has a history that should go: region → position.
+    # Streams of which another region has to remove its history: region → position.
     others: dict[LogId, dict[str, int]] = field(default_factory=dict)
-    hidden: dict[LogId, tuple[int, int]] = field(default_factory=dict)  # by our head: from, when
+    # Streams that our head hides: from which position, and when it last sent Hide.
+    hidden: dict[LogId, tuple[int, int]] = field(default_factory=dict)
     done: list[Quarantined] = field(default_factory=list)
     tokens: int = 0
-    doubted_ns: int = -1 << 62  # when other regions were last told to compare
+    doubted_ns: int = -1 << 62  # when Doubt was last sent to other regions
 
     # ------------------------------------------------------------ what may be shown and pulled
 
     def limit(self, stream_id: LogId) -> int | None:
-        """Positions from here on must not be shown, because another history of them stays."""
+        """The position from which on nothing must be shown, because another history stays there."""
         search = self.searches.get(stream_id)
         if search is not None:
             return search.same + 1
@@ -120,14 +121,14 @@ class Forks:
         return hidden[0] if hidden is not None else None
 
     def is_settling(self, stream_id: LogId) -> bool:
-        """Whether a stream has two histories, or is filled with one that is taken back."""
+        """Whether our history of a stream is being removed, or is being copied to this stream."""
         return stream_id in self.searches or any(
             search.copy is not None and search.copy.stream_id == stream_id
             for search in self.searches.values()
         )
 
     def on_hide(self, peer: Peer, message: Hide) -> None:
-        """Our head has found that another history is to stay."""
+        """Our head has found that another history stays."""
         if peer == self.regions.head and message.stream in self.regions.streams:
             self.hidden[message.stream] = message.seq, self.regions.now_ns
             self.regions.limited(message.stream)
@@ -140,7 +141,7 @@ class Forks:
             self.regions.limited(stream_id)
 
     def may_pull(self, stream: Copy, peer: PeerRegion) -> bool:
-        """Whether what that region has goes on from what we have."""
+        """Whether that region's copy continues ours, as far as it was compared."""
         if stream.stream_id in self.searches:
             return False
         if peer.name in self.others.get(stream.stream_id, ()):
@@ -154,18 +155,18 @@ class Forks:
         return stream.stream_id not in meeting.todo and stream.stream_id not in asked
 
     def has_met(self, peer: PeerRegion) -> bool:
-        """Whether all was compared with the region as it is now."""
+        """Whether all streams were compared with the region since its tail's last start."""
         if not peer.life:
             return True
         meeting = self.meetings.get(peer.name)
         return meeting is not None and meeting.life == peer.life and meeting.is_over
 
-    def told(self, count_max: int) -> list[str]:
-        """What an operator should know: streams, positions, and where they are."""
+    def report(self, count_max: int) -> list[str]:
+        """Lines for an operator (alarm stream-forked): streams, positions, and where they are."""
         lines = [
-            f"{one.stream}: positions {one.start} to {one.end - 1} are now in {one.copy}, "
-            f"because {one.region} has older events there"
-            for one in self.done[-count_max:]
+            f"{done.stream}: positions {done.start} to {done.end - 1} are now in {done.copy}, "
+            f"because {done.region} has older events there"
+            for done in self.done[-count_max:]
         ]
         for stream_id, search in self.searches.items():
             name = self._name(stream_id)
@@ -182,14 +183,15 @@ class Forks:
         return lines[:count_max]
 
     def _name(self, stream_id: LogId) -> str:
-        """Of a stream, which may be gone: a chain that is founded anew forgets its directory."""
+        """The name of a stream, or its id if it is not known: a chain that is founded again loses
+        its directory."""
         stream = self.regions.streams.get(stream_id)
         return stream.info.name if stream is not None else stream_id.hex()
 
     # ------------------------------------------------------------ comparing (the head asks)
 
     def look(self) -> None:
-        """Once a period, and when a region has introduced itself."""
+        """Compare, and continue all searches. Called once per period, and after advertisements."""
         for peer in self.regions.peers.values():
             if peer.tail and peer.life and self.regions.is_live(peer):
                 self._meet(peer)
@@ -202,7 +204,7 @@ class Forks:
                 self._tell(regions, stream_id)
 
     def _hide(self, stream_id: LogId) -> None:
-        """The other replicas of the region must not go on showing it either."""
+        """Make the other replicas of the region hide the history that is removed, too."""
         limit = self.limit(stream_id)
         assert limit is not None
         for name in self.regions.members:
@@ -210,7 +212,8 @@ class Forks:
                 self.regions.send(name, Hide(stream_id, limit))
 
     def _tell(self, regions: Iterable[str], stream_id: LogId) -> None:
-        """Heads of other regions may have met us, and each other, before there was a difference."""
+        """Send Doubt to heads of other regions, which may have compared before there was a
+        difference."""
         for region in regions:
             if head := self.regions.peers[region].head:
                 self.regions.send(head, Doubt((stream_id,)))
@@ -233,15 +236,15 @@ class Forks:
         return tuple(self._marks(stream.stream_id, seqs))
 
     def contradicts(self, stream_id: LogId, marks: tuple[Mark, ...]) -> bool:
-        """Whether another region's events do not stand in our history."""
+        """Whether another region's marks differ from our history."""
         return bool(marks) and self._end(stream_id) > 1 and self._compare(stream_id, marks)[1] > 0
 
     def reset(self) -> None:
-        """We are the head now, or no longer: what was asked before does not count."""
+        """We became the head, or no longer are: discard the comparisons made so far."""
         self.meetings.clear()
         self.others.clear()
         for search in self.searches.values():
-            self._give_up_copy(search)  # it may not be committed: begin it again
+            self._give_up_copy(search)  # it may not be committed: start it again
         if not self.regions.is_head:
             gone, self.searches = self.searches, {}
             for stream_id in gone:
@@ -261,12 +264,13 @@ class Forks:
                 return
         elif not meeting.todo:
             return
-        some, meeting.todo = meeting.todo[:STREAMS_AT_ONCE], meeting.todo[STREAMS_AT_ONCE:]
+        chosen, meeting.todo = meeting.todo[:STREAMS_AT_ONCE], meeting.todo[STREAMS_AT_ONCE:]
         seqs = {}
-        for stream_id in some:
+        for stream_id in chosen:
             top = min(self._end(stream_id), peer.ends.get(stream_id, 1))
             stream = self.regions.streams.get(stream_id)
-            # Also what a Subscribe would name: if that is contradicted, we must see it, too.
+            # Also those of RegionSubscribe.last: if they contradict the peer, we must find out,
+            # too.
             last = [mark.seq for mark in self.last(stream)] if stream is not None else []
             near = [top - back for back in BACK if top > back]
             seqs[stream_id] = tuple(dict.fromkeys([*near, *(seq for seq in last if seq < top)]))
@@ -278,7 +282,7 @@ class Forks:
         self.regions.send(peer.tail, Compare(self.tokens, seqs))
 
     def _end(self, stream_id: LogId) -> int:
-        """How much of a stream counts: what is committed here, also behind a hole."""
+        """The end of what is compared of a stream: what is committed here, also behind a hole."""
         if stream_id not in self.regions.streams:
             return 1
         return self.regions.service.committed_end(stream_id)
@@ -286,24 +290,24 @@ class Forks:
     # ------------------------------------------------------------ answering (any replica)
 
     def on_compare(self, node: Peer, message: Compare) -> None:
-        """Only what is committed counts, and what can be read. The newest event is told, too."""
-        found: dict[LogId, tuple[Mark, ...]] = {}
+        """Answer with the marks of committed, readable events, and of the newest one."""
+        marks: dict[LogId, tuple[Mark, ...]] = {}
         for stream_id, seqs in list(message.seqs.items())[: 2 * STREAMS_AT_ONCE]:
             end = self._end(stream_id)
-            some = [seq for seq in seqs[:SEQS_MAX] if 0 < seq < end]
-            found[stream_id] = tuple(self._marks(stream_id, [*some, end - 1]))
-        self.regions.send(node, Compared(message.token, found))
+            asked = [seq for seq in seqs[:SEQS_MAX] if 0 < seq < end]
+            marks[stream_id] = tuple(self._marks(stream_id, [*asked, end - 1]))
+        self.regions.send(node, Compared(message.token, marks))
 
     def _marks(self, stream_id: LogId, seqs: Iterable[int]) -> list[Mark]:
-        """Of the rows at these positions; where one is void, of the next row below."""
-        found = {}
+        """The marks of the rows at these positions; for a void position, of the next row below."""
+        marks = {}
         for seq in dict.fromkeys(seqs):
             if (mark := self._mark(stream_id, seq)) is not None:
-                found[mark.seq] = mark
-        return sorted(found.values())
+                marks[mark.seq] = mark
+        return sorted(marks.values())
 
     def time_of(self, stream_id: LogId, seq: int) -> int:
-        """Of the last event up to a position; 0 if there is none nearby."""
+        """The time of the last event up to a position; 0 if there is none nearby."""
         mark = self._mark(stream_id, seq) if seq > 0 else None
         return mark.time_ns if mark is not None else 0
 
@@ -315,7 +319,7 @@ class Forks:
                 break
             for batch in reversed(self._readable(stream_id, lo, hi)):
                 if batch.is_synthetic:
-                    return None  # of a simulation that counts events and has none
+                    return None  # simulations with synthetic batches have no events
                 if batch.rows:
                     last = int(batch.seqs()[-1])
                     return mark_of(batch.slice(last, last + 1).to_rows()[0])
@@ -323,7 +327,7 @@ class Forks:
         return None
 
     def _readable(self, stream_id: LogId, lo: int, hi: int) -> list[Batch]:
-        """What can be read of [lo, hi), before, between and behind holes."""
+        """The batches of [lo, hi) that can be read: before, between and behind holes."""
         disk, found = self.regions.disk, []
         for hole_lo, hole_hi in [*disk.holes(stream_id), (hi, hi)]:
             if lo < min(hole_lo, hi):
@@ -331,7 +335,7 @@ class Forks:
             lo = max(lo, hole_hi)
         return found
 
-    # ------------------------------------------------------------ what follows
+    # ------------------------------------------------------------ removing a history
 
     def on_compared(self, node: Peer, message: Compared) -> None:
         region = self.regions.region_of.get(node, "")
@@ -347,12 +351,12 @@ class Forks:
         self.regions.compared(region)
 
     def _judge(self, region: str, stream_id: LogId, marks: tuple[Mark, ...]) -> None:
-        """Do these events stand in our history, too?"""
+        """Compare another region's marks with our history, and act on a difference."""
         search = self.searches.get(stream_id)
         same, differs, is_older = self._compare(stream_id, marks)
         if search is not None and search.region == region and not search.start:
             if not marks or max(marks).seq < search.differs:
-                return  # its history was longer: this is no answer to what we look for
+                return  # its history was longer before: this is not an answer for this search
             before = (search.same, search.differs)
             search.differs = min(search.differs, differs or search.differs)
             search.same = max(search.same, min(same, search.differs - 1))
@@ -362,7 +366,7 @@ class Forks:
             self._go_on(stream_id)
         elif not differs:
             self.others.get(stream_id, {}).pop(region, None)
-        elif is_older:  # the other side gives way
+        elif is_older:  # the other region removes its history
             self.regions.counters["sprinkler.forked-elsewhere"] += 1
             if region not in self.others.setdefault(stream_id, {}):
                 self._tell([region], stream_id)
@@ -379,8 +383,9 @@ class Forks:
         """The highest position known to be the same, the lowest that differs (0: none does), and
         whether our history is the older one, by its newest event.
 
-        Times never fall along a stream. So an event that is later than one of the other history
-        further on stands in one of the two only, even if the other side is void there.
+        Times never decrease along a stream. So if an event has a later time than an event of the
+        other history at a higher position, it is in one of the two histories only, even if the
+        other one is void there.
         """
         end = self._end(stream_id)
         own = self._marks(stream_id, [*(min(m.seq, end - 1) for m in marks), end - 1])
@@ -402,7 +407,8 @@ class Forks:
         return min(same, differs - 1), differs, is_older
 
     def ends_at(self, peer: PeerRegion, stream_id: LogId, end: int) -> None:
-        """A region says how far it is; one that has given way is at or below the fork."""
+        """A region has advertised `end`; one that has removed its history is at or below the
+        fork."""
         others = self.others.get(stream_id)
         if others and peer.name in others and end <= others[peer.name]:
             del others[peer.name]
@@ -412,7 +418,7 @@ class Forks:
         stream = self.regions.streams.get(stream_id)
         peer = self.regions.peers[search.region]
         if stream is None or stream.end <= search.start or stream.end <= search.same + 1:
-            del self.searches[stream_id]  # it is gone already
+            del self.searches[stream_id]  # our history is removed already
             self.regions.limited(stream_id)
         elif not search.start:
             self._narrow(stream_id, search, peer)
@@ -425,7 +431,7 @@ class Forks:
         """Ask for positions between the last that is the same and the first that differs."""
         meeting = self.meetings.get(search.region)
         if meeting is None or not peer.tail or meeting.question is not None:
-            return  # the next look asks
+            return  # the next `look` asks
         if search.differs - search.same <= 1:
             search.start = search.same + 1
             self._go_on(stream_id)
@@ -439,7 +445,7 @@ class Forks:
         search.end = stream.end
         name = f"{PREFIX}.{stream.info.name}"[: NAME_LEN_MAX - 48].rstrip(".")
         name, number = f"{name}.{search.start}", 1
-        if not regions.owns(stream):  # several regions may have to give way
+        if not regions.owns(stream):  # several regions may have to remove theirs
             name = f"{name}.{regions.config.region}"
         while regions.service.named(name) is not None:
             number += 1
@@ -454,15 +460,15 @@ class Forks:
             self.regions.limited(copy.stream_id)
 
     def _copy(self, stream: Copy, search: Search) -> None:
-        """The next piece of our events; when all are safe, take them back."""
+        """Copy the next piece of our events; when all are committed there, abandon them here."""
         regions, copy = self.regions, search.copy
         assert copy is not None
         if copy.stream_id not in regions.streams:
             taken = regions.service.named(copy.name)
             if taken is not None and taken.stream_id != copy.stream_id:
-                search.copy = None  # another copy has got the name: begin again with another one
+                search.copy = None  # the name is taken by another copy: use another name
                 self._begin_copy(stream, search)
-            return  # `grew` goes on when it is there
+            return  # `grew` continues when the stream exists
         at = regions.service.end_of(copy.stream_id)
         if at >= search.end:
             if regions.service.committed_end(copy.stream_id) >= search.end:
@@ -474,11 +480,11 @@ class Forks:
             at = search.start
         try:
             raw = regions.disk.read(stream.stream_id, at, search.end, COPY_BYTES)
-        except StorageError:  # what cannot be read cannot be kept
+        except StorageError:  # positions that cannot be read become void in the copy
             hi = next((hi for lo, hi in regions.disk.holes(stream.stream_id) if lo <= at < hi), at)
             raw = [Batch.void(stream.stream_id, at, min(hi, search.end), COLLECTED)]
         for batch in raw:
-            kind = batch.kind if batch.kind == VOID else DATA  # rules apply to nothing there
+            kind = batch.kind if batch.kind == VOID else DATA  # rules have no effect in the copy
             batches.append(batch.relabelled(copy.stream_id, kind))
         regions.command(AppendAt(copy.stream_id, tuple(batches)))
 
@@ -489,7 +495,7 @@ class Forks:
                 self._go_on(stream_id)
 
     def truncated(self, stream: Copy, end: int) -> None:
-        """The stream was taken back to `end`."""
+        """The stream was truncated at `end`."""
         search = self.searches.get(stream.stream_id)
         if search is None or search.copy is None or end > search.start:
             return
@@ -497,8 +503,8 @@ class Forks:
         self.regions.limited(stream.stream_id)
         self.regions.limited(search.copy.stream_id)
         copy = search.copy.name
-        gone = Quarantined(stream.info.name, search.start, search.end, copy, search.region)
-        self.done.append(gone)
+        moved = Quarantined(stream.info.name, search.start, search.end, copy, search.region)
+        self.done.append(moved)
         del self.done[:-DONE_MAX]
         self.doubt(stream.stream_id)
-        self._tell(self.regions.peers, stream.stream_id)  # others may have taken it from us
+        self._tell(self.regions.peers, stream.stream_id)  # others may have pulled it from us

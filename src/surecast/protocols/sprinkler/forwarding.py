@@ -1,9 +1,9 @@
-"""What clients here want of streams that another region owns: passed on to its head, and back.
+"""Forwards clients' requests for streams that another region owns to its head, and answers back.
 
-A replica passes a client's publishes on as they are, with the client's identity, so the owner
-recognises retries whatever way they come. What is under way when a link breaks is retried by the
-client; nothing is kept here but who asked. The messages are those of the stream service, which
-hands them over (`core.streams.Handed`).
+A replica forwards a client's publishes unchanged, with the client's publisher id, so the owner
+recognises retries whatever way they come. After a broken link the client retries; only the client
+of each publisher is kept here. The messages are those of the stream service, which hands them over
+(`core.streams.Handed`).
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from surecast.protocols.sprinkler.sources import Regions
 
 __all__ = ["Forwarding"]
 
-PUBLISHERS_MAX = 100_000  # remembered; beyond, the oldest must be heard from again
+PUBLISHERS_MAX = 100_000  # clients kept; above it the oldest is dropped until it publishes again
 
 
 class Forwarding:
@@ -24,10 +24,10 @@ class Forwarding:
 
     def __init__(self, regions: Regions) -> None:
         self.regions = regions
-        self.clients: dict[tuple[LogId, bytes], Peer] = {}  # (stream, publisher) → who publishes
+        self.clients: dict[tuple[LogId, bytes], Peer] = {}  # (stream, publisher) → client
 
     def _target(self, region: str) -> Peer:
-        """The head of a region that is heard from; "" if there is none."""
+        """The head of a region that is live; "" if it is not."""
         peer = self.regions.peers.get(region)
         return peer.head if peer is not None and self.regions.is_live(peer) else ""
 
@@ -47,10 +47,10 @@ class Forwarding:
         self.regions.send(target, message)
 
     def _client_of(self, peer: Peer, message: Any) -> Peer:
-        """Whom the owner's answer is for; "" if `peer` does not speak for the owner."""
+        """The client that an owner's answer is for; "" if `peer` is not a server of the owner."""
         copy = self.regions.streams.get(message.stream)
         if copy is None or self.regions.region_of.get(peer) != copy.info.owner:
-            return ""  # a client that makes up acknowledgements would make others lose events
+            return ""  # with forged acknowledgements a client could make others lose events
         return self.clients.get((message.stream, message.publisher), "")
 
     def on_ack(self, peer: Peer, message: Any) -> None:
@@ -61,7 +61,7 @@ class Forwarding:
         client, why = self._client_of(peer, message), message.why
         if not client:
             return
-        if why == "not-head":  # of its region, not of ours: the client cannot go there
+        if why == "not-head":  # the head of the owner's region, which the client cannot use
             self._moved(peer, message.head)
             why = "busy"
         self.regions.send(client, msgspec.structs.replace(message, why=why, head=""))
@@ -74,7 +74,7 @@ class Forwarding:
     # ------------------------------------------------------------ new streams
 
     def create(self, owner: str, message: Any) -> str:
-        """Ask the owner for a stream; why that cannot be done, if so."""
+        """Request a stream from its owner. Returns why that is not possible, else ""."""
         target = self._target(owner)
         if not target:
             return "owner-unreachable"
@@ -82,7 +82,7 @@ class Forwarding:
         return ""
 
     def is_final(self, peer: Peer, message: Any) -> bool:
-        """Whether the owner's answer is the last word for those who asked."""
+        """Whether the owner's answer is a final refusal for the peers that wait for the stream."""
         if peer not in self.regions.region_of:
             return False
         if message.why == "not-head":

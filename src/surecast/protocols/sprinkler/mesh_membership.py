@@ -1,11 +1,11 @@
-"""Who knows whom in the mesh of a stream, and who is told what: a client's side of it.
+"""A client's neighbours in the mesh of a stream, and the notifications it sends to them.
 
-Views are gossiped; of each view a few peers, drawn anew from time to time, are told of everything
-new. They are asked to tell back (`MeshLean`), so that a client that nobody happened to pick still
-hears from those it picked itself.
+Clients gossip their views. Each notifies a few peers of its view, drawn again from time to time, of
+all new events, and requests notifications in return (`MeshLean`). So a client that no other one has
+drawn still gets notifications from those that it has drawn itself.
 
-G12 the graph of views is random, of small diameter, and heals: whoever lost touch meets everybody
-    again through the region's server.
+G12 the graph of views is random, of small diameter, and heals: clients that have lost contact find
+    the others again through the region's server.
 """
 
 from collections import Counter
@@ -25,30 +25,30 @@ __all__ = ["Feed", "MeshMembership"]
 
 @dataclass(slots=True)
 class Feed(ReceiveWindow):
-    """One stream at a member of its mesh: what it has of it, whom it knows and whom it tells."""
+    """One stream at a member of its mesh: its window, the peers it knows and those it notifies."""
 
     view: View = field(kw_only=True)
     sure: bool = False  # the stream is known to reach `position`; a start may lie in the future
     joined: bool = False  # a server has answered
-    active: list[Peer] = field(default_factory=list)  # whom we tell, and lean on
-    leaning: dict[Peer, bool] = field(default_factory=dict)  # who has picked us
-    known: dict[Peer, int] = field(default_factory=dict)  # what a peer has, or was told of
-    progress_ns: int = 0  # when something was delivered, or a server said that there is nothing
+    active: list[Peer] = field(default_factory=list)  # drawn by us: notified, and notify us
+    leaning: dict[Peer, bool] = field(default_factory=dict)  # peers that have drawn us (MeshLean)
+    known: dict[Peer, int] = field(default_factory=dict)  # what a peer has, or was notified of
+    progress_ns: int = 0  # when something was delivered, or a server answered that nothing is new
     patience_ns: int = 0  # how long to wait from then until a server is asked
-    told_ns: int = 0  # when peers were last told
+    told_ns: int = 0  # when peers were last notified
     untold_bytes: int = 0  # delivered since
-    telling: bool = False  # a timer will tell them
+    telling: bool = False  # the timer "tell" is set
     news: bool = False  # something was delivered since the last shuffle
-    heard: tuple[Peer, int] | None = None  # who has how much that we had no room for
+    heard: tuple[Peer, int] | None = None  # a peer, and its end, that we had no room for
 
     @property
     def end(self) -> int:
-        """How far we can say that the stream is here; 0 while that is not known."""
+        """The end of the stream here, as sent to others; 0 while it is not known."""
         return self.position if self.sure else 0
 
 
 class MeshMembership(HandlerMachine):
-    """The half of a mesh peer that knows its neighbours; `MeshPeer` adds what flows between."""
+    """The base of a mesh peer: its neighbours. `MeshPeer` adds requests and delivery."""
 
     view_type: ClassVar[type[View]] = View
 
@@ -61,17 +61,17 @@ class MeshMembership(HandlerMachine):
     ) -> None:
         super().__init__(counters)
         self.config = config
-        self.starts = starts  # what to follow from the beginning, and from where
+        self.starts = starts  # streams to follow from the start, and from which position
         self.rng = rng
         self.replicas = frozenset(config.replicas)
-        self.home = 0  # the replica we fall back on
-        self.polled = 0  # ... and the one that was asked last because nobody said anything
+        self.home = 0  # the replica we use, in `config.replicas`
+        self.polled = 0  # the replica that was asked last because nothing new came
         self.feeds: dict[LogId, Feed] = {}
         self.up: dict[Peer, bool] = {}  # sessions
         self.congested: dict[Peer, bool] = {}
         self.rtt_ns = 0  # to peers, smoothed; 0 until measured
-        self.late: dict[Peer, int] = {}  # when peers were asked that did not answer in time
-        self.alarm_ns = 1 << 62  # when the deadline timer goes off
+        self.late: dict[Peer, int] = {}  # peers that did not answer in time → when they were asked
+        self.alarm_ns = 1 << 62  # when the timer "deadline" fires
 
     @property
     def server(self) -> Peer:
@@ -80,14 +80,15 @@ class MeshMembership(HandlerMachine):
     # ------------------------------------------------------------ gossip
 
     def _gossip(self) -> None:
-        """Send each view to a neighbour, and each so often to the server even if it is none."""
+        """Send each view to a neighbour, and from time to time to the server instead."""
         mesh, rng = self.config.mesh, self.rng
-        # By chance, not by count: clients that started together would always come together, in the
-        # same order, and the server would only ever remember the last of them.
+        # By chance, not by count: clients that started together would always send together and in
+        # the same order, and the server's view would only contain the last of them.
         to_server = rng.randrange(mesh.server_every) == 0
         for feed in self.feeds.values():
             peers = feed.view.peers
-            # A view that is not full has the server in it: so small partitions join the rest.
+            # A view that is not full counts the server as a member, so that small partitions join
+            # the rest.
             chosen = rng.randrange(len(peers) + (len(peers) < mesh.view_max))
             peer = self.server if to_server or chosen == len(peers) else peers[chosen]
             self._show(feed, peer)
@@ -101,7 +102,8 @@ class MeshMembership(HandlerMachine):
         self._send(peer, MeshView(feed.stream, tuple(peers), feed.end, want))
 
     def _introduce(self) -> None:
-        """A server tells of news whom it knows; one that is new to us, or to life, does not."""
+        """Send views to the server: it notifies only clients that it knows, and a new or restarted
+        server does not know us."""
         for feed in self.feeds.values():
             if feed.joined:
                 self._show(feed, self.server)
@@ -118,19 +120,19 @@ class MeshMembership(HandlerMachine):
             self._send(peer, MeshView(feed.stream, tuple(feed.view.peers), feed.end, False))
         if len(feed.active) < min(mesh.fanout, len(feed.view.peers)):
             self._shuffle(feed, at_once=True)
-        # A view says how far its sender is: when all is quiet, this finds who missed something.
+        # A view contains its sender's end, which shows in idle streams who missed something.
         if message.end < feed.position and peer not in self.replicas:
             self._tell_one(feed, peer)
         else:
             self._heard(feed, peer, message.end)
 
-    # ------------------------------------------------------------ who is told
+    # ------------------------------------------------------------ notifying peers
 
     def _shuffle(self, feed: Feed, at_once: bool = False) -> None:
-        """Draw anew whom to tell, and tell the new ones where we are."""
+        """Draw the peers to notify again, and notify the new ones of our end."""
         mesh = self.config.mesh
         if mesh.mutual and not feed.news and not at_once:
-            return  # all is quiet: nobody would learn anything
+            return  # the stream is idle: no peer would learn anything new
         feed.news = False
         before, feed.active = feed.active, feed.view.pick(mesh.fanout, self.rng)
         if mesh.mutual:
@@ -143,7 +145,8 @@ class MeshMembership(HandlerMachine):
         self._announce(feed)
 
     def _announce(self, feed: Feed) -> None:
-        """After a shuffle: else the last events before a pause may never be told to some."""
+        """Notify after a shuffle: otherwise some peers might never be notified of the last events
+        before a pause."""
         if feed.end:
             self._tell(feed)
 
@@ -158,7 +161,7 @@ class MeshMembership(HandlerMachine):
             self._tell_one(feed, peer)
 
     def _tell_soon(self, feed: Feed) -> None:
-        """At once when there is little to tell of; under load, of several deliveries together."""
+        """Notify at once, or, under load, of several deliveries together."""
         mesh = self.config.mesh
         due_ns = feed.told_ns + mesh.notify_gap_ns
         if self.now_ns >= due_ns or feed.untold_bytes >= mesh.notify_bytes:
@@ -195,7 +198,8 @@ class MeshMembership(HandlerMachine):
             self._introduce()
 
     def forget(self, peer: Peer) -> bool:
-        """The session has ended. If there was none, the peer cannot be reached: it is gone."""
+        """The session has ended. Returns whether there was one; if not, the peer cannot be reached
+        and is removed from views."""
         was_up = self.up.pop(peer, False)
         self.congested.pop(peer, None)
         self.late.pop(peer, None)
@@ -212,7 +216,7 @@ class MeshMembership(HandlerMachine):
             feed.active.remove(peer)
 
     def _forget_strangers(self, feed: Feed) -> None:
-        """Bound what is remembered of others: those in the view and those that lean on us."""
+        """Keep only the ends of peers in the view and of those that notify or are notified."""
         if len(feed.known) > 4 * self.config.mesh.view_max:
             near = {*feed.view.peers, *feed.active, *feed.leaning}
             feed.known = {peer: end for peer, end in feed.known.items() if peer in near}
@@ -234,7 +238,7 @@ class MeshMembership(HandlerMachine):
             if inp.peer in feed.active or inp.peer in feed.leaning:
                 self._tell_one(feed, inp.peer)
 
-    # ------------------------------------------------------------ done by MeshPeer
+    # ------------------------------------------------------------ implemented by MeshPeer
 
     def _heard(self, feed: Feed, peer: Peer, end: int) -> None:
         raise NotImplementedError

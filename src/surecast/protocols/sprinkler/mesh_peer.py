@@ -1,15 +1,16 @@
 """A client in its region's mesh: it gets most events from other clients, the rest from a server.
 
-Clients tell each other how far they are; who is behind asks one who is ahead, once, and falls back
-on a server of the region for whatever that one does not send in time. Which clients know each
-other is kept random by gossip (`mesh_membership.py`), a view for each stream (R12).
+Clients notify each other of the ends of their copies. A client that is behind requests the missing
+positions from one that is ahead, once, and from a server of the region if that one does not send
+them in time. Gossip keeps it random which clients know each other (`mesh_membership.py`), with a
+view for each stream (R12).
 
-G2 a stream is delivered in rising positions, without gaps, from the start asked for.
-G4 every event, or a void over it, whoever fails on the way.
-G11 a position is asked of peers at most once, unless the one asked said that it has not got that
-    far (R12); all else is asked of the server. Buffers are bounded.
-G13 a client that stalls or dies delays nobody but those who had just asked it, and these no longer
-    than a deadline.
+G2 a stream is delivered in rising positions, without gaps, from the requested start.
+G4 every event, or a void over it, is delivered, whichever peers fail.
+G11 a position is requested from peers at most once, unless the peer answered that it does not have
+    it yet (R12); all else is requested from the server. Buffers are bounded.
+G13 a client that stalls or fails delays only those peers that had just sent it a request, and these
+    no longer than a deadline.
 """
 
 from typing import ClassVar
@@ -43,7 +44,7 @@ __all__ = ["MeshPeer"]
 
 
 class MeshPeer(MeshMembership):
-    """What is delivered, and from whom it comes; `MeshMembership` sees to who knows whom."""
+    """Requests, answers and delivery; `MeshMembership` handles neighbours and notifications."""
 
     handlers: ClassVar[dict[type, str]] = {
         MeshNotify: "_on_notify",
@@ -64,12 +65,12 @@ class MeshPeer(MeshMembership):
         Writable: "_on_writable",
     }
 
-    # ------------------------------------------------------------ the owner's wishes
+    # ------------------------------------------------------------ commands and timers
 
     def _on_start(self, _inp: Start) -> None:
         mesh = self.config.mesh
         for key, period_ns in (("gossip", mesh.gossip_ns), ("shuffle", mesh.shuffle_ns)):
-            # Spread over the period: clients that start together do not all talk at once.
+            # Spread over the period, so that clients that start together do not all send at once.
             self.out.append(SetTimer(key, self.now_ns + self.rng.randrange(1, period_ns + 1)))
         self.out.append(SetTimer("silence", self.now_ns + self.config.silence_ns))
         for stream, start in self.starts.items():
@@ -110,11 +111,11 @@ class MeshPeer(MeshMembership):
             self.out.append(SetTimer("silence", self.now_ns + self.config.silence_ns // 2))
             for feed in self.feeds.values():
                 self._mind_silence(feed)
-        elif told := self.feeds.get(key[1]):  # ("tell", stream)
-            told.telling = False
-            self._tell(told)
+        elif due := self.feeds.get(key[1]):  # ("tell", stream)
+            due.telling = False
+            self._tell(due)
 
-    # ------------------------------------------------------------ hearing of something new
+    # ------------------------------------------------------------ notifications
 
     def _on_notify(self, peer: Peer, message: MeshNotify) -> None:
         feed = self.feeds.get(message.stream)
@@ -124,14 +125,14 @@ class MeshPeer(MeshMembership):
         self._heard(feed, peer, message.end)
 
     def _heard(self, feed: Feed, peer: Peer, end: int) -> None:
-        """`peer` has the stream up to `end`: ask it for what nobody was asked for yet."""
+        """`peer` has the stream up to `end`: request from it what was not requested yet."""
         if end > feed.known.get(peer, 0):
             feed.known[peer] = end
         feed.sure = feed.sure or 0 < feed.position <= end
         if feed.next >= end or not feed.position:
             return
         config = self.config
-        # Half full is full: what came now might be dropped, and asked for again and again.
+        # Half full counts as full: otherwise answers might be dropped and requested repeatedly.
         if 2 * feed.early_bytes >= config.early_bytes_max or len(feed.asks) >= config.asks_max:
             self._remember(feed, peer, end)
             return
@@ -139,11 +140,11 @@ class MeshPeer(MeshMembership):
         feed.next = end
         for lo, hi in missing:
             if len(feed.asks) >= config.asks_max:
-                break  # the answers will bring us to `_fill`
+                break  # `_fill` continues after an answer
             if peer in self.replicas:  # servers are in the mesh, too
                 self._ask_server(feed, peer, lo, hi)
                 continue
-            if lo < feed.asked:  # dropped for want of room
+            if lo < feed.asked:  # requested before, and dropped because there was no room
                 self._ask_server(feed, self.server, lo, min(hi, feed.asked))
                 lo = feed.asked
             if lo < hi:
@@ -153,12 +154,12 @@ class MeshPeer(MeshMembership):
             feed.asked = max(feed.asked, end)
 
     def _remember(self, feed: Feed, peer: Peer, end: int) -> None:
-        """There is no room for what `peer` has; ask for it when there is."""
+        """There is no room for what `peer` has: request it later."""
         if feed.heard is None or end > feed.heard[1]:
             feed.heard = (peer, end)
 
     def _patience_ns(self) -> int:
-        """How long a peer may take; never longer than a server."""
+        """How long to wait for a peer's answer; at most as long as for a server's."""
         config = self.config
         patience_ns = max(config.deadline_ns_min, config.deadline_rtts * self.rtt_ns)
         return min(patience_ns, config.server_retry_ns)
@@ -180,8 +181,8 @@ class MeshPeer(MeshMembership):
             return
         end = feed.end
         if hi > feed.known.get(peer, 0):
-            feed.known[peer] = min(hi, end)  # it will have that, from us or from a server
-        # A peer that does not take what we send is better served by a server.
+            feed.known[peer] = min(hi, end)  # it will get that from us or from a server
+        # Send nothing to a congested peer: it then requests the range from a server.
         held = [] if peer in self.congested or lo >= hi else feed.held(lo, hi)
         nbytes_max = self.config.reply_bytes_max
         first, nbytes = 0, 0
@@ -203,7 +204,7 @@ class MeshPeer(MeshMembership):
         of_server = peer in self.replicas
         if not of_server:
             self._measure(peer, ask)
-        if ask is not None and not message.last:  # more is on its way
+        if ask is not None and not message.last:  # more will follow
             ask.deadline_ns = self.now_ns + (
                 self.config.server_retry_ns if of_server else self._patience_ns()
             )
@@ -228,7 +229,7 @@ class MeshPeer(MeshMembership):
             self._heard(feed, *heard)
 
     def _measure(self, peer: Peer, ask: Ask | None) -> None:
-        """Learn how long peers take, also from answers that came too late to be waited for."""
+        """Measure the round trip to peers, also with answers that came after their deadline."""
         late_ns = self.late.pop(peer, 0)
         if sent_ns := late_ns if ask is None else ask.sent_ns:
             rtt_ns = min(self.now_ns - sent_ns, self.config.server_retry_ns)
@@ -237,7 +238,7 @@ class MeshPeer(MeshMembership):
     def _take(self, feed: Feed, peer: Peer, message: MeshEvents) -> None:
         before, next_before = feed.position, feed.next
         ready = feed.take(message.batches, self.config.early_bytes_max)
-        if feed.next < next_before:  # some were dropped
+        if feed.next < next_before:  # some batches were dropped
             self._remember(feed, peer, next_before)
         if not ready:
             return
@@ -255,12 +256,12 @@ class MeshPeer(MeshMembership):
         self._tell_soon(feed)
 
     def _lower_next(self, feed: Feed, end: int) -> None:
-        """R12: the peer has less than it was asked for; the rest may be asked of another."""
+        """R12: the peer has less than was requested; the rest may be requested from another."""
         feed.next = min(feed.next, max(feed.position, end))
         feed.asked = min(feed.asked, feed.next)
 
     def _begin_at(self, feed: Feed, peer: Peer, message: MeshEvents) -> None:
-        """A server says where the latest is; until then nothing can be delivered."""
+        """Begin at the end that a server has sent; nothing can be delivered before."""
         if peer in self.replicas and message.end:
             feed.position = feed.next = message.end
             feed.progress_ns, feed.joined, feed.sure = self.now_ns, True, True
@@ -269,15 +270,16 @@ class MeshPeer(MeshMembership):
     # ------------------------------------------------------------ falling back on a server
 
     def _fill(self, feed: Feed) -> None:
-        """What was asked for, is not here and is not under way: ask a server, at once."""
+        """Request from a server what was requested before, is missing and not in an open
+        request."""
         for lo, hi in feed.missing(feed.position, feed.next):
             if len(feed.asks) >= self.config.asks_max:
-                return  # the answers will bring us here again
+                return  # called again after an answer
             self.counters["mesh.fallback"] += 1
             self._ask_server(feed, self.server, lo, hi)
 
     def _ask_rest(self, feed: Feed, server: Peer) -> None:
-        """Ask a server for whatever it has from here on."""
+        """Request all that a server has from our position on."""
         self._ask_server(feed, server, feed.position, 0)
 
     def _ask_server(self, feed: Feed, server: Peer, lo: int, hi: int) -> None:
@@ -287,30 +289,30 @@ class MeshPeer(MeshMembership):
     def _answered_by_server(
         self, feed: Feed, server: Peer, message: MeshEvents, before: int, ask: Ask | None
     ) -> None:
-        """Go on from what a server sent: it may have more, or be behind itself."""
+        """Continue after an answer of a server, which may have more, or may itself be behind."""
         feed.joined = True
         feed.sure = feed.sure or message.end >= feed.position
         if feed.position == before and message.end <= before:
-            feed.progress_ns = self.now_ns  # nothing there: ask again, but not so soon
+            feed.progress_ns = self.now_ns  # nothing new: ask again later, with a longer wait
             feed.patience_ns = min(2 * feed.patience_ns, self.config.silence_ns_max)
         if ask is None:
             return
         if not ask.hi:
-            feed.next = max(feed.next, message.end)  # all the rest is to come from a server
+            feed.next = max(feed.next, message.end)  # a server sends all the rest
             if not message.last:
-                ask.hi = message.end  # if this one fails, another can go on
+                ask.hi = message.end  # if this server fails, another one can continue
             if server != self.server and feed.position > before:
-                self.home = self.config.replicas.index(server)  # ours had not told us of this
+                self.home = self.config.replicas.index(server)  # ours did not notify us of this
                 self._introduce()
         elif message.end < ask.hi:
-            # It is behind what peers have told us of; another replica is not.
+            # The server is behind what peers have; another replica may not be.
             self._lower_next(feed, message.end)
             self._leave_server(server)
             if self.server != server and all(a.hi for a in feed.asks):
                 self._ask_rest(feed, self.server)
 
     def _mind_silence(self, feed: Feed) -> None:
-        """R12: after a while without news a server is asked, each time another one."""
+        """R12: after some time without new events, ask a server, each time another one."""
         if self.now_ns - feed.progress_ns < feed.patience_ns or any(
             ask.peer in self.replicas for ask in feed.asks
         ):
@@ -319,9 +321,9 @@ class MeshPeer(MeshMembership):
         self._ask_rest(feed, self.config.replicas[self.polled])
 
     def _look_at_deadlines(self) -> None:
-        """Who has not answered in time is not waited for any longer."""
+        """Drop requests whose deadline has passed, and request the positions from a server."""
         now_ns = self.now_ns
-        slow: dict[Peer, int] = {}  # and when they were asked
+        slow: dict[Peer, int] = {}  # peer → when its request was sent
         self.alarm_ns = 1 << 62
         for feed in self.feeds.values():
             late = [ask for ask in feed.asks if ask.deadline_ns <= now_ns]
@@ -358,7 +360,7 @@ class MeshPeer(MeshMembership):
     def _on_peer_down(self, inp: PeerDown) -> None:
         peer = inp.peer
         was_up = self.forget(peer)
-        self._leave_server(peer, was_up)  # who cannot be reached is not knocked at again and again
+        self._leave_server(peer, was_up)  # if it was not reachable, do not send it views again
         for feed in self.feeds.values():
             if any(ask.peer == peer for ask in feed.asks):
                 feed.asks = [ask for ask in feed.asks if ask.peer != peer]

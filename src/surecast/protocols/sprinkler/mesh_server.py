@@ -1,8 +1,8 @@
-"""A server's place in the meshes of its streams: the one member that has everything.
+"""A server as a member of the meshes of its streams: the member that has all events.
 
-It tells a few clients of what is new, as clients tell each other, answers what they ask for, and
-mixes their views: whoever lost touch with the others meets them again here. Any replica does this
-for the clients that turn to it; all of them show only what is committed.
+It notifies a few clients of new events, as clients notify each other, answers their requests, and
+mixes their views, so that clients that have lost contact with the others find them again. Every
+replica does this for the clients that use it; all replicas show only what is committed.
 """
 
 from collections import Counter
@@ -43,12 +43,12 @@ class Mesh:
     """The mesh of one stream as a server knows it."""
 
     view: View
-    active: list[Peer] = field(default_factory=list)
-    known: dict[Peer, int] = field(default_factory=dict)  # what they have, or were told of
-    shown: int = 0  # where the stream ended when news of it came
-    told_ns: int = 0
-    news: bool = False
-    settled: int = 0  # where the stream ended a gossip ago: who lacks some of this missed something
+    active: list[Peer] = field(default_factory=list)  # notified of new events
+    known: dict[Peer, int] = field(default_factory=dict)  # what peers have, or were notified of
+    shown: int = 0  # the end of the stream when it last moved
+    told_ns: int = 0  # when peers were last notified
+    news: bool = False  # the stream has moved since the last shuffle
+    settled: int = 0  # the end of the stream at the last gossip: a peer below it missed something
 
 
 class MeshServer(HandlerMachine):
@@ -91,7 +91,7 @@ class MeshServer(HandlerMachine):
         self.up: dict[Peer, bool] = {}  # sessions
         self.congested: dict[Peer, bool] = {}
         self.running = False  # timers are set
-        self.untold: dict[LogId, bool] = {}  # streams whose news a timer will tell
+        self.untold: dict[LogId, bool] = {}  # streams of which the timer "tell" will notify
 
     def _end(self, stream: LogId) -> int:
         """How far a stream is committed here; 0 if it is not known."""
@@ -108,7 +108,7 @@ class MeshServer(HandlerMachine):
     def _on_view(self, peer: Peer, message: MeshView) -> None:
         mesh = self.meshes.get(message.stream)
         if peer in self.servers:
-            if mesh is not None and mesh.view.peers:  # who these are, one of ours should know
+            if mesh is not None and mesh.view.peers:  # introduce its clients to one of ours
                 met = MeshView(message.stream, message.peers, self._end(message.stream), False)
                 self._send(self.rng.choice(mesh.view.peers), met)
             return
@@ -120,13 +120,14 @@ class MeshServer(HandlerMachine):
                 self.out.append(PassDown(Attend("sprinkler.mesh", True)))
             mesh = self.meshes[message.stream] = Mesh(view)
         end = self._end(message.stream)
-        if message.want:  # before it is mixed in: the asker has no use for its own name
+        if message.want:  # before the merge: the client does not need its own name
             self._send(peer, MeshView(message.stream, tuple(mesh.view.peers), end, False))
         mesh.view.merge(peer, message.peers[: self.config.view_max], self.rng)
         mesh.known[peer] = max(mesh.known.get(peer, 0), message.end)
         if len(mesh.active) < min(self.config.server_fanout, len(mesh.view.peers)):
             self._shuffle(message.stream, mesh)
-        # Everybody is a little behind under load, and will hear from others.
+        # Only if it is behind `settled`: under load all clients are a little behind, and get
+        # notifications from others.
         if 0 < message.end < mesh.settled:
             self._tell(message.stream, end, mesh, [peer])
         if not self.running:
@@ -140,7 +141,8 @@ class MeshServer(HandlerMachine):
             _forget(mesh, peer, gone=True)
 
     def _on_request(self, peer: Peer, message: MeshRequest) -> None:
-        """What a client could not get from others: a large part at once, then it asks again."""
+        """Answer a client that could not get events from others: a large part, then it asks
+        again."""
         stream, end = message.stream, self._end(message.stream)
         if end and message.lo > 0:
             self._requested(peer, stream, min(message.hi or end, end))
@@ -156,7 +158,7 @@ class MeshServer(HandlerMachine):
             self._send(peer, answer)
 
     def _requested(self, peer: Peer, stream: LogId, hi: int) -> None:
-        """What a client asks for it will have: no need to tell it."""
+        """A client will have what it requests, so it need not be notified of that."""
         mesh = self.meshes.get(stream)
         if mesh is not None and peer in mesh.known:
             mesh.known[peer] = max(mesh.known[peer], hi)
@@ -169,7 +171,8 @@ class MeshServer(HandlerMachine):
                 self._moved(stream, mesh)
 
     def _moved(self, stream: LogId, mesh: Mesh) -> None:
-        """More of a stream is committed here: told at once, or with what comes a moment later."""
+        """More of a stream is committed here: notify peers at once, or a moment later if they were
+        just notified."""
         end = self._end(stream)
         if mesh.shown == end:
             return
@@ -190,8 +193,8 @@ class MeshServer(HandlerMachine):
     def _tell(self, stream: LogId, end: int, mesh: Mesh, peers: list[Peer]) -> None:
         notify = MeshNotify(stream, end)
         for peer in peers:
-            told = self.config.mutual and mesh.known.get(peer, 0) >= end
-            if not told and peer not in self.congested:
+            has_it = self.config.mutual and mesh.known.get(peer, 0) >= end
+            if not has_it and peer not in self.congested:
                 mesh.known[peer] = end
                 self._send(peer, notify)
 
@@ -233,7 +236,7 @@ class MeshServer(HandlerMachine):
             mesh.known = {p: end for p, end in mesh.known.items() if p in near}
 
     def _introduce(self) -> None:
-        """Clients that turn to another replica would otherwise never meet ours."""
+        """Send views to another replica: otherwise its clients would never learn of ours."""
         others = [m for m in self.members if m != self.name]
         if others:
             other = self.rng.choice(others)
@@ -261,7 +264,7 @@ class MeshServer(HandlerMachine):
     def _on_peer_down(self, inp: PeerDown) -> None:
         peer = inp.peer
         self.congested.pop(peer, None)
-        gone = not self.up.pop(peer, False)  # it could not even be reached
+        gone = not self.up.pop(peer, False)  # there was no session: it cannot be reached
         for mesh in self.meshes.values():
             _forget(mesh, peer, gone)
 

@@ -1,4 +1,4 @@
-"""What regions send each other, and members of a region's mesh."""
+"""Messages between regions, and between members of a region's mesh."""
 
 import msgspec
 
@@ -36,18 +36,18 @@ class SprinklerMessage(Message, tag=tagged("sprinkler")):
 
 
 class Advertise(SprinklerMessage):
-    """How far `region` has come: all streams on a new session, then only what changed (R12)."""
+    """The ends of `region`'s copies: of all streams on a new session, then only changes (R12)."""
 
     region: str
     epoch: int
     ends: dict[bytes, int]
     infos: tuple[StreamInfo, ...]
     full: bool
-    head: str = ""  # who takes publishes for what the region owns
+    head: str = ""  # the replica that accepts publishes to streams of the region
     owners: bytes = b""  # a digest of its ownership table
-    more: bool = False  # this is a part: it counts with the next message
-    # What the sender's disk has counted up to (`core.replicated.Counted`). A receiver that has seen
-    # it count further answers RegionBehind.
+    more: bool = False  # this is a part; the next message continues it
+    # The serial number of the sender's disk (`core.replicated.Counted`). A receiver that has seen a
+    # higher one answers RegionBehind.
     disk: bytes = b""
     life: bytes = b""
     start: int = 0
@@ -57,7 +57,7 @@ class Advertise(SprinklerMessage):
 class RegionSubscribe(SprinklerMessage):
     """Send `region` the stream from position `start` on.
 
-    `last` are events of its copy before that: they must stand in the receiver's, too.
+    `last` are marks of earlier events of its copy: the receiver's copy must have the same events.
     """
 
     region: str
@@ -80,45 +80,46 @@ class PeerEvents(SprinklerMessage):
 
 
 class PublishersWanted(SprinklerMessage):
-    """Compacted batches do not say who published them; a copy made of them asks (R4, R8)."""
+    """Request the publishers' state of `stream`: compacted batches do not name their publishers
+    (R4, R8)."""
 
     stream: LogId
-    end: int  # of the asker's copy
-    asker: str = ""  # when a tail passes the question on to its head
+    end: int  # of the sender's copy
+    asker: str = ""  # the sender, when a tail forwards the request to its head
 
 
 class PublishersKnown(SprinklerMessage):
-    """What publishers had accepted in `stream` below `end`, as far as the sender knows.
+    """The publishers' state of `stream` at position `end`, as far as the sender knows it.
 
-    `data` is a part, from `at` on, of `total` bytes; parts come in order.
+    `data` is a part, from offset `at` on, of `total` bytes; parts come in order.
     """
 
     stream: LogId
     end: int
     data: bytes
-    complete: bool
+    complete: bool  # the sender knows all publishers
     region: str
-    appended: int  # where the head's own copy ends, committed or not
+    appended: int  # the end of the head's own copy, committed or not
     at: int = 0
     total: int = 0
 
 
 class RegionStale(SprinklerMessage):
-    """I know a later epoch of your region (R7)."""
+    """The sender knows a later epoch of the receiver's region (R7)."""
 
     region: str
     epoch: int
 
 
 class RegionBehind(SprinklerMessage):
-    """Your disk had counted up to `serial` before: what it holds now is an older copy."""
+    """The receiver's disk once had the serial number `serial`, so it is an older copy now."""
 
     disk: bytes
     serial: int
 
 
 class Mark(msgspec.Struct, gc=False, array_like=True, frozen=True, order=True):
-    """What stands at a position: enough to tell two events apart."""
+    """Identifies the event at a position."""
 
     seq: int
     time_ns: int
@@ -126,21 +127,22 @@ class Mark(msgspec.Struct, gc=False, array_like=True, frozen=True, order=True):
 
 
 class Compare(SprinklerMessage):
-    """Which events do you have at these positions of these streams?"""
+    """Request the marks of the receiver's events at these positions of these streams."""
 
     token: int
     seqs: dict[bytes, tuple[int, ...]]
 
 
 class Compared(SprinklerMessage):
-    """What the sender has there; for a void position, an event not far below, or nothing."""
+    """The marks of the sender's events; for a void position, of an event not far below, or none."""
 
     token: int
     marks: dict[bytes, tuple[Mark, ...]]
 
 
 class Doubt(SprinklerMessage):
-    """Compare these streams with all regions again: there are, or were, two histories of them."""
+    """The receiver should compare these streams with all regions again: there are, or were, two
+    histories of them."""
 
     streams: tuple[bytes, ...]
 
@@ -156,22 +158,23 @@ class Hide(SprinklerMessage):
 
 
 class MeshNotify(SprinklerMessage):
-    """I have `stream` up to `end`."""
+    """The sender has `stream` up to `end`."""
 
     stream: LogId
     end: int
 
 
 class MeshLean(SprinklerMessage):
-    """I have picked you: tell me, too, when you get something new (or do not, any longer)."""
+    """Start notifying the sender of new events, because it notifies the receiver (`on` false:
+    stop)."""
 
     stream: LogId
     on: bool
 
 
 class MeshRequest(SprinklerMessage):
-    """Send me what you have of [lo, hi). To a server, `hi` 0 means all there is from `lo` on,
-    and `lo` 0 only asks where the stream ends."""
+    """Send [lo, hi), as far as the receiver has it. To a server, `hi` 0 means everything from `lo`
+    on, and `lo` 0 only requests the end of the stream."""
 
     stream: LogId
     lo: int
@@ -179,10 +182,10 @@ class MeshRequest(SprinklerMessage):
 
 
 class MeshEvents(SprinklerMessage):
-    """What the sender has of [lo, hi), a part of what was requested; the last part if `last`.
+    """What the sender has of [lo, hi), a part of the requested range; the last part if `last`.
 
-    Positions below `end` that are missing are not kept here; those from `end` on have not come yet.
-    Batches may reach beyond [lo, hi): they are passed on whole.
+    Missing positions below `end` are not kept by the sender; it does not have those from `end` on
+    yet. Batches are sent whole, so they may reach beyond [lo, hi).
     """
 
     stream: LogId
@@ -194,7 +197,8 @@ class MeshEvents(SprinklerMessage):
 
 
 class MeshView(SprinklerMessage):
-    """Whom I know in the mesh of `stream`, and how far I am; `want`: send me yours."""
+    """The peers that the sender knows in the mesh of `stream`, and its end; `want`: answer with the
+    receiver's view."""
 
     stream: LogId
     peers: tuple[str, ...]
@@ -203,6 +207,6 @@ class MeshView(SprinklerMessage):
 
 
 class MeshLeave(SprinklerMessage):
-    """I am not, or no longer, in the mesh of `stream`."""
+    """The sender is not, or no longer, in the mesh of `stream`."""
 
     stream: LogId

@@ -1,4 +1,4 @@
-"""What Sprinkler's layers of a replica know, as plain values: other regions, and what is wrong."""
+"""Status and alarms of Sprinkler's layers at a replica, as plain values."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Final
@@ -10,39 +10,39 @@ from surecast.protocols.sprinkler.region_sync import RegionSync
 
 __all__ = ["NAMED_MAX", "SprinklerObserver"]
 
-NAMED_MAX: Final = 10  # streams named one by one; the rest is counted
+NAMED_MAX: Final = 10  # streams that are listed by name; the others are only counted
 
 
 class SprinklerObserver:
     codes: ClassVar[Mapping[str, Code]] = {
         "region-unreachable": Code(
-            "Another region is not heard from. Streams it owns get no new events here, unless a "
-            "third region passes them on; publishes to them from here fail.",
-            "Mend the link, or start that region. Nothing is lost meanwhile: it catches up.",
+            "No advertisements arrive from another region. Streams that it owns get no new events "
+            "here, unless a third region forwards them; publishes to them from here fail.",
+            "Repair the link, or start that region. Nothing is lost meanwhile: it catches up.",
         ),
         "owners-differ": Code(
-            "Another region's [owners] table is not like ours, so the two may disagree on who "
-            "numbers a stream. No streams are created while they differ.",
-            "Give all regions the same [owners] and restart those that were wrong.",
+            "Another region's [owners] table differs from ours, so the two may disagree on which "
+            "region owns a stream. No streams are created while the tables differ.",
+            "Give all regions the same [owners] and restart those whose table was wrong.",
             blocks=True,
         ),
         "asking-regions": Code(
-            "This server has just started and waits for the other regions before it gives "
+            "This server has just started and waits for the other regions before it assigns "
             "positions, because its data folder may be an older copy of itself (sprinkler.start, "
             "ask_ns).",
             "Nothing: it ends when they have answered, or after sprinkler.ask_ns.",
         ),
         "stream-forked": Code(
             "Two regions have different events at the same positions of a stream, because its "
-            "owner was restored from an older copy while it could ask nobody. The history whose "
-            "newest event is older stays; the other one is copied to a stream of its own and taken "
-            "back.",
-            "Read the stream named here, and publish again what is needed of it.",
+            "owner was restored from an older copy while it could reach no other region. The "
+            "history whose newest event is older stays; the other one is copied to a separate "
+            "stream and removed.",
+            "Read the stream named here, and publish again the events that are needed.",
         ),
         "stream-recovering": Code(
-            "Other regions have events of a stream that this region owns and lost. It fetches them "
-            "before it takes publishes.",
-            "See that the other regions can be reached; it ends by itself.",
+            "Other regions have events of a stream that this region owns and has lost. It fetches "
+            "them before it accepts publishes.",
+            "Make sure that the other regions can be reached; it ends by itself.",
         ),
     }
 
@@ -59,8 +59,8 @@ class SprinklerObserver:
         if regions.is_head and not recovery.has_asked and recovery.is_anybody_silent():
             silent = [p.name for p in regions.peers.values() if not regions.forks.has_met(p)]
             yield "asking-regions", "waiting, for " + " ".join(silent)
-        for what in regions.forks.told(NAMED_MAX):
-            yield "stream-forked", what
+        for line in regions.forks.report(NAMED_MAX):
+            yield "stream-forked", line
         copies = regions.streams.values()
         back = [copy.info.name for copy in copies if copy.recovering_since_ns is not None]
         if back:
@@ -69,10 +69,10 @@ class SprinklerObserver:
 
     def status(self, layers: Layers) -> Mapping[str, Any]:
         regions: RegionSync = layers["sprinkler"]
-        found = []
+        others = []
         for peer in regions.peers.values():
             heard = peer.heard_ns >= 0
-            found.append(
+            others.append(
                 RegionStatus(
                     name=peer.name,
                     up=regions.is_live(peer),
@@ -83,7 +83,7 @@ class SprinklerObserver:
                     same_owners=not heard or peer.owners == regions.owners,
                 )
             )
-        return {"regions": found}
+        return {"regions": others}
 
     def stream(self, layers: Layers, stream: LogId) -> Mapping[str, Any]:
         regions: RegionSync = layers["sprinkler"]

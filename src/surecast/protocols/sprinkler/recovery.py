@@ -1,8 +1,9 @@
-"""An owner that has lost part of what it owned, or may have: it waits, asks and pulls (R8).
+"""An owner that has lost part of its streams, or may have: it waits, asks and pulls (R8).
 
-A chain that lost its disks, an older copy of a disk, a hole that no replica can fill: what the
-region owned before has to be fetched from the others, and no position is given until it is. After
-a start the other regions are asked first: they may know that our disk is an older copy of itself.
+A chain may have lost its disks, a disk may be an older copy, or have a hole that no replica can
+fill. Then the streams that the region owns are fetched from other regions, and no position is
+assigned until that is done. After a start the other regions are asked first: they may know that our
+disk is an older copy of itself.
 """
 
 from surecast.core.replicated import Recovered, RoleChanged
@@ -11,7 +12,7 @@ from surecast.protocols.sprinkler.sources import Copy, PeerRegion, Regions
 
 __all__ = ["Recovery"]
 
-ASK_AT_MOST = 10  # times `ask_ns` that a region which answers is waited for: it has many streams
+ASK_AT_MOST = 10  # times `ask_ns`: how long to wait for a live region, which may have many streams
 
 
 class Recovery:
@@ -21,7 +22,7 @@ class Recovery:
         self.regions = regions
         self.forks = forks
         self.started_ns = 0
-        self.has_asked = False  # and positions were given since
+        self.has_asked = False  # asking has ended: the first position since the start was assigned
         self.unclean_since_ns: int | None = None
         self.lost_epoch = 0
         self.distrusted = False
@@ -36,22 +37,24 @@ class Recovery:
     # ------------------------------------------------------------ after a start
 
     def must_wait(self, copy: Copy) -> bool:
-        """Whether the stream may have another history elsewhere, or we lack part of it."""
+        """Whether no positions may be assigned: the stream may have another history elsewhere, or
+        we lack part of it."""
         if copy.recovering_since_ns is not None or self.forks.is_settling(copy.stream_id):
             return True
         return not copy.made_now and self.is_asking()
 
     def is_asking(self) -> bool:
-        """Just started: the other regions may know that our disk is an older copy of itself."""
+        """Whether we wait for other regions after a start: they may know that our disk is an older
+        copy of itself."""
         return not self.has_asked and self.is_anybody_silent()
 
     def is_anybody_silent(self) -> bool:
-        """Whether a region is still to be heard from, or compared with."""
+        """Whether a region has not advertised yet, or was not compared with yet."""
         regions = self.regions
         config, waited_ns = regions.config, regions.now_ns - self.started_ns
         if config.start == "trust" or waited_ns >= ASK_AT_MOST * config.ask_ns:
             return False
-        silent = waited_ns < config.ask_ns  # wait for them, too
+        silent = waited_ns < config.ask_ns  # wait for silent regions, too
         return any(
             not (peer.heard_ns >= 0 and self.forks.has_met(peer))
             for peer in regions.peers.values()
@@ -61,14 +64,14 @@ class Recovery:
     # ------------------------------------------------------------ an owner behind its peers
 
     def may_pull_own(self, copy: Copy, end: int) -> bool:
-        """May we pull our own stream? Only when a peer proves that we have lost part of it."""
+        """Whether we may pull our own stream: only if a peer has more of it, so we lost a part."""
         if end > copy.end and copy.recovering_since_ns is None:
             self.regions.counters["sprinkler.owner-behind"] += 1
             self.begin(copy, self.regions.now_ns, outdated=True)
         return copy.recovering_since_ns is not None
 
     def look_for_loss(self, copy: Copy) -> None:
-        """Our chain lost its disks: what it owned before has to be fetched from its peers."""
+        """Begin to recover a stream if our chain lost its disks, or has a hole in it."""
         made_since = copy.made_epoch >= max(self.lost_epoch, 1)
         if not self.regions.owns(copy):
             return
@@ -100,12 +103,13 @@ class Recovery:
         return [p for p in self.regions.peers.values() if copy.stream_id in p.ends]
 
     def _needs_operator(self) -> bool:
-        """Part of the history is missing, and there is no other region that could have it."""
+        """Whether part of the history is missing, and there is no other region to ask."""
         regions = self.regions
         return self.distrusted and not regions.peers and regions.config.start == "ask"
 
     def check(self, copy: Copy) -> None:
-        """Resume above the maximum, once every peer has been heard and retries can be told."""
+        """End the recovery of a stream once every peer has answered, we have all that they have,
+        and the publishers' state is known, so that retries are recognised."""
         since_ns = copy.recovering_since_ns
         if since_ns is None or not self.all_heard_since(since_ns) or copy.unnamed:
             return
@@ -113,7 +117,7 @@ class Recovery:
             return
         if self._needs_operator():
             return
-        # Not only what they have committed: what a peer has appended it will commit some day.
+        # Also what peers have appended and not committed: they may commit it later.
         if all(
             p.ends[copy.stream_id] <= copy.end
             and copy.confirmed.get(p.name, copy.end + 1) <= copy.end
@@ -123,7 +127,7 @@ class Recovery:
             self.regions.limited(copy.stream_id)
 
     def check_all(self) -> None:
-        """A chain that lost its disk is whole again when every peer's word has been followed."""
+        """Send Recovered once a chain that lost its disks has all streams that its peers have."""
         regions = self.regions
         if self.unclean_since_ns is None or not self.all_heard_since(self.unclean_since_ns):
             return
@@ -139,6 +143,6 @@ class Recovery:
             regions.command(Recovered())
 
     def _is_taken(self, peer: PeerRegion, stream_id: bytes) -> bool:
-        """Whether its name belongs to another stream here: it will not come."""
+        """Whether the stream's name belongs to another stream here, so that it will not come."""
         info = peer.infos.get(stream_id)
         return info is not None and self.regions.service.named(info.name) is not None

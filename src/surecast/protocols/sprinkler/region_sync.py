@@ -1,10 +1,10 @@
 """Sprinkler between regions: the tail advertises and serves, the head pulls.
 
-The server side of the delivery at one replica, a layer over the stream service. Roles change only
-by what the chain says.
+The server side of the delivery at one replica, a layer over the stream service. A replica's role
+changes only when the chain reports it.
 
-G8 at most one source a stream, and none for one's own unless part of it was lost.
-G9 connected regions converge, also when publishing has stopped.
+G8 at most one source per stream, and none for a region's own stream unless part of it was lost.
+G9 connected regions converge, also after publishing has stopped.
 """
 
 from collections import Counter
@@ -102,14 +102,14 @@ NAME = "broadcast"  # of the delivery
 PROTOCOL = "sprinkler"
 STREAMS_A_MESSAGE = 1000  # in one advertisement
 PARTS_MAX = 100  # before the last one of an advertisement; a longer one is ignored
-COUNTS = "regions"  # the state in which counts of other regions' disks are kept
-DISKS_MAX = 8  # remembered of a server, which has had them one after the other
-COUNTS_NS = 1 * SECOND  # how often they are written
+COUNTS = "regions"  # the state with the serial numbers of other regions' disks
+DISKS_MAX = 8  # kept for each server: its last disks
+COUNTS_NS = 1 * SECOND  # how often that state is written
 FOLLOWERS_MAX = 1_000_000  # streams times servers of other regions
 
 
 class Count(msgspec.Struct, array_like=True):
-    """What a disk of another region was heard to have counted up to, in which life of it."""
+    """The last serial number received of a disk of another region, and in which life (start)."""
 
     disk: bytes
     life: bytes = b""
@@ -117,7 +117,7 @@ class Count(msgspec.Struct, array_like=True):
 
 
 def _whole(parts: list[Advertise], last: Advertise) -> Advertise:
-    """An advertisement that came in parts."""
+    """Join an advertisement that came in parts."""
     ends: dict[LogId, int] = {}
     infos: list[StreamInfo] = []
     for part in (*parts, last):
@@ -127,7 +127,7 @@ def _whole(parts: list[Advertise], last: Advertise) -> Advertise:
 
 
 class RegionSync(HandlerMachine):
-    """Knows the other regions; leaves streams to the service below."""
+    """Handles the other regions; the service below handles streams."""
 
     uses = ("streams",)
     handlers: ClassVar[dict[type, str]] = {
@@ -184,24 +184,24 @@ class RegionSync(HandlerMachine):
         self.members: tuple[Peer, ...] = ()
         self.is_head = self.is_tail = False
         self.recorded: dict[LogId, bool] = {}  # other regions' streams put into the directory
-        self.advertised: dict[Peer, dict[LogId, int]] = {}  # per session: what it was told
-        self.partial: dict[Peer, list[Advertise]] = {}  # advertisements that come in parts
-        self.known: dict[Peer, Parts] = {}  # ... and publishers' states
+        self.advertised: dict[Peer, dict[LogId, int]] = {}  # per session: the ends last sent
+        self.partial: dict[Peer, list[Advertise]] = {}  # advertisements of which parts came
+        self.known: dict[Peer, Parts] = {}  # publishers' states of which parts came
         self.served: dict[Peer, bool] = {}  # servers of other regions, which we serve as the tail
         self.serving = Serving(service, PeerEvents, config.serves_per_step)
-        # What the disks of other regions' servers have counted up to, the newest disk last.
+        # Serial numbers of the disks of other regions' servers, the newest disk last.
         self.counts: dict[Peer, list[Count]] = {}
         if counts := disk.state(COUNTS):
             self.counts = msgspec.msgpack.decode(counts, type=dict[str, list[Count]])
         self.counts_saved_ns, self.counts_changed = 0, False
         self.counted = Counted(b"", b"", 0, 0)  # our own
-        # Streams of which another region has a namesake with another identity: (region, name).
+        # Names for which another region has a stream with another id: (region, name).
         self.doubles: dict[tuple[str, str], bool] = {}
-        # Protocols that other regions' servers list, or listed when they were last heard.
+        # Protocols that other regions' servers listed in their last session.
         self.speaks: dict[Peer, tuple[str, ...]] = {}
         self.owners = owners_digest(config.owners)
         self.was_asking = True
-        self.attends = False  # the service tells us when streams move
+        self.attends = False  # the service sends us StreamsMoved
         self.older = 0  # streams that this region owns, from before this start
         self.forwarding = Forwarding(self)
         self.forks = Forks(self)
@@ -216,11 +216,11 @@ class RegionSync(HandlerMachine):
         return out
 
     def _may_number(self) -> bool:
-        """Whether the first position after a start is still to be given."""
+        """Whether we wait for the first position to be assigned after a start."""
         waits = self.is_head and self.older > 0 and bool(self.peers)
         return waits and not self.recovery.has_asked
 
-    # ------------------------------------------------------------ for the parts of this machine
+    # ------------------------------------------------------------ used by the parts of this machine
 
     def send(self, peer: Peer, message: Message) -> None:
         self.out.append(Send(peer, message))
@@ -252,7 +252,7 @@ class RegionSync(HandlerMachine):
             self._review(copy)
 
     def _review(self, copy: Copy) -> None:
-        """Tell the service whether positions of a stream may be given."""
+        """Suspend or resume assigning positions of a stream, as needed."""
         if not self.is_head or not self.owns(copy):
             return
         suspended = self.recovery.must_wait(copy)
@@ -266,14 +266,14 @@ class RegionSync(HandlerMachine):
             self._review(copy)
 
     def _look_whether_asked(self) -> None:
-        """Once all regions were asked after the start, positions may be given; until one is given,
-        a region that is heard of only now is asked, too."""
+        """Once all regions were asked after the start, positions may be assigned. Until the first
+        one is, a region that appears only now is asked, too."""
         if self.is_head and self.was_asking != self.recovery.is_asking():
             self.was_asking = not self.was_asking
             self._review_all()
 
     def _look_whether_numbered(self, copy: Copy) -> None:
-        """The first position that is given after a start ends the asking."""
+        """The first position that is assigned after a start ends the asking."""
         waited = self.is_head and self.owns(copy) and not copy.made_now
         if waited and not copy.suspended and copy.end > copy.begun:
             self.recovery.has_asked = True
@@ -300,7 +300,7 @@ class RegionSync(HandlerMachine):
     def _on_end_of_pass(self, _inp: EndOfPass) -> None:
         self.serving.serve(self.out)
 
-    # ------------------------------------------------------------ what the service says
+    # ------------------------------------------------------------ events of the service
 
     def _on_role_changed(self, event: RoleChanged) -> None:
         was_head, was_tail = self.is_head, self.is_tail
@@ -314,14 +314,14 @@ class RegionSync(HandlerMachine):
             for copy in self.streams.values():
                 copy.source = None  # a new head knows only its own log
                 if not self.owns(copy):
-                    copy.unnamed = max(copy.unnamed, 1)  # the old one may not have asked
+                    copy.unnamed = max(copy.unnamed, 1)  # the old head may not have asked
         if not self.is_head:
             for copy in self.streams.values():
                 copy.source = copy.recovering_since_ns = None
         if was_tail and not self.is_tail:
             self._stop_serving_peers()
         elif self.is_tail:
-            self.advertised.clear()  # the epoch is news to everybody
+            self.advertised.clear()  # send everything, because the epoch is new
             self._advertise_all()
         if self.is_head:
             for copy in self.streams.values():
@@ -348,7 +348,7 @@ class RegionSync(HandlerMachine):
             self.forks.grew(info.stream_id)
 
     def _on_deleted(self, event: StreamDeleted) -> None:
-        """Streams of that name which other regions have, and which ours kept out, may come now."""
+        """Adopt other regions' streams of that name, which our deleted stream had prevented."""
         name = event.info.name
         for peer in self.peers.values():
             self.doubles.pop((peer.name, name), None)
@@ -372,7 +372,7 @@ class RegionSync(HandlerMachine):
             self.serving.serve(self.out)
 
     def _on_taken_back(self, event: TakenBack) -> None:
-        """The past was given up: begin again."""
+        """Committed positions were given up: start again from the truncated log."""
         if event.log == DIRECTORY:
             for stream_id in self.streams:
                 self.serving.remove_stream(stream_id)
@@ -404,10 +404,10 @@ class RegionSync(HandlerMachine):
                 elif message.info is not None and message.info.delivery != NAME:
                     self.command(Settle(message.name, "other-region"))  # it will not come here
 
-    # ------------------------------------------------------------ where a stream is made
+    # ------------------------------------------------------------ where a stream is created
 
     def _create(self, peer: Peer, message: Any) -> None:
-        """Have the stream made here, or have its owner make it."""
+        """Have the stream created here, or by its owner."""
         name, here = message.name, self.config.region
         if why := self._refusal_to_create():
             self.command(Refuse(peer, message, why))
@@ -415,11 +415,11 @@ class RegionSync(HandlerMachine):
         elsewhere = self._known_elsewhere(name)
         owner = elsewhere.owner if elsewhere else owner_of(self.config.owners, name, here)
         if owner != here:
-            if peer in self.region_of:  # that region takes us for the owner: do not send it back
+            if peer in self.region_of:  # that region takes us as the owner: do not forward it back
                 self.command(Refuse(peer, message, "recovering"))
             elif why := self.forwarding.create(owner, message):
                 self.command(Refuse(peer, message, why))
-            else:  # asked each time: the owner's answer may have been lost
+            else:  # forwarded each time: the owner's answer may have been lost
                 self.command(Await(peer, message))
         elif self._is_coming(name):
             self.command(Await(peer, message))
@@ -427,7 +427,7 @@ class RegionSync(HandlerMachine):
             self.command(Create(peer, message))
 
     def _refusal_to_create(self) -> str:
-        # (A disk that has just been put in has forgotten nothing.)
+        # (A new disk, at its first start, cannot be an older copy.)
         if self.counted.start > 1 and self.recovery.is_asking():
             return "recovering"
         if any(self.is_live(p) and p.owners != self.owners for p in self.peers.values()):
@@ -438,7 +438,8 @@ class RegionSync(HandlerMachine):
         return ""
 
     def _known_elsewhere(self, name: str) -> StreamInfo | None:
-        """Another region has a stream of that name; ours would never be exchanged."""
+        """Another region's stream of that name, if there is one: a second one would never be
+        exchanged."""
         for peer in self.peers.values():
             for info in peer.infos.values():
                 foreign = info.name == name and info.owner != self.config.region
@@ -447,7 +448,8 @@ class RegionSync(HandlerMachine):
         return None
 
     def _is_coming(self, name: str) -> bool:
-        """We had made it, and forgotten it: another region's word for it is being recorded."""
+        """Whether a stream of that name is being adopted from another region (we had created it and
+        lost it)."""
         infos = (info for peer in self.peers.values() for info in peer.infos.values())
         coming = (i for i in infos if i.name == name and i.stream_id in self.recorded)
         return any(not self.service.is_listed(info.stream_id) for info in coming)
@@ -497,7 +499,7 @@ class RegionSync(HandlerMachine):
     def _on_region_stale(self, peer: Peer, message: RegionStale) -> None:
         """Another region knows a later epoch of our region: we are not the tail any more (R7)."""
         if peer not in self.region_of:
-            return  # only servers of other regions may say so
+            return  # accepted only from servers of other regions
         if message.region == self.config.region and message.epoch > self.epoch:
             self.counters["sprinkler.told-stale"] += 1
             self.is_tail = False
@@ -505,7 +507,7 @@ class RegionSync(HandlerMachine):
             self.command(Overtaken(message.epoch))
 
     def _stop_serving_peers(self) -> None:
-        """R7: a tail that hands over closes its channels, so that peers look for the new one."""
+        """R7: a tail that hands over closes its sessions, so that peers look for the new one."""
         for peer in self.served:
             self.out.append(Close(peer))
         self.served.clear()
@@ -516,9 +518,9 @@ class RegionSync(HandlerMachine):
     def _on_advertise(self, node: Peer, message: Advertise) -> None:
         peer = self.peers.get(message.region)
         if peer is None or node not in self.config.regions[message.region]:
-            return  # only a region's own servers speak for it
+            return  # accepted only from servers of that region
         parts = self.partial.setdefault(node, [])
-        if message.more:  # what it says counts as a whole: half of the streams are not all of them
+        if message.more:  # an advertisement is applied only when all its parts are here
             if len(parts) <= PARTS_MAX:  # one more than allowed marks it as too long
                 parts.append(message)
             return
@@ -550,7 +552,8 @@ class RegionSync(HandlerMachine):
         self._record_streams(peer)
         if moved:
             self._follow_moved_tail(peer)
-        everything = message.full or self.config.switching == "literal"  # whose C / T shrinks
+        # The literal rule depends on time, so it is applied to all streams.
+        everything = message.full or self.config.switching == "literal"
         changed = self.streams if everything else message.ends
         for stream_id in list(changed):
             if stream := self.streams.get(stream_id):
@@ -561,7 +564,7 @@ class RegionSync(HandlerMachine):
         self._look_whether_asked()
 
     def _look_for_double(self, region: str, info: StreamInfo) -> None:
-        """Note whether another region has another stream of that name: neither will come here."""
+        """Note whether another region has another stream of that name: neither is exchanged."""
         named = self.service.named(info.name)
         if named is None or named.stream_id == info.stream_id:
             self.doubles.pop((region, info.name), None)
@@ -570,11 +573,11 @@ class RegionSync(HandlerMachine):
             self.doubles[region, info.name] = True
 
     def _count(self, node: Peer, message: Advertise) -> None:
-        """Keep what the node's disk counts; tell it if that is an older copy of itself."""
+        """Keep the serial number of the node's disk; send RegionBehind if it is an older copy."""
         if not message.life:
             return
         known = self.counts.setdefault(node, [])
-        count = next((one for one in known if one.disk == message.disk), None)
+        count = next((count for count in known if count.disk == message.disk), None)
         if count is not None and count.life != message.life and message.start <= count.serial:
             self.counters["sprinkler.region-behind"] += 1
             self._send(node, RegionBehind(message.disk, count.serial))
@@ -613,23 +616,24 @@ class RegionSync(HandlerMachine):
         self.forks.on_hide(peer, message)
 
     def _record_streams(self, peer: PeerRegion) -> None:
-        """Streams that other regions have and our directory lacks (once per headship)."""
+        """Adopt streams that another region has and our directory lacks (once while we are
+        head)."""
         for stream_id, info in peer.infos.items():
             if not self.service.is_listed(stream_id) and stream_id not in self.recorded:
                 self.recorded[stream_id] = True
                 self.command(Adopt(info))
 
     def _follow_moved_tail(self, peer: PeerRegion) -> None:
-        """R7: the source has a new epoch or a new tail; what it owed us must be asked for again."""
+        """R7: the source has a new epoch or a new tail: subscribe again."""
         for stream in self.streams.values():
             if stream.source and stream.source.region == peer.name:
                 if self.forks.may_pull(stream, peer):
                     self._subscribe(stream, peer)
                 else:
-                    stream.source = None  # `compared` goes on
+                    stream.source = None  # `compared` chooses one
 
     def _consider(self, stream: Copy, peer: PeerRegion) -> None:
-        """`peer` has advertised: should the stream come from there?"""
+        """Decide whether to pull the stream from `peer`, which has advertised."""
         end = peer.ends.get(stream.stream_id, 1)
         if self.owns(stream) and not self.recovery.may_pull_own(stream, end):
             return
@@ -671,11 +675,11 @@ class RegionSync(HandlerMachine):
 
     def _newest_ns(self, stream: Copy) -> int:
         """The time of the last event before what is pulled; 0 if it is not on disk yet."""
-        # (Not of the last batch: of one that was compacted and cut, the time is that of the rest.)
+        # (Not `time_ns` of the last batch: a compacted batch that was sliced may have a later one.)
         return self.forks.time_of(stream.stream_id, stream.whole - 1)
 
     def _look_after_sources(self) -> None:
-        """Once a period: give up dead sources, choose new ones, finish recoveries."""
+        """Once per period: give up failed sources, choose new ones, finish recoveries."""
         self.forks.look()
         for peer in self.peers.values():
             self._record_streams(peer)
@@ -697,7 +701,8 @@ class RegionSync(HandlerMachine):
         self.recovery.check_all()
 
     def _leave_for_leader(self, stream: Copy) -> None:
-        """Move to a region that has been ahead of the source for long, though silent since."""
+        """Switch to a region that has been ahead of the source for `dead_ns`, even if the stream is
+        idle and so no new advertisement comes."""
         assert stream.source is not None
         for peer in self.peers.values():
             if peer.name == stream.source.region or not self.is_live(peer):
@@ -712,7 +717,7 @@ class RegionSync(HandlerMachine):
         return is_given_up(stream, self.now_ns, self.config)
 
     def _choose(self, stream: Copy) -> None:
-        """The region that is furthest ahead, the owner among equals."""
+        """Choose the region that is furthest ahead as the source; the owner if several are."""
         best: PeerRegion | None = None
         for peer in self.peers.values():
             if not self.is_live(peer):
@@ -730,7 +735,7 @@ class RegionSync(HandlerMachine):
 
     def _on_peer_events(self, node: Peer, message: PeerEvents) -> None:
         if node not in self.region_of:
-            return  # only servers of other regions send events
+            return  # accepted only from servers of other regions
         stream = self.streams.get(message.stream)
         source = stream.source if stream else None
         if stream is None or not self.is_head or (source is None and self.owns(stream)):
@@ -744,12 +749,12 @@ class RegionSync(HandlerMachine):
                 source
                 and source.node == node
                 and source.subscribed_ns <= self.now_ns - (self.config.advertise_ns)
-            ):  # once a period: what is under way will not fit either
+            ):  # once per period: messages already on their way will not fit either
                 self._subscribe(stream, self.peers[source.region])
             return
         if source and source.node == node:
             source.progress_ns = self.now_ns
-            if self.config.switching != "literal":  # which goes by advertisements alone
+            if self.config.switching != "literal":  # the literal rule uses advertisements only
                 source.end = max(source.end, message.end)
         if message.batches[-1].hi > stream.whole:
             if message.batches[-1].hi > stream.end:
@@ -760,7 +765,8 @@ class RegionSync(HandlerMachine):
             self.command(AppendAt(message.stream, message.batches))
 
     def _ask_publishers(self, stream: Copy) -> None:
-        """Regions whose copy reaches beyond the compacted part may know: best of all the owner."""
+        """Request the publishers' state from regions whose copy reaches beyond the compacted part;
+        from the owner, if it is one of them."""
         if self.now_ns - stream.asked_ns < self.config.dead_ns:
             return
         stream.asked_ns = self.now_ns
@@ -768,25 +774,25 @@ class RegionSync(HandlerMachine):
         holders = [p for p in self.peers.values() if p.tail and stream_id in p.ends]
         able = [p for p in holders if p.ends[stream_id] >= stream.unnamed]
         if able and since_ns is not None:
-            able = holders  # who recovers must know of each peer how far it has appended
+            able = holders  # a recovering owner needs from each peer how far it has appended
         elif owner := [p for p in able if p.name == stream.info.owner]:
             able = owner
         for peer in able:
             self._send(peer.tail, PublishersWanted(stream_id, stream.end))
         if not holders and since_ns is not None and self.recovery.all_heard_since(since_ns):
-            stream.unnamed = 0  # nobody has the stream: whoever published before has expired
+            stream.unnamed = 0  # no region has the stream: earlier publishers count as expired
             self.command(TakePublishers(stream_id, 1, b"", self.wall_ns))
 
     def _on_publishers_wanted(self, node: Peer, message: PublishersWanted) -> None:
-        """Only the head knows whether its region's knowledge is complete.
+        """Answer with the publishers' state, or forward to the head, which has it.
 
-        If it is not, only an owner that recovers has a use for the answer.
+        If our state is not complete, only a recovering owner gets an answer.
         """
         is_ours = node in self.config.regions[self.config.region]
         asker = message.asker if is_ours else node
         stream = self.streams.get(message.stream)
         if stream is None or asker not in self.region_of:
-            return  # only servers of other regions ask
+            return  # accepted only from servers of other regions
         if self.is_head:
             if stream.unnamed and self.region_of.get(asker) != stream.info.owner:
                 return
@@ -806,7 +812,7 @@ class RegionSync(HandlerMachine):
     def _on_publishers_known(self, node: Peer, message: PublishersKnown) -> None:
         stream = self.streams.get(message.stream)
         if self.region_of.get(node) != message.region:
-            return  # only a region's own servers speak for it
+            return  # accepted only from servers of that region
         parts = self.known.setdefault(node, Parts())
         data = parts.take(message.at, message.data, message.total or len(message.data))
         if data is None or stream is None or not self.is_head:
@@ -821,20 +827,20 @@ class RegionSync(HandlerMachine):
             stream.unsure[message.region] = None
             if not self.recovery.is_nobody_sure(stream):
                 return  # another region may know
-            horizon_ns = self.wall_ns  # told that it expired, no publisher is taken twice
+            horizon_ns = self.wall_ns  # unknown publishers expire, so no batch is accepted twice
         stream.unnamed = 0
         all_expire = horizon_ns > 0 and stream.outdated
         command = TakePublishers(message.stream, message.end, data, horizon_ns, all_expire)
         self.command(command)
 
     def _fits(self, stream: Copy, batches: tuple[Batch, ...]) -> bool:
-        """R9: voids are explicit, so a gap is damage; it is fetched again, never taken for void.
-
-        Nor is a batch taken that is older than what it follows (R10): no replica could index it.
+        """Whether batches continue our copy. R9: voids are explicit, so a gap is damage: it is
+        fetched again, and never treated as void. R10: a batch must not be older than the events
+        before it, because no replica could index it.
         """
         if any(b.stream_id != stream.stream_id for b in batches):
             return False
-        # (Of a batch that begins below our end, the last row may be one that we have.)
+        # (Not batches that begin below our end: we may have their last row already.)
         fresh = [b.time_ns for b in batches if b.rows and b.lo >= stream.end]
         times = [stream.newest_ns, *fresh]
         return batches[0].lo <= stream.end and times == sorted(times)
@@ -844,12 +850,12 @@ class RegionSync(HandlerMachine):
     def _on_region_subscribe(self, peer: Peer, message: RegionSubscribe) -> None:
         region = self.peers.get(message.region)
         if region is None or self.region_of.get(peer) != message.region:
-            return  # only a region's own servers speak for it
+            return  # accepted only from servers of that region
         if message.epoch < region.epoch:
             self._send(peer, RegionStale(region.name, region.epoch))
             return
         if not self.is_tail:
-            return  # its source has moved; our successor advertises to it
+            return  # the new tail of our region advertises to it
         if self.forks.contradicts(message.stream, message.last):
             self.counters["sprinkler.contradicted"] += 1
             self._send(peer, Doubt((message.stream,)))
@@ -870,7 +876,7 @@ class RegionSync(HandlerMachine):
         if inp.peer in self.region_of:
             if inp.speaks:
                 self.speaks[inp.peer] = inp.speaks
-            else:  # it does not say
+            else:  # it sent no list
                 self.speaks.pop(inp.peer, None)
         if self.is_tail and inp.peer in self.region_of:
             self.advertised.pop(inp.peer, None)

@@ -1,12 +1,12 @@
 """Where to pull a stream from: what other regions advertise, and when to switch.
 
-Two rules decide. The *literal* one is the paper's: switch to a region whose advertisement leads the
-source's last one by more than C / (time since that one). It stalls when a source dies after
-advertising n and no other region ever says more than n: kept as an option and as a regression
-test. The *production* rule adds what keeps streams moving: any region that is ahead of us will do
-when there is no source; a source that is silent, or ahead of us without sending, is given up; a
-region that is not ahead of us is never chosen; a small lead that lasts is enough; and C follows
-the stream's own rate, so that equals do not make us flap.
+There are two rules. The *literal* one is the paper's: switch to a region whose advertisement leads
+the source's last one by more than C / (time since that one). It stalls if a source fails after
+advertising n and no other region ever advertises more than n. It is kept as an option and as a
+regression test. The *production* rule adds: without a source, any region that is ahead of us is
+chosen; a source that is silent, or ahead of us without sending, is given up; a region that is not
+ahead of us is never chosen; a small lead that lasts is enough to switch; and C is proportional to
+the stream's rate, so that we do not switch back and forth between regions that are equally far.
 """
 
 from collections import Counter
@@ -41,7 +41,7 @@ class Source:
     region: str
     node: Peer
     end: int  # as last advertised by that region
-    advertised_ns: int  # when
+    advertised_ns: int  # when it was advertised
     progress_ns: int  # when data last arrived, or we subscribed
     subscribed_ns: int = 0
 
@@ -56,27 +56,27 @@ class Lead:
 
 @dataclass(slots=True)
 class Copy:
-    """This region's copy of a stream: `state` is what the stream service has of it."""
+    """This region's copy of a stream: `state` is its state at the stream service."""
 
     info: StreamInfo
     state: StreamState
     made_epoch: int = 0  # of our chain, if it was created here; else 0
-    made_now: bool = False  # ... by this head, in this life
-    begun: int = 1  # where it ended when we became the head
+    made_now: bool = False  # created by this head since its start
+    begun: int = 1  # its end when we became the head
     newest_ns: int = 0  # time of the newest event pulled from another region
     source: Source | None = None
     leads: dict[str, Lead] = field(default_factory=dict)  # regions ahead of the source
     rate: float = 0.0  # events a second, smoothed
     rate_end: int = 1
-    asked_ns: int = -1 << 62  # when publishers were last asked for
-    # What other regions answer an owner that recovers: how far each has appended, and which of
-    # them do not know all publishers.
+    asked_ns: int = -1 << 62  # when the publishers' state was last requested
+    # Answers of other regions to a recovering owner: how far each has appended, and which of them
+    # do not know all publishers.
     confirmed: dict[str, int] = field(default_factory=dict)
     unsure: dict[str, None] = field(default_factory=dict)
     unnamed: int = 0  # end of the compacted batches we pulled, which name no publishers (R4)
-    recovering_since_ns: int | None = None  # owner behind its peers (R8)
-    outdated: bool = False  # ... because its disk had less of the log than others may have
-    suspended: bool = False  # the stream service was told to give no positions
+    recovering_since_ns: int | None = None  # the owner is behind its peers (R8)
+    outdated: bool = False  # because its disk had less of the log than others may have
+    suspended: bool = False  # Suspend is in force: the stream service assigns no positions
 
     @property
     def stream_id(self) -> LogId:
@@ -92,7 +92,7 @@ class Copy:
 
     @property
     def whole(self) -> int:
-        """The first position that is missing here: what is pulled begins with it."""
+        """The first position that is missing here, from which the stream is pulled."""
         return self.state.whole
 
     @property
@@ -106,17 +106,17 @@ class PeerRegion:
 
     name: str
     epoch: int = 0
-    tail: Peer = ""  # who advertises; "" when unreachable
-    head: Peer = ""  # who takes publishes of what it owns
+    tail: Peer = ""  # the replica that advertises; "" when unreachable
+    head: Peer = ""  # the replica that accepts publishes
     owners: bytes = b""  # its table of owners, as a digest
     ends: dict[LogId, int] = field(default_factory=dict)
     infos: dict[LogId, StreamInfo] = field(default_factory=dict)
     heard_ns: int = -1  # last advertisement
-    life: bytes = b""  # of its tail, at this start of it
+    life: bytes = b""  # random, of this start of its tail
 
 
 class Regions(Protocol):
-    """What the parts of `RegionSync` (forks, forwarding, recovery) may use of it."""
+    """The members of `RegionSync` that its parts (forks, forwarding, recovery) use."""
 
     config: SprinklerConfig
     service: Streams
@@ -144,25 +144,25 @@ class Regions(Protocol):
         """Pass a command down to the stream service."""
 
     def compared(self, region: str) -> None:
-        """A region has answered what it was asked; it may be pulled from now."""
+        """A region has answered Compare; streams may be pulled from it now."""
 
     def limited(self, stream: LogId) -> None:
-        """How much of a stream may be shown, or whether it may be numbered, has changed."""
+        """How much of a stream may be shown, or whether it may get new positions, has changed."""
 
 
 def leads_literally(source: Source | None, end: int, now_ns: int, config: SprinklerConfig) -> bool:
-    """The rule as printed; `end - 1` is the count that was advertised."""
+    """The rule as in the paper; `end - 1` is the number of events that was advertised."""
     expected, since_ns = (source.end, source.advertised_ns) if source else (1, 0)
     elapsed_s = (now_ns - since_ns) / SECOND
     return elapsed_s > 0 and end > expected + config.literal_damping / elapsed_s
 
 
 def leads_enough(stream: Copy, region: str, end: int, now_ns: int, config: SprinklerConfig) -> bool:
-    """Is another region, which has just advertised `end`, enough ahead of our source?"""
+    """Whether another region, which has just advertised `end`, is enough ahead of our source."""
     source = stream.source
     assert source is not None
     lead = end - source.end
-    # Between equals a lead of a few milliseconds' traffic comes and goes.
+    # Regions that are equally far lead each other by a few milliseconds' traffic in turn.
     if end <= stream.whole or lead <= stream.rate * MARGIN_NS / SECOND:
         stream.leads.pop(region, None)
         return False
@@ -172,10 +172,10 @@ def leads_enough(stream: Copy, region: str, end: int, now_ns: int, config: Sprin
 
 
 def has_led(stream: Copy, region: str, end: int, now_ns: int, config: SprinklerConfig) -> bool:
-    """Note whether a region is ahead of the source; has it been so for long enough?
+    """Note whether a region is ahead of the source. Returns whether it has been for `dead_ns`.
 
-    Advertisements say it afresh while a stream moves. When it rests nobody says anything more,
-    so this must also be asked from time to time.
+    While a stream moves this is called for each advertisement. An idle stream is not advertised, so
+    it must also be called periodically.
     """
     source = stream.source
     assert source is not None
@@ -189,7 +189,7 @@ def has_led(stream: Copy, region: str, end: int, now_ns: int, config: SprinklerC
 
 
 def is_given_up(stream: Copy, now_ns: int, config: SprinklerConfig) -> bool:
-    """Has the source gone silent, or is it ahead without sending us anything?"""
+    """Whether the source is silent, or is ahead without sending us anything."""
     source = stream.source
     assert source is not None
     silent = now_ns - source.advertised_ns > config.dead_ns
@@ -198,7 +198,7 @@ def is_given_up(stream: Copy, now_ns: int, config: SprinklerConfig) -> bool:
 
 
 def measure_rate(stream: Copy, period_ns: int) -> None:
-    """Called once a period: a smoothed rate, which sizes the damping."""
+    """Update the smoothed rate, on which the damping depends. Called once per period."""
     rate = (stream.end - stream.rate_end) * SECOND / period_ns
     stream.rate_end = stream.end
     stream.rate += 0.3 * (rate - stream.rate)

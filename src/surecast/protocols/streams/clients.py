@@ -1,4 +1,4 @@
-"""The machines of a client that uses streams, by where it is."""
+"""Makes the machines of a client that uses streams."""
 
 from collections import Counter
 

@@ -1,10 +1,10 @@
-"""Which parts of a log are worth rewriting: its positions in pieces, and what each still holds.
+"""Which parts of a log are worth rewriting: the log in pieces, and how much of each is live.
 
-A log is compacted piece by piece, so that the work at a time is bounded whatever the history. A
-piece is worth it when a share of the rows it held when it was last written has become void, or
-when it is made of many tiny batches. Neighbours that have shrunk, or are not much larger, are
-rewritten with it and become one piece again, so there are never many more pieces than live events
-ask for, and what is rewritten is a small multiple of what was published.
+A log is compacted piece by piece, so that the work at a time is bounded however long the log is. A
+piece is rewritten when a share of the rows that it held when it was last written has become void,
+or when it consists of many tiny batches. Neighbours that have shrunk, or are not much larger, are
+rewritten together with it and become one piece. So the number of pieces stays in proportion to the
+live events, and the amount rewritten is a small multiple of what was published.
 """
 
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ from surecast.columns.intervals import IntervalSet
 
 __all__ = ["Piece", "Pieces"]
 
-SMALL_ROWS = 16  # batches below this, on average, are worth joining
-BATCHES_MIN = 64  # ... if there are so many
-JOINED = 4  # times as large as the piece itself a neighbour may be, to be rewritten with it
-AT_ONCE = 8  # pieces rewritten together: what a rewrite reads is a multiple of a piece's bounds
+SMALL_ROWS = 16  # batches with fewer rows than this, on average, are worth joining
+BATCHES_MIN = 64  # if there are so many of them
+JOINED = 4  # a neighbour up to so many times as large as the piece is rewritten with it
+AT_ONCE = 8  # at most so many pieces are rewritten together, which bounds what a rewrite reads
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class Piece:
 
 
 class Pieces:
-    """Closed pieces, contiguous from position 1, and the one that still grows."""
+    """Closed pieces, contiguous from position 1, and the open one, which still grows."""
 
     def __init__(self, rows_max: int = 1 << 16, nbytes_max: int = 8 << 20) -> None:
         self.rows_max = rows_max
@@ -45,13 +45,13 @@ class Pieces:
         self.closed: list[Piece] = []
         self.open = Piece(1, 1)
         self.under_way: tuple[int, int] | None = None
-        self.looked = -1  # how many positions were void when nothing was worth it
-        # The open piece may be closed before it is full, once: its owner sets this now and then. (A
-        # busy stream always has a little to rewrite; each rewrite would find the next one waiting.)
+        self.looked = -1  # how many positions were void when nothing was worth rewriting
+        # Whether the open piece may be closed once before it is full; the owner sets this from time
+        # to time. (In a busy stream it would otherwise be closed and rewritten again and again.)
         self.tidy = True
 
     def note(self, batch: Batch) -> None:
-        """The log goes on with `batch`."""
+        """`batch` is the next one of the log."""
         piece = self.open
         piece.hi = batch.hi
         piece.rows += batch.rows
@@ -61,10 +61,11 @@ class Pieces:
             self._close()
 
     def begin(self, voids: list[IntervalSet], share: float) -> tuple[int, int] | None:
-        """[lo, hi) to rewrite now, if something is worth it and nothing is under way."""
+        """The range [lo, hi) to rewrite now; None if nothing is worth it, or a rewrite is
+        running."""
         if self.under_way:
             return None
-        total = sum(one.total() for one in voids)
+        total = sum(positions.total() for positions in voids)
         if total == self.looked:
             return None
         tidied, self.tidy = self.tidy, False
@@ -90,8 +91,8 @@ class Pieces:
         piece = self.open
         if piece.rows < SMALL_ROWS:
             return
-        gone = sum(one.clip(piece.lo, piece.hi).total() for one in voids)
-        gone -= piece.hi - piece.lo - piece.rows  # void before it came
+        gone = sum(positions.clip(piece.lo, piece.hi).total() for positions in voids)
+        gone -= piece.hi - piece.lo - piece.rows  # those that were void when it was written
         if gone >= max(1, share * piece.rows):
             self._close()
 
@@ -103,7 +104,8 @@ class Pieces:
     def _with_neighbours(
         self, first: int, live: list[int], gone: list[int], share: float
     ) -> tuple[int, int]:
-        """The piece and those beside it that have shrunk as well, while one piece will do."""
+        """The range of the piece and of the neighbours to rewrite with it, which become one
+        piece."""
         last, rows, held = first + 1, live[first], self.closed[first].rows
 
         def joins(i: int) -> bool:
@@ -139,7 +141,7 @@ class Pieces:
     def _live(self, voids: list[IntervalSet]) -> list[int]:
         """How many positions of each closed piece are live."""
         edges = np.array([*(piece.lo for piece in self.closed), self.closed[-1].hi], np.int64)
-        below = sum((_below(one, edges) for one in voids), np.zeros(edges.size, np.int64))
+        below = sum((_below(runs, edges) for runs in voids), np.zeros(edges.size, np.int64))
         counts: list[int] = (np.diff(edges) - np.diff(below)).tolist()
         return counts
 

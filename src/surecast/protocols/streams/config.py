@@ -1,4 +1,4 @@
-"""What can be set of a region's streams at a server, and of clients that use them."""
+"""The configuration of the stream service, and of clients that use it."""
 
 from dataclasses import dataclass, field
 
@@ -39,25 +39,25 @@ class StreamsConfig:
     name: Peer
     replicas: tuple[Peer, ...]  # of the region
     chain: str = ""  # the chain below; "" means the region's only one, named like it
-    addresses: dict[Peer, str] = field(default_factory=dict)  # told to clients: where replicas are
-    http: dict[Peer, str] = field(default_factory=dict)  # ... and where they show their state
-    settle_ns: int = 100 * MS  # events older than this are served without what is void
+    addresses: dict[Peer, str] = field(default_factory=dict)  # of the replicas, sent to clients
+    http: dict[Peer, str] = field(default_factory=dict)  # HTTP addresses of the replicas, likewise
+    settle_ns: int = 100 * MS  # events older than this are served without void rows
     serve_bytes_max: int = 256 << 10  # one message to a reader
-    serves_per_step: int = 8  # messages a step, so that one reader far behind holds nobody up
-    coalesce_rows_max: int = 4096  # rows of a batch made of survivors
-    compact_ns: int = 2 * SECOND  # how often logs are looked at
-    compact_share: float = 0.75  # ... and rewritten where this share of what they hold is void,
-    piece_rows_max: int = 1 << 18  # ... in pieces of so many events
-    piece_bytes_max: int = 16 << 20  # ... or so many bytes
-    feed_rows: int = 1 << 14  # committed positions that retention takes in at once
-    feed_bytes: int = 16 << 20  # ... and at most so much a step
-    expire_ns: int = 1 * SECOND  # how often keep_for streams are looked at
+    serves_per_step: int = 8  # messages per step to one reader, so that it does not delay others
+    coalesce_rows_max: int = 4096  # rows of a batch that joins the live rows of several
+    compact_ns: int = 2 * SECOND  # how often logs are checked for parts to compact
+    compact_share: float = 0.75  # a part is rewritten if this share of its events is void
+    piece_rows_max: int = 1 << 18  # events of one such part
+    piece_bytes_max: int = 16 << 20  # bytes of one such part
+    feed_rows: int = 1 << 14  # committed positions that retention indexes at once
+    feed_bytes: int = 16 << 20  # bytes that retention indexes in one step
+    expire_ns: int = 1 * SECOND  # how often keep_for streams are checked for old events
     streams_max: int = 10_000  # in the directory and not deleted; more are not created
-    deleted_max: int = 50_000  # deleted streams, which stay known; no more can be deleted
+    deleted_max: int = 50_000  # deleted streams, which stay in the directory; no more are deleted
     subscriptions_max: int = 100_000  # of readers, at one replica
     cursors_max: int = 10_000  # named subscriptions
-    cursors_deleted_max: int = 1_000  # deleted names that are remembered, to recognise retries
-    cursors_dead_max: int = 10_000  # entries of deleted names, before their log is written anew
+    cursors_deleted_max: int = 1_000  # deleted names that are kept, to recognise retries
+    cursors_dead_max: int = 10_000  # entries of deleted names, before their log is rewritten
     cursors_reset_max: int = 10_000  # streams in one reset of a named subscription
     cursors_page_max: int = 1_000  # subscriptions and positions in one answer to a client
     cursors_shown_max: int = 1_000  # positions of named subscriptions in status and /metrics
@@ -80,23 +80,23 @@ class StreamsConfig:
 @dataclass(frozen=True, slots=True)
 class PublisherConfig:
     replicas: tuple[Peer, ...]  # of its own region
-    inflight_max: int = 16  # batches under way; at most the chain's own inflight_max
+    inflight_max: int = 16  # batches sent and not acknowledged; at most the chain's inflight_max
     retry_ns: int = 500 * MS  # without progress for this long, try the next replica
-    backoff_ns: int = 50 * MS  # after a refusal that will pass
-    lost_ns: int = 10 * SECOND  # a head that expects what it acknowledged, for so long, lost it
+    backoff_ns: int = 50 * MS  # after a temporary refusal
+    lost_ns: int = 10 * SECOND  # a head that expects acknowledged batches this long has lost them
     queue_max: int = 100_000  # batches offered and not acknowledged
-    owner_ns: int = 10 * SECOND  # an owner out of reach for so long: what waits for it fails
+    owner_ns: int = 10 * SECOND  # if the owner is unreachable this long, publishes to it fail
 
 
 @dataclass(frozen=True, slots=True)
 class InquirerConfig:
     replicas: tuple[Peer, ...]  # of its own region
     retry_ns: int = 500 * MS  # without an answer for this long, ask the next replica
-    backoff_ns: int = 50 * MS  # after a refusal that will pass
+    backoff_ns: int = 50 * MS  # after a temporary refusal
     questions_max: int = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class SubscriberConfig:
     replicas: tuple[Peer, ...]  # of its own region
-    idle_ns: int = 1 * SECOND  # nothing heard for this long: ask the next replica
+    idle_ns: int = 1 * SECOND  # if nothing is received for this long, use the next replica

@@ -1,13 +1,13 @@
-"""The log of named subscriptions: its entries, and the table that they add up to.
+"""The log of named subscriptions: its entries, and the table built from them.
 
-Every key has a state of its own: who holds a name (key "/name"), and how far the name has come in a
+Every key has its own state: the holder of a name (key "/name"), and the position of the name in a
 stream (stream, "/", name). The latest entry of a key is the whole state of that key, so compaction
 may remove the earlier ones at any time, in any order. A deletion therefore writes one entry for
-every key of the name: an entry that it did not supersede would count again after a restart.
+every key of the name: an entry that it did not supersede would be valid again after a restart.
 
 Entries of deleted names stay in the log as the latest of their keys. When there are many of them,
-the head copies everything that still counts to the end of the log and appends a COLLECT event for
-all positions below the first copy. An entry below that position no longer counts, whether or not
+the head copies all valid entries to the end of the log and appends a COLLECT event for all
+positions below the first copy. An entry below that position is no longer valid, whether or not
 compaction has removed it already.
 """
 
@@ -37,12 +37,12 @@ __all__ = [
 
 RESET: Final = "reset"
 DELETED: Final = "deleted"
-FORMER_MAX: Final = 8  # holders whose requests may still be on their way
+FORMER_MAX: Final = 8  # former holders that are kept: their requests may still arrive
 
 
 class CursorEntry(msgspec.Struct, array_like=True, frozen=True):
-    """With a stream: how far `name` has come in it (0: it has no position there any more).
-    Without: who holds `name` from here on.
+    """With a stream: the position of `name` in it (0: it has no position there any more).
+    Without a stream: the holder of `name` from here on.
 
     The fields from `change` on are written only if one of them is set.
     """
@@ -84,7 +84,7 @@ def entries_batch(entries: Iterable[CursorEntry]) -> Batch:
 
 
 def collect_batch(start: int) -> Batch:
-    """No entry below `start` counts any more."""
+    """A COLLECT event: entries below `start` are no longer valid."""
     return Batch.of(CURSORS, [encode_collect(Collect(BeforeSeq(start)))], kind=COLLECT)
 
 
@@ -124,9 +124,9 @@ class Cursor:
     def is_barred(self, holder: bytes) -> bool:
         """Whether `holder` may never take the name again.
 
-        A client makes an identity for each subscription and takes the name once; what it may still
-        send, such as a copy of that request, must not make it the holder of a name that was reset
-        or deleted since. (A copy cannot arrive after a restart, so `former` is not in the log.)
+        A client makes a new identity for each subscription and takes the name once. A late copy of
+        that request must not make it the holder of a name that was reset or deleted since. (A copy
+        cannot arrive after a restart, so `former` is not in the log.)
         """
         return bool(self.change) and (holder == self.expelled or holder in self.former)
 
@@ -144,26 +144,27 @@ class Cursor:
             self.positions.pop(entry.stream, None)
             self.moved_ns.pop(entry.stream, None)
 
-    # ------------------------------------------------------------ entries that change it
+    # ------------------------------------------------------------ making entries
 
     def held_by(self, name: str, holder: bytes) -> CursorEntry:
-        """`holder` takes the name."""
+        """The entry with which `holder` takes the name."""
         return CursorEntry(name, holder, b"", 0, self.change, self.what, self.expelled)
 
     def reset(self, name: str, change: bytes, positions: dict[LogId, int]) -> list[CursorEntry]:
-        """Nobody holds the name, and it is at these positions."""
+        """The entries with which the name has no holder and these positions."""
         expelled = self.holder or self.expelled
         freed = CursorEntry(name, b"", b"", 0, change, RESET, expelled)
         return [freed, *(CursorEntry(name, b"", s, seq) for s, seq in positions.items())]
 
     def deleted(self, name: str, change: bytes) -> list[CursorEntry]:
-        """There is no such name. The positions go first: an entry makes the name exist."""
+        """The entries that delete the name. Those of positions come first, because applying one
+        creates the name."""
         expelled = self.holder or self.expelled
         gone = CursorEntry(name, b"", b"", 0, change, DELETED, expelled)
         return [*(CursorEntry(name, b"", stream) for stream in self.positions), gone]
 
     def copies(self, name: str) -> list[CursorEntry]:
-        """Entries that say all of it again."""
+        """Entries with the whole state of the cursor."""
         return [
             self.held_by(name, self.holder),
             *(
@@ -174,19 +175,19 @@ class Cursor:
 
 
 class CursorTable:
-    """What the entries of the log add up to, taken in the order of the log."""
+    """The cursors, built from the entries in the order of the log."""
 
     def __init__(self, deleted_max: int) -> None:
         self.names: dict[str, Cursor] = {}
-        self.deleted: dict[str, Cursor] = {}  # the last so many, oldest first, to know retries
-        self.dead = 0  # entries in the log that say only that something was deleted
+        self.deleted: dict[str, Cursor] = {}  # the last ones, oldest first, to recognise retries
+        self.dead = 0  # entries in the log that only record a deletion
         self._deleted_max = deleted_max
 
     def get(self, name: str) -> Cursor:
         return self.names.get(name) or self.deleted.get(name) or Cursor()
 
     def take_former(self, other: "CursorTable") -> None:
-        """Former holders, which no entry tells, as another table of the same log has them."""
+        """Take over former holders, which are not in entries, from another table of this log."""
         for names in (self.names, self.deleted):
             for name, cursor in names.items():
                 cursor.former = other.get(name).former

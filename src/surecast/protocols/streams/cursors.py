@@ -1,13 +1,13 @@
-"""Named subscriptions: a place in each stream that outlives clients and servers.
+"""Named subscriptions: a position in each stream, kept by the region across restarts of clients.
 
-The cursors of a region are a log of its chain, as the directory is: replicated, and compacted by
-the rule that the latest entry of a key stays (`cursor_log.py`). The head writes all entries. It
-refuses what comes from anyone but the holder, so that a client that was replaced (*fenced*) cannot
-move the cursor of its successor; and a new head answers nobody before all that its predecessors
-wrote is committed, for the holder may be among it.
+The cursors of a region are a log of its chain, like the directory: replicated, and compacted with
+the latest entry of each key kept (`cursor_log.py`). The head writes all entries. It refuses
+requests of clients other than the holder, so that a client that was replaced (*fenced*) cannot move
+the cursor of its successor. A new head answers no request before everything that its predecessors
+wrote is committed, because it may contain a new holder.
 
-A reset or a deletion is one batch of entries. It takes the name from its holder and changes the
-positions at once, so no position that the former holder saves can be written after it.
+A reset or a deletion is one batch of entries. It removes the holder and changes the positions in
+one step, so no position that the former holder saves can be written after it.
 """
 
 from collections import Counter
@@ -56,17 +56,17 @@ __all__ = ["Cursors"]
 HOLDER_LEN = 16
 WAITING_MAX = 10_000  # clients that wait for an answer
 READ_BYTES = 256 << 10  # of the log, at a time
-COPIED_AT_ONCE = 1_000  # entries, about, before those copied so far are committed
+COPIED_AT_ONCE = 1_000  # entries (about) that are copied before waiting for their commit
 
 Question = Attach | Advance | CursorReset | CursorDelete
 
 
 @dataclass(slots=True)
 class Written:
-    """What the head wrote of one name, until all of it is committed."""
+    """Entries of one name that the head has written and that are not all committed yet."""
 
-    cursor: Cursor  # as it will be then
-    end: int = 1  # of the log, behind the last of it
+    cursor: Cursor  # as it will be when they are committed
+    end: int = 1  # of the log, behind the last of them
 
 
 @dataclass(slots=True)
@@ -80,7 +80,7 @@ class Waiting:
 
 @dataclass(slots=True)
 class Copying:
-    """Everything that counts is being copied to the end of the log, a part at a time."""
+    """All valid entries are being copied to the end of the log, a part at a time."""
 
     start: int  # of the log, at the first copy
     names: list[str]  # still to be copied, in reverse
@@ -89,7 +89,7 @@ class Copying:
 
 
 class Cursors(HandlerMachine):
-    """A layer over the stream service, which keeps the log."""
+    """Named subscriptions: a layer over the stream service, which keeps their log."""
 
     uses = ("streams",)
     handlers: ClassVar[dict[type, str]] = {
@@ -121,11 +121,11 @@ class Cursors(HandlerMachine):
         self.is_head, self.is_clean = False, True
         self.head: Peer = ""
         self.stored = CursorTable(config.cursors_deleted_max)
-        self.committed = 1  # of the log: what `stored` is made of
+        self.committed = 1  # of the log: `stored` contains all entries below it
         self.written: dict[str, Written] = {}  # by us as head and not committed yet
-        self.barrier = 0  # a head answers nobody before this is committed
-        self.waiting: dict[tuple[Peer, int], Waiting] = {}  # by who asks, and its token
-        self.attached: dict[str, tuple[Peer, int]] = {}  # name → whom to tell when it is fenced
+        self.barrier = 0  # a head answers no request before this is committed
+        self.waiting: dict[tuple[Peer, int], Waiting] = {}  # by client and token
+        self.attached: dict[str, tuple[Peer, int]] = {}  # name → its client, and the Attach's token
         self.copying: Copying | None = None
 
     @property
@@ -133,7 +133,7 @@ class Cursors(HandlerMachine):
         """The named subscriptions, as committed."""
         return self.stored.names
 
-    # ------------------------------------------------------------ what the service says
+    # ------------------------------------------------------------ events of the service
 
     def _on_role_changed(self, event: RoleChanged) -> None:
         was_head, self.is_head, self.is_clean = self.is_head, event.head, event.clean
@@ -152,7 +152,7 @@ class Cursors(HandlerMachine):
             self.attached.clear()
 
     def _on_taken_back(self, event: TakenBack) -> None:
-        """All that was committed is given up."""
+        """Committed entries were given up: start with an empty table."""
         if event.log == CURSORS:
             self.stored, self.committed = CursorTable(self.config.cursors_deleted_max), 1
 
@@ -180,7 +180,7 @@ class Cursors(HandlerMachine):
             why = "fenced" if entry.holder else entry.what
             self._send(held[0], Attached(held[1], {}, why))
 
-    # ------------------------------------------------------------ what holders ask (the head)
+    # ------------------------------------------------------------ requests of holders (at the head)
 
     def _on_attach(self, peer: Peer, message: Attach) -> None:
         latest = self._latest(message.name)
@@ -190,8 +190,8 @@ class Cursors(HandlerMachine):
         elif lost and (not message.take or latest.is_barred(message.holder)):
             self._answer(peer, message, lost)
         elif not self._waits(peer, message):
-            # Written also by who holds it already: a head that was replaced and does not know it
-            # cannot commit this, and so cannot send its holder back to an old place.
+            # Written even if the client is the holder already: a former head that does not know
+            # that it was replaced cannot commit it, and so cannot send the client old positions.
             self._write(message.name, [latest.held_by(message.name, message.holder)])
             self._wait(peer, message)
 
@@ -202,7 +202,7 @@ class Cursors(HandlerMachine):
         elif lost := latest.refusal(message.holder):
             self._answer(peer, message, lost)
         elif any(self._is_ahead(s, seq) for s, seq in message.positions.items()):
-            # It has read elsewhere what has not come here: our chain may have gone on without us.
+            # The client has read positions that we lack: our chain may have continued without us.
             self._answer(peer, message, "recovering")
         elif not self._waits(peer, message):
             ahead = [
@@ -216,7 +216,7 @@ class Cursors(HandlerMachine):
             self._answer_waiting()
 
     def _is_ahead(self, stream: LogId, seq: int) -> bool:
-        """Whether the position is not here yet. (1 is one of every stream, but not of others.)"""
+        """Whether the position is not here yet. (Position 1 is, if the stream is known.)"""
         return seq > self.service.end_of(stream) or (
             seq == 1 and not self.service.is_listed(stream)
         )
@@ -227,7 +227,7 @@ class Cursors(HandlerMachine):
         if self.attached.get(message.name) == asked:
             del self.attached[message.name]
 
-    # ------------------------------------------------------------ what operators ask (the head)
+    # ------------------------------------------------------------ requests of operators (head)
 
     def _on_reset(self, peer: Peer, message: CursorReset) -> None:
         latest = self._latest(message.name)
@@ -243,10 +243,10 @@ class Cursors(HandlerMachine):
             self._wait(peer, message)
 
     def _may_change(self, peer: Peer, message: CursorReset | CursorDelete, wrong: str = "") -> bool:
-        """Whether the name is to be changed now; if not, the client is answered, or will be.
+        """Whether to change the name now; if not, the client is answered now or later.
 
-        A request that is sent again, perhaps to another head, must not be carried out again: the
-        name may have another holder by now. The entry of the name tells which request was the last.
+        A request that is repeated, perhaps to another head, must not be carried out twice: the name
+        may have another holder by now. The entry of the name contains the last request.
         """
         latest = self._latest(message.name)
         is_known = message.name in self.table or message.name in self.written
@@ -271,15 +271,15 @@ class Cursors(HandlerMachine):
             return "bad-position"
         if not all(map(self.service.is_listed, positions)):
             return "unknown-stream"
-        # What is not committed may be taken back, and other events come in its place.
+        # Positions that are not committed may be truncated, and get other events.
         beyond = any(seq > self.service.committed_end(s) for s, seq in positions.items())
         return "recovering" if beyond else ""
 
     def _is_attached(self, name: str) -> bool:
-        """Does a client read under the name, or is about to?"""
+        """Whether a client reads under the name, or waits for the answer to its Attach."""
         questions = (waiting.question for waiting in self.waiting.values())
         return name in self.attached or any(
-            isinstance(one, Attach) and one.name == name for one in questions
+            isinstance(question, Attach) and question.name == name for question in questions
         )
 
     def _on_list(self, peer: Peer, message: ListCursors) -> None:
@@ -294,40 +294,41 @@ class Cursors(HandlerMachine):
     def page(
         self, name: str = "", after: tuple[str, bytes] = ("", b""), rows_max: int = 1_000
     ) -> tuple[list[CursorState], tuple[str, bytes], bool]:
-        """Named subscriptions (or the one called `name`) behind `after`, by name and stream.
+        """A page of named subscriptions (or of the one called `name`) behind `after`.
 
-        At most `rows_max` names and positions. A subscription with many streams is continued on the
-        next page, which begins behind the second result; the third says that there is none.
+        Returns the subscriptions, by name and stream, with at most `rows_max` names and positions;
+        the `after` of the next page; and whether this is the last page. A subscription with many
+        streams may continue on the next page.
         """
-        found: list[CursorState] = []
+        shown: list[CursorState] = []
         rows = 0
-        for each in sorted(n for n in self.table if n >= after[0] and name in ("", n)):
-            cursor = self.table[each]
+        for known in sorted(n for n in self.table if n >= after[0] and name in ("", n)):
+            cursor = self.table[known]
             streams = self._streams_of(cursor)
-            if each == after[0]:
+            if known == after[0]:
                 streams = [stream for stream in streams if stream > after[1]]
                 if not streams:
                     continue
             room = rows_max - rows - 1
             if room < min(1, len(streams)):
-                return found, after, False
+                return shown, after, False
             part = streams[:room]
-            found.append(self._state(each, cursor, part))
+            shown.append(self._state(known, cursor, part))
             rows += 1 + len(part)
-            after = each, part[-1] if part else b""
+            after = known, part[-1] if part else b""
             if len(part) < len(streams):
-                return found, after, False
-        return found, after, True
+                return shown, after, False
+        return shown, after, True
 
     def _streams_of(self, cursor: Cursor) -> list[LogId]:
         return sorted(filter(self._is_current, cursor.positions))
 
     def positions_shown(self, cursor: Cursor) -> int:
-        """How many positions all pages together have of it."""
+        """How many positions of this cursor all pages together contain."""
         return sum(map(self._is_current, cursor.positions))
 
     def _is_current(self, stream: LogId) -> bool:
-        """Whether it is a stream, and not one whose name has a new stream by now."""
+        """Whether the stream exists, and its name has not been given to a newer stream."""
         known = self.service.streams.get(stream)
         named = self.service.named(known.info.name) if known is not None else None
         return named is not None and named.stream_id == stream
@@ -371,7 +372,7 @@ class Cursors(HandlerMachine):
     # ------------------------------------------------------------ the log
 
     def _latest(self, name: str) -> Cursor:
-        """As it will be when all that was written is committed."""
+        """The cursor of a name, as it will be when everything written is committed."""
         written = self.written.get(name)
         return written.cursor if written is not None else self.stored.get(name)
 
@@ -386,11 +387,11 @@ class Cursors(HandlerMachine):
 
     @property
     def _end(self) -> int:
-        """Of the log here, committed or not; only the head, which we are, makes it longer."""
+        """The end of the log here, committed or not. Only the head appends to it."""
         return self.service.end_of(CURSORS)
 
     def _collect(self, start: int, end: int) -> None:
-        """No entry below `start` counts any more; those up to `end` say everything again."""
+        """Entries below `start` no longer count: build the table from those in [start, end)."""
         stored = CursorTable(self.config.cursors_deleted_max)
         for batch in read_through(self.disk, CURSORS, start, end, READ_BYTES):
             for row in batch.to_rows():
@@ -400,7 +401,8 @@ class Cursors(HandlerMachine):
         self.stored = stored
 
     def _copy_if_due(self) -> None:
-        """Copy what counts to the end of the log, and collect the rest, when much was deleted."""
+        """If many entries are of deleted names: copy all valid entries to the end of the log, and
+        collect the rest."""
         if self._refusal_of_role():
             return
         copying, stored = self.copying, self.stored
@@ -421,7 +423,7 @@ class Cursors(HandlerMachine):
         while copying.names and len(entries) < COPIED_AT_ONCE:
             name = copying.names.pop()
             cursor = self._latest(name)
-            if cursor != Cursor():  # it may have been forgotten by now
+            if cursor != Cursor():  # it may have been removed by now
                 entries += cursor.copies(name)
         copying.end = self._end + len(entries)
         if entries:
@@ -435,12 +437,12 @@ class Cursors(HandlerMachine):
     # ------------------------------------------------------------ answers
 
     def _waits(self, peer: Peer, question: Question) -> bool:
-        """Was this asked before, and will it be answered?"""
+        """Whether the same question is already waiting for its answer."""
         waiting = self.waiting.get((peer, question.token))
         return waiting is not None and waiting.question == question
 
     def _wait(self, peer: Peer, question: Question) -> None:
-        """Answer when what the question depends on is committed."""
+        """Answer when all entries of the name are committed."""
         written = self.written.get(question.name)
         end = written.end if written else self.committed
         self.waiting[peer, question.token] = Waiting(peer, question, end)
@@ -456,7 +458,7 @@ class Cursors(HandlerMachine):
             self._answer(waiting.peer, waiting.question, self._verdict(waiting.question))
 
     def _verdict(self, question: Question) -> str:
-        """Of what is committed: who advanced was the holder when that was written."""
+        """Why the question is refused, after the commit. (An Advance was written by the holder.)"""
         if isinstance(question, Attach):
             return self.stored.get(question.name).refusal(question.holder)
         return ""

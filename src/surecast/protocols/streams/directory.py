@@ -1,12 +1,13 @@
-"""Which streams exist. The directory is a log of the chain, so that it is replicated like one.
+"""Which streams exist. The directory is a log of the chain, and so it is replicated.
 
-Each region keeps its own directory log: streams it owns, and those it has heard of, each with the
-chain of this region that keeps its copy. Entries come in the log's order; the first entry of a name
-wins, unless a later one says that it replaces it, or that it follows it (which was deleted). What
-an entry does depends on this log alone, so all replicas come to the same streams.
+Each region has its own directory log: the streams that it owns and those learned from other
+regions, each with the chain of this region that keeps its copy. Entries are applied in the log's
+order. The first entry of a name wins, unless a later one replaces that stream, or follows it after
+it was deleted. The effect of an entry depends on this log alone, so all replicas get the same
+streams.
 
 A deletion is not in this log: it is the last event of the deleted stream's own log. The entry
-stays, so that the id is known for good.
+stays, so that the id remains known.
 """
 
 import msgspec
@@ -25,7 +26,8 @@ class DirectoryEntry(msgspec.Struct, array_like=True, frozen=True):
 
 
 class FollowingEntry(msgspec.Struct, array_like=True, frozen=True):
-    """An entry whose head knew that the stream of the name before it, `follows`, was deleted."""
+    """An entry written by a head that knew that the previous stream of the name, `follows`, was
+    deleted."""
 
     info: StreamInfo
     chain: str
@@ -39,12 +41,12 @@ class Directory:
         self.by_id: dict[LogId, StreamInfo] = {}
         self.by_name: dict[str, StreamInfo] = {}
         self.chains: dict[LogId, str] = {}
-        self.made: dict[LogId, int] = {}  # streams created through this very log → epoch
+        self.made: dict[LogId, int] = {}  # streams created in this region → epoch
         self.deleted: dict[LogId, None] = {}
         self.latest: dict[str, LogId] = {}  # by name: the newest stream, deleted or not
 
     def apply(self, batch: Batch) -> list[StreamInfo]:
-        """Take in a committed batch of the log; the entries that are new."""
+        """Apply a committed batch of the log. Returns the streams that it adds."""
         new = []
         for row in batch.to_rows():
             try:
@@ -64,13 +66,13 @@ class Directory:
         return new
 
     def delete(self, info: StreamInfo) -> None:
-        """The stream's log has come to its End event: the name is free for another stream."""
+        """The End event of the stream is committed: its name is free for another stream."""
         self.deleted[info.stream_id] = None
         if self.latest.get(info.name) == info.stream_id:
             self.by_name.pop(info.name, None)
 
     def undelete(self, info: StreamInfo) -> None:
-        """The End event was taken back."""
+        """The End event was truncated."""
         if self.deleted.pop(info.stream_id, 0) is None and self.latest[info.name] == info.stream_id:
             self.by_name[info.name] = info
 
@@ -81,7 +83,8 @@ class Directory:
 
 
 def info_batch(info: StreamInfo, chain: str, made_epoch: int, follows: bytes = b"") -> Batch:
-    """An entry. Streams created here, not heard of, are tagged with the epoch of their creation."""
+    """An entry of the directory. Entries of streams created in this region are tagged with the
+    epoch of their creation."""
     entry = FollowingEntry(info, chain, follows) if follows else DirectoryEntry(info, chain)
     tags: list[bytes | None] | None = [b"%d" % made_epoch] if made_epoch else None
     return Batch.of(DIRECTORY, [msgspec.msgpack.encode(entry)], [info.stream_id], tags)

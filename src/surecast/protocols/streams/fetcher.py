@@ -1,15 +1,15 @@
 """A client that fetches ranges: positions [lo, hi) of a stream, in order, and nothing beyond.
 
-A subscriber is sent whatever comes until it says stop; who wants a certain range, as a task of a
-batch job does, would be sent much for nothing. So this one asks for the range: the answer is a
-large part of it, and with its last message the next part is asked for. After `Hold` nothing is
-asked for until `Go`.
+A subscriber is sent all new events until it unsubscribes. A client that needs a certain range, such
+as a task of a batch job, would be sent much that it does not need. So it requests the range: the
+answer is a large part of it, and after the last message of an answer the client requests the next
+part. After `Hold` it requests nothing until `Go`.
 
-Positions that a server declares lost (`RangeLost`) are told of in their place (`Lost`), and the
-range goes on behind them. Nothing else is ever passed over.
+Positions that a server declares lost (`RangeLost`) are reported in the order of positions (`Lost`),
+and the range continues behind them. No other positions are ever skipped.
 
-When a server goes away, falls silent or does not have what is wanted, the next one is asked from
-the same position on.
+If a server goes away, is silent or does not have the position, the client continues with the next
+server from the same position.
 """
 
 from collections import Counter
@@ -34,8 +34,8 @@ from surecast.protocols.streams.messages import RangeEvents, RangeLost, ReadRang
 
 __all__ = ["Fetcher"]
 
-AGAIN_NS = 50 * MS  # after a server that does not have it
-WHY_MAX = 200  # characters that are passed on of why something is lost
+AGAIN_NS = 50 * MS  # pause after an answer without the position
+WHY_MAX = 200  # characters of the reason for a loss that are passed on
 
 
 class Fetcher(HandlerMachine):
@@ -56,10 +56,10 @@ class Fetcher(HandlerMachine):
         super().__init__(counters)
         self.config = config
         self.stream: LogId = b""
-        self.position = 0  # the next one wanted
+        self.position = 0  # the next one to deliver
         self.hi = 0
         self.held = False
-        self.asking = False  # an answer is under way
+        self.asking = False  # a request is open
         self.heard_ns = 0
         self.target = 0
 
@@ -115,7 +115,7 @@ class Fetcher(HandlerMachine):
             return
         self.heard_ns = self.now_ns
         before = self.position
-        # Else it is an answer to something else, or nonsense.
+        # Otherwise it answers another request, or is invalid.
         if message.lo <= before < min(message.hi, self.hi):
             self.position = min(message.hi, self.hi)
             why = message.why[:WHY_MAX]
@@ -129,7 +129,7 @@ class Fetcher(HandlerMachine):
         fresh, before = [], self.position
         for batch in message.batches:
             if batch.lo > self.position or self.position >= self.hi:
-                break  # an answer to something else, or damage
+                break  # it answers another request, or the copy is damaged
             if batch.hi > self.position:
                 part = batch.slice(self.position, self.hi)
                 fresh.append(part)
@@ -139,7 +139,7 @@ class Fetcher(HandlerMachine):
         self._came(before, message)
 
     def _came(self, before: int, message: RangeEvents | RangeLost) -> None:
-        """With the last message of an answer the next part is asked for."""
+        """After the last message of an answer, request the next part."""
         if not message.last:
             return
         self.asking = False

@@ -1,4 +1,4 @@
-"""A client's questions to its region: which streams there are, where a time begins, cursors."""
+"""A client's questions to its region: which streams exist, where a time begins, cursors."""
 
 from typing import Any, ClassVar
 
@@ -52,7 +52,7 @@ class Inquirer(Requests):
             case WhereIs(stream, time_ns):
                 return Request(Locate(token, stream, time_ns))
             case TakeCursor(name, holder):
-                # Once it is ours, whoever takes it goes before us: we do not take it back.
+                # After the first answer, do not take the name back from a client that takes it.
                 held = Attach(token, name, holder, False)
                 take = Attach(token, name, holder, True)
                 leave = Detach(token, name)
@@ -65,4 +65,4 @@ class Inquirer(Requests):
                 return Request(CursorReset(token, name, change, positions, force), of_head=True)
             case DeleteCursor(name, change, force):
                 return Request(CursorDelete(token, name, change, force), of_head=True)
-        raise UsageError(f"{type(question).__name__} is no question to a region")
+        raise UsageError(f"{type(question).__name__} is not a question for a region")

@@ -1,4 +1,4 @@
-"""What clients and servers of a region send each other about streams."""
+"""Messages between clients and servers of a region, and between owners and other regions' heads."""
 
 from surecast.core.streams import CursorState, StreamInfo, StreamSpec
 from surecast.core.types import Batch, LogId, Message, Peer, tagged
@@ -40,14 +40,14 @@ class StreamsMessage(Message, tag=tagged("streams")):
 
 
 class Introduce(StreamsMessage):
-    """Who are you, and who else serves this region?"""
+    """Request the name of the receiver, of its region and of the region's replicas."""
 
 
 class Introduced(StreamsMessage):
     region: str
-    name: Peer  # who answers
+    name: Peer  # of the sender
     replicas: dict[str, str]  # of its region: name → host:port
-    http: dict[str, str]  # the same, where they show their state
+    http: dict[str, str]  # name → host:port of its HTTP server
 
 
 class CreateStream(StreamsMessage):
@@ -58,12 +58,12 @@ class CreateStream(StreamsMessage):
 
 
 class StreamOpened(StreamsMessage):
-    """The stream exists and every replica knows it. `why` says why not, if it does not.
+    """The stream exists and every replica knows it; if not, `why` is the reason.
 
-    why: not-head (ask `head`), recovering and owner-unreachable (later), config-mismatch (it is
-    not what was asked for), too-many-streams, bad-name, bad-spec (too large), no-delivery (a server
-    has not got it), other-region (its delivery stays within a region, and another one owns the
-    name), owners-differ (regions disagree on who owns it).
+    why: not-head (ask `head`), recovering and owner-unreachable (ask later), config-mismatch (its
+    configuration differs from the requested one), too-many-streams, bad-name, bad-spec (too large),
+    no-delivery (a server does not have it), other-region (its delivery stays within a region, and
+    another region owns the name), owners-differ (regions disagree on its owner).
     """
 
     name: str
@@ -78,8 +78,8 @@ class Publish(StreamsMessage):
 
 
 class PubAck(StreamsMessage):
-    """The batch that began at `pub_no` stands at `seq`, on disk at every replica. `more`: as
-    many of the same publisher's, later ones."""
+    """The batch that begins at `pub_no` has position `seq` and is on disk at every replica.
+    `more`: (pub_no, seq) of later batches of the same publisher."""
 
     stream: LogId
     publisher: bytes
@@ -89,7 +89,7 @@ class PubAck(StreamsMessage):
 
 
 class PubNack(StreamsMessage):
-    """Not taken. why: not-head (ask `head`), out-of-order (send from `expected`), busy,
+    """The batch was refused. why: not-head (ask `head`), out-of-order (send from `expected`), busy,
     too-few-replicas, recovering, quarantined, unknown-stream, owner-unreachable, mismatch, expired,
     bad-event."""
 
@@ -105,7 +105,7 @@ class PubNack(StreamsMessage):
 
 
 class Subscribe(StreamsMessage):
-    """Send me `stream` from position `start` on, and what comes."""
+    """Send `stream` from position `start` on, and all later events."""
 
     stream: LogId
     start: int
@@ -124,7 +124,7 @@ class Events(StreamsMessage):
 
 
 class ReadRange(StreamsMessage):
-    """Send me [lo, hi) of `stream`, or a large part of it from `lo` on."""
+    """Send [lo, hi) of `stream`, or a large part of it from `lo` on."""
 
     stream: LogId
     lo: int
@@ -132,9 +132,9 @@ class ReadRange(StreamsMessage):
 
 
 class RangeEvents(StreamsMessage):
-    """A part of what was asked for, [lo, hi); no more comes if `last`.
+    """A part [lo, hi) of the requested range; `last`: the last message of the answer.
 
-    `end` is where the sender's copy ends: positions from there on have not come yet.
+    `end` is where the sender's copy ends: it has no positions from there on yet.
     """
 
     stream: LogId
@@ -146,10 +146,10 @@ class RangeEvents(StreamsMessage):
 
 
 class RangeLost(StreamsMessage):
-    """A part of what was asked for, [lo, hi), of which no position can be read here or elsewhere.
+    """A part [lo, hi) of the requested range that is lost: no node can read a position of it.
 
-    It stands among the RangeEvents of an answer where its positions do; `end` and `last` are as
-    there.
+    It is sent among the RangeEvents of an answer, in the order of positions; `end` and `last` mean
+    the same as there.
     """
 
     stream: LogId
@@ -161,18 +161,18 @@ class RangeLost(StreamsMessage):
 
 
 # ------------------------------------------------------------ questions
-# Each has a token, which its answers repeat.
+# Each question has a token, which its answers repeat.
 
 
 class WatchStreams(StreamsMessage):
-    """Which streams match `pattern`, now and from now on? Any replica knows."""
+    """Which streams match `pattern`, now and in the future? Any replica can answer."""
 
     token: int
     pattern: str
 
 
 class StreamsAre(StreamsMessage):
-    """Streams that match and where each ends here; `complete`: that was all there is, for now."""
+    """Streams that match, and where each ends here; `complete`: these are the last ones for now."""
 
     token: int
     infos: tuple[StreamInfo, ...]
@@ -186,7 +186,7 @@ class UnwatchStreams(StreamsMessage):
 
 
 class Locate(StreamsMessage):
-    """From where on are the events of `stream` not older than `time_ns`? -1: where does it end?"""
+    """From which position on are events of `stream` at or after `time_ns`? -1: where is its end?"""
 
     token: int
     stream: LogId
@@ -200,7 +200,7 @@ class Located(StreamsMessage):
 
 
 class Attach(StreamsMessage):
-    """Let `holder` read as the subscription `name`. `take`: whoever holds it now loses it."""
+    """Let `holder` read as the subscription `name`. `take`: even if another holder has it."""
 
     token: int
     name: str
@@ -209,11 +209,11 @@ class Attach(StreamsMessage):
 
 
 class Attached(StreamsMessage):
-    """It reads from `positions` on (a stream that is missing: from 1).
+    """The holder reads from `positions` on (a stream that is missing there: from 1).
 
-    Sent again with why fenced when somebody else takes the name, and with reset or deleted when an
+    Sent again with why fenced when another client takes the name, and with reset or deleted when an
     operator changes it. why: not-head (ask `head`), fenced, reset, deleted, recovering and busy
-    (later), too-many, bad-name.
+    (ask later), too-many, bad-name.
     """
 
     token: int
@@ -223,7 +223,7 @@ class Attached(StreamsMessage):
 
 
 class Advance(StreamsMessage):
-    """The holder has dealt with everything below these positions."""
+    """The holder has processed everything below these positions."""
 
     token: int
     name: str
@@ -232,7 +232,7 @@ class Advance(StreamsMessage):
 
 
 class Advanced(StreamsMessage):
-    """That is on disk at every replica, or (`why` as in Attached) it is not."""
+    """The positions are on disk at every replica, or (`why` as in Attached) they were not saved."""
 
     token: int
     why: str = ""
@@ -240,14 +240,14 @@ class Advanced(StreamsMessage):
 
 
 class Detach(StreamsMessage):
-    """The client of that Attach reads no more under `name`. Its positions stay. No answer."""
+    """The client stops reading under `name`. The positions stay. There is no answer."""
 
     token: int  # of the Attach
     name: str
 
 
 class ListCursors(StreamsMessage):
-    """Which named subscriptions are there (or: where is this one)? For the head."""
+    """Which named subscriptions exist, and at which positions? For the head."""
 
     token: int
     name: str  # only this one; empty: all
@@ -255,8 +255,8 @@ class ListCursors(StreamsMessage):
 
 
 class CursorsAre(StreamsMessage):
-    """A page of them, by name and stream. The next one begins behind `after`; if `complete`, there
-    is none. why: not-head (ask `head`), recovering (later)."""
+    """A page of named subscriptions, by name and stream. The next page begins behind `after`; if
+    `complete`, there is none. why: not-head (ask `head`), recovering (ask later)."""
 
     token: int
     cursors: tuple[CursorState, ...]
@@ -267,18 +267,18 @@ class CursorsAre(StreamsMessage):
 
 
 class CursorReset(StreamsMessage):
-    """Take the subscription `name` from its holder and put it at these positions; those in other
-    streams stay. `force`: also if a client is attached to it."""
+    """Take the subscription `name` from its holder and set these positions; those in other streams
+    stay. `force`: even if a client is attached."""
 
     token: int
     name: str
-    change: bytes  # 16 random bytes: a request that is sent again is carried out once
+    change: bytes  # 16 random bytes: a repeated request is carried out only once
     positions: dict[bytes, int]
     force: bool
 
 
 class CursorDelete(StreamsMessage):
-    """Forget the subscription `name`. The rest as in CursorReset."""
+    """Delete the subscription `name`. The rest as in CursorReset."""
 
     token: int
     name: str
@@ -287,10 +287,10 @@ class CursorDelete(StreamsMessage):
 
 
 class CursorChanged(StreamsMessage):
-    """That is on disk at every replica, or it is not done.
+    """The reset or deletion is on disk at every replica, or (`why`) it was refused.
 
-    why: not-head (ask `head`), recovering and busy (later), unknown-subscription, in-use (a client
-    is attached), unknown-stream, too-many-positions, bad-position, bad-name.
+    why: not-head (ask `head`), recovering and busy (ask later), unknown-subscription, in-use (a
+    client is attached), unknown-stream, too-many-positions, bad-position, bad-name.
     """
 
     token: int

@@ -1,4 +1,4 @@
-"""What the stream service of a replica knows, as plain values: streams, and what is wrong."""
+"""Status, alarms and metrics of a replica's stream service, as plain values."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Final
@@ -14,28 +14,29 @@ __all__ = ["NAMED_MAX", "StreamsObserver"]
 
 LAG_HELP: Final = "positions of the stream that the named subscription has not acknowledged"
 OMITTED_HELP: Final = "series of streams_subscription_lag beyond streams.cursors_shown_max"
-NAMED_MAX: Final = 10  # streams named one by one; the rest is counted
+NAMED_MAX: Final = 10  # streams that are listed by name; the others are only counted
 
 
 class StreamsObserver:
     codes: ClassVar[Mapping[str, Code]] = {
         "stream-quarantined": Code(
-            "Part of a stream's log here cannot be read. What comes before that is served; "
-            "publishes are refused. Other replicas may be whole.",
-            "Run `surecast log verify` on the data folder. If the other replicas are well, empty "
-            "this one's data folder: it is filled again from them.",
+            "Part of a stream's log on this replica cannot be read. Positions before it are "
+            "served; publishes are refused. Other replicas may have all of it.",
+            "Run `surecast log verify` on the data folder. If the other replicas are healthy, "
+            "empty this one's data folder: it is filled again from them.",
         ),
         "stream-damaged": Code(
             "Positions of a stream cannot be read on this disk, and no other replica of the region "
-            "has them. What comes before is served, publishes of a stream that this region owns "
-            "wait, and the positions are fetched from another region that has them.",
-            "See that the other regions can be reached. If none has these positions, they are "
-            "lost: restore the data folder from a copy, or give the history up (force-new-stream).",
+            "has them. Positions before them are served, publishes to a stream that this region "
+            "owns wait, and the positions are fetched from another region that has them.",
+            "Make sure that the other regions can be reached. If none has these positions, they "
+            "are lost: restore the data folder from a copy, or give the history up "
+            "(force-new-stream).",
         ),
         "entries-lost": Code(
-            "Entries of the region's own logs could not be read and are in no other place: streams "
-            "of the directory come back from other regions, places of named subscriptions begin "
-            "anew.",
+            "Entries of the region's own logs could not be read, and no other replica has them: "
+            "streams of the directory return from other regions, named subscriptions start from "
+            "the beginning.",
             "Look for streams that are missing in `surecast streams`; check named subscriptions.",
         ),
     }
@@ -80,10 +81,10 @@ class StreamsObserver:
         found, _, _ = cursors.page(rows_max=cursors.config.cursors_shown_max)
         shown = 0
         for info in subscription_infos(found):
-            for one in info.positions:
+            for position in info.positions:
                 shown += 1
-                labels = {"subscription": info.name, "stream": one.stream}
-                yield Metric("streams_subscription_lag", LAG_HELP, one.lag, labels)
+                labels = {"subscription": info.name, "stream": position.stream}
+                yield Metric("streams_subscription_lag", LAG_HELP, position.lag, labels)
         total = sum(map(cursors.positions_shown, cursors.table.values()))
         yield Metric("streams_subscriptions", "named subscriptions", len(cursors.table))
         yield Metric("streams_subscription_lag_omitted", OMITTED_HELP, total - shown)

@@ -1,12 +1,12 @@
 """A publishing client: it numbers, sends, retries, and reports what was acknowledged.
 
-Batches leave in order and are retried identical and in order, so that the head can tell a retry
-from news (R3). Refusals that will pass are waited out; a silent or departed replica is replaced
-by the next one.
+Batches are sent in order, and retried identical and in order, so that the head can distinguish a
+retry from a new batch (R3). After a temporary refusal the publisher retries; if a replica is silent
+or its session ends, it uses the next one.
 
-A *named* publisher's batches come with its id and their numbers. It may have offered them before,
-in an earlier life or at another client at this moment: what the head took then it recognises, and
-no number is ever given to another batch, not even after a failure.
+The batches of a *named* publisher come with its id and their numbers. They may have been offered
+before: before a restart, or at the same time at another client. The head recognises those that it
+has accepted. A number is never used for another batch, not even after a failure.
 """
 
 from collections import Counter, deque
@@ -39,7 +39,7 @@ from surecast.protocols.streams.messages import (
 
 __all__ = ["Publisher", "anonymous_publisher"]
 
-# Waiting will not help.
+# Refusals that are final: a retry cannot succeed.
 FINAL = ("mismatch", "expired", "bad-event", "quarantined", "deleted", "too-many-deleted")
 NEVER_OPENED = (
     "too-many-streams",
@@ -55,26 +55,26 @@ LineKey = LogId | tuple[LogId, bytes]  # a stream; or a stream and a named publi
 
 
 def anonymous_publisher(wall_ns: int, rng: Random) -> bytes:
-    """A publisher's id: when it was born, and chance."""
+    """A new publisher's id: the time of its creation, and random bytes."""
     return wall_ns.to_bytes(8, "big") + rng.randbytes(8)
 
 
 @dataclass(slots=True)
 class Line:
-    """What was offered for one stream and is not acknowledged, oldest first.
+    """The batches offered for one stream and not acknowledged, oldest first.
 
-    Each line has an identity of its own, born with its first event and given up with a batch that
-    can never be taken: a number is never used for two different batches. A named publisher's line
-    keeps the identity it was given.
+    Each line has its own publisher id, made with its first event and replaced after a batch that
+    can never be accepted, so that a number is never used for two different batches. The line of a
+    named publisher keeps its id.
     """
 
     publisher: bytes
     next_no: int = 1
     waiting: deque[Batch] = field(default_factory=deque)
     tokens: deque[int] = field(default_factory=deque)  # of `waiting`, one each
-    lost_since_ns: int | None = None  # the head expects less than it acknowledged
-    lost_seen_ns: int = 0  # ... and last said so
-    cut_off_since_ns: int | None = None  # the owner's region is out of reach
+    lost_since_ns: int | None = None  # since then the head expects batches it has acknowledged
+    lost_seen_ns: int = 0  # when it last answered so
+    cut_off_since_ns: int | None = None  # since then the owner's region is unreachable
     under_way: int = 0  # how many of `waiting`, from the front, have been sent
     named: bool = False
 
@@ -108,8 +108,8 @@ class Publisher(HandlerMachine):
         super().__init__(counters)
         self.config = config
         self.rng = rng
-        self.opening: dict[str, StreamSpec] = {}  # streams asked for and not answered
-        self.cut_off_since_ns: dict[str, int] = {}  # those whose owner is out of reach
+        self.opening: dict[str, StreamSpec] = {}  # streams requested and not answered
+        self.cut_off_since_ns: dict[str, int] = {}  # of these, those with an unreachable owner
         self.lines: dict[LineKey, Line] = {}
         self.target = 0
         self.progress_ns = 0
@@ -168,24 +168,25 @@ class Publisher(HandlerMachine):
     def _send_more(self, stream: LogId, line: Line) -> None:
         while line.under_way < min(len(line.waiting), self.config.inflight_max):
             if line.waiting[line.under_way].publisher != line.waiting[0].publisher:
-                break  # what was offered under the old identity must be in its place first
+                break  # batches with the previous publisher id must be acknowledged first
             self._send(self._head, Publish(stream, line.waiting[line.under_way]))
             line.under_way += 1
 
     def _send_again(self) -> None:
-        """Everything unacknowledged, identical and in its first order."""
+        """Send everything unacknowledged again, identical and in its original order."""
         for name in self.opening:
             self._send_one_again(name)
         for key in self.lines:
             self._send_one_again(key)
 
-    def _send_one_again(self, what: LineKey | str) -> None:
-        if isinstance(what, str):
-            if what in self.opening:
-                self._send(self._head, CreateStream(what, self.opening[what]))
-        elif line := self.lines.get(what):
+    def _send_one_again(self, key: LineKey | str) -> None:
+        """`key`: of a line, or the name of a stream that is being opened."""
+        if isinstance(key, str):
+            if key in self.opening:
+                self._send(self._head, CreateStream(key, self.opening[key]))
+        elif line := self.lines.get(key):
             line.under_way = 0
-            self._send_more(what[0] if isinstance(what, tuple) else what, line)
+            self._send_more(key[0] if isinstance(key, tuple) else key, line)
 
     def _on_stream_opened(self, peer: Peer, message: StreamOpened) -> None:
         name, why = message.name, message.why
@@ -208,10 +209,10 @@ class Publisher(HandlerMachine):
         return self.now_ns - since_ns >= self.config.owner_ns
 
     def _line_of(self, message: PubNack) -> Line | None:
-        """The line that still waits to hear about what the message names."""
+        """The line in which the batch that the message names still waits, or None."""
         line = self._find(message.stream, message.publisher)
-        what = (message.publisher, message.pub_no)
-        waits = line is not None and any((b.publisher, b.pub_no) == what for b in line.waiting)
+        batch_id = (message.publisher, message.pub_no)
+        waits = line is not None and any((b.publisher, b.pub_no) == batch_id for b in line.waiting)
         return line if waits else None
 
     def _on_pub_ack(self, _peer: Peer, message: PubAck) -> None:
@@ -227,11 +228,11 @@ class Publisher(HandlerMachine):
             return  # acknowledged before
         self.progress_ns = self.now_ns
         if line.waiting[0].pub_no != pub_no:
-            return  # it overtook an earlier one, and will be said again when that is retried
+            return  # it overtook an earlier one, and comes again when the batches are retried
         self._ended(message.stream, line, seq)
 
     def _ended(self, stream: LogId, line: Line, seq: int) -> None:
-        """The first that waits is in its place."""
+        """The first waiting batch is acknowledged at `seq`."""
         line.lost_since_ns = line.cut_off_since_ns = None
         batch, token = line.waiting.popleft(), line.tokens.popleft()
         line.under_way = max(0, line.under_way - 1)
@@ -239,7 +240,7 @@ class Publisher(HandlerMachine):
         self._drop_if_idle(stream, line)
 
     def _drop_if_idle(self, stream: LogId, line: Line) -> None:
-        """A named publisher knows by itself where it goes on."""
+        """Drop the empty line of a named publisher, which itself knows its next number."""
         if line.named and not line.waiting:
             self.lines.pop((stream, line.publisher), None)
 
@@ -265,13 +266,14 @@ class Publisher(HandlerMachine):
             self._refused(peer, message.why, message.head, _key(message.stream, line))
 
     def _taken_before(self, message: PubNack, line: Line) -> None:
-        """The head is beyond this batch and remembers it no more: it was committed long ago.
+        """The head expects a later number and no longer has this batch in its dedup state: the
+        batch was committed long ago.
 
-        A head remembers twice as many of a publisher's batches as may be under way at once, so what
-        it has forgotten was acknowledged, as was all before it, to whoever published it then.
+        A head keeps twice as many of a publisher's batches as may be unacknowledged at once. So a
+        batch that it no longer keeps was acknowledged, and so were all before it.
         """
         batch = next(b for b in line.waiting if b.pub_no == message.pub_no)
-        if message.expected < batch.pub_no + batch.count:  # it was cut otherwise then
+        if message.expected < batch.pub_no + batch.count:  # then it had other boundaries
             self._fail(PubNack(message.stream, batch.publisher, batch.pub_no, "mismatch"), line)
             return
         self.progress_ns = self.now_ns
@@ -280,22 +282,22 @@ class Publisher(HandlerMachine):
         self._send_more(message.stream, line)
 
     def _is_history_lost(self, message: PubNack, line: Line) -> bool:
-        """For long now the head has expected what it acknowledged before: it lost that for good."""
+        """Whether the head has lost batches that it acknowledged: it has expected them for long."""
         first = line.waiting[0]
         if message.why != "out-of-order" or message.expected >= first.pub_no:
             return False
-        # An old head may be behind for a moment, and an old answer may come late: it must be said
-        # again and again.
+        # A former head may be behind for a moment, and an old answer may arrive late: so the head
+        # must answer so repeatedly, for `lost_ns`.
         if line.lost_since_ns is None or self.now_ns - line.lost_seen_ns > self.config.lost_ns // 4:
             line.lost_since_ns = self.now_ns
         line.lost_seen_ns = self.now_ns
         return self.now_ns - line.lost_since_ns > self.config.lost_ns
 
-    def _refused(self, peer: Peer, why: str, head: Peer, what: LineKey | str) -> None:
-        """Not now, or not here: go where the head is said to be, and try again soon.
+    def _refused(self, peer: Peer, why: str, head: Peer, refused: LineKey | str) -> None:
+        """A temporary refusal, or not the head: use the head that is named, and retry soon.
 
-        All of it if the head has moved; else only the stream (or the name) that was refused, for
-        the others may be well.
+        If the head has moved, everything is sent again; else only the stream (or the name) that was
+        refused, because others may not be affected.
         """
         if peer != self._head:
             return
@@ -303,11 +305,12 @@ class Publisher(HandlerMachine):
             self.target = self.config.replicas.index(head)
         elif why == "not-head":
             self.target = (self.target + 1) % len(self.config.replicas)
-        key = "again" if why == "not-head" else ("again", what)
+        key = "again" if why == "not-head" else ("again", refused)
         self.out.append(SetTimer(key, self.now_ns + self.config.backoff_ns))
 
     def _fail(self, message: PubNack, line: Line) -> None:
-        """This batch can never be taken. What follows would be out of order: it fails with it."""
+        """This batch can never be accepted. Later batches would be out of order, so they fail,
+        too."""
         failed: list[tuple[Batch, int]] = []
         while not failed or (failed[-1][0].publisher, failed[-1][0].pub_no) != (
             message.publisher,

@@ -1,6 +1,6 @@
-"""What clients may ask any replica: who serves here, which streams there are, where a time begins.
+"""Questions of clients to any replica: which replicas and streams exist, where a time begins.
 
-All of it is answered from what is committed here, at once, and changes nothing.
+All of them are answered at once, from what is committed here, and change nothing.
 """
 
 from collections import Counter
@@ -57,7 +57,7 @@ class Queries(HandlerMachine):
         http = {name: config.http[name] for name in config.replicas if name in config.http}
         self._send(peer, Introduced(config.region, config.name, addresses, http))
 
-    # ------------------------------------------------------------ which streams there are
+    # ------------------------------------------------------------ which streams exist
 
     def _on_watch_streams(self, peer: Peer, message: WatchStreams) -> None:
         watches = self.watches.setdefault(peer, {})
@@ -73,7 +73,7 @@ class Queries(HandlerMachine):
             self._tell(peer, message.token, part, complete)
 
     def _matching(self, pattern: str) -> list[StreamInfo]:
-        if is_name(pattern):  # whoever has thousands of streams asks for them one by one
+        if is_name(pattern):  # fast path: a client of thousands of streams asks for each by name
             info = self.service.named(pattern)
             found = None if info is None else self.service.streams.get(info.stream_id)
             return [found.info] if found is not None and not self.service.is_ended(found) else []
@@ -95,13 +95,13 @@ class Queries(HandlerMachine):
                     self._tell(peer, token, [info], True)
 
     def _tell(self, peer: Peer, token: int, infos: list[StreamInfo], complete: bool) -> None:
-        # Where it ends, though readers may not be shown all of it: before retention has seen it,
-        # or because it is damaged on its way there. Who asks must not take it for shorter.
+        # The full end, although readers may not be shown all of it yet, because retention has not
+        # indexed it or it is damaged: the client must not take the stream as shorter.
         ends = tuple(self._end(info.stream_id) for info in infos)
         self._send(peer, StreamsAre(token, tuple(infos), ends, complete))
 
     def _end(self, stream: LogId) -> int:
-        """Up to where it can be read, by those who ask for ranges and are told what is lost."""
+        """The end for readers of ranges, who are sent RangeLost for lost positions."""
         service = self.service
         return max(service.visible_end(service.streams[stream]), service.readable_end(stream))
 
@@ -124,13 +124,13 @@ class Queries(HandlerMachine):
             return
         self.service.feed(stream)
         if not stream.quarantined and stream.index.end < end:
-            # A long log, just opened: times are not known yet.
+            # A long log after a start: retention has not indexed it, so times are not known yet.
             self._send(peer, Located(message.token, 0, "recovering"))
             return
         self._send(peer, self._located(stream, message))
 
     def _located(self, stream: Stream, message: Locate) -> Located:
-        """Of a damaged stream it is not known whether a later time begins behind the damage."""
+        """The answer. For a damaged stream, a time after the readable part cannot be located."""
         try:
             seq = stream.first_at(message.time_ns, self.service.disk)
         except StorageError as problem:

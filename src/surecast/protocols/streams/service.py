@@ -1,9 +1,10 @@
-"""A region's streams at one replica: the layer over the chain that everybody else builds on.
+"""A region's streams at one replica: the layer over the chain that all other layers use.
 
-It keeps the directory, takes publishes of what the region owns, lets retention see what is
-committed and has logs compacted, and shows committed events to readers. The head publishes, every
-replica serves. Roles change only by what the chain says. What a stream's *delivery* does with it
-(other regions, meshes) is the business of the layers above: `core.streams` is the interface.
+It keeps the directory, accepts publishes to streams that the region owns, feeds committed batches
+to retention, has logs compacted, and shows committed events to readers. The head accepts publishes,
+every replica serves readers. A replica's role changes only when the chain reports it. What a
+stream's *delivery* does (other regions, meshes) is done by layers above: `core.streams` is the
+interface.
 
 G1 only what was published is delivered, or voids of what was collected.
 G3 a publisher's order is the order of positions. G4 each event, or a void and its collector.
@@ -125,12 +126,12 @@ from surecast.protocols.streams.stream import Stream
 __all__ = ["StreamService"]
 
 
-KEPT_FOR = {CURSORS: "cursors"}  # logs of layers above, which only they are told about
-SPEC_BYTES_MAX = 512  # of schema and options: a thousand of them are told in one message
+KEPT_FOR = {CURSORS: "cursors"}  # log → the layer above that gets its events
+SPEC_BYTES_MAX = 512  # of schema and options: one message may have a thousand of them
 PIECES_READ_MAX = 64  # kept from one pass to the next, at most `serve_bytes_max` each
-FORFEITS_MAX = 1000  # ranges of one stream; more are not taken
-WHY_MAX = 200  # characters of what readers are told
-FULL_NS = 10 * SECOND  # a disk counts as full for so long after it said so
+FORFEITS_MAX = 1000  # ranges of one stream; more are refused
+WHY_MAX = 200  # characters of a reason sent to readers
+FULL_NS = 10 * SECOND  # a disk counts as full for so long after StoreFull
 
 
 def _nbytes(spec: StreamSpec) -> int:
@@ -148,7 +149,7 @@ def _mismatch(info: StreamInfo, spec: StreamSpec) -> str:
 
 
 class StreamService(HandlerMachine):
-    """Knows streams and clients; leaves positions, disks and copies to the chain."""
+    """Handles streams and clients; the chain handles positions, disks and copies."""
 
     uses = ("replicated",)
     provides = ("streams",)
@@ -214,7 +215,7 @@ class StreamService(HandlerMachine):
         *,
         deliveries: Mapping[str, str],
     ) -> None:
-        """`deliveries`: the layer that is the server side of each, by the delivery's name."""
+        """`deliveries`: name of a delivery → the layer that is its server side."""
         super().__init__(counters)
         self.config = config
         self.disk = disk
@@ -223,31 +224,32 @@ class StreamService(HandlerMachine):
         self.directory = Directory()
         self.directory_committed = 1
         self.streams: dict[LogId, Stream] = {}
-        # Logs kept for layers above: the latest entry of each key stays; nobody is served them.
+        # Logs kept for layers above: the latest entry of each key stays; they have no readers.
         self.kept = {log: self._kept(log) for log in KEPT_FOR}
-        self.ends: dict[LogId, int] = {}  # as the chain reports them, known stream or not
+        self.ends: dict[LogId, int] = {}  # of all logs, as the chain reports them
         self.committed: dict[LogId, int] = {}
-        self.limits: dict[LogId, int] = {}  # from where on deliveries want nothing shown
+        self.limits: dict[LogId, int] = {}  # deliveries allow nothing to be shown from here on
         # Positions that are lost, if they are still in a hole (Forfeit), and why.
         self.forfeited: dict[LogId, tuple[IntervalSet, str]] = {}
         self.epoch = 0
         self.members: tuple[Peer, ...] = ()
         self.is_head = self.is_tail = False
-        self.is_clean = True  # false: the chain lost its logs, and layers above rebuild them
+        self.is_clean = True  # false: the chain lost its logs, and layers above recover them
         self.draining = False  # about to stop: no more publishes
-        self.full_until_ns = -1 << 62  # the disk has said that it is full
-        # Stream that is to come → who waits for it, and what it should be; those made here.
+        self.full_until_ns = -1 << 62  # until then the disk counts as full
+        # Streams that are requested and do not exist yet: name → the peers that wait, with the
+        # spec each requested. `making`: those of them that are created here.
         self.asked: dict[str, dict[Peer, StreamSpec]] = {}
         self.making: dict[str, bool] = {}
-        self.made_now: dict[LogId, bool] = {}  # streams created by this head, in this life
+        self.made_now: dict[LogId, bool] = {}  # streams created by this head since its start
         self.connected: dict[Peer, None] = {}  # other replicas with which we have a session
-        # Protocols that the other replicas list, or listed when they were last heard.
+        # Protocols that the other replicas listed in their last session.
         self.speaks: dict[Peer, tuple[str, ...]] = {}
-        # Acknowledgements to be sent: (client, stream, publisher) → (pub_no, seq) each.
+        # Acknowledgements to be sent: (client, stream, publisher) → (pub_no, seq) of each batch.
         self.unsaid: dict[tuple[Peer, LogId, bytes], list[tuple[int, int]]] = {}
-        self.attending: dict[str, str] = {}  # layers told of what moved: their deliveries
-        self.moved: dict[LogId, str] = {}  # streams of which more is shown: their deliveries
-        # What was read for readers at the end of the last pass: layers above read the same.
+        self.attending: dict[str, str] = {}  # layers that get StreamsMoved → their deliveries
+        self.moved: dict[LogId, str] = {}  # streams whose shown end has moved → their deliveries
+        # Batches read for readers at the end of the last pass: layers above read the same ones.
         self.pieces_read: dict[tuple[LogId, int, int], list[Batch]] = {}
         self.hole_at = {log: holes[0][0] for log in disk.logs() if (holes := disk.holes(log))}
         self.entries_lost: list[tuple[LogId, int, int]] = []  # of the region's own logs
@@ -282,17 +284,17 @@ class StreamService(HandlerMachine):
         return self.ends.get(log, 1)
 
     def shown_end(self, stream: LogId) -> int:
-        found = self.streams.get(stream)
-        return found.committed if found is not None else 0
+        state = self.streams.get(stream)
+        return state.committed if state is not None else 0
 
     def readable_end(self, stream: LogId) -> int:
-        found = self.streams.get(stream)
-        if found is None:
+        state = self.streams.get(stream)
+        if state is None:
             return 0
-        if stream not in self.forfeited or found.quarantined or found.committed != found.hole:
-            return found.committed
+        if stream not in self.forfeited or state.quarantined or state.committed != state.hole:
+            return state.committed
         holes = IntervalSet(self.disk.holes(stream)).difference(self.forfeited[stream][0])
-        end = self._allowed_end(found)
+        end = self._allowed_end(state)
         return min(end, holes.lowest() or end)
 
     def lost_at(self, stream: LogId, seq: int) -> tuple[int, str] | None:
@@ -308,42 +310,42 @@ class StreamService(HandlerMachine):
         return IntervalSet(self.disk.holes(stream)).intersection(positions)
 
     def readable(self, stream: LogId, lo: int, hi: int = 0) -> list[Batch]:
-        found = self.streams[stream]
-        config, recent = self.config, lo >= found.recent
+        state = self.streams[stream]
+        config, recent = self.config, lo >= state.recent
         if not recent:
-            self.feed(found)
-        end = found.committed if lo < found.committed else self.readable_end(stream)
+            self.feed(state)
+        end = state.committed if lo < state.committed else self.readable_end(stream)
         hi = min(hi or end, end)
         if recent and (batches := self.pieces_read.get((stream, lo, hi))):
             return batches
         try:
-            batches = found.serve(
+            batches = state.serve(
                 self.disk, lo, hi, config.serve_bytes_max, config.coalesce_rows_max
             )
         except StorageError as problem:
-            self.damaged(found, problem, min(lo, found.committed))
+            self.damaged(state, problem, min(lo, state.committed))
             return []
         if recent and len(self.pieces_read) < PIECES_READ_MAX:
             self.pieces_read[stream, lo, hi] = batches
         return batches
 
     def voids(self, stream: LogId, lo: int, hi: int, count_max: int) -> tuple[list[Batch], int]:
-        found = self.streams[stream]
-        self.feed(found)
-        hi = min(hi, found.index.end)
-        sets = {reason: some.clip(lo, hi) for reason, some in found.index.voids.items()}
-        rules = found.rules.clip(lo, hi)  # readers are shown these as void
+        state = self.streams[stream]
+        self.feed(state)
+        hi = min(hi, state.index.end)
+        sets = {reason: voids.clip(lo, hi) for reason, voids in state.index.voids.items()}
+        rules = state.rules.clip(lo, hi)  # readers get these positions as void
         for voids in sets.values():
             rules.difference_update(voids)
         ranges = [
             (first, last, reason)
-            for reason, some in (*sets.items(), (COLLECTED, rules))
-            for first, last in islice(some, count_max + 1)
+            for reason, runs in (*sets.items(), (COLLECTED, rules))
+            for first, last in islice(runs, count_max + 1)
         ]
         ranges.sort()
         if len(ranges) > count_max:
             hi = ranges[count_max][0]
-        return [Batch.void(stream, *one) for one in ranges[:count_max]], max(lo, hi)
+        return [Batch.void(stream, *run) for run in ranges[:count_max]], max(lo, hi)
 
     # ------------------------------------------------------------ between the layers
 
@@ -352,14 +354,14 @@ class StreamService(HandlerMachine):
 
     def _on_append_at(self, command: AppendAt) -> None:
         if stream := self.streams.get(command.log):
-            stream.looked_epoch = -1  # what another region gives back may end with the End event
+            stream.looked_epoch = -1  # positions from another region may end with the End event
         self._pass_down(command)
 
     def _pass_up(self, event: Any) -> None:
         self.out.append(Emit(event))
 
     def _tell(self, info: StreamInfo, event: Any) -> None:
-        """Tell the server side of a stream's delivery; a server that lacks it keeps the stream."""
+        """Emit an event to the server side of a stream's delivery, if this server has it."""
         if layer := self.deliveries.get(info.delivery):
             self.out.append(Emit(event, f"{layer}.*"))
 
@@ -405,7 +407,7 @@ class StreamService(HandlerMachine):
                 for stream in self.streams.values():
                     self._expire(stream)
 
-    # ------------------------------------------------------------ what the chain says
+    # ------------------------------------------------------------ events of the chain
 
     def _on_role_changed(self, event: RoleChanged) -> None:
         self.epoch, self.members = event.epoch, event.members
@@ -437,11 +439,11 @@ class StreamService(HandlerMachine):
                 stream.hole = 0
         self._on_appended(Appended(log, event.end))
         if stream := self.streams.get(log):
-            stream.looked_epoch = -1  # the End event may be gone
+            stream.looked_epoch = -1  # the End event may have been truncated
         self.pieces_read.clear()
         if self.committed.get(log, 1) <= event.end:
             return
-        # The whole past was given up (the chain was founded anew): begin again.
+        # Committed positions were given up: start again from the truncated log.
         self.committed[log] = event.end
         if log == DIRECTORY:
             self.directory_committed = event.end
@@ -479,8 +481,8 @@ class StreamService(HandlerMachine):
             stream.hole = self.hole_at.get(log, 0)
 
     def _fill_own_logs(self) -> None:
-        """No other node has what the region's own logs have lost. Streams that are missing in the
-        directory come back from other regions; cursors begin anew."""
+        """Fill holes in the region's own logs with voids: no other node has these entries. Streams
+        missing in the directory return from other regions; cursors start from the beginning."""
         for log in (DIRECTORY, *self.kept):
             for lo, hi in self.disk.holes(log):
                 self.counters["streams.entries-lost"] += hi - lo
@@ -503,20 +505,20 @@ class StreamService(HandlerMachine):
             self.out.append(Emit(LogMoved(log, end), KEPT_FOR[log]))
 
     def visible_end(self, stream: Stream) -> int:
-        """R5: readers and retention see what is committed, and nothing else; nor what lies beyond
-        a position that cannot be read, or that its delivery wants shown."""
+        """R5: the end of what readers and retention may see: what is committed, before the first
+        position that cannot be read, and before the limit of its delivery."""
         end = self._allowed_end(stream)
         return min(end, stream.hole) if stream.hole else end
 
     def _allowed_end(self, stream: Stream) -> int:
-        """What is committed, and what its delivery wants shown."""
+        """The end of what is committed, or the limit of its delivery if that is lower."""
         end = self.committed.get(stream.stream_id, 1)
         if self.limits and stream.stream_id in self.limits:
             end = min(end, self.limits[stream.stream_id])
         return end
 
     def _advance(self, stream: Stream) -> None:
-        """More of the stream is committed, or retention has seen more of what was."""
+        """More of the stream is committed, or retention has indexed more of it."""
         config, shown = self.config, stream.committed
         end = self.visible_end(stream)
         if not stream.quarantined:
@@ -524,8 +526,9 @@ class StreamService(HandlerMachine):
             if end - stream.index.end >= config.feed_rows:
                 self.feed(stream, config.feed_bytes)
             if end - stream.index.end >= config.feed_rows:
-                # A long log, at the start: readers wait for retention, others do not wait for us.
-                # (Not for what they were shown before: large events can outrun the budget.)
+                # A long log after a start. Index it in several passes, so that other work is not
+                # delayed; until then readers are shown only the indexed part. (But never less than
+                # before: with large events the budget may not suffice.)
                 stream.committed = max(stream.index.end, shown)
                 self.out.append(AtEndOfPass("feed"))
         stream_id, serving = stream.info.stream_id, self.serving
@@ -537,7 +540,7 @@ class StreamService(HandlerMachine):
             serving.soon(self.out)
 
     def feed(self, stream: Stream, budget_bytes: int = 1 << 62) -> None:
-        """Bring retention up to what is committed: before anything depends on what is void."""
+        """Feed all committed batches to retention, before anything that depends on voids."""
         if stream.quarantined or stream.index.end >= stream.committed:
             return
         try:
@@ -551,20 +554,20 @@ class StreamService(HandlerMachine):
             self._pass_up(StreamDeleted(stream.info))
 
     def is_ended(self, stream: Stream) -> bool:
-        """Whether the End event is committed, though retention may not have seen it yet."""
+        """Whether the End event is committed, even if retention has not indexed it yet."""
         end = self.visible_end(stream)
         if stream.index.ended or stream.quarantined or end <= max(1, stream.index.end):
             return stream.index.ended > 0
         try:
             last = self.disk.read(stream.stream_id, end - 1, end, 1)
         except StorageError:
-            return False  # whoever reads it finds out
+            return False  # a read of the stream reports the error
         return bool(last) and retention.is_end(last[-1])
 
     def _refusal_behind_end(self, stream: Stream) -> str:
-        """Why no position may be given: the last one is the End event, or cannot be read yet.
+        """Why no position may be assigned: the last one is the End event, or cannot be read yet.
 
-        A head learns it from its log, once an epoch: the head before it may have given it.
+        A head reads it from its log, once per epoch: its predecessor may have appended it.
         """
         if stream.index.ended:
             return "deleted"
@@ -576,19 +579,21 @@ class StreamService(HandlerMachine):
                 self.damaged(stream, problem, min(end - 1, stream.committed))
                 return "quarantined"
             if end > 1 and not last:
-                return "busy"  # its disk has failed to write it so far
+                return "busy"  # the disk has failed to write it so far
             stream.ending = bool(last) and retention.is_end(last[-1])
             stream.looked_epoch = self.epoch
         return "deleted" if stream.ending else ""
 
     def damaged(self, stream: Stream, problem: StorageError, end: int) -> None:
-        """Our disk is at fault: if others have the stream whole, we are better out of their way."""
+        """A read failed. With other members in the chain, raise: this replica stops, and the
+        others, which may have the whole stream, continue."""
         if len(self.members) > 1:
             raise problem
         self._quarantine(stream, str(problem), end)
 
     def _quarantine(self, stream: Stream, why: str, end: int) -> None:
-        """One stream cannot be read from `end` on; the others, and this server, go on. An alarm."""
+        """The stream cannot be read from `end` on. Raises an alarm; other streams are not
+        affected."""
         self.counters["streams.quarantined"] += 1
         stream.quarantined = why
         stream.committed = end
@@ -596,7 +601,7 @@ class StreamService(HandlerMachine):
     def _pieces(self) -> Pieces:
         return Pieces(self.config.piece_rows_max, self.config.piece_bytes_max)
 
-    # ------------------------------------------------------------ what the delivery says
+    # ------------------------------------------------------------ commands of the delivery
 
     def _on_suspend(self, inp: Suspend) -> None:
         if stream := self.streams.get(inp.stream):
@@ -614,8 +619,8 @@ class StreamService(HandlerMachine):
             self._advance(stream)
 
     def _on_forfeit(self, inp: Forfeit) -> None:
-        """Only what is in a hole now: what can be read today may be in a hole that is mended
-        tomorrow."""
+        """Only positions that are in a hole now: others may get into a hole later that can be
+        repaired."""
         stream = inp.stream
         if stream not in self.streams:
             return
@@ -630,7 +635,8 @@ class StreamService(HandlerMachine):
         self.forfeited[stream] = both, inp.why[:WHY_MAX]
 
     def _recall_forfeits(self, log: LogId, end: int = 1 << 62) -> None:
-        """What can be read again, or is taken back, is no longer lost."""
+        """Positions that can be read again, or are truncated (from `end` on), are no longer
+        lost."""
         if log in self.forfeited:
             forfeited, why = self.forfeited.pop(log)
             if left := self._in_holes(log, forfeited.clip(1, end)):
@@ -670,7 +676,7 @@ class StreamService(HandlerMachine):
             self._hand("create", peer, message, message.spec.delivery or DEFAULT_DELIVERY)
 
     def _is_being_deleted(self, name: str) -> bool:
-        """Whether the End event of the stream is given, but not committed yet."""
+        """Whether the End event of the stream is appended, but not committed yet."""
         info = self.directory.by_name.get(name)
         stream = None if info is None else self.streams.get(info.stream_id)
         if stream is None or stream.hole:
@@ -697,7 +703,8 @@ class StreamService(HandlerMachine):
     def _refusal_to_deliver(self, delivery: str) -> str:
         """Why streams of a delivery cannot be created: all replicas of the region must have it.
 
-        One that lacked it and has no session with us may be replaced just now: it is asked again.
+        A replica that lacked it and has no session with us may just be replaced by one that has it:
+        we open a session, and the client is asked to retry.
         """
         layer = self.deliveries.get(delivery, "")
         protocol = layer.partition(".")[0]
@@ -710,12 +717,12 @@ class StreamService(HandlerMachine):
         return "recovering" if away else ""
 
     def _hand(self, what: Any, peer: Peer, message: Any, delivery: str) -> None:
-        """Leave a message to the server side of a delivery."""
+        """Pass a message to the server side of a delivery (`Handed`)."""
         if layer := self.deliveries.get(delivery):
             self.out.append(Emit(Handed(what, peer, message), layer))
 
     def _on_create(self, inp: Create) -> None:
-        """Make the stream; whoever waits is told when it is here."""
+        """Create the stream; waiting peers are answered when it is in the directory."""
         message: CreateStream = inp.message
         name, spec = message.name, message.spec
         self.asked.setdefault(name, {})[inp.peer] = spec
@@ -740,7 +747,7 @@ class StreamService(HandlerMachine):
         self.asked.pop(inp.name, None)
 
     def _on_stream_opened(self, peer: Peer, message: StreamOpened) -> None:
-        """The owner's answer. The stream itself comes with its delivery."""
+        """The owner's answer, for the stream's delivery, which adopts the stream."""
         waiting = self.asked.get(message.name, {})
         if self.is_head and waiting:
             spec = next(iter(waiting.values()))
@@ -805,14 +812,14 @@ class StreamService(HandlerMachine):
             self._send(peer, nack)
             return
         token = (peer, message.stream, batch.publisher, batch.pub_no)
-        found = self.streams[message.stream]
-        bad = self._refusal_of_event(found, batch)
+        own = self.streams[message.stream]
+        bad = self._refusal_of_event(own, batch)
         if batch.kind == CONFIG:
-            found.looked_epoch = -1  # this may become the End event
+            own.looked_epoch = -1  # this may be the End event
         self.out.append(PassDown(Submit(message.stream, batch, token, bad)))
 
     def _refusal(self, message: Publish) -> str:
-        """Why we cannot take publishes of this stream now, or ever."""
+        """Why publishes to this stream are refused, for now or finally; empty: they are not."""
         if not self.is_head:
             return "not-head"
         if self.draining:
@@ -823,12 +830,12 @@ class StreamService(HandlerMachine):
         if stream.quarantined:
             return "quarantined"
         if stream.info.delivery not in self.deliveries:
-            return "recovering"  # nobody here can say whether positions may be given
+            return "recovering"  # without its delivery we do not know whether to assign positions
         if stream.hole or stream.suspended:
             return stream.suspended or "recovering"
         if message.batch.kind == DATA:
             return ""
-        self.feed(stream)  # a rule is judged by all that came before it
+        self.feed(stream)  # whether a rule is allowed depends on all earlier events
         return "busy" if stream.index.end < self.visible_end(stream) else ""
 
     def _refusal_of_event(self, stream: Stream, batch: Batch) -> str:
@@ -837,15 +844,16 @@ class StreamService(HandlerMachine):
         if (stream.ending or stream.looked_epoch != self.epoch or stream.index.ended) and (
             why := self._refusal_behind_end(stream)
         ):
-            return why  # retries of what came before it are acknowledged all the same
+            return why  # retries of earlier batches are still acknowledged (Submit.refuse)
         if batch.kind == DATA:
-            # Its rows' places and times are ours to give.
+            # The head assigns positions and times: the batch must not have any.
             fine = batch.rows == batch.count > 0 and batch.pub_no > 0 and not batch.explicit
             return "" if fine and batch.lo == 0 else "bad-event"
         return self._refusal_of_rule(stream, batch)
 
     def _refusal_of_rule(self, stream: Stream, batch: Batch) -> str:
-        """R10: a rule that could undo another's collection is refused, not hoped to be harmless."""
+        """R10: why a COLLECT or CONFIG event is refused: it is not valid, or could conflict with
+        what earlier rules have collected."""
         if batch.kind not in (COLLECT, CONFIG) or batch.count != 1 or batch.pub_no <= 0:
             return "bad-event"
         row = batch.to_rows()[0]
@@ -857,7 +865,7 @@ class StreamService(HandlerMachine):
             if batch.kind == COLLECT:
                 tagged = isinstance(retention.decode_collect(row.value).predicate, TagIs)
                 if tagged and stream.reconfigured:
-                    return "bad-event"  # an earlier policy's collectors may carry tags
+                    return "bad-event"  # collectors under an earlier policy may have tags
         except (PeerError, UsageError):
             return "bad-event"
         return "" if row.key is None and row.tag is None else "bad-event"
@@ -908,10 +916,10 @@ class StreamService(HandlerMachine):
             self._tell_moved()
 
     def _tell_moved(self) -> None:
-        """The layers of deliveries serve their own readers after ours, in the same pass."""
+        """Emit StreamsMoved: deliveries serve their readers after ours, in the same pass."""
         moved, self.moved = self.moved, {}
         for layer, delivery in self.attending.items():
-            streams = tuple([stream for stream, named in moved.items() if named == delivery])
+            streams = tuple([stream for stream, its in moved.items() if its == delivery])
             if streams:
                 self.out.append(Emit(StreamsMoved(streams), layer))
 
@@ -919,8 +927,8 @@ class StreamService(HandlerMachine):
         family = inp.layer.partition(".")[0]
         self.attending.pop(inp.layer, None)
         if inp.on:
-            found = (name for name, layer in self.deliveries.items() if layer == family)
-            self.attending[inp.layer] = next(found)
+            names = (name for name, layer in self.deliveries.items() if layer == family)
+            self.attending[inp.layer] = next(names)
 
     # ------------------------------------------------------------ sessions
 
@@ -930,7 +938,7 @@ class StreamService(HandlerMachine):
             self.connected[inp.peer] = None
             if inp.speaks:
                 self.speaks[inp.peer] = inp.speaks
-            else:  # it does not say
+            else:  # it sent no list
                 self.speaks.pop(inp.peer, None)
 
     def _on_peer_down(self, inp: PeerDown) -> None:
@@ -951,7 +959,7 @@ class StreamService(HandlerMachine):
     # ------------------------------------------------------------ retention
 
     def _expire(self, stream: Stream) -> None:
-        """R10: keep_for is a collect event of the owner's head; no replica uses its own clock."""
+        """R10: keep_for works by GC events that the owner's head appends; replicas use no clock."""
         self.feed(stream)
         policy = stream.index.policy
         if not isinstance(policy, KeepFor) or not self._owns(stream):
@@ -970,7 +978,8 @@ class StreamService(HandlerMachine):
             self.out.append(PassDown(AppendOwn(stream.stream_id, batch)))
 
     def _holds_older(self, stream: Stream, cutoff_ns: int) -> bool:
-        """Is a live event older than that? (Rules do not count: expiring them would never end.)"""
+        """Whether a live DATA event is older. (Not COLLECT events: each expiry appends a new
+        one.)"""
         for lo, hi in stream.index.live(1, stream.index.end):
             for batch in read_through(self.disk, stream.stream_id, lo, hi, 1):
                 if int(batch.times()[0]) >= cutoff_ns:
@@ -980,19 +989,19 @@ class StreamService(HandlerMachine):
         return False
 
     def _maybe_compact(self, stream: Stream) -> None:
-        """Rewrite a part of the log when enough of what it still holds has become void."""
+        """Rewrite a part of the log if enough of it has become void."""
         self.feed(stream)
         if stream.quarantined:
             return
         voids = stream.index.voids
-        # On a full disk anything that is void is worth it.
+        # On a full disk any part with void events is worth rewriting.
         share = 0.0 if self.now_ns < self.full_until_ns else self.config.compact_share
         if worth := stream.pieces.begin(list(voids.values()), share):
             lo, hi = worth
-            gone = {reason: some.clip(lo, hi) for reason, some in voids.items()}
-            stream.rewriting_rows = hi - lo - sum(some.total() for some in gone.values())
+            clipped = {reason: positions.clip(lo, hi) for reason, positions in voids.items()}
+            stream.rewriting_rows = hi - lo - sum(part.total() for part in clipped.values())
             rows_max = self.config.coalesce_rows_max
-            command = CompactLog(stream.stream_id, lo, hi, encode_voids(gone), rows_max)
+            command = CompactLog(stream.stream_id, lo, hi, encode_voids(clipped), rows_max)
             self.out.append(PassDown(command))
 
     def _on_store_full(self, _event: StoreFull) -> None:
@@ -1005,10 +1014,10 @@ class StreamService(HandlerMachine):
     def _on_rewritten(self, event: Rewritten) -> None:
         stream = self.kept.get(event.log) or self.streams.get(event.log)
         if stream is None or stream.pieces.under_way != (event.lo, event.hi):
-            return  # that past was given up
+            return  # the stream was truncated meanwhile
         if event.done:
             self.counters["streams.rewritten"] += 1
             stream.pieces.done(event.lo, event.hi, stream.rewriting_rows)
-            self._maybe_compact(stream)  # while there is something worth it
+            self._maybe_compact(stream)  # the next part, if one is worth it
         else:
             stream.pieces.failed()

@@ -21,20 +21,20 @@ _SEARCH_BYTES = 64 << 10  # read at a time to find a position
 @dataclass(slots=True)
 class Stream:
     info: StreamInfo
-    index: RetentionIndex  # of what is committed, fed in runs: `committed` may be ahead of it
+    index: RetentionIndex  # of committed events, fed in runs: `committed` may be ahead of it
     pieces: Pieces = field(default_factory=Pieces)
     end: int = 1  # appended here
     hole: int = 0  # the first position that cannot be read here; 0: there is none
-    committed: int = 1  # by the chain; the only part anybody is shown (R5)
-    recent: int = 1  # where that was a moment ago: from here on, batches are passed on as they came
+    committed: int = 1  # by the chain, and shown to readers (R5)
+    recent: int = 1  # `committed` a moment ago: from here on, batches are served as published
     quarantined: str = ""  # why its log cannot be indexed beyond `index.end`
     reconfigured: bool = False  # its retention was changed at least once
-    rules: IntervalSet = field(default_factory=IntervalSet)  # positions of the stream's own entries
-    suspended: str = ""  # why its delivery wants no positions given
-    expiring: int = 0  # the last rule that expires events is not committed below this
-    rewriting_rows: int = 0  # what the rewrite under way will leave
+    rules: IntervalSet = field(default_factory=IntervalSet)  # positions of COLLECT, CONFIG events
+    suspended: str = ""  # why its delivery allows no new positions (Suspend)
+    expiring: int = 0  # until this is committed, no further GC event for keep_for is appended
+    rewriting_rows: int = 0  # rows that the current rewrite will leave
     ending: bool = False  # the last position appended here is the End event
-    looked_epoch: int = -1  # the epoch in which `ending` was looked up; -1: it must be again
+    looked_epoch: int = -1  # the epoch in which `ending` was determined; -1: it is not known
 
     @property
     def stream_id(self) -> LogId:
@@ -42,11 +42,12 @@ class Stream:
 
     @property
     def whole(self) -> int:
-        """The first position that is missing here: what is pulled begins with it."""
+        """The first position that is missing here, from which it is pulled from other regions."""
         return self.hole or self.end
 
     def feed(self, disk: Disk, nbytes_max: int, budget_bytes: int = 1 << 62) -> None:
-        """Let retention see what has been committed, once, in order (R5), about `budget_bytes`."""
+        """Feed committed batches to retention, each once and in order (R5): about
+        `budget_bytes`."""
         index = self.index
 
         def lend(lo: int, hi: int) -> Iterator[Batch]:
@@ -66,8 +67,8 @@ class Stream:
     def first_at(self, time_ns: int, disk: Disk) -> int:
         """The first live position whose time is not before `time_ns`; if there is none, the end.
 
-        Live, because a copy that was compacted knows no times of what is void: so it is the same in
-        every region.
+        A compacted copy does not know the times of void positions. Since only live positions count,
+        the result is the same in every region.
         """
 
         def lend(lo: int, hi: int) -> Iterator[Batch]:
@@ -81,13 +82,13 @@ class Stream:
         return min(seq, self.index.end)
 
     def serve(self, disk: Disk, lo: int, hi: int, nbytes_max: int, rows_max: int) -> list[Batch]:
-        """[lo, hi) as readers should see it: live events, and voids as ranges (R9).
+        """[lo, hi) as readers should get it: live events, and voids as ranges (R9).
 
-        What has just come is passed on whole, bytes as they were published: taking out what the
-        next events made obsolete would cost more than it saves.
+        Recent batches are served whole, with the bytes that were published: removing the few events
+        that are already void would cost more than it saves.
         """
         raw = disk.read(self.stream_id, lo, hi, nbytes_max)
         if lo >= self.recent or not any(self.index.voids.values()):
             return raw
-        assert not raw or raw[-1].hi <= self.index.end, "retention sees it before late readers do"
+        assert not raw or raw[-1].hi <= self.index.end, "served to a late reader before indexed"
         return survivors(raw, self.index.voids, rows_max) if raw else raw

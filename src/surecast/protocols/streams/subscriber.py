@@ -1,8 +1,8 @@
 """A thin subscriber: it follows streams from its region's servers, in order, without gaps.
 
-It asks one replica from the position it has reached. When that replica goes away, falls silent or
-sends something that does not fit, it asks the next one from the same position: positions are the
-same everywhere, so nothing is missed or seen twice.
+It subscribes at one replica, from the position it has reached. If that replica goes away, is silent
+or sends batches with a gap, it subscribes at the next one from the same position. Positions are the
+same at all replicas, so nothing is missed or delivered twice.
 """
 
 from collections import Counter
@@ -44,7 +44,7 @@ class Subscriber(HandlerMachine):
         super().__init__(counters)
         self.config = config
         self.positions = positions  # next position wanted, by stream
-        self.asked_ns: dict[LogId, int] = {}  # when each stream was last asked for by its follower
+        self.asked_ns: dict[LogId, int] = {}  # when the last Follow of each stream came
         self.target = 0
         self.heard_ns = 0
 
@@ -100,7 +100,8 @@ class Subscriber(HandlerMachine):
         self.positions[message.stream] = position
         if fresh:
             self.out.append(Deliver(message.stream, tuple(fresh)))
-        # What was under way for an earlier Follow does not fit: what we asked for comes behind it.
+        # Shortly after a Follow, a gap may be in answers to an earlier Follow: the answer to this
+        # one comes after them.
         stale = self.now_ns - self.asked_ns.get(message.stream, -1 << 62) < self.config.idle_ns
-        if gap and not stale:  # damage, never a void (R9): another replica may have it whole
+        if gap and not stale:  # damage, never a void (R9): another replica may have all positions
             self._ask_next()
