@@ -67,12 +67,12 @@ def publish(
 
     Without values, --lines or --ndjson each line of stdin is published when it is read.
     """
-    given = [bool(values), lines is not None, ndjson is not None]
-    if sum(given) > 1:
+    sources = [bool(values), lines is not None, ndjson is not None]
+    if sum(sources) > 1:
         raise typer.BadParameter("give only one of: values, --lines, --ndjson")
     if key is not None and ndjson is not None:
         raise typer.BadParameter("with --ndjson each line has its own key", param_hint="--key")
-    if not any(given):
+    if not any(sources):
         if sys.stdin.isatty():
             raise typer.BadParameter("give values, --lines FILE, --ndjson FILE, or pipe lines in")
         lines = Path("-")

@@ -151,12 +151,12 @@ def run_and_draw(protocol: str, seed: int, path: Path) -> Result:
     """Run one seed and draw the positions of all readers over time, even if the run failed."""
     from surecast_lab.swarm.timeline import Timeline
 
-    story = Timeline()
-    result = run_one(protocol, seed, story=story)
+    timeline = Timeline()
+    result = run_one(protocol, seed, story=timeline)
     verdict = f"{len(result['violations'])} violations"
     if not result["violations"]:
         verdict = f"all converged {result['settled_ns'] / 1e9:.1f} s after the repair"
-    story.draw(path, f"{replay_command(protocol, seed)}: {story.about()}; {verdict}")
+    timeline.draw(path, f"{replay_command(protocol, seed)}: {timeline.about()}; {verdict}")
     return result
 
 

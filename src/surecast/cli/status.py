@@ -67,16 +67,16 @@ async def gather(url: str, token: str) -> tuple[dict[str, Facts], dict[str, str]
     found: dict[str, Facts] = {}
     silent: dict[str, str] = {}
     while places:
-        asked = {name: _ask(place, host, token) for name, place in places.items()}
-        answers = await asyncio.gather(*asked.values(), return_exceptions=True)
-        for name, answer in zip(asked, answers, strict=True):
+        requests = {name: _ask(place, host, token) for name, place in places.items()}
+        answers = await asyncio.gather(*requests.values(), return_exceptions=True)
+        for name, answer in zip(requests, answers, strict=True):
             if isinstance(answer, BaseException):
                 silent[name] = str(answer)
             else:
                 found[name] = answer
-        known = [region["http"] for facts in found.values() for region in facts["regions"]]
-        heard = {name: place for more in known for name, place in more.items()}
-        places = {n: p for n, p in heard.items() if n not in found and n not in silent}
+        regions = [region for facts in found.values() for region in facts["regions"]]
+        known = {name: place for region in regions for name, place in region["http"].items()}
+        places = {n: p for n, p in known.items() if n not in found and n not in silent}
     return dict(sorted(found.items())), silent
 
 
@@ -122,8 +122,8 @@ def tell(found: dict[str, Facts], silent: dict[str, str], streams_max: int) -> N
     if any(facts.get("subscriptions") for facts in found.values()):
         page.print(_subscriptions(found))
     for name, facts in found.items():
-        for role, said in facts["roles"].items():
-            values = ", ".join(f"{key} {value}" for key, value in said.items())
+        for role, fields in facts["roles"].items():
+            values = ", ".join(f"{key} {value}" for key, value in fields.items())
             page.print(f"{role}  {escape(f'{name}: {values}')}", highlight=False)
     alarms = [(name, alarm) for name, facts in found.items() for alarm in facts["alarms"]]
     seen: dict[str, list[str]] = {}
@@ -151,17 +151,17 @@ def _chains(found: dict[str, Facts], silent: dict[str, str]) -> "Table":
     """A row per replica: its place in the chain, its epoch, and the regions it is connected to."""
     from rich.table import Table
 
-    table = Table("region", "replica", "place", "epoch", "takes publishes", "hears", "HTTP")
+    table = Table("region", "replica", "place", "epoch", "takes publishes", "links", "HTTP")
     for name, facts in sorted(found.items(), key=lambda item: (item[1]["node"]["region"], item[0])):
         node, chain = facts["node"], facts["chain"]
-        hears = [
+        links = [
             f"{r['name']} " + ("[green]up[/green]" if r["up"] else "[red]down[/red]")
             for r in facts["regions"]
         ]
         writable = "yes" if chain["writable"] else "[red]no[/red]"
         table.add_row(
             node["region"], name, chain["place"], str(chain["epoch"]), writable,
-            ", ".join(hears) or "–", node["http"],
+            ", ".join(links) or "–", node["http"],
         )  # fmt: skip
     for name in silent:
         table.add_row(_region_of(name, found), name, "[red]no answer[/red]", "", "", "", "")
