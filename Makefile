@@ -1,11 +1,11 @@
-# Every target does the set-up it needs by itself: `make demo` works in a fresh clone.
+# Every target first does the set-up it needs: `make demo` works in a fresh clone.
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check goldens nightly torture bench budget lock clean services
 
 VENV := .venv
 PY := $(VENV)/bin/python
 JOBS ?= 2
-# Some tests wait more than they work: three at a time keep two cores busy.
+# Some tests mostly wait: three at a time keep two cores busy.
 TEST_JOBS ?= 3
 SEEDS ?= 500
 ROUNDS ?= 20
@@ -15,18 +15,18 @@ INSTALLED := $(VENV)/.installed
 WARM := $(VENV)/.warm
 CLASSES := $(VENV)/share/surecast/spark-classes.jsa
 
-# Our processes start often, and so do the tests: what was compiled is kept, whatever the shell says.
+# Keep compiled bytecode, whatever the shell's setting: tests start many Python processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-help:  ## this list
+help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(WARM)  ## .venv with the pinned dependencies, kernels compiled
+setup: $(WARM)  ## create .venv with the pinned dependencies and compile the kernels
 
-demo: setup  ## the main job end to end: real servers, a cut line, a killed server, an audit, a figure
+demo: setup  ## run a real cluster: a cut link, a killed server, then an audit and a figure
 	$(VENV)/bin/surecast demo
 
-test: $(INSTALLED)  ## every test, within tests/budget.toml; P=chain: those of one protocol, package or verb
+test: $(INSTALLED)  ## all tests, within the limits of tests/budget.toml; P=chain: tests whose path contains it
 	@$(MAKE) --no-print-directory -j3 $(WARM) $(CLASSES) services
 ifeq ($(P),)
 	$(PY) -m pytest -n $(TEST_JOBS) --budget
@@ -34,24 +34,24 @@ else
 	$(PY) -m pytest -n $(TEST_JOBS) --part $(P)
 endif
 
-budget: $(INSTALLED)  ## rewrite tests/budget.toml from what the last `make test` measured
+budget: $(INSTALLED)  ## rewrite tests/budget.toml from the last `make test`
 	$(PY) -m tests.budget
 
-check: setup  ## format, lint, types and the quick tests: under a minute
+check: setup  ## check format, lint and types, and run the quick tests: under a minute
 	$(PY) -m ruff format --check src tests bench scripts
 	$(PY) -m ruff check src tests bench scripts
 	$(PY) -m mypy
 	$(VENV)/bin/basedpyright --pythonpath $(PY)
 	$(PY) -m pytest -n $(JOBS) -q -m "not slow"
 
-goldens: setup  ## 200 seeds of each swarm: what leaves each node is what it was
+goldens: setup  ## compare what each node sends in 200 seeds of each swarm with stored digests
 	$(PY) -m tests.goldens
 
-nightly: $(INSTALLED)  ## the long runs that `make test` leaves out: examples, Spark clusters, kills under Spark
+nightly: $(INSTALLED)  ## run the long tests that `make test` leaves out: examples, Spark clusters, kills under Spark
 	@$(MAKE) --no-print-directory -j3 $(WARM) $(CLASSES) services
 	$(PY) -m pytest -n $(JOBS) -m nightly
 
-torture: setup  ## new examples, swarms, then real processes, under all faults and stalls; Spark's drivers and regions killed
+torture: setup  ## search for counterexamples, run the swarms, then faults in real processes and under Spark
 	HYPOTHESIS_PROFILE=explore $(PY) -m pytest -n $(JOBS) -q -m "not slow" $(addprefix tests/,columns core parts protocols sim)
 	for swarm in $$($(VENV)/bin/python -m surecast_lab.swarm.scenarios); do \
 	    $(VENV)/bin/surecast sim $$swarm --seeds $(SEEDS) --ledger bench/torture.jsonl || exit 1; \
@@ -62,13 +62,13 @@ torture: setup  ## new examples, swarms, then real processes, under all faults a
 	$(PY) -m surecast_lab.swarm.sink_rounds --rounds $(ROUNDS)
 	$(PY) -m surecast_lab.swarm.spark_rounds --minutes 10
 
-bench: setup  ## measure; appends to bench/results.jsonl
+bench: setup  ## run the benchmarks; appends to bench/results.jsonl
 	$(PY) bench/run.py
 
 lock:  ## rewrite requirements.lock from pyproject.toml
 	scripts/lock.sh
 
-clean:  ## remove what set-up, tests and runs made
+clean:  ## remove all files made by set-up, tests and runs
 	rm -rf $(VENV) out build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 	rm -rf src/*.egg-info
@@ -80,11 +80,11 @@ $(INSTALLED): requirements.lock pyproject.toml scripts/setup.sh scripts/java.sh 
 services:
 	scripts/services.sh
 
-# The tests start Spark again and again: this takes 40 seconds, and each start then 5 less.
+# The tests start Spark many times: this takes 40 seconds, and makes each start 5 seconds faster.
 $(CLASSES): $(INSTALLED) scripts/warm_spark.py
 	$(PY) scripts/warm_spark.py
 
-# Compiling the kernels takes seconds; done here once, no test, run or server ever waits for it.
+# Compiling the kernels takes seconds; after this, no test, run or server waits for it.
 $(WARM): $(INSTALLED) $(wildcard src/surecast/columns/*.py)
 	$(PY) -m surecast.columns.warm
 	@touch $@

@@ -1,11 +1,11 @@
 """A tour of the Python API, runnable: `python examples/tour.py [url]`.
 
-Without a url it brings a region of its own (`surecast.local()`); with one it talks to that region:
+Without a url it starts its own region (`surecast.local()`); with a url it connects to that region:
 
     surecast up &
     python examples/tour.py surecast://127.0.0.1:7400
 
-Every run uses streams of its own, so it can be repeated.
+Every run uses new streams, so it can be repeated.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ import surecast
 
 
 async def publish(client: surecast.Client, name: str) -> None:
-    """One at a time, many at once, in the background."""
+    """Publish one event, many events at once, and events in the background."""
     stream = await client.stream(f"{name}.invalidate", retain=surecast.latest_per_key())
     seq = await stream.publish(b"", key=b"user:42")  # returns when durable and replicated
     print(f"published one event at position {seq}")
@@ -37,19 +37,19 @@ async def publish(client: surecast.Client, name: str) -> None:
     await client.flush()
     print("published 1,000 events in the background, all acknowledged")
 
-    await stream.collect(surecast.before_seq(5_000))  # publisher-declared obsolescence
+    await stream.collect(surecast.before_seq(5_000))  # the publisher declares events obsolete
     print("declared everything below position 5,000 obsolete")
 
 
 async def read(client: surecast.Client, name: str) -> None:
-    """Events, batches, patterns and voids."""
+    """Read events, batches, tables, from a time, and by pattern."""
     stream = await client.stream(f"{name}.orders", retain=surecast.keep_for(timedelta(days=7)))
     before = datetime.now(UTC) - timedelta(minutes=1)
     seqs = await stream.publish_many([b"order %d" % n for n in range(1, 501)])
 
     async for event in stream.subscribe(start="earliest"):
         if event.seq == 3:
-            print(f"{event.stream} {event.seq} {event.value!r}, taken at {event.time:%H:%M:%S}")
+            print(f"{event.stream} {event.seq} {event.value!r}, accepted at {event.time:%H:%M:%S}")
             break
 
     rows = 0
@@ -58,7 +58,7 @@ async def read(client: surecast.Client, name: str) -> None:
         rows += batch.num_rows  # pyarrow.RecordBatch
     print(f"read {rows} rows as Arrow batches")
 
-    table = await stream.read(stop="latest", timeout=30)  # all there is now
+    table = await stream.read(stop="latest", timeout=30)  # all events so far
     print(f"read {table.num_rows} rows as a table with columns {table.schema.names}")
 
     async for event in stream.subscribe(start=before):  # a datetime: by the owner's clock
@@ -66,7 +66,7 @@ async def read(client: surecast.Client, name: str) -> None:
         break
 
     async with client.subscribe(f"{name}.>", start="latest", voids=True) as everything:
-        later = await client.stream(f"{name}.later")  # picked up by the pattern
+        later = await client.stream(f"{name}.later")  # matches the pattern
         await later.publish(b"hello")
         async for event in everything:  # event.kind is "event" or "void" (with .range)
             print(f"by pattern: {event.kind} {event.stream} {event.seq} {event.value!r}")
@@ -74,25 +74,27 @@ async def read(client: surecast.Client, name: str) -> None:
 
 
 async def keep_place(client: surecast.Client, name: str) -> None:
-    """A named subscription keeps its place in the region, for whoever opens it next."""
+    """The region saves the position of a named subscription for the next client that opens it."""
     stream = await client.stream(f"{name}.orders")
     async with stream.subscribe(start="earliest", name=f"billing-{name}", ack="manual") as sub:
         async for event in sub:
             if event.seq == 100:
-                await sub.ack(event)  # all up to here is dealt with; that is replicated now
+                await sub.ack(
+                    event
+                )  # acknowledges all events up to this one; replicated when it returns
                 break
-    async with stream.subscribe(name=f"billing-{name}") as sub:  # after a restart, say
+    async with stream.subscribe(name=f"billing-{name}") as sub:  # for example after a restart
         async for event in sub:
-            print(f"the subscription named billing goes on at position {event.seq}")
+            print(f"the subscription named billing continues at position {event.seq}")
             break
 
 
 async def see_voids(client: surecast.Client, name: str) -> None:
-    """What a rule or a publisher made obsolete is gone, and its positions are accounted for."""
+    """Obsolete events are not sent any more; voids cover their positions."""
     stream = await client.stream(f"{name}.invalidate")
     end = (await stream.publish_many([b"end"])).first
     async with asyncio.timeout(30):
-        while True:  # what has just been published is still passed on as it came
+        while True:  # recently published events are still sent, even if they are obsolete
             events = voids = 0
             async for event in stream.subscribe(start="earliest", stop=end + 1, voids=True):
                 if event.kind == "void":

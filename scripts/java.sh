@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Make sure a Java 17+ runtime is there, for Spark. Looks where surecast.pipeline.session looks:
-# JAVA_HOME, the PATH, /usr/lib/jvm.
+# Install a Java 17 runtime for Spark, unless one is found in the places that
+# surecast.pipeline.session searches: JAVA_HOME, the PATH, /usr/lib/jvm.
 set -euo pipefail
 . "$(dirname "$0")/packages.sh"
 

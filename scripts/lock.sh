@@ -3,8 +3,8 @@
 # project supports. Run it when a dependency changes, read the diff, commit it.
 #
 # The build backend is locked too, because set-up installs this project without build isolation
-# and must not fetch an unpinned backend. Packages come from wherever the machine's own pip
-# configuration says; no index is named in the result, so the lock is valid on any machine.
+# and must not fetch an unpinned backend. Packages come from the index of the machine's pip
+# configuration; the result names no index, so the lock is valid on any machine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,4 +1,4 @@
-# Debian's packages, for the other scripts: `. scripts/packages.sh`, then `apt_install NAME...`.
+# Installs Debian packages for the other scripts: `. scripts/packages.sh`, then `apt_install NAME...`.
 
 apt_install() {
     command -v apt-get >/dev/null || { echo "please install: $*" >&2; return 1; }

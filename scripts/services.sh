@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Programs that some tests need beside ours: nats-server (benches measure against it) and chromium
-# (pages are looked at). What cannot be installed here is only named: the tests that lack it are
-# skipped, and say so, except in CI (SURECAST_CI=1), where they must run.
+# Install programs that some tests need: nats-server (for comparison in benchmarks) and chromium (to
+# render pages). If one cannot be installed, a message names it, and the tests that need it are
+# skipped; except in CI (SURECAST_CI=1), where they must run.
 set -uo pipefail
 . "$(dirname "$0")/packages.sh"
 
@@ -10,7 +10,7 @@ for program in nats-server chromium; do
     command -v "$program" >/dev/null || missing+=("$program")
 done
 [ ${#missing[@]} = 0 ] && exit 0
-# A package must not start a service of its own on this machine.
+# Prevent the packages from starting services on this machine.
 refuse=/usr/sbin/policy-rc.d
 if [ "$(id -u)" = 0 ] && [ ! -e $refuse ]; then
     printf '#!/bin/sh\nexit 101\n' > $refuse && chmod +x $refuse

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Make .venv hold exactly what requirements.lock names, plus this project in editable form, and see
-# that there is a Java for Spark.
-# Safe to run again: what is already there is left alone. `make setup` calls it when the lock,
+# Install exactly the packages of requirements.lock into .venv, and this project in editable form, and
+# make sure that there is a Java for Spark.
+# Safe to run again: existing parts are kept. `make setup` calls it when the lock,
 # pyproject.toml or this script changed.
 #
 # PYTHON=... picks the interpreter; otherwise the first of python3, python3.14 ... python3.11 that
-# is new enough. On Debian and Ubuntu the venv module is a package of its own: if it is missing it
+# is new enough. On Debian and Ubuntu the venv module is a separate package: if it is missing it
 # is installed with apt-get, which needs root or sudo.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -26,7 +26,7 @@ find_python() {
     exit 1
 }
 
-# A venv that was moved or whose interpreter is gone cannot be repaired, only remade.
+# A venv that was moved, or whose interpreter was removed, must be created again.
 if [ -e $venv ] && ! { new_enough $venv/bin/python && $venv/bin/python -m pip --version >/dev/null 2>&1 \
         && [ "$($venv/bin/python -c 'import sys; print(sys.prefix)')" = "$PWD/$venv" ]; }; then
     echo "setup: remaking $venv" >&2
@@ -41,8 +41,8 @@ fi
 
 pip() { $venv/bin/python -m pip --disable-pip-version-check "$@"; }
 echo "setup: installing pinned dependencies into $venv" >&2
-# pip spends its time on reading the index, one package after the other, so there are two of it. The
-# lock names all that is needed: neither has to know of the other's half.
+# pip spends most time on reading the index, one package after the other, so two run in parallel. The
+# lock lists all dependencies, so the two halves are independent.
 halves=$(mktemp -d)
 trap 'rm -rf "$halves"' EXIT
 awk -v to="$halves/" '/^[A-Za-z0-9]/ { half = !half } { print > (to (half + 0)) }' requirements.lock
@@ -50,7 +50,7 @@ install_half() { pip install --quiet --no-compile --require-hashes --no-deps -r 
 install_half 0 &
 install_half 1 || { wait; exit 1; }
 wait $!
-# Compiled as pip would do it, but on all cores, and without the packages' own tests.
+# Compile like pip, but on all cores, and without the packages' own tests.
 $venv/bin/python -m compileall -q -j 0 -x '/tests/' $venv/lib >/dev/null 2>&1 || true
 pip install --quiet --no-deps --no-build-isolation -e .
 pip check >/dev/null || { pip check; exit 1; }

@@ -1,18 +1,18 @@
-"""A test aid: let the Spark of the tests start in little more than half the time.
+"""For tests only: make Spark start in little more than half the time.
 
     .venv/bin/python scripts/warm_spark.py
 
-The product does not use it: it writes into the environment's installed packages.
+The product does not use this script, because it changes installed packages.
 
-A new JVM spends its first seconds on loading Spark's classes. Java can keep what it has loaded in
-a file and map that file the next time ("class data sharing"). This makes such a file, about 200 MB,
-in the virtual environment. `tests/java.py` passes `java_options()` to every JVM that the tests
-start. The file fits this Java and these jars only; a JVM that finds one that does not fit starts
-without it and prints nothing.
+A new JVM spends its first seconds on loading Spark's classes. Java can store loaded classes in
+a file and map that file at the next start ("class data sharing"). This script creates such a file,
+about 200 MB, in the virtual environment. `tests/java.py` passes `java_options()` to every JVM that
+the tests start. The file is valid for this Java and these jars only; another JVM ignores it without
+a message.
 
 Every Python process that Spark starts imports PySpark from a zip of sources, and compiles them each
-time. So this adds the compiled modules to that zip of the installed PySpark. Another version of
-Python ignores them.
+time. So this script adds the compiled modules to that zip of the installed PySpark. Another version
+of Python ignores them.
 
 `make test` runs this beside the tests; `wait_until_made` waits until it has ended.
 """
@@ -40,20 +40,20 @@ if TYPE_CHECKING:
 __all__ = ["CLASSES", "compile_zip", "java_options", "make_classes", "wait_until_made", "zips"]
 
 CLASSES: Final = Path(sys.prefix) / "share" / "surecast" / "spark-classes.jsa"
-_SILENT: Final = "-Xlog:cds=off -Xlog:cds+dynamic=off"  # about a file that does not fit
+_SILENT: Final = "-Xlog:cds=off -Xlog:cds+dynamic=off"  # no messages about an invalid file
 _LIGHT: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 EXIT_S: Final = 120.0
-_UNCHECKED: Final = 1  # of compiled code: the source beside it is not looked at
+_UNCHECKED: Final = 1  # flag of compiled code: Python does not compare it with its source
 _UNUSED: Final = ("pyspark/ml/", "pyspark/mllib/", "pyspark/pandas/")
 
 
 def java_options() -> str:
-    """Of a JVM of Spark; none while there is no file, or Java would not even map its own."""
+    """Options for a JVM of Spark. Empty without the file: Java would then not map its own one."""
     return f"-XX:SharedArchiveFile={CLASSES} {_SILENT}" if CLASSES.exists() else ""
 
 
 def wait_until_made() -> None:
-    """Wait while another process makes the file."""
+    """Wait while another process creates the file."""
     with suppress(FileNotFoundError), _lock().open() as file:
         fcntl.flock(file, fcntl.LOCK_SH)
 
@@ -63,18 +63,18 @@ def _lock() -> Path:
 
 
 def zips() -> list[Path]:
-    """What the installed PySpark puts before all else in the path of its Python processes."""
+    """The zips that the installed PySpark puts first in the path of its Python processes."""
     import pyspark
 
     return sorted((Path(pyspark.__file__).parent / "python" / "lib").glob("*.zip"))
 
 
 def compile_zip(path: Path) -> int:
-    """Put compiled modules behind all that is in the zip; how many. None a second time.
+    """Append compiled modules to the zip; returns their number, 0 the second time.
 
-    What was there stays where it was: a process that has the zip open goes on reading. Only where
-    compiled modules must be replaced (another Python made them, or the sources changed) it is
-    written anew, and such a process fails at its next import.
+    Existing members keep their place, so a process that has the zip open can continue to read it.
+    If compiled modules must be replaced (another Python created them, or the sources changed), the
+    zip is rewritten, and such a process fails at its next import.
     """
     with ZipFile(path) as old:
         members = {info.filename: info for info in old.infolist()}
@@ -116,8 +116,8 @@ def _header(source: bytes) -> bytes:
 
 
 def _code(source: bytes, at: Path) -> bytes | None:
-    """None: this Python cannot, and need not."""
-    with warnings.catch_warnings(action="ignore"):  # they are Spark's
+    """The compiled module; None if this Python cannot compile it."""
+    with warnings.catch_warnings(action="ignore"):  # warnings about Spark's sources
         try:
             return marshal.dumps(compile(source, str(at), "exec", dont_inherit=True, optimize=0))
         except SyntaxError:
@@ -125,7 +125,7 @@ def _code(source: bytes, at: Path) -> bytes | None:
 
 
 def make_classes() -> None:
-    """Make the file: a session does a little of all that our jobs do, and is written down."""
+    """Create the file: run a session that uses what our jobs use, and store its classes."""
     from surecast.pipeline.session import spark_session
 
     part = CLASSES.with_suffix(f".{os.getpid()}")
@@ -136,7 +136,7 @@ def make_classes() -> None:
             spark = spark_session("local[2]", conf={"spark.sql.shuffle.partitions": "2"})
             _do_a_little(spark, Path(folder))
             _end(spark)
-        part.replace(CLASSES)  # whole: a JVM that maps half of one dies
+        part.replace(CLASSES)  # at once: a JVM that maps an incomplete file crashes
     finally:
         part.unlink(missing_ok=True)
 
@@ -171,7 +171,7 @@ def _do_a_little(spark: SparkSession, folder: Path) -> None:
 
 
 def _end(spark: SparkSession) -> None:
-    """End the JVM and wait until it has written its file."""
+    """Stop the JVM and wait until it has written its file."""
     from pyspark import SparkContext
 
     gateway = SparkContext._gateway
@@ -194,7 +194,7 @@ def main() -> None:
             try:
                 compile_zip(found)
             except OSError as problem:
-                print(f"{found} stays as it is: {problem}", file=sys.stderr)
+                print(f"{found} is not changed: {problem}", file=sys.stderr)
         make_classes()
 
 

@@ -47,7 +47,7 @@ def test_the_tour_runs_with_a_local_region(capsys: pytest.CaptureFixture[str]) -
     asyncio.run(load("tour").tour(None))
     said = capsys.readouterr().out
     assert "connected to region 'local'" in said
-    assert "goes on at position 101" in said
+    assert "continues at position 101" in said
     assert "none is lost" in said
     assert LAST in said
 

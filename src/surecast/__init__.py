@@ -1,4 +1,4 @@
-"""Surecast: every event to everyone who should have it, in order, through loss and crashes.
+"""Surecast: replicated event streams, delivered to all subscribers in order despite failures.
 
     async with surecast.connect("surecast://127.0.0.1:7400") as client:
         stream = await client.stream("cache.invalidate", retain=surecast.latest_per_key())
@@ -7,8 +7,8 @@
             print(event.seq, event.key)
 
 `surecast.local()` needs no server, `surecast.sync` no event loop; docs/client.md is the guide.
-Importing this package is cheap on purpose: names are loaded when they are first used, and neither
-numba nor pyarrow before they are needed.
+Importing this package is fast: each name is loaded when it is first used, and numba and pyarrow
+are loaded only when they are needed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from surecast.errors import (
     WrongToken,
 )
 
-TYPE_CHECKING = False  # as in typing, which takes longer to import than all of this
+TYPE_CHECKING = False  # like typing.TYPE_CHECKING; importing typing takes longer than the rest
 if TYPE_CHECKING:
     from typing import Any
 
@@ -109,7 +109,7 @@ __all__ = [
     "tag_is",
 ]
 
-# Where each name that is loaded late is found.
+# The module of each name that is loaded on first use.
 _LATE = {
     "Client": "client.connection",
     "ClientOptions": "endpoint.options",
@@ -136,7 +136,7 @@ _LATE = {
 }
 
 
-if not TYPE_CHECKING:  # else every name, misspelled ones included, would have a type
+if not TYPE_CHECKING:  # otherwise type checkers would accept misspelled names
 
     def __getattr__(name: str) -> Any:
         from importlib import import_module

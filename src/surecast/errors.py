@@ -1,8 +1,9 @@
-"""Every error Surecast raises on purpose, under one root.
+"""All errors that Surecast raises on purpose; they derive from `SurecastError`.
 
-Blames are kept apart. `ConfigError` and `UsageError` are the caller's to mend, `PeerError` is what
-a peer (or a corrupt disk block) sent us, and the rest is what a client of a region may meet: each
-message says what happened and what to do next. An `AssertionError` is our own bug.
+The classes separate causes. `ConfigError` and `UsageError` are mistakes of the caller. `PeerError`
+means invalid bytes from a peer (or from a corrupt disk block). The others are failures that a
+client of a region may meet. Each message says what happened and what to do next. An
+`AssertionError` is a bug in Surecast.
 """
 
 __all__ = [
@@ -41,20 +42,20 @@ class ConfigError(SurecastError):
 
 
 class UsageError(SurecastError):
-    """The caller asked for something that cannot be done as asked."""
+    """An invalid call: a wrong argument, or a call that is not possible in this state."""
 
 
 class NotSupported(UsageError):
-    """What was asked for is part of the surface, but the stream's delivery does not offer it, or it
-    is not built yet."""
+    """The API has this feature, but the stream's delivery does not support it, or it is not
+    implemented yet."""
 
 
 class StreamConfigMismatch(UsageError):
-    """The stream exists and keeps its events by another rule than the one asked for."""
+    """The stream exists with another retention rule, delivery or options than requested."""
 
 
 class PeerError(SurecastError):
-    """Bytes from outside do not make sense: truncated, oversized, corrupt, or of unknown kind."""
+    """Bytes from outside are invalid: truncated, oversized, corrupt, or of unknown kind."""
 
 
 class UnknownMessage(PeerError):
@@ -70,7 +71,7 @@ class UnknownMessage(PeerError):
 
 
 class StorageError(SurecastError):
-    """The disk could not do what was asked of it."""
+    """A disk operation failed, or a data folder cannot be used."""
 
 
 class ConnectError(SurecastError):
@@ -78,11 +79,11 @@ class ConnectError(SurecastError):
 
 
 class WrongToken(ConnectError):
-    """A server answered and refused the token. Trying again does not help."""
+    """A server refused the token. Trying again does not help."""
 
 
 class Silent(ConnectError):
-    """A region that has answered before does not any more. `what`: without the advice."""
+    """A region that answered before no longer does. `what` is the message without the advice."""
 
     def __init__(self, what: str, advice: str = "") -> None:
         super().__init__(f"{what}. {advice}" if advice else what)
@@ -90,11 +91,11 @@ class Silent(ConnectError):
 
 
 class JobFailed(SurecastError):
-    """A job of the pipeline came to no end, or found that its input is not what it should be."""
+    """A job of the pipeline failed, or its input is invalid."""
 
 
 class DataLoss(JobFailed):
-    """Positions that a query had been promised are gone. `failOnDataLoss=false` goes on."""
+    """Positions that a query planned to read are lost. `failOnDataLoss=false` ignores that."""
 
 
 class Closed(SurecastError):
@@ -104,8 +105,8 @@ class Closed(SurecastError):
 class TimedOut(SurecastError, TimeoutError):
     """A call took longer than its `timeout=`; the message says what it waited for.
 
-    `maybe_taken`: what it was to publish may be published all the same. `acknowledged` has the
-    positions, as half-open runs, of what one `publish_many` did get published before.
+    `maybe_taken`: the events may still be published. `acknowledged` has the positions, as half-open
+    runs, of the events of a `publish_many` that were acknowledged before.
     """
 
     def __init__(
@@ -121,17 +122,17 @@ class TimedOut(SurecastError, TimeoutError):
 
 
 class QueueFull(SurecastError):
-    """As much as may be is unacknowledged: `publish_soon` did not take the event."""
+    """Too much data is unacknowledged: `publish_soon` did not accept the event."""
 
 
 class EventsLost(SurecastError):
-    """`batches()` or `read()` came to events that will not come. See `Event`, kind "lost".
+    """`batches()` or `read()` reached lost events. See `Event`, kind "lost".
 
     `stream` is its name, `range` has the positions, `why` the reason.
     """
 
     def __init__(self, stream: str, lo: int, hi: int, why: str) -> None:
-        super().__init__(stream, lo, hi, why)  # with its arguments it can be pickled
+        super().__init__(stream, lo, hi, why)  # all arguments, so that it can be pickled
         self.stream = stream
         self.range = range(lo, hi)
         self.why = why
@@ -140,19 +141,19 @@ class EventsLost(SurecastError):
         lo, hi = self.range.start, self.range.stop
         which = f"{self.stream!r} at positions {lo} to {hi - 1}" if lo < hi else repr(self.stream)
         return (
-            f"events of {which} are lost: {self.why}. Call batches() once more to read on behind "
-            "them, read() the positions before and behind them, or iterate over events, where they "
-            "come as kind 'lost'"
+            f"events of {which} are lost: {self.why}. Call batches() again to continue after them, "
+            "read() the positions before and after them, or iterate over events, where they have "
+            "kind 'lost'"
         )
 
 
 class Fenced(SurecastError):
-    """Another client has opened the named subscription, or it was reset or deleted; this one reads
-    no more, and its acknowledgements no longer count."""
+    """Another client has opened the named subscription, or it was reset or deleted. This client
+    gets no more events, and its acknowledgements are ignored."""
 
 
 class SubscriptionInUse(SurecastError):
-    """A client reads under the name: the subscription was neither reset nor deleted."""
+    """A client is reading under the name: the subscription was not reset or deleted."""
 
 
 class UnknownSubscription(UsageError):
@@ -162,8 +163,8 @@ class UnknownSubscription(UsageError):
 class PublishError(SurecastError):
     """Events were not published, or it is not known whether they were (`maybe_taken`).
 
-    `acknowledged` has the positions, as half-open runs, of what one `publish_many` did get
-    published before.
+    `acknowledged` has the positions, as half-open runs, of the events of a `publish_many` that were
+    acknowledged before.
     """
 
     def __init__(
@@ -183,7 +184,7 @@ class OwnerUnreachable(PublishError):
 
 
 class StreamDeleted(PublishError):
-    """The stream was deleted: nothing can be published to it, and its readers are at its end.
+    """The stream was deleted: nothing can be published to it, and nothing is left to read.
 
     `stream` is its name. `client.stream(name)` creates a new stream of that name.
     """
@@ -195,5 +196,5 @@ class StreamDeleted(PublishError):
     def __str__(self) -> str:
         return (
             f"stream {self.stream!r} was deleted. client.stream({self.stream!r}) opens the stream "
-            "that has the name now, or creates it"
+            "that has this name now, or creates one"
         )

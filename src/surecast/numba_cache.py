@@ -1,18 +1,18 @@
-"""Where compiled kernels are kept if numba finds no folder to keep them in.
+"""Stores compiled kernels if numba has no folder for its cache.
 
-numba keeps what it has compiled in NUMBA_CACHE_DIR, beside the source, or below the user's home,
+numba stores compiled functions in NUMBA_CACHE_DIR, next to the source, or below the user's home,
 and raises if it can write to none of them. A service user often has no home, and an installed
-package is read-only to it. Then kernels are
+package is read-only to it. In this case kernels are
 
 1. read from the package, if they were compiled when it was installed (columns/warm.py);
-2. kept in a folder of this user alone in the temporary folder;
-3. compiled at each start, if that cannot be had either.
+2. stored in a private folder of this user in the temporary folder;
+3. compiled at each start, if that is not possible either.
 
-What numba keeps are pickles, and reading a pickle can run any code. So a folder is used only if
-nobody else can have written to it.
+numba's cache files are pickles, and reading a pickle can run any code. So a folder is used only if
+no other user can have written to it.
 
 Compiling all kernels takes some seconds, once after an installation or an upgrade. The logger
-"surecast.kernels" tells: a warning when it begins to take time, then how far it is.
+"surecast.kernels" logs a warning when compiling begins, then the progress.
 """
 
 # mypy: allow-untyped-calls
@@ -37,14 +37,14 @@ __all__ = ["compiled", "expect"]
 log = logging.getLogger("surecast")
 progress = logging.getLogger("surecast.kernels")
 
-PROGRESS_S = 1.0  # between two lines about how far it is
+PROGRESS_S = 1.0  # between two lines about progress
 
 _njit: Any = numba.njit  # numba's own types leave out some of its options
 _config: Any = config
 
 
 def compiled(function: Callable[..., Any], signature: Any, **options: Any) -> Any:
-    """`function` compiled for `signature`; if possible, read from a cache on disk or put there."""
+    """`function` compiled for `signature`; read from or stored in a cache on disk if possible."""
     began_s = time.monotonic()
     for locator, folder in _places():
         with _looking_at(locator, folder):
@@ -65,26 +65,26 @@ def compiled(function: Callable[..., Any], signature: Any, **options: Any) -> An
 
 
 def expect(count: int) -> None:
-    """Say that `count` kernels are loaded next, for the lines about progress."""
+    """Announce that `count` kernels will be loaded, for the lines about progress."""
     _progress.expected += count
 
 
 class _Progress:
-    """How many kernels this process had to compile, and what was said about it."""
+    """The number of kernels that this process compiled, and its log lines."""
 
     def __init__(self) -> None:
         self.expected = 0
         self.done = 0
         self.began_s = 0.0
-        self.said_s = 0.0
+        self.logged_s = 0.0
 
     def compiled(self, began_s: float, kept: bool = True) -> None:
-        """One more, since `began_s`. `kept`: later starts find it; else `_warn` has said more."""
+        """Count one kernel. `kept`: it is in a cache; otherwise `_warn` has logged that."""
         now_s = time.monotonic()
         self.done += 1
         of = f" of {self.expected}" if self.expected >= self.done else ""
         if self.done == 1:
-            self.began_s, self.said_s = began_s, now_s
+            self.began_s, self.logged_s = began_s, now_s
             if kept:
                 progress.warning(
                     "compiling kernels for this machine; that takes some seconds, once after an "
@@ -92,8 +92,8 @@ class _Progress:
                 )
         elif self.done == self.expected:
             progress.info("compiled %d kernels in %.1f s", self.done, now_s - self.began_s)
-        elif now_s - self.said_s >= PROGRESS_S:
-            self.said_s = now_s
+        elif now_s - self.logged_s >= PROGRESS_S:
+            self.logged_s = now_s
             progress.info("compiling kernels: %d%s are done", self.done, of)
 
 
@@ -101,18 +101,18 @@ _progress = _Progress()
 
 
 def _has_index(locator: Any) -> bool:
-    """Whether the function of a locator has been compiled in its folder, for whatever machine."""
+    """Whether the folder of a locator has its function compiled, for any machine."""
     name = f"{Path(locator._py_file).stem}.*-{locator.get_disambiguator()}.py*.nbi"
     return any(Path(locator.get_cache_path()).glob(name))
 
 
 class PackageCacheLocator(caching.InTreeCacheLocator):
-    """The cache beside the source, as it was installed: it is read, and never written."""
+    """The cache next to the installed source: only read, never written."""
 
     _found = False
 
     def ensure_cache_path(self) -> None:
-        """Called to find a cache, and once more before something is saved in it."""
+        """numba calls this to find a cache, and again before it saves something in it."""
         if self._found or not _has_index(self):
             raise OSError(errno.EROFS, "the package's cache is not written to")
         self._found = True
@@ -123,7 +123,7 @@ class PrivateCacheLocator(caching.UserProvidedCacheLocator):
 
 
 class KnownCacheLocator(PrivateCacheLocator):
-    """The private folder, for functions it has: the package's cache did not fit this machine."""
+    """The private folder, for functions that it has because the package's cache did not fit."""
 
     def ensure_cache_path(self) -> None:
         if not _has_index(self):
@@ -132,7 +132,7 @@ class KnownCacheLocator(PrivateCacheLocator):
 
 
 def _places() -> Iterator[tuple[str, str]]:
-    """numba's settings for each place, in the order in which they are tried."""
+    """Yield numba's settings for each cache, in the order in which they are tried."""
     yield getattr(config, "CACHE_LOCATOR_CLASSES", ""), _config.CACHE_DIR  # numba's own choice
     folder = private_folder()
     if folder is not None:
@@ -144,9 +144,9 @@ def _places() -> Iterator[tuple[str, str]]:
 
 @contextmanager
 def _looking_at(locator: str, folder: str) -> Iterator[None]:
-    """For this long only: the program around us may use numba, too.
+    """Change numba's settings inside the block only; the application may also use numba.
 
-    Versions of numba that do not know the first setting look into the folder, too.
+    Versions of numba that do not know the first setting still use the folder.
     """
     before = getattr(config, "CACHE_LOCATOR_CLASSES", ""), _config.CACHE_DIR
     _config.CACHE_LOCATOR_CLASSES, _config.CACHE_DIR = locator, folder
@@ -158,12 +158,12 @@ def _looking_at(locator: str, folder: str) -> Iterator[None]:
 
 @cache
 def private_folder() -> Path | None:
-    """A folder in the temporary folder that only this user can ever have written to, if any."""
+    """A folder in the temporary folder that only this user can have written to; None if unsafe."""
     try:
         parent = Path(tempfile.gettempdir()).resolve()
         folder = parent / f"surecast-numba-{os.geteuid()}"
         _check_parent(parent)
-        with suppress(FileExistsError):  # ours from an earlier start; or somebody else's
+        with suppress(FileExistsError):  # from an earlier start, or another user's: checked below
             os.mkdir(folder, 0o700)
         _check_own(folder)
     except OSError as problem:
@@ -173,17 +173,17 @@ def private_folder() -> Path | None:
 
 
 def _check_parent(path: Path) -> None:
-    """Nobody else may replace our folder in it: it is sticky, or only ours to write."""
+    """Raise if another user could replace our folder in `path`."""
     found = os.stat(path)
     others_write = found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX
     if others_write or found.st_uid not in (0, os.geteuid()):
-        raise PermissionError(errno.EPERM, "others could replace what is in it", str(path))
+        raise PermissionError(errno.EPERM, "other users could replace its files", str(path))
 
 
 def _check_own(path: Path) -> None:
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise PermissionError(errno.EPERM, "not a folder of this user alone", str(path))
+        raise PermissionError(errno.EPERM, "not a private folder of this user", str(path))
 
 
 @cache

@@ -1,8 +1,8 @@
-"""The protocols by name: their messages, and what endpoints and servers use of them.
+"""The protocols by name: their messages, and their parts for endpoints and servers.
 
-Nothing is loaded before it is asked for, so naming a protocol costs nothing. A new protocol is a
-folder, a row here, a page in docs/protocols and its tests. What a row has is made by a function
-with imports of its own, so that mypy refuses one that does not fit.
+A protocol is imported only when it is used. A new protocol is a
+folder, a row here, a page in docs/protocols and its tests. The entries of a row are functions that
+import the protocol when called; mypy checks their return types.
 """
 
 from collections import Counter
@@ -44,16 +44,16 @@ __all__ = [
 ]
 
 
-# Makes the configuration service of these chains, each with its replicas.
+# Creates the configuration service (witness) of chains: replicas by chain, disk, counters.
 Witness = Callable[[Mapping[str, tuple[Peer, ...]], Disk, Counter[str] | None], Machine]
 
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """A row. Its messages are in the module `messages` of its folder."""
+    """A row of the registry. The messages are in the module `messages` of the protocol's folder."""
 
     delivery: Callable[[], Delivery] | None = None
-    role: Callable[[], Role] | None = None  # it has the name of the row
+    role: Callable[[], Role] | None = None  # its name must be that of the row
     witness: Callable[[], Witness] | None = None
 
 
@@ -113,9 +113,9 @@ PROTOCOLS: dict[str, Protocol] = {
 
 
 def deliveries() -> dict[str, Delivery]:
-    """By the names that users give them."""
+    """All deliveries by the names that users pass as `delivery=`."""
     made = [row.delivery() for row in PROTOCOLS.values() if row.delivery is not None]
-    return {one.name: one for one in made}
+    return {entry.name: entry for entry in made}
 
 
 def delivery(name: str) -> Delivery:
@@ -126,16 +126,16 @@ def delivery(name: str) -> Delivery:
 
 
 def reader(name: str, ctx: NodeContext, place: Place) -> Machine:
-    """What reads the streams of one delivery."""
+    """The machine that reads streams of this delivery."""
     from surecast.protocols.streams import clients
 
     return delivery(name).reader(ctx, place) or clients.subscriber(ctx, place)
 
 
 def control(ctx: NodeContext, place: Place) -> Machine:
-    """What a client does besides reading: it publishes, and asks its region questions.
+    """The machine of a client's control node: it publishes, and sends queries to the region.
 
-    Deliveries with publishers of their own have a layer each, named like the delivery.
+    Each delivery with its own publisher adds a layer, named like the delivery.
     """
     from surecast.protocols.streams import clients
 
@@ -146,7 +146,7 @@ def control(ctx: NodeContext, place: Place) -> Machine:
 
 
 def range_reader(ctx: NodeContext, place: Place) -> Machine:
-    """A machine that takes ReadRange, Hold and Go, delivers, and emits Lost and Short."""
+    """A machine that takes ReadRange, Hold and Go, delivers events, and emits Lost and Short."""
     from surecast.protocols.streams import clients
 
     return clients.fetcher(ctx, place)
@@ -156,7 +156,7 @@ def range_reader(ctx: NodeContext, place: Place) -> Machine:
 
 
 def roles() -> dict[str, Role]:
-    """What protocols put into a region's replica, by name: deliveries stand above the others."""
+    """The roles that make up a region's replica, by name; those of deliveries come last."""
     made = {name: row.role() for name, row in PROTOCOLS.items() if row.role is not None}
     for name, role in made.items():
         assert role.name == name, (
@@ -168,7 +168,7 @@ def roles() -> dict[str, Role]:
 def configs(
     deployment: Deployment, given: Mapping[str, Mapping[str, Any]] | None = None
 ) -> dict[str, Any]:
-    """The configuration of each role at one replica; `given`: fields by role that are set."""
+    """The configuration of each role at one replica; `given` has explicit fields by role."""
     known, options = roles(), given or {}
     if unknown := [name for name in options if name not in known]:
         raise ConfigError(f"no role {', '.join(unknown)}; there are: {', '.join(known)}")
@@ -200,7 +200,7 @@ def directory(batches: Iterable[Batch]) -> dict[LogId, StreamInfo]:
 
 
 def message_types() -> tuple[type[Message], ...]:
-    """Every message of every protocol, for `core.wire.Codec`; loads their messages modules.
+    """All message types of all protocols, for `core.wire.Codec`; imports their modules.
 
     A class that others of its module derive from is a base and is not sent. Tags are
     "protocol/Name" with the name of the row, so that protocols cannot clash.
@@ -222,7 +222,7 @@ def message_types() -> tuple[type[Message], ...]:
 
 
 def message_type(tag: str) -> type[Message]:
-    """The messages that go over the wire under this tag."""
+    """The message type with this tag."""
     found = next((kind for kind in message_types() if tag_of(kind) == tag), None)
     if found is None:
         raise ConfigError(f"no message {tag!r}")
@@ -230,10 +230,10 @@ def message_type(tag: str) -> type[Message]:
 
 
 def recorded_types() -> dict[str, type[msgspec.Struct]]:
-    """Every type that a recording may name (`core.canon.name_of`), for `sim.playback`.
+    """All types that a recording may name (`core.canon.name_of`), for `sim.playback`.
 
-    Loads the modules of `core` and of all protocols. A type is found wherever in its protocol's
-    folder it is defined, so two in one folder must not share a name.
+    Imports all modules of `core` and of the protocols. A type may be in any module of its
+    protocol's folder, so two types in one folder must not have the same name.
     """
     packages = ["surecast.core", *(f"surecast.protocols.{name}" for name in PROTOCOLS)]
     modules = [f"{package}.{name}" for package in packages for name in _modules_in(package)]

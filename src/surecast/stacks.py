@@ -1,4 +1,4 @@
-"""What rides on what, and what stands side by side: the machines that make up a node."""
+"""Builds a region's replica: the layers of all roles, composed into one machine."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping

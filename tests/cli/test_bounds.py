@@ -116,7 +116,7 @@ def depth_of_a_store() -> None:
         deeper = Path(name) / "deeper"
         deeper.mkdir()
         (Path(name) / "level0").rename(deeper / "level0")
-        with pytest.raises(StorageError, match="holds neither a manifest nor a journal"):
+        with pytest.raises(StorageError, match="contain no manifest and no journal"):
             log.stores(Path(name))
 
 

@@ -88,7 +88,7 @@ def test_each_damaged_record_is_named(folder: Path) -> None:
     text = call("verify", str(folder), code=1)
     assert "2 problems" in text
     assert f"{path}: the record at offset 32 is damaged" in text
-    assert "restored from another replica" in " ".join(text.split())
+    assert "restores the rest from another replica" in " ".join(text.split())
     found = json.loads(call("verify", "--json", str(folder), code=1))
     assert found["ok"] is False
     assert len(found["stores"][0]["problems"]) == 2
@@ -127,7 +127,7 @@ def test_long_checks_show_a_bar(
 
 
 def test_what_is_no_store_is_refused_with_a_hint(tmp_path: Path) -> None:
-    for path, words in ((tmp_path, "node.data_dir"), (tmp_path / "none", "no directory")):
+    for path, words in ((tmp_path, "node.data_dir"), (tmp_path / "none", "is not a directory")):
         result = CliRunner().invoke(log, ["info", str(path)])
         assert isinstance(result.exception, StorageError)
         assert words in str(result.exception)

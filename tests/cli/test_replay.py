@@ -81,18 +81,18 @@ def test_faults_and_last_rows_are_shown(swarm: ModuleType) -> None:
     assert "last rows:" in done.stdout
 
 
-def test_a_recorded_trace_is_met_again_or_the_first_difference_named(
+def test_a_recorded_trace_is_equal_or_the_first_difference_is_shown(
     swarm: ModuleType, tmp_path: Path
 ) -> None:
     path = tmp_path / "deep" / "trace.parquet"
     assert replay(7, "--protocol", "ticker", "--out", path).exit_code == 0
     again = replay(path)
     assert again.exit_code == 0
-    assert "met again, row for row" in again.stdout
+    assert "equals the recorded trace, row for row" in again.stdout
     swarm.delay_ns = 6 * MS  # type: ignore[attr-defined]
     changed = replay(path)
     assert changed.exit_code == 1
-    assert "NOT met again:\nrow " in changed.stdout
+    assert "DIFFERS from the recorded trace:\nrow " in changed.stdout
 
 
 def test_failing_seeds_of_a_summary_are_replayed(swarm: ModuleType, tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_neither_seed_nor_file_is_wrong_usage() -> None:
 
 
 def record(path: Path, node: str, *, wrong_at: int = -1) -> Path:
-    """A publisher's life of 50 steps, 10 ms apart; one may have another effect than it had."""
+    """Record 50 steps of a publisher, 10 ms apart; step `wrong_at` gets an extra effect."""
     args = {"role": "publisher", "replicas": ["east/0"]}
     disk = MemoryDisk()
     machine = build(NodeContext(node, Random(f"7/{node}/1"), disk, 1), args)
@@ -143,7 +143,7 @@ def record(path: Path, node: str, *, wrong_at: int = -1) -> Path:
         inp = TimerFired("retry") if n else Start(1_000_000, 1)
         effects = machine.step(n * 10 * MS, inp)
         if n == wrong_at:
-            effects = [*effects, Emit("once upon a time")]
+            effects = [*effects, Emit("not an effect of this step")]
         made.step(n * 10 * MS, inp, effects)
     made.close()
     return path
@@ -157,15 +157,16 @@ def test_recordings_are_played(tmp_path: Path) -> None:
         assert done.stdout.splitlines() == [
             "2 nodes: a, b",
             "100 steps in 0.490 s",
-            "the recorded run was met again: 100 steps, 100 effects",
+            "the replay equals the recorded run: 100 steps, 100 effects",
         ]
 
 
-def test_a_recording_that_is_not_met_again_is_explained(tmp_path: Path) -> None:
+def test_a_replay_that_differs_from_its_recording_is_explained(tmp_path: Path) -> None:
     path = record(tmp_path / "1.rec", "a", wrong_at=30)
     done = replay(path)
     assert done.exit_code == 1
-    assert "NOT met again:\na, life 1, step 31 at 300000000 ns: there were 2 effects" in done.stdout
+    assert "DIFFERS from the recorded run:\na, life 1, step 31 at 300000000 ns" in done.stdout
+    assert "there were 2 effects" in done.stdout
     assert "TimerFired(key='retry')" in done.stdout
     found = json.loads(replay(path, "--json").stdout)
     assert found["difference"]["step"] == 31
@@ -195,8 +196,8 @@ def test_a_killed_nodes_recording_is_played_as_far_as_it_goes(tmp_path: Path) ->
     path.write_bytes(path.read_bytes()[:-50])
     done = replay(path)
     assert done.exit_code == 0, done.output
-    assert "breaks off" in done.stdout
-    assert "met again: 49 steps" in done.stdout
+    assert "is incomplete" in done.stdout
+    assert "equals the recorded run: 49 steps" in done.stdout
 
 
 def test_a_damaged_recording_cannot_be_replayed(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_mesh_clients_add_up_and_the_slowest_to_settle_is_named() -> None:
     shown = render("fake", summary, [one, two])
     assert "clients came" in shown
     assert "25%" in shown
-    assert "2.0 s after healing" in shown
+    assert "2.0 s after the repair" in shown
 
 
 @pytest.mark.slow

@@ -58,7 +58,7 @@ def test_settings_are_handed_to_spark(
     assert asked["conf"] == {"spark.x": "a=b", "spark.y": "1 2", "spark.z": ""}
     for text in ("spark.x", "=7", "spark.executor.memory 4g"):
         done = CliRunner().invoke(app, [*words, "--conf", text])
-        assert (done.exit_code, "is no setting" in done.output) == (2, True), done.output
+        assert (done.exit_code, "is not a setting" in done.output) == (2, True), done.output
 
 
 # A process of its own: what has been imported here cannot be taken back.

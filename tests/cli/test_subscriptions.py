@@ -80,7 +80,7 @@ def test_list_reset_and_delete(served: Served, tmp_path: Path) -> None:
         return done.returncode, done.stdout, done.stderr
 
     assert verb("list")[:2] == (
-        0, "no named subscriptions: `surecast subscribe PATTERN --name NAME` makes one\n",
+        0, "no named subscriptions: `surecast subscribe PATTERN --name NAME` creates one\n",
     )  # fmt: skip
     assert surecast("publish", "shop", "a", "b", "c", "--url", served.url).returncode == 0
     words = ("subscribe", "shop", "--from", "2", "--name", "billing", "--count", "1")

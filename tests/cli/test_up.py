@@ -75,7 +75,7 @@ def test_three_regions_as_a_new_user_would(tmp_path: Path) -> None:
         }
         look_at_status(east)
         lose_a_replica(up, tmp_path)
-        assert up.end(signal.SIGINT) == 1  # one of them ended that was not asked to
+        assert up.end(signal.SIGINT) == 1  # one of them stopped unexpectedly
         assert up.all_gone()
         assert "stopping" in up.said()
 
@@ -103,7 +103,7 @@ def look_at_status(url: str) -> None:
 def lose_a_replica(up: Up, folder: Path) -> None:
     """SIGKILL: it is reported with what to do, status says what it means, and doing it helps."""
     os.kill(up.pid("east-1"), signal.SIGKILL)
-    wait_for(lambda: "east-1 ended, and was not asked to (exit code -9)" in up.said(), "reported")
+    wait_for(lambda: "east-1 stopped unexpectedly (exit code -9)" in up.said(), "reported")
     again = f"serve {up.nodes['east-1']['config']}"
     assert again in up.said()
     url = up.nodes["east-2"]["url"]

@@ -1,9 +1,9 @@
 """Tables of one stream, in which voids become deletes.
 
-`events`   every event, appended exactly once as the stream goes on
-`voids`    which positions are void by now, as the region sees it at this run
-`live`     the events that are not: when retention or a publisher makes an event void, its row is
-           gone from here after the next run
+`events`   all events, each appended exactly once
+`voids`    the ranges of positions that are void in the region at this run
+`live`     the events that are not void: when retention or a publisher makes an event void, the next
+           run removes its row
 `latest`   the last live event of each key (latest.sql)
 """
 
@@ -34,7 +34,7 @@ def voids() -> DataFrame:
 
 @dp.materialized_view
 def live() -> DataFrame:
-    gone = f.col("seq").between(f.col("first"), f.col("last"))
+    is_void = f.col("seq").between(f.col("first"), f.col("last"))
     return spark.read.table("events").join(
-        f.broadcast(spark.read.table("voids")), gone, "left_anti"
+        f.broadcast(spark.read.table("voids")), is_void, "left_anti"
     )

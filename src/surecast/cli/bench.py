@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 bench = typer.Typer(
     no_args_is_help=True,
-    help="Measure: real servers, publishers and readers on this machine.",
+    help="Measure real servers, publishers and readers on this machine.",
 )
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
@@ -24,25 +24,30 @@ Folder = Annotated[
     Path,
     typer.Option(
         "--dir",
-        help="Where data and logs lie meanwhile. Durable figures are of the disk below it.",
+        help="Folder for data and logs during the run. Durable figures measure its disk.",
         show_default=True,
     ),
 ]
 DIR = Path("out/bench")
 Durable = Annotated[
     bool | None,
-    typer.Option("--durable/--memory", help="Sync before acknowledging, or keep in memory only."),
+    typer.Option(
+        "--durable/--memory", help="Sync to disk before acknowledging, or keep in memory."
+    ),
 ]
-Seconds = Annotated[float, typer.Option(min=0.1, max=3600, help="How long each figure takes.")]
-Keys = Annotated[int, typer.Option(min=1, help="How many keys there are.")]
-Skew = Annotated[float, typer.Option(min=0, help="Of the keys' popularity (Zipf); 0: uniform.")]
+Seconds = Annotated[float, typer.Option(min=0.1, max=3600, help="Duration of each measurement.")]
+Keys = Annotated[int, typer.Option(min=1, help="Number of keys.")]
+Skew = Annotated[
+    float, typer.Option(min=0, help="Skew of the keys' popularity (Zipf); 0: uniform.")
+]
 
 
 @bench.command()
 @loads("surecast_lab.bench.geo")
 def geo(
     replicas: Annotated[
-        list[int] | None, typer.Option(min=1, max=9, help="Of each region. Default: 1 and 2.")
+        list[int] | None,
+        typer.Option(min=1, max=9, help="Replicas of each region. Default: 1 and 2."),
     ] = None,
     batch: Annotated[
         list[int] | None, typer.Option(min=1, help="Events a batch. Default: 500 and 4000.")
@@ -50,14 +55,14 @@ def geo(
     durable: Durable = None,
     seconds: Seconds = 8.0,
     window: Annotated[
-        int, typer.Option(min=1, max=64, help="Batches a driver has under way.")
+        int, typer.Option(min=1, max=64, help="Unacknowledged batches of each publisher.")
     ] = 32,
     keys: Keys = 100_000,
     skew: Skew = 1.1,
     folder: Folder = DIR,
     as_json: Json = False,
 ) -> None:
-    """Events a second that all of three regions hold. Without options: the whole table."""
+    """Events per second replicated to three regions. Without options: the whole table."""
     from surecast_lab.bench import geo as module
 
     options = module.GeoOptions(
@@ -76,12 +81,12 @@ def geo(
 @loads("surecast_lab.bench.fanout")
 def fanout(
     subscribers: Annotated[int, typer.Option(min=1, max=256, help="Reader processes.")] = 16,
-    events: Annotated[int, typer.Option(min=1, help="Each reader gets so many.")] = 2_000_000,
+    events: Annotated[int, typer.Option(min=1, help="Events for each reader.")] = 2_000_000,
     batch: Annotated[int, typer.Option(min=1, help="Events a batch.")] = 500,
     folder: Folder = DIR,
     as_json: Json = False,
 ) -> None:
-    """One publisher, many readers of one region, thin and as a mesh; NATS beside it."""
+    """One publisher, many readers in one region, without and with the mesh; NATS for comparison."""
     from surecast_lab.bench import fanout as module
 
     options = module.FanoutOptions(subscribers, events, batch)
@@ -97,7 +102,7 @@ def latency(
     folder: Folder = DIR,
     as_json: Json = False,
 ) -> None:
-    """Single events from publish to acknowledgement and delivery, here and in another region."""
+    """Time from publish to acknowledgement and delivery, in the same and in another region."""
     from surecast_lab.bench import latency as module
 
     options = module.LatencyOptions(rate, seconds, bool(durable))
@@ -110,12 +115,12 @@ def durable(
     batch: Annotated[
         list[int] | None, typer.Option(min=1, help="Events a batch. Default: 500 and 4000.")
     ] = None,
-    tasks: Annotated[int, typer.Option(min=1, help="That publish single events.")] = 1_000,
+    tasks: Annotated[int, typer.Option(min=1, help="Tasks that publish single events.")] = 1_000,
     seconds: Seconds = 5.0,
     folder: Folder = DIR,
     as_json: Json = False,
 ) -> None:
-    """Events a second that are on disk before they are acknowledged."""
+    """Events per second, each on disk before it is acknowledged."""
     from surecast_lab.bench import durable as module
 
     options = module.DurableOptions(batch or (500, 4000), tasks, seconds)
@@ -127,7 +132,7 @@ def durable(
 def catchup(
     events: Annotated[
         list[int] | None,
-        typer.Option(min=1, help="Published meanwhile. Default: 150000 and 1000000."),
+        typer.Option(min=1, help="Published during the outage. Default: 150000 and 1000000."),
     ] = None,
     keys: Keys = 100_000,
     skew: Skew = 1.1,
@@ -135,7 +140,7 @@ def catchup(
     folder: Folder = DIR,
     as_json: Json = False,
 ) -> None:
-    """Bytes that a region is sent after an outage, with retention and without."""
+    """Bytes sent to a region after an outage, with and without retention."""
     from surecast_lab.bench import catchup as module
 
     options = module.CatchupOptions(
@@ -151,7 +156,7 @@ def _run(
     folder: Path,
     as_json: bool,
 ) -> None:
-    """Measure and print; exit code 1 if anything that was counted was lost or doubled."""
+    """Measure and print; exit code 1 if an event was lost or duplicated."""
     place = Path(mkdtemp(prefix=f"{name}-", dir=writable(folder)))
     with Bar(f"bench {name}", 1) as bar:
 
@@ -159,7 +164,7 @@ def _run(
             bar.update(done, note, total)
 
         report = measure(options, place, progress)
-    if report.exact:  # otherwise, or if it ended with an error, the workers' logs are wanted
+    if report.exact:  # otherwise, or after an error, keep the workers' logs
         rmtree(place)
     print(report.to_json().decode() if as_json else "\n".join(report.lines()))
     raise typer.Exit(0 if report.exact else 1)

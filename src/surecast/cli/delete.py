@@ -11,15 +11,15 @@ from surecast.errors import UsageError
 
 
 def delete(
-    name: Annotated[str, typer.Argument(help="The stream; not a pattern.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    name: Annotated[str, typer.Argument(help="The name of the stream; not a pattern.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     url: Url = DEFAULT_URL,
     token: Token = "",
     as_json: AsJson = False,
 ) -> None:
-    """Delete a stream, in every region. Nobody can undo it.
+    """Delete a stream in every region. This cannot be undone.
 
-    Publishers and readers of the stream are told that it was deleted. The name can be used again:
+    Publishers and readers of the stream get the error StreamDeleted. The name can be used again:
     publishing to it creates a new stream.
     """
     if not yes:

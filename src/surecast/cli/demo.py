@@ -1,4 +1,4 @@
-"""`surecast demo`: what the system is for, in a minute: processes, faults, an audit, a picture."""
+"""`surecast demo`: a cluster of real processes under faults, then an audit and a figure."""
 
 import json
 import os
@@ -29,23 +29,24 @@ VIOLATIONS_SHOWN = 5
 @loads("surecast_lab.demo.run")
 def demo(
     events: Annotated[
-        int, typer.Option(min=1_000, max=10_000_000, help="How many to publish.")
+        int, typer.Option(min=1_000, max=10_000_000, help="Number of events to publish.")
     ] = 1_000_000,
-    seed: Annotated[int, typer.Option(min=0, help="Another seed, other keys.")] = 7,
-    out: Annotated[Path, typer.Option(help="Where the figure goes.")] = Path("out"),
+    seed: Annotated[int, typer.Option(min=0, help="Seed for the keys.")] = 7,
+    out: Annotated[Path, typer.Option(help="Folder for the figure.")] = Path("out"),
     keep: Annotated[
-        bool, typer.Option("--keep", help="Keep configuration, data, logs, ledgers, trace.")
+        bool,
+        typer.Option("--keep", help="Keep configuration, data, logs, delivery records and trace."),
     ] = False,
     no_spark: Annotated[
-        bool, typer.Option("--no-spark", help="Let numpy's judge speak alone; needs no Java.")
+        bool, typer.Option("--no-spark", help="Audit with numpy only; needs no Java.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
-    """Three regions of real servers on this machine; a line is cut, a server is killed.
+    """Run three regions of real servers on this machine, cut a link and kill a server.
 
-    Subscribers in every region read a million cache invalidations through it all. Then Spark audits
-    what they and the publisher wrote down. Exits with 1 if anything was lost, doubled or out of
-    order, or did not arrive.
+    Subscribers in every region read a million cache invalidations meanwhile. Then Spark audits
+    what the publisher and the subscribers recorded. Exits with 1 if an event was lost, duplicated
+    or out of order.
     """
     from surecast_lab.demo.run import run_demo
 
@@ -56,7 +57,7 @@ def demo(
         with Bar("demo", events, line_every_s=SIGN_OF_LIFE_S) as bar:
             result = run_demo(events, seed, folder, Teller(bar), not no_spark)
     except UsageError as problem:
-        hint = "" if no_spark else "\nWithout Spark: --no-spark, and numpy's judge speaks alone."
+        hint = "" if no_spark else "\nWithout Spark: --no-spark audits with numpy only."
         print(f"surecast: {problem}{hint}", file=sys.stderr)
         raise typer.Exit(2) from None
     except SurecastError as problem:
@@ -66,7 +67,7 @@ def demo(
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if keep:
-            print(f"configuration, data, logs, ledgers, trace: {folder}", file=sys.stderr)
+            print(f"configuration, data, logs, records, trace: {folder}", file=sys.stderr)
         else:
             shutil.rmtree(folder, ignore_errors=True)
     figure = out / "demo.png"
@@ -81,7 +82,7 @@ def demo(
 
 
 class Teller:
-    """Progress in words: a line for each act, and the bar beneath it."""
+    """Progress: a line when an act of the demo begins, and a bar below."""
 
     def __init__(self, bar: Bar) -> None:
         self.bar = bar
@@ -125,7 +126,7 @@ def tell(result: "Demo", figure: Path) -> None:
     from rich.table import Table
 
     console, tally = Console(soft_wrap=True, highlight=False), result.tally
-    table = Table("in the ledgers of 1 publisher and 7 subscribers", "events")
+    table = Table("recorded by 1 publisher and 7 subscribers", "events")
     table.columns[1].justify = "right"
     for name in COUNTS:
         number = getattr(tally, name)
@@ -139,19 +140,19 @@ def tell(result: "Demo", figure: Path) -> None:
     surecast = _command()
     console.print(
         f"Figure: {figure}\n\nNext:\n"
-        f"  {surecast} up                       # the same regions, yours to publish to\n"
-        f"  {surecast} bench geo                # how many events a second this machine carries\n"
-        f"  {surecast} lab run sprinkler-e6     # what retention saves: the paper's figure 10\n",
+        f"  {surecast} up                       # the same regions, to publish to yourself\n"
+        f"  {surecast} bench geo                # events per second on this machine\n"
+        f"  {surecast} lab run sprinkler-e6     # savings by retention: figure 10 of the paper\n",
         markup=False,
     )
 
 
 def _judged(result: "Demo") -> str:
     if result.judge != "spark":
-        return "Judged by numpy alone: Spark was told to stay out of it (--no-spark)."
+        return "Judged by numpy alone (--no-spark)."
     agrees = not any("judges disagree" in words for words in result.tally.violations)
     words = "agrees" if agrees else "does NOT agree"
-    return f"Judged by Spark, {result.audit_s:.0f} s; numpy's judge {words}."
+    return f"Judged by Spark in {result.audit_s:.0f} s; numpy's judge {words}."
 
 
 def _latency(result: "Demo") -> str:
@@ -166,18 +167,18 @@ def _latency(result: "Demo") -> str:
 
 def _figures(result: "Demo") -> str:
     kept = max(result.kept.values())
-    through = f"through {result.switched_to}" if result.switched_to else "by another way"
+    through = f"through {result.switched_to}" if result.switched_to else "by another route"
     return (
         f"\nThroughput   {result.burst_events / result.burst_s:,.0f} events/s, each acknowledged "
         "by two disks, at full speed with all processes on this machine\n"
-        f"Cut line     west went on {through}; nobody had to notice\n"
-        f"Killed head  {result.longest_pause_s:.1f} s without an acknowledgement: it was started "
-        f"again after {result.down_s:g} s, and one replica left of two waits for the other\n"
+        f"Cut link     west continued to receive events {through}\n"
+        f"Killed head  {result.longest_pause_s:.1f} s without an acknowledgement: the head was "
+        f"restarted after {result.down_s:g} s; with one of two replicas down, publishes wait\n"
         f"Catch-up     west missed {result.missed_events:,} events, {_mb(result.missed_bytes)}; "
         f"{_mb(result.shipped_bytes)} brought it up to date in {result.catch_up_s:.1f} s: "
         f"{1 - result.shipped_bytes / result.missed_bytes:.0%} saved\n"
         f"Kept         {kept:,} of {result.events:,} events, the newest of each key, in every "
-        f"region\n{_latency(result)}All in all   {result.seconds:.0f} s\n"
+        f"region\n{_latency(result)}Total        {result.seconds:.0f} s\n"
     )
 
 
@@ -186,7 +187,7 @@ def _mb(nbytes: int) -> str:
 
 
 def _command() -> str:
-    """How this program is called from here."""
+    """How this program is called from the current folder."""
     here = Path(sys.argv[0])
     return os.path.relpath(here) if here.name == "surecast" else "surecast"
 
@@ -196,15 +197,15 @@ def _as_interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 def draw(result: "Demo", path: Path) -> None:
-    """How far each region was when, and what was broken meanwhile."""
+    """Draw the position of each region over time, and the faults."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
     fig, (above, below) = plt.subplots(2, 1, figsize=(9, 6), sharex=True, height_ratios=(4, 1))
-    told = result.lines["acknowledged"]
-    above.plot(told.at_s, told.position, color="0.6", linewidth=5, label="acknowledged")
+    acked = result.lines["acknowledged"]
+    above.plot(acked.at_s, acked.position, color="0.6", linewidth=5, label="acknowledged")
     for region, style in zip(result.kept, ("-", "--", ":"), strict=False):
         line = result.lines[f"{region}-mesh-1"]
         above.plot(line.at_s, line.position, style, linewidth=2, label=f"subscriber in {region}")

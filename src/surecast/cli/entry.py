@@ -1,4 +1,4 @@
-"""The console script `surecast`: Ctrl-C is dealt with before anything large is imported."""
+"""The console script `surecast`. It handles Ctrl-C before it imports anything large."""
 
 from surecast.cli.interrupts import exits_at_once
 

@@ -1,11 +1,11 @@
 """Ctrl-C while a command is still being loaded.
 
-Half of a second may pass before a verb begins its work, and all of it is imports. An interrupt in
-the middle of one would be printed as a traceback; some libraries turn it into another error, or
-print it and go on. Nothing has begun yet, so the process may simply end: with exit code 130, as
-for every interrupt, and without a word.
+Imports take up to half a second before a subcommand begins its work. An interrupt during an import
+would be printed as a traceback; some libraries turn it into another error, or
+print it and continue. Nothing has begun yet, so the process can end at once: with exit code 130, as
+for every interrupt, and without output.
 
-This module is imported before anything protects the process, so it imports next to nothing.
+This module is imported before interrupts are handled, so it imports almost nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ INTERRUPTED = 130  # exit code: 128 + SIGINT
 
 
 class exits_at_once:
-    """`with exits_at_once():` Ctrl-C ends the process meanwhile.
+    """`with exits_at_once():` Ctrl-C inside the block ends the process.
 
     No effect where SIGINT is ignored or handled otherwise, or in another thread than the main one.
     """
@@ -46,9 +46,9 @@ class exits_at_once:
 
 
 def loads(*modules: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """For a verb: import these modules, which it is about to need, while Ctrl-C ends the process.
+    """Decorates a subcommand: import the modules that it needs while Ctrl-C ends the process.
 
-    The options are parsed by then, so `--help` and wrong options do not wait for them.
+    The imports happen after the options are parsed, so `--help` and wrong options do not wait.
     """
     from functools import wraps
     from importlib import import_module

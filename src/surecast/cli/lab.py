@@ -1,4 +1,4 @@
-"""`surecast lab`: list the papers' experiments, run them again, make a book of the results."""
+"""`surecast lab`: list and repeat the experiments of the papers, and write a report."""
 
 import json
 from contextlib import ExitStack
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from surecast_lab.lab import Experiment, Verdict
     from surecast_lab.lab.run import Where
 
-lab = typer.Typer(no_args_is_help=True, help="The papers' experiments, run again.")
+lab = typer.Typer(no_args_is_help=True, help="Repeat the experiments of the papers.")
 
 SEEDS, SWEEP_SEEDS = 3, 5
 
-Out = Annotated[Path, typer.Option(help="Where tables, figures and verdicts go.")]
+Out = Annotated[Path, typer.Option(help="Folder for tables, figures and verdicts.")]
 OUT = Path("out/lab")
 
 
@@ -28,7 +28,7 @@ OUT = Path("out/lab")
 def list_experiments(
     as_json: Annotated[bool, typer.Option("--json", help="A JSON list on stdout.")] = False,
 ) -> None:
-    """List the experiments and what each one asks."""
+    """List the experiments and the question of each."""
     from surecast_lab.lab import experiments
 
     found = experiments().values()
@@ -45,33 +45,40 @@ def list_experiments(
 def run_experiments(
     ids: Annotated[list[str], typer.Argument(help="Ids from `surecast lab list`, or `all`.")],
     out: Out = OUT,
-    quick: Annotated[bool, typer.Option("--quick", help="The same shape, much smaller.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="The same experiment with much smaller numbers.")
+    ] = False,
     seeds: Annotated[
         int | None,
-        typer.Option(min=1, help=f"How often, from seed 1 on: {SEEDS}; a sweep {SWEEP_SEEDS}."),
+        typer.Option(
+            min=1, help=f"Number of seeds, from 1 on. Default: {SEEDS}; a sweep: {SWEEP_SEEDS}."
+        ),
     ] = None,
     sweep: Annotated[
-        bool, typer.Option("--sweep", help="On Spark: every point with every seed is a task.")
+        bool, typer.Option("--sweep", help="Run on Spark: each point with each seed is a task.")
     ] = False,
     master: Master = None,
     conf: Conf = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Run again what an earlier run has left in --out.")
+        bool, typer.Option("--fresh", help="Ignore results of earlier runs in --out.")
     ] = False,
     any_source: Annotated[
         bool,
-        typer.Option("--any-source", help="Use what is there even if the source has changed."),
+        typer.Option("--any-source", help="Reuse earlier results even if the source has changed."),
     ] = False,
     point: Annotated[
-        str | None, typer.Option(help="Only this point, here, as a failed run names it.")
+        str | None,
+        typer.Option(help="Run only this point, in this process. A failed run prints its name."),
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="With --point: its seed.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The verdicts as a JSON list.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the verdicts as a JSON list.")
+    ] = False,
 ) -> None:
-    """Run experiments; each leaves tables, a figure and a verdict.
+    """Run experiments; each writes tables, a figure and a verdict.
 
-    A run that was stopped goes on where it was. Exits with 1 if some claim of a paper was not
-    reproduced, or if points failed.
+    A run that was stopped continues with the missing points. Exits with 1 if a claim of a paper was
+    not reproduced, or if points failed.
     """
     from surecast_lab.lab import experiments
     from surecast_lab.lab.run import PointFailed, demand_sweepable
@@ -86,15 +93,17 @@ def run_experiments(
     writable(out)
     if point is not None:
         if len(wanted) != 1 or sweep or seeds is not None:
-            hint = "one experiment, --seed and --quick go with it, nothing else"
+            hint = "needs exactly one experiment, and allows only --seed and --quick"
             raise typer.BadParameter(hint, param_hint="--point")
         _run_point(known[wanted[0]], point, 1 if seed is None else seed, quick, out, as_json)
         return
     if seed is not None:
-        raise typer.BadParameter("it goes with --point; how many: --seeds", param_hint="--seed")
+        raise typer.BadParameter(
+            "needs --point; --seeds sets the number of seeds", param_hint="--seed"
+        )
     if sweep and "all" in ids:
         for name in [name for name in wanted if known[name].alone]:
-            typer.echo(f"left out, as it measures real processes: {name}", err=True)
+            typer.echo(f"left out, because it measures real processes: {name}", err=True)
             wanted.remove(name)
     for name in wanted if sweep else ():
         demand_sweepable(known[name])  # before Spark starts
@@ -163,18 +172,18 @@ def _run_point(
     if as_json:
         print(json.dumps(rows))
         return
-    print(f"{experiment.id}, {name}, seed {seed}: {len(rows)} rows; `lab run` goes on from there")
+    print(f"{experiment.id}, {name}, seed {seed}: {len(rows)} rows; `lab run` reuses this result")
 
 
 @lab.command("report")
 @loads("surecast_lab.lab.report")
 def report(
-    out: Annotated[Path, typer.Option(help="Where `lab run` has left its results.")] = OUT,
+    out: Annotated[Path, typer.Option(help="Folder with the results of `lab run`.")] = OUT,
     to: Annotated[
-        Path | None, typer.Option(help="The folder of the book; by itself: report in --out.")
+        Path | None, typer.Option(help="Folder for the report. Default: report in --out.")
     ] = None,
 ) -> None:
-    """Make a book of static pages from what is in --out; open its index.html."""
+    """Write a report of static HTML pages from the results in --out; open its index.html."""
     from surecast_lab.lab import experiments
     from surecast_lab.lab.report import write_book
 
@@ -186,7 +195,7 @@ def report(
 
 
 def render(experiment: "Experiment", verdict: "Verdict", out: Path) -> str:
-    """Claim by claim: the paper's number beside ours."""
+    """The verdict as text: for each claim the number of the paper and ours."""
     from surecast_lab.lab.verdict import short
 
     judged = "reproduced" if verdict.reproduced else "NOT reproduced"

@@ -1,4 +1,4 @@
-"""`surecast log`: what a data directory holds, and whether every record of it is right."""
+"""`surecast log`: show the contents of a data directory and check every record."""
 
 import json
 import time
@@ -15,13 +15,13 @@ from surecast.errors import StorageError
 if TYPE_CHECKING:
     from surecast.storage.inspect import Holdings, StreamInfo, Verdict
 
-log = typer.Typer(no_args_is_help=True, help="Look at the data directory of a node.")
+log = typer.Typer(no_args_is_help=True, help="Inspect the data directory of a node.")
 
 BAR_AFTER_S = 2.0
-DEPTH_MAX = 3  # levels of folders, the given one included, in which stores are looked for
+DEPTH_MAX = 3  # levels of folders that are searched for stores, including the first
 
 Directory = Annotated[
-    Path, typer.Argument(help="A node's data directory, or a folder that holds several.")
+    Path, typer.Argument(help="A node's data directory, or a folder that contains several.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
@@ -31,8 +31,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdou
 def show_info(directory: Directory, as_json: AsJson = False) -> None:
     """Show the streams of a data directory: positions, live and void, segments, bytes, times.
 
-    What is live and what is void is worked out as by the server, so `surecast status` says the same
-    of a stream. Stop the node first, or compare when nothing is being published.
+    Live and void positions are counted as by the server, so `surecast status` shows the same
+    numbers. Stop the node first, or compare when nothing is being published.
     """
     found: list[Holdings] = []
     names: list[dict[bytes, str]] = []
@@ -51,9 +51,9 @@ def show_info(directory: Directory, as_json: AsJson = False) -> None:
 @log.command("verify")
 @loads("surecast.storage.inspect")
 def verify_records(directory: Directory, as_json: AsJson = False) -> None:
-    """Read every record and check it. Stop the node first.
+    """Read and check every record. Stop the node first.
 
-    Exits with 1 if something is damaged or missing; each problem names the file and the offset.
+    Exits with 1 if data is damaged or missing; each problem shows the file and the offset.
     """
     found = {str(path): _verify(path) for path in stores(directory)}
     damaged = any(verdict.problems for verdict in found.values())
@@ -68,9 +68,9 @@ def verify_records(directory: Directory, as_json: AsJson = False) -> None:
 
 
 def stores(directory: Path) -> list[Path]:
-    """The stores in a folder: itself, or those below it."""
+    """The folder itself if it is a store; otherwise the stores below it, sorted."""
     if not directory.is_dir():
-        raise StorageError(f"{directory} is no directory")
+        raise StorageError(f"{directory} is not a directory")
     level = [directory]
     for _ in range(DEPTH_MAX):
         found = [path for path in level if _is_store(path)]
@@ -78,7 +78,7 @@ def stores(directory: Path) -> list[Path]:
             return sorted(found)
         level = [below for path in level for below in path.iterdir() if below.is_dir()]
     raise StorageError(
-        f"{directory} holds neither a manifest nor a journal, nor does a folder in it: give the "
+        f"{directory} and the folders in it contain no manifest and no journal: give the "
         "folder that `node.data_dir` names in the node's configuration"
     )
 
@@ -113,7 +113,7 @@ def _verify(path: Path) -> "Verdict":
 
 
 def _look(path: Path) -> "tuple[Holdings, dict[bytes, str]]":
-    """What a store holds, and the names of its streams and of the region's own logs."""
+    """The contents of a store, and the names of its streams and of the region's own logs."""
     from surecast.columns.rules import LatestPerKey
     from surecast.core.streams import CURSORS, DIRECTORY
     from surecast.registry import directory
@@ -122,14 +122,14 @@ def _look(path: Path) -> "tuple[Holdings, dict[bytes, str]]":
     listed = directory(batches(path, DIRECTORY))
     policies = {stream: listed[stream].retention for stream in listed}
     known = {stream: listed[stream].name for stream in listed}
-    names = {DIRECTORY: "(which streams there are)", CURSORS: "(named subscriptions)", **known}
+    names = {DIRECTORY: "(directory of streams)", CURSORS: "(named subscriptions)", **known}
     return info(path, {CURSORS: LatestPerKey(), **policies}), names
 
 
 def _holdings(one: "Holdings", names: dict[bytes, str]) -> str:
     lines = [
         f"{one.path}",
-        f"  {one.lives} lives; {one.segments} segments, {_size(one.segment_bytes)}; "
+        f"  {one.lives} starts of the node; {one.segments} segments, {_size(one.segment_bytes)}; "
         f"{one.journals} journals, {_size(one.journal_bytes)}"
         + (f", of which {one.torn_bytes} bytes are a torn tail" if one.torn_bytes else ""),
     ]
@@ -170,14 +170,14 @@ def _verdict(path: str, verdict: "Verdict") -> str:
     lines = [f"{read}: {f'{len(verdict.problems)} problems' if verdict.problems else 'all right'}"]
     if verdict.torn_bytes:
         lines.append(
-            f"  {verdict.torn_bytes} bytes at the end of the journal are what a crash left of a "
-            "record nobody was told is stored; opening the store cuts them off"
+            f"  {verdict.torn_bytes} bytes at the end of the journal are an incomplete record that "
+            "was never acknowledged (after a crash); opening the store removes them"
         )
     lines += [f"  {problem}" for problem in verdict.problems]
     if verdict.problems:
         lines.append(
-            "  next: start the node: it keeps what can be read, and has the rest restored from "
-            "another replica"
+            "  next: start the node: it keeps readable data, and restores the rest from another "
+            "replica"
         )
     return "\n".join(lines)
 

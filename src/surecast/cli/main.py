@@ -1,4 +1,4 @@
-"""The verbs of `surecast`, registered here; each is a file beside this one."""
+"""The subcommands of `surecast` are registered here; each is in a file of this package."""
 
 import sys
 from typing import Annotated
@@ -29,7 +29,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Replicated event streams: servers, publishers, readers; their simulator and experiments.",
+    help="Replicated event streams: servers, publishers, readers, a simulator and experiments.",
 )
 
 
@@ -45,7 +45,7 @@ def options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Replicated event streams: servers, publishers, readers; their simulator and experiments."""
+    """Replicated event streams: servers, publishers, readers, a simulator and experiments."""
 
 
 app.command()(up)
@@ -66,7 +66,7 @@ app.add_typer(pipeline, name="pipeline")
 
 
 def run() -> None:
-    """The console script: our own errors are a line and an exit code, not a traceback."""
+    """Run the command line; a SurecastError is printed as one line and sets the exit code."""
     try:
         app()
     except SurecastError as error:

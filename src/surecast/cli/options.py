@@ -1,6 +1,6 @@
-"""What the verbs that speak with a region share: --url, --token, what they tell, how they end.
+"""Shared by the subcommands that connect to a region: --url, --token, logging, exit codes.
 
-Exit codes: 0 fine, 1 something was lost or failed, 2 wrong usage or configuration, 3 no server
+Exit codes: 0 success, 1 a failure or lost events, 2 wrong usage or configuration, 3 no server
 could be reached or it refused the token, 130 Ctrl-C.
 """
 
@@ -39,34 +39,37 @@ Url = Annotated[
     ),
 ]
 Token = Annotated[
-    str, typer.Option("--token", envvar="SURECAST_TOKEN", help="What node.token says.")
+    str,
+    typer.Option(
+        "--token", envvar="SURECAST_TOKEN", help="The token that the servers require (node.token)."
+    ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout, for programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 DEFAULT_URL = "surecast://127.0.0.1:7400"
 
 
 def exit_code(problem: SurecastError) -> int:
-    """What a program that called us can tell from the end of it."""
+    """The exit code of the process if `problem` ended it."""
     if isinstance(problem, ConnectError):
         return 3
     return 2 if isinstance(problem, ConfigError | UsageError) else 1
 
 
 def run_async(main: Coroutine[Any, Any, int]) -> None:
-    """Run `main` to its end and exit with its code; a reader that went away is no error."""
+    """Run `main` and exit with the code it returns; 0 if the reader of stdout has closed it."""
     show_logs()
     try:
         code = asyncio.run(main)
         sys.stdout.flush()
     except BrokenPipeError:
-        # What Python would flush at its end goes nowhere, quietly.
+        # At exit Python flushes stdout again; without this it would print another error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     raise typer.Exit(code)
 
 
 def show_logs() -> None:
-    """Show on stderr what the client and the loading of kernels log for people to know."""
+    """Print the log of the client and of kernel compilation on stderr."""
     handler = logging.StreamHandler()  # stderr
     handler.setFormatter(logging.Formatter("surecast: %(message)s"))
     for name in ("surecast.client", "surecast.kernels"):
@@ -77,12 +80,12 @@ def show_logs() -> None:
 
 
 def console() -> "Console":
-    """stdout for tables: as wide as the terminal, or as they need to be where there is none."""
+    """stdout for tables: as wide as the terminal, or 160 columns without one."""
     from rich.console import Console
 
     return Console(soft_wrap=True, width=None if sys.stdout.isatty() else 160)
 
 
 def parse_retention(text: str | None) -> "Policy | None":
-    """What --retain says, as a policy."""
+    """The policy that --retain names; None if the option is not given."""
     return None if text is None else parse_policy(text, "--retain")

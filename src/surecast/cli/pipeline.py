@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from surecast.pipeline.jobs.audit import Audit
     from surecast.pipeline.jobs.top_keys import TopKey
 
-pipeline = typer.Typer(no_args_is_help=True, help="Streams in Spark, and Spark in streams.")
+pipeline = typer.Typer(no_args_is_help=True, help="Jobs on Spark that read and write streams.")
 
 Streams = Annotated[str, typer.Argument(help="A name or a pattern, such as orders or orders.>")]
 FailOnLoss = Annotated[
     bool,
     typer.Option(
         "--fail-on-data-loss/--no-fail-on-data-loss",
-        help="End when positions that were read before are gone, or go on with what is there.",
+        help="Fail when positions are lost, or continue without them.",
     ),
 ]
 COLLECTS = "before-seq:N, before-time:2025-01-31T12:00+00:00, key:K, prefix:P, tag:T"
-SAMPLE = 1_000_000  # keys that are judged by their law
+SAMPLE = 1_000_000  # keys that are tested against their distribution
 STREAMS_SHOWN = 10
 
 
@@ -58,19 +58,21 @@ def _tell(as_json: bool, words: str, facts: dict[str, Any]) -> None:
 @loads("surecast.pipeline.session")
 def archive_streams(
     streams: Streams,
-    to: Annotated[str, typer.Option(help="A folder, or any path Spark can write to.")],
+    to: Annotated[str, typer.Option(help="A folder, or any path that Spark can write to.")],
     url: Url = DEFAULT_URL,
     token: Token = "",
-    follow: Annotated[bool, typer.Option("--follow", help="Go on until Ctrl-C.")] = False,
-    every: Annotated[str, typer.Option(help="With --follow: how often.")] = "10 seconds",
+    follow: Annotated[bool, typer.Option("--follow", help="Run until Ctrl-C.")] = False,
+    every: Annotated[
+        str, typer.Option(help="With --follow: interval between batches.")
+    ] = "10 seconds",
     fail_on_loss: FailOnLoss = True,
     master: Master = None,
     conf: Conf = None,
     as_json: AsJson = False,
 ) -> None:
-    """Streams → Parquet by stream and day, voids included, exactly once.
+    """Write streams to Parquet, by stream and day, voids included, exactly once.
 
-    Run it again to add what is new: its place is kept in the folder.
+    Run it again to add new events: the folder contains its position.
     """
     from surecast.pipeline.jobs import archive as job
     from surecast.pipeline.progress import until
@@ -95,16 +97,18 @@ def replay_rows(
     source: Annotated[str, typer.Argument(help="An archive, or other Parquet with value and seq.")],
     to: Annotated[str, typer.Option(help="The stream to publish to.")],
     stream: Annotated[str, typer.Option(help="Which stream of the archive.")] = "",
-    rate: Annotated[float, typer.Option(min=0, help="Events a second; 0: no limit.")] = 0.0,
-    name: Annotated[str, typer.Option(help="Of this replay: run again under it, it goes on.")] = "",
-    positions: Annotated[int, typer.Option(min=1, help="Published at a time.")] = 100_000,
+    rate: Annotated[float, typer.Option(min=0, help="Events per second; 0: no limit.")] = 0.0,
+    name: Annotated[
+        str, typer.Option(help="Name of this replay. Run it again with the name to continue.")
+    ] = "",
+    positions: Annotated[int, typer.Option(min=1, help="Positions published at a time.")] = 100_000,
     url: Url = DEFAULT_URL,
     token: Token = "",
     master: Master = None,
     conf: Conf = None,
     as_json: AsJson = False,
 ) -> None:
-    """An archive → a stream, in order, at a given rate."""
+    """Publish an archive to a stream, in order, at a given rate."""
     from surecast.pipeline.jobs.archive import read
     from surecast.pipeline.jobs.replay import replay
     from surecast.pipeline.rows import SCHEMA
@@ -141,12 +145,12 @@ def _of_stream(rows: "DataFrame", stream: str, source: str) -> "DataFrame":
 @loads("surecast.pipeline.session")
 def compact_archive(
     source: Annotated[str, typer.Argument(help="An archive: rows as the source gives them.")],
-    to: Annotated[str, typer.Option(help="Where what is left goes; must not exist.")],
+    to: Annotated[str, typer.Option(help="Folder for the result; must not exist.")],
     retain: Annotated[str, typer.Option(help=f"The rule: {RETENTIONS}.")],
     collect: Annotated[
-        list[str] | None, typer.Option(help=f"What goes besides, now: {COLLECTS}. Any number.")
+        list[str] | None, typer.Option(help=f"Also make void: {COLLECTS}. Can be repeated.")
     ] = None,
-    stream: Annotated[str, typer.Option(help="Of the archive, this stream alone.")] = "",
+    stream: Annotated[str, typer.Option(help="Only this stream of the archive.")] = "",
     holes_are_void: Annotated[
         bool, typer.Option("--holes-are-void", help="The archive was written without voids.")
     ] = False,
@@ -154,7 +158,7 @@ def compact_archive(
     conf: Conf = None,
     as_json: AsJson = False,
 ) -> None:
-    """Retention at rest: what a rule leaves of an archive, and void ranges for the rest.
+    """Apply retention to an archive: write the events that a rule keeps, and void ranges.
 
     Exits with 1 if the archive lacks positions, or has some twice.
     """
@@ -207,7 +211,7 @@ def _parse_collect(text: str) -> "Predicate":
 
 
 def _check_new(to: str) -> None:
-    """Refuse a folder that has something in it, before the work rather than after it."""
+    """Raise UsageError if the folder is not empty, before the work begins."""
     if "://" not in to and os.path.isdir(to) and os.listdir(to):
         raise UsageError(f"--to {to} exists already; give a folder that does not")
 
@@ -215,17 +219,20 @@ def _check_new(to: str) -> None:
 @pipeline.command("audit")
 @loads("surecast.pipeline.session")
 def audit_trace(
-    trace: Annotated[str, typer.Argument(help="A folder with published, delivered and readers.")],
+    trace: Annotated[
+        str, typer.Argument(help="A folder with the tables published, delivered, readers.")
+    ],
     retain: Annotated[
-        str, typer.Option(help="What the streams keep: keep-all, latest-per-key or keep-last:N.")
+        str, typer.Option(help="Retention of the streams: keep-all, latest-per-key or keep-last:N.")
     ] = "keep-all",
     master: Master = None,
     conf: Conf = None,
     as_json: AsJson = False,
 ) -> None:
-    """From traces of publishers and readers: lost, duplicated, misordered, void, latency.
+    """Count lost, duplicated, misordered and void events, and latencies, in traces.
 
-    Exits with 1 if something was lost, duplicated, misordered or otherwise wrong.
+    A trace records what publishers sent and readers received. Exits with 1 if an event was lost,
+    duplicated, misordered or otherwise wrong.
     """
     import msgspec
 
@@ -259,38 +266,47 @@ def _show_audit(found: "Audit") -> None:
     print("sound" if found.sound else "NOT sound")
 
 
-# ---------------------------------------------------------------- made up, and counted
+# ---------------------------------------------------------------- generated events, top keys
 
 
 @pipeline.command("workload")
 @loads("surecast.pipeline.session")
 def make_workload(
-    events: Annotated[int, typer.Option(min=1, help="How many.")],
-    to: Annotated[str, typer.Option(help="Where Parquet goes; must not exist.")] = "",
-    count: Annotated[bool, typer.Option("--count", help="Keep nothing, just count them.")] = False,
-    law: Annotated[str, typer.Option(help="Of keys: zipf, zeta or population.")] = "zipf",
-    keys: Annotated[int, typer.Option(min=0, help="How many (population: at first).")] = 100_000,
-    skew: Annotated[float, typer.Option(min=0, help="Of their popularity.")] = 1.1,
+    events: Annotated[int, typer.Option(min=1, help="Number of events.")],
+    to: Annotated[str, typer.Option(help="Folder for the Parquet files; must not exist.")] = "",
+    count: Annotated[
+        bool, typer.Option("--count", help="Only count the events, write nothing.")
+    ] = False,
+    law: Annotated[
+        str, typer.Option(help="Distribution of keys: zipf, zeta or population.")
+    ] = "zipf",
+    keys: Annotated[
+        int, typer.Option(min=0, help="Number of keys (population: at the start).")
+    ] = 100_000,
+    skew: Annotated[float, typer.Option(min=0, help="Skew of their popularity.")] = 1.1,
     new_share: Annotated[
-        float, typer.Option(min=0, max=1, help="population: of events, those with a new key.")
+        float, typer.Option(min=0, max=1, help="population: share of events with a new key.")
     ] = 0.05,
     newcomers: Annotated[
-        str, typer.Option(help="population: new keys enter at a rank by zeta, or last.")
+        str, typer.Option(help="population: rank of a new key: drawn by zeta, or last.")
     ] = "zeta",
-    rate: Annotated[float, typer.Option(help="Events a second, Poisson.")] = 1_000_000.0,
-    value_bytes: Annotated[int, typer.Option(min=0, help="Of every value.")] = 10,
+    rate: Annotated[float, typer.Option(help="Events per second, Poisson.")] = 1_000_000.0,
+    value_bytes: Annotated[int, typer.Option(min=0, help="Size of every value.")] = 10,
     stream: Annotated[str, typer.Option(help="The name in the column `stream`.")] = "workload",
-    seed: Annotated[int, typer.Option(min=0, help="The same seed, the same events.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same events.")] = 1,
     check: Annotated[
-        bool, typer.Option("--check/--no-check", help="Judge the keys of a sample by the law.")
+        bool,
+        typer.Option(
+            "--check/--no-check", help="Test the keys of a sample against the distribution."
+        ),
     ] = True,
     master: Master = None,
     conf: Conf = None,
     as_json: AsJson = False,
 ) -> None:
-    """Synthetic events of any number, as rows of an archive; memory stays flat.
+    """Generate any number of events as rows of an archive, with constant memory.
 
-    Exits with 1 if a sample's keys do not follow the law.
+    Exits with 1 if the keys of a sample do not follow the distribution.
     """
     import msgspec
 
@@ -298,9 +314,7 @@ def make_workload(
     from surecast.pipeline.jobs.workload import Workload, law_of, workload
 
     if bool(to) == count:
-        raise UsageError(
-            "say where the events go, --to FOLDER, or that they are just counted: --count"
-        )
+        raise UsageError("give --to FOLDER to write the events, or --count to count them only")
     made: dict[str, Any] = {
         "events": events, "law": law, "keys": keys, "skew": skew, "new_share": new_share,
         "newcomers": newcomers, "rate": rate, "value_bytes": value_bytes, "stream": stream,
@@ -340,9 +354,9 @@ def make_workload(
 @loads("surecast.pipeline.session")
 def show_top_keys(
     streams: Streams,
-    window: Annotated[str, typer.Option(help="How long windows are.")] = "10 seconds",
-    late: Annotated[str, typer.Option(help="How late an event may come.")] = "10 seconds",
-    top: Annotated[int, typer.Option(min=1, help="Keys a window.")] = 10,
+    window: Annotated[str, typer.Option(help="Length of a window.")] = "10 seconds",
+    late: Annotated[str, typer.Option(help="Maximum delay of an event.")] = "10 seconds",
+    top: Annotated[int, typer.Option(min=1, help="Keys per window.")] = 10,
     start: Annotated[
         str | None,
         typer.Option(
@@ -353,11 +367,13 @@ def show_top_keys(
         bool,
         typer.Option(
             "--once",
-            help="What is there now, then end; windows that end later than --late before the "
-            "newest event are not over, and not told.",
+            help="Process the current events, then exit. Windows that have not ended by --late "
+            "before the newest event are not printed.",
         ),
     ] = False,
-    checkpoint: Annotated[str, typer.Option(help="A folder that keeps its place.")] = "",
+    checkpoint: Annotated[
+        str, typer.Option(help="A folder for the position, to continue later.")
+    ] = "",
     fail_on_loss: FailOnLoss = True,
     url: Url = DEFAULT_URL,
     token: Token = "",
@@ -365,7 +381,7 @@ def show_top_keys(
     conf: Conf = None,
     as_json: AsJson = False,
 ) -> None:
-    """The busiest keys of every window, told when the window is over; until Ctrl-C."""
+    """Print the most frequent keys of each window when the window has ended, until Ctrl-C."""
     from surecast.pipeline.jobs.top_keys import top_keys
     from surecast.pipeline.progress import until
 

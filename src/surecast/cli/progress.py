@@ -1,4 +1,4 @@
-"""Progress on stderr: a rich bar on a terminal, a plain line now and then everywhere else."""
+"""Progress on stderr: a rich bar on a terminal, otherwise a plain line every few seconds."""
 
 import sys
 import time
@@ -11,11 +11,11 @@ from surecast.errors import UsageError
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-LINE_EVERY_S = 5.0  # a log file wants signs of life, not a line per step
+LINE_EVERY_S = 5.0  # without a terminal: time between two lines
 
 
 def writable(folder: Path) -> Path:
-    """Make the folder now: an hour's work should not end with nowhere to put it."""
+    """Create the folder and test that it is writable, before long work starts. Returns it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".surecast-writes-here"
@@ -80,7 +80,7 @@ class Bar:
             self._rich.stop()
 
     def update(self, done: float, note: str = "", total: float | None = None) -> None:
-        """Say that `done` of `total` is behind us; a new `total` replaces the old."""
+        """Show that `done` of `total` is done; a new `total` replaces the old."""
         self.total = total if total is not None else self.total
         if self._rich is not None:
             self._rich.update(self._task, completed=done, total=self.total, note=note)
@@ -89,7 +89,7 @@ class Bar:
         is_end = bool(self.total) and done >= self.total
         if now < self._line_at and (not is_end or self._ended):
             return
-        self._ended = is_end  # said at once; whatever else is said there can wait
+        self._ended = is_end  # the first line at the end is printed at once, later ones as usual
         self._line_at = now + self.line_every_s
         count = f"{_count(done)}/{_count(self.total)}" if self.total else _count(done)
         line = f"{self.title}: {count}" + (f", {note}" if note else "")
@@ -98,7 +98,7 @@ class Bar:
             print(line, file=self.stream, flush=True)
 
     def say(self, text: str) -> None:
-        """Print a whole line without tearing the bar."""
+        """Print a line above the bar."""
         if self._rich is not None:
             self._rich.console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:

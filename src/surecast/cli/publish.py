@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 READ_BYTES = 1 << 20
 LINE_BYTES_MAX = 16 << 20
-WAITS_S = 3.0  # without an acknowledgement, until that is said
+WAITS_S = 3.0  # a message is printed after this long without an acknowledgement
 CLOSE_S = 1.0
-PROGRESS_S = 2.0  # what takes longer shows how far it is
+PROGRESS_S = 2.0  # progress is shown after this
 RUNS_SHOWN = 8
 
 Pairs = list[tuple[bytes | None, bytes]]
@@ -41,8 +41,10 @@ Pairs = list[tuple[bytes | None, bytes]]
 
 @loads("surecast.client.connection")
 def publish(
-    stream: Annotated[str, typer.Argument(help="Its name, such as orders.eu; made if need be.")],
-    values: Annotated[list[str] | None, typer.Argument(help="An event each.")] = None,
+    stream: Annotated[
+        str, typer.Argument(help="Its name, such as orders.eu; created if it does not exist.")
+    ],
+    values: Annotated[list[str] | None, typer.Argument(help="The values of the events.")] = None,
     key: Annotated[str | None, typer.Option(help="The key of every value or line.")] = None,
     url: Url = DEFAULT_URL,
     lines: Annotated[
@@ -56,21 +58,21 @@ def publish(
         str | None, typer.Option(help=f"What a new stream keeps: {RETENTIONS}.")
     ] = None,
     delivery: Annotated[
-        str, typer.Option(help="Of a new stream: docs/client.md lists them. Default: broadcast.")
+        str, typer.Option(help="Delivery of a new stream (docs/client.md). Default: broadcast.")
     ] = "",
     token: Token = "",
     as_json: AsJson = False,
 ) -> None:
-    """Publish events and print the positions they were given, once they are safe.
+    """Publish events and print their positions when they are acknowledged.
 
-    Without values, --lines or --ndjson the lines of stdin are published as they come.
+    Without values, --lines or --ndjson each line of stdin is published when it is read.
     """
-    given = [bool(values), lines is not None, ndjson is not None]
-    if sum(given) > 1:
-        raise typer.BadParameter("give values, --lines or --ndjson, only one of them")
+    sources = [bool(values), lines is not None, ndjson is not None]
+    if sum(sources) > 1:
+        raise typer.BadParameter("give only one of: values, --lines, --ndjson")
     if key is not None and ndjson is not None:
         raise typer.BadParameter("with --ndjson each line has its own key", param_hint="--key")
-    if not any(given):
+    if not any(sources):
         if sys.stdin.isatty():
             raise typer.BadParameter("give values, --lines FILE, --ndjson FILE, or pipe lines in")
         lines = Path("-")
@@ -90,7 +92,7 @@ async def _publish(
     import surecast
 
     done = Done()
-    # Whoever presses Ctrl-C has waited enough for what is not acknowledged.
+    # After Ctrl-C, wait only briefly for acknowledgements.
     options = surecast.ClientOptions(close_timeout=CLOSE_S)
     try:
         async with surecast.connect(url, token=token, options=options) as client:
@@ -103,26 +105,26 @@ async def _publish(
         for run in problem.acknowledged:
             done.add(run)
         print(f"surecast: {problem}", file=sys.stderr)
-        _tell(name, done, as_json, "only these are published for certain")
+        _tell(name, done, as_json, "only these are known to be published")
         return 1
     except (UsageError, asyncio.CancelledError):  # wrong input in the middle; Ctrl-C
         if done.count:
-            _tell(name, done, as_json, "published before that")
+            _tell(name, done, as_json, "published before the error or interrupt")
         raise
     _tell(name, done, as_json, "")
     return 0
 
 
 async def _say_that_it_waits(name: str, done: "Done") -> None:
-    """Silence is worrying: say once why nothing happens."""
+    """If an acknowledgement is slow, print once why, and what to do."""
     while True:
         before = done.waits_for, done.count
         await asyncio.sleep(WAITS_S)
         if done.waits_for and before == (done.waits_for, done.count):
             print(
                 f"surecast: {name}: waiting for an acknowledgement; it comes when every replica of "
-                "the stream's region has the events. `surecast status` shows who is missing. "
-                "Ctrl-C gives up",
+                "the stream's region has the events. `surecast status` shows missing replicas. "
+                "Press Ctrl-C to stop waiting",
                 file=sys.stderr,
             )
             return
@@ -138,7 +140,9 @@ async def _all(
     try:
         async for pairs in source.pairs():
             done.waits_for += 1
-            if stream is None:  # not before there is something to publish: it may be made by this
+            if (
+                stream is None
+            ):  # only when there is something to publish, because this may create it
                 stream = await client.stream(name, retain=policy, delivery=delivery)
             keys = [key for key, _ in pairs]
             some = keys if any(key is not None for key in keys) else None
@@ -157,11 +161,11 @@ async def _all(
 
 
 class Done:
-    """What was acknowledged: half-open runs of positions, neighbours joined."""
+    """The acknowledged positions: half-open runs; adjacent runs are joined."""
 
     def __init__(self) -> None:
         self.count = 0
-        self.waits_for = 0  # calls that have not come back
+        self.waits_for = 0  # calls that have not returned
         self.runs: list[tuple[int, int]] = []
 
     def add(self, run: tuple[int, int]) -> None:
@@ -184,11 +188,11 @@ def _tell(name: str, done: Done, as_json: bool, note: str) -> None:
     print(said + (f", {note}" if note else ""))
 
 
-# ---------------------------------------------------------------- where events come from
+# ---------------------------------------------------------------- sources of events
 
 
 class Values:
-    """The arguments."""
+    """Events from the command line arguments."""
 
     total = 0.0
 
@@ -201,7 +205,7 @@ class Values:
 
 
 class Lines:
-    """A file or stdin, read as it comes; whole lines are handed on at once."""
+    """Events from a file or stdin; complete lines are passed on as soon as they are read."""
 
     def __init__(self, path: Path, key: bytes | None, *, as_objects: bool) -> None:
         self.path = path

@@ -1,8 +1,8 @@
 """`surecast replay`: run a seed of a swarm, or a recorded run over sockets, again, and compare.
 
-Of a simulated run the seed is replayed: a world has no other input, so a recorded trace serves only
-to see whether the same thing happened again, and where it first did not. Of a run over sockets the
-recordings of its nodes are (`sim.playback`): they hold every input.
+A simulated run is replayed from its seed, which determines everything; a recorded trace is only
+compared with the new one. A run over sockets is replayed from the recordings of its nodes
+(`sim.playback`), which contain every input.
 """
 
 import json
@@ -29,16 +29,18 @@ def replay(
             "or a directory of them."
         ),
     ],
-    protocol: Annotated[str, typer.Option(help="Whose swarm, if WHAT is a seed.")] = "sprinkler",
-    out: Annotated[Path | None, typer.Option(help="Write the trace here, as Parquet.")] = None,
-    tail: Annotated[int, typer.Option(min=0, help="Show so many last rows of the trace.")] = 0,
+    protocol: Annotated[str, typer.Option(help="The swarm, if WHAT is a seed.")] = "sprinkler",
+    out: Annotated[
+        Path | None, typer.Option(help="Write the trace to this file, as Parquet.")
+    ] = None,
+    tail: Annotated[int, typer.Option(min=0, help="Show this many last rows of the trace.")] = 0,
     as_json: Annotated[
-        bool, typer.Option("--json", help="JSON on stdout, one line a seed or recorded run.")
+        bool, typer.Option("--json", help="Print JSON, one line for each seed or recorded run.")
     ] = False,
 ) -> None:
     """Run a seed of the simulator, or a recorded run over sockets, again.
 
-    Exits with 1 if a guarantee is violated, or if what was recorded is not met again.
+    Exits with 1 if a guarantee is violated, or if the replay differs from the recorded run.
     """
     if paths := recorded_lives(what):
         raise typer.Exit(0 if play(paths, out, tail, as_json) else 1)
@@ -60,7 +62,7 @@ def replay(
 
 
 def recorded_lives(what: list[str]) -> list[Path]:
-    """The recordings named, if that is what is named."""
+    """The recordings that `what` names; empty if it names a seed, a trace or a summary."""
     found: list[Path] = []
     others: list[str] = []
     for name in what:
@@ -75,7 +77,9 @@ def recorded_lives(what: list[str]) -> list[Path]:
         else:
             others.append(name)
     if others and len(what) > 1:
-        raise typer.BadParameter(f"{others[0]!r} is no recording; nothing else can be several")
+        raise typer.BadParameter(
+            f"{others[0]!r} is not a recording; only recordings can be given together"
+        )
     return found
 
 
@@ -89,7 +93,7 @@ def _is_recording(path: Path) -> bool:
 
 
 def play(paths: list[Path], out: Path | None, tail: int, as_json: bool) -> bool:
-    """Play recordings and print what came of it; whether the recorded run was met again."""
+    """Replay recordings and print the result; True if all effects are as recorded."""
     import msgspec
 
     from surecast.errors import PeerError
@@ -128,21 +132,21 @@ def play(paths: list[Path], out: Path | None, tail: int, as_json: bool) -> bool:
 
 def render_played(played: Any, last: list[Any]) -> str:
     lives = played.lives
-    named = [f"{node} ({count} lives)" if count > 1 else node for node, count in lives.items()]
+    named = [f"{node} ({count} starts)" if count > 1 else node for node, count in lives.items()]
     lines = [
         f"{len(lives)} node{'s' * (len(lives) != 1)}: {', '.join(named)}",
         f"{played.steps:,} steps in {played.span_ns / 1e9:.3f} s",
     ]
     lines += [
-        f"{path} breaks off: its process was killed, or still runs" for path in played.unclosed
+        f"{path} is incomplete: its process was killed, or still runs" for path in played.unclosed
     ]
     if last:
         lines += ["last rows:", *(f"  {_spell(row)}" for row in last)]
     if played.difference is None:
         steps, effects = f"{played.steps:,} steps", f"{played.effects:,} effects"
-        lines.append(f"the recorded run was met again: {steps}, {effects}")
+        lines.append(f"the replay equals the recorded run: {steps}, {effects}")
     else:
-        lines.append(f"the recorded run was NOT met again:\n{played.difference}")
+        lines.append(f"the replay DIFFERS from the recorded run:\n{played.difference}")
     return "\n".join(lines)
 
 
@@ -150,7 +154,7 @@ def render_played(played: Any, last: list[Any]) -> str:
 
 
 def recordings(what: str, protocol: str) -> list[dict[str, Any]]:
-    """What to run and what is known of it: protocol, seed, perhaps the trace's digest and path."""
+    """The runs to repeat: protocol and seed of each; of a trace also its digest and path."""
     if what.isdigit():
         found = [{"protocol": protocol, "seed": int(what)}]
     else:
@@ -176,7 +180,7 @@ def _from_trace(path: Path) -> dict[str, Any]:
         raise typer.BadParameter(f"{path}: {error}", param_hint="what") from error
     if b"surecast" not in metadata:
         raise typer.BadParameter(
-            f"{path} does not say which seed it is a trace of", param_hint="what"
+            f"{path} does not contain the seed of its trace", param_hint="what"
         )
     recording: dict[str, Any] = json.loads(metadata[b"surecast"])
     return {**recording, "path": path}
@@ -194,7 +198,7 @@ def _from_summary(path: Path) -> list[dict[str, Any]]:
             f"{path} is neither a trace nor the output of `surecast sim --json`", param_hint="what"
         ) from error
     if not found:
-        raise typer.BadParameter(f"{path} names no failing seed", param_hint="what")
+        raise typer.BadParameter(f"{path} contains no failing seed", param_hint="what")
     return found
 
 
@@ -221,7 +225,7 @@ def write(trace: Any, protocol: str, seed: int, path: Path) -> None:
 
 
 def compare(recording: dict[str, Any], trace: Any) -> str | None:
-    """None if the trace is the recorded one, else where they part."""
+    """The first difference between the recorded trace and `trace`; None if they are equal."""
     if trace.digest() == recording["trace_digest"]:
         return None
     import pyarrow.parquet as pq
@@ -231,7 +235,7 @@ def compare(recording: dict[str, Any], trace: Any) -> str | None:
         if old != new:
             return f"row {number} was {_spell(old)}\nand is now {_spell(new)}"
     agree = min(len(before), len(after))
-    return f"the first {agree} rows agree; there were {len(before)}, there are now {len(after)}"
+    return f"the first {agree} rows are equal; there were {len(before)}, now {len(after)}"
 
 
 def _rows(table: Any) -> Any:
@@ -239,7 +243,7 @@ def _rows(table: Any) -> Any:
 
 
 def _spell(row: tuple[Any, ...]) -> str:
-    """A row of a trace for people: when, where, what, with whom, about which positions."""
+    """A row of a trace as text: time, node, kind, what, peer, stream, positions."""
     at_ns, node, kind, what, peer, stream, lo, hi, _size = row
     words = [f"{at_ns / 1e9:12.6f} s", f"{node:<14}", f"{kind:<6}", what]
     words += [f"peer {peer}"] if peer else []
@@ -269,8 +273,8 @@ def render(
         lines.append(sim.describe_failure(protocol, result))
     if recording.get("trace_digest"):
         lines.append(
-            "the recorded trace was met again, row for row"
+            "the replay equals the recorded trace, row for row"
             if difference is None
-            else f"the recorded trace was NOT met again:\n{difference}"
+            else f"the replay DIFFERS from the recorded trace:\n{difference}"
         )
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""`surecast serve CONFIG`: one node of a region, until it is told to stop."""
+"""`surecast serve CONFIG`: run one node of a region until it is stopped."""
 
 import json
 from pathlib import Path
@@ -15,12 +15,13 @@ def serve(
         Path, typer.Argument(help="A TOML file; docs/configuration.md lists every key.")
     ],
     check_config: Annotated[
-        bool, typer.Option("--check-config", help="Check it, say what it means, and end.")
+        bool,
+        typer.Option("--check-config", help="Check the configuration, print a summary, and exit."),
     ] = False,
     set_: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", help="SECTION.KEY=VALUE, in place of the file's.", metavar="KEY=VALUE"
+            "--set", help="SECTION.KEY=VALUE: overrides the value in the file.", metavar="KEY=VALUE"
         ),
     ] = None,
     as_json: Annotated[
@@ -29,9 +30,9 @@ def serve(
 ) -> None:
     """Run one node of a region: a replica, or its witness.
 
-    The environment may set keys, too: SURECAST_NODE__HTTP=127.0.0.1:7480 is node.http. SIGTERM and
-    Ctrl-C end it in order. Exits with 0 when it was told to stop, 1 when it had to, 2 when the
-    configuration is wrong, 130 on Ctrl-C while it is being loaded.
+    Environment variables can also set keys: SURECAST_NODE__HTTP=127.0.0.1:7480 sets node.http.
+    SIGTERM and Ctrl-C end it in order. Exits with 0 after that, 1 after a failure, 2 if the
+    configuration is wrong, 130 on Ctrl-C while the program is loaded.
     """
     from surecast.server.settings import load_config
 

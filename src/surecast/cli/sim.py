@@ -1,6 +1,6 @@
-"""`surecast sim <protocol>`: run seeds of a protocol's swarm, in parallel, and judge the whole.
+"""`surecast sim <protocol>`: run seeds of a protocol's swarm in parallel and check the results.
 
-What a seed is, and how results add up, is lab/torture.py; here are the options and what people see.
+`surecast_lab/lab/torture.py` runs the seeds and adds up results; this file has options and output.
 """
 
 import json
@@ -48,28 +48,28 @@ DEFAULT_SEEDS = 100
 
 @loads("surecast.registry", "surecast.sim")
 def sim(
-    protocol: Annotated[str, typer.Argument(help="Whose swarm to run: " + ", ".join(swarms()))],
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds to run.")] = DEFAULT_SEEDS,
-    first_seed: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
+    protocol: Annotated[str, typer.Argument(help="The swarm to run: " + ", ".join(swarms()))],
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds to run.")] = DEFAULT_SEEDS,
+    first_seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
     seed: Annotated[int | None, typer.Option(min=0, help="Run this one seed only.")] = None,
-    jobs: Annotated[int, typer.Option(min=0, help="Processes; 0: one per core.")] = 0,
+    jobs: Annotated[int, typer.Option(min=0, help="Number of processes; 0: one per core.")] = 0,
     draw: Annotated[
-        Path | None, typer.Option(help="With --seed: draw the run into this .png or .svg.")
+        Path | None, typer.Option(help="With --seed: draw the run to this .png or .svg file.")
     ] = None,
     on_spark: Annotated[
-        bool, typer.Option("--on-spark", help="Every seed a Spark task, wherever --master is.")
+        bool, typer.Option("--on-spark", help="Run every seed as a Spark task, on --master.")
     ] = False,
     master: Master = None,
     conf: Conf = None,
     ledger: Annotated[
-        Path | None, typer.Option(help="Append this run to a file, one JSON line a run.")
+        Path | None, typer.Option(help="Append a JSON line about this run to a file.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
-    """Torture a protocol in the simulator: faults drawn from each seed, then heal and check.
+    """Test a protocol in the simulator: draw faults from each seed, repair them, then check.
 
-    Exits with 1 if a guarantee was violated, or if over 50 seeds or more some message handler was
-    never reached.
+    Exits with 1 if a guarantee was violated, or if 50 or more seeds never reached some message
+    handler.
     """
     if protocol not in swarms():
         raise typer.BadParameter(
@@ -77,15 +77,19 @@ def sim(
             param_hint="protocol",
         )
     if seed is not None and (seeds != DEFAULT_SEEDS or first_seed):
-        raise typer.BadParameter("one seed, or --seeds and --first-seed", param_hint="--seed")
+        raise typer.BadParameter(
+            "cannot be combined with --seeds and --first-seed", param_hint="--seed"
+        )
     if draw is not None:
         if seed is None:
-            raise typer.BadParameter("one --seed can be drawn", param_hint="--draw")
+            raise typer.BadParameter("needs --seed", param_hint="--draw")
         if draw.suffix not in (".png", ".svg"):
             raise typer.BadParameter(f"{draw} is neither .png nor .svg", param_hint="--draw")
         writable(draw.parent)
     if on_spark and (draw is not None or jobs):
-        raise typer.BadParameter("Spark has neither --draw nor --jobs", param_hint="--on-spark")
+        raise typer.BadParameter(
+            "cannot be combined with --draw or --jobs", param_hint="--on-spark"
+        )
     if ledger is not None:
         append_to_ledger(ledger)
     wanted = [seed] if seed is not None else list(range(first_seed, first_seed + seeds))
@@ -107,7 +111,7 @@ def sim(
 
 
 def _watched(protocol: str, found: Iterable[Result], total: int) -> list[Result]:
-    """All results, each failure told as it comes."""
+    """All results; failures are printed as they occur."""
     results = []
     violations = 0
     with Bar(f"sim {protocol}", total) as bar:
@@ -124,7 +128,7 @@ def _watched(protocol: str, found: Iterable[Result], total: int) -> list[Result]
 def _on_spark(
     protocol: str, seeds: Sequence[int], master: str | None, conf: dict[str, str]
 ) -> tuple[list[Result], str]:
-    """All results at once, and where they ran; failures are told at the end."""
+    """All results, and the master they ran on; failures are printed at the end."""
     from surecast.pipeline.session import spark_session
 
     with Bar(f"sim {protocol}", len(seeds)) as bar:
@@ -144,20 +148,20 @@ def _on_spark(
 
 
 def run_and_draw(protocol: str, seed: int, path: Path) -> Result:
-    """One seed, and a picture of what became of everybody in it; also of a run that failed."""
+    """Run one seed and draw the positions of all readers over time, even if the run failed."""
     from surecast_lab.swarm.timeline import Timeline
 
     timeline = Timeline()
     result = run_one(protocol, seed, timeline=timeline)
     verdict = f"{len(result['violations'])} violations"
     if not result["violations"]:
-        verdict = f"all at one end {result['settled_ns'] / 1e9:.1f} s after healing"
+        verdict = f"all converged {result['settled_ns'] / 1e9:.1f} s after the repair"
     timeline.draw(path, f"{replay_command(protocol, seed)}: {timeline.about()}; {verdict}")
     return result
 
 
 def peer_share(summary: Summary) -> float:
-    """Of all positions that mesh clients got, how many came from other clients; 0 if none did."""
+    """The share of positions that mesh clients got from other clients."""
     clients: dict[str, int] = summary["clients"]
     peers, servers = clients.get("got from peers", 0), clients.get("got from servers", 0)
     return peers / max(1, peers + servers)
@@ -173,7 +177,7 @@ def describe_failure(protocol: str, result: Result) -> str:
 
 
 def render(protocol: str, summary: Summary, results: list[Result]) -> str:
-    """The summary for people."""
+    """The summary as text."""
     verdict = "passed" if passed(summary) else "FAILED"
     rows = [
         ("seeds", f"{summary['seeds']:,}"),
@@ -184,7 +188,7 @@ def render(protocol: str, summary: Summary, results: list[Result]) -> str:
         *((key.replace("_", " "), f"{summary[key]:,}") for key in SUMMED),
         *((f"clients {what}", f"{n:,}") for what, n in summary["clients"].items()),
         *([("mesh share from peers", f"{share:.0%}")] if (share := peer_share(summary)) else []),
-        ("slowest to settle", f"{summary['settled_s_max']:.1f} s after healing"),
+        ("slowest to converge", f"{summary['settled_s_max']:.1f} s after the repair"),
         ("handlers reached", _share(summary["coverage"])),
         ("transitions met", _share(summary["transitions"])),
     ]
@@ -198,7 +202,7 @@ def render(protocol: str, summary: Summary, results: list[Result]) -> str:
         lines.append("transitions of the state tables that no seed met:")
         lines += [f"  {label}" for label in summary["unmet"]]
     if summary["failing_seeds"]:
-        lines.append("to see a failing seed again:")
+        lines.append("to repeat a failing seed:")
         lines += [f"  {failing['replay']}" for failing in summary["failing_seeds"][:20]]
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""What the verbs that run on Spark share: --master, --conf, a session, how its errors are told."""
+"""Shared by the subcommands that run on Spark: --master, --conf, a session, error messages."""
 
 import re
 from collections.abc import Iterator
@@ -27,7 +27,9 @@ Master = Annotated[
 Conf = Annotated[
     list[str] | None,
     typer.Option(
-        "--conf", metavar="NAME=VALUE", help="A setting of Spark, above all others. Any number."
+        "--conf",
+        metavar="NAME=VALUE",
+        help="A Spark setting; overrides all others. Can be repeated.",
     ),
 ]
 
@@ -38,7 +40,7 @@ def parse_conf(given: list[str] | None) -> dict[str, str]:
     for text in given or []:
         name, equals, value = text.partition("=")
         if not (name.strip() and equals):
-            hint = "is no setting; one is spark.executor.memory=4g"
+            hint = "is not a setting such as spark.executor.memory=4g"
             raise typer.BadParameter(f"{text!r} {hint}", param_hint="--conf")
         found[name.strip()] = value.strip()
     return found
@@ -46,11 +48,11 @@ def parse_conf(given: list[str] | None) -> dict[str, str]:
 
 @contextmanager
 def on_spark(master: str | None, conf: list[str] | None, job: str) -> Iterator["SparkSession"]:
-    """A session for one command. What Spark complains of becomes a line that says what to do."""
+    """A session for one command. Errors of Spark are raised as a SurecastError (`ours`)."""
     from surecast.pipeline.session import running_session, spark_session
 
     settings = parse_conf(conf)
-    is_ours = running_session() is None  # which says so if there is no PySpark
+    is_ours = running_session() is None  # raises UsageError if PySpark is missing
     from pyspark.errors import PySparkException
 
     with Bar(job, 0) as bar:
@@ -66,13 +68,13 @@ def on_spark(master: str | None, conf: list[str] | None, job: str) -> Iterator["
 
 
 def master_of(spark: "SparkSession", master: str | None) -> str:
-    """What was asked for, or what it has come to."""
+    """`master` if it is given, otherwise that of the session."""
     return master or str(spark.conf.get("spark.master"))
 
 
 @contextmanager
 def watched(spark: "SparkSession", job: str) -> Iterator[None]:
-    """A bar of Spark's tasks."""
+    """Show a progress bar of Spark's tasks inside the block."""
     from surecast.pipeline.progress import watch
 
     bar = Bar(f"{job} (tasks)", 0)
@@ -81,7 +83,7 @@ def watched(spark: "SparkSession", job: str) -> Iterator[None]:
 
 
 def ours(problem: Exception) -> SurecastError:
-    """What a user should read of an error of Spark: the error of ours that it carries, if any."""
+    """The error to show to the user: the SurecastError inside an error of Spark, or JobFailed."""
     text = str(problem)
     carried = re.findall(r"surecast\.errors\.(\w+): (.+)", text)
     if carried:

@@ -1,7 +1,7 @@
-"""`surecast status`: regions, chains, positions, links and alarms, as the servers themselves say.
+"""`surecast status`: regions, chains, positions, links and alarms, as reported by the servers.
 
-A server of the region is asked who else is there; then every replica, of every region that they
-know the HTTP address of, is asked for its /v1/status.
+First it asks a server of the region for the others. Then it requests /v1/status from every replica
+of every region whose HTTP address is known.
 """
 
 import asyncio
@@ -30,12 +30,12 @@ Facts = dict[str, Any]  # a Status (server/status.py) as plain data
 def status(
     url: Url = DEFAULT_URL,
     token: Token = "",
-    streams: Annotated[int, typer.Option(min=0, help="Show at most so many streams.")] = 50,
+    streams: Annotated[int, typer.Option(min=0, help="Maximum number of streams to show.")] = 50,
     as_json: AsJson = False,
 ) -> None:
-    """Show how a deployment is: regions, chains, streams, subscriptions, and what is wrong.
+    """Show the status of a deployment: regions, chains, streams, subscriptions, alarms.
 
-    Exits with 0 if all is well, 1 if something is wrong or somebody does not answer.
+    Exits with 0 if there is no alarm, 1 if there is one or a node does not answer.
     """
     run_async(_status(url, token, streams, as_json))
 
@@ -50,11 +50,11 @@ async def _status(url: str, token: str, streams_max: int, as_json: bool) -> int:
     return 1 if wrong or silent else 0
 
 
-# ---------------------------------------------------------------- asking
+# ---------------------------------------------------------------- requests
 
 
 async def gather(url: str, token: str) -> tuple[dict[str, Facts], dict[str, str]]:
-    """What every node says of itself; and why others said nothing."""
+    """The status of each node; and for nodes without an answer, the error."""
     import surecast
     from surecast.endpoint.discovery import parse_url, redacted
 
@@ -67,22 +67,22 @@ async def gather(url: str, token: str) -> tuple[dict[str, Facts], dict[str, str]
     found: dict[str, Facts] = {}
     silent: dict[str, str] = {}
     while places:
-        asked = {name: _ask(place, host, token) for name, place in places.items()}
-        answers = await asyncio.gather(*asked.values(), return_exceptions=True)
-        for name, answer in zip(asked, answers, strict=True):
+        requests = {name: _ask(place, host, token) for name, place in places.items()}
+        answers = await asyncio.gather(*requests.values(), return_exceptions=True)
+        for name, answer in zip(requests, answers, strict=True):
             if isinstance(answer, BaseException):
                 silent[name] = str(answer)
             else:
                 found[name] = answer
-        known = [region["http"] for facts in found.values() for region in facts["regions"]]
-        heard = {name: place for more in known for name, place in more.items()}
-        places = {n: p for n, p in heard.items() if n not in found and n not in silent}
+        regions = [region for facts in found.values() for region in facts["regions"]]
+        known = {name: place for region in regions for name, place in region["http"].items()}
+        places = {n: p for n, p in known.items() if n not in found and n not in silent}
     return dict(sorted(found.items())), silent
 
 
 async def _ask(place: str, host: str, token: str) -> Facts:
     name, _, port = place.rpartition(":")
-    if name in ("0.0.0.0", "[::]"):  # it listens everywhere: where we reached it will do
+    if name in ("0.0.0.0", "[::]"):  # listens on all interfaces: use the host of the url
         place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     return await asyncio.to_thread(_fetch, f"http://{place}/v1/status", token)
 
@@ -103,14 +103,14 @@ def _fetch(where: str, token: str) -> Facts:
 
 
 def _said(refused: "HTTPError") -> str:
-    """What the server says is wrong; the phrase of the code if it says nothing."""
+    """The error text of the answer; the standard phrase of its code if there is none."""
     try:
         return str(json.loads(refused.read())["error"])
     except (OSError, ValueError, KeyError, TypeError):
         return str(refused.reason)
 
 
-# ---------------------------------------------------------------- showing
+# ---------------------------------------------------------------- output
 
 
 def tell(found: dict[str, Facts], silent: dict[str, str], streams_max: int) -> None:
@@ -122,8 +122,8 @@ def tell(found: dict[str, Facts], silent: dict[str, str], streams_max: int) -> N
     if any(facts.get("subscriptions") for facts in found.values()):
         page.print(_subscriptions(found))
     for name, facts in found.items():
-        for role, said in facts["roles"].items():
-            values = ", ".join(f"{key} {value}" for key, value in said.items())
+        for role, fields in facts["roles"].items():
+            values = ", ".join(f"{key} {value}" for key, value in fields.items())
             page.print(f"{role}  {escape(f'{name}: {values}')}", highlight=False)
     alarms = [(name, alarm) for name, facts in found.items() for alarm in facts["alarms"]]
     seen: dict[str, list[str]] = {}
@@ -148,20 +148,20 @@ def regions_of(found: dict[str, Facts]) -> list[str]:
 
 
 def _chains(found: dict[str, Facts], silent: dict[str, str]) -> "Table":
-    """A row per replica: who is what, since which epoch, and whom it hears."""
+    """A row per replica: its place in the chain, its epoch, and the regions it is connected to."""
     from rich.table import Table
 
-    table = Table("region", "replica", "place", "epoch", "takes publishes", "hears", "HTTP")
+    table = Table("region", "replica", "place", "epoch", "takes publishes", "links", "HTTP")
     for name, facts in sorted(found.items(), key=lambda item: (item[1]["node"]["region"], item[0])):
         node, chain = facts["node"], facts["chain"]
-        hears = [
+        links = [
             f"{r['name']} " + ("[green]up[/green]" if r["up"] else "[red]down[/red]")
             for r in facts["regions"]
         ]
         writable = "yes" if chain["writable"] else "[red]no[/red]"
         table.add_row(
             node["region"], name, chain["place"], str(chain["epoch"]), writable,
-            ", ".join(hears) or "–", node["http"],
+            ", ".join(links) or "–", node["http"],
         )  # fmt: skip
     for name in silent:
         table.add_row(_region_of(name, found), name, "[red]no answer[/red]", "", "", "", "")
@@ -169,7 +169,7 @@ def _chains(found: dict[str, Facts], silent: dict[str, str]) -> "Table":
 
 
 def _region_of(name: str, found: dict[str, Facts]) -> str:
-    """The region of a replica that does not answer, by what the others say."""
+    """The region of a replica that does not answer, as other replicas report it."""
     for facts in found.values():
         if name in facts["chain"]["configured"]:
             return str(facts["node"]["region"])
@@ -180,7 +180,7 @@ def _region_of(name: str, found: dict[str, Facts]) -> str:
 
 
 def _streams(found: dict[str, Facts], streams_max: int) -> "Table":
-    """A row per stream: how far each region is, by the replica there that is furthest."""
+    """A row per stream: the end in each region, from the replica there that is furthest."""
     from rich.table import Table
 
     from surecast.core.streams import DEFAULT_DELIVERY
@@ -214,14 +214,14 @@ def _streams(found: dict[str, Facts], streams_max: int) -> "Table":
         )  # fmt: skip
     hidden = max([len(rows), *(facts["streams_total"] for facts in found.values())]) - streams_max
     if hidden > 0:
-        table.caption = f"and {hidden:,} more: --streams shows more, --json all there are"
+        table.caption = f"and {hidden:,} more: --streams N shows more, --json shows all"
     return table
 
 
 def _subscriptions(found: dict[str, Facts]) -> "Table":
-    """A row per named subscription, those with the largest lag first, as each region's head says.
+    """A row per named subscription, largest lag first, from the head of each region.
 
-    Where no head answers, the replica that knows most of them is taken.
+    If the head does not answer, from the replica that knows most subscriptions.
     """
     from rich.table import Table
 

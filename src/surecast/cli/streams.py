@@ -1,4 +1,4 @@
-"""`surecast streams`: what streams there are."""
+"""`surecast streams`: list streams."""
 
 import json
 from typing import TYPE_CHECKING, Annotated
@@ -21,10 +21,9 @@ def streams(
     token: Token = "",
     as_json: AsJson = False,
 ) -> None:
-    """List streams: name, the region that owns it, what it keeps; how it is delivered, if not
-    all in the default way.
+    """List streams: name, owning region, retention, and delivery if one differs from the default.
 
-    How far they have come, in every region: `surecast status`.
+    `surecast status` shows their positions in every region.
     """
     run_async(_streams(pattern, url, token, as_json))
 
@@ -38,7 +37,7 @@ async def _streams(pattern: str, url: str, token: str, as_json: bool) -> int:
         print(json.dumps([_facts(info) for info in found]))
     elif not found:
         which = "" if pattern == ">" else f" that match {pattern}"
-        print(f"no streams{which} yet: `surecast publish demo.hello 'hello, world'` makes one")
+        print(f"no streams{which} yet: `surecast publish demo.hello 'hello, world'` creates one")
     else:
         console().print(table_of(found))
     return 0

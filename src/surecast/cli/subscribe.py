@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from surecast.client.events import Event
     from surecast.client.subscription import Subscription
 
-FLUSH_S = 0.05  # a line is shown at the latest after this
-HELD_LINES_MAX = 2000  # ... or when there are so many
+FLUSH_S = 0.05  # a line is printed at the latest after this
+HELD_LINES_MAX = 2000  # ... or when so many lines are buffered
 LAST_ACK_S = 5.0  # for the last acknowledgement of a named subscription
 
 
@@ -33,36 +33,35 @@ def subscribe(
     until: Annotated[
         str | None,
         typer.Option(
-            help="End before this: latest (what there is now), a position, or a time. Streams that "
-            "appear later are left out."
+            help="End before this: latest (the current end), a position, or a time. Streams that "
+            "are created later are left out."
         ),
     ] = None,
-    voids: Annotated[
-        bool, typer.Option("--voids", help="Show ranges that hold no events, too.")
-    ] = False,
+    voids: Annotated[bool, typer.Option("--voids", help="Also print void ranges.")] = False,
     name: Annotated[
         str | None,
-        typer.Option(help="A name that keeps its place between runs, behind what was printed."),
+        typer.Option(help="Save the position under this name; the next run continues there."),
     ] = None,
-    count: Annotated[
-        int, typer.Option(min=0, help="End after so many, if --until does not end it; 0: never.")
-    ] = 0,
+    count: Annotated[int, typer.Option(min=0, help="End after so many events; 0: no limit.")] = 0,
     mesh: Annotated[
-        bool, typer.Option("--mesh", help="Take part in the mesh of the region's clients.")
+        bool,
+        typer.Option(
+            "--mesh", help="Receive events from other clients, and pass events on to them."
+        ),
     ] = False,
     url: Url = DEFAULT_URL,
     token: Token = "",
     as_json: AsJson = False,
 ) -> None:
-    """Print events as they come: stream, position, key and value, with tabs between.
+    """Print events as they arrive: stream, position, key and value, separated by tabs.
 
-    Order holds within each stream. Line breaks and bytes that are no text are shown escaped; --json
-    has them exactly. Events that a stream's delivery has lost are a line with their positions and
-    "(lost)". With --name, what was written to stdout is acknowledged: the next run goes on behind
-    it.
+    Events are in order within each stream. Line breaks and bytes that are not text are escaped;
+    --json contains them exactly. For events that a stream's delivery has lost, a line shows their
+    positions and "(lost)". With --name, events are acknowledged when they are written to stdout:
+    the next run continues after them.
 
-    With --until it ends, with exit code 0, when everything before that was printed: at once if
-    there is nothing. A position or a time to come is waited for.
+    With --until it ends, with exit code 0, when everything before that is printed; at once if
+    there is nothing to print. It waits for a position or a time in the future.
     """
     begin = parse_start(start)
     stop = None if until is None else parse_until(until)
@@ -106,8 +105,8 @@ async def _subscribe(
 
     page = Page(as_object if as_json else as_line)
     async with surecast.connect(url, token=token, mesh=mesh) as client:
-        # What has been printed is acknowledged, and no more: neither what waits for the next write
-        # nor what a write that failed had in it.
+        # Acknowledge only events that were printed: not those that wait for the next write, and
+        # not those of a write that failed.
         ack: Literal["auto", "manual"] = "auto" if name is None else "manual"
         subscription = client.subscribe(
             pattern, start=start, stop=stop, voids=voids, name=name, ack=ack
@@ -129,23 +128,23 @@ async def _subscribe(
                 await subscription.close()
         for task in tasks:
             if task.done() and not task.cancelled():
-                task.result()  # what ended it, if it was no good
+                task.result()  # raises the error that ended it, if any
     return 0
 
 
 class Page:
-    """stdout, written by a thread: whoever reads it slowly must not stop the client's heartbeat."""
+    """stdout, written by a thread, so that a slow reader does not block the client's heartbeats."""
 
     def __init__(self, render: "Callable[[Event], str]") -> None:
         self.render = render
         self.lines: list[str] = []
         self.last: dict[str, Event] = {}  # of each stream, among the lines
-        self.written: dict[str, Event] = {}  # the last of each stream; not acknowledged yet
+        self.written: dict[str, Event] = {}  # the last one written of each stream, not acknowledged
         self.is_broken = False  # a write has failed: nothing more is written or acknowledged
         self._writing = asyncio.Lock()
 
     async def fill(self, events: "AsyncIterable[Event]", count: int) -> None:
-        """Put down `count` events, or all there will ever be."""
+        """Add `count` events, or all events until the iterator ends if it is 0."""
         async for event in events:
             self.lines.append(self.render(event))
             self.last[event.stream] = event
@@ -156,22 +155,22 @@ class Page:
                 await self.flush()
 
     async def keep_flushing(self) -> None:
-        """Show lines soon; BrokenPipeError when nobody reads any more, lines or not."""
+        """Write lines every FLUSH_S; raise BrokenPipeError when the reader has closed stdout."""
         end = select.poll()
-        end.register(sys.stdout.fileno(), 0)  # tells only of errors: a reader that went away
+        end.register(sys.stdout.fileno(), 0)  # reports only errors: the reader has closed the pipe
         while not any(what & select.POLLERR for _, what in end.poll(0)):
             await asyncio.sleep(FLUSH_S)
             await self.flush()
         raise BrokenPipeError
 
     async def keep_acknowledging(self, subscription: "Subscription") -> None:
-        """Beside the flushing: lines are shown while a region is slow to store a place."""
+        """In its own task, so that lines are printed while a region is slow to save positions."""
         while True:
             await asyncio.sleep(FLUSH_S)
             await self.acknowledge(subscription)
 
     async def acknowledge(self, subscription: "Subscription") -> None:
-        """All that was written is dealt with."""
+        """Acknowledge everything that was written."""
         written = dict(self.written)
         await asyncio.gather(*(subscription.ack(event) for event in written.values()))
         for stream, event in written.items():
@@ -183,11 +182,11 @@ class Page:
             async with asyncio.timeout(LAST_ACK_S):
                 await self.acknowledge(subscription)
         except UsageError:
-            return  # the subscription has failed, and the user is told why
+            return  # the subscription has failed, and its error is reported
         except TimeoutError:
             raise Closed(
-                f"the region has not stored within {LAST_ACK_S:g} s that these events were "
-                "printed: the next run will print some of them again"
+                f"the region has not saved the position within {LAST_ACK_S:g} s: the next run will "
+                "print some of these events again"
             ) from None
 
     async def flush(self) -> None:
@@ -199,7 +198,7 @@ class Page:
             loop = asyncio.get_running_loop()
             writing = loop.run_in_executor(None, _write, "".join(lines))
             cancelled: asyncio.CancelledError | None = None
-            while not writing.done():  # what was taken is shown, and before what follows
+            while not writing.done():  # also if cancelled: lines must be written once and in order
                 try:
                     await asyncio.wait((writing,))
                 except asyncio.CancelledError as said:

@@ -1,4 +1,4 @@
-"""`surecast subscriptions`: the named subscriptions of a region, listed, reset and deleted."""
+"""`surecast subscriptions`: list, reset and delete the named subscriptions of a region."""
 
 import json
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,7 +21,8 @@ subscriptions = typer.Typer(
 
 Name = Annotated[str, typer.Argument(help="The name of the subscription.")]
 Force = Annotated[
-    bool, typer.Option("--force", help="Also if a client reads under the name: it is fenced.")
+    bool,
+    typer.Option("--force", help="Also if a client is reading under the name; it gets Fenced."),
 ]
 
 
@@ -29,7 +30,7 @@ Force = Annotated[
 def list_all(url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False) -> None:
     """List the named subscriptions of the region: position and lag in each stream.
 
-    The lag is the number of positions that are not acknowledged. Exits with 0, also if there are
+    The lag is the number of positions that are not acknowledged. Exits with 0 also if there are
     none.
     """
     run_async(_list(url, token, as_json))
@@ -90,7 +91,7 @@ async def _list(url: str, token: str, as_json: bool) -> int:
     if as_json:
         print(msgspec.json.encode(found).decode())
     elif not found:
-        print("no named subscriptions: `surecast subscribe PATTERN --name NAME` makes one")
+        print("no named subscriptions: `surecast subscribe PATTERN --name NAME` creates one")
     else:
         console().print(positions_table(found))
     return 0

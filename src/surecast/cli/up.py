@@ -1,4 +1,4 @@
-"""`surecast up`: a whole deployment on this machine, of real processes, until Ctrl-C."""
+"""`surecast up`: run a complete deployment of real processes on this machine until Ctrl-C."""
 
 import json
 import os
@@ -32,25 +32,26 @@ _COMPILE = (
 
 @loads("surecast.server.cluster", "surecast.server.layout")
 def up(
-    regions: Annotated[int, typer.Option(min=1, max=16, help="Regions.")] = 3,
+    regions: Annotated[int, typer.Option(min=1, max=16, help="Number of regions.")] = 3,
     replicas: Annotated[int, typer.Option(min=1, max=7, help="Replicas of each region.")] = 2,
     folder: Annotated[
-        Path, typer.Option("--dir", help="Where configuration, data and logs go.")
+        Path, typer.Option("--dir", help="Folder for configuration, data and logs.")
     ] = Path("out/up"),
     base_port: Annotated[int, typer.Option(min=1, max=65_000, help="The first data port.")] = 7400,
     in_memory: Annotated[
-        bool, typer.Option("--in-memory", help="Keep nothing on disk: all is lost at the end.")
+        bool,
+        typer.Option("--in-memory", help="Keep no events on disk: all are lost when it stops."),
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="When ready: one JSON object on stdout.")
+        bool, typer.Option("--json", help="When ready, print one JSON object on stdout.")
     ] = False,
 ) -> None:
-    """Start a deployment on this machine: regions of replicas, each a process of its own.
+    """Start a deployment on this machine: regions of replicas, each replica a process.
 
-    Writes a configuration file for each under --dir, anew at each start: copy before you change
-    one. To try a setting: SURECAST_SECTION__KEY=value surecast up. Ctrl-C or SIGTERM ends all in
-    order; started again with the same --dir, all events are still there. Exits with 1 if a process
-    ended that was not asked to.
+    Writes a configuration file for each process under --dir, and overwrites it at each start: copy
+    a file before you change it. To try a setting: SURECAST_SECTION__KEY=value surecast up. Ctrl-C
+    or SIGTERM stops all processes in order. After a restart with the same --dir all events are
+    still there. Exits with 1 if a process stopped unexpectedly.
     """
     from surecast.server.cluster import Cluster
     from surecast.server.layout import plan
@@ -75,7 +76,7 @@ def up(
 
 
 def kernels_are_compiled() -> bool:
-    """Whether compiled kernels lie in one of the usual folders. They may be of another version."""
+    """Whether one of the usual folders has compiled kernels, perhaps of another version."""
     from surecast import columns
 
     folders = [
@@ -89,9 +90,9 @@ def kernels_are_compiled() -> bool:
 
 
 def compile_kernels() -> None:
-    """Once, in a process of its own: otherwise all servers would compile them at the same time.
+    """Compile in one process; otherwise all servers would compile at the same time.
 
-    If it fails the servers do it, and say why they cannot.
+    If it fails, each server tries it and logs the reason.
     """
     words = [sys.executable, "-c", _COMPILE]
     with subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True) as process:
@@ -103,9 +104,9 @@ def compile_kernels() -> None:
 
 
 def watch(cluster: "Cluster") -> int:
-    """Pass warnings on and report who ends, until we are interrupted; the exit code."""
+    """Print warnings and report processes that stop, until interrupted. Returns the exit code."""
     code = 0
-    list(cluster.warnings())  # what was said before all were ready is of no interest now
+    list(cluster.warnings())  # drop warnings from before all processes were ready
     try:
         while cluster.running:
             for line in cluster.warnings():
@@ -114,11 +115,11 @@ def watch(cluster: "Cluster") -> int:
                 code = 1
                 again = f"{_command()} serve {cluster.nodes[name].config}"
                 _say(
-                    f"{name} ended, and was not asked to (exit code {exit_code}). Its last words:\n"
-                    f"{cluster.last_lines(name)}\n  start it again, in another shell: {again}"
+                    f"{name} stopped unexpectedly (exit code {exit_code}). Last log lines:\n"
+                    f"{cluster.last_lines(name)}\n  to restart it, in another shell: {again}"
                 )
             time.sleep(LOOK_S)
-        _say("all processes have ended")
+        _say("all processes have stopped")
     except KeyboardInterrupt:
         pass
     return code
@@ -136,7 +137,7 @@ def _wait_ready(cluster: "Cluster") -> None:
 
 
 def tell(layout: "Layout") -> None:
-    """A table, and what to try next."""
+    """Print a table of the nodes, and commands to try next."""
     from rich.table import Table
 
     table = Table("region", "node", "url", "HTTP")
@@ -149,7 +150,7 @@ def tell(layout: "Layout") -> None:
     near = layout.of(first)[0].url
     near = "" if near == DEFAULT_URL else f" --url {near}"
     far = f" --url {layout.of(others[0])[0].url}" if others else near
-    kept = "nothing is kept on disk" if layout.in_memory else f"data in {layout.folder / 'data'}"
+    kept = "no events on disk" if layout.in_memory else f"data in {layout.folder / 'data'}"
     page.print(
         f"Configuration in {layout.folder / 'config'}, logs in {layout.folder / 'logs'}, {kept}.\n"
         f"Ctrl-C stops all of it.\n\nNext, in another shell:\n"
