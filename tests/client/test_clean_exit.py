@@ -14,7 +14,7 @@ from surecast import sync
 from surecast.client.connection import Client
 from surecast.client.stream import Stream
 from surecast.client.subscription import Subscription
-from tests.client.stage import Regions, play
+from tests.client.stage import Regions, play, until
 
 
 class Stop(Exception):
@@ -84,9 +84,8 @@ def test_leaving_the_client_block_after_a_break_acknowledges() -> None:
 def test_leaving_the_client_block_later_acknowledges() -> None:
     async def leave(client: Client, stream: Stream) -> None:
         await read_two(client.subscribe("s", start="earliest", name="me"))
-        gc.collect()
-        await asyncio.sleep(0.2)  # the subscription is garbage
-        assert not [task for task in client._subscriptions if not task.buffer.ended]
+        gc.collect()  # the subscription is garbage, and closed soon
+        await until(lambda: all(task.buffer.ended for task in client._subscriptions))
 
     assert resumes_at(leave) == 3
 
@@ -212,13 +211,16 @@ def test_close_in_a_finally_block_acknowledges_only_without_exception() -> None:
 
 def test_cancellation_does_not_acknowledge() -> None:
     async def fail(client: Client, stream: Stream) -> None:
+        has_two = asyncio.Event()
+
         async def read() -> None:
             async with stream.subscribe("earliest", name="me") as sub:
                 await read_two(sub)
+                has_two.set()
                 await asyncio.sleep(60)
 
         reading = asyncio.create_task(read())
-        await asyncio.sleep(0.3)
+        await has_two.wait()
         reading.cancel()
         await asyncio.wait([reading])
         assert reading.cancelled()
@@ -394,7 +396,7 @@ def test_a_client_remembers_a_bounded_number_of_dropped_subscriptions(
             stream = await filled(client)
             for name in ("a", "b", "c"):
                 await anext(stream.subscribe("earliest", name=name))
-                await asyncio.sleep(0.1)
+                await until(lambda name=name: name in client._dropped)  # type: ignore[misc]
             assert list(client._dropped) == ["b", "c"]
 
     play(scenario)

@@ -135,7 +135,9 @@ def test_closing_inside_a_loop_acknowledges_the_events_handed_out() -> None:
                 if event.seq == 10:
                     await sub.close()
             assert seen == list(range(1, 11))
-            await asyncio.sleep(0.05)
+            async with asyncio.timeout(10):
+                while await stored(regions, "n", stream._info.stream_id) < 11:
+                    await asyncio.sleep(0.005)
             assert await stored(regions, "n", stream._info.stream_id) == 11
             with pytest.raises(Closed):
                 await sub.ack(event)

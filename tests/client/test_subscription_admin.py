@@ -8,7 +8,7 @@ import pytest
 import surecast
 from surecast import Fenced, SubscriptionInUse, UnknownSubscription, UsageError
 from tests.client.stage import Regions, play, until
-from tests.client.test_subscribe import take
+from tests.client.test_subscribe import CLOCKS_DIFFER_S, take
 
 
 async def named(client: surecast.Client, name: str, count: int, pattern: str = "s") -> None:
@@ -58,9 +58,9 @@ def test_the_next_reader_begins_at_the_position_of_the_reset(start: str | int) -
         async with surecast.local() as client:
             stream = await client.stream("s")
             await stream.publish_many([b"x"] * 5)
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(CLOCKS_DIFFER_S)
             since = datetime.now(UTC)
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(CLOCKS_DIFFER_S)
             await stream.publish_many([b"y"] * 5)
             await named(client, "billing", 4)
             begin = since if start == "time" else start
