@@ -22,6 +22,7 @@ from surecast.columns.rules import Policy
 from surecast.core.streams import Forfeit
 from surecast.core.types import Command
 from surecast.server.config import build
+from surecast.server.files import files_of
 from surecast.server.http import HttpPort
 from surecast.server.region import RegionServer
 from surecast.server.status import not_ready
@@ -201,6 +202,17 @@ class Served:
         """The number of segment files, which hold batches moved out of the journal."""
         assert self.data is not None
         return len(list((self.data / "log").glob("segment-*")))
+
+    def positions_in_files(self, name: str) -> int:
+        """How many positions of a stream a task can read from segment files now."""
+        assert self.server is not None
+        server = self.server
+
+        async def count() -> int:
+            answer = files_of(server, name, 1, 1 << 60)
+            return 0 if answer is None else sum(e.hi - e.lo for e in answer.extents)
+
+        return int(self._loop.call(count()))
 
     def seen_by_retention(self, name: str) -> int:
         """The position up to which retention has processed a stream."""

@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import surecast
+from tests.client.test_subscribe import CLOCKS_DIFFER_S
 from tests.pipeline.regions import Served, wait_for
 
 COLUMNS = ["stream", "seq", "kind", "range", "key", "value", "attributes", "timestamp"]
@@ -123,10 +124,10 @@ def test_several_streams_and_patterns_can_be_read(spark: SparkSession, region: S
 
 def test_starting_and_ending_options(spark: SparkSession, region: Served) -> None:
     region.publish("bounds", [b"%d" % n for n in range(1, 101)])
-    time.sleep(0.01)
+    time.sleep(CLOCKS_DIFFER_S)
     between = datetime.now(UTC)
     between_ms = int(between.timestamp() * 1000) + 1
-    time.sleep(0.01)
+    time.sleep(CLOCKS_DIFFER_S)
     region.publish("bounds", [b"%d" % n for n in range(101, 201)])
 
     def span(**options: Any) -> tuple[int, int] | None:
@@ -149,9 +150,9 @@ def test_starting_and_ending_options(spark: SparkSession, region: Served) -> Non
 
 def test_filters_make_ranges_narrower(spark: SparkSession, region: Served) -> None:
     region.publish("push.a", [b"%d" % n for n in range(1, 1_001)])
-    time.sleep(0.01)
+    time.sleep(CLOCKS_DIFFER_S)
     between = datetime.now(UTC)
-    time.sleep(0.01)
+    time.sleep(CLOCKS_DIFFER_S)
     region.publish("push.a", [b"%d" % n for n in range(1_001, 2_001)])
     region.publish("push.b", [b"x"] * 500)
     switch = "spark.sql.python.filterPushdown.enabled"
