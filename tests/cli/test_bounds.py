@@ -1,4 +1,4 @@
-"""What the verbs read, hold and wait for at most: at each bound, and one step beyond it."""
+"""Bounds of the commands on input, held lines and waiting: at each limit and one step beyond."""
 
 import asyncio
 import socket
@@ -25,7 +25,7 @@ from surecast.server.layout import plan
 
 
 def lines_of(data: bytes) -> list[bytes]:
-    """What `surecast publish --lines` makes of a file."""
+    """The values that `surecast publish --lines` reads from a file with these bytes."""
     with TemporaryDirectory() as name:
         path = Path(name) / "lines"
         path.write_bytes(data)
@@ -40,7 +40,7 @@ def lines_of(data: bytes) -> list[bytes]:
             source.file.close()
 
 
-def line_of_a_file() -> None:
+def length_of_an_input_line() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(publish, "LINE_BYTES_MAX", 10)
         patch.setattr(publish, "READ_BYTES", 4)
@@ -54,8 +54,8 @@ def line_of_a_file() -> None:
 # ---------------------------------------------------------------- subscribe
 
 
-def lines_held_back() -> None:
-    """Lines are written when HELD_LINES_MAX of them wait, whatever the clock says."""
+def number_of_held_lines() -> None:
+    """Lines are written when HELD_LINES_MAX of them wait, without waiting for the time limit."""
     written: list[str] = []
 
     async def events() -> AsyncIterator[Any]:
@@ -79,7 +79,7 @@ def lines_held_back() -> None:
 
 @contextmanager
 def answers_after(wait_s: float) -> Iterator[str]:
-    """The address of an HTTP server that takes its time."""
+    """The url of an HTTP server that answers after `wait_s`."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
@@ -95,19 +95,19 @@ def answers_after(wait_s: float) -> Iterator[str]:
         thread.join()
 
 
-def time_of_an_answer() -> None:
-    with answers_after(0) as where:
-        assert status._fetch(where, "") == {}
-    with pytest.MonkeyPatch.context() as patch, answers_after(1.5) as where:
+def time_to_wait_for_an_answer() -> None:
+    with answers_after(0) as url:
+        assert status._fetch(url, "") == {}
+    with pytest.MonkeyPatch.context() as patch, answers_after(1.5) as url:
         patch.setattr(status, "ANSWER_S_MAX", 0.1)
         with pytest.raises(ConnectError, match="does not answer: timed out"):
-            status._fetch(where, "")
+            status._fetch(url, "")
 
 
 # ---------------------------------------------------------------- log, up
 
 
-def depth_of_a_store() -> None:
+def search_depth_for_stores() -> None:
     with TemporaryDirectory() as name:
         inside = Path(name).joinpath(*(f"level{n}" for n in range(log.DEPTH_MAX - 1)))
         inside.mkdir(parents=True)
@@ -120,7 +120,7 @@ def depth_of_a_store() -> None:
             log.stores(Path(name))
 
 
-def test_up_ends_when_a_cluster_is_not_ready_in_time(
+def test_up_exits_with_1_when_a_cluster_is_not_ready_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(up, "READY_S_MAX", 0.05)
@@ -134,13 +134,16 @@ def test_up_ends_when_a_cluster_is_not_ready_in_time(
 
 CLI = "surecast.cli."
 CHECKS: list[Row] = [
-    (line_of_a_file, Edit(CLI + "publish:Lines._pair", "> LINE_BYTES_MAX", "> 1 << 60")),
+    (length_of_an_input_line, Edit(CLI + "publish:Lines._pair", "> LINE_BYTES_MAX", "> 1 << 60")),
     (
-        lines_held_back,
+        number_of_held_lines,
         Edit(CLI + "subscribe:Page.fill", ">= HELD_LINES_MAX", "> 1 << 60"),
     ),
-    (time_of_an_answer, Edit(CLI + "status:_fetch", "patience_s=ANSWER_S_MAX", "patience_s=9")),
-    (depth_of_a_store, Edit(CLI + "log:stores", "range(DEPTH_MAX)", "range(9)")),
+    (
+        time_to_wait_for_an_answer,
+        Edit(CLI + "status:_fetch", "patience_s=ANSWER_S_MAX", "patience_s=9"),
+    ),
+    (search_depth_for_stores, Edit(CLI + "log:stores", "range(DEPTH_MAX)", "range(9)")),
 ]
 
 

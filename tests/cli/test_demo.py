@@ -1,4 +1,4 @@
-"""`surecast demo`: real processes, nothing lost; its exit code means something; nothing stays."""
+"""`surecast demo` with real processes: nothing is lost, exit codes, and no process is left over."""
 
 import json
 import os
@@ -34,7 +34,7 @@ GONE_S_MAX = 60.0
 
 
 def start(folder: Path, *flags: str) -> "subprocess.Popen[str]":
-    """The demo as a process of its own, which keeps what it keeps in `folder`."""
+    """Start the demo as a process that keeps its files in `folder`."""
     return subprocess.Popen(
         [sys.executable, "-m", "surecast.cli", "demo", "--events", str(EVENTS), *flags],
         env={**os.environ, "TMPDIR": str(folder)},
@@ -51,10 +51,10 @@ def processes_of(folder: Path) -> list[str]:
     for path in Path("/proc").glob("[0-9]*"):
         try:
             line = (path / "cmdline").read_bytes()
-            told = line + (path / "environ").read_bytes()
+            text = line + (path / "environ").read_bytes()
         except OSError:
-            continue  # it has just ended, or is another user's
-        if str(folder).encode() in told:
+            continue  # it has just ended, or belongs to another user
+        if str(folder).encode() in text:
             found.append(line.replace(b"\0", b" ").decode(errors="replace"))
     return found
 
@@ -67,7 +67,7 @@ def wait_until_gone(folder: Path) -> None:
 
 
 class Ran:
-    """One whole run, kept."""
+    """A complete run and its output."""
 
     def __init__(self, folder: Path) -> None:
         process = start(folder, "--json", "--keep", "--out", str(folder / "out"))
@@ -76,15 +76,15 @@ class Ran:
         self.folder = folder
 
     @property
-    def told(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.stdout)
-        return found
+    def report(self) -> dict[str, Any]:
+        report: dict[str, Any] = json.loads(self.stdout)
+        return report
 
     def readers(self) -> Iterator[ReadEvents]:
-        return (load_read(Path(self.told["folder"]) / f"{name}.npz") for name in READERS)
+        return (load_read(Path(self.report["folder"]) / f"{name}.npz") for name in READERS)
 
     def judged(self, readers: Iterator[ReadEvents]) -> Tally:
-        offered = load_offered(Path(self.told["folder"]) / "publisher.npz")
+        offered = load_offered(Path(self.report["folder"]) / "publisher.npz")
         return judge(offered, readers, EVENTS + 1)
 
 
@@ -96,28 +96,28 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 @pytest.mark.slow
 def test_through_a_cut_and_a_kill_nothing_is_lost(ran: Ran) -> None:
     assert ran.code == 0, ran.stderr
-    told = ran.told
-    assert told["published"] == told["acked"] == EVENTS
-    assert told["delivered"] + told["void"] == EVENTS * len(READERS)
-    assert (told["lost"], told["duplicated"], told["misordered"]) == (0, 0, 0)
-    assert told["violations"] == []
-    assert [what for what, _, _ in told["faults"]] == [
+    report = ran.report
+    assert report["published"] == report["acked"] == EVENTS
+    assert report["delivered"] + report["void"] == EVENTS * len(READERS)
+    assert (report["lost"], report["duplicated"], report["misordered"]) == (0, 0, 0)
+    assert report["violations"] == []
+    assert [name for name, _, _ in report["faults"]] == [
         "line east – west cut",
         "east-1 killed",
         "west alone",
     ]
-    assert told["missed_events"] == EVENTS * 0.65
-    assert 0 < told["shipped_bytes"] < told["missed_bytes"]
-    assert len(set(told["kept"].values())) == 1, "every region keeps the same"
-    assert told["judge"] == "spark"
-    assert set(told["latency_ms"]) == {"east", "west", "north"}
-    for latency in told["latency_ms"].values():
+    assert report["missed_events"] == EVENTS * 0.65
+    assert 0 < report["shipped_bytes"] < report["missed_bytes"]
+    assert len(set(report["kept"].values())) == 1, "every region keeps the same"
+    assert report["judge"] == "spark"
+    assert set(report["latency_ms"]) == {"east", "west", "north"}
+    for latency in report["latency_ms"].values():
         assert 0 < latency["p50_ms"] <= latency["p90_ms"] <= latency["p99_ms"] <= latency["max_ms"]
-    assert Path(told["figure"]).read_bytes().startswith(b"\x89PNG")
+    assert Path(report["figure"]).read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow
-def test_its_acts_are_told_by_name(ran: Ran) -> None:
+def test_each_step_of_the_demo_is_announced(ran: Ran) -> None:
     acts = [line[9:] for line in ran.stderr.splitlines() if line[:6].strip()[:1].isdigit()]
     assert acts[0].startswith("starting 3 regions × 2 replicas")
     assert "line east – west cut: west goes on through north" in acts
@@ -126,25 +126,25 @@ def test_its_acts_are_told_by_name(ran: Ran) -> None:
 
 
 @pytest.mark.slow
-def test_nothing_of_it_runs_on(ran: Ran) -> None:
+def test_no_process_of_the_demo_is_left_running(ran: Ran) -> None:
     wait_until_gone(ran.folder)
 
 
 @pytest.mark.slow
-def test_the_ledgers_alone_give_the_same_verdict_and_a_spoilt_one_another(ran: Ran) -> None:
+def test_the_recorded_logs_give_the_same_verdict_and_an_altered_log_another(ran: Ran) -> None:
     tally = ran.judged(ran.readers())
     assert tally.violations == []
-    assert tally.delivered == ran.told["delivered"]
+    assert tally.delivered == ran.report["delivered"]
 
-    def spoilt() -> Iterator[ReadEvents]:
+    def altered() -> Iterator[ReadEvents]:
         for reader in ran.readers():
-            if reader.reader == "north-mesh-2":  # forgets the newest event but one
+            if reader.reader == "north-mesh-2":  # the newest event but one is removed
                 for name in ("seq", "time_us", "key", "value"):
                     setattr(reader, name, np.delete(getattr(reader, name), -2))
             yield reader
 
-    # How many it lacks depends on how many older ones of that key it was told are void.
-    tally = ran.judged(spoilt())
+    # How many events are missing depends on how many older ones of that key were reported void.
+    tally = ran.judged(altered())
     assert tally.lost >= 1
     assert all(words.startswith("G4 north-mesh-2: neither delivered") for words in tally.violations)
 
@@ -164,7 +164,7 @@ def fake(tally: Tally, judge: str = "spark") -> demo.Demo:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [[], ["--json"]])
-def test_a_violation_is_an_exit_code(
+def test_a_violation_is_exit_code_1(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: list[str]
 ) -> None:
     tally = Tally(published=2, acked=2, lost=1, violations=["G10 acknowledged and lost 2"])
@@ -185,7 +185,9 @@ def test_no_violation_is_exit_code_0(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert (tmp_path / "demo.png").exists()
 
 
-def test_without_spark_it_says_who_spoke(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_spark_the_output_names_the_judge(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     used = []
 
     def run(*args: object) -> demo.Demo:
@@ -199,7 +201,9 @@ def test_without_spark_it_says_who_spoke(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert "--no-spark" in result.output
 
 
-def test_no_java_is_said_before_the_story(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_java_is_reported_before_the_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def none() -> None:
         raise UsageError("Spark needs Java 17 or later")
 
@@ -210,7 +214,7 @@ def test_no_java_is_said_before_the_story(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert "--no-spark" in result.output
 
 
-def test_judges_that_disagree_are_a_violation() -> None:
+def test_a_disagreement_of_the_judges_is_a_violation() -> None:
     found = Audit(published=9, acked=9, delivered=9)
     assert agreed(found, Tally(published=9, acked=9, delivered=9)).violations == []
     (words,) = agreed(found, Tally(published=9, acked=9, delivered=8)).violations
@@ -222,7 +226,9 @@ def test_judges_that_disagree_are_a_violation() -> None:
         Audit(published=9, acked=9, delivered=9, lost=2, violations=["G4 y"]),
         Tally(published=9, acked=9, delivered=9, lost=1, violations=["G4 x"]),
     )
-    assert (both.lost, both.violations) == (2, ["G4 y"]), "unsound for both: that is enough"
+    assert (both.lost, both.violations) == (2, ["G4 y"]), (
+        "both found violations: the first one counts"
+    )
 
 
 def test_a_run_that_does_not_settle_is_exit_code_1(
@@ -238,7 +244,7 @@ def test_a_run_that_does_not_settle_is_exit_code_1(
     assert "--keep" in result.output
 
 
-def test_nowhere_to_write_is_said_before_the_work(tmp_path: Path) -> None:
+def test_an_unwritable_output_folder_is_reported_before_the_run(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.touch()
     result = CliRunner().invoke(app, ["demo", "--out", str(blocked / "deeper")])
@@ -247,11 +253,13 @@ def test_nowhere_to_write_is_said_before_the_work(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_however_it_ends_its_processes_end(tmp_path: Path, number: signal.Signals) -> None:
+def test_its_processes_end_when_it_is_interrupted_or_killed(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     process = start(tmp_path, "--out", str(tmp_path / "out"))
     assert process.stderr is not None
     for line in process.stderr:
-        if "events flow" in line:  # in the middle of it
+        if "events flow" in line:  # in the middle of the run
             break
     assert len(processes_of(tmp_path)) > 17  # itself, 9 servers, 8 clients
     process.send_signal(number)

@@ -1,4 +1,4 @@
-"""What a newcomer meets in the shell: urls, tokens, missing streams, the first start."""
+"""A newcomer's first commands: urls, tokens, missing streams, the first start."""
 
 import json
 import os
@@ -31,8 +31,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def test_a_url_needs_no_scheme_and_a_token_may_come_from_the_environment(served: Served) -> None:
-    place = served.url.removeprefix("surecast://")
-    env = {**clean_env(), "SURECAST_URL": place, "SURECAST_TOKEN": "secret"}
+    address = served.url.removeprefix("surecast://")
+    env = {**clean_env(), "SURECAST_URL": address, "SURECAST_TOKEN": "secret"}
     done = subprocess.run(
         [*COMMAND, "publish", "plain", "x"], capture_output=True, text=True, env=env, timeout=WAIT_S
     )
@@ -40,7 +40,7 @@ def test_a_url_needs_no_scheme_and_a_token_may_come_from_the_environment(served:
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=lambda words: words[0])
-def test_a_wrong_token_is_called_one(served: Served, verb: list[str]) -> None:
+def test_a_wrong_token_is_reported_as_such(served: Served, verb: list[str]) -> None:
     done = surecast(*verb, "--url", served.url, "--token", "hunter2")
     assert done.returncode == 3
     assert "surecast: wrong token: refused by 127.0.0.1:" in done.stderr
@@ -72,7 +72,7 @@ def test_a_token_in_a_flag_or_file_is_not_shown_with_an_error(tmp_path: Path) ->
         assert "87654321" not in done.stdout + done.stderr
 
 
-def test_the_http_port_is_named_when_it_is_taken_for_the_data_port(served: Served) -> None:
+def test_a_url_with_the_http_port_is_reported_as_such(served: Served) -> None:
     done = surecast("publish", "s", "x", "--url", served.http, "--token", "secret")
     assert done.returncode == 3
     assert f"{served.http} is an HTTP port" in done.stderr
@@ -99,35 +99,35 @@ def test_subscribing_to_a_missing_stream_says_once_that_it_waits(
         assert json.loads(process.out.read_text())["value"] == "x"
 
 
-def test_subscribing_to_a_stream_that_is_there_says_nothing(served: Served) -> None:
+def test_subscribing_to_an_existing_stream_prints_no_message(served: Served) -> None:
     options = ("--url", served.url, "--token", "secret")
     surecast("publish", "present", "x", *options)
     done = surecast("subscribe", "present", "--from", "earliest", "--count", "1", *options)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_first_start_says_that_it_compiles_and_how_far_it_is(tmp_path: Path) -> None:
-    """`up` compiles once for all servers; later starts find the kernels and say nothing of it."""
+def test_the_first_start_reports_compilation_and_its_progress(tmp_path: Path) -> None:
+    """`up` compiles once for all servers; later starts find the kernels and print nothing."""
     env = {"NUMBA_CACHE_DIR": str(tmp_path / "kernels")}
     words = ["up", "--regions", "1", "--replicas", "1", "--in-memory", "--json"]
-    for life in ("first", "second"):
-        more = ["--dir", str(tmp_path / life), "--base-port", str(free_base(90))]
-        with Process(tmp_path / f"{life}-said", [*words, *more], env) as up:
+    for start in ("first", "second"):
+        more = ["--dir", str(tmp_path / start), "--base-port", str(free_base(90))]
+        with Process(tmp_path / f"{start}-output", [*words, *more], env) as up:
             wait_for(lambda up=up: up.out.read_text().endswith("\n"), "ready")
             assert up.end(signal.SIGINT) == 0
-            said = up.err.read_text()
-            assert set(json.loads(up.out.read_text())) >= {"nodes"}  # and nothing else
-        log = (tmp_path / life / "logs" / "east-1.log").read_text()
-        assert "compil" not in log  # by the server itself
-        if life == "first":
-            assert "surecast: compiling kernels for this machine" in said
-            assert " of 14 are done" in said
-            assert "surecast: compiled 14 kernels in " in said
+            messages = up.err.read_text()
+            assert set(json.loads(up.out.read_text())) >= {"nodes"}  # a single JSON object
+        log = (tmp_path / start / "logs" / "east-1.log").read_text()
+        assert "compil" not in log  # the server itself compiled nothing
+        if start == "first":
+            assert "surecast: compiling kernels for this machine" in messages
+            assert " of 14 are done" in messages
+            assert "surecast: compiled 14 kernels in " in messages
         else:
-            assert "compil" not in said
+            assert "compil" not in messages
 
 
-def test_a_server_that_compiles_says_so_in_its_log_and_ends_at_once_on_ctrl_c(
+def test_a_server_logs_that_it_compiles_and_ends_at_once_on_ctrl_c(
     tmp_path: Path,
 ) -> None:
     with Served(tmp_path) as other:
@@ -136,7 +136,7 @@ def test_a_server_that_compiles_says_so_in_its_log_and_ends_at_once_on_ctrl_c(
         config.write_text(other.config.read_text())
     env = {"NUMBA_CACHE_DIR": str(tmp_path / "kernels"), "SURECAST_LOG__FORMAT": "json"}
     with Process(tmp_path / "again", ["serve", str(config)], env) as served:
-        wait_for(lambda: "compiling kernels for this machine" in served.said(), "said")
+        wait_for(lambda: "compiling kernels for this machine" in served.said(), "it compiles")
         os.kill(served.popen.pid, signal.SIGINT)
         assert served.popen.wait(WAIT_S) == 130
         first = json.loads(served.err.read_text().splitlines()[0])

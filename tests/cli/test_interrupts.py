@@ -1,7 +1,7 @@
-"""Ctrl-C while a command is still being loaded: exit code 130 and not a word.
+"""Ctrl-C while a command is still being loaded: exit code 130 and no output.
 
-The signal is sent when a certain module is about to be imported: that is the same moment on every
-machine. Before the first of them, Python's own start, no line of Surecast can run.
+The signal is sent when a given module is about to be imported, which is the same moment on every
+machine. Before the first of these modules, while Python starts, no line of Surecast can run.
 """
 
 import socket
@@ -47,8 +47,8 @@ MOMENTS: dict[str, tuple[list[str], list[str]]] = {  # modules that a verb impor
 }
 
 
-def interrupted(module: str, words: list[str]) -> None:
-    """Check that Ctrl-C at the import of this module ends the command as it should."""
+def check_interrupt(module: str, words: list[str]) -> None:
+    """Check that Ctrl-C at the import of this module gives exit code 130 and no output."""
     done = subprocess.run(
         [sys.executable, "-c", RUN, module, *words],
         capture_output=True,
@@ -62,7 +62,7 @@ def interrupted(module: str, words: list[str]) -> None:
 
 def test_ctrl_c_before_the_verb_is_known() -> None:
     for module in EARLY:
-        interrupted(module, ["--help"])
+        check_interrupt(module, ["--help"])
 
 
 @pytest.mark.parametrize("verb", MOMENTS)
@@ -71,7 +71,7 @@ def test_ctrl_c_while_a_verb_is_loaded(verb: str, tmp_path: Path) -> None:
     config = tmp_path / "node.toml"
     config.write_text(config_text(port, http))
     words, modules = MOMENTS[verb]
-    with socket.create_server(("127.0.0.1", 0)) as mute:  # accepts connections and says nothing
+    with socket.create_server(("127.0.0.1", 0)) as mute:  # accepts connections and sends nothing
         places = {
             "mute": f"127.0.0.1:{mute.getsockname()[1]}",
             "config": config,
@@ -79,7 +79,7 @@ def test_ctrl_c_while_a_verb_is_loaded(verb: str, tmp_path: Path) -> None:
             "base": free_base(90),
         }
         for module in modules:
-            interrupted(module, [word.format(**places) for word in words])
+            check_interrupt(module, [word.format(**places) for word in words])
 
 
 def test_a_signal_that_is_ignored_stays_ignored() -> None:

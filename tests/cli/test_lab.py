@@ -1,4 +1,4 @@
-"""`surecast lab`: listing, running, judging and reporting, with an experiment of our own."""
+"""`surecast lab`: listing, running, judging and reporting, with a toy experiment."""
 
 import json
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from surecast_lab.lab import Experiment, Verdict, points
 
 
 def judged(reproduced: bool) -> Experiment:
-    """The toy; the paper says 0.85."""
+    """The toy experiment with a fixed verdict; the paper's figure is 0.85."""
 
     def verdict_of(rows: Sequence[dict[str, Any]]) -> Verdict:
         verdict = TOY.verdict_of(rows)
@@ -47,7 +47,9 @@ def lab(*words: object) -> Any:
 
 
 @pytest.mark.slow
-def test_run_shows_paper_beside_ours_and_leaves_files(reproduced: bool, tmp_path: Path) -> None:
+def test_run_shows_the_papers_figures_beside_ours_and_writes_files(
+    reproduced: bool, tmp_path: Path
+) -> None:
     done = lab("run", "toy", "--out", tmp_path, "--quick")
     assert done.exit_code == (0 if reproduced else 1), done.output
     assert ("NOT reproduced" in done.stdout) is not reproduced
@@ -81,7 +83,7 @@ def test_an_unknown_experiment_is_wrong_usage() -> None:
 
 
 @pytest.mark.slow
-def test_failed_points_end_with_1_and_the_commands_that_repeat_them(
+def test_failed_points_give_exit_code_1_and_the_commands_that_repeat_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     failing = toy({(10, 2): "raise"})
@@ -92,7 +94,7 @@ def test_failed_points_end_with_1_and_the_commands_that_repeat_them(
     command = f"surecast lab run toy --point {points.name_of(point)} --seed 2"
     assert command in done.stderr
     again = lab(*command.split()[2:], "--out", tmp_path)
-    assert isinstance(again.exception, ValueError), "the error itself, to be looked at"
+    assert isinstance(again.exception, ValueError), "the original error, for debugging"
     offer(monkeypatch, TOY)
     (mended,) = (p for p in TOY.points(False, [2]) if p["scale"] == 10)
     done = lab("run", "toy", "--point", points.name_of(mended), "--seed", "2", "--out", tmp_path)
@@ -108,7 +110,7 @@ def test_failed_points_end_with_1_and_the_commands_that_repeat_them(
         (["toy", "--point", "x", "--seeds", "3"], "--point"),
     ],
 )
-def test_options_that_do_not_go_together(
+def test_incompatible_options_are_wrong_usage(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: list[str], hint: str
 ) -> None:
     offer(monkeypatch, TOY)
@@ -117,7 +119,9 @@ def test_options_that_do_not_go_together(
     assert hint in done.stderr
 
 
-def test_real_processes_are_no_sweep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_experiment_with_real_processes_refuses_sweep(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     offer(monkeypatch, replace(TOY, alone=True))
     done = lab("run", "toy", "--sweep", "--out", tmp_path)
     assert isinstance(done.exception, UsageError)
@@ -125,7 +129,7 @@ def test_real_processes_are_no_sweep(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 @pytest.mark.slow
-def test_report_makes_a_book_and_names_what_is_missing(
+def test_report_writes_pages_and_lists_missing_experiments(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     offer(monkeypatch, TOY)
@@ -139,9 +143,9 @@ def test_report_makes_a_book_and_names_what_is_missing(
     assert (tmp_path / "book" / "toy.html").exists()
 
 
-def test_the_real_list_names_what_each_experiment_asks() -> None:
+def test_list_shows_the_question_of_each_experiment() -> None:
     listed = json.loads(lab("list", "--json").stdout)
-    assert [one["id"] for one in listed] == list(surecast_lab.lab.experiments())
-    assert {"sprinkler-e5", "sprinkler-e6"} <= {one["id"] for one in listed}
-    assert all(one["question"] and one["paper"] and one["setup"] for one in listed)
+    assert [entry["id"] for entry in listed] == list(surecast_lab.lab.experiments())
+    assert {"sprinkler-e5", "sprinkler-e6"} <= {entry["id"] for entry in listed}
+    assert all(entry["question"] and entry["paper"] and entry["setup"] for entry in listed)
     assert lab("list").stdout.count("sprinkler-e6") == 1

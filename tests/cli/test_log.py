@@ -24,7 +24,7 @@ def call(*args: str, code: int = 0) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A store of two streams: one long and partly compacted, one of two positions."""
+    """A store with two streams: a long one, partly compacted, and one with two positions."""
     path = tmp_path / "data" / "replica"
     driver = Driver(path, small())
     for n in range(40):
@@ -40,14 +40,14 @@ def folder(tmp_path: Path) -> Path:
     return path
 
 
-def test_info_tells_what_is_there(folder: Path) -> None:
+def test_info_shows_streams_positions_and_states(folder: Path) -> None:
     text = call("info", str(folder))
     assert f"(not in the directory)  {LOG.hex()}" in text
     assert "positions [1, 121): 100 live, 20 void" in text
     assert "1970-01-01T00:00:39.000+00:00" in text
     assert "positions [1, 3): 2 live, 0 void" in text
     (store,) = json.loads(call("info", "--json", str(folder)))["stores"]
-    streams = {one["log"]: one for one in store["streams"]}
+    streams = {stream["log"]: stream for stream in store["streams"]}
     long = streams[LOG.hex()]
     assert (long["end"], long["live"], long["void"]) == (121, 100, 20)
     assert long["segments"] >= 1
@@ -56,11 +56,11 @@ def test_info_tells_what_is_there(folder: Path) -> None:
     assert store["lives"] == 1
 
 
-def test_a_folder_of_stores_will_do(folder: Path) -> None:
+def test_info_accepts_a_folder_that_contains_stores(folder: Path) -> None:
     assert call("info", str(folder.parent)) == call("info", str(folder))
 
 
-def test_a_store_that_is_right_is_said_to_be(folder: Path) -> None:
+def test_verify_reports_an_undamaged_store(folder: Path) -> None:
     assert "all right" in call("verify", str(folder))
     found = json.loads(call("verify", "--json", str(folder)))
     assert found["ok"] is True
@@ -71,7 +71,7 @@ def test_a_store_that_is_right_is_said_to_be(folder: Path) -> None:
     )
 
 
-def test_looking_changes_nothing(folder: Path) -> None:
+def test_info_and_verify_change_no_file(folder: Path) -> None:
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     call("info", str(folder))
     call("verify", str(folder))
@@ -80,7 +80,7 @@ def test_looking_changes_nothing(folder: Path) -> None:
 
 def test_each_damaged_record_is_named(folder: Path) -> None:
     used = [row[0] for rows in read_manifest(folder / "manifest").logs.values() for row in rows]
-    path = max((folder / f"segment-{n:010}" for n in used), key=lambda one: one.stat().st_size)
+    path = max((folder / f"segment-{n:010}" for n in used), key=lambda file: file.stat().st_size)
     data = bytearray(path.read_bytes())
     for at in (40, 700):
         data[at] ^= 1
@@ -108,7 +108,7 @@ def test_damage_of_journal_and_manifest_is_named(folder: Path) -> None:
 
 
 def test_a_missing_segment_is_named(folder: Path) -> None:
-    """Whether the manifest refers to it or a record of the journal."""
+    """The segment is named whether the manifest or a journal record refers to it."""
     manifest = read_manifest(folder / "manifest")
     used = {row[0] for rows in manifest.logs.values() for row in rows}
     for path in [folder / f"segment-{number:010}" for number in sorted(used)]:
@@ -126,7 +126,7 @@ def test_long_checks_show_a_bar(
     assert "verify replica" in capsys.readouterr().err
 
 
-def test_what_is_no_store_is_refused_with_a_hint(tmp_path: Path) -> None:
+def test_a_folder_without_a_store_is_refused_with_a_hint(tmp_path: Path) -> None:
     for path, words in ((tmp_path, "node.data_dir"), (tmp_path / "none", "is not a directory")):
         result = CliRunner().invoke(log, ["info", str(path)])
         assert isinstance(result.exception, StorageError)

@@ -1,4 +1,4 @@
-"""`surecast log info`, `surecast status` and HTTP say the same of what is live and what is void."""
+"""`surecast log info` and HTTP status report the same numbers of live and void events."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from surecast.cli.log import log
 NUMBERS = ("live", "void", "void_reasons")
 EXPECTED = {
     # Of 2,000 events with 20 keys the newest 20 are left; one of them is collected by its key. The
-    # collect is an entry of the stream's own, and live.
+    # collect is itself an entry of the stream, and live.
     "keyed": (20, {"collected": 1, "expired": 0, "superseded": 1980}),
     # The newest 50 of 1,000 are left; 20 of them are collected; with the collect and 10 events that
     # follow it 9 of those 20 are still among the newest 50.
@@ -41,16 +41,16 @@ async def fill(url: str) -> None:
 
 
 async def settled(region: Open, rewritten: int) -> None:
-    """Retention has seen all, and so many logs were compacted."""
+    """Wait until retention has processed all events and `rewritten` logs were compacted."""
     await until(lambda: all(s.index.end == s.end > 1 for s in region.streams()))
     await until(lambda: region.server.streams.counters["streams.rewritten"] >= rewritten)
 
 
 def stored(folder: Path) -> dict[str, dict[str, Any]]:
-    """What `surecast log info --json` says, by stream."""
-    said = CliRunner().invoke(log, ["info", "--json", str(folder)])
-    assert said.exit_code == 0, said.output
-    stores = json.loads(said.stdout)["stores"]  # the replica's, and the witness's
+    """The streams in the output of `surecast log info --json`, by name."""
+    result = CliRunner().invoke(log, ["info", "--json", str(folder)])
+    assert result.exit_code == 0, result.output
+    stores = json.loads(result.stdout)["stores"]  # the replica's, and the witness's
     assert [problem for store in stores for problem in store["problems"]] == []
     return {stream["name"]: stream for store in stores for stream in store["streams"]}
 
@@ -61,38 +61,38 @@ def numbers(found: dict[str, Any]) -> tuple[int, int, dict[str, int]]:
 
 
 def test_log_info_agrees_with_status(tmp_path: Path) -> None:
-    """Before what is void is compacted away, afterwards, and after a restart."""
+    """They agree before void events are compacted away, afterwards, and after a restart."""
 
     async def main() -> None:
-        streams = {"compact_ns": "1h"}  # not yet
-        for life in (1, 2, 3):
+        streams = {"compact_ns": "1h"}  # no compaction in the first run
+        for turn in (1, 2, 3):
             async with Open({"streams_max": 9}, streams, data_dir=str(tmp_path)) as region:
-                if life == 1:
+                if turn == 1:
                     address = region.server.nodes[0].address
                     assert address is not None
                     await fill(f"surecast://127.0.0.1:{address[1]}")
-                await settled(region, rewritten=2 if life == 2 else 0)
-                code, said = await region.get("/v1/streams")
+                await settled(region, rewritten=2 if turn == 2 else 0)
+                code, answer = await region.get("/v1/streams")
                 assert code == 200
-                told = {stream["name"]: stream for stream in said["streams"]}
+                reported = {stream["name"]: stream for stream in answer["streams"]}
                 kept = stored(tmp_path)
                 for name, (live, reasons) in EXPECTED.items():
                     expected = (live, sum(reasons.values()), reasons)
-                    assert numbers(told[name]) == expected, (life, name)
-                    assert numbers(kept[name]) == expected, (life, name)
-                _, one = await region.get("/v1/streams/keyed")
-                assert numbers(one) == numbers(told["keyed"])
+                    assert numbers(reported[name]) == expected, (turn, name)
+                    assert numbers(kept[name]) == expected, (turn, name)
+                _, keyed = await region.get("/v1/streams/keyed")
+                assert numbers(keyed) == numbers(reported["keyed"])
             after = stored(tmp_path)
             assert {name: numbers(after[name]) for name in EXPECTED} == {
-                name: numbers(told[name]) for name in EXPECTED
+                name: numbers(reported[name]) for name in EXPECTED
             }
-            assert (after["keyed"]["rows"] == 2001) == (life == 1), "rewritten in the second life"
+            assert (after["keyed"]["rows"] == 2001) == (turn == 1), "rewritten in the second run"
             streams = {"compact_ns": "50ms"}
 
     run(main)
 
 
-def test_the_reasons_are_shown(tmp_path: Path) -> None:
+def test_log_info_shows_why_events_are_void(tmp_path: Path) -> None:
     async def main() -> None:
         streams = {"compact_ns": "1h"}  # not during this test
         async with Open({}, streams, data_dir=str(tmp_path)) as region:

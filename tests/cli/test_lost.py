@@ -24,19 +24,19 @@ def losing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 
 def run(command: Callable[[str], Any]) -> None:
-    """One event in a stream of that delivery; then a command, with the url."""
+    """Publish one event to a stream with the losing delivery, then run a command with the url."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Served("made") as regions:
             url = regions.url("east")
             source = Values([(None, b"x")])
             assert await _publish(url, "", "s", None, "made", source, False) == 0
             await command(url)
 
-    play(story)
+    play(scenario)
 
 
-def test_lost_events_are_a_line_and_reading_goes_on(
+def test_lost_events_are_printed_as_a_line_and_reading_continues(
     losing: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run(lambda url: _subscribe("s", 1, False, None, 5, False, url, "", False))
@@ -45,7 +45,7 @@ def test_lost_events_are_a_line_and_reading_goes_on(
                      "s\t9\t\t9", "s\t10\t\t10"]  # fmt: skip
 
 
-def test_lost_events_are_an_object_with_their_range(
+def test_lost_events_are_printed_as_a_json_object_with_their_range(
     losing: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run(lambda url: _subscribe("*", 2, False, None, 3, False, url, "", True))
@@ -62,11 +62,11 @@ def test_lost_events_without_positions_are_shown() -> None:
     assert json.loads(as_object(lost))["range"] == [0, 0]
 
 
-def test_publish_says_which_deliveries_there_are(losing: None) -> None:
-    async def story() -> None:
+def test_publish_with_an_unknown_delivery_lists_the_known_ones(losing: None) -> None:
+    async def scenario() -> None:
         async with Served() as regions:
             source = Values([(None, b"x")])
             with pytest.raises(NotSupported, match=r"'broadcast'.*'made'"):
                 await _publish(regions.url("east"), "", "s", None, "pigeon", source, False)
 
-    play(story)
+    play(scenario)

@@ -1,4 +1,4 @@
-"""`surecast publish`, `subscribe` and `streams`, as a user of the shell meets them."""
+"""`surecast publish`, `subscribe` and `streams`, run as shell commands."""
 
 import asyncio
 import json
@@ -47,7 +47,7 @@ def test_values_are_published_and_read(served: Served) -> None:
     assert read.stdout == "shop.a\t1\tk\tone\nshop.a\t2\tk\ttwo\nshop.a\t3\t\tthree\n"
     assert read.returncode == 0
     shown = [json.loads(line) for line in surecast_here(*words, "--json").stdout.splitlines()]
-    assert [(one["seq"], one["key"], one["value"]) for one in shown] == [
+    assert [(event["seq"], event["key"], event["value"]) for event in shown] == [
         (1, "k", "one"),
         (2, "k", "two"),
         (3, None, "three"),
@@ -63,11 +63,11 @@ def test_a_bounded_subscription_ends_by_itself(served: Served) -> None:
     named = surecast(*words, "--until", "3", "--name", "until", "--json")
     assert [json.loads(line)["seq"] for line in named.stdout.splitlines()] == [1, 2]
     again = surecast(*words, "--until", "latest", "--name", "until")
-    assert again.stdout == "shop.u\t3\t\tthree\n"  # the place was stored at the end
+    assert again.stdout == "shop.u\t3\t\tthree\n"  # its position was saved at the end
     assert surecast(*words, "--until", "sometime").returncode == 2
 
 
-def test_lines_of_stdin_and_files(served: Served, tmp_path: Path) -> None:
+def test_publish_reads_lines_of_stdin_and_files(served: Served, tmp_path: Path) -> None:
     lines = "".join(f"{i}\n" for i in range(50_000)) + "no newline at the end"
     done = surecast_here("publish", "lines", "--url", served.url, stdin=lines)
     assert done.stdout == "lines: 1-50001 (50,001 events)\n", done.stderr
@@ -80,28 +80,28 @@ def test_lines_of_stdin_and_files(served: Served, tmp_path: Path) -> None:
     done = surecast_here("publish", "file", "--lines", str(path), "--url", served.url)
     assert done.stdout == "file: 1-3 (3 events)\n"  # an empty line is an empty event
     assert surecast_here("publish", "none", "--url", served.url).stdout == "none: no events\n"
-    assert "none" not in surecast_here("streams", "--url", served.url).stdout, "made by nothing"
+    assert "none" not in surecast_here("streams", "--url", served.url).stdout, "created by no event"
 
 
-def test_waiting_is_not_silent(
+def test_publish_reports_that_it_waits_for_an_acknowledgement(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(publish_module, "WAITS_S", 0.01)
     done = Done()
     done.waits_for = 1
     asyncio.run(publish_module._say_that_it_waits("orders", done))
-    said = capsys.readouterr().err
-    assert "orders: waiting for an acknowledgement" in said
-    assert "surecast status" in said
+    message = capsys.readouterr().err
+    assert "orders: waiting for an acknowledgement" in message
+    assert "surecast status" in message
 
 
-def test_ndjson_goes_round(served: Served) -> None:
+def test_subscribe_json_output_can_be_published_again(served: Served) -> None:
     lines = '{"key": "k", "value": "a\\nb"}\n{"value_base64": "AP8="}\n'
     done = surecast_here("publish", "nd.one", "--ndjson", "-", "--url", served.url, stdin=lines)
     assert done.returncode == 0, done.stderr
     words = ("--from", "earliest", "--count", "2", "--url", served.url)
     text = surecast_here("subscribe", "nd.one", *words)
-    assert text.stdout == "nd.one\t1\tk\ta\\nb\nnd.one\t2\t\t\\x00\\xff\n"  # a line each
+    assert text.stdout == "nd.one\t1\tk\ta\\nb\nnd.one\t2\t\t\\x00\\xff\n"  # a line for each
     shown = surecast_here("subscribe", "nd.one", "--json", *words)
     again = surecast_here(
         "publish", "nd.two", "--ndjson", "-", "--url", served.url, stdin=shown.stdout
@@ -111,7 +111,7 @@ def test_ndjson_goes_round(served: Served) -> None:
     assert second.stdout.replace("nd.two", "nd.one") == text.stdout
 
 
-def test_a_wrong_line_is_named_and_what_came_before_is_told(served: Served) -> None:
+def test_a_malformed_line_is_reported_with_its_number(served: Served) -> None:
     done = surecast_here(
         "publish", "bad", "--ndjson", "-", "--url", served.url, stdin='{"value": 1}\nx\n'
     )
@@ -139,7 +139,7 @@ def test_retention_is_set_once(served: Served) -> None:
     ]
 
 
-def test_streams_for_people(served: Served) -> None:
+def test_streams_prints_a_table(served: Served) -> None:
     nothing = surecast("streams", "nobody.>", "--url", served.url)
     assert nothing.returncode == 0
     assert "no streams that match nobody.> yet" in nothing.stdout
@@ -147,7 +147,7 @@ def test_streams_for_people(served: Served) -> None:
     assert "listed" in surecast_here("streams", "--url", served.url).stdout
 
 
-def test_a_named_subscription_keeps_its_place(served: Served) -> None:
+def test_a_named_subscription_resumes_at_its_position(served: Served) -> None:
     surecast_here("publish", "named", "1", "2", "3", "4", "--url", served.url)
     words = ("subscribe", "named", "--from", "earliest", "--name", "me", "--url", served.url)
     first = surecast_here(*words, "--count", "2")
@@ -158,7 +158,7 @@ def test_a_named_subscription_keeps_its_place(served: Served) -> None:
     assert [line.split("\t")[1] for line in third.stdout.splitlines()] == ["4"]
 
 
-def test_a_named_subscription_keeps_its_place_at_ctrl_c(served: Served, tmp_path: Path) -> None:
+def test_a_named_subscription_saves_its_position_at_ctrl_c(served: Served, tmp_path: Path) -> None:
     surecast("publish", "stopped", "1", "2", "3", "--url", served.url)
     words = ["subscribe", "stopped", "--from", "earliest", "--name", "c", "--url", served.url]
     with Process(tmp_path, words) as reading:
@@ -169,7 +169,7 @@ def test_a_named_subscription_keeps_its_place_at_ctrl_c(served: Served, tmp_path
     assert after.stdout == "stopped\t4\t\t4\n"
 
 
-def test_what_could_not_be_printed_comes_again(served: Served) -> None:
+def test_events_that_could_not_be_printed_are_delivered_again(served: Served) -> None:
     surecast("publish", "unread", "1", "2", "3", "--url", served.url)
     words = ["subscribe", "unread", "--from", "earliest", "--name", "p", "--url", served.url]
     read, write = os.pipe()
@@ -202,7 +202,7 @@ def test_only_what_was_written_is_acknowledged(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr("surecast.cli.subscribe._write", write)
 
-    async def story() -> None:
+    async def scenario() -> None:
         page, acks = Page(as_line), Acks()
 
         async def show(*seqs: int) -> None:
@@ -227,15 +227,15 @@ def test_only_what_was_written_is_acknowledged(monkeypatch: pytest.MonkeyPatch) 
         assert acked == [1]
         assert written == ["s\t1\t\t\n"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_lines_under_way_are_shown_when_a_subscription_ends(
+def test_lines_being_written_are_shown_when_a_subscription_ends(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """One task flushes now and then, and is cancelled when all have come."""
+    """The task that flushes regularly is cancelled when all events have come. No line is lost."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         hold = threading.Event()
         loop = asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(1))
@@ -254,12 +254,12 @@ def test_lines_under_way_are_shown_when_a_subscription_ends(
         await busy
         assert flushing.cancelled()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
     assert capsys.readouterr().out == "one\ntwo\n"
 
 
 def test_ctrl_c_ends_a_subscription_cleanly(served: Served, tmp_path: Path) -> None:
-    surecast("publish", "live.x", "before", "--url", served.url)  # else it says that it waits
+    surecast("publish", "live.x", "before", "--url", served.url)  # so that it does not wait
     words = ["subscribe", "live.>", "--url", served.url]
     with Process(tmp_path, words) as reading:
 
@@ -272,7 +272,7 @@ def test_ctrl_c_ends_a_subscription_cleanly(served: Served, tmp_path: Path) -> N
         assert reading.err.read_text() == ""
 
 
-def test_a_reader_that_goes_away_is_no_error(served: Served) -> None:
+def test_a_closed_output_pipe_is_no_error(served: Served) -> None:
     surecast_here("publish", "pipe", *map(str, range(10)), "--url", served.url)
     command = [*COMMAND, "subscribe", "pipe", "--from", "earliest", "--url", served.url]
     with subprocess.Popen(
@@ -281,7 +281,7 @@ def test_a_reader_that_goes_away_is_no_error(served: Served) -> None:
         assert reading.stdout is not None
         assert reading.stderr is not None
         assert reading.stdout.readline() == "pipe\t1\t\t0\n"
-        reading.stdout.close()  # nothing more is published: it must notice by itself
+        reading.stdout.close()  # nothing more is published: the command must notice this by itself
         try:
             assert reading.wait(60) == 0
         finally:
@@ -289,12 +289,12 @@ def test_a_reader_that_goes_away_is_no_error(served: Served) -> None:
         assert reading.stderr.read() == ""
 
 
-def test_errors_have_codes_and_say_what_to_do(served: Served) -> None:
-    nobody = surecast("publish", "a", "x", "--url", "surecast://127.0.0.1:1")
-    assert nobody.returncode == 3
-    assert "`surecast up` starts a cluster" in nobody.stderr
+def test_errors_have_exit_codes_and_hints(served: Served) -> None:
+    no_server = surecast("publish", "a", "x", "--url", "surecast://127.0.0.1:1")
+    assert no_server.returncode == 3
+    assert "`surecast up` starts a cluster" in no_server.stderr
     here = surecast_here("publish", "a", "x", "--url", "surecast://127.0.0.1:1")
-    assert (here.returncode, here.stdout, here.stderr) == (3, "", nobody.stderr)
+    assert (here.returncode, here.stdout, here.stderr) == (3, "", no_server.stderr)
     assert surecast_here("publish", "a b", "x", "--url", served.url).returncode == 2
     assert surecast_here("publish", "a", "x", "--url", "http://x").returncode == 2
     assert surecast_here("subscribe", "a..b", "--url", served.url).returncode == 2
@@ -305,11 +305,11 @@ def test_errors_have_codes_and_say_what_to_do(served: Served) -> None:
     assert both.returncode == 2
     missing = surecast_here("publish", "a", "--lines", "nowhere", "--url", served.url)
     assert (missing.returncode, "cannot read nowhere" in missing.stderr) == (2, True)
-    for one in (nobody, both, missing, beyond):
-        assert "Traceback" not in one.stderr
+    for done in (no_server, both, missing, beyond):
+        assert "Traceback" not in done.stderr
 
 
-def test_starts() -> None:
+def test_start_positions_are_parsed() -> None:
     assert parse_start("earliest") == "earliest"
     assert parse_start("17") == 17
     assert parse_start("2026-01-31T12:00:00Z").tzinfo is not None
@@ -321,12 +321,12 @@ def test_starts() -> None:
     [str(10**24), "9" * 5000, "0", "-1", "1.0", "nan", "true", "oldest", "", "0001-01-01",
      "0001-01-01T00:00:00Z", "1969-12-31T00:00:00Z", "9999-12-31", "9999-12-31T23:59:59-10:00"],
 )  # fmt: skip
-def test_starts_that_cannot_be(text: str) -> None:
+def test_invalid_start_positions_are_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter):
         parse_start(text)
 
 
-def test_runs_are_joined() -> None:
+def test_adjacent_ranges_are_joined() -> None:
     done = Done()
     for run in ((1, 3), (3, 5), (9, 10)):
         done.add(run)

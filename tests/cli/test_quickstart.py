@@ -1,4 +1,4 @@
-"""docs/quickstart.md, run word by word: its program, and every command after a `$`."""
+"""docs/quickstart.md as written: its program, and every command after a `$`, are run."""
 
 import os
 import re
@@ -63,7 +63,7 @@ def test_the_commands_do_what_the_page_says(tmp_path: Path) -> None:
         "no_proxy": "127.0.0.1",
     }
     words = [*up.split(), "--dir", str(tmp_path / "up"), "--base-port", str(base)]
-    with Process(tmp_path / "said", words) as server:
+    with Process(tmp_path / "output", words) as server:
         wait_for(lambda: "Ctrl-C stops all of it" in server.said(), "ready")
         for command, wanted in commands():
             done = subprocess.run(

@@ -1,4 +1,4 @@
-"""`surecast replay`, with a swarm of our own that runs a real, small world; and of recordings."""
+"""`surecast replay` of seeds of a small test swarm, and of recordings."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ from surecast_lab.swarm.process import BUILD, build
 
 
 class Ticker:
-    """Sends a number to its peer at a pace drawn from its own randomness."""
+    """Sends a number to its peer at random intervals."""
 
     def __init__(self, ctx: Any, peer: str) -> None:
         self.rng, self.peer = ctx.rng, peer
@@ -81,7 +81,7 @@ def test_faults_and_last_rows_are_shown(swarm: ModuleType) -> None:
     assert "last rows:" in done.stdout
 
 
-def test_a_recorded_trace_is_equal_or_the_first_difference_is_shown(
+def test_a_recorded_trace_is_reproduced_or_the_first_difference_is_shown(
     swarm: ModuleType, tmp_path: Path
 ) -> None:
     path = tmp_path / "deep" / "trace.parquet"
@@ -110,13 +110,13 @@ def test_failing_seeds_of_a_summary_are_replayed(swarm: ModuleType, tmp_path: Pa
 @pytest.mark.parametrize(
     "text", ["", "{}", "[1]", '{"protocol": "x", "failing_seeds": []}', "PAR1"]
 )
-def test_a_file_that_is_no_recording_is_wrong_usage(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_not_a_recording_is_wrong_usage(tmp_path: Path, text: str) -> None:
     path = tmp_path / "file"
     path.write_text(text)
     assert replay(path).exit_code == 2
 
 
-def test_neither_seed_nor_file_is_wrong_usage() -> None:
+def test_a_word_that_is_neither_seed_nor_file_is_wrong_usage() -> None:
     assert replay("nothing-here").exit_code == 2
     assert replay(3, "--protocol", "nobody").exit_code == 2
 
@@ -125,11 +125,11 @@ def test_neither_seed_nor_file_is_wrong_usage() -> None:
 
 
 def record(path: Path, node: str, *, wrong_at: int = -1) -> Path:
-    """Record 50 steps of a publisher, 10 ms apart; step `wrong_at` gets an extra effect."""
+    """Record 50 steps of a publisher, 10 ms apart; step `wrong_at` with an extra effect."""
     args = {"role": "publisher", "replicas": ["east/0"]}
     disk = MemoryDisk()
     machine = build(NodeContext(node, Random(f"7/{node}/1"), disk, 1), args)
-    made = Recorder(
+    recorder = Recorder(
         path,
         node=node,
         build=BUILD,
@@ -143,13 +143,13 @@ def record(path: Path, node: str, *, wrong_at: int = -1) -> Path:
         inp = TimerFired("retry") if n else Start(1_000_000, 1)
         effects = machine.step(n * 10 * MS, inp)
         if n == wrong_at:
-            effects = [*effects, Emit("not an effect of this step")]
-        made.step(n * 10 * MS, inp, effects)
-    made.close()
+            effects = [*effects, Emit("unexpected")]
+        recorder.step(n * 10 * MS, inp, effects)
+    recorder.close()
     return path
 
 
-def test_recordings_are_played(tmp_path: Path) -> None:
+def test_recordings_are_replayed(tmp_path: Path) -> None:
     one, two = record(tmp_path / "1.rec", "a"), record(tmp_path / "2.rec", "b")
     for words in ([tmp_path], [one, two]):
         done = replay(*words)
@@ -161,7 +161,7 @@ def test_recordings_are_played(tmp_path: Path) -> None:
         ]
 
 
-def test_a_replay_that_differs_from_its_recording_is_explained(tmp_path: Path) -> None:
+def test_a_recording_that_is_not_reproduced_is_explained(tmp_path: Path) -> None:
     path = record(tmp_path / "1.rec", "a", wrong_at=30)
     done = replay(path)
     assert done.exit_code == 1
@@ -174,7 +174,7 @@ def test_a_replay_that_differs_from_its_recording_is_explained(tmp_path: Path) -
     assert found["steps"] == 31
 
 
-def test_a_played_recording_has_a_trace(tmp_path: Path) -> None:
+def test_replaying_a_recording_writes_a_trace(tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
     path, out = record(tmp_path / "1.rec", "a"), tmp_path / "deep" / "trace.parquet"
@@ -191,7 +191,9 @@ def test_a_played_recording_has_a_trace(tmp_path: Path) -> None:
     assert replay(out).exit_code == 2  # that trace has no seed to run again
 
 
-def test_a_killed_nodes_recording_is_played_as_far_as_it_goes(tmp_path: Path) -> None:
+def test_the_recording_of_a_killed_node_is_replayed_to_its_last_complete_step(
+    tmp_path: Path,
+) -> None:
     path = record(tmp_path / "1.rec", "a")
     path.write_bytes(path.read_bytes()[:-50])
     done = replay(path)
@@ -214,7 +216,7 @@ def test_a_damaged_recording_cannot_be_replayed(tmp_path: Path) -> None:
     assert "version 77" in replay(path).stdout
 
 
-def test_recordings_are_not_mixed_with_other_things(tmp_path: Path) -> None:
+def test_recordings_cannot_be_combined_with_seeds(tmp_path: Path) -> None:
     assert replay(tmp_path).exit_code == 2  # an empty directory
     path = record(tmp_path / "1.rec", "a")
     assert replay(path, 7).exit_code == 2

@@ -1,4 +1,4 @@
-"""`surecast serve` as a real process: what it answers, how it ends, what it says when it cannot."""
+"""`surecast serve` as a real process: its answers, its end, its errors at startup."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ import surecast as api
 
 
 @pytest.mark.slow
-def test_a_node_answers_and_ends_in_order(tmp_path: Path) -> None:
+def test_a_node_answers_and_ends_orderly_on_sigterm(tmp_path: Path) -> None:
     with Served(tmp_path, durable=True) as served:
         assert get(f"http://{served.http}/healthz")[0] == 200
         assert ask(f"http://{served.http}/v1/streams/a.b/events", b"x")[0] == 200
@@ -64,7 +64,7 @@ def test_nothing_acknowledged_is_lost_by_sigterm_under_load(tmp_path: Path) -> N
         assert await asyncio.to_thread(served.end) == 0  # while the load goes on
         await asyncio.to_thread(served.start)
         count = len(acked)
-        while len(acked) < count + 1000:  # it goes on, without being told
+        while len(acked) < count + 1000:  # the publisher continues without intervention
             await asyncio.sleep(0.01)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -75,15 +75,15 @@ def test_nothing_acknowledged_is_lost_by_sigterm_under_load(tmp_path: Path) -> N
                 if event.seq >= max(acked):
                     break
         assert {seq: found[seq] for seq in acked} == acked
-        assert list(found.values()) == [b"%d" % i for i in range(len(found))]  # once, in order
+        assert list(found.values()) == [b"%d" % i for i in range(len(found))]  # each once, in order
 
     with Served(tmp_path, durable=True) as served:
         asyncio.run(main())
 
 
 @pytest.mark.slow
-def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
-    # A session that never says Bye keeps the drain waiting: long enough for the second signal.
+def test_a_second_signal_ends_a_draining_server_at_once(tmp_path: Path) -> None:
+    # A session that never sends Bye keeps the drain waiting, long enough for the second signal.
     more = '[runtime]\ndrain_timeout_ns = "60s"\n'
     with Served(tmp_path, more=more) as served, half_open(served.url):
         served.popen.send_signal(signal.SIGTERM)
@@ -92,7 +92,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
 
 
 def half_open(url: str) -> socket.socket:
-    """A peer that says Hello and then nothing, not even goodbye."""
+    """A peer that sends Hello and one heartbeat, then nothing."""
     from surecast.runtime import hello
 
     host, _, port = url.removeprefix("surecast://").partition(":")
@@ -104,7 +104,7 @@ def half_open(url: str) -> socket.socket:
 
 
 @pytest.mark.slow
-def test_a_port_that_is_taken(tmp_path: Path) -> None:
+def test_a_port_in_use_is_exit_code_2(tmp_path: Path) -> None:
     with Served(tmp_path / "one") as served:
         again = surecast("serve", str(served.config))
         assert again.returncode == 2
@@ -116,7 +116,7 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_data_folder_that_is_in_use_or_of_a_later_version(tmp_path: Path) -> None:
+def test_a_data_folder_in_use_or_of_a_later_version_is_refused(tmp_path: Path) -> None:
     port, http = free_ports(2)
     with Served(tmp_path, durable=True) as served:
         ask(f"http://{served.http}/v1/streams/s/events", b"x" * 1000)
@@ -136,7 +136,7 @@ def test_a_data_folder_that_is_in_use_or_of_a_later_version(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_bug_ends_it_with_a_paragraph(tmp_path: Path) -> None:
+def test_a_bug_ends_the_server_with_a_message_that_explains_it(tmp_path: Path) -> None:
     port, http = free_ports(2)
     config = tmp_path / "node.toml"
     config.write_text(config_text(port, http))
@@ -149,7 +149,7 @@ def test_a_bug_ends_it_with_a_paragraph(tmp_path: Path) -> None:
     path = os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))
     with Process(tmp_path, ["serve", str(config)], {"PYTHONPATH": path}) as served:
         wait_for(lambda: "ready" in served.said(), "ready")
-        with suppress(OSError):  # it may have time for an answer, or not
+        with suppress(OSError):  # the server may end before it answers
             code, _ = ask(f"http://127.0.0.1:{http}/v1/streams/s/events", b"x")
             assert code >= 500
         assert served.popen.wait(30) == 1
@@ -160,7 +160,7 @@ def test_a_bug_ends_it_with_a_paragraph(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_check_config_says_what_a_file_means(tmp_path: Path) -> None:
+def test_check_config_explains_the_configuration(tmp_path: Path) -> None:
     port, http = free_ports(2)
     config = tmp_path / "node.toml"
     config.write_text(config_text(port, http, str(tmp_path / "data")))
@@ -193,7 +193,7 @@ def test_a_wrong_configuration_is_exit_code_2(tmp_path: Path, flag: str, words: 
 
 
 @pytest.mark.slow
-def test_half_sent_requests_and_garbage_leave_health_and_log_alone(tmp_path: Path) -> None:
+def test_incomplete_and_malformed_requests_affect_neither_health_nor_log(tmp_path: Path) -> None:
     with Served(tmp_path) as served, ExitStack() as stack:
         host, _, port = served.http.partition(":")
 

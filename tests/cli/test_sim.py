@@ -1,4 +1,4 @@
-"""`surecast sim` with a swarm of our own: adding up, exit codes, and what a failure prints."""
+"""`surecast sim` with a fake swarm: sums over seeds, exit codes, and the output for failures."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,7 @@ class FakeResult(msgspec.Struct):
 
 @pytest.fixture
 def swarm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A module with a `run_seed`, known to the verb as the swarm called "fake"."""
+    """A module with a `run_seed`, registered as the swarm "fake"."""
     module = ModuleType("fake_swarm")
     module.run_seed = lambda seed: FakeResult(seed)  # type: ignore[attr-defined]
     fake_swarm(monkeypatch, "fake", module)
@@ -50,7 +50,7 @@ def run(*words: str) -> Any:
     return CliRunner().invoke(app, ["sim", "fake", "--jobs", "1", *words])
 
 
-def test_results_add_up(swarm: ModuleType) -> None:
+def test_the_summary_adds_up_the_results_of_all_seeds(swarm: ModuleType) -> None:
     done = run("--seeds", "4", "--first-seed", "7", "--json")
     assert done.exit_code == 0
     summary = json.loads(done.stdout)
@@ -72,7 +72,7 @@ def test_results_add_up(swarm: ModuleType) -> None:
     assert summary["failing_seeds"] == []
 
 
-def test_a_failing_seed_is_named_with_its_command(swarm: ModuleType) -> None:
+def test_a_failing_seed_is_printed_with_the_command_that_repeats_it(swarm: ModuleType) -> None:
     def run_seed(seed: int) -> FakeResult:
         bad = seed == 42
         return FakeResult(seed, ok=not bad, violations=["G3: order"] * bad)
@@ -91,7 +91,7 @@ def test_a_failing_seed_is_named_with_its_command(swarm: ModuleType) -> None:
     assert run("--seed", "41").exit_code == 0
 
 
-def test_a_run_that_crashes_or_fails_in_silence_is_a_violation(swarm: ModuleType) -> None:
+def test_a_run_that_raises_or_fails_without_a_message_is_a_violation(swarm: ModuleType) -> None:
     def crash(seed: int) -> FakeResult:
         raise AssertionError("seq reused")
 
@@ -103,7 +103,7 @@ def test_a_run_that_crashes_or_fails_in_silence_is_a_violation(swarm: ModuleType
     assert run("--seed", "5").exit_code == 1
 
 
-def test_a_handler_never_reached_fails_a_large_run_only(swarm: ModuleType) -> None:
+def test_a_handler_that_is_never_reached_fails_large_runs_only(swarm: ModuleType) -> None:
     def run_seed(seed: int) -> FakeResult:
         return FakeResult(seed, coverage={"RegionSync.Advertise": 1, "RegionSync.Stale": 0})
 
@@ -116,7 +116,7 @@ def test_a_handler_never_reached_fails_a_large_run_only(swarm: ModuleType) -> No
     assert run("--seeds", "50").exit_code == 1
 
 
-def test_mesh_clients_add_up_and_the_slowest_to_settle_is_named() -> None:
+def test_the_summary_adds_up_mesh_clients_and_has_the_longest_settling_time() -> None:
     one = {"seed": 1, "violations": [], "clients": {"came": 5, "left": 1}, "settled_ns": 2 * 10**9}
     got = {"came": 7, "got from peers": 1, "got from servers": 3}
     two = {"seed": 2, "violations": [], "clients": got, "settled_ns": 10**9}
@@ -132,7 +132,7 @@ def test_mesh_clients_add_up_and_the_slowest_to_settle_is_named() -> None:
 
 
 @pytest.mark.slow
-def test_one_seed_can_be_drawn(swarm: ModuleType, tmp_path: Path) -> None:
+def test_draw_writes_a_picture_of_one_seed(swarm: ModuleType, tmp_path: Path) -> None:
     def run_seed(seed: int, timeline: Timeline) -> SeedResult:
         return sprinkler.run_seed(8, timeline=timeline)
 
@@ -160,7 +160,7 @@ def test_worker_processes_give_the_same_results() -> None:
     assert all("no swarm 'none'; there are: " in result["violations"][0] for result in results)
 
 
-def test_a_run_is_entered_into_the_ledger(swarm: ModuleType, tmp_path: Path) -> None:
+def test_each_run_is_appended_to_the_ledger_file(swarm: ModuleType, tmp_path: Path) -> None:
     ledger = tmp_path / "new" / "torture.jsonl"
 
     def run_seed(seed: int) -> FakeResult:
@@ -187,7 +187,7 @@ def test_a_run_is_entered_into_the_ledger(swarm: ModuleType, tmp_path: Path) -> 
     assert (second["first_seed"], second["passed"], second["failing_seeds"]) == (7, False, [8])
 
 
-def test_a_ledger_that_cannot_be_written_is_refused_before_the_work(
+def test_an_unwritable_ledger_is_refused_before_any_seed_runs(
     swarm: ModuleType, tmp_path: Path
 ) -> None:
     begun = []
@@ -203,7 +203,7 @@ def test_a_ledger_that_cannot_be_written_is_refused_before_the_work(
     assert begun == []
 
 
-def test_spark_draws_nothing_and_has_no_jobs(swarm: ModuleType, tmp_path: Path) -> None:
+def test_on_spark_refuses_jobs_and_draw(swarm: ModuleType, tmp_path: Path) -> None:
     assert run("--seeds", "4", "--on-spark").exit_code == 2
     words = ["sim", "fake", "--seed", "1", "--on-spark", "--draw", str(tmp_path / "x.png")]
     assert CliRunner().invoke(app, words).exit_code == 2

@@ -1,4 +1,4 @@
-"""What the verbs that run on Spark ask for when they start it."""
+"""How the commands that run on Spark start it."""
 
 import subprocess
 import sys
@@ -19,49 +19,49 @@ VERBS = [
 
 
 class NoSpark(UsageError):
-    """In place of a session."""
+    """Raised in place of starting a session."""
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What was asked of Spark, which does not start."""
-    said: dict[str, Any] = {}
+def requested(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The arguments of `spark_session`, which raises NoSpark."""
+    arguments: dict[str, Any] = {}
 
     def refuse(master: str | None, **more: Any) -> None:
-        said.update(more, master=master)
+        arguments.update(more, master=master)
         raise NoSpark("not now")
 
     monkeypatch.setattr("surecast.pipeline.session.spark_session", refuse)
     monkeypatch.setattr("surecast.pipeline.session.running_session", lambda: None)
-    return said
+    return arguments
 
 
 @pytest.mark.parametrize("words", VERBS, ids=lambda words: words[0])
-def test_without_a_master_spark_is_left_to_what_it_is_set_up_for(
-    asked: dict[str, Any], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_without_the_master_option_spark_uses_its_own_configuration(
+    requested: dict[str, Any], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for more, master in ([], None), (["--master", "local[7]"], "local[7]"):
         done = CliRunner().invoke(app, [*words, *more])
         assert isinstance(done.exception, NoSpark), done.output
-        assert asked["master"] == master
+        assert requested["master"] == master
 
 
 @pytest.mark.parametrize("words", VERBS, ids=lambda words: words[0])
-def test_settings_are_handed_to_spark(
-    asked: dict[str, Any], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_conf_options_are_passed_to_spark(
+    requested: dict[str, Any], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    given = ["--conf", "spark.x=a=b", "--conf", " spark.y = 1 2 ", "--conf", "spark.z="]
-    done = CliRunner().invoke(app, [*words, *given])
+    options = ["--conf", "spark.x=a=b", "--conf", " spark.y = 1 2 ", "--conf", "spark.z="]
+    done = CliRunner().invoke(app, [*words, *options])
     assert isinstance(done.exception, NoSpark), done.output
-    assert asked["conf"] == {"spark.x": "a=b", "spark.y": "1 2", "spark.z": ""}
+    assert requested["conf"] == {"spark.x": "a=b", "spark.y": "1 2", "spark.z": ""}
     for text in ("spark.x", "=7", "spark.executor.memory 4g"):
         done = CliRunner().invoke(app, [*words, "--conf", text])
         assert (done.exit_code, "is not a setting" in done.output) == (2, True), done.output
 
 
-# A process of its own: what has been imported here cannot be taken back.
+# Run in a separate process, because modules imported here cannot be unloaded.
 WITHOUT = """
 import sys
 sys.modules["pyspark"] = None
@@ -82,7 +82,7 @@ lab run sprinkler-e2 --sweep
 """
 
 
-def test_without_pyspark_the_way_to_get_it_is_said(tmp_path: Path) -> None:
+def test_without_pyspark_the_error_says_how_to_install_it(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT],
         input=LINES, cwd=tmp_path, capture_output=True, text=True, timeout=60,

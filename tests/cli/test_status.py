@@ -1,4 +1,4 @@
-"""`surecast status`: what is shown of what servers say."""
+"""`surecast status`: the output for given answers of servers."""
 
 import json
 from pathlib import Path
@@ -38,16 +38,18 @@ def stream(
     }  # fmt: skip
 
 
-def test_all_is_well(capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_without_alarms_says_that_all_is_well(capsys: pytest.CaptureFixture[str]) -> None:
     found = {"e-1": facts("e-1", "east"), "w-1": facts("w-1", "west")}
     assert regions_of(found) == ["east", "west"]
     tell(found, {}, 10)
-    said = capsys.readouterr().out
-    assert "all is well" in said
-    assert "west up" in said
+    text = capsys.readouterr().out
+    assert "all is well" in text
+    assert "west up" in text
 
 
-def test_the_furthest_word_on_each_region_counts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_highest_position_reported_for_a_region_is_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     found = {
         "e-1": facts("e-1", "east", streams=[stream("s", 101, {"east": 101, "west": 40})]),
         "w-1": facts("w-1", "west", streams=[stream("s", 91, {"west": 91, "east": 95})]),
@@ -59,11 +61,11 @@ def test_the_furthest_word_on_each_region_counts(capsys: pytest.CaptureFixture[s
 
 
 def test_a_delivery_other_than_the_default_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    both = [
+    streams = [
         stream("s", 101, {"east": 101, "west": 101}),
         stream("t", 11, {"east": 11}, delivery="local-only"),
     ]
-    found = {"e-1": facts("e-1", "east", streams=both), "w-1": facts("w-1", "west")}
+    found = {"e-1": facts("e-1", "east", streams=streams), "w-1": facts("w-1", "west")}
     tell(found, {}, 10)
     rows = [line for line in capsys.readouterr().out.splitlines() if "keep-all" in line]
     cells = [[cell.strip() for cell in row.strip("│").split("│")] for row in rows]
@@ -73,15 +75,17 @@ def test_a_delivery_other_than_the_default_is_shown(capsys: pytest.CaptureFixtur
     ]
 
 
-def test_what_roles_say_besides_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_status_of_each_role_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     tell({"e-1": facts("e-1", "east", roles={"made": {"count": 3, "names": ["s"]}})}, {}, 10)
     assert "made  e-1: count 3, names ['s']" in capsys.readouterr().out
 
 
-def test_a_silent_replica_is_shown_in_its_region(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_replica_that_does_not_answer_is_shown_in_its_region(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     tell({"e-1": facts("e-1", "east")}, {"e-2": "dead", "w-1": "dead", "x": "dead"}, 10)
-    said = capsys.readouterr().out
-    rows = [line.strip("│").split("│")[:3] for line in said.splitlines() if "no answer" in line]
+    text = capsys.readouterr().out
+    rows = [line.strip("│").split("│")[:3] for line in text.splitlines() if "no answer" in line]
     shown = [[cell.strip() for cell in row] for row in rows if len(row) == 3]
     assert shown == [
         ["east", "e-2", "no answer"],
@@ -90,18 +94,18 @@ def test_a_silent_replica_is_shown_in_its_region(capsys: pytest.CaptureFixture[s
     ]
 
 
-def test_alarms_say_what_they_mean_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_alarms_are_shown_with_meaning_and_remedy(capsys: pytest.CaptureFixture[str]) -> None:
     alarm = {"code": "owners-differ", "what": "west [x]", "means": "Means.", "todo": "Do."}
     found = {"e-1": facts("e-1", "east", alarms=[alarm])}
     tell(found, {"e-2": "http://x does not answer"}, 10)
-    said = capsys.readouterr().out
-    assert "owners-differ  e-1: west [x]" in said
-    assert "To do: Do." in said
-    assert "no answer  e-2: http://x does not answer" in said
-    assert "all is well" not in said
+    text = capsys.readouterr().out
+    assert "owners-differ  e-1: west [x]" in text
+    assert "To do: Do." in text
+    assert "no answer  e-2: http://x does not answer" in text
+    assert "all is well" not in text
 
 
-def test_too_many_streams_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_streams_beyond_the_limit_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     many = [stream(f"s{i}", 2, {"east": 2}) for i in range(5)]
     tell({"e-1": facts("e-1", "east", streams=many, streams_total=7)}, {}, 3)
     assert "and 4 more" in capsys.readouterr().out
@@ -114,7 +118,7 @@ def test_status_of_a_real_node_behind_a_token(tmp_path: Path) -> None:
         assert refused.returncode == 3
         assert "wrong token: none was given" in refused.stderr
         found = surecast_here("status", "--json", "--url", served.url, "--token", "secret")
-        assert found.returncode == 0, found.stderr  # only in-memory, which is harmless
+        assert found.returncode == 0, found.stderr  # the only alarm is in-memory, which is harmless
         status = json.loads(found.stdout)
         assert status["nodes"]["east-1"]["chain"]["place"] == "alone"
     gone = surecast_here("status", "--url", served.url)
@@ -123,7 +127,7 @@ def test_status_of_a_real_node_behind_a_token(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_node_without_http_says_what_to_set(tmp_path: Path) -> None:
+def test_status_of_a_node_without_http_names_the_setting(tmp_path: Path) -> None:
     with Served(tmp_path) as served:
         served.end()
         text = served.config.read_text().replace(f'http = "{served.http}"', 'http = ""')

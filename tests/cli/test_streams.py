@@ -1,4 +1,4 @@
-"""`surecast streams`: what is shown of the streams that there are."""
+"""`surecast streams`: the table of streams."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def cells(found: list[StreamInfo], capsys: pytest.CaptureFixture[str]) -> list[l
     return [[cell.strip() for cell in row] for row in rows]
 
 
-def test_a_delivery_is_shown_where_it_is_not_the_default(
+def test_deliveries_are_shown_if_one_is_not_the_default(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     plain = StreamInfo(bytes(16), "a", "east", KeepAll())

@@ -1,4 +1,4 @@
-"""`surecast subscriptions`, as a user of the shell meets it, and what `surecast status` shows."""
+"""`surecast subscriptions` as a shell command, and subscriptions in `surecast status`."""
 
 import json
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ def rows(text: str, word: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
 
 
-def test_a_row_per_position(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_has_a_row_for_each_position(capsys: pytest.CaptureFixture[str]) -> None:
     places = (
         SubscriptionPosition("a", 1_001, 3_001, 2_000, SAVED),
         SubscriptionPosition("b", 4, 4, 0, None),
@@ -45,7 +45,7 @@ def subscription(name: str, lag: int, connected: bool | None) -> dict[str, Any]:
     return {"name": name, "connected": connected, "lag": lag, "moved": moved, "positions": places}
 
 
-def test_status_shows_the_largest_lag_first_as_the_head_says(
+def test_status_shows_the_heads_subscriptions_with_the_largest_lag_first(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     many = [subscription(f"sub{n}", n, True) for n in range(SUBSCRIPTIONS_SHOWN + 5)]
@@ -74,7 +74,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @pytest.mark.slow
-def test_list_reset_and_delete(served: Served, tmp_path: Path) -> None:
+def test_subscriptions_are_listed_reset_and_deleted(served: Served, tmp_path: Path) -> None:
     def verb(*words: str) -> tuple[int, str, str]:
         done = surecast("subscriptions", *words, "--url", served.url)
         return done.returncode, done.stdout, done.stderr
@@ -97,7 +97,7 @@ def test_list_reset_and_delete(served: Served, tmp_path: Path) -> None:
     assert read.stdout == "shop\t3\t\tc\n"
     status = json.loads(surecast("status", "--json", "--url", served.url).stdout)
     [node] = status["nodes"].values()
-    assert [one["name"] for one in node["subscriptions"]] == ["billing"]
+    assert [entry["name"] for entry in node["subscriptions"]] == ["billing"]
     code, _, problem = verb("reset", "billing", "--from", "99")
     assert code == 2
     assert "from 1 to 4" in problem
@@ -110,7 +110,7 @@ def test_list_reset_and_delete(served: Served, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_name_in_use_needs_force(served: Served, tmp_path: Path) -> None:
+def test_deleting_a_subscription_in_use_requires_force(served: Served, tmp_path: Path) -> None:
     from tests.server.processes import Process, wait_for
 
     assert surecast("publish", "busy", "a", "--url", served.url).returncode == 0

@@ -1,4 +1,4 @@
-"""`surecast subscribe --until`: it prints what there is and ends with exit code 0."""
+"""`surecast subscribe --until` prints the events up to there and ends with exit code 0."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -23,9 +23,9 @@ def lines(
     as_json: bool = False,
     collected: bool = False,
 ) -> list[str]:
-    """What is printed of `s.a` with five events and `s.b` with two."""
+    """The lines printed for a stream `s.a` with five events and `s.b` with two."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions, regions.client("east") as client:
             for name, events in (("s.a", 5), ("s.b", 2)):
                 stream = await client.stream(name)
@@ -38,7 +38,7 @@ def lines(
             )
             assert code == 0
 
-    play(story)
+    play(scenario)
     return capfd.readouterr().out.splitlines()
 
 
@@ -63,20 +63,20 @@ def test_nothing_to_print_is_no_error(capfd: pytest.CaptureFixture[str]) -> None
     assert lines(capfd, "s.a", "latest", start="latest") == []
 
 
-def test_whichever_comes_first_ends_it(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_first_of_count_and_until_ends_it(capfd: pytest.CaptureFixture[str]) -> None:
     assert len(lines(capfd, "s.a", "latest", count=2)) == 2
     assert len(lines(capfd, "s.a", "latest", count=20)) == 5
 
 
-def test_json_and_voids_end_too(capfd: pytest.CaptureFixture[str]) -> None:
+def test_until_counts_voids_and_works_with_json(capfd: pytest.CaptureFixture[str]) -> None:
     found = lines(capfd, "s.b", "latest", voids=True, as_json=True, collected=True)
     shown = [json.loads(line) for line in found]
-    assert [(one["seq"], one["kind"]) for one in shown] == [
+    assert [(event["seq"], event["kind"]) for event in shown] == [
         (1, "event"), (2, "event"), (3, "void"),
     ]  # fmt: skip
 
 
-def test_what_until_takes() -> None:
+def test_values_of_until_are_parsed() -> None:
     assert parse_until("latest") == "latest"
     assert parse_until("17") == 17
     assert parse_until("2026-01-31T12:00:00Z") == datetime(2026, 1, 31, 12, tzinfo=UTC)

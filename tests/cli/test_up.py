@@ -1,4 +1,4 @@
-"""`surecast up` as a real process: a deployment tried as a new user would, and its end."""
+"""`surecast up` as a real process: first use of a deployment, a lost replica, and its end."""
 
 import json
 import os
@@ -16,7 +16,7 @@ PORTS = 100  # more than any deployment here uses
 
 
 class Up(Process):
-    """`surecast up`, ready."""
+    """A running `surecast up`, started and ready."""
 
     def __init__(self, folder: Path, *words: str, base: int | None = None) -> None:
         self.base = base or free_base(PORTS)
@@ -29,7 +29,7 @@ class Up(Process):
         }
 
     def pid(self, name: str) -> int:
-        """Of the process that serves `name`: ours, by the file it was given."""
+        """The id of the process that serves `name`, found by its configuration file; 0 if none."""
         config = self.nodes[name]["config"]
         for folder in Path("/proc").iterdir():
             if folder.name.isdigit():
@@ -45,7 +45,7 @@ class Up(Process):
         return not any(self.pid(name) for name in self.nodes)
 
 
-def test_three_regions_as_a_new_user_would(tmp_path: Path) -> None:
+def test_three_regions_publish_subscribe_and_lose_a_replica(tmp_path: Path) -> None:
     with Up(tmp_path) as up:
         regions = [node["region"] for node in up.nodes.values() if node["role"] == "replica"]
         assert regions == ["east", "east", "west", "west", "north", "north"]
@@ -55,7 +55,7 @@ def test_three_regions_as_a_new_user_would(tmp_path: Path) -> None:
         with Process(tmp_path / "reader", words) as reading:
             done = surecast_here("publish", "demo.hello", "a", "b", "--url", east)
             assert done.stdout == "demo.hello: 1-2 (2 events)\n", done.stderr
-            # Through another region than the owner, with the same positions.
+            # Published through a region that does not own the stream; the positions are the same.
             done = surecast_here("publish", "demo.hello", "c", "--url", west)
             assert done.stdout == "demo.hello: 3 (1 event)\n", done.stderr
             assert reading.popen.wait(60) == 0
@@ -66,21 +66,21 @@ def test_three_regions_as_a_new_user_would(tmp_path: Path) -> None:
             ]
         done = surecast_here(
             "publish", "west.orders", "x", "--url", east
-        )  # west owns what begins so
+        )  # west owns streams named west.*
         assert done.returncode == 0, done.stderr
         owners = json.loads(surecast_here("streams", "--json", "--url", east).stdout)
         assert {s["name"]: s["owner"] for s in owners} == {
             "demo.hello": "east",
             "west.orders": "west",
         }
-        look_at_status(east)
-        lose_a_replica(up, tmp_path)
-        assert up.end(signal.SIGINT) == 1  # one of them stopped unexpectedly
+        check_status(east)
+        kill_a_replica(up, tmp_path)
+        assert up.end(signal.SIGINT) == 1  # because a server stopped unexpectedly
         assert up.all_gone()
         assert "stopping" in up.said()
 
 
-def look_at_status(url: str) -> None:
+def check_status(url: str) -> None:
     def settled() -> Any:
         found = surecast_here("status", "--json", "--url", url)
         status = json.loads(found.stdout)
@@ -100,8 +100,8 @@ def look_at_status(url: str) -> None:
     assert "all is well" in text
 
 
-def lose_a_replica(up: Up, folder: Path) -> None:
-    """SIGKILL: it is reported with what to do, status says what it means, and doing it helps."""
+def kill_a_replica(up: Up, folder: Path) -> None:
+    """Kill a replica: `up` reports it with a remedy, status explains it, and the remedy works."""
     os.kill(up.pid("east-1"), signal.SIGKILL)
     wait_for(lambda: "east-1 stopped unexpectedly (exit code -9)" in up.said(), "reported")
     again = f"serve {up.nodes['east-1']['config']}"
@@ -123,15 +123,15 @@ def lose_a_replica(up: Up, folder: Path) -> None:
         assert process.end() == 0
 
 
-def test_everything_is_still_there_the_next_time(tmp_path: Path) -> None:
+def test_events_survive_a_restart_of_all_servers(tmp_path: Path) -> None:
     base = free_base(PORTS)
     data = str(tmp_path / "data")
-    for life in (1, 2):
+    for start in (1, 2):
         words = ("--regions", "1", "--replicas", "1", "--dir", data)
-        with Up(tmp_path / f"{life}", *words, base=base) as up:
-            assert up.nodes.keys() == {"east-1"}  # its witness is inside
+        with Up(tmp_path / f"{start}", *words, base=base) as up:
+            assert up.nodes.keys() == {"east-1"}  # the witness runs inside it
             done = surecast_here("publish", "s", "x", "--url", up.nodes["east-1"]["url"])
-            assert done.stdout == f"s: {life} (1 event)\n", done.stderr
+            assert done.stdout == f"s: {start} (1 event)\n", done.stderr
             assert up.end(signal.SIGTERM) == 0, up.said()
             assert up.all_gone()
     with Process(
@@ -141,7 +141,7 @@ def test_everything_is_still_there_the_next_time(tmp_path: Path) -> None:
         assert "holds the data of other replicas" in other.said()
 
 
-def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+def test_up_names_a_port_that_is_in_use(tmp_path: Path) -> None:
     base = free_base(PORTS)
     with socket.create_server(("127.0.0.1", base + 1)):
         done = surecast("up", "--dir", str(tmp_path), "--base-port", str(base))
@@ -150,7 +150,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
     assert "--base-port" in done.stderr
 
 
-def test_a_process_that_cannot_start_ends_all(tmp_path: Path) -> None:
+def test_up_stops_all_servers_if_one_cannot_start(tmp_path: Path) -> None:
     words = ["up", "--regions", "1", "--in-memory", "--dir", str(tmp_path / "up")]
     words += ["--base-port", str(free_base(PORTS))]
     with Process(tmp_path, words, {"SURECAST_LOG__LEVEL": "loud"}) as up:
@@ -159,8 +159,8 @@ def test_a_process_that_cannot_start_ends_all(tmp_path: Path) -> None:
         assert "[log] level = 'loud'" in up.said()
 
 
-def test_its_processes_do_not_outlive_it(tmp_path: Path) -> None:
+def test_servers_end_when_up_is_killed(tmp_path: Path) -> None:
     with Up(tmp_path, "--regions", "1", "--replicas", "1", "--in-memory") as up:
         up.popen.kill()
         up.popen.wait()
-        wait_for(up.all_gone, "they end when their parent is gone")
+        wait_for(up.all_gone, "the servers end after their parent")

@@ -1,4 +1,4 @@
-"""Regions of real server nodes on loopback, to be killed and restarted, for the client's tests."""
+"""Regions of real server nodes on loopback that client tests can kill and restart."""
 
 import asyncio
 import time
@@ -21,23 +21,24 @@ from tests.ports import free_ports
 __all__ = ["Regions", "play", "until"]
 
 HOST = "127.0.0.1"
-# Failures are noticed fast, so that the tests are.
+# Failures are detected quickly to keep the tests short.
 LIMITS = RuntimeLimits(
     connect_timeout_ns=300 * MS, session_timeout_ns=1_000 * MS, reconnect_ns=10 * MS
 )
 
 
-def play(story: Callable[[], Awaitable[None]], seconds: float = 60) -> None:
-    """Run a story; one that hangs fails."""
+def play(scenario: Callable[[], Awaitable[None]], seconds: float = 60) -> None:
+    """Run a scenario; fail if it does not end within `seconds`."""
 
     async def main() -> None:
         async with asyncio.timeout(seconds):
-            await story()
+            await scenario()
 
     asyncio.run(main())
 
 
 async def until(condition: Callable[[], Any], what: str = "") -> None:
+    """Wait until `condition` is true; fail with the message `what` after 30 seconds."""
     limit = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < limit, what or "waited in vain"
@@ -47,7 +48,7 @@ async def until(condition: Callable[[], Any], what: str = "") -> None:
 class Regions:
     """`Regions(east=2, west=1)`: replicas and a witness for each, in this event loop.
 
-    Disks outlive their nodes: what is killed comes back with what it had.
+    A node that is killed and started again has its former disk.
     """
 
     def __init__(self, owners: dict[str, str] | None = None, token: str = "", **sizes: int) -> None:
@@ -115,7 +116,7 @@ class Regions:
         await self.start(name)
 
     async def move(self, name: str) -> None:
-        """Restart it at another port."""
+        """Restart a node at another port."""
         if name in self.nodes:
             await self.kill(name)
         self.ports[name] = free_ports(1)[0]
@@ -123,12 +124,12 @@ class Regions:
         await self.start(name)
 
     def layer(self, name: str, layer: str = "streams") -> Any:
-        """A layer of a replica, to be looked at."""
+        """A layer of a replica, for inspection."""
         machine: Any = self.nodes[name].machine
         return machine.layers[layer]
 
     def head(self, region: str) -> str | None:
-        """The replica that is head now, if there is one alive."""
+        """The running replica that is head, or None."""
         for name in self.names[region]:
             if name in self.nodes and self.layer(name).is_head:
                 return name
@@ -137,8 +138,8 @@ class Regions:
     # ------------------------------------------------------------ clients
 
     def url(self, region: str) -> str:
-        places = ",".join(f"{HOST}:{self.ports[name]}" for name in self.names[region])
-        return f"surecast://{places}"
+        addresses = ",".join(f"{HOST}:{self.ports[name]}" for name in self.names[region])
+        return f"surecast://{addresses}"
 
     def client(self, region: str, mesh: bool = False, **options: Any) -> Client:
         return Client(

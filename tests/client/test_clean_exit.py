@@ -1,4 +1,4 @@
-"""What an exit acknowledges: a clean one all that was handed out, an exception nothing more."""
+"""Acknowledgements on exit: a clean exit acknowledges the events handed out."""
 
 import asyncio
 import gc
@@ -14,7 +14,7 @@ from surecast import sync
 from surecast.client.connection import Client
 from surecast.client.stream import Stream
 from surecast.client.subscription import Subscription
-from tests.client.stage import Regions, play
+from tests.client.stage import Regions, play, until
 
 
 class Stop(Exception):
@@ -22,7 +22,7 @@ class Stop(Exception):
 
 
 async def filled(client: Client) -> Stream:
-    """Of 600 events: more than are handed out together."""
+    """A stream of 600 events, more than one batch holds."""
     stream = await client.stream("s")
     for _ in range(3):
         await stream.publish_many([b"x"] * 200)
@@ -35,63 +35,62 @@ async def read_two(sub: Subscription) -> None:
             return
 
 
-async def next_run(regions: Regions) -> int:
-    """The first position that the next run reads."""
+async def next_position(regions: Regions) -> int:
+    """The first position that the next subscription with this name reads."""
     async with regions.client("east") as client:
         sub = client.subscribe("s", start="earliest", name="me")
         await (await client.stream("s")).publish(b"if nothing else is left")
         return (await anext(sub)).seq
 
 
-def after(exit_: Any) -> int:
-    """Where the next run begins after one that ended by `exit_(client, stream)`."""
+def resumes_at(exit_: Any) -> int:
+    """Where the next subscription begins after one that ended with `exit_(client, stream)`."""
     found = 0
 
-    async def story() -> None:
+    async def scenario() -> None:
         nonlocal found
         async with Regions(east=1) as regions:
             with suppress(Stop):
                 async with regions.client("east") as client:
                     await exit_(client, await filled(client))
-            found = await next_run(regions)
+            found = await next_position(regions)
 
-    play(story)
+    play(scenario)
     return found
 
 
 # ------------------------------------------------------------ clean exits
 
 
-def test_break_out_of_a_loop_and_leave_the_block_of_the_subscription() -> None:
+def test_leaving_the_subscription_block_after_a_break_acknowledges() -> None:
     async def leave(client: Client, stream: Stream) -> None:
         async with stream.subscribe("earliest", name="me") as sub:
             async for event in sub:
                 if event.seq == 2:
                     break
 
-    assert after(leave) == 3
+    assert resumes_at(leave) == 3
 
 
-def test_break_out_of_a_loop_and_leave_the_block_of_the_client() -> None:
+def test_leaving_the_client_block_after_a_break_acknowledges() -> None:
     async def leave(client: Client, stream: Stream) -> None:
         async for event in stream.subscribe("earliest", name="me"):
             if event.seq == 2:
                 break
 
-    assert after(leave) == 3
+    assert resumes_at(leave) == 3
 
 
-def test_break_out_of_a_loop_and_leave_the_block_of_the_client_later() -> None:
+def test_leaving_the_client_block_later_acknowledges() -> None:
     async def leave(client: Client, stream: Stream) -> None:
         await read_two(client.subscribe("s", start="earliest", name="me"))
-        gc.collect()
-        await asyncio.sleep(0.2)  # the subscription is gone
-        assert not [task for task in client._subscriptions if not task.buffer.ended]
+        gc.collect()  # the subscription is garbage, and closed soon
+        await until(lambda: all(task.buffer.ended for task in client._subscriptions))
 
-    assert after(leave) == 3
+    assert resumes_at(leave) == 3
 
 
-def test_close_after_a_loop_and_within() -> None:
+def test_close_after_or_inside_a_loop_acknowledges() -> None:
     async def leave(client: Client, stream: Stream) -> None:
         sub = stream.subscribe("earliest", name="me")
         await read_two(sub)
@@ -103,17 +102,17 @@ def test_close_after_a_loop_and_within() -> None:
             if event.seq == 2:
                 await sub.close()
 
-    assert after(leave) == 3
-    assert after(within) == 3
+    assert resumes_at(leave) == 3
+    assert resumes_at(within) == 3
 
 
-def test_one_event_at_a_time() -> None:
+def test_events_taken_one_at_a_time_are_acknowledged() -> None:
     async def leave(client: Client, stream: Stream) -> None:
         async with stream.subscribe("earliest", name="me") as sub:
             assert (await anext(sub)).seq == 1
             assert (await asyncio.wait_for(anext(sub), 10)).seq == 2
 
-    assert after(leave) == 3
+    assert resumes_at(leave) == 3
 
 
 def test_batches_are_acknowledged_whole() -> None:
@@ -130,58 +129,58 @@ def test_batches_are_acknowledged_whole() -> None:
             async for _batch in sub.batches():
                 raise Stop
 
-    assert after(leave) == len(seqs) + 1
-    assert after(fail) == 1
+    assert resumes_at(leave) == len(seqs) + 1
+    assert resumes_at(fail) == 1
 
 
-def test_what_was_received_and_not_handed_out_is_not_acknowledged() -> None:
+def test_events_received_but_not_handed_out_are_not_acknowledged() -> None:
     async def leave(client: Client, stream: Stream) -> None:
         async with stream.subscribe("earliest", name="me") as sub:
             assert await sub._buffer.next_rows()  # as if cancelled before the first event
 
-    assert after(leave) == 1
+    assert resumes_at(leave) == 1
 
 
-def test_a_task_that_has_ended_by_itself() -> None:
+def test_events_read_by_a_task_that_ended_normally_are_acknowledged() -> None:
     async def leave(client: Client, stream: Stream) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(read_two(stream.subscribe("earliest", name="me")))
 
-    assert after(leave) == 3
+    assert resumes_at(leave) == 3
 
 
 # ------------------------------------------------------------ exits by an exception
 
 
-def test_an_exception_leaves_the_block_of_the_client() -> None:
+def test_an_exception_that_leaves_the_client_block_does_not_acknowledge() -> None:
     async def fail(client: Client, stream: Stream) -> None:
         async for event in stream.subscribe("earliest", name="me"):
             if event.seq == 2:
                 raise Stop
 
-    assert after(fail) == 2
+    assert resumes_at(fail) == 2
 
 
-def test_an_exception_leaves_the_block_of_the_client_later() -> None:
+def test_an_exception_later_in_the_client_block_does_not_acknowledge() -> None:
     async def fail(client: Client, stream: Stream) -> None:
         await read_two(stream.subscribe("earliest", name="me"))
         await asyncio.sleep(0.2)
         raise Stop
 
-    assert after(fail) == 2
+    assert resumes_at(fail) == 2
 
 
-def test_an_exception_leaves_the_block_of_the_subscription() -> None:
+def test_an_exception_that_leaves_the_subscription_block_does_not_acknowledge() -> None:
     async def fail(client: Client, stream: Stream) -> None:
         with suppress(Stop):
             async with stream.subscribe("earliest", name="me") as sub:
                 await read_two(sub)
                 raise Stop
 
-    assert after(fail) == 2
+    assert resumes_at(fail) == 2
 
 
-def test_close_in_a_finally_block() -> None:
+def test_close_in_a_finally_block_acknowledges_only_without_exception() -> None:
     async def fail(client: Client, stream: Stream) -> None:
         sub = stream.subscribe("earliest", name="me")
         try:
@@ -205,28 +204,31 @@ def test_close_in_a_finally_block() -> None:
         finally:
             await sub.close()
 
-    assert after(fail) == 2
-    assert after(close_client) == 2
-    assert after(clean) == 3
+    assert resumes_at(fail) == 2
+    assert resumes_at(close_client) == 2
+    assert resumes_at(clean) == 3
 
 
-def test_cancellation() -> None:
+def test_cancellation_does_not_acknowledge() -> None:
     async def fail(client: Client, stream: Stream) -> None:
+        has_two = asyncio.Event()
+
         async def read() -> None:
             async with stream.subscribe("earliest", name="me") as sub:
                 await read_two(sub)
+                has_two.set()
                 await asyncio.sleep(60)
 
         reading = asyncio.create_task(read())
-        await asyncio.sleep(0.3)
+        await has_two.wait()
         reading.cancel()
         await asyncio.wait([reading])
         assert reading.cancelled()
 
-    assert after(fail) == 2
+    assert resumes_at(fail) == 2
 
 
-def test_a_subscription_that_is_opened_again_reads_what_failed_again() -> None:
+def test_a_subscription_opened_again_reads_the_failed_event_again() -> None:
     async def again(client: Client, stream: Stream) -> None:
         with suppress(Stop):
             async for event in stream.subscribe("earliest", name="me"):
@@ -238,13 +240,13 @@ def test_a_subscription_that_is_opened_again_reads_what_failed_again() -> None:
                 assert (await anext(sub)).seq == 2
                 raise Stop
 
-    assert after(again) == 2
+    assert resumes_at(again) == 2
 
 
 # ------------------------------------------------------------ tasks that read, and others
 
 
-def test_an_event_that_another_task_deals_with_is_not_acknowledged() -> None:
+def test_an_event_that_another_task_still_processes_is_not_acknowledged() -> None:
     async def leave(client: Client, stream: Stream) -> None:
         sub, has_two = stream.subscribe("earliest", name="me"), asyncio.Event()
 
@@ -258,10 +260,10 @@ def test_an_event_that_another_task_deals_with_is_not_acknowledged() -> None:
         await sub.close()
         working.cancel()
 
-    assert after(leave) == 2
+    assert resumes_at(leave) == 2
 
 
-def test_an_event_that_a_task_failed_at_is_not_acknowledged(
+def test_an_event_whose_task_failed_is_not_acknowledged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def leave(client: Client, stream: Stream) -> None:
@@ -274,16 +276,16 @@ def test_an_event_that_a_task_failed_at_is_not_acknowledged(
         await asyncio.wait([asyncio.create_task(work())])
         await sub.close()
 
-    assert after(leave) == 2
+    assert resumes_at(leave) == 2
     assert "Stop()" in caplog.text
 
 
-def test_by_hand_only_ack_acknowledges() -> None:
+def test_with_manual_acknowledgement_only_ack_acknowledges() -> None:
     async def leave(client: Client, stream: Stream) -> None:
         async with stream.subscribe("earliest", name="me", ack="manual") as sub:
             await read_two(sub)
 
-    assert after(leave) == 1
+    assert resumes_at(leave) == 1
 
 
 # ------------------------------------------------------------ without await
@@ -307,7 +309,7 @@ def first_of_next_run(folder: Path) -> int:
 
 @pytest.mark.parametrize("by_exception", [False, True])
 @pytest.mark.parametrize("block", ["subscription", "client", "close", "batches"])
-def test_sync(folder: Path, block: str, by_exception: bool) -> None:
+def test_exits_of_the_sync_client(folder: Path, block: str, by_exception: bool) -> None:
     last = 0
     with suppress(Stop), sync.local(folder) as client:
         sub = client.stream("s").subscribe("earliest", name="me")
@@ -343,7 +345,9 @@ def test_sync(folder: Path, block: str, by_exception: bool) -> None:
     assert first_of_next_run(folder) == (again if by_exception else clean)
 
 
-def test_sync_an_event_that_another_thread_deals_with_is_not_acknowledged(folder: Path) -> None:
+def test_sync_an_event_that_another_thread_still_processes_is_not_acknowledged(
+    folder: Path,
+) -> None:
     with sync.local(folder) as client:
         sub, end = client.stream("s").subscribe("earliest", name="me"), threading.Event()
         has_two = threading.Event()
@@ -365,7 +369,7 @@ def test_sync_an_event_that_another_thread_deals_with_is_not_acknowledged(folder
 
 
 def test_sync_an_interrupted_call_hands_out_nothing(folder: Path) -> None:
-    """Ctrl-C after the other thread has taken a batch out, and before this one has it."""
+    """Ctrl-C after the loop's thread has taken a batch and before the caller receives it."""
     with sync.local(folder) as client:
         sub = client.stream("s").subscribe("earliest", name="me")
         call = client._loop.call
@@ -382,15 +386,17 @@ def test_sync_an_interrupted_call_hands_out_nothing(folder: Path) -> None:
     assert first_of_next_run(folder) == 1
 
 
-def test_the_names_of_a_program_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_remembers_a_bounded_number_of_dropped_subscriptions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("surecast.client.connection.DROPPED_MAX", 2)
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with surecast.local() as client:
             stream = await filled(client)
             for name in ("a", "b", "c"):
                 await anext(stream.subscribe("earliest", name=name))
-                await asyncio.sleep(0.1)
+                await until(lambda name=name: name in client._dropped)  # type: ignore[misc]
             assert list(client._dropped) == ["b", "c"]
 
-    play(story)
+    play(scenario)

@@ -1,4 +1,4 @@
-"""Connecting: urls, errors that say what to do, other regions, servers that move."""
+"""Connecting: urls, errors with remedies, other regions, servers that move."""
 
 import asyncio
 import dataclasses
@@ -38,7 +38,7 @@ from tests.ports import free_ports
         ("surecast://[::1]:5,[::1]", [("::1", 5), ("::1", 7400)]),
     ],
 )
-def test_urls(url: str, addresses: list[tuple[str, int]]) -> None:
+def test_urls_are_parsed(url: str, addresses: list[tuple[str, int]]) -> None:
     assert parse_url(url) == addresses
 
 
@@ -47,13 +47,13 @@ def test_urls(url: str, addresses: list[tuple[str, int]]) -> None:
     ["", "nats://h:1", "surecast://", "surecast://h:x", "surecast://h:0", "surecast://:5",
      "surecast://h:70000", "surecast://a:1,,b:2", "surecast://" + ",".join(["h:1"] * 65)],
 )  # fmt: skip
-def test_what_is_no_url(url: str) -> None:
+def test_invalid_urls_are_refused(url: str) -> None:
     with pytest.raises(UsageError):
         surecast.connect(url)
 
 
-def test_nobody_there_says_who_was_asked_and_what_to_do() -> None:
-    async def story() -> None:
+def test_a_connection_error_names_each_address_and_a_remedy() -> None:
+    async def scenario() -> None:
         (free,) = free_ports(1)
 
         async def mute(reader: Any, writer: Any) -> None:
@@ -69,38 +69,38 @@ def test_nobody_there_says_who_was_asked_and_what_to_do() -> None:
 
         servers = [await asyncio.start_server(serve, HOST, 0) for serve in (mute, rude, web)]
         ports = [server.sockets[0].getsockname()[1] for server in servers]
-        silent = ClientOptions(connect_timeout=0.1)
+        impatient = ClientOptions(connect_timeout=0.1)
         with pytest.raises(ConnectError, match=f"{HOST}:{ports[0]} did not answer within 0.1 s"):
-            await surecast.connect(f"surecast://{HOST}:{ports[0]}", options=silent)
-        places = ",".join(f"{HOST}:{port}" for port in (free, *ports[1:]))
+            await surecast.connect(f"surecast://{HOST}:{ports[0]}", options=impatient)
+        addresses = ",".join(f"{HOST}:{port}" for port in (free, *ports[1:]))
         with pytest.raises(ConnectError) as caught:
-            await surecast.connect(f"surecast://{places}")
-        said = str(caught.value)
+            await surecast.connect(f"surecast://{addresses}")
+        message = str(caught.value)
         for words in (
             f"{HOST}:{free} refused the connection",
             f"{HOST}:{ports[1]} c",  # closed it, or cannot be reached: it sent a reset
             f"{HOST}:{ports[2]} is an HTTP port",
             "`surecast up`",
         ):
-            assert words in said
+            assert words in message
         for server in servers:
             server.close()
 
-    play(story)
+    play(scenario)
 
 
-def test_an_unknown_host() -> None:
-    async def story() -> None:
+def test_an_unknown_host_is_a_connection_error() -> None:
+    async def scenario() -> None:
         with pytest.raises(ConnectError, match=r"no\.such\.host\.invalid:1 (cannot|did not)"):
             await surecast.connect("surecast://no.such.host.invalid:1")
         with pytest.raises(ConnectError, match="cannot be reached"):
-            await surecast.connect(f"surecast://{'x' * 70}:1")  # no host can be called that
+            await surecast.connect(f"surecast://{'x' * 70}:1")  # not a valid host name
 
-    play(story)
+    play(scenario)
 
 
 def test_one_address_that_answers_is_enough() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with Regions(east=2) as regions:
             (free,) = free_ports(1)
             port = regions.ports["east-2"]
@@ -109,11 +109,11 @@ def test_one_address_that_answers_is_enough() -> None:
                 assert client.region == "east"
                 assert await (await client.stream("s")).publish(b"x") == 1
 
-    play(story)
+    play(scenario)
 
 
-def test_tokens() -> None:
-    async def story() -> None:
+def test_only_the_right_token_is_accepted() -> None:
+    async def scenario() -> None:
         async with Regions(token="secret", east=1) as regions:
             for token, words in (("", "none was given"), ("guess", "refused by 127.0.0.1:")):
                 with pytest.raises(WrongToken, match=f"wrong token: {words}") as caught:
@@ -124,11 +124,11 @@ def test_tokens() -> None:
                 await stream.publish(b"x")
                 assert (await anext(stream.subscribe(start=1))).value == b"x"
 
-    play(story)
+    play(scenario)
 
 
 def test_a_client_must_be_opened_and_can_be_closed_twice() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions:
             client = regions.client("east")
             with pytest.raises(UsageError, match="await"):
@@ -144,11 +144,11 @@ def test_a_client_must_be_opened_and_can_be_closed_twice() -> None:
             with pytest.raises(Closed):
                 await client.flush()
 
-    play(story)
+    play(scenario)
 
 
-def test_what_ends_the_block_is_not_hidden() -> None:
-    async def story() -> None:
+def test_an_exception_that_ends_the_client_block_is_not_hidden() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions:
 
             async def block() -> None:
@@ -161,28 +161,28 @@ def test_what_ends_the_block_is_not_hidden() -> None:
             with pytest.raises(ZeroDivisionError):
                 await block()
 
-    play(story)
+    play(scenario)
 
 
 # ------------------------------------------------------------ streams
 
 
-def test_retention_mismatch_says_both() -> None:
-    async def story() -> None:
+def test_a_retention_mismatch_names_both_policies() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions, regions.client("east") as client:
             await client.stream("s", retain=surecast.keep_for(timedelta(hours=1)))
             with pytest.raises(StreamConfigMismatch) as caught:
                 await client.stream("s", retain=surecast.latest_per_key())
             assert "has retain=keep-for:1h, but latest-per-key was requested" in str(caught.value)
-            taken = await client.stream("s")
-            assert taken.retain == surecast.keep_for(timedelta(hours=1))
-            assert taken.owner == "east"
+            existing = await client.stream("s")
+            assert existing.retain == surecast.keep_for(timedelta(hours=1))
+            assert existing.owner == "east"
 
-    play(story)
+    play(scenario)
 
 
 def test_retention_may_be_text() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions, regions.client("east") as client:
             stream = await client.stream("s", retain="keep_for:1h")
             assert stream.retain == surecast.keep_for(timedelta(hours=1))
@@ -192,21 +192,21 @@ def test_retention_may_be_text() -> None:
                 with pytest.raises(UsageError, match=r"^retain: .* is not a retention policy"):
                     await client.stream("t", retain=wrong)  # type: ignore[arg-type]
 
-    play(story)
+    play(scenario)
 
 
-def test_many_open_one_stream_at_once_with_different_wishes() -> None:
-    async def story() -> None:
+def test_one_stream_can_be_opened_many_times_at_once_with_different_retention() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions, regions.client("east") as client:
-            wishes = [surecast.keep_last(5), None, surecast.keep_all(), surecast.keep_last(5)]
-            opening = [asyncio.ensure_future(client.stream("s", retain=w)) for w in wishes * 5]
-            given_up = opening[:4:3] + opening[8:10]
+            policies = [surecast.keep_last(5), None, surecast.keep_all(), surecast.keep_last(5)]
+            opening = [asyncio.ensure_future(client.stream("s", retain=p)) for p in policies * 5]
+            cancelled = opening[:4:3] + opening[8:10]
             await asyncio.sleep(0)
-            for task in given_up:
+            for task in cancelled:
                 task.cancel()
             ended = await asyncio.gather(*opening, return_exceptions=True)
             for n, result in enumerate(ended):
-                if opening[n] in given_up:
+                if opening[n] in cancelled:
                     assert isinstance(result, asyncio.CancelledError)
                 elif n % 4 == 2:
                     assert isinstance(result, StreamConfigMismatch)
@@ -214,22 +214,22 @@ def test_many_open_one_stream_at_once_with_different_wishes() -> None:
                     assert isinstance(result, surecast.Stream)
             assert not client._endpoint.control.busy
 
-    play(story)
+    play(scenario)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a..b", "a.*", ">", "x" * 300, None])
-def test_names_that_are_none(name: Any) -> None:
-    async def story() -> None:
+def test_invalid_stream_names_are_refused(name: Any) -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions, regions.client("east") as client:
             with pytest.raises(UsageError, match=r"orders\.eu"):
                 await client.stream(name)
 
-    play(story)
+    play(scenario)
 
 
 @pytest.mark.slow
-def test_owner_unreachable() -> None:
-    async def story() -> None:
+def test_an_unreachable_owner_is_reported_and_other_streams_work() -> None:
+    async def scenario() -> None:
         regions = Regions(owners={"": "east", "w": "west"}, east=1, west=1)
         async with regions, regions.client("east", owner_timeout=2) as client:
             there = await client.stream("w.s")
@@ -242,7 +242,7 @@ def test_owner_unreachable() -> None:
                 asyncio.ensure_future(client.stream("w.new")),
             ]
             here = await client.stream("s")
-            assert await here.publish(b"not disturbed") == 1
+            assert await here.publish(b"not affected") == 1
             with pytest.raises(OwnerUnreachable) as caught:
                 await failing[0]
             assert caught.value.maybe_taken
@@ -252,15 +252,15 @@ def test_owner_unreachable() -> None:
             seq = await there.publish(b"z")
             assert seq in (2, 3)  # y may have been taken
 
-    play(story, 120)
+    play(scenario, 120)
 
 
 # ------------------------------------------------------------ the region moves
 
 
 @pytest.mark.slow
-def test_servers_that_come_back_elsewhere_are_found_through_the_url() -> None:
-    async def story() -> None:
+def test_servers_restarted_at_other_addresses_are_found_through_the_url() -> None:
+    async def scenario() -> None:
         async with Regions(east=2) as regions:
             client = await regions.client("east", rediscover_every=0.05)
             stream = await client.stream("s")
@@ -269,7 +269,7 @@ def test_servers_that_come_back_elsewhere_are_found_through_the_url() -> None:
             assert (await anext(sub)).seq == 1
             await regions.kill("east-1")
             await regions.move("east-2")
-            # A name that resolves anew.
+            # As if the host name resolved to the new addresses.
             client._endpoint.link.addresses = parse_url(regions.url("east"))
             waiting = asyncio.ensure_future(stream.publish(b"2"))
             await regions.move("east-1")
@@ -278,11 +278,11 @@ def test_servers_that_come_back_elsewhere_are_found_through_the_url() -> None:
             assert (await anext(sub)).seq == 2
             await client.close()
 
-    play(story, 120)
+    play(scenario, 120)
 
 
-def test_a_bug_in_a_machine_is_told_to_all_who_wait() -> None:
-    async def story() -> None:
+def test_a_bug_in_a_machine_fails_all_waiting_calls() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions:
             client = await regions.client("east", close_timeout=0.1)
             stream = await client.stream("s")
@@ -290,21 +290,21 @@ def test_a_bug_in_a_machine_is_told_to_all_who_wait() -> None:
             reading = asyncio.ensure_future(anext(sub))
             await regions.kill("east-1")
             waiting = asyncio.ensure_future(stream.publish(b"x"))
-            asking = asyncio.ensure_future(client.stream("t"))
+            opening = asyncio.ensure_future(client.stream("t"))
             await asyncio.sleep(0.01)
             client._endpoint.control.node.give(object())  # type: ignore[arg-type]
             client._endpoint.control.node.fail(RuntimeError("a bug"))
-            for task in (waiting, asking, reading):
+            for task in (waiting, opening, reading):
                 with pytest.raises(surecast.SurecastError):
                     await task
             with pytest.raises(Closed, match="report"):
                 await client.stream("u")
             await client.close()
 
-    play(story)
+    play(scenario)
 
 
-def test_mesh_beyond_this_machine_needs_a_word() -> None:
+def test_a_mesh_beyond_this_machine_requires_insecure() -> None:
     link = RegionLink([], "", ClientOptions(), lambda _problem: None)
     link.region = Region("east", {"a": (HOST, 1)}, {}, own_host="10.1.2.3")
     with pytest.raises(NotSupported, match="insecure"):
@@ -321,7 +321,7 @@ def test_mesh_beyond_this_machine_needs_a_word() -> None:
      {"rediscover_every": timedelta.max}, {"batch_bytes_max": 15 << 20}, {"readers_max": 0},
      {"readers_max": 1.5}, {"streams_max": True}],
 )  # fmt: skip
-def test_options_have_bounds(wrong: dict[str, Any]) -> None:
+def test_options_out_of_bounds_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         ClientOptions(**wrong)
 
@@ -334,8 +334,8 @@ def test_durations_are_seconds_or_timedeltas() -> None:
         == ClientOptions(close_timeout=timedelta(seconds=2.5)).close_timeout_ns
     )
     assert options.close_timeout_ns == 2_500_000_000
-    given = {field.name for field in dataclasses.fields(ClientOptions)}
-    assert not [name for name in given if name.endswith("_ns")]
+    names = {field.name for field in dataclasses.fields(ClientOptions)}
+    assert not [name for name in names if name.endswith("_ns")]
 
 
 def test_no_parameter_of_the_public_api_is_in_nanoseconds() -> None:
@@ -347,12 +347,16 @@ def test_no_parameter_of_the_public_api_is_in_nanoseconds() -> None:
             public = [value for key, value in inside if key == "__init__" or key[0] != "_"]
             for member in filter(inspect.isroutine, [thing, *public]):
                 names = inspect.signature(member).parameters
-                found += [f"{name}: {one}" for one in names if one.endswith(("_ns", "_ms", "_us"))]
+                found += [
+                    f"{name}: {parameter}"
+                    for parameter in names
+                    if parameter.endswith(("_ns", "_ms", "_us"))
+                ]
     assert found == []
 
 
-def test_local_keeps_its_streams_in_a_folder(tmp_path: Any) -> None:
-    async def story() -> None:
+def test_local_keeps_its_streams_in_the_given_folder(tmp_path: Any) -> None:
+    async def scenario() -> None:
         for seq in (1, 2):
             client: Client = surecast.local(tmp_path / "data")
             async with client:
@@ -362,4 +366,4 @@ def test_local_keeps_its_streams_in_a_folder(tmp_path: Any) -> None:
                 assert [(await anext(sub)).seq for _ in range(seq)] == list(range(1, seq + 1))
         await until(lambda: True)
 
-    play(story)
+    play(scenario)

@@ -1,4 +1,4 @@
-"""Deleting streams over sockets: what publishers, readers and later users of the name meet."""
+"""Deleting streams over sockets: effects on publishers, readers and later users of the name."""
 
 import asyncio
 import pickle
@@ -23,8 +23,8 @@ async def read_to_its_end(sub: Any, values: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("mesh", [False, True], ids=["thin", "mesh"])
-def test_publishers_and_readers_are_told(mesh: bool) -> None:
-    async def story() -> None:
+def test_publishers_and_readers_get_stream_deleted(mesh: bool) -> None:
+    async def scenario() -> None:
         async with (
             Regions({"": "east"}, east=2, west=1) as regions,
             regions.client("east", mesh=mesh) as client,
@@ -53,13 +53,13 @@ def test_publishers_and_readers_are_told(mesh: bool) -> None:
             await anext(stream.subscribe(start="latest"))
         left: list[bytes] = []
         await read_to_its_end(stream.subscribe(start="earliest"), left)
-        assert left in ([], [b"a", b"b"])  # what is recent is served as it was published
+        assert left in ([], [b"a", b"b"])  # recent events are sent although they are deleted
 
-    play(story)
+    play(scenario)
 
 
-def test_the_name_is_free_and_a_pattern_goes_on() -> None:
-    async def story() -> None:
+def test_the_name_can_be_reused_and_a_pattern_reads_the_new_stream() -> None:
+    async def scenario() -> None:
         async with Regions(east=2) as regions, regions.client("east") as client:
             stream = await client.stream("orders.a", retain=surecast.keep_last(5))
             async with client.subscribe("orders.*", start="earliest", name="app") as sub:
@@ -77,11 +77,11 @@ def test_the_name_is_free_and_a_pattern_goes_on() -> None:
             with pytest.raises(StreamDeleted):
                 await stream.publish(b"through the old handle")
 
-    play(story)
+    play(scenario)
 
 
 def test_events_of_a_deleted_stream_can_be_acknowledged() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions, regions.client("east") as client:
             stream, other = await client.stream("s.a"), await client.stream("s.b")
             options: dict[str, Any] = {"name": "app", "ack": "manual", "voids": True}
@@ -95,11 +95,11 @@ def test_events_of_a_deleted_stream_can_be_acknowledged() -> None:
                 await other.publish(b"x")
                 await sub.ack(await anext(sub))
 
-    play(story)
+    play(scenario)
 
 
-def test_a_deletion_survives_the_death_of_all_servers() -> None:
-    async def story() -> None:
+def test_a_deletion_survives_a_crash_of_all_servers() -> None:
+    async def scenario() -> None:
         async with Regions(east=2) as regions:
             async with regions.client("east") as client:
                 stream = await client.stream("s")
@@ -118,10 +118,10 @@ def test_a_deletion_survives_the_death_of_all_servers() -> None:
         while await client.streams("s"):
             await asyncio.sleep(0.01)
 
-    play(story)
+    play(scenario)
 
 
-def test_sync_and_local(tmp_path: Any) -> None:
+def test_deletion_with_the_sync_client(tmp_path: Any) -> None:
     with surecast.sync.local(data_dir=tmp_path) as client:
         stream = client.stream("s")
         stream.publish_many([b"a", b"b"])
@@ -133,14 +133,14 @@ def test_sync_and_local(tmp_path: Any) -> None:
         assert client.stream("s").publish(b"new") == 1
 
 
-def test_the_error_survives_pickling() -> None:
+def test_stream_deleted_can_be_pickled() -> None:
     problem = pickle.loads(pickle.dumps(StreamDeleted("s")))
     assert isinstance(problem, StreamDeleted)
     assert (problem.stream, str(problem)) == ("s", str(StreamDeleted("s")))
 
 
-def test_a_delivery_that_reaches_one_region_only_can_delete_too() -> None:
-    async def story() -> None:
+def test_a_nakcast_stream_can_be_deleted() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions, regions.client("east") as client:
             stream = await client.stream("s", delivery="nakcast")
             sub = stream.subscribe(start="earliest")
@@ -150,11 +150,11 @@ def test_a_delivery_that_reaches_one_region_only_can_delete_too() -> None:
             with pytest.raises(StreamDeleted):
                 await anext(sub)
 
-    play(story)
+    play(scenario)
 
 
-def test_a_bounded_read_of_several_streams_ends_though_one_is_deleted() -> None:
-    async def story() -> None:
+def test_a_bounded_read_of_several_streams_ends_if_one_is_deleted() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions, regions.client("east") as client:
             streams = [await client.stream("s.a"), await client.stream("s.b")]
             for stream in streams:
@@ -167,4 +167,4 @@ def test_a_bounded_read_of_several_streams_ends_though_one_is_deleted() -> None:
             rest = [(event.stream, event.seq) async for event in sub]
             assert rest == [("s.b", 3), ("s.b", 4)]
 
-    play(story)
+    play(scenario)

@@ -1,4 +1,4 @@
-"""A client in a cluster that has deliveries it does not know."""
+"""A client in a cluster with a delivery that the client does not know."""
 
 import logging
 
@@ -14,7 +14,7 @@ PIGEONS = StreamInfo(b"p" * 16, "a.pigeons", "east", KeepAll(), delivery="pigeon
 
 
 async def with_pigeons(regions: Regions) -> None:
-    """A later version has made a stream with a delivery that is not known here."""
+    """Add a stream with an unknown delivery, as a server of a later version would."""
     await until(lambda: regions.head("east") is not None)
     head = regions.head("east")
     assert head is not None
@@ -25,7 +25,7 @@ async def with_pigeons(regions: Regions) -> None:
 def test_a_pattern_leaves_out_streams_that_this_client_cannot_read(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with Regions(east=2) as regions, regions.client("east") as client:
             await with_pigeons(regions)
             stream = await client.stream("a.words")
@@ -36,11 +36,11 @@ def test_a_pattern_leaves_out_streams_that_this_client_cannot_read(
             assert [info.name for info in await client.streams("a.>")] == ["a.pigeons", "a.words"]
             assert "'a.pigeons' has delivery='pigeon'" in caplog.text
 
-    play(story)
+    play(scenario)
 
 
 def test_a_stream_that_this_client_cannot_read_is_refused_by_name() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with Regions(east=2) as regions, regions.client("east") as client:
             await with_pigeons(regions)
             with pytest.raises(NotSupported, match="upgrade the client"):
@@ -48,4 +48,4 @@ def test_a_stream_that_this_client_cannot_read_is_refused_by_name() -> None:
             with pytest.raises(NotSupported, match="upgrade the client"):
                 await anext(client.subscribe("a.pigeons"))
 
-    play(story)
+    play(scenario)

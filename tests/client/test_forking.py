@@ -1,4 +1,4 @@
-"""A forked child is told that its client is the parent's, at once, and can connect by itself."""
+"""In a forked child, calls on the parent's client fail at once, and a new connection works."""
 
 import asyncio
 import multiprocessing
@@ -21,29 +21,29 @@ WAIT_S = 20  # a child that hangs is killed by a signal
 
 
 def in_child(work: Callable[[], Any]) -> str:
-    """What `work` returned or raised in a forked child."""
-    theirs, ours = os.pipe()
+    """The result or exception of `work` in a forked child, as text."""
+    reading, writing = os.pipe()
     child = os.fork()
     if not child:
         try:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(WAIT_S)
             try:
-                said = f"returned {work()!r}"
+                result = f"returned {work()!r}"
             except Exception as problem:
-                said = f"{type(problem).__name__}: {problem}"
-            os.write(ours, said.encode())
+                result = f"{type(problem).__name__}: {problem}"
+            os.write(writing, result.encode())
         finally:
             os._exit(0)
-    os.close(ours)
-    with open(theirs, "rb") as pipe:
-        said = pipe.read().decode()
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        result = pipe.read().decode()
     _, status = os.waitpid(child, 0)
-    return said if status == 0 else f"ended by signal {os.WTERMSIG(status)}"
+    return result if status == 0 else f"ended by signal {os.WTERMSIG(status)}"
 
 
-def is_told(said: str) -> bool:
-    return said.startswith("UsageError: ") and "Connect again in the child" in said
+def is_refused(result: str) -> bool:
+    return result.startswith("UsageError: ") and "Connect again in the child" in result
 
 
 USES: dict[str, Callable[[sync.Client, sync.Stream, sync.Subscription], Any]] = {
@@ -79,19 +79,19 @@ def region() -> Any:
 
 @pytest.mark.parametrize("use", USES)
 def test_every_use_in_the_child_is_refused(region: Any, use: str) -> None:
-    assert is_told(in_child(lambda: USES[use](*region)))
+    assert is_refused(in_child(lambda: USES[use](*region)))
 
 
-def test_the_parent_goes_on(region: Any) -> None:
+def test_the_parent_is_not_affected(region: Any) -> None:
     _, stream, sub = region
-    assert is_told(in_child(lambda: stream.publish(b"x")))
+    assert is_refused(in_child(lambda: stream.publish(b"x")))
     assert [event.value for event in islice(sub, 2)] == [b"2", b"3"]
     last = stream.publish(b"4")
     assert next(iter(sub)).seq == last
 
 
 def test_leaving_the_block_in_the_child_is_no_error(region: Any) -> None:
-    """It has nothing to close, and must not hide what the child does next."""
+    """The child has nothing to close, and the exit must not raise an error."""
     client, stream, sub = region
 
     def leave() -> str:
@@ -101,7 +101,7 @@ def test_leaving_the_block_in_the_child_is_no_error(region: Any) -> None:
         return "left"
 
     assert in_child(leave) == "returned 'left'"
-    assert stream.publish(b"the parent's is open") > 0
+    assert stream.publish(b"the parent is still connected") > 0
 
 
 def test_the_child_can_connect_by_itself(region: Any) -> None:
@@ -117,11 +117,11 @@ def test_the_child_can_connect_by_itself(region: Any) -> None:
     assert in_child(lambda: sync.local().stream("t").publish(b"own")) == "returned 1"
 
 
-def test_buffered_events_of_publish_soon_are_the_parents(region: Any) -> None:
-    """A draft that has begun takes events by a short way, which must not be open in the child."""
+def test_buffered_events_of_publish_soon_belong_to_the_parent(region: Any) -> None:
+    """`publish_soon` adds to a started draft by a shortcut that the child must not use."""
     client, stream, _ = region
     stream.publish_soon(b"a")
-    assert is_told(in_child(lambda: stream.publish_soon(b"b")))
+    assert is_refused(in_child(lambda: stream.publish_soon(b"b")))
     client.flush()
 
 
@@ -133,17 +133,17 @@ def _publish(stream: sync.Stream) -> str:
         return f"UsageError: {problem}"
 
 
-_of_the_parent: list[sync.Stream] = []
+_streams_of_the_parent: list[sync.Stream] = []
 
 
 def _in_worker(number: int) -> str:
-    return _publish(_of_the_parent[number])
+    return _publish(_streams_of_the_parent[number])
 
 
-def test_workers_of_multiprocessing(region: Any) -> None:
-    _of_the_parent[:] = [region[1]]
+def test_workers_of_multiprocessing_are_refused(region: Any) -> None:
+    _streams_of_the_parent[:] = [region[1]]
     with multiprocessing.get_context("fork").Pool(1) as pool:
-        assert is_told(pool.apply_async(_in_worker, (0,)).get(WAIT_S))
+        assert is_refused(pool.apply_async(_in_worker, (0,)).get(WAIT_S))
 
 
 # ------------------------------------------------------------ with an event loop
@@ -176,24 +176,24 @@ AWAITED: dict[str, Use] = {
 
 
 @pytest.mark.parametrize("use", AWAITED)
-def test_every_use_with_a_loop_of_the_childs_own_is_refused(tmp_path: Path, use: str) -> None:
-    async def story() -> None:
+def test_every_use_with_a_new_event_loop_in_the_child_is_refused(tmp_path: Path, use: str) -> None:
+    async def scenario() -> None:
         async with surecast.local(tmp_path) as client:
             stream = await client.stream("s")
             await stream.publish_many([b"1", b"2"])
             sub = await stream.subscribe(start="earliest", name="mine", ack="manual").ready()
             assert (await anext(sub)).value == b"1"
             stream.publish_soon(b"3")
-            assert is_told(in_child(lambda: asyncio.run(AWAITED[use](client, stream, sub))))
+            assert is_refused(in_child(lambda: asyncio.run(AWAITED[use](client, stream, sub))))
             assert in_child(lambda: asyncio.run(sub.close())) == "returned None"
             assert in_child(lambda: asyncio.run(client.close())) == "returned None"
             await client.flush()
             assert [(await anext(sub)).value for _ in range(2)] == [b"2", b"3"]
 
-    play(story)
+    play(scenario)
 
 
-def test_a_client_that_was_not_connected_yet_can_be_in_the_child() -> None:
+def test_a_client_not_yet_connected_can_be_used_in_the_child() -> None:
     client = surecast.local()
 
     async def use() -> int:

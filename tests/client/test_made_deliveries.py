@@ -1,4 +1,4 @@
-"""Deliveries that a client knows from the registry alone: made by a test, over real sockets."""
+"""Deliveries that a test adds to the registry, used by a client over real sockets."""
 
 import asyncio
 import logging
@@ -43,7 +43,7 @@ def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[MadeProtoc
 
 
 def have(made: MadeProtocols, *deliveries: MadeDelivery) -> None:
-    """Rows of the registry, one for each delivery."""
+    """Add a row to the registry for each delivery."""
 
     def row_of(delivery: MadeDelivery) -> Callable[[], MadeDelivery]:
         return lambda: delivery
@@ -53,7 +53,7 @@ def have(made: MadeProtocols, *deliveries: MadeDelivery) -> None:
 
 
 class Served(Regions):
-    """One region whose servers treat streams of these deliveries as those of broadcast."""
+    """A region whose servers handle streams of these deliveries like those of broadcast."""
 
     def __init__(self, *deliveries: str) -> None:
         super().__init__(east=1)
@@ -82,7 +82,7 @@ async def take(sub: Subscription, count: int) -> list[tuple[str, range]]:
     return found
 
 
-def one(seq: int) -> tuple[str, range]:
+def event_at(seq: int) -> tuple[str, range]:
     return "event", range(seq, seq + 1)
 
 
@@ -92,15 +92,15 @@ def one(seq: int) -> tuple[str, range]:
 def test_a_stream_has_the_delivery_and_the_options_it_was_created_with(made: MadeProtocols) -> None:
     have(made, MadeDelivery())
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Served("made") as regions, regions.client("east") as client:
             options = {"rate": "5", "name": "x"}
             stream = await client.stream("s", delivery="made", options=options)
             assert stream.delivery == "made"
             assert stream._info.options == (("name", "x"), ("rate", "5"))
             assert await stream.publish(b"one") == 1
-            as_it_is = await client.stream("s")
-            assert as_it_is.delivery == "made"
+            existing = await client.stream("s")
+            assert existing.delivery == "made"
             assert (await client.stream("t")).delivery == "broadcast"
             with pytest.raises(StreamConfigMismatch, match=r"has delivery='made', but 'broadcast'"):
                 await client.stream("s", delivery="broadcast")
@@ -111,13 +111,15 @@ def test_a_stream_has_the_delivery_and_the_options_it_was_created_with(made: Mad
             with pytest.raises(StreamConfigMismatch, match="keep-all, but keep-last:3"):
                 await client.stream("s", retain=surecast.keep_last(3))
 
-    play(story)
+    play(scenario)
 
 
-def test_what_a_delivery_refuses_is_not_asked_of_a_server(made: MadeProtocols) -> None:
+def test_a_stream_that_its_delivery_refuses_is_not_requested_from_a_server(
+    made: MadeProtocols,
+) -> None:
     have(made, MadeDelivery(refuses="rate is a number"))
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Served() as regions, regions.client("east") as client:
             with pytest.raises(UsageError, match="rate is a number"):
                 await client.stream("s", delivery="made", options={"rate": "x"})
@@ -134,18 +136,18 @@ def test_what_a_delivery_refuses_is_not_asked_of_a_server(made: MadeProtocols) -
                 await client.stream("s", delivery=None)  # type: ignore[arg-type]
             assert await client.streams() == []
 
-    play(story)
+    play(scenario)
 
 
 def test_a_server_without_the_delivery_does_not_create_the_stream(made: MadeProtocols) -> None:
     have(made, MadeDelivery())
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Served() as regions, regions.client("east") as client:
             with pytest.raises(NotSupported, match="upgrade them, then create the stream"):
                 await client.stream("s", delivery="made")
 
-    play(story)
+    play(scenario)
 
 
 # ---------------------------------------------------------------- verbs
@@ -164,14 +166,14 @@ LAST = surecast.keep_last(3)
 
 
 @pytest.mark.parametrize("verb", sorted(VERBS - {"pattern"}))
-def test_what_a_delivery_does_not_list_is_not_supported_by_name(
+def test_a_verb_that_a_delivery_does_not_list_is_not_supported(
     made: MadeProtocols, verb: str
 ) -> None:
     delivery = MadeDelivery(verbs=VERBS - {verb})
     have(made, delivery)
-    said, call = CALLS[verb]
+    feature, call = CALLS[verb]
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Served("made") as regions, regions.client("east") as client:
             stream = await client.stream("s", delivery="made", retain=surecast.keep_all())
 
@@ -180,16 +182,18 @@ def test_what_a_delivery_does_not_list_is_not_supported_by_name(
                 if hasattr(result, "__await__"):
                     await result
 
-            with pytest.raises(NotSupported, match=f"^{said} is not supported by delivery='made'$"):
+            with pytest.raises(
+                NotSupported, match=f"^{feature} is not supported by delivery='made'$"
+            ):
                 await called()
             delivery.verbs = VERBS
             await called()
 
-    play(story)
+    play(scenario)
 
 
 @pytest.mark.parametrize(
-    ("verb", "asked", "said"),
+    ("verb", "options", "feature"),
     [
         ("name", {"name": "n"}, "name="),
         ("time", {"start": TIME}, "start= with a datetime"),
@@ -197,46 +201,46 @@ def test_what_a_delivery_does_not_list_is_not_supported_by_name(
         ("pattern", {}, r"a pattern such as 'a\.>'"),
     ],
 )
-def test_a_pattern_leaves_out_streams_that_cannot_be_read_like_that(
+def test_a_pattern_leaves_out_streams_that_do_not_support_the_options(
     made: MadeProtocols,
     caplog: pytest.LogCaptureFixture,
     verb: str,
-    asked: dict[str, Any],
-    said: str,
+    options: dict[str, Any],
+    feature: str,
 ) -> None:
     have(made, MadeDelivery(verbs=VERBS - {verb}))
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Served("made") as regions, regions.client("east") as client:
             left_out = await client.stream("a.made", delivery="made")
             other = await client.stream("a.other")
             for stream in (left_out, other):
                 await stream.publish(b"one")
             with caplog.at_level(logging.WARNING):
-                sub = client.subscribe("a.>", **{"start": "earliest", **asked})
+                sub = client.subscribe("a.>", **{"start": "earliest", **options})
                 assert (await anext(sub)).stream == "a.other"
                 await sub.ready()
             assert "'a.made' is left out of 'a.>'" in caplog.text
             assert list(sub._buffer.by_name) == ["a.other"]
-            by_name = client.subscribe("a.made", **{"start": "earliest", **asked})
+            by_name = client.subscribe("a.made", **{"start": "earliest", **options})
             if verb == "pattern":
                 assert (await anext(by_name)).stream == "a.made"
             else:
-                with pytest.raises(NotSupported, match=f"{said} is not supported"):
+                with pytest.raises(NotSupported, match=f"{feature} is not supported"):
                     await anext(by_name)
 
-    play(story)
+    play(scenario)
 
 
 # ---------------------------------------------------------------- readers
 
 
-def test_a_pattern_has_one_reader_for_each_delivery_that_it_meets(made: MadeProtocols) -> None:
-    # To listen takes time, in which further streams are met.
+def test_a_pattern_has_one_reader_for_each_delivery_it_matches(made: MadeProtocols) -> None:
+    # Opening a listening reader takes time, during which further streams are found.
     needs = frozenset({"region", "listen"})
     have(made, MadeDelivery("made", needs=needs), MadeDelivery("unmet"))
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Served("made") as regions, regions.client("east") as client:
             names = [f"a.{n}" for n in range(6)]
             for n, name in enumerate(names):
@@ -253,22 +257,22 @@ def test_a_pattern_has_one_reader_for_each_delivery_that_it_meets(made: MadeProt
             await sub.close()
             assert client._readers.all == []
 
-    play(story)
+    play(scenario)
 
 
-def test_nothing_is_opened_for_a_pattern_that_matches_nothing() -> None:
-    async def story() -> None:
+def test_a_pattern_that_matches_nothing_opens_no_reader() -> None:
+    async def scenario() -> None:
         async with Served() as regions, regions.client("east") as client:
             await client.subscribe("a.>").ready()
             assert client._readers.all == []
 
-    play(story)
+    play(scenario)
 
 
 def test_subscriptions_share_readers_of_their_delivery(made: MadeProtocols) -> None:
     have(made, MadeDelivery())
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Served("made") as regions, regions.client("east") as client:
             subs = []
             for name, delivery in (("a", "made"), ("b", "made"), ("c", ""), ("d", "")):
@@ -281,22 +285,24 @@ def test_subscriptions_share_readers_of_their_delivery(made: MadeProtocols) -> N
             assert (await anext(again)).value == b"x"
             assert len(client._readers.all) == 3  # a reader follows a stream once
 
-    play(story)
+    play(scenario)
 
 
-def test_a_reader_that_must_be_reached_listens_and_others_do_not(
+def test_only_readers_whose_delivery_needs_it_listen(
     made: MadeProtocols, caplog: pytest.LogCaptureFixture
 ) -> None:
     have(made, MadeDelivery(needs=frozenset({"region", "listen"})))
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Served("made") as regions, regions.client("east") as client:
             reached = await client.stream("a.made", delivery="made")
             plain = await client.stream("a.plain")
             subs = [await stream.subscribe().ready() for stream in (reached, plain)]
             node, other = (reader.node for reader in client._readers.all)
             assert node.address is not None
-            assert own_address(node.name) == node.address  # so that servers find it
+            assert (
+                own_address(node.name) == node.address
+            )  # the name contains the address for servers
             assert (other.address, own_address(other.name)) == (None, None)
             for sub in subs:
                 await sub.close()
@@ -309,10 +315,10 @@ def test_a_reader_that_must_be_reached_listens_and_others_do_not(
             assert list(sub._buffer.by_name) == ["a.plain"]
             assert "'a.made' is left out" in caplog.text
 
-    play(story)
+    play(scenario)
 
 
-SAID = """
+MESSAGES = """
 from surecast.core.types import Message, tagged
 
 
@@ -320,95 +326,95 @@ class Base(Message, tag=tagged("protocol_of_made")):
     pass
 
 
-class Said(Base):
+class Datagram(Base):
     stream: bytes
 """
 
 
 def test_datagrams_of_a_server_reach_a_reader_that_listens(made: MadeProtocols) -> None:
     delivery = MadeDelivery(needs=frozenset({"region", "listen"}))
-    messages = made.write("protocol_of_made", delivery=lambda: delivery, messages=SAID)
+    messages = made.write("protocol_of_made", delivery=lambda: delivery, messages=MESSAGES)
 
     class Listens(ScriptedReader):
-        handlers: ClassVar[dict[type, str]] = {messages.Said: "_on_said"}
+        handlers: ClassVar[dict[type, str]] = {messages.Datagram: "_on_datagram"}
 
-        def _on_said(self, _peer: str, message: Any) -> None:
+        def _on_datagram(self, _peer: str, message: Any) -> None:
             self.out.append(Deliver(message.stream, (batch(message.stream, 1, 2),)))
 
     delivery.make_reader = lambda: Listens(lambda _: [], [])
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Served("made") as regions, regions.client("east") as client:
             stream = await client.stream("s", delivery="made")
             sub = await stream.subscribe(start=1).ready()
             server, reader = regions.nodes["east-1"], client._readers.all[0].node
-            buffers = server.codec.encode(messages.Said(stream.stream_id))
+            buffers = server.codec.encode(messages.Datagram(stream.stream_id))
             server.datagrams.send(reader.name, buffers, sum(map(len, buffers)))
-            server.datagrams.flush()  # nobody has spoken with that server before
-            assert await take(sub, 1) == [one(1)]
+            server.datagrams.flush()  # they have exchanged no message before
+            assert await take(sub, 1) == [event_at(1)]
 
-    play(story)
+    play(scenario)
 
 
 # ---------------------------------------------------------------- publishers
 
 
 class OwnPublisher(HandlerMachine):
-    """Opens and publishes by itself: every batch has the position 1,000."""
+    """Answers Open and OfferBatch itself: every batch gets the position 1,000."""
 
     inputs: ClassVar[dict[type, str]] = {Open: "_on_open", OfferBatch: "_on_offer"}
 
-    def __init__(self, heard: list[Any]) -> None:
+    def __init__(self, received: list[Any]) -> None:
         super().__init__()
-        self.heard = heard
+        self.received = received
 
     def _on_open(self, inp: Open) -> None:
-        self.heard.append(("open", inp.name, inp.spec.delivery))
+        self.received.append(("open", inp.name, inp.spec.delivery))
         info = StreamInfo(inp.name.encode() * 16, inp.name, "east", KeepAll(), delivery="made")
         self.out.append(Emit(Opened(inp.name, info)))
 
     def _on_offer(self, inp: OfferBatch) -> None:
-        self.heard.append(("offer", inp.stream, inp.batch.rows))
+        self.received.append(("offer", inp.stream, inp.batch.rows))
         self.out.append(Emit(Acked(inp.stream, 1, inp.batch.rows, 1000, inp.token)))
 
 
 def test_a_delivery_with_a_publisher_of_its_own_opens_and_publishes_its_streams(
     made: MadeProtocols,
 ) -> None:
-    heard: list[Any] = []
-    have(made, MadeDelivery(make_publisher=lambda: OwnPublisher(heard)))
+    received: list[Any] = []
+    have(made, MadeDelivery(make_publisher=lambda: OwnPublisher(received)))
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Served() as regions, regions.client("east") as client:
             own = await client.stream("o", delivery="made")
             other = await client.stream("x")
             assert [await own.publish(b"a"), await other.publish(b"b")] == [1000, 1]
             assert (await own.publish_many([b"c", b"d"])).runs == ((1000, 1002),)
-            assert heard == [
+            assert received == [
                 ("open", "o", "made"),
                 ("offer", b"o" * 16, 1),
                 ("offer", b"o" * 16, 2),
             ]
 
-    play(story)
+    play(scenario)
 
 
-def test_a_stream_taken_as_it_is_is_opened_by_its_delivery_too(made: MadeProtocols) -> None:
-    heard: list[Any] = []
+def test_an_existing_stream_is_opened_by_its_delivery_too(made: MadeProtocols) -> None:
+    received: list[Any] = []
     delivery = MadeDelivery()
     have(made, delivery)
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Served("made") as regions:
             async with regions.client("east") as client:
-                await client.stream("o", delivery="made")  # the stream service has it now
-            delivery.make_publisher = lambda: OwnPublisher(heard)
+                await client.stream("o", delivery="made")  # the stream service knows it now
+            delivery.make_publisher = lambda: OwnPublisher(received)
             async with regions.client("east") as client:
                 own = await client.stream("o")
                 assert await own.publish(b"a") == 1000
-                assert heard == [("open", "o", "made"), ("offer", b"o" * 16, 1)]
+                assert received == [("open", "o", "made"), ("offer", b"o" * 16, 1)]
 
-    play(story)
+    play(scenario)
 
 
 # ---------------------------------------------------------------- lost events
@@ -417,7 +423,7 @@ WHY = "too far behind"
 
 
 def loses(inp: Follow) -> list[Any]:
-    """Positions 1 and 2, then 3 to 8 are lost, then 9 and 10; from wherever one begins."""
+    """A reader's script: events 1 and 2, a loss of 3 to 8, events 9 and 10; from `inp.start` on."""
     stream = inp.stream
     parts: list[Any] = [
         Deliver(stream, (batch(stream, 1, 3),)),
@@ -428,28 +434,26 @@ def loses(inp: Follow) -> list[Any]:
     return [part for part, end in zip(parts, ends, strict=True) if inp.start < end]
 
 
-EVERYTHING = [one(1), one(2), ("lost", range(3, 9)), one(9), one(10)]
+EVERYTHING = [event_at(1), event_at(2), ("lost", range(3, 9)), event_at(9), event_at(10)]
 
 
 @pytest.fixture
 def losing(made: MadeProtocols) -> list[Any]:
-    heard: list[Any] = []
-    have(made, MadeDelivery(make_reader=lambda: ScriptedReader(loses, heard)))
-    return heard
+    received: list[Any] = []
+    have(made, MadeDelivery(make_reader=lambda: ScriptedReader(loses, received)))
+    return received
 
 
 async def with_events(client: Client) -> Any:
-    """A stream that ends at 11, so that a named subscription can have a place in it."""
+    """A stream that ends at 11, so that a named subscription can have a position in it."""
     stream = await client.stream("s", delivery="made")
     await stream.publish_many([b"x"] * 10)
     return stream
 
 
 @pytest.mark.parametrize("voids", [False, True])
-def test_lost_events_come_in_their_turn_with_their_exact_range(
-    losing: list[Any], voids: bool
-) -> None:
-    async def story() -> None:
+def test_lost_events_arrive_in_order_with_their_exact_range(losing: list[Any], voids: bool) -> None:
+    async def scenario() -> None:
         async with Served("made") as regions, regions.client("east") as client:
             stream = await with_events(client)
             sub = stream.subscribe(start=1, voids=voids)
@@ -460,15 +464,15 @@ def test_lost_events_come_in_their_turn_with_their_exact_range(
                 "s", 8, 6, b"", None, WHY,
             )  # fmt: skip
             assert await take(client.subscribe("*", start=5), 3) == [
-                ("lost", range(5, 9)), one(9), one(10),
+                ("lost", range(5, 9)), event_at(9), event_at(10),
             ]  # fmt: skip
             assert losing[0] == Follow(stream.stream_id, 1)
 
-    play(story)
+    play(scenario)
 
 
-def test_a_loop_over_events_goes_on_behind_lost_ones(losing: list[Any]) -> None:
-    async def story() -> None:
+def test_a_loop_over_events_continues_after_lost_events(losing: list[Any]) -> None:
+    async def scenario() -> None:
         async with Served("made") as regions, regions.client("east") as client:
             stream = await with_events(client)
             for name in (None, "n"):
@@ -479,11 +483,11 @@ def test_a_loop_over_events_goes_on_behind_lost_ones(losing: list[Any]) -> None:
                         break
                 assert found == EVERYTHING
 
-    play(story)
+    play(scenario)
 
 
-def test_a_stop_cuts_lost_events_and_ends_behind_them(losing: list[Any]) -> None:
-    async def story() -> None:
+def test_a_stop_cuts_a_range_of_lost_events(losing: list[Any]) -> None:
+    async def scenario() -> None:
         async with Served("made") as regions, regions.client("east") as client:
             stream = await with_events(client)
             stops: list[tuple[Any, list[tuple[str, range]]]] = [
@@ -500,17 +504,17 @@ def test_a_stop_cuts_lost_events_and_ends_behind_them(losing: list[Any]) -> None
                     stream.subscribe(start=1, stop=stop, name=f"n{stop}"),
                 ):
                     assert [(e.kind, e.range) async for e in sub] == expected
-            # As many positions are lost as its stop leaves of them.
+            # The stop has cut the lost range; the next subscription gets the rest of it.
             assert await stored(client, "n5") == [("lost", range(5, 9))]
 
-    play(story)
+    play(scenario)
 
 
 @pytest.mark.parametrize("voids", [False, True])
 def test_reads_and_batches_with_a_stop_raise_for_lost_events(
     losing: list[Any], voids: bool
 ) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with Served("made") as regions, regions.client("east") as client:
             stream = await with_events(client)
             with pytest.raises(EventsLost, match="'s' at positions 3 to 8") as hit:
@@ -533,11 +537,11 @@ def test_reads_and_batches_with_a_stop_raise_for_lost_events(
             assert (found, cut.value.range) == ([1, 2], range(3, 5))
             assert [batch async for batch in sub.batches()] == []
 
-    play(story)
+    play(scenario)
 
 
 def test_batches_raise_for_lost_events_and_can_be_continued(losing: list[Any]) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with Served("made") as regions, regions.client("east") as client:
             sub = (await with_events(client)).subscribe(start=1)
             found: list[int] = []
@@ -555,17 +559,17 @@ def test_batches_raise_for_lost_events_and_can_be_continued(losing: list[Any]) -
             await read_batches()
             assert found == [1, 2, 9, 10]
 
-    play(story)
+    play(scenario)
 
 
 async def stored(client: Client, name: str) -> list[tuple[str, range]]:
-    """What the successor of a named subscription reads first."""
+    """What the next subscription with this name reads first."""
     async with client.subscribe("s", name=name, ack="manual") as sub:
         return await take(sub, 1)
 
 
-def test_a_named_subscription_resumes_behind_lost_events(losing: list[Any]) -> None:
-    async def story() -> None:
+def test_a_named_subscription_resumes_after_lost_events(losing: list[Any]) -> None:
+    async def scenario() -> None:
         async with Served("made") as regions, regions.client("east") as client:
             stream = await with_events(client)
             async with stream.subscribe(start=1, name="auto") as sub:
@@ -573,7 +577,7 @@ def test_a_named_subscription_resumes_behind_lost_events(losing: list[Any]) -> N
             assert await stored(client, "auto") == [EVERYTHING[2]]
             async with stream.subscribe(name="auto") as sub:
                 assert await take(sub, 1) == EVERYTHING[2:3]
-            assert await stored(client, "auto") == [one(9)]
+            assert await stored(client, "auto") == [event_at(9)]
 
             async with stream.subscribe(start=1, name="manual", ack="manual") as sub:
                 events = [await anext(sub) for _ in range(4)]
@@ -581,53 +585,53 @@ def test_a_named_subscription_resumes_behind_lost_events(losing: list[Any]) -> N
             assert await stored(client, "manual") == [EVERYTHING[2]]
             async with stream.subscribe(name="manual", ack="manual") as sub:
                 await sub.ack(await anext(sub))
-            assert await stored(client, "manual") == [one(9)]
+            assert await stored(client, "manual") == [event_at(9)]
 
             sub = stream.subscribe(start=1, name="batches")
             with pytest.raises(EventsLost):
                 async for _ in sub.batches():
                     pass
-            await sub.close()  # it was told what is lost
-            assert await stored(client, "batches") == [one(9)]
+            await sub.close()  # it was notified of the lost range
+            assert await stored(client, "batches") == [event_at(9)]
             with suppress(RuntimeError):
                 async with stream.subscribe(name="batches") as sub:
                     assert (await anext(sub.batches())).column("seq").to_pylist() == [9, 10]
                     raise RuntimeError
-            assert await stored(client, "batches") == [one(9)]
+            assert await stored(client, "batches") == [event_at(9)]
 
-    play(story)
+    play(scenario)
 
 
-def test_what_follows_a_pause_is_not_lost_twice(made: MadeProtocols) -> None:
-    """The reader says once more, after it was told to follow again, what the user was told."""
-    heard: list[Any] = []
+def test_lost_events_are_not_reported_again_after_a_pause(made: MadeProtocols) -> None:
+    """After a second Follow the reader repeats the loss, which the user already knows."""
+    received: list[Any] = []
 
     def script(inp: Follow) -> list[Any]:
         effects = loses(Follow(inp.stream, 1))
         later = Deliver(inp.stream, (batch(inp.stream, 11, 12),))
-        return [*effects, later] if len(heard) > 1 else effects
+        return [*effects, later] if len(received) > 1 else effects
 
-    have(made, MadeDelivery(make_reader=lambda: ScriptedReader(script, heard)))
+    have(made, MadeDelivery(make_reader=lambda: ScriptedReader(script, received)))
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with (
             Served("made") as regions,
             regions.client("east", buffer_bytes_max=1) as client,
         ):
             stream = await with_events(client)
             sub = stream.subscribe(start=1)
-            assert await take(sub, 6) == [*EVERYTHING, one(11)]
-            assert Unfollow(stream.stream_id) in heard
-            assert Follow(stream.stream_id, 11) in heard
+            assert await take(sub, 6) == [*EVERYTHING, event_at(11)]
+            assert Unfollow(stream.stream_id) in received
+            assert Follow(stream.stream_id, 11) in received
 
-    play(story)
+    play(scenario)
 
 
 # ---------------------------------------------------------------- no order
 
 
-def test_without_order_events_come_as_they_come(made: MadeProtocols) -> None:
-    heard: list[Any] = []
+def test_without_order_events_are_passed_on_as_received(made: MadeProtocols) -> None:
+    received: list[Any] = []
 
     def script(inp: Follow) -> list[Any]:
         stream = inp.stream
@@ -637,61 +641,63 @@ def test_without_order_events_come_as_they_come(made: MadeProtocols) -> None:
             Deliver(stream, (batch(stream, 2, 3),)),
         ]
 
-    have(made, MadeDelivery(ordered=False, make_reader=lambda: ScriptedReader(script, heard)))
-    expected = [one(7), one(2), ("lost", range(0)), one(2)]
+    have(made, MadeDelivery(ordered=False, make_reader=lambda: ScriptedReader(script, received)))
+    expected = [event_at(7), event_at(2), ("lost", range(0)), event_at(2)]
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Served("made") as regions, regions.client("east") as client:
             stream = await client.stream("s", delivery="made")
-            await stream.publish(b"x")  # the stream service has an end; it does not count
+            await stream.publish(
+                b"x"
+            )  # the stream has an end in the stream service, which is not used
             assert await take(stream.subscribe(), 4) == expected
             assert await take(stream.subscribe(start="earliest"), 4) == expected
             assert await take(client.subscribe("*"), 4) == expected
-            assert [inp.start for inp in heard if isinstance(inp, Follow)] == [0, 1, 0]
+            assert [inp.start for inp in received if isinstance(inp, Follow)] == [0, 1, 0]
             with pytest.raises(EventsLost, match="events of 's' are lost: a datagram"):
                 async for _ in stream.subscribe().batches():
                     pass
-            for said, asked in (
+            for feature, options in (
                 ("name=", {"name": "n"}),
                 ("start= with a position", {"start": 3}),
                 ("start= with a datetime", {"start": TIME}),
                 ("stop=", {"stop": "latest"}),
             ):
-                with pytest.raises(NotSupported, match=f"{said} is not supported"):
-                    stream.subscribe(**asked)
-                with pytest.raises(NotSupported, match=f"{said} is not supported"):
-                    await anext(client.subscribe("s", **asked))
+                with pytest.raises(NotSupported, match=f"{feature} is not supported"):
+                    stream.subscribe(**options)
+                with pytest.raises(NotSupported, match=f"{feature} is not supported"):
+                    await anext(client.subscribe("s", **options))
 
-    play(story)
+    play(scenario)
 
 
-def test_without_order_a_pause_is_followed_from_then_on(made: MadeProtocols) -> None:
-    heard: list[Any] = []
+def test_without_order_reading_resumes_with_new_events_after_a_pause(made: MadeProtocols) -> None:
+    received: list[Any] = []
 
     def script(inp: Follow) -> list[Any]:
         return [Deliver(inp.stream, (batch(inp.stream, 5, 6),))]
 
-    have(made, MadeDelivery(ordered=False, make_reader=lambda: ScriptedReader(script, heard)))
+    have(made, MadeDelivery(ordered=False, make_reader=lambda: ScriptedReader(script, received)))
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with (
             Served("made") as regions,
             regions.client("east", buffer_bytes_max=1) as client,
         ):
             stream = await client.stream("s", delivery="made")
             sub = stream.subscribe(start="earliest")
-            assert await take(sub, 3) == [one(5), ("lost", range(0)), one(5)]
-            await until(lambda: len(heard) >= 3)
+            assert await take(sub, 3) == [event_at(5), ("lost", range(0)), event_at(5)]
+            await until(lambda: len(received) >= 3)
             sid = stream.stream_id
-            assert heard[:3] == [Follow(sid, 1), Unfollow(sid), Follow(sid, 0)]
+            assert received[:3] == [Follow(sid, 1), Unfollow(sid), Follow(sid, 0)]
 
-    play(story)
+    play(scenario)
 
 
 # ---------------------------------------------------------------- without an event loop
 
 
-def test_the_same_without_await(losing: list[Any]) -> None:
+def test_lost_events_with_the_sync_client(losing: list[Any]) -> None:
     def work(url: str) -> None:
         with surecast.sync.connect(url) as client:
             stream = client.stream("s", delivery="made", options={"rate": "5"})
@@ -711,8 +717,8 @@ def test_the_same_without_await(losing: list[Any]) -> None:
             with pytest.raises(NotSupported, match=r"'broadcast'.*'made'"):
                 client.stream("s", delivery="pigeon")
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Served("made") as regions:
             await asyncio.to_thread(work, regions.url("east"))
 
-    play(story)
+    play(scenario)

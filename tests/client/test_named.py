@@ -1,4 +1,4 @@
-"""Named subscriptions: places that outlive clients and servers, acknowledgements, fencing."""
+"""Named subscriptions: positions survive clients and servers; acknowledgements; fencing."""
 
 import asyncio
 from typing import Any
@@ -14,14 +14,15 @@ from tests.client.test_subscribe import take
 
 
 async def stored(regions: Regions, name: str, client_stream: bytes) -> int:
+    """The position of a named subscription at the head of region east; 1 if there is none."""
     head = regions.head("east")
     assert head is not None
     cursor = regions.layer(head, "cursors").table.get(name)
     return 1 if cursor is None else cursor.positions.get(client_stream, 1)
 
 
-def test_it_resumes_after_the_client_restarts() -> None:
-    async def story() -> None:
+def test_a_named_subscription_resumes_after_the_client_restarts() -> None:
+    async def scenario() -> None:
         async with Regions(east=2) as regions:
             async with regions.client("east") as client:
                 stream = await client.stream("s")
@@ -29,7 +30,7 @@ def test_it_resumes_after_the_client_restarts() -> None:
                 async for event in stream.subscribe(start=1, name="billing"):
                     if event.seq == 6:
                         break
-                # Its block ends with the client's: the place is stored.
+                # The end of the client's block stores the position.
             async with regions.client("east") as client:
                 sub = client.subscribe("s", start="latest", name="billing")
                 assert [e.seq for e in await take(sub, 3)] == [7, 8, 9]
@@ -37,12 +38,12 @@ def test_it_resumes_after_the_client_restarts() -> None:
                 other = client.subscribe("s", start=15, name="audit")
                 assert (await anext(other)).seq == 15
 
-    play(story)
+    play(scenario)
 
 
 @pytest.mark.slow
-def test_it_resumes_after_all_servers_restart() -> None:
-    async def story() -> None:
+def test_a_named_subscription_resumes_after_all_servers_restart() -> None:
+    async def scenario() -> None:
         async with Regions(east=2) as regions, regions.client("east") as client:
             stream = await client.stream("s")
             await stream.publish_many([b"%d" % n for n in range(1, 101)])
@@ -53,18 +54,18 @@ def test_it_resumes_after_all_servers_restart() -> None:
                 await regions.kill(name)
             for name in ("east-1", "east-2", "east/witness"):
                 await regions.start(name)
-            assert [e.seq for e in await take(sub, 40)] == list(range(61, 101))  # reads on
-            await sub.ack(events[54])  # and is still its holder
+            assert [e.seq for e in await take(sub, 40)] == list(range(61, 101))  # continues
+            await sub.ack(events[54])  # and still holds the name
             await sub.close()
             async with regions.client("east") as later:
                 again = later.subscribe("s", name="billing", ack="manual")
                 assert (await anext(again)).seq == 56
 
-    play(story, 120)
+    play(scenario, 120)
 
 
-def test_acknowledgements_by_itself_and_by_hand() -> None:
-    async def story() -> None:
+def test_automatic_and_manual_acknowledgements() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions, regions.client("east", ack_every=1e-6) as client:
             stream = await client.stream("s")
             await stream.publish_many([b"x"] * 10)
@@ -73,7 +74,7 @@ def test_acknowledgements_by_itself_and_by_hand() -> None:
             for n in range(1, 11):
                 assert (await anext(auto)).seq == n
                 async with asyncio.timeout(10):
-                    while await stored(regions, "auto", sid) != n:  # all before the one in hand
+                    while await stored(regions, "auto", sid) != n:  # all before the current event
                         await asyncio.sleep(0.001)
             manual = stream.subscribe(start=1, name="hand", ack="manual")
             events = await take(manual, 10)
@@ -88,11 +89,11 @@ def test_acknowledgements_by_itself_and_by_hand() -> None:
             await batches.ack(batch)
             assert await stored(regions, "arrow", sid) == batch.column("seq")[-1].as_py() + 1
 
-    play(story)
+    play(scenario)
 
 
-def test_a_newcomer_fences_the_holder() -> None:
-    async def story() -> None:
+def test_a_second_subscription_fences_the_first() -> None:
+    async def scenario() -> None:
         async with (
             Regions(east=2) as regions,
             regions.client("east") as one,
@@ -114,7 +115,7 @@ def test_a_newcomer_fences_the_holder() -> None:
                 await anext(old)
             assert (await anext(new)).seq == 5
 
-    play(story)
+    play(scenario)
 
 
 async def _drain(sub: Subscription) -> None:
@@ -122,8 +123,8 @@ async def _drain(sub: Subscription) -> None:
         pass
 
 
-def test_closing_in_the_midst_of_a_loop_acknowledges_what_was_handed_out() -> None:
-    async def story() -> None:
+def test_closing_inside_a_loop_acknowledges_the_events_handed_out() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions, regions.client("east", ack_every=0) as client:
             stream = await client.stream("s")
             await stream.publish_many([b"x"] * 1000)
@@ -134,16 +135,18 @@ def test_closing_in_the_midst_of_a_loop_acknowledges_what_was_handed_out() -> No
                 if event.seq == 10:
                     await sub.close()
             assert seen == list(range(1, 11))
-            await asyncio.sleep(0.05)
+            async with asyncio.timeout(10):
+                while await stored(regions, "n", stream._info.stream_id) < 11:
+                    await asyncio.sleep(0.005)
             assert await stored(regions, "n", stream._info.stream_id) == 11
             with pytest.raises(Closed):
                 await sub.ack(event)
 
-    play(story)
+    play(scenario)
 
 
-def test_latest_is_kept_even_if_nothing_was_read() -> None:
-    async def story() -> None:
+def test_start_latest_is_stored_even_if_nothing_was_read() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions:
             async with regions.client("east") as client:
                 stream = await client.stream("s")
@@ -155,11 +158,11 @@ def test_latest_is_kept_even_if_nothing_was_read() -> None:
                 sub = client.subscribe("s", start="latest", name="n")
                 assert (await anext(sub)).value == b"while away"
 
-    play(story)
+    play(scenario)
 
 
-def test_latest_is_kept_even_if_the_client_dies_at_once() -> None:
-    async def story() -> None:
+def test_start_latest_is_stored_even_if_the_client_crashes_at_once() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions:
             client = await regions.client("east", ack_every=60)
             stream = await client.stream("s")
@@ -169,7 +172,7 @@ def test_latest_is_kept_even_if_the_client_dies_at_once() -> None:
                 await client.subscribe(">", start="latest", name="all").ready(),
             ]
             await stream.publish(b"while away")
-            client._endpoint.control.node.kill()  # no goodbye
+            client._endpoint.control.node.kill()  # without a Bye
             async with regions.client("east") as successor:
                 for name in ("n", "all"):
                     sub = successor.subscribe("s", start="latest", name=name)
@@ -178,11 +181,11 @@ def test_latest_is_kept_even_if_the_client_dies_at_once() -> None:
                 reader.node.kill()
             del held
 
-    play(story)
+    play(scenario)
 
 
-def test_a_pattern_has_a_place_in_each_stream() -> None:
-    async def story() -> None:
+def test_a_pattern_has_a_position_in_each_stream() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions:
             async with regions.client("east") as client:
                 a, b = await client.stream("p.a"), await client.stream("p.b")
@@ -191,18 +194,18 @@ def test_a_pattern_has_a_place_in_each_stream() -> None:
                 sub = client.subscribe("p.*", start="earliest", name="n")
                 await take(sub, 6)
                 await sub.close()
-                c = await client.stream("p.c")  # appears while nobody looks
+                c = await client.stream("p.c")  # appears while nobody subscribes
                 await c.publish(b"new")
                 await a.publish(b"more")
             async with regions.client("east") as client:
                 sub = client.subscribe("p.*", start="latest", name="n")
                 assert {(e.stream, e.seq) for e in await take(sub, 2)} == {("p.a", 4), ("p.c", 1)}
 
-    play(story)
+    play(scenario)
 
 
 def test_a_pattern_that_matched_nothing_at_first_misses_nothing_later() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions, regions.client("east") as client:
             async with client.subscribe("q.*", start="latest", name="n"):
                 pass
@@ -214,11 +217,11 @@ def test_a_pattern_that_matched_nothing_at_first_misses_nothing_later() -> None:
                 await stream.publish(b"now")
                 assert (await anext(sub)).value == b"now"
 
-    play(story)
+    play(scenario)
 
 
-def test_misuse_is_told_at_once() -> None:
-    async def story() -> None:
+def test_misuse_is_refused_at_once() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions, regions.client("east") as client:
             stream = await client.stream("s")
             with pytest.raises(UsageError, match="name="):
@@ -238,19 +241,19 @@ def test_misuse_is_told_at_once() -> None:
                 with pytest.raises(UsageError):
                     await named.ack(wrong)
 
-    play(story)
+    play(scenario)
 
 
 async def _acknowledges_unread(batchwise: bool) -> None:
-    """All ten events are here; two were given to the user, who acknowledges more than that."""
+    """All ten events were received, two were handed out, and the user acknowledges more of them."""
     async with Regions(east=1) as regions, regions.client("east") as client:
         stream = await client.stream("s")
         for _ in range(5):
             await stream.publish_many([b"x"] * 2)
         events = await take(stream.subscribe(start=1), 10)
         sub = stream.subscribe(start=1, name="n", ack="manual")
-        given: Any = await anext(sub.batches()) if batchwise else (await take(sub, 2))[-1]
-        await until(lambda: sub._buffer.by_name["s"].next == 11, "not all of it has come")
+        handed_out: Any = await anext(sub.batches()) if batchwise else (await take(sub, 2))[-1]
+        await until(lambda: sub._buffer.by_name["s"].next == 11, "not all events were received")
         for unread in (*events[2:], msgspec.structs.replace(events[9], seq=11)):
             try:
                 await sub.ack(unread)
@@ -258,13 +261,13 @@ async def _acknowledges_unread(batchwise: bool) -> None:
             except UsageError as problem:
                 refusal = str(problem)
             assert f"s up to {unread.seq} was not read" in refusal
-        await sub.ack(given)
+        await sub.ack(handed_out)
         assert await stored(regions, "n", stream.stream_id) == 3
 
 
 @pytest.mark.parametrize("batchwise", [False, True])
 @pytest.mark.parametrize("mutant", ["what was received", "anything"])
-def test_what_was_not_read_cannot_be_acknowledged(
+def test_events_that_were_not_handed_out_cannot_be_acknowledged(
     monkeypatch: pytest.MonkeyPatch, batchwise: bool, mutant: str
 ) -> None:
     play(lambda: _acknowledges_unread(batchwise))
@@ -277,8 +280,8 @@ def test_what_was_not_read_cannot_be_acknowledged(
         play(lambda: _acknowledges_unread(batchwise))
 
 
-def test_the_place_survives_a_failover_under_load() -> None:
-    async def story() -> None:
+def test_the_position_survives_a_failover_under_load() -> None:
+    async def scenario() -> None:
         async with Regions(east=2) as regions, regions.client("east", ack_every=0) as client:
             stream = await client.stream("s")
             await stream.publish_many([b"x"] * 300)
@@ -296,4 +299,4 @@ def test_the_place_survives_a_failover_under_load() -> None:
             await until(lambda: regions.head("east") is not None)
             assert await stored(regions, "n", sid) == 301
 
-    play(story)
+    play(scenario)

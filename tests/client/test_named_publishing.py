@@ -1,4 +1,4 @@
-"""A publisher with an identity of its own, over sockets: whoever repeats is recognised."""
+"""Named publishers over sockets: repeated batches are recognised and published once."""
 
 import asyncio
 import time
@@ -25,67 +25,67 @@ def batches(stream: Stream, count: int, rows: int = 3) -> list[Batch]:
     ]
 
 
-async def publish(stream: Stream, first: int, some: list[Batch]) -> list[tuple[int, int]]:
-    line = stream.named(NAME, first)
-    futures = [await line.publish_batch(batch) for batch in some]
+async def publish(stream: Stream, first: int, sent: list[Batch]) -> list[tuple[int, int]]:
+    named = stream.named(NAME, first)
+    futures = [await named.publish_batch(batch) for batch in sent]
     return [await future for future in futures]
 
 
-def test_what_was_published_before_is_not_published_again() -> None:
-    async def story() -> None:
+def test_batches_published_by_an_earlier_client_are_not_published_again() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions:
             async with regions.client("east") as client:
                 stream = await client.stream("s")
-                some = batches(stream, 10)
-                assert await publish(stream, 1, some[:4]) == [(1, 4), (4, 7), (7, 10), (10, 13)]
-            async with regions.client("east") as client:  # another life, from the beginning
+                sent = batches(stream, 10)
+                assert await publish(stream, 1, sent[:4]) == [(1, 4), (4, 7), (7, 10), (10, 13)]
+            async with regions.client("east") as client:  # publishes everything again
                 stream = await client.stream("s")
-                places = await publish(stream, 1, some)
+                places = await publish(stream, 1, sent)
                 assert places == [(1 + 3 * n, 4 + 3 * n) for n in range(10)]
                 assert await publish(stream, 31, batches(stream, 1)) == [(31, 34)]
                 assert await stream.publish(b"not named") == 34
                 values = [event.value for event in await read(stream, 34)]
                 assert values[:30] == [b"%d" % n for n in range(30)]
 
-    play(story)
+    play(scenario)
 
 
-def test_what_was_published_so_long_ago_that_its_place_is_forgotten() -> None:
+def test_repeated_batches_too_old_for_the_heads_memory_get_no_positions() -> None:
     """A head remembers 128 batches of a publisher."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions, regions.client("east") as client:
             stream = await client.stream("s")
-            some = batches(stream, 300)
-            places = await publish(stream, 1, some)
-            again = await publish(stream, 1, some)
+            sent = batches(stream, 300)
+            places = await publish(stream, 1, sent)
+            again = await publish(stream, 1, sent)
             assert again[:100] == [(0, 0)] * 100
             assert again[-100:] == places[-100:]
             assert await stream.publish(b"end") == 901
 
-    play(story)
+    play(scenario)
 
 
 @pytest.mark.slow
-def test_two_at_once_publish_everything_once() -> None:
-    """The one that was taken for dead and its successor, through a region's failures."""
+def test_two_publishers_with_one_name_publish_everything_once() -> None:
+    """A publisher that was believed dead and its successor, while servers of the region fail."""
     rng = Random(5)
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Regions(east=2) as regions:
             clients = [regions.client("east") for _ in range(2)]
             for client in clients:
                 await client.open()
             streams = [await client.stream("s") for client in clients]
-            some = batches(streams[0], 400)
+            sent = batches(streams[0], 400)
 
             acked = 0
 
             async def slowly(stream: Stream) -> None:
                 nonlocal acked
-                line = stream.named(NAME, 1)
-                for batch in some:
-                    await (await line.publish_batch(batch))
+                named = stream.named(NAME, 1)
+                for batch in sent:
+                    await (await named.publish_batch(batch))
                     acked += 1
                     if rng.random() < 0.1:
                         await asyncio.sleep(rng.random() * 0.02)
@@ -93,7 +93,7 @@ def test_two_at_once_publish_everything_once() -> None:
             work = [asyncio.create_task(slowly(stream)) for stream in streams]
             for _ in range(3):
                 await until(lambda before=acked: acked > before + 50)  # type: ignore[misc]
-                assert not any(task.done() for task in work), "nothing is published any more"
+                assert not any(task.done() for task in work), "publishing ended too early"
                 victim = rng.choice(regions.names["east"])
                 await regions.kill(victim)
                 await asyncio.sleep(0.2)
@@ -106,60 +106,60 @@ def test_two_at_once_publish_everything_once() -> None:
             for client in clients:
                 await client.close()
 
-    play(story)
+    play(scenario)
 
 
-def test_through_a_region_that_does_not_own_the_stream() -> None:
-    async def story() -> None:
+def test_repeats_through_a_region_that_does_not_own_the_stream() -> None:
+    async def scenario() -> None:
         async with Regions({"": "east"}, east=1, west=1) as regions:
             async with regions.client("west") as client:
                 stream = await client.stream("s")
-                some = batches(stream, 200)
-                await publish(stream, 1, some[:150])
+                sent = batches(stream, 200)
+                await publish(stream, 1, sent[:150])
             async with regions.client("west") as client:
                 stream = await client.stream("s")
-                places = await publish(stream, 1, some)
+                places = await publish(stream, 1, sent)
                 assert places[0] == (0, 0)
                 assert places[-1] == (598, 601)
                 assert await stream.publish(b"end") == 601
 
-    play(story)
+    play(scenario)
 
 
-def test_after_a_failure_nothing_more_is_taken() -> None:
-    async def story() -> None:
+def test_a_named_publisher_refuses_batches_after_a_failure() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions, regions.client("east") as client:
             stream = await client.stream("s")
-            some = batches(stream, 5)
-            await publish(stream, 1, some[:2])
-            line = stream.named(NAME, 4)
+            sent = batches(stream, 5)
+            await publish(stream, 1, sent[:2])
+            named = stream.named(NAME, 4)
             other = Batch.of(stream.stream_id, [b"four", b"rows", b"here", b"!"])
-            futures = [await line.publish_batch(batch) for batch in (other, *some[2:])]
+            futures = [await named.publish_batch(batch) for batch in (other, *sent[2:])]
             await asyncio.wait(futures)
             assert all(isinstance(future.exception(), PublishError) for future in futures)
             assert "another batch" in str(futures[0].exception())
             with pytest.raises(PublishError):
-                await line.publish_batch(some[3])
-            assert await publish(stream, 7, some[2:]) == [(7, 10), (10, 13), (13, 16)]
+                await named.publish_batch(sent[3])
+            assert await publish(stream, 7, sent[2:]) == [(7, 10), (10, 13), (13, 16)]
 
-    play(story)
+    play(scenario)
 
 
-def test_numbers_begin_again_only_when_all_before_has_ended() -> None:
-    async def story() -> None:
+def test_numbering_restarts_only_when_all_earlier_batches_are_acknowledged() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions, regions.client("east") as client:
             stream = await client.stream("s")
-            some = batches(stream, 3)
-            line = stream.named(NAME, 1)
-            futures = [await line.publish_batch(batch) for batch in some]
+            sent = batches(stream, 3)
+            named = stream.named(NAME, 1)
+            futures = [await named.publish_batch(batch) for batch in sent]
             with pytest.raises(UsageError, match=r"\d batches in 's' that are not acknowledged"):
                 stream.named(NAME, 1)
             stream.named(bytes(8) + b"somebody", 1)
             await asyncio.wait(futures)
-            assert await publish(stream, 1, some) == [future.result() for future in futures]
-            assert await stream.publish(b"the client lives") == 10
+            assert await publish(stream, 1, sent) == [future.result() for future in futures]
+            assert await stream.publish(b"the client still works") == 10
 
-    play(story)
+    play(scenario)
 
 
 SOME = UUID("8d8f89c5-f4aa-4910-b76c-d994c04b5ab4")
@@ -177,34 +177,34 @@ NAMES: dict[str, str | bytes | UUID] = {
 
 
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES.keys())
-def test_any_name_is_recognised_in_another_life(name: str | bytes | UUID) -> None:
-    async def story() -> None:
+def test_any_name_is_recognised_by_a_later_client(name: str | bytes | UUID) -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions:
             for _ in range(2):
                 async with regions.client("east") as client:
                     stream = await client.stream("s")
-                    line = stream.named(name, 1)
-                    futures = [await line.publish_batch(one) for one in batches(stream, 3)]
+                    named = stream.named(name, 1)
+                    futures = [await named.publish_batch(batch) for batch in batches(stream, 3)]
                     assert [await future for future in futures] == [(1, 4), (4, 7), (7, 10)]
             async with regions.client("east") as client:
                 stream = await client.stream("s")
                 assert await stream.named(bytes(8) + b"somebody", 1).publish(b"first") == 10
 
-    play(story)
+    play(scenario)
 
 
-def test_names_become_ids_that_differ_and_stay() -> None:
-    assert publisher_id(NAME) == NAME  # it is an id already
-    assert publisher_id("invoices").hex() == "00000000000000004d72710f9c871690"  # for ever
+def test_names_are_mapped_to_distinct_constant_ids() -> None:
+    assert publisher_id(NAME) == NAME  # already an id
+    assert publisher_id("invoices").hex() == "00000000000000004d72710f9c871690"  # must never change
     assert publisher_id(SOME) == publisher_id(SOME.bytes)
     names = [*NAMES.values(), b"sixteen bytes, b", "sixteen bytes, b", *map(str, range(100_000))]
     ids = {publisher_id(name) for name in names}
     assert len(ids) == len(names)
-    assert all(len(one) == 16 and one[:8] == bytes(8) != one[8:] for one in ids)
+    assert all(len(id_) == 16 and id_[:8] == bytes(8) != id_[8:] for id_ in ids)
 
 
 @pytest.mark.parametrize(
-    ("name", "number", "said"),
+    ("name", "number", "message"),
     [
         (b"short", 1, "16 bytes, not 5 bytes"),
         (bytearray(16), 1, "16 bytes, not bytearray"),
@@ -212,28 +212,30 @@ def test_names_become_ids_that_differ_and_stay() -> None:
         (NAME, 0, "from 1 to"),
     ],
 )
-def test_what_is_no_name(name: Any, number: int, said: str) -> None:
-    async def story() -> None:
+def test_invalid_names_and_numbers_are_refused(name: Any, number: int, message: str) -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions, regions.client("east") as client:
             stream = await client.stream("s")
-            with pytest.raises(UsageError, match=said):
+            with pytest.raises(UsageError, match=message):
                 stream.named(name, number)
 
-    play(story)
+    play(scenario)
 
 
-def test_an_id_that_has_a_birth_is_kept_as_it_is() -> None:
-    """The owner may forget it: connectors use it once and do not come back."""
-    born = time.time_ns().to_bytes(8, "big") + b"one time"
+def test_an_id_with_a_creation_time_is_used_unchanged() -> None:
+    """Its first 8 bytes are a creation time, so that the owner may expire it."""
+    identity = time.time_ns().to_bytes(8, "big") + b"one time"
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions, regions.client("east") as client:
             stream = await client.stream("s")
-            await stream.published_as(born, 1).publish(b"1")
+            await stream.published_as(identity, 1).publish(b"1")
             machine: Any = regions.nodes["east-1"].machine
-            assert list(machine.layers["chain"].logs[stream.stream_id].dedup.publishers) == [born]
+            assert list(machine.layers["chain"].logs[stream.stream_id].dedup.publishers) == [
+                identity
+            ]
             for wrong in (bytes(16), b"short"):
                 with pytest.raises(UsageError, match="16 bytes, not all zero"):
                     stream.published_as(wrong, 1)
 
-    play(story)
+    play(scenario)

@@ -1,4 +1,4 @@
-"""Numbers and values that cannot be sent: the call is refused, and the client goes on working."""
+"""Numbers and values that cannot be sent: the call is refused and the client still works."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -50,15 +50,15 @@ def refused(what: str) -> Iterator[None]:
 
 
 async def works(client: Client, stream: Stream) -> None:
-    """The client publishes, reads, asks and opens."""
+    """Check that the client still publishes, reads and gets answers."""
     seq = await stream.publish(b"still here")
     assert (await anext(stream.subscribe(start=seq))).value == b"still here"
     assert [info.name for info in await client.streams("s")] == ["s"]
     assert await client.locate(stream.stream_id, datetime(1970, 1, 1, tzinfo=UTC)) == 1
 
 
-def test_starts_that_cannot_be_are_refused_by_the_call() -> None:
-    async def story() -> None:
+def test_invalid_starts_are_refused_by_the_call() -> None:
+    async def scenario() -> None:
         async with surecast.local() as client:
             stream = await client.stream("s")
             for what, start in STARTS.items():
@@ -69,10 +69,10 @@ def test_starts_that_cannot_be_are_refused_by_the_call() -> None:
                         client.subscribe("s", start=start, name=name)
                 await works(client, stream)
 
-    play(story)
+    play(scenario)
 
 
-def test_starts_of_a_sync_client() -> None:
+def test_invalid_starts_are_refused_by_the_sync_client() -> None:
     with sync.local() as client:
         stream = client.stream("s")
         for what, start in STARTS.items():
@@ -85,14 +85,14 @@ def test_starts_of_a_sync_client() -> None:
 
 
 def test_the_last_position_can_be_waited_for() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with surecast.local() as client:
             stream = await client.stream("s")
             await stream.subscribe(SEQ_END_MAX - 1).ready()
             await client.subscribe("s", start=SEQ_END_MAX - 1).ready()
             await works(client, stream)
 
-    play(story)
+    play(scenario)
 
 
 YEAR_9999 = datetime(9999, 1, 1, tzinfo=UTC)
@@ -109,12 +109,12 @@ REFUSED: dict[str, Callable[[], object]] = {
 
 
 @pytest.mark.parametrize("rule", REFUSED.values(), ids=REFUSED.keys())
-def test_rules_with_numbers_that_no_stream_can_have(rule: Callable[[], object]) -> None:
+def test_rules_with_numbers_out_of_range_are_refused(rule: Callable[[], object]) -> None:
     with pytest.raises(UsageError):
         rule()
 
 
-def test_rules_with_the_largest_numbers() -> None:
+def test_rules_with_the_largest_numbers_are_accepted() -> None:
     surecast.keep_last((1 << 62) - 1)
     surecast.keep_for(timedelta(days=53_000))
     surecast.before_seq(0)
@@ -150,8 +150,8 @@ CALLS: dict[str, Callable[[Client, Stream], Any]] = {
 }
 
 
-def test_a_call_that_cannot_be_sent_fails_alone() -> None:
-    async def story() -> None:
+def test_a_call_that_cannot_be_sent_fails_without_effect_on_others() -> None:
+    async def scenario() -> None:
         async with surecast.local() as client:
             stream = await client.stream("s")
             reading = stream.subscribe(start=1)
@@ -161,11 +161,11 @@ def test_a_call_that_cannot_be_sent_fails_alone() -> None:
                 await works(client, stream)
                 assert (await anext(reading)).seq == seq
 
-    play(story)
+    play(scenario)
 
 
-def test_numbers_of_a_named_publisher() -> None:
-    async def story() -> None:
+def test_invalid_numbers_of_a_named_publisher_are_refused() -> None:
+    async def scenario() -> None:
         async with surecast.local() as client:
             stream = await client.stream("s")
             for pub_no in (10**24, 10**5000, PUB_NO_MAX + 1, 0, -1, True, 1.0):
@@ -173,11 +173,11 @@ def test_numbers_of_a_named_publisher() -> None:
                     stream.named("invoices", pub_no)  # type: ignore[arg-type]
             await works(client, stream)
 
-    play(story)
+    play(scenario)
 
 
 def test_an_event_that_was_not_read_cannot_be_acknowledged() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with surecast.local() as client:
             stream = await client.stream("s")
             await stream.publish_many([b"x"] * 3)
@@ -191,4 +191,4 @@ def test_an_event_that_was_not_read_cannot_be_acknowledged() -> None:
             assert (await anext(sub)).seq == 2
             await works(client, stream)
 
-    play(story)
+    play(scenario)

@@ -27,7 +27,7 @@ async def read(stream: Stream, count: int, **how: Any) -> list[surecast.Event]:
 
 
 def test_publish_returns_positions_in_order() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions, regions.client("east") as client:
             stream = await client.stream("a.b")
             assert [await stream.publish(b"%d" % n, key=b"k") for n in range(5)] == [1, 2, 3, 4, 5]
@@ -44,11 +44,11 @@ def test_publish_returns_positions_in_order() -> None:
             assert events[0].time.tzinfo is not None
             assert events[0].attributes == {}
 
-    play(story)
+    play(scenario)
 
 
 def test_publish_many_takes_lists_iterables_and_tables() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         options = {"batch_rows_max": 10, "batch_bytes_max": 1000}
         async with Regions(east=1) as regions, regions.client("east", **options) as client:
             stream = await client.stream("many")
@@ -75,11 +75,11 @@ def test_publish_many_takes_lists_iterables_and_tables() -> None:
                 (b"k", 900), (None, 3000), (b"", 1)
             ]  # fmt: skip
 
-    play(story)
+    play(scenario)
 
 
 class Frame:
-    """A table of another library: all that is known of it is how Arrow reads it."""
+    """A table of another library that offers only Arrow's stream interface."""
 
     def __init__(self, table: Any) -> None:
         self._table = table
@@ -88,8 +88,8 @@ class Frame:
         return self._table.__arrow_c_stream__(requested_schema)
 
 
-def test_publish_many_takes_whatever_arrow_can_read() -> None:
-    async def story() -> None:
+def test_publish_many_takes_any_arrow_stream() -> None:
+    async def scenario() -> None:
         options = {"batch_rows_max": 3}
         async with Regions(east=1) as regions, regions.client("east", **options) as client:
             stream = await client.stream("many")
@@ -122,11 +122,11 @@ def test_publish_many_takes_whatever_arrow_can_read() -> None:
             with pytest.raises(UsageError, match="columns `key` and `tag`"):
                 await stream.publish_many(Frame(table), keys=keys)
 
-    play(story)
+    play(scenario)
 
 
-def test_nothing_is_sent_of_what_cannot_be_published() -> None:
-    async def story() -> None:
+def test_calls_with_invalid_events_publish_nothing() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions, regions.client("east") as client:
             stream = await client.stream("s")
             too_large = b"x" * (client._endpoint.options.event_bytes_max + 1)
@@ -151,14 +151,14 @@ def test_nothing_is_sent_of_what_cannot_be_published() -> None:
                 stream.publish_soon(too_large)
             assert await stream.publish(b"first") == 1
 
-    play(story)
+    play(scenario)
 
 
 def test_publish_soon_keeps_the_order_of_calls_and_flush_waits() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions, regions.client("east") as client:
             stream = await client.stream("soon")
-            again = await client.stream("soon")  # another handle, the same line of events
+            again = await client.stream("soon")  # another handle of the same stream
             waiting = []
             for n in range(500):
                 (stream if n % 2 else again).publish_soon(b"%d" % n, key=b"k%d" % n)
@@ -170,11 +170,11 @@ def test_publish_soon_keeps_the_order_of_calls_and_flush_waits() -> None:
             events = await read(stream, 505)
             assert [int(e.value) for e in events if e.value != b"now"] == list(range(500))
 
-    play(story)
+    play(scenario)
 
 
-def test_leaving_the_block_publishes_what_is_under_way() -> None:
-    async def story() -> None:
+def test_leaving_the_block_publishes_buffered_events() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions:
             async with regions.client("east") as client:
                 stream = await client.stream("s")
@@ -190,11 +190,11 @@ def test_leaving_the_block_publishes_what_is_under_way() -> None:
                 events = await read(await client.stream("s"), 10_000)
                 assert [int(e.value) for e in events] == list(range(10_000))
 
-    play(story)
+    play(scenario)
 
 
-def test_bounds_publish_waits_and_publish_soon_raises() -> None:
-    async def story() -> None:
+def test_with_a_full_outbox_publish_waits_and_publish_soon_raises() -> None:
+    async def scenario() -> None:
         bounds = {
             "outbox_bytes_max": 40_000, "batch_bytes_max": 4_000, "event_bytes_max": 8_000,
             "outbox_batches_max": 2,
@@ -210,7 +210,7 @@ def test_bounds_publish_waits_and_publish_soon_raises() -> None:
             blocked = [asyncio.ensure_future(stream.publish(b"b%d" % n)) for n in range(3)]
             await asyncio.sleep(0.05)
             assert not any(future.done() for future in blocked)
-            blocked[1].cancel()  # never takes place
+            blocked[1].cancel()  # is never published
             await regions.start("east-1")
             assert await blocked[0] == 41
             assert await blocked[2] == 42
@@ -219,11 +219,11 @@ def test_bounds_publish_waits_and_publish_soon_raises() -> None:
             assert stream._outbox.unacknowledged == 0
             assert [e.value for e in (await read(stream, 42))[40:]] == [b"b0", b"b2"]
 
-    play(story)
+    play(scenario)
 
 
 async def _unequal_sizes() -> None:
-    """Small events come while a large one waits for room: they would fit, and wait behind it."""
+    """Small events after a large one that waits for room would fit, but must wait behind it."""
     bounds = {"outbox_bytes_max": 10_000, "batch_bytes_max": 2_000, "event_bytes_max": 8_000}
     async with Regions(east=1) as regions, regions.client("east", **bounds) as client:
         stream = await client.stream("s")
@@ -241,14 +241,14 @@ async def _unequal_sizes() -> None:
         with pytest.raises(QueueFull):
             stream.publish_soon(b"soon")
         await regions.start("east-1")
-        places = [await one for one in waiting]
-        places[3] = places[3].first
-        assert places == [1, 2, 3, 4, 5, 6]
+        positions = [await call for call in waiting]
+        positions[3] = positions[3].first
+        assert positions == [1, 2, 3, 4, 5, 6]
         assert (await read(stream, 2, voids=True))[1].value == bytes(7_000)
 
 
 class Overtakes(Outbox):
-    """A mutant: a publish that fits is taken although earlier ones wait for room."""
+    """A mutant: a publish that fits is accepted although earlier ones wait for room."""
 
     def publish(self, value: bytes, key: bytes | None, tag: bytes | None) -> asyncio.Future[int]:
         waiting, self._blocked = self._blocked, deque()
@@ -269,10 +269,10 @@ def test_a_small_event_does_not_overtake_a_large_one_that_waits(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_a_storm_of_cancellations_breaks_neither_client_nor_order(seed: int) -> None:
+def test_many_cancellations_break_neither_client_nor_order(seed: int) -> None:
     rng = random.Random(seed)
 
-    async def story() -> None:
+    async def scenario() -> None:
         bounds = {
             "outbox_bytes_max": 6_000, "batch_bytes_max": 500, "event_bytes_max": 1_000,
             "outbox_batches_max": 3, "batch_rows_max": 7,
@@ -307,17 +307,17 @@ def test_a_storm_of_cancellations_breaks_neither_client_nor_order(seed: int) -> 
                 assert values[seq - 1] == value
             assert client._endpoint.control.busy is False
 
-    play(story)
+    play(scenario)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [11, 12, 13, 14])
-def test_failover_in_the_midst_of_publishing_exactly_once(seed: int) -> None:
-    """Heads and others die under load: what is acknowledged stands once, and in order."""
+def test_publishing_is_exactly_once_through_failovers(seed: int) -> None:
+    """Replicas crash under load: every acknowledged event is in the stream once, in order."""
     rng = random.Random(seed)
     print(f"seed {seed}")
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Regions(east=3) as regions, regions.client("east") as client:
             stream = await client.stream("s")
             acked: dict[int, bytes] = {}
@@ -353,11 +353,11 @@ def test_failover_in_the_midst_of_publishing_exactly_once(seed: int) -> None:
                 own = [int(v.partition(b".")[2]) for v in values if v.startswith(name + b".")]
                 assert own == list(range(len(own)))
 
-    play(story, 120)
+    play(scenario, 120)
 
 
-def test_collect_makes_events_void_and_says_where_it_stands() -> None:
-    async def story() -> None:
+def test_collect_makes_events_void_and_returns_its_own_position() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions, regions.client("east") as client:
             stream = await client.stream("s")
             await stream.publish_many([b"%d" % n for n in range(10)], keys=[b"a", b"b"] * 5)
@@ -374,13 +374,13 @@ def test_collect_makes_events_void_and_says_where_it_stands() -> None:
             assert seen[-2].kind == "void"
             assert seen[-2].reason == "control"
             while [e.seq for e in await read(stream, 4)] != [5, 7, 9, 13]:
-                await asyncio.sleep(0.01)  # what is recent is passed on as it came
+                await asyncio.sleep(0.01)  # recent events are sent although they are void
 
-    play(story)
+    play(scenario)
 
 
-def test_errors_of_the_background_come_with_flush() -> None:
-    async def story() -> None:
+def test_flush_raises_errors_of_publish_soon() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions, regions.client("east") as client:
             stream = await client.stream("s", retain=surecast.latest_per_key())
             batch = surecast.client.stream.Batch.of(stream._info.stream_id, [b"\xff"], kind=2)
@@ -391,14 +391,14 @@ def test_errors_of_the_background_come_with_flush() -> None:
             assert sent.whole is not None
             with pytest.raises(PublishError):
                 await sent.whole
-            await client.flush()  # said once
+            await client.flush()  # the error is reported once
             assert await stream.publish(b"fine again") == 1
 
-    play(story)
+    play(scenario)
 
 
-def test_what_is_not_built_yet_says_so() -> None:
-    async def story() -> None:
+def test_options_not_implemented_yet_are_not_supported() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions, regions.client("east") as client:
             with pytest.raises(NotSupported, match="comes with"):
                 await client.stream("s", schema=object())
@@ -406,11 +406,11 @@ def test_what_is_not_built_yet_says_so() -> None:
             with pytest.raises(NotSupported, match="comes with"):
                 stream.subscribe(where="px > 80")
 
-    play(story)
+    play(scenario)
 
 
-def test_closing_gives_up_on_what_nobody_acknowledges() -> None:
-    async def story() -> None:
+def test_closing_gives_up_on_unacknowledged_events_after_its_timeout() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions:
             client: Client = await regions.client("east", close_timeout=0.05)
             stream = await client.stream("s")
@@ -424,4 +424,4 @@ def test_closing_gives_up_on_what_nobody_acknowledges() -> None:
                 await waiting
             assert caught.value.maybe_taken
 
-    play(story)
+    play(scenario)

@@ -1,4 +1,4 @@
-"""`stream.read()`: a bounded read as one Arrow table; and batches that show voids."""
+"""`stream.read()`: a bounded read as one Arrow table; and batches with voids."""
 
 import asyncio
 from typing import Any
@@ -24,14 +24,14 @@ def covered(table: pa.Table | pa.RecordBatch) -> list[int]:
 async def all_void(stream: surecast.Stream, below: int) -> int:
     """Collect everything below a position, and wait until readers see it. Returns the end."""
     end = await stream.collect(surecast.before_seq(below)) + 1
-    async with asyncio.timeout(20):  # what is recent is passed on as it came
+    async with asyncio.timeout(20):  # recent events are sent although they are void
         while (await stream.read(stop=below)).num_rows:
             await asyncio.sleep(0.01)
     return end
 
 
 def test_a_table_has_all_events_between_two_positions() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions, regions.client("east") as client:
             stream = await client.stream("s")
             await stream.publish_many([b"%d" % n for n in range(1, 1001)], keys=[b"k"] * 1000)
@@ -47,13 +47,13 @@ def test_a_table_has_all_events_between_two_positions() -> None:
             assert part.column("seq").to_pylist() == list(range(10, 20))
             assert part.to_pylist() == table.slice(9, 10).to_pylist()
             assert (await stream.read("latest")).num_rows == 0
-            assert client._readers.all[0].takers == {}  # nothing is read any more
+            assert client._readers.all[0].takers == {}  # the reader follows no stream any more
 
-    play(story)
+    play(scenario)
 
 
-def test_a_table_of_nothing_has_the_columns() -> None:
-    async def story() -> None:
+def test_an_empty_table_has_all_columns() -> None:
+    async def scenario() -> None:
         async with surecast.local() as client:
             stream = await client.stream("s")
             assert (await stream.read()).schema == SCHEMA
@@ -70,11 +70,11 @@ def test_a_table_of_nothing_has_the_columns() -> None:
             ]
             assert covered(voids) == list(range(1, end))
 
-    play(story)
+    play(scenario)
 
 
 def test_rows_of_events_and_voids_cover_every_position() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions, regions.client("east") as client:
             stream = await client.stream("s", retain=surecast.latest_per_key())
             keys = [b"once:%d" % n if n % 7 == 0 else b"often" for n in range(500)]
@@ -99,7 +99,7 @@ def test_rows_of_events_and_voids_cover_every_position() -> None:
             await manual.ack(first)
             assert await stored(regions, "m", stream.stream_id) == covered(first)[-1] + 1
 
-    play(story)
+    play(scenario)
 
 
 COLUMNS = ["seq", "key", "value", "tag", "kind", "range", "reason"]
@@ -112,8 +112,8 @@ def row(event: surecast.Event) -> dict[str, Any]:
     return dict(zip(COLUMNS, cells, strict=True))
 
 
-def test_a_table_is_bounded() -> None:
-    async def story() -> None:
+def test_the_size_of_a_table_is_bounded() -> None:
+    async def scenario() -> None:
         async with (
             Regions(east=1) as regions,
             regions.client("east", read_bytes_max=50_000) as client,
@@ -129,13 +129,13 @@ def test_a_table_is_bounded() -> None:
             assert (await stream.read(start=301)).num_rows == 300  # in parts
             assert client._readers.all[0].takers == {}
 
-    play(story)
+    play(scenario)
 
 
 def test_many_small_batches_become_few_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_module, "SMALL_MAX", 10)
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with surecast.local() as client:
             stream = await client.stream("s")
             reading = asyncio.ensure_future(stream.read(stop=201))
@@ -143,13 +143,13 @@ def test_many_small_batches_become_few_chunks(monkeypatch: pytest.MonkeyPatch) -
                 await stream.publish(b"%d" % n)  # each is read as a batch of its own
             table = await reading
             assert [int(value) for value in table.column("value").to_pylist()] == list(range(200))
-            assert 10 <= table.column("value").num_chunks <= 21  # joined as they came
+            assert 10 <= table.column("value").num_chunks <= 21  # joined as they arrived
 
-    play(story)
+    play(scenario)
 
 
 def test_a_read_can_time_out() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with surecast.local() as client:
             stream = await client.stream("s")
             await stream.publish(b"x")
@@ -159,4 +159,4 @@ def test_a_read_can_time_out() -> None:
                 await stream.read(stop=None)  # type: ignore[arg-type]
             assert client._readers.all[0].takers == {}
 
-    play(story)
+    play(scenario)

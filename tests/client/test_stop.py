@@ -1,4 +1,4 @@
-"""Bounded reads over sockets: a subscription ends by itself at its stop, voids or not."""
+"""Bounded reads over sockets: a subscription ends at its stop, with or without voids."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -33,8 +33,8 @@ async def ranges(sub: Subscription) -> list[int]:
 
 
 @pytest.mark.parametrize("mesh", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_it_ends_when_every_position_below_the_stop_is_read(mesh: bool) -> None:
-    async def story() -> None:
+def test_a_subscription_ends_when_every_position_below_the_stop_is_read(mesh: bool) -> None:
+    async def scenario() -> None:
         async with Regions(east=2) as regions, regions.client("east", mesh=mesh) as client:
             stream = await client.stream("s")
             await stream.publish_many([b"x"] * 5)
@@ -68,11 +68,11 @@ def test_it_ends_when_every_position_below_the_stop_is_read(mesh: bool) -> None:
                 assert await seqs(stream.subscribe(start=start, stop=stop)) == []
                 assert await seqs(client.subscribe("s", start=start, stop=stop)) == []
 
-    play(story)
+    play(scenario)
 
 
-def test_an_ended_loop_stays_ended() -> None:
-    async def story() -> None:
+def test_an_ended_subscription_stays_ended() -> None:
+    async def scenario() -> None:
         async with surecast.local() as client:
             stream = await client.stream("s")
             await stream.publish_many([b"x"] * 3)
@@ -84,11 +84,11 @@ def test_an_ended_loop_stays_ended() -> None:
                 await anext(sub)
             assert await batch_seqs(sub) == []
 
-    play(story)
+    play(scenario)
 
 
 def test_latest_is_the_end_when_the_subscription_begins() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with surecast.local() as client:
             stream = await client.stream("s")
             await stream.publish_many([b"x"] * 3)
@@ -96,11 +96,11 @@ def test_latest_is_the_end_when_the_subscription_begins() -> None:
                 await stream.publish_many([b"y"] * 3)
                 assert await seqs(sub) == [1, 2, 3]
 
-    play(story)
+    play(scenario)
 
 
 def test_an_empty_stream_ends_at_once() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with surecast.local() as client:
             stream = await client.stream("s")
             for start in ("earliest", "latest", 1, 7):
@@ -109,16 +109,16 @@ def test_an_empty_stream_ends_at_once() -> None:
             assert await seqs(client.subscribe("nobody", start=1, stop="latest")) == []
             assert await seqs(client.subscribe("no.>", start=1, stop=10)) == []
 
-    play(story)
+    play(scenario)
 
 
-def test_void_positions_before_the_stop_end_it_too() -> None:
-    async def story() -> None:
+def test_a_subscription_ends_when_the_last_positions_are_void() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions, regions.client("east") as client:
             stream = await client.stream("s")
             await stream.publish_many([b"x"] * 20)
             end = await stream.collect(surecast.before_seq(21)) + 1
-            async with asyncio.timeout(20):  # what is recent is passed on as it came
+            async with asyncio.timeout(20):  # recent events are sent although they are void
                 while await seqs(stream.subscribe(start=1, stop="latest")):
                     await asyncio.sleep(0.01)
             assert await batch_seqs(stream.subscribe(start=1, stop="latest")) == []
@@ -129,16 +129,16 @@ def test_void_positions_before_the_stop_end_it_too() -> None:
             ]
             assert await ranges(stream.subscribe(start=3, stop=9, voids=True)) == list(range(3, 9))
             assert await seqs(stream.subscribe(start=3, stop=9)) == []
-            # The first event at or after a time stands behind all voids.
+            # The first event at or after a time comes after all voids.
             old = datetime.now(UTC) - timedelta(days=1)
             assert await seqs(stream.subscribe(start=1, stop=old)) == []
 
-    play(story)
+    play(scenario)
 
 
 @pytest.mark.slow
-def test_expired_positions_before_the_stop_end_it_too() -> None:
-    async def story() -> None:
+def test_a_subscription_ends_when_the_last_positions_have_expired() -> None:
+    async def scenario() -> None:
         async with surecast.local() as client:
             policy = surecast.keep_for(timedelta(milliseconds=1))
             stream = await client.stream("s", retain=policy)
@@ -148,13 +148,13 @@ def test_expired_positions_before_the_stop_end_it_too() -> None:
                     await asyncio.sleep(0.05)
             found = await ranges(stream.subscribe(start=1, stop="latest", voids=True))
             assert found == list(range(1, len(found) + 1))
-            assert len(found) >= 20  # that they have expired is an entry itself
+            assert len(found) >= 20  # expiry adds an entry of its own
 
-    play(story)
+    play(scenario)
 
 
-def test_a_position_to_come_is_waited_for() -> None:
-    async def story() -> None:
+def test_a_stop_at_a_future_position_is_waited_for() -> None:
+    async def scenario() -> None:
         async with surecast.local() as client:
             stream = await client.stream("s")
             await stream.publish(b"x")
@@ -165,11 +165,11 @@ def test_a_position_to_come_is_waited_for() -> None:
                 await stream.publish_many([b"x"] * count)
             assert await reading == [1, 2, 3]
 
-    play(story)
+    play(scenario)
 
 
-def test_a_time_to_come_is_waited_for() -> None:
-    async def story() -> None:
+def test_a_stop_at_a_future_time_is_waited_for() -> None:
+    async def scenario() -> None:
         async with surecast.local() as client:
             quiet, busy = await client.stream("t.quiet"), await client.stream("t.busy")
             await quiet.publish_many([b"x"] * 2)
@@ -193,11 +193,11 @@ def test_a_time_to_come_is_waited_for() -> None:
             assert own
             assert all(event.time < stop for event in own)
 
-    play(story)
+    play(scenario)
 
 
 def test_a_pattern_reads_the_streams_that_match_at_the_start() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions, regions.client("east") as client:
             a, b = await client.stream("p.a"), await client.stream("p.b")
             await client.stream("p.empty")
@@ -213,17 +213,17 @@ def test_a_pattern_reads_the_streams_that_match_at_the_start() -> None:
             empty = await client.stream("p.empty")
             sub = await client.subscribe("p.*", start=1, stop=2).ready()
             reading = asyncio.ensure_future(stream_seqs(sub))
-            await client.stream("p.never")  # is not waited for
+            await client.stream("p.never")  # created too late to count
             await asyncio.sleep(0.05)
-            assert not reading.done()  # each stream, up to there: one has nothing yet
+            assert not reading.done()  # one of the streams is still empty
             await empty.publish(b"x")
             assert sorted(await reading) == [("p.a", 1), ("p.b", 1), ("p.empty", 1), ("p.later", 1)]
 
-    play(story)
+    play(scenario)
 
 
-def test_the_place_of_a_named_subscription_is_stored_when_it_ends() -> None:
-    async def story() -> None:
+def test_the_position_of_a_named_subscription_is_stored_when_it_ends() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions, regions.client("east") as client:
             stream = await client.stream("s")
             await stream.publish_many([b"x"] * 10)
@@ -236,16 +236,18 @@ def test_the_place_of_a_named_subscription_is_stored_when_it_ends() -> None:
             ]  # fmt: skip
             assert await stored(regions, "n", sid) == 11
             assert await seqs(stream.subscribe(start=1, stop="latest", name="n")) == []
-            assert await seqs(stream.subscribe(start=1, stop=3, name="n")) == []  # place: behind it
+            assert (
+                await seqs(stream.subscribe(start=1, stop=3, name="n")) == []
+            )  # its position is beyond the stop
             end = await stream.collect(surecast.before_seq(2)) + 1
             assert await seqs(stream.subscribe(stop="latest", name="n")) == []
             assert await stored(regions, "n", sid) == end  # the last position was void
 
-    play(story)
+    play(scenario)
 
 
-def test_acknowledging_by_hand_works_after_the_end() -> None:
-    async def story() -> None:
+def test_manual_acknowledgement_works_after_the_end() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions, regions.client("east") as client:
             stream = await client.stream("s")
             await stream.publish_many([b"x"] * 10)
@@ -255,11 +257,11 @@ def test_acknowledging_by_hand_works_after_the_end() -> None:
             await sub.ack(events[-1])
             assert await stored(regions, "n", stream.stream_id) == 11
 
-    play(story)
+    play(scenario)
 
 
-def test_a_small_buffer_reads_itstream_seqs() -> None:
-    async def story() -> None:
+def test_a_small_buffer_reads_everything() -> None:
+    async def scenario() -> None:
         async with (
             Regions(east=1) as regions,
             regions.client("east", buffer_bytes_max=2_000, batch_rows_max=10) as client,
@@ -271,11 +273,11 @@ def test_a_small_buffer_reads_itstream_seqs() -> None:
             for name in ("b.a", "b.b"):
                 assert [seq for of, seq in found if of == name] == list(range(1, 201))
 
-    play(story)
+    play(scenario)
 
 
-def test_an_ended_subscription_leaves_its_reader_to_others() -> None:
-    async def story() -> None:
+def test_an_ended_subscription_does_not_stop_others_on_its_reader() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions, regions.client("east") as client:
             stream = await client.stream("s")
             await stream.publish_many([b"x"] * 3)
@@ -283,15 +285,15 @@ def test_an_ended_subscription_leaves_its_reader_to_others() -> None:
             assert await seqs(ended) == [1, 2, 3]
             live = await stream.subscribe(start=1).ready()
             assert len(client._readers.all) == 1
-            await ended.close()  # must not stop what others read
+            await ended.close()  # must not stop other subscriptions of the reader
             await stream.publish(b"y")
             assert [(await anext(live)).seq for _ in range(4)] == [1, 2, 3, 4]
 
-    play(story)
+    play(scenario)
 
 
-def test_what_this_client_was_acknowledged_is_before_latest_in_every_region() -> None:
-    async def story() -> None:
+def test_stop_latest_includes_events_acknowledged_to_this_client_in_every_region() -> None:
+    async def scenario() -> None:
         async with (
             Regions(owners={"": "east"}, east=1, west=1) as regions,
             regions.client("west") as client,
@@ -299,15 +301,15 @@ def test_what_this_client_was_acknowledged_is_before_latest_in_every_region() ->
             stream = await client.stream("s")
             for n in range(1, 21):
                 assert await stream.publish(b"x") == n
-                # The region may not have it yet.
+                # Region west may not have it yet.
                 assert await seqs(stream.subscribe(start=n, stop="latest")) == [n]
                 assert await seqs(client.subscribe("s", start=n, stop="latest")) == [n]
 
-    play(story)
+    play(scenario)
 
 
-def test_it_survives_a_failover() -> None:
-    async def story() -> None:
+def test_a_bounded_subscription_survives_a_failover() -> None:
+    async def scenario() -> None:
         async with Regions(east=2) as regions, regions.client("east") as client:
             stream = await client.stream("s")
             await stream.publish_many([b"x"] * 100)
@@ -318,12 +320,12 @@ def test_it_survives_a_failover() -> None:
             await stream.publish_many([b"x"] * 150)
             assert await seqs(sub) == list(range(2, 201))
 
-    play(story)
+    play(scenario)
 
 
 @pytest.mark.parametrize("stop", [0, -1, 1 << 63, True, "earliest", 1.5, datetime(2026, 1, 1)])
-def test_a_stop_that_cannot_be_is_refused_at_once(stop: Any) -> None:
-    async def story() -> None:
+def test_an_invalid_stop_is_refused_at_once(stop: Any) -> None:
+    async def scenario() -> None:
         async with surecast.local() as client:
             stream = await client.stream("s")
             with pytest.raises(UsageError):
@@ -333,11 +335,11 @@ def test_a_stop_that_cannot_be_is_refused_at_once(stop: Any) -> None:
             with pytest.raises(UsageError):
                 await stream.read(stop=stop)
 
-    play(story)
+    play(scenario)
 
 
-def test_nakcast_ends_at_its_stop() -> None:
-    async def story() -> None:
+def test_a_nakcast_subscription_ends_at_its_stop() -> None:
+    async def scenario() -> None:
         async with surecast.local() as client:
             stream = await client.stream("s", delivery="nakcast", retain=surecast.keep_last(30))
             await stream.publish_many([b"x"] * 50)
@@ -347,4 +349,4 @@ def test_nakcast_ends_at_its_stop() -> None:
             assert (await seqs(client.subscribe("*", start=41, stop=45))) == [41, 42, 43, 44]
             assert (await stream.read(start=41)).column("seq").to_pylist() == list(range(41, 51))
 
-    play(story)
+    play(scenario)

@@ -1,4 +1,4 @@
-"""Named subscriptions through the public API: listed, reset and deleted, with and without await."""
+"""Named subscriptions are listed, reset and deleted through the public API, async and sync."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -8,11 +8,11 @@ import pytest
 import surecast
 from surecast import Fenced, SubscriptionInUse, UnknownSubscription, UsageError
 from tests.client.stage import Regions, play, until
-from tests.client.test_subscribe import take
+from tests.client.test_subscribe import CLOCKS_DIFFER_S, take
 
 
 async def named(client: surecast.Client, name: str, count: int, pattern: str = "s") -> None:
-    """Read `count` events under a name and acknowledge them."""
+    """Read `count` events with a named subscription and acknowledge them."""
     sub = client.subscribe(pattern, start="earliest", name=name, ack="manual")
     events = await take(sub, count)
     for event in {event.stream: event for event in events}.values():
@@ -31,7 +31,7 @@ async def only(client: surecast.Client) -> surecast.SubscriptionInfo:
 
 
 def test_a_subscription_is_listed_with_position_lag_and_reader() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with surecast.local() as client:
             assert await client.subscriptions() == []
             stream = await client.stream("s")
@@ -49,18 +49,18 @@ def test_a_subscription_is_listed_with_position_lag_and_reader() -> None:
                 assert (await only(client)).connected is True
             assert (await only(client)).connected is False, "the client itself is still connected"
 
-    play(story)
+    play(scenario)
 
 
 @pytest.mark.parametrize("start", ["earliest", "latest", 3, "time"])
-def test_the_next_reader_begins_where_it_was_reset_to(start: str | int) -> None:
-    async def story() -> None:
+def test_the_next_reader_begins_at_the_position_of_the_reset(start: str | int) -> None:
+    async def scenario() -> None:
         async with surecast.local() as client:
             stream = await client.stream("s")
             await stream.publish_many([b"x"] * 5)
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(CLOCKS_DIFFER_S)
             since = datetime.now(UTC)
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(CLOCKS_DIFFER_S)
             await stream.publish_many([b"y"] * 5)
             await named(client, "billing", 4)
             begin = since if start == "time" else start
@@ -71,11 +71,11 @@ def test_the_next_reader_begins_where_it_was_reset_to(start: str | int) -> None:
             sub = stream.subscribe(name="billing")
             assert (await anext(sub)).seq == expected
 
-    play(story)
+    play(scenario)
 
 
-def test_a_reader_is_fenced_only_by_force() -> None:
-    async def story() -> None:
+def test_changing_a_subscription_in_use_requires_force_and_fences_its_reader() -> None:
+    async def scenario() -> None:
         async with (
             Regions(east=2) as regions,
             regions.client("east") as one,
@@ -105,11 +105,11 @@ def test_a_reader_is_fenced_only_by_force() -> None:
             await again.close()
             assert await two.subscriptions() == []
 
-    play(story)
+    play(scenario)
 
 
-def test_a_deleted_name_begins_anew() -> None:
-    async def story() -> None:
+def test_a_deleted_name_can_be_used_again() -> None:
+    async def scenario() -> None:
         async with surecast.local() as client:
             stream = await client.stream("s")
             await stream.publish_many([b"x"] * 10)
@@ -121,13 +121,13 @@ def test_a_deleted_name_begins_anew() -> None:
             sub = stream.subscribe(start=8, name="billing")
             assert (await anext(sub)).seq == 8
 
-    play(story)
+    play(scenario)
 
 
-def test_a_reset_in_streams_that_it_has_not_read() -> None:
-    """Without a position a pattern's subscription would read them from their first event on."""
+def test_a_subscription_can_be_reset_in_streams_it_has_not_read() -> None:
+    """Without a position the subscription would read them from their first event on."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with surecast.local() as client:
             for name in ("a.x", "a.y", "b.x"):
                 stream = await client.stream(name)
@@ -147,11 +147,11 @@ def test_a_reset_in_streams_that_it_has_not_read() -> None:
                 await reset("billing", 0)
             assert await only(client) == info
 
-    play(story)
+    play(scenario)
 
 
-def test_what_is_not_there_cannot_be_changed() -> None:
-    async def story() -> None:
+def test_unknown_subscriptions_and_positions_cannot_be_changed() -> None:
+    async def scenario() -> None:
         async with surecast.local() as client:
             with pytest.raises(UnknownSubscription, match="nobody"):
                 await client.reset_subscription("nobody", "earliest")
@@ -165,13 +165,13 @@ def test_what_is_not_there_cannot_be_changed() -> None:
             with pytest.raises(UsageError, match="no position"):
                 await client.reset_subscription("new", "earliest")
 
-    play(story)
+    play(scenario)
 
 
 def test_a_position_at_the_beginning_is_kept_and_shown() -> None:
-    """Events that are published while nobody reads are read later, also if they are the first."""
+    """Events published while nobody reads are read later, even the first ones of the stream."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with surecast.local() as client:
             stream = await client.stream("s")
             async with stream.subscribe("latest", name="billing"):
@@ -182,11 +182,11 @@ def test_a_position_at_the_beginning_is_kept_and_shown() -> None:
             sub = stream.subscribe("latest", name="billing")
             assert (await anext(sub)).seq == 1
 
-    play(story)
+    play(scenario)
 
 
-def test_a_change_survives_the_loss_of_the_head() -> None:
-    async def story() -> None:
+def test_resets_and_deletions_survive_the_loss_of_the_head() -> None:
+    async def scenario() -> None:
         async with Regions(east=2) as regions, regions.client("east") as client:
             stream = await client.stream("s")
             await stream.publish_many([b"x"] * 10)
@@ -201,10 +201,10 @@ def test_a_change_survives_the_loss_of_the_head() -> None:
             info = await only(client)
             assert (info.name, info.positions[0].seq) == ("billing", 3)
 
-    play(story)
+    play(scenario)
 
 
-def test_the_same_without_await() -> None:
+def test_named_subscriptions_with_the_sync_client() -> None:
     with surecast.sync.local() as client:
         stream = client.stream("s")
         stream.publish_many([b"x"] * 10)

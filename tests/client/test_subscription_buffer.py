@@ -1,4 +1,4 @@
-"""A subscription's buffer by itself: what it takes, when it pauses, what it calls dealt with."""
+"""A subscription's buffer in isolation: accepted batches, pauses, processed positions, stops."""
 
 import asyncio
 from typing import Any
@@ -19,25 +19,25 @@ SID, OTHER = b"s" * 16, b"t" * 16
 
 
 class Reader:
-    """Writes down what it is asked for."""
+    """A fake reader that records the calls of the buffer."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[Any, ...]] = []
+        self.calls: list[tuple[Any, ...]] = []
 
     def claim(self, stream: bytes, taker: Any) -> None: ...
 
     def follow(self, stream: bytes, start: int) -> None:
-        self.asked.append(("follow", stream, start))
+        self.calls.append(("follow", stream, start))
 
     def unfollow(self, stream: bytes) -> None:
-        self.asked.append(("unfollow", stream))
+        self.calls.append(("unfollow", stream))
 
     def release(self, stream: bytes) -> None:
-        self.asked.append(("release", stream))
+        self.calls.append(("release", stream))
 
 
-class Bench:
-    """A buffer with a reader that is made of nothing."""
+class BufferWithFakeReader:
+    """A subscription buffer and its fake reader."""
 
     def __init__(self, voids: bool = False, manual: bool = False, **options: Any) -> None:
         self.buffer = SubscriptionBuffer(ClientOptions(**options), voids, True, manual)
@@ -56,88 +56,88 @@ def batch(lo: int, hi: int, stream: bytes = SID) -> Batch:
     return Batch.of(stream, [b"%d" % n for n in range(lo, hi)]).sequenced(lo, 1, 1)
 
 
-async def values(made: SubscriptionBuffer, count: int) -> list[int]:
+async def values(buffer: SubscriptionBuffer, count: int) -> list[int]:
     found: list[int] = []
     while len(found) < count:
-        assert await made.next_rows()
-        found += [int(event.value) for event in made.rows]
+        assert await buffer.next_rows()
+        found += [int(event.value) for event in buffer.rows]
     return found
 
 
-def test_what_comes_again_or_too_early_is_not_taken_twice_or_out_of_turn() -> None:
-    async def story() -> None:
-        bench = Bench()
-        made = bench.buffer
+def test_duplicate_and_early_batches_are_dropped() -> None:
+    async def scenario() -> None:
+        bench = BufferWithFakeReader()
+        buffer = bench.buffer
         bench.add(SID, "s", 5)
-        made.take_in(SID, (batch(100, 110),))  # of a follow that was replaced
-        made.take_in(SID, (batch(1, 5),))
-        made.take_in(SID, (batch(1, 8), batch(8, 10)))
-        made.take_in(SID, (batch(5, 10), batch(9, 12)))
-        made.take_in(SID, (batch(13, 15),))
-        made.take_in(OTHER, (batch(1, 3, OTHER),))  # nobody asked for it
-        made.take_in(SID, (batch(12, 16),))
-        assert await values(made, 11) == list(range(5, 16))
-        assert made.nbytes == 0
+        buffer.take_in(SID, (batch(100, 110),))  # of an earlier follow
+        buffer.take_in(SID, (batch(1, 5),))
+        buffer.take_in(SID, (batch(1, 8), batch(8, 10)))
+        buffer.take_in(SID, (batch(5, 10), batch(9, 12)))
+        buffer.take_in(SID, (batch(13, 15),))
+        buffer.take_in(OTHER, (batch(1, 3, OTHER),))  # not followed
+        buffer.take_in(SID, (batch(12, 16),))
+        assert await values(buffer, 11) == list(range(5, 16))
+        assert buffer.nbytes == 0
 
-    play(story)
+    play(scenario)
 
 
-def test_it_pauses_when_full_and_resumes_from_what_is_missing_when_half_empty() -> None:
-    async def story() -> None:
+def test_it_pauses_when_full_and_resumes_at_the_next_position_when_half_empty() -> None:
+    async def scenario() -> None:
         size = batch(1, 11).nbytes
-        bench = Bench(buffer_bytes_max=4 * size)
-        made = bench.buffer
+        bench = BufferWithFakeReader(buffer_bytes_max=4 * size)
+        buffer = bench.buffer
         bench.add(SID, "s", 1)
         bench.add(OTHER, "t", 7)
         for lo in (1, 11, 21):
-            made.take_in(SID, (batch(lo, lo + 10),))
-        assert bench.reader.asked == [("follow", SID, 1), ("follow", OTHER, 7)]
-        made.take_in(OTHER, (batch(7, 17, OTHER),))
-        made.take_in(SID, (batch(31, 41),))  # was on its way
-        assert bench.reader.asked[2:] == [("unfollow", SID), ("unfollow", OTHER)]
-        bench.add(b"n" * 16, "new", 1)  # waits until there is room
-        assert len(bench.reader.asked) == 4
-        await made.next_item()
-        await made.next_item()
-        assert len(bench.reader.asked) == 4
-        await made.next_item()
-        assert bench.reader.asked[4:] == [
+            buffer.take_in(SID, (batch(lo, lo + 10),))
+        assert bench.reader.calls == [("follow", SID, 1), ("follow", OTHER, 7)]
+        buffer.take_in(OTHER, (batch(7, 17, OTHER),))
+        buffer.take_in(SID, (batch(31, 41),))  # was already in flight
+        assert bench.reader.calls[2:] == [("unfollow", SID), ("unfollow", OTHER)]
+        bench.add(b"n" * 16, "new", 1)  # is followed when there is room
+        assert len(bench.reader.calls) == 4
+        await buffer.next_item()
+        await buffer.next_item()
+        assert len(bench.reader.calls) == 4
+        await buffer.next_item()
+        assert bench.reader.calls[4:] == [
             ("follow", SID, 41),
             ("follow", OTHER, 17),
             ("follow", b"n" * 16, 1),
         ]
 
-    play(story)
+    play(scenario)
 
 
-def test_all_before_the_event_in_hand_is_dealt_with() -> None:
-    async def story() -> None:
-        bench = Bench()
-        made = bench.buffer
+def test_everything_before_the_current_event_counts_as_processed() -> None:
+    async def scenario() -> None:
+        bench = BufferWithFakeReader()
+        buffer = bench.buffer
         bench.add(SID, "s", 1)
         bench.add(OTHER, "t", 3)
-        made.take_in(SID, (batch(1, 5), Batch.void(SID, 5, 9, COLLECTED)))
-        made.take_in(OTHER, (batch(3, 4, OTHER),))
-        assert made.positions() == {SID: 1, OTHER: 3}
-        assert await made.next_rows()
-        for event in made.rows:
-            made.current_event = event
-            assert made.positions() == {SID: event.seq, OTHER: 3}
-        assert await made.next_rows()
-        assert made.positions() == {SID: 9, OTHER: 3}  # the void behind them, too
-        made.current_event = next(made.rows)
-        assert made.positions() == {SID: 9, OTHER: 3}
+        buffer.take_in(SID, (batch(1, 5), Batch.void(SID, 5, 9, COLLECTED)))
+        buffer.take_in(OTHER, (batch(3, 4, OTHER),))
+        assert buffer.positions() == {SID: 1, OTHER: 3}
+        assert await buffer.next_rows()
+        for event in buffer.rows:
+            buffer.current_event = event
+            assert buffer.positions() == {SID: event.seq, OTHER: 3}
+        assert await buffer.next_rows()
+        assert buffer.positions() == {SID: 9, OTHER: 3}  # including the void after them
+        buffer.current_event = next(buffer.rows)
+        assert buffer.positions() == {SID: 9, OTHER: 3}
 
-    play(story)
+    play(scenario)
 
 
-def test_others_get_a_turn_however_much_there_is_to_read() -> None:
-    async def story() -> None:
-        bench = Bench(turn_rows_max=100)
-        made = bench.buffer
+def test_other_tasks_run_even_if_the_buffer_never_runs_empty() -> None:
+    async def scenario() -> None:
+        bench = BufferWithFakeReader(turn_rows_max=100)
+        buffer = bench.buffer
         bench.add(SID, "s", 1)
         for n in range(100):
-            made.take_in(SID, (batch(1 + 10 * n, 11 + 10 * n),))
+            buffer.take_in(SID, (batch(1 + 10 * n, 11 + 10 * n),))
         turns = 0
 
         async def other() -> None:
@@ -147,47 +147,47 @@ def test_others_get_a_turn_however_much_there_is_to_read() -> None:
                 await asyncio.sleep(0)
 
         task = asyncio.ensure_future(other())
-        while made.streams[SID].read < 991:
-            await made.next_item()
+        while buffer.streams[SID].read < 991:
+            await buffer.next_item()
         assert 8 <= turns <= 12
         task.cancel()
 
-    play(story)
+    play(scenario)
 
 
-def test_a_failure_comes_before_what_is_buffered() -> None:
-    async def story() -> None:
-        bench = Bench()
-        made = bench.buffer
+def test_a_failure_takes_precedence_over_buffered_events() -> None:
+    async def scenario() -> None:
+        bench = BufferWithFakeReader()
+        buffer = bench.buffer
         bench.add(SID, "s", 1)
-        made.take_in(SID, (batch(1, 5),))
-        assert await made.next_rows()
-        loop = iter(made.rows)
+        buffer.take_in(SID, (batch(1, 5),))
+        assert await buffer.next_rows()
+        loop = iter(buffer.rows)
         assert next(loop).seq == 1
-        made.take_in(SID, (batch(5, 7),))
-        made.fail(Fenced("somebody else reads on from here"))
-        assert list(loop) == []  # a loop under way ends, too
-        assert made.positions() == {SID: 1}  # and nothing counts that was not read
+        buffer.take_in(SID, (batch(5, 7),))
+        buffer.fail(Fenced("another client uses this name"))
+        assert list(loop) == []  # a running loop ends, too
+        assert buffer.positions() == {SID: 1}  # buffered events do not count as read
         for _ in range(2):
             with pytest.raises(Fenced):
-                await made.next_rows()
-        assert bench.reader.asked[-1] == ("release", SID)
-        made.take_in(SID, (batch(5, 9),))
-        assert made.nbytes == 0
+                await buffer.next_rows()
+        assert bench.reader.calls[-1] == ("release", SID)
+        buffer.take_in(SID, (batch(5, 9),))
+        assert buffer.nbytes == 0
         with pytest.raises(Fenced):
-            await made.ready()
+            await buffer.ready()
 
-    play(story)
+    play(scenario)
 
 
 # ---------------------------------------------------------------- lost events
 
 
-async def events(made: SubscriptionBuffer, count: int) -> list[Event]:
+async def events(buffer: SubscriptionBuffer, count: int) -> list[Event]:
     found: list[Event] = []
     while len(found) < count:
-        assert await made.next_rows()
-        found += made.rows
+        assert await buffer.next_rows()
+        found += buffer.rows
     return found
 
 
@@ -195,9 +195,9 @@ def shown(found: list[Event]) -> list[tuple[str, range]]:
     return [(event.kind, event.range) for event in found]
 
 
-def test_a_lost_range_has_its_turn_and_its_exact_positions() -> None:
-    async def story() -> None:
-        bench = Bench()
+def test_a_lost_range_arrives_in_order_with_its_exact_positions() -> None:
+    async def scenario() -> None:
+        bench = BufferWithFakeReader()
         bench.add(SID, "s", 5)
         bench.buffer.take_in(SID, (batch(5, 7),))
         bench.buffer.take_lost(Lost(SID, 7, 20, "too slow"))
@@ -209,7 +209,7 @@ def test_a_lost_range_has_its_turn_and_its_exact_positions() -> None:
         ]  # fmt: skip
         assert bench.buffer.nbytes == 0
 
-    play(story)
+    play(scenario)
 
 
 @pytest.mark.parametrize(
@@ -219,19 +219,19 @@ def test_a_lost_range_has_its_turn_and_its_exact_positions() -> None:
         ((1, 11), None),  # all of it has come
         ((5, 14), (11, 14)),
         ((11, 14), (11, 14)),
-        ((12, 14), None),  # of a follow that was replaced
+        ((12, 14), None),  # of an earlier follow
         ((11, 11), None),
     ],
 )
-def test_only_what_is_not_here_is_lost(
+def test_only_missing_positions_are_reported_lost(
     lost: tuple[int, int], is_left: tuple[int, int] | None
 ) -> None:
-    async def story() -> None:
-        bench = Bench()
+    async def scenario() -> None:
+        bench = BufferWithFakeReader()
         bench.add(SID, "s", 5)
         bench.buffer.take_in(SID, (batch(5, 11),))
         bench.buffer.take_lost(Lost(SID, *lost, "why"))
-        bench.buffer.take_lost(Lost(OTHER, 1, 50, "nobody asked for it"))
+        bench.buffer.take_lost(Lost(OTHER, 1, 50, "not followed"))
         end = is_left[1] if is_left else 11
         bench.buffer.take_in(SID, (batch(end, end + 1),))
         expected = [("event", range(n, n + 1)) for n in range(5, 11)]
@@ -239,14 +239,14 @@ def test_only_what_is_not_here_is_lost(
         expected.append(("event", range(end, end + 1)))
         assert shown(await events(bench.buffer, len(expected))) == expected
 
-    play(story)
+    play(scenario)
 
 
-def test_a_lost_range_is_given_before_the_time_asked_for_is_reached() -> None:
-    """Nobody knows how old lost events were: they are not proven to be too old."""
+def test_a_lost_range_is_reported_before_the_start_time_is_reached() -> None:
+    """The times of lost events are unknown, so they are not skipped as too old."""
 
-    async def story() -> None:
-        bench = Bench()
+    async def scenario() -> None:
+        bench = BufferWithFakeReader()
         bench.add(SID, "s", 5, not_before_ns=3)
         bench.buffer.take_in(SID, (batch(5, 7),))  # of time 1
         bench.buffer.take_lost(Lost(SID, 7, 9, "why"))
@@ -256,12 +256,12 @@ def test_a_lost_range_is_given_before_the_time_asked_for_is_reached() -> None:
             ("lost", range(7, 9)), ("event", range(10, 11)),
         ]  # fmt: skip
 
-    play(story)
+    play(scenario)
 
 
-def test_lost_ranges_count_in_the_buffer_and_are_followed_behind() -> None:
-    async def story() -> None:
-        bench = Bench(buffer_bytes_max=2 * LOST_BYTES)
+def test_lost_ranges_take_space_in_the_buffer_and_reading_resumes_after_them() -> None:
+    async def scenario() -> None:
+        bench = BufferWithFakeReader(buffer_bytes_max=2 * LOST_BYTES)
         bench.add(SID, "s", 1)
         bench.add(OTHER, "t", 1)
         bench.buffer.take_lost(Lost(SID, 1, 5, "why"))
@@ -270,45 +270,45 @@ def test_lost_ranges_count_in_the_buffer_and_are_followed_behind() -> None:
         assert bench.buffer.paused
         assert len(await events(bench.buffer, 1)) == 1
         assert not bench.buffer.paused
-        assert bench.reader.asked[-2:] == [("follow", SID, 5), ("follow", OTHER, 9)]
+        assert bench.reader.calls[-2:] == [("follow", SID, 5), ("follow", OTHER, 9)]
 
-    play(story)
+    play(scenario)
 
 
 @pytest.mark.parametrize("manual", [False, True])
-def test_a_lost_range_is_dealt_with_like_an_event(manual: bool) -> None:
-    async def story() -> None:
-        bench = Bench(manual=manual)
-        made = bench.buffer
+def test_a_lost_range_is_acknowledged_like_an_event(manual: bool) -> None:
+    async def scenario() -> None:
+        bench = BufferWithFakeReader(manual=manual)
+        buffer = bench.buffer
         bench.add(SID, "s", 1)
-        made.take_in(SID, (batch(1, 3),))
-        made.take_lost(Lost(SID, 3, 9, "why"))
-        made.take_in(SID, (batch(9, 10),))
-        assert await made.next_rows()
-        expected = [1, 2, 3, 9]  # all below the event that the user has
-        for event in made.rows:
-            made.current_event = event
-            assert made.positions() == {SID: 1 if manual else expected.pop(0)}
-            assert made.handed(made.streams[SID]) == event.seq + 1
+        buffer.take_in(SID, (batch(1, 3),))
+        buffer.take_lost(Lost(SID, 3, 9, "why"))
+        buffer.take_in(SID, (batch(9, 10),))
+        assert await buffer.next_rows()
+        expected = [1, 2, 3, 9]  # all below the current event of the user
+        for event in buffer.rows:
+            buffer.current_event = event
+            assert buffer.positions() == {SID: 1 if manual else expected.pop(0)}
+            assert buffer.handed(buffer.streams[SID]) == event.seq + 1
             if manual and event.kind == "lost":
                 break
         if manual:
-            made.acknowledge(made.streams[SID], 9)
-            assert made.positions() == {SID: 9}
+            buffer.acknowledge(buffer.streams[SID], 9)
+            assert buffer.positions() == {SID: 9}
         else:
             assert not expected
 
-    play(story)
+    play(scenario)
 
 
 # ---------------------------------------------------------------- a stop
 
 
-async def rest(made: SubscriptionBuffer) -> list[tuple[str, range]]:
-    """Everything that is left, until it ends."""
+async def rest(buffer: SubscriptionBuffer) -> list[tuple[str, range]]:
+    """The kinds and ranges of all remaining events, until the buffer ends."""
     found: list[Event] = []
-    while await made.next_rows():
-        found += made.rows
+    while await buffer.next_rows():
+        found += buffer.rows
     return shown(found)
 
 
@@ -316,21 +316,21 @@ def singles(lo: int, hi: int) -> list[tuple[str, range]]:
     return [("event", range(n, n + 1)) for n in range(lo, hi)]
 
 
-def test_what_reaches_beyond_the_stop_is_cut() -> None:
-    async def story() -> None:
-        bench = Bench(voids=True)
-        made = bench.buffer
+def test_batches_voids_and_losses_are_cut_at_the_stop() -> None:
+    async def scenario() -> None:
+        bench = BufferWithFakeReader(voids=True)
+        buffer = bench.buffer
         bench.add(SID, "s", 1, stop=8)
         bench.add(OTHER, "t", 4, stop=4)
-        made.take_in(SID, (batch(1, 5), batch(5, 10), batch(10, 11)))
-        made.take_in(SID, (batch(8, 12),))
-        made.set_complete()
-        assert await rest(made) == singles(1, 8)
-        assert bench.reader.asked == [("follow", SID, 1), ("release", OTHER), ("release", SID)]
-        made.close()
-        assert len(bench.reader.asked) == 3  # others may have its place by now
+        buffer.take_in(SID, (batch(1, 5), batch(5, 10), batch(10, 11)))
+        buffer.take_in(SID, (batch(8, 12),))
+        buffer.set_complete()
+        assert await rest(buffer) == singles(1, 8)
+        assert bench.reader.calls == [("follow", SID, 1), ("release", OTHER), ("release", SID)]
+        buffer.close()
+        assert len(bench.reader.calls) == 3  # its place in the reader may be taken by another
 
-        bench = Bench(voids=True)
+        bench = BufferWithFakeReader(voids=True)
         bench.add(SID, "s", 1, stop=3)
         bench.add(OTHER, "t", 1, stop=6)
         bench.buffer.take_in(SID, (Batch.void(SID, 1, 9, COLLECTED),))
@@ -338,86 +338,89 @@ def test_what_reaches_beyond_the_stop_is_cut() -> None:
         bench.buffer.set_complete()
         assert await rest(bench.buffer) == [("void", range(1, 3)), ("lost", range(1, 6))]
 
-    play(story)
+    play(scenario)
 
 
-def test_events_from_a_time_on_are_cut_and_end_it() -> None:
+def test_a_subscription_with_an_end_time_is_cut_there() -> None:
     def at(lo: int, hi: int, time_ns: int) -> Batch:
         return Batch.of(SID, [b"x"] * (hi - lo)).sequenced(lo, time_ns, 1)
 
-    async def story() -> None:
-        bench = Bench(voids=True)
+    async def scenario() -> None:
+        bench = BufferWithFakeReader(voids=True)
         bench.add(SID, "s", 1, before_ns=50)
-        made = bench.buffer
-        made.set_complete()
-        made.take_in(SID, (at(1, 4, 10), Batch.void(SID, 4, 6, COLLECTED, time_ns=49)))
+        buffer = bench.buffer
+        buffer.set_complete()
+        buffer.take_in(SID, (at(1, 4, 10), Batch.void(SID, 4, 6, COLLECTED, time_ns=49)))
         joined = coalesce([at(6, 8, 49), at(8, 9, 50), at(9, 10, 51)], 100)
-        assert len(joined) == 1  # rows of several times
-        made.take_in(SID, tuple(joined))
-        assert await rest(made) == [*singles(1, 4), ("void", range(4, 6)), *singles(6, 8)]
-        assert bench.reader.asked[-1] == ("release", SID)
+        assert len(joined) == 1  # its rows have different times
+        buffer.take_in(SID, tuple(joined))
+        assert await rest(buffer) == [*singles(1, 4), ("void", range(4, 6)), *singles(6, 8)]
+        assert bench.reader.calls[-1] == ("release", SID)
 
-    play(story)
+    play(scenario)
 
 
-def test_a_stop_that_is_found_later_ends_a_wait() -> None:
-    async def story() -> None:
-        bench = Bench()
-        made = bench.buffer
+def test_a_stop_set_later_ends_a_waiting_read() -> None:
+    async def scenario() -> None:
+        bench = BufferWithFakeReader()
+        buffer = bench.buffer
         bench.add(SID, "s", 1)
-        made.set_complete()
-        made.take_in(SID, (batch(1, 5),))
-        reading = asyncio.ensure_future(rest(made))
+        buffer.set_complete()
+        buffer.take_in(SID, (batch(1, 5),))
+        reading = asyncio.ensure_future(rest(buffer))
         await asyncio.sleep(0)
-        made.set_stop(SID, 6)
+        buffer.set_stop(SID, 6)
         await asyncio.sleep(0)
         assert not reading.done()
-        made.take_in(SID, (batch(5, 9),))
+        buffer.take_in(SID, (batch(5, 9),))
         assert await reading == singles(1, 6)
 
-        bench = Bench()
+        bench = BufferWithFakeReader()
         bench.add(SID, "s", 1)
         bench.buffer.set_complete()
         bench.buffer.take_in(SID, (batch(1, 5),))
         reading = asyncio.ensure_future(rest(bench.buffer))
         await asyncio.sleep(0)
-        bench.buffer.set_stop(SID, 3)  # what was given is given
+        bench.buffer.set_stop(SID, 3)  # events handed out already stay valid
         assert await reading == singles(1, 5)
 
-    play(story)
+    play(scenario)
 
 
-def test_a_stream_that_is_whole_is_not_followed_after_a_pause() -> None:
-    async def story() -> None:
-        bench = Bench(buffer_bytes_max=batch(1, 11).nbytes + batch(11, 21).nbytes)
-        made = bench.buffer
+def test_a_completely_read_stream_is_not_followed_after_a_pause() -> None:
+    async def scenario() -> None:
+        bench = BufferWithFakeReader(buffer_bytes_max=batch(1, 11).nbytes + batch(11, 21).nbytes)
+        buffer = bench.buffer
         bench.add(SID, "s", 1, stop=31)
         bench.add(OTHER, "t", 1, stop=41)
-        made.set_complete()
-        made.take_in(SID, (batch(1, 11), batch(11, 21)))
-        assert made.paused
-        made.take_in(SID, (batch(21, 41),))  # was on its way
+        buffer.set_complete()
+        buffer.take_in(SID, (batch(1, 11), batch(11, 21)))
+        assert buffer.paused
+        buffer.take_in(SID, (batch(21, 41),))  # was already in flight
         for _ in range(3):
-            await made.next_item()
-        assert not made.paused
-        assert bench.reader.asked[-1] == ("follow", OTHER, 1)
-        assert ("follow", SID, 31) not in bench.reader.asked
+            await buffer.next_item()
+        assert not buffer.paused
+        assert bench.reader.calls[-1] == ("follow", OTHER, 1)
+        assert ("follow", SID, 31) not in bench.reader.calls
 
-        bench = Bench(buffer_bytes_max=batch(1, 11).nbytes + batch(11, 21).nbytes)
+        bench = BufferWithFakeReader(buffer_bytes_max=batch(1, 11).nbytes + batch(11, 21).nbytes)
         bench.add(SID, "s", 1, stop=11)
         bench.add(OTHER, "t", 1, stop=41)
         bench.buffer.take_in(SID, (batch(1, 11),))
         bench.buffer.take_in(OTHER, (batch(1, 31, OTHER),))
         assert bench.buffer.paused
-        assert ("unfollow", OTHER) in bench.reader.asked
-        assert ("unfollow", SID) not in bench.reader.asked  # others may read it there now
+        assert ("unfollow", OTHER) in bench.reader.calls
+        assert (
+            "unfollow",
+            SID,
+        ) not in bench.reader.calls  # another subscription may use the reader for it
 
-    play(story)
+    play(scenario)
 
 
-def test_it_does_not_end_before_all_streams_are_known() -> None:
-    async def story() -> None:
-        bench = Bench()
+def test_a_subscription_does_not_end_before_all_streams_are_known() -> None:
+    async def scenario() -> None:
+        bench = BufferWithFakeReader()
         reading = asyncio.ensure_future(rest(bench.buffer))
         bench.add(SID, "s", 1, stop=1)
         await asyncio.sleep(0.01)
@@ -427,15 +430,15 @@ def test_it_does_not_end_before_all_streams_are_known() -> None:
         bench.buffer.take_in(OTHER, (batch(1, 3, OTHER),))
         assert await reading == singles(1, 3)
 
-    play(story)
+    play(scenario)
 
 
 # ---------------------------------------------------------------- no positions
 
 
-def test_without_order_everything_is_passed_on_as_it_comes() -> None:
-    async def story() -> None:
-        bench = Bench()
+def test_without_order_everything_is_passed_on_as_received() -> None:
+    async def scenario() -> None:
+        bench = BufferWithFakeReader()
         bench.add(SID, "s", 0, ordered=False)
         bench.buffer.take_in(SID, (batch(7, 9), batch(7, 9), batch(100, 101)))
         bench.buffer.take_lost(Lost(SID, 0, 0, "a datagram"))
@@ -444,21 +447,21 @@ def test_without_order_everything_is_passed_on_as_it_comes() -> None:
         assert [event.seq for event in found if event.kind == "event"] == [7, 8, 7, 8, 100, 3]
         assert (found[5].kind, found[5].range, found[5].reason) == ("lost", range(0), "a datagram")
 
-    play(story)
+    play(scenario)
 
 
-def test_without_order_a_pause_costs_what_is_published_meanwhile_and_says_so() -> None:
-    async def story() -> None:
-        bench = Bench(buffer_bytes_max=2 * batch(11, 21).nbytes)
+def test_without_order_events_published_during_a_pause_are_reported_lost() -> None:
+    async def scenario() -> None:
+        bench = BufferWithFakeReader(buffer_bytes_max=2 * batch(11, 21).nbytes)
         bench.add(SID, "s", 1, ordered=False)
         bench.buffer.take_in(SID, (batch(11, 21), batch(31, 41)))
         assert bench.buffer.paused
-        bench.add(OTHER, "t", 1, ordered=False)  # waits, and has missed nothing
+        bench.add(OTHER, "t", 1, ordered=False)  # not followed yet, so nothing is missed
         await bench.buffer.next_item()
-        assert bench.reader.asked[-2:] == [("follow", SID, 0), ("follow", OTHER, 1)]
+        assert bench.reader.calls[-2:] == [("follow", SID, 0), ("follow", OTHER, 1)]
         found = await events(bench.buffer, 11)
         assert [event.kind for event in found] == ["event"] * 10 + ["lost"]
         assert "buffer_bytes_max" in found[-1].reason
         assert bench.buffer.nbytes == 0
 
-    play(story)
+    play(scenario)

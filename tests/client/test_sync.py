@@ -1,4 +1,4 @@
-"""The twin without await: same surface, same semantics, from plain threads."""
+"""The sync client: the same API and semantics as the async client, from plain threads."""
 
 import inspect
 import threading
@@ -25,8 +25,8 @@ from surecast.errors import Closed, ConnectError, QueueFull, StreamConfigMismatc
     ("plain", "awaited"),
     [(sync.Client, Client), (sync.Stream, Stream), (sync.Subscription, Subscription)],
 )
-def test_the_surface_is_the_same(plain: type, awaited: type) -> None:
-    own = {"open"}  # a plain client is open when it is made
+def test_the_sync_client_has_the_same_api(plain: type, awaited: type) -> None:
+    own = {"open"}  # a sync client is open when it is created
     for name, method in vars(awaited).items():
         if name.startswith("_") or name in own:
             continue
@@ -40,7 +40,7 @@ def test_the_surface_is_the_same(plain: type, awaited: type) -> None:
         assert ours == inspect.signature(getattr(surecast, name)).parameters
 
 
-def test_all_of_it_in_one_go(tmp_path: Path) -> None:
+def test_publish_subscribe_collect_and_close(tmp_path: Path) -> None:
     with sync.local(tmp_path / "data") as client:
         stream = client.stream("s.a", retain=surecast.keep_all())
         assert stream.publish(b"1", key=b"k") == 1
@@ -75,7 +75,7 @@ def test_all_of_it_in_one_go(tmp_path: Path) -> None:
     client.close()
 
 
-def test_automatic_acknowledgement_follows_the_event_in_hand() -> None:
+def test_automatic_acknowledgement_follows_the_current_event() -> None:
     with sync.local(options=ClientOptions(ack_every=0.001)) as client:
         stream = client.stream("s")
         stream.publish_many([b"x"] * 100)
@@ -85,21 +85,21 @@ def test_automatic_acknowledgement_follows_the_event_in_hand() -> None:
                 break
         deadline = time.monotonic() + 30
         stored = sub._inner._buffer.cursor.stored  # type: ignore[union-attr]
-        while stored.get(stream.stream_id) != 42:  # 42 is in hand: 41 is the last one
+        while stored.get(stream.stream_id) != 42:  # 42 is the current event: 41 is acknowledged
             assert time.monotonic() < deadline
             time.sleep(0.001)
         sub.close()
         assert next(iter(stream.subscribe(name="n"))).seq == 43
 
 
-def test_next_gives_one_event() -> None:
+def test_next_returns_one_event() -> None:
     with sync.local() as client:
         stream = client.stream("s")
         stream.publish_many([b"1", b"2", b"3", b"4"])
         sub = stream.subscribe(start=1, stop=4)
         assert next(sub).value == b"1"
         assert sub.next(timeout=30).value == b"2"
-        assert [event.value for event in sub] == [b"3"]  # a loop goes on there
+        assert [event.value for event in sub] == [b"3"]  # a loop continues there
         assert next(sub, None) is None
         with pytest.raises(StopIteration):
             next(sub)
@@ -112,7 +112,7 @@ def test_next_gives_one_event() -> None:
         assert next(live, None).value == b"5"  # type: ignore[union-attr]
 
 
-def test_next_acknowledges_the_event_before() -> None:
+def test_next_acknowledges_the_previous_event() -> None:
     with sync.local() as client:
         stream = client.stream("s")
         stream.publish_many([b"x"] * 10)
@@ -154,13 +154,13 @@ def test_bounded_reads_end() -> None:
             stream.read(stop=100, timeout=0.05)
 
 
-def test_calls_time_out() -> None:
+def test_sync_calls_time_out() -> None:
     client = sync.local()
     stream = client.stream("s", timeout=30)
     assert stream.publish(b"x", timeout=30) == 1
     assert stream.publish_batch(Batch.of(stream.stream_id, [b"x"]), timeout=30) == (2, 3)
     control = client._inner._endpoint.control
-    control.offer = lambda *one: None  # type: ignore[method-assign,assignment]
+    control.offer = lambda *offered: None  # type: ignore[method-assign,assignment]
     with pytest.raises(TimedOut, match="it may still be published"):
         stream.publish(b"x", timeout=0.05)
     with pytest.raises(TimedOut, match="acknowledgement of a batch of 's'"):
@@ -190,13 +190,13 @@ def test_publish_soon_is_bounded() -> None:
 
 
 def _soon_behind_one_that_waits() -> None:
-    """A thread waits for room; an event of another would fit, and would overtake it."""
+    """A thread waits for room; an event of another thread would fit, but must not overtake it."""
     options = ClientOptions(outbox_bytes_max=10_000, event_bytes_max=8_000, batch_bytes_max=2_000)
     with sync.local(options=options) as client:
         stream = client.stream("s")
         control, outbox = client._inner._endpoint.control, stream._inner._outbox
         offer, held = control.offer, []
-        control.offer = lambda *one: held.append(one)  # type: ignore[assignment]
+        control.offer = lambda *offered: held.append(offered)  # type: ignore[assignment]
         threads = [
             threading.Thread(target=stream.publish, args=(bytes(size),)) for size in (6_000, 7_000)
         ]
@@ -212,8 +212,8 @@ def _soon_behind_one_that_waits() -> None:
 
         async def let_go() -> None:
             control.offer = offer  # type: ignore[method-assign]
-            for one in held:
-                offer(*one)
+            for offered in held:
+                offer(*offered)
 
         client._loop.call(let_go())
         for thread in threads:
@@ -277,7 +277,8 @@ def test_closing_ends_an_iteration_in_another_thread() -> None:
         assert seen == [1]
 
 
-def test_nobody_there() -> None:
+def test_connecting_without_a_server_raises_and_leaves_no_thread() -> None:
+    before = set(threading.enumerate())  # clients of other tests may still be closing
     with pytest.raises(ConnectError, match="surecast up"):
         sync.connect("surecast://127.0.0.1:1")
-    assert not [t for t in threading.enumerate() if t.name == "surecast"]
+    assert not [t for t in threading.enumerate() if t.name == "surecast" and t not in before]

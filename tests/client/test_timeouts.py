@@ -1,4 +1,4 @@
-"""`timeout=`: calls that wait for a region end in time, and say what they waited for."""
+"""`timeout=`: calls that wait for a region end in time and report what they waited for."""
 
 import asyncio
 import inspect
@@ -28,7 +28,7 @@ NOW = datetime.now(UTC)
 
 
 class Cut:
-    """A client whose region does not answer any more, a stream and a named subscription."""
+    """A client whose region no longer answers, with a stream and a named subscription."""
 
     def __init__(self, client: Client, stream: Stream, sub: Subscription) -> None:
         self.client = client
@@ -129,8 +129,8 @@ CALLS: list[tuple[str, Callable[[Cut], Awaitable[Any]], str]] = [
 ]
 
 
-def test_every_call_to_a_region_that_has_gone_times_out() -> None:
-    async def story() -> None:
+def test_every_call_to_a_region_that_is_down_times_out() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions:
             client = await regions.client("east")
             stream = await client.stream("s")
@@ -145,9 +145,9 @@ def test_every_call_to_a_region_that_has_gone_times_out() -> None:
                 with pytest.raises(TimedOut) as hit:
                     await call(cut)
                 assert time.monotonic() - began < 20, name
-                said = str(hit.value)
-                assert said.startswith(f"waited {SOON:g} s for "), name
-                assert expected in said, name
+                message = str(hit.value)
+                assert message.startswith(f"waited {SOON:g} s for "), name
+                assert expected in message, name
                 publishes = "ublish" in name or name in (
                     "Stream.collect",
                     "Stream.delete",
@@ -155,7 +155,7 @@ def test_every_call_to_a_region_that_has_gone_times_out() -> None:
                 )
                 assert hit.value.maybe_taken == (publishes or name == "Client.close"), name
 
-    play(story, 120)
+    play(scenario, 120)
 
 
 def test_every_call_that_waits_takes_a_timeout() -> None:
@@ -171,7 +171,7 @@ def test_every_call_that_waits_takes_a_timeout() -> None:
 
 
 @pytest.mark.parametrize("plain", [False, True])
-def test_connecting_to_a_port_that_says_nothing_times_out(plain: bool) -> None:
+def test_connecting_to_a_port_that_does_not_answer_times_out(plain: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"surecast://127.0.0.1:{silent.getsockname()[1]}"
         expected = f"waited {SOON:g} s for an answer of {url}"
@@ -181,22 +181,22 @@ def test_connecting_to_a_port_that_says_nothing_times_out(plain: bool) -> None:
                 sync.connect(url, timeout=SOON)
         else:
 
-            async def story() -> None:
+            async def scenario() -> None:
                 with pytest.raises(TimedOut, match=expected):
                     await surecast.connect(url, timeout=SOON)
                 with pytest.raises(TimedOut, match=expected):
                     await surecast.connect(url, timeout=60).open(timeout=SOON)
 
-            play(story)
+            play(scenario)
         assert time.monotonic() - began < 2.5  # ClientOptions.connect_timeout_ns is 3 s
 
 
 @pytest.mark.parametrize("wrong", [-1, -0.5, math.nan, True, "1", timedelta(seconds=-1)])
-def test_a_timeout_that_is_no_duration_is_refused_before_anything_is_done(wrong: Any) -> None:
+def test_an_invalid_timeout_is_refused_before_anything_is_sent(wrong: Any) -> None:
     with pytest.raises(UsageError, match="timeout is a number of seconds"):
         surecast.connect(timeout=wrong)
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with surecast.local() as client:
             stream = await client.stream("s")
             for call in (
@@ -213,10 +213,10 @@ def test_a_timeout_that_is_no_duration_is_refused_before_anything_is_done(wrong:
             assert await stream.publish(b"the first") == 1
             assert [info.name for info in await client.streams()] == ["s"]
 
-    play(story)
+    play(scenario)
 
 
-def test_durations() -> None:
+def test_timeouts_are_converted_to_seconds() -> None:
     assert seconds_of(None) is None
     assert seconds_of(math.inf) is None
     assert seconds_of(10**400) is None
@@ -225,8 +225,8 @@ def test_durations() -> None:
     assert seconds_of(timedelta(milliseconds=1500)) == 1.5
 
 
-def test_what_timed_out_may_still_be_published_and_once_only() -> None:
-    async def story() -> None:
+def test_a_publish_that_timed_out_may_still_happen_but_only_once() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions, regions.client("east") as client:
             stream = await client.stream("s")
             await regions.kill("east-1")
@@ -242,42 +242,42 @@ def test_what_timed_out_may_still_be_published_and_once_only() -> None:
             table = await stream.read(timeout=30)
             assert table.column("value").to_pylist() == [b"one", b"two", b"three"]
 
-    play(story)
+    play(scenario)
 
 
-def test_what_waited_for_room_is_not_published() -> None:
-    async def story() -> None:
+def test_a_publish_that_timed_out_while_waiting_for_room_does_not_happen() -> None:
+    async def scenario() -> None:
         sizes = {"outbox_bytes_max": 1500, "event_bytes_max": 1000, "batch_bytes_max": 500}
         async with Regions(east=1) as regions, regions.client("east", **sizes) as client:
             stream = await client.stream("s")
             control = client._endpoint.control
             offer, held = control.offer, []
-            control.offer = lambda *one: held.append(one)  # type: ignore[assignment]
+            control.offer = lambda *offered: held.append(offered)  # type: ignore[assignment]
             first = asyncio.ensure_future(stream.publish(bytes(800)))
             await asyncio.sleep(0)
             with pytest.raises(TimedOut, match="room to publish an event of 's'; it is not") as hit:
                 await stream.publish(bytes(900), timeout=SOON)
             assert not hit.value.maybe_taken
             control.offer = offer  # type: ignore[method-assign]
-            for one in held:
-                offer(*one)
+            for offered in held:
+                offer(*offered)
             assert await first == 1
             assert await stream.publish(b"x", timeout=30) == 2
 
-    play(story)
+    play(scenario)
 
 
-def test_publish_many_says_what_was_acknowledged_before_the_time_was_over() -> None:
-    async def story() -> None:
+def test_a_timeout_of_publish_many_reports_the_acknowledged_positions() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions, regions.client("east", batch_rows_max=10) as client:
             stream = await client.stream("s")
             control = client._endpoint.control
             offer, held = control.offer, []
 
-            def first_two(*one: Any) -> None:
+            def first_two(*offered: Any) -> None:
                 if len(held) < 2:
-                    offer(*one)
-                held.append(one)
+                    offer(*offered)
+                held.append(offered)
 
             control.offer = first_two  # type: ignore[method-assign,assignment]
             with pytest.raises(TimedOut) as hit:
@@ -288,11 +288,11 @@ def test_publish_many_says_what_was_acknowledged_before_the_time_was_over() -> N
             for stream_id, _, done in held[2:]:
                 done(Acked(stream_id, 0, 10, 100))  # so that closing does not wait for them
 
-    play(story)
+    play(scenario)
 
 
-def test_a_loop_that_timed_out_can_be_read_on() -> None:
-    async def story() -> None:
+def test_a_loop_that_timed_out_can_be_continued() -> None:
+    async def scenario() -> None:
         async with surecast.local() as client:
             stream = await client.stream("s")
             sub = await stream.subscribe(timeout=SOON).ready(timeout=30)
@@ -314,11 +314,11 @@ def test_a_loop_that_timed_out_can_be_read_on() -> None:
             await stream.publish(b"x")
             assert (await sub.next(timeout=timedelta(seconds=30))).seq == 4
 
-    play(story)
+    play(scenario)
 
 
 def test_polling_lets_other_tasks_run() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with surecast.local() as client:
             stream = await client.stream("s")
             sub = await stream.subscribe().ready()
@@ -331,11 +331,11 @@ def test_polling_lets_other_tasks_run() -> None:
                     pass
             assert event.seq == await publishing
 
-    play(story)
+    play(scenario)
 
 
 def test_void_positions_do_not_prolong_a_wait() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with surecast.local() as client:
             stream = await client.stream("s")
             sub = await stream.subscribe(timeout=0.3).ready(timeout=30)
@@ -350,11 +350,11 @@ def test_void_positions_do_not_prolong_a_wait() -> None:
                 await anext(sub)
             collecting.cancel()
 
-    play(story)
+    play(scenario)
 
 
 def test_an_acknowledgement_that_timed_out_is_stored_later() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions, regions.client("east") as client:
             stream = await client.stream("s")
             await stream.publish_many([b"x"] * 3)
@@ -367,11 +367,11 @@ def test_an_acknowledgement_that_timed_out_is_stored_later() -> None:
             await sub.close(timeout=30)
             assert await stored(regions, "n", stream.stream_id) == 3
 
-    play(story)
+    play(scenario)
 
 
-def test_a_client_is_closed_though_closing_timed_out() -> None:
-    async def story() -> None:
+def test_a_client_is_closed_even_if_closing_timed_out() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions:
             client = await regions.client("east")
             stream = await client.stream("s")
@@ -383,4 +383,4 @@ def test_a_client_is_closed_though_closing_timed_out() -> None:
             with pytest.raises(surecast.Closed):
                 await client.stream("t")
 
-    play(story)
+    play(scenario)

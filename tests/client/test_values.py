@@ -1,4 +1,4 @@
-"""What users hold: events, positions, rules; and how batches become events."""
+"""Values of the public API: events, positions, rules; and the conversion of batches to events."""
 
 import pickle
 import random
@@ -26,7 +26,7 @@ from surecast.errors import EventsLost, TimedOut, UsageError
 SID = b"s" * 16
 
 
-def test_seqs_are_runs() -> None:
+def test_seqs_joins_runs_and_is_a_sequence() -> None:
     seqs = Seqs([(1, 4), (4, 6), (9, 9), (10, 12)])
     assert seqs.runs == ((1, 6), (10, 12))
     assert list(seqs) == [1, 2, 3, 4, 5, 10, 11]
@@ -46,7 +46,7 @@ def test_seqs_are_runs() -> None:
         seqs[-8]
 
 
-def test_an_event_tells_its_time_and_range() -> None:
+def test_an_event_has_a_time_and_a_range() -> None:
     event = Event("s", 7, b"k", b"v", 1_700_000_000_123_456_789)
     assert event.time == datetime(2023, 11, 14, 22, 13, 20, 123456, tzinfo=UTC)
     assert event.range == range(7, 8)
@@ -58,7 +58,7 @@ def test_an_event_tells_its_time_and_range() -> None:
 
 
 def plain_events(batch: Batch, voids: bool) -> list[tuple[Any, ...]]:
-    """The twin: position by position."""
+    """A reference implementation, position by position."""
     rows = {row.seq: row for row in batch.to_rows()}
     found: list[tuple[Any, ...]] = []
     for seq in range(batch.lo, batch.hi):
@@ -74,16 +74,16 @@ def plain_events(batch: Batch, voids: bool) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_batches_become_events(seed: int) -> None:
+def test_batches_are_converted_to_events_and_rows(seed: int) -> None:
     rng = random.Random(seed)
     rows = rng.choice([1, 2, 5, 40]) if seed else 9_000
     width = rng.choice([None, 0, 1, 8])
 
-    def one() -> bytes:
+    def data() -> bytes:
         return rng.randbytes(rng.randrange(12) if width is None else width)
 
     def some(null: float) -> list[bytes | None]:
-        return [None if rng.random() < null else one() for _ in range(rows)]
+        return [None if rng.random() < null else data() for _ in range(rows)]
 
     values: Any = some(0)
     keys = rng.choice([None, some(0), some(0.3), some(1)])
@@ -120,7 +120,7 @@ def test_batches_become_events(seed: int) -> None:
 
 
 def check_rows_with_voids(batch: Batch) -> None:
-    """A batch as rows of events and voids is what it is as events."""
+    """Check that a batch gives the same rows with voids as it gives events."""
     table = record_batch_with_voids(batch, "s")
     table.validate(full=True)
     assert table.schema == SCHEMA_WITH_VOIDS
@@ -134,7 +134,7 @@ def check_rows_with_voids(batch: Batch) -> None:
     ]  # fmt: skip
 
 
-def test_batches_without_events_become_rows() -> None:
+def test_batches_without_events_are_converted_to_void_rows() -> None:
     collect = Batch.of(SID, [b"x"], kind=COLLECT).sequenced(7, 77_000, 1)
     config = Batch.of(SID, [b"x"], kind=CONFIG).sequenced(8, 77_000, 1)
     voids = Batch.void(SID, 9, 20, EXPIRED, time_ns=77_000)
@@ -164,7 +164,7 @@ def test_chunks_of_nothing() -> None:
 
 
 @pytest.mark.parametrize(("reason", "name"), [(1, "collected"), (2, "expired"), (3, "superseded")])
-def test_a_void_says_its_reason(reason: int, name: str) -> None:
+def test_a_void_has_its_reason(reason: int, name: str) -> None:
     (void,) = events_of(Batch.void(SID, 5, 9, reason), "s", True)
     assert (void.kind, void.range, void.reason) == ("void", range(5, 9), name)
     sparse = Batch.of(SID, [b"a", b"b", b"c"]).sequenced(1, 7, 1)
@@ -179,19 +179,19 @@ def test_a_void_says_its_reason(reason: int, name: str) -> None:
      ("key_prefix", None), ("tag_is", 1), ("before_time", 5),
      ("before_time", datetime(2026, 1, 1))],
 )  # fmt: skip
-def test_rules_refuse_what_makes_no_sense(rule: str, argument: Any) -> None:
+def test_rules_refuse_invalid_arguments(rule: str, argument: Any) -> None:
     with pytest.raises(UsageError):
         getattr(surecast, rule)(argument)
 
 
-def test_times_have_zones() -> None:
+def test_times_are_converted_with_their_time_zones() -> None:
     utc = datetime(2026, 1, 1, 12, tzinfo=UTC)
     assert ns_of(utc) == ns_of(utc.astimezone(timezone(timedelta(hours=5))))
     assert ns_of(utc) == 1767268800 * 10**9
     assert ns_of(datetime(1970, 1, 1, tzinfo=UTC)) == 0
 
 
-def test_every_name_of_the_package_is_there() -> None:
+def test_every_public_name_exists() -> None:
     for name in surecast.__all__:
         assert getattr(surecast, name) is not None
     assert set(surecast.__all__) <= set(dir(surecast))
@@ -202,13 +202,13 @@ def test_every_name_of_the_package_is_there() -> None:
     assert all(issubclass(error, surecast.SurecastError) for error in errors)
 
 
-def test_the_error_for_lost_events_survives_a_process_boundary() -> None:
+def test_events_lost_can_be_pickled() -> None:
     copy = pickle.loads(pickle.dumps(EventsLost("s", 3, 9, "too slow")))
     assert (copy.stream, copy.range, copy.why) == ("s", range(3, 9), "too slow")
     assert "'s' at positions 3 to 8 are lost: too slow. Call batches() once more" in str(copy)
 
 
-def test_the_error_of_a_timeout_survives_a_process_boundary() -> None:
+def test_timed_out_can_be_pickled() -> None:
     problem = TimedOut("waited 1 s for it", maybe_taken=True, acknowledged=((1, 3),))
     copy = pickle.loads(pickle.dumps(problem))
     assert str(copy) == "waited 1 s for it"

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for streams: events as a simple list, and the batches that carry them."""
+"""Hypothesis strategies for streams: the batches of a stream, and helpers to read them as rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from surecast.columns import codec
 from surecast.columns.batch import HEADER_SIZE, Batch, Row
 from surecast.columns.column import Columns
 
-# Examples for what has many cases, unless the profile asks for more.
+# Number of examples for properties with many cases; a profile may ask for more.
 THOROUGH = max(150, settings().max_examples)
 
 STREAM = bytes(range(16))
@@ -62,7 +62,7 @@ def rows_of(batches: list[Batch]) -> list[Row]:
 
 
 def voids_of(batches: list[Batch]) -> dict[int, int]:
-    """position -> reason of everything that is not a row."""
+    """The reason of each void position."""
     found = {}
     for batch in batches:
         live = {row.seq for row in batch.to_rows()}
@@ -71,14 +71,14 @@ def voids_of(batches: list[Batch]) -> dict[int, int]:
 
 
 def plain(batch: Batch) -> Batch:
-    """The same batch with the body of codec.py, as older builds wrote it: form 0."""
+    """The same batch with the body of codec.py, as earlier builds wrote it: form 0."""
     seqs, times = (batch.seqs(), batch.times()) if batch.explicit else (None, None)
     columns = Columns(batch.keys(), batch.values(), batch.tags(), seqs, times)
     return like(batch, body=codec.encode(columns), form=0)
 
 
 def like(batch: Batch, **changes: object) -> Batch:
-    """A batch with other header fields, consistent or not; its body's CRC and size fit."""
+    """A batch with changed header fields, consistent or not; CRC and size match its body."""
     fields = {name: getattr(batch, name) for name in Batch.__slots__ if not name.startswith("_")}
     fields |= changes
     fields["body_crc"] = zlib.crc32(fields["body"])

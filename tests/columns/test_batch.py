@@ -1,4 +1,4 @@
-"""Batch: what goes in comes out, and derived batches keep rows and cover positions."""
+"""Batch: events survive a round trip; derived batches keep rows and cover all positions."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from tests.columns.streams import (
 
 
 def check_header(batch: Batch) -> None:
-    """What holds for every batch that a peer may be sent."""
+    """Check what holds for every batch that may be sent to a peer."""
     batch.validate()
     fields = [getattr(batch, name) for name in Batch.__slots__ if not name.startswith("_")]
     again = Batch(**{
@@ -115,7 +115,7 @@ def test_from_arrow_equals_of(data, rows, tagged, keyed) -> None:
         ({"value": pa.array([], pa.binary())}, "at least one"),
     ],
 )
-def test_from_arrow_says_what_it_cannot_take(columns, complaint) -> None:
+def test_from_arrow_refuses_invalid_tables_with_the_reason(columns, complaint) -> None:
     with pytest.raises(UsageError, match=complaint):
         Batch.from_arrow(STREAM, pa.table(columns))
 
@@ -126,7 +126,7 @@ def test_from_arrow_takes_text_as_its_bytes() -> None:
     assert [(row.key, row.value) for row in rows] == [(b"a", "é".encode()), (b"b", b"x")]
 
 
-def test_of_says_what_it_cannot_take() -> None:
+def test_of_refuses_invalid_arguments_with_the_reason() -> None:
     for arguments, complaint in (
         (([],), "at least one"),
         (([b"a"], [b"k", b"k"]), "2 keys for 1 values"),
@@ -180,7 +180,7 @@ def test_without_drops_exactly_those_rows(batches, positions, reason) -> None:
 
 @pytest.mark.slow
 @given(contiguous(), holes, holes)
-def test_without_twice_is_without_both(batches, first, second) -> None:
+def test_without_applied_twice_equals_without_the_union(batches, first, second) -> None:
     for batch in batches:
         left = batch.without(runs(first), COLLECTED).without(runs(second), COLLECTED)
         both = batch.without(runs(first | second), COLLECTED)
@@ -228,10 +228,10 @@ def test_coalesce_keeps_rows_and_positions(batches, positions, rows_max, small, 
         assert id(batch) in kept or batch.rows <= rows_max
     for batch in given_batches:
         if batch.rows == batch.count > small:
-            assert any(batch is one for one in joined)
+            assert any(batch is part for part in joined)
     again = coalesce(joined, rows_max, small_rows=small)
     assert rows_of(again) == rows_of(joined)
-    for batch in joined:  # a joined batch is cut as exactly as any other
+    for batch in joined:  # slices of a joined batch are exact, too
         middle = (batch.lo + batch.hi) // 2
         if batch.count > 1:
             halves = [batch.slice(batch.lo, middle), batch.slice(middle, batch.hi)]
@@ -241,7 +241,7 @@ def test_coalesce_keeps_rows_and_positions(batches, positions, rows_max, small, 
                 check_header(half)
 
 
-def test_coalesce_joins_what_it_can() -> None:
+def test_coalesce_joins_compatible_batches_only() -> None:
     def data(lo: int, rows: int, time_ns: int = 1) -> Batch:
         return Batch.of(STREAM, [b"v"] * rows, [b"k"] * rows).sequenced(lo, time_ns, 1)
 
@@ -327,15 +327,15 @@ def test_synthetic_batches_count_like_real_ones(count, body_size, positions, dat
         left.validate()
 
 
-def test_synthetic_batches_have_no_events_to_look_at() -> None:
+def test_synthetic_batches_have_no_events_to_read() -> None:
     batch = Batch.synthetic(STREAM, 10, 1000)
     assert batch.is_synthetic
-    for look in (batch.keys, batch.values, batch.tags, batch.to_rows, batch.record_batch):
+    for read in (batch.keys, batch.values, batch.tags, batch.to_rows, batch.record_batch):
         with pytest.raises(UsageError):
-            look()
+            read()
 
 
-# ---------------------------------------------------------------- headers that lie
+# ---------------------------------------------------------------- inconsistent headers
 
 
 @pytest.mark.parametrize(

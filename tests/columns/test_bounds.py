@@ -1,4 +1,4 @@
-"""Bounds of columns, forms, numbers and positions: at each, and one step beyond it."""
+"""Bounds of columns, forms, numbers and positions: at each limit and one step beyond."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ from tests.edits import Check, Edit, Row, each_check, must_fail
 
 
 def bytes_of_a_column() -> None:
-    """Offsets have 32 bits; columns are made of strings, or of columns of one width or several."""
+    """Offsets have 32 bits. Columns are built from strings, or joined from others of any widths."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(column, "DATA_MAX", 12)
         assert column_of([b"123456", b"123456"]).offsets[-1] == 12
@@ -57,8 +57,8 @@ def width_of_a_fixed_column() -> None:
 def numbers_in_rules() -> None:
     policies = KeepLast(_NUMBER_MAX), KeepFor(_NUMBER_MAX)
     collects = Collect(BeforeSeq(_NUMBER_MAX)), Collect(BeforeTime(_NUMBER_MAX))
-    assert tuple(rules.decode_config(encode_policy(one)) for one in policies) == policies
-    assert tuple(rules.decode_collect(encode_collect(one)) for one in collects) == collects
+    assert tuple(rules.decode_config(encode_policy(policy)) for policy in policies) == policies
+    assert tuple(rules.decode_collect(encode_collect(rule)) for rule in collects) == collects
     for policy in (KeepLast(_NUMBER_MAX + 1), KeepFor(_NUMBER_MAX + 1)):
         with pytest.raises(PeerError, match="out of range"):
             rules.decode_config(encode_policy(policy))
@@ -77,31 +77,31 @@ def encoded(number: int) -> bytes:
 
 @pytest.mark.parametrize("before", [0, 100], ids=["few", "many"])  # read by a loop, or by numpy
 def test_numbers_have_a_largest_value_and_length(before: int) -> None:
-    some = [1] * before
-    packed = varints.pack(np.array([*some, NUMBER_MAX], np.int64))
+    ones = [1] * before
+    packed = varints.pack(np.array([*ones, NUMBER_MAX], np.int64))
     assert len(packed) == before + SIZE_MAX
-    assert varints.unpack(packed).tolist() == [*some, NUMBER_MAX]
+    assert varints.unpack(packed).tolist() == [*ones, NUMBER_MAX]
     with pytest.raises(PeerError, match="too large"):
-        varints.unpack(bytes(some) + encoded(NUMBER_MAX + 1))
+        varints.unpack(bytes(ones) + encoded(NUMBER_MAX + 1))
     longest = b"\xff" * (SIZE_MAX - 1) + b"\x7f"
     with pytest.raises(PeerError, match="too large"):
-        varints.unpack(bytes(some) + longest)
+        varints.unpack(bytes(ones) + longest)
     with pytest.raises(PeerError, match="too long"):
-        varints.unpack(bytes(some) + b"\xff" + longest)
+        varints.unpack(bytes(ones) + b"\xff" + longest)
 
 
 def highest_position() -> None:
     """Floats would round 2**61 + 1 down to the bound."""
     for lo in (0, POSITION_MAX - 1):
-        told = varints.pack(np.array([1, lo, POSITION_MAX - lo], np.int64))
-        assert IntervalSet.from_bytes(told, runs_max=1) == IntervalSet([(lo, POSITION_MAX)])
-        told = varints.pack(np.array([1, lo + 1, POSITION_MAX - lo], np.int64))
+        data = varints.pack(np.array([1, lo, POSITION_MAX - lo], np.int64))
+        assert IntervalSet.from_bytes(data, runs_max=1) == IntervalSet([(lo, POSITION_MAX)])
+        data = varints.pack(np.array([1, lo + 1, POSITION_MAX - lo], np.int64))
         with pytest.raises(PeerError, match="out of range"):
-            IntervalSet.from_bytes(told, runs_max=1)
+            IntervalSet.from_bytes(data, runs_max=1)
 
 
 def keys_below_what_was_collected() -> None:
-    """Keys of events that a collect made void do not stay in the table for ever."""
+    """Keys of events that a collect made void are removed from the table."""
     replica, lo = Replica(LatestPerKey()), 1
     for _ in range(20):
         replica.feed(data(lo, [b"%08d" % seq for seq in range(lo, lo + 500)]))
@@ -109,11 +109,11 @@ def keys_below_what_was_collected() -> None:
         lo += 501
     table = replica.index._keys
     assert table is not None
-    assert len(table) <= 2_500  # of 10,000; what is void now leaves when the table is next full
+    assert len(table) <= 2_500  # of 10,000; void keys are removed when the table is full
 
 
 def sizes_that_a_body_claims() -> None:
-    """A body whose columns claim more than a column holds is not read as what `encode` writes."""
+    """The fast path does not read a body whose columns claim more bytes than a column holds."""
     body = codec.encode(Columns(column_of([None, b"key"]), column_of([b"12", b"1234"])))
     with pytest.MonkeyPatch.context() as patch:
         for most, is_read in ((6, True), (5, False)):

@@ -1,4 +1,4 @@
-"""The template codec against pyarrow: the same bytes out, the same verdict on what comes in."""
+"""The template codec against pyarrow: it writes the same bytes and accepts the same input."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.columns.streams import STREAM, THOROUGH, items, plain, values
 
 @pytest.fixture(params=["compiled", "numpy"], autouse=True)
 def offsets_check(request, monkeypatch):
-    """Both checks of offsets, whichever was installed before."""
+    """Run each test with both implementations of the offsets check."""
     check = kernels.offsets_ok if request.param == "compiled" else codec._offsets_ok
     monkeypatch.setattr(codec, "_check_offsets", check)
 
@@ -73,7 +73,7 @@ def test_encode_writes_what_pyarrow_writes(given_columns) -> None:
 
 @pytest.mark.slow
 @given(columns(), st.data())
-def test_encode_of_a_part_is_the_part_encoded(given_columns, data) -> None:
+def test_encoding_a_slice_of_columns_equals_encoding_its_rows(given_columns, data) -> None:
     made, plain = given_columns
     rows = len(plain["value"])
     first = data.draw(st.integers(0, rows - 1))
@@ -87,32 +87,32 @@ def test_encode_of_a_part_is_the_part_encoded(given_columns, data) -> None:
 
 @pytest.mark.slow
 @given(columns(), st.integers(0, 9), st.booleans())
-def test_decode_reads_it_back_without_pyarrow(given_columns, shift, told) -> None:
-    """From bytes, and from any place in a larger buffer, aligned or not."""
+def test_decode_restores_the_columns_without_pyarrow(given_columns, shift, explicit_known) -> None:
+    """From bytes, and from any offset in a larger buffer, aligned or not."""
     made, plain = given_columns
     schema_id, rows, explicit = shape_of(plain)
     body = codec.encode(made)
-    place = memoryview(bytearray(shift) + body)[shift:]
-    for source in (body, place, place.toreadonly()):
+    part = memoryview(bytearray(shift) + body)[shift:]
+    for source in (body, part, part.toreadonly()):
         template = codec._TEMPLATES[schema_id, explicit]
         assert codec._decode_template(template, source, rows) is not None
-        found = codec.decode(source, schema_id, rows, explicit=explicit if told else None)
+        found = codec.decode(source, schema_id, rows, explicit=explicit if explicit_known else None)
         assert plain_of(found) == plain
         assert found.values.offsets.flags.aligned
 
 
 @pytest.mark.slow
 @given(columns(), st.sampled_from([16, 64]), st.booleans())
-def test_other_layouts_go_through_pyarrow(given_columns, alignment, bitmaps) -> None:
-    """Wider padding, and bitmaps where nothing is null: valid Arrow, but not our template."""
+def test_other_layouts_are_read_with_pyarrow(given_columns, alignment, bitmaps) -> None:
+    """Wider padding, and bitmaps without nulls: valid Arrow, but not our template."""
     made, plain = given_columns
     schema_id, rows, explicit = shape_of(plain)
     body = relaid(codec.encode(made), schema_id, explicit, rows, alignment, bitmaps)
     template = codec._TEMPLATES[schema_id, explicit]
     if body != codec.encode(made):
         assert codec._decode_template(template, body, rows) is None
-    for told in (explicit, None):
-        assert plain_of(codec.decode(body, schema_id, rows, explicit=told)) == plain
+    for hint in (explicit, None):
+        assert plain_of(codec.decode(body, schema_id, rows, explicit=hint)) == plain
     larger = memoryview(b"x" + body)[1:]
     assert plain_of(codec.decode(larger, schema_id, rows)) == plain
 
@@ -120,7 +120,7 @@ def test_other_layouts_go_through_pyarrow(given_columns, alignment, bitmaps) -> 
 def relaid(
     body: bytes, schema_id: int, explicit: bool, rows: int, alignment: int, bitmaps: bool
 ) -> bytes:
-    """The same message with its buffers placed otherwise."""
+    """The same message with its buffers at other offsets."""
     template = codec._TEMPLATES[schema_id, explicit]
     count = 3 * template.strings + 2 * (template.columns - template.strings)
     places = struct.unpack_from(f"<{2 * count}q", body, 88)
@@ -153,8 +153,8 @@ def arrow_accepts(body: bytes, schema_id: int, explicit: bool) -> bool:
 @pytest.mark.slow
 @settings(max_examples=THOROUGH)
 @given(columns(rows_max=6), st.data())
-def test_the_verdict_on_damaged_buffers_is_pyarrows(given_columns, data) -> None:
-    """The metadata stay exact, so the template judges; pyarrow must agree with it."""
+def test_damaged_buffers_are_accepted_exactly_if_pyarrow_accepts_them(given_columns, data) -> None:
+    """The metadata are unchanged, so the template codec decides; pyarrow must agree with it."""
     made, plain = given_columns
     schema_id, rows, explicit = shape_of(plain)
     body = bytearray(codec.encode(made))
@@ -186,8 +186,8 @@ def samples() -> list[tuple[Batch, bytes]]:
     return made
 
 
-def looked_through(batch: Batch, body: bytes) -> bool:
-    """Whether `body` is accepted; if so, go through everything it says."""
+def is_accepted(batch: Batch, body: bytes) -> bool:
+    """Whether `body` is accepted; if so, read all of its contents."""
     fields = {name: getattr(batch, name) for name in Batch.__slots__ if not name.startswith("_")}
     damaged = Batch(**(fields | {"body": body}))
     try:
@@ -206,33 +206,33 @@ def looked_through(batch: Batch, body: bytes) -> bool:
 def test_damaged_bodies_raise_peer_error_or_are_harmless(seed) -> None:
     rng = random.Random(seed)
     bodies = samples()
-    assert all(looked_through(batch, body) for batch, body in bodies)
+    assert all(is_accepted(batch, body) for batch, body in bodies)
     accepted = 0
     for _ in range(3000):
         batch, body = rng.choice(bodies)
         damaged = bytearray(body)
         for _ in range(rng.choice([1, 1, 1, 2, 8])):
-            # Most damage goes where it hurts: metadata, bitmaps and offsets.
+            # Most damage goes to metadata, bitmaps and offsets.
             at = rng.randrange(len(damaged) if rng.random() < 0.3 else min(420, len(damaged)))
             damaged[at] = rng.choice([0, 1, 8, 0x7F, 0x80, 0xFF, rng.randrange(256)])
-        accepted += looked_through(batch, bytes(damaged))
+        accepted += is_accepted(batch, bytes(damaged))
     assert 0 < accepted < 3000
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_bodies_cut_short_or_grown_are_refused(seed) -> None:
+def test_truncated_or_extended_bodies_are_refused(seed) -> None:
     rng = random.Random(seed)
     for batch, body in samples():
         for _ in range(60):
             cut = rng.randrange(len(body))
-            assert not looked_through(batch, body[:cut])
-        assert not looked_through(batch, body + bytes(8))
-        assert not looked_through(batch, body + b"\0")
-        assert not looked_through(batch, rng.randbytes(len(body)))
+            assert not is_accepted(batch, body[:cut])
+        assert not is_accepted(batch, body + bytes(8))
+        assert not is_accepted(batch, body + b"\0")
+        assert not is_accepted(batch, rng.randbytes(len(body)))
 
 
 @pytest.mark.slow
-def test_numbers_at_the_edges_of_metadata_are_refused() -> None:
+def test_extreme_numbers_in_metadata_are_refused() -> None:
     """Every 8-byte field of the metadata set to sizes that overflow when added or multiplied."""
     for batch, body in samples():
         start = codec._TEMPLATES[batch.schema_id, batch.explicit].size
@@ -240,7 +240,7 @@ def test_numbers_at_the_edges_of_metadata_are_refused() -> None:
             for number in (-1, -8, 1 << 31, (1 << 63) - 1, -(1 << 63), (1 << 62) + 8):
                 damaged = bytearray(body)
                 struct.pack_into("<q", damaged, at, number)
-                looked_through(batch, bytes(damaged))
+                is_accepted(batch, bytes(damaged))
 
 
 def test_compressed_bodies_are_refused() -> None:
@@ -253,7 +253,7 @@ def test_compressed_bodies_are_refused() -> None:
     stream = pa.BufferReader(sink.getvalue())
     pa.ipc.read_message(stream)  # the schema
     body = pa.ipc.read_message(stream).serialize().to_pybytes()
-    assert len(body) < 999  # it is compressed indeed
+    assert len(body) < 999  # it is indeed compressed
     with pytest.raises(PeerError, match="compressed"):
         codec.decode(body, 0, 9)
 

@@ -1,4 +1,4 @@
-"""Compaction against its plain twin: the same positions, the same live events, in order."""
+"""Compaction against stripping batch by batch: the same positions and live events, in order."""
 
 from random import Random
 
@@ -25,7 +25,7 @@ STREAM = b"s" * 16
 
 
 def history(rng: Random, batches: int, reason: int = COLLECTED) -> list[Batch]:
-    """Batches of all shapes, one after the other; what is void in them is so for `reason`."""
+    """Consecutive batches of all shapes; their void positions have the reason `reason`."""
     made: list[Batch] = []
     lo = rng.randrange(1, 50)
     for number in range(batches):
@@ -33,7 +33,7 @@ def history(rng: Random, batches: int, reason: int = COLLECTED) -> list[Batch]:
         if rng.random() < 0.1:
             hi = lo + rng.randrange(1, 20)
             made.append(Batch.void(STREAM, lo, hi, reason, time_ns=time_ns, epoch=number))
-        elif made and rng.random() < 0.3:  # several of one layout, as a busy publisher sends them
+        elif made and rng.random() < 0.3:  # several of one layout, as from a busy publisher
             rows, width = rng.choice((2, 20)), rng.choice((3, 8))
             for i in range(rng.randrange(1, 6)):
                 keys = [rng.randbytes(width) for _ in range(rows)]
@@ -69,7 +69,7 @@ def events(batches: list[Batch]) -> list[object]:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_survivors_are_what_stripping_batch_by_batch_leaves(seed: int) -> None:
+def test_survivors_equal_stripping_batch_by_batch(seed: int) -> None:
     rng = Random(seed)
     reason = REASONS[seed % len(REASONS)]
     batches = history(rng, rng.randrange(1, 40), reason)
@@ -78,8 +78,8 @@ def test_survivors_are_what_stripping_batch_by_batch_leaves(seed: int) -> None:
     voids = {reason: _some(rng, lo, hi, share)}
     rows_max = rng.choice((1, 7, 64, 4096))
     made = survivors(batches, voids, rows_max)
-    twin = coalesce([p for b in batches for p in strip(b, voids)], rows_max)
-    assert events(made) == events(twin)
+    expected = coalesce([p for b in batches for p in strip(b, voids)], rows_max)
+    assert events(made) == events(expected)
     assert [b.lo for b in made] == [lo, *(b.hi for b in made[:-1])]
     assert made[-1].hi == hi
     for batch in made:
@@ -92,8 +92,8 @@ def test_survivors_are_what_stripping_batch_by_batch_leaves(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_positions_keep_their_reasons_when_several_meet(seed: int) -> None:
-    """Void already when it comes, and void now: each position has the reason it was given."""
+def test_positions_keep_their_reasons_when_a_batch_has_several(seed: int) -> None:
+    """Positions void before and during compaction each keep their own reason."""
     rng = Random(seed)
     before = rng.choice(REASONS)
     batches = history(rng, rng.randrange(1, 30), before)
@@ -121,7 +121,7 @@ def _void_in(batch: Batch) -> list[int]:
     return [seq for seq in range(batch.lo, batch.hi) if seq not in live]
 
 
-def test_voids_round_trip_and_a_set_for_each_reason_is_needed() -> None:
+def test_voids_round_trip_with_one_set_for_each_reason() -> None:
     voids = {COLLECTED: IntervalSet([(1, 3)]), SUPERSEDED: IntervalSet([(5, 6)])}
     data = encode_voids(voids)
     assert decode_voids(data, 9) == {**voids, EXPIRED: IntervalSet()}
@@ -131,12 +131,12 @@ def test_voids_round_trip_and_a_set_for_each_reason_is_needed() -> None:
         decode_voids((data[0], data[1], b"\xff"), 9)
 
 
-def test_what_is_whole_and_large_comes_back_as_it_was() -> None:
+def test_a_large_batch_without_voids_is_returned_unchanged() -> None:
     batch = Batch.of(STREAM, [b"v"] * 100, publisher=b"p" * 16, pub_no=1).sequenced(1, 5, 1)
     assert survivors([batch], {}, 10) == [batch]
 
 
-def test_two_reasons_stay_apart() -> None:
+def test_void_positions_with_two_reasons_are_not_joined() -> None:
     batch = Batch.of(STREAM, [b"%d" % i for i in range(6)]).sequenced(1, 5, 1)
     voids = {COLLECTED: IntervalSet([(1, 3)]), EXPIRED: IntervalSet([(4, 6)])}
     made = survivors([batch], voids, 100)
@@ -144,7 +144,7 @@ def test_two_reasons_stay_apart() -> None:
     assert {b.reason for b in made if b.rows < b.count} == {COLLECTED, EXPIRED}
 
 
-def test_all_void_is_one_range() -> None:
+def test_completely_void_batches_become_one_range() -> None:
     batches = history(Random(3), 20)
     lo, hi = batches[0].lo, batches[-1].hi
     (made,) = survivors(batches, {COLLECTED: IntervalSet([(lo, hi)])}, 100)
@@ -173,11 +173,13 @@ def config_event_declared_void(rows_after: int) -> None:
 
 
 @pytest.mark.parametrize("rows_after", [1, 100])
-def test_a_config_event_is_never_left_out(rows_after: int) -> None:
+def test_a_config_event_is_never_compacted_away(rows_after: int) -> None:
     config_event_declared_void(rows_after)
 
 
-def test_it_is_noticed_if_a_config_event_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_fails_if_a_config_event_is_compacted_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(compaction, "CONFIG", -1)  # no batch is of this kind: the check is gone
     with pytest.raises(AssertionError, match="is never void"):
         config_event_declared_void(1)

@@ -1,4 +1,4 @@
-"""Narrow bodies: what pyarrow reads and would have written, and nothing a peer can lie about."""
+"""Narrow bodies: equal to what pyarrow writes, and safe against peers that lie."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GAPS = {1: pa.uint8(), 2: pa.uint16(), 4: pa.uint32()}
 
 
 def widths(rows: int, nullable: bool = True) -> st.SearchStrategy[list]:
-    """Rows of one width, of several, or (if they may be null) some or none at all."""
+    """Columns of one width, of several, or (if nullable) with some or only nulls."""
     one = st.integers(0, 12).flatmap(
         lambda width: st.lists(
             st.binary(min_size=width, max_size=width), min_size=rows, max_size=rows
@@ -40,7 +40,7 @@ def widths(rows: int, nullable: bool = True) -> st.SearchStrategy[list]:
 
 @st.composite
 def columns(draw: st.DrawFn, rows_max: int = 30) -> tuple[Columns, int, dict[str, list]]:
-    """Columns, the position of the batch, and the same as lists."""
+    """Columns, the position of the batch, and the columns as lists."""
     rows = draw(st.integers(1, rows_max))
     held = {"key": draw(widths(rows)), "value": draw(widths(rows, nullable=False))}
     if draw(st.booleans()):
@@ -59,10 +59,12 @@ def columns(draw: st.DrawFn, rows_max: int = 30) -> tuple[Columns, int, dict[str
 
 
 def schema_of(form: forms.Form, tagged: bool) -> pa.Schema:
-    """What docs/wire.md says of a form, in pyarrow's words."""
+    """The pyarrow schema of a form, as described in docs/wire.md."""
 
     def binary(width: int) -> pa.DataType:
-        return pa.null() if width == -2 else pa.binary(width)  # -1 is pyarrow's word, too
+        return (
+            pa.null() if width == -2 else pa.binary(width)
+        )  # -1 means variable width in pyarrow, too
 
     fields = [
         pa.field("key", binary(form.key)),
@@ -116,20 +118,20 @@ def test_encode_writes_what_pyarrow_writes(given_columns) -> None:
 @pytest.mark.slow
 @settings(max_examples=THOROUGH)
 @given(columns(), st.integers(0, 9))
-def test_decode_reads_it_back_from_any_place(given_columns, shift) -> None:
+def test_decode_restores_the_columns_from_any_offset(given_columns, shift) -> None:
     made, lo, held = given_columns
     body, packed = forms.encode(made, lo)
     if not packed:
         return
     rows, tagged = len(held["value"]), int("tag" in held)
-    place = memoryview(bytearray(shift) + body)[shift:].toreadonly()
-    for source in (body, place):
+    part = memoryview(bytearray(shift) + body)[shift:].toreadonly()
+    for source in (body, part):
         found = forms.decode(source, tagged, packed, rows, lo)
         assert held_by(found) == held
         assert forms.encode(found, lo) == (body, packed)
 
 
-def test_each_form_is_used_where_it_can_be() -> None:
+def test_the_narrowest_possible_form_is_used() -> None:
     def form(keys: list | None, values: list) -> forms.Form:
         return forms.form_of(Batch.of(STREAM, values, keys).form)
 
@@ -146,7 +148,7 @@ def test_each_form_is_used_where_it_can_be() -> None:
 
 
 def sparse(spread: int, times: int, tagged: bool = False) -> Batch:
-    """Rows of `times` batches, one of two of them void, and a void range of `spread` between."""
+    """Rows of `times` batches, every other row void, with a void range of `spread` after each."""
     parts: list[Batch] = []
     lo = 5
     for number in range(times):
@@ -162,7 +164,7 @@ def sparse(spread: int, times: int, tagged: bool = False) -> Batch:
 
 @pytest.mark.parametrize(("spread", "gap"), [(9, 1), (300, 2), (70_000, 4), (1 << 33, 0)])
 @pytest.mark.parametrize("tagged", [False, True])
-def test_a_compacted_batch_says_the_same_in_fewer_bytes(spread, gap, tagged) -> None:
+def test_a_compacted_batch_holds_the_same_rows_in_fewer_bytes(spread, gap, tagged) -> None:
     batch = sparse(spread, 3, tagged)
     batch.validate()
     assert forms.form_of(batch.form).gap == gap
@@ -177,7 +179,7 @@ def test_a_compacted_batch_says_the_same_in_fewer_bytes(spread, gap, tagged) -> 
     assert rows_of(halves) == batch.to_rows()
 
 
-def test_times_of_their_own_are_not_run_end_encoded() -> None:
+def test_times_that_all_differ_are_not_run_end_encoded() -> None:
     small = [Batch.of(STREAM, [b"v"], [b"k"]).sequenced(lo, lo * lo, 1) for lo in range(1, 20)]
     (joined,) = coalesce(small, 100)
     assert forms.form_of(joined.form) == (1, 1, 1, False)
@@ -185,7 +187,7 @@ def test_times_of_their_own_are_not_run_end_encoded() -> None:
     assert [row.time_ns for row in joined.to_rows()] == [lo * lo for lo in range(1, 20)]
 
 
-def test_record_batches_of_all_forms_go_into_one_table() -> None:
+def test_record_batches_of_all_forms_can_be_combined_in_one_table() -> None:
     batches = [
         Batch.of(STREAM, [b"a", b"b"], [b"k", b"l"]),
         Batch.of(STREAM, [b"a", b"bb"], [b"k", None]),
@@ -196,26 +198,26 @@ def test_record_batches_of_all_forms_go_into_one_table() -> None:
     assert table.column("value").to_pylist() == [b"a", b"b", b"a", b"bb", b"a", b"bb"]
 
 
-# ---------------------------------------------------------------- lies
+# ---------------------------------------------------------------- false claims
 
 
 def samples() -> list[Batch]:
     keys = [b"key %3d" % i for i in range(25)]
-    some = [None if i % 3 else key for i, key in enumerate(keys)]
+    nullable = [None if i % 3 else key for i, key in enumerate(keys)]
     values = [b"value %3d" % i for i in range(25)]
     uneven = [b"v" * (i % 5) for i in range(25)]
     made = [
         Batch.of(STREAM, values, keys),
         Batch.of(STREAM, uneven),
-        Batch.of(STREAM, values, some, some),
+        Batch.of(STREAM, values, nullable, nullable),
     ]
     made = [batch.sequenced(10, 5, 1) for batch in made]
     made += [sparse(9, 3), sparse(300, 12, tagged=True), sparse(70_000, 2)]
     return made
 
 
-def looked_through(batch: Batch, **changes: object) -> bool:
-    """Whether a changed batch is accepted; if so, go through everything it says."""
+def is_accepted(batch: Batch, **changes: object) -> bool:
+    """Whether a changed batch is accepted; if so, read all of its contents."""
     damaged = like(batch, **changes)
     try:
         damaged.validate()
@@ -236,7 +238,7 @@ def looked_through(batch: Batch, **changes: object) -> bool:
 def test_damaged_bodies_raise_peer_error_or_are_harmless(seed) -> None:
     rng = random.Random(seed)
     batches = samples()
-    assert all(looked_through(batch) for batch in batches)
+    assert all(is_accepted(batch) for batch in batches)
     accepted = 0
     for _ in range(3000):
         batch = rng.choice(batches)
@@ -244,30 +246,30 @@ def test_damaged_bodies_raise_peer_error_or_are_harmless(seed) -> None:
         for _ in range(rng.choice([1, 1, 1, 2, 8])):
             at = rng.randrange(len(damaged))
             damaged[at] = rng.choice([0, 1, 8, 0x7F, 0x80, 0xFF, rng.randrange(256)])
-        accepted += looked_through(batch, body=bytes(damaged))
+        accepted += is_accepted(batch, body=bytes(damaged))
     assert 0 < accepted < 3000
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_wrong_forms_sizes_and_counts_are_refused(seed) -> None:
-    """What a header says of a body that says otherwise."""
+    """The header contradicts the body."""
     rng = random.Random(seed)
     batches = samples()
     for batch in batches:
         body = batch.body or b""
         for other in batches:
             if other.form != batch.form:
-                assert not looked_through(batch, form=other.form)
+                assert not is_accepted(batch, form=other.form)
         for _ in range(50):
-            assert not looked_through(batch, form=rng.getrandbits(rng.choice([16, 32, 48, 64])))
-            assert not looked_through(batch, body=body[: rng.randrange(len(body))])
-        assert not looked_through(batch, body=body + bytes(8))
-        assert not looked_through(batch, body=rng.randbytes(len(body)))
+            assert not is_accepted(batch, form=rng.getrandbits(rng.choice([16, 32, 48, 64])))
+            assert not is_accepted(batch, body=body[: rng.randrange(len(body))])
+        assert not is_accepted(batch, body=body + bytes(8))
+        assert not is_accepted(batch, body=rng.randbytes(len(body)))
         rows = rng.choice([n for n in range(1, 40) if n != batch.rows])
-        assert not looked_through(batch, rows=rows, count=batch.count - batch.rows + rows)
+        assert not is_accepted(batch, rows=rows, count=batch.count - batch.rows + rows)
 
 
-def test_numbers_at_the_edges_of_metadata_are_refused() -> None:
+def test_extreme_numbers_in_metadata_are_refused() -> None:
     for batch in samples():
         body = batch.body or b""
         size = 8 + struct.unpack_from("<I", body, 4)[0]
@@ -275,22 +277,22 @@ def test_numbers_at_the_edges_of_metadata_are_refused() -> None:
             for number in (-1, -8, 1 << 31, (1 << 63) - 1, -(1 << 63), (1 << 62) + 8):
                 damaged = bytearray(body)
                 struct.pack_into("<q", damaged, at, number)
-                assert not looked_through(batch, body=bytes(damaged))
+                assert not is_accepted(batch, body=bytes(damaged))
 
 
-def test_runs_of_times_that_lie_are_refused() -> None:
+def test_inconsistent_runs_of_times_are_refused() -> None:
     batch = sparse(9, 3)
     body = batch.body or b""
     ends = struct.pack("<3i", 4, 8, 12)
     times = struct.pack("<3q", 0, 1, 2)
     for lie in ((4, 8, 11), (4, 8, 13), (4, 4, 12), (8, 4, 12), (0, 8, 12), (-4, 8, 12)):
         assert body.count(ends) == 1
-        assert not looked_through(batch, body=body.replace(ends, struct.pack("<3i", *lie)))
+        assert not is_accepted(batch, body=body.replace(ends, struct.pack("<3i", *lie)))
     assert body.count(times) == 1
-    assert not looked_through(batch, body=body.replace(times, struct.pack("<3q", 0, 2, 1)))
+    assert not is_accepted(batch, body=body.replace(times, struct.pack("<3q", 0, 2, 1)))
 
 
-def test_a_peer_with_many_forms_does_not_fill_our_memory(monkeypatch) -> None:
+def test_the_caches_of_forms_are_bounded(monkeypatch) -> None:
     monkeypatch.setattr(forms, "_PLANS_MAX", 16)
     monkeypatch.setattr(forms, "_PLANS", {})
     monkeypatch.setattr(forms, "_SHAPES", {})
@@ -300,8 +302,8 @@ def test_a_peer_with_many_forms_does_not_fill_our_memory(monkeypatch) -> None:
         assert len(forms._SHAPES) <= 16
 
 
-def test_a_sequenced_batch_has_the_seqs_of_its_place() -> None:
-    """Also one that came with seqs of its own."""
+def test_a_sequenced_batch_has_seqs_from_its_new_position() -> None:
+    """Even if the batch had explicit seqs before."""
     small = [Batch.of(STREAM, [b"v"], [b"k"]).sequenced(lo, lo, 1) for lo in (3, 4)]
     (joined,) = coalesce(small, 10)
     assert joined.kind == DATA
@@ -309,14 +311,14 @@ def test_a_sequenced_batch_has_the_seqs_of_its_place() -> None:
     assert joined.sequenced(100, 7, 1).seqs().tolist() == [100, 101]
 
 
-def test_a_claimed_number_of_rows_costs_nothing() -> None:
-    """Neither as offsets, nor as a layout that is remembered, nor as rows that have no bytes."""
+def test_a_false_number_of_rows_allocates_no_memory() -> None:
+    """Neither for offsets, nor for a cached layout, nor for rows without bytes."""
     batch, many = samples()[0], 1_000_000
     known = dict(forms._PLANS)
     tracemalloc.start()
     try:
         for form in (batch.form, forms.Form(-2, 10).packed, forms.Form(0, 1).packed):
-            assert not looked_through(batch, rows=many, count=many, form=form)
+            assert not is_accepted(batch, rows=many, count=many, form=form)
         assert tracemalloc.get_traced_memory()[1] < many
     finally:
         tracemalloc.stop()
@@ -326,51 +328,51 @@ def test_a_claimed_number_of_rows_costs_nothing() -> None:
             like(batch, form=form.packed).validate()
 
 
-def test_a_null_count_that_lies_is_refused() -> None:
-    """The bitmap is the first buffer behind the metadata: a row more or less is null."""
+def test_a_wrong_null_count_is_refused() -> None:
+    """The bitmap is the first buffer after the metadata; it is changed by a row more or less."""
     batch = Batch.of(STREAM, [b"vv"] * 5, [b"k", None, b"kk", None, b"k"])
     body = batch.body or b""
     at = 8 + struct.unpack_from("<I", body, 4)[0]
     assert batch.form
     assert body[at] == 0b10101
     for bits in (0b11101, 0b00101, 0b11111):
-        assert not looked_through(batch, body=body[:at] + bytes([bits]) + body[at + 1 :])
+        assert not is_accepted(batch, body=body[:at] + bytes([bits]) + body[at + 1 :])
 
 
-def test_bodies_of_one_form_are_joined_and_taken_from() -> None:
-    """Also of single rows and single bytes, where a slice of all bodies has gaps."""
+def test_bodies_of_one_form_can_be_joined_and_gathered_from() -> None:
+    """Even with single rows and single bytes, where a slice of all bodies has gaps."""
     for width, rows in ((1, 1), (1, 3), (8, 2)):
         batches = [
             Batch.of(b"s" * 16, [b"%d" % i * width] * rows, [b"k" * width] * rows) for i in range(4)
         ]
-        bodies, one = [batch.body for batch in batches], batches[0]
-        joined = forms.join_fixed(bodies, 0, one.form, rows)
+        bodies, form = [batch.body for batch in batches], batches[0].form
+        joined = forms.join_fixed(bodies, 0, form, rows)
         assert joined.values.data.flags.c_contiguous
         assert joined.keys.data.flags.c_contiguous
-        wanted = [b"%d" % i * width for i in range(4) for _ in range(rows)]
-        assert joined.values.to_list() == wanted
+        expected = [b"%d" % i * width for i in range(4) for _ in range(rows)]
+        assert joined.values.to_list() == expected
         assert joined.keys.to_list() == [b"k" * width] * 4 * rows
-        taken = forms.take_fixed(bodies, 0, one.form, rows, np.array([4 * rows - 1, 0]))
-        assert taken.values.to_list() == [wanted[-1], wanted[0]]
+        taken = forms.take_fixed(bodies, 0, form, rows, np.array([4 * rows - 1, 0]))
+        assert taken.values.to_list() == [expected[-1], expected[0]]
 
 
 @given(st.none() | st.binary(max_size=20), st.binary(max_size=20))
 @settings(max_examples=THOROUGH)
 def test_a_single_row_has_the_body_of_the_general_encoder(key: bytes | None, value: bytes) -> None:
-    wanted = forms.encode(Columns(column_of([key]), column_of([value])), 0)
+    expected = forms.encode(Columns(column_of([key]), column_of([value])), 0)
     made = forms.encode_row(key, value)
     if made is None:
         assert (value, key or b"") == (b"", b"")  # such a body is not of fixed widths
     else:
-        assert made == wanted
+        assert made == expected
         assert forms.read_row(*made) == (key, value)
     batch = Batch.of(STREAM, [value], [key])
-    assert (batch.body, batch.form) == wanted
+    assert (batch.body, batch.form) == expected
     assert batch.single_row() == (None if made is None else (key, value))
 
 
 @pytest.mark.parametrize(("key", "value"), [(None, 0xFFFD), (0xFFFD, 1), (0xFFFC, 0xFFFC)])
-def test_a_single_row_that_is_too_wide_goes_through_the_general_encoder(
+def test_a_single_row_that_is_too_wide_uses_the_general_encoder(
     key: int | None, value: int
 ) -> None:
     keys = None if key is None else [bytes(key)]
@@ -400,7 +402,7 @@ def test_a_single_row_of_a_peer_is_checked_before_it_is_read() -> None:
         lying.single_row()
 
 
-def test_mistaken_types_of_a_single_event_are_named() -> None:
+def test_wrong_types_in_a_single_event_are_refused() -> None:
     for values, keys in (([None], None), (["text"], None), ([b"v"], ["text"]), ([b"v"], [3])):
         with pytest.raises(UsageError):
             Batch.of(STREAM, values, keys)

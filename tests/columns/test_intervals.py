@@ -27,7 +27,7 @@ CHANGES = st.one_of(
 
 @pytest.fixture(params=[2, 16], ids=["bulk", "one by one"], autouse=True)
 def few_runs(request, monkeypatch):
-    """Sets as small as the tests', through the paths for few and for many runs."""
+    """Run the small sets of these tests through both code paths, for few and for many runs."""
     monkeypatch.setattr(intervals_module, "_FEW_RUNS", request.param)
 
 
@@ -101,9 +101,9 @@ def test_set_algebra(runs, scattered, other_runs, other_scattered) -> None:
 
 
 @given(st.lists(RANGES, max_size=12), st.lists(POSITIONS, max_size=40), RANGES)
-def test_questions(runs, scattered, asked) -> None:
-    lo, hi = asked
-    for question, answer in {
+def test_queries_follow_a_set_of_ints(runs, scattered, bounds) -> None:
+    lo, hi = bounds
+    for query, answer in {
         "bool": lambda model: bool(model),
         "total": lambda model: len(model),
         "lowest": lambda model: min(model, default=None),
@@ -113,8 +113,8 @@ def test_questions(runs, scattered, asked) -> None:
         "lowest_missing": lambda model: next(p for p in range(lo, 1000) if p not in model),
         "contains_many": lambda model: [p in model for p in range(90)],
     }.items():
-        intervals, model = build(runs, scattered)  # afresh: a question may merge the buffer
-        asked_of = {
+        intervals, model = build(runs, scattered)  # new for each query, which may merge the buffer
+        method = {
             "bool": lambda s: bool(s),
             "total": lambda s: s.total(),
             "lowest": lambda s: s.lowest(),
@@ -123,8 +123,8 @@ def test_questions(runs, scattered, asked) -> None:
             "contains_range": lambda s: s.contains_range(lo, hi),
             "lowest_missing": lambda s: s.lowest_missing(lo),
             "contains_many": lambda s: s.contains_many(np.arange(90)).tolist(),
-        }[question]
-        assert asked_of(intervals) == answer(model), question
+        }[query]
+        assert method(intervals) == answer(model), query
 
 
 @given(st.lists(RANGES, max_size=30))
@@ -134,7 +134,7 @@ def test_from_arrays_takes_any_order_and_overlap(runs) -> None:
     check_shape(made)
 
 
-def test_touching_runs_are_one() -> None:
+def test_touching_runs_are_merged() -> None:
     assert list(IntervalSet([(1, 3), (5, 7), (3, 5)])) == [(1, 7)]
     scattered = IntervalSet()
     scattered.add_many(np.array([9, 7, 8, 6, 5, 7], np.int64))
@@ -153,7 +153,7 @@ def test_add_many_keeps_no_reference_to_its_argument() -> None:
     assert intervals.lowest() == 10
 
 
-def test_many_scattered_positions_with_questions_in_between() -> None:
+def test_many_scattered_positions_with_queries_in_between() -> None:
     rng = np.random.default_rng(5)
     intervals, model = IntervalSet(), np.zeros(200_000, np.bool_)
     for step in range(60):
@@ -187,13 +187,13 @@ def test_wire_form_is_compact() -> None:
 
 @settings(max_examples=THOROUGH)
 @given(st.binary(max_size=60))
-def test_any_bytes_make_a_set_or_a_peer_error(data) -> None:
+def test_any_bytes_decode_to_a_set_or_raise_peer_error(data) -> None:
     try:
         intervals = IntervalSet.from_bytes(data, runs_max=16)
     except PeerError:
         return
     check_shape(intervals)
-    assert intervals.to_bytes() == data  # one set, one form
+    assert intervals.to_bytes() == data  # each set has exactly one encoding
 
 
 @given(st.lists(RANGES, min_size=1, max_size=12), st.data())
@@ -227,12 +227,12 @@ def test_more_runs_than_allowed_are_refused() -> None:
         pytest.param(b"\x03" + (b"\xff" * 8 + b"\x1f") * 6, id="sum of steps beyond 64 bits"),
     ],
 )
-def test_what_to_bytes_never_writes_is_refused(data) -> None:
+def test_encodings_that_to_bytes_never_writes_are_refused(data) -> None:
     with pytest.raises(PeerError):
         IntervalSet.from_bytes(data, runs_max=16)
 
 
-def test_the_highest_position_fits() -> None:
+def test_the_highest_position_can_be_encoded() -> None:
     intervals = IntervalSet([(0, 1), (POSITION_MAX - 1, POSITION_MAX)])
     assert IntervalSet.from_bytes(intervals.to_bytes(), runs_max=2) == intervals
     for lo, hi in ((POSITION_MAX - 1, POSITION_MAX + 1), (POSITION_MAX, POSITION_MAX + 1)):
@@ -247,7 +247,7 @@ def test_negative_positions_have_no_wire_form() -> None:
 
 @pytest.fixture(params=["compiled", "numpy"])
 def kernels(request, monkeypatch):
-    """Both ways to merge and to look up, whichever was installed before."""
+    """Run each test with both implementations of merging and lookup."""
     compiled = intervals_module.Kernels(
         runs.sort_positions, runs.merge_positions, runs.cover_positions, runs.DIGITS
     )
@@ -258,21 +258,23 @@ def kernels(request, monkeypatch):
 
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("seed", range(8))
-def test_bulk_work_follows_a_set_of_ints(seed) -> None:
+def test_bulk_operations_follow_a_set_of_ints(seed) -> None:
     """Enough positions for several merges, near each other and far apart."""
     rng = Random(seed)
-    made, twin = IntervalSet(), set()
+    made, model = IntervalSet(), set()
     top = rng.choice([100, 30_000, 1 << 40])
     for _ in range(12):
         if rng.random() < 0.3:
             lo = rng.randrange(top)
             made.add(lo, lo + 5)
-            twin.update(range(lo, lo + 5))
+            model.update(range(lo, lo + 5))
         positions = [rng.randrange(top) for _ in range(rng.choice([3, 50, 5000]))]
         made.add_many(positions)
-        twin.update(positions)
-    assert made == IntervalSet.from_arrays(sorted(twin), [one + 1 for one in sorted(twin)])
-    asked = [*sorted(rng.randrange(top) for _ in range(2000)), top]
-    found = made.contains_sorted(np.array(asked))
-    assert found.tolist() == [one in twin for one in asked]
-    assert made.contains_sorted(np.array(asked[1900:])).tolist() == found.tolist()[1900:]
+        model.update(positions)
+    assert made == IntervalSet.from_arrays(
+        sorted(model), [position + 1 for position in sorted(model)]
+    )
+    positions_sought = [*sorted(rng.randrange(top) for _ in range(2000)), top]
+    found = made.contains_sorted(np.array(positions_sought))
+    assert found.tolist() == [position in model for position in positions_sought]
+    assert made.contains_sorted(np.array(positions_sought[1900:])).tolist() == found.tolist()[1900:]

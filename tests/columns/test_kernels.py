@@ -1,4 +1,4 @@
-"""Every kernel against its plain-Python twin, with null, empty, repeated and colliding keys."""
+"""Every kernel against its twin in plain Python: null, empty, repeated and colliding keys."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def enter(table: KeyTable, twin: twins.KeyTableTwin, keys: list[bytes | None], l
 
 
 @given(st.lists(COLUMNS, min_size=1, max_size=8), HASH_MASKS, st.integers(0, ALL_BITS))
-def test_latest_per_key(columns, hash_mask, seed) -> None:
+def test_the_key_table_knows_the_newest_position_of_each_key(columns, hash_mask, seed) -> None:
     table, twin = KeyTable(seed=seed, hash_mask=hash_mask), twins.KeyTableTwin()
     lo = 1
     for keys in columns:
@@ -52,7 +52,7 @@ def test_latest_per_key(columns, hash_mask, seed) -> None:
 @pytest.mark.usefixtures("growth")
 @pytest.mark.parametrize("hash_mask", [63, ALL_BITS], ids=["colliding", "spread"])
 @pytest.mark.parametrize("width", [7, 8, 24])
-def test_latest_per_key_while_the_table_grows(width, hash_mask) -> None:
+def test_the_key_table_is_right_while_it_grows(width, hash_mask) -> None:
     """Short keys, keys of one word (they have their own kernel), and long ones among those."""
     rng = np.random.default_rng(3)
     names = 800 if hash_mask == 63 else 30_000
@@ -84,12 +84,14 @@ def test_keys_below_the_floor_do_not_make_the_table_grow() -> None:
         table.floor = max(1, lo - 2000)
         keys = [b"%d" % seq if seq % 2 else b"a long key: %d" % seq for seq in range(lo, lo + 500)]
         assert table.put(column_of(keys), np.arange(lo, lo + 500)).size == 0
-    assert table._now[0].size // 2 <= 1 << 14  # slots: 400,000 keys came, 2,500 matter
+    assert (
+        table._now[0].size // 2 <= 1 << 14
+    )  # slots: of 400,000 keys only 2,500 are above the floor
     assert table.get(b"399999") == 399_999
     assert table.get(b"1") == 0
 
 
-def test_keys_that_differ_only_behind_a_shared_hash_stay_apart() -> None:
+def test_keys_with_the_same_hash_are_distinguished() -> None:
     table = KeyTable(hash_mask=0)
     keys: list[bytes | None] = [b"k" * 8 + bytes([n]) for n in range(200)]
     assert table.put(column_of(keys), np.arange(1, 201)).size == 0
@@ -108,7 +110,7 @@ def matched(kernel, column: Column, seqs: list[int], wanted: bytes) -> list[int]
 
 
 @given(COLUMNS, st.one_of(KEYS.filter(lambda key: key is not None), st.binary(max_size=3)))
-def test_key_prefix_and_key_equal(keys, wanted) -> None:
+def test_key_matches_equal_the_twins(keys, wanted) -> None:
     seqs = [7 * n + 1 for n in range(len(keys))]
     column = column_of(keys)
     for name in ("match_prefix", "match_equal"):
@@ -117,7 +119,7 @@ def test_key_prefix_and_key_equal(keys, wanted) -> None:
 
 
 @given(COLUMNS, st.data())
-def test_a_match_in_a_part_of_a_column(keys, data) -> None:
+def test_key_matches_in_a_part_of_a_column(keys, data) -> None:
     first = data.draw(st.integers(0, len(keys) - 1))
     last = data.draw(st.integers(first + 1, len(keys)))
     wanted = data.draw(st.sampled_from([key for key in keys if key is not None] or [b""]))
@@ -132,7 +134,7 @@ RISING = st.lists(st.integers(0, 50), max_size=40).map(sorted)
 
 
 @given(RISING, st.integers(-1, 52), st.integers(0, 60))
-def test_before_seq_before_time_keep_last(rising, limit, n) -> None:
+def test_position_and_time_rules_equal_the_twins(rising, limit, n) -> None:
     array = np.array(rising, np.int64)
     assert kernels.before_time(array, limit) == twins.before_time(rising, limit)
     distinct = sorted(set(rising))
@@ -143,7 +145,7 @@ def test_before_seq_before_time_keep_last(rising, limit, n) -> None:
 
 
 @given(st.lists(st.integers(-2, 12), min_size=2, max_size=20), st.integers(0, 10), st.booleans())
-def test_offsets_ok(offsets, size, in_order) -> None:
+def test_the_offsets_check_equals_the_twins(offsets, size, in_order) -> None:
     offsets = sorted(offsets) if in_order else offsets
     array = np.array(offsets, np.int32)
     assert kernels.offsets_ok(array, size) == twins.offsets_ok(offsets, size)
@@ -164,7 +166,7 @@ def variants(array: np.ndarray) -> list[np.ndarray]:
     return [array, frozen, larger[: array.size], np.repeat(array, 2)[::2]]
 
 
-def test_no_shape_of_array_compiles_anything() -> None:
+def test_no_kind_of_array_triggers_compilation() -> None:
     assert "put_keys" in DISPATCHERS
     assert "put_words" in DISPATCHERS
     assert "match_prefix" in DISPATCHERS
@@ -178,7 +180,7 @@ def test_no_shape_of_array_compiles_anything() -> None:
         offsets = variants(column.offsets)[number]
         data = variants(column.data)[number]
         valid = variants(column.valid)[number]
-        # Strided arrays are for the callers above the kernels to copy.
+        # Strided arrays are copied by the callers of the kernels.
         table.put(Column(offsets, data, valid), variants(seqs)[number] + 10 * number)
         if number < 3:
             matched(kernels.match_prefix, Column(offsets, data, valid), [1, 2, 3, 4], b"a")
@@ -194,7 +196,7 @@ def test_no_shape_of_array_compiles_anything() -> None:
 
 
 @pytest.mark.slow
-def test_kernels_come_from_the_cache_on_disk() -> None:
+def test_kernels_are_loaded_from_the_cache_on_disk() -> None:
     """A fresh process loads all kernels and compiles none."""
     script = (
         "from surecast.columns import kernels, sums\n"
@@ -220,7 +222,7 @@ def test_importing_loads_neither_numba_nor_pyarrow(module) -> None:
 
 @settings(max_examples=30)
 @given(st.integers(1, 300), st.integers(0, 2**32))
-def test_long_columns_of_uniform_keys(rows, seed) -> None:
+def test_the_key_table_with_long_columns_of_uniform_keys(rows, seed) -> None:
     rng = np.random.default_rng(seed)
     table, twin = KeyTable(), twins.KeyTableTwin()
     for step in range(3):
@@ -232,8 +234,8 @@ def test_long_columns_of_uniform_keys(rows, seed) -> None:
     st.lists(st.tuples(COLUMNS, st.booleans()), min_size=1, max_size=8),
     st.sampled_from([16, 8192]),
 )
-def test_many_columns_at_once(columns, step) -> None:
-    """Columns of any keys, and keys of 8 bytes with or without a column around them."""
+def test_many_columns_are_entered_at_once(columns, step) -> None:
+    """Columns of any keys, and keys of 8 bytes as a column or as plain bytes."""
     table, twin = KeyTable(), twins.KeyTableTwin()
     given_columns, flat = [], []
     for keys, narrow in columns:
@@ -251,13 +253,13 @@ def test_many_columns_at_once(columns, step) -> None:
     assert sorted(replaced.tolist()) == sorted(twin.put(flat, list(range(5, 5 + len(flat)))))
 
 
-def test_runs_of_positions() -> None:
+def test_positions_are_sorted_and_merged_into_runs() -> None:
     """sort_positions and merge_positions, against sorted() and a set."""
     rng = np.random.default_rng(4)
     for top in (2, 50, 5000, 1 << 23, 1 << 58):
         given = rng.integers(0, top, 300)
         expected = sorted(given.tolist())
-        for words in (1, 3, 40, 200):  # how many of them become bits
+        for words in (1, 3, 40, 200):  # the number of bitmap words
             made, counts = np.empty(300, np.int64), np.empty(runs.DIGITS, np.int64)
             size = kernels.sort_positions(given.copy(), made, counts, np.empty(words, np.uint64))
             ordered = made[:size]

@@ -66,7 +66,7 @@ collects = st.builds(
 
 
 class Log:
-    """What a replica has stored: answers `read` as a disk does."""
+    """The stored batches of a replica; `read` answers like a disk."""
 
     def __init__(self) -> None:
         self.batches: list[Batch] = []
@@ -78,7 +78,7 @@ class Log:
 
 
 class Replica:
-    """A log and its index; `compact` rewrites the log as a server does."""
+    """A log and its retention index; `compact` rewrites the log as a server does."""
 
     def __init__(self, policy: rules.Policy) -> None:
         self.log = Log()
@@ -105,7 +105,7 @@ class Replica:
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[tuple[Batch, list[Event]]]:
-    """Raw batches as a head sequences them, each with its events."""
+    """Batches as a head sequences them, each with its events."""
     made = []
     seq, time_ns = 1, draw(st.integers(0, 5))
     tagged = draw(st.booleans())
@@ -137,7 +137,7 @@ def histories(draw: st.DrawFn) -> list[tuple[Batch, list[Event]]]:
 @pytest.mark.slow
 @settings(max_examples=THOROUGH)
 @given(policies, histories())
-def test_the_voids_are_the_twins(policy, history) -> None:
+def test_the_voids_equal_the_twins(policy, history) -> None:
     replica, twin = Replica(policy), RetentionTwin(policy)
     for batch, events in history:
         replica.feed(batch)
@@ -152,7 +152,7 @@ def test_the_voids_are_the_twins(policy, history) -> None:
 @pytest.mark.slow
 @settings(max_examples=THOROUGH)
 @given(policies, histories(), st.data())
-def test_feeding_many_at_once_changes_nothing(policy, history, data) -> None:
+def test_feeding_batches_together_or_one_by_one_gives_the_same_voids(policy, history, data) -> None:
     one, many = Replica(policy), Replica(policy)
     batches = [batch for batch, _ in history]
     for batch in batches:
@@ -172,7 +172,7 @@ def test_feeding_many_at_once_changes_nothing(policy, history, data) -> None:
 
 
 @pytest.mark.parametrize("policy", [KeepLast(3), LatestPerKey(), KeepAll()], ids=str)
-def test_what_comes_before_a_batch_that_does_not_fit_is_fed(policy) -> None:
+def test_batches_before_a_refused_one_are_fed(policy) -> None:
     good = [data(1, [b"12345678"] * 3, 5), data(4, [b"12345678"], 6)]
     for bad in (data(9, [b"12345678"], 7), data(5, [b"12345678"], 1)):
         replica, expected = Replica(policy), fed(policy, *good)
@@ -185,7 +185,7 @@ def test_what_comes_before_a_batch_that_does_not_fit_is_fed(policy) -> None:
 
 
 def check_current(replica: Replica, twin: RetentionTwin) -> None:
-    """`apply` over the log gives the twin's live events and voids, and no more batches than due."""
+    """Check that `apply` gives the twin's live events and voids in as few batches as possible."""
     parts = replica.current()
     assert voids_of(parts) == twin.voids
     live = [event for event in twin.events if event.seq not in twin.voids]
@@ -194,8 +194,8 @@ def check_current(replica: Replica, twin: RetentionTwin) -> None:
     for batch in replica.log.batches:
         applied = replica.index.apply(batch)
         reasons = [twin.voids[seq] for seq in range(batch.lo, batch.hi) if seq in twin.voids]
-        meetings = sum(a != b for a, b in pairwise(reasons))
-        assert len(applied) == meetings + 1
+        changes = sum(a != b for a, b in pairwise(reasons))
+        assert len(applied) == changes + 1
         if not reasons:
             assert applied[0] is batch
     end = replica.index.end
@@ -214,8 +214,8 @@ def check_current(replica: Replica, twin: RetentionTwin) -> None:
 @pytest.mark.slow
 @settings(max_examples=THOROUGH)
 @given(policies, histories(), st.data())
-def test_compaction_and_late_joiners_change_nothing(policy, history, data) -> None:
-    """A log compacted now and then, and replicas caught up from it, come to the same voids."""
+def test_voids_are_the_same_after_compaction_and_in_late_replicas(policy, history, data) -> None:
+    """A log compacted at times, and replicas that catch up from it, have the same voids."""
     first, twin = Replica(policy), RetentionTwin(policy)
     joiners: list[Replica] = []
     for batch, events in history:
@@ -241,7 +241,7 @@ def test_compaction_and_late_joiners_change_nothing(policy, history, data) -> No
 
 
 def admitted(policy: rules.Policy, history: list[tuple[Batch, list[Event]]]) -> Iterable[bool]:
-    """For each batch, whether a head would take it: tag rules only where all was always kept."""
+    """For each batch, whether a head accepts it: tag rules require that it was always keep-all."""
     always = isinstance(policy, KeepAll)
     for batch, (event, *_) in history:
         always = always and batch.kind != CONFIG
@@ -250,18 +250,18 @@ def admitted(policy: rules.Policy, history: list[tuple[Batch, list[Event]]]) -> 
 
 
 def by_key_or_time(event: Event) -> bool:
-    """Whether it is a collect whose reach a copy may know less about than its source."""
+    """Whether a copy may know fewer of the events this collect covers than its source."""
     return event.kind == COLLECT and not isinstance(event.rule.predicate, BeforeSeq)
 
 
 @pytest.mark.slow
 @settings(max_examples=THOROUGH)
 @given(policies, histories(), st.data())
-def test_a_copy_that_missed_an_event_names_another_true_reason(policy, history, data) -> None:
-    """A copy is sent what is new now and then, without what has become void meanwhile.
+def test_a_copy_that_missed_an_event_has_another_valid_reason(policy, history, data) -> None:
+    """A copy receives new events at times, without those that have become void meanwhile.
 
-    The event that made a position void may be void itself by then. The copy learns from a later
-    event that the position is void: the positions are the same, and its reason is one that holds.
+    The event that made a position void may be void itself by then, so that the copy learns of it
+    from a later event. The void positions are the same, and the copy's reason is a valid one.
     """
     assume(all(admitted(policy, history)))
     source, copy, twin = Replica(policy), Replica(policy), RetentionTwin(policy)
@@ -283,7 +283,7 @@ def test_a_copy_that_missed_an_event_names_another_true_reason(policy, history, 
 
 
 @given(histories(), collects)
-def test_matching_in_one_batch(history, collect) -> None:
+def test_matching_in_one_batch_equals_the_twin(history, collect) -> None:
     predicate = collect.predicate
     twin = RetentionTwin(KeepAll())
     for batch, events in history:
@@ -320,7 +320,7 @@ def voided(replica: Replica) -> list[int]:
     return sorted(replica.voids())
 
 
-def test_null_is_no_key_and_empty_is_one() -> None:
+def test_null_is_not_a_key_and_the_empty_string_is() -> None:
     replica = fed(LatestPerKey(), data(1, [None, None, b"", b"", None]))
     assert voided(replica) == [3]
     assert voided(fed(KeepAll(), data(1, [None, b"", b"a"]), collect(4, KeyIs(b"")))) == [2]
@@ -336,7 +336,7 @@ def test_keep_last_keeps_exactly_n_and_a_collect_event_counts() -> None:
     ]
 
 
-def test_config_events_are_never_void_and_take_effect_where_they_stand() -> None:
+def test_config_events_are_never_void_and_take_effect_at_their_position() -> None:
     replica = fed(
         KeepAll(),
         data(1, [b"a", b"b", b"a"]),
@@ -354,14 +354,14 @@ def test_config_events_are_never_void_and_take_effect_where_they_stand() -> None
     assert voided(switched) == [1, 2]
 
 
-def test_a_collect_event_reaches_neither_itself_nor_what_follows() -> None:
+def test_a_collect_event_covers_neither_itself_nor_later_events() -> None:
     replica = fed(
         KeepAll(), data(1, [b"a"]), collect(2, BeforeSeq(100)), data(3, [b"a"]), data(4, [b"a"])
     )
     assert voided(replica) == [1]
 
 
-def test_rules_by_key_and_time_leave_the_first_reason() -> None:
+def test_rules_by_key_and_time_keep_the_first_reason() -> None:
     replica = fed(
         LatestPerKey(),
         data(1, [b"a", b"b", b"c"]),
@@ -386,18 +386,20 @@ def test_rules_by_key_and_time_leave_the_first_reason() -> None:
     assert aged.voids() == {1: SUPERSEDED, 2: EXPIRED, 3: COLLECTED, 4: COLLECTED, 5: SUPERSEDED}
 
 
-def test_a_rule_by_position_gives_its_reason_to_all_that_it_covers() -> None:
-    """So void ranges merge: a stream that is collected by position now and then stays small."""
+def test_a_rule_by_position_sets_the_reason_of_all_positions_it_covers() -> None:
+    """So void ranges merge, and a stream that is regularly collected by position stays small."""
     batches = [data(1, [b"a", b"b", b"a"]), collect(4, KeyIs(b"b"), EXPIRED)]
     replica = fed(LatestPerKey(), *batches, data(5, [b"b", b"b"]), collect(7, BeforeSeq(6)))
     assert replica.voids() == dict.fromkeys(range(1, 6), COLLECTED)
     changed = fed(LatestPerKey(), *batches, config(5, KeepLast(2)), data(6, [b"x", b"y"]))
     assert changed.voids() == dict.fromkeys(range(1, 5), EXPIRED)  # the CONFIG event is never void
     changed.feed(collect(8, BeforeSeq(3)))
-    assert changed.voids() == dict.fromkeys([1, 2, 3, 4, 6], EXPIRED), "keep_last comes after"
+    assert changed.voids() == dict.fromkeys([1, 2, 3, 4, 6], EXPIRED), (
+        "keep_last is applied after the collect"
+    )
 
 
-def test_what_was_compacted_before_has_the_reason_that_holds_now() -> None:
+def test_compacted_positions_take_the_reason_of_a_later_rule() -> None:
     for rows_max in (1, 100):
         replica = fed(LatestPerKey(), data(1, [b"a", b"b", b"a", b"c", b"d", b"c"]))
         replica.compact(rows_max)
@@ -411,8 +413,8 @@ def test_what_was_compacted_before_has_the_reason_that_holds_now() -> None:
         assert again.voids() == replica.voids()
 
 
-def test_a_stream_collected_by_position_again_and_again_keeps_one_range() -> None:
-    """As the staging streams of Spark's sink: keyed records, and collects of what is done."""
+def test_a_stream_repeatedly_collected_by_position_has_one_void_range() -> None:
+    """Like the staging streams of Spark's sink: keyed records, and collects of finished ones."""
     replica = Replica(LatestPerKey())
     for number in range(50):
         replica.feed(data(replica.index.end, [b"state", b"part %d" % number, b"state"], number))
@@ -434,7 +436,7 @@ def test_each_rule_has_its_reason() -> None:
     assert aged.voids() == {1: EXPIRED, 2: EXPIRED}
 
 
-def test_three_reasons_meet_in_one_batch() -> None:
+def test_a_batch_with_three_reasons_is_split() -> None:
     batch = data(1, [b"a", b"b", b"c", b"a", b"d", b"e"])
     replica = fed(
         LatestPerKey(),
@@ -467,7 +469,7 @@ def test_the_reason_does_not_depend_on_how_events_are_divided_into_batches(size:
     assert replica.voids()[3] == COLLECTED
 
 
-def test_a_copy_that_never_saw_the_superseding_event_says_collected() -> None:
+def test_a_copy_without_the_superseding_event_has_the_reason_collected() -> None:
     """Both reasons are true; the event at 2 is void before this copy sees it."""
     batches = [data(1, [b"k"]), data(2, [b"k"]), collect(3, KeyIs(b"k"))]
     source = fed(LatestPerKey(), *batches)
@@ -478,7 +480,7 @@ def test_a_copy_that_never_saw_the_superseding_event_says_collected() -> None:
     assert copy.voids() == {1: COLLECTED, 2: COLLECTED}
 
 
-def test_tags_only_where_everything_is_kept() -> None:
+def test_tag_rules_require_keep_all() -> None:
     tagged = Batch.of(STREAM, [b"v"] * 2, [b"k"] * 2, [b"t", None]).sequenced(1, 1, 1)
     assert voided(fed(KeepAll(), tagged, collect(3, TagIs(b"t")))) == [1]
     assert voided(fed(KeepLast(9), tagged, collect(3, TagIs(b"t")))) == []
@@ -523,7 +525,7 @@ def test_synthetic_batches_can_be_retained_by_position_and_time() -> None:
 
 
 def test_a_long_keyed_stream_stays_bounded() -> None:
-    """Many batches over few keys: what is live is the newest event of each."""
+    """Many batches with few keys: only the newest event of each key is live."""
     rng = np.random.default_rng(1)
     replica = Replica(LatestPerKey())
     newest: dict[bytes, int] = {}
@@ -552,7 +554,7 @@ def test_rules_round_trip(rule) -> None:
 
 
 @given(st.binary(max_size=40))
-def test_any_bytes_make_a_rule_or_a_peer_error(data) -> None:
+def test_any_bytes_decode_to_a_rule_or_raise_peer_error(data) -> None:
     for decode in (rules.decode_config, rules.decode_collect):
         with contextlib.suppress(PeerError):
             decode(data)
@@ -582,7 +584,7 @@ def test_rules_out_of_range_are_refused(rule) -> None:
         rules.check_event(Batch.of(STREAM, [encode(rule)], kind=kind), KeepAll())
 
 
-def test_an_end_event_voids_everything_before_it_but_config_events() -> None:
+def test_an_end_event_voids_everything_before_it_except_config_events() -> None:
     index = RetentionIndex(rules.KeepAll())
     batches = [
         Batch.of(STREAM, [b"a", b"b"], [b"k", b"k"]).sequenced(1, 10, 1),

@@ -1,4 +1,4 @@
-"""What rows add up to: the kernel against its twin; which changes of rows are told."""
+"""Checksums of rows: the kernel against its twin; changes of rows change the sum."""
 
 from hashlib import blake2b
 from random import Random
@@ -31,7 +31,7 @@ def total(rows: list[Row], stream: str = "s") -> int:
 
 
 @given(ROWS)
-def test_the_sum_is_the_twins(rows: list[Row]) -> None:
+def test_the_sum_equals_the_twins(rows: list[Row]) -> None:
     seed = int.from_bytes(blake2b(b"orders", digest_size=8).digest(), "little")
     assert total(rows, "orders") == twins.sum_rows(seed, rows)
 
@@ -45,15 +45,15 @@ def test_order_and_batches_make_no_difference(rows: list[Row], data: st.DataObje
 
 
 @given(ROWS, ROWS)
-def test_other_rows_have_another_sum(some: list[Row], others: list[Row]) -> None:
+def test_different_rows_have_different_sums(rows: list[Row], others: list[Row]) -> None:
     def order(row: Row) -> tuple[bytes, ...]:
         return tuple(b"" if item is None else b"+" + item for item in row)
 
-    assert (total(some) == total(others)) == (sorted(some, key=order) == sorted(others, key=order))
-    assert total(some) != total(some, "another stream")
+    assert (total(rows) == total(others)) == (sorted(rows, key=order) == sorted(others, key=order))
+    assert total(rows) != total(rows, "another stream")
 
 
-def test_rows_that_are_nearly_the_same() -> None:
+def test_slightly_different_rows_have_different_sums() -> None:
     base: list[Row] = [(b"k%d" % (n % 5), b"value %06d" % n, b"t%d" % (n % 3)) for n in range(3000)]
     wanted, rng = total(base), Random(5)
     for n in range(500):
@@ -75,7 +75,7 @@ def test_rows_that_are_nearly_the_same() -> None:
         assert (total(changed) == wanted) == same
 
 
-def test_numbers_that_add_up_to_the_same() -> None:
+def test_numbers_with_equal_totals_have_different_sums() -> None:
     def of(*numbers: int) -> int:
         return total([(b"k", number.to_bytes(8, "little"), None) for number in numbers])
 
@@ -83,7 +83,7 @@ def test_numbers_that_add_up_to_the_same() -> None:
     assert len(set(sums)) == len(sums)
 
 
-def test_columns_that_are_not_there_are_null() -> None:
+def test_a_missing_column_counts_as_nulls() -> None:
     values = [b"a", b"bc", b""]
     plain = sum_rows("s", Batch.of(STREAM, values))
     assert sum_rows("s", Batch.of(STREAM, values, [None] * 3, [None] * 3)) == plain
@@ -92,7 +92,7 @@ def test_columns_that_are_not_there_are_null() -> None:
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_no_shape_of_array_compiles_anything(number: int) -> None:
+def test_no_kind_of_array_triggers_compilation(number: int) -> None:
     column = column_of([b"a", None, b"longer than eight"])
     assert column.valid is not None
     arrays = [variants(array)[number] for array in (column.offsets, column.data, column.valid)]

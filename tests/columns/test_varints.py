@@ -1,4 +1,4 @@
-"""Varints: the plain loop and the bulk path agree on every number and on every fault."""
+"""Varints: the loop and the bulk path agree on every number and every error."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_round_trip(given_numbers) -> None:
 @given(
     st.lists(st.sampled_from([0, 1, 0x7F, 0x80, 0x81, 0xFF, 0x1F, 0x20]), min_size=1, max_size=30)
 )
-def test_both_ways_give_one_verdict(data) -> None:
+def test_both_paths_accept_the_same_bytes(data) -> None:
     verdicts = []
     for few in (0, 10_000):
         with pytest.MonkeyPatch.context() as patch:
@@ -49,6 +49,6 @@ def test_both_ways_give_one_verdict(data) -> None:
         assert varints.pack(np.array(verdicts[0], np.int64)) == bytes(data)
 
 
-def test_nothing_is_no_number() -> None:
+def test_empty_input_is_refused() -> None:
     with pytest.raises(PeerError):
         varints.unpack(b"")

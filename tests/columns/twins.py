@@ -1,7 +1,7 @@
-"""Plain-Python twins: what each kernel means, said as simply as possible.
+"""Twins: reference implementations in plain Python, as simple as possible.
 
-The tests hold the compiled kernels, IntervalSet, Batch and RetentionIndex against these. Nothing
-here may import what it judges, beyond the values that say what to do (policies and predicates).
+The tests compare the compiled kernels, IntervalSet, Batch and RetentionIndex with these. Nothing
+here may import the code it is compared with, except policies and predicates, which are values.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ class KeyTableTwin:
 
 
 def before_seq(seqs: list[int], seq: int) -> int:
-    return sum(1 for one in seqs if one < seq)
+    return sum(1 for position in seqs if position < seq)
 
 
 def before_time(times: list[int], time_ns: int) -> int:
-    return sum(1 for one in times if one < time_ns)
+    return sum(1 for time in times if time < time_ns)
 
 
 def keep_last(seqs: list[int], end: int, n: int) -> int:
     newest = range(max(0, end - n), end)
-    return sum(1 for one in seqs if one not in newest)
+    return sum(1 for position in seqs if position not in newest)
 
 
 def match_prefix(column: list[bytes | None], seqs: list[int], prefix: bytes) -> list[int]:
@@ -56,12 +56,12 @@ def match_equal(column: list[bytes | None], seqs: list[int], wanted: bytes) -> l
 
 
 def offsets_ok(offsets: list[int], data_size: int) -> bool:
-    inside = all(0 <= one <= data_size for one in offsets)
+    inside = all(0 <= offset <= data_size for offset in offsets)
     return inside and offsets == sorted(offsets)
 
 
 def sum_rows(seed: int, rows: list[tuple[bytes | None, ...]]) -> int:
-    """The hashes of all rows, each begun with `seed`, added."""
+    """The sum of the hashes of all rows, each starting from `seed`."""
     return sum(_hash_row(seed, row) for row in rows) % _WORDS
 
 
@@ -88,8 +88,8 @@ def _mix(word: int) -> int:
 
 def runs_of(positions: set[int]) -> list[tuple[int, int]]:
     """The runs of a set of positions, in order."""
-    begins = [one for one in sorted(positions) if one - 1 not in positions]
-    ends = [one + 1 for one in sorted(positions) if one + 1 not in positions]
+    begins = [at for at in sorted(positions) if at - 1 not in positions]
+    ends = [at + 1 for at in sorted(positions) if at + 1 not in positions]
     return list(zip(begins, ends, strict=True))
 
 
@@ -98,7 +98,7 @@ def runs_of(positions: set[int]) -> list[tuple[int, int]]:
 
 @dataclass
 class Event:
-    """One position of a stream, as a publisher would remember it."""
+    """One position of a stream, with the fields that its publisher gave."""
 
     seq: int
     time_ns: int
@@ -116,7 +116,7 @@ class RetentionTwin:
     policy: rules.Policy
     events: list[Event] = field(default_factory=list)
     voids: dict[int, int] = field(default_factory=dict)  # position -> reason
-    reasons: dict[int, set[int]] = field(default_factory=dict)  # position -> all that hold
+    reasons: dict[int, set[int]] = field(default_factory=dict)  # position -> all valid reasons
 
     def feed(self, event: Event) -> None:
         if event.kind == CONFIG:
@@ -171,13 +171,13 @@ class RetentionTwin:
                 return isinstance(self.policy, rules.KeepAll) and event.tag == tag
 
     def _void(self, event: Event, reason: int) -> None:
-        """By key, tag or time: what is void keeps its reason."""
+        """Void by key, tag or time: a position that is void already keeps its reason."""
         if event.kind != CONFIG:
             self.voids.setdefault(event.seq, reason)
             self._hit(event, reason)
 
     def _void_upto(self, seq: int, reason: int) -> None:
-        """By position: all of it has this reason from now on."""
+        """Void by position: all positions up to `seq` get this reason."""
         for old in self.events:
             if old.seq <= seq and old.kind != CONFIG:
                 self.voids[old.seq] = reason

@@ -1,4 +1,4 @@
-"""Bounds of what peers may send and of what a reader follows: at each, and one step beyond it."""
+"""Bounds of messages from peers and of readers: at each limit and one step beyond."""
 
 from random import Random
 
@@ -19,21 +19,21 @@ from surecast.storage.memory import MemoryDisk
 LOG = bytes(range(16))
 
 
-# ---------------------------------------------------------------- states that come in parts
+# ---------------------------------------------------------------- states sent in parts
 
 
-def put_together(data: bytes, total: int) -> bytes | None:
+def reassembled(data: bytes, total: int) -> bytes | None:
     parts = Parts()
     return [parts.take(at, part, total) for at, part in parts_of(data)][-1]
 
 
 def size_of_a_state() -> None:
-    """A state of TOTAL_MAX bytes is put together; of a larger one nothing is held."""
+    """A state of TOTAL_MAX bytes is reassembled; of a larger one nothing is kept."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fragments, "PART_BYTES", 8)
         patch.setattr(fragments, "TOTAL_MAX", 24)
         data = Random(1).randbytes(24)
-        assert put_together(data, 24) == data
+        assert reassembled(data, 24) == data
         parts = Parts()
         for at, part in parts_of(data + b"x"):
             assert parts.take(at, part, 25) is None
@@ -41,12 +41,12 @@ def size_of_a_state() -> None:
 
 
 def empty_part_of_a_state() -> None:
-    """A part without bytes brings a state no further: what came before it is dropped."""
+    """A part without bytes makes no progress: the parts before it are dropped."""
     parts = Parts()
     assert parts.take(0, b"abc", 6) is None
     assert parts.take(3, b"", 6) is None
     assert parts.take(3, b"def", 6) is None
-    assert put_together(b"", 0) == b""  # a state may be empty
+    assert reassembled(b"", 0) == b""  # a state may be empty
 
 
 # ---------------------------------------------------------------- positions in frames
@@ -67,7 +67,7 @@ def highest_position_sent() -> None:
 
 def highest_position_received() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wire, "SEQ_END_MAX", 2 * SEQ_END_MAX)  # a peer that has another bound
+        patch.setattr(wire, "SEQ_END_MAX", 2 * SEQ_END_MAX)  # a peer with a higher bound
         forged = frame(SEQ_END_MAX)
     with pytest.raises(PeerError):
         decode_batch(memoryview(forged))
@@ -77,7 +77,7 @@ def highest_position_received() -> None:
 
 
 def streams_of_a_reader() -> None:
-    """`Place.streams_max`, of a reader that takes part in the mesh."""
+    """`Place.streams_max` for a reader in the mesh."""
     ctx = NodeContext("client", Random(1), MemoryDisk(), 1)
     place = Place("east", ("east/0",), mesh=True, streams_max=2)
     reader = delivery("broadcast").reader(ctx, place)
@@ -120,7 +120,7 @@ def test_a_missing_bound_is_noticed(check: Check, edit: Edit) -> None:
 
 
 @pytest.mark.parametrize("check", [highest_position_sent, highest_position_received])
-def test_positions_end_where_the_key_kernel_keeps_bits_for_itself(check: Check) -> None:
+def test_positions_are_bounded_by_the_bits_of_the_key_kernel(check: Check) -> None:
     check()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(wire, "SEQ_END_MAX", 2 * SEQ_END_MAX)

@@ -1,4 +1,4 @@
-"""Effects as bytes: the same for the same, in every process; different for different ones."""
+"""Effects as bytes: equal effects have equal bytes in every process, different ones do not."""
 
 import os
 import subprocess
@@ -55,7 +55,7 @@ class Cover(Message):
     rest: tuple[Enclosed, ...] = ()
 
 
-# Each line differs from every other in one thing.
+# Each line differs from the others.
 DIFFERENT: list[list[Any]] = [
     [],
     [Close("a")],
@@ -151,7 +151,7 @@ def test_different_effects_have_different_encodings() -> None:
     assert len({digest(effects) for effects in DIFFERENT}) == len(DIFFERENT)
 
 
-def test_equal_effects_made_anew_have_equal_encodings() -> None:
+def test_equal_effects_created_twice_have_equal_encodings() -> None:
     def make() -> list[Any]:
         return [Send("a", Forward(1, bytes(range(16)), (batch(b"x"),), 1)), SetTimer(("k", 1), 7)]
 
@@ -200,39 +200,39 @@ class HasSet(Message):
         Deliver(A, (Batch.synthetic(A, 3, 400),)),
     ],
 )
-def test_what_has_no_one_form_is_refused(effect: Any) -> None:
+def test_values_without_a_unique_encoding_are_refused(effect: Any) -> None:
     with pytest.raises(UsageError):
         canonical([effect])
 
 
-def test_labels_name_what_is_carried() -> None:
+def test_labels_name_the_effect_and_its_content() -> None:
     effects = [Send("a", Beat(1)), Emit(Committed(A, 1)), SetTimer("k", 1), Emit("x")]
     assert labels(effects) == ["Send.chain/Beat", "Emit.Committed", "SetTimer", "Emit.str"]
 
 
-class Told(Input):
+class Notice(Input):
     what: Any
 
 
-def test_names_do_not_say_in_which_file_of_its_folder_a_type_is() -> None:
+def test_names_of_types_do_not_contain_their_file() -> None:
     from surecast.columns.rules import KeepLast
 
     names = {Forward: "chain/Forward", Member: "chain/Member", ReadRange: "streams/ReadRange"}
     names |= {endpoint.ReadRange: "ReadRange", DirectoryEntry: "streams/DirectoryEntry"}
     names |= {Committed: "Committed", Send: "Send", KeepLast: "KeepLast"}
-    names |= {Told: f"{__name__}:Told", str: "builtins:str"}
+    names |= {Notice: f"{__name__}:Notice", str: "builtins:str"}
     assert {kind: name_of(kind) for kind in names} == names
 
 
 VALUES = [
     None, True, 0, -1, 1 << 63, -(1 << 90), 1.5, "s", b"b", (), [], {}, ((1,), [2, (3,)]),
-    {("a", 1): [b"x"], "i": {"l": 1}}, Committed(A, 3), [Told((1, Committed(A, 2)))],
+    {("a", 1): [b"x"], "i": {"l": 1}}, Committed(A, 3), [Notice((1, Committed(A, 2)))],
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)
-def test_any_value_comes_back_as_it_was(value: Any) -> None:
-    known = {name_of(cls): cls for cls in (Told, Committed)}
+def test_any_value_survives_a_round_trip(value: Any) -> None:
+    known = {name_of(cls): cls for cls in (Notice, Committed)}
     packed = msgspec.msgpack.decode(msgspec.msgpack.encode(plain(value)))
     again = unplain(packed, known.__getitem__)
     assert again == value
@@ -244,6 +244,6 @@ def test_any_value_comes_back_as_it_was(value: Any) -> None:
     [{}, {"x": 1}, {"i": "12x"}, {"i": "9" * 5000}, {"l": 3}, {"d": [[1]]}, {"s": []}, {"s": [3]},
      {"s": ["t"]}, {"s": ["t", 1, 2, 3]}],
 )  # fmt: skip
-def test_a_value_that_makes_no_sense_is_the_writers_fault(value: Any) -> None:
+def test_malformed_values_raise_peer_error(value: Any) -> None:
     with pytest.raises(PeerError):
-        unplain(value, lambda name: Told)
+        unplain(value, lambda name: Notice)

@@ -1,4 +1,4 @@
-"""Compositions: which layer is given what, in which order, and what comes out."""
+"""Compositions: which layer receives which inputs, in which order, and which effects leave."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ from surecast.errors import ConfigError, UsageError
 
 LOG = bytes(range(16))
 BATCHES = (Batch.void(LOG, 1, 4, COLLECTED),)
-NEWS_OF_PEERS = (PeerUp, PeerDown, Congested, Writable)
+PEER_EVENTS = (PeerUp, PeerDown, Congested, Writable)
 
 
 class Ping(Message):
@@ -56,24 +56,24 @@ class Puff(Message):
     number: int
 
 
-class Order(Input):
+class Request(Input):
     what: str
 
 
-class OtherOrder(Input):
+class OtherRequest(Input):
     what: str
 
 
-class News(Input):
+class Event(Input):
     what: str
 
 
-class OtherNews(Input):
+class OtherEvent(Input):
     what: str
 
 
-class Floor:
-    """A layer that answers inputs as a table says, and keeps what it was given in a shared log."""
+class FakeLayer:
+    """A layer that answers inputs from a table and records them in a shared log."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Floor:
         uses: tuple[str, ...] = (),
     ) -> None:
         self.name, self.log, self.messages = name, log, messages
-        self.inputs = dict.fromkeys((*NEWS_OF_PEERS, *inputs), "")
+        self.inputs = dict.fromkeys((*PEER_EVENTS, *inputs), "")
         self.from_below = dict.fromkeys(from_below, "")
         self.provides, self.uses = provides, uses
         self.answers: list[tuple[Any, list[Any]]] = []
@@ -102,15 +102,17 @@ class Floor:
         return []
 
 
-class House:
-    """Three floors: low provides a, middle uses it and provides b, top uses b."""
+class ThreeLayers:
+    """Three layers: low provides a, middle uses a and provides b, top uses b."""
 
     def __init__(self) -> None:
         log: list[tuple[str, Any]] = []
         self.log = log
-        self.low = Floor("low", log, (Ping,), (Order,), provides=("a",))
-        self.middle = Floor("middle", log, (Pong,), (Order,), (News, Deliver), ("b",), ("a",))
-        self.top = Floor("top", log, (), (Order,), (News, Deliver), uses=("b",))
+        self.low = FakeLayer("low", log, (Ping,), (Request,), provides=("a",))
+        self.middle = FakeLayer(
+            "middle", log, (Pong,), (Request,), (Event, Deliver), ("b",), ("a",)
+        )
+        self.top = FakeLayer("top", log, (), (Request,), (Event, Deliver), uses=("b",))
         self.machine = self.made()
 
     def made(self) -> Composition:
@@ -121,16 +123,16 @@ class House:
         return self.machine.step(7, inp)
 
 
-class Nested(House):
+class NestedLayers(ThreeLayers):
     def made(self) -> Composition:
         return compose(
             {"region": compose({"low": self.low, "middle": self.middle}), "top": self.top}
         )
 
 
-@pytest.fixture(params=[House, Nested], ids=["flat", "nested"])
-def house(request: pytest.FixtureRequest) -> House:
-    made: House = request.param()
+@pytest.fixture(params=[ThreeLayers, NestedLayers], ids=["flat", "nested"])
+def stack(request: pytest.FixtureRequest) -> ThreeLayers:
+    made: ThreeLayers = request.param()
     return made
 
 
@@ -140,43 +142,43 @@ def house(request: pytest.FixtureRequest) -> House:
 def test_two_layers_cannot_claim_one_message() -> None:
     log: list[tuple[str, Any]] = []
     with pytest.raises(ConfigError, match="Ping is a message of both a and b"):
-        compose({"a": Floor("a", log, (Ping,)), "b": Floor("b", log, (Pong, Ping))})
+        compose({"a": FakeLayer("a", log, (Ping,)), "b": FakeLayer("b", log, (Pong, Ping))})
 
 
-def test_what_a_layer_uses_must_be_provided_below_it() -> None:
+def test_a_layer_below_must_provide_what_a_layer_uses() -> None:
     log: list[tuple[str, Any]] = []
-    upper, lower = Floor("u", log, uses=("a",)), Floor("l", log, provides=("a",))
+    upper, lower = FakeLayer("u", log, uses=("a",)), FakeLayer("l", log, provides=("a",))
     compose({"l": lower, "u": upper})
     with pytest.raises(ConfigError, match="u uses a, which no layer below provides"):
         compose({"u": upper, "l": lower})
 
 
-def test_names_are_unique_also_across_parts() -> None:
+def test_layer_names_are_unique_even_in_nested_compositions() -> None:
     log: list[tuple[str, Any]] = []
-    part = compose({"a": Floor("a", log)})
+    part = compose({"a": FakeLayer("a", log)})
     with pytest.raises(ConfigError, match="'a' cannot name a layer"):
-        compose({"a": Floor("a", log), "part": part})
+        compose({"a": FakeLayer("a", log), "part": part})
     with pytest.raises(ConfigError, match=f"'{OWNER}' cannot name a layer"):
-        compose({OWNER: Floor("a", log)})
+        compose({OWNER: FakeLayer("a", log)})
 
 
-def test_layers_are_found_by_name(house: House) -> None:
-    assert house.machine.layers == {"low": house.low, "middle": house.middle, "top": house.top}
+def test_layers_are_found_by_name(stack: ThreeLayers) -> None:
+    assert stack.machine.layers == {"low": stack.low, "middle": stack.middle, "top": stack.top}
 
 
 # ---------------------------------------------------------------- inputs
 
 
-def test_a_message_goes_to_the_layer_that_lists_its_type(house: House) -> None:
-    for message, floor in ((Ping(1), "low"), (Pong(2), "middle")):
+def test_a_message_goes_to_the_layer_that_lists_its_type(stack: ThreeLayers) -> None:
+    for message, layer in ((Ping(1), "low"), (Pong(2), "middle")):
         received = Received("peer", message)
-        assert house.give(received) == []
-        assert house.log == [(floor, received)]
+        assert stack.give(received) == []
+        assert stack.log == [(layer, received)]
 
 
-def test_a_message_that_no_layer_lists_is_dropped(house: House) -> None:
-    assert house.give(Received("peer", Puff(1))) == []
-    assert house.log == []
+def test_a_message_that_no_layer_lists_is_dropped(stack: ThreeLayers) -> None:
+    assert stack.give(Received("peer", Puff(1))) == []
+    assert stack.log == []
 
 
 @pytest.mark.parametrize(
@@ -184,51 +186,51 @@ def test_a_message_that_no_layer_lists_is_dropped(house: House) -> None:
     [Start(5, 1), ClockSet(5), PeerUp("p"), PeerDown("p"), Congested("p"), Writable("p")],
     ids=lambda inp: type(inp).__name__,
 )
-def test_what_concerns_all_is_told_to_all_lowest_first(house: House, inp: Any) -> None:
-    house.give(inp)
-    assert house.log == [("low", inp), ("middle", inp), ("top", inp)]
+def test_inputs_for_all_layers_reach_them_lowest_first(stack: ThreeLayers, inp: Any) -> None:
+    stack.give(inp)
+    assert stack.log == [("low", inp), ("middle", inp), ("top", inp)]
 
 
-def test_news_of_peers_is_told_only_to_layers_that_handle_it(house: House) -> None:
-    del house.middle.inputs[PeerUp]
-    house.give(PeerUp("p"))
-    assert house.log == [("low", PeerUp("p")), ("top", PeerUp("p"))]
-    del house.low.inputs[PeerDown], house.middle.inputs[PeerDown], house.top.inputs[PeerDown]
-    assert house.give(PeerDown("p")) == []
-    assert house.log == []
+def test_peer_events_reach_only_layers_that_handle_them(stack: ThreeLayers) -> None:
+    del stack.middle.inputs[PeerUp]
+    stack.give(PeerUp("p"))
+    assert stack.log == [("low", PeerUp("p")), ("top", PeerUp("p"))]
+    del stack.low.inputs[PeerDown], stack.middle.inputs[PeerDown], stack.top.inputs[PeerDown]
+    assert stack.give(PeerDown("p")) == []
+    assert stack.log == []
 
 
 @pytest.mark.parametrize("name", ["low", "middle", "top"])
-def test_a_command_goes_to_the_layer_it_names(house: House, name: str) -> None:
-    house.give(Command(name, Order("this")))
-    assert house.log == [(name, Order("this"))]
+def test_a_command_goes_to_the_layer_it_names(stack: ThreeLayers, name: str) -> None:
+    stack.give(Command(name, Request("this")))
+    assert stack.log == [(name, Request("this"))]
 
 
-def test_a_command_must_name_a_layer_that_is_there(house: House) -> None:
-    with pytest.raises(UsageError, match="no layer 'attic'; there are: low, middle, top"):
-        house.give(Command("attic", Order("this")))
-    with pytest.raises(UsageError, match="Order must say for which layer it is"):
-        house.give(Order("this"))
+def test_a_command_must_name_an_existing_layer(stack: ThreeLayers) -> None:
+    with pytest.raises(UsageError, match="no layer 'absent'; there are: low, middle, top"):
+        stack.give(Command("absent", Request("this")))
+    with pytest.raises(UsageError, match="Request must say for which layer it is"):
+        stack.give(Request("this"))
 
 
 # ---------------------------------------------------------------- timers and tokens
 
 
-def test_timers_come_back_to_the_layer_that_set_them(house: House) -> None:
+def test_timers_come_back_to_the_layer_that_set_them(stack: ThreeLayers) -> None:
     start = Start(0, 1)
-    for floor in (house.low, house.middle, house.top):
-        floor.on(start, SetTimer("tick", 9), CancelTimer("tock"))
-    out = house.give(start)
+    for layer in (stack.low, stack.middle, stack.top):
+        layer.on(start, SetTimer("tick", 9), CancelTimer("tock"))
+    out = stack.give(start)
     timers = [effect for effect in out if isinstance(effect, SetTimer)]
     assert [effect.key for effect in timers] == [(n, "tick") for n in ("low", "middle", "top")]
     assert [effect.at_ns for effect in timers] == [9, 9, 9]
-    for effect, floor_name in zip(timers, ("low", "middle", "top"), strict=True):
-        house.give(TimerFired(effect.key))
-        assert house.log == [(floor_name, TimerFired("tick"))]
+    for effect, layer_name in zip(timers, ("low", "middle", "top"), strict=True):
+        stack.give(TimerFired(effect.key))
+        assert stack.log == [(layer_name, TimerFired("tick"))]
     cancelled = [effect.key for effect in out if isinstance(effect, CancelTimer)]
-    house.top.on(TimerFired("tick"), SetTimer("tock", 1))
-    (again,) = house.give(TimerFired(timers[2].key))
-    assert again.key == cancelled[2]  # what is cancelled is what would be set
+    stack.top.on(TimerFired("tick"), SetTimer("tock", 1))
+    (again,) = stack.give(TimerFired(timers[2].key))
+    assert again.key == cancelled[2]  # the key is the same for setting and cancelling
 
 
 @pytest.mark.parametrize(
@@ -241,30 +243,30 @@ def test_timers_come_back_to_the_layer_that_set_them(house: House) -> None:
     ],
     ids=["append", "save", "repair", "compact"],
 )
-@pytest.mark.parametrize("floor", ["low", "middle", "top"])
-def test_answers_of_the_disk_come_back_to_the_layer_that_asked(
-    house: House, floor: str, effect: Any, answer: type
+@pytest.mark.parametrize("layer", ["low", "middle", "top"])
+def test_answers_of_the_disk_return_to_the_layer_of_the_effect(
+    stack: ThreeLayers, layer: str, effect: Any, answer: type
 ) -> None:
-    asked = PeerUp("p")
-    getattr(house, floor).on(asked, effect)
-    (out,) = house.give(asked)
+    trigger = PeerUp("p")
+    getattr(stack, layer).on(trigger, effect)
+    (out,) = stack.give(trigger)
     assert type(out) is type(effect)
     for name in ("log", "batches", "data", "lo", "hi", "voids", "rows_max"):
         assert getattr(out, name, None) == getattr(effect, name, None)
-    assert out.token == (floor, ("t", 1))
-    assert getattr(out, "name", f"{floor}/name") == f"{floor}/name"
-    assert getattr(out, "scope", scope_tag(floor)) == scope_tag(floor)
-    house.give(answer(out.token))
-    assert house.log == [(floor, answer(("t", 1)))]
-    house.give(StoreFailed(out.token, "full"))
-    assert house.log == [(floor, StoreFailed(("t", 1), "full"))]
+    assert out.token == (layer, ("t", 1))
+    assert getattr(out, "name", f"{layer}/name") == f"{layer}/name"
+    assert getattr(out, "scope", scope_tag(layer)) == scope_tag(layer)
+    stack.give(answer(out.token))
+    assert stack.log == [(layer, answer(("t", 1)))]
+    stack.give(StoreFailed(out.token, "full"))
+    assert stack.log == [(layer, StoreFailed(("t", 1), "full"))]
 
 
-def test_other_effects_leave_as_they_are(house: House) -> None:
-    asked = PeerUp("p")
+def test_other_effects_leave_the_composition_unchanged(stack: ThreeLayers) -> None:
+    trigger = PeerUp("p")
     effects = [Send("p", Ping(1)), Close("p")]
-    house.low.on(asked, *effects, Truncate(LOG, 3))
-    *out, truncate = house.give(asked)
+    stack.low.on(trigger, *effects, Truncate(LOG, 3))
+    *out, truncate = stack.give(trigger)
     assert out == effects
     assert all(a is b for a, b in zip(out, effects, strict=True))
     assert truncate == Truncate(LOG, 3, scope_tag("low"))
@@ -273,91 +275,97 @@ def test_other_effects_leave_as_they_are(house: House) -> None:
 # ---------------------------------------------------------------- between the layers
 
 
-def test_what_a_layer_emits_or_delivers_reaches_the_layer_directly_above(house: House) -> None:
+def test_emitted_events_and_deliveries_reach_the_layer_directly_above(stack: ThreeLayers) -> None:
     ping = Received("peer", Ping(1))
     deliver = Deliver(LOG, BATCHES)
-    house.low.on(ping, Emit(News("x")), deliver)
-    assert house.give(ping) == []
-    assert house.log == [
+    stack.low.on(ping, Emit(Event("x")), deliver)
+    assert stack.give(ping) == []
+    assert stack.log == [
         ("low", ping),
-        ("middle", FromBelow(News("x"))),
+        ("middle", FromBelow(Event("x"))),
         ("middle", FromBelow(deliver)),
     ]
 
 
-def test_an_event_that_the_layers_above_do_not_list_is_ignored(house: House) -> None:
+def test_an_event_that_the_layers_above_do_not_list_is_ignored(stack: ThreeLayers) -> None:
     ping = Received("peer", Ping(1))
-    house.low.on(ping, Emit(OtherNews("x")))
-    assert house.give(ping) == []
-    assert house.log == [("low", ping)]
+    stack.low.on(ping, Emit(OtherEvent("x")))
+    assert stack.give(ping) == []
+    assert stack.log == [("low", ping)]
 
 
-def test_a_delivery_that_nobody_above_takes_goes_to_the_owner(house: House) -> None:
-    del house.middle.from_below[Deliver]
+def test_a_delivery_that_no_layer_above_handles_goes_to_the_owner(stack: ThreeLayers) -> None:
+    del stack.middle.from_below[Deliver]
     ping = Received("peer", Ping(1))
     deliver = Deliver(LOG, BATCHES)
-    house.low.on(ping, deliver)
-    assert house.give(ping) == [deliver]
+    stack.low.on(ping, deliver)
+    assert stack.give(ping) == [deliver]
 
 
-def test_what_the_top_emits_or_delivers_goes_to_the_owner(house: House) -> None:
-    effects = [Emit(News("x")), Deliver(LOG, BATCHES)]
-    house.top.on(Order("this"), *effects)
-    assert house.give(Command("top", Order("this"))) == effects
+def test_events_and_deliveries_of_the_top_layer_go_to_the_owner(stack: ThreeLayers) -> None:
+    effects = [Emit(Event("x")), Deliver(LOG, BATCHES)]
+    stack.top.on(Request("this"), *effects)
+    assert stack.give(Command("top", Request("this"))) == effects
 
 
-def test_a_layer_below_can_speak_to_the_owner(house: House) -> None:
+def test_a_lower_layer_can_emit_to_the_owner(stack: ThreeLayers) -> None:
     ping = Received("peer", Ping(1))
-    house.low.on(ping, Emit(News("x"), OWNER))
-    assert house.give(ping) == [Emit(News("x"))]
-    assert house.log == [("low", ping)]
+    stack.low.on(ping, Emit(Event("x"), OWNER))
+    assert stack.give(ping) == [Emit(Event("x"))]
+    assert stack.log == [("low", ping)]
 
 
-def test_what_is_passed_down_goes_to_the_nearest_layer_that_takes_it(house: House) -> None:
-    house.top.on(Order("this"), PassDown(Order("that")))
-    house.middle.on(Order("that"), PassDown(Order("it")))
-    house.low.on(Order("it"), Send("p", Ping(1)))
-    assert house.give(Command("top", Order("this"))) == [Send("p", Ping(1))]
-    assert house.log == [("top", Order("this")), ("middle", Order("that")), ("low", Order("it"))]
+def test_a_command_passed_down_reaches_the_nearest_layer_that_handles_it(
+    stack: ThreeLayers,
+) -> None:
+    stack.top.on(Request("this"), PassDown(Request("that")))
+    stack.middle.on(Request("that"), PassDown(Request("it")))
+    stack.low.on(Request("it"), Send("p", Ping(1)))
+    assert stack.give(Command("top", Request("this"))) == [Send("p", Ping(1))]
+    assert stack.log == [
+        ("top", Request("this")),
+        ("middle", Request("that")),
+        ("low", Request("it")),
+    ]
 
 
-def test_nothing_below_takes_a_command(house: House) -> None:
-    house.top.on(Order("this"), PassDown(OtherOrder("that")))
-    with pytest.raises(AssertionError, match="no layer below top takes OtherOrder"):
-        house.give(Command("top", Order("this")))
-    house.low.on(Order("it"), PassDown(Order("deeper")))
-    with pytest.raises(AssertionError, match="no layer below low takes Order"):
-        house.give(Command("low", Order("it")))
+def test_a_command_that_no_layer_below_handles_is_an_error(stack: ThreeLayers) -> None:
+    stack.top.on(Request("this"), PassDown(OtherRequest("that")))
+    with pytest.raises(AssertionError, match="no layer below top takes OtherRequest"):
+        stack.give(Command("top", Request("this")))
+    stack.low.on(Request("it"), PassDown(Request("deeper")))
+    with pytest.raises(AssertionError, match="no layer below low takes Request"):
+        stack.give(Command("low", Request("it")))
 
 
-def test_news_is_told_in_the_order_it_was_made(house: House) -> None:
-    """Depth first: what follows from the first event is over before the second is told."""
+def test_events_are_handled_in_order_depth_first(stack: ThreeLayers) -> None:
+    """Depth first: all consequences of the first event come before the second event."""
     ping = Received("peer", Ping(1))
-    first, second = News("first"), News("second")
-    house.low.on(ping, Emit(first), Emit(second))
-    house.middle.on(FromBelow(first), PassDown(Order("answer")), Emit(News("rumour")))
-    house.low.on(Order("answer"), Emit(News("echo")), Send("p", Ping(1)))
-    house.middle.on(FromBelow(second), Send("p", Pong(2)))
-    out = house.give(ping)
-    assert house.log == [
+    first, second = Event("first"), Event("second")
+    stack.low.on(ping, Emit(first), Emit(second))
+    stack.middle.on(FromBelow(first), PassDown(Request("answer")), Emit(Event("derived")))
+    stack.low.on(Request("answer"), Emit(Event("reply")), Send("p", Ping(1)))
+    stack.middle.on(FromBelow(second), Send("p", Pong(2)))
+    out = stack.give(ping)
+    assert stack.log == [
         ("low", ping),
         ("middle", FromBelow(first)),
-        ("low", Order("answer")),
-        ("middle", FromBelow(News("echo"))),
-        ("top", FromBelow(News("rumour"))),
+        ("low", Request("answer")),
+        ("middle", FromBelow(Event("reply"))),
+        ("top", FromBelow(Event("derived"))),
         ("middle", FromBelow(second)),
     ]
     assert out == [Send("p", Ping(1)), Send("p", Pong(2))]
 
 
-def test_a_broadcast_goes_on_after_what_the_lower_layers_made_of_it(house: House) -> None:
-    """The upper layer hears of its own start after the lower one's first news."""
+def test_a_broadcast_continues_after_the_events_of_lower_layers(stack: ThreeLayers) -> None:
+    """The upper layer receives its own start after the first event of the lower layer."""
     start = Start(0, 1)
-    house.low.on(start, Emit(News("I am up")))
-    house.give(start)
-    assert house.log == [
+    stack.low.on(start, Emit(Event("started")))
+    stack.give(start)
+    assert stack.log == [
         ("low", start),
-        ("middle", FromBelow(News("I am up"))),
+        ("middle", FromBelow(Event("started"))),
         ("middle", start),
         ("top", start),
     ]
@@ -366,16 +374,18 @@ def test_a_broadcast_goes_on_after_what_the_lower_layers_made_of_it(house: House
 # ---------------------------------------------------------------- side by side
 
 
-class Fork:
-    """One layer below, two beside each other above it, and one that has to do with none."""
+class SideBySide:
+    """One layer below, two beside each other above it, and an unrelated one."""
 
     def __init__(self) -> None:
         self.log: list[tuple[str, Any]] = []
         log = self.log
-        self.streams = Floor("streams", log, (Ping,), (Order,), provides=("streams",))
-        self.left = Floor("left", log, (Pong,), (Order,), (News, OtherNews), uses=("streams",))
-        self.right = Floor("right", log, (Puff,), (Order,), (News,), uses=("streams",))
-        self.other = Floor("other", log, (), (Order,))
+        self.streams = FakeLayer("streams", log, (Ping,), (Request,), provides=("streams",))
+        self.left = FakeLayer(
+            "left", log, (Pong,), (Request,), (Event, OtherEvent), uses=("streams",)
+        )
+        self.right = FakeLayer("right", log, (Puff,), (Request,), (Event,), uses=("streams",))
+        self.other = FakeLayer("other", log, (), (Request,))
         self.machine = compose(
             {
                 "streams": self.streams,
@@ -391,57 +401,59 @@ class Fork:
 
 
 @pytest.fixture
-def fork() -> Fork:
-    return Fork()
+def layers() -> SideBySide:
+    return SideBySide()
 
 
-def test_an_event_reaches_every_layer_directly_above_that_lists_it(fork: Fork) -> None:
+def test_an_event_reaches_every_layer_directly_above_that_lists_it(layers: SideBySide) -> None:
     ping = Received("peer", Ping(1))
-    fork.streams.on(ping, Emit(News("x")), Emit(OtherNews("y")))
-    assert fork.give(ping) == []
-    assert fork.log == [
+    layers.streams.on(ping, Emit(Event("x")), Emit(OtherEvent("y")))
+    assert layers.give(ping) == []
+    assert layers.log == [
         ("streams", ping),
-        ("left", FromBelow(News("x"))),
-        ("right", FromBelow(News("x"))),
-        ("left", FromBelow(OtherNews("y"))),
+        ("left", FromBelow(Event("x"))),
+        ("right", FromBelow(Event("x"))),
+        ("left", FromBelow(OtherEvent("y"))),
     ]
 
 
-def test_an_event_can_name_one_of_them(fork: Fork) -> None:
+def test_an_event_can_name_one_of_the_layers_above(layers: SideBySide) -> None:
     ping = Received("peer", Ping(1))
-    fork.streams.on(ping, Emit(News("x"), "right"), Emit(OtherNews("y"), "right"))
-    assert fork.give(ping) == []
-    assert fork.log == [("streams", ping), ("right", FromBelow(News("x")))]
+    layers.streams.on(ping, Emit(Event("x"), "right"), Emit(OtherEvent("y"), "right"))
+    assert layers.give(ping) == []
+    assert layers.log == [("streams", ping), ("right", FromBelow(Event("x")))]
 
 
-def test_an_event_cannot_name_a_layer_that_is_not_above(fork: Fork) -> None:
+def test_an_event_cannot_name_a_layer_that_is_not_above(layers: SideBySide) -> None:
     ping = Received("peer", Ping(1))
-    fork.streams.on(ping, Emit(News("x"), "other"))
+    layers.streams.on(ping, Emit(Event("x"), "other"))
     with pytest.raises(AssertionError, match="other is not above streams"):
-        fork.give(ping)
+        layers.give(ping)
 
 
-def test_layers_beside_each_other_share_nothing(fork: Fork) -> None:
-    fork.left.on(Order("this"), Emit(News("x")), PassDown(Order("that")), SetTimer("tick", 3))
-    out = fork.give(Command("left", Order("this")))
-    assert out == [Emit(News("x")), SetTimer(("left", "tick"), 3)]
-    assert fork.log == [("left", Order("this")), ("streams", Order("that"))]
-    fork.other.on(Order("this"), Emit(News("z")))
-    assert fork.give(Command("other", Order("this"))) == [Emit(News("z"))]
-    assert fork.log == [("other", Order("this"))]
+def test_layers_side_by_side_are_independent(layers: SideBySide) -> None:
+    layers.left.on(
+        Request("this"), Emit(Event("x")), PassDown(Request("that")), SetTimer("tick", 3)
+    )
+    out = layers.give(Command("left", Request("this")))
+    assert out == [Emit(Event("x")), SetTimer(("left", "tick"), 3)]
+    assert layers.log == [("left", Request("this")), ("streams", Request("that"))]
+    layers.other.on(Request("this"), Emit(Event("z")))
+    assert layers.give(Command("other", Request("this"))) == [Emit(Event("z"))]
+    assert layers.log == [("other", Request("this"))]
 
 
 def test_the_nearest_provider_below_is_used() -> None:
-    """Two layers provide the same interface: the one above gets the news of the upper one only."""
+    """Two layers provide the same interface: the layer above gets events of the upper one only."""
     log: list[tuple[str, Any]] = []
-    first = Floor("first", log, (Ping,), (Order,), provides=("a",))
-    second = Floor("second", log, (Pong,), (Order,), (News,), ("a",), ("a",))
-    user = Floor("user", log, (), (Order,), (News,), uses=("a",))
+    first = FakeLayer("first", log, (Ping,), (Request,), provides=("a",))
+    second = FakeLayer("second", log, (Pong,), (Request,), (Event,), ("a",), ("a",))
+    user = FakeLayer("user", log, (), (Request,), (Event,), uses=("a",))
     machine = compose({"first": first, "second": second, "user": user})
-    first.on(Received("p", Ping(1)), Emit(News("of the first")))
+    first.on(Received("p", Ping(1)), Emit(Event("of the first")))
     machine.step(0, Received("p", Ping(1)))
-    assert log[-1] == ("second", FromBelow(News("of the first")))
+    assert log[-1] == ("second", FromBelow(Event("of the first")))
     assert len(log) == 2
-    user.on(Order("x"), PassDown(Order("y")))
-    machine.step(0, Command("user", Order("x")))
-    assert log[-1] == ("second", Order("y"))
+    user.on(Request("x"), PassDown(Request("y")))
+    machine.step(0, Command("user", Request("x")))
+    assert log[-1] == ("second", Request("y"))

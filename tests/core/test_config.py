@@ -1,4 +1,4 @@
-"""Configuration: what is accepted, and that each mistake is named with its remedy."""
+"""Configuration: accepted values; each mistake is reported with its remedy."""
 
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -48,7 +48,7 @@ def refusal(text: str, cls: type = Proxy, section: str = "proxy") -> str:
     return str(caught.value)
 
 
-def test_every_kind_of_value() -> None:
+def test_every_type_of_value_is_loaded() -> None:
     text = """
         [proxy]
         region = "eu"
@@ -117,7 +117,7 @@ def test_an_absent_section_means_the_defaults() -> None:
         ('region = "eu"\nlinks.us.delay_ns = "x"', ["[proxy.links.us]", "delay_ns = 'x'"]),
     ],
 )
-def test_a_mistake_is_named(body: str, parts: list[str]) -> None:
+def test_a_mistake_is_reported_with_its_remedy(body: str, parts: list[str]) -> None:
     message = refusal(f"[proxy]\n{body}")
     assert message.startswith("[proxy")
     for part in parts:
@@ -128,7 +128,7 @@ def test_a_long_value_is_cut() -> None:
     assert len(refusal(f'[proxy]\nregion = "eu"\nwindow = "{"x" * 5000}"')) < 200
 
 
-def test_documents_that_are_not_toml() -> None:
+def test_invalid_toml_is_refused() -> None:
     assert "not valid TOML" in refusal("[proxy")
     assert "line 2" in refusal("[proxy]\nregion = ,")
     assert "must be a table" in refusal("proxy = 3")
@@ -165,7 +165,7 @@ def test_limits_come_from_toml() -> None:
         ("1d", 864 * 10**11),
     ],
 )
-def test_durations(text: str, value: int) -> None:
+def test_durations_are_parsed(text: str, value: int) -> None:
     assert parse_ns(text) == value
 
 
@@ -180,12 +180,12 @@ def test_durations(text: str, value: int) -> None:
         ("3MB", 3 * 10**6),
     ],
 )
-def test_sizes(text: str, value: int) -> None:
+def test_sizes_are_parsed(text: str, value: int) -> None:
     assert parse_bytes(text) == value
 
 
 @given(st.text(max_size=20) | st.from_regex(r"[0-9.]{1,8}\s?[a-zA-Z]{0,3}", fullmatch=True))
-def test_any_text_is_a_quantity_or_a_config_error(text: str) -> None:
+def test_any_text_is_parsed_or_raises_config_error(text: str) -> None:
     for read in (parse_ns, parse_bytes):
         with suppress(ConfigError):
             assert read(text) >= 0

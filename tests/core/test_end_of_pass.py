@@ -1,9 +1,9 @@
-"""The end of a pass: asked for as an effect, given once by both drivers and to one layer."""
+"""The end of a pass: requested by an effect, given once by both drivers, to one layer."""
 
 import asyncio
 from typing import Any, ClassVar
 
-from tests.core.test_compose import House, Order
+from tests.core.test_compose import Request, ThreeLayers
 
 from surecast.core.machine import HandlerMachine, NodeContext
 from surecast.core.types import AtEndOfPass, Command, EndOfPass, Input, Message
@@ -22,7 +22,7 @@ class Done(Message):
 
 
 class Gatherer(HandlerMachine):
-    """Does what came together at the end of the pass."""
+    """Collects work items and processes them together at the end of the pass."""
 
     inputs: ClassVar[dict[type, str]] = {Work: "_on_work", EndOfPass: "_on_end"}
 
@@ -52,7 +52,7 @@ def test_in_the_simulator_all_inputs_of_an_instant_come_first() -> None:
     assert machine.done == [[0, 1, 2], [9]]
 
 
-def test_a_crash_forgets_the_end_of_the_pass() -> None:
+def test_a_crash_cancels_the_end_of_the_pass() -> None:
     world = World(1)
     made: list[Gatherer] = []
 
@@ -64,7 +64,7 @@ def test_a_crash_forgets_the_end_of_the_pass() -> None:
     world.at(5, "a", Work(1))
     world.call(5, lambda w: (w.crash("a"), w.restart("a")))
     world.run(10)
-    assert [one.done for one in made][-1] == []
+    assert [gatherer.done for gatherer in made][-1] == []
 
 
 def test_in_the_runtime_commands_given_together_come_first() -> None:
@@ -87,9 +87,9 @@ def test_in_the_runtime_commands_given_together_come_first() -> None:
     assert machine.done == [[0, 1, 2], [9]]
 
 
-def test_in_a_composition_it_reaches_the_layer_that_asked() -> None:
-    house = House()
-    house.middle.on(Order("this"), AtEndOfPass("serve"))
-    assert house.give(Command("middle", Order("this"))) == [AtEndOfPass(("middle", "serve"))]
-    house.give(EndOfPass(("middle", "serve")))
-    assert house.log == [("middle", EndOfPass("serve"))]
+def test_in_a_composition_it_reaches_the_layer_that_requested_it() -> None:
+    stack = ThreeLayers()
+    stack.middle.on(Request("this"), AtEndOfPass("serve"))
+    assert stack.give(Command("middle", Request("this"))) == [AtEndOfPass(("middle", "serve"))]
+    stack.give(EndOfPass(("middle", "serve")))
+    assert stack.log == [("middle", EndOfPass("serve"))]

@@ -8,7 +8,7 @@ from surecast.core.fragments import PART_BYTES, Parts, parts_of
 
 
 @pytest.mark.parametrize("size", [0, 1, PART_BYTES, PART_BYTES + 1, 3 * PART_BYTES + 7])
-def test_what_is_cut_is_put_together_again(size: int) -> None:
+def test_a_state_is_cut_and_reassembled(size: int) -> None:
     data = Random(size).randbytes(size)
     parts = Parts()
     got = [parts.take(at, part, size) for at, part in parts_of(data)]
@@ -17,7 +17,7 @@ def test_what_is_cut_is_put_together_again(size: int) -> None:
     assert all(len(part) <= PART_BYTES for _, part in parts_of(data))
 
 
-def test_a_lost_part_leaves_nothing_and_the_next_whole_one_counts() -> None:
+def test_a_state_with_a_lost_part_is_dropped_and_the_next_one_is_complete() -> None:
     data = bytes(2 * PART_BYTES + 5)
     first, _second, third = parts_of(data)
     parts = Parts()

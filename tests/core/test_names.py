@@ -28,28 +28,28 @@ def test_a_name_is_tokens_with_dots_between(name: str) -> None:
     "name",
     ["", ".", "a.", ".a", "a..b", "a b", "a/b", "a\n", "ä", "*", "a.*", ">", "x" * 256],
 )
-def test_what_is_no_name(name: str) -> None:
+def test_invalid_names_are_recognised(name: str) -> None:
     assert not is_name(name)
 
 
 @pytest.mark.parametrize("pattern", [">", "*", "a.>", "*.b", "a.*.c", "*.>"])
-def test_patterns(pattern: str) -> None:
+def test_valid_patterns_are_recognised(pattern: str) -> None:
     assert is_pattern(pattern)
 
 
 @pytest.mark.parametrize("pattern", ["", "a.>.b", ">.a", "a*", "a.b*", "a..>", ">>", "x" * 256])
-def test_what_is_no_pattern(pattern: str) -> None:
+def test_invalid_patterns_are_recognised(pattern: str) -> None:
     assert not is_pattern(pattern)
 
 
 def twin(pattern: str, name: str) -> bool:
-    """What a pattern matches, as a regular expression."""
+    """A reference implementation of `matches` with regular expressions."""
     parts = [re.escape(t) if t not in "*>" else t for t in pattern.split(".")]
     spelled = r"\.".join(p.replace("*", "[^.]+").replace(">", ".+") for p in parts)
     return re.fullmatch(spelled, name) is not None
 
 
-def test_matching_against_a_twin() -> None:
+def test_matching_equals_a_regular_expression() -> None:
     rng, both = Random(1), [0, 0]
     for _ in range(5000):
         name = ".".join(rng.choices(TOKENS[:3], k=rng.randint(1, 4)))
@@ -57,7 +57,7 @@ def test_matching_against_a_twin() -> None:
         pattern = ".".join([*tokens, ">"] if not tokens or rng.random() < 0.3 else tokens)
         assert matches(pattern, name) == twin(pattern, name), (pattern, name)
         both[matches(pattern, name)] += 1
-    assert min(both) > 300  # it was a trial of both
+    assert min(both) > 300  # both outcomes occurred often
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_matching_against_a_twin() -> None:
         ("_spark.orders", True),
     ],
 )
-def test_wildcards_do_not_stand_for_an_internal_first_token(pattern: str, found: bool) -> None:
+def test_wildcards_do_not_match_an_internal_first_token(pattern: str, found: bool) -> None:
     assert matches(pattern, "_spark.orders") is found
     assert is_internal("_spark.orders")
 
@@ -96,16 +96,16 @@ OWNERS = {"": "rest", "orders": "east", "orders.eu": "west", "orders.eu.paris": 
         ("orders.eu.rome", "west"),
         ("orders.eu.paris", "north"),
         ("orders.eu.paris.left", "north"),
-        ("orders.europe", "east"),  # whole tokens: not a prefix of letters
+        ("orders.europe", "east"),  # whole tokens: not a prefix of characters
         ("ordersx", "rest"),
         ("x.orders.eu", "rest"),
     ],
 )
-def test_owner_is_that_of_the_longest_prefix_by_tokens(name: str, owner: str) -> None:
+def test_the_longest_prefix_of_tokens_decides_the_owner(name: str, owner: str) -> None:
     assert owner_of(OWNERS, name, "here") == owner
 
 
-def test_an_internal_stream_is_where_the_one_it_serves_is() -> None:
+def test_an_internal_stream_has_the_owner_of_the_stream_it_serves() -> None:
     assert owner_of(OWNERS, "_spark.orders.eu.paris", "here") == "north"
     assert owner_of(OWNERS, "_spark.other", "here") == "rest"
     assert owner_of(OWNERS, "_spark", "here") == "rest"
@@ -115,7 +115,7 @@ def test_an_internal_stream_is_where_the_one_it_serves_is() -> None:
     assert owner_of(explicit, "_spark.orders.eu.paris", "here") == "south"
 
 
-def test_owner_without_an_entry_is_where_it_is_made() -> None:
+def test_without_an_entry_the_creating_region_is_the_owner() -> None:
     assert owner_of({}, "a.b", "here") == "here"
     assert owner_of({"a": "east"}, "b", "here") == "here"
 

@@ -1,4 +1,4 @@
-"""Retention policies as text: what is read, what is shown, what is refused."""
+"""Retention policies as text: parsed, shown, refused."""
 
 import subprocess
 import sys
@@ -35,7 +35,7 @@ HOUR = surecast.keep_for(timedelta(hours=1))
         ("keep-for:1.5s", surecast.keep_for(timedelta(seconds=1.5))),
     ],
 )
-def test_both_spellings_are_read(text: str, policy: Policy) -> None:
+def test_both_spellings_are_parsed(text: str, policy: Policy) -> None:
     assert parse_policy(text) == as_policy(text) == as_policy(policy) == policy
 
 
@@ -49,7 +49,7 @@ POLICIES = st.one_of(
 
 
 @given(POLICIES)
-def test_what_is_shown_is_read_as_the_same_policy(policy: Policy) -> None:
+def test_a_shown_policy_is_parsed_as_the_same_policy(policy: Policy) -> None:
     assert parse_policy(show_policy(policy)) == policy
 
 
@@ -74,37 +74,37 @@ WRONG = [
 
 
 @pytest.mark.parametrize("text", WRONG)
-def test_what_is_wrong_is_told_what_is_valid(text: str) -> None:
+def test_an_invalid_policy_is_refused_with_the_valid_ones(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_policy(text)
-    said = str(caught.value)
-    assert said.startswith(f"retain: {text!r} is not a retention policy. Valid: {RETENTIONS}")
+    message = str(caught.value)
+    assert message.startswith(f"retain: {text!r} is not a retention policy. Valid: {RETENTIONS}")
 
 
-@pytest.mark.parametrize("given_", [5, None, b"keep-all", timedelta(1)])
-def test_what_is_neither_a_policy_nor_text_is_refused(given_: object) -> None:
+@pytest.mark.parametrize("value", [5, None, b"keep-all", timedelta(1)])
+def test_a_value_that_is_neither_policy_nor_text_is_refused(value: object) -> None:
     with pytest.raises(UsageError, match="is not a retention policy"):
-        as_policy(given_)  # type: ignore[arg-type]
+        as_policy(value)  # type: ignore[arg-type]
 
 
-def test_every_surface_says_the_same() -> None:
-    """Python, the command line, Spark; HTTP is asked in tests/server/test_http.py."""
+def test_all_interfaces_give_the_same_error() -> None:
+    """Python, the command line and Spark; for HTTP see tests/server/test_http.py."""
     from surecast.pipeline.sink_options import parse
 
-    said = []
-    for ask in (
+    messages = []
+    for parse_text in (
         lambda: as_policy("for-ever"),
         lambda: parse_retention("for-ever"),
         lambda: parse({"retain": "for-ever"}),
     ):
         with pytest.raises(UsageError) as caught:
-            ask()
-        said.append(str(caught.value))
-    assert [text.partition(": ")[0] for text in said] == ["retain", "--retain", "option retain"]
-    assert len({text.partition(": ")[2] for text in said}) == 1
+            parse_text()
+        messages.append(str(caught.value))
+    assert [text.partition(": ")[0] for text in messages] == ["retain", "--retain", "option retain"]
+    assert len({text.partition(": ")[2] for text in messages}) == 1
 
 
-def test_the_names_are_there_without_numpy() -> None:
+def test_importing_policies_does_not_load_numpy() -> None:
     """`surecast publish --help` shows them."""
     code = "import sys, surecast.core.policies; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

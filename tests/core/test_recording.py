@@ -1,4 +1,4 @@
-"""Recordings as bytes: all comes back, damage is seen, only types of the given table are made."""
+"""Recordings as bytes: a round trip, damage is detected, only types of the given table occur."""
 
 import struct
 from typing import Any
@@ -50,14 +50,14 @@ class Cover(Message):
     rest: tuple[Enclosed, ...] = ()
 
 
-class Told(Input):
+class Notice(Input):
     inside: Enclosed | None
     rest: tuple[Enclosed, ...]
     anything: Any = None
 
 
 CODEC = Codec([Ack, Beat, Forward, Cover])
-TYPES = {**recorded_types(), name_of(Cover): Cover, name_of(Told): Told}
+TYPES = {**recorded_types(), name_of(Cover): Cover, name_of(Notice): Notice}
 
 
 def batch(lo: int, rows: int = 2) -> Batch:
@@ -89,8 +89,8 @@ INPUTS: list[Any] = [
     AppendAt(LOG, (batch(1), batch(3))),
     Refound(),
     Received("b", Cover(Enclosed(Forward(1, LOG, (batch(1),), 1)), (Enclosed(Beat(2)),))),
-    Told(None, ()),
-    Told(
+    Notice(None, ()),
+    Notice(
         Enclosed(Forward(1, LOG, (batch(1), batch(3)), 1)),
         (Enclosed(Beat(1)), Enclosed(Forward(1, LOG, (batch(5),), 1))),
         ("x", [Enclosed(Forward(1, LOG, (batch(7),), 1)), Enclosed(Ack(1, LOG, 2))], batch(9)),
@@ -98,7 +98,7 @@ INPUTS: list[Any] = [
 ]
 
 
-def test_every_input_comes_back_as_it_was() -> None:
+def test_every_input_survives_a_round_trip() -> None:
     made = writer()
     for number, inp in enumerate(INPUTS):
         made.step(number, inp, [SetTimer("t", number)] if number % 2 else [])
@@ -115,21 +115,21 @@ def test_every_input_comes_back_as_it_was() -> None:
         assert bool(step.digest) == bool(number % 2)
 
 
-def test_answers_of_the_disk_name_the_effect_they_answer() -> None:
+def test_answers_of_the_disk_refer_to_their_effect() -> None:
     made = writer()
     same = ("t", 1)
-    asked = [
+    effects = [
         Append(LOG, (batch(1),), (0, "append")),
         SaveState("s", b"d", same),
         SaveState("s", b"e", same),
         Compact(LOG, 1, 4, (b"\x00",) * 3, 50, ("c", Refound())),
     ]
-    made.step(0, Start(0, 1), asked[:2])
-    made.step(1, TimerFired("x"), asked[2:])
-    made.step(2, Compacted(asked[3].token), [])
-    made.step(3, Stored(asked[1].token), [])
-    made.step(4, StoreFailed(asked[2].token, "full"), [])
-    made.step(5, Stored(asked[0].token), [])
+    made.step(0, Start(0, 1), effects[:2])
+    made.step(1, TimerFired("x"), effects[2:])
+    made.step(2, Compacted(effects[3].token), [])
+    made.step(3, Stored(effects[1].token), [])
+    made.step(4, StoreFailed(effects[2].token, "full"), [])
+    made.step(5, Stored(effects[0].token), [])
     with pytest.raises(UsageError):
         made.step(6, Stored(("never", "asked")), [])
     found = [item.inp for item in Recording(made.take(), TYPES).items() if isinstance(item, Step)][
@@ -138,7 +138,7 @@ def test_answers_of_the_disk_name_the_effect_they_answer() -> None:
     assert found == [Compacted(4), Stored(2), StoreFailed(3, "full"), Stored(1)]
 
 
-def test_what_is_on_the_disk_comes_back() -> None:
+def test_the_recorded_contents_of_the_disk_are_read_back() -> None:
     made = writer()
     made.saved("chain", b"data")
     made.saved("gone", None)
@@ -163,7 +163,7 @@ def small() -> bytes:
     return made.take()
 
 
-def test_a_torn_end_is_left_out_wherever_it_is_torn() -> None:
+def test_an_incomplete_last_record_is_left_out() -> None:
     whole = small()
     items = list(Recording(whole, TYPES).items())
     counts = set()
@@ -171,7 +171,7 @@ def test_a_torn_end_is_left_out_wherever_it_is_torn() -> None:
         try:
             recording = Recording(whole[:length], TYPES)
         except PeerError:
-            continue  # not even the header is there
+            continue  # the header is incomplete
         found = list(recording.items())
         assert [type(item) for item in found] == [type(item) for item in items[: len(found)]]
         assert (recording.torn == 0) == (length in boundaries(whole))
@@ -180,7 +180,7 @@ def test_a_torn_end_is_left_out_wherever_it_is_torn() -> None:
 
 
 def boundaries(data: bytes) -> list[int]:
-    """Where records end."""
+    """The offsets where records end."""
     at, found = 8, []
     while at < len(data):
         _, meta, tail, *_ = record.HEAD.unpack_from(data, at)
@@ -189,7 +189,7 @@ def boundaries(data: bytes) -> list[int]:
     return found
 
 
-def test_no_changed_byte_goes_unseen() -> None:
+def test_any_changed_byte_is_detected() -> None:
     whole = small()
     for at in range(len(whole)):
         damaged = bytearray(whole)
@@ -199,7 +199,7 @@ def test_no_changed_byte_goes_unseen() -> None:
 
 
 def forged(kind: int, meta: bytes, **lengths: int) -> bytes:
-    """A recording whose second record is made by hand, with right CRCs."""
+    """A recording whose second record is built by hand, with correct CRCs."""
     opening = writer().take()
     meta_len, tail_len = lengths.get("meta_len", len(meta)), lengths.get("tail_len", 0)
     head = record.HEAD.pack(kind, meta_len, tail_len, lengths.get("number", 1), crc32(meta))
@@ -207,9 +207,9 @@ def forged(kind: int, meta: bytes, **lengths: int) -> bytes:
 
 
 def enclosing(data: bytes) -> bytes:
-    """A recording of one Told, whose first field encloses this in place of a message."""
+    """A recording of one Notice, whose first field encloses `data` in place of a message."""
     made = writer()
-    made.step(0, Told(None, ()), [])
+    made.step(0, Notice(None, ()), [])
     introduced = made.take()
     (*_, start, _) = boundaries(introduced)
     ext = b"\xc9" + struct.pack(">IB", len(data), record.ENCLOSED) + data
@@ -219,10 +219,10 @@ def enclosing(data: bytes) -> bytes:
     return introduced[:start] + whole
 
 
-def test_the_forged_recording_is_otherwise_right() -> None:
+def test_the_forged_recording_is_otherwise_valid() -> None:
     (step,) = Recording(enclosing(b"\x81\xa1s\x92\xaachain/Beat\x01"), TYPES).items()
     assert isinstance(step, Step)
-    assert step.inp == Told(Enclosed(Beat(1)), ())
+    assert step.inp == Notice(Enclosed(Beat(1)), ())
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_hostile_recordings_are_refused(data: bytes) -> None:
         list(Recording(data, TYPES).items())
 
 
-def test_an_unknown_version_is_named() -> None:
+def test_an_unknown_version_is_refused_by_number() -> None:
     data = bytearray(small())
     data[4] = 9
     with pytest.raises(PeerError, match=r"version 9 .* this program reads 2"):
@@ -267,7 +267,7 @@ class Foreign(Input):
     number: int
 
 
-def test_only_types_of_the_table_are_made() -> None:
+def test_only_types_of_the_table_are_instantiated() -> None:
     made = writer()
     made.step(0, Foreign(1), [])
     data = made.take()

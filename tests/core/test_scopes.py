@@ -29,7 +29,7 @@ def disk() -> MemoryDisk:
     return found
 
 
-def test_a_layer_lists_its_own_logs_and_those_that_belong_to_nobody(disk: MemoryDisk) -> None:
+def test_a_layer_lists_its_own_logs_and_unowned_ones(disk: MemoryDisk) -> None:
     assert Scope(disk, "chain").logs() == [CHAIN_LOG, STRAY_LOG]
     assert Scope(disk, "other").logs() == [OTHER_LOG, STRAY_LOG]
     assert Scope(disk, "third").logs() == [STRAY_LOG]
@@ -42,7 +42,7 @@ def test_a_layer_reads_the_logs_of_layers_below(disk: MemoryDisk) -> None:
     assert upper.end(CHAIN_LOG) == 3
 
 
-def test_the_logs_of_others_seem_empty(disk: MemoryDisk) -> None:
+def test_the_logs_of_other_layers_seem_empty(disk: MemoryDisk) -> None:
     disk.damage(OTHER_LOG, 1, 2, "rotten")
     chain = Scope(disk, "chain")
     assert (chain.end(OTHER_LOG), chain.read(OTHER_LOG, 1, 3, 1 << 20)) == (1, [])
@@ -50,7 +50,7 @@ def test_the_logs_of_others_seem_empty(disk: MemoryDisk) -> None:
     assert Scope(disk, "other").holes(OTHER_LOG) == [(1, 2)]
 
 
-def test_states_of_one_name_are_kept_apart_and_damage_is_told_to_all(disk: MemoryDisk) -> None:
+def test_states_are_separate_by_layer_and_damage_is_visible_to_all(disk: MemoryDisk) -> None:
     chain, other = Scope(disk, "chain"), Scope(disk, "other", ["chain"])
     assert chain.state("state") == b"of the chain"
     assert other.state("state") == b"of the other"
@@ -58,7 +58,7 @@ def test_states_of_one_name_are_kept_apart_and_damage_is_told_to_all(disk: Memor
     assert Scope(disk, "third").state("state") is None
 
 
-def test_no_layer_writes_to_the_log_of_another(disk: MemoryDisk) -> None:
+def test_a_layer_cannot_write_to_the_log_of_another(disk: MemoryDisk) -> None:
     failed = apply(disk, Append(CHAIN_LOG, (batch(CHAIN_LOG, 3),), "t", OTHER))
     assert (failed.token, failed.reason) == ("t", "io")
     assert apply(disk, Repair(CHAIN_LOG, (batch(CHAIN_LOG),), "t", OTHER)).reason == "io"
@@ -68,7 +68,7 @@ def test_no_layer_writes_to_the_log_of_another(disk: MemoryDisk) -> None:
     assert disk.end(CHAIN_LOG) == 3
 
 
-def test_a_log_of_nobody_belongs_to_the_next_that_appends(disk: MemoryDisk) -> None:
+def test_an_unowned_log_belongs_to_the_first_layer_that_appends(disk: MemoryDisk) -> None:
     apply(disk, Append(STRAY_LOG, (batch(STRAY_LOG, 3),), "t", CHAIN))
     assert disk.scope_of(STRAY_LOG) == CHAIN
     assert Scope(disk, "other").logs() == [OTHER_LOG]
@@ -83,6 +83,6 @@ def test_a_copy_of_a_disk_keeps_scopes(disk: MemoryDisk) -> None:
     ]
 
 
-def test_tags_fit_into_files_and_are_never_those_of_nobody() -> None:
+def test_tags_fit_into_files_and_are_never_the_unowned_tag() -> None:
     for layer in ("chain", "sprinkler", "streams", "nakcast", "", "x" * 1000):
         assert 0 < scope_tag(layer) < 1 << 24

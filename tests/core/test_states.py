@@ -1,4 +1,4 @@
-"""State tables: what is checked after each step, what is counted, and what costs nothing."""
+"""State tables: checks after each step, counted transitions, and no cost without checks."""
 
 from collections import Counter
 from enum import Enum
@@ -16,7 +16,7 @@ from surecast.sim.world import World
 class Light(Enum):
     RED = "Stop."
     GREEN = "Go."
-    OFF = "Nobody is told anything."
+    OFF = "No signal."
 
 
 class Press(Input):
@@ -37,7 +37,7 @@ LIGHTS = StateTable(
         (Light.RED, "Turn"): frozenset({Light.GREEN}),
     },
     inputs={"Press": "Somebody presses the button.", "Turn": "A message says so."},
-    unmet={(Light.RED, "Press", Light.OFF): "nobody switches a light off at night"},
+    unmet={(Light.RED, "Press", Light.OFF): "a light is never switched off at night"},
 )
 
 
@@ -84,7 +84,7 @@ def test_a_transition_that_the_table_does_not_list_is_an_assertion_error(inp: An
     with pytest.raises(AssertionError, match="no such transition in the table: light: OFF, "):
         step(0, inp)
     lamp.step(0, Press(Light.OFF))
-    lamp.step(0, inp)  # unwatched: nobody minds
+    lamp.step(0, inp)  # not watched: no error
 
 
 def test_invariants_are_checked_after_every_step() -> None:
@@ -108,8 +108,8 @@ def test_the_layers_of_a_composition_are_watched_one_by_one() -> None:
 
 
 def test_a_driver_that_does_not_validate_calls_the_machine_itself() -> None:
-    """What production pays: nothing. A simulated node wraps steps only in a world that validates,
-    and only those of machines with tables."""
+    """Checks cost nothing in production: only worlds that validate wrap the steps of a machine,
+    and only of machines with tables."""
     for validate, machine in ((False, Lamp()), (True, HandlerMachine())):
         world = World(1, validate=validate)
         world.add("n", lambda ctx, one=machine: one)
@@ -124,12 +124,12 @@ def test_rows_have_labels_and_reasons() -> None:
     assert LIGHTS.labels() == {
         "light: OFF, Press → RED": "",
         "light: RED, Press → GREEN": "",
-        "light: RED, Press → OFF": "nobody switches a light off at night",
+        "light: RED, Press → OFF": "a light is never switched off at night",
         "light: RED, Turn → GREEN": "",
     }
 
 
-def test_moves_say_the_new_state_and_ignore_what_does_not_change() -> None:
+def test_moves_return_the_new_state_and_ignore_unchanged_states() -> None:
     moves = Moves(LIGHTS, Counter())
     assert moves.check(Light.GREEN, "Press", Light.GREEN) is Light.GREEN
     assert moves.check(Light.OFF, "Press", Light.RED) is Light.RED

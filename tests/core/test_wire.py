@@ -1,4 +1,4 @@
-"""Frames and control messages: what goes in comes out, without copies, within the limits."""
+"""Frames and control messages: round trips without copies, within the limits."""
 
 import subprocess
 import sys
@@ -70,7 +70,7 @@ def joined(buffers: list[Buffer]) -> bytes:
 
 
 def plain(value: Any) -> Any:
-    """A message as comparable values: batches compare by what they are, not by identity."""
+    """A message as comparable values: batches are compared by content, not by identity."""
     if isinstance(value, Batch):
         body = None if value.body is None else bytes(value.body)
         names = "kind stream_id schema_id publisher pub_no lo hi rows time_ns epoch reason nbytes"
@@ -156,7 +156,7 @@ messages = plain_messages | st.builds(
 
 
 @given(batches(), st.binary(max_size=20))
-def test_a_batch_comes_back_as_it_was(batch: Batch, rest: bytes) -> None:
+def test_a_batch_survives_a_round_trip(batch: Batch, rest: bytes) -> None:
     frame = joined(encode_batch(batch))
     found, size = decode_batch(frame + rest)
     assert (size, size % 8) == (len(frame), 0)
@@ -176,7 +176,7 @@ def test_bodies_are_not_copied() -> None:
     found, _ = decode_batch(memoryview(received)[8:])
     assert isinstance(found.body, memoryview)
     assert found.body.obj is received
-    assert found.body.readonly  # though `received` is not: batches are immutable
+    assert found.body.readonly  # although `received` is writable: batches are immutable
 
 
 def test_void_ranges_have_no_body_and_may_be_huge() -> None:
@@ -186,7 +186,7 @@ def test_void_ranges_have_no_body_and_may_be_huge() -> None:
     assert plain(decode_batch(buffers[0])[0]) == plain(batch)
 
 
-def test_every_position_the_wire_admits_fits_the_kernels() -> None:
+def test_every_position_allowed_on_the_wire_fits_the_kernels() -> None:
     kernels = pytest.importorskip("surecast.columns.kernels")
     end = 2**kernels.POSITION_BITS
     encode_batch(data(2).sequenced(end - 2, 0, 0))
@@ -194,7 +194,7 @@ def test_every_position_the_wire_admits_fits_the_kernels() -> None:
         encode_batch(data(2).sequenced(end - 1, 0, 0))
 
 
-def test_the_head_changes_only_place_time_and_epoch() -> None:
+def test_sequencing_changes_only_position_time_and_epoch() -> None:
     batch = data(10)
     before, after = (joined(encode_batch(b)) for b in (batch, batch.sequenced(9, 123, 4)))
     differing = {i for i, (x, y) in enumerate(zip(before, after, strict=True)) if x != y}
@@ -206,7 +206,7 @@ def test_a_synthetic_batch_cannot_be_encoded() -> None:
         encode_batch(Batch.synthetic(STREAM, 10, 1000))
 
 
-def test_the_encoder_refuses_what_a_peer_would() -> None:
+def test_the_encoder_refuses_batches_that_a_peer_would_refuse() -> None:
     small_limits = Limits(frame_bytes_max=5000, control_bytes_max=400, batch_rows_max=50)
     encode_batch(data(50), small_limits)
     with pytest.raises(UsageError, match=r"51 rows, the limit is 50 \(limits.batch_rows_max\)"):
@@ -231,7 +231,7 @@ def test_validate_false_still_checks_the_crc() -> None:
 
 
 @given(messages, st.binary(max_size=20))
-def test_a_message_comes_back_as_it_was(message: Message, rest: bytes) -> None:
+def test_a_message_survives_a_round_trip(message: Message, rest: bytes) -> None:
     frame = joined(CODEC.encode(message))
     assert frame_size(frame + rest) == len(frame)
     found, size = CODEC.decode(frame + rest)
@@ -271,13 +271,13 @@ def test_attached_bodies_are_not_copied_and_stay_aligned() -> None:
     assert found.batches[0].body.obj is frame
 
 
-def test_the_same_batch_twice_travels_twice() -> None:
+def test_a_batch_mentioned_twice_is_sent_twice() -> None:
     batch = data(2, 1)
     found, _ = CODEC.decode(joined(CODEC.encode(Bundle("x", batch, (batch, batch)))))
     assert [plain(b) for b in (found.first, *found.batches)] == [plain(batch)] * 3
 
 
-def test_a_codec_serves_again_after_a_failure() -> None:
+def test_a_codec_can_be_used_after_a_failure() -> None:
     good, bad = Bundle("x", data(), ()), Bundle("x", data(), (data(),), extra=object())  # type: ignore[arg-type]
     frame = joined(CODEC.encode(good))
     with pytest.raises(UsageError, match="object has no form on the wire"):
@@ -291,7 +291,7 @@ def test_a_codec_serves_again_after_a_failure() -> None:
     assert CODEC._attached == []  # an idle codec keeps no buffer alive
 
 
-def test_messages_the_encoder_refuses() -> None:
+def test_the_encoder_refuses_messages_beyond_the_limits() -> None:
     limits = Limits(frame_bytes_max=5000, control_bytes_max=400, attachments_max=2)
     codec = Codec([Bundle], limits)
     nested: Any = []
@@ -311,7 +311,7 @@ def test_messages_the_encoder_refuses() -> None:
 
 
 def test_the_largest_accepted_batch_fits_the_fullest_message() -> None:
-    limits = Limits(frame_bytes_max=5007, control_bytes_max=401)  # both want rounding
+    limits = Limits(frame_bytes_max=5007, control_bytes_max=401)  # both need rounding
     codec = Codec([Bundle], limits)
     largest = max(
         (Batch.of(STREAM, [bytes(size)]) for size in range(4000, 4300)),
@@ -328,7 +328,7 @@ def test_the_largest_accepted_batch_fits_the_fullest_message() -> None:
 # ---------------------------------------------------------------- enclosed messages
 
 
-def test_attachments_of_enclosed_messages_stand_in_the_order_of_mention() -> None:
+def test_attachments_of_enclosed_messages_are_sent_in_order_of_mention() -> None:
     one, two, three, four = (data(2, lo) for lo in (1, 10, 20, 30))
     inner = Enclosed(Bundle("a", one, (two,)))
     message = Envelope(inner, (Enclosed(Beat(1)), Enclosed(Bundle("b", None, (three,)))), four)
@@ -350,7 +350,7 @@ def test_enclosed_messages_are_equal_if_their_messages_are() -> None:
         hash(Enclosed(Beat(1)))
 
 
-def test_an_enclosed_message_encloses_nothing() -> None:
+def test_an_enclosed_message_cannot_enclose_another() -> None:
     deep = Envelope(Enclosed(Envelope(Enclosed(Beat(1)))))
     with pytest.raises(
         UsageError, match=r"cannot encode Envelope: an enclosed .* encloses another"
@@ -360,7 +360,7 @@ def test_an_enclosed_message_encloses_nothing() -> None:
     assert CODEC._attached == []
 
 
-def test_what_is_enclosed_is_a_message_of_the_codec() -> None:
+def test_only_messages_of_the_codec_can_be_enclosed() -> None:
     codec = Codec([Beat, Envelope])
     wrong: Any = ["Bundle", 1]
     for inside, part in [
@@ -372,7 +372,7 @@ def test_what_is_enclosed_is_a_message_of_the_codec() -> None:
             codec.encode(Envelope(Enclosed(inside)))  # type: ignore[arg-type]
 
 
-def test_limits_hold_for_a_message_with_what_it_encloses() -> None:
+def test_limits_include_enclosed_messages() -> None:
     limits = Limits(frame_bytes_max=5000, control_bytes_max=400, attachments_max=2)
     codec = Codec([Bundle, Envelope], limits)
     long, full = Enclosed(Bundle("x" * 300, None, ())), Enclosed(Bundle("x", data(), (data(),)))
@@ -389,21 +389,21 @@ def test_limits_hold_for_a_message_with_what_it_encloses() -> None:
     [Any, object, list, dict[str, Any], tuple[Any, ...], Any | None, Message, msgspec.Raw],
     ids=str,
 )
-def test_a_field_says_what_it_holds(declared: Any) -> None:
+def test_a_message_field_of_an_open_type_is_refused(declared: Any) -> None:
     """A message in a field of type Any would arrive as a list."""
     vague = msgspec.defstruct("Vague", [("ok", int), ("inside", declared)], bases=(Message,))
     with pytest.raises(ConfigError, match=r"Vague.inside may hold anything.*declare .* Enclosed"):
         Codec([vague])  # type: ignore[list-item]
 
 
-def test_a_struct_inside_a_message_says_it_too() -> None:
+def test_a_nested_field_of_an_open_type_is_refused() -> None:
     part = msgspec.defstruct("Part", [("inside", Any)])
     vague = msgspec.defstruct("Vague", [("parts", tuple[part, ...])], bases=(Message,))  # type: ignore[valid-type]
     with pytest.raises(ConfigError, match=r"Vague.parts may hold anything"):
         Codec([vague])  # type: ignore[list-item]
 
 
-def test_codecs_that_cannot_be() -> None:
+def test_invalid_lists_of_message_types_are_refused() -> None:
     class Vague(Message):
         one: Batch | bytes  # both look like bytes to msgspec
 
@@ -434,7 +434,7 @@ def test_frame_size_waits_for_the_header_and_refuses_early() -> None:
         frame_size(MAGIC + b"\x02")
 
 
-def test_limits_bound_what_frame_size_admits() -> None:
+def test_frame_size_checks_the_limits() -> None:
     batch = Batch.of(STREAM, [bytes(10_000)])
     tight = Limits(frame_bytes_max=10_100, control_bytes_max=64)
     with pytest.raises(PeerError, match=r"10,\d\d\d bytes, the limit is 10,100 \(limits.frame_by"):
@@ -484,13 +484,13 @@ class Question(msgspec.Struct, frozen=True):
     ],
     ids=lambda part: f"{part!r:.40}",
 )
-def test_a_part_that_no_message_can_carry_is_refused(part: Question) -> None:
+def test_a_value_that_no_message_can_carry_is_refused(part: Question) -> None:
     with pytest.raises(UsageError, match="Question cannot be sent"):
         CODEC.check(part)
     CODEC.check(Question(1 << 62, "text", {b"a": 1}))  # and the codec still works
 
 
-def test_a_batch_that_cannot_be_encoded_is_refused_before() -> None:
+def test_a_batch_that_cannot_be_encoded_is_refused_in_advance() -> None:
     fits = Batch.of(STREAM, [b"x"])
     check_batch(fits)
     large = Batch.of(STREAM, [bytes(DEFAULT_LIMITS.batch_bytes_max)])

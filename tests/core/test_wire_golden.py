@@ -1,7 +1,7 @@
-"""Frames: what an earlier build wrote is read and written alike by this one.
+"""Frames written by an earlier build are read, and written again with the same bytes.
 
-The bytes are in tests/fixtures/frames; tests/golden_files.py says how to write them anew.
-Once a version is released, a changed byte is a new version of the format, with files of its own.
+The bytes are in tests/fixtures/frames; tests/golden_files.py says how to regenerate them.
+After a release, a changed byte requires a new version of the format with its own files.
 """
 
 import re
@@ -57,7 +57,7 @@ class Envelope(Base):
 
 
 def rows(count: int, tagged: bool = False, kind: int = 1, lo: int = 1000) -> Batch:
-    """Null and empty keys, an empty value, and lengths that need every padding."""
+    """Rows with null and empty keys, an empty value, and lengths that need every padding."""
     keys = [None if i % 4 == 1 else b"" if i % 4 == 2 else b"k%d" % i for i in range(count)]
     tags = [None if i % 2 else b"tag%d" % i for i in range(count)] if tagged else None
     values = [b"v" * (i % 9) for i in range(count)]
@@ -79,7 +79,7 @@ def superseded() -> Batch:
 
 
 def narrow(count: int, lo: int = 1000) -> Batch:
-    """Keys of 8 bytes, values of 3."""
+    """Rows with keys of 8 bytes and values of 3."""
     keys = [b"key %4d" % (i * 7 % count) for i in range(count)]
     values = [b"%3d" % i for i in range(count)]
     batch = Batch.of(STREAM, values, keys, publisher=PUBLISHER, pub_no=77)
@@ -87,7 +87,7 @@ def narrow(count: int, lo: int = 1000) -> Batch:
 
 
 def apart(*los: int) -> Batch:
-    """Batches of different times in one, each with a hole of four, and voids between them."""
+    """Batches with different times joined, each with four void rows, and voids between them."""
     parts: list[Batch] = []
     for lo in los:
         if parts and parts[-1].hi < lo:
@@ -114,8 +114,8 @@ BATCHES: dict[str, Callable[[], Batch]] = {
     "form-gaps-u16": lambda: apart(1000, 1010, 2000),
     "form-gaps-u32": lambda: apart(1000, 1010, 200_000),
 }
-# The same with Arrow's plain columns (form 0), as other writers make them: read and passed on as
-# they are. Our own writer takes narrower forms, so these files cannot be written anew.
+# The same with Arrow's plain columns (form 0), as other writers encode them: read and passed on
+# unchanged. Our own writer uses narrower forms, so these files cannot be regenerated.
 PLAIN: dict[str, Callable[[], Batch]] = {
     "unsequenced": BATCHES["form-unsequenced"],
     "collect": BATCHES["form-collect"],
@@ -146,7 +146,7 @@ def stored(name: str) -> bytes:
 
 
 @pytest.mark.parametrize("name", [*BATCHES, *PLAIN])
-def test_batches_written_earlier(name: str) -> None:
+def test_batches_written_earlier_are_read_and_written_the_same(name: str) -> None:
     data = stored(name) if name in PLAIN else b"".join(encode_batch(BATCHES[name]()))
     assert golden(f"frames/{name}.bin", data) == data
     found, size = decode_batch(stored(name))
@@ -157,7 +157,7 @@ def test_batches_written_earlier(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CONTROLS)
-def test_control_frames_written_earlier(name: str) -> None:
+def test_control_frames_written_earlier_are_read_and_written_the_same(name: str) -> None:
     data = b"".join(CODEC.encode(CONTROLS[name]()))
     assert golden(f"frames/{name}.bin", data) == data
     found, size = CODEC.decode(stored(name))
@@ -165,15 +165,15 @@ def test_control_frames_written_earlier(name: str) -> None:
     assert b"".join(CODEC.encode(found)) == data
 
 
-def test_every_frame_is_kept() -> None:
+def test_every_kind_of_frame_has_a_file() -> None:
     files = {path.stem for path in (FIXTURES / "frames").iterdir()}
     assert files == {*BATCHES, *PLAIN, *CONTROLS}
     kinds = {(FIXTURES / "frames" / f"{name}.bin").read_bytes()[5] for name in files}
     assert kinds == {DATA, COLLECT, CONFIG, VOID, CONTROL}
 
 
-def test_what_the_files_hold_is_known_apart_from_the_code_that_builds_it() -> None:
-    """Against literals, so that a sample and a decoder that drift together are noticed."""
+def test_the_contents_of_the_files_equal_literals() -> None:
+    """Compares with literals, to detect a sample and a decoder that change together."""
     data, _ = decode_batch(stored("data"))
     assert (data.lo, data.hi, data.rows, data.epoch, data.pub_no) == (1000, 1010, 10, 5, 77)
     assert (data.stream_id, data.publisher, data.time_ns) == (STREAM, PUBLISHER, TIME_NS)
@@ -210,7 +210,7 @@ def test_what_the_files_hold_is_known_apart_from_the_code_that_builds_it() -> No
     assert empty[128:] == b"\x91\xacgolden/Empty" + bytes(2)
 
 
-def test_the_documented_layout_is_the_layout() -> None:
+def test_the_documented_layout_is_correct() -> None:
     text = DOC.read_text()
     table = re.findall(r"^\| (\d+) \| (\d+) \| `(\w+)` \|", text, re.MULTILINE)
     ends = [int(at) + int(size) for at, size, _ in table]

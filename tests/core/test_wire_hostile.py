@@ -1,7 +1,7 @@
-"""Bytes from a peer that lies: only PeerError, whatever they are, and the reason in it.
+"""Bytes from a malicious peer: any bytes raise only PeerError, with the reason.
 
-Most random bytes fail at the first check, so the CRCs of mutated frames are made right again:
-what is tested then are the layers behind them, down to msgpack and Arrow.
+Most random bytes fail at the first check, so the CRCs of mutated frames are corrected: this tests
+the layers behind them, down to msgpack and Arrow.
 """
 
 import struct
@@ -28,7 +28,7 @@ from surecast.core.wire import (
 from surecast.errors import PeerError, UnknownMessage
 
 STREAM = bytes(range(16))
-# The offsets of docs/wire.md, on purpose not taken from the code under test.
+# The offsets of docs/wire.md, deliberately not taken from the code under test.
 TYPE, FLAGS, REASON, BODY_LEN, BODY_CRC, COUNT, CONTROL_LEN, ROWS = 5, 6, 7, 8, 12, 16, 24, 28
 SEQ_FIRST, SCHEMA_ID, FORM, RESERVED, HEADER_CRC = 72, 96, 100, 108, 124
 FORMATS = {
@@ -75,7 +75,7 @@ def dense(rows: int = 6) -> Batch:
 
 
 def narrow(rows: int = 6) -> Batch:
-    """Keys and values of one width each."""
+    """A batch with keys of one width and values of one width."""
     values, keys = [b"value-%d" % i for i in range(rows)], [b"key-%d" % i for i in range(rows)]
     return Batch.of(STREAM, values, keys).sequenced(100, 5, 6)
 
@@ -114,7 +114,7 @@ def put(frame: bytearray, field: int, value: int, at: int = 0) -> None:
 
 
 def seal(frame: bytearray, at: int = 0) -> bytearray:
-    """Make the frame's CRCs right again, and those of its attachments."""
+    """Correct the CRCs of the frame and of its attachments."""
     if len(frame) - at < HEADER_SIZE:
         return frame
     start, control = at + HEADER_SIZE, frame[at + TYPE] == CONTROL and at == 0
@@ -137,7 +137,7 @@ def altered(frame: bytes, **fields: int) -> bytearray:
 
 
 def use(batch: Batch) -> None:
-    """Look at every row: an unchecked offset would crash the process here."""
+    """Read every row: an unchecked offset would crash the process here."""
     assert len(batch.to_rows()) == batch.rows
     if batch.rows:
         batch.record_batch().to_pydict()
@@ -167,7 +167,7 @@ def check_control(data: bytes | bytearray) -> bool:
 
 def look_into(message: Any, depth: int = 0) -> None:
     if isinstance(message, Cover):
-        inside = [one for one in (message.first, *message.rest) if one is not None]
+        inside = [part for part in (message.first, *message.rest) if part is not None]
         assert not inside or not depth
         for enclosed in inside:
             look_into(enclosed.message, depth + 1)
@@ -194,7 +194,7 @@ def check_all(data: bytes | bytearray) -> bool:
 # ---------------------------------------------------------------- any bytes
 
 
-def test_the_samples_themselves_are_good() -> None:
+def test_the_unmodified_samples_are_accepted() -> None:
     assert all(check_batch(frame) for frame in FRAMES)
     assert all(check_control(frame) for frame in CONTROLS)
     assert all(seal(bytearray(frame)) == frame for frame in FRAMES + CONTROLS)
@@ -202,7 +202,7 @@ def test_the_samples_themselves_are_good() -> None:
 
 @given(st.binary(max_size=400), st.sampled_from([b"", MAGIC, MAGIC + b"\x01"]))
 @example(b"GET / HTTP/1.1\r\n\r\n", b"")
-def test_random_bytes(noise: bytes, opening: bytes) -> None:
+def test_random_bytes_are_refused(noise: bytes, opening: bytes) -> None:
     assert not check_all(opening + noise)
     check_all(seal(bytearray(opening + noise)))
 
@@ -217,7 +217,7 @@ def test_random_bytes(noise: bytes, opening: bytes) -> None:
     ),
     st.sampled_from(FRAMES + CONTROLS),
 )
-def test_any_header_fields(fields: dict[int, int], frame: bytes) -> None:
+def test_any_header_fields_are_handled(fields: dict[int, int], frame: bytes) -> None:
     out = bytearray(frame)
     for field, value in fields.items():
         bits = 8 * struct.calcsize(FORMATS[field])
@@ -227,7 +227,7 @@ def test_any_header_fields(fields: dict[int, int], frame: bytes) -> None:
 
 edits = st.lists(
     st.tuples(
-        st.floats(0, 1, exclude_max=True),  # where, as a part of the whole
+        st.floats(0, 1, exclude_max=True),  # where, as a fraction of the frame
         st.sampled_from(["flip", "set", "cut", "insert", "copy"]),
         st.integers(0, 255),
     ),
@@ -237,15 +237,15 @@ edits = st.lists(
 
 
 def mutate(frame: bytearray, changes: list[tuple[float, str, int]], start: int) -> bytearray:
-    for where, what, value in changes:
-        at = start + int(where * (len(frame) - start))
-        if what == "flip":
+    for fraction, change, value in changes:
+        at = start + int(fraction * (len(frame) - start))
+        if change == "flip":
             frame[at : at + 1] = bytes(b ^ (1 << value % 8) for b in frame[at : at + 1])
-        elif what == "set":
+        elif change == "set":
             frame[at : at + 1] = bytes([value] * len(frame[at : at + 1]))
-        elif what == "cut":
+        elif change == "cut":
             del frame[at : at + value]
-        elif what == "insert":
+        elif change == "insert":
             frame[at:at] = bytes([value]) * (value % 9)
         else:
             frame[at:at] = frame[at : at + value]
@@ -255,8 +255,10 @@ def mutate(frame: bytearray, changes: list[tuple[float, str, int]], start: int) 
 @pytest.mark.slow
 @settings(max_examples=300)
 @given(st.sampled_from(FRAMES[:3]), edits)
-def test_mutated_bodies_reach_arrow(frame: bytes, changes: list[tuple[float, str, int]]) -> None:
-    """The length in the header follows, so that nothing but Arrow's own checks is left."""
+def test_mutated_bodies_are_accepted_or_refused_by_arrow(
+    frame: bytes, changes: list[tuple[float, str, int]]
+) -> None:
+    """The length in the header is corrected, so that only Arrow's own checks remain."""
     out = mutate(bytearray(frame), changes, HEADER_SIZE)
     out += bytes(-len(out) % 8)
     put(out, BODY_LEN, len(out) - HEADER_SIZE)
@@ -265,7 +267,7 @@ def test_mutated_bodies_reach_arrow(frame: bytes, changes: list[tuple[float, str
 
 @settings(max_examples=300)
 @given(st.sampled_from(CONTROLS), edits, st.booleans())
-def test_mutated_control_frames(
+def test_mutated_control_frames_are_handled(
     frame: bytes, changes: list[tuple[float, str, int]], keep_length: bool
 ) -> None:
     out = mutate(bytearray(frame), changes, HEADER_SIZE)
@@ -276,13 +278,13 @@ def test_mutated_control_frames(
 
 @settings(max_examples=300)
 @given(st.binary(max_size=60), st.booleans())
-def test_any_msgpack_inside_a_message(inside: bytes, encloses: bool) -> None:
+def test_any_msgpack_in_an_enclosed_message_is_handled(inside: bytes, encloses: bool) -> None:
     check_control(control_frame(cover(cover(inside) if encloses else inside)))
 
 
 @settings(max_examples=300)
 @given(st.binary(max_size=60) | st.integers(0, 255).map(lambda b: b"\x94\xa4Note" + bytes([b]) * 9))
-def test_any_msgpack(part: bytes) -> None:
+def test_any_msgpack_is_handled(part: bytes) -> None:
     check_control(control_frame(part))
 
 
@@ -311,11 +313,11 @@ def test_every_flipped_bit_outside_the_body_is_refused(frame: bytes) -> None:
         assert not check_all(out), f"bit {bit}"
 
 
-# ---------------------------------------------------------------- one lie at a time
+# ---------------------------------------------------------------- one false field at a time
 
 
-def why_not(data: bytes | bytearray, limits: Limits | None = None) -> str:
-    """The refusal by the decoder that the frame's type asks for."""
+def refusal_of(data: bytes | bytearray, limits: Limits | None = None) -> str:
+    """The error message of the decoder for the frame's type."""
     limits = limits or Limits()
     control = len(data) > TYPE and data[TYPE] == CONTROL
     with pytest.raises(PeerError) as caught:
@@ -380,23 +382,25 @@ HUGE = 0xFFFFFFF8
         (altered(FRAMES[0], type=VOID), "in a void range"),
     ],
 )
-def test_batch_frames_that_lie(frame: bytes, part: str) -> None:
-    assert part in why_not(frame)
+def test_batch_frames_with_a_false_field_are_refused_with_the_reason(
+    frame: bytes, part: str
+) -> None:
+    assert part in refusal_of(frame)
 
 
-def test_crcs() -> None:
+def test_wrong_crcs_are_refused() -> None:
     frame = bytearray(FRAMES[0])
     frame[-1] ^= 1
-    assert "DATA batch [100, 106): body CRC is 0x" in why_not(frame)
+    assert "DATA batch [100, 106): body CRC is 0x" in refusal_of(frame)
     frame = bytearray(FRAMES[0])
     frame[SEQ_FIRST] ^= 1
-    assert "header CRC is 0x" in why_not(frame)
+    assert "header CRC is 0x" in refusal_of(frame)
     frame = bytearray(CONTROLS[0])
     frame[HEADER_SIZE] ^= 1
-    assert "message CRC is 0x" in why_not(frame)
+    assert "message CRC is 0x" in refusal_of(frame)
     frame = bytearray(CONTROLS[1])  # the message's CRC does not cover its attachments
     frame[-HEADER_SIZE - 1] ^= 1
-    assert "attachment 2 of 4: DATA batch [100, 106): body CRC" in why_not(frame)
+    assert "attachment 2 of 4: DATA batch [100, 106): body CRC" in refusal_of(frame)
 
 
 def test_a_body_whose_offsets_point_outside_is_refused() -> None:
@@ -407,14 +411,14 @@ def test_a_body_whose_offsets_point_outside_is_refused() -> None:
     assert not check_batch(seal(frame))
 
 
-def test_gaps_that_lie_are_refused() -> None:
-    """A gap of nothing, and gaps that lead out of the batch."""
+def test_inconsistent_gaps_are_refused() -> None:
+    """A gap of zero, and a gap that leads out of the batch."""
     frame = bytearray(FRAMES[5])
     at = frame.index(bytes([1, 3, 1, 1, 0, 0, 0, 0]))
     for place, gap, why in ((1, 0, "two rows at one position"), (3, 200, "outside")):
         damaged = bytearray(frame)
         damaged[at + place] = gap
-        assert why in why_not(seal(damaged))
+        assert why in refusal_of(seal(damaged))
 
 
 def ref(index: int, code: int = 1, form: str = "<I") -> bytes:
@@ -504,11 +508,11 @@ DEEP = b"\x91" * 500_000
         (seal(bytearray(CONTROLS[0][:-1] + b"\x01")), "padding behind the message is not zero"),
     ],
 )
-def test_control_frames_that_lie(frame: bytes, part: str) -> None:
-    assert part in why_not(frame)
+def test_malformed_control_frames_are_refused_with_the_reason(frame: bytes, part: str) -> None:
+    assert part in refusal_of(frame)
 
 
-# ---------------------------------------------------------------- types that are not known here
+# ---------------------------------------------------------------- unknown message types
 
 
 def text(value: bytes) -> bytes:
@@ -523,19 +527,19 @@ LONG = b"x" * 32 + b"/" + b"Y" * 64
     ("frame", "tag"),
     [
         (control_frame(LATER), "later/News"),
-        (control_frame(LATER + b"\x05"), "later/News"),  # the rest is not looked at
+        (control_frame(LATER + b"\x05"), "later/News"),  # the rest is not checked
         (control_frame(b"\xdc\x00\x02" + LATER[1:]), "later/News"),
         (control_frame(b"\xdd\x00\x00\x00\x02" + LATER[1:]), "later/News"),
         (control_frame(b"\x92" + text(LONG) + b"\x05"), LONG.decode()),
         (control_frame(b"\x91" + text(b"a_1/B2c")), "a_1/B2c"),
         (control_frame(b"\x92" + text(b"later/News") + ref(0), ONE), "later/News"),
-        (control_frame(LATER, altered(ONE, schema_id=77)), "later/News"),  # as is the attachment's
+        (control_frame(LATER, altered(ONE, schema_id=77)), "later/News"),  # nor is the attachment
         (control_frame(cover(note(), LATER)), "later/News"),
         (control_frame(cover(note(ref(0)), LATER, note(ref(1))), ONE, TWO), "later/News"),
         (control_frame(cover(LATER, cover(note()))), "later/News"),
     ],
 )
-def test_an_intact_frame_of_an_unknown_type_is_told_from_garbage(
+def test_an_intact_frame_of_an_unknown_type_is_distinguished_from_garbage(
     frame: bytearray, tag: str
 ) -> None:
     with pytest.raises(UnknownMessage, match=f"unknown type {tag} in a frame of") as caught:
@@ -566,11 +570,11 @@ def test_an_intact_frame_of_an_unknown_type_is_told_from_garbage(
         control_frame(b"\x92\x05" + text(b"later/News")),
         control_frame(cover(cover(LATER))),
         control_frame(cover(note(), b"\x92" + text(b"/hello"))),
-        control_frame(cover(note(tree=b"\x05"), LATER)),  # the first problem counts
+        control_frame(cover(note(tree=b"\x05"), LATER)),  # the first problem is reported
         control_frame(b"\x92" + text(b"Note") + b"\x05"),
     ],
 )  # fmt: skip
-def test_all_else_is_garbage(frame: bytearray) -> None:
+def test_malformed_tags_are_garbage(frame: bytearray) -> None:
     with pytest.raises(PeerError) as caught:
         CODEC.decode(frame)
     assert not isinstance(caught.value, UnknownMessage)
@@ -585,25 +589,25 @@ def test_a_damaged_frame_of_an_unknown_type_is_garbage(at: int) -> None:
     assert not isinstance(caught.value, UnknownMessage)
 
 
-def test_each_decoder_wants_its_own_frames() -> None:
+def test_each_decoder_refuses_frames_of_the_other_kind() -> None:
     with pytest.raises(PeerError, match="a control frame where a batch frame is expected"):
         decode_batch(CONTROLS[0])
     with pytest.raises(PeerError, match="a DATA frame where a control frame is expected"):
         CODEC.decode(FRAMES[0])
 
 
-def test_limits_of_the_reader_hold() -> None:
+def test_the_limits_of_the_reader_apply() -> None:
     limits = Limits(frame_bytes_max=5000, control_bytes_max=64, attachments_max=1, batch_rows_max=5)
-    assert "6 rows, the limit is 5" in why_not(FRAMES[0], limits)
-    assert "4 attachments, the limit is 1" in why_not(CONTROLS[1], limits)
+    assert "6 rows, the limit is 5" in refusal_of(FRAMES[0], limits)
+    assert "4 attachments, the limit is 1" in refusal_of(CONTROLS[1], limits)
     long = b"".join(CODEC.encode(Note("x" * 100)))
-    assert "the limit is 64 (limits.control_bytes_max)" in why_not(long, limits)
+    assert "the limit is 64 (limits.control_bytes_max)" in refusal_of(long, limits)
     large = b"".join(encode_batch(Batch.of(STREAM, [bytes(5000)])))
-    assert "the limit is 5,000 (limits.frame_bytes_max)" in why_not(large, limits)
+    assert "the limit is 5,000 (limits.frame_bytes_max)" in refusal_of(large, limits)
 
 
 def test_claimed_sizes_cost_no_memory() -> None:
-    """Every length field at its most, over and over, in well under the memory it claims."""
+    """Frames with every length field at its maximum use far less memory than they claim."""
     import tracemalloc
 
     lies = [altered(frame, body_len=HUGE) for frame in FRAMES + CONTROLS]
@@ -622,7 +626,7 @@ def test_claimed_sizes_cost_no_memory() -> None:
         tracemalloc.stop()
 
 
-def test_kinds_are_what_the_offsets_here_assume() -> None:
+def test_the_offsets_of_this_file_fit_the_samples() -> None:
     assert (get(FRAMES[0], TYPE), get(FRAMES[3], TYPE), get(CONTROLS[0], TYPE)) == (
         DATA,
         VOID,

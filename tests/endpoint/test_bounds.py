@@ -1,4 +1,4 @@
-"""What a client asks, sends and reads at most: at each bound, and one step beyond it."""
+"""Bounds of a client on questions, addresses, frames and streams: at each limit and one beyond."""
 
 import asyncio
 from types import SimpleNamespace
@@ -25,16 +25,16 @@ from tests.edits import Check, Edit, Row, each_check, must_fail
 def open_questions() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(control, "QUESTIONS_MAX", 2)
-        made, given = Control(), []
-        node: Any = SimpleNamespace(give=given.append, codec=Codec(message_types()))
-        made.node = node
-        tokens = [made.watch(WhichStreams("a"), lambda answer: None) for _ in range(2)]
+        client, commands = Control(), []
+        node: Any = SimpleNamespace(give=commands.append, codec=Codec(message_types()))
+        client.node = node
+        tokens = [client.watch(WhichStreams("a"), lambda answer: None) for _ in range(2)]
         with pytest.raises(UsageError, match="2 questions of this client are open"):
-            made.watch(WhichStreams("b"), lambda answer: None)
-        assert len(given) == 2
-        made.drop(tokens[0])
-        made.watch(WhichStreams("b"), lambda answer: None)
-        assert len(made._questions) == 2
+            client.watch(WhichStreams("b"), lambda answer: None)
+        assert len(commands) == 2
+        client.drop(tokens[0])
+        client.watch(WhichStreams("b"), lambda answer: None)
+        assert len(client._questions) == 2
 
 
 def addresses_in_a_url() -> None:
@@ -49,23 +49,23 @@ def addresses_in_a_url() -> None:
 def frames_before_the_answer() -> None:
     """A server that sends FRAMES_MAX frames without an answer is given up."""
     codec = Codec(message_types())
-    told = Introduced("east", "east-1", {"east-1": "h:1"}, {})
+    answer = Introduced("east", "east-1", {"east-1": "h:1"}, {})
 
-    def answered(frames: int) -> Any:
+    def read_answer(frames: int) -> Any:
         async def main() -> Any:
             reader = asyncio.StreamReader()
-            reader.feed_data(BEAT * frames + b"".join(codec.encode(told)))
+            reader.feed_data(BEAT * frames + b"".join(codec.encode(answer)))
             return await handshake._answer(reader, codec)
 
         return asyncio.run(main())
 
-    assert answered(FRAMES_MAX - 1) == told
+    assert read_answer(FRAMES_MAX - 1) == answer
     with pytest.raises(PeerError, match="did not send the servers of the region"):
-        answered(FRAMES_MAX)
+        read_answer(FRAMES_MAX)
 
 
 def size_of_an_event() -> None:
-    """The largest event that may be set is the largest that a frame holds with its batch."""
+    """The largest allowed `event_bytes_max` is the largest event that fits into a frame."""
     room = 2 * _EVENT_BYTES_MAX
     ClientOptions(event_bytes_max=_EVENT_BYTES_MAX, outbox_bytes_max=room)
     with pytest.raises(ConfigError, match=f"1 to {_EVENT_BYTES_MAX}, or no frame holds it"):
@@ -78,7 +78,7 @@ def size_of_an_event() -> None:
 def streams_of_a_pattern() -> None:
     """A subscription fails when more streams match than `ClientOptions.streams_max`."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions, regions.client("east", streams_max=2) as client:
             for name in ("t.1", "t.2"):
                 await (await client.stream(name)).publish(name.encode())
@@ -89,7 +89,7 @@ def streams_of_a_pattern() -> None:
                 with pytest.raises(SurecastError, match=r"more than 2 streams match 't\.\*'"):
                     await asyncio.gather(third.publish(b"t.3"), anext(reader))
 
-    play(story)
+    play(scenario)
 
 
 CHECKS: list[Row] = [
@@ -123,5 +123,5 @@ def test_a_missing_bound_is_noticed(check: Check, edit: Edit) -> None:
 
 
 @pytest.mark.parametrize("check", [addresses_in_a_url, size_of_an_event])
-def test_what_is_given_is_checked(check: Check) -> None:
+def test_urls_and_options_beyond_their_bounds_are_refused(check: Check) -> None:
     check()

@@ -1,4 +1,4 @@
-"""Endpoints that could not be opened, and publishes of which only a part was sent."""
+"""Endpoints that could not be opened, and publishes that were sent only in part."""
 
 import asyncio
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ def test_a_client_that_cannot_be_opened_leaves_nothing_running(
     def refuse(*_: Any) -> None:
         raise NotSupported("not here")
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions:
             before = asyncio.all_tasks()
             with pytest.raises(NotSupported):
@@ -29,11 +29,12 @@ def test_a_client_that_cannot_be_opened_leaves_nothing_running(
             await until(lambda: asyncio.all_tasks() <= before)
 
     monkeypatch.setattr("surecast.client.connection.Readers", refuse)
-    play(story)
+    play(scenario)
 
 
 class Outbox:
-    """Ends batches as it is told: positions, an error, or None for never; then takes no more."""
+    """A fake outbox: each batch ends with the next of `ends` (positions, an error, or None for
+    never). When `ends` is used up, batches are refused."""
 
     def __init__(self, ends: list[Any]) -> None:
         self.ends = ends
@@ -63,14 +64,14 @@ class Outbox:
         ([PublishError("refused", maybe_taken=False)], (), False),
     ],
 )
-def test_who_publishes_many_is_told_whether_an_earlier_batch_may_have_been_taken(
+def test_an_error_of_publish_many_says_whether_an_earlier_batch_may_have_been_taken(
     ends: list[Any], acknowledged: tuple[tuple[int, int], ...], maybe_taken: bool
 ) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         outbox: Any = Outbox(list(ends))
         with pytest.raises(PublishError) as caught:
             await send_all(outbox, [CHUNK] * (len(ends) + 1))
         assert caught.value.acknowledged == acknowledged
         assert caught.value.maybe_taken is maybe_taken
 
-    play(story)
+    play(scenario)

@@ -1,4 +1,4 @@
-"""Answers over HTTP that are whole, half or none."""
+"""HTTP answers that are complete, incomplete or missing."""
 
 import importlib.util
 import socket
@@ -15,25 +15,25 @@ from surecast.endpoint.http_get import http_get
 
 
 @contextmanager
-def answering(said: bytes) -> Iterator[tuple[str, list[bytes]]]:
-    """A place where somebody answers so, and hangs up; what was asked there."""
-    asked: list[bytes] = []
-    with socket.create_server(("127.0.0.1", 0)) as door:
+def answering(answer: bytes) -> Iterator[tuple[str, list[bytes]]]:
+    """A server that sends `answer` once and closes. Yields its url and the requests."""
+    requests: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
 
-        def answer() -> None:
-            connection, _ = door.accept()
+        def serve() -> None:
+            connection, _ = server.accept()
             with connection:
-                asked.append(connection.recv(1 << 16))
-                connection.sendall(said)
+                requests.append(connection.recv(1 << 16))
+                connection.sendall(answer)
 
-        thread = threading.Thread(target=answer, daemon=True)
+        thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        yield f"http://127.0.0.1:{door.getsockname()[1]}/v1/status", asked
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/v1/status", requests
         thread.join(5)
 
 
-def imported_anew() -> Any:
-    """A copy of the module that nobody else uses."""
+def fresh_import() -> Any:
+    """A separate copy of the module."""
     spec = importlib.util.find_spec("surecast.endpoint.http_get")
     assert spec is not None
     assert spec.loader is not None
@@ -45,27 +45,29 @@ def imported_anew() -> Any:
 WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
 
-def test_a_proxy_for_the_web_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    with answering(WHOLE) as (proxy, told), answering(WHOLE) as (url, asked):
+def test_configured_web_proxies_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    with answering(WHOLE) as (proxy, proxied), answering(WHOLE) as (url, requests):
         for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
             monkeypatch.setenv(name, proxy.removesuffix("/v1/status"))
         for name in ("no_proxy", "NO_PROXY"):
             monkeypatch.delenv(name, raising=False)
-        fresh = imported_anew()  # proxies are looked up when it is imported
+        fresh = fresh_import()  # proxies are read at import
         assert fresh.http_get(url, "s3cret", patience_s=5) == b"{}"
-        assert b"Authorization: Bearer s3cret" in asked[0]
-        assert told == []
-        socket.create_connection(("127.0.0.1", urlsplit(proxy).port)).close()  # let it end
+        assert b"Authorization: Bearer s3cret" in requests[0]
+        assert proxied == []
+        socket.create_connection(
+            ("127.0.0.1", urlsplit(proxy).port)
+        ).close()  # so that its thread ends
 
 
-@pytest.mark.parametrize("said", [WHOLE[:-1], b"SSH-2.0-OpenSSH\r\n", b""])
-def test_half_an_answer_is_none(said: bytes) -> None:
-    with answering(said) as (url, _), pytest.raises(OSError, match=r"no answer|closed|reset"):
+@pytest.mark.parametrize("answer", [WHOLE[:-1], b"SSH-2.0-OpenSSH\r\n", b""])
+def test_an_incomplete_answer_is_an_error(answer: bytes) -> None:
+    with answering(answer) as (url, _), pytest.raises(OSError, match=r"no answer|closed|reset"):
         http_get(url, patience_s=5)
 
 
-def test_a_refusal_is_told_as_one() -> None:
+def test_a_refusal_is_raised_with_its_status_code() -> None:
     refused = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n"
-    with answering(refused) as (url, _), pytest.raises(HTTPError) as said:
+    with answering(refused) as (url, _), pytest.raises(HTTPError) as caught:
         http_get(url, patience_s=5)
-    assert said.value.code == 401
+    assert caught.value.code == 401

@@ -1,4 +1,4 @@
-"""Ranges of positions over sockets: exactly those, within bounds, through losses of servers."""
+"""Ranges of positions read over sockets: exact, within bounds, while servers fail."""
 
 from __future__ import annotations
 
@@ -37,120 +37,120 @@ def seqs(pieces: list[Piece]) -> list[int]:
     return [int(seq) for piece in pieces if isinstance(piece, Batch) for seq in piece.seqs()]
 
 
-def test_one_reader_reads_one_range_after_the_other() -> None:
-    async def story() -> None:
+def test_one_reader_reads_several_ranges() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions:
             stream = await publish(regions, 10_000)
-            async with reader(regions) as line:
+            async with reader(regions) as ranges:
                 for lo, hi in ((1, 10_001), (5, 6), (300, 9_000), (7, 7)):
-                    found = [b async for some in line.read(stream, lo, hi) for b in some]
+                    found = [b async for some in ranges.read(stream, lo, hi) for b in some]
                     assert seqs(found) == list(range(lo, hi))
 
-    play(story)
+    play(scenario)
 
 
-def test_a_reader_that_is_not_read_from_asks_for_no_more() -> None:
-    """What is here and not taken stays within the bound, and one answer of the server's."""
+def test_a_reader_requests_no_more_while_its_buffer_is_full() -> None:
+    """Buffered batches stay within the bound plus one answer of the server."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions:
             stream = await publish(regions, 60_000, size=300)
-            async with reader(regions, buffer=1 << 20) as line:
-                batches = line.read(stream, 1, 60_001)
+            async with reader(regions, buffer=1 << 20) as ranges:
+                batches = ranges.read(stream, 1, 60_001)
                 found = await anext(batches)
                 quiet = 0
                 while quiet < 20:  # until nothing more comes
-                    before = line._nbytes
+                    before = ranges._nbytes
                     await asyncio.sleep(0.01)
-                    quiet = quiet + 1 if line._nbytes == before else 0
-                assert line._nbytes < 4 << 20
+                    quiet = quiet + 1 if ranges._nbytes == before else 0
+                assert ranges._nbytes < 4 << 20
                 found += [b async for some in batches for b in some]
                 assert seqs(found) == list(range(1, 60_001))
                 assert sum(b.nbytes for b in found if isinstance(b, Batch)) > 16 << 20
 
-    play(story)
+    play(scenario)
 
 
-def test_a_server_that_is_killed_is_replaced() -> None:
-    async def story() -> None:
+def test_reading_continues_at_another_server_after_a_crash() -> None:
+    async def scenario() -> None:
         async with Regions(east=2) as regions:
             stream = await publish(regions, 60_000, size=300)
-            async with reader(regions, buffer=1 << 18) as line:
+            async with reader(regions, buffer=1 << 18) as ranges:
                 found: list[Piece] = []
-                async for some in line.read(stream, 1, 60_001):
+                async for some in ranges.read(stream, 1, 60_001):
                     found += some
                     if len(regions.nodes) == 4:
                         names = regions.names["east"]
-                        await regions.kill(names[line.node.machine.target])  # type: ignore[attr-defined]
+                        await regions.kill(names[ranges.node.machine.target])  # type: ignore[attr-defined]
                 assert seqs(found) == list(range(1, 60_001))
 
-    play(story)
+    play(scenario)
 
 
-def test_what_is_not_there_is_said() -> None:
-    async def story() -> None:
+def test_a_range_beyond_the_end_is_a_short_error() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions:
             stream = await publish(regions, 10)
-            async with reader(regions, patience_s=0.3) as line:
-                beyond = line.read(stream, 5, 20)
+            async with reader(regions, patience_s=0.3) as ranges:
+                beyond = ranges.read(stream, 5, 20)
                 assert seqs(await anext(beyond)) == list(range(5, 11))
                 with pytest.raises(ShortError) as short:
                     await anext(beyond)
                 assert short.value.end == 11
                 with pytest.raises(ShortError) as short:
-                    await anext(line.read(b"?" * 16, 1, 2))
+                    await anext(ranges.read(b"?" * 16, 1, 2))
                 assert short.value.end == 0
 
-    play(story)
+    play(scenario)
 
 
-def test_a_range_that_grows_is_waited_for() -> None:
-    async def story() -> None:
+def test_events_beyond_the_end_are_waited_for() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions:
             stream = await publish(regions, 10)
-            async with reader(regions) as line:
-                more = asyncio.create_task(anext(line.read(stream, 11, 13)))
-                await until(lambda: line._short is not None, "a server says that it ends")
+            async with reader(regions) as ranges:
+                more = asyncio.create_task(anext(ranges.read(stream, 11, 13)))
+                await until(lambda: ranges._short is not None, "a server reports the end")
                 await publish(regions, 2)
                 assert seqs(await more) == [11, 12]
 
-    play(story)
+    play(scenario)
 
 
 async def _silent_after_progress() -> None:
-    """A server says that the stream ends at 11, sends 11 and 12 later, and is heard no more."""
+    """A server reports that the stream ends at 11, sends 11 and 12 later, and then crashes."""
     async with Regions(east=1) as regions:
         stream = await publish(regions, 10)
-        async with reader(regions) as line:
-            batches = line.read(stream, 11, 20)
+        async with reader(regions) as ranges:
+            batches = ranges.read(stream, 11, 20)
             more = asyncio.create_task(anext(batches))
-            await until(lambda: line._short == 11, "a server says that it ends")
-            real = line.node._on_deliver
+            await until(lambda: ranges._short == 11, "a server reports the end")
+            real = ranges.node._on_deliver
             assert real is not None
 
             def last(log: bytes, some: tuple[Batch, ...]) -> None:
                 regions.nodes["east-1"].kill()
                 real(log, some)
 
-            line.node._on_deliver = last
+            ranges.node._on_deliver = last
             await publish(regions, 2)
             assert seqs(await more) == [11, 12]
-            line._patience_s = 0.3
+            ranges._patience_s = 0.3
             with pytest.raises(SurecastError) as given_up:
                 await anext(batches)
             assert isinstance(given_up.value, StallError), given_up.value
 
 
-def test_an_end_that_was_said_before_there_was_progress_is_forgotten(
+def test_a_reported_end_is_discarded_after_progress(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nobody has said that the stream ends at 11 since: the reader has 11 and 12."""
+    """The reported end of 11 no longer holds after the reader received 11 and 12."""
     play(_silent_after_progress)
 
-    def remembers(line: RangeReader, log: bytes, some: tuple[Batch, ...]) -> None:
-        short = line._short
-        take_in(line, log, some)
-        line._short = short
+    def remembers(ranges: RangeReader, log: bytes, some: tuple[Batch, ...]) -> None:
+        short = ranges._short
+        take_in(ranges, log, some)
+        ranges._short = short
 
     take_in = RangeReader._take_in
     monkeypatch.setattr(RangeReader, "_take_in", remembers)
@@ -158,14 +158,14 @@ def test_an_end_that_was_said_before_there_was_progress_is_forgotten(
         play(_silent_after_progress)
 
 
-def test_a_region_that_starts_again_is_waited_for() -> None:
-    async def story() -> None:
+def test_a_region_that_restarts_is_waited_for() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions:
             stream = await publish(regions, 10)
             await regions.kill("east-1")
 
-            line, refused = reader(regions), []
-            real = line._link.discover
+            ranges, refused = reader(regions), []
+            real = ranges._link.discover
 
             async def watched() -> Region:
                 try:
@@ -175,46 +175,46 @@ def test_a_region_that_starts_again_is_waited_for() -> None:
                     raise
 
             async def read() -> list[Piece]:
-                async with line:
-                    return [b async for some in line.read(stream, 1, 11) for b in some]
+                async with ranges:
+                    return [b async for some in ranges.read(stream, 1, 11) for b in some]
 
-            line._link.discover = watched  # type: ignore[method-assign]
+            ranges._link.discover = watched  # type: ignore[method-assign]
             found = asyncio.create_task(read())
-            await until(lambda: refused, "nobody was asked")
+            await until(lambda: refused, "no server was asked")
             await regions.start("east-1")
             assert seqs(await found) == list(range(1, 11))
 
-    play(story)
+    play(scenario)
 
 
-def test_who_never_comes_back_or_wants_another_token_is_given_up() -> None:
-    async def story() -> None:
+def test_an_absent_region_or_a_wrong_token_is_an_error() -> None:
+    async def scenario() -> None:
         async with Regions(token="secret", east=1) as regions:
             with pytest.raises(ConnectError, match="token="):
                 await reader(regions).__aenter__()
         with pytest.raises(ConnectError, match="no server listens there"):
             await reader(regions, patience_s=0.5).__aenter__()
 
-    play(story, 20)
+    play(scenario, 20)
 
 
-def test_silence_is_not_waited_for_without_end() -> None:
-    async def story() -> None:
+def test_a_silent_region_is_given_up_after_patience_s() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions:
             stream = await publish(regions, 10)
-            async with reader(regions, patience_s=0.5) as line:
+            async with reader(regions, patience_s=0.5) as ranges:
                 await regions.kill("east-1")
                 with pytest.raises(StallError, match=r"0\.5 s"):
-                    await anext(line.read(stream, 1, 5))
+                    await anext(ranges.read(stream, 1, 5))
 
-    play(story)
+    play(scenario)
 
 
-# ---------------------------------------------------------------- what is lost
+# ---------------------------------------------------------------- lost ranges
 
 
 class GivesUp(HandlerMachine):
-    """A layer above the stream service that knows which positions nobody has any more."""
+    """A layer above the stream service that declares these positions lost."""
 
     uses = ("streams",)
     from_below: ClassVar[dict[type, str]] = {StreamAdded: "_on_added"}
@@ -229,7 +229,7 @@ class GivesUp(HandlerMachine):
 
 
 class Damaged(Regions):
-    """Servers with such a layer."""
+    """A region whose servers have a `GivesUp` layer."""
 
     given_up: list[tuple[int, int]]
 
@@ -240,7 +240,7 @@ class Damaged(Regions):
         return compose({**made.layers, "losses": GivesUp(self.given_up)})
 
     async def damage(self, name: str, stream: bytes, *holes: tuple[int, int]) -> None:
-        """The server comes back on a disk that cannot read these positions any more."""
+        """Restart the server with a disk that cannot read these positions."""
         await self.kill(name)
         for lo, hi in holes:
             self.disks[name].damage(stream, lo, hi, "a flipped bit")
@@ -249,60 +249,62 @@ class Damaged(Regions):
 
 
 @pytest.mark.parametrize("buffer", [1, 1 << 20])
-def test_what_is_lost_comes_in_its_place(buffer: int) -> None:
-    """Also where the reader asks for little at a time."""
+def test_lost_ranges_are_returned_in_order(buffer: int) -> None:
+    """Even if the reader requests little at a time."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         regions = Damaged(east=1)
         regions.given_up = [(301, 400), (400, 450), (9_990, 10_001)]
         async with regions:
             stream = await publish(regions, 10_000)
             await regions.damage("east-1", stream, (301, 450), (9_990, 10_001))
-            async with reader(regions, buffer=buffer) as line:
-                found = [one async for some in line.read(stream, 1, 10_001) for one in some]
+            async with reader(regions, buffer=buffer) as ranges:
+                found = [piece async for some in ranges.read(stream, 1, 10_001) for piece in some]
                 assert seqs(found) == [*range(1, 301), *range(450, 9_990)]
-                losses = [one for one in found if isinstance(one, Lost)]
+                losses = [piece for piece in found if isinstance(piece, Lost)]
                 assert losses == [
                     Lost(stream, 301, 450, "its disk is damaged"),
                     Lost(stream, 9_990, 10_001, "its disk is damaged"),
                 ]
                 at = 1
-                for one in found:
-                    assert one.lo == at
-                    at = one.hi
+                for piece in found:
+                    assert piece.lo == at
+                    at = piece.hi
                 assert at == 10_001
-                inside = [one async for some in line.read(stream, 310, 320) for one in some]
+                inside = [piece async for some in ranges.read(stream, 310, 320) for piece in some]
                 assert inside == [Lost(stream, 310, 320, "its disk is damaged")]
 
-    play(story)
+    play(scenario)
 
 
-def test_a_hole_that_nobody_gave_up_is_waited_for() -> None:
-    async def story() -> None:
+def test_a_hole_not_declared_lost_is_waited_for() -> None:
+    async def scenario() -> None:
         regions = Damaged(east=1)
         regions.given_up = [(301, 400)]
         async with regions:
             stream = await publish(regions, 1_000)
             await regions.damage("east-1", stream, (301, 450))
-            async with reader(regions, patience_s=0.3) as line:
+            async with reader(regions, patience_s=0.3) as ranges:
                 found: list[Piece] = []
 
                 async def read() -> None:
-                    async for some in line.read(stream, 1, 1_001):
+                    async for some in ranges.read(stream, 1, 1_001):
                         found.extend(some)
 
                 with pytest.raises(ShortError) as short:
                     await read()
                 assert seqs(found) == list(range(1, 301))
-                assert [(one.lo, one.hi) for one in found if isinstance(one, Lost)] == [(301, 400)]
+                assert [(lost.lo, lost.hi) for lost in found if isinstance(lost, Lost)] == [
+                    (301, 400)
+                ]
                 assert short.value.end == 400
 
-    play(story)
+    play(scenario)
 
 
-def test_neighbouring_losses_are_one_piece() -> None:
-    """A server that declares position after position lost does not fill the memory."""
-    line = RangeReader([("127.0.0.1", 1)])
+def test_adjacent_losses_are_joined() -> None:
+    """A server that declares many single positions lost does not fill the memory."""
+    ranges = RangeReader([("127.0.0.1", 1)])
     for seq in range(1, 1_000):
-        line._on_emit(Lost(b"s" * 16, seq, seq + 1, f"{seq}"))
-    assert list(line._inbox) == [Lost(b"s" * 16, 1, 1_000, "1")]
+        ranges._on_emit(Lost(b"s" * 16, seq, seq + 1, f"{seq}"))
+    assert list(ranges._inbox) == [Lost(b"s" * 16, 1, 1_000, "1")]

@@ -1,4 +1,4 @@
-"""Named subscriptions seen from outside, against a region that is made of its answers."""
+"""Administration of named subscriptions, with a fake region that gives scripted answers."""
 
 import asyncio
 from types import SimpleNamespace
@@ -19,15 +19,15 @@ def info(number: int) -> StreamInfo:
 
 
 class Region:
-    """Answers questions in the place of a control node, and keeps them."""
+    """A fake control node: answers questions and records them."""
 
     def __init__(self, streams: int = 3, **answers: Any) -> None:
-        self.asked: list[Any] = []
+        self.questions: list[Any] = []
         self.streams = [info(number) for number in range(streams)]
         self.answers = answers
 
     async def ask(self, question: Any) -> Any:
-        self.asked.append(question)
+        self.questions.append(question)
         if isinstance(question, WhichCursors):
             return self.answers.get("page", self._page)(question)
         if isinstance(question, WhereIs):
@@ -49,47 +49,47 @@ class Region:
         return Subscriptions(control, self.ends)
 
 
-def test_a_region_that_repeats_a_page_is_not_asked_for_ever() -> None:
+def test_a_region_that_repeats_a_page_is_an_error() -> None:
     def page(_question: WhichCursors) -> Any:
         return SimpleNamespace(cursors=(), after=("a", b""), complete=False)
 
     region = Region(page=page)
     with pytest.raises(PeerError, match="twice"):
         asyncio.run(region.named.everything())
-    assert len(region.asked) == 2
+    assert len(region.questions) == 2
 
 
-def test_streams_of_one_reset_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_streams_in_one_reset_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subscriptions, "STREAMS_MAX", 3)
     few, many = Region(3), Region(4)
     assert len(asyncio.run(few.named.reset("sub", "latest", None, False))) == 3
     for streams in (None, [">"]):
         with pytest.raises(UsageError, match="4 streams in one reset; at most 3"):
             asyncio.run(many.named.reset("sub", "latest", streams, False))
-    assert not any(isinstance(question, ResetCursor) for question in many.asked)
+    assert not any(isinstance(question, ResetCursor) for question in many.questions)
 
 
 def test_a_time_is_looked_up_in_every_stream() -> None:
     region = Region(250)
     found = asyncio.run(region.named.reset("sub", AtTime(7), None, False))
     assert found == {stream.name: 2 for stream in region.streams}
-    asked = [question for question in region.asked if isinstance(question, WhereIs)]
-    assert asked == [WhereIs(stream.stream_id, 7) for stream in region.streams]
-    [reset] = [question for question in region.asked if isinstance(question, ResetCursor)]
+    lookups = [question for question in region.questions if isinstance(question, WhereIs)]
+    assert lookups == [WhereIs(stream.stream_id, 7) for stream in region.streams]
+    [reset] = [question for question in region.questions if isinstance(question, ResetCursor)]
     assert reset.positions == {stream.stream_id: 2 for stream in region.streams}
 
 
-def test_each_request_has_an_identity_of_its_own() -> None:
+def test_each_request_has_a_unique_id() -> None:
     region = Region()
     for _ in range(2):
         asyncio.run(region.named.reset("sub", 3, None, True))
         asyncio.run(region.named.delete("sub", True))
-    changes = [q.change for q in region.asked if isinstance(q, ResetCursor | DeleteCursor)]
+    changes = [q.change for q in region.questions if isinstance(q, ResetCursor | DeleteCursor)]
     assert len(set(changes)) == 4
     assert {len(change) for change in changes} == {16}
 
 
-def test_a_name_that_is_gone_meanwhile_is_deleted() -> None:
+def test_deleting_a_name_that_is_already_gone_succeeds() -> None:
     asyncio.run(Region(why="unknown-subscription").named.delete("sub", False))
     with pytest.raises(SubscriptionInUse):
         asyncio.run(Region(why="in-use").named.delete("sub", False))

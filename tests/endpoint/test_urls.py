@@ -1,4 +1,4 @@
-"""Urls as people write them: with or without a scheme, and with secrets that must not be shown."""
+"""Urls with or without a scheme, and with secrets that must not be shown."""
 
 import pytest
 
@@ -31,7 +31,7 @@ WITH_SECRET = [
         ("[::1]:5", [("::1", 5)]),
     ],
 )
-def test_the_scheme_may_be_left_out(url: str, addresses: list[tuple[str, int]]) -> None:
+def test_the_scheme_is_optional(url: str, addresses: list[tuple[str, int]]) -> None:
     assert parse_url(url) == addresses == parse_url(f"surecast://{url}")
 
 
@@ -52,7 +52,7 @@ def test_options_of_spark_do_not_show_it_either(url: str) -> None:
     assert SECRET not in f"{source.value} {sink.value}"
 
 
-def test_tokens_are_not_part_of_what_options_show() -> None:
+def test_options_do_not_show_tokens() -> None:
     source = options.parse({"subscribe": "s", "token": SECRET}, streaming=False)
     sink = sink_options.parse({"stream": "s", "token": SECRET})
     assert (source.token, sink.token) == (SECRET, SECRET)
@@ -69,11 +69,11 @@ def test_tokens_are_not_part_of_what_options_show() -> None:
         ("u@h", "***@h"),
     ],
 )
-def test_what_is_not_secret_is_shown(url: str, shown: str) -> None:
+def test_only_secrets_are_redacted(url: str, shown: str) -> None:
     assert redacted(url) == shown
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:7480", "https://h"])
-def test_the_url_of_an_http_port_is_named_as_one(url: str) -> None:
+def test_the_url_of_an_http_port_is_refused_as_such(url: str) -> None:
     with pytest.raises(UsageError, match=r"names an HTTP port.*surecast://127\.0\.0\.1:7400"):
         parse_url(url)

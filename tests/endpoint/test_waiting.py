@@ -1,4 +1,4 @@
-"""What a program logs while it waits for a missing stream, or with a token that was changed."""
+"""Log lines of a client that waits for a missing stream, or whose token is no longer valid."""
 
 import asyncio
 import logging
@@ -22,7 +22,7 @@ def lines(caplog: pytest.LogCaptureFixture, words: str) -> list[str]:
 def test_a_subscription_that_waits_for_its_stream_logs_it_once(
     pattern: str, name: str, level: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions, regions.client("east") as client:
             subscription = client.subscribe(pattern, start="earliest")
             await until(lambda: lines(caplog, repr(pattern)))
@@ -37,13 +37,13 @@ def test_a_subscription_that_waits_for_its_stream_logs_it_once(
             assert lines(caplog, "waiting") == []
 
     with caplog.at_level(logging.INFO, LOGGER):
-        play(story)
+        play(scenario)
 
 
-def test_a_token_that_the_servers_no_longer_take_is_logged_once(
+def test_a_token_that_is_no_longer_valid_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with (
             Regions(token="old", east=1) as regions,
             regions.client("east", rediscover_every=0.05) as client,
@@ -64,4 +64,4 @@ def test_a_token_that_the_servers_no_longer_take_is_logged_once(
             await client.flush()
 
     with caplog.at_level(logging.INFO, LOGGER):
-        play(story)
+        play(scenario)

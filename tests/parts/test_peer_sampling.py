@@ -1,4 +1,4 @@
-"""G12 of one view: its size, oneself, the sender; and who is gone stays gone for a while."""
+"""G12 for one view: its size, never oneself, always the sender; lost peers stay out for a while."""
 
 from random import Random
 
@@ -26,9 +26,9 @@ def test_g12_a_view_is_bounded_without_oneself_and_with_the_sender(
     script: list[tuple[str, str, list[str]]], size_max: int, seed: int
 ) -> None:
     view, rng = View("me", size_max, SERVERS), Random(seed)
-    for what, peer, theirs in script:
+    for action, peer, theirs in script:
         before = set(view.peers)
-        if what == "drop":
+        if action == "drop":
             view.drop(peer)
             assert set(view.peers) == before - {peer}
             continue
@@ -37,14 +37,14 @@ def test_g12_a_view_is_bounded_without_oneself_and_with_the_sender(
         assert set(view.peers) <= (before | set(theirs) | {peer}) - {"me", *SERVERS}
         if peer not in (*SERVERS, "me"):
             assert peer in view.peers
-        # Nobody is left out while there is room, but for those known to be gone.
+        # While there is room, only peers known to be gone are left out.
         missed = (before | set(theirs)) - {"me", *SERVERS} - set(view.peers) - set(view.gone)
         assert len(view.peers) == size_max or not missed
         assert len(view.gone) <= 4 * size_max
 
 
 @given(st.lists(names, max_size=30), st.integers(1, 30), st.integers())
-def test_a_pick_is_by_chance_and_without_repeats(peers: list[str], count: int, seed: int) -> None:
+def test_a_pick_is_random_and_without_repeats(peers: list[str], count: int, seed: int) -> None:
     view, rng = View("me", 20, SERVERS), Random(seed)
     view.merge("c0", peers, rng)
     picked = view.pick(count, rng)
@@ -52,8 +52,8 @@ def test_a_pick_is_by_chance_and_without_repeats(peers: list[str], count: int, s
     assert set(picked) <= set(view.peers)
 
 
-def test_chance_is_fair_to_old_and_new() -> None:
-    """Of two full views each half is as likely to stay; only the sender is sure to."""
+def test_old_and_new_peers_are_equally_likely_to_stay() -> None:
+    """Peers of both full views are equally likely to stay; only the sender always does."""
     stayed = dict.fromkeys([f"c{n}" for n in range(41)], 0)
     for seed in range(2000):
         view, rng = View("me", 20, SERVERS), Random(seed)
@@ -65,26 +65,26 @@ def test_chance_is_fair_to_old_and_new() -> None:
     assert all(0.4 < count / 2000 < 0.55 for count in stayed.values()), stayed  # 19 / 40
 
 
-def test_who_is_gone_is_not_taken_back_on_a_peers_word() -> None:
+def test_a_lost_peer_is_not_added_again_on_the_report_of_a_peer() -> None:
     view, rng = View("me", 4, SERVERS), Random(1)
     view.merge("a", ["b", "ghost"], rng)
     view.drop("ghost")
     view.merge("b", ["ghost"], rng)
     assert set(view.peers) == {"a", "b"}
-    view.merge("ghost", [], rng)  # it speaks for itself
+    view.merge("ghost", [], rng)  # a message from the peer itself
     assert "ghost" in view.peers
     view.drop("ghost")
-    view.merge("s1", ["ghost"], rng)  # a server has heard from it
+    view.merge("s1", ["ghost"], rng)  # a server reports it
     assert "ghost" in view.peers
     view.drop("ghost")
-    for _ in range(6 * 4):  # and nobody is struck off for good
+    for _ in range(6 * 4):  # it is not excluded permanently
         view.merge("b", ["ghost"], rng)
         assert "ghost" not in view.peers
     view.merge("b", ["ghost"], rng)
     assert "ghost" in view.peers
 
 
-def test_a_stranger_that_fails_is_not_remembered() -> None:
+def test_dropping_an_unknown_peer_leaves_no_trace() -> None:
     view = View("me", 4, SERVERS)
     view.drop("nobody")
     assert not view.gone

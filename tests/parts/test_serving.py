@@ -1,4 +1,4 @@
-"""Sending streams to followers, and ranges to those who ask: what, to whom, and how much."""
+"""Sending streams to followers and ranges on request: what is sent, to which peer, how much."""
 
 from typing import Any
 
@@ -42,9 +42,9 @@ class Gone(msgspec.Struct):
 
 
 class Service:
-    """Streams up to their ends; a failed read makes the end that of what can be read.
+    """A fake stream service. A failed read sets the end of the stream to the unreadable position.
 
-    `lost`: a range of S that was given up; `shown_end` is where it begins.
+    `lost`: a range of S that is declared lost; `shown_end` is its start.
     """
 
     def __init__(self, **ends: int) -> None:
@@ -72,7 +72,7 @@ class Service:
         return [batch(lo, end, stream)]
 
 
-class Bench:
+class FakeServing:
     def __init__(self, messages_max: int = 8, **ends: int) -> None:
         self.service = Service(**ends)
         self.serving = Serving(self.service, Events, messages_max)
@@ -83,7 +83,7 @@ class Bench:
         return shown(out)
 
     def grows(self, end: int, stream: LogId = S) -> bool:
-        """Whether it will be served at the end of the pass."""
+        """Let the stream grow to `end`; returns whether it is served at the end of the pass."""
         self.service.ends[stream] = end
         out: list[Any] = []
         self.serving.moved(stream)
@@ -119,8 +119,8 @@ def shown(effects: list[Any]) -> list[tuple[str, int, int]]:
 # ---------------------------------------------------------------- followers
 
 
-def test_a_follower_gets_what_there_is_and_then_what_comes() -> None:
-    bench = Bench(s=15)
+def test_a_follower_gets_existing_and_then_new_batches() -> None:
+    bench = FakeServing(s=15)
     assert bench.follow("a", 3) == [("a", 3, 13), ("a", 13, 15)]
     assert bench.serve() == []
     assert bench.grows(18)
@@ -129,31 +129,31 @@ def test_a_follower_gets_what_there_is_and_then_what_comes() -> None:
     assert bench.serving.news == {}
 
 
-def test_a_follower_that_has_everything_is_told_where_the_stream_ends() -> None:
-    bench = Bench(s=15)
+def test_a_follower_that_has_everything_gets_the_end_of_the_stream() -> None:
+    bench = FakeServing(s=15)
     assert bench.follow("a", 15) == [("a", 0, 15)]
-    assert bench.follow("b", 99) == [("b", 0, 15)]  # nor does it get what comes before its start
+    assert bench.follow("b", 99) == [("b", 0, 15)]  # it gets nothing before its start
     bench.grows(20)
     assert bench.serve() == [("a", 15, 20)]
     bench.grows(101)
     assert ("b", 99, 101) in bench.serve()
 
 
-def test_an_empty_answer_is_given_once_and_only_to_who_asks() -> None:
-    bench = Bench(s=15)
+def test_an_empty_answer_is_sent_only_on_request() -> None:
+    bench = FakeServing(s=15)
     bench.follow("a", 15)
     assert bench.grows(15)  # nothing new
     assert bench.serve() == []
 
 
-def test_nobody_follows_so_there_is_nothing_to_serve() -> None:
-    bench = Bench(s=15)
+def test_a_stream_without_followers_is_not_served() -> None:
+    bench = FakeServing(s=15)
     assert not bench.grows(18)
     assert bench.serving.news == {}
 
 
-def test_several_commits_ask_for_one_end_of_pass() -> None:
-    bench = Bench(s=15)
+def test_several_commits_request_one_end_of_pass() -> None:
+    bench = FakeServing(s=15)
     bench.follow("a", 15)
     out: list[Any] = []
     for _ in range(3):
@@ -165,8 +165,8 @@ def test_several_commits_ask_for_one_end_of_pass() -> None:
     assert out == [AtEndOfPass(SERVE)] * 2
 
 
-def test_what_does_not_fit_into_one_go_is_sent_at_the_end_of_the_next_pass() -> None:
-    bench = Bench(messages_max=1, s=35)
+def test_batches_beyond_the_limit_are_sent_at_the_end_of_the_next_pass() -> None:
+    bench = FakeServing(messages_max=1, s=35)
     bench.follow("a", 1)
     out: list[Any] = []
     assert bench.serving.is_due
@@ -175,16 +175,16 @@ def test_what_does_not_fit_into_one_go_is_sent_at_the_end_of_the_next_pass() -> 
     assert out[-1] == AtEndOfPass(SERVE)
 
 
-def test_a_stream_that_is_not_known_yet_is_waited_for() -> None:
-    bench = Bench()
+def test_a_follower_of_an_unknown_stream_waits_for_it() -> None:
+    bench = FakeServing()
     assert bench.follow("a", 2) == []
     assert bench.serving.followers == {S: {"a": 2}}
     assert bench.grows(5)
     assert bench.serve() == [("a", 2, 5)]
 
 
-def test_what_several_lack_is_read_once_and_is_one_message() -> None:
-    bench = Bench(s=5)
+def test_batches_for_several_followers_are_read_and_encoded_once() -> None:
+    bench = FakeServing(s=5)
     for peer in ("a", "b", "c"):
         bench.follow(peer, 5)
     bench.follow("late", 1)
@@ -194,11 +194,11 @@ def test_what_several_lack_is_read_once_and_is_one_message() -> None:
     bench.serving.serve(out)
     assert shown(out) == [(peer, 5, 9) for peer in ("a", "b", "c", "late")]
     assert bench.service.reads == 1
-    assert all(effect.message is out[0].message for effect in out)  # a driver encodes it once
+    assert all(effect.message is out[0].message for effect in out)  # so a driver encodes it once
 
 
-def test_streams_are_served_each_to_its_own_followers() -> None:
-    bench = Bench(s=5, t=5)
+def test_each_stream_is_served_to_its_own_followers() -> None:
+    bench = FakeServing(s=5, t=5)
     bench.follow("a", 5, S)
     bench.follow("b", 5, T)
     bench.follow("c", 5, S)
@@ -209,21 +209,21 @@ def test_streams_are_served_each_to_its_own_followers() -> None:
     assert bench.serve() == [("b", 5, 8), ("c", 5, 8)]
 
 
-# ---------------------------------------------------------------- so much at a time
+# ---------------------------------------------------------------- limits per pass
 
 
-def test_one_who_is_far_behind_gets_some_messages_at_a_time() -> None:
-    bench = Bench(messages_max=2, s=56)
+def test_a_follower_far_behind_gets_a_limited_number_of_messages_at_a_time() -> None:
+    bench = FakeServing(messages_max=2, s=56)
     assert bench.follow("a") == [("a", 1, 11), ("a", 11, 21)]
-    assert list(bench.serving.news) == [S]  # the rest is still to be sent
+    assert list(bench.serving.news) == [S]  # the rest is sent later
     assert bench.serve() == [("a", 21, 31), ("a", 31, 41)]
     assert bench.serve() == [("a", 41, 51), ("a", 51, 56)]
     assert bench.serving.news == {}
     assert bench.serve() == []
 
 
-def test_one_who_is_far_behind_does_not_keep_others_waiting() -> None:
-    bench = Bench(messages_max=1, s=31)
+def test_a_follower_far_behind_does_not_delay_others() -> None:
+    bench = FakeServing(messages_max=1, s=31)
     bench.follow("late")
     bench.follow("a", 31)
     bench.grows(32)
@@ -232,20 +232,20 @@ def test_one_who_is_far_behind_does_not_keep_others_waiting() -> None:
 
 
 def test_a_congested_peer_gets_nothing_until_it_is_writable() -> None:
-    bench = Bench(s=5)
+    bench = FakeServing(s=5)
     bench.follow("a", 5)
     bench.follow("b", 5)
     bench.serving.congested["a"] = None
     bench.grows(8)
     assert bench.serve() == [("b", 5, 8)]
-    assert bench.serving.news == {}  # or the end of each pass would look at it in vain
+    assert bench.serving.news == {}  # otherwise each end of a pass would check it
     assert bench.writable("a") == [("a", 5, 8)]
     assert bench.serving.congested == {}
     assert bench.writable("b") == []
 
 
-def test_a_peer_that_is_writable_again_gets_some_messages_at_a_time_of_each_stream() -> None:
-    bench = Bench(messages_max=1, s=5, t=5)
+def test_a_peer_that_is_writable_again_gets_limited_messages_of_each_stream() -> None:
+    bench = FakeServing(messages_max=1, s=5, t=5)
     bench.follow("a", 5, S)
     bench.follow("a", 5, T)
     bench.serving.congested["a"] = None
@@ -257,35 +257,35 @@ def test_a_peer_that_is_writable_again_gets_some_messages_at_a_time_of_each_stre
     assert bench.serve() == [("a", 15, 20)]
 
 
-def test_a_congested_peer_that_subscribes_is_told_where_the_stream_ends() -> None:
-    bench = Bench(s=9)
+def test_a_congested_peer_that_subscribes_gets_the_end_of_the_stream() -> None:
+    bench = FakeServing(s=9)
     bench.serving.congested["a"] = None
     assert bench.follow("a", 3) == [("a", 0, 9)]
     assert bench.writable("a") == [("a", 3, 9)]
 
 
-def test_what_cannot_be_read_ends_it_and_is_not_tried_over_and_over() -> None:
-    bench = Bench(s=20)
+def test_an_unreadable_position_ends_the_stream_and_is_not_retried() -> None:
+    bench = FakeServing(s=20)
     bench.service.bad = 7
     assert bench.follow("a") == [("a", 1, 7)]
     assert bench.serving.followers[S] == {"a": 7}
     assert bench.serving.news == {}
-    assert bench.follow("b", 7) == [("b", 0, 7)]  # it is shown only up to there
+    assert bench.follow("b", 7) == [("b", 0, 7)]  # readable only up to there
 
 
-def test_who_begins_at_what_cannot_be_read_is_told_where_it_ends() -> None:
-    bench = Bench(s=20)
+def test_a_follower_that_starts_at_an_unreadable_position_gets_the_end() -> None:
+    bench = FakeServing(s=20)
     bench.service.bad = 7
     assert bench.follow("a", 7) == [("a", 0, 7)]
 
 
-# ---------------------------------------------------------------- who follows what
+# ---------------------------------------------------------------- the set of followers
 
 
 def test_followers_are_counted_once_for_each_stream() -> None:
-    bench = Bench(s=5, t=5)
+    bench = FakeServing(s=5, t=5)
     bench.follow("a", 1, S)
-    bench.follow("a", 3, S)  # asks again, from elsewhere
+    bench.follow("a", 3, S)  # asks again, with another start
     bench.follow("a", 1, T)
     bench.follow("b", 1, S)
     assert bench.serving.count == 3
@@ -297,14 +297,14 @@ def test_followers_are_counted_once_for_each_stream() -> None:
     assert bench.serving.followers == {S: {"b": 5}, T: {"a": 5}}
 
 
-def test_who_asks_again_is_sent_again_from_there() -> None:
-    bench = Bench(s=8)
+def test_a_follower_that_asks_again_is_served_from_its_new_start() -> None:
+    bench = FakeServing(s=8)
     assert bench.follow("a", 5) == [("a", 5, 8)]
     assert bench.follow("a", 3) == [("a", 3, 8)]
 
 
-def test_a_peer_that_is_gone_leaves_nothing_behind() -> None:
-    bench = Bench(s=5, t=5)
+def test_removing_a_peer_removes_all_its_state() -> None:
+    bench = FakeServing(s=5, t=5)
     for stream in (S, T, b"?" * 16):
         bench.follow("a", 1, stream)
     bench.follow("b", 1, T)
@@ -316,8 +316,8 @@ def test_a_peer_that_is_gone_leaves_nothing_behind() -> None:
     assert bench.serving.count == 1
 
 
-def test_a_stream_that_is_gone_leaves_nothing_behind() -> None:
-    bench = Bench(messages_max=1, s=50, t=5)
+def test_removing_a_stream_removes_all_its_state() -> None:
+    bench = FakeServing(messages_max=1, s=50, t=5)
     bench.follow("a")
     bench.follow("b", 1, T)
     assert list(bench.serving.news) == [S]
@@ -356,10 +356,10 @@ def spans(parts: list[Range]) -> list[tuple[int, int]]:
 
 
 def covered(parts: list[Range]) -> list[int]:
-    return [seq for part in parts for one in part.batches for seq in range(one.lo, one.hi)]
+    return [seq for part in parts for batch in part.batches for seq in range(batch.lo, batch.hi)]
 
 
-def test_a_range_comes_in_parts_the_last_marked() -> None:
+def test_a_range_is_sent_in_parts_with_the_last_marked() -> None:
     parts = ask(4, 27)
     assert spans(parts) == [(4, 14), (14, 24), (24, 27)]
     assert covered(parts) == list(range(4, 27))
@@ -368,20 +368,20 @@ def test_a_range_comes_in_parts_the_last_marked() -> None:
     assert {part.stream for part in parts} == {S}
 
 
-def test_hi_0_is_all_there_is() -> None:
+def test_hi_0_means_up_to_the_end() -> None:
     parts = ask(4, 0)
     assert spans(parts) == [(4, 14), (14, 24), (24, 34), (34, 36)]
     assert covered(parts) == list(range(4, 36))
     assert [part.last for part in parts] == [False, False, False, True]
 
 
-def test_hi_0_behind_the_end_is_nothing() -> None:
+def test_hi_0_with_a_start_beyond_the_end_is_empty() -> None:
     for lo in (36, 40):
         (only,) = ask(lo, 0)
         assert only == Range(S, lo, lo, 36, True, ())
 
 
-def test_beyond_the_end_the_answer_is_for_all_that_was_asked() -> None:
+def test_an_answer_covers_the_requested_range_beyond_the_end() -> None:
     parts = ask(31, 50)
     assert covered(parts) == list(range(31, 36))
     assert (parts[-1].hi, parts[-1].end, parts[-1].last) == (50, 36, True)
@@ -391,36 +391,36 @@ def test_beyond_the_end_the_answer_is_for_all_that_was_asked() -> None:
 
 @pytest.mark.parametrize("lo", [0, -5])
 @pytest.mark.parametrize("hi", [0, 9])
-def test_lo_0_only_asks_where_the_stream_ends(lo: int, hi: int) -> None:
+def test_lo_0_requests_only_the_end_of_the_stream(lo: int, hi: int) -> None:
     (only,) = ask(lo, hi)
     assert only == Range(S, lo, lo, 36, True, ())
 
 
 @pytest.mark.parametrize(("lo", "hi"), [(0, 0), (1, 0), (7, 9)])
-def test_a_stream_that_is_not_known_has_no_end(lo: int, hi: int) -> None:
+def test_the_end_of_an_unknown_stream_is_0(lo: int, hi: int) -> None:
     (only,) = ask(lo, hi, T)
     assert only == Range(T, lo, lo, 0, True, ())
 
 
 @pytest.mark.parametrize(("lo", "hi"), [(9, 3), (5, 5), (5, -2), (1 << 60, 1 << 61)])
-def test_an_odd_range_gets_one_empty_answer(lo: int, hi: int) -> None:
+def test_an_invalid_range_gets_one_empty_answer(lo: int, hi: int) -> None:
     (only,) = ask(lo, hi)
     assert only == Range(S, lo, max(lo, hi), 36, True, ())
 
 
-def test_so_many_messages_at_a_time_then_it_is_asked_again() -> None:
+def test_an_answer_has_at_most_messages_max_messages() -> None:
     parts = ask(1, 36, messages_max=2)
     assert spans(parts) == [(1, 11), (11, 21)]
     assert [part.last for part in parts] == [False, True]
     assert spans(ask(21, 36, messages_max=2)) == [(21, 31), (31, 36)]
 
 
-def test_an_asker_with_a_full_queue_gets_one_message() -> None:
+def test_a_congested_requester_gets_one_message() -> None:
     (only,) = ask(1, 36, stops=True)
     assert (spans([only]), only.last) == ([(1, 11)], True)
 
 
-def test_a_range_ends_at_what_cannot_be_read() -> None:
+def test_a_range_ends_at_an_unreadable_position() -> None:
     service = Service(s=36)
     service.bad = 15
     parts: Any = send_range(
@@ -452,7 +452,7 @@ def ask_with_losses(lo: int, hi: int, messages_max: int = 8, stops: bool = False
     )
 
 
-def test_a_lost_range_is_a_part_of_its_own_between_the_others() -> None:
+def test_a_lost_range_is_a_separate_part_between_the_others() -> None:
     parts = ask_with_losses(1, 24)
     assert [type(part) for part in parts] == [Range, Range, Gone, Range]
     assert spans(parts) == [(1, 11), (11, 13), (13, 17), (17, 24)]
@@ -463,7 +463,7 @@ def test_a_lost_range_is_a_part_of_its_own_between_the_others() -> None:
 @pytest.mark.parametrize(
     ("lo", "hi", "lost"), [(15, 16, (15, 16)), (14, 17, (14, 17)), (12, 15, (13, 15))]
 )
-def test_a_lost_range_is_never_wider_than_what_was_asked(
+def test_a_lost_range_is_never_wider_than_requested(
     lo: int, hi: int, lost: tuple[int, int]
 ) -> None:
     last = ask_with_losses(lo, hi)[-1]
@@ -475,7 +475,7 @@ def test_a_lost_range_counts_as_a_message() -> None:
         assert parts == [Gone(S, 13, 17, 36, True, "why")]
 
 
-def test_who_has_no_message_for_a_loss_is_sent_what_is_shown() -> None:
+def test_without_a_message_for_losses_a_range_ends_before_the_loss() -> None:
     service = Service(s=36)
     service.lost = (13, 17)
     parts: Any = send_range(service, Range, S, 1, 24, messages_max=8, stops=lambda: False)

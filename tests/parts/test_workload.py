@@ -1,4 +1,4 @@
-"""Workload generators against exact probabilities and plain-Python twins."""
+"""Workload generators against exact probabilities and reference implementations."""
 
 import math
 import subprocess
@@ -25,7 +25,7 @@ DRAWS = 200_000
 
 
 def chi_square_excess(observed, expected):
-    """How many standard deviations the statistic lies above its mean.
+    """The number of standard deviations by which the statistic exceeds its mean.
 
     Neighbouring cells are pooled until at least five are expected in each.
     """
@@ -41,7 +41,7 @@ def chi_square_excess(observed, expected):
 
 
 def counts_of(ranks, highest):
-    """How often each rank 1..highest was drawn, then all above together."""
+    """How often each rank 1..highest was drawn, and last the number of higher ranks."""
     counted = np.bincount(np.minimum(ranks, highest + 1), minlength=highest + 2)
     return counted[1:]
 
@@ -102,7 +102,7 @@ def test_the_greatest_draw_still_gives_a_rank_of_the_set(skew):
     assert (law.sample_among(AlmostOne(), sizes) <= sizes).all()
 
 
-def test_zipf_refuses_what_it_cannot_be():
+def test_zipf_refuses_invalid_parameters():
     with pytest.raises(UsageError, match="n >= 1"):
         Zipf(0, 1.1)
     with pytest.raises(UsageError, match="sizes"):
@@ -132,8 +132,8 @@ def test_zeta_fits_the_law_restricted_to_63_bits(skew):
 
 
 @pytest.mark.parametrize("skew", [1.1, 1.2])
-def test_zeta_fits_among_ranks_that_no_double_tells_apart(skew):
-    """Where 1 + 1/rank rounds to 1. numpy's own `zipf` takes half as many again there."""
+def test_zeta_fits_for_ranks_that_doubles_cannot_distinguish(skew):
+    """There, 1 + 1/rank rounds to 1, and numpy's own `zipf` draws half as many again."""
     law = Zeta(skew)
     ranks = law.sample(np.random.default_rng(8), DRAWS)
     edges = [1, 2**20, 2**40, 2**50, 2**53, 2**56, 2**60, 2**63]
@@ -143,13 +143,13 @@ def test_zeta_fits_among_ranks_that_no_double_tells_apart(skew):
     assert chi_square_excess(counted, expected) < 4
 
 
-def test_zeta_leaves_out_as_much_as_its_docstring_says():
+def test_the_tail_of_zeta_is_as_large_as_documented():
     assert Zeta(1.1).tail(2**63) == pytest.approx(0.012, abs=0.0005)
     assert Zeta(1.3).tail(2**63) < 1e-5
 
 
 @pytest.mark.parametrize("skew", [1.1, 1.5])
-def test_clipped_zeta_piles_the_whole_tail_on_the_limit(skew):
+def test_clipped_zeta_gives_the_whole_tail_to_the_limit(skew):
     law = Zeta(skew)
     for limit in (1, 2, 50):
         ranks = law.sample_clipped(np.random.default_rng(4), np.full(DRAWS, limit))
@@ -187,15 +187,15 @@ def test_poisson_arrivals_have_poisson_counts():
 
 
 def keys_at_ranks_twin(new, ranks, initial):
-    """The plain twin: a Python list and its insert."""
+    """A reference implementation with a Python list and its insert."""
     keys = list(range(initial))
-    made, born = [], initial
+    drawn, next_key = [], initial
     for is_new, rank in zip(new, ranks, strict=True):
         if is_new:
-            keys.insert(rank - 1, born)
-            born += 1
-        made.append(keys[rank - 1])
-    return made
+            keys.insert(rank - 1, next_key)
+            next_key += 1
+        drawn.append(keys[rank - 1])
+    return drawn
 
 
 @st.composite
@@ -219,7 +219,7 @@ def test_keys_at_ranks_agrees_with_a_plain_list(case):
     assert got.tolist() == keys_at_ranks_twin(new, ranks, initial)
 
 
-def test_keys_at_ranks_agrees_with_a_plain_list_at_length():
+def test_keys_at_ranks_agrees_with_a_plain_list_for_many_ranks():
     rng = np.random.default_rng(6)
     new = rng.random(20_000) < 0.3
     size_after = 100 + np.cumsum(new)
@@ -242,12 +242,14 @@ def test_population_inserts_and_updates_at_their_rates():
     assert made.new.sum() / ticks == pytest.approx(10, rel=0.02)
     assert (~made.new).sum() / ticks == pytest.approx(20, rel=0.02)
     assert made.key[made.new].tolist() == list(range(50, 50 + int(made.new.sum())))
-    born_at = np.flatnonzero(made.new)
+    inserted_at = np.flatnonzero(made.new)
     updated = np.flatnonzero(~made.new & (made.key >= 50))
-    assert (born_at[made.key[updated] - 50] < updated).all(), "a key was updated before its birth"
+    assert (inserted_at[made.key[updated] - 50] < updated).all(), (
+        "a key was updated before its insertion"
+    )
 
 
-def test_population_first_brings_a_key_into_being():
+def test_a_population_without_initial_keys_begins_with_an_insertion():
     for seed in range(20):
         made = population(np.random.default_rng(seed), skew=1.5, updates=1000, inserts=1, events=10)
         assert made.new[0]
@@ -264,7 +266,7 @@ def test_population_without_insertions_is_zipf():
     assert chi_square_excess(counted, DRAWS * law.probabilities()) < 4
 
 
-def test_newcomers_at_the_end_leave_the_ranks_of_the_old():
+def test_new_keys_at_the_end_keep_the_ranks_of_old_keys():
     made = population(
         np.random.default_rng(9), skew=1.1, updates=1, inserts=1, events=20_000, newcomers="last"
     )
@@ -274,7 +276,7 @@ def test_newcomers_at_the_end_leave_the_ranks_of_the_old():
     assert np.bincount(faded.key[~faded.new])[0] < counts[0] / 10
 
 
-def test_population_depends_on_nothing_but_its_generator():
+def test_a_population_depends_only_on_its_random_generator():
     def made(seed):
         rng = np.random.default_rng(seed)
         return population(rng, skew=1.1, updates=20, inserts=10, events=5_000)
@@ -286,7 +288,7 @@ def test_population_depends_on_nothing_but_its_generator():
 # ---------------------------------------------------------------- bytes
 
 
-def test_key_column_is_eight_bytes_a_key_in_the_order_of_the_ids():
+def test_key_column_has_eight_bytes_per_key_and_keeps_the_order_of_ids():
     ids = np.array([0, 1, 255, 256, 2**62, 7], np.int64)
     offsets, data = key_column(ids)
     assert offsets.dtype == np.int32
@@ -296,7 +298,7 @@ def test_key_column_is_eight_bytes_a_key_in_the_order_of_the_ids():
     assert sorted(keys) == [keys[i] for i in np.argsort(ids)]
 
 
-def test_key_column_of_nothing_and_of_a_strided_array():
+def test_key_column_of_an_empty_and_of_a_strided_array():
     offsets, data = key_column(np.empty(0, np.int64))
     assert (offsets.tolist(), data.size) == ([0], 0)
     _, data = key_column(np.arange(10, dtype=np.int64)[::3])

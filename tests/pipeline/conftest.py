@@ -1,7 +1,7 @@
-"""One Spark for all tests of the pipeline: a test that takes `spark` is slow and of its group.
+"""One Spark session for all tests of the pipeline. Tests with the fixture `spark` are marked slow.
 
-Such tests need no marks of their own. Files with such tests run in one worker of xdist
-(tests/conftest.py), because a second JVM would take more than it gives.
+Files with such tests run in one worker of xdist (tests/conftest.py), because a second JVM would
+cost more time than it saves.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A region of one server in a thread: with an HTTP port, files that fill fast, and a life.
+"""A region of one server in a thread, with an HTTP port and small files, that can be restarted.
 
 with Served(tmp_path / "data") as region:
     region.publish("orders", [b"1", b"2"])
@@ -22,6 +22,7 @@ from surecast.columns.rules import Policy
 from surecast.core.streams import Forfeit
 from surecast.core.types import Command
 from surecast.server.config import build
+from surecast.server.files import files_of
 from surecast.server.http import HttpPort
 from surecast.server.region import RegionServer
 from surecast.server.status import not_ready
@@ -33,7 +34,7 @@ WAIT_S = 60.0
 
 
 def wait_for(what: Callable[[], Any], why: str = "") -> Any:
-    """The first answer that is true."""
+    """Call `what` until its result is true; returns the result. Fails after a minute."""
     deadline = time.monotonic() + WAIT_S
     while not (found := what()):
         assert time.monotonic() < deadline, f"waited in vain: {why}"
@@ -42,7 +43,7 @@ def wait_for(what: Callable[[], Any], why: str = "") -> Any:
 
 
 class Served:
-    """See the module. `stop`, `start` and `wipe` are its misfortunes."""
+    """The region: a context manager. Tests may stop, start, wipe, copy, restore and damage it."""
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class Served:
         token: str = "",
         http: bool = True,
         journal: int = 1 << 16,
-        told: str = "",  # the address that it tells of itself, if that is not its own
+        advertised: str = "",  # the address it reports to clients, if not its own
     ) -> None:
         self.data = data
         data_port, http_port = free_ports(2)
@@ -68,7 +69,7 @@ class Served:
                     "http": f"127.0.0.1:{http_port}" if http else "",
                     "token": token,
                 },
-                "regions": {"local": {"replicas": {"local-1": told or listen}}},
+                "regions": {"local": {"replicas": {"local-1": advertised or listen}}},
                 "storage": {
                     "journal_bytes_max": journal,
                     "inline_bytes_max": min(journal, 1 << 14),
@@ -114,20 +115,21 @@ class Served:
         self.server = None
 
     def wipe(self) -> None:
-        """Everything it had is gone, as after a fire."""
+        """Restart it with an empty data folder."""
         assert self.data is not None
         self.stop()
         shutil.rmtree(self.data)
         self.start()
 
-    def keep(self, at: Path) -> None:
-        """A copy of its disk, as it is now."""
+    def back_up(self, at: Path) -> None:
+        """Copy its data folder to `at`."""
         assert self.data is not None
         self.stop()
         shutil.copytree(self.data, at)
         self.start()
 
     def restore(self, at: Path) -> None:
+        """Replace its data folder by the copy at `at`."""
         assert self.data is not None
         self.stop()
         shutil.rmtree(self.data)
@@ -135,7 +137,7 @@ class Served:
         self.start()
 
     def damage(self, name: str) -> list[tuple[int, int]]:
-        """A bit of its first segment flips; the positions of a stream that it cannot read then."""
+        """Flip a bit of its first segment; returns the ranges of a stream that it cannot read."""
         assert self.data is not None
         wait_for(lambda: self.segments() > 0, "nothing left the journal")
         self.stop()
@@ -154,7 +156,7 @@ class Served:
         return service.disk.holes(info.stream_id)
 
     def forfeit(self, name: str, lo: int, hi: int, why: str) -> None:
-        """Nobody has these positions any more, as a layer above the stream service would say."""
+        """Declare these positions lost, like a layer above the stream service."""
         assert self.server is not None
         replica, info = self.server.replica, self.server.streams.named(name)
         assert replica is not None
@@ -185,24 +187,35 @@ class Served:
                 stream.publish_many(list(values), keys=keys, tags=tags)
 
     def force_new_stream(self, name: str) -> bytes:
-        """Give up the history of a stream, as an operator does; its old id."""
+        """Give up the history of a stream, like an operator; returns its old id."""
         assert self.server is not None
         by_name = self.server.streams.directory.by_name
         before = by_name[name].stream_id
-        question = f"yes-i-know-what-is-lost=true&stream={name}"
-        where = f"http://{self.config.node.http}/v1/admin/force-new-stream?{question}"
+        query = f"yes-i-know-what-is-lost=true&stream={name}"
+        url = f"http://{self.config.node.http}/v1/admin/force-new-stream?{query}"
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
-        urlopen(Request(where, b"", headers)).close()
+        urlopen(Request(url, b"", headers)).close()
         wait_for(lambda: by_name[name].stream_id != before, "no new stream")
         return before
 
     def segments(self) -> int:
-        """How many files hold batches that have left the journal."""
+        """The number of segment files, which hold batches moved out of the journal."""
         assert self.data is not None
         return len(list((self.data / "log").glob("segment-*")))
 
+    def positions_in_files(self, name: str) -> int:
+        """How many positions of a stream a task can read from segment files now."""
+        assert self.server is not None
+        server = self.server
+
+        async def count() -> int:
+            answer = files_of(server, name, 1, 1 << 60)
+            return 0 if answer is None else sum(e.hi - e.lo for e in answer.extents)
+
+        return int(self._loop.call(count()))
+
     def seen_by_retention(self, name: str) -> int:
-        """Up to where retention has looked."""
+        """The position up to which retention has processed a stream."""
         assert self.server is not None
         service = self.server.streams
         info = service.named(name)

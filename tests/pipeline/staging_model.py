@@ -1,10 +1,9 @@
-"""A staging stream, its targets and the drivers that share them, as plain Python, for the tests.
+"""A model in plain Python of a staging stream, its targets and the drivers that share them.
 
-Everything that can happen between two things that a driver does is a point where another driver may
-go on, or where this one dies: after each position it reads, each chunk it publishes, each record it
-appends. An append of a driver that dies may also arrive later. What the model knows of the records'
-meaning is only how a `collect` chooses its victims. Queries that share a staging stream are shops
-that share a log.
+After each position that a driver reads, each chunk it publishes and each record it appends, another
+driver may continue or this one may crash. An append of a crashed driver may also arrive later. Of
+the meaning of records the model knows only which ones a `collect` makes void. Queries that share a
+staging stream are `SinkState` objects with the same log.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from surecast.errors import SurecastError
 from surecast.pipeline import staging
 from surecast.pipeline.staging import ChunkRef, Intent, Ledger
 
-Step = Generator[None, None, Any]  # yields where others may come in between
+Step = Generator[None, None, Any]  # yields where other drivers may run
 
 
 @dataclass
@@ -33,7 +32,7 @@ class Entry:
 
 @dataclass
 class Log:
-    """A staging stream: positions from 1 on, the latest of each key."""
+    """A staging stream: positions from 1 on, with latest-per-key retention."""
 
     entries: list[Entry] = field(default_factory=list)
     now_ns: int = 0
@@ -66,7 +65,7 @@ class Log:
 
 @dataclass
 class Target:
-    """A target stream: what a head remembers of the one publisher that writes to it."""
+    """A target stream, with what a head remembers of its only publisher."""
 
     memory: int  # batches
     rows: list[Any] = field(default_factory=list)
@@ -84,16 +83,16 @@ class Target:
             if number == pub_no:
                 assert count == len(rows), "mismatch: another batch under this number"
                 return
-        assert self.next_no >= pub_no + len(rows), "mismatch: cut otherwise"
+        assert self.next_no >= pub_no + len(rows), "mismatch: divided differently"
 
 
 class Cut(Exception):
-    """The region cannot be reached any more, says the client."""
+    """Raised by the client when the region cannot be reached any more."""
 
 
 @dataclass
-class Wire:
-    """An append under way. It may land long after whoever sent it has given up."""
+class PendingAppend:
+    """An append in flight. It may be stored long after its driver has given up."""
 
     key: bytes
     value: Any
@@ -101,8 +100,8 @@ class Wire:
 
 
 @dataclass
-class Shop:
-    """All that outlives a driver."""
+class SinkState:
+    """The state of one query's sink, which survives its drivers."""
 
     rng: Random
     query: str = "q"
@@ -110,16 +109,18 @@ class Shop:
     log: Log = field(default_factory=Log)
     targets: dict[str, Target] = field(default_factory=dict)
     words: int = 0
-    wires: list[Wire] = field(default_factory=list)
+    pending_appends: list[PendingAppend] = field(default_factory=list)
 
-    def land(self, wire: Wire) -> int:
-        if not wire.seq:
-            wire.seq = self.log.append(wire.key, wire.value)
-        return wire.seq
+    def land(self, pending: PendingAppend) -> int:
+        if not pending.seq:
+            pending.seq = self.log.append(pending.key, pending.value)
+        return pending.seq
 
-    def beside(self, query: str) -> Shop:
-        """Another query's, over the same staging stream."""
-        return Shop(self.rng, query, self.memory, self.log, wires=self.wires)
+    def beside(self, query: str) -> SinkState:
+        """The state of another query with the same staging stream."""
+        return SinkState(
+            self.rng, query, self.memory, self.log, pending_appends=self.pending_appends
+        )
 
     def unique(self) -> str:
         self.words += 1
@@ -128,10 +129,10 @@ class Shop:
     def target(self, name: str) -> Target:
         return self.targets.setdefault(name, Target(self.memory))
 
-    # ------------------------------------------------------------ what a task does
+    # ------------------------------------------------------------ tasks
 
     def stage(self, batch: int, writer: str, pieces: dict[str, list[list[Any]]]) -> Step:
-        """Stage these chunks of every target; the answer is the intent that lists them."""
+        """Stage these chunks for every target; returns the intent that lists them."""
         names, chunks = tuple(pieces), []
         for target, name in enumerate(names):
             for rows in pieces[name]:
@@ -143,12 +144,12 @@ class Shop:
                 yield
         return Intent(writer, names, tuple(chunks))
 
-    # ------------------------------------------------------------ what a driver does
+    # ------------------------------------------------------------ drivers
 
     def perform(
         self, acts: Generator[staging.Act, Any, Any], cut: Callable[[], bool] = lambda: False
     ) -> Step:
-        """Do what `acts` says, in steps; the answer is what it returns."""
+        """Perform the acts in steps; returns their result."""
         ledger, chunks, answer = Ledger(self.query), {}, None
         while True:
             try:
@@ -157,14 +158,14 @@ class Shop:
                 return end.value
             match act:
                 case staging.Append(key, value):
-                    wire = Wire(key, value)
-                    self.wires.append(wire)
+                    pending = PendingAppend(key, value)
+                    self.pending_appends.append(pending)
                     yield
                     if cut():
                         raise Cut
-                    answer = self.land(wire)
+                    answer = self.land(pending)
                 case staging.Read(to):
-                    # A hint may be old; what is ours must be there.
+                    # A hint may be old; our own records must be there.
                     to = to or self.rng.randint(ledger.end - 1, len(self.log.entries))
                     while ledger.end <= to:
                         self._read_one(ledger, chunks)
@@ -184,8 +185,8 @@ class Shop:
         if entry.collected or entry.control:
             ledger.note_void(seq, collected=entry.collected)
             return
-        place = ledger.note(seq, entry.key, entry.value, entry.time_ns)
-        if place is not None and place.kind == staging.CHUNK:
+        record = ledger.note(seq, entry.key, entry.value, entry.time_ns)
+        if record is not None and record.kind == staging.CHUNK:
             chunks[seq] = entry.value
 
     def _copy(self, act: staging.Copy, chunks: dict[int, Any]) -> Step:
@@ -202,32 +203,32 @@ class Shop:
 
 
 def rows_of(batch: int) -> list[tuple[int, int]]:
-    """What Spark has for a batch, whichever driver runs it."""
+    """The rows of a batch, which are the same for every driver."""
     return [(batch, n) for n in range(3 + 2 * (batch % 3))]
 
 
 def pieces_of(batch: int, rng: Random, targets: int) -> dict[str, list[list[Any]]]:
-    """The rows as one run of the batch deals them out: in any order, to any targets."""
+    """The rows as one run of the batch distributes them: in random order, to random targets."""
     rows = rows_of(batch)
     rng.shuffle(rows)
-    dealt: dict[str, list[list[Any]]] = {}
+    pieces: dict[str, list[list[Any]]] = {}
     while rows:
         size = rng.randint(1, 3)
         name = f"t{rng.randrange(targets)}"
-        dealt.setdefault(name, []).append(rows[:size])
+        pieces.setdefault(name, []).append(rows[:size])
         rows = rows[size:]
-    return dealt
+    return pieces
 
 
 @dataclass
 class Spark:
-    """Drivers of one query, one after the other or (zombies) at once, and their commit log."""
+    """Drivers of one query, one after the other or (zombies) at once, and the commit log."""
 
-    shop: Shop
+    state: SinkState
     batches: int
     targets: int = 1
     committed: int = -1
-    told: list[tuple[int, bool]] = field(default_factory=list)
+    outcomes: list[tuple[int, bool]] = field(default_factory=list)
 
     def driver(
         self,
@@ -238,39 +239,39 @@ class Spark:
     ) -> Step:
         """Run batches from the first that is not in the commit log.
 
-        `trouble`: a task fails. `cut`: the region is lost in the midst of a commit, and Spark calls
-        `abort`. `empty`: a repeated batch has not even a partition, and there is nothing to commit.
+        `trouble`: a task fails. `cut`: the region is lost during a commit, and Spark calls `abort`.
+        `empty`: a repeated batch has no partition, so that there is nothing to commit.
         """
-        shop, batch = self.shop, self.committed + 1
+        state, batch = self.state, self.committed + 1
         while batch < self.batches:
             if batch + 1 < self.batches and self._is_begun(batch) and empty():
                 self.committed = max(self.committed, batch)
                 batch += 1
                 continue
             writer = f"{name}-{batch}"
-            pieces = pieces_of(batch, shop.rng, self.targets)
-            intent = yield from shop.stage(batch, writer, pieces)
-            give_up = staging.abort(shop.query, batch, writer, shop.unique)
+            pieces = pieces_of(batch, state.rng, self.targets)
+            intent = yield from state.stage(batch, writer, pieces)
+            give_up = staging.abort(state.query, batch, writer, state.unique)
             if trouble():
-                yield from shop.perform(give_up)
+                yield from state.perform(give_up)
                 return
-            acts = staging.commit(shop.query, batch, intent, shop.unique)
+            acts = staging.commit(state.query, batch, intent, state.unique)
             try:
-                outcome = yield from shop.perform(acts, cut)
+                outcome = yield from state.perform(acts, cut)
             except Cut:
-                yield from shop.perform(give_up)
+                yield from state.perform(give_up)
                 return
-            self.told.append((batch, outcome.replayed))
+            self.outcomes.append((batch, outcome.replayed))
             self.committed = max(self.committed, batch)
             batch += 1
             yield
 
     def _is_begun(self, batch: int) -> bool:
-        """Whether an intent stands that nobody has finished."""
+        """Whether there is an unfinished intent."""
         given_up = []
-        for key in self.shop.log.live():
+        for key in self.state.log.live():
             query, number, kind, writer, *_ = [*key.decode().split("/"), ""]
-            if query != self.shop.query:
+            if query != self.state.query:
                 continue
             if number == f"{batch:016x}" and kind == "abandoned":
                 given_up.append(writer)
@@ -279,50 +280,50 @@ class Spark:
         return False
 
     def judge(self) -> list[str]:
-        """Every row once, whatever stream it went to; batches in order in each stream."""
-        found = [row for target in self.shop.targets.values() for row in target.rows]
+        """The problems found: every row must be in one stream once, batches in order in each."""
+        found = [row for target in self.state.targets.values() for row in target.rows]
         wanted = [row for batch in range(self.batches) for row in rows_of(batch)]
         problems = []
         if sorted(found) != wanted:
             doubled = sorted({row for row in found if found.count(row) > 1})
             problems.append(f"lost {sorted(set(wanted) - set(found))}, twice {doubled}")
-        for name, target in self.shop.targets.items():
+        for name, target in self.state.targets.items():
             batches = [batch for batch, _ in target.rows]
             if batches != sorted(batches):
-                problems.append(f"{name}: batches in another order: {batches}")
+                problems.append(f"{name}: batches in the wrong order: {batches}")
         return problems
 
 
 @dataclass
 class Replay:
-    """Runs of one job in parts: the events of an archive, which grows, go to a stream in order."""
+    """Runs of one job in parts, which copy a growing archive to a stream in order."""
 
-    shop: Shop
-    size: int  # of a slice
-    archive: int  # events there are, from 1 on
+    state: SinkState
+    size: int  # positions of a slice
+    archive: int  # number of events, from 1 on
 
     def run(self, name: str) -> Step:
-        """Go on from what is done; another run that does so too may get in between."""
-        shop, archive = self.shop, self.archive
-        came = yield from shop.perform(staging.resume(shop.query, shop.unique))
-        after = came.done
+        """Continue after the parts that are done. Another run may do the same concurrently."""
+        state, archive = self.state, self.archive
+        resumed = yield from state.perform(staging.resume(state.query, state.unique))
+        after = resumed.done
         while after < archive:
             last = min((max(after, 0) // self.size + 1) * self.size, archive)
             rows = list(range(max(after, 0) + 1, last + 1))
-            cut = shop.rng.randint(1, len(rows))
+            cut = state.rng.randint(1, len(rows))
             pieces = [part for part in (rows[:cut], rows[cut:]) if part]
-            staged = yield from shop.stage(last, f"{name}-{last}", {"t0": pieces})
+            staged = yield from state.stage(last, f"{name}-{last}", {"t0": pieces})
             intent = Intent(staged.writer, staged.targets, staged.chunks, after, digest=sum(rows))
             try:
-                acts = staging.commit(shop.query, last, intent, shop.unique)
-                outcome = yield from shop.perform(acts)
+                acts = staging.commit(state.query, last, intent, state.unique)
+                outcome = yield from state.perform(acts)
                 assert not outcome.others
             except SurecastError:
-                give_up = staging.abort(shop.query, last, intent.writer, shop.unique)
-                yield from shop.perform(give_up)
+                give_up = staging.abort(state.query, last, intent.writer, state.unique)
+                yield from state.perform(give_up)
                 return
             after = last
 
     def judge(self) -> list[str]:
-        found, wanted = self.shop.target("t0").rows, list(range(1, self.archive + 1))
+        found, wanted = self.state.target("t0").rows, list(range(1, self.archive + 1))
         return [] if found == wanted else [f"{found} instead of 1 to {self.archive}"]

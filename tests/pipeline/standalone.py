@@ -1,4 +1,4 @@
-"""A real Spark of several processes: a standalone master and its workers, from the pip package."""
+"""A real Spark cluster: a standalone master and workers as processes, from the pip package."""
 
 import os
 import re
@@ -19,7 +19,7 @@ READY_S = 90.0
 
 
 class Standalone:
-    """`with Standalone(folder) as cluster`: `cluster.url` is its master; all ends with it."""
+    """`with Standalone(folder) as cluster`: `cluster.url` is its master; it ends with the block."""
 
     def __init__(self, folder: Path, workers: int = 2, memory: str = "1g") -> None:
         self.folder = folder
@@ -70,13 +70,13 @@ class Standalone:
             )
 
     def _until(self, name: str, words: str) -> None:
-        """Wait until its log says so."""
+        """Wait until the log of process `name` contains `words`."""
         deadline = time.monotonic() + READY_S
         while not re.search(words, (self.folder / f"{name}.log").read_text()):
             dead = [process for process in self._processes if process.poll() is not None]
             if dead or time.monotonic() > deadline:
-                said = (self.folder / f"{name}.log").read_text()[-2000:]
-                raise AssertionError(f"{name} of the Spark cluster did not come up:\n{said}")
+                log = (self.folder / f"{name}.log").read_text()[-2000:]
+                raise AssertionError(f"{name} of the Spark cluster did not start:\n{log}")
             time.sleep(0.1)
 
     def _stop(self) -> None:

@@ -1,8 +1,8 @@
-"""What test_standalone.py runs against a cluster, in a process of its own (one Spark a process).
+"""The jobs of test_standalone.py, run in a separate process (a process can have one Spark).
 
     python -m tests.pipeline.standalone_jobs MASTER URL FOLDER
 
-Prints one JSON object: what each job found.
+Prints one JSON object with the results of the jobs.
 """
 
 import json
@@ -16,8 +16,8 @@ from surecast.pipeline.session import spark_session
 from surecast.pipeline.sweep import run_tasks
 
 
-def where(number: int) -> dict[str, Any]:
-    """Runs in an executor; imports what was shipped there."""
+def square_and_origin(number: int) -> dict[str, Any]:
+    """Runs in an executor, with the package that was shipped there."""
     import surecast
 
     return {"n": number * number, "from": surecast.__file__, "in": os.environ.get("IN")}
@@ -42,7 +42,7 @@ def main(master: str, url: str, folder: Path) -> dict[str, Any]:
         written = spark.read.format("surecast").options(url=url, subscribe="to").load()
         options = {"url": url, "subscribe": "from", "startingOffsets": "earliest"}
         archived = archive(spark, str(folder / "lake"), options)
-        swept = run_tasks(spark, where, list(range(6)))
+        swept = run_tasks(spark, square_and_origin, list(range(6)))
         executors = spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size()
         return {
             "read": [int(value) for value in read_back or ()],

@@ -1,6 +1,6 @@
-"""The Spark audit beside numpy's judge, on sound runs and on runs spoilt in every way.
+"""The Spark audit compared with numpy's judge, on sound runs and on runs altered in many ways.
 
-Each run is a stream of its own, so that one audit judges all of them.
+Each run is a separate stream, so that one audit judges all of them.
 """
 
 from collections.abc import Callable
@@ -24,8 +24,8 @@ from tests.surecast_lab.swarm.runs import EVENTS, SPOILT, Run, lose
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-CHUNK = 64  # rows: many edges
-SEEDS = (0, 1)  # of runs that are spoilt
+CHUNK = 64  # rows; small, so that there are many chunk edges
+SEEDS = (0, 1)  # of altered runs
 COUNTS = ("published", "acked", "delivered", "void", "lost", "duplicated", "misordered")
 
 
@@ -37,7 +37,7 @@ def write(folder: Path, stream: str, run: Run) -> None:
             reader.voids, reader.malformed, reader.marks, reader.seq * 1000 + 2_000_000,
         )  # fmt: skip
         trace_read(folder / stream, stream, f"region-{reader.reader}", trace)
-        for table in ("delivered", "readers"):  # names of files are those of readers
+        for table in ("delivered", "readers"):  # files are named after readers
             made = folder / stream / table / f"{reader.reader}.parquet"
             target = folder / table / f"{stream}-{reader.reader}.parquet"
             target.parent.mkdir(exist_ok=True)
@@ -45,7 +45,7 @@ def write(folder: Path, stream: str, run: Run) -> None:
 
 
 def gather(folder: Path) -> None:
-    """Make one file of each table: what Spark does takes as long as there are files."""
+    """Join the files of each table, because Spark's time depends on the number of files."""
     for table in TABLES:
         files = sorted((folder / table).iterdir())
         pq.write_table(pa.concat_tables([pq.read_table(file) for file in files]), files[0])
@@ -54,14 +54,14 @@ def gather(folder: Path) -> None:
 
 
 def by_stream(found: Audit) -> dict[str, StreamAudit]:
-    return {one.stream: one for one in found.streams}
+    return {stream.stream: stream for stream in found.streams}
 
 
-# ---------------------------------------------------------------- more ways to spoil a run
+# ---------------------------------------------------------------- more ways to alter a run
 
 
 def void_unreplaced(run: Run) -> None:
-    """A reader is told that the newest event of a key is void."""
+    """The newest event of a key is reported void to a reader."""
     reader = run.readers[0]
     keys = reader.key
     row = max(int(np.flatnonzero(keys == key)[-1]) for key in np.unique(keys) if key != keys[-1])
@@ -76,14 +76,14 @@ def void_unreplaced(run: Run) -> None:
 
 
 def change_value(run: Run) -> None:
-    """It got another's value: that event comes twice, and its own never."""
+    """An event has the value of another one: that one occurs twice, and its own value never."""
     reader = run.readers[2]
     reader.value = reader.value.copy()
     reader.value[-4] = reader.value[-9]
 
 
 def silence(run: Run) -> None:
-    """One who asked for voids is told of none of them."""
+    """A reader that requested voids gets none of them."""
     for reader in run.readers:
         reader.voids = np.empty((0, 2), np.int64)
 
@@ -93,7 +93,7 @@ def void_over_event(run: Run) -> None:
 
 
 def turn_back_over_a_void(run: Run) -> None:
-    """Time falls from one event to the next, and between them is a void, which has no time."""
+    """Time decreases from one event to the next, with a void, which has no time, between them."""
     reader = run.readers[0]
     row = int(np.flatnonzero(np.diff(reader.seq) > 1)[-1]) + 1
     reader.time_us = reader.time_us.copy()
@@ -105,13 +105,13 @@ def malform(run: Run) -> None:
 
 
 def stop_at_once(run: Run) -> None:
-    """A reader that was given nothing."""
+    """A reader that received nothing."""
     for name in ("seq", "time_us", "key", "value"):
         setattr(run.readers[2], name, getattr(run.readers[2], name)[:0])
     run.readers[2].voids = None
 
 
-HERE: dict[Callable[[Run], None], str] = {
+MORE_SPOILT: dict[Callable[[Run], None], str] = {
     void_unreplaced: "G4 r0: neither delivered nor outdated",
     change_value: "G10 r2: got another event than stands at",
     silence: "skipped without a void",
@@ -120,7 +120,7 @@ HERE: dict[Callable[[Run], None], str] = {
     malform: "G1 r1: 3 events were changed on the way",
     stop_at_once: "G9 r2 ended at 1, not",
 }
-# What numpy's judge says in other words.
+# Violations with other words than those of numpy's judge.
 OTHER_WORDS = {
     "differ": "G10 r1: got another event than stands at",
     "acknowledge_beyond": "G10 acknowledged and lost",
@@ -128,8 +128,8 @@ OTHER_WORDS = {
     "publish_out_of_order": "G3 not in the order in which p-",
     "time_differs": "G10 readers received different times for events at 300",
 }
-# What it sees beyond numpy's judge: an event that should stand beyond the end stands within, and a
-# void that comes late.
+# Counts that numpy's judge does not have: an event that belongs beyond the end is within it, and a
+# void comes late.
 ALSO = {"acknowledge_beyond": ("duplicated",), "void_over_event": ("misordered",)}
 
 
@@ -144,7 +144,7 @@ class Judged:
         self.expected = dict.fromkeys(self.runs, "")
         for run in self.runs.values():
             run.offered.offered_ns = np.arange(1, EVENTS + 1) * 1000
-        for spoil, words in (SPOILT | HERE).items():
+        for spoil, words in (SPOILT | MORE_SPOILT).items():
             for seed in SEEDS:
                 name = f"{spoil.__name__}-{seed}"
                 self.runs[name] = Run(seed)
@@ -163,7 +163,7 @@ class Judged:
 
 
 def unacknowledged() -> dict[str, Run]:
-    """Runs whose publisher was not told of its last four events."""
+    """Runs whose publisher got no acknowledgement of its last four events."""
     runs = {"fine": Run(1), "lacking": Run(1), "torn": Run(1), "moved": Run(1)}
     for run in runs.values():
         run.offered.seq = run.offered.seq.copy()
@@ -174,7 +174,7 @@ def unacknowledged() -> dict[str, Run]:
     torn = runs["torn"].readers[1]
     torn.value, torn.key = torn.value.copy(), torn.key.copy()
     torn.value[[-1, -2]], torn.key[[-1, -2]] = torn.value[[-2, -1]], torn.key[[-2, -1]]
-    for reader in runs["moved"].readers:  # an acknowledged event stands once more, for everybody
+    for reader in runs["moved"].readers:  # all readers get an acknowledged event twice
         reader.value, reader.key = reader.value.copy(), reader.key.copy()
         reader.value[-1], reader.key[-1] = reader.value[-6], reader.key[-6]
     return runs
@@ -185,13 +185,15 @@ def judged(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> J
     return Judged(spark, tmp_path_factory.mktemp("trace"))
 
 
-def test_sound_runs_are_sound_and_counted_as_numpy_counts(judged: Judged) -> None:
+def test_sound_runs_have_no_violations_and_the_same_counts_as_numpys_judge(judged: Judged) -> None:
     sound = [name for name in judged.runs if name.startswith("sound")]
     assert sound
     for stream in sound:
-        one, tally = judged.streams[stream], judged.runs[stream].judged()
-        assert one.violations == tally.violations == []
-        assert [getattr(one, name) for name in COUNTS] == [getattr(tally, name) for name in COUNTS]
+        found, tally = judged.streams[stream], judged.runs[stream].judged()
+        assert found.violations == tally.violations == []
+        assert [getattr(found, name) for name in COUNTS] == [
+            getattr(tally, name) for name in COUNTS
+        ]
     readers = [reader for reader in judged.found.readers if reader.stream in sound]
     assert {(r.region, r.end) for r in readers} == {(f"region-r{i}", EVENTS + 1) for i in range(3)}
     for reader in readers:
@@ -202,24 +204,26 @@ def test_sound_runs_are_sound_and_counted_as_numpy_counts(judged: Judged) -> Non
         assert reader.latency.max_ms == 2.0
 
 
-@pytest.mark.parametrize("spoil", SPOILT | HERE, ids=lambda spoil: spoil.__name__)
-def test_a_spoilt_run_is_spoilt_for_both(judged: Judged, spoil: Callable[[Run], None]) -> None:
+@pytest.mark.parametrize("spoil", SPOILT | MORE_SPOILT, ids=lambda spoil: spoil.__name__)
+def test_an_altered_run_has_violations_for_both_judges(
+    judged: Judged, spoil: Callable[[Run], None]
+) -> None:
     for seed in SEEDS:
         stream = f"{spoil.__name__}-{seed}"
-        one, tally = judged.streams[stream], judged.runs[stream].judged()
+        found, tally = judged.streams[stream], judged.runs[stream].judged()
         words = judged.expected[stream]
-        said = f"{stream}: {one.violations}\nnumpy: {tally.violations}"
-        assert tally.violations, "numpy's judge saw nothing: the test does not test"
-        assert any(words in violation for violation in one.violations), said
-        assert f"{stream}: {one.violations[0]}" in judged.found.violations
+        both = f"{stream}: {found.violations}\nnumpy: {tally.violations}"
+        assert tally.violations, "numpy's judge found nothing: the alteration has no effect"
+        assert any(words in violation for violation in found.violations), both
+        assert f"{stream}: {found.violations[0]}" in judged.found.violations
         for name in ("published", "acked", "delivered"):
-            assert getattr(one, name) == getattr(tally, name), said
+            assert getattr(found, name) == getattr(tally, name), both
         more = ALSO.get(spoil.__name__, ())
         for name in ("lost", "duplicated", "misordered"):
-            assert bool(getattr(one, name)) == (bool(getattr(tally, name)) or name in more), said
+            assert bool(getattr(found, name)) == (bool(getattr(tally, name)) or name in more), both
 
 
-def test_what_was_not_acknowledged_is_believed_to_who_got_it(judged: Judged) -> None:
+def test_unacknowledged_events_are_judged_by_what_readers_received(judged: Judged) -> None:
     fine, lacking, torn, moved = (
         judged.streams[name] for name in ("fine", "lacking", "torn", "moved")
     )
@@ -232,24 +236,24 @@ def test_what_was_not_acknowledged_is_believed_to_who_got_it(judged: Judged) -> 
     assert "G10 events stand at two positions, also at 300" in moved.violations
 
 
-def test_what_nobody_read_is_said(judged: Judged) -> None:
+def test_a_stream_without_readers_is_a_violation(judged: Judged) -> None:
     unread = judged.streams["unread"]
     assert (unread.published, unread.delivered) == (1, 0)
     assert unread.violations[0] == "published, and no reader recorded anything"
 
 
-def test_the_whole_is_the_sum_of_its_streams(judged: Judged) -> None:
+def test_totals_are_the_sums_over_streams(judged: Judged) -> None:
     found = judged.found
     assert not found.sound
     for name in COUNTS:
-        assert getattr(found, name) == sum(getattr(one, name) for one in found.streams)
+        assert getattr(found, name) == sum(getattr(stream, name) for stream in found.streams)
     assert found.delivered == sum(reader.delivered for reader in found.readers)
 
 
 # ---------------------------------------------------------------- latencies
 
 
-def test_latencies_are_those_of_the_trace(spark: "SparkSession", tmp_path: Path) -> None:
+def test_latencies_equal_those_of_the_trace(spark: "SparkSession", tmp_path: Path) -> None:
     count = 1000
     keys = np.arange(count, dtype=np.uint64)
     values = np.arange(1, count + 1, dtype=np.uint64)
@@ -297,8 +301,8 @@ def test_each_rule_explains_its_own_voids(spark: "SparkSession", tmp_path: Path)
         audit(load(spark, str(tmp_path)), KeepFor(5))
 
 
-def told(folder: Path, *ranges: tuple[str, int, int]) -> None:
-    """20 events of three keys, and a reader that was told this of these positions, in order."""
+def write_trace_of_reader(folder: Path, *ranges: tuple[str, int, int]) -> None:
+    """A trace of 20 events of three keys, and of a reader that got `ranges` of them, in order."""
     seqs = list(range(1, 21))
     keys, values = [b"k%d" % (seq % 3) for seq in seqs], [b"v%d" % seq for seq in seqs]
     save(folder, "published", "p", {
@@ -325,16 +329,16 @@ def told(folder: Path, *ranges: tuple[str, int, int]) -> None:
 @pytest.mark.parametrize(
     ("ranges", "void", "lost", "at"),
     [
-        # All that is lost is outdated: it is lost nevertheless, and not void.
+        # All lost positions are outdated: they still count as lost, not as void.
         ([("void", 1, 10), ("lost", 10, 15), ("void", 15, 18)], 12, 5, 10),
         # The newest event of a key is lost: it is counted once.
         ([("void", 1, 16), ("lost", 16, 19)], 15, 3, 16),
-        # And a position is not told of at all.
+        # And one position is not reported at all.
         ([("void", 1, 10), ("lost", 10, 15), ("void", 16, 18)], 12, 6, 10),
     ],
     ids=["outdated", "newest", "silent"],
 )
-def test_what_a_reader_was_told_is_lost_counts_as_lost(
+def test_positions_reported_lost_to_a_reader_count_as_lost(
     spark: "SparkSession",
     tmp_path: Path,
     ranges: list[tuple[str, int, int]],
@@ -343,7 +347,7 @@ def test_what_a_reader_was_told_is_lost_counts_as_lost(
     at: int,
 ) -> None:
     events = [("event", seq, seq + 1) for seq in range(ranges[-1][2], 21)]
-    told(tmp_path, *ranges, *events)
+    write_trace_of_reader(tmp_path, *ranges, *events)
     found = audit(load(spark, str(tmp_path)), LatestPerKey(), chunk_rows=CHUNK)
     assert not found.sound
     positions = sum(hi - lo for kind, lo, hi in ranges if kind == "lost")
@@ -352,10 +356,10 @@ def test_what_a_reader_was_told_is_lost_counts_as_lost(
     assert (found.delivered, found.void, found.lost) == (len(events), void, lost), found.violations
 
 
-def test_who_began_later_need_not_have_what_was_before(
+def test_a_reader_needs_only_positions_from_its_start_on(
     spark: "SparkSession", tmp_path: Path
 ) -> None:
-    for stream, first in (("told", 200), ("not-told", 202)):
+    for stream, first in (("stated", 200), ("misstated", 202)):
         run = Run(1)
         for reader in run.readers:
             reader.voids = None
@@ -368,13 +372,13 @@ def test_who_began_later_need_not_have_what_was_before(
         words = {"stream": [stream], "region": ["x"], "voids": [False], "malformed": [0]}
         save(tmp_path, "readers", f"{stream}-r1", {**words, "reader": ["r1"], "first": [first]})
     found = by_stream(audit(load(spark, str(tmp_path)), KeepAll(), chunk_rows=CHUNK))
-    assert found["told"].violations == []
-    assert found["told"].delivered == 300 + 101 + 300
-    (words_said,) = found["not-told"].violations
-    assert words_said.startswith("G1 r1: 2 positions that are invalid or were not requested")
+    assert found["stated"].violations == []
+    assert found["stated"].delivered == 300 + 101 + 300
+    (violation,) = found["misstated"].violations
+    assert violation.startswith("G1 r1: 2 positions that are invalid or were not requested")
 
 
-# ---------------------------------------------------------------- traces that are none
+# ---------------------------------------------------------------- limits and invalid traces
 
 
 @pytest.mark.parametrize(
@@ -386,11 +390,13 @@ def test_who_began_later_need_not_have_what_was_before(
         (1_000_000, 2 << 30, "merge"),
     ],
 )
-def test_what_a_join_holds_fits_memory(events: int, size: int, hint: str) -> None:
+def test_the_kind_of_join_depends_on_the_size_of_the_data(
+    events: int, size: int, hint: str
+) -> None:
     assert join_hint(events, size, tasks=4) == hint
 
 
-def test_the_verdict_is_the_same_where_events_are_too_large_to_hold(
+def test_the_verdict_is_the_same_if_events_do_not_fit_into_memory(
     spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = Run(4)
@@ -405,7 +411,7 @@ def test_the_verdict_is_the_same_where_events_are_too_large_to_hold(
     assert (found.lost, found.violations) == (1, tally.violations)
 
 
-def test_what_is_no_trace_is_said(spark: "SparkSession", tmp_path: Path) -> None:
+def test_an_invalid_trace_is_refused_with_the_reason(spark: "SparkSession", tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"is not a trace: .*published cannot be read"):
         load(spark, str(tmp_path / "nothing"))
     run = Run(1)

@@ -1,6 +1,6 @@
-"""What the pipeline holds, plans and shows at most: at each bound, and one step beyond it.
+"""Bounds of the pipeline on plans, memory and messages: at each limit and one step beyond.
 
-No Spark session is needed here.
+These tests need no Spark session.
 """
 
 import asyncio
@@ -50,22 +50,22 @@ ID = bytes(range(16))
 CHUNK = chunk_value(Batch.of(bytes(16), [b"v"]))
 
 
-# ---------------------------------------------------------------- what users say
+# ---------------------------------------------------------------- options
 
 
 def positions_of_a_bound() -> None:
     most = offsets.SEQ_END_MAX - 1
-    said = offsets.bound_of("startingOffsets", json.dumps({"s": most}))
-    assert said.of("s").seq == most  # type: ignore[union-attr]
+    bound = offsets.bound_of("startingOffsets", json.dumps({"s": most}))
+    assert bound.of("s").seq == most  # type: ignore[union-attr]
     with pytest.raises(UsageError, match="a position from 1 on"):
         offsets.bound_of("startingOffsets", json.dumps({"s": most + 1}))
 
 
 def times_of_a_bound() -> None:
     most = offsets._MS_MAX
-    said = offsets.timestamp_of("startingTimestamp", str(most)).of("s")
-    assert said.ns == most * 1_000_000  # type: ignore[union-attr]
-    assert said.ns < 1 << 63  # type: ignore[union-attr]
+    bound = offsets.timestamp_of("startingTimestamp", str(most)).of("s")
+    assert bound.ns == most * 1_000_000  # type: ignore[union-attr]
+    assert bound.ns < 1 << 63  # type: ignore[union-attr]
     with pytest.raises(UsageError, match="milliseconds since 1970"):
         offsets.timestamp_of("startingTimestamp", str(most + 1))
 
@@ -93,7 +93,7 @@ def events_of_a_workload() -> None:
 def events_of_a_task() -> None:
     def largest(total: int) -> tuple[int, int]:
         tasks = plan.cut([(Range("s", ID, 1, 1 + total), None)])
-        return len(tasks), max(one.hi - one.lo for task in tasks for one in task)
+        return len(tasks), max(part.hi - part.lo for task in tasks for part in task)
 
     most = plan.EVENTS_MAX
     assert largest(plan.TASKS * most) == (plan.TASKS, most)
@@ -103,7 +103,7 @@ def events_of_a_task() -> None:
 
 
 def times_of_a_filter() -> None:
-    """No event is later than TIME_US_MAX: no server is asked for such a time."""
+    """No event is later than TIME_US_MAX, so servers are not asked for such times."""
     located: list[int] = []
     region: Any = SimpleNamespace(locate=lambda _stream, ns: located.append(ns) or 5)
     known = Known(StreamInfo(ID, "s", "east", KeepAll()), 10)
@@ -123,7 +123,7 @@ def times_of_a_filter() -> None:
     assert located == [(TIME_US_MAX - 1) * 1000]
 
 
-def events_that_are_broadcast() -> None:
+def size_of_a_broadcast() -> None:
     assert judge.join_hint(judge.HELD_MAX, 1, 1) == "broadcast"
     assert judge.join_hint(judge.HELD_MAX + 1, 1, 1) == "shuffle_hash"
 
@@ -138,7 +138,7 @@ def examples_in_an_error() -> None:
 # ---------------------------------------------------------------- files
 
 
-def segments_that_are_mapped() -> None:
+def number_of_mapped_segments() -> None:
     most = 0
 
     class Watched(Shelf):
@@ -157,18 +157,18 @@ def segments_that_are_mapped() -> None:
         store: Any = driver.store
         stream: Any = SimpleNamespace(info=SimpleNamespace(stream_id=LOG), quarantined="")
         extents, _ = _extents(store, stream, 1, driver.disk.end(LOG))
-        assert len({one.segment for one in extents}) > 2
+        assert len({extent.segment for extent in extents}) > 2
         none = b64encode(IntervalSet().to_bytes())
-        said = {
+        answer = {
             "stream_id": LOG.hex(), "directory": store.path, "lo": 1, "hi": extents[-1].hi,
-            "extents": [list(msgspec.structs.astuple(one)) for one in extents],
+            "extents": [list(msgspec.structs.astuple(extent)) for extent in extents],
             "voids": dict.fromkeys(REASON_NAMES.values(), none),
         }  # fmt: skip
-        patch.setattr(files, "ask_server", lambda http, path, token: said)
+        patch.setattr(files, "ask_server", lambda http, path, token: answer)
         patch.setattr(files, "Shelf", Watched)
         patch.setattr(files, "_MAPS_MAX", 2)
-        one = Range("s", LOG, 1, extents[-1].hi)
-        rows = sum(piece.rows for piece in files.read(one, Server("", store.path), "", never))
+        whole = Range("s", LOG, 1, extents[-1].hi)
+        rows = sum(piece.rows for piece in files.read(whole, Server("", store.path), "", never))
         assert rows == extents[-1].hi - 1
         driver.close()
     assert most == 2
@@ -181,8 +181,8 @@ def never(lo: int, hi: int) -> Any:
 # ---------------------------------------------------------------- the sink
 
 
-class Line:
-    """A stream, or a publisher's line into it, whose batches are acknowledged by the test."""
+class FakeStream:
+    """A fake stream and its publisher, whose batches are acknowledged by the test."""
 
     stream_id = ID
     name = "t"
@@ -190,7 +190,7 @@ class Line:
     def __init__(self) -> None:
         self.sent: list[asyncio.Future[tuple[int, int]]] = []
 
-    def published_as(self, _publisher: bytes, _number: int) -> "Line":
+    def published_as(self, _publisher: bytes, _number: int) -> "FakeStream":
         return self
 
     async def publish_batch(self, _batch: Batch) -> asyncio.Future[tuple[int, int]]:
@@ -198,7 +198,7 @@ class Line:
         return self.sent[-1]
 
     async def acknowledge(self, work: asyncio.Task[Any], most: int, count: int) -> None:
-        """No more than `most` are sent before the first of them is acknowledged."""
+        """Check that at most `most` batches are sent before the first is acknowledged."""
         try:
             for number in range(count):
                 for _ in range(50):
@@ -210,35 +210,35 @@ class Line:
             work.cancel()
 
 
-def chunks_under_way_to_a_target() -> None:
-    async def story(patch: pytest.MonkeyPatch) -> None:
-        line = Line()
+def chunks_in_flight_to_a_target() -> None:
+    async def scenario(patch: pytest.MonkeyPatch) -> None:
+        fake = FakeStream()
 
-        async def open_target(*_: Any) -> Line:
-            return line
+        async def open_target(*_: Any) -> FakeStream:
+            return fake
 
         patch.setattr(staging_io, "open_target", open_target)
-        nobody: Any = None
+        no_client: Any = None
         stream: Any = SimpleNamespace(stream_id=bytes(16), name="_spark.t")
-        stage = Stage(nobody, stream, "q", SinkOptions(stream="t"), once=False)
+        stage = Stage(no_client, stream, "q", SinkOptions(stream="t"), once=False)
         for seq in range(1, 7):
             stage._spool.put(seq, CHUNK)
         chunks = tuple(ChunkRef(seq, 1, 0) for seq in range(1, 7))
         copy = asyncio.create_task(stage._copy(Copy(0, Intent("w", ("t",), chunks), {})))
-        await line.acknowledge(copy, 3, 6)  # the third waits for the first
+        await fake.acknowledge(copy, 3, 6)  # the third waits for the first
         assert copy.result() == {ID: 7}
         assert stage.published == 6
         await stage.close()
 
-    with_patch(story, (staging_io, "UNDER_WAY_MAX", 2))
+    with_patch(scenario, (staging_io, "UNDER_WAY_MAX", 2))
 
 
-def chunks_under_way_to_staging() -> None:
-    async def story(patch: pytest.MonkeyPatch) -> None:
+def chunks_in_flight_to_staging() -> None:
+    async def scenario(patch: pytest.MonkeyPatch) -> None:
         context = SimpleNamespace(partitionId=lambda: 0, taskAttemptId=lambda: 0)
         patch.setattr(sink, "TaskContext", SimpleNamespace(get=lambda: context))
-        stager, line = sink.Stager(SinkOptions(stream="t"), "q", 0, "w"), Line()
-        stager._stream = line  # type: ignore[assignment]
+        stager, fake = sink.Stager(SinkOptions(stream="t"), "q", 0, "w"), FakeStream()
+        stager._stream = fake  # type: ignore[assignment]
 
         async def put() -> Any:
             for _ in range(6):
@@ -246,26 +246,26 @@ def chunks_under_way_to_staging() -> None:
             return await stager.done(None)
 
         work = asyncio.create_task(put())
-        await line.acknowledge(work, 3, 6)
+        await fake.acknowledge(work, 3, 6)
         assert [ref.seq for ref in work.result().chunks] == [1, 2, 3, 4, 5, 6]
 
-    with_patch(story, (sink, "UNDER_WAY_MAX", 2))
+    with_patch(scenario, (sink, "UNDER_WAY_MAX", 2))
 
 
 def with_patch(
-    story: Callable[[pytest.MonkeyPatch], Awaitable[None]], bound: tuple[Any, str, int]
+    scenario: Callable[[pytest.MonkeyPatch], Awaitable[None]], bound: tuple[Any, str, int]
 ) -> None:
     async def main(patch: pytest.MonkeyPatch) -> None:
         async with asyncio.timeout(30):
-            await story(patch)
+            await scenario(patch)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(*bound)
         asyncio.run(main(patch))
 
 
-def chunks_of_done_batches() -> None:
-    """What a driver stages of a batch that another one has published is not kept."""
+def spooled_chunks_of_done_batches() -> None:
+    """Chunks that a driver staged for a batch already published by another are not kept."""
     records = [
         (_done_key("q", 0), msgspec.msgpack.encode(Done({}))),
         (chunk_key("q", 0, "late", 0, 0, 0), CHUNK),
@@ -286,16 +286,16 @@ def chunks_of_done_batches() -> None:
         def __anext__(self) -> Any:
             return self.events.__anext__()
 
-    async def story() -> None:
-        nobody: Any = None
+    async def scenario() -> None:
+        no_client: Any = None
         stream: Any = SimpleNamespace(name="_spark.t", subscribe=lambda **_: Reading())
-        stage = Stage(nobody, stream, "q", SinkOptions(stream="t"), once=False)
+        stage = Stage(no_client, stream, "q", SinkOptions(stream="t"), once=False)
         ledger = await stage._read(3)
         assert ledger.done == 0
         assert [seq for seq in (1, 2, 3) if seq in stage._spool] == [3]
         await stage.close()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 PIPELINE = "surecast.pipeline."
@@ -316,24 +316,24 @@ CHECKS: list[Row] = [
         Edit(PIPELINE + "source:BatchReader._range", "time_lo_us >= TIME_US_MAX", "lo < 0"),
     ),
     (
-        events_that_are_broadcast,
+        size_of_a_broadcast,
         Edit(PIPELINE + "jobs.judge:join_hint", "events <= HELD_MAX and", ""),
     ),
     (
         examples_in_an_error,
         Edit(PIPELINE + "jobs.compact:_examples", "runs[:SHOWN_MAX]", "runs"),
     ),
-    (segments_that_are_mapped, Edit(PIPELINE + "files:read", "_MAPS_MAX", "256")),
+    (number_of_mapped_segments, Edit(PIPELINE + "files:read", "_MAPS_MAX", "256")),
     (
-        chunks_under_way_to_a_target,
+        chunks_in_flight_to_a_target,
         Edit(PIPELINE + "staging_io:Stage._copy", "len(waiting) > UNDER_WAY_MAX or ", ""),
     ),
     (
-        chunks_under_way_to_staging,
+        chunks_in_flight_to_staging,
         Edit(PIPELINE + "sink:Stager.put", "await self._settle(UNDER_WAY_MAX)", "pass"),
     ),
     (
-        chunks_of_done_batches,
+        spooled_chunks_of_done_batches,
         Edit(PIPELINE + "staging_io:Stage._read", " and place.batch > ledger.done", ""),
     ),
 ]
@@ -349,5 +349,5 @@ def test_a_missing_bound_is_noticed(check: Check, edit: Edit) -> None:
     must_fail(check, edit)
 
 
-def test_a_workload_has_a_largest_size() -> None:
+def test_the_size_of_a_workload_is_bounded() -> None:
     events_of_a_workload()

@@ -1,4 +1,4 @@
-"""`surecast pipeline workload|compact|audit`: what they leave, say, and exit with."""
+"""`surecast pipeline workload|compact|audit`: results, messages and exit codes."""
 
 import asyncio
 import json
@@ -38,13 +38,13 @@ def pipeline(*words: object) -> Result:
     return CliRunner().invoke(app, ["pipeline", *map(str, words)])
 
 
-def told(done: Result) -> Any:
+def json_of(done: Result) -> Any:
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     return json.loads(done.stdout)
 
 
 def refused(done: Result) -> tuple[int, str]:
-    """The exit code and words of an error of ours, as `run` in cli/main.py makes them."""
+    """The exit code and text of an error of ours, as `run` in cli/main.py shows it."""
     if isinstance(done.exception, SurecastError):
         return exit_code(done.exception), str(done.exception)
     return done.exit_code, " ".join(done.output.replace("│", " ").split())
@@ -55,7 +55,7 @@ def archive(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> 
     to = tmp_path_factory.mktemp("pipeline") / "zipf"
     done = pipeline("workload", "--events", EVENTS, "--keys", KEYS, "--to", to, "--json")
     assert done.exit_code == 0, done.output
-    facts = told(done)
+    facts = json_of(done)
     assert (facts["events"], facts["keys"], facts["to"]) == (EVENTS, KEYS, str(to))
     assert facts["fit"]["plausible"]
     return to
@@ -64,35 +64,37 @@ def archive(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> 
 # ---------------------------------------------------------------- workload
 
 
-def test_a_workload_is_told_in_words(archive: Path) -> None:
+def test_a_workload_is_described_in_text(archive: Path) -> None:
     done = pipeline("workload", "--events", 1000, "--count", "--keys", 5)
     assert done.exit_code == 0, done.output
     assert "1,000 events" in done.stdout
     assert "follow the law, p = " in done.stdout
 
 
-def test_a_population_is_not_judged(archive: Path) -> None:
-    facts = told(pipeline("workload", "--events", 1000, "--count", "--law", "population", "--json"))
+def test_the_keys_of_a_population_are_not_tested_for_fit(archive: Path) -> None:
+    facts = json_of(
+        pipeline("workload", "--events", 1000, "--count", "--law", "population", "--json")
+    )
     assert "fit" not in facts
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "reason"),
     [
         (["--events", 10], "10 keys are too few"),
         (["--events", 1000, "--keys", 1], "a law with one key"),
     ],
     ids=["few", "one"],
 )
-def test_what_cannot_be_judged_is_written_all_the_same(
-    archive: Path, tmp_path: Path, words: list[object], said: str
+def test_a_workload_too_small_to_test_is_still_written(
+    archive: Path, tmp_path: Path, words: list[object], reason: str
 ) -> None:
     done = pipeline("workload", *words, "--to", tmp_path / "made")
     assert done.exit_code == 0, done.output
     assert "events in " in done.stdout
-    assert f"; not judged: {said}" in done.stdout
-    facts = told(pipeline("workload", *words, "--count", "--json"))
-    assert (facts["unjudged"].startswith(said), "fit" in facts) == (True, False)
+    assert f"; not judged: {reason}" in done.stdout
+    facts = json_of(pipeline("workload", *words, "--count", "--json"))
+    assert (facts["unjudged"].startswith(reason), "fit" in facts) == (True, False)
 
 
 def test_keys_that_follow_another_law_are_exit_code_1(
@@ -107,7 +109,7 @@ def test_keys_that_follow_another_law_are_exit_code_1(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "reason"),
     [
         (["--events", 10], "--to FOLDER"),
         (["--events", 10, "--count", "--law", "pareto"], "one of zipf, zeta, population"),
@@ -115,12 +117,12 @@ def test_keys_that_follow_another_law_are_exit_code_1(
     ],
     ids=["nowhere", "law", "skew"],
 )
-def test_a_workload_that_cannot_be_is_said(words: list[object], said: str) -> None:
+def test_invalid_workload_options_are_exit_code_2(words: list[object], reason: str) -> None:
     code, text = refused(pipeline("workload", *words))
-    assert (code, said in text) == (2, True), text
+    assert (code, reason in text) == (2, True), text
 
 
-def test_what_is_there_is_not_written_over(archive: Path) -> None:
+def test_an_existing_folder_is_not_overwritten(archive: Path) -> None:
     code, text = refused(pipeline("workload", "--events", 10, "--to", archive))
     assert (code, "exists already" in text) == (2, True), text
 
@@ -129,22 +131,27 @@ def test_what_is_there_is_not_written_over(archive: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"), [([], "true"), (["--no-fail-on-data-loss"], "false")], ids=["fail", "go on"]
+    ("words", "expected"),
+    [([], "true"), (["--no-fail-on-data-loss"], "false")],
+    ids=["fail", "go on"],
 )
-def test_an_archive_may_go_on_after_a_loss(
-    spark: "SparkSession", monkeypatch: pytest.MonkeyPatch, words: list[str], told: str
+def test_an_archive_may_continue_after_a_loss(
+    spark: "SparkSession", monkeypatch: pytest.MonkeyPatch, words: list[str], expected: str
 ) -> None:
-    given: dict[str, str] = {}
+    options_given: dict[str, str] = {}
 
     def archived(_spark: object, _to: str, options: dict[str, str], _say: object) -> int:
-        given.update(options)
+        options_given.update(options)
         return 7
 
     monkeypatch.setattr("surecast.pipeline.jobs.archive.archive", archived)
     done = pipeline("archive", "orders.>", "--to", "x", *words)
     assert done.exit_code == 0, done.output
     assert "7 rows" in done.stdout
-    assert (given["subscribePattern"], given["failOnDataLoss"]) == ("orders.>", told)
+    assert (options_given["subscribePattern"], options_given["failOnDataLoss"]) == (
+        "orders.>",
+        expected,
+    )
 
 
 # ---------------------------------------------------------------- top-keys
@@ -159,10 +166,10 @@ def test_an_archive_may_go_on_after_a_loss(
         (["--from", "earliest"], "earliest"),
     ],
 )
-def test_what_is_there_now_is_counted_from_the_beginning(
+def test_once_counts_existing_events_from_the_beginning(
     spark: "SparkSession", monkeypatch: pytest.MonkeyPatch, words: list[str], start: str
 ) -> None:
-    given: dict[str, str] = {}
+    options_given: dict[str, str] = {}
 
     class Ended:
         recentProgress = ()
@@ -171,13 +178,13 @@ def test_what_is_there_now_is_counted_from_the_beginning(
             return True
 
     def counted(_spark: object, options: dict[str, str], _tell: object, **_: object) -> Ended:
-        given.update(options)
+        options_given.update(options)
         return Ended()
 
     monkeypatch.setattr("surecast.pipeline.jobs.top_keys.top_keys", counted)
     done = pipeline("top-keys", "orders", *words)
     assert done.exit_code == 0, done.output
-    assert given["startingOffsets"] == start
+    assert options_given["startingOffsets"] == start
 
 
 # ---------------------------------------------------------------- compact
@@ -188,7 +195,7 @@ def test_compact_leaves_one_event_a_key(
 ) -> None:
     to = tmp_path / "small"
     done = pipeline("compact", archive, "--to", to, "--retain", "latest-per-key", "--json")
-    facts = told(done)
+    facts = json_of(done)
     rows = spark.read.parquet(str(to))
     keys = spark.read.parquet(str(archive)).select("key").distinct().count()
     assert (facts["before"], facts["left"]) == (EVENTS, keys)
@@ -207,7 +214,7 @@ def test_compact_leaves_one_event_a_key(
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "reason"),
     [
         (["--retain", "forever"], 2, "Valid: keep-all, latest-per-key"),
         (["--retain", "keep-all", "--collect", "older:5"], 2, "is not one of before-seq:N"),
@@ -217,11 +224,11 @@ def test_compact_leaves_one_event_a_key(
     ],
     ids=["retain", "collect", "number", "zone", "tag"],
 )
-def test_rules_that_are_none_are_said(
-    archive: Path, tmp_path: Path, words: list[str], code: int, said: str
+def test_invalid_rules_are_exit_code_2(
+    archive: Path, tmp_path: Path, words: list[str], code: int, reason: str
 ) -> None:
     found, text = refused(pipeline("compact", archive, "--to", tmp_path / "x", *words))
-    assert (found, said in text) == (code, True), text
+    assert (found, reason in text) == (code, True), text
 
 
 def test_an_archive_that_lacks_positions_is_exit_code_1(
@@ -240,7 +247,7 @@ def test_an_archive_that_lacks_positions_is_exit_code_1(
 
 
 @pytest.mark.parametrize("words", [["replay"], ["compact", "--retain", "keep-all"]])
-def test_a_stream_that_is_not_in_the_archive_is_said_with_those_that_are(
+def test_a_stream_that_is_not_in_the_archive_is_refused_with_those_that_are(
     archive: Path, tmp_path: Path, words: list[str]
 ) -> None:
     code, text = refused(pipeline(*words, archive, "--to", tmp_path / "x", "--stream", "orders"))
@@ -250,7 +257,7 @@ def test_a_stream_that_is_not_in_the_archive_is_said_with_those_that_are(
 # ---------------------------------------------------------------- audit
 
 
-def test_a_sound_trace_is_exit_code_0_and_a_spoilt_one_1(
+def test_a_sound_trace_is_exit_code_0_and_an_altered_one_1(
     spark: "SparkSession", tmp_path: Path
 ) -> None:
     sound, spoilt = Run(4), Run(4)
@@ -285,14 +292,14 @@ def test_a_sound_trace_is_exit_code_0_and_a_spoilt_one_1(
         ("Job aborted\nValueError: bad\n", JobFailed, "ValueError: bad"),
     ],
 )
-def test_errors_of_ours_come_out_of_those_of_spark(
+def test_our_errors_are_extracted_from_errors_of_spark(
     text: str, kind: type[SurecastError], words: str
 ) -> None:
     found = ours(RuntimeError(text))
     assert (type(found), str(found)) == (kind, words)
 
 
-def test_a_region_that_falls_silent_is_named_and_the_advice_given_once(
+def test_a_silent_region_is_reported_once_with_its_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(staging_io, "PATIENCE_S", 0.01)
@@ -307,7 +314,7 @@ def test_a_region_that_falls_silent_is_named_and_the_advice_given_once(
     assert exit_code(found) == 3
 
 
-def test_a_loss_is_raised_under_the_name_it_is_known_by() -> None:
+def test_data_loss_is_recognised_by_its_class_name() -> None:
     loss = remedy([Loss("stream 'x' is gone")])
     text = f"{type(loss).__module__}.{type(loss).__qualname__}: {loss}"
     assert isinstance(ours(RuntimeError(text)), DataLoss)

@@ -1,4 +1,4 @@
-"""Compaction at rest beside the live kernel and its plain twin, on the same random histories."""
+"""Compaction of archives compared with the live kernel and its twin, on random histories."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -39,12 +39,12 @@ ID = bytes(range(16))
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 STREAMS = 25  # histories in one archive
 EVENTS = 60
-BUCKET = 7  # many edges
+BUCKET = 7  # small, so that there are many bucket edges
 KEYS = (None, b"", b"a", b"ab", b"b", b"a key over eight bytes", b"\0")
 TAGS = (None, b"", b"t", b"u")
 END = EVENTS + 1
 
-# Where each history has a GC event, and what it collects.
+# The positions of collects in each history, and what they collect.
 RULES: dict[str, dict[int, Predicate]] = {
     "none": {},
     "few": {20: BeforeSeq(9), 25: BeforeTime(40_000), 30: KeyIs(b"a"), 41: KeyIs(b"")},
@@ -54,14 +54,14 @@ RULES: dict[str, dict[int, Predicate]] = {
 
 @dataclass
 class History:
-    """A stream of random events with GC events at given places, and a CONFIG event at one."""
+    """A stream of random events with collects at given positions, and one CONFIG event."""
 
     name: str
     events: list[Event]
     policy: Policy
 
     def rows(self) -> list[tuple[Any, ...]]:
-        """As the source hands them out: what is no event for a user is a void row."""
+        """The rows as the source gives them: entries other than events of users are void rows."""
         rows: list[tuple[Any, ...]] = []
         for event in self.events:
             time = EPOCH + timedelta(microseconds=event.time_ns // 1000)
@@ -119,14 +119,14 @@ def history(name: str, policy: Policy, rules: dict[int, Predicate], rng: Random)
 
 
 def archive(spark: "SparkSession", histories: list[History], rng: Random) -> "DataFrame":
-    """Their rows in any order, in several partitions."""
-    rows = [row for one in histories for row in one.rows()]
+    """The rows of all histories in random order, in several partitions."""
+    rows = [row for stream in histories for row in stream.rows()]
     rng.shuffle(rows)
     return spark.createDataFrame(rows, DDL).repartition(5)
 
 
-def found(*words: Any, **more: Any) -> dict[str, tuple[dict[int, Any], list[tuple[int, int]]]]:
-    """What is left, by stream: the live rows by position, and the void ranges in order."""
+def compacted(*words: Any, **more: Any) -> dict[str, tuple[dict[int, Any], list[tuple[int, int]]]]:
+    """The result of compaction by stream: live rows by position, and void ranges in order."""
     with compact(*words, **{"bucket": BUCKET, **more}) as result:
         return rows_of(result)
 
@@ -148,14 +148,14 @@ def rows_of(result: "DataFrame") -> dict[str, tuple[dict[int, Any], list[tuple[i
 
 
 def check(histories: list[History], *words: Any, **more: Any) -> None:
-    check_rows(histories, found(*words, **more))
+    check_rows(histories, compacted(*words, **more))
 
 
 def check_rows(histories: list[History], by_stream: dict[str, Any]) -> None:
     for one in histories:
         live, voids = by_stream[one.name]
         expected = one.live_by_kernel()
-        assert expected == one.live_by_twin(), "kernel and twin differ: no judges"
+        assert expected == one.live_by_twin(), "kernel and twin differ: nothing to compare with"
         assert live.keys() == expected, one
         assert voids == runs_of(set(range(1, END)) - expected), "not the maximal runs"
         for event in one.events:
@@ -176,35 +176,35 @@ def check_rows(histories: list[History], by_stream: dict[str, Any]) -> None:
     ],
     ids=repr,
 )
-def test_it_leaves_what_the_live_kernel_leaves(
+def test_compaction_leaves_the_same_events_as_the_live_kernel(
     spark: "SparkSession", policy: Policy, rules: str
 ) -> None:
     rng = Random(f"{policy}{rules}")
-    given = RULES[rules]
-    histories = [history(f"s{i}", policy, given, rng) for i in range(STREAMS)]
-    collected = [Collected(predicate, seq) for seq, predicate in given.items()]
+    rules_at = RULES[rules]
+    histories = [history(f"s{i}", policy, rules_at, rng) for i in range(STREAMS)]
+    collected = [Collected(predicate, seq) for seq, predicate in rules_at.items()]
     check(histories, archive(spark, histories, rng), policy, collected)
 
 
-def test_tags_are_collected_where_all_is_kept(spark: "SparkSession") -> None:
+def test_tags_are_collected_only_with_keep_all(spark: "SparkSession") -> None:
     rng = Random("tags")
-    given: dict[int, Predicate] = {30: TagIs(b"t"), 50: TagIs(b"")}
-    histories = [history(f"s{i}", KeepAll(), given, rng) for i in range(STREAMS)]
-    collected = [Collected(predicate, seq) for seq, predicate in given.items()]
+    rules_at: dict[int, Predicate] = {30: TagIs(b"t"), 50: TagIs(b"")}
+    histories = [history(f"s{i}", KeepAll(), rules_at, rng) for i in range(STREAMS)]
+    collected = [Collected(predicate, seq) for seq, predicate in rules_at.items()]
     check(histories, archive(spark, histories, rng), KeepAll(), collected)
     with pytest.raises(UsageError, match="keep-all"):
-        found(archive(spark, histories, rng), LatestPerKey(), collected)
+        compacted(archive(spark, histories, rng), LatestPerKey(), collected)
 
 
 def test_keep_for_is_an_expiry_at_the_end_of_the_archive(spark: "SparkSession") -> None:
-    """A live stream's head appends a GC event; at rest there is `now` in its place."""
+    """In a live stream the head appends a collect; for an archive the option `now` replaces it."""
     rng = Random("age")
     policy = KeepFor(50_000)
     histories = [history(f"s{i}", policy, {}, rng) for i in range(STREAMS)]
     made = archive(spark, histories, rng)
     now_us = 120
     rule = Collect(BeforeTime(now_us * 1000 - policy.ns), EXPIRED)
-    for one in histories:  # at a position of its own, behind what was archived
+    for one in histories:  # at a further position, after the archived ones
         time_ns = max(one.events[-1].time_ns, now_us * 1000)
         one.events.append(Event(END, time_ns, COLLECT, rule=rule, value=encode_collect(rule)))
     now = EPOCH + timedelta(microseconds=now_us)
@@ -217,10 +217,10 @@ def test_compacting_again_changes_nothing(spark: "SparkSession") -> None:
     with compact(archive(spark, histories, rng), LatestPerKey(), bucket=BUCKET) as once:
         rows = rows_of(once)
         check_rows(histories, rows)
-        assert found(once, LatestPerKey(), bucket=11) == rows
+        assert compacted(once, LatestPerKey(), bucket=11) == rows
 
 
-def test_more_keys_than_are_broadcast_give_the_same(
+def test_too_many_keys_for_a_broadcast_give_the_same_result(
     spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("surecast.pipeline.jobs.compact.BROADCAST_MAX", 0)
@@ -237,12 +237,14 @@ def void(last: int, count: int) -> tuple[Any, ...]:
     return ("s", last, "void", count, None, None, None, None)
 
 
-def test_a_void_range_over_many_buckets_stays_one(spark: "SparkSession") -> None:
+def test_a_void_range_over_many_buckets_is_one_range(spark: "SparkSession") -> None:
     rows = [*rows_at(101, 102), void(1102, 1000), *rows_at(1103)]
-    (live, voids), *_ = found(spark.createDataFrame(rows, DDL), LatestPerKey()).values()
+    (live, voids), *_ = compacted(spark.createDataFrame(rows, DDL), LatestPerKey()).values()
     assert (set(live), voids) == ({101, 102, 1103}, [(103, 1103)])
-    (live, voids), *_ = found(spark.createDataFrame(rows, DDL), KeepLast(1)).values()
-    assert (set(live), voids) == ({1103}, [(101, 1103)]), "voids join what goes now"
+    (live, voids), *_ = compacted(spark.createDataFrame(rows, DDL), KeepLast(1)).values()
+    assert (set(live), voids) == ({1103}, [(101, 1103)]), (
+        "voids are joined with newly void positions"
+    )
 
 
 @pytest.mark.parametrize(
@@ -257,28 +259,28 @@ def test_a_void_range_over_many_buckets_stays_one(spark: "SparkSession") -> None
     ],
     ids=["hole", "wide-hole", "hole-before-void", "twice", "void-over-event", "twice-within"],
 )
-def test_an_archive_with_holes_or_doubles_is_refused(
+def test_an_archive_with_holes_or_duplicates_is_refused(
     spark: "SparkSession", rows: list[tuple[Any, ...]], words: str
 ) -> None:
-    with pytest.raises(BadArchive) as said:
-        found(spark.createDataFrame(rows, DDL), KeepAll())
-    assert words in str(said.value)
-    assert "'s'" in str(said.value)
+    with pytest.raises(BadArchive) as caught:
+        compacted(spark.createDataFrame(rows, DDL), KeepAll())
+    assert words in str(caught.value)
+    assert "'s'" in str(caught.value)
 
 
-def test_holes_are_void_where_the_caller_says_so(spark: "SparkSession") -> None:
+def test_holes_are_void_with_holes_are_void(spark: "SparkSession") -> None:
     rows = [*rows_at(3, 4, 6, 40), *rows_at(1, 2, stream="t")]
-    result = found(spark.createDataFrame(rows, DDL), KeepAll(), holes_are_void=True)
+    result = compacted(spark.createDataFrame(rows, DDL), KeepAll(), holes_are_void=True)
     assert (set(result["s"][0]), result["s"][1]) == ({3, 4, 6, 40}, [(5, 6), (7, 40)])
     assert (set(result["t"][0]), result["t"][1]) == ({1, 2}, [])
 
 
-def test_columns_that_are_missing_are_named(spark: "SparkSession") -> None:
+def test_missing_columns_are_reported(spark: "SparkSession") -> None:
     with pytest.raises(UsageError, match="no column stream, kind"):
-        found(spark.range(1).withColumnRenamed("id", "seq"), KeepAll())
+        compacted(spark.range(1).withColumnRenamed("id", "seq"), KeepAll())
 
 
-def test_nothing_stays_cached(spark: "SparkSession") -> None:
+def test_compaction_leaves_nothing_in_sparks_cache(spark: "SparkSession") -> None:
     def cached() -> bool:
         return not spark._jsparkSession.sharedState().cacheManager().isEmpty()
 
@@ -287,5 +289,5 @@ def test_nothing_stays_cached(spark: "SparkSession") -> None:
         assert cached()
     assert not cached()
     with pytest.raises(BadArchive):
-        found(spark.createDataFrame(rows_at(1, 3), DDL), LatestPerKey())
+        compacted(spark.createDataFrame(rows_at(1, 3), DDL), LatestPerKey())
     assert not cached()

@@ -1,4 +1,4 @@
-"""What a task reads, over real sockets and from real files: the same rows either way."""
+"""Tasks read the same rows over real sockets and from real files."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def region(tmp_path: Path) -> Iterator[Served]:
 
 
 def plan(region: Served, name: str = "orders", **changes: Any) -> Task:
-    """A task that reads all of a stream, from files if it can see them."""
-    with Region(region.url, region.token) as asked:
-        known = asked.expect((name,))[name]
-        servers = tuple(asked.servers(name))
-        asked.settle([known.stream_id])
-        given: dict[str, Any] = {
+    """A task that reads a whole stream, from files if possible."""
+    with Region(region.url, region.token) as connection:
+        known = connection.expect((name,))[name]
+        servers = tuple(connection.servers(name))
+        connection.settle([known.stream_id])
+        fields: dict[str, Any] = {
             "ranges": (Range(name, known.stream_id, 1, known.end),),
             "url": region.url,
             "token": region.token,
@@ -59,11 +59,11 @@ def plan(region: Served, name: str = "orders", **changes: Any) -> Task:
             "fail_on_loss": True,
             "patience_s": 5.0,
         }
-    return Task(**{**given, **changes})
+    return Task(**{**fields, **changes})
 
 
 def rows(task: Task) -> list[dict[str, Any]]:
-    return [row for one in fetch.read(task) for row in one.to_pylist()]
+    return [row for part in fetch.read(task) for row in part.to_pylist()]
 
 
 def batches(task: Task) -> list[Batch]:
@@ -82,7 +82,7 @@ def from_servers(task: Task) -> Task:
     return replace(task, files=False)
 
 
-def test_all_of_a_stream_from_servers(region: Served) -> None:
+def test_a_whole_stream_is_read_from_servers(region: Served) -> None:
     values = [b"%d" % n for n in range(30_000)]
     region.publish("orders", values, [b"k%d" % (n % 7) for n in range(30_000)])
     found = rows(plan(region, files=False))
@@ -93,7 +93,7 @@ def test_all_of_a_stream_from_servers(region: Served) -> None:
     assert times == sorted(times)
 
 
-def test_a_part_of_a_stream_is_exactly_that(region: Served) -> None:
+def test_a_range_of_a_stream_is_read_exactly(region: Served) -> None:
     region.publish("orders", [b"%d" % n for n in range(1, 10_001)])
     task = plan(region)
     for lo, hi in ((1, 2), (4_000, 4_001), (4_096, 4_098), (777, 9_999), (10_000, 10_001)):
@@ -106,12 +106,12 @@ def test_a_part_of_a_stream_is_exactly_that(region: Served) -> None:
 def test_files_and_servers_give_the_same_rows(region: Served, monkeypatch: Any) -> None:
     rng = random.Random(7)
     values = [rng.randbytes(10) for _ in range(40_000)]
-    # Half of the keys come once: not so much is void that a compaction leaves no segment behind.
+    # Half of the keys occur once, so that compactions leave large segments.
     keys = [b"%08d" % rng.choice((rng.randrange(500), 10**6 + n)) for n in range(40_000)]
     region.publish("orders", values, keys, retain=surecast.latest_per_key())
     with region.client() as client:
         client.stream("orders").collect(surecast.key_prefix(b"0000001"))
-    wait_for(lambda: region.segments() > 0, "nothing left the journal")
+    wait_for(lambda: region.positions_in_files("orders") > 10_000, "few positions in files")
     task = plan(region)
     opened: list[int] = []
     monkeypatch.setattr(files, "_from_file", _counting(files._from_file, opened))
@@ -133,7 +133,7 @@ def _counting(real: Any, opened: list[int]) -> Any:
 
 
 def _covered(found: list[dict[str, Any]]) -> int:
-    """Each position once, in order; the first that is not there."""
+    """Check that each position occurs once, in order; returns the first missing one."""
     at = 1
     for row in found:
         assert row["seq"] - row["range"] + 1 == at, row
@@ -142,8 +142,8 @@ def _covered(found: list[dict[str, Any]]) -> int:
 
 
 @pytest.mark.slow
-def test_while_compaction_takes_files_away(region: Served) -> None:
-    """Every live event is there, and every position once, whatever the store does meanwhile."""
+def test_reading_while_compaction_removes_files(region: Served) -> None:
+    """Every live event and every position is read once, whatever the store does meanwhile."""
     rng = random.Random(11)
     over = threading.Event()
     newest: dict[bytes, bytes] = {}
@@ -162,12 +162,12 @@ def test_while_compaction_takes_files_away(region: Served) -> None:
     publisher.start()
     try:
         wait_for(lambda: region.segments() > 0 or over.is_set(), "nothing left the journal")
-        looked = 0
-        while not over.is_set() or looked < 3:
+        reads = 0
+        while not over.is_set() or reads < 3:
             task = plan(region)
             found = rows(task)
             assert _covered(found) == task.ranges[0].hi
-            looked += 1
+            reads += 1
     finally:
         publisher.join()
     task = plan(region)
@@ -176,8 +176,8 @@ def test_while_compaction_takes_files_away(region: Served) -> None:
         assert last == newest
 
 
-def test_a_damaged_record_comes_from_the_servers(region: Served, tmp_path: Path) -> None:
-    """In a copy of the files, for the server reads its own."""
+def test_a_damaged_record_is_read_from_the_servers(region: Served, tmp_path: Path) -> None:
+    """The damage is in a copy of the files, because the server reads its own."""
     values = [b"%010d" % n for n in range(20_000)]
     region.publish("orders", values, [b"12345678"] * 20_000)
     wait_for(lambda: region.segments() > 1, "nothing left the journal")
@@ -191,12 +191,12 @@ def test_a_damaged_record_comes_from_the_servers(region: Served, tmp_path: Path)
         (other / path.name).write_bytes(data)
     assert events(_read_at(task, other)) == list(enumerate(values, 1))
     for path in list(other.iterdir())[:1]:
-        path.unlink()  # gone
+        path.unlink()
     assert events(_read_at(task, other)) == list(enumerate(values, 1))
 
 
 def test_files_of_another_store_are_not_read(region: Served, tmp_path: Path) -> None:
-    """The same names, the same streams' names, all checksums right: and other events."""
+    """The names of files and streams are equal and all checksums right, but the events differ."""
     region.publish("orders", [b"right %06d" % n for n in range(10_000)])
     wait_for(lambda: region.segments() > 0, "nothing left the journal")
     with Served(tmp_path / "other") as stranger:
@@ -207,12 +207,10 @@ def test_files_of_another_store_are_not_read(region: Served, tmp_path: Path) -> 
     assert [value for _, value in found] == [b"right %06d" % n for n in range(10_000)]
 
 
-def test_files_of_a_store_that_went_another_way_are_not_read(
-    region: Served, tmp_path: Path
-) -> None:
-    """The same stream, the same segments by name; from some position on, other events."""
+def test_files_of_a_diverged_store_are_not_read(region: Served, tmp_path: Path) -> None:
+    """The same stream and names of segments, but other events from some position on."""
     region.publish("orders", [b"right %06d" % n for n in range(100)])
-    region.keep(tmp_path / "other")
+    region.back_up(tmp_path / "other")
     with Served(tmp_path / "other") as stranger:
         stranger.publish("orders", [b"wrong %06d" % n for n in range(100, 10_000)])
         region.publish("orders", [b"right %06d" % n for n in range(100, 10_000)])
@@ -224,30 +222,30 @@ def test_files_of_a_store_that_went_another_way_are_not_read(
     assert [value for _, value in found] == [b"right %06d" % n for n in range(10_000)]
 
 
-def test_only_what_is_committed_and_seen_is_told_of(region: Served) -> None:
+def test_only_committed_positions_seen_by_retention_are_reported_in_files(region: Served) -> None:
     region.publish("orders", [b"%010d" % n for n in range(10_000)])
     wait_for(lambda: region.segments() > 0, "nothing left the journal")
     plan(region)
     assert region.server is not None
     service = region.server.streams
     stream = service.streams[service.directory.by_name["orders"].stream_id]
-    told = files_of(region.server, "orders", 1, 1 << 60)
-    assert told is not None
-    assert told.hi == 10_001
-    assert told.extents
-    for place, seen in (("committed", 50), ("index", 20)):
-        if place == "committed":
+    answer = files_of(region.server, "orders", 1, 1 << 60)
+    assert answer is not None
+    assert answer.hi == 10_001
+    assert answer.extents
+    for bound, seen in (("committed", 50), ("index", 20)):
+        if bound == "committed":
             stream.committed = seen
         else:
             stream.index.end = seen
-        told = files_of(region.server, "orders", 1, 1 << 60)
-        assert told is not None
-        assert told.hi == seen
-        assert max(extent.hi for extent in told.extents) <= seen
+        answer = files_of(region.server, "orders", 1, 1 << 60)
+        assert answer is not None
+        assert answer.hi == seen
+        assert max(extent.hi for extent in answer.extents) <= seen
 
 
 def _read_at(task: Task, directory: Path) -> list[dict[str, Any]]:
-    """Read with the server's answers, but from files that lie elsewhere."""
+    """Read with the answers of the server, but from files in another directory."""
     real = files.Paths
     files.Paths = lambda _: real(directory)  # type: ignore[assignment,misc]
     try:
@@ -256,18 +254,18 @@ def _read_at(task: Task, directory: Path) -> list[dict[str, Any]]:
         files.Paths = real  # type: ignore[misc]
 
 
-def test_a_server_says_what_is_wrong_with_a_question(region: Served) -> None:
+def test_invalid_requests_for_files_have_status_codes(region: Served) -> None:
     region.publish("orders", [b"1"])
-    where = f"http://{region.config.node.http}/v1/streams"
+    url = f"http://{region.config.node.http}/v1/streams"
     for path, code in (("nobody/files", 404), ("orders/files?lo=x", 400)):
         with pytest.raises(HTTPError) as refused:
-            urlopen(f"{where}/{path}")
+            urlopen(f"{url}/{path}")
         assert refused.value.code == code
-    said = json.loads(urlopen(f"{where}/orders/files").read())
-    assert (said["lo"], said["directory"]) == (1, str(region.data) + "/log")
+    answer = json.loads(urlopen(f"{url}/orders/files").read())
+    assert (answer["lo"], answer["directory"]) == (1, str(region.data) + "/log")
 
 
-def test_without_http_everything_comes_from_servers(tmp_path: Path) -> None:
+def test_without_http_everything_is_read_from_servers(tmp_path: Path) -> None:
     with Served(tmp_path / "data", http=False) as region:
         region.publish("orders", [b"a", b"b"])
         task = plan(region)
@@ -275,7 +273,7 @@ def test_without_http_everything_comes_from_servers(tmp_path: Path) -> None:
         assert events(rows(task)) == [(1, b"a"), (2, b"b")]
 
 
-def test_a_token_opens_both_ports(tmp_path: Path) -> None:
+def test_a_token_is_accepted_at_both_ports(tmp_path: Path) -> None:
     with Served(tmp_path / "data", token="sesame") as region:
         region.publish("orders", [b"0123456789"] * 10_000)
         wait_for(lambda: region.segments() > 0, "nothing left the journal")
@@ -285,7 +283,7 @@ def test_a_token_opens_both_ports(tmp_path: Path) -> None:
         assert len(events(rows(from_servers(task)))) == 10_000
 
 
-def test_what_retention_took_is_void_and_not_lost(region: Served) -> None:
+def test_positions_removed_by_retention_are_void_and_not_lost(region: Served) -> None:
     region.publish("orders", [b"%d" % n for n in range(5_000)], retain=surecast.keep_last(10))
     found = rows(plan(region))
     assert _covered(found) == 5_001
@@ -294,33 +292,33 @@ def test_what_retention_took_is_void_and_not_lost(region: Served) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fail_on_loss", [True, False])
-def test_positions_that_nobody_has_are_lost(region: Served, fail_on_loss: bool) -> None:
+def test_positions_that_no_region_has_are_lost(region: Served, fail_on_loss: bool) -> None:
     region.publish("orders", [b"1", b"2"])
     task = plan(region, patience_s=0.5, fail_on_loss=fail_on_loss)
     (one,) = task.ranges
-    for strange, said, left in (
+    for strange, reason, left in (
         (one._replace(hi=10), "nobody has more of it than up to 2", 2),
         (one._replace(stream_id=b"?" * 16), "made anew", 0),
         (one._replace(stream="nobody", stream_id=b"?" * 16), "does not exist any more", 0),
     ):
         changed = replace(task, ranges=(strange,))
         if fail_on_loss:
-            with pytest.raises(DataLoss, match=f"{said}.*failOnDataLoss=false"):
+            with pytest.raises(DataLoss, match=f"{reason}.*failOnDataLoss=false"):
                 rows(changed)
         else:
             assert len(rows(changed)) == left
 
 
-def test_positions_that_a_server_has_given_up_are_lost(region: Served, caplog: Any) -> None:
-    """A real server on a damaged disk: what it cannot read is waited for until it is given up."""
+def test_positions_that_a_server_declared_lost_are_lost(region: Served, caplog: Any) -> None:
+    """A server with a damaged disk: unreadable positions are waited for until declared lost."""
     values = [b"%06d" % n for n in range(1, 20_001)]
     region.publish("orders", values)
     ((lo, hi),) = region.damage("orders")
     assert 1 <= lo < hi <= 20_001
-    with Region(region.url, "") as asked:
-        assert asked.expect(("orders",))["orders"].end == lo
+    with Region(region.url, "") as connection:
+        assert connection.expect(("orders",))["orders"].end == lo
         region.forfeit("orders", lo, hi, "its only disk was damaged")
-        assert asked.expect(("orders",))["orders"].end == 20_001
+        assert connection.expect(("orders",))["orders"].end == 20_001
     task = plan(region)
     for one in (task, from_servers(task)):
         with pytest.raises(DataLoss) as refused:
@@ -340,49 +338,49 @@ def test_positions_that_a_server_has_given_up_are_lost(region: Served, caplog: A
 
 
 @pytest.mark.slow
-def test_a_stream_that_is_damaged_to_its_end_is_lost_from_there_on(
+def test_a_stream_damaged_up_to_its_end_is_lost_from_there_on(
     region: Served, monkeypatch: Any
 ) -> None:
-    """Other events will never stand there, so that a row can say that they are lost."""
+    """If no other events can get these positions, a row reports them lost."""
     region.publish("orders", [b"1", b"2"])
     task = plan(region, patience_s=0.2, fail_on_loss=False)
     late = replace(task, ranges=(task.ranges[0]._replace(hi=10),))
-    for again, said in ((False, [(9, 7)]), (True, [])):
+    for again, expected in ((False, [(9, 7)]), (True, [])):
         known = loss.Loss("damaged", again=again)
         monkeypatch.setattr(fetch, "lost", lambda *_, known=known: known)
         found = rows(late)
-        assert [(r["seq"], r["range"]) for r in found if r["kind"] == "lost"] == said
+        assert [(r["seq"], r["range"]) for r in found if r["kind"] == "lost"] == expected
         assert len(events(found)) == 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fail_on_loss", [True, False])
-def test_what_may_still_come_is_not_lost(
+def test_positions_that_may_still_arrive_are_not_lost(
     region: Served, fail_on_loss: bool, monkeypatch: Any
 ) -> None:
-    """Where another region has more or may have, or no server is ready, it is not given up."""
+    """Positions are not lost if another region has or may have them, or if no server is ready."""
     region.publish("orders", [b"1", b"2"])
     task = plan(region, patience_s=0.5, fail_on_loss=fail_on_loss)
     late = replace(task, ranges=(task.ranges[0]._replace(hi=10),))
     real = loss.ask_server
 
     def ahead(http: str, path: str, token: str) -> dict[str, Any] | None:
-        said = real(http, path, token)
-        if said is not None and "owner" in said:
-            said["regions"]["west"] = 10
-        return said
+        answer = real(http, path, token)
+        if answer is not None and "owner" in answer:
+            answer["regions"]["west"] = 10
+        return answer
 
     def starting(http: str, path: str, token: str) -> dict[str, Any] | None:
-        said = real(http, path, token)
-        return said if said is None or "ready" not in said else {**said, "ready": False}
+        answer = real(http, path, token)
+        return answer if answer is None or "ready" not in answer else {**answer, "ready": False}
 
     def cut_off(http: str, path: str, token: str) -> dict[str, Any] | None:
-        said = real(http, path, token)
-        if said is not None and "node" in said:
-            said["regions"] = [{"name": "west", "up": False, "replicas": {}}]
-        elif said is not None:
-            said["owner"] = "west"
-        return said
+        answer = real(http, path, token)
+        if answer is not None and "node" in answer:
+            answer["regions"] = [{"name": "west", "up": False, "replicas": {}}]
+        elif answer is not None:
+            answer["owner"] = "west"
+        return answer
 
     for answer in (ahead, starting, cut_off):
         monkeypatch.setattr(loss, "ask_server", answer)
@@ -391,18 +389,18 @@ def test_what_may_still_come_is_not_lost(
         assert not isinstance(refused.value, DataLoss)
 
 
-def test_a_server_that_is_away_for_a_while_is_waited_for(region: Served) -> None:
+def test_a_task_waits_for_a_server_that_restarts(region: Served) -> None:
     region.publish("orders", [b"%010d" % n for n in range(60_000)])
     task = plan(region, files=False, patience_s=30.0)
     found = fetch.read(task)
     some = next(found)
     region.stop()
     region.start()
-    count = some.num_rows + sum(one.num_rows for one in found)
+    count = some.num_rows + sum(part.num_rows for part in found)
     assert count == 60_000
 
 
-def test_a_server_that_is_away_when_a_task_begins_is_waited_for(
+def test_a_task_waits_for_a_server_that_is_down_when_it_begins(
     region: Served, monkeypatch: Any
 ) -> None:
     region.publish("orders", [b"1", b"2"])
@@ -424,7 +422,7 @@ def test_a_server_that_is_away_when_a_task_begins_is_waited_for(
         assert events(found.result(60)) == [(1, b"1"), (2, b"2")]
 
 
-def test_a_task_that_finds_nobody_names_the_option(tmp_path: Path) -> None:
+def test_a_task_that_cannot_connect_names_the_option(tmp_path: Path) -> None:
     with Served(tmp_path / "data", token="sesame") as region:
         region.publish("orders", [b"1"])
         task = plan(region, files=False, patience_s=0.5)
@@ -434,51 +432,53 @@ def test_a_task_that_finds_nobody_names_the_option(tmp_path: Path) -> None:
         rows(task)
 
 
-def test_nobody_is_waited_for_without_end(monkeypatch: Any) -> None:
-    """A first answer and a stream's appearance together take ten seconds at most."""
+def test_waiting_for_silent_servers_is_bounded(monkeypatch: Any) -> None:
+    """Waiting for a first answer and for a stream takes ten seconds at most."""
     assert region_module.ANSWER_S + region_module.APPEAR_S <= 10
     monkeypatch.setattr(region_module, "ANSWER_S", 0.6)
     with ExitStack() as stack:
         mute = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
-        places = ",".join(f"127.0.0.1:{one.getsockname()[1]}" for one in mute)
+        addresses = ",".join(f"127.0.0.1:{server.getsockname()[1]}" for server in mute)
         with pytest.raises(SurecastError, match="option url"):
-            Region(f"surecast://{places}", "")
+            Region(f"surecast://{addresses}", "")
 
 
-def test_addresses_that_a_region_tells_must_be_reachable(tmp_path: Path, monkeypatch: Any) -> None:
-    """As through a translator of addresses: the url leads to it, and what it tells does not."""
+def test_unreachable_addresses_reported_by_a_region_are_an_error(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    """As behind address translation: the url leads to the region, its own addresses do not."""
     monkeypatch.setattr(region_module, "ANSWER_S", 1.0)
-    with Served(tmp_path / "data", told="127.0.0.1:9") as region:
+    with Served(tmp_path / "data", advertised="127.0.0.1:9") as region:
         began = time.monotonic()
         with (
-            Region(region.url, "") as asked,
+            Region(region.url, "") as connection,
             pytest.raises(SurecastError, match=r"reached from here, at .*127\.0\.0\.1:9\?"),
         ):
-            asked.streams(("orders",))
+            connection.streams(("orders",))
         assert time.monotonic() - began < 5
 
 
-def test_what_a_region_knows_of_its_streams(region: Served) -> None:
+def test_a_region_reports_ends_times_and_voids_of_streams(region: Served) -> None:
     region.publish("orders", [b"%d" % n for n in range(3_000)], retain=surecast.keep_last(100))
     region.publish("trades", [])
-    with Region(region.url, "") as asked:
-        found = asked.streams((), ">")
-        assert {name: one.end for name, one in found.items()} == {"orders": 3_001, "trades": 1}
+    with Region(region.url, "") as connection:
+        found = connection.streams((), ">")
+        assert {name: known.end for name, known in found.items()} == {"orders": 3_001, "trades": 1}
         orders = found["orders"]
         assert isinstance(orders, Known)
-        assert asked.locate(orders.stream_id, 0) >= 1
-        assert asked.locate(orders.stream_id, 1 << 62) == 3_001
-        asked.settle([orders.stream_id])
-        voids = asked.voids("orders", orders.stream_id, 1, 3_001)
+        assert connection.locate(orders.stream_id, 0) >= 1
+        assert connection.locate(orders.stream_id, 1 << 62) == 3_001
+        connection.settle([orders.stream_id])
+        voids = connection.voids("orders", orders.stream_id, 1, 3_001)
         assert voids is not None
         assert voids.hi == 3_001
         assert voids.positions == IntervalSet([(1, 2_901)])
-        assert asked.voids("orders", b"?" * 16, 1, 10) is None
+        assert connection.voids("orders", b"?" * 16, 1, 10) is None
 
 
 def only_the_new_history_is_read(region: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Streams whose history was given up, one of them twice, are known by their newest id, in
-    whatever order a server tells of the histories."""
+    """Streams whose history was given up, one of them twice, are read by their newest id, in
+    whatever order a server lists the histories."""
     for name in ("orders", "trades"):
         region.publish(name, [b"old"] * 5)
         region.force_new_stream(name)
@@ -487,19 +487,19 @@ def only_the_new_history_is_read(region: Served, monkeypatch: pytest.MonkeyPatch
     region.publish("orders", [b"newest"])
     assert region.server is not None
     newest = region.server.streams.directory.by_name
-    told = Client.ends
+    real = Client.ends
     for turn in (list, reversed):
 
         async def ends(client: Client, pattern: str, turn: Any = turn) -> list[Any]:
-            return list(turn(await told(client, pattern)))
+            return list(turn(await real(client, pattern)))
 
         monkeypatch.setattr(Client, "ends", ends)
         for names, pattern in ((("orders", "trades"), ""), ((), ">")):
-            with Region(region.url, "") as asked:
-                found = asked.streams(names, pattern)
-            assert {name: one.end for name, one in found.items()} == {"orders": 2, "trades": 3}
-            for name, one in found.items():
-                assert one.stream_id == newest[name].stream_id
+            with Region(region.url, "") as connection:
+                found = connection.streams(names, pattern)
+            assert {name: known.end for name, known in found.items()} == {"orders": 2, "trades": 3}
+            for name, known in found.items():
+                assert known.stream_id == newest[name].stream_id
     assert events(rows(plan(region))) == [(1, b"newest")]
 
 
@@ -509,14 +509,14 @@ def test_a_stream_whose_history_was_given_up_is_read_by_its_new_id(
     only_the_new_history_is_read(region, monkeypatch)
 
 
-def test_it_is_noticed_if_a_history_that_was_given_up_is_read(
+def test_the_check_fails_if_an_old_history_is_read(
     region: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = Client.ends
+    real = Client.ends
 
     async def ends(client: Client, pattern: str) -> list[Any]:
-        """Without what a stream replaces: `Region.streams` cannot tell the histories apart."""
-        found = await told(client, pattern)
+        """Without the field `replaces`, so that `Region.streams` cannot tell histories apart."""
+        found = await real(client, pattern)
         return [(msgspec.structs.replace(info, replaces=b""), end) for info, end in found]
 
     monkeypatch.setattr(Client, "ends", ends)
@@ -524,8 +524,8 @@ def test_it_is_noticed_if_a_history_that_was_given_up_is_read(
         only_the_new_history_is_read(region, monkeypatch)
 
 
-def test_many_streams_are_settled(region: Served) -> None:
-    """More than a client may have questions at a time."""
+def test_settle_accepts_many_streams(region: Served) -> None:
+    """More streams than a client may have open questions."""
     region.publish("orders", [b"1"])
-    with Region(region.url, "") as asked:
-        asked.settle([asked.expect(("orders",))["orders"].stream_id] * 10_001)
+    with Region(region.url, "") as connection:
+        connection.settle([connection.expect(("orders",))["orders"].stream_id] * 10_001)

@@ -1,7 +1,7 @@
-"""What a task reads from a segment: every position once, whatever the file lacks.
+"""A task reads every position once, even if a segment lacks some of them.
 
-The checksums of these segments are right. They hold less than their index or directory says, as
-after a fault in the program that wrote them.
+The checksums of these segments are right, but they hold less than their index or directory states,
+as after a bug in the program that wrote them.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def batch_of(lo: int, hi: int) -> Batch:
 
 
 class Segment:
-    """A segment of one run that holds the pieces given, and a server that says it is complete."""
+    """A segment with one run that holds `pieces`, and a fake server that reports it as complete."""
 
     def __init__(self, directory: Path, pieces: list[tuple[int, int]], voids: IntervalSet) -> None:
         self.directory = directory
         self.voids = voids
-        self.fetched: list[tuple[int, int]] = []  # from servers instead
+        self.fetched: list[tuple[int, int]] = []  # ranges read from servers instead
         writer = SegmentWriter(Paths(directory).segment(NUMBER), NUMBER, lambda: None)
         writer.begin(STREAM)
         for lo, hi in pieces:
@@ -68,14 +68,14 @@ class Segment:
 
     def read(self, lo: int, hi: int) -> list[Batch]:
         self.fetched.clear()
-        one, server = Range("orders", STREAM, lo, hi), Server("", str(self.directory))
-        return list(files.read(one, server, "", self.elsewhere))
+        span, server = Range("orders", STREAM, lo, hi), Server("", str(self.directory))
+        return list(files.read(span, server, "", self.elsewhere))
 
 
 PIECES = {
     "a gap between two batches": [(1, 11), (16, 21), (21, END)],
     "a gap before the first batch": [(6, 11), (11, 21), (21, END)],
-    "a gap behind the last batch": [(1, 11), (11, 21), (21, 26)],
+    "a gap after the last batch": [(1, 11), (11, 21), (21, 26)],
 }
 VOIDS = {"no voids": IntervalSet(), "some voids": IntervalSet([(3, 5), (17, 18)])}
 
@@ -101,13 +101,13 @@ def every_position_is_read_once(
 
 @pytest.mark.parametrize("voids", VOIDS)
 @pytest.mark.parametrize("pieces", PIECES)
-def test_what_a_file_lacks_comes_from_the_servers(
+def test_positions_missing_in_a_file_are_read_from_the_servers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: str, voids: str
 ) -> None:
     every_position_is_read_once(tmp_path, monkeypatch, pieces, voids)
 
 
-def test_a_complete_file_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_complete_file_needs_no_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     segment = Segment(tmp_path, [(1, 11), (11, 21), (21, END)], VOIDS["some voids"])
     monkeypatch.setattr(files, "ask_server", segment.ask_server)
     for lo, hi in ((1, END), (1, 11), (5, 25), (11, 12), (30, END)):
@@ -119,17 +119,17 @@ def test_a_complete_file_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def passes_gaps_on(
     one: Range, shelf: Shelf, row: tuple[int, int, int, int, int], lo: int, hi: int
 ) -> Iterator[Batch]:
-    """`files._from_file` without its checks of which position is next."""
-    number, place, *_ = row
-    run = shelf.mapped(number).run(place)
-    for batch in Extent(shelf.segment(number), place, run.lo, run.hi, 0, 0).batches(lo, hi):
+    """A mutant: `files._from_file` without its checks of the next position."""
+    number, index, *_ = row
+    run = shelf.mapped(number).run(index)
+    for batch in Extent(shelf.segment(number), index, run.lo, run.hi, 0, 0).batches(lo, hi):
         if batch.hi > lo:
             yield batch.slice(max(lo, batch.lo), min(hi, batch.hi))
 
 
 @pytest.mark.parametrize("voids", VOIDS)
 @pytest.mark.parametrize("pieces", PIECES)
-def test_it_is_noticed_if_a_gap_is_passed_on(
+def test_the_check_fails_if_gaps_are_not_detected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: str, voids: str
 ) -> None:
     monkeypatch.setattr(files, "_from_file", passes_gaps_on)

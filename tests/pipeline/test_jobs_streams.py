@@ -1,4 +1,4 @@
-"""archive, replay and top-keys: jobs that read streams or write them, over a real region."""
+"""archive, replay and top-keys: jobs that read or write streams of a real region."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def options(region: Served, **more: str) -> dict[str, str]:
 
 
 def values_of(region: Served, name: str, count: int) -> list[tuple[bytes | None, bytes]]:
-    """The first events of a stream, as a subscriber gets them; and that there are no more."""
+    """All events of a stream; checks that there are `count`."""
     with region.client() as client:
         last = client.stream(name).publish(b"end")
         found = []
@@ -53,7 +53,7 @@ def values_of(region: Served, name: str, count: int) -> list[tuple[bytes | None,
     return found
 
 
-def test_an_archive_covers_every_position_once_and_is_resumed(
+def test_an_archive_covers_every_position_once_and_can_be_continued(
     spark: SparkSession, region: Served, tmp_path: Path
 ) -> None:
     lake = str(tmp_path / "lake")
@@ -83,7 +83,7 @@ def test_an_archive_covers_every_position_once_and_is_resumed(
     assert folders, "partitioned by stream and day"
 
 
-def test_rows_are_counted_though_spark_forgets_batches() -> None:
+def test_rows_are_counted_although_spark_forgets_old_batches() -> None:
     class Query:
         recentProgress: ClassVar[list[dict[str, int]]] = []
 
@@ -91,13 +91,13 @@ def test_rows_are_counted_though_spark_forgets_batches() -> None:
     for first in range(5):
         query.recentProgress = [
             {"batchId": first, "numInputRows": 10},
-            {"batchId": first + 1, "numInputRows": 0},  # waits
+            {"batchId": first + 1, "numInputRows": 0},  # an idle trigger
         ]
         assert rows.count(query) == 10 * (first + 1)
         assert rows.count(query) == 10 * (first + 1)
 
 
-def test_streams_whose_names_are_numbers_stay_apart(
+def test_streams_with_numeric_names_are_kept_separate(
     spark: SparkSession, region: Served, tmp_path: Path
 ) -> None:
     lake = str(tmp_path / "lake")
@@ -112,7 +112,7 @@ def test_streams_whose_names_are_numbers_stay_apart(
     assert values_of(region, "agents", 2) == [(None, b"bond")] * 2
 
 
-def test_rows_that_are_no_archive_are_replayed_as_they_are(
+def test_rows_of_other_tables_can_be_replayed(
     spark: SparkSession, region: Served, tmp_path: Path
 ) -> None:
     table = spark.createDataFrame([(2, "b"), (1, "a")], "seq long, value string")
@@ -123,27 +123,27 @@ def test_rows_that_are_no_archive_are_replayed_as_they_are(
     assert values_of(region, "plain.to", 2) == [(None, b"a"), (None, b"b")]
 
 
-def test_a_replay_keeps_the_order_and_what_is_published_once_stays_so(
+def test_a_replay_keeps_the_order_and_publishes_each_event_once(
     spark: SparkSession, region: Served
 ) -> None:
     events = [(b"k%d" % (i % 5), b"%05d" % i) for i in range(1000)]
     region.publish("rep.from", [value for _, value in events], [key for key, _ in events])
     rows = spark.read.format("surecast").options(**options(region, subscribe="rep.from")).load()
     target = {"url": region.url}
-    said: list[tuple[int, int]] = []
+    progress: list[tuple[int, int]] = []
     done = replay(
         rows.where("seq <= 600"), "rep.to", target, name="again", positions=250,
-        say=lambda *now: said.append(now),
+        say=lambda *now: progress.append(now),
     )  # fmt: skip
     assert done == 600
-    assert said == [(249, 600), (499, 600), (600, 600)], "slices of positions 1-249, 250-499, …"
+    assert progress == [(249, 600), (499, 600), (600, 600)], "slices of positions 1-249, 250-499, …"
     assert replay(rows.where("seq < 500"), "rep.to", target, name="again", positions=250) == 499
-    said.clear()
+    progress.clear()
     done = replay(
-        rows, "rep.to", target, name="again", positions=250, say=lambda *now: said.append(now)
+        rows, "rep.to", target, name="again", positions=250, say=lambda *now: progress.append(now)
     )
     assert done == 1000
-    assert said == [(600, 1000), (749, 1000), (999, 1000), (1000, 1000)]
+    assert progress == [(600, 1000), (749, 1000), (999, 1000), (1000, 1000)]
     more = spark.range(0, 1002).selectExpr("id AS seq", "X'00' AS value")
     with pytest.raises(UsageError, match=r"1,000 events up to position 1000, .* have 1,001"):
         replay(more, "rep.to", target, name="again")
@@ -167,7 +167,7 @@ def test_a_replay_with_a_rate_is_never_early(spark: SparkSession, region: Served
     assert len(values_of(region, "rate.to", 30)) == 30
 
 
-def test_ctrl_c_stops_an_archive_between_two_questions(
+def test_ctrl_c_stops_an_archive_cleanly(
     spark: SparkSession, region: Served, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     region.publish("long", [b"%d" % n for n in range(300)])
@@ -183,15 +183,15 @@ def test_ctrl_c_stops_an_archive_between_two_questions(
         archive(spark, lake, {**wanted, "maxOffsetsPerTrigger": "10"})
     thread.join()
     assert spark.streams.active == []
-    said = "".join(capfd.readouterr())  # a Python of Spark's own may complain of its task's end
-    assert not any(word in said for word in ("reentrant", "Py4J", "KeyboardInterrupt"))
+    output = "".join(capfd.readouterr())  # Spark's own Python may report the end of its task
+    assert not any(word in output for word in ("reentrant", "Py4J", "KeyboardInterrupt"))
     some = read(spark, lake).count()
     assert 20 <= some < 300
     assert archive(spark, lake, wanted) == 300 - some
     assert [row.seq for row in read(spark, lake).orderBy("seq").collect()] == list(range(1, 301))
 
 
-def test_an_archive_goes_into_no_folder_where_rows_would_be_passed_over(
+def test_an_archive_refuses_a_folder_where_rows_would_be_skipped(
     spark: SparkSession, region: Served, tmp_path: Path
 ) -> None:
     region.publish("into", [b"1", b"2"])
@@ -216,7 +216,7 @@ def test_an_archive_goes_into_no_folder_where_rows_would_be_passed_over(
     assert archive(spark, str(tmp_path / "empty"), wanted) == 2
 
 
-def test_what_cannot_be_replayed_is_refused(spark: SparkSession) -> None:
+def test_rows_that_cannot_be_replayed_are_refused(spark: SparkSession) -> None:
     plain = spark.createDataFrame([(b"v",)], "value binary")
     with pytest.raises(UsageError, match="no column seq"):
         replay(plain, "t", {})
@@ -237,45 +237,45 @@ def test_what_cannot_be_replayed_is_refused(spark: SparkSession) -> None:
         replay(two, "t", {}, rate=-1)
 
 
-def test_a_window_is_not_told_before_it_is_over(
+def test_a_window_is_not_reported_before_it_ends(
     spark: SparkSession, region: Served, tmp_path: Path
 ) -> None:
     keys = [b"a"] * 5 + [b"b"] * 3 + [b"c"]
     region.publish("top.x", [b"v"] * 9, keys)
-    told: list[TopKey] = []
+    reported: list[TopKey] = []
     query = top_keys(
-        spark, options(region, subscribe="top.x"), told.extend, window="1 day", late="0 seconds",
-        top=2, once=False, every="1 second", checkpoint=str(tmp_path / "place"),
+        spark, options(region, subscribe="top.x"), reported.extend, window="1 day",
+        late="0 seconds", top=2, once=False, every="1 second", checkpoint=str(tmp_path / "place"),
     )  # fmt: skip
     try:
         query.processAllAvailable()
-        assert told == [], "the day is not over"
+        assert reported == [], "the day is not over"
     finally:
         query.stop()
 
 
-def test_windows_that_are_over_are_told_in_order(spark: SparkSession, region: Served) -> None:
+def test_ended_windows_are_reported_in_order(spark: SparkSession, region: Served) -> None:
     for key in (b"a", b"b", b"a", b"c"):
         region.publish("top.y", [b"v"], [key])
         time.sleep(0.02)
-    told: list[TopKey] = []
+    reported: list[TopKey] = []
     query = top_keys(
-        spark, options(region, subscribe="top.y"), told.extend, window="10 milliseconds",
+        spark, options(region, subscribe="top.y"), reported.extend, window="10 milliseconds",
         late="0 seconds", every="1 second",
     )  # fmt: skip
     try:
         query.processAllAvailable()
-        region.publish("top.y", [b"v"], [b"last"])  # the watermark passes what was before
+        region.publish("top.y", [b"v"], [b"last"])  # moves the watermark beyond the earlier events
         query.processAllAvailable()
         query.processAllAvailable()
     finally:
         query.stop()
-    assert [(row.rank, row.key, row.events) for row in told][:3] == [
+    assert [(row.rank, row.key, row.events) for row in reported][:3] == [
         (1, b"a", 1), (1, b"b", 1), (1, b"a", 1),
     ]  # fmt: skip
 
 
-def test_the_busiest_come_first(spark: SparkSession) -> None:
+def test_the_most_frequent_keys_come_first(spark: SparkSession) -> None:
     from datetime import UTC, datetime
 
     from surecast.pipeline.jobs.top_keys import _ranked, counts
@@ -296,13 +296,13 @@ def test_the_busiest_come_first(spark: SparkSession) -> None:
     assert ranked[2].begin - ranked[0].begin == timedelta(seconds=10)
 
 
-# ---------------------------------------------------------------- what is lost
+# ---------------------------------------------------------------- lost positions
 
 
-def test_what_a_server_has_given_up_is_an_error_or_a_row_in_every_job(
+def test_lost_positions_are_an_error_or_a_row_in_every_job(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Read in batch and as a stream, archived, compacted and replayed."""
+    """In batch reads, archives, compaction and replay."""
     with Served(tmp_path / "data") as region:
         region.publish("orders", [b"%06d" % n for n in range(1, 20_001)])
         ((lo, hi),) = region.damage("orders")

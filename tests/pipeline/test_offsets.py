@@ -1,4 +1,4 @@
-"""Options and offsets: what is understood, and what is refused with the option's name."""
+"""Options and offsets: accepted values, and errors with the name of the option."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from surecast.pipeline.options import _NUMBER_MAX, COLUMNS, NAMES, parse
 ORDERS = {"subscribe": "orders"}
 
 
-def test_what_is_left_out_is_as_the_kafka_connector_has_it() -> None:
+def test_defaults_are_those_of_the_kafka_connector() -> None:
     batch = parse(ORDERS, streaming=False)
     assert (batch.start.of("orders"), batch.end.of("orders")) == (At(-2), At(-1))
     assert batch.fail_on_loss
@@ -27,7 +27,7 @@ def test_what_is_left_out_is_as_the_kafka_connector_has_it() -> None:
     assert parse(ORDERS, streaming=True).start.of("orders") == At(-1)
 
 
-def test_names_are_found_in_any_case() -> None:
+def test_option_names_are_case_insensitive() -> None:
     given = {"SUBSCRIBE": "a,b ,a", "startingoffsets": "latest", "FailOnDataLoss": "FALSE"}
     found = parse(given, streaming=False)
     assert found.streams == ("a", "b")
@@ -35,13 +35,13 @@ def test_names_are_found_in_any_case() -> None:
     assert not found.fail_on_loss
 
 
-def test_columns_keep_their_order() -> None:
+def test_selected_columns_keep_the_order_of_the_schema() -> None:
     assert parse(ORDERS, streaming=False).columns == COLUMNS
     some = parse({**ORDERS, "columns": "value, Seq,key"}, streaming=False)
     assert some.columns == ("seq", "key", "value")
 
 
-def test_offsets_of_streams() -> None:
+def test_offsets_are_parsed_by_stream() -> None:
     text = '{"orders": 12, "trades": "earliest", "cache": -1}'
     given = {"subscribe": "orders,trades,cache,rest", "startingOffsets": text}
     start = parse(given, streaming=False).start
@@ -52,7 +52,7 @@ def test_offsets_of_streams() -> None:
     assert parse(given, streaming=False).end.of("orders") == At(7)
 
 
-def test_times() -> None:
+def test_timestamps_are_parsed() -> None:
     given = {**ORDERS, "startingTimestamp": "1700000000000"}
     assert parse(given, streaming=True).start.of("orders") == Time(1_700_000_000_000_000_000)
     given = {
@@ -123,7 +123,7 @@ def test_times() -> None:
     ],
     ids=str,
 )
-def test_what_cannot_be_is_refused_by_name(given: dict[str, str], words: list[str]) -> None:
+def test_an_invalid_option_is_refused_by_name(given: dict[str, str], words: list[str]) -> None:
     with pytest.raises(UsageError) as refused:
         parse(given, streaming=False)
     for word in words:
@@ -131,12 +131,12 @@ def test_what_cannot_be_is_refused_by_name(given: dict[str, str], words: list[st
 
 
 @pytest.mark.parametrize("name", ["endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"])
-def test_a_streaming_query_has_no_end(name: str) -> None:
+def test_ending_options_are_refused_for_streaming_queries(name: str) -> None:
     with pytest.raises(UsageError, match=f"{name}.*availableNow"):
         parse({**ORDERS, name: "latest"}, streaming=True)
 
 
-def test_a_place_survives_being_written_down() -> None:
+def test_a_place_survives_a_checkpoint() -> None:
     places = {"b": Place(bytes(range(16)), 5), "a": Place(bytes(16), 1 << 58)}
     written = places_to(places)
     assert list(written) == ["a", "b"]
@@ -160,4 +160,4 @@ def test_numbers_fit_a_java_int() -> None:
 def test_a_limit_is_shared_by_size() -> None:
     assert share({"a": 10, "b": 20}, 100) == {"a": 10, "b": 20}
     assert share({"a": 100, "b": 300, "c": 0}, 40) == {"a": 10, "b": 30, "c": 0}
-    assert share({"a": 1_000_000, "b": 1}, 10) == {"a": 9, "b": 1}  # nobody is left out
+    assert share({"a": 1_000_000, "b": 1}, 10) == {"a": 9, "b": 1}  # every stream gets a share

@@ -18,7 +18,7 @@ from tests.pipeline.regions import Served
 ID = bytes(16)
 
 
-def test_a_large_stream_is_cut_into_tasks_of_one_size() -> None:
+def test_a_large_stream_is_divided_into_tasks_of_equal_size() -> None:
     tasks = cut([(Range("a", ID, 1, 20_000_001), None)])
     ranges = [one for task in tasks for one in task]
     assert ranges[0].lo == 1
@@ -34,14 +34,14 @@ def test_small_streams_share_a_task() -> None:
 
 
 @pytest.mark.parametrize("wanted", [2, 7, 64])
-def test_as_many_tasks_as_were_asked_for(wanted: int) -> None:
+def test_the_requested_number_of_tasks_is_planned(wanted: int) -> None:
     tasks = cut([(Range("a", ID, 1, 1000), None), (Range("b", ID, 500, 600), None)], wanted)
     assert wanted <= len(tasks) <= wanted + 3
     total = sum(one.hi - one.lo for task in tasks for one in task)
     assert total == 999 + 100
 
 
-def test_never_fewer_tasks_than_were_asked_for() -> None:
+def test_never_fewer_tasks_than_requested() -> None:
     for events in range(1, 40):
         for wanted in range(2, 12):
             tasks = cut([(Range("a", ID, 1, 1 + events), None)], wanted)
@@ -50,11 +50,11 @@ def test_never_fewer_tasks_than_were_asked_for() -> None:
             assert seqs == list(range(1, events + 1))
 
 
-def test_fewer_events_than_tasks_asked_for() -> None:
+def test_fewer_events_than_requested_tasks() -> None:
     assert len(cut([(Range("a", ID, 1, 4), None)], 10)) == 3
 
 
-def test_what_is_void_does_not_count() -> None:
+def test_void_positions_do_not_count_in_the_size_of_tasks() -> None:
     voids = IntervalSet([(1, 9_000_001)])
     tasks = cut([(Range("a", ID, 1, 10_000_001), voids)])
     sizes = [one.hi - max(one.lo, 9_000_001) for (one,) in tasks]
@@ -65,7 +65,7 @@ def test_what_is_void_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_position_behind_so_many_events(seed: int) -> None:
+def test_the_position_after_a_number_of_events(seed: int) -> None:
     rng = random.Random(seed)
     voids = IntervalSet()
     for _ in range(rng.randrange(8)):
@@ -79,7 +79,7 @@ def test_the_position_behind_so_many_events(seed: int) -> None:
         assert sum(seq < at for seq in live) == min(events, len(live)), f"seed {seed}"
 
 
-def test_filters_become_ranges() -> None:
+def test_filters_are_converted_to_ranges() -> None:
     pytest.importorskip("pyspark")
     from pyspark.sql import datasource as ds
 
@@ -93,7 +93,7 @@ def test_filters_become_ranges() -> None:
         ds.IsNull(("stream",)),
         ds.In(("seq",), [1, 2]),
         ds.StringEndsWith(("stream",), "x"),
-        # Narrows, too; but what has just become void may stand behind that time.
+        # It also narrows the range, but recent voids may have later times.
         ds.LessThanOrEqual(("timestamp",), datetime(2026, 1, 2, 0, 0, 0, 5, tzinfo=UTC)),
     ]
     taken = [
@@ -115,7 +115,9 @@ def test_filters_become_ranges() -> None:
     first = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp()) * 10**6
     assert (narrow.time_lo_us, narrow.time_hi_us) == (first, first + day_us + 6)
     left = [*taken[-5:], *kept[-1:], ds.IsNotNull(("timestamp",))]
-    assert Narrow(ranges=True).take(left) == left, "a void range has no exact time or position"
+    assert Narrow(ranges=True).take(left) == left, (
+        "the filters are kept because void ranges have no exact time or position"
+    )
     for one, span in (
         (ds.GreaterThan(("seq",), 5), (6, None)),
         (ds.GreaterThanOrEqual(("seq",), 5), (5, None)),
@@ -130,39 +132,39 @@ def test_filters_become_ranges() -> None:
     assert (narrow.lo, narrow.hi, narrow.names) == (9, 10, {"a"})
 
 
-def test_what_is_published_while_a_time_is_looked_up_is_not_read(tmp_path: Path) -> None:
+def test_events_published_while_a_time_is_looked_up_are_not_read(tmp_path: Path) -> None:
     pytest.importorskip("pyspark")
     from surecast.pipeline.source import BatchReader
 
     year_ms = 365 * 86_400_000
     ahead = int(datetime.now(UTC).timestamp() * 1000) + year_ms
-    with Served(tmp_path / "data") as region, Region(region.url, "") as asked:
+    with Served(tmp_path / "data") as region, Region(region.url, "") as connection:
         region.publish("orders", [b"1", b"2"])
-        known = asked.expect(("orders",))["orders"]
+        known = connection.expect(("orders",))["orders"]
         region.publish("orders", [b"3", b"4"])
         for option, span in (("startingTimestamp", (3, 3)), ("endingTimestamp", (1, 3))):
             given = {"subscribe": "orders", option: str(ahead)}
-            found = BatchReader(parse(given, streaming=False))._range(asked, known)
+            found = BatchReader(parse(given, streaming=False))._range(connection, known)
             assert (found.lo, found.hi) == span
 
 
 @pytest.mark.parametrize("year", [1, 1969, 2262, 2263, 9999])
-def test_times_that_no_event_can_have(tmp_path: Path, year: int) -> None:
+def test_filters_with_times_that_no_event_can_have(tmp_path: Path, year: int) -> None:
     pytest.importorskip("pyspark")
     from pyspark.sql import datasource as ds
 
     from surecast.pipeline.source import BatchReader
 
     when = datetime(year, 12, 31, tzinfo=UTC)
-    with Served(tmp_path / "data") as region, Region(region.url, "") as asked:
+    with Served(tmp_path / "data") as region, Region(region.url, "") as connection:
         region.publish("orders", [b"1", b"2"])
-        known = asked.expect(("orders",))["orders"]
+        known = connection.expect(("orders",))["orders"]
         spans = []
         for one in (ds.GreaterThanOrEqual(("timestamp",), when), ds.LessThan(("timestamp",), when)):
             reader = BatchReader(
                 parse({"subscribe": "orders", "pushFilters": "true"}, streaming=False)
             )
             assert reader.pushFilters([one]) == ([one] if isinstance(one, ds.LessThan) else [])
-            found = reader._range(asked, known)
+            found = reader._range(connection, known)
             spans.append(max(0, found.hi - found.lo))
         assert spans == ([2, 0] if year < 1970 else [0, 2])

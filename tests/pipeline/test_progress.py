@@ -1,4 +1,4 @@
-"""Progress from the status tracker: of the block's own jobs, and all of them at its end."""
+"""Progress from the status tracker: only of the block's own jobs, and complete at its end."""
 
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -10,11 +10,11 @@ from surecast.pipeline.progress import watch
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Told = list[tuple[int, int, str]]
+Reported = list[tuple[int, int, str]]
 
 
 def slow(spark: "SparkSession", tasks: int) -> int:
-    """A job of so many tasks that take a moment each."""
+    """A job of `tasks` tasks that take 0.3 seconds each."""
 
     def wait(batches):  # type: ignore[no-untyped-def]
         import time
@@ -26,24 +26,24 @@ def slow(spark: "SparkSession", tasks: int) -> int:
 
 
 def test_tasks_are_counted_while_they_run_and_all_at_the_end(spark: "SparkSession") -> None:
-    told: Told = []
-    slow(spark, 2)  # not ours
-    with watch(spark, "ours", lambda *words: told.append(words)):
+    reported: Reported = []
+    slow(spark, 2)  # not part of the block
+    with watch(spark, "ours", lambda *words: reported.append(words)):
         assert slow(spark, 6) == 6
-    done, total, _ = told[-1]
+    done, total, _ = reported[-1]
     assert done == total >= 6
-    assert done < 12, "counts what was before"
-    assert all(before[0] <= after[0] for before, after in pairwise(told))
-    assert any(0 < done < total for done, total, _ in told), told
-    assert any("running" in note for _, _, note in told), told
+    assert done < 12, "an earlier job was counted"
+    assert all(before[0] <= after[0] for before, after in pairwise(reported))
+    assert any(0 < done < total for done, total, _ in reported), reported
+    assert any("running" in note for _, _, note in reported), reported
 
 
-def test_a_second_block_begins_at_zero_and_properties_are_put_back(spark: "SparkSession") -> None:
+def test_a_second_block_starts_at_zero_and_restores_properties(spark: "SparkSession") -> None:
     context = spark.sparkContext
     context.setLocalProperty("spark.jobGroup.id", "somebody's")
     try:
-        first: Told = []
-        second: Told = []
+        first: Reported = []
+        second: Reported = []
         with watch(spark, "again", lambda *words: first.append(words)):
             assert context.getLocalProperty("spark.jobGroup.id") == "again"
             slow(spark, 3)
@@ -56,10 +56,10 @@ def test_a_second_block_begins_at_zero_and_properties_are_put_back(spark: "Spark
         context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
 
 
-def test_what_fails_in_the_block_is_raised(spark: "SparkSession") -> None:
-    told: Told = []
+def test_an_exception_in_the_block_is_raised(spark: "SparkSession") -> None:
+    reported: Reported = []
     with (
         pytest.raises(ZeroDivisionError),
-        watch(spark, "failing", lambda *words: told.append(words)),
+        watch(spark, "failing", lambda *words: reported.append(words)),
     ):
         raise ZeroDivisionError

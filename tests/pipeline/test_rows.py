@@ -1,4 +1,4 @@
-"""Batches as Spark's columns, held against the events that plain Python makes of them."""
+"""Batches as Spark's columns, compared with events converted in plain Python."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHAPES = ("fixed", "fixed", "fixed and tagged", "mixed", "tagged", "sparse", "vo
 
 
 def draw(rng: random.Random, positions: int) -> list[Batch]:
-    """Batches of all shapes, one behind the other."""
+    """Consecutive batches of all shapes."""
     batches: list[Batch] = []
     lo, time_ns = 1, 1_700_000_000_000_000_000
     while lo <= positions:
@@ -101,17 +101,17 @@ def expected(batches: list[Batch], voids: bool) -> list[dict[str, Any]]:
 def test_every_event_and_every_range_becomes_a_row(seed: int, voids: bool) -> None:
     batches = draw(random.Random(seed), 10_000)
     made = list(record_batches(batches, "orders", voids, rows=1_000))
-    for one in made:
-        one.validate(full=True)
-        assert one.schema == SCHEMA
-    rows = [row for one in made for row in one.to_pylist()]
+    for part in made:
+        part.validate(full=True)
+        assert part.schema == SCHEMA
+    rows = [row for part in made for row in part.to_pylist()]
     wanted = expected(batches, voids)
     assert [row["seq"] for row in rows] == [row["seq"] for row in wanted], f"seed {seed}"
     assert rows == wanted, f"seed {seed}"
 
 
-def test_tags_do_not_overtake_the_batches_before_them() -> None:
-    """Of one form with their neighbours, but not to be joined with them."""
+def test_tagged_batches_keep_their_order() -> None:
+    """A tagged batch has the same form as its neighbours, but must not be joined with them."""
     batches = [
         Batch.of(STREAM, [b"1"], [b"a"]).sequenced(1, 5, 1),
         Batch.of(STREAM, [b"2"], [b"b"], [b"red"]).sequenced(2, 5, 1),
@@ -123,7 +123,7 @@ def test_tags_do_not_overtake_the_batches_before_them() -> None:
 
 
 @pytest.mark.parametrize("names", [("seq",), ("key", "value"), ("kind", "attributes", "timestamp")])
-def test_some_columns_are_those_of_all(names: tuple[str, ...]) -> None:
+def test_selected_columns_equal_those_of_the_whole_table(names: tuple[str, ...]) -> None:
     batches = draw(random.Random(5), 2_000)
     for voids in (False, True):
         whole = pa.Table.from_batches(record_batches(batches, "s", voids))
@@ -131,8 +131,8 @@ def test_some_columns_are_those_of_all(names: tuple[str, ...]) -> None:
         assert some == whole.select(names)
 
 
-def test_a_void_range_has_the_time_of_the_event_behind_it() -> None:
-    """Of batches that were joined each event has its own time."""
+def test_a_void_range_has_the_time_of_its_batch() -> None:
+    """In joined batches each event has its own time."""
     joined = coalesce(
         [
             Batch.of(STREAM, [b"a", b"b", b"c"]).sequenced(1, 1_000, 1),
@@ -159,7 +159,7 @@ def test_a_void_range_has_the_time_of_the_event_behind_it() -> None:
 
 def test_positions_are_covered_exactly_once_with_voids() -> None:
     batches = draw(random.Random(99), 5_000)
-    rows = [r for one in record_batches(batches, "s", True, rows=500) for r in one.to_pylist()]
+    rows = [r for part in record_batches(batches, "s", True, rows=500) for r in part.to_pylist()]
     at = 1
     for row in rows:
         assert row["seq"] - row["range"] + 1 == at
@@ -168,24 +168,24 @@ def test_positions_are_covered_exactly_once_with_voids() -> None:
 
 
 @pytest.mark.parametrize("each", [1, 100, 4096, 50_000])
-def test_record_batches_are_about_as_large_as_spark_likes_them(each: int) -> None:
+def test_record_batches_have_a_suitable_size_for_spark(each: int) -> None:
     batches = [
         Batch.of(STREAM, [b"0123456789"] * each, [b"12345678"] * each).sequenced(lo, 5, 1)
         for lo in range(1, 100_001 if each > 1 else 25_001, each)
     ]
-    sizes = [one.num_rows for one in record_batches(batches, "s", False)]
+    sizes = [part.num_rows for part in record_batches(batches, "s", False)]
     assert sum(sizes) == batches[-1].hi - 1
     assert all(10_000 <= size <= 40_000 for size in sizes[:-1])
 
 
 def test_large_values_end_a_record_batch_early() -> None:
     batches = [Batch.of(STREAM, [bytes(1 << 20)]).sequenced(n, 5, 1) for n in range(1, 41)]
-    sizes = [one.nbytes for one in record_batches(batches, "s", False)]
+    sizes = [part.nbytes for part in record_batches(batches, "s", False)]
     assert len(sizes) == 3
     assert max(sizes) < 18 << 20
 
 
-def test_nothing_becomes_nothing() -> None:
+def test_no_events_give_no_record_batches() -> None:
     void = Batch.void(STREAM, 1, 1000, COLLECTED)
     assert list(record_batches([], "s", True)) == []
     assert list(record_batches([void], "s", False)) == []
@@ -196,8 +196,8 @@ def test_nothing_becomes_nothing() -> None:
 
 
 @pytest.mark.parametrize("voids", [False, True])
-def test_what_is_lost_is_a_row_of_its_own(voids: bool) -> None:
-    """Whether or not voids are wanted."""
+def test_a_lost_range_is_a_separate_row(voids: bool) -> None:
+    """Whether voids are included or not."""
     pieces: list[Any] = [
         Lost(STREAM, 1, 3, "why"),
         Batch.of(STREAM, [b"a", b"b"]).sequenced(3, 5_000, 1),
@@ -206,8 +206,8 @@ def test_what_is_lost_is_a_row_of_its_own(voids: bool) -> None:
         Batch.of(STREAM, [b"c"]).sequenced(8, 6_000, 1),
     ]
     made = list(record_batches(pieces, "s", voids))
-    assert all(one.schema == SCHEMA for one in made)
-    found = [row for one in made for row in one.to_pylist()]
+    assert all(part.schema == SCHEMA for part in made)
+    found = [row for part in made for row in part.to_pylist()]
     void = [(6, "void", 2)] if voids else []
     assert [(row["seq"], row["kind"], row["range"]) for row in found] == [
         (2, "lost", 2),

@@ -1,4 +1,4 @@
-"""The session helper: Java found or asked for, quiet, the right Python, the caller's word last."""
+"""The session helper: finds Java, logs little, uses the right Python, and obeys the caller."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def java(folder: Path, words: str, code: int = 0) -> Path:
-    """A home of a Java that says it is of this version."""
+    """Create the home of a fake Java that prints `words` as its version."""
     program = folder / "bin" / "java"
     program.parent.mkdir(parents=True)
     program.write_text(f"#!/bin/sh\necho '{words}' >&2\nexit {code}\n")
@@ -38,23 +38,23 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return jvms
 
 
-def test_no_java_is_said_with_the_way_to_get_one(nowhere: Path) -> None:
+def test_missing_java_is_an_error_that_says_how_to_install_it(nowhere: Path) -> None:
     with pytest.raises(UsageError, match=r"needs Java 17.*there is none here.*apt-get install"):
         session.find_java()
 
 
-def test_a_java_that_is_too_old_is_named(nowhere: Path, tmp_path: Path) -> None:
+def test_java_versions_that_are_too_old_are_listed(nowhere: Path, tmp_path: Path) -> None:
     java(nowhere / "eight", 'openjdk version "1.8.0_402"')
     eleven = java(nowhere / "eleven", 'openjdk version "11.0.20" 2023-07-18')
     java(nowhere / "broken", "no version at all", code=1)
-    with pytest.raises(UsageError) as said:
+    with pytest.raises(UsageError) as caught:
         session.find_java()
-    assert f"{eleven} is version 11" in str(said.value)
-    assert "eight is version 8" in str(said.value)
-    assert "broken does not run" in str(said.value)
+    assert f"{eleven} is version 11" in str(caught.value)
+    assert "eight is version 8" in str(caught.value)
+    assert "broken does not run" in str(caught.value)
 
 
-def test_the_first_java_that_will_do_is_taken(
+def test_the_first_suitable_java_is_used(
     nowhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     java(nowhere / "java-11", 'openjdk version "11.0.20"')
@@ -64,30 +64,30 @@ def test_the_first_java_that_will_do_is_taken(
     monkeypatch.setenv("JAVA_HOME", str(home))
     assert session.find_java() == home
     monkeypatch.setenv("JAVA_HOME", str(nowhere / "java-11"))
-    assert session.find_java() == seventeen, "an old JAVA_HOME is passed over"
+    assert session.find_java() == seventeen, "an old JAVA_HOME is skipped"
 
 
-# ---------------------------------------------------------------- masters that are none
+# ---------------------------------------------------------------- invalid masters
 
 
 @pytest.mark.parametrize("master", ["nonsense", "spark:/host", "local(2)", ""])
-def test_a_master_that_is_none_is_said_at_once(master: str) -> None:
+def test_an_invalid_master_is_refused_at_once(master: str) -> None:
     with pytest.raises(UsageError, match="unknown to Spark"):
         session._check_master(master)
 
 
 @pytest.mark.parametrize("master", ["spark://127.0.0.1:1", "sc://127.0.0.1:1/;user_id=me"])
-def test_a_master_that_does_not_answer_is_said_at_once(master: str) -> None:
+def test_a_master_that_does_not_answer_is_refused_at_once(master: str) -> None:
     with pytest.raises(UsageError, match=r"does not answer.*refused"):
         session._check_master(master)
 
 
 @pytest.mark.parametrize("master", ["local", "local[*]", "local[2,4]", "yarn", "k8s://https://h:1"])
-def test_masters_that_need_no_asking(master: str) -> None:
+def test_other_masters_are_not_contacted(master: str) -> None:
     session._check_master(master)
 
 
-# ---------------------------------------------------------------- whose word is last
+# ---------------------------------------------------------------- precedence of settings
 
 FRESH = """
 import sys
@@ -128,8 +128,8 @@ spark.sparkContext._jvm.System.err.println("something is wrong")
 
 
 @pytest.mark.slow
-def test_a_fresh_session_runs_this_python_and_tells_nothing_twice(tmp_path: Path) -> None:
-    """What is raised is not told at length as well, and all else comes through."""
+def test_a_new_session_uses_this_python_and_reports_errors_once(tmp_path: Path) -> None:
+    """A raised error is not logged in full as well; other messages are shown."""
     (tmp_path / "spark-defaults.conf").write_text(
         "spark.driver.memory 1g\nspark.sql.session.timeZone Europe/Vienna\n"
     )
@@ -148,7 +148,7 @@ def test_a_fresh_session_runs_this_python_and_tells_nothing_twice(tmp_path: Path
         "RAISED AnalysisException False",
         "SECOND local[*] surecast 1g 8 Europe/Vienna",
     ]
-    assert done.stderr == "something is wrong\n", "also what is said just before the end"
+    assert done.stderr == "something is wrong\n", "even a message just before the end"
 
 
 SUBMITTED = """
@@ -170,7 +170,7 @@ print("PYTHON", row.python, source.dataSourceCls().pythonExec())
 
 
 @pytest.mark.slow
-def test_what_spark_submit_was_given_stands(tmp_path: Path) -> None:
+def test_settings_of_spark_submit_are_kept(tmp_path: Path) -> None:
     import pyspark
 
     script = tmp_path / "script.py"
@@ -191,12 +191,12 @@ def test_what_spark_submit_was_given_stands(tmp_path: Path) -> None:
         env=env, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    said = done.stdout.splitlines()
-    assert "FOUND local[3] nightly 8 Europe/Vienna false" in said
-    assert f"PYTHON executor {python}" in said, "of tasks, and of our source"
+    output = done.stdout.splitlines()
+    assert "FOUND local[3] nightly 8 Europe/Vienna false" in output
+    assert f"PYTHON executor {python}" in output, "for tasks and for our source"
 
 
-def test_a_session_that_runs_is_handed_out_as_it_is(spark: "SparkSession") -> None:
+def test_a_running_session_is_returned_unchanged(spark: "SparkSession") -> None:
     conf = {"spark.sql.shuffle.partitions": "99"}
     assert session.spark_session("local[*]", conf=conf) is spark
     assert spark.conf.get("spark.sql.shuffle.partitions") == "4"
@@ -216,7 +216,7 @@ print(keys_at_ranks(np.array([True, True, False]), np.array([1, 1, 2])).tolist()
 
 
 @pytest.mark.slow
-def test_the_zip_holds_all_that_an_executor_imports(tmp_path: Path) -> None:
+def test_the_zip_contains_everything_an_executor_imports(tmp_path: Path) -> None:
     made = session.package_zip(tmp_path)
     names = zipfile.ZipFile(made).namelist()
     assert {"surecast/__init__.py", "pyspark_surecast/__init__.py"} <= set(names)

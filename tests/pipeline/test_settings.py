@@ -1,4 +1,4 @@
-"""What a session is started with: whose word is above whose."""
+"""The settings of a new session, and which source of settings takes precedence."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ import pytest
 from surecast.pipeline import settings
 from surecast.pipeline.settings import work_out
 
-# What `spark-submit --master yarn --name nightly --conf …` has the JVM know.
+# The settings that `spark-submit --master yarn --name nightly --conf …` passes to the JVM.
 SUBMITTED = {
     "spark.master": "yarn",
     "spark.app.name": "nightly",
@@ -18,29 +18,29 @@ SUBMITTED = {
 }
 
 
-def test_with_nobody_saying_anything_it_is_local_and_small() -> None:
+def test_defaults_are_a_small_local_session() -> None:
     found = work_out({}, {}, has_jvm=False, log_level="ERROR")
     assert (found["spark.master"], found["spark.app.name"]) == ("local[*]", "surecast")
     assert (found["spark.driver.host"], found["spark.driver.memory"]) == ("127.0.0.1", "2g")
     assert "log4j2-error" in found["spark.driver.extraJavaOptions"]
 
 
-def test_what_others_say_is_not_set_again() -> None:
+def test_settings_of_others_are_not_overridden() -> None:
     found = work_out({}, SUBMITTED, has_jvm=True, log_level="ERROR")
     assert not found.keys() & SUBMITTED.keys()
-    assert "spark.driver.host" not in found, "which is for local masters alone"
-    assert found["spark.sql.execution.arrow.pyspark.enabled"] == "true", "nobody speaks of it"
+    assert "spark.driver.host" not in found, "it is for local masters only"
+    assert found["spark.sql.execution.arrow.pyspark.enabled"] == "true", "not set by others"
 
 
-def test_the_caller_is_heard_above_others() -> None:
-    said = {"spark.master": "local[2]", "spark.sql.session.timeZone": "Asia/Tokyo"}
-    found = work_out(said, SUBMITTED, has_jvm=True, log_level="ERROR")
-    assert {**found, **said} == found
+def test_settings_of_the_caller_override_others() -> None:
+    conf = {"spark.master": "local[2]", "spark.sql.session.timeZone": "Asia/Tokyo"}
+    found = work_out(conf, SUBMITTED, has_jvm=True, log_level="ERROR")
+    assert {**found, **conf} == found
     assert found["spark.driver.host"] == "127.0.0.1"
     assert "spark.app.name" not in found
 
 
-def test_a_jvm_that_runs_is_not_told_how_to_start() -> None:
+def test_a_running_jvm_gets_no_startup_settings() -> None:
     found = work_out({}, {}, has_jvm=True, log_level="ERROR")
     assert not found.keys() & set(settings.AT_START)
 
@@ -58,14 +58,14 @@ PYTHONS = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
         ({"spark.pyspark.driver.python": "/here"}, {}, (sys.executable, "/here")),
     ],
 )
-def test_the_settings_say_which_python_runs(
+def test_the_settings_decide_which_python_is_used(
     known: dict[str, str],
     env: dict[str, str],
     found: tuple[str, str | None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in PYTHONS:
-        monkeypatch.setenv(name, "")  # so that it is put back as it was
+        monkeypatch.setenv(name, "")  # so that it is restored afterwards
         monkeypatch.delenv(name)
     for name, value in env.items():
         monkeypatch.setenv(name, value)

@@ -1,4 +1,4 @@
-"""The sink through Spark: what is written stands in the streams once; what cannot be is told."""
+"""The sink through Spark: rows are written to streams exactly once; invalid writes are refused."""
 
 import os
 from collections import Counter
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Region:
-    """A region in this process, and what stands in its streams."""
+    """A region in this process, and the contents of its streams."""
 
     def __init__(self) -> None:
         self.client = surecast.sync.local()
@@ -72,7 +72,7 @@ def numbers(spark: "SparkSession", count: int, partitions: int = 3) -> "DataFram
 # ---------------------------------------------------------------- batch
 
 
-def test_rows_become_events_in_the_order_of_their_partitions(
+def test_rows_are_published_in_the_order_of_their_partitions(
     spark: "SparkSession", region: Region
 ) -> None:
     region.writer(numbers(spark, 50_000), "ordered").save()
@@ -81,7 +81,7 @@ def test_rows_become_events_in_the_order_of_their_partitions(
     assert region.end("ordered") == 50_011
 
 
-def test_keys_tags_and_attributes(spark: "SparkSession", region: Region) -> None:
+def test_keys_tags_and_attributes_are_written(spark: "SparkSession", region: Region) -> None:
     frame = spark.sql(
         "SELECT X'00ff' AS value, 'k' AS key, map('tag', X'AB') AS attributes "
         "UNION ALL SELECT X'' AS value, null AS key, null AS attributes"
@@ -93,7 +93,7 @@ def test_keys_tags_and_attributes(spark: "SparkSession", region: Region) -> None
     assert region.read("tagged")[-1].attributes == {"tag": b"red"}
 
 
-def test_rows_that_name_their_streams(spark: "SparkSession", region: Region) -> None:
+def test_rows_are_written_to_the_streams_they_name(spark: "SparkSession", region: Region) -> None:
     frame = spark.range(0, 999, 1, 2).selectExpr(
         "concat('many.', cast(id % 3 AS string)) AS stream", "cast(id AS string) AS value"
     )
@@ -102,14 +102,14 @@ def test_rows_that_name_their_streams(spark: "SparkSession", region: Region) -> 
         assert region.values(f"many.{n}") == [str(i) for i in range(n, 999, 3)]
 
 
-def test_the_option_overrules_the_column(spark: "SparkSession", region: Region) -> None:
+def test_the_option_stream_overrides_the_column(spark: "SparkSession", region: Region) -> None:
     frame = spark.sql("SELECT 'elsewhere' AS stream, 'v' AS value")
     region.writer(frame, "chosen").save()
     assert region.values("chosen") == ["v"]
     assert region.end("elsewhere") == 0
 
 
-def test_a_stream_is_copied_as_it_was_read(spark: "SparkSession", region: Region) -> None:
+def test_a_stream_can_be_copied(spark: "SparkSession", region: Region) -> None:
     source = region.client.stream("original")
     source.publish_many(
         [b"%d" % n for n in range(100)],
@@ -125,7 +125,7 @@ def test_a_stream_is_copied_as_it_was_read(spark: "SparkSession", region: Region
     assert found == wanted
 
 
-def test_a_large_event_and_many_small_ones(spark: "SparkSession", region: Region) -> None:
+def test_large_events_are_written_up_to_the_limit(spark: "SparkSession", region: Region) -> None:
     frame = spark.sql("SELECT repeat('x', 8000000) AS value UNION ALL SELECT 'y'")
     region.writer(frame, "large").save()
     assert sorted(len(e.value) for e in region.read("large")) == [1, 8_000_000]
@@ -134,12 +134,12 @@ def test_a_large_event_and_many_small_ones(spark: "SparkSession", region: Region
         region.writer(too_large, "large").save()
 
 
-def test_no_rows(spark: "SparkSession", region: Region) -> None:
+def test_a_job_without_rows_writes_nothing(spark: "SparkSession", region: Region) -> None:
     region.writer(numbers(spark, 10).where("value = 'none'"), "nothing").save()
     assert region.end("nothing") == 1
 
 
-def test_a_job_with_a_name_is_done_once(spark: "SparkSession", region: Region) -> None:
+def test_a_job_with_a_query_id_is_done_once(spark: "SparkSession", region: Region) -> None:
     for _ in range(2):
         region.writer(numbers(spark, 100), "named", queryId="load-2026-11").save()
     assert region.end("named") == 101
@@ -150,7 +150,7 @@ def test_a_job_with_a_name_is_done_once(spark: "SparkSession", region: Region) -
     assert region.end("named") == 201
 
 
-def test_a_name_is_for_these_rows_in_whatever_order(spark: "SparkSession", region: Region) -> None:
+def test_a_query_id_belongs_to_its_rows_in_any_order(spark: "SparkSession", region: Region) -> None:
     def load(day: str, numbered: "DataFrame") -> None:
         frame = numbered.selectExpr(
             f"concat('{day}', id) AS value", "if(id % 7 = 0, null, concat('k', id % 5)) AS key"
@@ -165,7 +165,7 @@ def test_a_name_is_for_these_rows_in_whatever_order(spark: "SparkSession", regio
     assert region.values("days") == wanted
 
 
-def test_a_part_is_of_these_rows(spark: "SparkSession", region: Region) -> None:
+def test_a_query_part_belongs_to_its_rows(spark: "SparkSession", region: Region) -> None:
     def load(low: int, high: int, part: str) -> None:
         frame = numbers(spark, 100).where(f"value BETWEEN {low} AND {high}")
         region.writer(frame, "parts", queryId="load", queryPart=part).save()
@@ -180,7 +180,7 @@ def test_a_part_is_of_these_rows(spark: "SparkSession", region: Region) -> None:
 
 
 @pytest.mark.parametrize("query", [None, "named-half"])
-def test_what_is_said_of_a_job_that_came_to_half_of_its_rows(
+def test_the_error_of_a_half_written_job_says_how_many_rows_are_published(
     region: Region, query: str | None
 ) -> None:
     options = SinkOptions(region.url, stream=f"half.{query}", query=query)
@@ -188,22 +188,22 @@ def test_what_is_said_of_a_job_that_came_to_half_of_its_rows(
     for n in range(2):
         value = chunk_value(Batch.of(bytes(16), [b"%d" % n] * 3))
         refs.append(ChunkRef(staging.publish(value, key=b"q/%016x/chunk/w/%d" % (0, n)), 3, 0))
-    refs[1] = refs[1]._replace(rows=4)  # what stops it in the midst
+    refs[1] = refs[1]._replace(rows=4)  # makes the commit fail halfway
     intent = Intent("w", (f"half.{query}",), tuple(refs))
-    with pytest.raises(SurecastError) as said:
+    with pytest.raises(SurecastError) as caught:
         _commit(options, "q", 0, intent, once=query is None)
-    assert ("of 7 rows are published" in str(said.value)) == (query is None)
-    assert ("queryId" in str(said.value)) == (query is None)
-    assert "chunk" in str(said.value)
+    assert ("of 7 rows are published" in str(caught.value)) == (query is None)
+    assert ("queryId" in str(caught.value)) == (query is None)
+    assert "chunk" in str(caught.value)
 
 
-def test_new_streams_keep_what_the_option_says(spark: "SparkSession", region: Region) -> None:
+def test_new_streams_get_the_retention_of_the_option(spark: "SparkSession", region: Region) -> None:
     region.writer(numbers(spark, 10, 1), "kept", retain="keep_last:3").save()
     assert region.client.stream("kept").retain == surecast.keep_last(3)
     region.writer(numbers(spark, 10, 1), "kept", retain="latest_per_key").save()
 
 
-def test_a_job_that_fails_leaves_nothing(spark: "SparkSession", region: Region) -> None:
+def test_a_failed_job_publishes_nothing(spark: "SparkSession", region: Region) -> None:
     frame = spark.range(0, 1000, 1, 4).selectExpr(
         "if(id < 900, cast(id AS string), raise_error('no more')) AS value"
     )
@@ -214,11 +214,11 @@ def test_a_job_that_fails_leaves_nothing(spark: "SparkSession", region: Region) 
     assert region.values("failed") == ["0", "1", "2", "3", "4"]
 
 
-# ---------------------------------------------------------------- what is wrong
+# ---------------------------------------------------------------- errors
 
 
-# What is refused with these columns and options, `url` left out. That a refusal reaches the driver
-# is tested once for a writer that cannot be made and once for a task; others call what Spark calls.
+# Columns and options (without `url`) that are refused. That a refusal reaches the driver is tested
+# once for a writer and once for a task; the other tests call the functions that Spark calls.
 REFUSED = [
     ({"id": LongType()}, {"stream": "bad"}, "column `id` .* has no place in an event"),
     ({"value": LongType()}, {"stream": "bad"}, "column `value` is bigint"),
@@ -234,27 +234,27 @@ def schema_of(columns: Mapping[str, DataType]) -> StructType:
     return StructType([StructField(name, kind) for name, kind in columns.items()])
 
 
-@pytest.mark.parametrize(("columns", "options", "said"), REFUSED)
-def test_a_writer_that_cannot_be_is_refused(
-    region: Region, columns: dict[str, DataType], options: dict[str, str], said: str
+@pytest.mark.parametrize(("columns", "options", "reason"), REFUSED)
+def test_an_invalid_writer_is_refused(
+    region: Region, columns: dict[str, DataType], options: dict[str, str], reason: str
 ) -> None:
-    with pytest.raises(SurecastError, match=f"(?s){said}"):
+    with pytest.raises(SurecastError, match=f"(?s){reason}"):
         batch_writer({"url": region.url, **options}, schema_of(columns), overwrite=False)
     assert region.end("bad") == 0
 
 
 @pytest.mark.parametrize(
-    ("select", "options", "said"),
+    ("select", "options", "reason"),
     [
         ("'v' AS value", {}, "option stream is missing"),
         ("cast(null AS string) AS value", {"stream": "null"}, "rows have no value"),
     ],
     ids=["the writer", "a task"],
 )
-def test_what_cannot_be_written_is_told_in_the_driver(
-    spark: "SparkSession", region: Region, select: str, options: dict[str, str], said: str
+def test_a_refusal_reaches_the_driver(
+    spark: "SparkSession", region: Region, select: str, options: dict[str, str], reason: str
 ) -> None:
-    with pytest.raises(Exception, match=f"(?s){said}"):
+    with pytest.raises(Exception, match=f"(?s){reason}"):
         region.writer(spark.range(3).selectExpr(select), **options).save()
 
 
@@ -267,7 +267,7 @@ def test_a_stream_cannot_be_overwritten(spark: "SparkSession", region: Region) -
 
 
 class Query:
-    """A streaming query over a folder of files, one to a batch."""
+    """A streaming query over a folder of files, with one file per batch."""
 
     def __init__(self, spark: "SparkSession", region: Region, folder: Path, stream: str) -> None:
         self.spark, self.region, self.folder, self.stream = spark, region, folder, stream
@@ -311,19 +311,21 @@ def test_a_query_writes_every_row_once_over_restarts(
     query.add(2)
     query.run()
     query.judge()
-    # As after a crash between the sink's commit and Spark's own: the batch is repeated, with rows
-    # dealt out otherwise, and ignored.
+    # Like after a crash between the sink's commit and Spark's own: the batch is repeated, with
+    # another distribution of rows, and ignored.
     assert delete_newest_commit(tmp_path / "checkpoint") == "4"
     query.run()
     query.judge()
     query.add(1)
     query.run()
     query.judge()
-    values = region.values("live")  # batches in order, whatever happens within one
+    values = region.values("live")  # batches are in order, rows within a batch need not be
     assert [int(v) // 50 for v in values] == [n // 50 for n in range(300)]
 
 
-def test_two_queries_into_one_stream(spark: "SparkSession", region: Region, tmp_path: Path) -> None:
+def test_two_queries_can_write_to_one_stream(
+    spark: "SparkSession", region: Region, tmp_path: Path
+) -> None:
     queries = [Query(spark, region, tmp_path / name, "shared") for name in ("a", "b")]
     for query in queries:
         query.add(3)
@@ -333,23 +335,23 @@ def test_two_queries_into_one_stream(spark: "SparkSession", region: Region, tmp_
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "reason"),
     [
         ({"queryId": "x"}, "option queryId is for df.write"),
         ({"url": "surecast://127.0.0.1:1"}, "option url"),
         ({"retain": "x"}, "option retain"),
     ],
 )
-def test_a_writer_of_a_query_that_cannot_be_is_refused(
-    region: Region, options: dict[str, str], said: str
+def test_an_invalid_writer_of_a_query_is_refused(
+    region: Region, options: dict[str, str], reason: str
 ) -> None:
     columns = schema_of({"value": StringType()})
     given = {"url": region.url, "stream": "refused", **options}
-    with pytest.raises(SurecastError, match=said):
+    with pytest.raises(SurecastError, match=reason):
         stream_writer(given, columns, overwrite=False)
 
 
-def test_a_query_that_cannot_write_ends_with_a_reason(
+def test_a_query_that_cannot_write_ends_with_the_reason(
     spark: "SparkSession", region: Region, tmp_path: Path
 ) -> None:
     query = Query(spark, region, tmp_path, "refused")
@@ -358,7 +360,7 @@ def test_a_query_that_cannot_write_ends_with_a_reason(
         query.start(queryId="x").awaitTermination()
 
 
-def test_a_stream_cannot_be_completed(
+def test_output_mode_complete_is_refused(
     spark: "SparkSession", region: Region, tmp_path: Path
 ) -> None:
     rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 5).load()
@@ -369,13 +371,13 @@ def test_a_stream_cannot_be_completed(
         query.option("checkpointLocation", str(tmp_path)).start().awaitTermination()
 
 
-# ---------------------------------------------------------------- drivers that die
+# ---------------------------------------------------------------- killed drivers
 
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_a_round_of_killed_drivers(tmp_path: Path) -> None:
-    """`make torture` runs many; this one is struck in the midst of a batch's rows."""
+def test_rows_are_written_once_when_a_driver_is_killed(tmp_path: Path) -> None:
+    """`make torture` runs many; here the driver is killed during the rows of a batch."""
     result = run_round(5, tmp_path, strikes=1, kinds=("rows",), batches=3)
     print(result)
     assert result.violations == []

@@ -1,4 +1,4 @@
-"""A writer's options: what they become, and what is said of those that are wrong."""
+"""Options of a writer: parsed values, and errors for invalid ones."""
 
 from datetime import timedelta
 
@@ -10,17 +10,17 @@ from surecast.errors import UsageError
 from surecast.pipeline.sink_options import SinkOptions, parse
 
 
-def test_defaults() -> None:
+def test_the_defaults_of_a_writer() -> None:
     assert parse({}) == SinkOptions("surecast://127.0.0.1:7400", "", None, True, None, None)
     assert parse({}).staging == "_spark"
 
 
-def test_names_come_in_lower_case_and_with_sparks_own() -> None:
+def test_option_names_are_case_insensitive_and_sparks_own_are_ignored() -> None:
     found = parse({"createstreams": "False", "STREAM": "orders.eu", "checkpointlocation": "/tmp"})
     assert (found.create, found.stream, found.staging) == (False, "orders.eu", "_spark.orders.eu")
 
 
-def test_a_part_of_a_job() -> None:
+def test_query_part_is_parsed() -> None:
     assert parse({"queryId": "q", "querypart": "-1..600"}).part == (-1, 600)
 
 
@@ -35,12 +35,12 @@ def test_a_part_of_a_job() -> None:
         ("keep-for:1h", surecast.keep_for(timedelta(hours=1))),
     ],
 )
-def test_retain(text: str, policy: Policy) -> None:
+def test_retain_is_parsed(text: str, policy: Policy) -> None:
     assert parse({"retain": text}).retain == policy
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "reason"),
     [
         ({"strem": "a"}, "unknown option strem: did you mean stream"),
         ({"url": "kafka://x"}, "option url: .*surecast://"),
@@ -63,6 +63,6 @@ def test_retain(text: str, policy: Policy) -> None:
         ({"path": "/x"}, "option path: .*option\\('stream'"),
     ],
 )
-def test_what_is_wrong_is_said_with_the_options_name(options: dict[str, str], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_an_invalid_option_is_refused_by_name(options: dict[str, str], reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
         parse(options)

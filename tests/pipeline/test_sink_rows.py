@@ -1,4 +1,4 @@
-"""Rows of Spark as chunks: which columns fit, what is said of others, how they are cut."""
+"""Rows of Spark as chunks: accepted columns, errors for others, and the division into chunks."""
 
 from random import Random
 from typing import Any
@@ -32,7 +32,7 @@ def schema(**columns: Any) -> StructType:
 # ---------------------------------------------------------------- columns
 
 
-def test_columns_that_fit() -> None:
+def test_valid_columns_are_accepted() -> None:
     assert layout_of(schema(value=BinaryType()), "s") == Layout(("value",), False, "s")
     found = layout_of(
         schema(stream=StringType(), value=StringType(), key=BinaryType(), tag=StringType()), None
@@ -41,7 +41,7 @@ def test_columns_that_fit() -> None:
     assert layout_of(schema(value=StringType(), attributes=ATTRIBUTES), "s").attributes
 
 
-def test_rows_that_were_read_from_a_stream_fit_as_they_are() -> None:
+def test_rows_read_from_a_stream_are_accepted() -> None:
     read = schema(
         stream=StringType(), seq=LongType(), kind=StringType(), range=LongType(), key=BinaryType(),
         value=BinaryType(), attributes=ATTRIBUTES, timestamp=TimestampType(),
@@ -51,7 +51,7 @@ def test_rows_that_were_read_from_a_stream_fit_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "stream", "said"),
+    ("columns", "stream", "reason"),
     [
         ({"key": BinaryType()}, "s", r"no column `value` \(columns: key\)"),
         ({}, "s", r"no column `value` \(columns: none\)"),
@@ -75,12 +75,14 @@ def test_rows_that_were_read_from_a_stream_fit_as_they_are() -> None:
         ({"value": StringType(), "stream": LongType()}, None, "`stream` is bigint"),
     ],
 )
-def test_columns_that_do_not_fit(columns: dict[str, Any], stream: str | None, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_invalid_columns_are_refused_with_the_reason(
+    columns: dict[str, Any], stream: str | None, reason: str
+) -> None:
+    with pytest.raises(UsageError, match=reason):
         layout_of(schema(**columns), stream)
 
 
-def test_a_column_twice() -> None:
+def test_a_duplicate_column_is_refused() -> None:
     twice = StructType([StructField("value", StringType())] * 2)
     with pytest.raises(UsageError, match="same name"):
         layout_of(twice, "s")
@@ -96,7 +98,7 @@ def cut(layout: Layout, *batches: pa.RecordBatch) -> list[tuple[str, list[tuple[
     return [(name, [(r.key, r.value, r.tag) for r in batch.to_rows()]) for name, batch in chunks]
 
 
-def test_strings_become_bytes() -> None:
+def test_strings_are_encoded_as_utf_8() -> None:
     batch = pa.record_batch({"value": ["a", "é"], "key": [None, "k"], "tag": ["t", None]})
     assert cut(Layout(("key", "value", "tag"), False, "s"), batch) == [
         ("s", [(None, b"a", b"t"), (b"k", "é".encode(), None)])
@@ -104,7 +106,7 @@ def test_strings_become_bytes() -> None:
 
 
 @pytest.mark.parametrize("words", [pa.string(), pa.large_string()], ids=str)
-def test_a_tag_in_the_attributes(words: pa.DataType) -> None:
+def test_a_tag_is_read_from_the_attributes(words: pa.DataType) -> None:
     kind = pa.map_(words, pa.binary())
     maps = pa.array([[("tag", b"red")], None, [], [("tag", None)]], kind)
     batch = pa.record_batch([pa.array([b"1", b"2", b"3", b"4"]), maps], ["value", "attributes"])
@@ -118,7 +120,7 @@ def test_a_tag_in_the_attributes(words: pa.DataType) -> None:
             ["value", "attributes"]))  # fmt: skip
 
 
-def test_a_row_without_a_value_or_a_stream() -> None:
+def test_rows_without_value_or_stream_are_refused() -> None:
     with pytest.raises(UsageError, match="2 rows have no value"):
         cut(Layout(("value",), False, "s"), pa.record_batch({"value": [b"a", None, None]}))
     nowhere = pa.record_batch({"value": [b"a"], "stream": pa.nulls(1, pa.string())})
@@ -127,7 +129,7 @@ def test_a_row_without_a_value_or_a_stream() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a b", "_spark.x", "x" * 250])
-def test_a_row_for_a_stream_that_cannot_be(name: str) -> None:
+def test_a_row_with_an_invalid_stream_name_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="column `stream`"):
         cut(Layout(("value",), False, None), pa.record_batch({"value": [b"a"], "stream": [name]}))
 
@@ -149,7 +151,7 @@ def test_rows_of_each_stream_keep_their_order() -> None:
     assert found == wanted
 
 
-def test_chunks_are_bounded_and_small_batches_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_are_bounded_and_small_batches_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sink_rows, "CHUNK_ROWS", 100)
     monkeypatch.setattr(sink_rows, "CHUNK_BYTES", 1000)
     layout = Layout(("value",), False, "s")
@@ -165,7 +167,7 @@ def test_chunks_are_bounded_and_small_batches_joined(monkeypatch: pytest.MonkeyP
     assert sizes([], [0], []) == [[0]]
 
 
-def test_what_waits_for_others_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_held_rows_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sink_rows, "HELD_BYTES", 100 + 10 * sink_rows.PART_BYTES)
     cutter = Cutter(Layout(("value",), False, None))
     rows = {"stream": [f"s{n}" for n in range(10)], "value": [b"x" * 9] * 10}
@@ -174,8 +176,8 @@ def test_what_waits_for_others_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     assert list(cutter.rest()) == []
 
 
-def test_rows_that_wait_keep_no_others_in_memory() -> None:
-    """Every batch has one row of a stream of its own, and many that are a chunk at once."""
+def test_held_rows_keep_no_other_rows_in_memory() -> None:
+    """Every batch has one row of a separate stream, and many rows that fill a chunk at once."""
     cutter = Cutter(Layout(("key", "value"), False, None))
     before = pa.total_allocated_bytes()
     for n in range(50):
@@ -188,7 +190,7 @@ def test_rows_that_wait_keep_no_others_in_memory() -> None:
     assert len(list(cutter.rest())) == 50
 
 
-def test_an_event_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_event_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sink_rows, "EVENT_BYTES", 1000)
     layout = Layout(("key", "value"), False, "s")
     fits = pa.record_batch({"key": [b"k" * 100], "value": [b"v" * 900]})

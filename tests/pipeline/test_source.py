@@ -1,4 +1,4 @@
-"""Streams in Spark, in batch: equal to what was published, and every option and every error."""
+"""Streams in Spark, in batch: rows equal the published events; every option; every error."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import surecast
+from tests.client.test_subscribe import CLOCKS_DIFFER_S
 from tests.pipeline.regions import Served, wait_for
 
 COLUMNS = ["stream", "seq", "kind", "range", "key", "value", "attributes", "timestamp"]
@@ -36,14 +37,14 @@ def pairs(table: DataFrame) -> list[tuple[int, bytes]]:
 
 
 def refusal(table: Any) -> str:
-    """What the driver is told."""
+    """The error message in the driver."""
     with pytest.raises(Exception) as refused:
         table().count()
     return str(refused.value)
 
 
 @pytest.mark.parametrize("segments", ["auto", "never"])
-def test_what_was_published_is_what_is_read(
+def test_rows_equal_the_published_events(
     spark: SparkSession, region: Served, segments: str
 ) -> None:
     rng = random.Random(1)
@@ -66,7 +67,7 @@ def test_what_was_published_is_what_is_read(
         1,
         60_000,
     )
-    assert pairs(table) == list(enumerate(values, 1))  # partitions are in order, too
+    assert pairs(table) == list(enumerate(values, 1))  # partitions are also in order
     row = table.where("seq = 7").first()
     assert row is not None
     assert (row.stream, row.kind, row.range, bytes(row.key)) == (name, "event", 1, keys[6])
@@ -82,7 +83,7 @@ def test_tags_are_attributes(spark: SparkSession, region: Served) -> None:
     assert load(spark, region, subscribe="tagged").where(tag == b"blue").count() == 1
 
 
-def test_voids_are_there_when_they_are_asked_for(spark: SparkSession, region: Served) -> None:
+def test_voids_are_read_with_include_voids(spark: SparkSession, region: Served) -> None:
     keys = [b"%d" % (n % 10) for n in range(1_000)]
     values = [b"%d" % n for n in range(1_000)]
     region.publish("voids", values, keys, retain=surecast.latest_per_key())
@@ -106,7 +107,7 @@ def test_voids_are_there_when_they_are_asked_for(spark: SparkSession, region: Se
     assert len(live) < 1_000
 
 
-def test_several_streams_and_patterns(spark: SparkSession, region: Served) -> None:
+def test_several_streams_and_patterns_can_be_read(spark: SparkSession, region: Served) -> None:
     for name, count in (("multi.a", 3), ("multi.b", 5), ("multi.b.x", 7), ("other", 1)):
         region.publish(name, [name.encode()] * count)
 
@@ -121,12 +122,12 @@ def test_several_streams_and_patterns(spark: SparkSession, region: Served) -> No
     assert load(spark, region, subscribePattern="multi.>", minPartitions=9).count() == 15
 
 
-def test_where_to_begin_and_to_end(spark: SparkSession, region: Served) -> None:
+def test_starting_and_ending_options(spark: SparkSession, region: Served) -> None:
     region.publish("bounds", [b"%d" % n for n in range(1, 101)])
-    time.sleep(0.01)
+    time.sleep(CLOCKS_DIFFER_S)
     between = datetime.now(UTC)
     between_ms = int(between.timestamp() * 1000) + 1
-    time.sleep(0.01)
+    time.sleep(CLOCKS_DIFFER_S)
     region.publish("bounds", [b"%d" % n for n in range(101, 201)])
 
     def span(**options: Any) -> tuple[int, int] | None:
@@ -149,19 +150,19 @@ def test_where_to_begin_and_to_end(spark: SparkSession, region: Served) -> None:
 
 def test_filters_make_ranges_narrower(spark: SparkSession, region: Served) -> None:
     region.publish("push.a", [b"%d" % n for n in range(1, 1_001)])
-    time.sleep(0.01)
+    time.sleep(CLOCKS_DIFFER_S)
     between = datetime.now(UTC)
-    time.sleep(0.01)
+    time.sleep(CLOCKS_DIFFER_S)
     region.publish("push.a", [b"%d" % n for n in range(1_001, 2_001)])
     region.publish("push.b", [b"x"] * 500)
     switch = "spark.sql.python.filterPushdown.enabled"
-    assert spark.conf.get(switch) == "true"  # as `spark_session` has it
+    assert spark.conf.get(switch) == "true"  # as set by `spark_session`
     table = load(spark, region, subscribePattern="push.>", pushFilters=True)
     try:
         some = table.where("stream = 'push.a' and seq > 10 and seq <= 20")
         assert [row.seq for row in some.collect()] == list(range(11, 21))
         plan = some._jdf.queryExecution().executedPlan().toString()
-        assert "Filter (" not in plan  # all of them were applied where the data is
+        assert "Filter (" not in plan  # all filters were pushed down
         assert table.where("stream in ('push.b', 'nobody')").count() == 500
         assert table.where("stream like 'push.%'").count() == 2_500
         assert table.where("stream = 'nobody'").count() == 0
@@ -174,7 +175,7 @@ def test_filters_make_ranges_narrower(spark: SparkSession, region: Served) -> No
         assert [row.seq for row in rest.collect()] == [77]
         voids = load(spark, region, subscribe="push.a", includeVoids=True, pushFilters=True)
         assert voids.where(F.col("timestamp") >= between).count() == 1_000
-        spark.conf.set(switch, "false")  # as Spark has it by default: the same, but slower
+        spark.conf.set(switch, "false")  # Spark's default: the same rows, but slower
         some = load(spark, region, subscribe="push.a", pushFilters=True).where("seq > 1990")
         assert some.count() == 10
         assert "Filter (" in some._jdf.queryExecution().executedPlan().toString()
@@ -182,8 +183,8 @@ def test_filters_make_ranges_narrower(spark: SparkSession, region: Served) -> No
         spark.conf.set(switch, "true")
 
 
-def test_a_table_is_whole_again_after_a_filter(spark: SparkSession, region: Served) -> None:
-    """Spark keeps with the table what a filter that was pushed down has chosen."""
+def test_a_filter_does_not_change_its_table(spark: SparkSession, region: Served) -> None:
+    """Spark stores the effect of a pushed-down filter with the table."""
     region.publish("whole", [b"%d" % n for n in range(1, 101)])
     table = load(spark, region, subscribe="whole")
     one = table.where("seq = 7")
@@ -192,11 +193,11 @@ def test_a_table_is_whole_again_after_a_filter(spark: SparkSession, region: Serv
     assert table.count() == 100
     assert sorted(row.seq for row in one.union(table.where("seq = 9")).collect()) == [7, 9]
     region.publish("whole", [b"more"])
-    assert table.count() == 100, "what there was when it was first used"
+    assert table.count() == 100, "the events that existed at its first use"
     assert load(spark, region, subscribe="whole").count() == 101
 
 
-def test_only_the_columns_that_are_wanted(spark: SparkSession, region: Served) -> None:
+def test_only_selected_columns_are_read(spark: SparkSession, region: Served) -> None:
     region.publish("narrow", [b"a", b"b"], [b"k", None])
     table = load(spark, region, subscribe="narrow", columns="value,key")
     assert table.columns == ["key", "value"]
@@ -211,7 +212,7 @@ def test_an_empty_stream_is_an_empty_table(spark: SparkSession, region: Served) 
     assert load(spark, region, subscribe="empty", includeVoids=True).collect() == []
 
 
-# ---------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------- errors
 
 
 @pytest.mark.parametrize(
@@ -226,7 +227,7 @@ def test_an_empty_stream_is_an_empty_table(spark: SparkSession, region: Served) 
     ],
     ids=str,
 )
-def test_options_that_cannot_be_are_refused_by_load(
+def test_invalid_options_are_refused_by_load(
     spark: SparkSession, region: Served, options: dict[str, str], words: list[str]
 ) -> None:
     with pytest.raises(Exception) as refused:
@@ -235,25 +236,27 @@ def test_options_that_cannot_be_are_refused_by_load(
         assert word in str(refused.value)
 
 
-def test_streams_that_are_not_there(spark: SparkSession, region: Served) -> None:
+def test_missing_streams_are_an_error(spark: SparkSession, region: Served) -> None:
     region.publish("there", [b"1"])
-    said = refusal(lambda: load(spark, region, subscribe="there,thare"))
-    assert "option subscribe" in said
-    assert "'thare'" in said
-    assert "There is there" in said
-    said = refusal(lambda: load(spark, region, subscribePattern="nowhere.>"))
-    assert "option subscribePattern" in said
-    assert "'nowhere.>'" in said
+    message = refusal(lambda: load(spark, region, subscribe="there,thare"))
+    assert "option subscribe" in message
+    assert "'thare'" in message
+    assert "There is there" in message
+    message = refusal(lambda: load(spark, region, subscribePattern="nowhere.>"))
+    assert "option subscribePattern" in message
+    assert "'nowhere.>'" in message
 
 
-def test_positions_that_are_not_there(spark: SparkSession, region: Served) -> None:
+def test_missing_positions_are_an_error(spark: SparkSession, region: Served) -> None:
     region.publish("short", [b"1", b"2", b"3"])
-    said = refusal(lambda: load(spark, region, subscribe="short", startingOffsets='{"short": 9}'))
-    assert "option startingOffsets" in said
-    assert "no position 9" in said
-    said = refusal(lambda: load(spark, region, subscribe="short", endingOffsets='{"short": 9}'))
-    assert "option endingOffsets" in said
-    said = refusal(
+    message = refusal(
+        lambda: load(spark, region, subscribe="short", startingOffsets='{"short": 9}')
+    )
+    assert "option startingOffsets" in message
+    assert "no position 9" in message
+    message = refusal(lambda: load(spark, region, subscribe="short", endingOffsets='{"short": 9}'))
+    assert "option endingOffsets" in message
+    message = refusal(
         lambda: load(
             spark,
             region,
@@ -262,28 +265,28 @@ def test_positions_that_are_not_there(spark: SparkSession, region: Served) -> No
             endingOffsets='{"short": 2}',
         )
     )
-    assert "option startingOffsets" in said
-    assert "endingOffsets" in said
+    assert "option startingOffsets" in message
+    assert "endingOffsets" in message
 
 
-def test_nobody_answers(spark: SparkSession, region: Served) -> None:
-    said = refusal(lambda: load(spark, region, url="surecast://127.0.0.1:1", subscribe="x"))
-    assert "option url" in said
-    assert "no server listens there" in said
+def test_a_region_that_does_not_answer_is_an_error(spark: SparkSession, region: Served) -> None:
+    message = refusal(lambda: load(spark, region, url="surecast://127.0.0.1:1", subscribe="x"))
+    assert "option url" in message
+    assert "no server listens there" in message
 
 
-def test_a_wrong_token(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_wrong_token_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
     with Served(tmp_path / "data", token="sesame") as guarded:
         guarded.publish("orders", [b"1", b"2"])
         assert load(spark, guarded, subscribe="orders", token="sesame").count() == 2
         for wrong in ({}, {"token": "simsim"}):
-            said = refusal(lambda w=wrong: load(spark, guarded, subscribe="orders", **w))
-            assert "option token" in said
-            assert "node.token" in said
+            message = refusal(lambda w=wrong: load(spark, guarded, subscribe="orders", **w))
+            assert "option token" in message
+            assert "node.token" in message
 
 
-def test_columns_are_what_they_are(spark: SparkSession, region: Served) -> None:
+def test_a_schema_given_by_the_user_is_refused(spark: SparkSession, region: Served) -> None:
     region.publish("fixed", [b"1"])
     reader = spark.read.format("surecast").schema("value string")
-    said = refusal(lambda: reader.options(url=region.url, subscribe="fixed").load())
-    assert ".schema(" in said
+    message = refusal(lambda: reader.options(url=region.url, subscribe="fixed").load())
+    assert ".schema(" in message

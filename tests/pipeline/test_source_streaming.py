@@ -30,7 +30,7 @@ def region(tmp_path: Path) -> Iterator[Served]:
 
 
 class Output:
-    """What a query has written, batch by batch; a batch that comes again replaces itself."""
+    """The output of a query by batch; a repeated batch replaces its earlier output."""
 
     def __init__(self) -> None:
         self.batches: dict[int, list[tuple[str, int, int, bytes | None]]] = {}
@@ -52,7 +52,7 @@ class Output:
 
 
 class Runs:
-    """Queries on one checkpoint, one after the other, and what they wrote."""
+    """Consecutive queries with one checkpoint, and their output."""
 
     def __init__(self, spark: SparkSession, url: str, checkpoint: Path, **options: Any) -> None:
         self.spark = spark
@@ -69,15 +69,15 @@ class Runs:
             .start()
         )
 
-    def all_there_is(self) -> list[int]:
-        """Read until the end of now; how many rows each batch had."""
+    def read_available(self) -> list[int]:
+        """Read up to the present end; returns the number of rows of each batch."""
         before = set(self.output.batches)
         query = self.start(availableNow=True)
         assert query.awaitTermination(120)
         return [len(some) for n, some in sorted(self.output.batches.items()) if n not in before]
 
     def until(self, done: Callable[[], Any], why: str) -> None:
-        """Run a query until something holds."""
+        """Run a query until `done()` is true."""
         query = self.start()
         try:
             wait_for(lambda: done() or query.exception() is not None, why)
@@ -94,20 +94,20 @@ def numbers(first: int, last: int) -> list[bytes]:
     return [b"%d" % n for n in range(first, last + 1)]
 
 
-def test_available_now_reads_what_there_is_and_the_next_run_goes_on(
+def test_available_now_reads_up_to_the_end_and_the_next_run_continues(
     spark: SparkSession, region: Served, tmp_path: Path
 ) -> None:
     region.publish("orders", numbers(1, 1_000))
     work = runs(spark, region, tmp_path, subscribe="orders", startingOffsets="earliest")
-    assert work.all_there_is() == [1_000]
-    assert work.all_there_is() == []
+    assert work.read_available() == [1_000]
+    assert work.read_available() == []
     region.publish("orders", numbers(1_001, 1_500))
-    assert work.all_there_is() == [500]
+    assert work.read_available() == [500]
     wanted = [("orders", n, 1, b"%d" % n) for n in range(1, 1_501)]
     assert work.output.rows() == wanted
 
 
-def test_no_more_than_so_many_at_a_time(
+def test_a_batch_has_at_most_max_offsets_per_trigger(
     spark: SparkSession, region: Served, tmp_path: Path
 ) -> None:
     region.publish("a", numbers(1, 900))
@@ -116,35 +116,35 @@ def test_no_more_than_so_many_at_a_time(
         spark, region, tmp_path, subscribe="a,b", startingOffsets="earliest",
         maxOffsetsPerTrigger=300,
     )  # fmt: skip
-    assert work.all_there_is() == [300, 300, 300, 100]
+    assert work.read_available() == [300, 300, 300, 100]
     assert work.output.seqs("a") == list(range(1, 901))
     assert work.output.seqs("b") == list(range(1, 101))
     assert {name for name, *_ in work.output.batches[0]} == {"a", "b"}
 
 
-def test_what_is_void_does_not_count_against_the_limit(
+def test_void_positions_do_not_count_against_the_limit(
     spark: SparkSession, region: Served, tmp_path: Path
 ) -> None:
     region.publish("kept", numbers(1, 5_000), retain=surecast.keep_last(100))
-    wait_for(lambda: region.seen_by_retention("kept") > 1 or _look(region, "kept"))
+    wait_for(lambda: region.seen_by_retention("kept") > 1 or _read_once(region, "kept"))
     work = runs(
         spark, region, tmp_path, subscribe="kept", startingOffsets="earliest",
         maxOffsetsPerTrigger=60,
     )  # fmt: skip
-    sizes = work.all_there_is()
+    sizes = work.read_available()
     assert sum(sizes) >= 100
     assert len(sizes) <= 5  # and not 5,000 / 60
     assert work.output.seqs("kept")[-100:] == list(range(4_901, 5_001))
 
 
-def _look(region: Served, name: str) -> bool:
-    """Somebody reads: then retention has looked, too."""
+def _read_once(region: Served, name: str) -> bool:
+    """Read from the stream, which makes retention process it."""
     with region.client() as client:
         next(iter(client.stream(name).subscribe(start="earliest")))
     return region.seen_by_retention(name) > 1
 
 
-def test_a_running_query_meets_what_is_published_and_streams_that_appear(
+def test_a_running_query_reads_new_events_and_new_streams(
     spark: SparkSession, region: Served, tmp_path: Path
 ) -> None:
     region.publish("cache.a", numbers(1, 10))
@@ -167,14 +167,14 @@ def test_a_running_query_meets_what_is_published_and_streams_that_appear(
     assert work.output.seqs("elsewhere") == []
 
 
-def offset(query: StreamingQuery, which: str) -> dict[str, Any]:
+def offset(query: StreamingQuery, name: str) -> dict[str, Any]:
     progress = query.lastProgress
     assert progress is not None
-    found: dict[str, Any] = json.loads(progress["sources"][0][which])
+    found: dict[str, Any] = json.loads(progress["sources"][0][name])
     return found
 
 
-def test_voids_come_too_when_they_are_asked_for(
+def test_voids_are_read_with_include_voids(
     spark: SparkSession, region: Served, tmp_path: Path
 ) -> None:
     keys = [b"%d" % (n % 5) for n in range(500)]
@@ -182,13 +182,13 @@ def test_voids_come_too_when_they_are_asked_for(
     work = runs(
         spark, region, tmp_path, subscribe="keyed", startingOffsets="earliest", includeVoids=True
     )
-    work.all_there_is()
+    work.read_available()
     check_voids(work.output.rows(), 500, 5)
 
 
 def check_voids(rows: list[tuple[str, int, int, bytes | None]], last: int, kept: int) -> None:
-    """Positions 1 to `last` once each, as events or void ranges. The last `kept` events are there,
-    and most of what retention has declared obsolete is not."""
+    """Check that positions 1 to `last` occur once each, as events or in void ranges, that the last
+    `kept` events are there, and that most obsolete events are not."""
     at = 1
     for _, seq, count, value in rows:
         assert seq - count + 1 == at
@@ -210,12 +210,14 @@ NO_VOIDS = [("s", n, 1, b"%d" % n) for n in range(1, 11)]
         NO_VOIDS,
         NO_VOIDS[8:],  # void ranges are left out
         [("s", 8, 7, None), *NO_VOIDS[8:]],
-        [("s", 9, 9, None), *NO_VOIDS[9:]],  # one of the events that are kept is void
+        [("s", 9, 9, None), *NO_VOIDS[9:]],  # one of the kept events is void
         [("s", 8, 8, b"8"), *NO_VOIDS[8:]],
         [("s", 8, 8, None), *NO_VOIDS[8:9]],
     ],
 )
-def test_rows_without_voids_are_noticed(rows: list[tuple[str, int, int, bytes | None]]) -> None:
+def test_the_check_of_voids_fails_for_wrong_rows(
+    rows: list[tuple[str, int, int, bytes | None]],
+) -> None:
     check_voids([("s", 8, 8, None), *NO_VOIDS[8:]], 10, 2)
     with pytest.raises(AssertionError):
         check_voids(rows, 10, 2)
@@ -224,36 +226,36 @@ def test_rows_without_voids_are_noticed(rows: list[tuple[str, int, int, bytes | 
 # ---------------------------------------------------------------- void, late and lost
 
 
-def test_what_retention_removed_never_fails_a_query(
+def test_events_removed_by_retention_never_fail_a_query(
     spark: SparkSession, region: Served, tmp_path: Path
 ) -> None:
-    """Half is read; of the other half most is gone when the query comes back: all accounted for."""
+    """A part is read; most of the rest is void when the query continues."""
     region.publish("orders", numbers(1, 100), retain=surecast.keep_last(50))
     work = runs(spark, region, tmp_path, subscribe="orders", startingOffsets="earliest")
-    work.all_there_is()
+    work.read_available()
     region.publish("orders", numbers(101, 20_000))
     wait_for(lambda: region.segments() > 0, "nothing left the journal")
     region.stop()
     region.start()
-    work.all_there_is()
+    work.read_available()
     assert work.output.seqs("orders")[-50:] == list(range(19_951, 20_001))
     assert len(set(work.output.seqs("orders"))) == len(work.output.seqs("orders"))
 
 
-def test_a_stream_that_a_restarted_query_is_told_of_must_be_there(
+def test_a_stream_added_to_a_restarted_query_must_exist(
     spark: SparkSession, region: Served, tmp_path: Path
 ) -> None:
     region.publish("orders", numbers(1, 5))
     region.publish("trades", numbers(1, 3))
     work = runs(spark, region, tmp_path, subscribe="orders", startingOffsets="earliest")
-    work.all_there_is()
+    work.read_available()
     work.options["subscribe"] = "orders,tradez"
-    said = failure(work)
-    assert "option subscribe" in said
-    assert "'tradez'" in said
-    assert "trades" in said
+    message = failure(work)
+    assert "option subscribe" in message
+    assert "'tradez'" in message
+    assert "trades" in message
     work.options["subscribe"] = "orders,trades"
-    work.all_there_is()
+    work.read_available()
     assert work.output.seqs("trades") == [1, 2, 3]
 
 
@@ -264,45 +266,45 @@ def failure(work: Runs) -> str:
     return str(failed.value)
 
 
-def test_what_was_destroyed_fails_a_query_unless_it_may_go_on(
+def test_lost_streams_and_positions_fail_a_query_unless_fail_on_data_loss_is_false(
     spark: SparkSession, region: Served, tmp_path: Path
 ) -> None:
-    """An old copy of the disk is put back: a stream is shorter, one gone and one made anew."""
+    """An old copy of the disk is restored: a stream is shorter, one missing, one created again."""
     streams = ("shorter", "gone", "anew")
     region.publish("shorter", numbers(1, 50))
-    region.keep(tmp_path / "backup")
+    region.back_up(tmp_path / "backup")
     region.publish("shorter", numbers(51, 100))
     region.publish("gone", numbers(1, 100))
     region.publish("anew", numbers(1, 100))
     subscribed = ",".join(streams)
     work = runs(spark, region, tmp_path, subscribe=subscribed, startingOffsets="earliest")
-    work.all_there_is()
+    work.read_available()
     assert len(work.output.rows()) == 300
     region.restore(tmp_path / "backup")
-    region.publish("shorter", [b"new"])  # at 51, which the query has seen as something else
+    region.publish("shorter", [b"new"])  # at 51, where the query has read another event
     region.publish("anew", numbers(1, 7))
-    said = failure(work)
-    assert "data was lost" in said
+    message = failure(work)
+    assert "data was lost" in message
     for stream in streams:
-        assert f"'{stream}'" in said
-    assert said.count("position 100") >= len(streams)
-    assert "failOnDataLoss=false" in said
+        assert f"'{stream}'" in message
+    assert message.count("position 100") >= len(streams)
+    assert "failOnDataLoss=false" in message
     work.options["failOnDataLoss"] = "false"
     work.output.batches.clear()
-    work.all_there_is()
+    work.read_available()
     found = {stream: work.output.seqs(stream) for stream in streams}
     assert found == {"shorter": [], "gone": [], "anew": [1, 2, 3, 4, 5, 6, 7]}
     for stream in streams:
         region.publish(stream, [b"go", b"on"])
-    work.all_there_is()
+    work.read_available()
     for stream in streams:
         assert work.output.values(stream)[-2:] == [b"go", b"on"], stream
 
 
-def test_a_query_restarted_in_another_region_goes_on_at_the_same_place(
+def test_a_query_restarted_in_another_region_continues_at_the_same_position(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """And back again; a region that is behind is waited for, not taken for a loss."""
+    """And back again; a region that is behind is waited for and does not count as a loss."""
     layout = free_layout(tmp_path / "cluster", regions=2, replicas=1)
     with Cluster(layout) as cluster:
         cluster.wait_ready(60)
@@ -317,15 +319,15 @@ def test_a_query_restarted_in_another_region_goes_on_at_the_same_place(
             spark, east.url, tmp_path / "checkpoint", subscribe="orders",
             startingOffsets="earliest",
         )  # fmt: skip
-        assert sum(work.all_there_is()) == 1_000
+        assert sum(work.read_available()) == 1_000
         publish(1_001, 1_500)
         work.options["url"] = west.url
         work.until(lambda: len(work.output.rows()) >= 1_500, "west did not catch up")
         cluster.kill(west.name)
         publish(1_501, 1_700)
         work.options["url"] = east.url
-        assert sum(work.all_there_is()) == 200
-        cluster.start(west.name)  # behind at first: what it will have is not lost
+        assert sum(work.read_available()) == 200
+        cluster.start(west.name)  # it is behind at first; the missing positions are not lost
         cluster.wait_ready(60)
         work.options["url"] = west.url
         publish(1_701, 1_800)
@@ -333,7 +335,7 @@ def test_a_query_restarted_in_another_region_goes_on_at_the_same_place(
     assert work.output.rows() == [("orders", n, 1, b"%d" % n) for n in range(1, 1_801)]
 
 
-def test_a_query_goes_on_when_its_server_is_killed(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_query_continues_when_its_server_is_killed(spark: SparkSession, tmp_path: Path) -> None:
     layout = free_layout(tmp_path / "cluster", regions=1, replicas=2)
     with Cluster(layout) as cluster:
         cluster.wait_ready(60)
@@ -361,9 +363,9 @@ def test_a_query_goes_on_when_its_server_is_killed(spark: SparkSession, tmp_path
             publisher.start()
             wait_for(lambda: len(work.output.rows()) > 2_000, "what was published")
             cluster.kill(nodes[0].name)
-            query.processAllAvailable()  # the other one answers
+            query.processAllAvailable()  # the other replica answers
             at = len(work.output.rows())
-            cluster.start(nodes[0].name)  # one alone takes no publishes
+            cluster.start(nodes[0].name)  # one replica alone accepts no publishes
             wait_for(lambda: len(work.output.rows()) > at + 5_000, "what came after the kill")
             over.set()
             publisher.join()
@@ -377,7 +379,7 @@ def test_a_query_goes_on_when_its_server_is_killed(spark: SparkSession, tmp_path
     assert work.output.seqs("orders") == list(range(1, published[0] + 1))
 
 
-# ---------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------- errors
 
 
 @pytest.mark.parametrize(
@@ -392,10 +394,10 @@ def test_a_query_goes_on_when_its_server_is_killed(spark: SparkSession, tmp_path
     ],
     ids=str,
 )
-def test_a_reader_that_cannot_be_says_why(
+def test_an_invalid_reader_is_refused_with_the_reason(
     tmp_path: Path, options: dict[str, str], words: list[str]
 ) -> None:
-    """By what Spark calls first; that a refusal reaches the user is the next test's."""
+    """Calls the method that Spark calls first; the next test checks that users see the error."""
     with Served(tmp_path / "data", token="right") as region:
         region.publish("orders", numbers(1, 3))
         given = {"url": region.url, "token": "right", **options}
@@ -405,12 +407,12 @@ def test_a_reader_that_cannot_be_says_why(
             assert word in str(refused.value)
 
 
-def test_a_query_that_cannot_be_says_why(
+def test_an_invalid_query_fails_with_the_reason(
     spark: SparkSession, region: Served, tmp_path: Path
 ) -> None:
-    said = failure(runs(spark, region, tmp_path, subscribe="nobody"))
-    assert "option subscribe" in said
-    assert "'nobody'" in said
+    message = failure(runs(spark, region, tmp_path, subscribe="nobody"))
+    assert "option subscribe" in message
+    assert "'nobody'" in message
 
 
 def test_a_checkpoint_of_another_source_is_recognised(
@@ -418,7 +420,7 @@ def test_a_checkpoint_of_another_source_is_recognised(
 ) -> None:
     region.publish("orders", numbers(1, 3))
     work = runs(spark, region, tmp_path, subscribe="orders", startingOffsets="earliest")
-    work.all_there_is()
+    work.read_available()
     log = sorted(path for path in (work.checkpoint / "offsets").iterdir() if path.name.isdigit())
     lines = log[-1].read_text().splitlines()
     lines[-1] = '{"orders": {"0": 3}}'

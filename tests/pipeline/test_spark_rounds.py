@@ -1,5 +1,4 @@
-"""The judge of swarm/spark_rounds.py and, nightly, one short round; `make torture` has ten minutes
-of it."""
+"""The judge of swarm/spark_rounds.py and, nightly, one short round; `make torture` runs longer."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.nightly
-def test_a_query_outlives_its_region_and_sees_every_position_once(
+def test_a_query_reads_every_position_once_while_its_region_fails(
     spark: "SparkSession", tmp_path: Path
 ) -> None:
     result = run_round(spark, tmp_path, seconds=3, seed=1, pause_s=0.1)
@@ -26,7 +25,7 @@ def test_a_query_outlives_its_region_and_sees_every_position_once(
     assert result.rows[LATEST] > 0
 
 
-def test_a_query_that_takes_a_failure_for_a_loss_is_a_violation() -> None:
+def test_data_loss_reported_for_a_mere_failure_is_a_violation() -> None:
     spark_round = _Round.__new__(_Round)
     spark_round.result = SparkRound(1)
     spark_round.note_failure("a task failed\n  Caused by: no server has sent anything")
@@ -36,10 +35,10 @@ def test_a_query_that_takes_a_failure_for_a_loss_is_a_violation() -> None:
     assert "stream 'x' does not exist" in spark_round.result.violations[0]
 
 
-def test_the_judge_finds_what_is_missing_doubled_or_changed(
+def test_the_judge_detects_missing_duplicate_and_changed_rows(
     spark: "SparkSession", tmp_path: Path
 ) -> None:
-    """The verdict on outputs that are wrong: else a clean round would mean nothing."""
+    """Wrong outputs must be violations, otherwise a clean round would mean nothing."""
     sound = [(ALL, seq, "event", 1, b"%012d" % (seq - 1)) for seq in range(1, 6)]
     sound += [
         (LATEST, 3, "void", 3, None),

@@ -1,4 +1,5 @@
-"""The sink's decisions: a crash after every step, zombies, replays; every row published once."""
+"""The decisions of the sink: with crashes after every step, zombies and replays, every row is
+published once."""
 
 from collections.abc import Callable, Generator
 from random import Random
@@ -36,12 +37,12 @@ from surecast.pipeline.staging import (
     commit,
     staging_name,
 )
-from tests.pipeline.staging_model import Log, Replay, Shop, Spark, Step
+from tests.pipeline.staging_model import Log, Replay, SinkState, Spark, Step
 
 # ---------------------------------------------------------------- records
 
 
-def test_a_chunk_keeps_a_batch_as_it_is() -> None:
+def test_a_chunk_keeps_a_batch_unchanged() -> None:
     stream, target = bytes(16), bytes(range(16))
     for batch in (
         Batch.of(stream, [b"a", b"bc"], [b"k", None], [b"t", None]),
@@ -54,14 +55,14 @@ def test_a_chunk_keeps_a_batch_as_it_is() -> None:
         assert found.to_rows() == batch.to_rows()
 
 
-def test_what_is_no_chunk_is_refused() -> None:
+def test_invalid_chunks_are_refused() -> None:
     value = chunk_value(Batch.of(bytes(16), [b"one", b"two"]))
     for bad in (b"", value[:3], b"\x02" + value[1:], value[:-1], value[:4] + b"\xff" + value[5:]):
         with pytest.raises(PeerError):
             chunk_batch(bad, bytes(16))
 
 
-def test_keys_that_nobody_of_us_wrote_are_refused() -> None:
+def test_unknown_keys_of_a_query_are_refused() -> None:
     for key in (b"q/", b"q/xyz/chunk/w", b"q/0", b"q/00/chunk", b"q/\xff/a/b"):
         with pytest.raises(PeerError, match="strange key"):
             Ledger("q").note(1, key, b"")
@@ -103,7 +104,7 @@ def test_a_commit_step_by_step() -> None:
     with pytest.raises(StopIteration) as end:
         acts.send(5)
     assert end.value.value == Outcome(False, (7,), 7, 15)
-    # The next batch goes on from there, and drops what the first has left.
+    # The next batch continues from there and removes the leftovers of the first.
     ledger = Ledger("q")
     ledger.note_void(3, collected=True)
     ledger.note(4, done.key, done.value)
@@ -121,7 +122,7 @@ def test_a_commit_step_by_step() -> None:
         acts.send(8)
 
 
-def test_what_others_need_is_not_swept() -> None:
+def test_records_needed_by_other_queries_are_not_collected() -> None:
     ledger = Ledger("q")
     ledger.note(1, chunk_key("q", 6, "w0", 0, 11, 0), b"...")
     ledger.note(2, chunk_key("other", 0, "w", 0, 12, 0), b"...")
@@ -142,7 +143,7 @@ def test_what_others_need_is_not_swept() -> None:
         acts.send(9)
 
 
-def test_an_intent_too_long_for_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_intent_is_divided_into_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging, "PAGE_BYTES", 400_000)
     chunks = tuple(ChunkRef((1 << 40) + n, 20_000, n % 5_000) for n in range(60_000))
     intent = Intent("w", tuple(f"some.long.name.{n}" for n in range(5_000)), chunks)
@@ -165,14 +166,14 @@ def test_an_intent_too_long_for_an_event(monkeypatch: pytest.MonkeyPatch) -> Non
         ledger.whole(0, lost)
 
 
-def test_what_was_collected_while_it_was_read_makes_a_driver_look_again() -> None:
+def test_a_driver_reads_again_if_records_were_collected_meanwhile() -> None:
     ledger = Ledger("q")
     acts = commit("q", 7, INTENT, words())
     next(acts)
     intent = acts.send(ledger)
     assert isinstance(intent, Append)
     assert acts.send(9) == Read(9)
-    ledger.note_void(8, collected=True)  # who knows what that was
+    ledger.note_void(8, collected=True)  # an unknown record
     ledger.note(9, intent.key, intent.value)
     mark = acts.send(ledger)
     assert isinstance(mark, Append)
@@ -188,7 +189,7 @@ def test_what_was_collected_while_it_was_read_makes_a_driver_look_again() -> Non
     assert end.value.value == Outcome(True, (), 7, 15)
 
 
-def test_a_stream_that_never_rests_is_an_error_not_an_endless_loop(
+def test_a_staging_stream_that_always_changes_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(staging, "LOOKS_MAX", 5)
@@ -210,7 +211,7 @@ def test_a_stream_that_never_rests_is_an_error_not_an_endless_loop(
 
 
 @pytest.mark.parametrize("trouble", [Append, Collect])
-def test_a_job_of_one_time_does_not_fail_when_all_is_published(trouble: type[Any]) -> None:
+def test_a_one_time_job_does_not_fail_once_everything_is_published(trouble: type[Any]) -> None:
     acts = commit("once-1", 0, INTENT, words(), once=True)
     ledger = Ledger("once-1")
 
@@ -235,7 +236,7 @@ def test_a_job_of_one_time_does_not_fail_when_all_is_published(trouble: type[Any
 
 
 def outcome_of(ledger: Ledger, batch: int, intent: Intent) -> Outcome:
-    """What a commit comes to that nothing disturbs."""
+    """The outcome of a commit without disturbances."""
     acts = commit("q", batch, intent, words())
     act = next(acts)
     try:
@@ -256,15 +257,15 @@ def rows(digest: int | None, after: int | None = None) -> Intent:
     return staging.msgspec.structs.replace(INTENT, digest=digest, after=after)
 
 
-def test_other_rows_in_place_of_those_that_were_published_are_told() -> None:
+def test_a_commit_reports_other_rows_than_those_published() -> None:
     ledger = Ledger("q")
     assert outcome_of(ledger, 0, rows(7)) == Outcome(False, (0,), 0, 15)
-    for digest, others in ((7, False), (8, True), (None, False)):  # None: of a streaming query
+    for digest, others in ((7, False), (8, True), (None, False)):  # None: a streaming query
         assert outcome_of(ledger, 0, rows(digest)) == Outcome(True, (), 0, 15, others)
 
 
 @pytest.mark.parametrize("page_bytes", [1 << 20, 9])
-def test_other_rows_than_a_killed_driver_was_bound_to_publish(
+def test_a_commit_reports_other_rows_than_those_of_an_open_intent(
     page_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staging, "PAGE_BYTES", page_bytes)
@@ -280,17 +281,19 @@ def test_other_rows_than_a_killed_driver_was_bound_to_publish(
         assert ledger.last.digest == 7
 
 
-def test_other_rows_of_a_part() -> None:
+def test_a_commit_reports_other_rows_of_a_part() -> None:
     ledger = Ledger("q")
     outcome_of(ledger, 100, rows(1, after=-1))
     outcome_of(ledger, 200, rows(2, after=100))
     assert not outcome_of(ledger, 200, rows(2, after=100)).others
     assert outcome_of(ledger, 200, rows(3, after=100)).others
-    assert not outcome_of(ledger, 200, rows(3, after=150)).others  # another part, published as well
-    assert not outcome_of(ledger, 100, rows(3, after=-1)).others  # long ago: nobody knows
+    assert not outcome_of(
+        ledger, 200, rows(3, after=150)
+    ).others  # another part, which was also published
+    assert not outcome_of(ledger, 100, rows(3, after=-1)).others  # too long ago to know
 
 
-def test_records_of_the_version_before_that_had_no_digest() -> None:
+def test_records_of_an_earlier_version_without_digest_are_accepted() -> None:
     ledger = Ledger("q")
     done = staging.msgspec.msgpack.encode([{ID: 16}])
     ledger.note(1, b"q/done/0000000000000000", done)
@@ -302,7 +305,7 @@ def test_records_of_the_version_before_that_had_no_digest() -> None:
     assert outcome_of(ledger, 0, rows(8)).others is False
 
 
-def test_an_intent_behind_its_own_abandonment_is_void() -> None:
+def test_an_intent_after_its_own_abandonment_is_void() -> None:
     ledger = Ledger("q")
     acts = abort("q", 7, "w1", words())
     gone = next(acts)
@@ -320,7 +323,7 @@ def test_an_intent_behind_its_own_abandonment_is_void() -> None:
         late.send(ledger)
 
 
-def test_abort_spares_what_is_bound_to_be_published() -> None:
+def test_abort_keeps_chunks_that_must_be_published() -> None:
     ledger = Ledger("q")
     ledger.note(1, b"q/0000000000000007/intent/w1/a", staging.msgspec.msgpack.encode(INTENT))
     for writer, spared in (("w1", True), ("w2", False)):
@@ -345,7 +348,7 @@ def facts_move_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(step: Step, steps: int = 1 << 30) -> tuple[int, bool]:
-    """Let a driver live for so many steps; how many it took, and whether it came to its end."""
+    """Run a driver for at most `steps` steps; returns how many it took and whether it finished."""
     for taken in range(steps):
         try:
             next(step)
@@ -355,34 +358,34 @@ def run(step: Step, steps: int = 1 << 30) -> tuple[int, bool]:
 
 
 def finish(spark: Spark) -> None:
-    """A last driver that nobody disturbs, and nobody else at work."""
+    """Run a last driver without disturbances, and judge the result."""
     assert run(spark.driver("last"))[1]
     assert spark.judge() == []
 
 
 def assert_only_the_last_done_is_left(spark: Spark) -> None:
-    spark.batches += 1  # whoever comes next sweeps what zombies left behind
+    spark.batches += 1  # the next driver removes leftovers of zombies
     finish(spark)
-    left = [key for key in spark.shop.log.live() if key.startswith(b"q/")]
+    left = [key for key in spark.state.log.live() if key.startswith(b"q/")]
     assert left == [f"q/done/{spark.batches - 1:016x}".encode()]
 
 
 @pytest.mark.parametrize("targets", [1, 3])
 @pytest.mark.parametrize("lands", [False, True])
-def test_a_crash_after_every_step_and_again_after_every_step(targets: int, lands: bool) -> None:
-    """Driver 1 dies at step i, driver 2 at step j; `lands`: what it had sent arrives later."""
-    total, _ = run(Spark(Shop(Random(1)), 2, targets).driver("alone"))
+def test_two_crashes_at_any_steps_publish_every_row_once(targets: int, lands: bool) -> None:
+    """Driver 1 crashes at step i, driver 2 at step j; `lands`: appends of driver 1 arrive later."""
+    total, _ = run(Spark(SinkState(Random(1)), 2, targets).driver("alone"))
     assert total > 20
     crashes = 0
     for first in range(1, total + 1):
         for second in (*range(1, total, 7), 1 << 30):
-            spark = Spark(Shop(Random(first * 1000 + second)), 2, targets)
+            spark = Spark(SinkState(Random(first * 1000 + second)), 2, targets)
             run(spark.driver("one"), first)
-            flying = [wire for wire in spark.shop.wires if not wire.seq]
+            in_flight = [pending for pending in spark.state.pending_appends if not pending.seq]
             two = spark.driver("two")
             run(two, second // 2)
-            for wire in flying if lands else ():
-                spark.shop.land(wire)
+            for pending in in_flight if lands else ():
+                spark.state.land(pending)
             run(two, second)
             finish(spark)
             assert_only_the_last_done_is_left(spark)
@@ -390,10 +393,10 @@ def test_a_crash_after_every_step_and_again_after_every_step(targets: int, lands
     assert crashes > 100
 
 
-def test_a_lost_entry_of_the_commit_log_replays_nothing() -> None:
+def test_a_lost_entry_of_the_commit_log_publishes_nothing_twice() -> None:
     for seed in range(50):
         rng = Random(seed)
-        spark = Spark(Shop(Random(seed)), 4)
+        spark = Spark(SinkState(Random(seed)), 4)
         run(spark.driver("one"), rng.randint(1, 200))
         spark.committed = max(-1, spark.committed - rng.randint(0, 1))
         run(spark.driver("two"), rng.randint(1, 200))
@@ -402,13 +405,13 @@ def test_a_lost_entry_of_the_commit_log_replays_nothing() -> None:
         assert_only_the_last_done_is_left(spark)
 
 
-def chaos(seed: int, *, batches: int = 4) -> Spark:
-    """Drivers that die, are taken for dead, fail their tasks, lose the region; then one that is
-    left alone."""
+def random_failures(seed: int, *, batches: int = 4) -> Spark:
+    """Drivers that crash, become zombies, have failing tasks or lose the region; then one without
+    disturbances."""
     rng = Random(seed)
-    shop = Shop(Random(f"{seed}/shop"), memory=rng.randint(1, 4))
-    spark = Spark(shop, batches, targets=rng.choice((1, 1, 3)))
-    others = [Spark(shop.beside(name), 2 * batches) for name in ("p", "r")[: rng.randint(0, 2)]]
+    state = SinkState(Random(f"{seed}/shop"), memory=rng.randint(1, 4))
+    spark = Spark(state, batches, targets=rng.choice((1, 1, 3)))
+    others = [Spark(state.beside(name), 2 * batches) for name in ("p", "r")[: rng.randint(0, 2)]]
     beside = [other.driver("other") for other in others]
     drivers: list[Step] = []
     odds = rng.choice((0, 0.2)), rng.choice((0, 0.02)), rng.choice((0, 0, 0.3))
@@ -418,24 +421,26 @@ def chaos(seed: int, *, batches: int = 4) -> Spark:
 
     for number in range(rng.randint(2, 6)):
         if rng.random() < 0.3:
-            spark.committed = max(-1, spark.committed - 1)  # the newest entry is lost
+            spark.committed = max(
+                -1, spark.committed - 1
+            )  # the newest entry of the commit log is lost
         drivers.append(spark.driver(f"d{number}", dice(0), dice(1), dice(2)))
         for _ in range(rng.randint(1, 150)):
-            # Mostly the newest is at work; its predecessors are zombies.
+            # Mostly the newest driver runs; its predecessors are zombies.
             driver = drivers[-1] if rng.random() < 0.6 else rng.choice(drivers)
             if beside and rng.random() < 0.3:
                 driver = rng.choice(beside)
             for _ in range(rng.choice((1, 1, 5, 20))):
                 next(driver, None)
-            flying = [wire for wire in shop.wires if not wire.seq]
-            if flying and rng.random() < 0.05:
-                shop.land(rng.choice(flying))
+            in_flight = [pending for pending in state.pending_appends if not pending.seq]
+            if in_flight and rng.random() < 0.05:
+                state.land(rng.choice(in_flight))
         drivers = [driver for driver in drivers if rng.random() < 0.7]
-    for driver in (*drivers, *beside):  # zombies wake up and work to their end
+    for driver in (*drivers, *beside):  # zombies run to their end
         run(driver)
-    for wire in shop.wires:
+    for pending in state.pending_appends:
         if rng.random() < 0.5:
-            shop.land(wire)
+            state.land(pending)
     finish(spark)
     for other in others:
         finish(other)
@@ -444,28 +449,28 @@ def chaos(seed: int, *, batches: int = 4) -> Spark:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", [range(0, 250), range(250, 500)], ids=["a", "b"])
-def test_chaos(seeds: range) -> None:
+def test_random_failures_publish_every_row_once(seeds: range) -> None:
     replays = 0
     for seed in seeds:
-        spark = chaos(seed)
+        spark = random_failures(seed)
         assert_only_the_last_done_is_left(spark)
-        replays += sum(replayed for _, replayed in spark.told)
-    assert replays > 50  # it was a trial of them, too
+        replays += sum(replayed for _, replayed in spark.outcomes)
+    assert replays > 50  # replays were tested, too
 
 
 @pytest.mark.slow
-def test_chaos_with_intents_of_many_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_failures_with_intents_of_many_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging, "PAGE_BYTES", 9)
     for seed in range(100):
-        assert_only_the_last_done_is_left(chaos(seed))
-        chaos_of_parts(seed)
+        assert_only_the_last_done_is_left(random_failures(seed))
+        random_failures_of_parts(seed)
 
 
-# ---------------------------------------------------------------- what is left behind
+# ---------------------------------------------------------------- leftovers
 
 
 def index_of(log: Log) -> RetentionIndex:
-    """What every replica of the staging stream has to remember of it."""
+    """The retention index that every replica keeps of the staging stream."""
     index = RetentionIndex(LatestPerKey())
     batches: list[Batch] = []
     for seq, entry in enumerate(log.entries, 1):
@@ -479,42 +484,42 @@ def index_of(log: Log) -> RetentionIndex:
 
 
 def test_a_staging_stream_does_not_grow_with_the_batches() -> None:
-    shop = Shop(Random(3))
-    named = [Spark(shop.beside(f"named-{n}"), 1) for n in range(5)]
+    state = SinkState(Random(3))
+    named = [Spark(state.beside(f"named-{n}"), 1) for n in range(5)]
     for other in named:
         finish(other)
-    spark = Spark(shop, 0)
-    killed = Spark(shop.beside("once-1"), 1).driver("killed")
-    while not any(key.startswith(b"once-1/done") for key in shop.log.live()):
-        next(killed)  # it dies between its `done` and its collect
+    spark = Spark(state, 0)
+    killed = Spark(state.beside("once-1"), 1).driver("killed")
+    while not any(key.startswith(b"once-1/done") for key in state.log.live()):
+        next(killed)  # it crashes between its `done` and its collect
     for batches in (10, 30, 60, 120, 200):
         spark.batches = batches
         finish(spark)
-        index = index_of(shop.log)
+        index = index_of(state.log)
         live = index.live(1, index.end)
         room = staging.MOVE_AFTER + 40
         assert live.total() < room
         assert index.end - index._floor() < room
-        assert len([key for key in shop.log.live() if key.startswith(b"named-")]) == 5
-    assert not any(key.startswith(b"once-") for key in shop.log.live())
+        assert len([key for key in state.log.live() if key.startswith(b"named-")]) == 5
+    assert not any(key.startswith(b"once-") for key in state.log.live())
     for other in named:
-        other.committed = -1  # run again they are done, wherever it says so by now
+        other.committed = -1  # run again, they find that they are done
         finish(other)
-        assert other.told[-1] == (0, True)
+        assert other.outcomes[-1] == (0, True)
 
 
 def silence(steps: int, query: str, days: float) -> tuple[Spark, list[bytes]]:
-    """A driver is killed; another query works days later. Also, what is left of the first."""
-    shop = Shop(Random(steps))
-    killed, spark = Spark(shop.beside(query), 3), Spark(shop, 1)
+    """A driver is killed; another query runs later. Returns the first query and its leftovers."""
+    state = SinkState(Random(steps))
+    killed, spark = Spark(state.beside(query), 3), Spark(state, 1)
     run(killed.driver("killed"), steps)
-    shop.log.now_ns += int(days * 24 * 3600) * SECOND
+    state.log.now_ns += int(days * 24 * 3600) * SECOND
     finish(spark)
-    return killed, [key for key in shop.log.live() if key.startswith(query.encode())]
+    return killed, [key for key in state.log.live() if key.startswith(query.encode())]
 
 
-def test_what_a_killed_driver_staged_is_collected_by_others_in_time() -> None:
-    total, _ = run(Spark(Shop(Random(1)), 3).driver("alone"))
+def test_chunks_of_a_killed_driver_are_collected_by_other_queries_in_time() -> None:
+    total, _ = run(Spark(SinkState(Random(1)), 3).driver("alone"))
     staged = 0
     for steps in range(1, total + 9):
         staged += bool(silence(steps, "once-1", 0.9)[1])
@@ -523,12 +528,12 @@ def test_what_a_killed_driver_staged_is_collected_by_others_in_time() -> None:
         finish(killed)
         killed, left = silence(steps, "p", 7.1)
         kinds = {staging._place(key).kind for key in left}
-        assert kinds <= {staging.DONE} or staging.INTENT in kinds  # which is bound to be published
-        finish(killed)  # it comes back after all
+        assert kinds <= {staging.DONE} or staging.INTENT in kinds  # which must be published
+        finish(killed)  # it is continued
     assert staged > 5
 
 
-def test_lost_property_behind_what_is_needed() -> None:
+def test_leftovers_after_needed_records_are_garbage() -> None:
     ledger = Ledger("q")
     ledger.note(1, b"strange", b"...", 0)
     ledger.note(2, chunk_key("p", 3, "w", 0, 12, 0), b"...", 0)
@@ -540,7 +545,7 @@ def test_lost_property_behind_what_is_needed() -> None:
     ]
 
 
-def test_what_others_have_done_is_theirs_to_collect() -> None:
+def test_records_of_other_active_queries_are_not_garbage() -> None:
     ledger = Ledger("q")
     ledger.note(1, b"strange", b"...")
     ledger.note(2, chunk_key("p", 3, "w", 0, 12, 0), b"...")
@@ -553,52 +558,52 @@ def test_what_others_have_done_is_theirs_to_collect() -> None:
 
 
 def grow(replay: Replay, events: int) -> None:
-    """The archive grows, and a last run is left alone."""
+    """Let the archive grow, run the job without disturbances, and judge the result."""
     replay.archive += events
     assert run(replay.run("last"))[1]
     assert replay.judge() == []
 
 
-def test_an_archive_that_grows_between_two_runs() -> None:
-    replay = Replay(Shop(Random(1)), 250, 600)
+def test_a_job_continues_when_the_archive_has_grown() -> None:
+    replay = Replay(SinkState(Random(1)), 250, 600)
     run(replay.run("one"))
     assert replay.judge() == []
     grow(replay, 400)
     grow(replay, 0)
 
 
-def test_a_run_dies_after_every_step_and_the_archive_grows() -> None:
-    total, _ = run(Replay(Shop(Random(1)), 4, 10).run("alone"))
+def test_a_job_continues_after_a_crash_at_any_step() -> None:
+    total, _ = run(Replay(SinkState(Random(1)), 4, 10).run("alone"))
     assert total > 20
     for first in range(1, total + 1):
-        replay = Replay(Shop(Random(first)), 4, 10)
+        replay = Replay(SinkState(Random(first)), 4, 10)
         run(replay.run("one"), first)
         grow(replay, first % 5)
 
 
-def chaos_of_parts(seed: int) -> None:
-    """Runs that die or are taken for dead, over an archive that grows; then one left alone."""
+def random_failures_of_parts(seed: int) -> None:
+    """Runs that crash or become zombies, over a growing archive; then an undisturbed one."""
     rng = Random(seed)
-    shop = Shop(Random(f"{seed}/shop"), memory=rng.randint(1, 4))
-    replay = Replay(shop, rng.randint(2, 6), rng.randint(1, 9))
+    state = SinkState(Random(f"{seed}/shop"), memory=rng.randint(1, 4))
+    replay = Replay(state, rng.randint(2, 6), rng.randint(1, 9))
     runs: list[Step] = []
     for number in range(rng.randint(2, 6)):
         runs.append(replay.run(f"r{number}"))
         for _ in range(rng.randint(1, 150)):
             next(runs[-1] if rng.random() < 0.6 else rng.choice(runs), None)
-            flying = [wire for wire in shop.wires if not wire.seq]
-            if flying and rng.random() < 0.05:
-                shop.land(rng.choice(flying))
+            in_flight = [pending for pending in state.pending_appends if not pending.seq]
+            if in_flight and rng.random() < 0.05:
+                state.land(rng.choice(in_flight))
         replay.archive += rng.choice((0, 1, 5))
-        runs = [one for one in runs if rng.random() < 0.7]
-    for one in runs:
-        run(one)
+        runs = [step for step in runs if rng.random() < 0.7]
+    for step in runs:
+        run(step)
     grow(replay, 2)
 
 
-def test_chaos_of_parts() -> None:
+def test_random_failures_of_a_job_in_parts() -> None:
     for seed in range(300):
-        chaos_of_parts(seed)
+        random_failures_of_parts(seed)
 
 
 class BoundedParts(dict[int, tuple[int, Intent]]):
@@ -612,9 +617,9 @@ class BoundedParts(dict[int, tuple[int, Intent]]):
         return super().get(key, default)
 
 
-def parts_that_do_not_go_forward(lies: list[tuple[int, int]], ledger_type: type[Ledger]) -> None:
-    """A job is done up to 5. Records say that a part (after, batch) stands behind itself, or behind
-    a later one. They are ignored: the part 5..9 that follows them is published, and nothing else.
+def parts_that_do_not_advance(lies: list[tuple[int, int]], ledger_type: type[Ledger]) -> None:
+    """A job is done up to 5. False records have a part (after, batch) that follows itself or a
+    later one. They are ignored: only the part 5..9 is published.
     """
     ledger = ledger_type("q", parts=BoundedParts())
     ledger.note(1, b"q/done/%016x" % 5, staging.msgspec.msgpack.encode(Done({}, -1)))
@@ -631,58 +636,58 @@ LIES = [[(5, 5)], [(9, 9)], [(9, 5)], [(9, 7), (7, 7)]]
 
 
 @pytest.mark.parametrize("lies", LIES)
-def test_a_part_behind_itself_is_ignored(lies: list[tuple[int, int]]) -> None:
-    parts_that_do_not_go_forward(lies, Ledger)
+def test_a_part_that_follows_itself_is_ignored(lies: list[tuple[int, int]]) -> None:
+    parts_that_do_not_advance(lies, Ledger)
 
 
-# ---------------------------------------------------------------- would we notice?
+# ---------------------------------------------------------------- mutants
 
 
-def the_last_intent_stands(self: Ledger, seq: int, key: bytes, value: bytes, time: int) -> Any:
+def last_intent_wins(self: Ledger, seq: int, key: bytes, value: bytes, time: int) -> Any:
     place = original_note(self, seq, key, value, time)
     if place is not None and place.kind == staging.INTENT:
         self.intents[place.batch] = staging.msgspec.msgpack.decode(value, type=Intent)
     return place
 
 
-def nobody_is_abandoned(self: Ledger, seq: int, key: bytes, value: bytes, time: int) -> Any:
+def abandonment_is_ignored(self: Ledger, seq: int, key: bytes, value: bytes, time: int) -> Any:
     place = original_note(self, seq, key, value, time)
     self.abandoned.clear()
     return place
 
 
-def nothing_is_hidden(self: Ledger, last: int, *, collected: bool) -> None:
+def collected_records_are_ignored(self: Ledger, last: int, *, collected: bool) -> None:
     original_note_void(self, last, collected=False)
 
 
-def no_old_intents(self: Ledger, batch: int) -> dict[int, Intent]:
+def old_intents_are_ignored(self: Ledger, batch: int) -> dict[int, Intent]:
     return {b: intent for b, intent in original_pending(self, batch).items() if b == batch}
 
 
-def numbers_begin_anew(self: Ledger, batch: int, intent: Intent, numbers: Any) -> bytes:
+def numbers_restart(self: Ledger, batch: int, intent: Intent, numbers: Any) -> bytes:
     original_finish(self, batch, intent, {})
     return staging.msgspec.msgpack.encode(Done({}))
 
 
-def everything_is_garbage(self: Ledger, low: int) -> Generator[Any, None, None]:
+def needed_records_are_garbage(self: Ledger, low: int) -> Generator[Any, None, None]:
     yield KeyPrefix(f"{self.query}/0".encode())
     yield from original_garbage(self, low)
 
 
-def nobody_else_needs_anything(self: Ledger, seq: int, place: Any) -> bool:
+def needs_of_other_queries_are_ignored(self: Ledger, seq: int, place: Any) -> bool:
     ours = place is None or place.query == self.query
     return ours and original_is_needed(self, seq, place)
 
 
-def facts_are_not_needed(self: Ledger) -> tuple[int, list[int]]:
+def facts_are_dropped(self: Ledger) -> tuple[int, list[int]]:
     return original_low(self)[0], []
 
 
-def silence_is_all(self: Ledger, query: str) -> bool:
+def silence_is_sufficient(self: Ledger, query: str) -> bool:
     return query != self.query and self.time_ns - self.news.get(query, 0) > staging.SILENT_NS
 
 
-def any_part_stands(self: Ledger, batch: int, intent: Intent) -> None:
+def any_part_is_accepted(self: Ledger, batch: int, intent: Intent) -> None:
     self.intents.setdefault(batch, intent)
 
 
@@ -694,37 +699,37 @@ original_is_needed, original_low = Ledger.is_needed, Ledger.low
 @pytest.mark.parametrize(
     ("method", "mutant", "caught_by"),
     [
-        ("note", the_last_intent_stands, 3),
-        ("note", nobody_is_abandoned, 94),
-        ("note_void", nothing_is_hidden, 7),
-        ("pending", no_old_intents, 14),
-        ("finish", numbers_begin_anew, 0),
-        ("garbage", everything_is_garbage, 45),
-        ("is_needed", nobody_else_needs_anything, 3),
-        ("low", facts_are_not_needed, 1),
+        ("note", last_intent_wins, 3),
+        ("note", abandonment_is_ignored, 94),
+        ("note_void", collected_records_are_ignored, 7),
+        ("pending", old_intents_are_ignored, 14),
+        ("finish", numbers_restart, 0),
+        ("garbage", needed_records_are_garbage, 45),
+        ("is_needed", needs_of_other_queries_are_ignored, 3),
+        ("low", facts_are_dropped, 1),
     ],
 )
-def test_chaos_notices_a_rule_that_is_gone(
+def test_random_failures_detect_a_missing_rule(
     method: str, mutant: Any, caught_by: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Other seeds are tried, too, in case that histories are drawn otherwise one day."""
+    """Other seeds are tried, too, in case the random histories change."""
     monkeypatch.setattr(Ledger, method, mutant)
     for seed in (caught_by, *range(200)):
         try:
-            chaos(seed)
+            random_failures(seed)
         except (AssertionError, SurecastError):
             return
-    pytest.fail(f"nobody missed {method}")
+    pytest.fail(f"no seed detected the mutant of {method}")
 
 
-def test_chaos_notices_that_any_part_stands(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Ledger, "_stand", any_part_stands)
+def test_random_failures_detect_that_any_part_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ledger, "_stand", any_part_is_accepted)
     with pytest.raises(AssertionError):
-        test_chaos_of_parts()
+        test_random_failures_of_a_job_in_parts()
 
 
 class PartsInAnyDirection(Ledger):
-    """Accepts a part that ends where it begins, or before that."""
+    """A mutant: accepts a part that ends where it begins, or before."""
 
     def _stand(self, batch: int, intent: Intent) -> None:
         if intent.after is None:
@@ -734,14 +739,14 @@ class PartsInAnyDirection(Ledger):
 
 
 @pytest.mark.parametrize("lies", LIES)
-def test_it_is_noticed_if_a_part_stands_behind_itself(lies: list[tuple[int, int]]) -> None:
+def test_the_check_fails_if_a_part_may_follow_itself(lies: list[tuple[int, int]]) -> None:
     with pytest.raises(AssertionError):
-        parts_that_do_not_go_forward(lies, PartsInAnyDirection)
+        parts_that_do_not_advance(lies, PartsInAnyDirection)
 
 
-def test_it_is_noticed_if_what_is_bound_to_be_published_is_collected(
+def test_the_check_fails_if_records_that_must_be_published_are_collected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Ledger, "is_orphan", silence_is_all)
+    monkeypatch.setattr(Ledger, "is_orphan", silence_is_sufficient)
     with pytest.raises(AssertionError):
-        test_what_a_killed_driver_staged_is_collected_by_others_in_time()
+        test_chunks_of_a_killed_driver_are_collected_by_other_queries_in_time()

@@ -1,4 +1,4 @@
-"""The sink's work over a real region: drivers stopped after every act, zombies, lost chunks."""
+"""The sink with a real region: drivers stopped after every act, zombies, lost chunks."""
 
 import asyncio
 import sys
@@ -55,7 +55,7 @@ THIS = sys.modules[__name__]
 
 
 class Sink:
-    """A query's drivers and tasks, over one region."""
+    """The drivers and tasks of a query in one region."""
 
     def __init__(self, regions: Regions, rng: Random, targets: int = 1, region: str = "east"):
         self.rng = rng
@@ -67,7 +67,7 @@ class Sink:
         return f"u{next(self.words)}"
 
     async def stage(self, client: Client, batch: int, writer: str) -> Intent:
-        """What the tasks of one run of a batch do."""
+        """Stage the chunks of one run of a batch, like its tasks; returns the intent."""
         stream = await open_staging(client, self.options)
         pieces = pieces_of(batch, self.rng, self.targets)
         chunks = []
@@ -83,7 +83,7 @@ class Sink:
         return Intent(writer, tuple(pieces), tuple(chunks))
 
     async def run(self, batch: int, writer: str, acts_max: int = 1 << 30) -> Outcome | None:
-        """One driver's life: stage a batch, commit it, die after so many acts."""
+        """Run one driver: stage a batch and commit it; crash after `acts_max` acts."""
         async with connected(self.options) as client:
             intent = await self.stage(client, batch, writer)
             stage = Stage(
@@ -108,9 +108,9 @@ class Sink:
         assert sorted(found) == sorted(wanted)
 
     async def left(self, client: Client, enough: Callable[[list[bytes]], bool]) -> list[bytes]:
-        """The records of the staging stream, once they are few enough: collecting takes a while."""
+        """The keys in the staging stream, once `enough(keys)` holds: collecting takes a while."""
         stream = await open_staging(client, self.options)
-        last = await stream.publish(b"", key=b"look")
+        last = await stream.publish(b"", key=b"marker")
         for _ in range(1000):
             keys = []
             async for event in stream.subscribe(start="earliest"):
@@ -124,7 +124,7 @@ class Sink:
 
 
 def until(acts: Generator[Act, Any, Any], count: int) -> Generator[Act, Any, Any]:
-    """`acts` up to the death of whoever performs them."""
+    """The first `count` acts, as if the driver crashed then."""
     answer = None
     for _ in range(count):
         try:
@@ -136,8 +136,8 @@ def until(acts: Generator[Act, Any, Any], count: int) -> Generator[Act, Any, Any
 
 @pytest.mark.slow
 @pytest.mark.parametrize("targets", [1, 3])
-def test_a_driver_dies_after_every_act(targets: int) -> None:
-    async def story() -> None:
+def test_a_batch_is_published_once_after_a_crash_at_any_act(targets: int) -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions, regions.client("east") as client:
             sink = Sink(regions, Random(targets), targets)
             replayed = []
@@ -147,23 +147,23 @@ def test_a_driver_dies_after_every_act(targets: int) -> None:
                 assert second is not None
                 assert second.replayed or first is None
                 replayed.append(second.replayed)
-            assert replayed[:3] == [False, False, False]  # not even the intent was read
+            assert replayed[:3] == [False, False, False]  # the intent was not written yet
             assert replayed[-1]
             await sink.judge(client, 12)
             await sink.run(12, "last")
             wanted = [f"{QUERY}/done/{12:016x}".encode()]
             await sink.left(client, lambda keys: keys == wanted)
 
-    play(story, 120)
+    play(scenario, 120)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-def test_zombies_at_work_together(seed: int) -> None:
-    """Several drivers run the same batches at once, each at its own pace; some break off."""
+def test_concurrent_drivers_publish_every_row_once(seed: int) -> None:
+    """Several drivers run the same batches at once, each at its own pace; some are stopped."""
     rng = Random(seed)
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Regions(east=2) as regions, regions.client("east") as client:
             sink = Sink(regions, rng, rng.choice((1, 3)))
 
@@ -185,13 +185,13 @@ def test_zombies_at_work_together(seed: int) -> None:
                 await sink.run(batch, f"last-{batch}")
             await sink.judge(client, 8)
 
-    play(story, 200)
+    play(scenario, 200)
 
 
-def test_an_intent_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_intent_in_pages_survives_crashes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging, "PAGE_BYTES", 20)
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions, regions.client("east") as client:
             sink = Sink(regions, Random(1), targets=3)
             for batch in range(4):
@@ -199,35 +199,35 @@ def test_an_intent_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
                 await sink.run(batch, f"b{batch}")
             await sink.judge(client, 4)
 
-    play(story)
+    play(scenario)
 
 
-def test_what_is_left_does_not_grow_with_the_batches() -> None:
-    async def story() -> None:
+def test_the_staging_stream_does_not_grow_with_the_batches() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions, regions.client("east") as client:
             sink = Sink(regions, Random(1))
             for batch in range(20):
                 await sink.run(batch, f"w{batch}")
             stream = await open_staging(client, sink.options)
-            last = await stream.publish(b"", key=b"look")
+            last = await stream.publish(b"", key=b"marker")
             for _ in range(1000):
-                live = 0  # records, and collects that are not collected
+                live = 0  # records, and collects that are not void
                 async for event in stream.subscribe(start="earliest", voids=True):
                     live += event.kind == "event" or event.reason == "control"
                     if event.seq == last:
                         break
-                if live <= 4:  # the stream's own first entry, `done`, its collect, our look
+                if live <= 4:  # the stream's first entry, `done`, its collect, our own record
                     return
                 await asyncio.sleep(0.02)
             raise AssertionError(live)
 
-    play(story)
+    play(scenario)
 
 
-def test_numbers_that_a_head_has_forgotten_are_recognised_over_batches() -> None:
-    """The copy of a batch of 200 chunks is repeated by a driver that knows nothing of the first."""
+def test_numbers_that_a_head_has_forgotten_are_still_recognised() -> None:
+    """A second driver repeats the copy of a batch of 200 chunks without knowing of the first."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions, regions.client("east") as client:
             options = SinkOptions(regions.url("east"), stream="t0")
             stream = await open_staging(client, options)
@@ -237,7 +237,7 @@ def test_numbers_that_a_head_has_forgotten_are_recognised_over_batches() -> None
                 key = chunk_key(QUERY, 0, "w", 0, 0, n)
                 refs.append(ChunkRef(await stream.publish(value, key=key), 1, 0))
             intent = Intent("w", ("t0",), tuple(refs))
-            for acts in (4, 99):  # the first dies when all is copied and none of it said
+            for acts in (4, 99):  # the first crashes after the copy, before `done`
                 stage = Stage(client, stream, QUERY, options, once=False)
                 await perform(until(commit(QUERY, 0, intent, iter("abcdef").__next__), acts), stage)
                 await stage.close()
@@ -246,17 +246,17 @@ def test_numbers_that_a_head_has_forgotten_are_recognised_over_batches() -> None
             values = [event.value for event in await read(target, 200)]
             assert values == [b"%d" % n for n in range(200)]
 
-    play(story)
+    play(scenario)
 
 
 def staging_stream_is_given_up() -> None:
-    """An operator replaces the staging stream by a new one of the same name, and the query goes on.
+    """An operator replaces the staging stream by a new one of the same name; the query continues.
 
-    The new stream knows no numbers, so they begin at 1 again. Under the old publisher identity the
-    target's head would take the rows for retries and publish none of them.
+    The new stream has no numbers, so they begin at 1 again. With the old publisher identity the
+    head of the target would treat the rows as retries and publish none of them.
     """
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions, regions.client("east") as client:
             options = SinkOptions(regions.url("east"), stream="t0")
             for batch in range(2):
@@ -270,12 +270,12 @@ def staging_stream_is_given_up() -> None:
             found = [event.value for event in await read(target, last - 1)]
             assert found == [b"%d-%d" % (batch, n) for batch in range(4) for n in range(3)]
 
-    play(story)
+    play(scenario)
 
 
 async def write_three_rows(options: SinkOptions, batch: int) -> None:
-    """One micro-batch, by a driver of its own. All batches are of the same shape: a number that is
-    used twice looks like a retry, and not like another batch."""
+    """Write one micro-batch with a new driver. All batches have the same shape, so that a number
+    used twice looks like a retry."""
     async with connected(options) as client:
         stream = await open_staging(client, options)
         value = chunk_value(Batch.of(bytes(16), [b"%d-%d" % (batch, n) for n in range(3)]))
@@ -289,7 +289,7 @@ async def write_three_rows(options: SinkOptions, batch: int) -> None:
 
 
 async def force_new_stream(regions: Regions, head: str, name: str) -> bytes:
-    """Give up the history of a stream; its old id."""
+    """Give up the history of a stream; returns its old id."""
     by_name = regions.layer(head).directory.by_name
     before: bytes = by_name[name].stream_id
     regions.nodes[head].give(Command("streams", ForceNewStream(name)))
@@ -297,19 +297,19 @@ async def force_new_stream(regions: Regions, head: str, name: str) -> bytes:
     return before
 
 
-def test_a_query_goes_on_when_its_staging_stream_was_given_up() -> None:
+def test_a_query_continues_when_its_staging_stream_was_replaced() -> None:
     staging_stream_is_given_up()
 
 
 class SamePublisherForAnyStagingStream(Stage):
-    """Its identity does not depend on the staging stream's id."""
+    """A mutant: the publisher identity does not depend on the id of the staging stream."""
 
     def _publisher(self, target: Stream) -> bytes:
         parts = (self._ledger.query.encode(), target.stream_id)
         return bytes(8) + blake2b(b"/".join(parts), digest_size=8).digest()
 
 
-def test_it_is_noticed_if_the_publisher_is_that_of_a_staging_stream_given_up(
+def test_the_check_fails_if_the_publisher_identity_stays_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(THIS, "Stage", SamePublisherForAnyStagingStream)
@@ -317,8 +317,8 @@ def test_it_is_noticed_if_the_publisher_is_that_of_a_staging_stream_given_up(
         staging_stream_is_given_up()
 
 
-def test_a_chunk_that_is_gone_stops_the_batch_before_any_of_it_is_published() -> None:
-    async def story() -> None:
+def test_a_missing_chunk_fails_the_batch_before_anything_is_published() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions, regions.client("east") as client:
             sink = Sink(regions, Random(1))
             async with connected(sink.options) as driver:
@@ -337,11 +337,11 @@ def test_a_chunk_that_is_gone_stops_the_batch_before_any_of_it_is_published() ->
                 await stage.close()
             assert await (await client.stream("t0")).publish(b"") == 1
 
-    play(story)
+    play(scenario)
 
 
-def test_abort_collects_what_was_staged_and_no_more() -> None:
-    async def story() -> None:
+def test_abort_collects_only_the_chunks_of_its_writer() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions, regions.client("east") as client:
             sink = Sink(regions, Random(1))
             stream = await open_staging(client, sink.options)
@@ -356,11 +356,11 @@ def test_abort_collects_what_was_staged_and_no_more() -> None:
             await sink.run(0, "later")
             await sink.judge(client, 1)
 
-    play(story)
+    play(scenario)
 
 
-def test_a_job_of_one_time_leaves_nothing_behind() -> None:
-    async def story() -> None:
+def test_a_one_time_job_leaves_no_records() -> None:
+    async def scenario() -> None:
         async with Regions(east=1) as regions, regions.client("east") as client:
             sink = Sink(regions, Random(1))
             stream = await open_staging(client, sink.options)
@@ -379,11 +379,11 @@ def test_a_job_of_one_time_leaves_nothing_behind() -> None:
             await sink.left(client, lambda keys: not keys)
             assert await (await client.stream("t0")).publish(b"") == 2
 
-    play(story)
+    play(scenario)
 
 
-def test_staging_lives_where_its_target_does() -> None:
-    async def story() -> None:
+def test_a_staging_stream_has_the_owner_of_its_target() -> None:
+    async def scenario() -> None:
         owners = {"": "west", "orders": "east"}
         async with Regions(owners, east=1, west=1) as regions:
             options = SinkOptions(regions.url("west"), stream="orders")
@@ -392,14 +392,14 @@ def test_staging_lives_where_its_target_does() -> None:
                 assert (await open_target(client, "orders", options)).owner == "east"
                 assert [info.name for info in await client.streams()] == ["orders"]
 
-    play(story)
+    play(scenario)
 
 
 @pytest.mark.slow
-def test_a_query_goes_on_in_another_region() -> None:
-    """Drivers in two regions, by turns; the second knows the first's staging by its name."""
+def test_a_query_continues_in_another_region() -> None:
+    """Drivers in two regions alternate; the second finds the staging stream by its name."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         owners = {"": "east"}
         async with Regions(owners, east=1, west=1) as regions, regions.client("west") as client:
             east, west = (Sink(regions, Random(3), region=name) for name in ("east", "west"))
@@ -411,15 +411,15 @@ def test_a_query_goes_on_in_another_region() -> None:
             await west.judge(client, 6)
             assert end > 6
 
-    play(story, 120)
+    play(scenario, 120)
 
 
 @pytest.mark.slow
-def test_a_region_that_fails_over_meanwhile() -> None:
+def test_every_row_is_published_once_through_failovers() -> None:
     rng = Random(11)
     wanted = 28  # batches
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Regions(east=3) as regions, regions.client("east") as client:
             sink = Sink(regions, rng, 3)
             batches = 0
@@ -432,22 +432,22 @@ def test_a_region_that_fails_over_meanwhile() -> None:
                     await sink.run(batches - 1, f"second-{batches}")
 
             task = asyncio.create_task(work())
-            deaths = 0
-            await until_done(task, lambda: batches > 1)  # a chain is founded by all its replicas
+            crashes = 0
+            await until_done(task, lambda: batches > 1)  # all replicas are needed to start a chain
             while not task.done():
                 victim = rng.choice(regions.names["east"])
                 await regions.kill(victim)
-                deaths += 1
+                crashes += 1
                 before = batches
                 await until_done(task, lambda before=before: batches > before + 1)
                 await regions.start(victim)
                 before = batches
                 await until_done(task, lambda before=before: batches > before + 1)
             await task
-            assert deaths >= 3
+            assert crashes >= 3
             await sink.judge(client, wanted)
 
-    play(story, 300)
+    play(scenario, 300)
 
 
 async def until_done(task: "asyncio.Task[None]", condition: Callable[[], bool]) -> None:
@@ -458,10 +458,10 @@ async def until_done(task: "asyncio.Task[None]", condition: Callable[[], bool]) 
 # ---------------------------------------------------------------- errors
 
 
-def test_options_that_are_wrong_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_options_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging_io, "CONNECT_S", 0.3)
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Regions(token="secret", east=1) as regions:
             url = regions.url("east")
             with pytest.raises(UsageError, match="option token"):
@@ -479,12 +479,12 @@ def test_options_that_are_wrong_are_named(monkeypatch: pytest.MonkeyPatch) -> No
         with pytest.raises(ConnectError, match="option url"):
             await check_region(SinkOptions(url))
 
-    play(story)
+    play(scenario)
 
 
 def rows_that_name_a_missing_stream(region: Served, *, once: bool) -> None:
-    """The commit fails before anything is promised: no intent is left behind. An intent would stand
-    for all later drivers of the query, and each of them would fail as this one did."""
+    """The commit fails before an intent is written. An intent would bind all later drivers of the
+    query, and each of them would fail like this one."""
     query = "once-1" if once else QUERY
     options = SinkOptions(region.url, create=False)
     with region.client() as client:
@@ -503,7 +503,7 @@ def rows_that_name_a_missing_stream(region: Served, *, once: bool) -> None:
         problem = refusal(lambda: sink._commit(options, query, 0, wrong, once=once))
         assert "'missing'" in problem
         assert "createStreams" in problem
-        last = stage.publish(b"", key=b"look")
+        last = stage.publish(b"", key=b"marker")
         kinds = [event.key for event in up_to(stage.subscribe(start="earliest"), last)]
         assert [b"/chunk/" in (key or b"") for key in kinds] == [True, True], kinds
 
@@ -517,7 +517,7 @@ def rows_that_name_a_missing_stream(region: Served, *, once: bool) -> None:
 
 
 def refusal(work: Callable[[], object]) -> str:
-    """What a user is told; empty if the work is done."""
+    """The error message for the user; empty if there is none."""
     try:
         work()
     except UsageError as problem:
@@ -537,11 +537,11 @@ def test_rows_that_name_a_missing_stream_leave_no_intent(once: bool) -> None:
 
 
 async def opens_nothing(client: Client, name: str, options: SinkOptions) -> None:
-    """In place of `open_target`, where a commit checks its targets."""
+    """A mutant of `open_target`, in which a commit checks its targets."""
 
 
 @pytest.mark.parametrize("once", [False, True])
-def test_it_is_noticed_if_an_intent_is_written_before_its_targets_are_opened(
+def test_the_check_fails_if_an_intent_is_written_before_its_targets_are_opened(
     once: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sink, "open_target", opens_nothing)
@@ -549,10 +549,10 @@ def test_it_is_noticed_if_an_intent_is_written_before_its_targets_are_opened(
         rows_that_name_a_missing_stream(region, once=once)
 
 
-def test_a_task_tells_what_ended_it_and_leaves_nothing_running(
+def test_a_task_raises_its_first_error_and_leaves_no_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its client, which is closed after that, has complaints of its own: not what Spark needs."""
+    """Spark gets the first error, not those of closing the client afterwards."""
     monkeypatch.setattr(staging_io, "PATIENCE_S", 0.5)
     monkeypatch.setattr(staging_io, "CLOSE_S", 0.1)
 
@@ -583,24 +583,24 @@ def test_a_task_tells_what_ended_it_and_leaves_nothing_running(
     assert set(threading.enumerate()) <= before
 
 
-def test_an_owner_that_is_away_is_waited_for_as_long_as_any_region() -> None:
-    """Not for the ten seconds of an ordinary client, which then does not know what was taken."""
+def test_an_unreachable_owner_is_waited_for_as_long_as_any_region() -> None:
+    """And not only for the ten seconds of an ordinary client."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with (
             Regions(east=1) as regions,
             connected(SinkOptions(regions.url("east"))) as client,
         ):
             assert client._endpoint.options.owner_timeout_ns > staging_io.PATIENCE_S * 10**9
 
-    play(story)
+    play(scenario)
 
 
-def test_a_region_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_region_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging_io, "ANSWER_S", 1.0)
     monkeypatch.setattr(staging_io, "PATIENCE_S", 0.3)
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Regions({"": "west"}, east=1, west=1) as regions:
             options = SinkOptions(regions.url("east"), stream="orders")
             async with connected(options) as client:
@@ -623,13 +623,13 @@ def test_a_region_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch)
                 await check_region(SinkOptions(f"surecast://127.0.0.1:{port}"))
             silent.close()
 
-    play(story)
+    play(scenario)
 
 
 def test_a_target_without_named_publishers_is_refused_before_anything_is_staged() -> None:
     """Its rows could not be published exactly once."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with surecast.local() as client:
             await client.stream("ticks", delivery="nakcast")
             options = SinkOptions("surecast://127.0.0.1:1", stream="ticks")
@@ -637,4 +637,4 @@ def test_a_target_without_named_publishers_is_refused_before_anything_is_staged(
                 await open_target(client, "ticks", options)
             assert (await open_target(client, "made", options)).delivery == "broadcast"
 
-    asyncio.run(story())
+    asyncio.run(scenario())

@@ -1,4 +1,4 @@
-"""A real Spark cluster, a master and two workers, with our package shipped to it."""
+"""A real Spark cluster with a master and two workers, to which our package is shipped."""
 
 import json
 import os
@@ -19,7 +19,7 @@ EVENTS = 5_000
 
 
 @pytest.mark.slow
-def test_read_write_archive_and_a_sweep_on_a_standalone_cluster(tmp_path: Path) -> None:
+def test_jobs_run_on_a_standalone_cluster_with_the_shipped_package(tmp_path: Path) -> None:
     from surecast import sync
 
     values = [b"value %d" % i for i in range(EVENTS)]
@@ -60,16 +60,16 @@ def test_read_write_archive_and_a_sweep_on_a_standalone_cluster(tmp_path: Path) 
     assert found["executors"] == 2
     assert found["read"] == [EVENTS, sum(map(zlib.crc32, values))]
     assert found["written"] == 1000
-    assert published == values[:1000], "in the order of the sort"
+    assert published == values[:1000], "not in sorted order"
     assert (found["archived"], found["in the archive"]) == (EVENTS, EVENTS)
     assert found["failed"] == []
-    assert [one["n"] for one in found["swept"]] == [n * n for n in range(6)]
-    assert all("surecast.zip" in one["from"] for one in found["swept"]), "what was shipped is used"
-    assert all(one["in"] == "archive" for one in found["swept"]), "and the Python that was"
+    assert [task["n"] for task in found["swept"]] == [n * n for n in range(6)]
+    assert all("surecast.zip" in task["from"] for task in found["swept"]), "not the shipped package"
+    assert all(task["in"] == "archive" for task in found["swept"]), "not the shipped Python"
 
 
 def pack_environment(folder: Path) -> None:
-    """What venv-pack would make, in short: `env.tar.gz`, and beside it what is in it."""
+    """Create a minimal `env.tar.gz` like venv-pack, and the folder it contains."""
     python = folder / "env" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text(f'#!/bin/sh\nIN=archive exec {sys.executable} "$@"\n')

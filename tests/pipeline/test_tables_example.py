@@ -1,4 +1,4 @@
-"""examples/spark_tables, as a user runs it: a stream becomes tables, and voids become deletes."""
+"""examples/spark_tables: a stream is turned into tables, and voids into deletes."""
 
 import os
 import runpy
@@ -28,7 +28,7 @@ RUN_S = 400
 def test_the_tables_of_the_example_follow_the_stream(
     spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the example defines, run by this session; nightly Spark's own program runs it."""
+    """Runs the example's definitions in this session; nightly, Spark's own program runs them."""
     for name in ("table", "materialized_view"):
         monkeypatch.setattr(f"pyspark.pipelines.{name}", lambda define: define)
     with Served(tmp_path / "data") as region, region.client() as client:
@@ -55,7 +55,7 @@ def test_the_tables_of_the_example_follow_the_stream(
 
 
 def _define(spark: "SparkSession", folder: Path) -> dict[str, list[tuple[Any, ...]]]:
-    """Each table as the example says, in the order in which they need each other."""
+    """Run the tables of the example in the order of their dependencies; returns their rows."""
     (source,) = (EXAMPLE / "transformations").glob("*.py")
     made = runpy.run_path(str(source))
     writer = made["events"]().writeStream.format("parquet").trigger(availableNow=True)
@@ -77,7 +77,7 @@ def _define(spark: "SparkSession", folder: Path) -> dict[str, list[tuple[Any, ..
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_voids_become_deletes(tmp_path: Path) -> None:
+def test_voids_are_deletes_in_the_tables(tmp_path: Path) -> None:
     project, warehouse = tmp_path / "project", tmp_path / "warehouse"
     with Cluster(free_layout(tmp_path / "cluster", 1, 1)) as cluster:
         cluster.wait_ready(60)
@@ -110,7 +110,7 @@ def _copy(project: Path, url: str, checkpoints: Path) -> None:
 
 
 def _run(project: Path, warehouse: Path, scratch: Path) -> None:
-    """As the example's spec says; the files elsewhere."""
+    """Run the pipeline of the example, with its files in other folders."""
     command = [
         Path(sys.executable).parent / "spark-pipelines",
         "--conf", "spark.sql.catalogImplementation=hive",

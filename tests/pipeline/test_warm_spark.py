@@ -1,4 +1,4 @@
-"""What makes Spark start faster in the tests: the file of Java's classes, compiled modules."""
+"""Faster starts of Spark in the tests: an archive of Java classes, and compiled modules."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def test_a_session_maps_the_file(spark: "SparkSession") -> None:
+def test_a_session_maps_the_class_archive(spark: "SparkSession") -> None:
     if not warm.CLASSES.exists():
         lack("no file of Java's classes: scripts/warm_spark.py makes it")
     jvm = spark.sparkContext._jvm
@@ -29,7 +29,7 @@ def test_a_session_maps_the_file(spark: "SparkSession") -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"", b"not a class archive" * 1000])
-def test_java_starts_without_a_word_if_the_file_is_missing_or_does_not_fit(
+def test_java_starts_silently_if_the_archive_is_missing_or_invalid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None
 ) -> None:
     monkeypatch.setattr(warm, "CLASSES", tmp_path / "classes.jsa")
@@ -49,12 +49,12 @@ def test_java_starts_without_a_word_if_the_file_is_missing_or_does_not_fit(
     assert with_file.stderr.replace(", sharing", "") == plain.stderr.replace(", sharing", "")
 
 
-def test_the_tests_pass_the_file_to_java_once_it_is_there(
+def test_the_archive_is_passed_to_java_once_it_exists(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(warm, "CLASSES", tmp_path / "classes.jsa")
     for name in ("SPARK_SUBMIT_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
-        monkeypatch.setenv(name, "")  # put back afterwards
+        monkeypatch.setenv(name, "")  # restored afterwards
     monkeypatch.setattr(java, "_GIVEN", dict.fromkeys(java._GIVEN))
     for there in (False, True):
         java.set_java_options()
@@ -67,11 +67,11 @@ def test_the_tests_pass_the_file_to_java_once_it_is_there(
     assert os.environ["SPARK_SUBMIT_OPTS"] == "-Xmx1g"
 
 
-def test_others_wait_while_the_file_is_made(
+def test_other_processes_wait_while_the_archive_is_created(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(warm, "CLASSES", tmp_path / "share" / "classes.jsa")
-    warm.wait_until_made()  # nobody makes it
+    warm.wait_until_made()  # returns at once if nobody creates it
     begun, may_end, done = Event(), Event(), Event()
 
     def make() -> None:
@@ -99,7 +99,7 @@ def test_others_wait_while_the_file_is_made(
 
 
 def imported(path: Path) -> str:
-    """What another process finds in the zip, and where."""
+    """The constant that another process imports from the zip, and the file it comes from."""
     words = "import thing.part as p; print(p.WORD, p.__loader__.get_filename('thing.part'))"
     done = subprocess.run(
         [sys.executable, "-c", words],
@@ -133,7 +133,7 @@ def test_modules_in_a_zip_are_compiled_once(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_process_that_has_the_zip_open_goes_on_importing(tmp_path: Path) -> None:
+def test_a_process_that_has_the_zip_open_can_still_import(tmp_path: Path) -> None:
     path = tmp_path / "some.zip"
     write_zip(path, {"thing/__init__.py": b"", "thing/part.py": b"WORD = 'one'\n", "a.py": b""})
     words = "import a; print('begun', flush=True); input(); import thing.part as p; print(p.WORD)"
@@ -144,11 +144,11 @@ def test_a_process_that_has_the_zip_open_goes_on_importing(tmp_path: Path) -> No
     assert process.stdout is not None
     assert process.stdout.readline() == "begun\n"
     assert warm.compile_zip(path) == 3
-    said, _ = process.communicate("go on\n", timeout=60)
-    assert said == "one\n"
+    output, _ = process.communicate("go on\n", timeout=60)
+    assert output == "one\n"
 
 
-def test_what_was_compiled_by_another_python_or_of_another_source_is_replaced(
+def test_modules_compiled_by_another_python_or_from_another_source_are_replaced(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "some.zip"
@@ -157,7 +157,7 @@ def test_what_was_compiled_by_another_python_or_of_another_source_is_replaced(
     found = read_zip(path)
     old = found["thing/part.pyc"]
     write_zip(path, {**found, "thing/part.pyc": b"\0\0\r\n" + old[4:]})
-    assert imported(path) == "one thing/part.py", "passed over"
+    assert imported(path) == "one thing/part.py", "the other file is ignored"
     assert warm.compile_zip(path) == 1
     assert read_zip(path)["thing/part.pyc"] == old
     write_zip(path, {**found, "thing/part.py": b"WORD = 'two'\n"})
@@ -166,7 +166,7 @@ def test_what_was_compiled_by_another_python_or_of_another_source_is_replaced(
 
 
 @pytest.mark.slow
-def test_the_zips_of_spark_are_those_its_processes_import_from(spark: "SparkSession") -> None:
+def test_sparks_processes_import_from_the_compiled_zips(spark: "SparkSession") -> None:
     def where(batches):  # type: ignore[no-untyped-def]
         import pyarrow as pa
         import pyspark.worker

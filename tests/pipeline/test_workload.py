@@ -1,4 +1,4 @@
-"""Workloads: the same events however they are cut, by the laws they are said to follow."""
+"""Workloads: the same events for any number of partitions, following the configured laws."""
 
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ KINDS = {
 
 
 def drawn(spec: Workload) -> tuple[np.ndarray, np.ndarray]:
-    """Times and key ids of all events, without Spark."""
+    """The times and key ids of all events, computed without Spark."""
     plan = plan_of(spec)
     follower = None if plan.slots is None else Follower(plan.slots)
     blocks = [block_of(spec, plan, block, follower) for block in range(spec.blocks)]
@@ -43,12 +43,12 @@ def test_a_batch_of_large_values_has_fewer_rows() -> None:
     spec = Workload(events=600, value_bytes=1 << 16)
     blocks = pa.RecordBatch.from_pydict({"id": [0]})
     made = list(module._drawer(spec, plan_of(spec), None)([blocks]))
-    assert [one.num_rows for one in made] == [256, 256, 88]
-    assert [seq for one in made for seq in one["seq"].to_pylist()] == list(range(1, 601))
+    assert [part.num_rows for part in made] == [256, 256, 88]
+    assert [seq for part in made for seq in part["seq"].to_pylist()] == list(range(1, 601))
     assert made[-1]["value"][-1].as_py() == (600).to_bytes(1 << 16, "big")
 
 
-# ---------------------------------------------------------------- keys that enter
+# ---------------------------------------------------------------- inserted keys
 
 
 @st.composite
@@ -63,7 +63,7 @@ def histories(draw: st.DrawFn) -> tuple[int, list[bool], list[int]]:
 
 
 @given(histories(), st.integers(1, 9))
-def test_followed_in_blocks_keys_are_those_of_the_whole(
+def test_keys_computed_in_blocks_equal_those_of_the_whole(
     history: tuple[int, list[bool], list[int]], block: int
 ) -> None:
     initial, new_list, ranks_list = history
@@ -71,15 +71,15 @@ def test_followed_in_blocks_keys_are_those_of_the_whole(
     expected = keys_at_ranks(new, ranks, initial)
     slots = slots_of(initial, ranks[new])
     before = initial + np.concatenate(([0], np.cumsum(new)))
-    going_on = Follower(slots)
+    continued = Follower(slots)
     for lo in range(0, new.size, block):
         part = slice(lo, lo + block)
-        for follower in (going_on, Follower(slots)):
+        for follower in (continued, Follower(slots)):
             found = follower.keys(int(before[lo]), new[part], ranks[part])
             assert found.tolist() == expected[part].tolist()
 
 
-# ---------------------------------------------------------------- what is drawn
+# ---------------------------------------------------------------- drawn events
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_arrivals_are_poisson_across_blocks(small_blocks: int) -> None:
     assert chi_square(counts, np.full(20, 1 / 20)).plausible
 
 
-def test_how_long_blocks_last_is_not_always_the_same(small_blocks: int) -> None:
+def test_the_duration_of_blocks_varies(small_blocks: int) -> None:
     ends = [drawn(Workload(events=1000, rate=1000.0, seed=seed))[0][-1] for seed in range(200)]
     lasted_s = (np.array(ends) - Workload(events=1).start_us) / 1e6
     assert lasted_s.mean() == pytest.approx(1.0, rel=0.01)
@@ -110,7 +110,7 @@ def test_how_long_blocks_last_is_not_always_the_same(small_blocks: int) -> None:
 
 @pytest.mark.parametrize("newcomers", ["zeta", "last"])
 @pytest.mark.parametrize("initial", [0, 30])
-def test_newcomers_come_as_often_as_they_should(
+def test_new_keys_are_inserted_at_the_configured_rate(
     small_blocks: int, newcomers: Any, initial: int
 ) -> None:
     spec = Workload(
@@ -128,7 +128,7 @@ def test_newcomers_come_as_often_as_they_should(
     assert again.tolist() != ids.tolist()
 
 
-def test_who_enters_by_zeta_may_become_popular_and_who_comes_last_does_not(
+def test_new_keys_become_popular_with_zeta_and_not_with_last(
     small_blocks: int,
 ) -> None:
     share = {}
@@ -168,7 +168,7 @@ def _fields(spec: Workload) -> dict[str, Any]:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_cannot_be_drawn_is_said(wrong: dict[str, Any], words: str) -> None:
+def test_invalid_workloads_are_refused_with_the_reason(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         Workload(**{"events": 1, **wrong})
 
@@ -187,11 +187,11 @@ def test_what_cannot_be_drawn_is_said(wrong: dict[str, Any], words: str) -> None
         (0.0, 5, 1.0),
     ],
 )
-def test_the_tail_of_chi_square_is_that_of_the_tables(x: float, degrees: int, p: float) -> None:
+def test_the_tail_of_chi_square_equals_published_tables(x: float, degrees: int, p: float) -> None:
     assert _beyond(x, degrees) == pytest.approx(p, rel=1e-4)
 
 
-def test_p_is_uniform_where_the_law_is_right() -> None:
+def test_p_is_uniform_if_the_law_is_right() -> None:
     shares = Zipf(40, 1.0).probabilities()
     rng = np.random.default_rng(5)
     found = [chi_square(rng.multinomial(5000, shares), shares).p for _ in range(400)]
@@ -199,14 +199,14 @@ def test_p_is_uniform_where_the_law_is_right() -> None:
     assert 0.05 < np.mean(np.array(found) < 0.1) < 0.15
 
 
-def test_too_small_a_sample_is_said() -> None:
+def test_a_sample_that_is_too_small_is_an_error() -> None:
     with pytest.raises(Unjudged, match="larger sample"):
         chi_square(np.array([1, 2]), np.array([0.5, 0.5]))
     with pytest.raises(Unjudged, match="one key"):
         chi_square(np.array([5000]), np.array([1.0]))
 
 
-def test_a_fit_has_a_verdict() -> None:
+def test_a_fit_is_plausible_or_not() -> None:
     assert Fit(10, 5, 1.0, 0.5).plausible
     assert not Fit(10, 5, 100.0, 1e-9).plausible
 
@@ -214,8 +214,12 @@ def test_a_fit_has_a_verdict() -> None:
 # ---------------------------------------------------------------- in Spark
 
 
-@pytest.mark.parametrize("kind", ["zipf", "entering"])  # drawn alone, and each after those before
-def test_the_same_events_however_they_are_cut(spark: "SparkSession", kind: str) -> None:
+@pytest.mark.parametrize(
+    "kind", ["zipf", "entering"]
+)  # blocks drawn independently, and in sequence
+def test_the_events_do_not_depend_on_the_number_of_partitions(
+    spark: "SparkSession", kind: str
+) -> None:
     spec = Workload(events=module.BLOCK * 3 + 1234, value_bytes=12, **KINDS[kind])
     one, four = (workload(spark, spec, partitions) for partitions in (1, 4))
     assert ", ".join(f"{name} {kind}" for name, kind in one.dtypes) == PLAIN
@@ -247,7 +251,7 @@ def test_a_right_law_fits_and_a_wrong_one_does_not(spark: "SparkSession") -> Non
     assert goodness_of_fit(rows.sample(0.3, seed=3), law_of(spec)).plausible
     for wrong in (Zipf(2000, 1.12), Zipf(2001, 1.1), Zipf(2000, 1.0)):
         fit = goodness_of_fit(rows, wrong)
-        assert fit.plausible == (wrong.n == 2001), fit  # one rare key more is no difference
+        assert fit.plausible == (wrong.n == 2001), fit  # one more rare key makes no difference
     with pytest.raises(UsageError, match="beyond"):
         goodness_of_fit(rows, Zipf(100, 1.1))
     endless = Workload(events=400_000, law="zeta", skew=1.1)
@@ -258,7 +262,7 @@ def test_a_right_law_fits_and_a_wrong_one_does_not(spark: "SparkSession") -> Non
         law_of(Workload(events=1, law="population"))
 
 
-def test_rows_come_in_order_within_their_files(spark: "SparkSession", tmp_path: Any) -> None:
+def test_rows_are_in_order_within_each_file(spark: "SparkSession", tmp_path: Any) -> None:
     spec = Workload(events=module.BLOCK * 2, keys=10)
     workload(spark, spec, 2).write.parquet(str(tmp_path / "out"))
     import pyarrow.parquet as pq

@@ -1,19 +1,19 @@
-"""Plays the golden scripts on sessions: real nodes on an event loop whose time and wires are ours.
+"""Plays the golden scripts on sessions: real nodes on an event loop with simulated time and wires.
 
-The nodes, sessions and connections are those of the runtime. Only what is below them is replaced:
-the loop's clock moves when nothing is left to do (`VirtualLoop`), and connections carry bytes from
-one protocol to the other after a delay (`Wire`). The commands:
+The nodes, sessions and connections are those of the runtime. Only the layers below are replaced:
+the loop's clock advances when nothing is left to do (`VirtualLoop`), and connections carry bytes
+from one protocol to the other after a delay (`Wire`). The commands:
 
     node NAME...             start nodes
-    delay MILLISECONDS       what bytes and connections take from now on
+    delay MILLISECONDS       the delay of bytes and connections from now on
     send FROM TO NUMBER      a machine sends a message
     close FROM TO            a machine closes its session
     run MILLISECONDS         let time pass
-    cut A B / mend A B       bytes between two nodes vanish / arrive again
+    cut A B / mend A B       bytes between two nodes are lost / arrive again
     blob FROM TO BYTES       a machine sends a large message
-    stall FROM TO            TCP takes nothing more in this direction
-    garble FROM TO           bytes that are no frame, in the connection of a session that is up
-    kill NAME                end a node as a killed process does
+    stall FROM TO            TCP accepts nothing more in this direction
+    garble FROM TO           bytes that are not a frame, in the connection of a session that is up
+    kill NAME                end a node like a killed process
     hide KIND...             leave out frames of these kinds from now on
     show                     the sessions of every node
 
@@ -48,7 +48,7 @@ BODY_LEN_AT = 8
 
 
 class _NoSelector(selectors.SelectSelector):
-    """Waits for no file: the time that it is given to wait passes at once."""
+    """Waits for no file: a timeout passes at once, in virtual time."""
 
     loop: "VirtualLoop"
 
@@ -84,28 +84,28 @@ class Wire(asyncio.Transport):
         self.other: Wire
         self.ended = False
         self.high_bytes = 1 << 30
-        self.held: list[bytes] = []  # what a stalled connection does not take
+        self.held: list[bytes] = []  # what a stalled connection does not accept
         self.due: deque[Any] = deque()  # for the other end: bytes, b"" (no more), or an error
 
-    def _put(self, what: Any) -> None:
-        self.due.append(what)
+    def _put(self, item: Any) -> None:
+        self.due.append(item)
         self.wires.loop.call_later(self.wires.delay_ns / SECOND, self._arrive)
 
     def _arrive(self) -> None:
-        what, other = self.due.popleft(), self.other
+        item, other = self.due.popleft(), self.other
         if other.ended or self.wires.is_cut(self.src, self.dst):
             return
-        if isinstance(what, Exception):
-            other._lose(what)
-        elif not what:
+        if isinstance(item, Exception):
+            other._lose(item)
+        elif not item:
             if not other.protocol.eof_received():
                 other.close()
         else:
-            while what and not other.ended:
-                room = other.protocol.get_buffer(len(what))
-                count = min(len(room), len(what))
-                room[:count] = what[:count]
-                what = what[count:]
+            while item and not other.ended:
+                room = other.protocol.get_buffer(len(item))
+                count = min(len(room), len(item))
+                room[:count] = item[:count]
+                item = item[count:]
                 other.protocol.buffer_updated(count)
 
     def _lose(self, problem: Exception | None) -> None:
@@ -121,7 +121,7 @@ class Wire(asyncio.Transport):
             if self.get_write_buffer_size() > self.high_bytes:
                 self.protocol.pause_writing()
             return
-        self.wires.tell_frames(self.src, self.dst, bytes(data))
+        self.wires.show_frames(self.src, self.dst, bytes(data))
         self._put(bytes(data))
 
     def writelines(self, list_of_data: Any) -> None:
@@ -157,7 +157,7 @@ class Wire(asyncio.Transport):
 
 
 class Wires:
-    """All connections, and what may be shown of them."""
+    """All connections, and the lines that describe what happens on them."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self.loop = loop
@@ -170,7 +170,7 @@ class Wires:
         self.lines: list[str] = []
         self.codec = Codec(CODEC_TYPES)
 
-    def say(self, line: str) -> None:
+    def show(self, line: str) -> None:
         self.lines.append(f"  {self.loop.now_ns / MS:7.1f}  {line}")
 
     def is_cut(self, a: str, b: str) -> bool:
@@ -181,17 +181,17 @@ class Wires:
         src, target = protocol.sessions.node.name, self.ports[port]
         await asyncio.sleep(2 * self.delay_ns / SECOND)  # SYN and its answer
         if self.is_cut(src, target.name) or not target.running:
-            raise ConnectionRefusedError("nobody listens there")
+            raise ConnectionRefusedError("nothing listens there")
         accepted = tcp.Connection(target.sessions, None)
         near = Wire(self, protocol, src, target.name)
         far = Wire(self, accepted, target.name, src)
         near.other, far.other = far, near
-        self.say(f"{src} → {target.name}  connected")
+        self.show(f"{src} → {target.name}  connected")
         accepted.connection_made(far)
         protocol.connection_made(near)
         return near, protocol
 
-    def tell_frames(self, src: str, dst: str, data: bytes) -> None:
+    def show_frames(self, src: str, dst: str, data: bytes) -> None:
         while data:
             size = HEADER_SIZE + BODY_LEN.unpack_from(data, BODY_LEN_AT)[0]
             frame, data = memoryview(data[:size]), data[size:]
@@ -200,18 +200,18 @@ class Wires:
             except PeerError:
                 message = self.codec.decode(frame)[0]
             if type(message).__name__ not in self.hidden:
-                self.say(f"{src} → {dst}  {_spell(message)}")
+                self.show(f"{src} → {dst}  {_describe(message)}")
 
 
-def _spell(message: Any) -> str:
+def _describe(message: Any) -> str:
     if isinstance(message, Hello):
         return f"Hello (to {message.to}, attempt {message.attempt})"
     number = f" {message.number}" if isinstance(message, Ping | Blob) else ""
     return f"{type(message).__name__}{number}"
 
 
-class _Told(Actor):
-    """A machine whose inputs are shown."""
+class _ShownActor(Actor):
+    """A machine whose inputs are shown in the output."""
 
     def __init__(self, ctx: Any, wires: Wires) -> None:
         super().__init__(ctx)
@@ -220,13 +220,15 @@ class _Told(Actor):
     def step(self, now_ns: int, inp: Any) -> list[Any]:
         name = self.ctx.name
         if isinstance(inp, PeerUp | PeerDown):
-            self.wires.say(f"{name}  {type(inp).__name__} {inp.peer}")
+            self.wires.show(f"{name}  {type(inp).__name__} {inp.peer}")
         elif isinstance(inp, Received):
-            self.wires.say(f"{name}  Received {_spell(inp.message)} from {inp.peer}")
+            self.wires.show(f"{name}  Received {_describe(inp.message)} from {inp.peer}")
         elif isinstance(inp, Do):
             for effect in inp.effects:
-                what = f"Send {_spell(effect.message)} to" if isinstance(effect, Send) else "Close"
-                self.wires.say(f"{name}  {what} {effect.peer}")
+                what = (
+                    f"Send {_describe(effect.message)} to" if isinstance(effect, Send) else "Close"
+                )
+                self.wires.show(f"{name}  {what} {effect.peer}")
         return super().step(now_ns, inp)
 
 
@@ -263,7 +265,7 @@ class SessionPlayer:
     async def _start(self, name: str) -> None:
         node = Node(
             name,
-            lambda ctx: _Told(ctx, self.wires),
+            lambda ctx: _ShownActor(ctx, self.wires),
             book=self.book,
             codec=self.wires.codec,
             listen=None,
@@ -279,18 +281,18 @@ class SessionPlayer:
         self.book.set(name, ("127.0.0.1", port))
         moved = node.sessions.moved
 
-        def told(session: Session, why: str) -> None:
+        def moved_shown(session: Session, why: str) -> None:
             before = session.seen
             moved(session, why)
             if session.seen is not before:
                 change = f"{before.name} → {session.seen.name}"
-                self.wires.say(f"{name}  session with {session.peer}: {change} ({why})")
+                self.wires.show(f"{name}  session with {session.peer}: {change} ({why})")
 
-        node.sessions.moved = told  # type: ignore[method-assign]
+        node.sessions.moved = moved_shown  # type: ignore[method-assign]
         park = node.sessions.opening._park
 
         def parked(session: Session, connection: tcp.Connection) -> None:
-            self.wires.say(f"{name}  parks the connection that {session.peer} has opened")
+            self.wires.show(f"{name}  parks the connection that {session.peer} has opened")
             park(session, connection)
 
         node.sessions.opening._park = parked  # type: ignore[method-assign]
@@ -334,5 +336,5 @@ class SessionPlayer:
     def do_show(self) -> None:
         for name, node in self.nodes.items():
             sessions = node.sessions.by_peer.values()
-            found = [f"{one.peer}: {one.phase.name}" for one in sessions]
-            self.wires.say(f"{name}  sessions {', '.join(found) or 'none'}")
+            found = [f"{session.peer}: {session.phase.name}" for session in sessions]
+            self.wires.show(f"{name}  sessions {', '.join(found) or 'none'}")

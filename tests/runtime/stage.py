@@ -1,4 +1,4 @@
-"""Nodes on loopback for the tests of the runtime, and the same stories over both drivers."""
+"""Nodes on loopback for the tests of the runtime, and the same interface for the simulator."""
 
 import asyncio
 import time
@@ -45,12 +45,12 @@ CODEC_TYPES = (Ping, Blob, Carry)
 on_loops = pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 
 
-def play(loop: str, story: Callable[[], Awaitable[None]]) -> None:
-    """Run a story on one kind of event loop; a story that hangs fails."""
+def play(loop: str, scenario: Callable[[], Awaitable[None]]) -> None:
+    """Run a scenario on one kind of event loop; fail if it does not end within 60 seconds."""
 
     async def main() -> None:
         async with asyncio.timeout(60):
-            await story()
+            await scenario()
 
     if loop == "uvloop":
         uvloop.run(main())
@@ -82,7 +82,7 @@ class Stage:
         self.limits = RuntimeLimits(**limits)
         self.book = AddressBook()
         self.nodes: dict[str, Node] = {}
-        self.all: list[Node] = []  # those that crashed included
+        self.all: list[Node] = []  # including crashed ones
         self.addresses: dict[str, tuple[str, int]] = {}
 
     async def __aenter__(self) -> "Stage":
@@ -132,7 +132,7 @@ class Stage:
 
 
 class SimStage:
-    """The same, simulated."""
+    """The interface of `Stage` for simulated nodes."""
 
     name = "simulator"
 

@@ -1,7 +1,7 @@
-"""A talker in a process of its own: `python -m tests.runtime.talker_process NAME LIFE PORT NOTES`.
+"""A talker in a separate process: `python -m tests.runtime.talker_process NAME LIFE PORT NOTES`.
 
-It prints the port it found, then does as the JSON lines on its standard input say, and writes each
-note to the file NOTES before what it notes has any effect: a kill takes none of them back.
+It prints its port, then executes the JSON commands on its standard input. Each note is written to
+the file NOTES before the step it describes has any effect, so that a kill loses none.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 import uvloop
-from tests.runtime.talkers import Hang, Life, Note, Say, Talker, Tell
+from tests.runtime.talkers import Hang, Life, Note, Numbered, SendMany, Talker
 
 from surecast.core.types import MS
 from surecast.core.wire import Codec
@@ -42,9 +42,9 @@ class Notes(list[Note]):
 def read_notes(path: Any) -> list[Note]:
     notes: list[Note] = []
     for line in path.read_text().splitlines(keepends=True):
-        if line.endswith("\n"):  # else it is being written
-            what, peer, one, number = line.split()
-            notes.append((what, peer, int(one), int(number)))
+        if line.endswith("\n"):  # otherwise it is incomplete
+            kind, peer, era, number = line.split()
+            notes.append((kind, peer, int(era), int(number)))
     return notes
 
 
@@ -56,7 +56,7 @@ async def main(name: str, number: int, port: int, path: str) -> None:
         name,
         lambda ctx: Talker(life, Random(f"{name}/{number}")),
         book=book,
-        codec=Codec([Say]),
+        codec=Codec([Numbered]),
         listen=("127.0.0.1", port),
         limits=LIMITS,
     )
@@ -72,7 +72,7 @@ async def main(name: str, number: int, port: int, path: str) -> None:
                 for peer, address in entries.items():
                     book.set(peer, tuple(address))
             case ["tell", *args]:
-                node.give(Tell(*args))
+                node.give(SendMany(*args))
             case ["hang", peer]:
                 node.give(Hang(peer))
 

@@ -1,4 +1,4 @@
-"""What `core.types` promises of sessions, told once and played by the simulator and by sockets."""
+"""The promises of `core.types` about sessions, tested with the simulator and with sockets."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,18 +15,18 @@ drivers = pytest.mark.parametrize(
 )
 
 
-def story(tell: Callable[[Any], Any]) -> Any:
-    """A test of a coroutine that is given a stage with nodes a and b."""
+def on_both_drivers(scenario: Callable[[Any], Any]) -> Any:
+    """A test that runs a coroutine with a stage that has nodes a and b, on each driver."""
 
     @drivers
     def test(loop: str, make: Any) -> None:
-        async def told() -> None:
+        async def run() -> None:
             async with make() as stage:
                 await stage.add("a")
                 await stage.add("b")
-                await tell(stage)
+                await scenario(stage)
 
-        play(loop, told)
+        play(loop, run)
 
     return test
 
@@ -42,7 +42,7 @@ async def _opens(stage: Any) -> None:
     ]
 
 
-test_both_ends_hear_of_a_session_first = story(_opens)
+test_both_ends_get_peer_up_before_messages = on_both_drivers(_opens)
 
 
 async def _crosses(stage: Any) -> None:
@@ -56,7 +56,7 @@ async def _crosses(stage: Any) -> None:
     assert stage.kinds("b") == ["Start", "PeerUp", "Received", "Received"]
 
 
-test_both_may_open_at_once_and_share_one_session = story(_crosses)
+test_peers_that_open_at_once_share_one_session = on_both_drivers(_crosses)
 
 
 async def _refuses(stage: Any) -> None:
@@ -70,7 +70,7 @@ async def _refuses(stage: Any) -> None:
     assert stage.kinds("a") == ["Start", "PeerDown", "PeerUp"]
 
 
-test_a_crashed_peer_is_told_once_and_found_again_when_back = story(_refuses)
+test_a_crashed_peer_is_reported_once_and_reachable_after_a_restart = on_both_drivers(_refuses)
 
 
 async def _crashes(stage: Any) -> None:
@@ -85,7 +85,7 @@ async def _crashes(stage: Any) -> None:
     assert stage.kinds("b") == ["Start", "PeerUp"]
 
 
-test_a_crash_is_heard_of_and_the_next_life_may_call = story(_crashes)
+test_a_crash_is_reported_and_the_restarted_peer_may_connect = on_both_drivers(_crashes)
 
 
 async def _closes(stage: Any) -> None:
@@ -100,7 +100,7 @@ async def _closes(stage: Any) -> None:
     assert stage.kinds("a")[-1] == stage.kinds("b")[-1] == "PeerDown"
 
 
-test_close_drains_both_ways_and_tells_both_ends = story(_closes)
+test_close_delivers_everything_both_ways_and_both_ends_get_peer_down = on_both_drivers(_closes)
 
 
 async def _sends_after_close(stage: Any) -> None:
@@ -111,7 +111,7 @@ async def _sends_after_close(stage: Any) -> None:
     assert stage.kinds("a") == ["Start", "PeerUp", "PeerDown", "PeerUp"]
 
 
-test_what_is_sent_after_close_goes_into_a_new_session = story(_sends_after_close)
+test_messages_sent_after_close_go_into_a_new_session = on_both_drivers(_sends_after_close)
 
 
 async def _both_close(stage: Any) -> None:
@@ -126,4 +126,4 @@ async def _both_close(stage: Any) -> None:
     assert stage.kinds("b") == ["Start", "PeerUp", "Received", "PeerDown", "PeerUp"]
 
 
-test_both_may_close_at_once = story(_both_close)
+test_both_peers_may_close_at_once = on_both_drivers(_both_close)

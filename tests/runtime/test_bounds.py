@@ -1,4 +1,4 @@
-"""What a node keeps of peers, sends in one call and reads in one pass: at each bound and beyond."""
+"""Bounds of a node on peers, calls, passes and recordings: at each limit and one step beyond."""
 
 import asyncio
 import socket
@@ -29,35 +29,35 @@ from surecast.runtime.udp import _DATAGRAM_MAX, _RECEIVES_MAX, _SEGMENTS_MAX
 
 
 def refused_connections() -> None:
-    """Beyond connections_max peers are told why; beyond _REFUSALS_MAX more, they are cut off."""
+    """Peers beyond connections_max get the reason; beyond _REFUSALS_MAX more, they are cut off."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Stage(connections_max=1) as stage:
             b = await stage.add("b")
             async with Caller(b, "x") as x, Caller(b, "y") as y, Caller(b, "z") as z:
                 await x.greet()
                 assert await y.refusal() == "too many connections"
-                assert await said(z) == ""
+                assert await refusal_or_nothing(z) == ""
                 assert b.counters["refused"] == 2
                 x.writer.write(ping(1))
                 await stage.until(lambda: numbers(b.machine) == [1])
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(opening, "_REFUSALS_MAX", 1)
-        play("asyncio", story)
+        play("asyncio", scenario)
 
 
-async def said(caller: Caller) -> str:
-    """Why the connection was refused; "" if it was cut off without a word."""
+async def refusal_or_nothing(caller: Caller) -> str:
+    """The reason for the refusal; "" if the connection was closed without one."""
     with suppress(asyncio.IncompleteReadError, ConnectionError):
         return await caller.refusal()
     return ""
 
 
-def peers_not_to_be_called() -> None:
+def peers_in_reconnect_pause() -> None:
     """Beyond _QUIET_MAX, peers whose pause is over are forgotten."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Stage(reconnect_ns=1 * MS) as stage:
             quiet = (await stage.add("a")).sessions.opening
             for peer in "bcd":
@@ -71,11 +71,11 @@ def peers_not_to_be_called() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(opening, "_QUIET_MAX", 3)
-        play("asyncio", story)
+        play("asyncio", scenario)
 
 
-def buffers_that_are_copied() -> None:
-    """Small buffers are joined; from _JOIN_BYTES_MAX bytes on average on, they are not copied."""
+def size_of_joined_buffers() -> None:
+    """Buffers are joined, unless they have _JOIN_BYTES_MAX bytes or more on average."""
 
     def written(*sizes: int) -> list[str]:
         calls: list[str] = []
@@ -112,10 +112,10 @@ def bytes_in_one_call() -> None:
     assert groups(third, third, _DATAGRAM_MAX - 2 * third + 1) == [2, 1]
 
 
-def with_node(story: Callable[[Stage, Node], Awaitable[None]]) -> None:
+def with_node(scenario: Callable[[Stage, Node], Awaitable[None]]) -> None:
     async def main() -> None:
         async with Stage() as stage:
-            await story(stage, await stage.add("b"))
+            await scenario(stage, await stage.add("b"))
 
     play("asyncio", main)
 
@@ -128,22 +128,22 @@ def datagram(node: Node, name: str, number: int) -> bytes:
 def datagrams_in_one_pass() -> None:
     """A flood is read _RECEIVES_MAX datagrams at a time; the rest waits in the socket."""
 
-    async def story(_stage: Stage, node: Node) -> None:
+    async def scenario(_stage: Stage, node: Node) -> None:
         assert node.address is not None
         assert node.datagrams is not None
         with socket.socket(type=socket.SOCK_DGRAM) as sender:
             for number in range(_RECEIVES_MAX + 5):
                 sender.sendto(datagram(node, "a", number), node.address)
-        node.datagrams._readable()  # the loop has had no turn yet
+        node.datagrams._readable()  # the event loop has not read from it yet
         assert numbers(node.machine) == list(range(_RECEIVES_MAX))
         node.datagrams._readable()
         assert numbers(node.machine) == list(range(_RECEIVES_MAX + 5))
 
-    with_node(story)
+    with_node(scenario)
 
 
-def hear_from(node: Node, *names: str) -> Any:
-    """Datagrams of these peers come, each from a port of its own."""
+def receive_from(node: Node, *names: str) -> Any:
+    """Let a datagram of each of these peers arrive, each from another port."""
     assert node.datagrams is not None
     for number, name in enumerate(names):
         source = ("127.0.0.1", 40_000 + number)
@@ -152,28 +152,28 @@ def hear_from(node: Node, *names: str) -> Any:
 
 
 def preambles_remembered() -> None:
-    async def story(_stage: Stage, node: Node) -> None:
-        assert list(hear_from(node, "x", "y")._known.values()) == ["x", "y"]
-        assert list(hear_from(node, "z")._known.values()) == ["z"]
+    async def scenario(_stage: Stage, node: Node) -> None:
+        assert list(receive_from(node, "x", "y")._known.values()) == ["x", "y"]
+        assert list(receive_from(node, "z")._known.values()) == ["z"]
         assert numbers(node.machine) == [0, 1, 0]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(udp, "_PEERS_MAX", 2)
-        with_node(story)
+        with_node(scenario)
 
 
 def senders_remembered() -> None:
-    async def story(_stage: Stage, node: Node) -> None:
-        assert list(hear_from(node, "x", "y")._return) == ["x", "y"]
-        assert list(hear_from(node, "z")._return) == ["z"]
+    async def scenario(_stage: Stage, node: Node) -> None:
+        assert list(receive_from(node, "x", "y")._return) == ["x", "y"]
+        assert list(receive_from(node, "z")._return) == ["z"]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(udp, "_PEERS_MAX", 2)
-        with_node(story)
+        with_node(scenario)
 
 
 def addresses_remembered() -> None:
-    async def story(stage: Stage, node: Node) -> None:
+    async def scenario(stage: Stage, node: Node) -> None:
         assert node.datagrams is not None
         for number, name in enumerate("xyz"):
             stage.book.set(name, ("127.0.0.1", 40_000 + number))
@@ -182,14 +182,14 @@ def addresses_remembered() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(udp, "_PEERS_MAX", 2)
-        with_node(story)
+        with_node(scenario)
 
 
 # ---------------------------------------------------------------- recordings
 
 
 class Gate(deque[Any]):
-    """Opens when somebody takes the oldest piece out, to wait for it."""
+    """A queue of pieces. Its event is set when the oldest piece is taken, to be waited for."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -200,45 +200,45 @@ class Gate(deque[Any]):
         return super().popleft()
 
 
-def pieces_not_written_yet() -> None:
+def unwritten_pieces_of_a_recording() -> None:
     """A node waits for a slow disk once PIECES_MAX pieces of its recording are not written."""
     with TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         patch.setattr(recording, "PIECES_MAX", 3)
         patch.setattr(recording, "FLUSH_BYTES", 1)
-        made, gate = recorder(Path(name) / "a.rec"), Gate()
-        made._pieces = gate
-        write = made._write
-        patch.setattr(made, "_write", lambda data: gate.open.wait() and write(data))
+        rec, gate = recorder(Path(name) / "a.rec"), Gate()
+        rec._pieces = gate
+        write = rec._write
+        patch.setattr(rec, "_write", lambda data: gate.open.wait() and write(data))
         try:
             for number in range(3):
-                made.step(number, TimerFired(number), [])
+                rec.step(number, TimerFired(number), [])
             assert len(gate) == 3
             assert not gate.open.is_set()
-            made.step(3, TimerFired(3), [])
+            rec.step(3, TimerFired(3), [])
             assert gate.open.is_set()
             assert len(gate) <= 3
         finally:
             gate.open.set()
-            made.close()
+            rec.close()
 
 
 def bytes_of_a_recording() -> None:
     with TemporaryDirectory() as name:
-        made = recorder(Path(name) / "a.rec")
+        rec = recorder(Path(name) / "a.rec")
 
         def step(number: int) -> int:
-            before = made.nbytes
-            made.step(number * SECOND, TimerFired("x"), [])
-            made.flush()
-            return made.nbytes - before
+            before = rec.nbytes
+            rec.step(number * SECOND, TimerFired("x"), [])
+            rec.flush()
+            return rec.nbytes - before
 
         step(1)
-        made.nbytes = BYTES_MAX - step(2)  # as if so much had been written
+        rec.nbytes = BYTES_MAX - step(2)  # as if this much had been written
         step(3)
-        assert (made.nbytes, made.problem) == (BYTES_MAX, "")
+        assert (rec.nbytes, rec.problem) == (BYTES_MAX, "")
         step(4)
-        assert f"the limit of {BYTES_MAX:,} bytes is reached" in made.problem
-        made.close()
+        assert f"the limit of {BYTES_MAX:,} bytes is reached" in rec.problem
+        rec.close()
 
 
 RUNTIME = "surecast.runtime."
@@ -252,10 +252,10 @@ CHECKS: list[Row] = [
         ),
     ),
     (
-        peers_not_to_be_called,
+        peers_in_reconnect_pause,
         Edit(RUNTIME + "opening:Opening.pause", "> _QUIET_MAX", "> 1 << 60"),
     ),
-    (buffers_that_are_copied, Edit(RUNTIME + "tcp:Connection.write", "* _JOIN_BYTES_MAX", "* 1")),
+    (size_of_joined_buffers, Edit(RUNTIME + "tcp:Connection.write", "* _JOIN_BYTES_MAX", "* 1")),
     (datagrams_in_one_call, Edit(RUNTIME + "udp:_groups", "< _SEGMENTS_MAX", "< 1 << 60")),
     (bytes_in_one_call, Edit(RUNTIME + "udp:_groups", "<= _DATAGRAM_MAX", "< 1 << 60")),
     (
@@ -269,7 +269,7 @@ CHECKS: list[Row] = [
     (senders_remembered, Edit(RUNTIME + "udp:Datagrams.receive", ">= _PEERS_MAX", "> 1 << 60")),
     (addresses_remembered, Edit(RUNTIME + "udp:Datagrams._find", ">= _PEERS_MAX", "> 1 << 60")),
     (
-        pieces_not_written_yet,
+        unwritten_pieces_of_a_recording,
         Edit(RUNTIME + "recorder:Recorder._hand_over", " or len(pieces) >= PIECES_MAX", ""),
     ),
     (

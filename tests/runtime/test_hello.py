@@ -1,4 +1,4 @@
-"""Who may speak with whom, and what is said to those who may not."""
+"""The handshake: which peers are accepted, and which reason refused peers get."""
 
 import pytest
 from tests.runtime.stage import Ping, Stage, numbers, on_loops, play, until
@@ -27,21 +27,23 @@ OURS = Hello(VERSION, "b", "", b"", 0, credential="secret")
         ({"name": "x" * (NAME_LEN_MAX + 1)}, "a name of 256 bytes"),
     ],
 )
-def test_a_hello_is_judged(changes: dict[str, object], words: str | None) -> None:
+def test_an_invalid_hello_is_refused_with_the_reason(
+    changes: dict[str, object], words: str | None
+) -> None:
     fields = {"version": VERSION, "name": "a", "to": "b", "life": b"", "attempt": 1}
     problem = Hello(**{**fields, "credential": "secret", **changes}).problem(OURS)  # type: ignore[arg-type]
     assert problem is None if words is None else words in str(problem)
 
 
-def test_who_was_called_must_be_who_answers() -> None:
+def test_the_answering_peer_must_have_the_called_name() -> None:
     ours = Hello(VERSION, "b", "a", b"", 0)
     assert Hello(VERSION, "a", "b", b"", 1).problem(ours) is None
     assert "should be a, not c" in str(Hello(VERSION, "c", "b", b"", 1).problem(ours))
 
 
 @on_loops
-def test_the_answer_says_who_we_are(loop: str) -> None:
-    async def story() -> None:
+def test_the_answer_contains_name_region_role_and_epoch(loop: str) -> None:
+    async def scenario() -> None:
         async with Stage() as stage:
             b = await stage.add("b", region="east", role="replica", epoch=lambda: 7)
             async with Caller(b) as caller:
@@ -50,7 +52,7 @@ def test_the_answer_says_who_we_are(loop: str) -> None:
                 assert (hello.region, hello.role, hello.epoch) == ("east", "replica", 7)
                 assert hello.version == VERSION
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 @on_loops
@@ -62,10 +64,8 @@ def test_the_answer_says_who_we_are(loop: str) -> None:
         ({"to": "somebody"}, "this is b, not somebody"),
     ],
 )
-def test_a_wrong_hello_is_refused_and_told_why(
-    loop: str, changes: dict[str, object], words: str
-) -> None:
-    async def story() -> None:
+def test_a_refused_peer_gets_the_reason(loop: str, changes: dict[str, object], words: str) -> None:
+    async def scenario() -> None:
         async with Stage() as stage:
             b = await stage.add("b")
             async with Caller(b) as caller:
@@ -73,12 +73,14 @@ def test_a_wrong_hello_is_refused_and_told_why(
                 assert words in await caller.refusal()
             assert b.counters["refused"] == 1
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 @on_loops
-def test_who_is_refused_learns_it(loop: str, caplog: pytest.LogCaptureFixture) -> None:
-    async def story() -> None:
+def test_a_refused_node_logs_the_reason_and_reports_peer_down(
+    loop: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
         async with Stage() as stage:
             a = await stage.add("a", credential="ours")
             await stage.add("b", credential="theirs")
@@ -90,12 +92,12 @@ def test_who_is_refused_learns_it(loop: str, caplog: pytest.LogCaptureFixture) -
             stage.do("a", Send("c", Ping(2)))
             await until(lambda: numbers(stage.machine("c")) == [2])
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 @on_loops
-def test_an_address_that_belongs_to_another_is_noticed(loop: str) -> None:
-    async def story() -> None:
+def test_an_address_of_another_node_is_refused(loop: str) -> None:
+    async def scenario() -> None:
         async with Stage() as stage:
             a, b = await stage.add("a"), await stage.add("b")
             assert b.address is not None
@@ -105,7 +107,7 @@ def test_an_address_that_belongs_to_another_is_noticed(loop: str) -> None:
             assert a.counters["refused_by_peer"] == 1
             assert stage.kinds("b") == ["Start"]
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 # ---------------------------------------------------------------- addresses
@@ -133,7 +135,7 @@ def test_a_name_may_carry_an_address(name: str, address: tuple[str, int] | None)
         assert own_address(with_address(name, address)) == address
 
 
-def test_an_entry_goes_before_what_the_name_says() -> None:
+def test_an_address_book_entry_overrides_the_address_in_a_name() -> None:
     book = AddressBook({"b": ("127.0.0.1", 1)})
     assert book.find("b") == ("127.0.0.1", 1)
     assert book.find("c") is None
@@ -145,45 +147,45 @@ def test_an_entry_goes_before_what_the_name_says() -> None:
 
 
 @pytest.mark.parametrize("host", ["10.0.0.1", "169.254.169.254", "example.org", "[2001:db8::1]"])
-def test_a_name_alone_leads_nobody_beyond_loopback_unless_asked_for(host: str) -> None:
+def test_an_address_in_a_name_beyond_loopback_requires_insecure(host: str) -> None:
     name = f"c@{host}:5"
     book = AddressBook()
     assert book.find(name) is None
     assert book.find(name, insecure=True) == (host.strip("[]"), 5)
-    book.set(name, ("10.0.0.9", 6))  # the book is our own
+    book.set(name, ("10.0.0.9", 6))  # the address book is trusted
     assert book.find(name) == ("10.0.0.9", 6)
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Stage() as stage:
             a = await stage.add("a")
             stage.do("a", Send(name, Ping(1)), Send(name, Ping(2), reliable=False))
             await until(lambda: a.machine.of(PeerDown))
             assert a.counters["no_address"] == a.counters["udp_no_address"] == 1
 
-    play("asyncio", story)
+    play("asyncio", scenario)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.1", "example.org"])
-def test_listening_beyond_loopback_must_be_asked_for(host: str) -> None:
-    async def story() -> None:
+def test_listening_beyond_loopback_requires_insecure(host: str) -> None:
+    async def scenario() -> None:
         async with Stage() as stage:
             with pytest.raises(ConfigError, match="insecure=True"):
                 await stage.add("b", listen=(host, 0))
 
-    play("asyncio", story)
+    play("asyncio", scenario)
 
 
-def test_it_may_be_asked_for() -> None:
-    async def story() -> None:
+def test_with_insecure_a_node_listens_beyond_loopback() -> None:
+    async def scenario() -> None:
         async with Stage() as stage:
             b = await stage.add("b", listen=("0.0.0.0", 0), insecure=True)
             assert b.address is not None
             assert b.address[0] == "0.0.0.0"
 
-    play("asyncio", story)
+    play("asyncio", scenario)
 
 
-def test_tcp_and_udp_share_a_port_and_a_taken_one_is_reported() -> None:
+def test_tcp_and_udp_share_a_port_and_a_port_in_use_is_reported() -> None:
     tcp, udp = bind(("127.0.0.1", 0), False)
     assert tcp is not None
     try:
@@ -206,6 +208,6 @@ def test_tcp_and_udp_share_a_port_and_a_taken_one_is_reported() -> None:
         {"clock_jump_ns": 0},
     ],
 )
-def test_limits_are_checked(wrong: dict[str, int]) -> None:
+def test_invalid_limits_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ConfigError):
         RuntimeLimits(**wrong)

@@ -1,4 +1,4 @@
-"""A node's life: passes, timers, storage, clocks, recorders, and machines that fail."""
+"""A node: passes, timers, storage, clocks, recorders, and machines that fail."""
 
 import asyncio
 import logging
@@ -50,7 +50,7 @@ def batch(lo: int, count: int = 1) -> Batch:
 
 @on_loops
 def test_start_comes_first_and_commands_in_order(loop: str) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with Stage() as stage:
             before_ns = time.time_ns()
             a = await stage.add("a")
@@ -66,12 +66,12 @@ def test_start_comes_first_and_commands_in_order(loop: str) -> None:
             assert times == sorted(times)
             assert times[-1] <= time.monotonic_ns()
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 @on_loops
-def test_the_factory_gets_what_the_simulators_gets(loop: str) -> None:
-    async def story() -> None:
+def test_the_factory_gets_name_incarnation_disk_and_seeded_randomness(loop: str) -> None:
+    async def scenario() -> None:
         async with Stage() as stage:
             disk = MemoryDisk()
             a = await stage.add("a", disk=disk, seed=7)
@@ -81,12 +81,12 @@ def test_the_factory_gets_what_the_simulators_gets(loop: str) -> None:
             b = await stage.add("b", seed=7)
             assert ctx.rng.random() != b.machine.ctx.rng.random()
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 @on_loops
-def test_deliveries_and_events_go_to_the_owner_who_may_answer(loop: str) -> None:
-    async def story() -> None:
+def test_deliveries_and_events_reach_the_owner_which_may_give_commands(loop: str) -> None:
+    async def scenario() -> None:
         async with Stage() as stage:
             got: list[Any] = []
             node: Node
@@ -103,7 +103,7 @@ def test_deliveries_and_events_go_to_the_owner_who_may_answer(loop: str) -> None
             await until(lambda: len(got) == 4)
             assert got == [1, LOG, 2, 3]
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 class Notes:
@@ -120,7 +120,7 @@ class Notes:
 
 @on_loops
 def test_a_recorder_sees_every_step(loop: str) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         notes = Notes()
         async with Stage() as stage:
             a = await stage.add("a", recorder=notes)
@@ -137,7 +137,7 @@ def test_a_recorder_sees_every_step(loop: str) -> None:
             await a.stop()
         assert notes.closed == [True]
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 # ---------------------------------------------------------------- failing
@@ -151,10 +151,10 @@ class Faulty(Actor):
 
 
 @on_loops
-def test_a_machine_that_raises_stops_its_node_loudly(
+def test_a_machine_that_raises_stops_its_node_and_is_logged(
     loop: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with Stage() as stage:
             a, b = await stage.add("a"), await stage.add("b", Faulty)
             stage.do("a", Send("b", Ping(1)), Send("b", Ping(13)), Send("b", Ping(14)))
@@ -164,29 +164,29 @@ def test_a_machine_that_raises_stops_its_node_loudly(
             assert stage.kinds("b") == ["Start", "PeerUp", "Received"]
             await until(lambda: stage.kinds("a")[-1] == "PeerDown")
             assert not a.failed.done()
-            b.give(Do([]))  # to no avail, and no harm
+            b.give(Do([]))  # has no effect
             await b.stop()
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 @on_loops
-def test_a_machine_that_cannot_start_is_told_by_start(loop: str) -> None:
-    class Stillborn(Actor):
+def test_start_raises_the_error_of_a_machine_that_cannot_start(loop: str) -> None:
+    class FailsAtStart(Actor):
         def step(self, now_ns: int, inp: Any) -> list[Any]:
             raise AssertionError("not even once")
 
-    def barren(ctx: Any) -> Any:
+    def fails(ctx: Any) -> Any:
         raise AssertionError("no machine")
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Stage() as stage:
-            for factory, words in ((Stillborn, "not even once"), (barren, "no machine")):
+            for factory, words in ((FailsAtStart, "not even once"), (fails, "no machine")):
                 with pytest.raises(AssertionError, match=words):
                     await stage.add("a", factory)
             await stage.add("a")
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 class Stray(Message):
@@ -203,22 +203,22 @@ class Stray(Message):
     ],
     ids=["to itself", "stray message", "stray effect"],
 )
-def test_what_no_machine_may_ask_is_our_bug_too(loop: str, effect: Any, words: str) -> None:
-    async def story() -> None:
+def test_an_invalid_effect_stops_the_node(loop: str, effect: Any, words: str) -> None:
+    async def scenario() -> None:
         async with Stage() as stage:
             a = await stage.add("a")
             stage.do("a", effect)
             with pytest.raises(UsageError, match=words):
                 await a.failed
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 @on_loops
-def test_the_input_that_ended_a_machine_is_recorded(loop: str, caplog: Any) -> None:
+def test_the_input_at_which_a_machine_failed_is_recorded(loop: str, caplog: Any) -> None:
     caplog.set_level(logging.CRITICAL + 1)
 
-    async def story() -> None:
+    async def scenario() -> None:
         notes = Notes()
         async with Stage() as stage:
             a = await stage.add("a", Faulty, recorder=notes)
@@ -231,14 +231,14 @@ def test_the_input_that_ended_a_machine_is_recorded(loop: str, caplog: Any) -> N
             await a.stop()
             assert notes.closed == [False]
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 @on_loops
 def test_a_machine_may_fail_in_the_last_pass_of_a_stop(loop: str, caplog: Any) -> None:
     caplog.set_level(logging.CRITICAL + 1)
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Stage() as stage:
             a = await stage.add("a", Faulty)
             a.give(Received("b", Ping(13)))
@@ -246,12 +246,12 @@ def test_a_machine_may_fail_in_the_last_pass_of_a_stop(loop: str, caplog: Any) -
             with pytest.raises(AssertionError, match="a bug of ours"):
                 await a.failed
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 @on_loops
 def test_an_owner_may_end_its_node_in_the_middle_of_a_step(loop: str) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with Stage() as stage:
             nodes: list[Node] = []
             a = await stage.add("a", on_emit=lambda _: nodes[0].kill())
@@ -263,7 +263,7 @@ def test_an_owner_may_end_its_node_in_the_middle_of_a_step(loop: str) -> None:
             assert not a.timers._timers
             assert a.store.disk.states() == []
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 class Broken(MemoryStore):
@@ -275,18 +275,18 @@ class Broken(MemoryStore):
 def test_a_store_that_raises_stops_its_node_too(loop: str, caplog: Any) -> None:
     caplog.set_level(logging.CRITICAL + 1)
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Stage() as stage:
             a = await stage.add("a", disk=Broken())
             stage.do("a", SaveState("s", b"", "saved"))
             with pytest.raises(AssertionError, match="a bug of the store"):
                 await a.failed
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 @pytest.mark.parametrize("name", ["", "x" * 250])
-def test_names_have_a_length(name: str) -> None:
+def test_empty_and_long_names_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="name"):
         Node(name, Actor, book=AddressBook(), codec=None)  # type: ignore[arg-type]
 
@@ -296,7 +296,7 @@ def test_names_have_a_length(name: str) -> None:
 
 @on_loops
 def test_timers_fire_once_in_order_and_never_early(loop: str) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with Stage() as stage:
             a = await stage.add("a")
             now_ns = time.monotonic_ns()
@@ -312,12 +312,12 @@ def test_timers_fire_once_in_order_and_never_early(loop: str) -> None:
             for at_ns, inp in fired[1:]:
                 assert at_ns >= due[inp.key]
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 @on_loops
-def test_a_timer_may_be_moved_both_ways_and_cancelled(loop: str) -> None:
-    async def story() -> None:
+def test_a_timer_may_be_moved_earlier_or_later_and_cancelled(loop: str) -> None:
+    async def scenario() -> None:
         async with Stage() as stage:
             a = await stage.add("a")
             now_ns = time.monotonic_ns()
@@ -336,10 +336,10 @@ def test_a_timer_may_be_moved_both_ways_and_cancelled(loop: str) -> None:
             assert (first.key, second.key) == ("sooner", "later")
             assert late_ns >= now_ns + 50 * MS
 
-    play(loop, story)
+    play(loop, scenario)
 
 
-def test_the_clock_watch_tells_jumps_and_no_more() -> None:
+def test_the_clock_watch_reports_only_jumps_beyond_its_limit() -> None:
     wall_ns = 10**18
     began_ns = time.monotonic_ns()
     watch = ClockWatch(1000 * SECOND, lambda: wall_ns + time.monotonic_ns() - began_ns)
@@ -348,9 +348,9 @@ def test_the_clock_watch_tells_jumps_and_no_more() -> None:
     wall_ns += 999 * SECOND
     assert watch.look() is None
     wall_ns += 2 * SECOND
-    told = watch.look()
-    assert type(told) is ClockSet
-    assert told.wall_ns >= wall_ns
+    jump = watch.look()
+    assert type(jump) is ClockSet
+    assert jump.wall_ns >= wall_ns
     assert watch.look() is None
     wall_ns -= 1001 * SECOND
     assert type(watch.look()) is ClockSet
@@ -358,15 +358,15 @@ def test_the_clock_watch_tells_jumps_and_no_more() -> None:
 
 @pytest.mark.slow
 @on_loops
-def test_a_machine_hears_that_the_clock_was_set(loop: str) -> None:
-    async def story() -> None:
+def test_a_machine_gets_clock_set_after_a_jump(loop: str) -> None:
+    async def scenario() -> None:
         async with Stage() as stage:
             a = await stage.add("a")
             a._clock._offset_ns -= 3600 * SECOND
             await until(lambda: a.machine.of(ClockSet))
             assert a.counters["clock_sets"] == 1
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 # ---------------------------------------------------------------- storage
@@ -391,10 +391,10 @@ ANSWERS = [
 
 @on_loops
 @pytest.mark.parametrize("kind", ["memory", "journal"])
-def test_storage_is_answered_in_order_and_seen_at_once(
+def test_storage_effects_are_visible_at_once_and_answered_in_order(
     loop: str, kind: str, tmp_path: Path
 ) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with Stage() as stage:
             disk = SegmentStore(tmp_path) if kind == "journal" else MemoryDisk()
             a = await stage.add("a", disk=disk)
@@ -402,18 +402,18 @@ def test_storage_is_answered_in_order_and_seen_at_once(
                 stage.do("a", effect)
             await until(lambda: a.machine.ctx.disk.end(LOG) == 9)
             await until(lambda: len(a.machine.seen) == 6)
-            given = [inp for _, inp in a.machine.seen[1:]]
-            # Compactions go on beside the writes: theirs may come before or between the answers.
-            assert [inp for inp in given if not isinstance(inp, Compacted)] == ANSWERS[:-1]
-            assert ANSWERS[-1] in given
+            inputs = [inp for _, inp in a.machine.seen[1:]]
+            # Compactions run concurrently: their answer may come before or between the others.
+            assert [inp for inp in inputs if not isinstance(inp, Compacted)] == ANSWERS[:-1]
+            assert ANSWERS[-1] in inputs
             assert a.machine.ctx.disk.state("s") == b"state"
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 @on_loops
-def test_a_life_follows_on_the_same_journal(loop: str, tmp_path: Path) -> None:
-    async def story() -> None:
+def test_a_restarted_node_continues_on_its_journal(loop: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
         async with Stage() as stage:
             a = await stage.add("a", disk=SegmentStore(tmp_path))
             stage.do("a", *STORE)
@@ -424,11 +424,11 @@ def test_a_life_follows_on_the_same_journal(loop: str, tmp_path: Path) -> None:
             assert a.machine.ctx.disk.end(LOG) == 9
             assert a.machine.ctx.disk.state("s") == b"state"
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 class Echo(Actor):
-    """Stores what comes and answers when it is stored: what a chain does."""
+    """Stores received batches and answers when they are stored, like a chain."""
 
     def step(self, now_ns: int, inp: Any) -> list[Any]:
         if type(inp) is Received:
@@ -441,14 +441,14 @@ class Echo(Actor):
 
 
 @on_loops
-def test_received_batches_are_stored_as_they_came(loop: str, tmp_path: Path) -> None:
-    async def story() -> None:
+def test_received_batches_are_stored_unchanged(loop: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
         async with Stage() as stage:
             a = await stage.add("a")
             await stage.add("b", Echo, disk=SegmentStore(tmp_path))
             sent = [Batch.of(LOG, [f"{n}".encode()] * 50) for n in range(100)]
-            for one in sent:
-                stage.do("a", Send("b", Carry(one)))
+            for batch_ in sent:
+                stage.do("a", Send("b", Carry(batch_)))
                 await asyncio.sleep(0)
             await until(lambda: len(a.machine.of(Received)) == 100)
             assert [i.message.number for _, i in a.machine.of(Received)] == list(
@@ -458,6 +458,6 @@ def test_received_batches_are_stored_as_they_came(loop: str, tmp_path: Path) -> 
             again = SegmentStore(tmp_path)
             kept = again.disk.read(LOG, 1, 5001, 1 << 30)
             again.close()
-            assert [bytes(one.body) for one in kept] == [bytes(one.body) for one in sent]
+            assert [bytes(b.body) for b in kept] == [bytes(b.body) for b in sent]
 
-    play(loop, story)
+    play(loop, scenario)

@@ -1,4 +1,4 @@
-"""The recorder: what it writes and when; and runs over real sockets, met again in the simulator."""
+"""The recorder: what it writes and when; runs over real sockets are replayed in the simulator."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ from threading import Event
 from typing import Any
 
 import pytest
-from tests.sim.recorded import BUILD as MADE_HERE
+from tests.sim.recorded import BUILD as BUILD_HERE
 from tests.sim.recorded import replay
 from typer.testing import CliRunner
 
@@ -83,10 +83,10 @@ def play(paths: list[Path]) -> Played:
 
 
 @pytest.mark.slow
-def test_steps_reach_the_file_after_a_second_or_a_piece(tmp_path: Path) -> None:
+def test_steps_are_written_after_a_second_or_a_full_piece(tmp_path: Path) -> None:
     path = tmp_path / "a.rec"
     made = recorder(path)
-    assert items(path) == []  # the header is there at once
+    assert items(path) == []  # the header is written at once
     made.step(0, Start(0, 1), [])
     made.step(SECOND - 1, TimerFired("x"), [])
     assert items(path) == []
@@ -102,7 +102,7 @@ def test_steps_reach_the_file_after_a_second_or_a_piece(tmp_path: Path) -> None:
     assert len(items(path)) == 20_004
 
 
-def test_each_life_has_a_file_of_its_own(tmp_path: Path) -> None:
+def test_each_run_of_a_node_has_its_own_file(tmp_path: Path) -> None:
     path = recording_path(tmp_path, "east/0", 2)
     assert path == tmp_path / "east.0.2.rec"
     recorder(path).close()
@@ -110,7 +110,7 @@ def test_each_life_has_a_file_of_its_own(tmp_path: Path) -> None:
         recorder(path)
 
 
-def test_the_disk_a_life_begins_with_is_recorded(tmp_path: Path) -> None:
+def test_the_initial_contents_of_the_disk_are_recorded(tmp_path: Path) -> None:
     disk = MemoryDisk()
     disk.append(LOG, [batch(1), batch(3)])
     disk.save("s", b"data")
@@ -121,21 +121,21 @@ def test_the_disk_a_life_begins_with_is_recorded(tmp_path: Path) -> None:
     assert [(item.log, item.batch.lo) for item in kept] == [(LOG, 1), (LOG, 3)]
 
 
-def test_writes_taken_back_are_noted_at_the_step_that_sees_it(tmp_path: Path) -> None:
-    """As a journal does: shown at first, gone when the file could not be written."""
+def test_rolled_back_writes_are_recorded_before_the_step_that_sees_it(tmp_path: Path) -> None:
+    """As with a journal: visible at first, undone when the file cannot be written."""
     path, disk = tmp_path / "a.rec", MemoryDisk()
     disk.append(LOG, [batch(1)])
     disk.save("s", b"old")
     made = recorder(path, disk)
-    asked = [
+    effects = [
         Append(LOG, (batch(3),), "t1"),
         SaveState("s", b"new", "t2"),
     ]
-    made.step(0, Start(0, 1), asked)
+    made.step(0, Start(0, 1), effects)
     mark = disk.written
-    disk.append(LOG, asked[0].batches)
+    disk.append(LOG, effects[0].batches)
     disk.save("s", b"new")
-    made.step(1, TimerFired("all is as asked"), [])
+    made.step(1, TimerFired("everything is visible"), [])
     disk.rollback(mark)
     for now_ns, token in enumerate(("t1", "t2"), 2):
         made.step(now_ns, StoreFailed(token, "io"), [])
@@ -146,7 +146,7 @@ def test_writes_taken_back_are_noted_at_the_step_that_sees_it(tmp_path: Path) ->
     assert found[2:4] == [Saved("s", b"old"), Ends(LOG, 3, 0)]
 
 
-def test_writes_that_stay_need_no_note(tmp_path: Path) -> None:
+def test_successful_writes_need_no_extra_record(tmp_path: Path) -> None:
     path, disk = tmp_path / "a.rec", MemoryDisk()
     made = recorder(path, disk)
     first, second = Append(LOG, (batch(1),), "t1"), Append(LOG, (batch(3),), "t2")
@@ -173,7 +173,7 @@ class FullDisk:
         self.closed = True
 
 
-def test_a_recording_that_cannot_be_written_ends_and_the_node_goes_on(tmp_path: Path) -> None:
+def test_a_recording_that_cannot_be_written_ends_and_the_node_continues(tmp_path: Path) -> None:
     made = recorder(tmp_path / "a.rec")
     made._file.close()
     made._file = FullDisk()  # type: ignore[assignment]
@@ -184,7 +184,7 @@ def test_a_recording_that_cannot_be_written_ends_and_the_node_goes_on(tmp_path: 
     made.close()
 
 
-def test_what_has_no_form_in_a_recording_ends_it_and_the_node_goes_on(tmp_path: Path) -> None:
+def test_an_input_that_cannot_be_recorded_ends_the_recording_only(tmp_path: Path) -> None:
     path = tmp_path / "a.rec"
     made = recorder(path)
     made.step(0, Start(0, 1), [])
@@ -195,7 +195,7 @@ def test_what_has_no_form_in_a_recording_ends_it_and_the_node_goes_on(tmp_path: 
     assert [type(item) for item in items(path)] == [Step]
 
 
-def test_a_recording_that_has_become_too_long_ends(tmp_path: Path) -> None:
+def test_a_recording_ends_at_its_size_limit(tmp_path: Path) -> None:
     path = tmp_path / "a.rec"
     made = recorder(path, bytes_max=2_000)
     for n in range(1000):
@@ -230,11 +230,11 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.slow
-def test_what_a_killed_process_leaves_is_played(tmp_path: Path) -> None:
+def test_the_recording_of_a_killed_process_can_be_replayed(tmp_path: Path) -> None:
     path = tmp_path / "a.rec"
     done = subprocess.run([sys.executable, "-c", PROGRAM, str(path)], timeout=60)
     assert done.returncode == -signal.SIGKILL
-    os.truncate(path, path.stat().st_size - 5)  # wherever it broke off, this is inside a record
+    os.truncate(path, path.stat().st_size - 5)  # ends inside a record in any case
     played = play([path])
     assert played.difference is None, played.difference
     assert 1000 < played.steps < 30_000
@@ -244,40 +244,40 @@ def test_what_a_killed_process_leaves_is_played(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- on a journal
 
 
-class Scribbler:
-    """Appends, cuts, compacts and saves by chance, and says at each step all that it sees."""
+class RandomWriter:
+    """Appends, truncates, compacts and saves at random; emits all visible contents at each step."""
 
     def __init__(self, ctx: NodeContext) -> None:
-        self.disk, self.rng, self.asked = ctx.disk, ctx.rng, 0
+        self.disk, self.rng, self.effects = ctx.disk, ctx.rng, 0
 
     def step(self, now_ns: int, inp: Any) -> list[Any]:
         seen = [
             (log, [(b.lo, b.hi, b.body_crc) for b in self.disk.read(log, 1, 1 << 40, 1 << 40)])
             for log in self.disk.logs()
         ]
-        told = [self._effect() for _ in range(self.rng.randrange(3))]
+        effects = [self._effect() for _ in range(self.rng.randrange(3))]
         states = [self.disk.state(name) for name in "ab"]
-        return [*told, Emit((seen, states, getattr(inp, "token", None)))]
+        return [*effects, Emit((seen, states, getattr(inp, "token", None)))]
 
     def _effect(self) -> Any:
         rng, log = self.rng, bytes([self.rng.randrange(3)]) * 16
-        self.asked += 1
-        token, end = (self.asked, Refound()), self.disk.end(log)
+        self.effects += 1
+        token, end = (self.effects, Refound()), self.disk.end(log)
         match rng.randrange(8):
             case 0:
-                return SaveState(rng.choice("ab"), b"%d" % self.asked, token)
+                return SaveState(rng.choice("ab"), b"%d" % self.effects, token)
             case 1:
                 return Truncate(log, rng.randrange(max(1, end - 3), end + 1))
             case 2 if end > 1:
                 lo = rng.randrange(1, end)
                 voids = IntervalSet([(lo, rng.randrange(lo + 1, end + 1))])
                 return Compact(log, lo, end, encode_voids({COLLECTED: voids}), 50, token)
-        values = [b"%d" % self.asked] * rng.randint(1, 3)
+        values = [b"%d" % self.effects] * rng.randint(1, 3)
         return Append(log, (Batch.of(log, values).sequenced(end, 5, 1),), token)
 
 
-class Journalist:
-    """Runs a Scribbler on a store, whose files cannot be written now and then."""
+class FailingStoreRun:
+    """Runs a RandomWriter on a store whose files sometimes cannot be written."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
         self.rng = Random(f"faults of {seed}")
@@ -288,10 +288,10 @@ class Journalist:
         self.woken = Event()
         self.store.attach(self.woken.set)
         life = self.store.incarnation
-        made = {"args": {}, "seed": seed, "incarnation": life, "build": MADE_HERE}
+        made = {"args": {}, "seed": seed, "incarnation": life, "build": BUILD_HERE}
         self.recorder = recorder(directory / f"a.{life}.rec", self.store.disk, **made)
         rng = Random(f"{seed}/a/{life}")
-        self.machine = Scribbler(NodeContext("a", rng, self.store.disk, life))
+        self.machine = RandomWriter(NodeContext("a", rng, self.store.disk, life))
         self.failed = self.steps = 0
         self.full = False
         writev = os.writev
@@ -304,7 +304,7 @@ class Journalist:
         monkeypatch.setattr(os, "writev", write)
 
     def step(self, inp: Any) -> int:
-        """How many answers the disk owes for it."""
+        """Perform one step; returns how many answers of the store it causes."""
         self.steps += 1
         if isinstance(inp, Compacted):
             self.store.show(inp)
@@ -315,7 +315,7 @@ class Journalist:
                 self.store.perform(effect)
         return sum(isinstance(effect, Append | Compact | SaveState) for effect in effects)
 
-    def live(self) -> None:
+    def run(self) -> None:
         owed = self.step(Start(0, self.store.incarnation))
         for n in range(60):
             self.full = self.rng.random() < 0.3
@@ -336,17 +336,17 @@ class Journalist:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
-def test_what_a_failing_store_showed_is_shown_again(
+def test_a_run_with_a_failing_store_is_replayed_exactly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     failed = 0
-    for _ in range(2):  # the second life begins with what the first has left
+    for _ in range(2):  # the second run begins with the files of the first
         with monkeypatch.context() as patch:
-            journalist = Journalist(tmp_path, patch, seed)
-            journalist.live()
-            failed += journalist.failed
+            run = FailingStoreRun(tmp_path, patch, seed)
+            run.run()
+            failed += run.failed
     assert failed > 5
-    played = replay(sorted(tmp_path.glob("*.rec")), lambda ctx, _args: Scribbler(ctx))
+    played = replay(sorted(tmp_path.glob("*.rec")), lambda ctx, _args: RandomWriter(ctx))
     assert played.difference is None, played.difference
     assert played.lives == {"a": 2}
 
@@ -357,14 +357,14 @@ class Faulty:
         return []
 
 
-def test_the_recording_of_a_machine_that_failed_ends_with_what_it_failed_of(
+def test_the_recording_of_a_failed_machine_ends_with_the_failing_input(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL + 1)
     path = tmp_path / "a.rec"
 
-    async def story() -> None:
-        made = recorder(path, build=MADE_HERE)
+    async def scenario() -> None:
+        made = recorder(path, build=BUILD_HERE)
         codec = Codec([Beat])
         node = Node("a", lambda _: Faulty(), book=AddressBook(), codec=codec, recorder=made)
         await node.start()
@@ -372,10 +372,10 @@ def test_the_recording_of_a_machine_that_failed_ends_with_what_it_failed_of(
         node.give(TimerFired("fault"))
         with pytest.raises(AssertionError, match="a bug of ours"):
             await node.failed
-        assert len(items(path)) == 3  # at once: nobody may live to stop the node
+        assert len(items(path)) == 3  # written at once, because nothing may stop the node later
         await node.stop()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
     difference = replay([path], lambda _ctx, _args: Faulty()).difference
     assert difference is not None
     assert difference.step == 3
@@ -387,14 +387,14 @@ def test_the_recording_of_a_machine_that_failed_ends_with_what_it_failed_of(
 
 
 class Region:
-    """A chain of two, a publisher and a subscriber, each a node on a port of its own."""
+    """A chain of two, its witness, a publisher and a subscriber, each a node with its own port."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.book = AddressBook({})
         self.nodes: dict[str, Node] = {}
         self.stores: dict[str, MemoryStore] = {}
-        self.end = 1  # of what the subscriber has got
+        self.end = 1  # of what the subscriber received
         self.opened: list[Opened] = []
         self.acked: list[Acked] = []
         self.replicas = ["east/0", "east/1"]
@@ -413,7 +413,7 @@ class Region:
         await self.add(name, {"role": "replica", "region": "east", "regions": regions})
 
     async def add(self, name: str, args: dict[str, Any]) -> None:
-        """Start the node; again, on the disk it had, if it was there before."""
+        """Start a node. If it existed before, it keeps its disk."""
         before = self.stores.get(name)
         store = MemoryStore(before.disk, before.incarnation + 1) if before else MemoryStore()
         codec = Codec(message_types())
@@ -469,7 +469,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(5 * MS / SECOND)
 
 
-async def live(directory: Path) -> None:
+async def run_region(directory: Path) -> None:
     region = Region(directory)
     await region.start()
     region.nodes["east/pub0"].give(Open("s", StreamSpec(LatestPerKey())))
@@ -487,8 +487,8 @@ async def live(directory: Path) -> None:
         await node.stop()
 
 
-def test_a_run_over_sockets_is_met_again_in_the_simulator(tmp_path: Path) -> None:
-    asyncio.run(live(tmp_path))
+def test_a_run_over_sockets_is_reproduced_in_the_simulator(tmp_path: Path) -> None:
+    asyncio.run(run_region(tmp_path))
     paths = sorted(tmp_path.glob("*.rec"))
     assert len(paths) == 6
     played = play(paths)
@@ -501,9 +501,9 @@ def test_a_run_over_sockets_is_met_again_in_the_simulator(tmp_path: Path) -> Non
     assert json.loads(done.stdout)["steps"] == played.steps
 
 
-def test_another_seed_is_not_the_recorded_run(
+def test_replaying_with_another_seed_differs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asyncio.run(live(tmp_path))
+    asyncio.run(run_region(tmp_path))
     monkeypatch.setattr(playback, "Random", lambda seed: Random(f"{seed}!"))
     assert play(sorted(tmp_path.glob("*.rec"))).difference is not None

@@ -1,4 +1,4 @@
-"""The golden scripts on sessions, tests/scripts/session-*.txt; script_player.py plays them."""
+"""The golden scripts on sessions, tests/scripts/session-*.txt, played by script_player.py."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ def player(monkeypatch: pytest.MonkeyPatch) -> Iterator[SessionPlayer]:
     made.close()
 
 
-def test_the_three_scripts_are_there() -> None:
+def test_all_session_scripts_are_found() -> None:
     assert NAMES == ["session-crossing.txt", "session-handshake.txt", "session-silence.txt"]
 
 

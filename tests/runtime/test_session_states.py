@@ -1,7 +1,7 @@
-"""The state table of sessions: every row that the runtime has is driven by hand.
+"""The state table of sessions: every row used by the runtime is reached by a script.
 
-script_player.py has the commands. With a delay of 5 ms a connection is made after 10 ms, its first
-Hello arrives after 15, the answer after 20, and the first frame after that after 25.
+script_player.py lists the commands. With a delay of 5 ms a connection is made after 10 ms, its
+first Hello arrives after 15, the answer after 20, and the next frame after 25.
 """
 
 from collections.abc import Iterator
@@ -83,7 +83,7 @@ DRIVEN: dict[tuple[Any, str, Any], str] = {
     (S.CLOSING, OVERFLOW, S.BREAKING): f"{OPENED}; close a b; blob a b 5000; run 1",
     (S.CLOSING, STOPPED, S.ENDED): f"{OPENED}; close a b; run 1; kill a",
     (S.BREAKING, FULL, S.ENDED): f"{OPENED}; stall a b; blob a b 5000; run 1",
-    # Within one pass of the loop: the machine is not told of the overflow yet.
+    # Within one pass of the loop: the machine does not know of the overflow yet.
     (S.BREAKING, REPLACED, S.ENDED): f"{OPENED}; overflow a b; down a b; run 1",
     (S.BREAKING, STOPPED, S.ENDED): f"{OPENED}; overflow a b; kill a",
 }
@@ -95,7 +95,7 @@ class Player(SessionPlayer):
         sessions._overflow(sessions.by_peer[dst])
 
     def do_down(self, src: str, dst: str) -> None:
-        """As when the peer's next Hello arrives (`Opening._welcome`)."""
+        """Like the arrival of the peer's next Hello (`Opening._welcome`)."""
         sessions = self.nodes[src].sessions
         sessions.down(sessions.by_peer[dst], REPLACED)
 
@@ -107,7 +107,7 @@ def player(monkeypatch: pytest.MonkeyPatch) -> Iterator[Player]:
     made.close()
 
 
-def test_every_row_is_driven_or_has_a_reason() -> None:
+def test_every_row_has_a_script_or_a_reason() -> None:
     rows = set(SESSION.rows())
     assert set(DRIVEN) | set(NOT_ON_SOCKETS) == rows
     assert not set(DRIVEN) & set(NOT_ON_SOCKETS)
@@ -125,10 +125,10 @@ def test_each_transition_of_a_session(row: tuple[Any, str, Any], player: Player)
     assert player.met[SESSION.label(row)]
 
 
-def test_a_node_checks_nothing_unless_it_is_asked_to() -> None:
-    """What production pays: its machine is stepped without a detour, its sessions check nothing."""
+def test_a_node_without_validate_checks_nothing() -> None:
+    """In production the machine is called directly, and sessions check nothing."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Stage() as stage:
             plain = await stage.add("a", validate=False)
             assert plain._step == plain.machine.step
@@ -138,20 +138,20 @@ def test_a_node_checks_nothing_unless_it_is_asked_to() -> None:
             await until(lambda: numbers(stage.machine("b")) == [1])
             assert not plain.met
 
-    play("asyncio", story)
+    play("asyncio", scenario)
 
 
-# ---------------------------------------------------------------- what leaves the table is caught
+# ---------------------------------------------------------------- violations are detected
 
 
 def skips_breaking(self: Sessions, session: Session) -> None:
-    """A mutant of `Sessions._overflow`: the session goes on as if it had been closed."""
+    """A mutant of `Sessions._overflow`: the session continues as if it had been closed."""
     session.state = DOWN
     self.opening.call_off(session)
     self.moved(session, OVERFLOW)
 
 
-def test_a_transition_that_is_not_in_the_table_is_caught(
+def test_a_transition_that_is_not_in_the_table_is_detected(
     player: Player, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Sessions, "_overflow", skips_breaking)
@@ -159,10 +159,10 @@ def test_a_transition_that_is_not_in_the_table_is_caught(
         drive(player, DRIVEN[S.UP, OVERFLOW, S.BREAKING])
 
 
-def test_the_tests_of_sessions_over_sockets_would_notice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stage raises what a node's table or invariants found, although asyncio would swallow it."""
+def test_a_stage_raises_a_violated_invariant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stage raises violations found in its nodes, although asyncio would swallow them."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Stage() as stage:
             await stage.add("a")
             await stage.add("b")
@@ -174,7 +174,7 @@ def test_the_tests_of_sessions_over_sockets_would_notice(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Session, "validate", forgets)
     with pytest.raises(AssertionError, match="an invariant that does not hold"):
-        play("asyncio", story)
+        play("asyncio", scenario)
 
 
 BROKEN = {
@@ -186,7 +186,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("words", BROKEN)
-def test_each_invariant_of_a_session_can_fail(words: str, player: Player) -> None:
+def test_each_invariant_of_a_session_is_checked(words: str, player: Player) -> None:
     drive(player, OPENED)
     session = player.nodes["a"].sessions.by_peer["b"]
     session.validate()

@@ -1,4 +1,4 @@
-"""Sessions over TCP: crossing, silence, back-pressure, and whatever comes at once."""
+"""Sessions over TCP: simultaneous opening, silence, back-pressure, and random faults."""
 
 import asyncio
 import logging
@@ -39,7 +39,7 @@ from surecast.runtime.sessions import Sessions
 
 
 class Wire:
-    """Stands between two nodes, forwards bytes, and may stop to without either noticing."""
+    """A proxy between two nodes that forwards bytes and can stop without closing connections."""
 
     def __init__(self, target: tuple[str, int]) -> None:
         self.target = target
@@ -80,11 +80,11 @@ class Wire:
 
 
 @on_loops
-def test_many_crossings_end_in_one_session_each(loop: str) -> None:
-    """Everybody calls everybody at once, again and again: one session a pair, nothing lost."""
+def test_simultaneous_opening_ends_in_one_session_for_each_pair(loop: str) -> None:
+    """All nodes connect to all others at once, repeatedly: one session a pair, nothing is lost."""
     names = [f"n{i}" for i in range(6)]
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Stage(connect_timeout_ns=20 * SECOND, session_timeout_ns=20 * SECOND) as stage:
             for name in names:
                 await stage.add(name)
@@ -97,22 +97,22 @@ def test_many_crossings_end_in_one_session_each(loop: str) -> None:
                 for name in names:
                     assert stage.kinds(name).count("PeerUp") == want
                     assert stage.kinds(name).count("PeerDown") == want - len(names) + 1
-                    # n0 closes all its sessions, and so on: each pair is closed by one of them
+                    # each pair is closed by the node with the lower name
                     stage.do(name, *(Close(peer) for peer in names if peer > name))
                 await until(
                     lambda w=want: all(len(stage.machine(n).of(PeerDown)) == w for n in names)
                 )
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 async def _ends_before_its_first_flush() -> None:
-    """A peer calls; we send into the session that is not up yet, and it ends in the same pass."""
+    """A peer connects; we send into its session before it is up, and it ends in the same pass."""
     async with Stage() as stage:
         node = await stage.add("b")
         async with Caller(node) as caller:
             caller.writer.write(caller.hello())
-            await caller.frame()  # our answer; the peer says nothing more
+            await caller.frame()  # our answer; the peer sends nothing more
             session = node.sessions.by_peer[caller.name]
             assert not session.used
             node.step(Do([Send(caller.name, Ping(1))]))
@@ -121,8 +121,8 @@ async def _ends_before_its_first_flush() -> None:
             assert [inp.peer for _, inp in stage.machine("b").of(PeerDown)] == [caller.name]
 
 
-class Forgets(Sessions):
-    """A mutant: only what was flushed counts as sent."""
+class CountsFlushedOnly(Sessions):
+    """A mutant: only flushed messages count as sent."""
 
     def down(self, session: Session, quiet: bool = False) -> None:
         session.dirty = False
@@ -130,18 +130,18 @@ class Forgets(Sessions):
 
 
 @on_loops
-def test_what_was_sent_into_a_session_that_ends_at_once_is_told_as_lost(
+def test_messages_sent_into_a_session_that_ends_at_once_cause_peer_down(
     loop: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     play(loop, _ends_before_its_first_flush)
-    monkeypatch.setattr("surecast.runtime.node.Sessions", Forgets)
+    monkeypatch.setattr("surecast.runtime.node.Sessions", CountsFlushedOnly)
     with pytest.raises(AssertionError):
         play(loop, _ends_before_its_first_flush)
 
 
 @on_loops
-def test_a_node_that_does_not_listen_is_reached_by_the_session_it_opened(loop: str) -> None:
-    async def story() -> None:
+def test_a_node_that_does_not_listen_is_reachable_through_its_own_session(loop: str) -> None:
+    async def scenario() -> None:
         async with Stage() as stage:
             await stage.add("server")
             await stage.add("client", listen=None)
@@ -153,12 +153,12 @@ def test_a_node_that_does_not_listen_is_reached_by_the_session_it_opened(loop: s
             stage.do("server", Send("client", Ping(3)))
             await until(lambda: numbers(stage.machine("client")) == [3])
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 @on_loops
-def test_a_name_is_enough_if_it_carries_its_address(loop: str) -> None:
-    async def story() -> None:
+def test_a_name_with_an_address_needs_no_entry_in_the_book(loop: str) -> None:
+    async def scenario() -> None:
         async with Stage() as stage:
             c1 = await stage.add("c1@127.0.0.1:0")
             assert c1.address is not None
@@ -168,12 +168,12 @@ def test_a_name_is_enough_if_it_carries_its_address(loop: str) -> None:
             stage.do("b", Send(c1.name, Ping(1)))
             await until(lambda: numbers(c1.machine) == [1])
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 @on_loops
-def test_a_peer_that_answers_nothing_is_given_up(loop: str) -> None:
-    async def story() -> None:
+def test_connecting_to_a_silent_peer_times_out(loop: str) -> None:
+    async def scenario() -> None:
         silent = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
         async with Stage(connect_timeout_ns=100 * MS) as stage:
             a = await stage.add("a")
@@ -184,11 +184,11 @@ def test_a_peer_that_answers_nothing_is_given_up(loop: str) -> None:
             await until(lambda: not a.sessions.connections)
         silent.close()
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 class Stubborn(Actor):
-    """Sends again whenever it is told that the peer is down."""
+    """Answers each PeerDown by sending again."""
 
     def step(self, now_ns: int, inp: Any) -> list[Any]:
         out = super().step(now_ns, inp)
@@ -196,26 +196,26 @@ class Stubborn(Actor):
 
 
 @on_loops
-def test_answering_peer_down_by_sending_makes_no_storm(loop: str) -> None:
-    async def story() -> None:
+def test_sending_on_each_peer_down_does_not_retry_faster_than_reconnect_ns(loop: str) -> None:
+    async def scenario() -> None:
         async with Stage(reconnect_ns=40 * MS) as stage:
             a = await stage.add("a", Stubborn)
             began_ns = time.monotonic_ns()
-            stage.do("a", Send("b", Ping(0)))  # nobody knows b's address
+            stage.do("a", Send("b", Ping(0)))  # b's address is unknown
             await until(lambda: len(a.machine.of(PeerDown)) >= 5)
             downs = [now_ns for now_ns, _ in a.machine.of(PeerDown)]
-            for one, next_one in pairwise(downs):
-                assert next_one - one >= 39 * MS  # uvloop's clock counts whole milliseconds
+            for earlier, later in pairwise(downs):
+                assert later - earlier >= 39 * MS  # uvloop's clock counts whole milliseconds
             assert downs[0] >= began_ns
             await stage.add("b")
             await until(lambda: numbers(stage.machine("b")))
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 @on_loops
-def test_sends_of_one_step_to_nobody_are_one_attempt(loop: str) -> None:
-    async def story() -> None:
+def test_messages_of_one_step_to_an_unknown_peer_are_one_attempt(loop: str) -> None:
+    async def scenario() -> None:
         async with Stage(reconnect_ns=1 * MS) as stage:
             a = await stage.add("a")
             stage.do("a", Send("b", Ping(1)), Send("b", Ping(2)), Send("b", Ping(3)))
@@ -224,14 +224,14 @@ def test_sends_of_one_step_to_nobody_are_one_attempt(loop: str) -> None:
             await until(lambda: len(a.machine.of(PeerDown)) == 2)
             assert [inp.peer for _, inp in a.machine.of(PeerDown)] == ["b", "c"]
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 # ---------------------------------------------------------------- ending
 
 
 class Speaker(Actor):
-    """On `Do` sends a Ping numbered by the sessions with b that it saw end."""
+    """On `Do` sends a Ping whose number is the count of ended sessions with b."""
 
     def step(self, now_ns: int, inp: Any) -> list[Any]:
         super().step(now_ns, inp)
@@ -239,10 +239,10 @@ class Speaker(Actor):
 
 
 @on_loops
-def test_a_lost_session_is_told_before_commands_that_wait(loop: str) -> None:
-    """Or what they send would open the next session before the machine knows of its end."""
+def test_a_lost_session_is_reported_before_waiting_commands(loop: str) -> None:
+    """Otherwise their messages would open the next session before the machine knows of the loss."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Stage() as stage:
             a, b = await stage.add("a", Speaker), await stage.add("b")
             stage.do("a")
@@ -250,15 +250,15 @@ def test_a_lost_session_is_told_before_commands_that_wait(loop: str) -> None:
             for _ in range(20):
                 stage.do("a")
             (connection,) = a.sessions.connections
-            a.sessions.lost(connection, None)  # as if the loss had been found in this very pass
+            a.sessions.lost(connection, None)  # as if the loss had been detected in this pass
             connection.abort()
             await until(lambda: len(numbers(b.machine)) == 21)
             assert numbers(b.machine) == [0] + [1] * 20
 
-    play(loop, story)
+    play(loop, scenario)
 
 
-class Returner(Actor):
+class ReopensAtOnce(Actor):
     """Answers PeerDown by sending again at once."""
 
     def step(self, now_ns: int, inp: Any) -> list[Any]:
@@ -267,12 +267,12 @@ class Returner(Actor):
 
 
 @on_loops
-def test_a_peer_that_opens_anew_does_not_cut_off_its_own_last_words(loop: str) -> None:
-    """a closes; b, with much under way to a, closes too and opens the next session at once."""
+def test_a_peer_that_reopens_does_not_lose_data_of_its_closed_session(loop: str) -> None:
+    """a closes; b, with much data in flight to a, closes too and opens the next session at once."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Stage(session_timeout_ns=60 * SECOND, handshake_timeout_ns=60 * SECOND) as stage:
-            a, b = await stage.add("a"), await stage.add("b", Returner)
+            a, b = await stage.add("a"), await stage.add("b", ReopensAtOnce)
             stage.do("a", Send("b", Ping(0)))
             await until(lambda: numbers(b.machine) == [0])
             (connection,) = a.sessions.connections
@@ -281,7 +281,7 @@ def test_a_peer_that_opens_anew_does_not_cut_off_its_own_last_words(loop: str) -
             stage.do("a", Close("b"))
             await until(lambda: b.machine.of(PeerDown))
             session = a.sessions.by_peer["b"]
-            await until(lambda: session.parked is not None)  # b's next session is at the door
+            await until(lambda: session.parked is not None)  # b's next session waits
             connection.transport.resume_reading()
             await until(lambda: 10**6 in numbers(a.machine))
             assert numbers(a.machine) == [*range(100), 10**6]
@@ -289,14 +289,14 @@ def test_a_peer_that_opens_anew_does_not_cut_off_its_own_last_words(loop: str) -
             assert ups == ["PeerUp", "PeerDown", "PeerUp"]
             assert list(a.sessions.ended) == [("b", "closed")]
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 @on_loops
-def test_last_words_that_nobody_takes_are_given_up(loop: str) -> None:
-    """a said Bye and then reads nothing: what b has left for it is not kept for ever."""
+def test_data_of_a_closed_session_that_is_not_read_is_given_up(loop: str) -> None:
+    """a sent Bye and then reads nothing: b does not keep its remaining data forever."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Stage(session_timeout_ns=300 * MS) as stage:
             a, b = await stage.add("a"), await stage.add("b")
             stage.do("a", Send("b", Ping(0)))
@@ -309,12 +309,12 @@ def test_last_words_that_nobody_takes_are_given_up(loop: str) -> None:
             await until(lambda: not b.sessions.connections)
             assert b.counters["closes_given_up"] == 1
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 @on_loops
-def test_stop_lets_the_last_words_of_a_closed_session_out(loop: str) -> None:
-    async def story() -> None:
+def test_stop_sends_remaining_data_of_a_closed_session(loop: str) -> None:
+    async def scenario() -> None:
         async with Stage(session_timeout_ns=60 * SECOND, drain_timeout_ns=60 * SECOND) as stage:
             a, b = await stage.add("a"), await stage.add("b")
             stage.do("a", Send("b", Ping(0)))
@@ -331,14 +331,14 @@ def test_stop_lets_the_last_words_of_a_closed_session_out(loop: str) -> None:
             await until(lambda: a.machine.of(PeerDown))
             assert numbers(a.machine) == list(range(100))
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 @on_loops
 def test_silence_breaks_a_session_at_both_ends(loop: str) -> None:
-    """The wire takes and acknowledges everything and passes on nothing."""
+    """The proxy accepts and acknowledges everything and forwards nothing."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Stage(session_timeout_ns=300 * MS) as stage:
             await stage.add("a")
             b = await stage.add("b")
@@ -357,27 +357,27 @@ def test_silence_breaks_a_session_at_both_ends(loop: str) -> None:
                 await until(lambda: 3 in numbers(stage.machine("b")))
                 assert numbers(stage.machine("b")) == [1, 3]
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 @on_loops
-def test_beats_keep_an_idle_session_alive(loop: str) -> None:
-    async def story() -> None:
+def test_heartbeats_keep_an_idle_session_up(loop: str) -> None:
+    async def scenario() -> None:
         async with Stage(session_timeout_ns=200 * MS) as stage:
             a, b = await stage.add("a"), await stage.add("b")
             stage.do("a", Send("b", Ping(1)))
             await until(lambda: numbers(b.machine) == [1])
-            heard = a.counters["tcp_bytes_in"]
-            await until(lambda: a.counters["tcp_bytes_in"] > heard + 10 * len(BEAT))
+            before = a.counters["tcp_bytes_in"]
+            await until(lambda: a.counters["tcp_bytes_in"] > before + 10 * len(BEAT))
             assert stage.kinds("a") == ["Start", "PeerUp"]
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 @pytest.mark.slow
 @on_loops
-def test_time_in_which_we_were_stopped_is_not_the_peers_silence(loop: str) -> None:
-    async def story() -> None:
+def test_time_while_this_process_was_stopped_does_not_count_as_silence(loop: str) -> None:
+    async def scenario() -> None:
         async with Stage(session_timeout_ns=400 * MS) as stage:
             a, b = await stage.add("a"), await stage.add("b")
             stage.do("a", Send("b", Ping(1)))
@@ -385,19 +385,19 @@ def test_time_in_which_we_were_stopped_is_not_the_peers_silence(loop: str) -> No
             a.sessions._ticker.cancel()
             (connection,) = a.sessions.connections
             connection.heard = False
-            time.sleep(1.0)  # both live in this thread: neither could hear the other
-            a.sessions._tick()  # as a loop does that looks at its clock before its sockets
+            time.sleep(1.0)  # both run in this thread: neither received anything
+            a.sessions._tick()  # like a loop that checks timers before sockets
             stage.do("a", Send("b", Ping(2)))
             await until(lambda: numbers(b.machine) == [1, 2])
             assert stage.kinds("a") == ["Start", "PeerUp"]
             assert a.counters["session_timeouts"] == b.counters["session_timeouts"] == 0
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 @on_loops
-def test_a_new_session_ends_the_old_one_where_it_was_still_believed_in(loop: str) -> None:
-    async def story() -> None:
+def test_a_new_session_replaces_the_old_one_of_a_restarted_peer(loop: str) -> None:
+    async def scenario() -> None:
         async with Stage(session_timeout_ns=60 * SECOND) as stage:
             a, b = await stage.add("a"), await stage.add("b")
             assert b.address is not None
@@ -405,7 +405,7 @@ def test_a_new_session_ends_the_old_one_where_it_was_still_believed_in(loop: str
                 stage.book.set("b", wire.address)
                 stage.do("a", Send("b", Ping(1)))
                 await until(lambda: numbers(b.machine) == [1])
-                wire.flowing.clear()  # b's death is not heard of
+                wire.flowing.clear()  # a does not notice the crash of b
                 await stage.crash("b")
                 stage.book.set("b", stage.addresses["b"])
                 await stage.restart("b")
@@ -415,15 +415,15 @@ def test_a_new_session_ends_the_old_one_where_it_was_still_believed_in(loop: str
                 assert a.counters["sessions_replaced"] == 1
                 assert list(a.sessions.ended) == [("b", "replaced")]
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 @on_loops
 def test_stop_drains_what_was_sent(loop: str) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with Stage(drain_timeout_ns=60 * SECOND) as stage:
             a, b = await stage.add("a"), await stage.add("b")
-            # More than the sockets hold, both ways: a close with unread bytes would destroy some.
+            # More than the sockets hold, both ways: closing with unread bytes would lose some.
             stage.do("a", *(Send("b", blob(n, 200_000)) for n in range(100)))
             stage.do("b", *(Send("a", blob(n, 200_000)) for n in range(100)))
             await until(lambda: a.machine.of(PeerUp) and b.machine.of(Received))
@@ -432,12 +432,12 @@ def test_stop_drains_what_was_sent(loop: str) -> None:
             assert numbers(b.machine) == list(range(100))
             assert stage.kinds("b")[-1] == "PeerDown"
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 @on_loops
-def test_stop_while_calling_and_in_a_flood_leaves_nothing_behind(loop: str) -> None:
-    async def story() -> None:
+def test_stop_while_connecting_and_receiving_leaves_no_task_or_connection(loop: str) -> None:
+    async def scenario() -> None:
         silent = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
         async with Stage(drain_timeout_ns=60 * SECOND) as stage:
             a, b = await stage.add("a"), await stage.add("b")
@@ -455,15 +455,15 @@ def test_stop_while_calling_and_in_a_flood_leaves_nothing_behind(loop: str) -> N
             assert 1 in numbers(b.machine)
         silent.close()
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 # ---------------------------------------------------------------- back-pressure
 
 
 @on_loops
-def test_a_peer_that_stops_reading_congests_its_sender_and_nobody_else(loop: str) -> None:
-    async def story() -> None:
+def test_a_peer_that_stops_reading_congests_only_its_own_session(loop: str) -> None:
+    async def scenario() -> None:
         async with Stage(high_water_bytes=1 << 20, session_timeout_ns=60 * SECOND) as stage:
             a, b, c = [await stage.add(name) for name in "abc"]
             stage.do("a", Send("b", Ping(0)), Send("c", Ping(0)))
@@ -482,26 +482,26 @@ def test_a_peer_that_stops_reading_congests_its_sender_and_nobody_else(loop: str
             assert [inp for _, inp in a.machine.of(Writable)] == [Writable("b")]
             assert "PeerDown" not in stage.kinds("a")
 
-    play(loop, story)
+    play(loop, scenario)
 
 
-class Heeding(Actor):
-    """Sends only while it has not heard that its peer is congested."""
+class PausesWhenCongested(Actor):
+    """Sends only while its peer is not congested."""
 
     def step(self, now_ns: int, inp: Any) -> list[Any]:
         effects = super().step(now_ns, inp)
-        heard = [kind for kind in self.kinds() if kind in ("Congested", "Writable")]
-        return [] if heard and heard[-1] == "Congested" else effects
+        states = [kind for kind in self.kinds() if kind in ("Congested", "Writable")]
+        return [] if states and states[-1] == "Congested" else effects
 
 
 @on_loops
-def test_congestion_is_heard_of_before_the_inputs_that_wait(loop: str) -> None:
-    """Many inputs of one pass, each answered with a lot: three proxies' sessions broke of this."""
+def test_congested_is_given_before_waiting_inputs(loop: str) -> None:
+    """Many inputs in one pass, each answered with much data: this once broke sessions."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         limits = {"high_water_bytes": 1 << 20, "queue_bytes_max": 8 << 20}
         async with Stage(session_timeout_ns=60 * SECOND, **limits) as stage:
-            a, b = await stage.add("a", Heeding), await stage.add("b")
+            a, b = await stage.add("a", PausesWhenCongested), await stage.add("b")
             stage.do("a", Send("b", Ping(0)))
             await until(lambda: numbers(b.machine) == [0])
             (connection,) = b.sessions.connections
@@ -516,12 +516,12 @@ def test_congestion_is_heard_of_before_the_inputs_that_wait(loop: str) -> None:
             assert "PeerDown" not in stage.kinds("a")
             assert not a.counters["queue_overflows"]
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 @on_loops
 def test_a_queue_beyond_its_bound_breaks_the_session(loop: str) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         limits = {"high_water_bytes": 1 << 20, "queue_bytes_max": 8 << 20}
         async with Stage(session_timeout_ns=60 * SECOND, **limits) as stage:
             a, b = await stage.add("a"), await stage.add("b")
@@ -539,12 +539,12 @@ def test_a_queue_beyond_its_bound_breaks_the_session(loop: str) -> None:
             assert stage.kinds("a")[1:4] == ["PeerUp", "Congested", "PeerDown"]
             assert list(a.sessions.ended) == [("b", "full")]
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 @on_loops
-def test_queues_that_are_too_long_together_lose_the_longest(loop: str) -> None:
-    async def story() -> None:
+def test_queues_beyond_the_common_bound_lose_the_longest(loop: str) -> None:
+    async def scenario() -> None:
         limits = {
             "high_water_bytes": 1 << 20, "queue_bytes_max": 16 << 20, "queues_bytes_max": 16 << 20
         }  # fmt: skip
@@ -564,10 +564,10 @@ def test_queues_that_are_too_long_together_lose_the_longest(loop: str) -> None:
             await until(lambda: a.machine.of(PeerDown))
             assert [inp.peer for *_, inp in a.machine.of(PeerDown)] == ["b"]
 
-    play(loop, story)
+    play(loop, scenario)
 
 
-class Glutton(Actor):
+class SendsTooMuch(Actor):
     """Answers PeerDown by sending more than a queue may hold."""
 
     def step(self, now_ns: int, inp: Any) -> list[Any]:
@@ -578,23 +578,23 @@ class Glutton(Actor):
 
 
 @on_loops
-def test_a_machine_that_always_sends_too_much_leaves_the_loop_its_turn(loop: str) -> None:
-    async def story() -> None:
+def test_a_machine_that_always_sends_too_much_does_not_block_the_loop(loop: str) -> None:
+    async def scenario() -> None:
         limits = {"high_water_bytes": 1 << 20, "queue_bytes_max": 4 << 20}
         async with Stage(reconnect_ns=60 * SECOND, **limits) as stage:
-            a = await stage.add("a", Glutton)
+            a = await stage.add("a", SendsTooMuch)
             await stage.add("c")
             stage.do("a", Send("b", Ping(0)))
             await until(lambda: a.counters["queue_overflows"] >= 3)
             stage.do("a", Send("c", Ping(1)))
             await until(lambda: numbers(stage.machine("c")) == [1])
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 @on_loops
-def test_what_waits_for_a_session_is_bounded_too(loop: str) -> None:
-    async def story() -> None:
+def test_messages_that_wait_for_a_session_are_bounded(loop: str) -> None:
+    async def scenario() -> None:
         limits = {"high_water_bytes": 1 << 20, "queue_bytes_max": 4 << 20}
         silent = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
         async with Stage(connect_timeout_ns=60 * SECOND, **limits) as stage:
@@ -608,12 +608,12 @@ def test_what_waits_for_a_session_is_bounded_too(loop: str) -> None:
             assert a.counters["queue_overflows"] == 1
         silent.close()
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 @on_loops
-def test_what_waits_for_the_end_of_a_session_is_bounded_too(loop: str) -> None:
-    async def story() -> None:
+def test_messages_that_wait_for_the_end_of_a_session_are_bounded(loop: str) -> None:
+    async def scenario() -> None:
         limits = {"high_water_bytes": 1 << 20, "queue_bytes_max": 4 << 20}
         async with Stage(session_timeout_ns=60 * SECOND, **limits) as stage:
             a, b = await stage.add("a"), await stage.add("b")
@@ -629,14 +629,14 @@ def test_what_waits_for_the_end_of_a_session_is_bounded_too(loop: str) -> None:
             assert stage.kinds("a") == ["Start", "PeerUp", "Congested", "PeerDown"]
             assert a.counters["queue_overflows"] == 1
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 # ---------------------------------------------------------------- all at once
 
 
 class Resender(Actor):
-    """On each `Do` sends a number to all peers, counted anew in each session; closes some."""
+    """On each `Do` sends a number to all peers, restarted in each session; closes some sessions."""
 
     def __init__(self, ctx: Any, peers: list[str]) -> None:
         super().__init__(ctx)
@@ -661,8 +661,8 @@ class Resender(Actor):
         return out
 
 
-def check_life(seen: list[tuple[int, Any]]) -> int:
-    """What a machine may rely on, in one life. Returns how many messages came."""
+def check_run(seen: list[tuple[int, Any]]) -> int:
+    """Check the guarantees of sessions in one run. Returns the number of messages received."""
     up: dict[str, bool] = {}
     last: dict[str, int | None] = {}
     congested: dict[str, bool] = {}
@@ -694,7 +694,9 @@ def check_life(seen: list[tuple[int, Any]]) -> int:
 @pytest.mark.slow
 @on_loops
 @pytest.mark.parametrize("seed", range(3))
-def test_no_fault_breaks_the_rules_of_sessions(loop: str, seed: int, caplog: Any) -> None:
+def test_random_faults_do_not_break_the_guarantees_of_sessions(
+    loop: str, seed: int, caplog: Any
+) -> None:
     caplog.set_level(logging.CRITICAL)
     rng = Random(f"socket faults {seed}")
     names = ["a", "b", "c"]
@@ -704,7 +706,7 @@ def test_no_fault_breaks_the_rules_of_sessions(loop: str, seed: int, caplog: Any
         lives.append(Resender(ctx, names))
         return lives[-1]
 
-    async def story() -> None:
+    async def scenario() -> None:
         limits = {"reconnect_ns": 2 * MS, "high_water_bytes": 300_000}
         async with Stage(session_timeout_ns=20 * SECOND, **limits) as stage:
             for name in names:
@@ -722,19 +724,19 @@ def test_no_fault_breaks_the_rules_of_sessions(loop: str, seed: int, caplog: Any
                     rng.choice(list(node.sessions.connections)).transport.abort()
                 elif fault < 0.10:
                     stage.do(node.name, *(Close(peer) for peer in names if peer != node.name))
-            heard = [len(stage.machine(name).seen) for name in names]
+            marks = [len(stage.machine(name).seen) for name in names]
 
-            def all_hear_all() -> bool:
+            def all_received_from_all() -> bool:
                 for name in names:
                     stage.do(name)
                 late = [
                     {i.peer for _, i in stage.machine(n).seen[k:] if type(i) is Received}
-                    for n, k in zip(names, heard, strict=True)
+                    for n, k in zip(names, marks, strict=True)
                 ]
                 return all(len(peers) == 2 for peers in late)
 
-            await until(all_hear_all)
+            await until(all_received_from_all)
             assert not any(node.failed.done() for node in stage.nodes.values())
 
-    play(loop, story)
-    assert sum(check_life(life.seen) for life in lives) > 300
+    play(loop, scenario)
+    assert sum(check_run(life.seen) for life in lives) > 300

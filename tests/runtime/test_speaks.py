@@ -1,4 +1,4 @@
-"""Nodes tell each other which protocols they speak, and nobody is sent what it did not list."""
+"""Nodes list the protocols they speak, and are sent no messages of other protocols."""
 
 import asyncio
 from typing import Any, ClassVar
@@ -31,30 +31,30 @@ class News(NewMessage):
     text: str
 
 
-class Say(Input):
+class SendMessages(Input):
     peer: str
     messages: list[Any]
     reliable: bool = True
 
 
 class Speaker(HandlerMachine):
-    """Speaks one protocol; keeps what it hears, and says what it is told to."""
+    """Speaks one protocol; records received messages and sends messages on command."""
 
-    inputs: ClassVar[dict[type, str]] = {Say: "_on_say", PeerUp: "_on_up"}
+    inputs: ClassVar[dict[type, str]] = {SendMessages: "_on_say", PeerUp: "_on_up"}
 
     def __init__(self) -> None:
         super().__init__()
-        self.heard: list[str] = []
+        self.received: list[str] = []
         self.ups: list[PeerUp] = []
 
-    def _on_say(self, inp: Say) -> None:
+    def _on_say(self, inp: SendMessages) -> None:
         self.out += [Send(inp.peer, message, inp.reliable) for message in inp.messages]
 
     def _on_up(self, inp: PeerUp) -> None:
         self.ups.append(inp)
 
     def _on_message(self, _peer: str, message: Any) -> None:
-        self.heard.append(message.text)
+        self.received.append(message.text)
 
 
 class Old(Speaker):
@@ -76,7 +76,7 @@ async def until(condition: Any) -> None:
 
 
 async def pair(book: AddressBook) -> tuple[Node, Node]:
-    """`a` speaks both protocols, `b` only the old one, and has never heard of the new one."""
+    """`a` speaks both protocols; `b` speaks only the old one and does not know the new one."""
     a = Node("a", lambda _ctx: both(), book=book, codec=Codec([Note, News]))
     b = Node("b", lambda _ctx: Old(), book=book, codec=Codec([Note]))
     for node in (a, b):
@@ -86,54 +86,54 @@ async def pair(book: AddressBook) -> tuple[Node, Node]:
     return a, b
 
 
-def test_a_peer_is_not_sent_what_it_does_not_speak() -> None:
-    async def story() -> None:
+def test_messages_of_a_protocol_the_peer_does_not_speak_are_not_sent() -> None:
+    async def scenario() -> None:
         a, b = await pair(AddressBook({}))
-        hears: Any = b.machine
-        # Before anybody knows what b speaks: these wait for the session.
-        a.give(Command("old", Say("b", [Note("1"), News("x"), News("y"), Note("2")])))
-        await until(lambda: hears.heard == ["1", "2"])
+        receiver: Any = b.machine
+        # The protocols of b are not known yet: these messages wait for the session.
+        a.give(Command("old", SendMessages("b", [Note("1"), News("x"), News("y"), Note("2")])))
+        await until(lambda: receiver.received == ["1", "2"])
         assert a.counters["not_spoken"] == 2
-        a.give(Command("new", Say("b", [News("z"), Note("3")])))
-        await until(lambda: hears.heard == ["1", "2", "3"])
+        a.give(Command("new", SendMessages("b", [News("z"), Note("3")])))
+        await until(lambda: receiver.received == ["1", "2", "3"])
         assert a.counters["not_spoken"] == 3
         assert b.counters["unknown_messages"] == 0
         assert a.machine.layers["new"].ups == [PeerUp("b", ("old",))]  # type: ignore[attr-defined]
-        assert hears.ups == [PeerUp("a", ("new", "old"))]
+        assert receiver.ups == [PeerUp("a", ("new", "old"))]
         for node in (a, b):
             await node.stop()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_datagrams_are_held_back_too() -> None:
-    async def story() -> None:
+def test_datagrams_of_a_protocol_the_peer_does_not_speak_are_not_sent() -> None:
+    async def scenario() -> None:
         a, b = await pair(AddressBook({}))
-        hears: Any = b.machine
-        a.give(Command("old", Say("b", [Note("1")])))
-        await until(lambda: hears.heard == ["1"])
-        a.give(Command("new", Say("b", [News("x"), Note("2")], reliable=False)))
-        await until(lambda: hears.heard == ["1", "2"])
+        receiver: Any = b.machine
+        a.give(Command("old", SendMessages("b", [Note("1")])))
+        await until(lambda: receiver.received == ["1"])
+        a.give(Command("new", SendMessages("b", [News("x"), Note("2")], reliable=False)))
+        await until(lambda: receiver.received == ["1", "2"])
         assert a.counters["not_spoken"] == 1
         for node in (a, b):
             await node.stop()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_in_the_simulator_peers_list_their_protocols() -> None:
     world = World(1)
     world.add("a", lambda _ctx: both())
     world.add("b", lambda _ctx: Old())
-    world.at(0, "a", Command("old", Say("b", [Note("1"), News("x"), Note("2")])))
+    world.at(0, "a", Command("old", SendMessages("b", [Note("1"), News("x"), Note("2")])))
     world.run(10**9)
-    hears: Any = world.machine("b")
-    assert hears.heard == ["1", "2"]
-    assert hears.ups == [PeerUp("a", ("new", "old"))]
+    receiver: Any = world.machine("b")
+    assert receiver.received == ["1", "2"]
+    assert receiver.ups == [PeerUp("a", ("new", "old"))]
 
 
 @pytest.mark.parametrize("speaks", [("old",), ("old", "new"), ()], ids=str)
-def test_what_waits_is_what_the_peer_speaks(speaks: tuple[str, ...]) -> None:
+def test_waiting_messages_of_other_protocols_are_dropped(speaks: tuple[str, ...]) -> None:
     session = Session("b")
     for protocol, buffers in (("old", [b"a", b"b"]), ("new", [b"cc"]), ("", [b"d"])):
         session.out += buffers

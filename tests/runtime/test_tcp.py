@@ -1,4 +1,4 @@
-"""What comes over a connection: frames in any pieces, and bytes that are no frames."""
+"""Bytes received over a connection: frames in any pieces, and bytes that are not frames."""
 
 import asyncio
 import socket
@@ -33,7 +33,7 @@ FRAMES = Codec([Ping, Blob, Carry])
 
 
 class Caller:
-    """A peer made of a bare socket."""
+    """A peer that is only a socket, without a node."""
 
     def __init__(self, node: Node, name: str = "x") -> None:
         self.node = node
@@ -59,7 +59,7 @@ class Caller:
         return answer
 
     async def frame(self) -> Any:
-        """The next frame of the driver's own."""
+        """The next control frame of the driver, except heartbeats."""
         while True:
             header = await self.reader.readexactly(HEADER_SIZE)
             body = await self.reader.readexactly(int.from_bytes(header[8:12], "little"))
@@ -68,7 +68,7 @@ class Caller:
                 return message
 
     async def refusal(self, closed: bool = True) -> str:
-        """Why we were refused; and that nothing follows."""
+        """The reason for the refusal; checks that nothing follows it."""
         refused = await self.frame()
         assert type(refused) is Refused, refused
         if closed:
@@ -85,8 +85,8 @@ def ping(number: int) -> bytes:
 
 @on_loops
 @pytest.mark.parametrize("piece", [1, 7, 128, 1000, 70_000])
-def test_frames_arrive_whole_however_the_bytes_do(loop: str, piece: int) -> None:
-    async def story() -> None:
+def test_frames_arrive_complete_however_the_bytes_are_split(loop: str, piece: int) -> None:
+    async def scenario() -> None:
         async with Stage() as stage:
             b = await stage.add("b")
             async with Caller(b) as caller:
@@ -106,16 +106,16 @@ def test_frames_arrive_whole_however_the_bytes_do(loop: str, piece: int) -> None
                 await until(lambda: len(b.machine.of(Received)) == count)
                 assert numbers(b.machine) == list(range(count))
                 got = [inp.message.data for _, inp in b.machine.of(Received)]
-                assert [len(one) for one in got] == sizes
+                assert [len(data) for data in got] == sizes
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 @on_loops
-def test_batches_outlive_the_chunk_they_came_in(loop: str) -> None:
-    """Each batch is a view into what was received; none may be overwritten by what came later."""
+def test_received_batches_are_not_overwritten_by_later_data(loop: str) -> None:
+    """Each batch is a view into a receive buffer, which must not be overwritten by later data."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Stage() as stage:
             await stage.add("a")
             b = await stage.add("b")
@@ -128,12 +128,12 @@ def test_batches_outlive_the_chunk_they_came_in(loop: str) -> None:
             await until(lambda: len(b.machine.of(Received)) == 200)
             got = [inp.message for _, inp in b.machine.of(Received)]
             carried = [message.batch for message in got if type(message) is Carry]
-            assert [bytes(one.body) for one in carried] == [bytes(one.body) for one in batches]
+            assert [bytes(b.body) for b in carried] == [bytes(b.body) for b in batches]
 
-    play(loop, story)
+    play(loop, scenario)
 
 
-def test_a_chunk_is_filled_again_only_when_nobody_looks_into_it() -> None:
+def test_a_chunk_is_reused_only_without_views_into_it() -> None:
     chunk = Chunk()
     first = chunk.room(0)
     first[:4] = b"abcd"
@@ -150,7 +150,7 @@ def test_a_chunk_is_filled_again_only_when_nobody_looks_into_it() -> None:
     assert chunk.fill == chunk.at == 0
 
 
-def test_a_chunk_takes_an_unfinished_frame_along_and_makes_room_for_all_of_it() -> None:
+def test_an_incomplete_frame_moves_to_a_chunk_with_room_for_all_of_it() -> None:
     chunk = Chunk()
     chunk.room(0)[:10] = b"0123456789"
     chunk.fill, chunk.at = 10, 6
@@ -172,10 +172,10 @@ HOSTILE = {
 
 @on_loops
 @pytest.mark.parametrize("name", HOSTILE)
-def test_who_does_not_say_hello_is_refused_and_told_why(loop: str, name: str) -> None:
+def test_a_peer_that_sends_no_hello_is_refused_with_the_reason(loop: str, name: str) -> None:
     data, words = HOSTILE[name]
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Stage() as stage:
             b = await stage.add("b")
             async with Caller(b) as caller:
@@ -184,7 +184,7 @@ def test_who_does_not_say_hello_is_refused_and_told_why(loop: str, name: str) ->
             assert b.counters["refused"] == 1
             assert stage.kinds("b") == ["Start"]
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 def _flipped(frame: bytes, at: int) -> bytes:
@@ -204,7 +204,7 @@ BAD = {
 def test_a_bad_frame_ends_its_session_and_no_other(loop: str, name: str) -> None:
     data, words = BAD[name]
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Stage() as stage:
             await stage.add("a")
             b = await stage.add("b")
@@ -216,20 +216,20 @@ def test_a_bad_frame_ends_its_session_and_no_other(loop: str, name: str) -> None
             await until(lambda: b.machine.of(PeerDown))
             stage.do("a", Send("b", Ping(4)))
             await until(lambda: 4 in numbers(b.machine))
-            heard = [i.message.number for _, i in b.machine.of(Received) if i.peer == "x"]
-            assert heard == [1, 2]
+            received = [i.message.number for _, i in b.machine.of(Received) if i.peer == "x"]
+            assert received == [1, 2]
             assert b.machine.of(PeerDown)[0][1] == PeerDown("x")
             assert len(b.machine.of(PeerDown)) == 1
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 @on_loops
 @pytest.mark.parametrize("greeted", [True, False])
-def test_the_reason_arrives_although_much_is_still_under_way(loop: str, greeted: bool) -> None:
-    """Closing with bytes unread would be a reset, which destroys what the peer has not read."""
+def test_the_reason_arrives_while_much_data_is_in_flight(loop: str, greeted: bool) -> None:
+    """Closing with unread bytes would be a reset, which discards what the peer has not read."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Stage() as stage:
             b = await stage.add("b")
             async with Caller(b) as caller:
@@ -243,14 +243,14 @@ def test_the_reason_arrives_although_much_is_still_under_way(loop: str, greeted:
                 caller.writer.write_eof()
                 assert await caller.reader.read() == b""
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 @on_loops
 def test_an_oversized_frame_is_refused_by_its_header(loop: str) -> None:
     big = b"".join(Codec([Blob], Limits(64 << 20, 20 << 20)).encode(Blob(1, bytes(17 << 20))))
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Stage() as stage:
             b = await stage.add("b")
             async with Caller(b) as caller:
@@ -259,48 +259,48 @@ def test_an_oversized_frame_is_refused_by_its_header(loop: str) -> None:
                 assert "limits.frame_bytes_max" in await caller.refusal()
             await until(lambda: b.machine.of(PeerDown))
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 @on_loops
-def test_a_hello_of_any_size_but_a_small_one_is_refused(loop: str) -> None:
-    async def story() -> None:
+def test_a_large_hello_is_refused(loop: str) -> None:
+    async def scenario() -> None:
         async with Stage() as stage:
             b = await stage.add("b")
             async with Caller(b) as caller:
                 caller.writer.write(b"".join(FRAMES.encode(blob(1, 100_000)))[:HEADER_SIZE])
                 assert "frame claims" in await caller.refusal()
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 @on_loops
-def test_who_dawdles_over_its_hello_is_cut_off(loop: str) -> None:
-    async def story() -> None:
+def test_a_peer_with_a_slow_hello_is_cut_off(loop: str) -> None:
+    async def scenario() -> None:
         async with Stage(handshake_timeout_ns=150_000_000) as stage:
             b = await stage.add("b")
             async with Caller(b) as caller:
                 hello = caller.hello()
                 ended = asyncio.create_task(caller.reader.read())
-                for at in range(len(hello)):  # a byte at a time keeps coming
+                for at in range(len(hello)):  # bytes keep arriving one at a time
                     if ended.done():
                         break
                     caller.writer.write(hello[at : at + 1])
                     await asyncio.sleep(0.02)
-                assert ended.done(), "it was let finish"
+                assert ended.done(), "the connection was not cut off"
                 with suppress(ConnectionError):
                     assert await ended == b""
             assert b.counters["handshake_timeouts"] == 1
             assert not b.sessions.connections
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 @on_loops
-def test_who_says_hello_and_nothing_else_never_was_there(loop: str) -> None:
-    """As a peer that cannot hear our answer: the machine is not told that it is up."""
+def test_a_peer_that_sends_only_hello_is_never_reported_up(loop: str) -> None:
+    """Like a peer that cannot receive our answer: the machine gets no PeerUp."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Stage(handshake_timeout_ns=150_000_000) as stage:
             b = await stage.add("b")
             async with Caller(b) as caller:
@@ -310,12 +310,12 @@ def test_who_says_hello_and_nothing_else_never_was_there(loop: str) -> None:
                 await until(lambda: not b.sessions.by_peer)
             assert stage.kinds("b") == ["Start"]
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 @on_loops
 def test_connections_are_bounded(loop: str) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with Stage(connections_max=2) as stage:
             b = await stage.add("b")
             async with Caller(b, "x") as x, Caller(b, "y") as y, Caller(b, "z") as z:
@@ -325,16 +325,16 @@ def test_connections_are_bounded(loop: str) -> None:
                 x.writer.write(ping(1))
                 await until(lambda: numbers(b.machine) == [1])
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 @on_loops
 @pytest.mark.parametrize("seed", range(4))
-def test_no_bytes_hurt_the_node(loop: str, seed: int) -> None:
-    """Mutated conversations: cut short, bits flipped, pieces doubled. The node stays and serves."""
+def test_no_received_bytes_make_the_node_fail(loop: str, seed: int) -> None:
+    """Mutated conversations: truncated, flipped bits, duplicated pieces. The node still works."""
     rng = Random(f"hostile {seed}")
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Stage(handshake_timeout_ns=200_000_000) as stage:
             await stage.add("a")
             b = await stage.add("b")
@@ -362,39 +362,41 @@ def test_no_bytes_hurt_the_node(loop: str, seed: int) -> None:
             await until(lambda: len(b.sessions.connections) == 1)
             assert not b.failed.done()
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 @on_loops
-def test_a_call_that_comes_to_nothing_does_not_take_our_messages_along(loop: str) -> None:
-    """A Hello may come late, of a call the peer gave up: what we then send waits for no such."""
+def test_an_abandoned_connection_does_not_lose_our_messages(loop: str) -> None:
+    """A late Hello may belong to a connection that the peer has given up: we do not wait for it."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Stage() as stage:
             b, x = await stage.add("b"), await stage.add("x")
             async with Caller(b, "x") as caller:
                 caller.writer.write(caller.hello())
                 await caller.frame()
-                stage.do("b", Send("x", Ping(1)))  # joins the call
+                stage.do("b", Send("x", Ping(1)))  # waits for this connection
                 await until(lambda: b.sessions.by_peer["x"].used)
             await until(lambda: numbers(x.machine) == [1])
             assert not b.machine.of(PeerDown)
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 @on_loops
 @pytest.mark.parametrize("linger", [(0, 0), (1, 0)], ids=["closes", "resets"])
-def test_who_talks_nonsense_and_hangs_up_hurts_nobody(loop: str, linger: tuple[int, int]) -> None:
-    """When the nonsense is refused, or as it is, there is no connection any more."""
+def test_a_peer_that_sends_garbage_and_closes_does_no_harm(
+    loop: str, linger: tuple[int, int]
+) -> None:
+    """The connection ends before or while the bytes are refused."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Stage() as stage:
             b = await stage.add("b")
             assert b.address is not None
-            for nonsense in (b"GET / HTTP/1.0\r\n\r\n", Caller(b).hello(version=99)):
+            for garbage in (b"GET / HTTP/1.0\r\n\r\n", Caller(b).hello(version=99)):
                 sock = socket.create_connection(b.address)
-                sock.sendall(nonsense)
+                sock.sendall(garbage)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", *linger))
                 sock.close()
             await until(lambda: b.counters["refused"] == 2)
@@ -402,14 +404,14 @@ def test_who_talks_nonsense_and_hangs_up_hurts_nobody(loop: str, linger: tuple[i
             assert not b.failed.done()
             assert b.running
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 # ---------------------------------------------------------------- floods
 
 
 class Hurried(Actor):
-    """Sets a timer that is due, again and again, and counts the messages that come before it."""
+    """Repeatedly sets a timer that is due at once; counts the messages that come before it."""
 
     count = waited_max = 0
     set_at: int | None = None
@@ -428,7 +430,7 @@ class Hurried(Actor):
 
 
 def flood(address: tuple[str, int], hello: bytes, frames: int) -> None:
-    """Say hello and then send as fast as the system takes it; in a thread."""
+    """Send a Hello and then frames as fast as possible; runs in a thread."""
     with socket.create_connection(address) as sock:
         sock.sendall(hello)
         sock.recv(1 << 16)
@@ -436,14 +438,14 @@ def flood(address: tuple[str, int], hello: bytes, frames: int) -> None:
         for _ in range(frames // 1000):
             sock.sendall(ping(0) * 1000)
         with suppress(OSError):
-            while sock.recv(1 << 16):  # a close with beats unread would destroy what they did not
+            while sock.recv(1 << 16):  # closing with unread beats would lose sent data
                 pass
 
 
 @pytest.mark.slow
 @on_loops
-def test_a_flood_keeps_no_timer_waiting_for_more_than_a_few_receives(loop: str) -> None:
-    async def story() -> None:
+def test_a_flood_delays_timers_by_a_few_receives_only(loop: str) -> None:
+    async def scenario() -> None:
         async with Stage() as stage:
             b = await stage.add("b", Hurried)
             assert b.address is not None
@@ -456,4 +458,4 @@ def test_a_flood_keeps_no_timer_waiting_for_more_than_a_few_receives(loop: str) 
             await asyncio.wait([thread])
             assert 0 < b.machine.waited_max < 4 * CHUNK_BYTES // len(ping(0))
 
-    play(loop, story)
+    play(loop, scenario)

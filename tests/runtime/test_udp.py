@@ -1,4 +1,4 @@
-"""Datagrams: one at a time or cut up by the kernel, the same ones arrive."""
+"""Datagrams: the same ones arrive whether sent singly or segmented by the kernel."""
 
 import errno
 from random import Random
@@ -30,7 +30,7 @@ from surecast.runtime.udp import _groups
 
 
 def refuse_offload(node: Node, code: int = errno.EINVAL) -> None:
-    """Let the kernel be one that does not cut datagrams up."""
+    """Simulate a kernel without segmentation offload."""
     real = node.datagrams.sock
 
     class Old:
@@ -49,18 +49,18 @@ def unreliable(peer: str, message: Any) -> Send:
 
 @on_loops
 @pytest.mark.parametrize("offload", [True, False], ids=["offload", "fallback"])
-def test_datagrams_of_a_pass_arrive_the_same_either_way(loop: str, offload: bool) -> None:
+def test_datagrams_arrive_the_same_with_and_without_offload(loop: str, offload: bool) -> None:
     rng = Random(5)
     sizes = [rng.choice((10, 10, 10, 10, 500, 1200, 9000, 0)) for _ in range(300)]
     blobs = [Blob(number, rng.randbytes(size)) for number, size in enumerate(sizes)]
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Stage() as stage:
             a, b = await stage.add("a"), await stage.add("b")
             if not offload:
                 refuse_offload(a)
             for at in range(0, len(blobs), 50):
-                stage.do("a", *(unreliable("b", one) for one in blobs[at : at + 50]))
+                stage.do("a", *(unreliable("b", data) for data in blobs[at : at + 50]))
                 await until(lambda at=at: len(b.machine.of(Received)) >= at + 50)
             assert [inp for _, inp in b.machine.of(Received)] == [Received("a", o) for o in blobs]
             assert a.counters["udp_out"] == b.counters["udp_in"] == 300
@@ -68,13 +68,13 @@ def test_datagrams_of_a_pass_arrive_the_same_either_way(loop: str, offload: bool
             assert (a.counters["udp_offload_refused"] > 0) is not offload
             assert "PeerUp" not in stage.kinds("a")
 
-    play(loop, story)
+    play(loop, scenario)
 
 
-def test_only_what_the_kernel_can_cut_is_put_together() -> None:
+def test_only_datagrams_that_the_kernel_can_segment_are_grouped() -> None:
     def sizes(*lengths: int, most: int = 65_507) -> list[list[int]]:
         groups = _groups([bytes(length) for length in lengths], most)
-        return [[len(one) for one in group] for group in groups]
+        return [[len(data) for data in group] for group in groups]
 
     assert sizes(9, 9, 9) == [[9, 9, 9]]
     assert sizes(9, 9, 5, 9, 9) == [[9, 9, 5], [9, 9]]
@@ -86,8 +86,8 @@ def test_only_what_the_kernel_can_cut_is_put_together() -> None:
 
 
 @on_loops
-def test_pieces_too_large_for_a_packet_do_not_stop_the_offload_of_small_ones(loop: str) -> None:
-    async def story() -> None:
+def test_large_datagrams_do_not_disable_the_offload_of_small_ones(loop: str) -> None:
+    async def scenario() -> None:
         async with Stage() as stage:
             a, b = await stage.add("a"), await stage.add("b")
             real = a.datagrams.sock
@@ -100,12 +100,12 @@ def test_pieces_too_large_for_a_packet_do_not_stop_the_offload_of_small_ones(loo
             assert numbers(b.machine) == list(range(10))
             assert a.counters["udp_offloaded"] == 5
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 @on_loops
-def test_what_is_too_large_is_dropped_and_counted(loop: str) -> None:
-    async def story() -> None:
+def test_a_datagram_that_is_too_large_is_dropped_and_counted(loop: str) -> None:
+    async def scenario() -> None:
         async with Stage(datagram_bytes_max=2000) as stage:
             a, b = await stage.add("a"), await stage.add("b")
             stage.do("a", unreliable("b", blob(1, 3000)), unreliable("b", Ping(2)))
@@ -113,12 +113,12 @@ def test_what_is_too_large_is_dropped_and_counted(loop: str) -> None:
             assert a.counters["udp_too_large"] == 1
             assert not a.failed.done()
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 @on_loops
-def test_what_has_no_address_or_no_room_is_counted(loop: str) -> None:
-    async def story() -> None:
+def test_datagrams_without_address_or_buffer_space_are_counted(loop: str) -> None:
+    async def scenario() -> None:
         async with Stage() as stage:
             a = await stage.add("a")
             await stage.add("b")
@@ -128,30 +128,30 @@ def test_what_has_no_address_or_no_room_is_counted(loop: str) -> None:
             await until(lambda: a.counters["udp_send_full"] == 2)
             assert a.counters["udp_no_address"] == 1
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 @on_loops
-def test_a_host_name_is_looked_up_off_the_loop(loop: str) -> None:
-    async def story() -> None:
+def test_a_host_name_is_resolved_without_blocking_the_loop(loop: str) -> None:
+    async def scenario() -> None:
         async with Stage() as stage:
             await stage.add("a")
             b = await stage.add("b")
             assert b.address is not None
             stage.book.set("b", ("localhost", b.address[1]))
 
-            def heard() -> bool:
+            def received() -> bool:
                 stage.do("a", unreliable("b", Ping(1)))
                 return bool(numbers(b.machine))
 
-            await until(heard)
+            await until(received)
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 @on_loops
-def test_a_peer_no_book_knows_is_answered_where_it_wrote_from(loop: str) -> None:
-    async def story() -> None:
+def test_a_peer_without_an_address_is_answered_at_its_source_address(loop: str) -> None:
+    async def scenario() -> None:
         async with Stage() as stage:
             await stage.add("server")
             client = await stage.add("client", listen=None)
@@ -160,14 +160,14 @@ def test_a_peer_no_book_knows_is_answered_where_it_wrote_from(loop: str) -> None
             stage.do("server", unreliable("client", Ping(2)))
             await until(lambda: numbers(client.machine) == [2])
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 @on_loops
-def test_bytes_that_are_no_datagram_of_ours_are_counted_and_dropped(loop: str) -> None:
+def test_invalid_datagrams_are_dropped_and_counted(loop: str) -> None:
     rng = Random(3)
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Stage() as stage:
             a = await stage.add("a")
             b = await stage.add("b")
@@ -185,10 +185,10 @@ def test_bytes_that_are_no_datagram_of_ours_are_counted_and_dropped(loop: str) -
             await until(lambda: numbers(b.machine) == [8])
             await until(lambda: b.counters["udp_refused"] == len(bad) + 1)
 
-    play(loop, story)
+    play(loop, scenario)
 
 
-# ---------------------------------------------------------------- a protocol over it
+# ---------------------------------------------------------------- a protocol over datagrams
 
 
 @on_loops
@@ -198,7 +198,7 @@ def test_nakcast_delivers_everything_in_order_despite_loss(loop: str, offload: b
     delivered: dict[str, list[Batch]] = {"r1": [], "r2": []}
     messages = [Beacon, Data, Gone, Join, Leave, Nak]
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Stage() as stage:
             p = await stage.add("p", lambda ctx: server(beacon_ns=5 * MS), codec=Codec(messages))
             if not offload:
@@ -218,10 +218,10 @@ def test_nakcast_delivers_everything_in_order_despite_loss(loop: str, offload: b
                     p.give(Command("streams", Commit(values)))
             end = 1 + sum(map(len, published))
             await until(lambda: all(got and got[-1].hi == end for got in delivered.values()))
-            assert p.counters["udp_in"] > 0, "nothing was lost, so nothing was asked for"
+            assert p.counters["udp_in"] > 0, "nothing was lost, so nothing was requested"
             assert bool(p.counters["udp_offloaded"]) is offload
 
-    play(loop, story)
+    play(loop, scenario)
     for got in delivered.values():
         rows = [row for batch in got for row in batch.to_rows()]
         assert [row.value for row in rows] == [value for some in published for value in some]

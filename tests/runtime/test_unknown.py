@@ -1,4 +1,4 @@
-"""Messages that a node does not know are dropped and counted; the session goes on."""
+"""Messages of unknown types are dropped and counted; the session continues."""
 
 import logging
 from collections import Counter
@@ -31,12 +31,12 @@ OLDER = Codec([*CODEC_TYPES, Envelope])
 
 
 @on_loops
-def test_a_session_goes_on_behind_a_message_of_an_unknown_type(loop: str) -> None:
-    async def story() -> None:
+def test_a_session_continues_after_a_message_of_an_unknown_type(loop: str) -> None:
+    async def scenario() -> None:
         async with Stage() as stage:
             await stage.add("a", codec=NEWER)
             b = await stage.add("b", codec=OLDER)
-            b.speaks = ()  # else it would not be sent what it does not list
+            b.speaks = ()  # otherwise a would not send it these messages
             first = [Send("b", Ping(1)), Send("b", News(2)), Send("b", Envelope(Enclosed(News(3))))]
             stage.do("a", *first, Send("b", Ping(4)))
             await until(lambda: numbers(b.machine) == [1, 4])
@@ -52,12 +52,12 @@ def test_a_session_goes_on_behind_a_message_of_an_unknown_type(loop: str) -> Non
                 assert not stage.machine(name).of(PeerDown)
                 assert stage.nodes[name].counters["sessions_up"] == 1
 
-    play(loop, story)
+    play(loop, scenario)
 
 
 @on_loops
-def test_so_are_datagrams_of_an_unknown_type(loop: str) -> None:
-    async def story() -> None:
+def test_datagrams_of_an_unknown_type_are_dropped_and_counted(loop: str) -> None:
+    async def scenario() -> None:
         async with Stage() as stage:
             await stage.add("a", codec=NEWER)
             b = await stage.add("b", codec=OLDER)
@@ -67,14 +67,14 @@ def test_so_are_datagrams_of_an_unknown_type(loop: str) -> None:
             assert b.counters["udp_refused"] == 0
             assert b.counters["udp_in"] == 1
 
-    play(loop, story)
+    play(loop, scenario)
 
 
-def test_what_is_not_intact_still_ends_the_connection() -> None:
+def test_a_malformed_message_still_ends_the_connection() -> None:
     class Garbage(Message, tag="Garbage"):
         number: int
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Stage() as stage:
             await stage.add("a", codec=Codec([*CODEC_TYPES, Garbage]))
             b = await stage.add("b", codec=OLDER)
@@ -82,10 +82,10 @@ def test_what_is_not_intact_still_ends_the_connection() -> None:
             await until(lambda: b.counters["refused"] == 1)
             assert b.counters["unknown_messages"] == 0
 
-    play("asyncio", story)
+    play("asyncio", scenario)
 
 
-def test_tags_are_bounded_and_lines_rare(
+def test_counted_tags_are_bounded_and_log_lines_are_rare(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "surecast.runtime")

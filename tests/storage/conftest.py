@@ -1,4 +1,4 @@
-"""Stores that are closed when a test is over."""
+"""Stores that are closed at the end of a test."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

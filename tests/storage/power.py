@@ -1,8 +1,8 @@
-"""A disk that remembers what a power cut, or a killed process, would leave at every step.
+"""A disk that records what a power cut or a killed process would leave behind at every step.
 
-While it is in place, every call that changes a file or a directory is noted, and before and after
-each the two images are kept: `killed` is what the system has been told, `unplugged` only what a
-completed sync covers. An image is a directory as a dict, name → content.
+While it is active, every call that changes a file or a directory is recorded, with two images
+before and after it: `killed` has all completed calls, `unplugged` only what a completed sync
+covers. An image is a directory as a dict from name to content.
 """
 
 import os
@@ -18,13 +18,15 @@ _CHANGES = ("write", "writev", "pwrite", "ftruncate", "fsync", "fdatasync", "ren
 
 
 class Power:
-    """Watches one directory; what is in it already counts as synced. `told` is called for how far
-    the owner has been told by then."""
+    """Watches one directory, whose present contents count as synced. `acknowledged` is called at
+    each step and returns how many effects have been acknowledged so far."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, told: Any, seed: int) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, folder: Path, acknowledged: Any, seed: int
+    ) -> None:
         self.folder = folder
-        self.told = told
-        self.steps: list[tuple[str, int, Image]] = []  # what was done, told by then, image
+        self.acknowledged = acknowledged
+        self.steps: list[tuple[str, int, Image]] = []  # (call, effects acknowledged by then, image)
         self.calls: dict[str, int] = {}
         self._rng = Random(seed)
         self._lock = threading.RLock()
@@ -36,7 +38,7 @@ class Power:
             monkeypatch.setattr(os, name, getattr(self, "_" + name))
 
     def adopt(self) -> None:
-        """What is in the directory now is on disk."""
+        """Count the present contents of the directory as synced."""
         self._synced = self.killed()
         self._entries = dict(self._synced)
 
@@ -46,12 +48,12 @@ class Power:
         return {p.name: p.read_bytes() for p in self.folder.iterdir() if p.name != "lock"}
 
     def synced(self) -> Image:
-        """Nothing but what was synced."""
+        """Only what was synced."""
         with self._lock:
             return dict(self._entries)
 
     def unplugged(self) -> Image:
-        """Nothing but what was synced; or, of each file, some of what was not."""
+        """Only what was synced; in half the cases also part of the unsynced data of each file."""
         image = dict(self._entries)
         if self._rng.random() < 0.5:
             return image
@@ -64,27 +66,27 @@ class Power:
             new = now.get(name, b"")
             if new.startswith(old):
                 some = bytearray(new[: len(old) + self._rng.randint(0, len(new) - len(old))])
-                if len(some) > len(old) and self._rng.random() < 0.3:  # a sector that was lost
+                if len(some) > len(old) and self._rng.random() < 0.3:  # a lost sector
                     at = max(len(old), self._rng.randrange(len(some)) // 512 * 512)
                     end = min(at // 512 * 512 + 512, len(some))
                     some[at:end] = bytes(end - at)
                 image[name] = bytes(some)
         return image
 
-    def _note(self, what: str) -> None:
-        told = self.told()
+    def _record(self, call: str) -> None:
+        acknowledged = self.acknowledged()
         for image in (self.killed(), self.unplugged()):
             if not self.steps or self.steps[-1][2] != image:
-                self.steps.append((what, told, image))
+                self.steps.append((call, acknowledged, image))
 
     def _step(self, call: str, file: str, do: Any) -> Any:
         with self._lock:
             if not file:
                 return do()
             self.calls[call] = self.calls.get(call, 0) + 1
-            self._note(f"before {call} {file}")
+            self._record(f"before {call} {file}")
             result = do()
-            self._note(f"after {call} {file}")
+            self._record(f"after {call} {file}")
             return result
 
     # ------------------------------------------------------------ the calls
@@ -104,7 +106,7 @@ class Power:
                 self._files[file] = name
             if new or (name not in ("", ".") and flags & os.O_TRUNC):
                 self._synced[name] = b""
-                self._note(f"after open {name}")
+                self._record(f"after open {name}")
             return file
 
     def _close(self, file: int) -> None:
@@ -156,7 +158,7 @@ class Power:
 
 
 def put(image: Image, folder: Path) -> Path:
-    """Lay an image out as a directory."""
+    """Write an image to a new directory."""
     folder.mkdir(parents=True)
     for name, data in image.items():
         (folder / name).write_bytes(data)

@@ -1,4 +1,4 @@
-"""What the tests of stores share: batches, a driver, histories, and disks that misbehave."""
+"""Helpers for the tests of stores: batches, a driver, random histories, and failing disks."""
 
 import errno
 import os
@@ -30,13 +30,13 @@ def batch(lo: int, count: int = 1, nbytes: int = 20, log: bytes = LOG, time_ns: 
 def compact(
     log: bytes, lo: int, hi: int, token: Any, gone: list[tuple[int, int]] | None = None
 ) -> Compact:
-    """Leave `gone` (default: all) out of [lo, hi)."""
+    """A Compact of [lo, hi) that makes the ranges `gone` (default: all) void."""
     voids = IntervalSet([(lo, hi)] if gone is None else gone)
     return Compact(log, lo, hi, encode_voids({COLLECTED: voids}), 1000, token)
 
 
 def content(disk: MemoryDisk) -> dict[str, Any]:
-    """All that a disk holds, batch by batch."""
+    """The contents of a disk, batch by batch."""
     logs: dict[str, Any] = {}
     for log in disk.logs():
         batches = disk.read(log, 1, disk.end(log), 1 << 60)
@@ -48,7 +48,7 @@ def content(disk: MemoryDisk) -> dict[str, Any]:
 
 
 def small(**options: Any) -> StorageConfig:
-    """A configuration under which a few batches fill a journal."""
+    """A configuration in which a few batches fill a journal."""
     made = {
         "journal_bytes_max": 4096,
         "segment_bytes_max": 8192,
@@ -61,7 +61,7 @@ def small(**options: Any) -> StorageConfig:
 
 
 class Driver:
-    """Drives a store as a node does: answers are collected when it wakes, compactions shown."""
+    """Drives a store like a node: collects answers when it is woken, and shows compactions."""
 
     def __init__(self, directory: Path, config: StorageConfig | None = None) -> None:
         self.store = SegmentStore(directory, config)
@@ -74,26 +74,26 @@ class Driver:
             self.store.perform(effect)
 
     def wait(self, count: int) -> list[Any]:
-        """Collect until so many answers are there; return and forget them."""
+        """Wait for `count` answers, return them and forget them."""
         while len(self.answers) < count:
             assert self.woken.wait(20), f"{len(self.answers)} answers of {count}"
             self.woken.clear()
-            self.look()
+            self.collect()
         answers, self.answers = self.answers, []
         return answers
 
-    def look(self) -> None:
+    def collect(self) -> None:
         for answer in self.store.collect():
             if type(answer) is Compacted:
                 self.store.show(answer)
             self.answers.append(answer)
 
     def settle(self) -> None:
-        """Wait until nothing is done in the background any more."""
+        """Wait until all background work is finished."""
         while self.store._moving or self.store._job is not None or self.store._background._jobs:
             assert self.woken.wait(20), "the background is stuck"
             self.woken.clear()
-            self.look()
+            self.collect()
 
     @property
     def disk(self) -> MemoryDisk:
@@ -105,7 +105,7 @@ class Driver:
 
     @property
     def journal(self) -> Path:
-        """The file written to now."""
+        """The current journal file."""
         return sorted(self.folder.glob("journal-*"))[-1]
 
     def close(self) -> None:
@@ -117,7 +117,7 @@ def names(folder: Path) -> list[str]:
 
 
 def history(rng: Random, count: int, nbytes_max: int = 50) -> list[Any]:
-    """Effects a machine might ask for, valid one after another."""
+    """Random effects as of a machine, each valid after the ones before it."""
     disk = MemoryDisk()
     effects: list[Any] = []
     time_ns = 0
@@ -132,18 +132,18 @@ def history(rng: Random, count: int, nbytes_max: int = 50) -> list[Any]:
             case 1:
                 effect = Truncate(log, max(1, end - rng.randrange(rng.choice((3, 60)))))
             case 2 if end > 3:
-                effect = chance_compaction(rng, log, end, number)
+                effect = random_compaction(rng, log, end, number)
             case _:
                 nbytes = rng.randint(10, nbytes_max)
-                one = batch(end, rng.randint(1, 5), nbytes, log, time_ns)
-                effect = Append(log, (one, batch(one.hi, 2, nbytes, log, time_ns)), number)
+                first = batch(end, rng.randint(1, 5), nbytes, log, time_ns)
+                effect = Append(log, (first, batch(first.hi, 2, nbytes, log, time_ns)), number)
         play_one(disk, effect)
         effects.append(effect)
     return effects
 
 
-def chance_compaction(rng: Random, log: bytes, end: int, token: Any) -> Compact:
-    """What was void stays so, and for the same reason, whichever compaction comes first."""
+def random_compaction(rng: Random, log: bytes, end: int, token: Any) -> Compact:
+    """A random compaction. Void positions and reasons do not depend on the order of compactions."""
     lo = rng.randint(1, end - 1)
     hi = rng.randint(lo + 1, end)
     voids = {reason: IntervalSet() for reason in REASONS}
@@ -161,7 +161,7 @@ def play_one(disk: MemoryDisk, effect: Any) -> None:
 
 
 def play_memory(effects: list[Any]) -> list[dict[str, Any]]:
-    """The content of a disk before the first effect, and after each."""
+    """The contents of a memory disk before the first effect and after each effect."""
     disk = MemoryDisk()
     contents = [content(disk)]
     for effect in effects:
@@ -171,7 +171,7 @@ def play_memory(effects: list[Any]) -> list[dict[str, Any]]:
 
 
 class Room:
-    """Stands in for `os.writev` and `os.write` and takes only so many bytes."""
+    """Replaces `os.writev` and `os.write`; only `left` more bytes can be written."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._left = 1 << 60

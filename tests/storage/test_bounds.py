@@ -1,4 +1,4 @@
-"""What a store holds, maps, writes and reports at most: at each bound, and one step beyond it."""
+"""Bounds of a store on memory, maps, writes and reports: at each limit and one step beyond."""
 
 import logging
 import os
@@ -27,7 +27,7 @@ from surecast.storage.recovery import _LINES_MAX, _REASONS_MAX, Replay
 
 @contextmanager
 def folder_of_segments() -> Iterator[Path]:
-    """A closed store whose one log lies in several segments."""
+    """The folder of a closed store with one log in several segments."""
     with TemporaryDirectory() as name:
         path = Path(name) / "disk"
         driver = Driver(path, small(run_bytes_min=0))
@@ -44,24 +44,24 @@ def folder_of_segments() -> Iterator[Path]:
 
 
 def memory_of_a_node() -> None:
-    """A node without a data folder takes `memory_bytes_max` bytes, and is then a full disk."""
+    """A node without a data folder stores `memory_bytes_max` bytes; then its disk is full."""
     node = {"name": "e-1", "region": "e", "data_dir": "", "listen": "127.0.0.1:7400", "http": ""}
     regions = {"e": {"replicas": {"e-1": "127.0.0.1:7400"}}}
     most = 1 << 20
     settings = {"node": node, "regions": regions, "storage": {"memory_bytes_max": most}}
     disk: Any = nodes.open_store(build(settings), "replica").disk
     assert isinstance(disk, MemoryDisk)
-    one = batch(1, 1, 500_000)
-    rest = batch(2, 1, most - 2 * one.nbytes + 500_000)
-    disk.append(LOG, (one,))
-    assert one.nbytes + rest.nbytes == most
+    first = batch(1, 1, 500_000)
+    rest = batch(2, 1, most - 2 * first.nbytes + 500_000)
+    disk.append(LOG, (first,))
+    assert first.nbytes + rest.nbytes == most
     with pytest.raises(DiskFull):
-        disk.append(LOG, (batch(2, 1, most - 2 * one.nbytes + 500_008),))
+        disk.append(LOG, (batch(2, 1, most - 2 * first.nbytes + 500_008),))
     disk.append(LOG, (rest,))
     assert disk.nbytes == most
 
 
-def test_memory_has_a_least_size() -> None:
+def test_memory_bytes_max_below_1_mib_is_refused() -> None:
     StorageConfig(memory_bytes_max=1 << 20)
     with pytest.raises(ConfigError, match="memory_bytes_max = 1048575: 1MiB or more"):
         StorageConfig(memory_bytes_max=(1 << 20) - 1)
@@ -70,9 +70,9 @@ def test_memory_has_a_least_size() -> None:
 # ---------------------------------------------------------------- reading all segments
 
 
-def threads_that_check() -> None:
-    """How many threads read segments: one for little data, never more than _THREADS_MAX."""
-    made: list[int] = []
+def number_of_checking_threads() -> None:
+    """The number of threads that read segments: one for little data, at most _THREADS_MAX."""
+    pools_made: list[int] = []
     seen: set[str] = set()
 
     def noted(_done: int, _total: int) -> None:
@@ -80,7 +80,7 @@ def threads_that_check() -> None:
 
     class Pool(check.ThreadPoolExecutor):
         def __init__(self, count: int, name: str) -> None:
-            made.append(count)
+            pools_made.append(count)
             super().__init__(count, name)
 
     with folder_of_segments() as path, pytest.MonkeyPatch.context() as patch:
@@ -91,18 +91,18 @@ def threads_that_check() -> None:
         patch.setattr(os, "cpu_count", lambda: 64)
         patch.setattr(check, "_THREADS_MAX", 3)
         for alone, pools in ((total + 1, []), (total, [3])):
-            made.clear()
+            pools_made.clear()
             patch.setattr(check, "_ALONE_BYTES_MAX", alone)
             seen.clear()
             found = check.check_segments(paths, numbers, noted)
-            assert made == pools
+            assert pools_made == pools
             assert all(name.startswith("check") for name in seen) is bool(pools)
             assert list(found) == list(numbers)
-            assert not any(one.missing or one.problem or one.runs for one in found.values())
+            assert not any(s.missing or s.problem or s.runs for s in found.values())
 
 
-def segments_that_are_mapped() -> None:
-    """`surecast log` maps _MAPS_MAX segments at a time, whatever the folder holds."""
+def number_of_mapped_segments() -> None:
+    """`surecast log` maps at most _MAPS_MAX segments at a time."""
     most = 0
 
     class Watched(Shelf):
@@ -115,7 +115,7 @@ def segments_that_are_mapped() -> None:
     with folder_of_segments() as path, pytest.MonkeyPatch.context() as patch:
         patch.setattr(inspect, "Shelf", Watched)
         patch.setattr(inspect, "_MAPS_MAX", 2)
-        (stream,) = [one for one in inspect.info(path).streams if one.log == LOG]
+        (stream,) = [stream for stream in inspect.info(path).streams if stream.log == LOG]
         assert stream.live == 200
         assert len(inspect.batches(path, LOG)) == 40
     assert most == 2
@@ -125,7 +125,7 @@ def segments_that_are_mapped() -> None:
 
 
 def buffers_in_one_write() -> None:
-    """More buffers than the system takes in one call are written in several."""
+    """More buffers than one system call accepts are written with several calls."""
     buffers: list[Any] = [b"%d," % number for number in range(3 * _WRITE_BUFFERS_MAX + 1)]
     sizes = []
     writev = os.writev
@@ -151,7 +151,7 @@ def buffers_in_one_write() -> None:
 
 
 def reasons_of_damage() -> None:
-    """Reasons known before come first; no more than _REASONS_MAX are kept."""
+    """Earlier reasons come first; at most _REASONS_MAX are kept."""
     with TemporaryDirectory() as name:
         paths = Paths(name)
         replay = Replay(paths, Shelf(paths, 1))
@@ -164,20 +164,20 @@ def reasons_of_damage() -> None:
 
 
 def lines_about_damage() -> None:
-    told: list[str] = []
+    logged: list[str] = []
     handler = logging.Handler()
-    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger("surecast.storage")
     logger.addHandler(handler)
     try:
         with TemporaryDirectory() as name:
             for count in (_LINES_MAX, _LINES_MAX + 1):
-                told.clear()
-                where: Any = Paths(name)
-                recovery._log_damage(where, [f"line {number}" for number in range(count)])
+                logged.clear()
+                paths: Any = Paths(name)
+                recovery._log_damage(paths, [f"line {number}" for number in range(count)])
                 lines = [f"{name}: line {number}" for number in range(_LINES_MAX)]
                 more = [f"{name}: 1 more lines like these"] if count > _LINES_MAX else []
-                assert told == lines + more
+                assert logged == lines + more
     finally:
         logger.removeHandler(handler)
 
@@ -188,8 +188,11 @@ CHECKS: list[Row] = [
         memory_of_a_node,
         Edit("surecast.server.nodes:open_store", "config.storage.memory_bytes_max", "None"),
     ),
-    (threads_that_check, Edit(STORAGE + "check:check_segments", "min(_THREADS_MAX,", "min(64,")),
-    (segments_that_are_mapped, Edit(STORAGE + "inspect:_played", "_MAPS_MAX", "256")),
+    (
+        number_of_checking_threads,
+        Edit(STORAGE + "check:check_segments", "min(_THREADS_MAX,", "min(64,"),
+    ),
+    (number_of_mapped_segments, Edit(STORAGE + "inspect:_played", "_MAPS_MAX", "256")),
     (
         buffers_in_one_write,
         Edit(STORAGE + "folder:write_all", "at + _WRITE_BUFFERS_MAX]", "at + (1 << 20)]"),

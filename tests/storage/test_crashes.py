@@ -1,4 +1,4 @@
-"""Crashes: at every byte, at every call, by power cut, by SIGKILL. Nothing acked is lost."""
+"""Crashes at every byte and call, by power cut and by SIGKILL: nothing acknowledged is lost."""
 
 import os
 import shutil
@@ -51,7 +51,7 @@ def reopened(folder: Path) -> dict[str, Any]:
 def test_truncation_at_every_byte_of_the_last_records_recovers_the_exact_prefix(
     opened: Opened, tmp_path: Path
 ) -> None:
-    """Each effect is there wholly or not at all, and all before it."""
+    """Each effect is either complete, with all effects before it, or absent."""
     effects = [
         Append(LOG, (batch(1, 2),), 0),
         SaveState("s", b"some state", 1),
@@ -64,7 +64,7 @@ def test_truncation_at_every_byte_of_the_last_records_recovers_the_exact_prefix(
     driver = opened()
     driver.store._journal._file._marked = True  # records of effects only
     start = driver.journal.stat().st_size
-    ends = (driver.folder / "ends").read_bytes()  # an older mark, as a power cut may leave it
+    ends = (driver.folder / "ends").read_bytes()  # an older mark, which a power cut may leave
     for effect in effects:
         driver.do(effect)
         if type(effect) is not Truncate:
@@ -81,15 +81,15 @@ def test_truncation_at_every_byte_of_the_last_records_recovers_the_exact_prefix(
         assert found in contents, f"cut at {size}"
         if not seen or seen[-1] != found:
             seen.append(found)
-        # What was cut is gone for good, and the next life's records follow without a gap.
+        # The torn part is removed, and the records of the next run follow without a gap.
         assert (copy / driver.journal.name).stat().st_size >= size - store.cut_bytes
         assert store.cut_bytes < size
     assert seen == contents
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_what_follows_a_torn_tail_is_read_again(opened: Opened, seed: int) -> None:
-    """Life after life, each cut short: every stored effect is there in the next."""
+def test_records_written_after_a_torn_tail_are_read(opened: Opened, seed: int) -> None:
+    """Several runs, each with a torn end: every stored effect is found by the next."""
     rng = Random(seed)
     stored = 0
     for _ in range(15):
@@ -102,7 +102,7 @@ def test_what_follows_a_torn_tail_is_read_again(opened: Opened, seed: int) -> No
             stored = end + 2
         driver.settle()
         driver.close()
-        with driver.journal.open("ab") as file:  # an append that did not make it
+        with driver.journal.open("ab") as file:  # an incomplete append
             file.write(rng.randbytes(rng.randint(0, 200)))
 
 
@@ -116,7 +116,7 @@ def lines(damage: list[str]) -> str:
     return "\n".join(damage)
 
 
-def test_damage_below_what_was_synced_is_named_and_everything_else_is_kept(
+def test_damage_of_a_synced_record_is_reported_and_everything_else_is_kept(
     opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(JournalFile, "mark", lambda _: None)  # records of effects only
@@ -139,9 +139,9 @@ def test_damage_below_what_was_synced_is_named_and_everything_else_is_kept(
             )
             in_head, last = at < start + 64, number == 3 and at < start + 192
             assert bool(store.disk.state(DAMAGE)) == (in_head or last)
-            if in_head:  # the frame is whole
+            if in_head:  # the frame is intact
                 assert content(store.disk)[LOG.hex()] == content(driver.disk)[LOG.hex()]
-            elif last:  # how far the log went, nobody knows
+            elif last:  # the end of the log is unknown
                 assert store.disk.end(LOG) == 4
             else:
                 assert store.disk.holes(LOG) == [(1 + number, 2 + number)]
@@ -152,7 +152,7 @@ def test_damage_below_what_was_synced_is_named_and_everything_else_is_kept(
 def test_a_journal_with_a_successor_has_no_torn_tail(
     opened: Opened, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Its last bytes were on disk before the next one was begun, whatever `synced` says."""
+    """Its last bytes were on disk before the next journal began, whatever `synced` says."""
     driver = opened(small())
     with monkeypatch.context() as patch:
         patch.setattr(os, "rename", _no_room)  # the move fails: both journals stay
@@ -168,8 +168,8 @@ def test_a_journal_with_a_successor_has_no_torn_tail(
         store = SegmentStore(copy, small())
         assert f"{copy / first}" in lines(store.damage)
         lost = (store.disk.state(DAMAGE) or b"").decode()
-        assert ("was cut short" in lost) == (cut > 8), "the seal's head says enough"
-        assert store.disk.end(LOG) == driver.disk.end(LOG), "the next journal went on"
+        assert ("was cut short" in lost) == (cut > 8), "the head of the seal is sufficient"
+        assert store.disk.end(LOG) == driver.disk.end(LOG), "the next journal continues"
         assert bool(store.disk.holes(LOG)) == (cut == 200)
         store.close()
     again = opened(small())
@@ -199,7 +199,7 @@ def test_holes_in_the_last_unsynced_writes_are_a_crash_not_damage(
     driver.do(SaveState("first", b"x", 0))
     assert began.wait(20)
     driver.do(SaveState("second", b"x", 1), SaveState("third", b"x", 2))
-    torn = driver.journal.read_bytes()  # "first" is written, its sync is not over
+    torn = driver.journal.read_bytes()  # "first" is written but not synced yet
     ends = (driver.folder / "ends").read_bytes()
     go.set()
     driver.wait(3)
@@ -220,26 +220,26 @@ def test_holes_in_the_last_unsynced_writes_are_a_crash_not_damage(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
-def test_a_crash_at_every_step_of_moves_and_compactions_loses_and_doubles_nothing(
+def test_a_crash_at_any_step_of_moves_and_compactions_loses_and_duplicates_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """Before and after each write, sync, rename, unlink: by SIGKILL, and by a power cut that takes
-    all that no sync has covered (or some of it)."""
+    """Before and after each write, sync, rename and unlink: by SIGKILL, and by a power cut that
+    loses all or part of the unsynced data."""
     effects = history(Random(seed), 45, 150)
     contents = play_memory(effects)
-    told = 0
+    acknowledged = 0
 
     with monkeypatch.context() as patch:
         (tmp_path / "disk").mkdir()
-        power = Power(patch, tmp_path / "disk", lambda: told, seed)
+        power = Power(patch, tmp_path / "disk", lambda: acknowledged, seed)
         driver = Driver(tmp_path / "disk", small(journal_bytes_max=4096))
         for number, effect in enumerate(effects, 1):
             driver.do(effect)
             if type(effect) is not Truncate:
                 driver.wait(1)
-                if type(effect) is not Compact:  # which promises nothing
-                    told = number
-            if seed % 2:  # else what is written meets moves under way
+                if type(effect) is not Compact:  # which guarantees nothing
+                    acknowledged = number
+            if seed % 2:  # otherwise writes and moves run concurrently
                 driver.settle()
         driver.settle()
         moves = driver.store.moves
@@ -248,24 +248,26 @@ def test_a_crash_at_every_step_of_moves_and_compactions_loses_and_doubles_nothin
     assert all(power.calls[call] > 1 for call in ("writev", "fsync", "fdatasync", "rename"))
     assert power.calls["unlink"] > 2
     checked: dict[int, bool] = {}
-    for place, (what, told_then, image) in enumerate(power.steps):
-        key = hash((told_then, tuple(sorted(image.items()))))
+    for number, (call, acknowledged_then, image) in enumerate(power.steps):
+        key = hash((acknowledged_then, tuple(sorted(image.items()))))
         if checked.setdefault(key, False):
             continue
         checked[key] = True
-        folder = put(image, tmp_path / "copies" / str(place))
+        folder = put(image, tmp_path / "copies" / str(number))
         found = reopened(folder)
-        assert found in contents[told_then:], f"{what}, told {told_then}, image {folder}"
+        assert found in contents[acknowledged_then:], (
+            f"{call}, acknowledged {acknowledged_then}, image {folder}"
+        )
         assert reopened(folder) == found
-        for path in folder.iterdir():  # no image is needed twice
+        for path in folder.iterdir():  # images are needed only once
             path.unlink()
     assert len(checked) > 100
 
 
-def test_a_new_journal_has_its_name_before_anything_in_it_counts(
+def test_the_directory_is_synced_before_records_of_a_new_journal_are_acknowledged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No move comes to the journal's help and syncs the directory for it."""
+    """Without a move, which would sync the directory."""
     (tmp_path / "disk").mkdir()
     images = []
     with monkeypatch.context() as patch:
@@ -286,10 +288,10 @@ def test_a_new_journal_has_its_name_before_anything_in_it_counts(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("call", ["writev", "fsync", "fdatasync", "rename", "unlink", "open"])
-def test_any_call_that_fails_leaves_a_store_that_says_so_and_opens_again(
+def test_any_failing_call_is_reported_and_the_store_opens_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    """The n-th call of a kind fails, for every n: answers and content agree all the same."""
+    """The n-th call of a kind fails, for many n: answers and contents still agree."""
     for number in range(16) if call == "rename" else range(0, 60, 3):
         folder = tmp_path / f"{call}{number}"
         with monkeypatch.context() as patch:
@@ -297,7 +299,7 @@ def test_any_call_that_fails_leaves_a_store_that_says_so_and_opens_again(
             try:
                 driver = Driver(folder, small())
             except StorageError:
-                continue  # it could not even begin, and said so
+                continue  # opening failed with an error
             kept = 1
             for n in range(40):
                 end = driver.disk.end(LOG)
@@ -320,12 +322,12 @@ def test_any_call_that_fails_leaves_a_store_that_says_so_and_opens_again(
 
 
 class Failing:
-    """Lets one call fail."""
+    """Makes the call with this number fail."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, call: str, number: int) -> None:
         self.left = number
         self.real = getattr(os, call)
-        self.final = call == "fdatasync"  # nothing is written any more, a compaction neither
+        self.final = call == "fdatasync"  # then nothing more is written, not even a compaction
         monkeypatch.setattr(os, call, self)
 
     def __call__(self, *args: Any, **more: Any) -> Any:
@@ -361,7 +363,7 @@ while True:
         lo = max(1, end - 60)
         gone = IntervalSet([(p, p + 1) for p in range(lo, end) if p % 3 == 2])
         store.perform(Compact(LOG, lo, end, encode_voids({COLLECTED: gone}), 100, None))
-    if number % 10 == 0:  # not so far ahead of the disk that nothing is ever answered
+    if number % 10 == 0:  # limits how far it runs ahead of the disk
         woken.wait()
         woken.clear()
         for answer in store.collect():
@@ -373,8 +375,8 @@ while True:
 
 
 @pytest.mark.slow
-def test_a_killed_process_loses_nothing_it_was_told_is_stored(tmp_path: Path) -> None:
-    """Told is (a state's number, the log's end, moves); later effects may be there as well."""
+def test_a_killed_process_loses_no_acknowledged_effect(tmp_path: Path) -> None:
+    """It prints (number of the state, end of the log, moves); later effects may be stored, too."""
     rng = Random(9)
     moves = 0
     for _ in range(KILLS):
@@ -394,17 +396,17 @@ def test_a_killed_process_loses_nothing_it_was_told_is_stored(tmp_path: Path) ->
         assert store.disk.end(LOG) >= end
         found = store.disk.read(LOG, 1, store.disk.end(LOG), 1 << 40)
         assert [b.lo for b in found] == [1, *(b.hi for b in found[:-1])]
-        rows = [row for one in found for row in one.to_rows()]
+        rows = [row for part in found for row in part.to_rows()]
         assert {r.seq for r in rows} >= {s for s in range(1, end) if s % 3 != 2}
         assert all(int(row.value) == (row.seq - 1) // 3 * 3 + 1 for row in rows)
         store.close()
     assert moves > 5
 
 
-# ---------------------------------------------------------------- files that are no such files
+# ---------------------------------------------------------------- files of other kinds
 
 
-def test_a_journal_of_a_later_version_is_left_alone(opened: Opened) -> None:
+def test_a_journal_of_a_later_version_is_refused_and_not_changed(opened: Opened) -> None:
     driver = opened()
     driver.do(SaveState("s", b"x", 1))
     driver.wait(1)
@@ -422,8 +424,10 @@ def test_a_journal_of_a_later_version_is_left_alone(opened: Opened) -> None:
 JOURNAL = "journal-0000000001"
 
 
-@pytest.mark.parametrize("data", [b"SCJ\xf2" + bytes(100), b"Dear diary,", b"\x7fELF"])
-def test_a_file_that_is_no_journal_is_left_alone(tmp_path: Path, data: bytes) -> None:
+@pytest.mark.parametrize("data", [b"SCJ\xf2" + bytes(100), b"other text", b"\x7fELF"])
+def test_a_file_that_is_not_a_journal_is_refused_and_not_changed(
+    tmp_path: Path, data: bytes
+) -> None:
     (tmp_path / JOURNAL).write_bytes(data)
     with pytest.raises(StorageError, match="not a journal"):
         SegmentStore(tmp_path)
@@ -431,7 +435,7 @@ def test_a_file_that_is_no_journal_is_left_alone(tmp_path: Path, data: bytes) ->
 
 
 @pytest.mark.parametrize("data", [b"", b"SC", b"SCJ\xf1", bytes(100), b"SCJ\xf1" + bytes(100)])
-def test_a_first_record_that_did_not_make_it_is_no_journal_lost(
+def test_a_journal_with_an_incomplete_first_record_is_not_damage(
     tmp_path: Path, data: bytes
 ) -> None:
     (tmp_path / JOURNAL).write_bytes(data)
@@ -449,7 +453,7 @@ def test_a_path_that_cannot_be_a_store_is_reported(tmp_path: Path) -> None:
         SegmentStore(tmp_path / "node")
 
 
-def test_a_new_directory_is_entered_in_the_one_above_for_good(
+def test_a_new_directory_is_synced_into_its_parents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[str] = []
@@ -461,12 +465,12 @@ def test_a_new_directory_is_entered_in_the_one_above_for_good(
     SegmentStore(tmp_path / "a" / "b").close()
     folders = [str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a" / "b")]
     ends = str(tmp_path / "a" / "b" / "ends")
-    # The mark is there before the first journal is; it is synced when opened and when closed.
+    # The mark exists before the first journal; it is synced at opening and closing.
     assert synced == [*folders[:2], ends, folders[2], folders[2], ends, ends]
 
 
 @pytest.mark.parametrize("name", ["segment-", "journal-", "manifest", "ends"])
-def test_a_file_that_is_missing_is_named(opened: Opened, name: str) -> None:
+def test_a_missing_file_is_reported(opened: Opened, name: str) -> None:
     driver = opened(small())
     for n in range(20):
         driver.do(Append(LOG, (batch(driver.disk.end(LOG), 3, 200),), n))
@@ -483,7 +487,7 @@ def test_a_file_that_is_missing_is_named(opened: Opened, name: str) -> None:
         assert again.disk.end(LOG) == 61
 
 
-def test_a_manifest_of_a_later_version_is_left_alone(opened: Opened) -> None:
+def test_a_manifest_of_a_later_version_is_refused_and_not_changed(opened: Opened) -> None:
     driver = opened(small())
     for n in range(20):
         driver.do(Append(LOG, (batch(driver.disk.end(LOG), 3, 200),), n))
@@ -496,11 +500,11 @@ def test_a_manifest_of_a_later_version_is_left_alone(opened: Opened) -> None:
     path.write_bytes(
         struct.pack("<4sIQ", b"SCM\xf2", crc32(body, crc32(b"SCM\xf2")), len(body)) + body
     )
-    before = {one.name: one.read_bytes() for one in driver.folder.iterdir()}
+    before = {file.name: file.read_bytes() for file in driver.folder.iterdir()}
     with pytest.raises(StorageError, match="later version"):
         opened(small())
     before["lock"] = (driver.folder / "lock").read_bytes()
-    assert {one.name: one.read_bytes() for one in driver.folder.iterdir()} == before
+    assert {file.name: file.read_bytes() for file in driver.folder.iterdir()} == before
     path.write_bytes(b"SCM\xf0" + data[4:])  # a flipped bit; the checksum holds
     again = opened(small())
     assert again.disk.end(LOG) == 61

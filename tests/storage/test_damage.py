@@ -1,7 +1,7 @@
-"""Damage of any file: the store opens, shows nothing wrong, and keeps all that can be read.
+"""Damage of any file: the store opens, shows nothing wrong, and keeps all readable data.
 
-A store is made once and damaged in many ways, one at a time: a flipped bit, a file cut short,
-zeroed in part, or deleted. `History` knows what was ever written where. To try 500 of them:
+A store is created once and damaged in many ways, one at a time: a flipped bit, a truncated,
+partly zeroed or deleted file. `History` records what was ever written where. To try 500 of them:
 
     python -m tests.storage.test_damage 500
 """
@@ -35,20 +35,20 @@ Opened = Callable[..., Driver]
 THIRD = b"a third log here"
 LOGS = (LOG, OTHER, THIRD)
 ROWS_MAX = 12  # of a batch
-QUICK, MANY = 12, 20  # damages of each history; from the shell: as many as one likes
+QUICK, MANY = 12, 20  # number of damages tried for each history
 
 
 class History(NamedTuple):
-    """A folder, and what it holds."""
+    """The files of a store, and the contents it should show."""
 
     image: Image
     ends: dict[LogId, int]
     batches: dict[LogId, list[Batch]]
     holes: dict[LogId, list[tuple[int, int]]]
     states: dict[str, bytes | None]
-    values: dict[LogId, dict[int, bytes]]  # the last one that was written to a position
+    values: dict[LogId, dict[int, bytes]]  # the last value written to each position
     ever: dict[LogId, dict[int, set[bytes]]]
-    units: dict[LogId, list[tuple[int, int]]]  # all batches that were ever appended
+    units: dict[LogId, list[tuple[int, int]]]  # all batches ever appended
 
 
 def config(**more: Any) -> StorageConfig:
@@ -57,20 +57,21 @@ def config(**more: Any) -> StorageConfig:
 
 @cache
 def history(truncates: bool, clean: bool = True) -> History:
-    """Segments, two journals, compactions in both forms, states, a hole; `clean`: closed."""
+    """A store with segments, two journals, both kinds of compaction, states and a hole; closed if
+    `clean`."""
     rng = Random(5)
     values: dict[LogId, dict[int, bytes]] = {log: {} for log in LOGS}
     ever: dict[LogId, dict[int, set[bytes]]] = {log: {} for log in LOGS}
     units: dict[LogId, list[tuple[int, int]]] = {log: [] for log in LOGS}
 
     def some(log: LogId, lo: int, count: int, version: int) -> Batch:
-        made = [b"%d/%d/%d" % (LOGS.index(log), lo + i, version) for i in range(count)]
-        made = [value.ljust(rng.randint(20, 150), b".") for value in made]
-        for i, value in enumerate(made):
+        lines = [b"%d/%d/%d" % (LOGS.index(log), lo + i, version) for i in range(count)]
+        lines = [value.ljust(rng.randint(20, 150), b".") for value in lines]
+        for i, value in enumerate(lines):
             values[log][lo + i] = value
             ever[log].setdefault(lo + i, set()).add(value)
         units[log].append((lo, lo + count))
-        return Batch.of(log, made).sequenced(lo, lo, 1)
+        return Batch.of(log, lines).sequenced(lo, lo, 1)
 
     with TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         folder = Path(name) / "disk"
@@ -91,23 +92,23 @@ def history(truncates: bool, clean: bool = True) -> History:
                     gone = [(p, p + 1) for p in range(lo, hi) if p % 3]
                     driver.do(compact(log, lo, hi, number, gone))
                 else:
-                    one = some(log, end, rng.randint(1, ROWS_MAX), number)
-                    two = some(log, one.hi, 2, number)
-                    driver.do(Append(log, (one, two), number))
+                    first = some(log, end, rng.randint(1, ROWS_MAX), number)
+                    second = some(log, first.hi, 2, number)
+                    driver.do(Append(log, (first, second), number))
                 driver.wait(1)
                 driver.settle()
 
         play(range(120))
         driver.close()
-        # A hole, from damage that was found before.
-        path = max(folder.glob("segment-*"), key=lambda one: one.stat().st_size)
+        # A hole from earlier damage.
+        path = max(folder.glob("segment-*"), key=lambda file: file.stat().st_size)
         data = bytearray(path.read_bytes())
         data[300] ^= 1
         path.write_bytes(data)
         driver = Driver(folder, config())
         assert any(driver.disk.holes(log) for log in LOGS)
         play(range(120, 150))
-        patch.setattr(Mover, "move", _no_room)  # from here on journals stay
+        patch.setattr(Mover, "move", _no_room)  # from here on journals are kept
         journals = len(list(folder.glob("journal-*")))
         number = 150
         while len(list(folder.glob("journal-*"))) < journals + 1:
@@ -136,7 +137,7 @@ def history(truncates: bool, clean: bool = True) -> History:
 
 
 def _kept(batch: Batch) -> Batch:
-    """With a body that does not need the file."""
+    """The batch with a body that does not refer to the file."""
     return batch.slice(batch.lo, batch.hi) if type(batch.body) is bytes else _copied(batch)
 
 
@@ -157,7 +158,7 @@ def readable(disk: MemoryDisk, log: LogId) -> Iterator[Batch]:
 
 
 def shown(disk: MemoryDisk) -> dict[str, Any]:
-    """All that a disk shows, holes included; but not why."""
+    """All contents of a disk, with holes but without the reasons of damage."""
     logs = {
         log.hex(): [(b.lo, b.hi, bytes(b.body or b"")) for b in readable(disk, log)] for log in LOGS
     }
@@ -171,10 +172,10 @@ def shown(disk: MemoryDisk) -> dict[str, Any]:
 
 
 def positions_behind(known: History, name: str, size: int) -> dict[LogId, set[int]]:
-    """The positions that stand in a file, or in a journal, at or above an offset."""
+    """The positions stored in a segment or journal at or above the offset `size`."""
     found: dict[LogId, set[int]] = {log: set() for log in LOGS}
-    with TemporaryDirectory() as place:
-        path = Path(place) / name
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / name
         path.write_bytes(known.image[name])
         number = int(name.rpartition("-")[2])
         if name.startswith("segment"):
@@ -191,51 +192,51 @@ def positions_behind(known: History, name: str, size: int) -> dict[LogId, set[in
             data = memoryview(known.image[name])
             for end, record in read_records(data, number, len(data)):
                 if end > size and hasattr(record, "batches"):
-                    for one in record.batches:
-                        found[record.log].update(range(one.lo, one.hi))
+                    for part in record.batches:
+                        found[record.log].update(range(part.lo, part.hi))
     return found
 
 
-class Misdeed(NamedTuple):
-    what: str
+class Damage(NamedTuple):
+    kind: str
     name: str
     at: int
     image: Image
 
 
-def misdeed(known: History, rng: Random) -> Misdeed:
-    kind = rng.choice(("segment", "journal", "manifest", "ends"))
-    name = rng.choice(sorted(name for name in known.image if name.startswith(kind)))
+def damage_one_file(known: History, rng: Random) -> Damage:
+    prefix = rng.choice(("segment", "journal", "manifest", "ends"))
+    name = rng.choice(sorted(name for name in known.image if name.startswith(prefix)))
     data = known.image[name]
-    what = rng.choice(("flip", "flip", "flip", "cut", "zero", "delete"))
+    kind = rng.choice(("flip", "flip", "flip", "cut", "zero", "delete"))
     at = rng.randrange(max(len(data), 1))
     image = dict(known.image)
-    if what == "delete":
+    if kind == "delete":
         del image[name]
-    elif what == "flip" and data:
+    elif kind == "flip" and data:
         broken = bytearray(data)
         broken[at] ^= 1 << rng.randrange(8)
         image[name] = bytes(broken)
-    elif what == "zero":
+    elif kind == "zero":
         at = at // 512 * 512
         image[name] = data[:at] + bytes(len(data[at : at + 512])) + data[at + 512 :]
     else:
-        what, at = "cut", rng.choice((0, at, at // 8 * 8))
+        kind, at = "cut", rng.choice((0, at, at // 8 * 8))
         image[name] = data[:at]
-    return Misdeed(what, name, at, image)
+    return Damage(kind, name, at, image)
 
 
 def check(known: History, disk: MemoryDisk) -> dict[LogId, set[int]]:
-    """Nothing that is shown is wrong; returns what is not shown any more."""
+    """Check that nothing shown is wrong; returns the positions that are not shown any more."""
     doubt = bool(disk.state(DAMAGE))
     missing: dict[LogId, set[int]] = {}
     for log in LOGS:
         live = {row.seq for b in known.batches[log] for row in b.to_rows()}
         before = {p for lo, hi in known.holes[log] for p in range(lo, hi)}
         seen: set[int] = set()
-        for one in readable(disk, log):
-            rows = {row.seq: row.value for row in one.to_rows()}
-            for p in range(one.lo, one.hi):
+        for part in readable(disk, log):
+            rows = {row.seq: row.value for row in part.to_rows()}
+            for p in range(part.lo, part.hi):
                 seen.add(p)
                 if p >= known.ends[log]:
                     assert doubt, f"{p} is beyond the end"
@@ -244,44 +245,46 @@ def check(known: History, disk: MemoryDisk) -> dict[LogId, set[int]]:
                         doubt and rows[p] in known.ever[log][p]
                     )
                 else:
-                    assert p not in live or doubt, f"{p} is void, and was not"
+                    assert p not in live or doubt, f"{p} is void, but was live"
         missing[log] = set(range(1, known.ends[log])) - seen - before
         assert disk.end(log) >= known.ends[log] or doubt
     return missing
 
 
-def check_missing(known: History, done: Misdeed, disk: MemoryDisk) -> None:
-    """What is missing had to be; and if the newest changes may be, the disk says so."""
+def check_missing(known: History, done: Damage, disk: MemoryDisk) -> None:
+    """Check that only damaged data is missing, and that possibly lost changes are reported."""
     doubt = bool(disk.state(DAMAGE))
     kind = done.name.partition("-")[0]
     missing = {log: some for log, some in check(known, disk).items() if some}
     if kind in ("ends", "manifest"):
         assert not missing
-    elif done.what == "flip":
+    elif done.kind == "flip":
         assert len(missing) <= 1
         for log, some in missing.items():
             units = [*known.units[log], *((b.lo, b.hi) for b in known.batches[log])]
             assert any(lo <= min(some) and max(some) < hi for lo, hi in units), "one batch"
-    elif done.what != "zero":
-        allowed = positions_behind(known, done.name, done.at if done.what == "cut" else 0)
+    elif done.kind != "zero":
+        allowed = positions_behind(known, done.name, done.at if done.kind == "cut" else 0)
         assert all(some <= allowed[log] for log, some in missing.items())
     if kind == "segment":
         assert not doubt
         assert {n: disk.state(n) for n in known.states} == known.states
-    if kind != "segment" and done.what == "delete":
+    if kind != "segment" and done.kind == "delete":
         assert doubt
-    if kind == "journal" and done.what == "cut" and done.at < len(known.image[done.name]) - 72:
+    if kind == "journal" and done.kind == "cut" and done.at < len(known.image[done.name]) - 72:
         assert doubt
 
 
 @pytest.mark.parametrize("truncates", [False, True])
 @pytest.mark.parametrize("seeds", [QUICK, pytest.param(MANY, marks=pytest.mark.slow)])
-def test_any_damage_is_survived(tmp_path: Path, truncates: bool, seeds: int) -> None:
+def test_a_store_opens_with_any_damage_and_shows_nothing_wrong(
+    tmp_path: Path, truncates: bool, seeds: int
+) -> None:
     known = history(truncates)
     for seed in range(1000 * seeds, 1001 * seeds):
         rng = Random(seed)
-        done = misdeed(known, rng)
-        print(f"seed {seed}: {done.what} {done.name} at {done.at}")
+        done = damage_one_file(known, rng)
+        print(f"seed {seed}: {done.kind} {done.name} at {done.at}")
         folder = put(done.image, tmp_path / str(seed))
         found = verify(folder)
         assert {p.name: p.read_bytes() for p in folder.iterdir()} == done.image
@@ -293,19 +296,19 @@ def test_any_damage_is_survived(tmp_path: Path, truncates: bool, seeds: int) -> 
         assert holdings.problems == found.problems
         first = shown(disk)
         driver.close()
-        # It opens again to the same, and with nothing new to complain about.
+        # Opened again, it shows the same and reports nothing new.
         driver = Driver(folder, config(sync="none"))
         assert shown(driver.disk) == first
         assert driver.store._mover.moves == 0
-        go_on(known, driver)
+        continue_after_damage(known, driver)
         driver.close()
         driver = Driver(folder, config(sync="none"))
         assert driver.store.damage == []
         driver.close()
 
 
-def go_on(known: History, driver: Driver) -> None:
-    """Fill the holes, go on at the end, move, and say that the damage was dealt with."""
+def continue_after_damage(known: History, driver: Driver) -> None:
+    """Fill the holes, append, move, and report that the damage was handled."""
     for log in LOGS:
         for lo, hi in driver.disk.holes(log):
             fills = [Batch.of(log, [b"filled"] * (hi - lo)).sequenced(lo, 1, 1)]
@@ -328,10 +331,12 @@ def go_on(known: History, driver: Driver) -> None:
 
 
 @pytest.mark.parametrize("truncates", [False, True])
-def test_a_killed_store_is_as_good_as_a_closed_one(tmp_path: Path, truncates: bool) -> None:
+def test_a_killed_store_loses_nothing_compared_with_a_closed_one(
+    tmp_path: Path, truncates: bool
+) -> None:
     known = history(truncates, clean=False)
     store = SegmentStore(put(known.image, tmp_path / "disk"), config())
-    assert len(store.damage) == sum(map(len, known.holes.values())), "the hole that was there"
+    assert len(store.damage) == sum(map(len, known.holes.values())), "the earlier hole"
     assert store.disk.state(DAMAGE) is None
     assert {log: store.disk.holes(log) for log in LOGS} == known.holes
     assert {log: store.disk.end(log) for log in LOGS} == known.ends
@@ -339,13 +344,13 @@ def test_a_killed_store_is_as_good_as_a_closed_one(tmp_path: Path, truncates: bo
 
 
 @pytest.mark.slow
-def test_damage_of_several_files_is_survived(tmp_path: Path) -> None:
+def test_a_store_opens_with_damage_of_several_files(tmp_path: Path) -> None:
     known = history(True)
     for seed in range(15):
         rng = Random(seed)
         image = dict(known.image)
         for _ in range(rng.randint(2, 6)):
-            done = misdeed(known._replace(image={**known.image, **image}), rng)
+            done = damage_one_file(known._replace(image={**known.image, **image}), rng)
             image = {n: d for n, d in done.image.items() if n in image}
         print(f"seed {seed}")
         folder = put(image, tmp_path / str(seed))
@@ -356,7 +361,7 @@ def test_damage_of_several_files_is_survived(tmp_path: Path) -> None:
         driver.close()
         driver = Driver(folder, config(sync="none"))
         assert shown(driver.disk) == first
-        go_on(known, driver)
+        continue_after_damage(known, driver)
         driver.close()
         store = SegmentStore(folder, config())
         assert store.damage == []
@@ -367,11 +372,11 @@ def test_damage_of_several_files_is_survived(tmp_path: Path) -> None:
 def test_a_crash_while_a_damaged_store_is_opened_changes_nothing(
     tmp_path: Path, seeds: int
 ) -> None:
-    """At every step that changes a file, by SIGKILL and by power cut."""
+    """A crash at every step that changes a file, by SIGKILL and by power cut."""
     known = history(True)
     steps = 0
     for seed in range(seeds):
-        done = misdeed(known, Random(1000 * seeds + seed))
+        done = damage_one_file(known, Random(1000 * seeds + seed))
         folder = put(done.image, tmp_path / str(seed))
         with pytest.MonkeyPatch.context() as patch:
             power = Power(patch, folder, lambda: 0, seed)
@@ -380,23 +385,23 @@ def test_a_crash_while_a_damaged_store_is_opened_changes_nothing(
             expected = shown(store.disk)
             store.close()
         seen: set[int] = set()
-        for place, (what, _, image) in enumerate(power.steps):
+        for number, (call, _, image) in enumerate(power.steps):
             key = hash(tuple(sorted(image.items())))
             if key in seen:
                 continue
             seen.add(key)
-            again = SegmentStore(put(image, tmp_path / f"{seed}-{place}"), config(sync="none"))
-            assert shown(again.disk) == expected, f"{done.what} {done.name} {done.at}, {what}"
+            again = SegmentStore(put(image, tmp_path / f"{seed}-{number}"), config(sync="none"))
+            assert shown(again.disk) == expected, f"{done.kind} {done.name} {done.at}, {call}"
             again.close()
         steps += len(seen)
     assert steps > 5 * seeds
 
 
-# ---------------------------------------------------------------- each place of a segment
+# ---------------------------------------------------------------- each part of a segment
 
 
 def moved(folder: Path) -> Path:
-    """A store with all of two logs in one segment."""
+    """Create a store with two logs completely in one segment; returns the segment's path."""
     driver = Driver(folder, small(journal_bytes_max=1 << 20))
     for n in range(8):
         driver.do(Append(LOG, (_some(driver, LOG, 1 + n % 3),), n))
@@ -415,8 +420,8 @@ def _some(driver: Driver, log: LogId, count: int) -> Batch:
     return Batch.of(log, values).sequenced(lo, 1, 1)
 
 
-def test_a_flipped_bit_in_a_segment_costs_its_batch_or_nothing(tmp_path: Path) -> None:
-    """Nothing if it is not in a frame: indices and directory only help to find frames."""
+def test_a_flipped_bit_in_a_segment_loses_at_most_its_batch(tmp_path: Path) -> None:
+    """Outside of frames nothing is lost: indices and directory only help to find frames."""
     path = moved(tmp_path / "disk")
     data = path.read_bytes()
     image = {p.name: p.read_bytes() for p in path.parent.iterdir() if p.name != "lock"}
@@ -448,10 +453,10 @@ def test_a_flipped_bit_in_a_segment_costs_its_batch_or_nothing(tmp_path: Path) -
         store.close()
 
 
-def test_an_event_that_looks_like_a_frame_is_not_taken_for_one(tmp_path: Path) -> None:
-    """Its bytes are found when the header before it and the index are damaged."""
+def test_an_event_that_looks_like_a_frame_is_not_read_as_one(tmp_path: Path) -> None:
+    """The search for frames meets its bytes if the header before it and the index are damaged."""
     fake = _frame(Batch.of(LOG, [b"never published"]).sequenced(2, 1, 1))
-    for padding in range(8):  # at one of these offsets it is aligned as frames are
+    for padding in range(8):  # at one of these offsets it is aligned like a frame
         folder = tmp_path / f"{padding}"
         driver = Driver(folder, small(journal_bytes_max=1 << 20))
         for lo, value in ((1, b"one"), (2, bytes(padding) + fake + bytes(50)), (3, b"three")):
@@ -471,7 +476,7 @@ def test_an_event_that_looks_like_a_frame_is_not_taken_for_one(tmp_path: Path) -
         store = SegmentStore(folder, small())
         assert store.disk.holes(LOG) == [(2, 3)]
         store.close()
-        # The same in a journal, whose record says where it ends.
+        # The same in a journal, whose record contains its length.
         data = bytearray(image["journal-0000000001"])
         at = data.index(bytes(padding) + fake) - 300
         header = data.index(b"SCF\xf1", at)
@@ -491,7 +496,7 @@ def _frame(batch: Batch) -> bytes:
 
 @pytest.fixture(scope="module")
 def journal(tmp_path_factory: pytest.TempPathFactory) -> tuple[Image, list[tuple[int, Any]]]:
-    """A journal with a record of every kind, and where each begins."""
+    """A journal with a record of every kind, and the offset of each."""
     folder = tmp_path_factory.mktemp("journal") / "disk"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(JournalFile, "mark", lambda _: None)
@@ -501,9 +506,9 @@ def journal(tmp_path_factory: pytest.TempPathFactory) -> tuple[Image, list[tuple
                 driver.do(Append(log, (_valued(log, 1 + 3 * n, 3, b"old"),), n))
         driver.wait(12)
         driver.do(SaveState("s", b"first", 1))
-        driver.do(compact(LOG, 1, 4, 2, [(2, 3)]))  # goes through the journal
+        driver.do(compact(LOG, 1, 4, 2, [(2, 3)]))  # small: written to the journal
         driver.wait(2)
-        driver.do(compact(LOG, 4, 16, 3, [(5, 6)]))  # gets a segment
+        driver.do(compact(LOG, 4, 16, 3, [(5, 6)]))  # large: written to a segment
         driver.wait(1)
         driver.do(SaveState("s", b"second", 4))
         driver.do(Truncate(OTHER, 5), Append(OTHER, (_valued(OTHER, 5, 3, b"new"),), 5))
@@ -517,8 +522,8 @@ def journal(tmp_path_factory: pytest.TempPathFactory) -> tuple[Image, list[tuple
     return image, records
 
 
-def _valued(log: LogId, lo: int, count: int, what: bytes) -> Batch:
-    values = [b"%s %d".ljust(60, b".") % (what, lo + i) for i in range(count)]
+def _valued(log: LogId, lo: int, count: int, prefix: bytes) -> Batch:
+    values = [b"%s %d".ljust(60, b".") % (prefix, lo + i) for i in range(count)]
     return Batch.of(log, values).sequenced(lo, 1, 1)
 
 
@@ -527,7 +532,7 @@ def rows(disk: MemoryDisk, log: LogId) -> dict[int, bytes]:
 
 
 @pytest.mark.parametrize("part", ["head", "payload"])
-def test_damage_of_each_kind_of_record(
+def test_damage_of_each_kind_of_record_loses_only_that_record(
     journal: tuple[Image, list[tuple[int, Any]]], tmp_path: Path, part: str
 ) -> None:
     image, records = journal
@@ -551,7 +556,7 @@ def test_damage_of_each_kind_of_record(
         assert store.incarnation == 2
         second = kind is SaveState and record.data == b"second"
         assert disk.state("s") == (b"first" if second else b"second")
-        # A compaction that is lost leaves what it was made of. One that is not covers [1, 16).
+        # A lost compaction leaves its input; the others cover [1, 16).
         expected = {seq: b"old %d" % seq for seq in range(1, 19)}
         if kind is not Rewritten:
             del expected[2]
@@ -572,7 +577,7 @@ def test_damage_of_each_kind_of_record(
 
 
 @pytest.mark.parametrize("missing", [False, True])
-def test_a_compaction_whose_segment_is_damaged_leaves_what_it_was_made_of(
+def test_a_compaction_whose_segment_is_damaged_leaves_its_input(
     journal: tuple[Image, list[tuple[int, Any]]], tmp_path: Path, missing: bool
 ) -> None:
     image = dict(journal[0])
@@ -589,6 +594,8 @@ def test_a_compaction_whose_segment_is_damaged_leaves_what_it_was_made_of(
 
 
 if __name__ == "__main__":
-    for kind in (False, True):
-        with TemporaryDirectory() as place:
-            test_any_damage_is_survived(Path(place), kind, int(sys.argv[1]))
+    for truncates in (False, True):
+        with TemporaryDirectory() as folder:
+            test_a_store_opens_with_any_damage_and_shows_nothing_wrong(
+                Path(folder), truncates, int(sys.argv[1])
+            )

@@ -1,4 +1,4 @@
-"""Disks that are full, or fail: answers say so, memory follows, and room found later is used."""
+"""Full and failing disks: answers report it, memory agrees, and writing resumes with free space."""
 
 import errno
 import os
@@ -16,10 +16,10 @@ from tests.storage.stores import (
     Driver,
     Room,
     batch,
-    chance_compaction,
     compact,
     content,
     names,
+    random_compaction,
     small,
 )
 
@@ -33,7 +33,7 @@ from surecast.storage.segments import SegmentStore
 Opened = Callable[..., Driver]
 
 
-def test_a_life_that_cannot_be_written_down_does_not_begin(
+def test_a_store_that_cannot_record_its_opening_does_not_open(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened().close()
@@ -45,10 +45,10 @@ def test_a_life_that_cannot_be_written_down_does_not_begin(
     assert opened().store.incarnation == 2
 
 
-def test_a_torn_record_that_cannot_be_cut_off_is_the_last(
+def test_nothing_is_written_after_a_torn_record_that_cannot_be_removed(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What followed it would be lost when the journal is opened again."""
+    """Records after it would be lost when the journal is opened again."""
     driver = opened()
     driver.do(SaveState("s", b"kept", 0))
     assert driver.wait(1) == [Stored(0)]
@@ -66,7 +66,7 @@ def test_a_torn_record_that_cannot_be_cut_off_is_the_last(
     assert opened().disk.state("s") == b"kept"
 
 
-def test_a_writer_that_meets_a_bug_answers_all_the_same(
+def test_a_bug_in_the_writer_fails_effects_instead_of_blocking_them(
     opened: Opened,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -84,7 +84,7 @@ def test_a_writer_that_meets_a_bug_answers_all_the_same(
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 55, 56, 57, 100, 150, 250, 260, 300])
-def test_a_full_disk_fails_what_does_not_fit_and_keeps_what_does(
+def test_on_a_full_disk_only_effects_that_do_not_fit_fail(
     opened: Opened, monkeypatch: pytest.MonkeyPatch, nbytes: int
 ) -> None:
     room = Room(monkeypatch)
@@ -104,7 +104,7 @@ def test_a_full_disk_fails_what_does_not_fit_and_keeps_what_does(
     assert kinds == [Stored] * good + [StoreFailed] * (4 - good)
     assert {answer.reason for answer in answers[good:]} == {"full"}
     assert driver.disk.end(LOG) == 2 + good
-    # Room again: life goes on where the failure left it.
+    # With free space, writing continues after the failure.
     room.left = 1 << 60
     driver.do(Append(LOG, (batch(2 + good, nbytes=9),), "after"))
     assert driver.wait(1) == [Stored("after")]
@@ -122,7 +122,7 @@ def test_a_truncate_is_kept_when_the_disk_is_full(
     driver = opened()
     driver.do(*(Append(LOG, (batch(n),), n) for n in range(1, 6)))
     driver.wait(5)
-    driver.store._journal._file._marked = True  # no mark may use up the room
+    driver.store._journal._file._marked = True  # so that no mark uses the free space
     room.left = 0
     driver.do(Append(LOG, (batch(6),), "a"), Truncate(LOG, 4), Append(LOG, (batch(4),), "b"))
     assert driver.wait(2) == [StoreFailed("a", "full"), StoreFailed("b", "full")]
@@ -139,15 +139,15 @@ def test_a_truncate_is_kept_when_the_disk_is_full(
     assert content(again.disk) == content(driver.disk)
 
 
-def test_a_truncate_above_what_was_written_is_no_damage(
+def test_a_truncate_beyond_the_written_end_is_not_damage(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was asked for behind appends that failed, and is written down all the same."""
+    """It followed appends that failed, and is written nevertheless."""
     room = Room(monkeypatch)
     driver = opened()
     driver.do(Append(LOG, (batch(1, 5),), 0))
     driver.wait(1)
-    driver.store._journal._file._marked = True  # no mark may use up the room
+    driver.store._journal._file._marked = True  # so that no mark uses the free space
     room.left = 0
     driver.do(Append(LOG, (batch(6, 5),), "a"), Truncate(LOG, 8))
     assert driver.wait(1) == [StoreFailed("a", "full")]
@@ -159,7 +159,7 @@ def test_a_truncate_above_what_was_written_is_no_damage(
     assert (again.store.damage, again.disk.end(LOG)) == ([], 6)
 
 
-def test_the_systems_own_limit_is_a_full_disk(opened: Opened) -> None:
+def test_the_file_size_limit_of_the_system_is_a_full_disk(opened: Opened) -> None:
     driver = opened()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (driver.store._journal._file.size + 3000, hard))
@@ -196,10 +196,10 @@ def test_a_failed_sync_is_final(opened: Opened, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_memory_and_files_agree_whatever_fails(
+def test_memory_and_files_agree_whatever_writes_fail(
     opened: Opened, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """Room comes and goes, for the journal, for moves and for compactions."""
+    """Free space comes and goes, for the journal, for moves and for compactions."""
     rng = Random(seed)
     room = Room(monkeypatch)
     driver = opened(small())
@@ -215,7 +215,7 @@ def test_memory_and_files_agree_whatever_fails(
             if choice == 0:
                 driver.do(Truncate(log, max(1, end - rng.randrange(9))))
             elif choice == 1 and end > 2:
-                driver.do(chance_compaction(rng, log, end, number))
+                driver.do(random_compaction(rng, log, end, number))
             elif choice == 2:
                 driver.do(SaveState(rng.choice("xy"), rng.randbytes(20), number))
             else:
@@ -223,7 +223,7 @@ def test_memory_and_files_agree_whatever_fails(
         answers = driver.wait(owed)
         failed += sum(type(answer) is StoreFailed for answer in answers)
     room.left = 1 << 60
-    driver.do(SaveState("fence", b"", "fence"))  # may fail for what could not be written before it
+    driver.do(SaveState("fence", b"", "fence"))  # may fail because of earlier writes
     driver.wait(1)
     driver.settle()
     driver.do(SaveState("last", b"", "last"))
@@ -244,21 +244,21 @@ def fill(driver: Driver, count: int = 12) -> None:
         driver.wait(1)
 
 
-@pytest.mark.parametrize("what", ["segment", "manifest"])
-def test_a_move_that_does_not_fit_leaves_all_as_it_was_and_is_tried_again(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch, what: str
+@pytest.mark.parametrize("kind", ["segment", "manifest"])
+def test_a_move_that_does_not_fit_changes_nothing_and_is_retried(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     writev = os.writev
 
     def full(file: int, buffers: Any) -> int:
-        if what in os.readlink(f"/proc/self/fd/{file}"):
+        if kind in os.readlink(f"/proc/self/fd/{file}"):
             raise OSError(errno.ENOSPC, "injected")
         return writev(file, buffers)
 
     driver = opened(small())
     with monkeypatch.context() as patch:
         patch.setattr(os, "writev", full)
-        driver.do(Append(OTHER, (batch(1, log=OTHER),), "once"))  # nobody writes to it again
+        driver.do(Append(OTHER, (batch(1, log=OTHER),), "once"))  # this log is not written again
         driver.wait(1)
         fill(driver)
         driver.settle()
@@ -280,7 +280,7 @@ def test_a_move_that_does_not_fit_leaves_all_as_it_was_and_is_tried_again(
     assert content(opened(small()).disk) == seen
 
 
-def test_a_compaction_that_does_not_fit_says_so_and_changes_nothing(
+def test_a_compaction_that_does_not_fit_fails_and_changes_nothing(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = opened(small(journal_bytes_max=1 << 20))
@@ -298,7 +298,7 @@ def test_a_compaction_that_does_not_fit_says_so_and_changes_nothing(
 
 
 class Failing:
-    """Writes to files of one kind fail."""
+    """Makes writes to files of one kind fail."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: str, number: int) -> None:
         writev = os.writev
@@ -311,10 +311,10 @@ class Failing:
         monkeypatch.setattr(os, "writev", fail)
 
 
-def test_a_manifest_that_may_not_last_removes_nothing(
+def test_no_file_is_removed_while_the_manifest_is_not_synced(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The new one has the old one's place, but a crash might bring the old one back."""
+    """The new manifest has replaced the old one, but after a crash the old one might be back."""
     driver = opened(small())
     fill(driver)
     driver.settle()
@@ -356,7 +356,7 @@ def test_a_manifest_that_may_not_last_removes_nothing(
     assert content(opened(small()).disk) == seen
 
 
-def test_what_waits_for_the_disk_has_a_bound(
+def test_the_queue_of_unwritten_effects_is_bounded(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = opened(StorageConfig(queue_bytes_max=5000))
@@ -382,10 +382,10 @@ def test_what_waits_for_the_disk_has_a_bound(
     assert driver.wait(1) == [Stored("later")]
 
 
-def test_a_store_that_cannot_move_is_full_in_the_end(
+def test_a_store_that_cannot_move_becomes_full(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What does not leave memory must not grow for ever; room found later is used here, too."""
+    """Data held in memory is bounded; writing resumes with free space here, too."""
     driver = opened(small(backlog_bytes_max=10_000))
     monkeypatch.setattr(segments, "_RETRY_S", 0.0)
     with monkeypatch.context() as patch:
@@ -398,12 +398,12 @@ def test_a_store_that_cannot_move_is_full_in_the_end(
         assert answers == [StoreFailed("a", "full")]
         assert 8_000 < driver.store.disk.held_bytes < 21_000
         journals = len(list(driver.folder.glob("journal-*")))
-        for _ in range(10):  # each tries another move, and none another file
+        for _ in range(10):  # each retries the move, none creates a file
             driver.do(Append(LOG, (batch(driver.disk.end(LOG), 3, 200),), "b"))
             assert driver.wait(1) == [StoreFailed("b", "full")]
             driver.settle()
         assert len(list(driver.folder.glob("journal-*"))) <= journals + 1
-    driver.do(Truncate(LOG, driver.disk.end(LOG) - 1))  # which always can be written
+    driver.do(Truncate(LOG, driver.disk.end(LOG) - 1))  # can always be written
     driver.settle()
     fill(driver)
     driver.settle()

@@ -1,6 +1,6 @@
-"""Data directories of earlier versions are read for ever: tests/fixtures/log.
+"""Data directories of all earlier versions can be read: tests/fixtures/log.
 
-To make those of a new version, beside the old ones:
+To create those of a new version, beside the old ones:
 
     python -m tests.storage.test_fixtures tests/fixtures/log/v2
 """
@@ -21,7 +21,7 @@ from surecast.storage.segments import SegmentStore
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "log"
 VERSIONS = ["v1"]
-END, CUT = 241, 231  # where the long stream ended, and was cut to and went on from
+END, CUT = 241, 231  # the first end of the long stream, and where it was truncated and continued
 PUBLISHER = b"publisher number"
 
 
@@ -51,7 +51,7 @@ def expected() -> tuple[dict[int, Row], dict[int, int]]:
 
 
 def make(folder: Path) -> None:
-    """Write the fixtures of the present version."""
+    """Write the fixtures of the current version."""
     path = folder / "whole"
     driver = Driver(path, small(journal_bytes_max=1 << 20, inline_bytes_max=4000))
     for lo in range(1, END, 4):
@@ -70,7 +70,7 @@ def make(folder: Path) -> None:
         for reason in (COLLECTED, EXPIRED)
     }
     for lo, hi in ((10, 91), (91, 131)):  # the first gets a segment, the second is in the journal
-        some = {reason: one.clip(lo, hi) for reason, one in voids.items()}
+        some = {reason: positions.clip(lo, hi) for reason, positions in voids.items()}
         driver.do(Compact(LOG, lo, hi, encode_voids(some), 100, "c"))
         driver.wait(1)
     driver.do(Truncate(LOG, CUT))
@@ -84,34 +84,36 @@ def make(folder: Path) -> None:
     torn = shutil.copytree(path, folder / "torn")
     journal = sorted(torn.glob("journal-*"))[-1]
     data = journal.read_bytes()
-    journal.write_bytes(data + data[-400:-200])  # of a record that was not finished
+    journal.write_bytes(data + data[-400:-200])  # part of an incomplete record
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("kind", ["whole", "torn"])
-def test_a_directory_of_an_earlier_version_is_read(tmp_path: Path, version: str, kind: str) -> None:
+def test_a_directory_of_an_earlier_version_can_be_read(
+    tmp_path: Path, version: str, kind: str
+) -> None:
     folder = shutil.copytree(FIXTURES / version / kind, tmp_path / "disk")
     verdict = verify(folder)
     assert verdict.problems == []
     assert bool(verdict.torn_bytes) == (kind == "torn")
     assert info(folder).lives == 1
     assert any(folder.glob("segment-*"))
-    for life in (2, 3):  # what is written to it now does no harm to what was there
+    for incarnation in (2, 3):  # opening it again changes nothing
         store = SegmentStore(folder)
         disk = store.disk
         rows, reasons = expected()
         assert disk.end(LOG) == END + 10
         batches = disk.read(LOG, 1, END + 10, 1 << 40)
-        assert {row.seq: row for one in batches for row in one.to_rows()} == rows
-        live = {row.seq for one in batches for row in one.to_rows()}
-        void = {s: one.reason for one in batches for s in range(one.lo, one.hi) if s not in live}
+        assert {row.seq: row for b in batches for row in b.to_rows()} == rows
+        live = {row.seq for b in batches for row in b.to_rows()}
+        void = {s: b.reason for b in batches for s in range(b.lo, b.hi) if s not in live}
         assert void == reasons
-        others = [row for one in disk.read(OTHER, 1, 99, 1 << 40) for row in one.to_rows()]
+        others = [row for b in disk.read(OTHER, 1, 99, 1 << 40) for row in b.to_rows()]
         assert [row.value for row in others] == [b"value %d" % n for n in range(1, 7)]
         assert disk.first_at(LOG, 150 * 1_000_000, 1, END) == 153
         assert (disk.state("small"), disk.state("empty")) == (b"the last", b"")
-        assert store.incarnation == life
-        assert bool(store.cut_bytes) == (kind == "torn" and life == 2)
+        assert store.incarnation == incarnation
+        assert bool(store.cut_bytes) == (kind == "torn" and incarnation == 2)
         store.close()
 
 

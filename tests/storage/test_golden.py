@@ -1,6 +1,6 @@
-"""Journal, manifest and segment: what an earlier build wrote is read and written alike by this one.
+"""Journals, manifests and segments of an earlier build are read, and written with the same bytes.
 
-The bytes are in tests/fixtures/storage; tests/golden_files.py says how to write them anew. Whole
+The bytes are in tests/fixtures/storage; tests/golden_files.py says how to regenerate them. Complete
 folders, written by a running store, are in tests/fixtures/log (test_fixtures.py).
 """
 
@@ -71,7 +71,7 @@ def as_record(found: Any) -> Record:
 
 
 def journal(records: list[Any]) -> bytes:
-    """Each record says that the journal is synced up to the record before it."""
+    """A journal in which each record states that it is synced up to the previous one."""
     data = b""
     synced = 0
     for record in records:
@@ -81,16 +81,16 @@ def journal(records: list[Any]) -> bytes:
     return data
 
 
-def test_the_journal_written_earlier() -> None:
+def test_a_journal_written_earlier_is_read_and_written_the_same() -> None:
     made = journal(RECORDS)
     stored = golden("storage/journal", made)
     assert made == stored
     found = [record for _, record in read_records(memoryview(stored), JOURNAL, len(stored))]
-    assert [type(one) for one in found] == [type(one) for one in RECORDS]
+    assert [type(record) for record in found] == [type(record) for record in RECORDS]
     assert journal(found) == stored
 
 
-def test_what_the_journal_holds() -> None:
+def test_the_contents_of_the_journal_equal_literals() -> None:
     stored = golden("storage/journal", journal(RECORDS))
     life, first, other, state, cut, rewritten, moved, mark, seal = (
         record for _, record in read_records(memoryview(stored), JOURNAL, len(stored))
@@ -120,15 +120,15 @@ def manifest() -> Manifest:
 
 
 def written(folder: Path, value: Manifest) -> bytes:
-    place = Folder(folder)
+    target = Folder(folder)
     try:
-        write_manifest(place, value)
-        return place.manifest.read_bytes()
+        write_manifest(target, value)
+        return target.manifest.read_bytes()
     finally:
-        place.close()
+        target.close()
 
 
-def test_the_manifest_written_earlier(tmp_path: Path) -> None:
+def test_a_manifest_written_earlier_is_read_and_written_the_same(tmp_path: Path) -> None:
     made = written(tmp_path / "made", manifest())
     stored = golden("storage/manifest", made)
     assert made == stored
@@ -153,7 +153,7 @@ def segment(path: Path, runs: list[tuple[bytes, list[Batch]]]) -> bytes:
     return path.read_bytes()
 
 
-def test_the_segment_written_earlier(tmp_path: Path) -> None:
+def test_a_segment_written_earlier_is_read_and_written_the_same(tmp_path: Path) -> None:
     runs = [(LOG, [SPARSE, rows(9, 11)]), (OTHER, [rows(1, 1, OTHER)])]
     made = segment(tmp_path / "made", runs)
     stored = golden("storage/segment", made)

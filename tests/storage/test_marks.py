@@ -1,4 +1,4 @@
-"""The mark (`ends`): a journal that is shorter than it says has lost what was acknowledged."""
+"""The mark (`ends`): a journal that is shorter than it states has lost acknowledged records."""
 
 import os
 import shutil
@@ -81,7 +81,7 @@ def test_a_store_that_was_closed_or_killed_has_no_damage(
 
 @pytest.mark.parametrize("how", ["closed", "killed"])
 @pytest.mark.parametrize("cut", ["emptied", "a record", "half a record", "one byte", "deleted"])
-def test_a_last_journal_that_was_cut_short_is_damage(
+def test_a_truncated_last_journal_is_damage(
     how: str, cut: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(request.getfixturevalue(how), tmp_path / "disk")
@@ -101,11 +101,11 @@ def test_a_last_journal_that_was_cut_short_is_damage(
     store = SegmentStore(folder)
     assert str(path) in lost(store)
     kept = {"emptied": 1, "deleted": 1, "a record": 46, "half a record": 46}
-    # What was cut off of a batch is known to have been there if the batch's header still is.
+    # A truncated batch is known to have existed if its header is still there.
     assert store.disk.end(LOG) == kept.get(cut, 51) or store.disk.holes(LOG) == [(46, 51)]
-    assert store.incarnation == 2, "the mark counts lives, too"
+    assert store.incarnation == 2, "the mark contains the incarnation, too"
     store.close()
-    for _ in range(2):  # it is not forgotten until somebody has dealt with it
+    for _ in range(2):  # the damage is reported until it has been handled
         store = SegmentStore(folder)
         assert str(path) in lost(store)
         store.close()
@@ -140,8 +140,8 @@ def test_a_torn_mark_leaves_the_older_one(closed: Path, tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_closed_store_has_its_mark_twice(closed: Path, tmp_path: Path) -> None:
-    """Damage of one of them, and of the journal, is noticed all the same."""
+def test_a_closed_store_has_two_equal_marks(closed: Path, tmp_path: Path) -> None:
+    """So damage of one of them does not hide damage of the journal."""
     for slot in range(2):
         folder = shutil.copytree(closed, tmp_path / str(slot))
         data = bytearray((folder / "ends").read_bytes())
@@ -155,7 +155,7 @@ def test_a_closed_store_has_its_mark_twice(closed: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("data", [None, b"", b"SCE", bytes(5000), b"?" * 5000])
-def test_a_mark_that_is_lost_is_damage(closed: Path, tmp_path: Path, data: bytes | None) -> None:
+def test_a_lost_mark_is_damage(closed: Path, tmp_path: Path, data: bytes | None) -> None:
     folder = shutil.copytree(closed, tmp_path / "disk")
     if data is None:
         (folder / "ends").unlink()
@@ -173,8 +173,8 @@ def test_a_mark_that_is_lost_is_damage(closed: Path, tmp_path: Path, data: bytes
     assert verify(folder).problems == []
 
 
-def test_an_older_mark_does_no_harm(closed: Path, tmp_path: Path) -> None:
-    """A crash of the system may leave one; what the journal has beyond it counts as before."""
+def test_an_older_mark_is_not_damage(closed: Path, tmp_path: Path) -> None:
+    """A system crash may leave one; records of the journal beyond it still count."""
     driver = Driver(tmp_path / "disk")
     fill(driver, 2)
     ends = (driver.folder / "ends").read_bytes()
@@ -186,7 +186,7 @@ def test_an_older_mark_does_no_harm(closed: Path, tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_new_journal_is_marked_when_it_is_begun(
+def test_the_mark_is_synced_only_when_a_new_journal_begins(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[int] = []
@@ -206,9 +206,7 @@ def test_a_new_journal_is_marked_when_it_is_begun(
     assert len(synced) == syncs + moves, "a group of records costs no sync of the mark"
 
 
-def test_nothing_is_claimed_that_is_not_synced(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mark_claims_only_synced_records(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = opened()
     fill(driver, 1)
     claimed: list[tuple[int, int]] = []
@@ -232,7 +230,7 @@ def test_nothing_is_claimed_that_is_not_synced(
     assert all(size <= on_disk for size, on_disk in claimed)
 
 
-def test_without_syncs_a_mark_claims_what_was_acknowledged(opened: Opened) -> None:
+def test_without_syncs_a_mark_claims_acknowledged_records(opened: Opened) -> None:
     driver = opened(small(sync="none", journal_bytes_max=1 << 20))
     fill(driver, 4)
     mark = read_mark(driver.folder / "ends")
@@ -246,7 +244,7 @@ def test_without_syncs_a_mark_claims_what_was_acknowledged(opened: Opened) -> No
     store.close()
 
 
-def test_a_mark_that_cannot_be_written_stops_nothing(
+def test_a_mark_that_cannot_be_written_does_not_stop_the_store(
     opened: Opened, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     driver = opened()
@@ -263,7 +261,7 @@ def test_a_mark_that_cannot_be_written_stops_nothing(
     assert (again.store.damage, again.disk.end(LOG)) == ([], 16)
 
 
-def test_slots_are_written_in_turns(tmp_path: Path) -> None:
+def test_the_two_slots_of_a_mark_are_written_alternately(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "disk")
     marks = MarkFile(folder, None)
     marks.incarnation = 7
@@ -282,12 +280,12 @@ def test_slots_are_written_in_turns(tmp_path: Path) -> None:
     folder.close()
 
 
-def test_lives_are_counted_on_when_their_records_are_lost(
+def test_incarnations_still_increase_when_their_records_are_lost(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for life in range(1, 4):
+    for incarnation in range(1, 4):
         driver = opened()
-        assert driver.store.incarnation == life
+        assert driver.store.incarnation == incarnation
         fill(driver, 1)
         driver.close()
     data = memoryview(driver.journal.read_bytes())
@@ -296,7 +294,7 @@ def test_lives_are_counted_on_when_their_records_are_lost(
         starts += [at] if type(record) is tuple and record[0] == LIFE else []
         at = end
     broken = bytearray(data)
-    broken[starts[-1] + 64] ^= 1  # the number
+    broken[starts[-1] + 64] ^= 1  # the incarnation
     driver.journal.write_bytes(broken)
     again = opened()
     assert again.store.incarnation == 4
@@ -305,11 +303,13 @@ def test_lives_are_counted_on_when_their_records_are_lost(
     assert content(again.disk) == content(driver.disk)
 
 
-def test_a_journal_that_was_begun_and_never_written_to_is_no_damage(
+def test_an_empty_next_journal_is_not_damage(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The directory could not be synced: the old journal went on, with a seal in the middle."""
-    monkeypatch.setattr(JournalFile, "mark", lambda _: None)  # its thread writes nothing meanwhile
+    """The directory could not be synced: the old journal continues, with a seal in the middle."""
+    monkeypatch.setattr(
+        JournalFile, "mark", lambda _: None
+    )  # so that its thread writes nothing meanwhile
     driver = opened()
     fill(driver, 2)
     with monkeypatch.context() as patch:

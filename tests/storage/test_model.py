@@ -18,7 +18,7 @@ def shown(batches: list[Any]) -> list[Any]:
 
 
 def compare(rng: Random, ours: MemoryDisk, model: MemoryDisk) -> None:
-    """Some reads that both must answer alike."""
+    """Check that both disks answer random reads equally."""
     assert sorted(ours.logs()) == sorted(model.logs())
     for log in (LOG, OTHER):
         end = model.end(log)
@@ -35,8 +35,8 @@ def compare(rng: Random, ours: MemoryDisk, model: MemoryDisk) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
-def test_any_effects_show_the_same_at_every_point(tmp_path: Path, seed: int) -> None:
-    """Also across reopening; moves happen where they will."""
+def test_store_and_model_show_the_same_after_every_effect(tmp_path: Path, seed: int) -> None:
+    """Also across reopening; moves may happen at any time."""
     print(f"seed {seed}")
     rng = Random(seed)
     config = small(
@@ -68,23 +68,23 @@ def test_any_effects_show_the_same_at_every_point(tmp_path: Path, seed: int) -> 
 
 
 @pytest.mark.slow
-def test_memory_stays_bounded_whatever_the_history(tmp_path: Path) -> None:
-    """300 MB through a store with a journal of 4 MB: what is held, what reading costs."""
+def test_held_memory_stays_bounded_while_300_mb_are_written(tmp_path: Path) -> None:
+    """300 MB are written to a store with a journal of 4 MB: held memory and pieces are bounded."""
     config = StorageConfig(sync="none", journal_bytes_max=4 << 20, backlog_bytes_max=16 << 20)
     driver = Driver(tmp_path, config)
     body = Batch.of(LOG, [bytes(26)] * 5000)
     held = written = 0
     while written < 300_000_000:
         end = driver.disk.end(LOG)
-        one = body.sequenced(end, end, 1)
-        driver.do(Append(LOG, (one,), 0), SaveState("s", b"%d" % end, 1))
+        next_batch = body.sequenced(end, end, 1)
+        driver.do(Append(LOG, (next_batch,), 0), SaveState("s", b"%d" % end, 1))
         assert driver.wait(2) == [Stored(0), Stored(1)]
-        written += one.nbytes
+        written += next_batch.nbytes
         held = max(held, driver.store.disk.held_bytes)
     driver.settle()
     end = driver.disk.end(LOG)
     assert driver.store.disk.nbytes > 290_000_000
-    assert held < 32 << 20, "the backlog, and what came before it was noticed"
+    assert held < 32 << 20, "the backlog, and batches before it is noticed"
     pieces = driver.store.disk.pieces(LOG, 1, end)
     assert len(pieces) < 400
     for lo in range(1, end, end // 50):

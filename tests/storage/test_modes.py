@@ -1,4 +1,4 @@
-"""Files with events are for their owner alone, whatever the umask, or for a group if allowed."""
+"""Files with events are readable only by their owner, whatever the umask, or by a group if set."""
 
 import os
 import stat
@@ -40,14 +40,16 @@ def fill(folder: Path, **settings: bool) -> None:
 
 
 @pytest.mark.parametrize("group_read", [False, True])
-def test_new_files_and_folders(tmp_path: Path, umask: int, group_read: bool) -> None:
+def test_new_files_and_folders_have_restricted_modes(
+    tmp_path: Path, umask: int, group_read: bool
+) -> None:
     folder = tmp_path / "a" / "b"
     fill(folder, **({"group_read": True} if group_read else {}))
     assert set(modes_in(folder).values()) == {0o640 if group_read else 0o600}
     assert mode(folder) == mode(folder.parent) == (0o750 if group_read else 0o700)
 
 
-def test_what_an_earlier_version_made_is_tightened(tmp_path: Path) -> None:
+def test_modes_of_files_of_an_earlier_version_are_restricted(tmp_path: Path) -> None:
     folder = tmp_path / "disk"
     fill(folder)
     os.chmod(folder, 0o755)
@@ -58,10 +60,10 @@ def test_what_an_earlier_version_made_is_tightened(tmp_path: Path) -> None:
     assert set(modes_in(folder).values()) == {0o600}
 
 
-def test_the_setting_holds_for_old_files_and_the_setgid_bit_stays(tmp_path: Path) -> None:
+def test_group_read_applies_to_old_files_and_the_setgid_bit_is_kept(tmp_path: Path) -> None:
     folder = tmp_path / "disk"
     fill(folder)
-    os.chmod(folder, 0o2700)  # new files get the folder's group
+    os.chmod(folder, 0o2700)  # new files get the group of the folder
     Driver(folder, small(group_read=True)).close()
     assert mode(folder) == 0o2750
     assert set(modes_in(folder).values()) == {0o640}
@@ -70,7 +72,7 @@ def test_the_setting_holds_for_old_files_and_the_setgid_bit_stays(tmp_path: Path
     assert set(modes_in(folder).values()) == {0o600}
 
 
-def test_a_folder_that_the_operator_made_keeps_its_mode_above_ours(tmp_path: Path) -> None:
+def test_the_mode_of_an_existing_parent_folder_is_kept(tmp_path: Path) -> None:
     above = tmp_path / "shared"
     above.mkdir()
     os.chmod(above, 0o755)
@@ -80,7 +82,7 @@ def test_a_folder_that_the_operator_made_keeps_its_mode_above_ours(tmp_path: Pat
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
-def test_a_folder_of_another_user_stays_as_it_is(tmp_path: Path) -> None:
+def test_the_mode_of_a_folder_of_another_user_is_kept(tmp_path: Path) -> None:
     folder = tmp_path / "theirs"
     folder.mkdir()
     os.chmod(folder, 0o755)
@@ -90,7 +92,9 @@ def test_a_folder_of_another_user_stays_as_it_is(tmp_path: Path) -> None:
     assert modes_in(folder) == {"lock": 0o600, "journal": 0o600, "ends": 0o600}
 
 
-def test_a_file_system_without_modes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_modes_can_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*args: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 

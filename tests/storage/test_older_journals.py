@@ -1,9 +1,9 @@
-"""A journal that is torn though another follows it: that one must be empty, and the tear is cut.
+"""A torn journal with an empty one after it: the torn record is removed before more is written.
 
-A store continues in a new journal when the old one is wholly on disk. If the directory cannot be
-synced at that moment, the new file exists, empty, and the store stays with the old one. A crash may
-tear what is written to the old one from then on. The next opening goes on in the old one, behind
-its last whole record, and removes the empty one.
+A store continues in a new journal when the old one is completely on disk. If the directory cannot
+be synced at that moment, the new file exists but is empty, and the store continues with the old
+journal. A crash may tear records written there from then on. The next opening continues in the old
+journal after its last complete record, and removes the empty one.
 """
 
 import os
@@ -23,7 +23,7 @@ FIRST, SECOND = "journal-0000000001", "journal-0000000002"
 
 
 def torn_before_an_empty_one(folder: Path) -> int:
-    """Make such a directory; how many positions its log has."""
+    """Create such a directory; returns the end of its log."""
     fsync = os.fsync
 
     def fails_for_directories(file: int) -> None:
@@ -43,7 +43,7 @@ def torn_before_an_empty_one(folder: Path) -> int:
         image = {path.name: path.read_bytes() for path in driver.folder.iterdir()}
     driver.close()
     assert image[SECOND] == b""
-    image[FIRST] = image[FIRST][: image[FIRST].index(b"the last append") + 4]  # it was under way
+    image[FIRST] = image[FIRST][: image[FIRST].index(b"the last append") + 4]  # incomplete
     image["ends"] = mark
     put(image, folder)
     return whole
@@ -56,11 +56,11 @@ def store(driver: Driver, value: bytes = b"") -> None:
     assert driver.wait(1) == [Stored(end)]
 
 
-def lives(folder: Path, unplugged: bool) -> list[str]:
-    """Open the torn store, store something, crash and open it again; what is wrong then.
+def problems_after_two_runs(folder: Path, unplugged: bool) -> list[str]:
+    """Open the torn store, store something, crash, and open it again; returns the problems found.
 
-    A process that ends leaves what it wrote. If the power fails (`unplugged`), only what was synced
-    is left. The journals are not full, so no move removes them meanwhile.
+    A killed process leaves all that it wrote; a power failure (`unplugged`) only what was synced.
+    The journals are not full, so no move removes them meanwhile.
     """
     with pytest.MonkeyPatch.context() as patch:
         power = Power(patch, folder, lambda: 0, 1)
@@ -78,24 +78,26 @@ def lives(folder: Path, unplugged: bool) -> list[str]:
     return damage if found == end else [f"the log ends at {found}, it was stored up to {end}"]
 
 
-def not_at_all(file: JournalFile, size: int) -> None:
-    """Mutant: what is torn is not cut off before more is written."""
+def keep_torn_records(file: JournalFile, size: int) -> None:
+    """A mutant: a torn record is not removed before more is written."""
     file.size = os.path.getsize(file.folder.journal(file.number))
 
 
 @pytest.mark.parametrize("unplugged", [False, True])
-def test_rule_holds(tmp_path: Path, unplugged: bool) -> None:
+def test_a_torn_record_is_removed_before_more_is_written(tmp_path: Path, unplugged: bool) -> None:
     torn_before_an_empty_one(tmp_path / "disk")
-    assert lives(tmp_path / "disk", unplugged) == []
+    assert problems_after_two_runs(tmp_path / "disk", unplugged) == []
 
 
-def test_story_fails_without_the_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_fails_if_the_torn_record_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torn_before_an_empty_one(tmp_path / "disk")
-    monkeypatch.setattr(JournalFile, "cut", not_at_all)
-    assert lives(tmp_path / "disk", False) != []
+    monkeypatch.setattr(JournalFile, "cut", keep_torn_records)
+    assert problems_after_two_runs(tmp_path / "disk", False) != []
 
 
-def test_what_was_whole_is_kept_and_the_tear_is_counted(tmp_path: Path) -> None:
+def test_complete_records_are_kept_and_the_torn_bytes_are_counted(tmp_path: Path) -> None:
     whole = torn_before_an_empty_one(tmp_path / "disk")
     driver = Driver(tmp_path / "disk", small())
     assert driver.disk.end(LOG) == whole

@@ -1,4 +1,4 @@
-"""The scope of a log is kept in journals, segments and the manifest, and outlives each of them."""
+"""The scope of a log is stored in journals, segments and the manifest; each one is sufficient."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ Opened = Callable[..., Driver]
 
 
 def write(driver: Driver, batches: int) -> None:
-    """As many batches to each of two logs, of two layers."""
+    """Append `batches` batches to each of two logs of two layers."""
     for _ in range(batches):
         for log, scope in ((LOG, CHAIN), (OTHER, ABOVE)):
             made = batch(driver.disk.end(log), log=log)
@@ -61,16 +61,16 @@ def test_a_scope_is_read_from_segments(opened: Opened) -> None:
     assert again.disk.end(LOG) > 1
     assert scopes(again) == [CHAIN, ABOVE]
     again.close()
-    assert scopes(opened(small())) == [CHAIN, ABOVE]  # what was found is written down
+    assert scopes(opened(small())) == [CHAIN, ABOVE]  # the found scopes are stored
 
 
-def test_a_log_that_was_put_together_from_frames_alone_belongs_to_nobody(opened: Opened) -> None:
+def test_a_log_recovered_from_frames_alone_has_no_scope(opened: Opened) -> None:
     driver = moved(opened)
     for path in [driver.folder / "manifest", *driver.folder.glob("journal-*")]:
         path.unlink()
     for segment in driver.folder.glob("segment-*"):
         data = bytearray(segment.read_bytes())
-        data[-1] ^= 1  # the footer: there is no directory any more
+        data[-1] ^= 1  # the footer: the directory is lost
         segment.write_bytes(data)
     again = opened(small())
     assert again.disk.end(LOG) > 1
@@ -78,7 +78,7 @@ def test_a_log_that_was_put_together_from_frames_alone_belongs_to_nobody(opened:
 
 
 @pytest.mark.parametrize("scope", [NO_SCOPE, CHAIN])
-def test_a_record_has_its_scope(opened: Opened, scope: int) -> None:
+def test_a_journal_record_keeps_its_scope(opened: Opened, scope: int) -> None:
     driver = opened()
     driver.do(Append(LOG, (batch(1),), "t", scope))
     assert driver.wait(1) == [Stored("t")]

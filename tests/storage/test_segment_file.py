@@ -1,4 +1,4 @@
-"""Segments: every byte is watched over, views outlive files, and what a move takes along."""
+"""Segments: damage of any byte is detected, views outlive files, and the plan of moves."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,8 +27,8 @@ def written(path: Path) -> list[Batch]:
     writer = SegmentWriter(path, 7, lambda: None)
     batches = [batch(1, 2), batch(3, 1, time_ns=9), batch(4, 5, 30)]
     writer.begin(LOG)
-    for one in batches:
-        writer.add(one)
+    for part in batches:
+        writer.add(part)
     writer.begin(OTHER)
     writer.add(batch(1, 2, log=OTHER))
     writer.finish()
@@ -37,7 +37,7 @@ def written(path: Path) -> list[Batch]:
 
 
 def read_all(path: Path) -> list[Batch]:
-    """Every batch of a segment, by its own directory."""
+    """Every batch of a segment, found through its directory."""
     mapped = Mapped(path, 7)
     found = []
     for number in range(mapped.runs):
@@ -48,10 +48,10 @@ def read_all(path: Path) -> list[Batch]:
     return found
 
 
-def test_frames_lie_in_a_segment_byte_for_byte(tmp_path: Path) -> None:
+def test_a_segment_contains_frames_byte_for_byte(tmp_path: Path) -> None:
     batches = written(tmp_path / "s")
     data = (tmp_path / "s").read_bytes()
-    frames = b"".join(bytes(part) for one in batches for part in encode_batch(one))
+    frames = b"".join(bytes(part) for b in batches for part in encode_batch(b))
     assert data[32 : 32 + len(frames)] == frames
     assert [(b.lo, b.hi, b.time_ns) for b in read_all(tmp_path / "s")] == [
         (1, 3, 5), (3, 4, 9), (4, 9, 5), (1, 3, 5),
@@ -59,7 +59,7 @@ def test_frames_lie_in_a_segment_byte_for_byte(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_corruption_of_any_byte_is_found_and_named(tmp_path: Path) -> None:
+def test_corruption_of_any_byte_is_detected_and_reported(tmp_path: Path) -> None:
     path = tmp_path / "s"
     written(path)
     data = path.read_bytes()
@@ -102,7 +102,7 @@ def test_a_damaged_record_is_reported_and_never_served(opened: Opened) -> None:
     with pytest.raises(StorageError, match=rf"{path.name}: the record at offset 32 is damaged"):
         again.disk.read(LOG, 1, 1 << 40, 1 << 40)
     assert [b.lo for b in again.disk.read(LOG, 4, 1 << 40, 1 << 40)] == list(range(4, 121, 3))
-    # A compaction of it fails, moves go on around it, and it is known after a restart.
+    # A compaction of it fails, other data is moved, and the hole is known after a restart.
     again.do(compact(LOG, 1, 20, "c"))
     assert again.wait(1) == [StoreFailed("c", "io")]
     moves = again.store.moves
@@ -120,7 +120,7 @@ def test_a_damaged_record_is_reported_and_never_served(opened: Opened) -> None:
     assert [b.lo for b in fourth.disk.read(LOG, 1, 1 << 40, 1 << 40)] == list(range(1, 241, 3))
 
 
-def test_damage_that_nobody_looked_for_is_found_when_it_is_read(opened: Opened) -> None:
+def test_without_a_check_at_opening_damage_is_detected_by_reading(opened: Opened) -> None:
     driver = opened(small())
     filled(driver)
     driver.close()
@@ -132,15 +132,15 @@ def test_damage_that_nobody_looked_for_is_found_when_it_is_read(opened: Opened) 
     assert again.store.damage == []
     with pytest.raises(StorageError, match=rf"{path.name}: the record at offset \d+ is damaged"):
         again.disk.read(LOG, 1, 1 << 40, 1 << 40)
-    assert again.disk.read(LOG, 60, 70, 1 << 40), "the rest is"
+    assert again.disk.read(LOG, 60, 70, 1 << 40), "the rest can be read"
 
 
-def test_a_segment_of_another_number_is_not_taken_for_it(opened: Opened) -> None:
+def test_a_segment_with_another_number_is_not_read(opened: Opened) -> None:
     driver = opened(small())
     filled(driver)
     driver.close()
-    one, two = sorted(driver.folder.glob("segment-*"))[:2]
-    one.write_bytes(two.read_bytes())
+    first, second = sorted(driver.folder.glob("segment-*"))[:2]
+    first.write_bytes(second.read_bytes())
     again = opened(small())
     assert "its header is that of segment" in again.store.damage[0]
     ((lo, hi),) = again.disk.holes(LOG)
@@ -161,10 +161,10 @@ def test_views_outlive_the_file(opened: Opened) -> None:
     driver.settle()
     driver.close()
     assert not before.exists()
-    assert [row.seq for one in held for row in one.to_rows()] == list(range(1, 60))
+    assert [row.seq for b in held for row in b.to_rows()] == list(range(1, 60))
 
 
-def test_few_files_are_open_at_a_time(opened: Opened) -> None:
+def test_the_number_of_open_segments_is_bounded(opened: Opened) -> None:
     driver = opened(small(run_bytes_min=0, maps_max=2))
     filled(driver, 80)
     assert len(list(driver.folder.glob("segment-*"))) > 5
@@ -190,7 +190,7 @@ def test_a_small_part_of_a_large_buffer_is_copied_out_of_it() -> None:
     assert own(void) is void
 
 
-# ---------------------------------------------------------------- what a move takes along
+# ---------------------------------------------------------------- the plan of a move
 
 
 def extent(lo: int, hi: int, nbytes: int, segment: int = 1) -> Any:
@@ -204,14 +204,14 @@ def sizes(groups: list[Any]) -> list[int]:
     return [len(group.pieces) for group in groups]
 
 
-def test_batches_are_written_and_large_extents_stay() -> None:
+def test_a_move_writes_batches_and_keeps_large_extents() -> None:
     pieces = [extent(1, 5, 1 << 20), batch(5), batch(6), extent(7, 9, 1 << 20), batch(9)]
     groups = groups_of(pieces, (), 1 << 16)
     assert sizes(groups) == [1, 2, 1, 1]
     assert [group.is_new for group in groups] == [False, True, False, True]
 
 
-def test_eight_small_neighbours_become_one() -> None:
+def test_eight_small_adjacent_extents_are_joined() -> None:
     pieces: list[Any] = [extent(n, n + 1, 3000) for n in range(1, 8)]
     assert sizes(groups_of([*pieces], (), 1 << 16)) == [1] * 7
     assert sizes(groups_of([*pieces, batch(8)], (), 1 << 16)) == [1] * 8
@@ -222,8 +222,8 @@ def test_eight_small_neighbours_become_one() -> None:
     assert sizes(groups_of([large, *pieces[1:], batch(8), batch(9)], (), 1 << 16)) == [1] * 7 + [2]
 
 
-def test_a_byte_is_rewritten_few_times_whatever_the_history() -> None:
-    """A log that gets 200 bytes with every move: how often they are copied, how many extents."""
+def test_a_byte_is_rewritten_only_a_few_times() -> None:
+    """A log that gets 200 bytes with every move: the number of copies and of extents is bounded."""
     pieces: list[Any] = []
     rewritten = 0
     for n in range(1, 6_001):
@@ -237,25 +237,25 @@ def test_a_byte_is_rewritten_few_times_whatever_the_history() -> None:
     assert len(pieces) < 40 + total / (1 << 13)
 
 
-def test_what_is_left_of_a_dead_segment_moves_out() -> None:
+def test_live_data_is_moved_out_of_mostly_unused_segments() -> None:
     assert worn_out({1: 100, 2: 100, 3: 100}, {1: 10, 2: 80, 3: 49}, 1000) == {1: None, 3: None}
     assert worn_out({1: 100, 2: 100, 3: 100}, {1: 10, 2: 80, 3: 49}, 30) == {1: None}
     groups = groups_of([extent(1, 5, 1 << 20, 3), extent(5, 9, 1 << 20, 4)], {3: None}, 0)
     assert [group.is_new for group in groups] == [True, False]
 
 
-def test_segments_are_missed_only_when_somebody_needs_them(tmp_path: Path) -> None:
+def test_a_segment_is_released_when_no_extent_refers_to_it(tmp_path: Path) -> None:
     shelf = Shelf(Folder(tmp_path / "d"), 2)
-    one = Extent(shelf.segment(1), 0, 1, 5, 100, 0)
-    part = Extent(one.segment, 0, 1, 3, 50, 0)
-    assert shelf.segment(1) is one.segment
-    del one
+    whole = Extent(shelf.segment(1), 0, 1, 5, 100, 0)
+    part = Extent(whole.segment, 0, 1, 3, 50, 0)
+    assert shelf.segment(1) is whole.segment
+    del whole
     assert shelf.take_gone() == []
     del part
     assert shelf.take_gone() == [1]
 
 
-def test_a_log_is_the_same_whatever_the_sizes(opened: Opened, tmp_path: Path) -> None:
+def test_contents_do_not_depend_on_the_configured_sizes(opened: Opened, tmp_path: Path) -> None:
     seen = []
     for number, options in enumerate(({}, {"run_bytes_min": 0}, {"inline_bytes_max": 0})):
         driver = Driver(tmp_path / str(number), small(**options))
@@ -270,7 +270,7 @@ def test_a_log_is_the_same_whatever_the_sizes(opened: Opened, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_streams_that_grow_alike_are_not_all_joined_by_one_move(opened: Opened) -> None:
+def test_streams_that_grow_equally_are_not_all_joined_by_one_move(opened: Opened) -> None:
     driver = opened(small(segment_bytes_max=1 << 30, run_bytes_min=1 << 16))
     logs = [bytes([n]) * 16 for n in range(50)]
     largest = 0
@@ -283,6 +283,6 @@ def test_streams_that_grow_alike_are_not_all_joined_by_one_move(opened: Opened) 
         largest = max([largest, *sizes])
     moves = driver.store.moves
     assert moves > 20
-    # A round is 16 KB, four journals are as much, the log that goes beyond has up to 20 KB.
+    # A round is 16 KB, as much as four journals; the largest log has up to 20 KB.
     assert largest < 70_000
     assert max(len(driver.store.disk.pieces(log, 1, 41)) for log in logs) < 30

@@ -1,4 +1,4 @@
-"""The segment store: answers, lives, group commit, and what is read back after moves."""
+"""The segment store: answers, incarnations, group commit, and reading after moves."""
 
 import os
 import threading
@@ -36,7 +36,7 @@ from surecast.storage.store import MemoryStore
 Opened = Callable[..., Driver]
 
 
-def test_answers_come_in_the_order_of_the_effects(opened: Opened) -> None:
+def test_answers_are_given_in_the_order_of_the_effects(opened: Opened) -> None:
     driver = opened()
     driver.do(
         Append(LOG, (batch(1, 3), batch(4)), "a"),
@@ -56,7 +56,7 @@ def test_answers_come_in_the_order_of_the_effects(opened: Opened) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("sync", ["data", "none"])
-def test_what_was_stored_is_there_again(opened: Opened, seed: int, sync: str) -> None:
+def test_stored_effects_are_found_after_reopening(opened: Opened, seed: int, sync: str) -> None:
     effects = history(Random(seed), 80)
     config = small(sync=sync)
     first = opened(config)
@@ -71,14 +71,14 @@ def test_what_was_stored_is_there_again(opened: Opened, seed: int, sync: str) ->
     assert again.store.cut_bytes == 0
 
 
-def test_each_opening_is_another_life(opened: Opened) -> None:
+def test_each_opening_increases_the_incarnation(opened: Opened) -> None:
     for incarnation in range(1, 5):
         driver = opened()
         assert driver.store.incarnation == incarnation
         driver.close()
 
 
-def test_lives_are_counted_on_through_moves(opened: Opened) -> None:
+def test_incarnations_increase_across_moves(opened: Opened) -> None:
     for incarnation in range(1, 5):
         driver = opened(small())
         assert driver.store.incarnation == incarnation
@@ -98,7 +98,9 @@ def test_a_directory_has_one_owner(opened: Opened, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_one_sync_serves_all_that_waited(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_sync_serves_all_waiting_effects(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
     driver = opened()
     syncs: list[int] = []
     go, began = threading.Event(), threading.Event()
@@ -139,7 +141,7 @@ def test_a_move_of_many_streams_is_one_file_and_one_sync(
     driver.wait(5000)
     driver.settle()
     moves = driver.store.moves
-    assert 1 <= moves <= 3, "another one for what came while the first was under way"
+    assert 1 <= moves <= 3, "another one for data that arrived during the first"
     assert synced.count("segment-0000000001") == 1
     assert len(synced) <= 6 * moves
     driver.close()
@@ -148,7 +150,7 @@ def test_a_move_of_many_streams_is_one_file_and_one_sync(
     assert [len(again.disk.read(log, 1, 2, 1)) for log in logs] == [1] * 5000
 
 
-def test_nothing_that_cannot_be_written_is_taken(opened: Opened) -> None:
+def test_a_batch_that_cannot_be_written_is_refused(opened: Opened) -> None:
     driver = opened()
     with pytest.raises(UsageError, match="synthetic"):
         driver.do(Append(LOG, (Batch.synthetic(LOG, 1, 100).sequenced(1, 0, 0),), "t"))
@@ -156,7 +158,7 @@ def test_nothing_that_cannot_be_written_is_taken(opened: Opened) -> None:
     assert driver.wait(1) == [Stored("t")]
 
 
-def test_memory_alone_answers_on_the_next_pass() -> None:
+def test_a_memory_store_answers_on_the_next_pass() -> None:
     store = MemoryStore()
     woken: list[int] = []
     store.attach(lambda: woken.append(1))
@@ -176,7 +178,7 @@ def test_memory_alone_answers_on_the_next_pass() -> None:
 
 
 @pytest.mark.parametrize("memory", [True, False])
-def test_a_compaction_shows_when_its_answer_is_given(opened: Opened, memory: bool) -> None:
+def test_a_compaction_is_visible_only_after_its_answer(opened: Opened, memory: bool) -> None:
     store: MemoryStore | SegmentStore = MemoryStore() if memory else opened().store
     woken = threading.Event()
     store.attach(woken.set)
@@ -194,7 +196,7 @@ def test_a_compaction_shows_when_its_answer_is_given(opened: Opened, memory: boo
     assert content(store.disk) == before
     store.show(Compacted(token))
     shown = store.disk.read(LOG, 1, 9, 1 << 40)
-    assert [(one.lo, one.hi, one.rows) for one in shown] == [(1, 2, 1), (2, 7, 0), (7, 9, 2)]
+    assert [(b.lo, b.hi, b.rows) for b in shown] == [(1, 2, 1), (2, 7, 0), (7, 9, 2)]
 
 
 @pytest.mark.parametrize("memory", [True, False])
@@ -218,11 +220,13 @@ def test_a_truncate_that_cuts_into_a_compaction_drops_it(opened: Opened, memory:
                 store.show(answer)
     assert StoreFailed("cut", "truncated") in answers
     assert Compacted("whole") in answers
-    rows = [(one.lo, one.hi, one.rows) for one in store.disk.read(LOG, 1, 99, 1 << 40)]
+    rows = [(b.lo, b.hi, b.rows) for b in store.disk.read(LOG, 1, 99, 1 << 40)]
     assert rows == [(1, 2, 1), (2, 4, 0), (4, 5, 1), (5, 14, 9)]
 
 
-def test_a_compaction_cut_after_its_answer_was_taken_changes_nothing(opened: Opened) -> None:
+def test_a_compaction_truncated_after_its_answer_was_collected_changes_nothing(
+    opened: Opened,
+) -> None:
     driver = opened()
     driver.do(Append(LOG, (batch(1, 8),), "a"))
     driver.wait(1)
@@ -237,7 +241,7 @@ def test_a_compaction_cut_after_its_answer_was_taken_changes_nothing(opened: Ope
     assert [(b.lo, b.hi, b.rows) for b in driver.disk.read(LOG, 1, 9, 1 << 40)] == [(1, 5, 4)]
 
 
-def test_large_results_get_a_segment_and_small_ones_go_through_the_journal(
+def test_large_compactions_are_written_to_a_segment_and_small_ones_to_the_journal(
     opened: Opened,
 ) -> None:
     driver = opened(small(journal_bytes_max=1 << 20, segment_bytes_max=1 << 20))
@@ -253,7 +257,7 @@ def test_large_results_get_a_segment_and_small_ones_go_through_the_journal(
     driver.close()
     again = opened()
     assert content(again.disk) == before
-    rows = [row.seq for one in again.disk.read(LOG, 1, 41, 1 << 40) for row in one.to_rows()]
+    rows = [row.seq for b in again.disk.read(LOG, 1, 41, 1 << 40) for row in b.to_rows()]
     assert rows == [11, *range(13, 41, 2), 40]
 
 
@@ -275,10 +279,10 @@ def test_compaction_frees_the_disk(opened: Opened) -> None:
     assert again.store.incarnation == 2
 
 
-def test_a_reader_reads_on_through_compactions_and_sees_every_live_event_once(
+def test_a_reader_gets_every_live_event_once_during_compactions(
     opened: Opened,
 ) -> None:
-    """Batches are held while the files they lie in go; the rest is read where it is by then."""
+    """Held batches stay valid while their files are removed; the rest is read from new files."""
     driver = opened(small())
     rng = Random(7)
     for _ in range(120):
@@ -298,16 +302,16 @@ def test_a_reader_reads_on_through_compactions_and_sees_every_live_event_once(
         driver.wait(1)
         driver.settle()
     assert driver.store.moves > 5
-    seqs = [row.seq for one in held for row in one.to_rows()]
+    seqs = [row.seq for b in held for row in b.to_rows()]
     assert seqs == sorted(set(seqs))
     assert live <= set(seqs)
-    assert all(int(row.value.strip(b".")) == row.seq for one in held for row in one.to_rows())
+    assert all(int(row.value.strip(b".")) == row.seq for b in held for row in b.to_rows())
 
 
 # ---------------------------------------------------------------- moves
 
 
-def test_after_a_move_nothing_is_held_and_everything_is_read(opened: Opened) -> None:
+def test_after_a_move_memory_is_released_and_everything_can_be_read(opened: Opened) -> None:
     driver = opened(small())
     model = MemoryDisk()
     for n in range(40):
@@ -328,7 +332,7 @@ def test_after_a_move_nothing_is_held_and_everything_is_read(opened: Opened) -> 
             assert [(b.lo, b.hi) for b in ours] == [(b.lo, b.hi) for b in theirs]
 
 
-def test_old_files_go(opened: Opened) -> None:
+def test_unused_files_are_removed(opened: Opened) -> None:
     driver = opened(small())
     for n in range(60):
         driver.do(Append(LOG, (batch(driver.disk.end(LOG), 3, 100),), n))
@@ -346,7 +350,7 @@ def test_old_files_go(opened: Opened) -> None:
 
 
 @pytest.mark.slow
-def test_a_log_of_many_moves_has_few_extents(opened: Opened) -> None:
+def test_a_log_has_few_extents_after_many_moves(opened: Opened) -> None:
     driver = opened(small(run_bytes_min=1 << 16, segment_bytes_max=1 << 17))
     for n in range(300):
         driver.do(
@@ -373,28 +377,28 @@ def test_positions_are_found_by_time(opened: Opened) -> None:
         driver.do(effect)
         driver.wait(1)
         if n % 20 == 10:
-            one = compact(LOG, 3, 3 + n, "c", [(5, 6 + n // 2)])
-            play_one(model, one)
-            driver.do(one)
+            compaction = compact(LOG, 3, 3 + n, "c", [(5, 6 + n // 2)])
+            play_one(model, compaction)
+            driver.do(compaction)
             driver.wait(1)
     driver.settle()
     assert driver.store.moves
     end = model.end(LOG)
-    for asked in range(time_ns + 2):
+    for sought in range(time_ns + 2):
         for lo, hi in ((1, end), (1, end + 9), (7, 30), (end - 5, end), (9, 9)):
-            found = driver.disk.first_at(LOG, asked, lo, hi)
-            assert found == model.first_at(LOG, asked, lo, hi)
+            found = driver.disk.first_at(LOG, sought, lo, hi)
+            assert found == model.first_at(LOG, sought, lo, hi)
             below = [
                 row.time_ns for b in model.read(LOG, lo, found, 1 << 40) for row in b.to_rows()
             ]
-            assert all(time < asked for time in below), "never too high"
+            assert all(time < sought for time in below), "never too high"
     assert driver.disk.first_at(OTHER, 0, 1, 5) == 5
 
 
 # ---------------------------------------------------------------- configuration
 
 
-def test_the_configuration_says_what_is_wrong() -> None:
+def test_an_invalid_configuration_is_refused_with_its_key() -> None:
     text = '[storage]\nsync = "none"\njournal_bytes_max = "8MiB"\ninline_bytes_max = 4096'
     config = load(StorageConfig, text, "storage")
     assert (config.sync, config.journal_bytes_max) == ("none", 8 << 20)
@@ -412,10 +416,10 @@ def test_the_configuration_says_what_is_wrong() -> None:
             StorageConfig(**{key: value})  # type: ignore[arg-type]
 
 
-def test_what_has_moved_is_let_go_a_little_at_a_time(
+def test_moved_batches_are_released_in_small_steps(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No turn of the loop is long, and the log is one extent all the same."""
+    """So no step of the event loop takes long, and the log is still one extent."""
     monkeypatch.setattr(segments, "_PIECES_AT_ONCE", 7)
     driver = opened(StorageConfig(journal_bytes_max=20_000, inline_bytes_max=0))
     moved: list[int] = []
