@@ -49,7 +49,7 @@ from surecast.protocols.streams.messages import (
     Publish,
     PubNack,
 )
-from surecast.protocols.streams.publisher import Line, Publisher
+from surecast.protocols.streams.publisher import Publisher, StreamQueue
 from surecast.protocols.streams.queries import Queries
 from surecast.protocols.streams.service import StreamService
 from surecast.protocols.streams.stream import Stream
@@ -634,11 +634,11 @@ class AppendsOlderBatches(RegionSync):
 class OvertakesOldIdentity(Publisher):
     """Batches of a new identity are sent while batches of the old one wait for their ack."""
 
-    def _send_more(self, stream: bytes, line: Line) -> None:
-        super()._send_more(stream, line)
-        for batch in list(line.waiting)[line.under_way :]:
+    def _send_more(self, stream: bytes, queue: StreamQueue) -> None:
+        super()._send_more(stream, queue)
+        for batch in list(queue.waiting)[queue.under_way :]:
             self._send(self._head, Publish(stream, batch))
-            line.under_way += 1
+            queue.under_way += 1
 
 
 # ---------------------------------------------------------------- damage and roll back

@@ -150,7 +150,7 @@ def test_the_recorded_logs_give_the_same_verdict_and_an_altered_log_another(ran:
 
 
 def fake(tally: Tally, judge: str = "spark") -> demo.Demo:
-    line = demo.Line([0.0, 1.0], [1, 3])
+    line = demo.ClientTrack([0.0, 1.0], [1, 3])
     lines = {"acknowledged": line, "east-mesh-1": line}
     return demo.Demo(
         events=2, seed=7, tally=tally, judge=judge, seconds=1.0, audit_s=0.5,

@@ -28,7 +28,7 @@ from surecast.endpoint.region_link import RegionLink
 from surecast.errors import ConnectError, DataLoss, SurecastError, UsageError
 from surecast.pipeline import fetch, files, loss
 from surecast.pipeline import region as region_module
-from surecast.pipeline.fetch import Line, Task, pieces_of
+from surecast.pipeline.fetch import Task, TaskConnection, pieces_of
 from surecast.pipeline.plan import Range
 from surecast.pipeline.region import Known, Region
 from surecast.server.files import files_of
@@ -68,7 +68,7 @@ def rows(task: Task) -> list[dict[str, Any]]:
 
 def batches(task: Task) -> list[Batch]:
     with ExitStack() as stack:
-        line = Line(task, stack)
+        line = TaskConnection(task, stack)
         found = [piece for one in task.ranges for piece in pieces_of(one, task, line)]
     assert not any(isinstance(piece, Lost) for piece in found)
     return [piece for piece in found if isinstance(piece, Batch)]

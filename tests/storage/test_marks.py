@@ -13,7 +13,7 @@ import pytest
 from tests.storage.stores import LOG, Driver, batch, content, small
 
 from surecast.core.types import DAMAGE, Append, SaveState, Stored
-from surecast.storage.ends import Mark, MarkFile, read_mark
+from surecast.storage.ends import EndsMark, MarkFile, read_mark
 from surecast.storage.folder import Damaged, Folder
 from surecast.storage.inspect import info, verify
 from surecast.storage.journal_file import JournalFile
@@ -271,7 +271,7 @@ def test_the_two_slots_of_a_mark_are_written_alternately(tmp_path: Path) -> None
         data = folder.ends.read_bytes()
         changed = [at for at in (0, 4096) if data[at : at + 48] != before[at : at + 48]]
         assert changed == [4096 * (number & 1)]
-        assert read_mark(folder.ends) == Mark(2 + number, 3, number, 7)
+        assert read_mark(folder.ends) == EndsMark(2 + number, 3, number, 7)
         before = data
     marks.abandon()
     folder.ends.write_bytes(bytes(100))

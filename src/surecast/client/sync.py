@@ -133,7 +133,7 @@ class Client:
     def __init__(self, inner: AsyncClient) -> None:
         self._inner = inner
         self._loop = Loop()
-        self._lines: dict[Outbox, Line] = {}
+        self._soon_buffers: dict[Outbox, SoonBuffer] = {}
         try:
             self._loop.call(inner.open())
         except BaseException:
@@ -204,8 +204,8 @@ class Client:
                 timeout=timeout,
             )
         )
-        line = self._lines.setdefault(inner._outbox, Line(inner._outbox, self._loop))
-        return Stream(inner, line, self._loop)
+        buffer = self._soon_buffers.setdefault(inner._outbox, SoonBuffer(inner._outbox, self._loop))
+        return Stream(inner, buffer, self._loop)
 
     def streams(self, pattern: str = ">", *, timeout: Timeout = None) -> list[StreamInfo]:
         return self._loop.call(self._inner.streams(pattern, timeout=timeout))
@@ -277,7 +277,7 @@ class Client:
         self._loop.call(self._inner.delete_subscription(name, force=force, timeout=timeout))
 
 
-class Line:
+class SoonBuffer:
     """Events of `publish_soon` of one stream, queued for the other thread."""
 
     def __init__(self, outbox: Outbox, loop: Loop) -> None:
@@ -311,9 +311,9 @@ class Line:
 class Stream:
     """See `surecast.Stream`."""
 
-    def __init__(self, inner: AsyncStream, line: Line, loop: Loop) -> None:
+    def __init__(self, inner: AsyncStream, buffer: SoonBuffer, loop: Loop) -> None:
         self._inner = inner
-        self._line = line
+        self._soon_buffer = buffer
         self._loop = loop
 
     @property
@@ -357,7 +357,7 @@ class Stream:
         self, value: bytes, *, key: bytes | None = None, tag: bytes | None = None
     ) -> None:
         """Publish in the background; see `surecast.Stream.publish_soon`."""
-        self._line.add(value, key, tag)
+        self._soon_buffer.add(value, key, tag)
 
     def publish_many(
         self,
@@ -393,7 +393,7 @@ class Stream:
             return self._inner.published_as(publisher, pub_no)
 
         inner = self._loop.call(work())
-        return Stream(inner, Line(inner._outbox, self._loop), self._loop)
+        return Stream(inner, SoonBuffer(inner._outbox, self._loop), self._loop)
 
     def collect(self, which: Predicate, *, timeout: Timeout = None) -> int:
         """Declare events obsolete; see `surecast.Stream.collect`."""

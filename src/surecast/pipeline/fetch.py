@@ -57,17 +57,17 @@ class Task:
 def read(task: Task) -> Iterator[pa.RecordBatch]:
     """The rows of a task, stream by stream, in the order of each stream."""
     with ExitStack() as stack:
-        line = Line(task, stack)
+        connection = TaskConnection(task, stack)
         for wanted in task.ranges:
-            pieces = pieces_of(wanted, task, line)
+            pieces = pieces_of(wanted, task, connection)
             yield from record_batches(pieces, wanted.stream, task.voids, task.columns)
 
 
-def pieces_of(wanted: Range, task: Task, line: Line) -> Iterator[Piece]:
+def pieces_of(wanted: Range, task: Task, connection: TaskConnection) -> Iterator[Piece]:
     """Yield the batches and lost ranges of one range, in order, each position once."""
     at = wanted.lo
     try:
-        for piece in _read(wanted, task, line):
+        for piece in _read(wanted, task, connection):
             if isinstance(piece, Lost):
                 if task.fail_on_loss:
                     raise remedy_of_range(wanted.stream, piece)
@@ -95,14 +95,14 @@ def pieces_of(wanted: Range, task: Task, line: Line) -> Iterator[Piece]:
             yield Lost(wanted.stream_id, at, wanted.hi, loss.words)
 
 
-def _read(wanted: Range, task: Task, line: Line) -> Iterator[Piece]:
+def _read(wanted: Range, task: Task, connection: TaskConnection) -> Iterator[Piece]:
     seen = files.visible(task.servers) if task.files else []
     if seen:
-        return files.read(wanted, seen[0], task.token, line.fetcher(wanted))
-    return line.fetch(wanted, wanted.lo, wanted.hi)
+        return files.read(wanted, seen[0], task.token, connection.fetcher(wanted))
+    return connection.fetch(wanted, wanted.lo, wanted.hi)
 
 
-class Line:
+class TaskConnection:
     """The connection of one task, opened when it is first needed."""
 
     def __init__(self, task: Task, stack: ExitStack) -> None:

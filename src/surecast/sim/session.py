@@ -17,15 +17,15 @@ __all__ = ["ACCEPT", "DOWN", "FIN", "NOTHING", "OPENING", "UP", "End", "add"]
 OPENING, UP, DOWN = "opening", "up", "down"
 
 
-class Mark:
+class SessionMark:
     """A control message of the simulated network, which travels through a session."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
 
-ACCEPT = Mark("accept")
-FIN = Mark("fin")
+ACCEPT = SessionMark("accept")
+FIN = SessionMark("fin")
 
 
 Held = list[tuple[Any, int]]  # messages and their sizes

@@ -26,7 +26,7 @@ from surecast.errors import StorageError
 from surecast.storage.folder import Damaged, Folder, is_later
 from surecast.storage.modes import open_file
 
-__all__ = ["NEW", "Mark", "MarkFile", "read_mark"]
+__all__ = ["NEW", "EndsMark", "MarkFile", "read_mark"]
 
 log = logging.getLogger("surecast.storage")
 
@@ -37,17 +37,17 @@ _SLOT_SIZE: Final = _FIELDS.size + _CRC.size
 _STRIDE: Final = 4096  # no sector holds both slots
 
 
-class Mark(NamedTuple):
+class EndsMark(NamedTuple):
     writes: int  # marks written so far; the slot with the higher number is the newer
     journal: int  # the number of the journal being written
     size: int  # its acknowledged bytes
     incarnation: int  # of the node
 
 
-NEW: Final = Mark(2, 1, 0, 0)  # the mark of a store without any record
+NEW: Final = EndsMark(2, 1, 0, 0)  # the mark of a store without any record
 
 
-def read_mark(path: Path) -> Mark | None:
+def read_mark(path: Path) -> EndsMark | None:
     """None if there is no such file. Raises Damaged if neither slot reads."""
     try:
         data = path.read_bytes()
@@ -63,18 +63,18 @@ def read_mark(path: Path) -> Mark | None:
     raise Damaged(f"{path}: damaged: no checksum in it matches")
 
 
-def _decode(slot: bytes) -> Mark | None:
+def _decode(slot: bytes) -> EndsMark | None:
     if len(slot) < _SLOT_SIZE or slot[:4] != _MAGIC:
         return None
     if _CRC.pack(crc32(slot[: _FIELDS.size])) != slot[_FIELDS.size :]:
         return None
-    return Mark(*_FIELDS.unpack_from(slot)[1:])
+    return EndsMark(*_FIELDS.unpack_from(slot)[1:])
 
 
 class MarkFile:
     """The file `ends`, open for writing. `incarnation` goes into every mark from now on."""
 
-    def __init__(self, folder: Folder, last: Mark | None) -> None:
+    def __init__(self, folder: Folder, last: EndsMark | None) -> None:
         """Open the file. If it is missing (`last` is None), create and sync it before any journal
         exists."""
         self.incarnation = last.incarnation if last is not None else 0

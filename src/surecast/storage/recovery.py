@@ -23,7 +23,7 @@ from surecast.core.types import DAMAGE, Append, Batch, LogId, SaveState, Truncat
 from surecast.errors import StorageError
 from surecast.storage.check import Progress
 from surecast.storage.config import StorageConfig
-from surecast.storage.ends import NEW, Mark, MarkFile, read_mark
+from surecast.storage.ends import NEW, EndsMark, MarkFile, read_mark
 from surecast.storage.extents import Extent, Shelf
 from surecast.storage.folder import Damaged, Folder, Paths
 from surecast.storage.frames import Lost
@@ -173,7 +173,7 @@ class Replay:
 
     def __init__(self, folder: Paths, shelf: Shelf) -> None:
         self.disk = SegmentDisk()
-        self.mark: Mark | None = None
+        self.mark: EndsMark | None = None
         self.manifest = Manifest()
         self.manifest_logs: dict[LogId, list[Any]] = {}
         self.found: list[str] = []  # problems of files

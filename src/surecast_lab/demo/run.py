@@ -68,7 +68,7 @@ class Fault(msgspec.Struct):
     end_s: float = 0.0
 
 
-class Line(msgspec.Struct):
+class ClientTrack(msgspec.Struct):
     """A client's positions over time, for the figure."""
 
     at_s: list[float]
@@ -86,7 +86,7 @@ class Demo(msgspec.Struct):
     seconds: float = 0.0  # all of it, from the first process to the verdict
     audit_s: float = 0.0  # the part for judging
     faults: list[Fault] = []
-    lines: dict[str, Line] = {}  # by reader, and "acknowledged"
+    lines: dict[str, ClientTrack] = {}  # by reader, and "acknowledged"
     burst_events: int = 0  # published while west was away ...
     burst_s: float = 0.0  # ... within this time, acknowledged by two disks
     longest_pause_s: float = 0.0  # between two acknowledgements around the failover
@@ -301,9 +301,9 @@ class Run:
         gaps = np.diff(np.concatenate((before, at_ns[within])))
         return float(gaps.max(initial=0)) / 1e9
 
-    def _line(self, marks: Marks) -> Line:
+    def _line(self, marks: Marks) -> ClientTrack:
         at_s = ((marks.at_ns - self.began_ns) / 1e9).round(3)
-        return Line(at_s.tolist(), marks.position.tolist())
+        return ClientTrack(at_s.tolist(), marks.position.tolist())
 
     # ------------------------------------------------------------ waiting
 

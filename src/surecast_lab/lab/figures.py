@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from surecast_lab.lab.summary import Line
+    from surecast_lab.lab.summary import Series
 
 __all__ = ["axes", "band", "bars", "log_log", "paper_line", "percent_axis", "save"]
 
@@ -52,7 +52,7 @@ def _label(ax: Any, title: str, x: str, y: str) -> None:
 
 
 def bars(
-    ax: Any, line: "Line", label: str | None, colour: str, style: str = "o-", **more: Any
+    ax: Any, line: "Series", label: str | None, colour: str, style: str = "o-", **more: Any
 ) -> None:
     """A few points, each with a bar for its confidence interval."""
     errors = [
@@ -63,7 +63,7 @@ def bars(
     ax.errorbar(line.x, line.mean, yerr=errors, fmt=style, color=colour, label=label, **options)
 
 
-def band(ax: Any, line: "Line", label: str | None, colour: str, style: str = "-") -> None:
+def band(ax: Any, line: "Series", label: str | None, colour: str, style: str = "-") -> None:
     """Many points: the mean as a line, its confidence interval as a band around it."""
     ax.plot(line.x, line.mean, style, color=colour, linewidth=1.3, label=label)
     ax.fill_between(line.x, line.low, line.high, color=colour, alpha=0.25, lw=0)

@@ -16,7 +16,7 @@ from surecast_lab.lab.verdict import Row
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["STATISTICS", "Line", "Summary", "summarise", "summarise_on_spark"]
+__all__ = ["STATISTICS", "Series", "Summary", "summarise", "summarise_on_spark"]
 
 # The columns for each group and value. `low` and `high` bound the mean (None for a single seed).
 STATISTICS = {
@@ -34,7 +34,7 @@ SPARK_TYPES = {str: "STRING", int: "BIGINT", float: "DOUBLE", bool: "BOOLEAN"}
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Series:
     """A value along a column, for a figure; with a single seed low = mean = high."""
 
     x: list[float]
@@ -42,14 +42,14 @@ class Line:
     low: list[float]
     high: list[float]
 
-    def scaled(self, factor: float) -> "Line":
+    def scaled(self, factor: float) -> "Series":
         ys = ([factor * y for y in of] for of in (self.mean, self.low, self.high))
-        return Line(self.x, *ys)
+        return Series(self.x, *ys)
 
-    def only(self, xs: Container[float]) -> "Line":
+    def only(self, xs: Container[float]) -> "Series":
         """Only the points at these x."""
         kept = [place for place, x in enumerate(self.x) if x in xs]
-        return Line(*([of[n] for n in kept] for of in (self.x, self.mean, self.low, self.high)))
+        return Series(*([of[n] for n in kept] for of in (self.x, self.mean, self.low, self.high)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,10 @@ class Summary:
             if row["value"] == value and all(row[name] == is_ for name, is_ in where.items())
         ]
 
-    def line(self, x: str, value: str, **where: Any) -> Line:
+    def line(self, x: str, value: str, **where: Any) -> Series:
         """`value` along `x`, for the groups that match `where`."""
         rows = sorted(self.pick(value, **where), key=lambda row: row[x])
-        return Line(
+        return Series(
             [row[x] for row in rows],
             [row["mean"] for row in rows],
             [row["mean"] if row["low"] is None else row["low"] for row in rows],

@@ -250,8 +250,8 @@ class Resident:
             return 0
         if stream is None:
             return machine.unacknowledged
-        line = machine.lines.get(stream)
-        return len(line.waiting) if line is not None else 0
+        queue = machine.queues.get(stream)
+        return len(queue.waiting) if queue is not None else 0
 
     def status(self) -> dict[str, Any]:
         return {

@@ -58,7 +58,7 @@ class Span(NamedTuple):
     who: str
 
 
-class Line(NamedTuple):
+class ReaderTrack(NamedTuple):
     """One reader of one stream, from its start to its end."""
 
     reader: str
@@ -74,7 +74,7 @@ class Timeline:
         self.heal_s = 0.0
         self.regions: list[str] = []
         self.clients: Container[str] = ()  # of the mesh
-        self.lines: dict[str, dict[str, Line]] = {}  # stream → reader → its positions
+        self.lines: dict[str, dict[str, ReaderTrack]] = {}  # stream → reader → its positions
         self.times_s: list[float] = []
         self.ends: dict[str, list[int]] = {}  # stream → first position not acknowledged yet
 
@@ -100,7 +100,7 @@ class Timeline:
             self.ends[stream].append(max(record.acked.values(), default=0) + 1)
             lines = self.lines[stream]
             for reader in cluster.readers_of(stream) if stream in cluster.streams else ():
-                line = lines.setdefault(reader, Line(reader, [], []))
+                line = lines.setdefault(reader, ReaderTrack(reader, [], []))
                 down = cluster.world.machine(reader) is None
                 away = line.times_s and now_s - line.times_s[-1] > 1.5 * SAMPLE_NS / SECOND
                 position = cluster.position(reader, stream)
@@ -222,7 +222,7 @@ class Timeline:
         axes.set_ylabel("behind what was\nacknowledged (s)", fontsize=8)
         _frame(axes, self.heal_s)
 
-    def _waits(self, line: Line, ends: list[int]) -> list[float]:
+    def _waits(self, line: ReaderTrack, ends: list[int]) -> list[float]:
         """For how long a reader has, at each moment, lacked an acknowledged event."""
         waits_s, since = [], 0
         for time_s, position in zip(line.times_s, line.positions, strict=True):
@@ -282,9 +282,9 @@ def _lane(fault: Fault, of_client: bool) -> str:
             return "clock or sessions"
 
 
-def _first(line: Line) -> float:
+def _first(line: ReaderTrack) -> float:
     return next((p for p in line.positions if p == p), NAN)
 
 
-def _last(line: Line) -> float:
+def _last(line: ReaderTrack) -> float:
     return next((p for p in reversed(line.positions) if p == p), NAN)

@@ -26,19 +26,19 @@ from surecast_lab.testing.relay_wire import Lane, Timer
 if TYPE_CHECKING:
     from surecast_lab.testing.relay_tcp import Connection
 
-__all__ = ["CONNECT", "FIN", "Flow", "Mark"]
+__all__ = ["CONNECT", "FIN", "Flow", "FlowMark"]
 
 CHUNKS_PER_SEND = 64
 
 
-class Mark:
+class FlowMark:
     """Passes through a flow like a chunk without bytes."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
 
-CONNECT, FIN = Mark("connect"), Mark("fin")
+CONNECT, FIN = FlowMark("connect"), FlowMark("fin")
 
 
 class Flow:
@@ -54,7 +54,9 @@ class Flow:
         self.loop = link.loop
         self.source: socket.socket | None = None  # None: not connected yet, or ended
         self.sink: socket.socket | None = None
-        self.queue: deque[tuple[int, bytes | memoryview | Mark]] = deque()  # with times of arrival
+        self.queue: deque[tuple[int, bytes | memoryview | FlowMark]] = (
+            deque()
+        )  # with times of arrival
         self.held = 0  # bytes in the queue
         self.hold_ns = 0  # nothing arrives before this time; set when the lane is mended
         self.reading = False
@@ -156,7 +158,7 @@ class Flow:
 
     # ------------------------------------------------------------ delivering
 
-    def put(self, now_ns: int, what: bytes | Mark, nbytes: int) -> None:
+    def put(self, now_ns: int, what: bytes | FlowMark, nbytes: int) -> None:
         """Queue a chunk or mark behind all earlier ones; the order never changes."""
         self.queue.append((self.lane.chunk_at_ns(now_ns, nbytes, self.rng), what))
         self._hold(nbytes)
@@ -172,7 +174,7 @@ class Flow:
                 self.due.set(at_ns)
                 break
             what = queue[0][1]
-            if isinstance(what, Mark):
+            if isinstance(what, FlowMark):
                 queue.popleft()
                 self.connection.passed(self, what)
             else:
@@ -182,7 +184,7 @@ class Flow:
     def _send_due(self, now_ns: int) -> None:
         chunks: list[bytes | memoryview] = []
         for at_ns, what in self.queue:
-            if at_ns > now_ns or isinstance(what, Mark) or len(chunks) == CHUNKS_PER_SEND:
+            if at_ns > now_ns or isinstance(what, FlowMark) or len(chunks) == CHUNKS_PER_SEND:
                 break
             chunks.append(what)
         sent = self._send(chunks)
@@ -191,7 +193,7 @@ class Flow:
         self._hold(-sent)
         while sent:
             at_ns, chunk = self.queue.popleft()
-            assert not isinstance(chunk, Mark)
+            assert not isinstance(chunk, FlowMark)
             if len(chunk) > sent:
                 self.queue.appendleft((at_ns, memoryview(chunk)[sent:]))
             sent -= min(sent, len(chunk))

@@ -9,7 +9,7 @@ import struct
 from time import monotonic_ns
 
 from surecast.core.types import MS
-from surecast_lab.testing.relay_flow import CONNECT, Flow, Mark
+from surecast_lab.testing.relay_flow import CONNECT, Flow, FlowMark
 from surecast_lab.testing.relay_wire import Lane, RelayLimits, Timer
 
 __all__ = ["Address", "Connection", "TcpLink"]
@@ -56,7 +56,7 @@ class Connection:
             self.missed = False
             self._shake()
 
-    def passed(self, flow: Flow, mark: Mark) -> None:
+    def passed(self, flow: Flow, mark: FlowMark) -> None:
         """A mark has reached the end of a flow."""
         if mark is CONNECT:
             self._connect()

@@ -51,7 +51,7 @@ NEVER_OPENED = (
 )
 UNREACHABLE = "owner-unreachable"
 
-LineKey = LogId | tuple[LogId, bytes]  # a stream; or a stream and a named publisher
+QueueKey = LogId | tuple[LogId, bytes]  # a stream; or a stream and a named publisher
 
 
 def anonymous_publisher(wall_ns: int, rng: Random) -> bytes:
@@ -60,11 +60,11 @@ def anonymous_publisher(wall_ns: int, rng: Random) -> bytes:
 
 
 @dataclass(slots=True)
-class Line:
+class StreamQueue:
     """The batches offered for one stream and not acknowledged, oldest first.
 
-    Each line has its own publisher id, made with its first event and replaced after a batch that
-    can never be accepted, so that a number is never used for two different batches. The line of a
+    Each queue has its own publisher id, made with its first event and replaced after a batch that
+    can never be accepted, so that a number is never used for two different batches. The queue of a
     named publisher keeps its id.
     """
 
@@ -79,12 +79,12 @@ class Line:
     named: bool = False
 
 
-def _key(stream: LogId, line: Line) -> LineKey:
-    return (stream, line.publisher) if line.named else stream
+def _key(stream: LogId, queue: StreamQueue) -> QueueKey:
+    return (stream, queue.publisher) if queue.named else stream
 
 
-def _first(line: Line) -> tuple[bytes, int]:
-    return line.waiting[0].publisher, line.waiting[0].pub_no
+def _first(queue: StreamQueue) -> tuple[bytes, int]:
+    return queue.waiting[0].publisher, queue.waiting[0].pub_no
 
 
 class Publisher(HandlerMachine):
@@ -110,7 +110,7 @@ class Publisher(HandlerMachine):
         self.rng = rng
         self.opening: dict[str, StreamSpec] = {}  # streams requested and not answered
         self.cut_off_since_ns: dict[str, int] = {}  # of these, those with an unreachable owner
-        self.lines: dict[LineKey, Line] = {}
+        self.queues: dict[QueueKey, StreamQueue] = {}
         self.target = 0
         self.progress_ns = 0
 
@@ -131,7 +131,7 @@ class Publisher(HandlerMachine):
 
     @property
     def unacknowledged(self) -> int:
-        return sum(len(line.waiting) for line in self.lines.values()) + len(self.opening)
+        return sum(len(queue.waiting) for queue in self.queues.values()) + len(self.opening)
 
     def _identity(self) -> bytes:
         return anonymous_publisher(self.wall_ns, self.rng)
@@ -144,49 +144,49 @@ class Publisher(HandlerMachine):
         self._take(inp.stream, inp.batch, inp.token)
 
     def _take(self, stream: LogId, batch: Batch, token: int) -> None:
-        key: LineKey = (stream, batch.publisher) if batch.pub_no else stream
-        line = self.lines.get(key)
-        if line is None:
+        key: QueueKey = (stream, batch.publisher) if batch.pub_no else stream
+        queue = self.queues.get(key)
+        if queue is None:
             named = batch.pub_no > 0
-            line = Line(batch.publisher if named else self._identity(), named=named)
-            line.next_no = batch.pub_no or 1
-            self.lines[key] = line
-        assert not line.named or batch.pub_no == line.next_no, "a number was left out"
-        if len(line.waiting) >= self.config.queue_max:
+            queue = StreamQueue(batch.publisher if named else self._identity(), named=named)
+            queue.next_no = batch.pub_no or 1
+            self.queues[key] = queue
+        assert not queue.named or batch.pub_no == queue.next_no, "a number was left out"
+        if len(queue.waiting) >= self.config.queue_max:
             raise UsageError(
                 f"{self.config.queue_max} batches are waiting for an acknowledgement "
                 "(publisher.queue_max): publish more slowly"
             )
-        line.waiting.append(batch.numbered(line.publisher, line.next_no))
-        line.tokens.append(token)
-        line.next_no += batch.count
-        self._send_more(stream, line)
+        queue.waiting.append(batch.numbered(queue.publisher, queue.next_no))
+        queue.tokens.append(token)
+        queue.next_no += batch.count
+        self._send_more(stream, queue)
 
-    def _find(self, stream: LogId, publisher: bytes) -> Line | None:
-        return self.lines.get((stream, publisher)) or self.lines.get(stream)
+    def _find(self, stream: LogId, publisher: bytes) -> StreamQueue | None:
+        return self.queues.get((stream, publisher)) or self.queues.get(stream)
 
-    def _send_more(self, stream: LogId, line: Line) -> None:
-        while line.under_way < min(len(line.waiting), self.config.inflight_max):
-            if line.waiting[line.under_way].publisher != line.waiting[0].publisher:
+    def _send_more(self, stream: LogId, queue: StreamQueue) -> None:
+        while queue.under_way < min(len(queue.waiting), self.config.inflight_max):
+            if queue.waiting[queue.under_way].publisher != queue.waiting[0].publisher:
                 break  # batches with the previous publisher id must be acknowledged first
-            self._send(self._head, Publish(stream, line.waiting[line.under_way]))
-            line.under_way += 1
+            self._send(self._head, Publish(stream, queue.waiting[queue.under_way]))
+            queue.under_way += 1
 
     def _send_again(self) -> None:
         """Send everything unacknowledged again, identical and in its original order."""
         for name in self.opening:
             self._send_one_again(name)
-        for key in self.lines:
+        for key in self.queues:
             self._send_one_again(key)
 
-    def _send_one_again(self, key: LineKey | str) -> None:
-        """`key`: of a line, or the name of a stream that is being opened."""
+    def _send_one_again(self, key: QueueKey | str) -> None:
+        """`key`: of a queue, or the name of a stream that is being opened."""
         if isinstance(key, str):
             if key in self.opening:
                 self._send(self._head, CreateStream(key, self.opening[key]))
-        elif line := self.lines.get(key):
-            line.under_way = 0
-            self._send_more(key[0] if isinstance(key, tuple) else key, line)
+        elif queue := self.queues.get(key):
+            queue.under_way = 0
+            self._send_more(key[0] if isinstance(key, tuple) else key, queue)
 
     def _on_stream_opened(self, peer: Peer, message: StreamOpened) -> None:
         name, why = message.name, message.why
@@ -208,92 +208,97 @@ class Publisher(HandlerMachine):
     def _is_cut_off(self, since_ns: int) -> bool:
         return self.now_ns - since_ns >= self.config.owner_ns
 
-    def _line_of(self, message: PubNack) -> Line | None:
-        """The line in which the batch that the message names still waits, or None."""
-        line = self._find(message.stream, message.publisher)
+    def _queue_of(self, message: PubNack) -> StreamQueue | None:
+        """The queue in which the batch that the message names still waits, or None."""
+        queue = self._find(message.stream, message.publisher)
         batch_id = (message.publisher, message.pub_no)
-        waits = line is not None and any((b.publisher, b.pub_no) == batch_id for b in line.waiting)
-        return line if waits else None
+        waits = queue is not None and any(
+            (b.publisher, b.pub_no) == batch_id for b in queue.waiting
+        )
+        return queue if waits else None
 
     def _on_pub_ack(self, _peer: Peer, message: PubAck) -> None:
-        line = self._find(message.stream, message.publisher)
-        if line is None:
+        queue = self._find(message.stream, message.publisher)
+        if queue is None:
             return
         for pub_no, seq in ((message.pub_no, message.seq), *message.more):
-            self._acked(line, message, pub_no, seq)
-        self._send_more(message.stream, line)
+            self._acked(queue, message, pub_no, seq)
+        self._send_more(message.stream, queue)
 
-    def _acked(self, line: Line, message: PubAck, pub_no: int, seq: int) -> None:
-        if not any(b.publisher == message.publisher and b.pub_no == pub_no for b in line.waiting):
+    def _acked(self, queue: StreamQueue, message: PubAck, pub_no: int, seq: int) -> None:
+        if not any(b.publisher == message.publisher and b.pub_no == pub_no for b in queue.waiting):
             return  # acknowledged before
         self.progress_ns = self.now_ns
-        if line.waiting[0].pub_no != pub_no:
+        if queue.waiting[0].pub_no != pub_no:
             return  # it overtook an earlier one, and comes again when the batches are retried
-        self._ended(message.stream, line, seq)
+        self._ended(message.stream, queue, seq)
 
-    def _ended(self, stream: LogId, line: Line, seq: int) -> None:
+    def _ended(self, stream: LogId, queue: StreamQueue, seq: int) -> None:
         """The first waiting batch is acknowledged at `seq`."""
-        line.lost_since_ns = line.cut_off_since_ns = None
-        batch, token = line.waiting.popleft(), line.tokens.popleft()
-        line.under_way = max(0, line.under_way - 1)
+        queue.lost_since_ns = queue.cut_off_since_ns = None
+        batch, token = queue.waiting.popleft(), queue.tokens.popleft()
+        queue.under_way = max(0, queue.under_way - 1)
         self.out.append(Emit(Acked(stream, batch.pub_no, batch.count, seq, token)))
-        self._drop_if_idle(stream, line)
+        self._drop_if_idle(stream, queue)
 
-    def _drop_if_idle(self, stream: LogId, line: Line) -> None:
-        """Drop the empty line of a named publisher, which itself knows its next number."""
-        if line.named and not line.waiting:
-            self.lines.pop((stream, line.publisher), None)
+    def _drop_if_idle(self, stream: LogId, queue: StreamQueue) -> None:
+        """Drop the empty queue of a named publisher, which itself knows its next number."""
+        if queue.named and not queue.waiting:
+            self.queues.pop((stream, queue.publisher), None)
 
     def _on_pub_nack(self, peer: Peer, message: PubNack) -> None:
-        line = self._line_of(message)
-        if line is None:
+        queue = self._queue_of(message)
+        if queue is None:
             return
         if message.why in FINAL:
-            self._fail(message, line)
-        elif line.named and message.why == "out-of-order" and message.expected > message.pub_no:
-            self._taken_before(message, line)
-        elif self._is_history_lost(message, line):
-            self._fail(PubNack(message.stream, *_first(line), "history-lost"), line)
+            self._fail(message, queue)
+        elif queue.named and message.why == "out-of-order" and message.expected > message.pub_no:
+            self._taken_before(message, queue)
+        elif self._is_history_lost(message, queue):
+            self._fail(PubNack(message.stream, *_first(queue), "history-lost"), queue)
         elif message.why == UNREACHABLE:
-            if line.cut_off_since_ns is None:
-                line.cut_off_since_ns = self.now_ns
-            if self._is_cut_off(line.cut_off_since_ns):
-                self._fail(PubNack(message.stream, *_first(line), UNREACHABLE), line)
+            if queue.cut_off_since_ns is None:
+                queue.cut_off_since_ns = self.now_ns
+            if self._is_cut_off(queue.cut_off_since_ns):
+                self._fail(PubNack(message.stream, *_first(queue), UNREACHABLE), queue)
             else:
-                self._refused(peer, message.why, message.head, _key(message.stream, line))
+                self._refused(peer, message.why, message.head, _key(message.stream, queue))
         else:
-            line.cut_off_since_ns = None
-            self._refused(peer, message.why, message.head, _key(message.stream, line))
+            queue.cut_off_since_ns = None
+            self._refused(peer, message.why, message.head, _key(message.stream, queue))
 
-    def _taken_before(self, message: PubNack, line: Line) -> None:
+    def _taken_before(self, message: PubNack, queue: StreamQueue) -> None:
         """The head expects a later number and no longer has this batch in its dedup state: the
         batch was committed long ago.
 
         A head keeps twice as many of a publisher's batches as may be unacknowledged at once. So a
         batch that it no longer keeps was acknowledged, and so were all before it.
         """
-        batch = next(b for b in line.waiting if b.pub_no == message.pub_no)
+        batch = next(b for b in queue.waiting if b.pub_no == message.pub_no)
         if message.expected < batch.pub_no + batch.count:  # then it had other boundaries
-            self._fail(PubNack(message.stream, batch.publisher, batch.pub_no, "mismatch"), line)
+            self._fail(PubNack(message.stream, batch.publisher, batch.pub_no, "mismatch"), queue)
             return
         self.progress_ns = self.now_ns
-        while line.waiting and line.waiting[0].pub_no <= message.pub_no:
-            self._ended(message.stream, line, 0)
-        self._send_more(message.stream, line)
+        while queue.waiting and queue.waiting[0].pub_no <= message.pub_no:
+            self._ended(message.stream, queue, 0)
+        self._send_more(message.stream, queue)
 
-    def _is_history_lost(self, message: PubNack, line: Line) -> bool:
+    def _is_history_lost(self, message: PubNack, queue: StreamQueue) -> bool:
         """Whether the head has lost batches that it acknowledged: it has expected them for long."""
-        first = line.waiting[0]
+        first = queue.waiting[0]
         if message.why != "out-of-order" or message.expected >= first.pub_no:
             return False
         # A former head may be behind for a moment, and an old answer may arrive late: so the head
         # must answer so repeatedly, for `lost_ns`.
-        if line.lost_since_ns is None or self.now_ns - line.lost_seen_ns > self.config.lost_ns // 4:
-            line.lost_since_ns = self.now_ns
-        line.lost_seen_ns = self.now_ns
-        return self.now_ns - line.lost_since_ns > self.config.lost_ns
+        if (
+            queue.lost_since_ns is None
+            or self.now_ns - queue.lost_seen_ns > self.config.lost_ns // 4
+        ):
+            queue.lost_since_ns = self.now_ns
+        queue.lost_seen_ns = self.now_ns
+        return self.now_ns - queue.lost_since_ns > self.config.lost_ns
 
-    def _refused(self, peer: Peer, why: str, head: Peer, refused: LineKey | str) -> None:
+    def _refused(self, peer: Peer, why: str, head: Peer, refused: QueueKey | str) -> None:
         """A temporary refusal, or not the head: use the head that is named, and retry soon.
 
         If the head has moved, everything is sent again; else only the stream (or the name) that was
@@ -308,7 +313,7 @@ class Publisher(HandlerMachine):
         key = "again" if why == "not-head" else ("again", refused)
         self.out.append(SetTimer(key, self.now_ns + self.config.backoff_ns))
 
-    def _fail(self, message: PubNack, line: Line) -> None:
+    def _fail(self, message: PubNack, queue: StreamQueue) -> None:
         """This batch can never be accepted. Later batches would be out of order, so they fail,
         too."""
         failed: list[tuple[Batch, int]] = []
@@ -316,14 +321,14 @@ class Publisher(HandlerMachine):
             message.publisher,
             message.pub_no,
         ):
-            failed.append((line.waiting.pop(), line.tokens.pop()))
+            failed.append((queue.waiting.pop(), queue.tokens.pop()))
         for batch, token in reversed(failed):
             self.out.append(Emit(Failed(message.stream, batch.pub_no, message.why, token)))
-        if not line.named:
-            line.publisher, line.next_no = self._identity(), 1
-        line.lost_since_ns = line.cut_off_since_ns = None
-        line.under_way = min(line.under_way, len(line.waiting))
-        self._drop_if_idle(message.stream, line)
+        if not queue.named:
+            queue.publisher, queue.next_no = self._identity(), 1
+        queue.lost_since_ns = queue.cut_off_since_ns = None
+        queue.under_way = min(queue.under_way, len(queue.waiting))
+        self._drop_if_idle(message.stream, queue)
 
     def _on_timer(self, inp: TimerFired) -> None:
         if inp.key == "again":

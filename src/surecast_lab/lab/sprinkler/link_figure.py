@@ -7,7 +7,7 @@ from typing import Any
 
 from surecast_lab.lab import figures
 from surecast_lab.lab.sprinkler.link_run import FAILED, REGIONS
-from surecast_lab.lab.summary import Line, Summary
+from surecast_lab.lab.summary import Series, Summary
 
 __all__ = ["ALL", "draw"]
 
@@ -68,7 +68,7 @@ def draw(summary: Summary, path: Path) -> None:
     figures.save(figure, path)
 
 
-def _line(panels: Sequence[Any], line: Line, colour: int, label: str) -> None:
+def _line(panels: Sequence[Any], line: Series, colour: int, label: str) -> None:
     middle = replace(line, x=[t + 0.05 for t in line.x])
     for ax in panels:
         figures.band(ax, middle, label, figures.COLOURS[colour])
