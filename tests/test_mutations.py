@@ -160,14 +160,14 @@ FOUND_IN_REVIEW: dict[str, tuple[str, str]] = {
     "publishers that are forwarded": ("protocols/sprinkler", "publishers"),
     "clients that wait for a cursor": ("protocols/streams", "clients_that_wait"),
     "connections that are refused in words": ("runtime", "refused_connections"),
-    "peers that are not called for a while": ("runtime", "peers_not_to_be_called"),
+    "peers that are not called for a while": ("runtime", "peers_in_reconnect_pause"),
     "void ranges in an answer": ("server", "void_ranges_in_an_answer"),
     "extents in an answer": ("server", "extents_in_an_answer"),
     "time of a publish by HTTP": ("server", "time_of_a_publish"),
     "streams that match a pattern": ("endpoint", "streams_of_a_pattern"),
     "the highest position, exactly": ("columns", "highest_position"),
     "keys below what was collected": ("columns", "keys_below_what_was_collected"),
-    "chunks of batches that are done": ("pipeline", "chunks_of_done_batches"),
+    "chunks of batches that are done": ("pipeline", "spooled_chunks_of_done_batches"),
 }
 
 

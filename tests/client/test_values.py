@@ -205,7 +205,7 @@ def test_every_public_name_exists() -> None:
 def test_events_lost_can_be_pickled() -> None:
     copy = pickle.loads(pickle.dumps(EventsLost("s", 3, 9, "too slow")))
     assert (copy.stream, copy.range, copy.why) == ("s", range(3, 9), "too slow")
-    assert "'s' at positions 3 to 8 are lost: too slow. Call batches() once more" in str(copy)
+    assert "'s' at positions 3 to 8 are lost: too slow. Call batches() again" in str(copy)
 
 
 def test_timed_out_can_be_pickled() -> None:

@@ -55,14 +55,14 @@ def test_the_archive_is_passed_to_java_once_it_exists(
     monkeypatch.setattr(warm, "CLASSES", tmp_path / "classes.jsa")
     for name in ("SPARK_SUBMIT_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
         monkeypatch.setenv(name, "")  # restored afterwards
-    monkeypatch.setattr(java, "_GIVEN", dict.fromkeys(java._GIVEN))
+    monkeypatch.setattr(java, "_BY_USER", dict.fromkeys(java._BY_USER))
     for there in (False, True):
         java.set_java_options()
         options = os.environ["SPARK_SUBMIT_OPTS"].split()
         assert (f"-XX:SharedArchiveFile={warm.CLASSES}" in options) == there
         assert "-XX:TieredStopAtLevel=1" in options
         warm.CLASSES.write_bytes(b"")
-    monkeypatch.setattr(java, "_GIVEN", {**java._GIVEN, "SPARK_SUBMIT_OPTS": "-Xmx1g"})
+    monkeypatch.setattr(java, "_BY_USER", {**java._BY_USER, "SPARK_SUBMIT_OPTS": "-Xmx1g"})
     java.set_java_options()
     assert os.environ["SPARK_SUBMIT_OPTS"] == "-Xmx1g"
 

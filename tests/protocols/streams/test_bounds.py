@@ -259,8 +259,8 @@ CHECKS: list[Row] = [
         batches_under_way,
         Edit(
             PUBLISHER + "_send_more",
-            "min(len(line.waiting), self.config.inflight_max)",
-            "len(line.waiting)",
+            "min(len(queue.waiting), self.config.inflight_max)",
+            "len(queue.waiting)",
         ),
     ),
     (batches_that_wait, Edit(PUBLISHER + "_take", ">= self.config.queue_max", "> 1 << 60")),

@@ -63,7 +63,7 @@ def test_batches_keep_the_numbers_they_come_with() -> None:
     assert sent(steps.offer(2, 504)) == [(NAME, 504)]
     assert told(steps.ack(501, 90)) == [("acked", 1, 501, 90)]
     assert told(steps.ack(504, 93)) == [("acked", 2, 504, 93)]
-    assert steps.machine.lines == {}
+    assert steps.machine.queues == {}
     assert sent(steps.offer(3, 7)) == [(NAME, 7)]  # the application chooses where to go on
 
 
@@ -131,7 +131,7 @@ def test_a_publisher_with_lost_history_fails_after_lost_ns() -> None:
         assert told(steps.nack(100, "out-of-order", 40)) == []
         steps.now_ns += SECOND
     assert told(steps.nack(100, "out-of-order", 40)) == [("failed", 1, 100, "history-lost")]
-    assert steps.machine.lines == {}
+    assert steps.machine.queues == {}
 
 
 def test_two_late_answers_do_not_mean_that_history_is_lost() -> None:
