@@ -1,6 +1,6 @@
 # Every target does the set-up it needs by itself: `make demo` works in a fresh clone.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check goldens nightly torture bench budget lock clean services
+.PHONY: help setup demo test check goldens nightly torture bench dist budget lock clean services
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -64,6 +64,9 @@ torture: setup  ## new examples, swarms, then real processes, under all faults a
 
 bench: setup  ## measure; appends to bench/results.jsonl
 	$(PY) bench/run.py
+
+dist: $(INSTALLED)  ## wheel and source distribution in dist/, their content checked
+	$(PY) scripts/dist.py
 
 lock:  ## rewrite requirements.lock from pyproject.toml
 	scripts/lock.sh

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from surecast.cli.extras import demand_matplotlib
 from surecast.cli.interrupts import loads
 from surecast.cli.progress import Bar, writable
 from surecast.cli.spark import Conf, Master, master_of, parse_conf
@@ -83,6 +84,7 @@ def sim(
             raise typer.BadParameter("one --seed can be drawn", param_hint="--draw")
         if draw.suffix not in (".png", ".svg"):
             raise typer.BadParameter(f"{draw} is neither .png nor .svg", param_hint="--draw")
+        demand_matplotlib()
         writable(draw.parent)
     if on_spark and (draw is not None or jobs):
         raise typer.BadParameter("Spark has neither --draw nor --jobs", param_hint="--on-spark")

@@ -10,7 +10,6 @@ likes.
 
 session.py   a SparkSession that works
 settings.py  what it is told, and by whom: the caller, spark-submit, or us
-warm.py      what lets Spark start sooner: Java's classes and PySpark's modules, made ready once
 source.py    the data source: what Spark calls
 options.py   what a reader may be told, and what is wrong with it
 offsets.py   where to begin and to end; how a query's place is written down
