@@ -11,7 +11,11 @@ is for.) The mark is synced when a store is opened and closed and when the journ
 file.
 
     slot        at 0 and at 4096, written in turns, so that a torn write leaves the older one:
-                magic, 4 zeros, number of writes, journal, size, incarnation, CRC-32, 4 zeros
+                magic, format, number of writes, journal, size, incarnation, CRC-32, 4 zeros
+
+`format` is the version of everything in the folder that has no version of its own: records, states,
+what layers keep in logs. A version of Surecast that writes something that this one would misread
+writes a higher number first, and this one then refuses the folder before it changes anything in it.
 """
 
 import logging
@@ -25,15 +29,16 @@ from surecast.errors import StorageError
 from surecast.storage.folder import Damaged, Folder, is_later
 from surecast.storage.modes import open_file
 
-__all__ = ["NEW", "Mark", "MarkFile", "read_mark"]
+__all__ = ["FORMAT", "NEW", "Mark", "MarkFile", "read_mark"]
 
 log = logging.getLogger("surecast.storage")
 
 _MAGIC: Final = b"SCE\xf1"
-_FIELDS: Final = struct.Struct("<4s4xQQQQ")
+_FIELDS: Final = struct.Struct("<4sIQQQQ")
 _CRC: Final = struct.Struct("<I4x")
 _SLOT_SIZE: Final = _FIELDS.size + _CRC.size
 _STRIDE: Final = 4096  # no sector holds both slots
+FORMAT: Final = 0
 
 
 class Mark(NamedTuple):
@@ -47,14 +52,22 @@ NEW: Final = Mark(2, 1, 0, 0)  # of a store in which nothing was ever written
 
 
 def read_mark(path: Path) -> Mark | None:
-    """None if there is no such file. Raises Damaged if neither slot reads."""
+    """None if there is no such file. Raises Damaged if neither slot reads, StorageError if the
+    folder was written by a later version, or the file cannot be read at all."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         return None
     except OSError as problem:
         raise StorageError(f"cannot read {path}: {problem}") from problem
-    marks = [mark for at in (0, _STRIDE) if (mark := _decode(data[at : at + _SLOT_SIZE]))]
+    slots = [slot for at in (0, _STRIDE) if (slot := _decode(data[at : at + _SLOT_SIZE]))]
+    later = max((form for form, _ in slots), default=FORMAT)
+    if later > FORMAT:
+        raise StorageError(
+            f"{path.parent} was written by a later version of Surecast: its format is {later}, "
+            f"this version reads {FORMAT}. Start that version again; nothing was changed"
+        )
+    marks = [mark for _, mark in slots]
     if marks:
         return max(marks)
     if is_later(data[:4], _MAGIC) and is_later(data[_STRIDE : _STRIDE + 4], _MAGIC):
@@ -62,12 +75,14 @@ def read_mark(path: Path) -> Mark | None:
     raise Damaged(f"{path}: damaged: no checksum in it matches")
 
 
-def _decode(slot: bytes) -> Mark | None:
+def _decode(slot: bytes) -> tuple[int, Mark] | None:
+    """The format, and the mark."""
     if len(slot) < _SLOT_SIZE or slot[:4] != _MAGIC:
         return None
     if _CRC.pack(crc32(slot[: _FIELDS.size])) != slot[_FIELDS.size :]:
         return None
-    return Mark(*_FIELDS.unpack_from(slot)[1:])
+    _, form, *fields = _FIELDS.unpack_from(slot)
+    return form, Mark(*fields)
 
 
 class MarkFile:
@@ -113,7 +128,7 @@ class MarkFile:
 
     def _put(self, journal: int, size: int) -> None:
         self._writes += 1
-        fields = _FIELDS.pack(_MAGIC, self._writes, journal, size, self.incarnation)
+        fields = _FIELDS.pack(_MAGIC, FORMAT, self._writes, journal, size, self.incarnation)
         os.pwrite(self._file, fields + _CRC.pack(crc32(fields)), (self._writes & 1) * _STRIDE)
 
     def _warn(self, problem: OSError) -> None:
