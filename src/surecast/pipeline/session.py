@@ -278,7 +278,7 @@ def _version(java: Path) -> int:
 def package_zip(folder: Path | None = None) -> Path:
     """The packages of the wheel as a zip that executors can import from (`addPyFile`).
 
-    What it depends on (numpy, pyarrow, numba, msgspec) must be installed where they run.
+    What it depends on (numpy, pandas, pyarrow, numba, msgspec) must be installed where they run.
     """
     if folder is None:
         folder = Path(tempfile.mkdtemp(prefix="surecast-"))
