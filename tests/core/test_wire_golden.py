@@ -1,6 +1,6 @@
 """Frames: what an earlier build wrote is read and written alike by this one.
 
-The bytes are in tests/fixtures/frames; tests/golden_files.py says how to write them anew.
+The bytes are in tests/fixtures/VERSION/frames; tests/golden_files.py says how to write them anew.
 Once a version is released, a changed byte is a new version of the format, with files of its own.
 """
 

@@ -1,6 +1,6 @@
 """A recording: what an earlier build wrote is read, played and written alike by this one.
 
-The bytes are in tests/fixtures/recording; tests/golden_files.py says how to write them anew.
+The bytes are in tests/fixtures/VERSION/recording; tests/golden_files.py says how to rewrite them.
 """
 
 from random import Random

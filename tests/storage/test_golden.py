@@ -1,7 +1,7 @@
 """Journal, manifest and segment: what an earlier build wrote is read and written alike by this one.
 
-The bytes are in tests/fixtures/storage; tests/golden_files.py says how to write them anew. Whole
-folders, written by a running store, are in tests/fixtures/log (test_fixtures.py).
+The bytes are in tests/fixtures/VERSION/storage; tests/golden_files.py says how to write them anew.
+Whole folders, written by a running store, are in VERSION/log (test_fixtures.py).
 """
 
 from pathlib import Path
