@@ -189,7 +189,8 @@ def test_a_region_in_the_program_takes_and_gives_events(bare: BareEnvironment) -
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "1 b'k' b'a'\n2 b'l' b'b'\n"
-    assert "compiling" not in done.stderr, "the kernels were there already"
+    if any((ROOT / "src").rglob("*.nbi")):
+        assert "compiling" not in done.stderr, "the kernels were there already"
 
 
 @pytest.fixture
