@@ -12,7 +12,7 @@ from zlib import crc32
 
 import pytest
 
-import surecast
+from surecast.client import local
 from surecast.errors import StorageError
 from surecast.storage import inspect
 from surecast.storage.config import StorageConfig
@@ -21,7 +21,8 @@ from surecast.storage.folder import Folder
 from surecast.storage.records import Record
 from surecast.storage.segments import SegmentStore
 from tests.golden_files import RELEASES
-from tests.server.processes import surecast_here
+from tests.ports import free_ports
+from tests.server.processes import config_text, surecast, surecast_here
 
 STORED = RELEASES / "0.2.0"
 SLOTS = (0, 4096)
@@ -157,7 +158,7 @@ def test_a_local_region_says_so(tmp_path: Path, change: str) -> None:
     before = changed(data / "log", change)
 
     async def main() -> None:
-        async with surecast.local(data):
+        async with local(data):
             pass
 
     with pytest.raises(StorageError, match="later version"):
@@ -172,6 +173,21 @@ def test_commands_say_so(folder: Path) -> None:
         assert done.returncode == 1
         assert "later version of Surecast: its format is 1, this version reads 0" in done.stderr
         assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_server_does_not_start(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(STORED / "region" / "east-1" / "log", data / "log")
+    before = changed(data / "log", "format")
+    config = tmp_path / "node.toml"
+    config.write_text(config_text(*free_ports(2), str(data)))
+    done = surecast("serve", str(config))
+    assert done.returncode == 1
+    assert "east-1 cannot start" in done.stderr
+    assert "was written by a later version of Surecast" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert content(data / "log") == before
 
 
 def test_a_damaged_format_is_damage(folder: Path) -> None:
